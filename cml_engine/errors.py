@@ -1,0 +1,90 @@
+"""One hierarchy of errors.
+
+Two kinds are kept apart, because they are different people's work: a :class:`ModelError` or
+:class:`InputError` is the caller's to mend, an :class:`InternalError` is ours. Every message says
+what went wrong (file, line, operator), what was wanted against what was got, and the next step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place in a model's text: ``line`` and ``column`` count from 1, 0 means unknown."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+    text: str = ""
+
+    def __str__(self) -> str:
+        place = self.file
+        if self.line:
+            place += f":{self.line}"
+            if self.column:
+                place += f":{self.column}"
+        return place
+
+
+class CmlError(Exception):
+    """Base of everything this package raises on purpose.
+
+    Parameters
+    ----------
+    message : what · wanted against got · next step.
+    source : where in the model's text, if it is about the model's text.
+    """
+
+    def __init__(self, message: str, source: Source | None = None) -> None:
+        self.message = message
+        self.source = source
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        if self.source is None:
+            return self.message
+        shown = f"{self.source}: {self.message}"
+        if self.source.text:
+            shown += f"\n    {self.source.text.rstrip()}"
+            if self.source.column:
+                lead = self.source.text[: self.source.column - 1]
+                shown += "\n    " + "".join("\t" if c == "\t" else " " for c in lead) + "^"
+        return shown
+
+
+class ModelError(CmlError):
+    """The model folder is wrong: its text, its weights, or what its operators are asked to do."""
+
+
+class NnefSyntaxError(ModelError):
+    """The text is not NNEF."""
+
+
+class TensorFileError(ModelError):
+    """A ``.dat`` file is missing, damaged, or not what the graph declares."""
+
+
+class ShapeError(ModelError):
+    """An operator cannot take tensors of these shapes, types or attribute values."""
+
+
+class UnsupportedOp(ModelError):
+    """The model uses an operator (or a variant of one) that this engine does not know."""
+
+
+class InputError(CmlError):
+    """What the caller handed in (a tensor, a file, an option) does not fit."""
+
+
+class DeviceError(CmlError):
+    """No usable GPU, or the GPU refused (memory, limits)."""
+
+
+class ShaderCompileError(CmlError):
+    """HLSL that does not compile; the message shows file, line and the compiler's words."""
+
+
+class InternalError(CmlError):
+    """An invariant of this engine was broken: please report it with the model."""

@@ -1,0 +1,163 @@
+"""A GPU to compute on: our own device, or the one that the engine renders with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import wgpu
+
+from cml_engine.errors import DeviceError
+from cml_engine.gpu.hlsl import ShaderKey, compile_spirv
+from cml_engine.gpu.modules import create_shader_module
+from cml_engine.gpu.params import parse_params
+from cml_engine.ops.lowering import Limits
+
+#: features taken where the adapter has them; none is required
+_WANTED_FEATURES = ("timestamp-query", "timestamp-query-inside-encoders", "shader-f16", "subgroup")
+#: limits raised to what the adapter can do
+_WANTED_LIMITS = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-storage-buffers-per-shader-stage",
+    "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroup-size-x",
+    "max-compute-workgroups-per-dimension",
+)
+#: bytes of the slice uniform: first group, end group, row stride, padding
+SLICE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A compiled kernel variant."""
+
+    label: str
+    pipeline: wgpu.GPUComputePipeline
+    layout: wgpu.GPUBindGroupLayout
+
+
+class Gpu:
+    """One device and its queue.
+
+    Parameters
+    ----------
+    device : the host's own ``wgpu.GPUDevice``, which is used as it is, with the features and
+        limits it was made with. Without it a device is requested; :class:`DeviceError` if there
+        is none.
+    """
+
+    def __init__(self, device: wgpu.GPUDevice | None = None) -> None:
+        self.device: wgpu.GPUDevice = device or _request_device()
+        self.queue: wgpu.GPUQueue = self.device.queue
+        self.info: dict[str, Any] = dict(self.device.adapter.info)
+        self.limits = _limits(self.device)
+        self.has_timestamps = "timestamp-query" in self.device.features
+        self._pipelines: dict[ShaderKey, Pipeline] = {}
+        self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
+
+    @property
+    def name(self) -> str:
+        """Adapter and driver, as people know them."""
+        return f"{self.info.get('device')} ({self.info.get('description')})"
+
+    @property
+    def pipelines_built(self) -> int:
+        """How many kernel variants have been built on this device."""
+        return len(self._pipelines)
+
+    def pipeline(self, key: ShaderKey) -> Pipeline:
+        """The variant's pipeline, built at its first use."""
+        found = self._pipelines.get(key)
+        if found is None:
+            found = self._pipelines[key] = self._build(key)
+        return found
+
+    def _build(self, key: ShaderKey) -> Pipeline:
+        module = create_shader_module(self.device, key.label, compile_spirv(key), key.trusted)
+        layout = self._layout(key.tensors, 16 * parse_params(key.params).vectors)
+        try:
+            built = self.device.create_compute_pipeline(
+                label=key.label,
+                layout=self.device.create_pipeline_layout(bind_group_layouts=[layout]),
+                compute={"module": module, "entry_point": "main"},
+            )
+        except (wgpu.GPUError, RuntimeError) as error:
+            raise DeviceError(f"the driver refused kernel '{key.label}': {error}") from error
+        return Pipeline(key.label, built, layout)
+
+    def _layout(self, tensors: int, params_bytes: int) -> wgpu.GPUBindGroupLayout:
+        """Bindings of every kernel: slice (dynamic offset), parameters, then the tensors, all
+        read-write: one arena may then hold inputs and outputs of the same dispatch."""
+        found = self._layouts.get((tensors, params_bytes))
+        if found is None:
+            uniform = {"type": "uniform", "min_binding_size": SLICE_BYTES}
+            entries: list[dict[str, Any]] = [
+                _entry(0, {**uniform, "has_dynamic_offset": True}),
+                _entry(1, {"type": "uniform", "min_binding_size": params_bytes}),
+            ]
+            entries += [_entry(i + 2, {"type": "storage"}) for i in range(tensors)]
+            found = self.device.create_bind_group_layout(entries=entries)
+            self._layouts[tensors, params_bytes] = found
+        return found
+
+
+def _entry(binding: int, buffer: dict[str, Any]) -> dict[str, Any]:
+    return {"binding": binding, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": buffer}
+
+
+def _request_device() -> wgpu.GPUDevice:
+    adapter = _request_adapter()
+    features = [f for f in _WANTED_FEATURES if f in adapter.features]
+    limits = {name: adapter.limits[name] for name in _WANTED_LIMITS if name in adapter.limits}
+    try:
+        return adapter.request_device_sync(
+            label="cml", required_features=features, required_limits=limits
+        )
+    except (wgpu.GPUError, RuntimeError) as error:
+        raise DeviceError(f"the GPU gave no device: {error}") from error
+
+
+def _request_adapter() -> wgpu.GPUAdapter:
+    _limit_instance()
+    try:
+        adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
+    except RuntimeError as error:
+        raise DeviceError(f"no GPU: {error}. {NO_GPU_HINT}") from error
+    if adapter is None:
+        raise DeviceError(f"no GPU. {NO_GPU_HINT}")
+    return adapter
+
+
+NO_GPU_HINT = (
+    "Install a Vulkan driver (on Debian: apt install mesa-vulkan-drivers gives a software one), "
+    "or use the CPU backend."
+)
+
+
+def _limit_instance() -> None:
+    """Leave OpenGL out: no kernel of ours runs on it. Without a desktop session, leave out
+    Mesa's layer that asks Wayland for its GPU too: it prints an error per call."""
+    if not os.environ.get("XDG_RUNTIME_DIR"):
+        os.environ.setdefault("NODEVICE_SELECT", "1")
+    from wgpu.backends.wgpu_native import _helpers
+    from wgpu.backends.wgpu_native.extras import set_instance_extras
+
+    if _helpers._the_instance is None:
+        set_instance_extras(backends=["Vulkan", "DX12", "Metal"])
+
+
+def _limits(device: wgpu.GPUDevice) -> Limits:
+    limits = device.limits
+    return Limits(
+        storage_offset_alignment=limits["min-storage-buffer-offset-alignment"],
+        uniform_offset_alignment=limits["min-uniform-buffer-offset-alignment"],
+        max_binding_bytes=limits["max-storage-buffer-binding-size"],
+        max_buffer_bytes=limits["max-buffer-size"],
+        max_groups_per_dimension=limits["max-compute-workgroups-per-dimension"],
+        max_group_threads=limits["max-compute-invocations-per-workgroup"],
+        max_group_storage=limits["max-compute-workgroup-storage-size"],
+        max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
+    )

@@ -1,0 +1,142 @@
+"""A kernel variant's HLSL source -> SPIR-V, compiled once per machine.
+
+What is compiled is a generated prelude (slice, parameters, tensors) before the kernel's own file.
+The result is kept on disk under a key of everything that could change it: source, included files,
+defines, prelude and compiler version. A second process compiles nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+import shaders_hlsl
+from cml_engine.errors import InputError, ShaderCompileError
+from cml_engine.gpu import slang
+from cml_engine.gpu.params import parse_params
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+
+_PRELUDE = """\
+// The workgroups of this launch: [cml_first, cml_end) of the dispatch, in rows of cml_stride.
+[[vk::binding(0)]] cbuffer CmlSlice { uint cml_first; uint cml_end; uint cml_stride; };
+#define CML_GROUP(gid) (cml_first + (gid).x + (gid).y * cml_stride)
+"""
+
+
+@dataclass(frozen=True)
+class ShaderKey:
+    """Everything that makes one kernel variant: equal keys are the same pipeline."""
+
+    path: Path
+    params: str
+    tensors: int
+    defines: tuple[tuple[str, str], ...]
+    trusted: bool
+
+    @property
+    def label(self) -> str:
+        shown = " ".join(f"{k}={v}" for k, v in self.defines)
+        return f"{self.path.name} {shown}".strip()
+
+
+def shader_key(
+    path: str | Path, params: str, tensors: int, defines: Mapping[str, int | str], trusted: bool
+) -> ShaderKey:
+    """The key of a variant; a bare file name is looked up in ``shaders_hlsl/``."""
+    return ShaderKey(
+        resolve(path),
+        params,
+        tensors,
+        tuple(sorted((k, str(v)) for k, v in defines.items())),
+        trusted,
+    )
+
+
+def resolve(path: str | Path) -> Path:
+    """The kernel's file: a bare name is one of ours, anything else is the caller's."""
+    path = Path(path)
+    own = shaders_hlsl.FOLDER / path
+    found = own if len(path.parts) == 1 and own.is_file() else path
+    if not found.is_file():
+        raise InputError(f"kernel source '{path}' not found (nor in {shaders_hlsl.FOLDER})")
+    return found
+
+
+def resolved_source(key: ShaderKey) -> str:
+    """What the compiler sees: defines, prelude, then the kernel's file with its own line numbers."""
+    lines = [f"#define {name} {value}" for name, value in key.defines]
+    lines += [_PRELUDE, parse_params(key.params).hlsl()]
+    for i in range(key.tensors):
+        lines += [f"#ifndef T{i}_TYPE", f"#define T{i}_TYPE float", "#endif"]
+        lines.append(f"[[vk::binding({i + 2})]] RWStructuredBuffer<T{i}_TYPE> T{i};")
+    lines.append(f'#line 1 "{key.path.as_posix()}"')
+    return "\n".join(lines) + "\n" + key.path.read_text(encoding="utf-8")
+
+
+def compile_spirv(key: ShaderKey) -> bytes:
+    """SPIR-V of the variant, from the cache if it is there."""
+    source = resolved_source(key)
+    cached = cache_folder() / f"{_digest(source, key.path)}.spv"
+    try:
+        return cached.read_bytes()
+    except OSError:
+        code = _compile(source, key)
+        _store(cached, code)
+        return code
+
+
+def cache_folder() -> Path:
+    """Where compiled shaders lie; ``CML_CACHE_DIR`` overrides the platform's own place."""
+    return Path(os.environ.get("CML_CACHE_DIR") or platformdirs.user_cache_dir("cml_engine"))
+
+
+def _compile(source: str, key: ShaderKey) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="cml-hlsl-") as folder:
+        file = Path(folder, key.path.name)
+        file.write_text(source, encoding="utf-8")
+        includes = [f"-I{key.path.parent}", f"-I{shaders_hlsl.FOLDER / 'include'}"]
+        try:
+            return slang.Slang.get().compile(file, includes)
+        except slang.SlangError as error:
+            raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{error}") from None
+
+
+def _digest(source: str, path: Path) -> str:
+    hasher = hashlib.sha256(slang.version().encode())
+    hasher.update(source.replace(str(path.parent.as_posix()), "").encode())
+    for text in _included(path.read_text(encoding="utf-8"), path.parent, set()):
+        hasher.update(text.encode())
+    return hasher.hexdigest()
+
+
+def _included(source: str, folder: Path, seen: set[Path]) -> list[str]:
+    """The text of every file that the source includes, directly or not, each once."""
+    texts: list[str] = []
+    for name in _INCLUDE.findall(source):
+        for candidate in (folder / name, shaders_hlsl.FOLDER / "include" / name):
+            if candidate.is_file() and candidate not in seen:
+                seen.add(candidate)
+                text = candidate.read_text(encoding="utf-8")
+                texts += [text, *_included(text, candidate.parent, seen)]
+                break
+    return texts
+
+
+def _store(cached: Path, code: bytes) -> None:
+    """Write whole or not at all; a cache that cannot be written is only slower."""
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=cached.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(code)
+        os.replace(name, cached)
+    except OSError:
+        return

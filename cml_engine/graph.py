@@ -1,0 +1,161 @@
+"""A neural network as plain data: no operator knowledge, no GPU, no text.
+
+A :class:`Graph` is what every pass takes and returns. Tensors are names; a name has one
+:class:`Fact`, and is either a graph input, a constant (its values are in ``constants``), or the
+output of exactly one :class:`Node`. Nodes stand in an order in which they can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import Source
+
+#: NNEF's three tensor types and how they lie in memory, on the CPU and on the GPU alike but for
+#: ``logical``, which is one byte in NumPy and a 32-bit word on the GPU.
+NUMPY_DTYPE: Mapping[str, np.dtype[Any]] = {
+    "scalar": np.dtype(np.float32),
+    "integer": np.dtype(np.int32),
+    "logical": np.dtype(np.bool_),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What is known of a tensor before it is computed: ``dtype`` (NNEF's name) and ``shape``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the GPU, where every element is a 32-bit word."""
+        return 4 * self.size
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+class Attrs(Mapping[str, Any]):
+    """An operator's attributes, by key (``attrs["axes"]``) or by name (``attrs.axes``)."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        object.__setattr__(self, "_values", {**(values or {}), **named})
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"no attribute '{name}'; have {sorted(self._values)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("Attrs is immutable")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{k}={v}" for k, v in self._values.items())
+
+    def __reduce__(self) -> tuple[type[Attrs], tuple[dict[str, Any]]]:
+        return Attrs, (self._values,)
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """An elementwise operator done on a producer's result before it is stored.
+
+    ``inputs`` are the names of its other operands (a PReLU's slopes, a residual's other side).
+    """
+
+    op: str
+    inputs: tuple[str, ...] = ()
+    attrs: Attrs = field(default_factory=Attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator of the graph: ``outputs = op(inputs, attrs)``, then its epilogues in order."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Attrs = field(default_factory=Attrs)
+    source: Source | None = None
+    epilogues: tuple[Epilogue, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Every tensor it needs, its epilogues' operands included."""
+        return self.inputs + tuple(name for e in self.epilogues for name in e.inputs)
+
+    @property
+    def title(self) -> str:
+        """The operator and its first result, as messages and tables show it: ``conv 'conv1'``."""
+        return f"{self.op} '{self.outputs[0]}'" if self.outputs else self.op
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network: inputs and outputs by name, constants by value, nodes in running order.
+
+    ``labels`` maps the constants that came from ``variable`` to their file's label. ``updates``
+    pairs a variable with the tensor that becomes its value after a run (NNEF ``update``).
+    ``sources`` says where an input or constant was declared.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    facts: Mapping[str, Fact]
+    constants: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    updates: tuple[tuple[str, str], ...] = ()
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    def with_(self, **changes: Any) -> Graph:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The tensors that must be computed: outputs, and the new values of variables."""
+        return self.outputs + tuple(value for _, value in self.updates)
+
+    def producers(self) -> dict[str, Node]:
+        return {name: node for node in self.nodes for name in node.outputs}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """For each tensor, the nodes that read it (a node that reads it twice is listed once)."""
+        result: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.reads):
+                result.setdefault(name, []).append(node)
+        return result
+
+    def is_constant(self, name: str) -> bool:
+        """True where the value never changes: a constant that no ``update`` writes."""
+        return name in self.constants and all(name != variable for variable, _ in self.updates)

@@ -1,0 +1,97 @@
+"""What an operator sees of its surroundings when it is turned into dispatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.layout import PLAIN
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device allows, read from the adapter; the numbers here are WebGPU's guaranteed ones."""
+
+    storage_offset_alignment: int = 256
+    uniform_offset_alignment: int = 256
+    max_binding_bytes: int = 128 << 20
+    max_buffer_bytes: int = 256 << 20
+    max_groups_per_dimension: int = 65535
+    max_group_threads: int = 256
+    max_group_storage: int = 16384
+    max_storage_buffers: int = 8
+
+
+@dataclass
+class Lowering:
+    """One node on its way to dispatches: facts, layouts, weights to pack, scratch to ask for.
+
+    ``inputs`` and ``outputs`` are facts in NNEF's own terms (NCHW), whatever the layout.
+    """
+
+    graph: Graph
+    node: Node
+    limits: Limits
+    layouts: dict[str, str]
+    #: packed weights made so far, by name; shared by the whole plan so that equal ones meet
+    packed: dict[str, Array]
+    #: scratch tensors of this node: name -> number of 32-bit words
+    scratch_words: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def attrs(self) -> Attrs:
+        return self.node.attrs
+
+    @property
+    def in_names(self) -> tuple[str, ...]:
+        return self.node.inputs
+
+    @property
+    def out_names(self) -> tuple[str, ...]:
+        return self.node.outputs
+
+    @property
+    def inputs(self) -> list[Fact]:
+        return [self.graph.facts[name] for name in self.node.inputs]
+
+    @property
+    def outputs(self) -> list[Fact]:
+        return [self.graph.facts[name] for name in self.node.outputs]
+
+    @property
+    def epilogues(self) -> tuple[Epilogue, ...]:
+        return self.node.epilogues
+
+    def fact(self, name: str) -> Fact:
+        return self.graph.facts[name]
+
+    def layout(self, name: str) -> str:
+        """How the tensor lies in memory: ``"plain"`` (row-major) or ``"c4"``."""
+        return self.layouts.get(name, PLAIN)
+
+    def constant(self, name: str) -> Array | None:
+        """The tensor's value where it never changes, else None."""
+        return self.graph.constants[name] if self.graph.is_constant(name) else None
+
+    def pack(self, key: str, make: Callable[[], Array]) -> str:
+        """A new constant of the plan with the value ``make()``; ``key`` names it (once made,
+        it is not made again). It is bound like any tensor."""
+        if key not in self.packed:
+            self.packed[key] = np.ascontiguousarray(make())
+        return key
+
+    def scratch(self, words: int) -> str:
+        """A temporary tensor of so many 32-bit words, alive during this node only."""
+        name = f"{self.node.outputs[0]}.scratch{len(self.scratch_words)}"
+        self.scratch_words[name] = words
+        return name
+
+    def refuse(self, why: str) -> ShapeError:
+        return ShapeError(f"{self.node.title}: {why}", self.node.source)

@@ -1,0 +1,220 @@
+"""What an operator is: one :class:`OpSpec`, from which everything else is derived.
+
+Shape inference, the CPU run, the GPU kernel, its cost, its tests, its benchmark and its line in
+the documentation all come from the one declaration. A game's own operator is declared by the same
+call as a built-in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from cml_engine.errors import UnsupportedOp
+from cml_engine.graph import Attrs, Fact
+
+if TYPE_CHECKING:
+    from cml_engine.ops.lowering import Lowering
+
+Array = np.ndarray[Any, Any]
+#: ``infer(attrs, *input facts) -> Fact`` (or a list of facts where there are several results)
+Infer = Callable[..., "Fact | Sequence[Fact]"]
+#: ``cpu(attrs, *input arrays) -> array`` (or a list of arrays)
+Cpu = Callable[..., "Array | Sequence[Array]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step must do at least: ``flops`` (a multiply-add is 2) and bytes moved."""
+
+    flops: float
+    read: float
+    written: float
+
+    @property
+    def bytes(self) -> float:
+        return self.read + self.written
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.flops + other.flops, self.read + other.read, self.written + other.written
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One launch of a kernel: ``groups`` workgroups, addressed by one linear index.
+
+    ``tensors`` are names, bound in this order as ``T0``, ``T1``, … in the shader. ``params`` are
+    the values of the kernel's declared parameters, ``defines`` choose the variant. Nothing may
+    communicate between workgroups of one dispatch, and the result must be the same for every
+    partition of ``[0, groups)`` into ranges run in any order.
+    """
+
+    groups: int
+    tensors: tuple[str, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    defines: Mapping[str, int | str] = field(default_factory=dict)
+    #: how many of the last ``tensors`` it writes
+    writes: int = 1
+    #: another kernel than the operator's own, for operators made of several
+    kernel: Kernel | None = None
+    #: this dispatch's share of the operator's cost; None = all of it
+    cost: Cost | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An HLSL file and how to launch it.
+
+    Parameters
+    ----------
+    path : a file of ``shaders_hlsl/`` by name, or a path to a file of your own.
+    params : the shader's parameters, ``"n:u shape:u8 alpha:f pad:i2"``: a name, a type
+        (``u`` uint, ``i`` int, ``f`` float) and, for an array, its length. The shader reads them
+        as ``alpha`` and ``shape(i)``; the accessors are generated, nothing is kept in sync by hand.
+    lower : ``lower(op: Lowering) -> iterable of Dispatch``.
+    threads : for the simple case instead of ``lower``: ``threads(attrs, *input facts)`` gives the
+        number of threads; all inputs then all outputs are bound.
+    group : threads per workgroup, the shader's ``GROUP``.
+    layouts : which memory layouts (``cml_engine/layout.py``) the kernel takes. ``"plain"``: only
+        plain. ``"same"``: plain or c4, the same for all feature maps of the node (only asked for
+        where the channels are a multiple of four). ``"any"``: each tensor either way, c4 best.
+    epilogues : the elementwise operators that it can apply to its result before storing it.
+    trusted : whether the shader runs without bounds and loop checks. Ours do; yours need not.
+    """
+
+    path: str | Path
+    params: str = ""
+    lower: Callable[[Lowering], Iterable[Dispatch]] | None = None
+    threads: Callable[..., int] | None = None
+    group: int = 64
+    layouts: Literal["plain", "same", "any"] = "plain"
+    epilogues: frozenset[str] = frozenset()
+    trusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far two right answers may lie apart: ``|a - b| <= atol + rtol * |b|``, and why."""
+
+    rtol: float
+    atol: float
+    why: str
+
+
+EXACT = Tolerance(0.0, 0.0, "moves or compares values, computes none")
+ROUNDING = Tolerance(1e-6, 1e-6, "one rounding per operation")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test of an operator: attributes and inputs (a shape is filled with random values).
+
+    ``inputs`` may hold shapes, arrays, or ``Random(shape, low, high)``; ``note`` says what the
+    case is for.
+    """
+
+    inputs: tuple[Any, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def id(self) -> str:
+        def show(value: Any) -> str:
+            if isinstance(value, np.ndarray):
+                return f"{value.dtype}{list(value.shape)}"
+            return str(value).replace(" ", "")
+
+        parts = [show(i) for i in self.inputs] + [f"{k}={show(v)}" for k, v in self.attrs.items()]
+        return ";".join(parts) + (f";{self.note}" if self.note else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Random test values: ``scalar`` uniform in [low, high), ``integer`` too, ``logical``."""
+
+    shape: tuple[int, ...]
+    low: float = -1.0
+    high: float = 1.0
+    dtype: str = "scalar"
+
+
+def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
+    """A cost function: so many FLOPs for each element written, every tensor moved once."""
+
+    def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+        size = sum(f.size for f in outputs)
+        read = sum(f.nbytes for f in inputs)
+        return Cost(flops_per_element * size, read, sum(f.nbytes for f in outputs))
+
+    return cost
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """Everything there is to know of one operator.
+
+    Parameters
+    ----------
+    name : as in NNEF text.
+    infer : ``infer(attrs, *facts)`` gives the results' facts; raises :class:`ShapeError` (without
+        a source: the caller knows the line) where the inputs do not fit.
+    cpu : ``cpu(attrs, *arrays)`` gives the results in NumPy; the definition that the GPU is
+        checked against. ``None`` = GPU only, and ``cml validate`` says so.
+    kernel : the GPU's way; ``None`` = the operator is an alias (reshape) or CPU only.
+    cost : ``cost(attrs, input facts, output facts) -> Cost``.
+    cases : tests, see :class:`Case`.
+    tolerance : GPU against CPU.
+    alias : the result is the first input's memory under another shape; no kernel runs.
+    """
+
+    name: str
+    infer: Infer
+    cpu: Cpu | None = None
+    kernel: Kernel | None = None
+    cost: Callable[[Attrs, Sequence[Fact], Sequence[Fact]], Cost] = elementwise_cost(1)
+    cases: Sequence[Case] = ()
+    tolerance: Tolerance = ROUNDING
+    alias: bool = False
+    custom: bool = False
+
+
+_REGISTRY: dict[str, OpSpec] = {}
+
+
+def register(spec: OpSpec) -> OpSpec:
+    """Make an operator known by its name; a name may be taken only once."""
+    if spec.name in _REGISTRY:
+        raise ValueError(f"operator '{spec.name}' is registered already; unregister it first")
+    _REGISTRY[spec.name] = spec
+    return spec
+
+
+def unregister(name: str) -> None:
+    """Forget an operator (a hot reload, a test)."""
+    _REGISTRY.pop(name, None)
+
+
+def lookup(name: str) -> OpSpec:
+    """The operator of that name; :class:`UnsupportedOp` with the nearest names otherwise."""
+    try:
+        return _REGISTRY[name]
+    except KeyError:
+        near = get_close_matches(name, _REGISTRY, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "; `cml ops` lists all"
+        raise UnsupportedOp(f"unknown operator '{name}'{hint}") from None
+
+
+def is_registered(name: str) -> bool:
+    return name in _REGISTRY
+
+
+def registered() -> Mapping[str, OpSpec]:
+    """All operators by name, in order of registration."""
+    return dict(_REGISTRY)
