@@ -151,7 +151,9 @@ def _limit_instance() -> None:
 
 def _limits(device: wgpu.GPUDevice) -> Limits:
     limits = device.limits
+    software = str(device.adapter.info.get("adapter_type")) == "CPU"
     return Limits(
+        software=software,
         storage_offset_alignment=limits["min-storage-buffer-offset-alignment"],
         uniform_offset_alignment=limits["min-uniform-buffer-offset-alignment"],
         max_binding_bytes=limits["max-storage-buffer-binding-size"],

@@ -27,6 +27,8 @@ class Limits:
     max_group_threads: int = 256
     max_group_storage: int = 16384
     max_storage_buffers: int = 8
+    #: the driver runs shaders on the CPU: groupshared memory gains nothing there
+    software: bool = False
 
 
 @dataclass
