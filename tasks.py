@@ -1,0 +1,278 @@
+"""The project's commands, for a machine that has nothing but Python 3.11 or newer.
+
+``python tasks.py help`` lists them. A private environment is made in ``.venv`` at the first
+command, and what a command lacks is installed when it is first run; a second run is instant.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - asked before anything that an older one lacks
+    sys.exit(
+        "This project needs Python 3.11 or newer; this is %d.%d (%s).\n"  # noqa: UP031
+        "Install a newer one (your system's packages, or python.org) and run: "
+        "python3.11 tasks.py demo" % (sys.version_info[0], sys.version_info[1], sys.executable)
+    )
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+STAMP = VENV / "cml-setup.json"
+DEBIAN_DRIVER = ("libvulkan1", "mesa-vulkan-drivers")
+#: extras that a command can do without: some have no wheel for some machines
+OPTIONAL = frozenset({"oracles", "peers"})
+PROBE = "from cml_engine.gpu.device import Gpu; print(Gpu().name)"
+
+
+class TaskError(Exception):
+    """A step that failed, in words for the person at the keyboard."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What earlier commands found and installed, for the needs that hash to ``key``."""
+
+    key: str
+    installed: tuple[str, ...] = ()
+    gpu: str = ""
+
+
+def say(text: str) -> None:
+    print(f"[tasks] {text}", flush=True)
+
+
+# ------------------------------------------------------------------ the environment
+
+
+def prepare(*extras: str, gpu: bool = True) -> None:
+    """``.venv`` has the project and its ``extras``, the machine a GPU driver if it can have one."""
+    stamp = read_stamp()
+    missing = [extra for extra in ("", *extras) if extra not in stamp.installed]
+    if missing:
+        make_venv()
+        install(missing)
+        stamp = replace(stamp, installed=(*stamp.installed, *missing))
+        write_stamp(stamp)
+    if gpu and not stamp.gpu:
+        write_stamp(replace(stamp, gpu=find_gpu()))
+
+
+def fingerprint() -> str:
+    """Changes when what has to be installed may have changed."""
+    hasher = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
+    hasher.update(f"{sys.version_info[:2]} {ROOT}".encode())
+    return hasher.hexdigest()
+
+
+def read_stamp() -> Stamp:
+    """An empty stamp if nothing was installed yet, or if the project's needs have changed."""
+    empty = Stamp(fingerprint())
+    try:
+        fields = json.loads(STAMP.read_text(encoding="utf-8"))
+        stamp = Stamp(fields["key"], tuple(fields["installed"]), fields["gpu"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return empty
+    return stamp if stamp.key == empty.key and PYTHON.exists() else empty
+
+
+def write_stamp(stamp: Stamp) -> None:
+    STAMP.write_text(json.dumps(asdict(stamp)), encoding="utf-8")
+
+
+def make_venv() -> None:
+    """``.venv`` holds a Python that starts and has pip."""
+    if PYTHON.exists() and call([PYTHON, "-m", "pip", "--version"], quiet=True) == 0:
+        return
+    say(f"making {VENV}")
+    if call([sys.executable, "-m", "venv", "--clear", VENV]) != 0:
+        raise TaskError(
+            "this Python cannot make a virtual environment.\n"
+            "On Debian and Ubuntu: apt-get install python3-venv; then run this again."
+        )
+
+
+def install(extras: Sequence[str]) -> None:
+    """The project is installed, editable, with ``extras`` ("" is the project itself)."""
+    needed = [extra for extra in extras if extra and extra not in OPTIONAL]
+    if "" in extras or needed:
+        pip_install(needed)
+    for extra in extras:
+        if extra in OPTIONAL:
+            try:
+                pip_install([extra])
+            except TaskError:
+                say(f"going on without '{extra}'; delete {STAMP} to try again")
+
+
+def pip_install(extras: Sequence[str]) -> None:
+    target = f".[{','.join(extras)}]" if extras else "."
+    say(f"installing {target}")
+    options = ["--quiet", "--disable-pip-version-check", "--editable", target]
+    if call([PYTHON, "-m", "pip", "install", *options]) != 0:
+        raise TaskError(
+            f"pip could not install {target}; its reason stands above.\n"
+            "It needs a package index: check the network, or a proxy in HTTPS_PROXY, "
+            "or a mirror in PIP_INDEX_URL; then run this again."
+        )
+
+
+# ------------------------------------------------------------------ the GPU driver
+
+
+def find_gpu() -> str:
+    """Name of the adapter that the engine takes; "" if there is none, after saying so."""
+    name = probe_gpu()
+    if not name and platform.system() == "Linux":
+        name = install_debian_driver()
+    if name:
+        say(f"GPU: {name}")
+    else:
+        say(f"no GPU driver: going on with the CPU backend. {driver_advice()}")
+    return name
+
+
+def probe_gpu() -> str:
+    found = subprocess.run(
+        [PYTHON, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
+def install_debian_driver() -> str:
+    """Mesa's Vulkan drivers, one of which runs in software; "" where that is not ours to do."""
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        return ""
+    say(f"installing a Vulkan driver: apt-get install {' '.join(DEBIAN_DRIVER)}")
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    call([apt, "-qq", "update"], env=quiet)
+    call([apt, "-qq", "install", "-y", "--no-install-recommends", *DEBIAN_DRIVER], env=quiet)
+    return probe_gpu()
+
+
+def driver_advice() -> str:
+    if platform.system() == "Linux":
+        return (
+            f"Debian, Ubuntu: sudo apt-get install {' '.join(DEBIAN_DRIVER)}. "
+            "Fedora: sudo dnf install vulkan-loader mesa-vulkan-drivers. "
+            "Arch: sudo pacman -S vulkan-icd-loader vulkan-swrast (or your GPU's vulkan package)."
+        )
+    if platform.system() == "Windows":
+        return "Windows: install the current driver of your graphics card (D3D12 or Vulkan)."
+    return "macOS 11 or newer has Metal built in; on older systems there is no GPU backend."
+
+
+# ------------------------------------------------------------------ commands
+
+
+def setup(arguments: Sequence[str]) -> int:
+    """make .venv with everything for users of the SDK"""
+    prepare(*arguments)
+    say(f"ready: {PYTHON.parent}")
+    return 0
+
+
+def upscale(arguments: Sequence[str]) -> int:
+    """enlarge a photo 4x with a real network; pictures in out/"""
+    prepare()
+    return python("-m", "examples.upscale", *arguments)
+
+
+def test(arguments: Sequence[str]) -> int:
+    """run the tests; further arguments go to pytest"""
+    prepare("test", "oracles")
+    return python("-m", "pytest", *arguments)
+
+
+def check(arguments: Sequence[str]) -> int:
+    """format, lint, types, and the tests that need no GPU"""
+    prepare("dev", "test", gpu=False)
+    steps = {
+        "format": ("ruff", "format", "--check", "."),
+        "lint": ("ruff", "check", "."),
+        "types": ("mypy",),
+        "tests": ("pytest", "-m", "not gpu", *arguments),
+    }
+    failed = []
+    for name, command in steps.items():
+        say(f"check: {name}")
+        if python("-m", *command) != 0:
+            failed.append(name)
+    say(f"failed: {', '.join(failed)}" if failed else "all checks passed")
+    return 1 if failed else 0
+
+
+def bench(arguments: Sequence[str]) -> int:
+    """speed beside other engines, one table; --help for sizes and rounds"""
+    prepare("peers")
+    return python("-m", "benchmarks", *arguments)
+
+
+def show_help(_arguments: Sequence[str] = ()) -> int:
+    """this list"""
+    print("usage: python tasks.py COMMAND [ARGUMENT ...]\n")
+    for name, command in COMMANDS.items():
+        print(f"  {name:8} {command.__doc__}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "setup": setup,
+    "demo": upscale,
+    "upscale": upscale,
+    "test": test,
+    "check": check,
+    "bench": bench,
+    "help": show_help,
+}
+
+
+# ------------------------------------------------------------------ running
+
+
+def call(
+    command: Sequence[str | Path], quiet: bool = False, env: dict[str, str] | None = None
+) -> int:
+    """Exit code of a command run in the project's folder; ``quiet`` drops what it prints."""
+    sink = subprocess.DEVNULL if quiet else None
+    try:
+        return subprocess.call(list(map(str, command)), cwd=ROOT, stdout=sink, stderr=sink, env=env)
+    except OSError as error:
+        say(f"cannot run {command[0]}: {error}")
+        return 127
+
+
+def python(*arguments: str) -> int:
+    """Exit code of the environment's own Python."""
+    return call([PYTHON, *arguments])
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return show_help()
+    command = COMMANDS.get(arguments[0])
+    if command is None:
+        print(f"no command '{arguments[0]}'; one of: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        return command(arguments[1:])
+    except TaskError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
