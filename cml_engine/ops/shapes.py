@@ -1,0 +1,119 @@
+"""Checks that several operators' shape rules share; each names wanted, got and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Fact
+
+#: NNEF's tensor files hold at most so many extents
+MAX_RANK = 8
+_DTYPE_OF_KIND = {"f": "scalar", "i": "integer", "b": "logical"}
+
+
+def fact_of(dtype: str, shape: Sequence[int]) -> Fact:
+    """A result's fact, refused where its rank is more than NNEF allows."""
+    if len(shape) > MAX_RANK:
+        raise ShapeError(
+            f"the result would have rank {len(shape)} ({list(shape)}), at most {MAX_RANK} is "
+            f"possible; merge dimensions before"
+        )
+    return Fact(dtype, tuple(int(x) for x in shape))
+
+
+def fact_from(array: np.ndarray[Any, Any]) -> Fact:
+    """The fact of an array that is there."""
+    return Fact(_DTYPE_OF_KIND[array.dtype.kind], array.shape)
+
+
+def check_axis(axis: int, rank: int, what: str = "axis") -> int:
+    """``axis`` if it is one of a tensor of that rank."""
+    if not 0 <= axis < rank:
+        wanted = f"0 to {rank - 1}" if rank else "none, for the tensor has rank 0"
+        raise ShapeError(f"{what} {axis} is not in the tensor: wanted {wanted}; counts from 0")
+    return axis
+
+
+def check_axes(axes: Sequence[int], rank: int) -> list[int]:
+    """``axes`` if all are in a tensor of that rank and none comes twice."""
+    for axis in axes:
+        check_axis(axis, rank)
+    if len(set(axes)) != len(axes):
+        raise ShapeError(f"axes {list(axes)} name one axis twice; leave one out")
+    return list(axes)
+
+
+def check_length(name: str, values: Sequence[object], wanted: int, of: str) -> None:
+    """That a list attribute has one value for each of ``wanted`` things."""
+    if len(values) != wanted:
+        raise ShapeError(
+            f"'{name}' has {len(values)} values ({list(values)}), wanted {wanted}: one for {of}"
+        )
+
+
+def check_same(facts: Sequence[Fact], but: int | None = None) -> None:
+    """That tensors agree in dtype, rank and all extents (``but`` one axis)."""
+    if not facts:
+        raise ShapeError("an empty list of tensors, wanted at least one")
+    for i, (a, b) in enumerate(pairwise(facts)):
+        if a.dtype != b.dtype:
+            raise ShapeError(f"values[{i}] is {a} but values[{i + 1}] is {b}; cast one of them")
+        equal = a.rank == b.rank and all(
+            x == y for d, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)) if d != but
+        )
+        if not equal:
+            where = "in every axis" if but is None else f"in every axis but {but}"
+            raise ShapeError(
+                f"values[{i}] is {a} but values[{i + 1}] is {b}; they must agree {where}"
+            )
+
+
+def fill_reshape(shape: Sequence[int], replaced: Sequence[int]) -> list[int]:
+    """The extents that ``shape`` asks for in place of ``replaced``: 0 copies, -1 is the rest."""
+    out = [_copied(replaced, i) if x == 0 else int(x) for i, x in enumerate(shape)]
+    if any(x < -1 for x in out) or out.count(-1) > 1:
+        raise ShapeError(f"shape {list(shape)} may hold extents, 0 (copy) and one -1 (the rest)")
+    have = prod(replaced)
+    if -1 in out:
+        known = -prod(out)
+        if known == 0 or have % known:
+            raise ShapeError(
+                f"shape {list(shape)} cannot take the {have} elements of {list(replaced)}: the "
+                f"other extents make {known}, which leaves no whole number for -1"
+            )
+        out[out.index(-1)] = have // known
+    if prod(out) != have:
+        raise ShapeError(
+            f"shape {list(shape)} holds {prod(out)} elements, wanted {have} as in {list(replaced)}"
+        )
+    return out
+
+
+def _copied(replaced: Sequence[int], i: int) -> int:
+    if i >= len(replaced):
+        raise ShapeError(
+            f"extent 0 at position {i} copies an axis that is not there: only {len(replaced)} "
+            f"are replaced ({list(replaced)}); write the extent"
+        )
+    return replaced[i]
+
+
+def slice_range(extent: int, begin: int, end: int, stride: int, to_end: bool) -> tuple[int, int]:
+    """First index and number of indices of one axis of a slice.
+
+    Negative numbers count from the end, both are clamped to what the axis has, an ``end`` of 0
+    is the end where ``to_end``; the count is rounded up, and may be 0.
+    """
+    if stride == 0:
+        raise ShapeError("a slice's stride is 0, wanted 1 or more, or less than 0 to go backwards")
+    low, high = (0, extent) if stride > 0 else (-1, extent - 1)
+    first = min(max(begin + extent if begin < 0 else begin, low), high)
+    stop = extent if to_end and end == 0 else end + extent if end < 0 else end
+    stop = min(max(stop, low), high)
+    return first, max(0, -(-(stop - first) // stride))

@@ -1,0 +1,120 @@
+// Strided copies: T1[dst] = T0[src] for every index of a box of up to RANK dimensions.
+//
+// Dimension 0 is the innermost; strides count items and may be zero or negative. An item is a
+// word (any dtype), or a uint4 where both sides move aligned runs. ROWS: a thread takes ITEMS items
+// of one row, `blocks` apart, so that neighbouring lanes touch neighbouring items. Without it
+// (short rows) a thread takes ITEMS consecutive indices and carries from dimension to dimension
+// instead of dividing again. TILE: a matrix transpose through groupshared memory, so that reads
+// and writes both run along memory.
+
+#ifndef ITEMS
+#define ITEMS 4
+#endif
+
+#ifdef TILE
+
+#define SIDE 32
+groupshared uint tile[SIDE][SIDE + 1]; // one column more: a column's words lie in different banks
+
+// Dimension 0 runs along dst, dimension 1 along src; a workgroup moves SIDE x SIDE of them.
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint rest = CML_GROUP(gid);
+    if (rest >= cml_end) { return; }
+    uint tiles0 = (shape(0) + SIDE - 1) / SIDE;
+    uint tiles1 = (shape(1) + SIDE - 1) / SIDE;
+    uint base0 = rest % tiles0 * SIDE;
+    rest /= tiles0;
+    uint base1 = rest % tiles1 * SIDE;
+    rest /= tiles1;
+    uint src = uint(src_offset);
+    uint dst = uint(dst_offset);
+    [ForceUnroll]
+    for (uint d = 2; d < RANK; d++) {
+        uint at = d + 1 == RANK ? rest : rest % shape(d);
+        rest /= shape(d);
+        src += at * uint(src_stride(d));
+        dst += at * uint(dst_stride(d));
+    }
+    uint x = lane % SIDE;
+    for (uint y = lane / SIDE; y < SIDE; y += GROUP / SIDE) {
+        if (base1 + x < shape(1) && base0 + y < shape(0)) {
+            tile[y][x] = T0[src + (base1 + x) * uint(src_stride(1)) + (base0 + y) * uint(src_stride(0))];
+        }
+    }
+    GroupMemoryBarrierWithGroupSync();
+    for (uint z = lane / SIDE; z < SIDE; z += GROUP / SIDE) {
+        if (base0 + x < shape(0) && base1 + z < shape(1)) {
+            T1[dst + (base0 + x) * uint(dst_stride(0)) + (base1 + z) * uint(dst_stride(1))] = tile[x][z];
+        }
+    }
+}
+
+#elif defined(ROWS)
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint rest = group * GROUP + lane;
+    if (rest >= n) { return; }
+    uint at = RANK == 1 ? rest : rest % blocks;
+    rest /= blocks;
+    uint src = uint(src_offset) + at * uint(src_stride(0));
+    uint dst = uint(dst_offset) + at * uint(dst_stride(0));
+    [ForceUnroll]
+    for (uint d = 1; d < RANK; d++) {
+        uint index = d + 1 == RANK ? rest : rest % shape(d);
+        rest /= shape(d);
+        src += index * uint(src_stride(d));
+        dst += index * uint(dst_stride(d));
+    }
+    [ForceUnroll]
+    for (uint k = 0; k < ITEMS; k++) {
+        if (at < shape(0)) { T1[dst] = T0[src]; }
+        at += blocks;
+        src += blocks * uint(src_stride(0));
+        dst += blocks * uint(dst_stride(0));
+    }
+}
+
+#else
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint first = (group * GROUP + lane) * ITEMS;
+    uint index[RANK];
+    uint rest = first;
+    uint src = uint(src_offset);
+    uint dst = uint(dst_offset);
+    [ForceUnroll]
+    for (uint d = 0; d < RANK; d++) {
+        index[d] = d + 1 == RANK ? rest : rest % shape(d);
+        rest /= shape(d);
+        src += index[d] * uint(src_stride(d));
+        dst += index[d] * uint(dst_stride(d));
+    }
+    [ForceUnroll]
+    for (uint k = 0; k < ITEMS; k++) {
+        if (first + k < n) { T1[dst] = T0[src]; }
+        index[0]++;
+        src += uint(src_stride(0));
+        dst += uint(dst_stride(0));
+        [ForceUnroll]
+        for (uint d = 0; d + 1 < RANK; d++) {
+            if (index[d] == shape(d)) {
+                index[d] = 0;
+                index[d + 1]++;
+                src += uint(src_carry(d));
+                dst += uint(dst_carry(d));
+            }
+        }
+    }
+}
+
+#endif
