@@ -1,0 +1,54 @@
+"""Neural networks that run inside the frame of a running game.
+
+>>> import cml_engine as cml
+>>> graph = cml.load("upres.nnef")                       # doctest: +SKIP
+>>> session = cml.Session(graph, cml.Gpu())              # doctest: +SKIP
+>>> outputs = session.run({"image": array})              # doctest: +SKIP
+
+Importing this package imports neither wgpu nor the shader compiler; :class:`Gpu` does, when it is
+first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cml_engine.errors import CmlError, DeviceError, InputError, ModelError
+from cml_engine.graph import Attrs, Fact, Graph
+from cml_engine.loading import load, save
+from cml_engine.ops import Case, Cost, Dispatch, Kernel, OpSpec, Tolerance, register, unregister
+from cml_engine.session import Session
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.device import Gpu
+
+__version__ = "0.1.0"
+__all__ = [
+    "Attrs",
+    "Case",
+    "CmlError",
+    "Cost",
+    "DeviceError",
+    "Dispatch",
+    "Fact",
+    "Gpu",
+    "Graph",
+    "InputError",
+    "Kernel",
+    "ModelError",
+    "OpSpec",
+    "Session",
+    "Tolerance",
+    "load",
+    "register",
+    "save",
+    "unregister",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Gpu":
+        from cml_engine.gpu.device import Gpu
+
+        return Gpu
+    raise AttributeError(f"module 'cml_engine' has no attribute '{name}'")

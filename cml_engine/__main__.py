@@ -1,8 +1,7 @@
-"""``python -m cml_engine`` is the ``cml`` command."""
+"""``python -m cml_engine`` is ``cml``."""
 
 import sys
 
 from cml_engine.cli import main
 
-if __name__ == "__main__":
-    sys.exit(main())
+sys.exit(main())

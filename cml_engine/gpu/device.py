@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import wgpu
 
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.hlsl import ShaderKey, compile_spirv
-from cml_engine.gpu.modules import create_shader_module
+from cml_engine.gpu.native import create_shader_module, limit_instance, timestamp_period_ns
 from cml_engine.gpu.params import parse_params
 from cml_engine.ops.lowering import Limits
 
@@ -55,6 +54,7 @@ class Gpu:
         self.info: dict[str, Any] = dict(self.device.adapter.info)
         self.limits = _limits(self.device)
         self.has_timestamps = "timestamp-query" in self.device.features
+        self.timestamp_period_ns = timestamp_period_ns(self.queue)
         self._pipelines: dict[ShaderKey, Pipeline] = {}
         self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
 
@@ -121,7 +121,7 @@ def _request_device() -> wgpu.GPUDevice:
 
 
 def _request_adapter() -> wgpu.GPUAdapter:
-    _limit_instance()
+    limit_instance()
     try:
         adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
     except RuntimeError as error:
@@ -135,18 +135,6 @@ NO_GPU_HINT = (
     "Install a Vulkan driver (on Debian: apt install mesa-vulkan-drivers gives a software one), "
     "or use the CPU backend."
 )
-
-
-def _limit_instance() -> None:
-    """Leave OpenGL out: no kernel of ours runs on it. Without a desktop session, leave out
-    Mesa's layer that asks Wayland for its GPU too: it prints an error per call."""
-    if not os.environ.get("XDG_RUNTIME_DIR"):
-        os.environ.setdefault("NODEVICE_SELECT", "1")
-    from wgpu.backends.wgpu_native import _helpers
-    from wgpu.backends.wgpu_native.extras import set_instance_extras
-
-    if _helpers._the_instance is None:
-        set_instance_extras(backends=["Vulkan", "DX12", "Metal"])
 
 
 def _limits(device: wgpu.GPUDevice) -> Limits:

@@ -40,6 +40,10 @@ class Cost:
     def bytes(self) -> float:
         return self.read + self.written
 
+    def scaled(self, share: float) -> Cost:
+        """That share of it."""
+        return Cost(self.flops * share, self.read * share, self.written * share)
+
     def __add__(self, other: Cost) -> Cost:
         return Cost(
             self.flops + other.flops, self.read + other.read, self.written + other.written
@@ -64,7 +68,7 @@ class Dispatch:
     writes: int = 1
     #: another kernel than the operator's own, for operators made of several
     kernel: Kernel | None = None
-    #: this dispatch's share of the operator's cost; None = all of it
+    #: its part of the operator's cost; None = in proportion to its workgroups
     cost: Cost | None = None
 
 

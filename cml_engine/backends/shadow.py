@@ -1,0 +1,68 @@
+"""Runs a network on the GPU and checks every operator against NumPy.
+
+Each operator is checked on the inputs that the GPU itself had, so that an error is charged to the
+operator that made it and not to those after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cml_engine.backends.cpu import run_node
+from cml_engine.backends.gpu import GpuProgram
+from cml_engine.gpu.device import Gpu
+from cml_engine.graph import Graph, Node
+from cml_engine.ops.spec import Tolerance, lookup
+from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.report.compare import Comparison, compare
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCheck:
+    """One operator's verdict: the worst of its outputs, or why it could not be checked."""
+
+    node: Node
+    comparison: Comparison | None
+    skipped: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.comparison is None or self.comparison.ok
+
+
+def shadow_run(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Iterator[NodeCheck]:
+    """Run the (optimized) graph once on the GPU, then check its nodes in order."""
+    plan = lower(graph, gpu.limits, choose_layout(graph), PlanOptions(keep=True))
+    program = GpuProgram(plan, gpu)
+    program.run(inputs)
+    known: dict[str, Array] = {**graph.constants, **inputs}
+    for node in graph.nodes:
+        got = [program.read_tensor(plan.tensors[name]) for name in node.outputs]
+        known.update(zip(node.outputs, got, strict=True))
+        yield _check(node, got, [known[name] for name in node.reads])
+
+
+def _check(node: Node, got: list[Array], inputs: list[Array]) -> NodeCheck:
+    if lookup(node.op).cpu is None:
+        return NodeCheck(node, None, "the operator has no CPU function to check against")
+    wanted = run_node(node, inputs)
+    tolerance = node_tolerance(node)
+    compared = [compare(g, w, tolerance) for g, w in zip(got, wanted, strict=True)]
+    return NodeCheck(node, max(compared, key=lambda c: (not c.ok, c.worst)))
+
+
+def node_tolerance(node: Node) -> Tolerance:
+    """The operator's own tolerance, widened by those of its epilogues."""
+    tolerances = [lookup(op).tolerance for op in (node.op, *(e.op for e in node.epilogues))]
+    return Tolerance(
+        sum(t.rtol for t in tolerances),
+        sum(t.atol for t in tolerances),
+        "; ".join(dict.fromkeys(t.why for t in tolerances)),
+    )

@@ -1,0 +1,225 @@
+"""The ``cml`` command. Exit code 2 for bad input, 1 for a failed check, 0 otherwise."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cml_engine import __version__, array_files
+from cml_engine.errors import CmlError, InputError
+from cml_engine.graph import Fact
+from cml_engine.loading import load, save
+from cml_engine.session import CompileOptions, Session, check_inputs, random_inputs
+
+T = TypeVar("T")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code and never raises for bad input."""
+    arguments = _parser().parse_args(argv)
+    warnings.showwarning = _notice
+    try:
+        return int(arguments.command(arguments) or 0)
+    except CmlError as error:
+        print(f"cml: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("cml: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has gone: nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("CML_DEBUG"):
+            raise
+        print(
+            f"cml: internal error: {type(error).__name__}: {error}\n"
+            "This is a fault of cml, not of the model: please report it. CML_DEBUG=1 shows where.",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _run(a: argparse.Namespace) -> int:
+    if not a.input and not a.output:
+        raise InputError("nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz or .png)")
+    graph = load(a.model)
+    facts = {name: graph.facts[name] for name in graph.inputs}
+    outputs = _named_files(a.output, {n: graph.facts[n] for n in graph.outputs}, "output")
+    for name, path in outputs.items():
+        array_files.check_image_fact(name, graph.facts[name], path)
+        array_files.check_writable(path)
+    files = _named_files(a.input, facts, "input")
+    arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
+    arrays = check_inputs(facts, arrays)
+    session = Session(graph, a.backend)
+    results = session.run(arrays)
+    written: dict[Path, dict[str, Any]] = {}
+    for name, path in outputs.items():
+        written.setdefault(path, {})[name] = results[name]
+    array_files.write_all(written)
+    for name, value in results.items():
+        place = f" -> {outputs[name]}" if name in outputs else _summary(value)
+        print(f"{name}: {session.outputs[name]}{place}")
+    return 0
+
+
+def _info(a: argparse.Namespace) -> int:
+    from cml_engine.report.info import model_info
+
+    info = model_info(load(a.model))
+    print(info.json() if a.json else info)
+    if a.plan and not a.json:
+        print("\n".join(info.layers))
+    return 0
+
+
+def _rank(a: argparse.Namespace) -> int:
+    session = Session(load(a.model), a.backend, CompileOptions())
+    report = session.rank(runs=a.runs)
+    print(report.json() if a.json else report.csv() if a.csv else report)
+    return 0
+
+
+def _validate(a: argparse.Namespace) -> int:
+    from cml_engine.backends.shadow import shadow_run
+    from cml_engine.gpu.device import Gpu
+    from cml_engine.passes import optimize
+    from cml_engine.report.validation import Validation
+
+    graph = optimize(load(a.model))
+    gpu = Gpu()
+    facts = {name: graph.facts[name] for name in graph.inputs}
+    files = _named_files(a.input, facts, "input")
+    arrays = random_inputs(facts, a.seed)
+    arrays |= {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
+    checks = shadow_run(graph, gpu, check_inputs(facts, arrays))
+    report = Validation.of(graph.name, gpu.name, _progress(checks, len(graph.nodes), "validate"))
+    print(report)
+    return 0 if report.ok else 1
+
+
+def _ops(a: argparse.Namespace) -> int:
+    from cml_engine.report.operators import operator_table
+
+    print(operator_table())
+    return 0
+
+
+def _convert(a: argparse.Namespace) -> int:
+    from cml_engine.convert import convert
+
+    graph = convert(Path(a.source), shape=_shape(a.shape))
+    save(graph, a.destination, overwrite=a.overwrite)
+    print(f"{a.destination}: {len(graph.nodes)} operations, {len(graph.labels)} weight files")
+    return 0
+
+
+def _named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for pair in pairs:
+        name, equals, file = pair.partition("=")
+        if not equals or not name or not file:
+            raise InputError(f"'{pair}': wanted NAME=FILE")
+        if name not in facts:
+            known = ", ".join(f"{n}: {fact}" for n, fact in facts.items()) or "(none)"
+            raise InputError(f"unknown {what} '{name}'; the model's {what}s are {known}")
+        if name in found:
+            raise InputError(f"{what} '{name}' is given twice")
+        found[name] = Path(file)
+        array_files.check_suffix(found[name])
+    return found
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        shape = tuple(int(extent) for extent in text.split(","))
+    except ValueError:
+        raise InputError(f"--shape '{text}': wanted integers, as in 1,3,64,64") from None
+    if any(extent < 1 for extent in shape):
+        raise InputError(f"--shape '{text}': every extent must be at least 1")
+    return shape
+
+
+def _summary(value: Any) -> str:
+    if not value.size:
+        return "  (empty)"
+    return f"  min {value.min():.6g}  mean {value.mean():.6g}  max {value.max():.6g}"
+
+
+def _progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
+    """The items, with a bar on a terminal and without one in a pipe."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, label, total=total, console=Console(stderr=True), transient=True)
+
+
+def _notice(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"cml: notice: {message}", file=sys.stderr)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"wanted at least 1, got {value}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cml", description="Run, rank and check NNEF networks on the GPU or the CPU."
+    )
+    parser.add_argument("--version", action="version", version=f"cml {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=run)
+        return sub
+
+    def model(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("model", help="NNEF folder, graph.nnef inside one, or .tgz of one")
+
+    def backend(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--backend", choices=("auto", "gpu", "cpu"), default="auto")
+
+    def inputs(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("-i", "--input", action="append", default=[], metavar="NAME=FILE")
+
+    sub = command("run", _run, "Run a model on tensors from .npy, .npz or .png files.")
+    model(sub), inputs(sub), backend(sub)
+    sub.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
+    sub = command("info", _info, "Inputs, outputs, operators, weights, memory, predicted time.")
+    model(sub)
+    sub.add_argument("--plan", action="store_true", help="list every dispatch")
+    sub.add_argument("--json", action="store_true")
+    sub = command("rank", _rank, "Which operators the time goes to.")
+    model(sub), backend(sub)
+    sub.add_argument("--runs", type=_positive, default=10)
+    sub.add_argument("--json", action="store_true")
+    sub.add_argument("--csv", action="store_true")
+    sub = command("validate", _validate, "Check the GPU against NumPy, operator by operator.")
+    model(sub), inputs(sub)
+    sub.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    command("ops", _ops, "Every operator, and how each backend runs it.")
+    sub = command("convert", _convert, "Turn a model of another format into an NNEF folder.")
+    sub.add_argument("source", help="ncnn .param file, its .bin beside it")
+    sub.add_argument("destination", help="folder or .tgz to write")
+    sub.add_argument("--shape", help="the input's extents, as in 1,3,64,64")
+    sub.add_argument("--overwrite", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

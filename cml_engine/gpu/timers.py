@@ -1,0 +1,70 @@
+"""GPU time of single steps, from timestamps at pass boundaries, or by the wall clock without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import wgpu
+
+from cml_engine.gpu.device import Gpu
+
+#: WebGPU's limit on the entries of one query set
+_MAX_QUERIES = 4096
+
+#: ``encode(compute pass, step)``
+Encode = Callable[[wgpu.GPUComputePassEncoder, int], None]
+
+
+class PassTimer:
+    """Times steps one by one, a pass for each. ``source`` says which clock it reads."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.source = "timestamps" if gpu.has_timestamps else "wall clock"
+        self._queries: wgpu.GPUQuerySet | None = None
+
+    def time(self, steps: Sequence[int], encode: Encode) -> list[float]:
+        """Milliseconds of each step, in order."""
+        if not self._gpu.has_timestamps:
+            return [self._wall(step, encode) for step in steps]
+        times: list[float] = []
+        for start in range(0, len(steps), _MAX_QUERIES // 2):
+            times += self._stamped(steps[start : start + _MAX_QUERIES // 2], encode)
+        return times
+
+    def _stamped(self, steps: Sequence[int], encode: Encode) -> list[float]:
+        device = self._gpu.device
+        count = 2 * len(steps)
+        if self._queries is None or self._queries.count < count:
+            self._queries = device.create_query_set(type="timestamp", count=count)
+        usage = wgpu.BufferUsage
+        resolved = device.create_buffer(
+            size=8 * count, usage=usage.QUERY_RESOLVE | usage.COPY_SRC
+        )
+        encoder = device.create_command_encoder()
+        for i, step in enumerate(steps):
+            stamps = {
+                "query_set": self._queries,
+                "beginning_of_pass_write_index": 2 * i,
+                "end_of_pass_write_index": 2 * i + 1,
+            }
+            compute = encoder.begin_compute_pass(timestamp_writes=stamps)
+            encode(compute, step)
+            compute.end()
+        encoder.resolve_query_set(self._queries, 0, count, resolved, 0)
+        self._gpu.queue.submit([encoder.finish()])
+        ticks = np.frombuffer(self._gpu.queue.read_buffer(resolved), np.uint64).reshape(-1, 2)
+        spent = (ticks[:, 1] - ticks[:, 0]).astype(np.float64)
+        return [float(ms) for ms in spent * (self._gpu.timestamp_period_ns * 1e-6)]
+
+    def _wall(self, step: int, encode: Encode) -> float:
+        encoder = self._gpu.device.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        encode(compute, step)
+        compute.end()
+        start = time.perf_counter()
+        self._gpu.queue.submit([encoder.finish()])
+        self._gpu.queue.on_submitted_work_done_sync()
+        return 1e3 * (time.perf_counter() - start)

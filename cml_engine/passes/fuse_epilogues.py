@@ -1,0 +1,105 @@
+"""Let a producer apply the elementwise operators that follow it, before it stores its result.
+
+Saves a kernel, and a write and a read of the whole tensor, for each. What may be fused is data:
+the producer's kernel lists the operators it can apply, :data:`RULES` says on which operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.ops.spec import lookup
+
+#: a chain longer than this is rare, and each entry is registers of the producer's kernel
+MAX_EPILOGUES = 4
+
+#: ``rule(graph, result fact, other operands) -> may it be fused``
+Rule = Callable[[Graph, Fact, tuple[str, ...]], bool]
+
+
+def _always(graph: Graph, result: Fact, others: tuple[str, ...]) -> bool:
+    return True
+
+
+def _per_channel_constant(graph: Graph, result: Fact, others: tuple[str, ...]) -> bool:
+    """Constant, and one value for all or one per channel: ``[]``, ``[1]``, ``[1,C]``, ``[1,C,1…]``."""
+
+    def fits(name: str) -> bool:
+        shape = graph.facts[name].shape
+        wide = len(shape) >= 2 and shape[1] == result.shape[1]
+        ones = all(extent == 1 for axis, extent in enumerate(shape) if axis != 1 or not wide)
+        return graph.is_constant(name) and ones and len(shape) <= result.rank
+
+    return all(fits(name) for name in others)
+
+
+def _single_constants(graph: Graph, result: Fact, others: tuple[str, ...]) -> bool:
+    return all(graph.is_constant(n) and graph.facts[n].size == 1 for n in others)
+
+
+def _same_fact(graph: Graph, result: Fact, others: tuple[str, ...]) -> bool:
+    return all(graph.facts[n] == result and n not in graph.constants for n in others)
+
+
+RULES: Mapping[str, Rule] = {
+    "relu": _always,
+    "leaky_relu": _always,
+    "sigmoid": _always,
+    "tanh": _always,
+    "silu": _always,
+    "prelu": _per_channel_constant,
+    "clamp": _single_constants,
+    "add": _same_fact,
+}
+#: operators whose operands may stand in either order
+_COMMUTATIVE = frozenset({"add"})
+
+
+def fuse_epilogues(graph: Graph) -> Graph:
+    """The graph with every fusable elementwise node folded into its producer."""
+    consumers = graph.consumers()
+    roots = set(graph.roots)
+    made: dict[str, Node] = {}  # by output: nodes that may still take an epilogue
+    nodes: dict[str, Node] = {}  # in order, by first output
+    for node in graph.nodes:
+        producer = _fusable_producer(graph, node, made, consumers, roots)
+        if producer is None:
+            fused = node
+        else:
+            main, other = producer
+            del nodes[main.outputs[0]]
+            epilogue = Epilogue(node.op, other, Attrs(node.attrs))
+            fused = replace(main, outputs=node.outputs, epilogues=(*main.epilogues, epilogue))
+        nodes[fused.outputs[0]] = fused
+        if len(fused.outputs) == 1:
+            made[fused.outputs[0]] = fused
+    return graph.with_(nodes=tuple(nodes.values()))
+
+
+def _fusable_producer(
+    graph: Graph,
+    node: Node,
+    made: Mapping[str, Node],
+    consumers: Mapping[str, list[Node]],
+    roots: set[str],
+) -> tuple[Node, tuple[str, ...]] | None:
+    """The node that can apply ``node``, and the operands other than its own result."""
+    rule = RULES.get(node.op)
+    if rule is None or node.epilogues:
+        return None
+    candidates = node.inputs if node.op in _COMMUTATIVE else node.inputs[:1]
+    for position, name in enumerate(candidates):
+        producer = made.get(name)
+        if producer is None or name in roots or len(consumers[name]) != 1:
+            continue
+        others = node.inputs[:position] + node.inputs[position + 1 :]
+        kernel = lookup(producer.op).kernel
+        if kernel is None or node.op not in kernel.epilogues or name in others:
+            continue
+        result = graph.facts[node.outputs[0]]
+        fits = len(producer.epilogues) < MAX_EPILOGUES and graph.facts[name] == result
+        if fits and rule(graph, result, others):
+            return producer, others
+    return None

@@ -1,0 +1,79 @@
+"""Shape and type inference: the facts of every tensor from those of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from cml_engine.errors import CmlError, InternalError, ShapeError
+from cml_engine.graph import Fact, Graph, Node
+from cml_engine.ops.spec import lookup
+
+#: more elements than any GPU buffer or index of ours can address
+MAX_ELEMENTS = 1 << 31
+MAX_RANK = 8
+
+
+def infer_facts(graph: Graph) -> Graph:
+    """The graph with a fact for every tensor; :class:`ShapeError` where an operator cannot take
+    its inputs, with the line of the model that asks for it."""
+    facts = dict(graph.facts)
+    for node in graph.nodes:
+        for name, fact in zip(node.outputs, infer_node(node, facts), strict=True):
+            facts[name] = fact
+    return graph.with_(facts=facts)
+
+
+def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
+    """The facts of one node's outputs (its epilogues change values, not facts)."""
+    inferred = _call(node, [facts[name] for name in node.inputs])
+    found = [inferred] if isinstance(inferred, Fact) else list(inferred)
+    if len(found) != len(node.outputs):
+        raise ShapeError(
+            f"{node.title}: gives {len(found)} results, the graph names {len(node.outputs)}. "
+            "Name one tensor for each result.",
+            node.source,
+        )
+    for fact in found:
+        _check_size(node, fact)
+    return found
+
+
+def _call(node: Node, facts: list[Fact]) -> Fact | list[Fact]:
+    spec = lookup(node.op)
+    try:
+        result = spec.infer(node.attrs, *facts)
+    except CmlError as error:
+        if error.source is None and node.source is not None:
+            raise type(error)(f"{node.title}: {error.message}", node.source) from None
+        raise
+    except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, AttributeError) as e:
+        shown = ", ".join(str(f) for f in facts)
+        raise ShapeError(
+            f"{node.title}: cannot take inputs ({shown}) with {node.attrs!r}: {e}", node.source
+        ) from e
+    if not isinstance(result, Fact):
+        result = list(result)
+        if not all(isinstance(f, Fact) for f in result):
+            raise InternalError(f"operator '{node.op}': infer gave {result!r}, not facts")
+    return result
+
+
+def _check_size(node: Node, fact: Fact) -> None:
+    if fact.rank > MAX_RANK:
+        raise ShapeError(
+            f"{node.title}: result has rank {fact.rank}, at most {MAX_RANK} is possible",
+            node.source,
+        )
+    if any(extent < 0 for extent in fact.shape):
+        raise ShapeError(
+            f"{node.title}: result would have the shape {list(fact.shape)}; the input is too small "
+            "for these attributes.",
+            node.source,
+        )
+    if prod(fact.shape) >= MAX_ELEMENTS:
+        raise ShapeError(
+            f"{node.title}: result {fact} has {prod(fact.shape)} elements, at most "
+            f"{MAX_ELEMENTS - 1} are possible",
+            node.source,
+        )

@@ -1,0 +1,262 @@
+"""Graph -> :class:`Plan`: operators become dispatches, tensors get places, weights are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import DeviceError, InternalError, UnsupportedOp
+from cml_engine.graph import Graph, Node
+from cml_engine.layout import PLAIN, words
+from cml_engine.ops.lowering import Limits, Lowering
+from cml_engine.ops.spec import Cost, Dispatch, Kernel, OpSpec, lookup
+from cml_engine.passes.plan_memory import Item, place
+from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace
+
+Array = np.ndarray[Any, Any]
+#: a binding is never smaller, so that a vector load at its start stays inside
+_MIN_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """``keep``: no tensor's memory is reused, so that all can be read after a run.
+    ``guard``: unused bytes before and after every tensor (tests fill them with a pattern)."""
+
+    keep: bool = False
+    guard: int = 0
+
+
+@dataclass
+class _Draft:
+    """A plan in the making: dispatches still name tensors, nothing has a place."""
+
+    dispatches: list[tuple[Node, Kernel, Dispatch, Cost]] = field(default_factory=list)
+    packed: dict[str, Array] = field(default_factory=dict)
+    scratch: dict[str, int] = field(default_factory=dict)
+
+
+def lower(
+    graph: Graph,
+    limits: Limits,
+    layouts: Mapping[str, str] | None = None,
+    options: PlanOptions = PlanOptions(),
+) -> Plan:
+    """The plan of a graph whose facts are known. Pure: the same arguments give the same plan."""
+    chosen = dict(layouts or {})
+    draft = _dispatches(graph, limits, chosen)
+    alias = _aliases(graph)
+    places, memory = _place_arena(graph, draft, alias, chosen, limits, options)
+    weights, weights_bytes = _place_weights(graph, draft, alias, limits)
+    locate = _Locator(graph, chosen, alias, places, weights, draft)
+    steps = tuple(
+        _step(i, node, kernel, dispatch, cost, locate)
+        for i, (node, kernel, dispatch, cost) in enumerate(draft.dispatches)
+    )
+    _check_limits(steps, memory, weights_bytes, limits)
+    return Plan(
+        name=graph.name,
+        steps=steps,
+        inputs={name: locate.place(name) for name in graph.inputs},
+        outputs={name: locate.place(name) for name in graph.outputs},
+        tensors=_readable(graph, locate, options),
+        weights=weights,
+        weights_bytes=weights_bytes,
+        memory=memory,
+        updates=tuple((locate(value), locate(variable)) for variable, value in graph.updates),
+        options={"keep": options.keep, "guard": options.guard},
+    )
+
+
+def _dispatches(graph: Graph, limits: Limits, layouts: dict[str, str]) -> _Draft:
+    draft = _Draft()
+    for node in graph.nodes:
+        spec = lookup(node.op)
+        if spec.alias:
+            continue
+        if spec.kernel is None:
+            raise UnsupportedOp(
+                f"{node.title}: has no GPU kernel; use the CPU backend", node.source
+            )
+        op = Lowering(graph, node, limits, layouts, draft.packed)
+        dispatches = [d for d in _lower_node(spec.kernel, op) if d.groups > 0]
+        total = sum(d.groups for d in dispatches)
+        cost = node_cost(spec, node, graph)
+        for dispatch in dispatches:
+            share = dispatch.cost or cost.scaled(dispatch.groups / total)
+            draft.dispatches.append((node, dispatch.kernel or spec.kernel, dispatch, share))
+        draft.scratch.update(op.scratch_words)
+    return draft
+
+
+def _lower_node(kernel: Kernel, op: Lowering) -> Iterable[Dispatch]:
+    if kernel.lower is not None:
+        return list(kernel.lower(op))
+    if kernel.threads is None:
+        raise InternalError(f"{op.node.title}: its Kernel states neither lower nor threads")
+    threads = kernel.threads(op.attrs, *op.inputs)
+    tensors = op.in_names + op.out_names
+    groups = -(-threads // kernel.group)
+    return [Dispatch(groups, tensors, defines={"GROUP": kernel.group}, writes=len(op.out_names))]
+
+
+def _aliases(graph: Graph) -> dict[str, str]:
+    """For every result that is another tensor's memory: that tensor."""
+    alias: dict[str, str] = {}
+    for node in graph.nodes:
+        if lookup(node.op).alias:
+            source = node.inputs[0]
+            alias[node.outputs[0]] = alias.get(source, source)
+    return alias
+
+
+def _place_arena(
+    graph: Graph,
+    draft: _Draft,
+    alias: Mapping[str, str],
+    layouts: Mapping[str, str],
+    limits: Limits,
+    options: PlanOptions,
+) -> tuple[dict[str, int], Memory]:
+    last_step = len(draft.dispatches)
+    used: dict[str, tuple[int, int]] = {name: (-1, -1) for name in graph.inputs}
+    for node in graph.nodes:  # a result that no dispatch writes (zero extents) has a place too
+        for name in node.outputs:
+            if name not in alias:
+                used.setdefault(name, (last_step, -1))
+    for step, (_, _, dispatch, _) in enumerate(draft.dispatches):
+        for name in dispatch.tensors:
+            root = alias.get(name, name)
+            if root not in graph.constants and root not in draft.packed:
+                first, last = used.get(root, (step, step))
+                used[root] = (min(first, step), max(last, step))
+    for name in graph.roots:
+        root = alias.get(name, name)
+        if root in used:
+            used[root] = (used[root][0], last_step)
+    items = []
+    for name, (first, last) in used.items():
+        size = 4 * draft.scratch[name] if name in draft.scratch else _nbytes(graph, layouts, name)
+        size = max(size, _MIN_BYTES) + 2 * options.guard
+        lifetime = (-1, last_step) if options.keep else (first, max(first, last))
+        items.append(Item(name, size, *lifetime))
+    offsets, memory = place(items, limits.storage_offset_alignment)
+    return {name: offset + options.guard for name, offset in offsets.items()}, memory
+
+
+def _nbytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:
+    return 4 * words(graph.facts[name], layouts.get(name, PLAIN))
+
+
+def _place_weights(
+    graph: Graph, draft: _Draft, alias: Mapping[str, str], limits: Limits
+) -> tuple[dict[str, tuple[int, Array]], int]:
+    """Constants that a dispatch binds, an update writes or an output is, one after the other."""
+    names = [alias.get(n, n) for _, _, d, _ in draft.dispatches for n in d.tensors]
+    names += [alias.get(n, n) for n in graph.roots]
+    names += [variable for variable, _ in graph.updates]
+    weights: dict[str, tuple[int, Array]] = {}
+    end = 0
+    align = limits.storage_offset_alignment
+    for name in dict.fromkeys(names):
+        array = draft.packed.get(name, graph.constants.get(name))
+        if array is not None:
+            weights[name] = (end, array)
+            end += -(-max(4 * array.size, _MIN_BYTES) // align) * align
+    return weights, end
+
+
+@dataclass(frozen=True)
+class _Locator:
+    """Where a tensor lies, by name."""
+
+    graph: Graph
+    layouts: Mapping[str, str]
+    alias: Mapping[str, str]
+    arena: Mapping[str, int]
+    weights: Mapping[str, tuple[int, Array]]
+    draft: _Draft
+
+    def __call__(self, name: str) -> Binding:
+        root = self.alias.get(name, name)
+        if root in self.weights:
+            offset, array = self.weights[root]
+            return Binding(name, "weights", offset, max(4 * array.size, _MIN_BYTES))
+        if root not in self.arena:
+            raise InternalError(f"tensor '{name}' has no place in memory")
+        if root in self.draft.scratch:
+            size = 4 * self.draft.scratch[root]
+        else:
+            size = _nbytes(self.graph, self.layouts, root)
+        return Binding(name, "arena", self.arena[root], max(-(-size // 16) * 16, _MIN_BYTES))
+
+    def place(self, name: str) -> TensorPlace:
+        layout = self.layouts.get(name, PLAIN)
+        return TensorPlace(self(name), self.graph.facts[name], layout)
+
+
+def _step(
+    index: int, node: Node, kernel: Kernel, dispatch: Dispatch, cost: Cost, locate: _Locator
+) -> Step:
+    return Step(
+        index=index,
+        op=node.op,
+        title=node.title,
+        path=kernel.path,
+        params_layout=kernel.params,
+        params=dispatch.params,
+        defines={"GROUP": kernel.group, **dispatch.defines},
+        bindings=tuple(locate(name) for name in dispatch.tensors),
+        writes=dispatch.writes,
+        groups=dispatch.groups,
+        cost=cost,
+        trusted=kernel.trusted,
+        fused=tuple(e.op for e in node.epilogues),
+        source=node.source,
+    )
+
+
+def node_cost(spec: OpSpec, node: Node, graph: Graph) -> Cost:
+    """The operator's cost with its epilogues': their FLOPs, and the operands they read."""
+    facts = graph.facts
+    outputs = [facts[n] for n in node.outputs]
+    cost = spec.cost(node.attrs, [facts[n] for n in node.inputs], outputs)
+    for epilogue in node.epilogues:
+        others = [facts[n] for n in epilogue.inputs]
+        flops = lookup(epilogue.op).cost(epilogue.attrs, [*outputs, *others], outputs).flops
+        cost = cost + Cost(flops, sum(f.nbytes for f in others), 0)
+    return cost
+
+
+def _readable(graph: Graph, locate: _Locator, options: PlanOptions) -> dict[str, TensorPlace]:
+    if not options.keep:
+        return {name: locate.place(name) for name in graph.outputs}
+    return {name: locate.place(name) for node in graph.nodes for name in node.outputs}
+
+
+def _check_limits(
+    steps: Iterable[Step], memory: Memory, weights_bytes: int, limits: Limits
+) -> None:
+    for what, size in (("activations", memory.peak), ("weights", weights_bytes)):
+        if size > limits.max_buffer_bytes:
+            raise DeviceError(
+                f"the model's {what} take {size} bytes, this device allows buffers of "
+                f"{limits.max_buffer_bytes}. Use a smaller input or another device."
+            )
+    for step in steps:
+        for binding in step.bindings:
+            if binding.nbytes > limits.max_binding_bytes:
+                raise DeviceError(
+                    f"{step.title}: tensor '{binding.tensor}' takes {binding.nbytes} bytes, this "
+                    f"device binds at most {limits.max_binding_bytes}. Use a smaller input.",
+                    step.source,
+                )
+        if len(step.bindings) > limits.max_storage_buffers:
+            raise DeviceError(
+                f"{step.title}: binds {len(step.bindings)} tensors, this device allows "
+                f"{limits.max_storage_buffers}",
+                step.source,
+            )

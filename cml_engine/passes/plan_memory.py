@@ -1,0 +1,117 @@
+"""Where each tensor lies in the arena: two that live at the same time never overlap."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cml_engine.plan import Memory
+
+#: a placement this close to the lower bound is not improved any further
+GOOD_RATIO = 1.02
+#: how many random orders are tried when the fixed ones are not good
+_TRIES = 40
+#: above this many tensors a try takes too long for a load
+_MAX_ITEMS_FOR_TRIES = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A tensor to place: its size in bytes and the first and last step that need it."""
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+
+    def overlaps(self, other: Item) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+def place(items: Sequence[Item], alignment: int) -> tuple[dict[str, int], Memory]:
+    """Byte offsets by name, and the arena they make.
+
+    Greedy best-fit placement in several orders (largest first, longest-lived first, in order of
+    need), then random exchanges of the best order; the smallest arena wins. Sizes are rounded up
+    to ``alignment``, in the lower bound too. Deterministic.
+    """
+    rounded = [
+        Item(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items
+    ]
+    bound = lower_bound(rounded)
+    orders: list[Callable[[Item], tuple[int, ...]]] = [
+        lambda i: (-i.nbytes, i.first),
+        lambda i: (-i.nbytes * (1 + i.last - i.first), i.first),
+        lambda i: (-(i.last - i.first), -i.nbytes),
+        lambda i: (i.first, -i.nbytes),
+        lambda i: (-i.last, -i.nbytes),
+    ]
+    best: tuple[int, dict[str, int]] | None = None
+    best_order: list[Item] = []
+    for order in orders:
+        ordered = sorted(rounded, key=order)
+        candidate = _place_in_order(ordered)
+        if best is None or candidate[0] < best[0]:
+            best, best_order = candidate, ordered
+        if best[0] <= GOOD_RATIO * bound:
+            break
+    assert best is not None
+    if best[0] > GOOD_RATIO * bound and len(items) <= _MAX_ITEMS_FOR_TRIES:
+        best = _improve(best, best_order, bound)
+    return best[1], Memory(best[0], bound)
+
+
+def lower_bound(items: Iterable[Item]) -> int:
+    """The largest sum of bytes alive at one step: no placement can be smaller."""
+    change: dict[int, int] = {}
+    for item in items:
+        change[item.first] = change.get(item.first, 0) + item.nbytes
+        change[item.last + 1] = change.get(item.last + 1, 0) - item.nbytes
+    alive = largest = 0
+    for step in sorted(change):
+        alive += change[step]
+        largest = max(largest, alive)
+    return largest
+
+
+def _improve(
+    best: tuple[int, dict[str, int]], order: list[Item], bound: int
+) -> tuple[int, dict[str, int]]:
+    """Exchange two items of the order; keep what does not make the arena larger."""
+    generator = random.Random(0)
+    for _ in range(_TRIES):
+        a, b = generator.randrange(len(order)), generator.randrange(len(order))
+        candidate = order.copy()
+        candidate.insert(a, candidate.pop(b))
+        placed = _place_in_order(candidate)
+        if placed[0] <= best[0]:
+            best, order = placed, candidate
+        if best[0] <= GOOD_RATIO * bound:
+            break
+    return best
+
+
+def _place_in_order(items: Iterable[Item]) -> tuple[int, dict[str, int]]:
+    """Arena size and offsets when each item in turn takes the tightest gap that holds it."""
+    placed: list[tuple[int, int, Item]] = []  # (offset, end, item), sorted by offset
+    offsets: dict[str, int] = {}
+    peak = 0
+    for item in items:
+        offset = _tightest_gap(item, [p for p in placed if p[2].overlaps(item)])
+        offsets[item.name] = offset
+        peak = max(peak, offset + item.nbytes)
+        placed.append((offset, offset + item.nbytes, item))
+        placed.sort(key=lambda p: p[:2])
+    return peak, offsets
+
+
+def _tightest_gap(item: Item, neighbours: Sequence[tuple[int, int, Item]]) -> int:
+    end = 0
+    best_offset, best_gap = -1, -1
+    for start, stop, _ in neighbours:
+        gap = start - end
+        if gap >= item.nbytes and (best_offset < 0 or gap < best_gap):
+            best_offset, best_gap = end, gap
+        end = max(end, stop)
+    return best_offset if best_offset >= 0 else end

@@ -1,0 +1,124 @@
+"""What a session will do, as plain data: steps, memory and weights. Knows no GPU API.
+
+A :class:`Plan` is made once from a graph (``passes/lower.py``) and never changes. It prints, it is
+tested without a GPU, and every backend or scheduler that runs networks reads the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import Source
+from cml_engine.graph import Fact
+from cml_engine.ops.spec import Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A range of memory that a step reads or writes: ``space`` is ``"arena"`` or ``"weights"``,
+    ``offset`` and ``nbytes`` are bytes in it."""
+
+    tensor: str
+    space: str
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+@dataclass(frozen=True)
+class Step:
+    """One dispatch: a kernel variant, its parameters, its memory, and ``groups`` workgroups.
+
+    Any part ``[first, first + count)`` of the workgroups may be run at any time; when all have
+    run, in whatever order, the step is done. ``writes`` are the last bindings that it fills.
+    """
+
+    index: int
+    op: str
+    title: str
+    path: str | Path
+    params_layout: str
+    params: Mapping[str, Any]
+    defines: Mapping[str, int | str]
+    bindings: tuple[Binding, ...]
+    writes: int
+    groups: int
+    cost: Cost
+    trusted: bool
+    #: the operators that the kernel applies to its result before storing it
+    fused: tuple[str, ...] = ()
+    source: Source | None = None
+
+    @property
+    def written(self) -> tuple[Binding, ...]:
+        return self.bindings[len(self.bindings) - self.writes :]
+
+    def __str__(self) -> str:
+        variant = " ".join(f"{k}={v}" for k, v in sorted(self.defines.items()))
+        return f"{self.index:4d}  {self.title:32s} {self.groups:8d} groups  {self.path} {variant}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a tensor of the graph lies: its binding, its fact and its layout."""
+
+    binding: Binding
+    fact: Fact
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The arena: ``peak`` bytes taken, and ``bound``, the largest sum of bytes alive at once,
+    which no placement can undercut."""
+
+    peak: int
+    bound: int
+
+    @property
+    def ratio(self) -> float:
+        """Peak over bound; 1.0 is perfect."""
+        return self.peak / self.bound if self.bound else 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A compiled network: what to run, where everything lies, and which weights to upload."""
+
+    name: str
+    steps: tuple[Step, ...]
+    inputs: Mapping[str, TensorPlace]
+    outputs: Mapping[str, TensorPlace]
+    #: every tensor that still has memory of its own when the run is over (all, where asked for)
+    tensors: Mapping[str, TensorPlace]
+    #: packed weights with their byte offsets in the weights buffer
+    weights: Mapping[str, tuple[int, np.ndarray[Any, Any]]]
+    weights_bytes: int
+    memory: Memory
+    #: copies of variables' new values after a run: (from arena, to weights)
+    updates: tuple[tuple[Binding, Binding], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> Cost:
+        total = Cost(0, 0, 0)
+        for step in self.steps:
+            total = total + step.cost
+        return total
+
+    def __str__(self) -> str:
+        lines = [f"plan {self.name}: {len(self.steps)} steps"]
+        lines += [str(step) for step in self.steps]
+        lines.append(
+            f"arena {self.memory.peak} bytes (lower bound {self.memory.bound}, "
+            f"ratio {self.memory.ratio:.3f}), weights {self.weights_bytes} bytes"
+        )
+        return "\n".join(lines)

@@ -1,0 +1,109 @@
+"""What is known of a model before it runs: ``cml info``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+from cml_engine.graph import Graph
+from cml_engine.ops.lowering import Limits
+from cml_engine.passes import optimize
+from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.lower import lower
+from cml_engine.plan import Plan
+
+#: the device of the prediction: a small integrated GPU. A measured table replaces it later.
+REFERENCE_FLOPS = 1e12
+REFERENCE_BYTES_PER_S = 50e9
+_STEP_OVERHEAD_S = 5e-6
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Inputs and outputs as text, operator counts, sizes in bytes, the predicted time in ms."""
+
+    model: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    operators: dict[str, int]
+    parameters: int
+    weights_bytes: int
+    arena_bytes: int
+    arena_lower_bound: int
+    arena_ratio: float
+    steps: int
+    variants: int
+    gflop: float
+    moved_bytes: float
+    predicted_ms: float
+    layers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        def block(title: str, rows: dict[str, str]) -> list[str]:
+            return [title] + [f"  {name:24s} {value}" for name, value in rows.items()]
+
+        counts = ", ".join(f"{name} {n}" for name, n in self.operators.items())
+        lines = [f"model {self.model}"]
+        lines += block("inputs", self.inputs) + block("outputs", self.outputs)
+        lines += [
+            f"operators  {sum(self.operators.values())}: {counts}",
+            f"weights    {self.parameters} values in the model, {_mib(self.weights_bytes)} packed",
+            f"memory     peak {_mib(self.arena_bytes)} for activations, "
+            f"{self.arena_ratio:.3f} of the lower bound ({_mib(self.arena_lower_bound)})",
+            f"work       {self.gflop:.3f} GFLOP, {_mib(self.moved_bytes)} moved at least, in "
+            f"{self.steps} dispatches of {self.variants} kernel variants",
+            f"predicted  {self.predicted_ms:.2f} ms on a reference GPU of "
+            f"{REFERENCE_FLOPS / 1e12:.0f} TFLOP/s and {REFERENCE_BYTES_PER_S / 1e9:.0f} GB/s; "
+            "`cml rank` measures this one",
+        ]
+        return "\n".join(lines)
+
+    def json(self) -> str:
+        """As a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def model_info(graph: Graph, limits: Limits = Limits()) -> ModelInfo:
+    """Plan the graph for the given limits and sum it up; runs nothing and needs no GPU."""
+    optimized = optimize(graph)
+    plan = lower(optimized, limits, choose_layout(optimized))
+    operators = Counter(node.op for node in graph.nodes)
+    return ModelInfo(
+        model=graph.name,
+        inputs={n: str(graph.facts[n]) for n in graph.inputs},
+        outputs={n: str(graph.facts[n]) for n in graph.outputs},
+        operators=dict(operators.most_common()),
+        parameters=sum(array.size for array in graph.constants.values()),
+        weights_bytes=plan.weights_bytes,
+        arena_bytes=plan.memory.peak,
+        arena_lower_bound=plan.memory.bound,
+        arena_ratio=plan.memory.ratio,
+        steps=len(plan.steps),
+        variants=count_variants(plan),
+        gflop=plan.cost.flops / 1e9,
+        moved_bytes=plan.cost.bytes,
+        predicted_ms=predicted_ms(plan),
+        layers=tuple(str(step) for step in plan.steps),
+    )
+
+
+def predicted_ms(plan: Plan) -> float:
+    """Roofline sum over the steps on the reference device."""
+    seconds = sum(
+        max(s.cost.flops / REFERENCE_FLOPS, s.cost.bytes / REFERENCE_BYTES_PER_S)
+        + _STEP_OVERHEAD_S
+        for s in plan.steps
+    )
+    return 1e3 * seconds
+
+
+def count_variants(plan: Plan) -> int:
+    """How many pipelines the plan needs."""
+    return len(
+        {(str(s.path), len(s.bindings), tuple(sorted(s.defines.items()))) for s in plan.steps}
+    )
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 2**20:.2f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:.2f} KiB"

@@ -1,0 +1,125 @@
+"""The *rank operations* report: which operators the time of a network goes to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from cml_engine.graph import Graph, Node
+from cml_engine.ops.spec import Cost, lookup
+from cml_engine.plan import Step
+
+
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """One thing that was timed: a GPU step or a CPU node. ``key`` tells the operator's instances
+    apart, so that an operator of three dispatches counts once."""
+
+    op: str
+    key: str
+    cost: Cost
+    line: int
+
+    @classmethod
+    def of_step(cls, step: Step) -> OpTime:
+        return cls("+".join((step.op, *step.fused)), step.title, step.cost, step.source.line if step.source else 0)
+
+    @classmethod
+    def of_node(cls, node: Node, graph: Graph) -> OpTime:
+        from cml_engine.passes.lower import node_cost
+
+        cost = node_cost(lookup(node.op), node, graph)
+        name = "+".join((node.op, *(e.op for e in node.epilogues)))
+        return cls(name, node.title, cost, node.source.line if node.source else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """An operator's share: ``ms`` is the median over runs of its total."""
+
+    name: str
+    percentage: float
+    ms: float
+    count: int
+    average_ms: float
+    gflops: float
+    gbytes_per_s: float
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """Per-operator times of a network; ``total_ms`` is the median over runs of the sum."""
+
+    model: str
+    device: str
+    clock: str
+    runs: int
+    total_ms: float
+    spread_ms: tuple[float, float]
+    operations: int
+    rows: tuple[RankRow, ...]
+
+    @classmethod
+    def of(
+        cls, model: str, device: str, clock: str, timed: Sequence[OpTime], times: Any
+    ) -> RankReport:
+        """From ``times`` in ms, ``[runs, len(timed)]``."""
+        times = np.asarray(times, np.float64).reshape(-1, len(timed))
+        sums = times.sum(axis=1)
+        total = float(np.median(sums)) if len(timed) else 0.0
+        spread = (float(sums.min()), float(sums.max())) if len(timed) else (0.0, 0.0)
+        names = dict.fromkeys(t.op for t in timed)
+        rows = [_row(name, timed, times, total) for name in names]
+        rows.sort(key=lambda row: -row.ms)
+        count = sum(row.count for row in rows)
+        return cls(model, device, clock, len(times), total, spread, count, tuple(rows))
+
+    def __str__(self) -> str:
+        where = "CPU" if self.device.startswith("CPU") else "GPU"
+        lines = [
+            f"Inference time {where}: {self.total_ms / 1e3:.6f} seconds ({self.total_ms:.3f} ms), "
+            f"median of {self.runs} runs ({self.spread_ms[0]:.3f} to {self.spread_ms[1]:.3f} ms)",
+            f"Device: {self.device}; clock: {self.clock}, every step timed by itself",
+            f"Total operation count: {self.operations}",
+            "Operation ranking:",
+            f"{'name':24s} {'percentage':>10s} {'time':>12s} {'count':>6s} {'avg time':>12s} "
+            f"{'GFLOP/s':>9s} {'GB/s':>7s}",
+        ]
+        for r in self.rows:
+            lines.append(
+                f"{r.name:24s} {r.percentage:8.2f} % {r.ms:9.3f} ms {r.count:6d} "
+                f"{r.average_ms:9.3f} ms {r.gflops:9.2f} {r.gbytes_per_s:7.2f}"
+            )
+        return "\n".join(lines)
+
+    def json(self) -> str:
+        """The whole report as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def csv(self) -> str:
+        """The rows, comma-separated, with a header."""
+        fields = ("name", "percentage", "ms", "count", "average_ms", "gflops", "gbytes_per_s")
+        lines = [",".join(fields)]
+        lines += [",".join(str(getattr(row, f)) for f in fields) for row in self.rows]
+        return "\n".join(lines)
+
+
+def _row(name: str, timed: Sequence[OpTime], times: Any, total: float) -> RankRow:
+    mine = [i for i, t in enumerate(timed) if t.op == name]
+    ms = float(np.median(times[:, mine].sum(axis=1)))
+    count = len({timed[i].key for i in mine})
+    cost = sum((timed[i].cost for i in mine), Cost(0, 0, 0))
+    seconds = max(ms, 1e-9) / 1e3
+    return RankRow(
+        name=name,
+        percentage=100 * ms / total if total else 0.0,
+        ms=ms,
+        count=count,
+        average_ms=ms / count,
+        gflops=cost.flops / seconds / 1e9,
+        gbytes_per_s=cost.bytes / seconds / 1e9,
+    )

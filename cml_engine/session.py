@@ -1,0 +1,224 @@
+"""A graph compiled for one backend, run many times."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.errors import DeviceError, InputError
+from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
+from cml_engine.passes import optimize
+from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.plan import Plan
+from cml_engine.report.rank import OpTime, RankReport
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.device import Gpu
+
+Array = np.ndarray[Any, Any]
+
+
+class Program(Protocol):
+    """What a backend makes of a network."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """``without``: names of passes to leave out; ``plan``: see :class:`PlanOptions`."""
+
+    without: frozenset[str] = frozenset()
+    blocked_layout: bool = True
+    plan: PlanOptions = PlanOptions()
+
+
+class Session:
+    """A network ready to run.
+
+    Parameters
+    ----------
+    graph : from :func:`cml_engine.load`.
+    backend : a :class:`cml_engine.Gpu`, ``"cpu"`` (NumPy), ``"gpu"`` (a device of its own), or
+        ``"auto"``: a GPU if there is one, else the CPU with one line of notice.
+
+    Example
+    -------
+    >>> session = cml.Session(cml.load("upres.nnef"), cml.Gpu())    # doctest: +SKIP
+    >>> session.run({"image": array})["enlarged"].shape             # doctest: +SKIP
+    (1, 3, 512, 512)
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        backend: Gpu | str = "auto",
+        options: CompileOptions = CompileOptions(),
+    ) -> None:
+        self.source_graph = graph
+        self.options = options
+        self.graph = optimize(graph, options.without)
+        self.gpu = _choose(backend)
+        self.plan: Plan | None = None
+        if self.gpu is None:
+            self._program: Program = CpuProgram(self.graph)
+        else:
+            from cml_engine.backends.gpu import GpuProgram
+
+            self.plan = make_plan(self.graph, self.gpu, options)
+            self._program = GpuProgram(self.plan, self.gpu)
+
+    @property
+    def backend(self) -> str:
+        """``"cpu"`` or ``"gpu"``."""
+        return "cpu" if self.gpu is None else "gpu"
+
+    @property
+    def inputs(self) -> dict[str, Fact]:
+        """Dtype and shape of every input, by name."""
+        return {name: self.graph.facts[name] for name in self.graph.inputs}
+
+    @property
+    def outputs(self) -> dict[str, Fact]:
+        """Dtype and shape of every output, by name."""
+        return {name: self.graph.facts[name] for name in self.graph.outputs}
+
+    @property
+    def program(self) -> Program:
+        """The backend's own view of the network, for tools and the scheduler."""
+        return self._program
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs by name; blocks until they are there. For tools and tests: a game submits to a
+        :class:`scheduler.FrameScheduler`. :class:`InputError` where an input is missing, unknown,
+        or of another shape or type than :attr:`inputs` says."""
+        return self._program.run(check_inputs(self.inputs, inputs))
+
+    def reset(self) -> None:
+        """Give the variables that the network updates the values in its files."""
+        self._program.reset()
+
+    def rank(
+        self, inputs: Mapping[str, Array] | None = None, *, runs: int = 10
+    ) -> RankReport:
+        """Time per operator over ``runs`` runs, after one that is not counted. Without ``inputs``
+        random ones are used. ``str()`` of the report is the table."""
+        arrays = check_inputs(self.inputs, inputs or random_inputs(self.inputs))
+        if self.gpu is None:
+            return self._rank_cpu(arrays, runs)
+        return self._rank_gpu(arrays, runs)
+
+    def _rank_cpu(self, arrays: Mapping[str, Array], runs: int) -> RankReport:
+        program = CpuProgram(self.graph)
+        program.run(arrays)
+        operators = [OpTime.of_node(node, self.graph) for node in self.graph.nodes]
+        times = np.array([_time_nodes(program, arrays) for _ in range(runs)])
+        return RankReport.of(self.graph.name, "CPU (NumPy)", "wall clock", operators, times)
+
+    def _rank_gpu(self, arrays: Mapping[str, Array], runs: int) -> RankReport:
+        from cml_engine.backends.gpu import GpuProgram
+
+        assert isinstance(self._program, GpuProgram) and self.gpu and self.plan
+        self._program.time_steps(arrays, 1)
+        times = self._program.time_steps(arrays, runs)
+        operators = [OpTime.of_step(step) for step in self.plan.steps]
+        clock = "timestamps" if self.gpu.has_timestamps else "wall clock"
+        return RankReport.of(self.graph.name, self.gpu.name, clock, operators, times)
+
+
+def make_plan(graph: Graph, gpu: Gpu, options: CompileOptions) -> Plan:
+    """The plan that a GPU session runs."""
+    layouts = choose_layout(graph) if options.blocked_layout else {}
+    return lower(graph, gpu.limits, layouts, options.plan)
+
+
+def check_inputs(facts: Mapping[str, Fact], given: Mapping[str, Array]) -> dict[str, Array]:
+    """The given arrays in the network's own types; :class:`InputError` where they do not fit."""
+    for name in given:
+        if name not in facts:
+            raise InputError(f"unknown input '{name}'; the model's inputs are {_listed(facts)}")
+    if missing := [name for name in facts if name not in given]:
+        raise InputError(
+            f"input {', '.join(repr(n) for n in missing)} is missing; the model's inputs are "
+            f"{_listed(facts)}"
+        )
+    return {name: _checked(name, fact, given[name]) for name, fact in facts.items()}
+
+
+def _checked(name: str, fact: Fact, given: Array) -> Array:
+    array = np.asarray(given)
+    if array.shape != fact.shape:
+        raise InputError(
+            f"input '{name}': wanted shape {list(fact.shape)}, got {list(array.shape)}"
+        )
+    wanted = NUMPY_DTYPE[fact.dtype]
+    kinds = {"scalar": "fiu", "integer": "iu", "logical": "b"}[fact.dtype]
+    if array.dtype.kind not in kinds:
+        raise InputError(
+            f"input '{name}': wanted {fact.dtype} ({wanted.name}), got {array.dtype.name}"
+        )
+    if fact.dtype == "integer" and array.size and array.dtype != wanted:
+        limits = np.iinfo(wanted)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise InputError(f"input '{name}': values do not fit into {wanted.name}")
+    return array.astype(wanted, copy=False)
+
+
+def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
+    """Inputs for a measurement: uniform in [0, 1), small integers, coin flips."""
+    generator = np.random.default_rng(seed)
+    made: dict[str, Array] = {}
+    for name, fact in facts.items():
+        if fact.dtype == "scalar":
+            made[name] = generator.random(fact.shape, np.float32)
+        else:
+            made[name] = generator.integers(0, 2, fact.shape).astype(NUMPY_DTYPE[fact.dtype])
+    return made
+
+
+def _choose(backend: Gpu | str) -> Gpu | None:
+    """The GPU to use, or None for the CPU."""
+    if not isinstance(backend, str):
+        return backend
+    if backend not in ("auto", "gpu", "cpu"):
+        raise InputError(f"unknown backend '{backend}'; wanted a Gpu, 'auto', 'gpu' or 'cpu'")
+    if backend == "cpu":
+        return None
+    try:
+        from cml_engine.gpu.device import Gpu
+
+        return Gpu()
+    except ImportError as error:
+        refused = DeviceError(f"wgpu is not installed ({error}); pip install wgpu")
+    except DeviceError as error:
+        refused = error
+    if backend == "gpu":
+        raise refused
+    warnings.warn(f"running on the CPU: {refused}", RuntimeWarning, stacklevel=3)
+    return None
+
+
+def _time_nodes(program: CpuProgram, arrays: Mapping[str, Array]) -> list[float]:
+    times: list[float] = []
+    last = time.perf_counter()
+
+    def watch(node: Node, results: Any) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        times.append(1e3 * (now - last))
+        last = time.perf_counter()
+
+    program.run(arrays, watch)
+    return times
+
+
+def _listed(facts: Mapping[str, Fact]) -> str:
+    return ", ".join(f"{name}: {fact}" for name, fact in facts.items()) or "(none)"
