@@ -14,6 +14,9 @@ from cml_engine.graph import Fact
 PLAIN = "plain"
 C4 = "c4"
 
+#: what a shader calls one element: every element is a 32-bit word, ``logical`` is 0 or 1
+HLSL_TYPE = {"scalar": "float", "integer": "int", "logical": "uint"}
+
 
 def words(fact: Fact, layout: str) -> int:
     """32-bit words that the tensor takes in that layout."""

@@ -1,0 +1,148 @@
+"""NNEF's broadcasting: shapes are aligned from the LEFT, missing trailing dimensions are 1.
+
+``[1,8]`` meets ``[2,8,4,4]`` as ``[1,8,1,1]``: the opposite of NumPy. Here are the rule on shapes,
+the view of an array that makes NumPy follow it, and what a kernel walks: as few dimensions as
+possible, with one stride per operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InternalError, ShapeError
+from cml_engine.graph import Fact
+from cml_engine.layout import C4, PLAIN
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The common shape of tensors that are broadcast together.
+
+    Raises
+    ------
+    ShapeError
+        Two extents of one dimension differ and neither is 1.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    result = [1] * rank
+    for shape in shapes:
+        for axis, extent in enumerate(shape):
+            if extent == 1 or extent == result[axis]:
+                continue
+            if result[axis] != 1:
+                raise _mismatch(shapes, axis)
+            result[axis] = extent
+    return tuple(result)
+
+
+def _mismatch(shapes: Sequence[Shape], axis: int) -> ShapeError:
+    shown = " and ".join(str(list(s)) for s in shapes)
+    extents = sorted({s[axis] for s in shapes if axis < len(s)} - {1})
+    return ShapeError(
+        f"shapes {shown} do not broadcast: dimension {axis} is {' and '.join(map(str, extents))}, "
+        "wanted equal extents or 1. NNEF aligns shapes from the left; "
+        "insert extents of 1 with unsqueeze where a dimension is missing"
+    )
+
+
+def left_view(array: Array, rank: int) -> Array:
+    """The array with trailing dimensions of 1 up to ``rank``: NumPy then broadcasts NNEF's way."""
+    return array.reshape(array.shape + (1,) * (rank - array.ndim))
+
+
+def left_views(*arrays: Array) -> list[Array]:
+    """All arrays as views of the largest rank among them."""
+    rank = max(a.ndim for a in arrays)
+    return [left_view(a, rank) for a in arrays]
+
+
+def contiguous_strides(shape: Shape) -> Shape:
+    """Row-major strides in elements."""
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def split_channels(fact: Fact, layout: str, rank: int) -> tuple[Shape, Shape]:
+    """Extents and strides along ``[N, C/4, lane, spatial…]`` of a tensor that lies in ``layout``,
+    with trailing dimensions of 1 up to ``rank``; stride 0 where the extent is 1."""
+    batch, channels, *spatial = fact.shape + (1,) * (rank - fact.rank)
+    if channels % 4 and (channels != 1 or layout == C4):
+        raise InternalError(f"{layout} tensor {fact}: {channels} channels do not fall into fours")
+    if channels == 1:
+        n, _, *steps = broadcast_strides((batch, 1, *spatial))
+        return (batch, 1, 1, *spatial), (n, 0, 0, *steps)
+    if layout == PLAIN:
+        extents = (batch, channels // 4, 4, *spatial)
+        return extents, broadcast_strides(extents)
+    n, block, *steps, lane = broadcast_strides((batch, channels // 4, *spatial, 4))
+    return (batch, channels // 4, 4, *spatial), (n, block, lane, *steps)
+
+
+def in_memory_order(values: Shape, layout: str) -> Shape:
+    """Values along ``[N, C/4, lane, spatial…]`` in the order of memory: lanes last in c4."""
+    return values if layout == PLAIN else (*values[:2], *values[3:], values[2])
+
+
+def broadcast_strides(shape: Shape) -> Shape:
+    """Row-major strides, 0 along dimensions of extent 1."""
+    strides = contiguous_strides(shape)
+    return tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How a kernel goes over its result: extents, and for each operand its strides along them.
+
+    Dimensions are outermost first; there is at least one. ``strides[k]`` belongs to operand k.
+    """
+
+    extents: Shape
+    strides: tuple[Shape, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(self.extents)
+
+    @property
+    def flat(self) -> bool:
+        """One run through memory: every operand is dense or a single element."""
+        return len(self.extents) == 1
+
+
+def collapse(extents: Shape, strides: Sequence[Shape]) -> Walk:
+    """The fewest dimensions that walk the same elements in the same order: extents of 1 are
+    dropped, neighbours are merged where every operand steps evenly over both."""
+    dims: list[tuple[int, Shape]] = []
+    for axis, extent in enumerate(extents):
+        steps = tuple(s[axis] for s in strides)
+        if extent == 1:
+            continue
+        if dims and all(o == s * extent for o, s in zip(dims[-1][1], steps, strict=True)):
+            dims[-1] = (dims[-1][0] * extent, steps)
+        else:
+            dims.append((extent, steps))
+    if not dims:
+        dims = [(1, (0,) * len(strides))]
+    return Walk(
+        tuple(extent for extent, _ in dims),
+        tuple(tuple(steps[k] for _, steps in dims) for k in range(len(strides))),
+    )
+
+
+def walk(operands: Sequence[tuple[Fact, str]], out: Fact, out_layout: str) -> Walk:
+    """The walk of an elementwise operator over ``out``; operands come with their layouts, which
+    may differ from the result's: that is only a matter of strides."""
+    if all(layout == PLAIN for layout in (out_layout, *(layout for _, layout in operands))):
+        strides = [broadcast_strides(f.shape + (1,) * (out.rank - f.rank)) for f, _ in operands]
+        return collapse(out.shape, strides)
+    extents, _ = split_channels(out, out_layout, out.rank)
+    split = [split_channels(f, layout, out.rank)[1] for f, layout in operands]
+    return collapse(
+        in_memory_order(extents, out_layout), [in_memory_order(s, out_layout) for s in split]
+    )

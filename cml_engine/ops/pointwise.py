@@ -1,0 +1,263 @@
+"""What all elementwise operators have in common; ``elementwise.py`` is the table of them.
+
+A :class:`Row` says what an operator is, in HLSL and in NumPy. Shapes, broadcasting, the kernel
+variant, tests and cost follow from it. Its HLSL is an expression over operands and attributes, so
+that other kernels can put it behind their own results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
+from cml_engine.layout import HLSL_TYPE
+from cml_engine.ops.broadcast import Walk, broadcast_shapes, left_views, walk
+from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.spec import (
+    ROUNDING,
+    Case,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    elementwise_cost,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+
+_GROUP = 64
+#: elements (or vectors of four) per thread, and dimensions per walk: as in elementwise.hlsl
+_PER_THREAD = 4
+_MAX_DIMS = 9
+
+
+@dataclass(frozen=True)
+class Row:
+    """One elementwise operator.
+
+    Parameters
+    ----------
+    hlsl : an expression over the operands ``a`` to ``e`` and ``{attribute}`` names.
+    numpy : ``numpy(*arrays, *attribute values)``.
+    types : the operands' NNEF types; ``?`` is any, the same for all that have it.
+    result : the result's type; ``?`` is that of the ``?`` operands.
+    attrs : attributes in the order in which ``numpy`` takes them, each with test values.
+    low, high : test values of the operands lie between these.
+    extra : more test inputs, arrays of special values.
+    """
+
+    name: str
+    hlsl: str
+    numpy: Callable[..., Any]
+    types: tuple[str, ...] = ("scalar",)
+    result: str = "scalar"
+    flops: float = 1
+    tolerance: Tolerance = ROUNDING
+    attrs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    low: float = -3.0
+    high: float = 3.0
+    extra: tuple[tuple[Any, ...], ...] = ()
+
+    @property
+    def arity(self) -> int:
+        return len(self.types)
+
+    def values(self, attrs: Attrs) -> list[float]:
+        """The attributes' values, in the table's order."""
+        return [float(attrs[name]) for name in self.attrs]
+
+
+#: every elementwise operator by name
+ROWS: dict[str, Row] = {}
+
+
+def expression(op: str, attribute: Callable[[int], str]) -> str:
+    """The HLSL of an operator, with ``attribute(i)`` for its i-th attribute: for fused epilogues.
+
+    The operands are ``a``, ``b``, …; the functions it calls are in ``pointwise.hlsli``.
+    """
+    row = ROWS[op]
+    return row.hlsl.format(**{name: attribute(i) for i, name in enumerate(row.attrs)})
+
+
+# ---------------------------------------------------------------- shapes and types
+
+
+def _infer(row: Row, attrs: Attrs, *facts: Fact) -> Fact:
+    if len(facts) != row.arity:
+        raise ShapeError(f"wanted {row.arity} operands, got {len(facts)}")
+    generic = _generic_type(row, facts)
+    for i, (fact, wanted) in enumerate(zip(facts, row.types, strict=True)):
+        dtype = generic if wanted == "?" else wanted
+        if fact.dtype != dtype:
+            raise ShapeError(
+                f"operand {i + 1} is tensor<{fact.dtype}>, wanted tensor<{dtype}>; "
+                f"convert it with cast<{dtype}>(…)"
+            )
+    result = generic if row.result == "?" else row.result
+    return Fact(result, broadcast_shapes(*(f.shape for f in facts)))
+
+
+def _generic_type(row: Row, facts: Sequence[Fact]) -> str:
+    """What ``?`` stands for: the type of the first operand that has it."""
+    return next((f.dtype for f, t in zip(facts, row.types, strict=True) if t == "?"), "scalar")
+
+
+def _cpu(row: Row, attrs: Attrs, *arrays: Array) -> Array:
+    views = left_views(*arrays)
+    dtype = views[-1].dtype if row.result == "?" else NUMPY_DTYPE[row.result]
+    # overflow to infinity and NaN outside a domain are results here, as on the GPU
+    with np.errstate(all="ignore"):
+        result = row.numpy(*views, *(np.float32(v) for v in row.values(attrs)))
+    return np.array(result, dtype)
+
+
+# ---------------------------------------------------------------- GPU
+
+
+def _lower(row: Row, op: Lowering) -> Iterator[Dispatch]:
+    out = op.outputs[0]
+    if out.size == 0:
+        return
+    names = (*op.in_names, op.out_names[0])
+    operands = [(op.fact(name), op.layout(name)) for name in op.in_names]
+    steps = walk(operands, out, op.layout(op.out_names[0]))
+    width = 4 if _vectorises(steps) else 1
+    splat = [width == 4 and strides[-1] == 0 for strides in steps.strides]
+    yield Dispatch(
+        groups=-(-steps.size // (width * _GROUP * _PER_THREAD)),
+        tensors=names,
+        params=_params(row, op.attrs, steps, width, splat),
+        defines=_defines(row, op, steps, width, splat),
+    )
+
+
+def _vectorises(steps: Walk) -> bool:
+    """Four neighbours of the result are four neighbours, or one element, of every operand."""
+    return steps.extents[-1] % 4 == 0 and all(
+        s[-1] == 0 or (s[-1] == 1 and all(step % 4 == 0 for step in s[:-1])) for s in steps.strides
+    )
+
+
+def _params(
+    row: Row, attrs: Attrs, steps: Walk, width: int, splat: Sequence[bool]
+) -> dict[str, Any]:
+    extents = [*steps.extents[:-1], steps.extents[-1] // width]
+    stride = np.zeros((row.arity, _MAX_DIMS), np.uint32)
+    for k, strides in enumerate(steps.strides):
+        unit = 1 if splat[k] else width
+        inner_first = [strides[-1], *(s // unit for s in strides[-2::-1])]
+        stride[k, : len(inner_first)] = inner_first
+    return {
+        "count": steps.size // width,
+        "dims": len(extents),
+        "extent": extents[::-1],
+        "stride": stride.ravel(),
+        "attr": row.values(attrs) or [0.0],
+    }
+
+
+def _defines(
+    row: Row, op: Lowering, steps: Walk, width: int, splat: Sequence[bool]
+) -> dict[str, int | str]:
+    result = HLSL_TYPE[op.outputs[0].dtype]
+    vector = "4" if width == 4 else ""
+    defines: dict[str, int | str] = {
+        "EXPR": expression(row.name, lambda i: f"attr({i})"),
+        "ARITY": row.arity,
+        "VEC": width,
+        "FLAT": int(steps.flat),
+        "RESULT": result,
+        "OUT": f"T{row.arity}",
+        f"T{row.arity}_TYPE": result + vector,
+    }
+    for k, fact in enumerate(op.inputs):
+        element = HLSL_TYPE[fact.dtype]
+        defines[f"VALUE{k}"] = element
+        defines[f"T{k}_TYPE"] = element + ("" if splat[k] else vector)
+        defines[f"SPLAT{k}"] = int(splat[k])
+    return defines
+
+
+def _kernel(row: Row) -> Kernel:
+    strides, attrs = row.arity * _MAX_DIMS, max(1, len(row.attrs))
+    return Kernel(
+        "elementwise.hlsl",
+        params=f"count:u dims:u extent:u{_MAX_DIMS} stride:u{strides} attr:f{attrs}",
+        lower=partial(_lower, row),
+        group=_GROUP,
+        layouts="same",
+        trusted=True,
+    )
+
+
+# ---------------------------------------------------------------- tests
+
+_SHAPES: Mapping[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
+    1: (((2, 3, 5),), ((),), ((1031,),), ((1, 8, 3, 4),), ((2, 1, 3, 1, 2, 2),), ((3, 0, 2),)),
+    2: (
+        ((2, 3, 4, 5), (2, 3)),
+        ((1, 8), (2, 8, 4, 4)),
+        ((3, 1, 4), (1, 5, 1)),
+        ((), (7, 3)),
+        ((2, 4, 8), (2, 4, 8)),
+        ((1, 128, 1, 1), (1, 128, 1)),
+        ((2, 1, 3, 1, 2, 2), (1, 2, 1, 4)),
+        ((0, 3), (1, 3, 2)),
+        ((), ()),
+    ),
+    3: (
+        ((2, 3, 5), (2, 3, 5), (2, 3, 5)),
+        ((2,), (2, 3), (1, 3, 4)),
+        ((), (4, 4), ()),
+        ((1, 1, 3), (2, 1, 1, 5, 1, 2), (2, 4)),
+        ((3, 0), (3,), ()),
+        ((), (), ()),
+    ),
+    5: (
+        ((2, 8, 4, 4), (1, 8), (1, 8), (1, 8), (1, 8)),
+        ((2, 3, 5, 5), (1, 3), (1, 3, 1, 1), (), (1, 3)),
+        ((1, 3, 2, 1, 3, 2), (1, 3), (), (1, 3), (1, 3)),
+        ((2, 0, 3), (), (), (), ()),
+        ((), (), (), (), ()),
+    ),
+}
+
+
+def _cases(row: Row) -> list[Case]:
+    lists = list(row.attrs.values())
+    cases = []
+    for i, shapes in enumerate(_SHAPES[row.arity]):
+        attrs = {name: v[i % len(v)] for name, v in zip(row.attrs, lists, strict=True)}
+        cases.append(Case(tuple(map(partial(_random, row), shapes, row.types)), attrs))
+    first = {name: values[0] for name, values in row.attrs.items()}
+    cases += [Case(arrays, first, "special values") for arrays in row.extra]
+    return cases
+
+
+def _random(row: Row, shape: tuple[int, ...], dtype: str) -> Random:
+    return Random(shape, row.low, row.high, "scalar" if dtype == "?" else dtype)
+
+
+def declare(row: Row) -> OpSpec:
+    """Register the operator and everything that follows from its row."""
+    ROWS[row.name] = row
+    return register(
+        OpSpec(
+            row.name,
+            infer=partial(_infer, row),
+            cpu=partial(_cpu, row),
+            kernel=_kernel(row),
+            cost=elementwise_cost(row.flops),
+            cases=_cases(row),
+            tolerance=row.tolerance,
+        )
+    )

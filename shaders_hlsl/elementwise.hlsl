@@ -1,0 +1,95 @@
+// All elementwise operators: result = EXPR(a, b, c, d, e), operands broadcast by strides.
+//
+// defines: EXPR    the operator, over the operands a, b, … and attr(i)
+//          ARITY   number of operands, 1..5; T0…T(ARITY-1) are read, the next tensor is written
+//          RESULT  element type of the result; VALUE0, VALUE1, … of the operands
+//          VEC     4: four neighbours at a time, as one vector; 1: element by element
+//          SPLATK  operand K is one value for all four neighbours, read as a scalar (0 if VEC is 1)
+//          FLAT    one dimension: element i of the result needs element i (or 0) of the operands
+// params:  count   elements (vectors) in the result
+//          dims, extent(d), stride(K * MAX_DIMS + d): innermost dimension first
+#include "pointwise.hlsli"
+
+#define PER_THREAD 4
+#define MAX_DIMS 9
+
+#if VEC == 4
+#define OUT_TYPE vector<RESULT, 4>
+#define LANE(value, splat, l) LANE_OF(value, splat, l)
+#define LANE_OF(value, splat, l) LANE_##splat(value, l)
+#define LANE_0(value, l) value[l]
+#define LANE_1(value, l) value
+#define STORE(result, l) result[l]
+#else
+#define OUT_TYPE RESULT
+#define LANE(value, splat, l) value
+#define STORE(result, l) result
+#endif
+
+// Offsets of result element i in the operands.
+#if FLAT
+void locate(uint i, out uint at[ARITY]) {
+    [ForceUnroll] for (uint k = 0; k < ARITY; ++k) { at[k] = i * stride(k * MAX_DIMS); }
+}
+#else
+void locate(uint i, out uint at[ARITY]) {
+    { [ForceUnroll] for (uint k = 0; k < ARITY; ++k) { at[k] = 0; } }
+    uint rest = i;
+    for (uint d = 0; d < dims; ++d) {
+        // the outermost coordinate needs no division
+        uint next = d + 1 < dims ? rest / extent(d) : 0;
+        uint coordinate = d + 1 < dims ? rest - next * extent(d) : rest;
+        [ForceUnroll] for (uint k = 0; k < ARITY; ++k) {
+            at[k] += coordinate * stride(k * MAX_DIMS + d);
+        }
+        rest = next;
+    }
+}
+#endif
+
+OUT_TYPE compute(uint i) {
+    uint at[ARITY];
+    locate(i, at);
+    T0_TYPE v0 = T0[at[0]];
+#if ARITY > 1
+    T1_TYPE v1 = T1[at[1]];
+#endif
+#if ARITY > 2
+    T2_TYPE v2 = T2[at[2]];
+#endif
+#if ARITY > 3
+    T3_TYPE v3 = T3[at[3]];
+#endif
+#if ARITY > 4
+    T4_TYPE v4 = T4[at[4]];
+#endif
+    OUT_TYPE result;
+    [ForceUnroll] for (uint l = 0; l < VEC; ++l) {
+        VALUE0 a = LANE(v0, SPLAT0, l);
+#if ARITY > 1
+        VALUE1 b = LANE(v1, SPLAT1, l);
+#endif
+#if ARITY > 2
+        VALUE2 c = LANE(v2, SPLAT2, l);
+#endif
+#if ARITY > 3
+        VALUE3 d = LANE(v3, SPLAT3, l);
+#endif
+#if ARITY > 4
+        VALUE4 e = LANE(v4, SPLAT4, l);
+#endif
+        STORE(result, l) = RESULT(EXPR);
+    }
+    return result;
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    [ForceUnroll] for (uint k = 0; k < PER_THREAD; ++k) {
+        // neighbouring threads, neighbouring addresses
+        uint i = (group * PER_THREAD + k) * GROUP + tid.x;
+        if (i < count) { OUT[i] = compute(i); }
+    }
+}
