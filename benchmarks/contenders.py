@@ -1,0 +1,170 @@
+"""Who is measured: each loads the network once and returns a call that runs it once.
+
+A call takes the input from NumPy and gives the output back as NumPy, so what it costs to bring
+data to a GPU and back is in everybody's time. Everybody computes in 32-bit floats.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+Run = Callable[[Array], Array]
+
+OURS = "cml-engine"
+
+
+class Unavailable(Exception):
+    """The engine is installed but cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One network at one input size, in every format, and the input."""
+
+    folder: Path
+
+    @property
+    def param(self) -> Path:
+        return self.folder / "network.param"
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / "network.bin"
+
+    @property
+    def onnx(self) -> Path:
+        return self.folder / "network.onnx"
+
+    @property
+    def nnef(self) -> Path:
+        return self.folder / "network.nnef"
+
+    @property
+    def input(self) -> Path:
+        return self.folder / "input.npy"
+
+    def output(self, contender: str) -> Path:
+        return self.folder / f"output-{contender}.npy"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A contender ready to run, and the device that it says it runs on."""
+
+    run: Run
+    device: str
+
+
+@dataclass(frozen=True)
+class Contender:
+    """``package`` has to be installed and ``module`` importable for ``load`` to make it ready."""
+
+    key: str
+    title: str
+    package: str
+    module: str
+    load: Callable[[Workload], Loaded]
+
+
+def _threads() -> int:
+    return os.cpu_count() or 1
+
+
+def _load_ours(workload: Workload, on_gpu: bool) -> Loaded:
+    import cml_engine as cml
+
+    graph = cml.load(workload.nnef)
+    (source,), (target,) = graph.inputs, graph.outputs
+    backend: Any = cml.Gpu() if on_gpu else "cpu"
+    session = cml.Session(graph, backend)
+
+    def run(data: Array) -> Array:
+        return session.run({source: data})[target]
+
+    return Loaded(run, backend.name if on_gpu else f"{_threads()} CPU cores")
+
+
+def _load_ncnn(workload: Workload, on_gpu: bool) -> Loaded:
+    import ncnn
+
+    net = ncnn.Net()
+    device = f"{_threads()} threads"
+    if on_gpu:
+        if ncnn.get_gpu_count() == 0:
+            raise Unavailable("ncnn finds no Vulkan device")
+        index = ncnn.get_default_gpu_index()
+        net.set_vulkan_device(index)
+        device = ncnn.get_gpu_info(index).device_name()
+    _set_ncnn_options(net.opt, on_gpu)
+    if net.load_param(str(workload.param)) or net.load_model(str(workload.weights)):
+        raise Unavailable("ncnn cannot read the network")
+    if net.opt.use_vulkan_compute != on_gpu:
+        raise Unavailable("ncnn fell back to the CPU")
+    (source,), (target,) = net.input_names(), net.output_names()
+
+    def run(data: Array) -> Array:
+        extractor = net.create_extractor()
+        extractor.input(source, ncnn.Mat(data[0]))
+        failed, result = extractor.extract(target)
+        if failed:
+            raise Unavailable(f"ncnn failed with code {failed}")
+        return np.array(result)[None]
+
+    return Loaded(run, device)
+
+
+def _set_ncnn_options(options: Any, on_gpu: bool) -> None:
+    """32-bit floats throughout; everything else as ncnn has it by default."""
+    options.use_vulkan_compute = on_gpu
+    options.num_threads = _threads()
+    for name in (
+        "use_fp16_packed",
+        "use_fp16_storage",
+        "use_fp16_arithmetic",
+        "use_bf16_packed",
+        "use_bf16_storage",
+    ):
+        setattr(options, name, False)
+
+
+def _load_onnxruntime(workload: Workload) -> Loaded:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(workload.onnx), providers=["CPUExecutionProvider"])
+
+    def run(data: Array) -> Array:
+        result: Array = session.run(None, {"data": data})[0]
+        return result
+
+    return Loaded(run, f"{_threads()} threads")
+
+
+def _load_tract(workload: Workload) -> Loaded:
+    import tract
+
+    model = tract.onnx().load(str(workload.onnx)).into_model()
+    runnable = tract.runtime_for_name("default").prepare(model)
+
+    def run(data: Array) -> Array:
+        result: Array = runnable.run([data])[0].to_numpy()
+        return result
+
+    return Loaded(run, "1 thread")
+
+
+#: in the order of the table; the first two are this engine
+CONTENDERS = (
+    Contender("ours-gpu", "this engine, GPU", OURS, "wgpu", lambda w: _load_ours(w, True)),
+    Contender("ours-cpu", "this engine, CPU", OURS, "numpy", lambda w: _load_ours(w, False)),
+    Contender("ncnn-vulkan", "ncnn, Vulkan", "ncnn", "ncnn", lambda w: _load_ncnn(w, True)),
+    Contender("ncnn-cpu", "ncnn, CPU", "ncnn", "ncnn", lambda w: _load_ncnn(w, False)),
+    Contender("onnxruntime", "ONNX Runtime, CPU", "onnxruntime", "onnxruntime", _load_onnxruntime),
+    Contender("tract", "tract, CPU", "tract", "tract", _load_tract),
+)

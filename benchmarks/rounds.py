@@ -1,0 +1,152 @@
+"""Contenders take turns, so that a slow minute of the machine is everybody's slow minute."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import Contender
+
+#: seconds after which a silent worker is given up
+_PATIENCE = 300.0
+#: thread pools of the last contender may spin for a while after its turn
+_PAUSE = 0.05
+#: a turn is about this long, in milliseconds, and has no more runs than _MOST_RUNS
+_TURN_MS = 250.0
+_MOST_RUNS = 8
+
+
+class WorkerFailed(Exception):
+    """A worker that said no, fell silent or crashed; the message says which."""
+
+
+@dataclass
+class Result:
+    """What came of one contender: milliseconds by round, or the reason why there are none."""
+
+    contender: Contender
+    about: dict[str, Any] = field(default_factory=dict)
+    turns: list[list[float]] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def times(self) -> list[float]:
+        return [ms for turn in self.turns for ms in turn]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.times)
+
+    def ratio_to(self, other: Result) -> float:
+        """How many times as long as ``other``: the median over the rounds, each by itself."""
+        pairs = zip(self.turns, other.turns, strict=True)
+        return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
+
+
+class Worker:
+    """A contender's process; use as a context."""
+
+    def __init__(self, contender: Contender, folder: Path) -> None:
+        command = [sys.executable, "-m", "benchmarks.worker", contender.key, str(folder)]
+        self._log = (folder / f"{contender.key}.log").open("w+", encoding="utf-8")
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+    def about(self) -> dict[str, Any]:
+        """What the contender says of itself once it is ready."""
+        about: dict[str, Any] = self._answer()
+        if "error" in about:
+            raise WorkerFailed(about["error"])
+        return about
+
+    def measure(self, count: int) -> list[float]:
+        """Milliseconds of ``count`` runs."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.flush()
+        times: list[float] = self._answer()
+        return times
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        giving_up = threading.Timer(_PATIENCE, self._process.kill)
+        giving_up.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            giving_up.cancel()
+        if not line:
+            raise WorkerFailed(self._last_words())
+        return json.loads(line)
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        if code == -signal.SIGTERM or code == -9:
+            return f"no answer in {_PATIENCE:.0f} s"
+        self._log.seek(0)
+        said = self._log.read().strip().splitlines()
+        return f"crashed with code {code}" + (f": {said[-1]}" if said else "")
+
+
+def missing(contender: Contender) -> str:
+    """Why the contender cannot be started; "" if it can."""
+    return "" if installed(contender.module) else f"not installed: pip install {contender.package}"
+
+
+def installed(module: str) -> bool:
+    """Whether the module could be imported; nothing is."""
+    return importlib.util.find_spec(module) is not None
+
+
+def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> list[Result]:
+    """Every contender's times in ``rounds`` rounds of turns, those that fail left out."""
+    results = [Result(contender, problem=missing(contender)) for contender in contenders]
+    workers = {r.contender.key: _start(r, folder) for r in results if not r.problem}
+    try:
+        for _ in range(rounds):
+            for result in results:
+                if not result.problem:
+                    _take_turn(result, workers[result.contender.key])
+    finally:
+        for worker in workers.values():
+            worker.__exit__()
+    return results
+
+
+def _start(result: Result, folder: Path) -> Worker:
+    """Start one and wait until it is ready: loading is nobody else's noise."""
+    worker = Worker(result.contender, folder)
+    try:
+        result.about = worker.about()
+    except WorkerFailed as error:
+        result.problem = str(error)
+    return worker
+
+
+def _take_turn(result: Result, worker: Worker) -> None:
+    last = result.turns[-1][-1] if result.turns else _TURN_MS
+    count = max(1, min(_MOST_RUNS, round(_TURN_MS / last)))
+    time.sleep(_PAUSE)
+    try:
+        result.turns.append(worker.measure(count))
+    except WorkerFailed as error:
+        result.problem = str(error)

@@ -1,0 +1,146 @@
+"""Measured times as Markdown for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contenders import Workload
+from benchmarks.rounds import Result
+
+#: whose output all others are compared with
+REFERENCE = "ncnn-cpu"
+#: (whose time, beside whose, at most how many times as long)
+GOALS = (("ours-gpu", "ncnn-vulkan", 1.3), ("ours-cpu", "onnxruntime", 3.0))
+#: largest difference from the reference that is still the same picture
+TOLERANCE = 1e-4
+
+_HEAD = (
+    "engine", "device", "median ms", "min", "p10", "p90", "÷ ours GPU", "÷ ours CPU",
+    "max abs diff to ncnn",
+)  # fmt: skip
+
+
+def differences(results: Sequence[Result], workload: Workload) -> dict[str, float]:
+    """Largest absolute difference of each contender's output from the reference's."""
+    outputs = {}
+    for result in results:
+        path = workload.output(result.contender.key)
+        if result.about and path.is_file():
+            outputs[result.contender.key] = np.load(path).astype(np.float64)
+    reference = outputs.get(REFERENCE)
+    if reference is None:
+        return {}
+    return {key: _difference(value, reference) for key, value in outputs.items()}
+
+
+def _difference(value: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
+    """Infinite for another shape or a value that is no number: never a pass by accident."""
+    if value.shape != reference.shape or not np.isfinite(value).all():
+        return float("inf")
+    return float(np.abs(value - reference).max())
+
+
+def markdown(results: Sequence[Result], differences: dict[str, float]) -> str:
+    """The table, one row for each contender, those without a time with the reason."""
+    rows = [_row(result, results, differences) for result in results]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
+    lines.insert(1, "|---|---|" + "--:|" * (len(_HEAD) - 2))
+    return "\n".join(lines)
+
+
+def _row(
+    result: Result, results: Sequence[Result], differences: dict[str, float]
+) -> tuple[str, ...]:
+    title = f"{result.contender.title} {result.about.get('version', '')}".strip()
+    if result.problem or not result.turns:
+        return (title, result.problem, *[""] * (len(_HEAD) - 2))
+    low, high = np.percentile(result.times, (10, 90))
+    difference = differences.get(result.contender.key)
+    return (
+        title,
+        result.about["device"],
+        *(f"{ms:.1f}" for ms in (result.median, min(result.times), low, high)),
+        *(_ratio(result, find(results, key)) for key in ("ours-gpu", "ours-cpu")),
+        "" if difference is None else f"{difference:.1e}",
+    )
+
+
+def find(results: Sequence[Result], key: str) -> Result | None:
+    """The contender's result, if it has times."""
+    for result in results:
+        if result.contender.key == key and result.turns and not result.problem:
+            return result
+    return None
+
+
+def _ratio(result: Result, other: Result | None) -> str:
+    return f"{result.ratio_to(other):.2f}" if other else ""
+
+
+def verdicts(results: Sequence[Result], differences: dict[str, float]) -> list[tuple[bool, str]]:
+    """What is promised of speed and numbers, each with whether it holds in this run."""
+    found = []
+    for ours, peer, limit in GOALS:
+        mine, theirs = find(results, ours), find(results, peer)
+        if mine and theirs:
+            ratio = mine.ratio_to(theirs)
+            found.append((ratio <= limit, f"{ours} ÷ {peer} = {ratio:.2f}, at most {limit}"))
+    for key in ("ours-gpu", "ours-cpu"):
+        if key in differences:
+            text = f"{key} - {REFERENCE} = {differences[key]:.1e}, at most {TOLERANCE:.0e}"
+            found.append((differences[key] <= TOLERANCE, text))
+    return found
+
+
+def record(results: Sequence[Result], differences: dict[str, float]) -> list[dict[str, Any]]:
+    """Every contender's numbers, all single times included."""
+    return [
+        {
+            "key": result.contender.key,
+            "title": result.contender.title,
+            **result.about,
+            "problem": result.problem,
+            "median_ms": round(result.median, 3) if result.turns else None,
+            "turns_ms": [[round(ms, 3) for ms in turn] for turn in result.turns],
+            "max_abs_difference": differences.get(result.contender.key),
+        }
+        for result in results
+    ]
+
+
+def machine() -> dict[str, Any]:
+    """When, where and on which commit the run was made."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "-s") else ""),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,73 @@
+"""A contender in a process of its own: ``python -m benchmarks.worker CONTENDER FOLDER``.
+
+Engines bring thread pools, allocators and drivers that disturb each other, and may crash. The
+worker answers in lines of JSON: first what it is, then for every line "N" on its standard input
+the milliseconds of N runs. What native code prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from benchmarks.contenders import CONTENDERS, Array, Contender, Run, Workload
+
+
+def own_stdout() -> TextIO:
+    """The pipe to the parent, out of reach of native code, which now writes to standard error."""
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return pipe
+
+
+def start(contender: Contender, workload: Workload, data: Array) -> tuple[Run, dict[str, Any]]:
+    """The contender loaded and run once, its output saved, and what there is to say about it."""
+    begun = time.perf_counter()
+    loaded = contender.load(workload)
+    output = loaded.run(data)
+    first = time.perf_counter() - begun
+    np.save(workload.output(contender.key), output)
+    about = {
+        "device": loaded.device,
+        "version": metadata.version(contender.package),
+        "first_ms": round(first * 1000, 1),
+    }
+    return loaded.run, about
+
+
+def measure(run: Run, data: Array, count: int) -> list[float]:
+    """Milliseconds of ``count`` runs, after one that only wakes threads and warms caches."""
+    run(data)
+    times = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        run(data)
+        times.append((time.perf_counter() - begun) * 1000)
+    return times
+
+
+def main(key: str, folder: Path) -> int:
+    pipe = own_stdout()
+    workload = Workload(folder)
+    data = np.load(workload.input)
+    contender = next(c for c in CONTENDERS if c.key == key)
+    try:
+        run, about = start(contender, workload, data)
+    except Exception as error:  # whatever it is becomes a line of the table
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=pipe, flush=True)
+        return 1
+    print(json.dumps(about), file=pipe, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(measure(run, data, int(line))), file=pipe, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
