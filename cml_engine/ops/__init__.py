@@ -19,7 +19,18 @@ from cml_engine.ops.spec import (
 )
 
 #: the families; importing one registers its operators
-FAMILIES = ("elementwise", "conv", "matmul", "pool", "reduce", "resample", "movement")
+FAMILIES = (
+    "elementwise",
+    "conv",
+    "matmul",
+    "pool",
+    "reduce",
+    "resample",
+    "movement",
+    "slicing",
+    "padding",
+    "gather",
+)
 
 
 def load_families() -> None:

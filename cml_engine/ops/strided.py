@@ -22,8 +22,8 @@ _PARAMS = (
     "src_carry:i16 dst_carry:i16"
 )
 #: kernel variants by number of dimensions: few, so that a new shape seldom needs a new pipeline
-_RANKS = (1, 2, 3, 4, 8, MAX_DIMS)
-_GROUP, _ITEMS = 64, 4
+_RANKS = (1, 2, 3, 4, 5, 8, MAX_DIMS)
+_GROUP, _ITEMS = 64, 8
 #: shorter rows would leave most lanes of a thread's ITEMS idle
 _LONG_ROW = 4 * _ITEMS
 #: a matrix is transposed through groupshared memory from this side on
@@ -99,10 +99,11 @@ def copy_dispatch(op: Lowering, source: str, target: str, copy: Copy) -> Dispatc
 
 def _plain(source: str, target: str, copy: Copy, words: int) -> Dispatch:
     row = copy.dims[-1].extent
-    by_rows = len(copy.dims) == 1 or row % _ITEMS == 0 or row >= _LONG_ROW
-    blocks = -(-row // _ITEMS)
+    items = 4 if row % _ITEMS == 4 and row < _LONG_ROW else _ITEMS
+    by_rows = len(copy.dims) == 1 or row % items == 0 or row >= _LONG_ROW
+    blocks = -(-row // items)
     n = copy.size // row * blocks if by_rows else copy.size
-    per_group = _GROUP if by_rows else _GROUP * _ITEMS
+    per_group = _GROUP if by_rows else _GROUP * items
     item = "uint4" if words == 4 else "uint"
     return Dispatch(
         groups=-(-n // per_group),
@@ -110,7 +111,7 @@ def _plain(source: str, target: str, copy: Copy, words: int) -> Dispatch:
         params={"n": n, "blocks": blocks, **_params(copy)},
         defines={
             "RANK": _variant(copy),
-            "ITEMS": _ITEMS,
+            "ITEMS": items,
             "T0_TYPE": item,
             "T1_TYPE": item,
             **({"ROWS": 1} if by_rows else {}),

@@ -1,0 +1,62 @@
+// gather: T2[o, j, row] = T0[o, T1[j], row]; cast: T1[i] = T0[i] in another dtype.
+//
+// gather: `row` items follow each index (1 where the last axis is gathered), a thread takes ITEMS
+// of one row, `blocks` apart. An item is a word or, where rows are aligned, a uint4. An index that
+// is not in the axis reads its first or last entry: the CPU refuses it, a shader cannot.
+
+#ifdef CAST
+
+T1_TYPE converted(T0_TYPE x)
+{
+#if defined(FLOAT_TO_INT)
+    // towards zero; what an int cannot hold becomes its nearest, NaN becomes 0
+    bool nan = (asuint(x) & 0x7fffffffu) > 0x7f800000u;
+    int inside = int(clamp(x, -2147483648.0, 2147483520.0));
+    return nan ? 0 : (x >= 2147483648.0 ? 2147483647 : inside);
+#elif defined(FLOAT_TO_LOGICAL)
+    // by its bits: a NaN is not 0, and a device may take a denormal for 0
+    return (asuint(x) & 0x7fffffffu) != 0 ? 1u : 0u;
+#elif defined(TO_LOGICAL)
+    return x != T0_TYPE(0) ? 1u : 0u;
+#else
+    return T1_TYPE(x);
+#endif
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    [ForceUnroll]
+    for (uint k = 0; k < ITEMS; k++) {
+        uint i = (group * ITEMS + k) * GROUP + lane;
+        if (i < n) { T1[i] = converted(T0[i]); }
+    }
+}
+
+#else
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint rest = group * GROUP + lane;
+    if (rest >= n) { return; }
+    uint at = rest % blocks;
+    rest /= blocks;
+    uint outer = rest / indices;
+    uint from = uint(clamp(T1[rest - outer * indices], 0, int(extent) - 1));
+    uint src = (outer * extent + from) * row + at;
+    uint dst = rest * row + at;
+    [ForceUnroll]
+    for (uint k = 0; k < ITEMS; k++) {
+        if (at < row) { T2[dst] = T0[src]; }
+        at += blocks;
+        src += blocks;
+        dst += blocks;
+    }
+}
+
+#endif
