@@ -81,7 +81,7 @@ def write_all(files: Mapping[Path, Mapping[str, Array]]) -> None:
 
 def _read_npy(path: Path) -> Array:
     # mapping the file checks its length against its header before any memory is taken
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def _read_npz(path: Path, name: str) -> Array:

@@ -176,6 +176,21 @@ def _positive(text: str) -> int:
     return value
 
 
+#: options that several commands share: name or flags, and what argparse is told of them
+_SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "model": (("model",), {"help": "NNEF folder, graph.nnef inside one, or .tgz of one"}),
+    "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
+    "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
+    "json": (("--json",), {"action": "store_true"}),
+}
+
+
+def _add(parser: argparse.ArgumentParser, *names: str) -> None:
+    for name in names:
+        flags, options = _SHARED[name]
+        parser.add_argument(*flags, **options)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cml", description="Run, rank and check NNEF networks on the GPU or the CPU."
@@ -188,29 +203,18 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=run)
         return sub
 
-    def model(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("model", help="NNEF folder, graph.nnef inside one, or .tgz of one")
-
-    def backend(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--backend", choices=("auto", "gpu", "cpu"), default="auto")
-
-    def inputs(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("-i", "--input", action="append", default=[], metavar="NAME=FILE")
-
     sub = command("run", _run, "Run a model on tensors from .npy, .npz or .png files.")
-    model(sub), inputs(sub), backend(sub)
+    _add(sub, "model", "inputs", "backend")
     sub.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
     sub = command("info", _info, "Inputs, outputs, operators, weights, memory, predicted time.")
-    model(sub)
+    _add(sub, "model", "json")
     sub.add_argument("--plan", action="store_true", help="list every dispatch")
-    sub.add_argument("--json", action="store_true")
     sub = command("rank", _rank, "Which operators the time goes to.")
-    model(sub), backend(sub)
+    _add(sub, "model", "backend", "json")
     sub.add_argument("--runs", type=_positive, default=10)
-    sub.add_argument("--json", action="store_true")
     sub.add_argument("--csv", action="store_true")
     sub = command("validate", _validate, "Check the GPU against NumPy, operator by operator.")
-    model(sub), inputs(sub)
+    _add(sub, "model", "inputs")
     sub.add_argument("--seed", type=int, default=0, help="of the random inputs")
     command("ops", _ops, "Every operator, and how each backend runs it.")
     sub = command("convert", _convert, "Turn a model of another format into an NNEF folder.")

@@ -123,7 +123,9 @@ class Graph:
 
     ``labels`` maps the constants that came from ``variable`` to their file's label. ``updates``
     pairs a variable with the tensor that becomes its value after a run (NNEF ``update``).
-    ``sources`` says where an input or constant was declared.
+    ``sources`` says where an input or constant was declared. ``quantization`` holds what a
+    ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
+    ``declarations`` has the fragment declarations of operators that are not NNEF's own.
     """
 
     name: str
@@ -135,6 +137,8 @@ class Graph:
     labels: Mapping[str, str] = field(default_factory=dict)
     updates: tuple[tuple[str, str], ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict)
+    quantization: Mapping[str, Attrs] = field(default_factory=dict)
+    declarations: Mapping[str, str] = field(default_factory=dict)
 
     def with_(self, **changes: Any) -> Graph:
         """A copy with some fields changed."""

@@ -106,9 +106,7 @@ class Session:
         """Give the variables that the network updates the values in its files."""
         self._program.reset()
 
-    def rank(
-        self, inputs: Mapping[str, Array] | None = None, *, runs: int = 10
-    ) -> RankReport:
+    def rank(self, inputs: Mapping[str, Array] | None = None, *, runs: int = 10) -> RankReport:
         """Time per operator over ``runs`` runs, after one that is not counted. Without ``inputs``
         random ones are used. ``str()`` of the report is the table."""
         arrays = check_inputs(self.inputs, inputs or random_inputs(self.inputs))

@@ -14,7 +14,7 @@ from cml_engine.gpu.device import SLICE_BYTES, Gpu, Pipeline
 from cml_engine.gpu.hlsl import shader_key
 from cml_engine.gpu.params import parse_params
 from cml_engine.gpu.timers import PassTimer
-from cml_engine.graph import NUMPY_DTYPE, Fact
+from cml_engine.graph import NUMPY_DTYPE
 from cml_engine.plan import Binding, Plan, Step, TensorPlace
 
 Array = np.ndarray[Any, Any]
@@ -68,7 +68,7 @@ class GpuProgram:
         """Put the graph's inputs into the arena (queued before the next submit)."""
         for name, place in self.plan.inputs.items():
             if place.fact.size:
-                words = _to_words(inputs[name], place.fact)
+                words = _to_words(inputs[name], place)
                 self.gpu.queue.write_buffer(self._arena, place.binding.offset, words)
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder, step: int) -> None:
@@ -123,9 +123,7 @@ class GpuProgram:
 
     def fill_arena(self, word: int) -> None:
         """Set every word of the arena (tests: what a kernel did not write shows)."""
-        self.gpu.queue.write_buffer(
-            self._arena, 0, np.full(self._arena.size // 4, word, np.uint32)
-        )
+        self.gpu.queue.write_buffer(self._arena, 0, np.full(self._arena.size // 4, word, np.uint32))
 
     def time_steps(self, inputs: Mapping[str, Array], runs: int) -> Array:
         """Milliseconds of every step, ``[runs, steps]``, each step in a pass of its own: passes
@@ -171,9 +169,7 @@ class GpuProgram:
             _bind(1, uniforms.params, *uniforms.params_range(step)),
         ]
         for i, binding in enumerate(step.bindings):
-            entries.append(
-                _bind(i + 2, self._space(binding.space), binding.offset, binding.nbytes)
-            )
+            entries.append(_bind(i + 2, self._space(binding.space), binding.offset, binding.nbytes))
         bind_group = self.gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
         return _Launch(pipeline, bind_group, self._slots.step_offset(step.index), step.groups)
 
@@ -292,10 +288,11 @@ def _bind(binding: int, buffer: wgpu.GPUBuffer, offset: int, size: int) -> dict[
     return {"binding": binding, "resource": {"buffer": buffer, "offset": offset, "size": size}}
 
 
-def _to_words(array: Array, fact: Fact) -> Array:
-    """The array as the GPU wants it: row-major 32-bit words."""
-    dtype = np.dtype(np.uint32) if fact.dtype == "logical" else NUMPY_DTYPE[fact.dtype]
-    return np.ascontiguousarray(array, dtype)
+def _to_words(array: Array, place: TensorPlace) -> Array:
+    """The array as the GPU wants it: 32-bit words in the tensor's layout."""
+    logical = place.fact.dtype == "logical"
+    dtype = np.dtype(np.uint32) if logical else NUMPY_DTYPE[place.fact.dtype]
+    return np.ascontiguousarray(block(array) if place.layout == "c4" else array, dtype)
 
 
 def _from_words(data: Any, place: TensorPlace) -> Array:
@@ -304,6 +301,15 @@ def _from_words(data: Any, place: TensorPlace) -> Array:
     words = np.frombuffer(data, dtype)
     plain = unblock(words, fact.shape) if place.layout == "c4" else words[: fact.size]
     return np.array(plain.reshape(fact.shape), NUMPY_DTYPE[fact.dtype])
+
+
+def block(array: Array) -> Array:
+    """A tensor ``[N, C, spatial…]`` as c4 (``cml_engine/layout.py``)."""
+    batch, channels, *spatial = array.shape
+    blocks = -(-channels // 4)
+    padded = np.zeros((batch, blocks * 4, *spatial), array.dtype)
+    padded[:, :channels] = array
+    return np.moveaxis(padded.reshape(batch, blocks, 4, *spatial), 2, -1)
 
 
 def unblock(words: Array, shape: tuple[int, ...]) -> Array:

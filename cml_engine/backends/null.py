@@ -31,7 +31,7 @@ class NullProgram:
     def run_ranges(self, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> None:
         """Log ranges of workgroups; a range outside its step is refused as a GPU would not."""
         for step, first, count in ranges:
-            if not (0 <= first and count >= 0 and first + count <= self.plan.steps[step].groups):
+            if not (first >= 0 and count >= 0 and first + count <= self.plan.steps[step].groups):
                 raise ValueError(
                     f"range [{first}, {first + count}) outside step {step} with "
                     f"{self.plan.steps[step].groups} workgroups"

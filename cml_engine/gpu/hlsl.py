@@ -71,7 +71,7 @@ def resolve(path: str | Path) -> Path:
 
 
 def resolved_source(key: ShaderKey) -> str:
-    """What the compiler sees: defines, prelude, then the kernel's file with its own line numbers."""
+    """What the compiler sees: defines, prelude, and the kernel's file with its line numbers."""
     lines = [f"#define {name} {value}" for name, value in key.defines]
     lines += [_PRELUDE, parse_params(key.params).hlsl()]
     for i in range(key.tensors):

@@ -40,9 +40,7 @@ class PassTimer:
         if self._queries is None or self._queries.count < count:
             self._queries = device.create_query_set(type="timestamp", count=count)
         usage = wgpu.BufferUsage
-        resolved = device.create_buffer(
-            size=8 * count, usage=usage.QUERY_RESOLVE | usage.COPY_SRC
-        )
+        resolved = device.create_buffer(size=8 * count, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
         encoder = device.create_command_encoder()
         for i, step in enumerate(steps):
             stamps = {

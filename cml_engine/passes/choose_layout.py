@@ -58,9 +58,7 @@ def _visit(graph: Graph, node: Node, ties: _Ties, plain: set[str], wanted: set[s
     plain.update(n for n in node.inputs[1:] if n in maps)
 
 
-def _tie_same(
-    graph: Graph, maps: list[str], result: Fact, ties: _Ties, plain: set[str]
-) -> None:
+def _tie_same(graph: Graph, maps: list[str], result: Fact, ties: _Ties, plain: set[str]) -> None:
     """All feature maps of an elementwise node lie alike, and only whole blocks may be computed
     on blindly: lanes past the last channel would not stay zero."""
     blocked = [n for n in maps if _has_result_channels(graph.facts[n], result)]

@@ -24,7 +24,7 @@ def _always(graph: Graph, result: Fact, others: tuple[str, ...]) -> bool:
 
 
 def _per_channel_constant(graph: Graph, result: Fact, others: tuple[str, ...]) -> bool:
-    """Constant, and one value for all or one per channel: ``[]``, ``[1]``, ``[1,C]``, ``[1,C,1…]``."""
+    """Constant, and one value for all or one per channel: ``[]``, ``[1,C]``, ``[1,C,1…]``."""
 
     def fits(name: str) -> bool:
         shape = graph.facts[name].shape

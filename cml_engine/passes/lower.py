@@ -122,7 +122,7 @@ def _place_arena(
     options: PlanOptions,
 ) -> tuple[dict[str, int], Memory]:
     last_step = len(draft.dispatches)
-    used: dict[str, tuple[int, int]] = {name: (-1, -1) for name in graph.inputs}
+    used: dict[str, tuple[int, int]] = dict.fromkeys(graph.inputs, (-1, -1))
     for node in graph.nodes:  # a result that no dispatch writes (zero extents) has a place too
         for name in node.outputs:
             if name not in alias:

@@ -36,9 +36,7 @@ def place(items: Sequence[Item], alignment: int) -> tuple[dict[str, int], Memory
     need), then random exchanges of the best order; the smallest arena wins. Sizes are rounded up
     to ``alignment``, in the lower bound too. Deterministic.
     """
-    rounded = [
-        Item(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items
-    ]
+    rounded = [Item(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items]
     bound = lower_bound(rounded)
     orders: list[Callable[[Item], tuple[int, ...]]] = [
         lambda i: (-i.nbytes, i.first),

@@ -64,10 +64,11 @@ class ModelInfo:
         return json.dumps(asdict(self), indent=2)
 
 
-def model_info(graph: Graph, limits: Limits = Limits()) -> ModelInfo:
-    """Plan the graph for the given limits and sum it up; runs nothing and needs no GPU."""
+def model_info(graph: Graph, limits: Limits | None = None) -> ModelInfo:
+    """Plan the graph (for WebGPU's guaranteed limits if none are given) and sum it up; runs
+    nothing and needs no GPU."""
     optimized = optimize(graph)
-    plan = lower(optimized, limits, choose_layout(optimized))
+    plan = lower(optimized, limits or Limits(), choose_layout(optimized))
     operators = Counter(node.op for node in graph.nodes)
     return ModelInfo(
         model=graph.name,
@@ -91,8 +92,7 @@ def model_info(graph: Graph, limits: Limits = Limits()) -> ModelInfo:
 def predicted_ms(plan: Plan) -> float:
     """Roofline sum over the steps on the reference device."""
     seconds = sum(
-        max(s.cost.flops / REFERENCE_FLOPS, s.cost.bytes / REFERENCE_BYTES_PER_S)
-        + _STEP_OVERHEAD_S
+        max(s.cost.flops / REFERENCE_FLOPS, s.cost.bytes / REFERENCE_BYTES_PER_S) + _STEP_OVERHEAD_S
         for s in plan.steps
     )
     return 1e3 * seconds

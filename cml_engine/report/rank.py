@@ -26,7 +26,12 @@ class OpTime:
 
     @classmethod
     def of_step(cls, step: Step) -> OpTime:
-        return cls("+".join((step.op, *step.fused)), step.title, step.cost, step.source.line if step.source else 0)
+        return cls(
+            "+".join((step.op, *step.fused)),
+            step.title,
+            step.cost,
+            step.source.line if step.source else 0,
+        )
 
     @classmethod
     def of_node(cls, node: Node, graph: Graph) -> OpTime:

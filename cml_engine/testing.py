@@ -1,0 +1,216 @@
+"""Checks of one operator, made from its own declaration: for our tests and for a game's own.
+
+>>> for case in spec.cases:                        # doctest: +SKIP
+...     check_on_gpu(spec.name, case, gpu)
+
+A kernel passes when its results agree with NumPy, when nothing is written outside its outputs,
+and when running its workgroups in any partition and order gives the same bits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cml_engine.backends.cpu import run_node
+from cml_engine.errors import CmlError
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
+from cml_engine.layout import C4
+from cml_engine.nnef.signatures import REQUIRED, standard_signatures
+from cml_engine.ops.spec import Case, OpSpec, Random, lookup
+from cml_engine.passes.infer import infer_facts
+from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.report.compare import compare
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.device import Gpu
+
+Array = np.ndarray[Any, Any]
+#: what lies between the tensors while a kernel is checked: a NaN, so that reading it shows too
+SENTINEL = 0x7FC0_CAFE
+_GUARD_BYTES = 512
+
+
+def case_graph(
+    op: str, case: Case, *, constants: bool = False, seed: int = 0
+) -> tuple[Graph, dict[str, Array]]:
+    """A graph of the one node that a case describes, and its input values. With ``constants``
+    all inputs but the first are constants, as a model's weights are."""
+    arrays = [_array(given, seed + i) for i, given in enumerate(case.inputs)]
+    names = tuple(f"x{i}" for i in range(len(arrays)))
+    values = dict(zip(names, arrays, strict=True))
+    fixed = names[1:] if constants else ()
+    facts = {name: _fact(array) for name, array in values.items()}
+    attrs = full_attrs(op, case.attrs)
+    outputs = _output_names(op, attrs, [facts[n] for n in names])
+    graph = Graph(
+        name=op,
+        inputs=tuple(n for n in names if n not in fixed),
+        outputs=outputs,
+        nodes=(Node(op, names, outputs, attrs),),
+        facts=facts,
+        constants={n: values[n] for n in fixed},
+    )
+    return infer_facts(graph), {n: values[n] for n in graph.inputs}
+
+
+def full_attrs(op: str, given: Mapping[str, Any]) -> Attrs:
+    """The attributes with the standard's defaults filled in."""
+    signature = standard_signatures().get(op)
+    defaults: dict[str, Any] = {}
+    for param in signature.attrs if signature else ():
+        if param.default is not REQUIRED:
+            defaults[param.name] = param.default
+    return Attrs({**defaults, **given})
+
+
+def check_on_gpu(
+    op: str,
+    case: Case,
+    gpu: Gpu,
+    *,
+    constants: bool = False,
+    layouts: Mapping[str, str] | None = None,
+    partitions: int = 2,
+) -> float:
+    """Run a case on the GPU and raise ``AssertionError`` with the reason where it fails; returns
+    the worst error as a share of the tolerance."""
+    graph, inputs = case_graph(op, case, constants=constants)
+    return check_graph(graph, inputs, gpu, layouts=layouts, partitions=partitions)
+
+
+def check_graph(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    gpu: Gpu,
+    *,
+    layouts: Mapping[str, str] | None = None,
+    partitions: int = 2,
+) -> float:
+    """As :func:`check_on_gpu`, for a graph of any nodes; the last node's tolerance counts."""
+    from cml_engine.backends.gpu import GpuProgram
+    from cml_engine.backends.shadow import node_tolerance
+
+    options = PlanOptions(keep=True, guard=_GUARD_BYTES)
+    plan = lower(graph, gpu.limits, dict(layouts or {}), options)
+    program = GpuProgram(plan, gpu)
+    whole = [(step.index, 0, step.groups) for step in plan.steps]
+    wanted = reference(graph, inputs)
+    got, first_arena = _run(program, inputs, whole)
+    worst = 0.0
+    for node in graph.nodes:
+        for name in node.outputs:
+            verdict = compare(got[name], wanted[name], node_tolerance(node))
+            assert verdict.ok, f"{name}: {verdict.problem}"
+            worst = max(worst, verdict.worst)
+    _check_guards(program, first_arena)
+    for seed in range(partitions):
+        _, arena = _run(program, inputs, random_partition(whole, seed))
+        assert np.array_equal(arena, first_arena), (
+            f"partition {seed} of the workgroups gives other bits than the whole run"
+        )
+    return worst
+
+
+def reference(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Every tensor of the graph in NumPy."""
+    values: dict[str, Array] = {**graph.constants, **inputs}
+    for node in graph.nodes:
+        results = run_node(node, [values[name] for name in node.reads])
+        for name, value in zip(node.outputs, results, strict=True):
+            fact = graph.facts[name]
+            assert np.shape(value) == fact.shape, (
+                f"{node.title}: NumPy gave {np.shape(value)}, infer said {fact}"
+            )
+            values[name] = np.asarray(value, NUMPY_DTYPE[fact.dtype])
+    return values
+
+
+def random_partition(
+    whole: Sequence[tuple[int, int, int]], seed: int
+) -> list[tuple[int, int, int]]:
+    """Every step's workgroups cut at random places; the parts of a step in random order."""
+    generator = random.Random(seed)
+    parts: list[tuple[int, int, int]] = []
+    for step, _, groups in whole:
+        cuts = sorted({0, groups, *(generator.randrange(groups + 1) for _ in range(3))})
+        ranges = [(step, a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+        generator.shuffle(ranges)
+        parts += ranges
+    return parts
+
+
+def blocked_layouts(graph: Graph) -> Iterable[dict[str, str]]:
+    """The layouts besides plain in which a node's kernel must work too."""
+    node = graph.nodes[0]
+    kernel = lookup(node.op).kernel
+    result = graph.facts[node.outputs[0]]
+    if kernel is None or kernel.layouts == "plain" or result.rank < 3 or result.dtype != "scalar":
+        return
+    first = node.inputs[0]
+    ends = [n for n in (first, node.outputs[0]) if n not in graph.constants]
+    if kernel.layouts == "any":
+        yield dict.fromkeys(ends, C4)
+        for name in ends:
+            yield {name: C4}
+    elif result.shape[1] % 4 == 0:
+        maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank == result.rank]
+        alike = [n for n in maps if graph.facts[n].shape[1] == result.shape[1]]
+        fixed = any(n in graph.constants for n in alike)
+        if not fixed and all(graph.facts[n].dtype == "scalar" for n in alike):
+            yield dict.fromkeys(alike, C4)
+
+
+def _run(
+    program: Any, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]
+) -> tuple[dict[str, Array], Array]:
+    program.fill_arena(SENTINEL)
+    program.run_ranges(inputs, ranges)
+    plan = program.plan
+    values = {name: program.read_tensor(place) for name, place in plan.tensors.items()}
+    return values, np.array(program.read_arena())
+
+
+def _check_guards(program: Any, arena: Array) -> None:
+    """Nothing but inputs, outputs and scratch may differ from the sentinel."""
+    free = np.ones(arena.size, bool)
+    plan = program.plan
+    used = [b for step in plan.steps for b in step.bindings if b.space == "arena"]
+    used += [p.binding for p in (*plan.inputs.values(), *plan.tensors.values())]
+    for binding in used:
+        if binding.space == "arena":
+            free[binding.offset // 4 : binding.end // 4] = False
+    touched = free & (arena != SENTINEL)
+    assert not touched.any(), f"a kernel wrote outside its tensors, at word {touched.argmax()}"
+
+
+def _array(given: Any, seed: int) -> Array:
+    if isinstance(given, np.ndarray | np.generic | float | int | bool):
+        array = np.asarray(given)
+        kind = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}[array.dtype.kind]
+        return array.astype(kind)
+    wanted = given if isinstance(given, Random) else Random(tuple(given))
+    generator = np.random.default_rng(seed)
+    if wanted.dtype == "logical":
+        return generator.integers(0, 2, wanted.shape).astype(np.bool_)
+    if wanted.dtype == "integer":
+        low, high = int(wanted.low), max(int(wanted.high), int(wanted.low) + 1)
+        return generator.integers(low, high, wanted.shape).astype(np.int32)
+    return generator.uniform(wanted.low, wanted.high, wanted.shape).astype(np.float32)
+
+
+def _fact(array: Array) -> Fact:
+    return Fact({"f": "scalar", "i": "integer", "b": "logical"}[array.dtype.kind], array.shape)
+
+
+def _output_names(op: str, attrs: Attrs, facts: list[Fact]) -> tuple[str, ...]:
+    spec: OpSpec = lookup(op)
+    try:
+        inferred = spec.infer(attrs, *facts)
+    except CmlError as error:
+        raise AssertionError(f"{op}: the case does not infer: {error}") from error
+    count = 1 if isinstance(inferred, Fact) else len(list(inferred))
+    return tuple(f"y{i}" for i in range(count))

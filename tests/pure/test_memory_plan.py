@@ -1,0 +1,67 @@
+"""The memory plan: tensors alive at the same time never overlap, and the arena is small."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cml_engine.passes.plan_memory import Item, lower_bound, place
+
+
+@st.composite
+def items(draw):
+    count = draw(st.integers(1, 25))
+    made = []
+    for i in range(count):
+        first = draw(st.integers(0, 30))
+        last = first + draw(st.integers(0, 10))
+        made.append(Item(f"t{i}", draw(st.integers(0, 5000)), first, last))
+    return made
+
+
+@settings(max_examples=150, deadline=None)
+@given(items(), st.sampled_from([1, 32, 256]))
+def test_living_tensors_never_overlap(tensors, alignment):
+    offsets, memory = place(tensors, alignment)
+    for i, a in enumerate(tensors):
+        assert offsets[a.name] % alignment == 0
+        assert offsets[a.name] + a.nbytes <= memory.peak
+        for b in tensors[:i]:
+            if a.overlaps(b) and a.nbytes and b.nbytes:
+                apart = (
+                    offsets[a.name] + a.nbytes <= offsets[b.name]
+                    or offsets[b.name] + b.nbytes <= offsets[a.name]
+                )
+                assert apart, f"{a} and {b} overlap"
+    assert memory.peak >= memory.bound
+
+
+def test_lower_bound_is_the_fullest_step():
+    tensors = [Item("a", 100, 0, 2), Item("b", 50, 1, 1), Item("c", 70, 3, 4)]
+    assert lower_bound(tensors) == 150
+
+
+def test_a_chain_takes_two_tensors():
+    chain = [Item(f"t{i}", 1024, i, i + 1) for i in range(50)]
+    _, memory = place(chain, 256)
+    assert memory.peak == 2048
+    assert memory.ratio == 1.0
+
+
+def test_a_u_net_stays_within_five_percent():
+    """Skip connections of halving sizes, as in an encoder and decoder."""
+    sizes = [64 << 20 >> (2 * level) for level in range(5)]
+    tensors, step = [], 0
+    ends = 2 * len(sizes)
+    for level, size in enumerate(sizes):
+        tensors.append(Item(f"enc{level}", size, step, ends - level))
+        tensors.append(Item(f"tmp{level}", size // 2, step, step + 1))
+        step += 1
+    for level, size in reversed(list(enumerate(sizes))):
+        tensors.append(Item(f"dec{level}", size, step, step + 1))
+        step += 1
+    _, memory = place(tensors, 256)
+    assert memory.ratio <= 1.05
+
+
+def test_placing_is_deterministic():
+    tensors = [Item(f"t{i}", 37 * i % 501 + 1, i % 7, i % 7 + i % 5) for i in range(60)]
+    assert place(tensors, 32) == place(tensors, 32)

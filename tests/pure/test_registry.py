@@ -1,0 +1,51 @@
+"""Every declaration is complete: no operator is half there."""
+
+import pytest
+
+import shaders_hlsl
+from cml_engine.nnef.signatures import standard_signatures
+from cml_engine.ops import load_families, registered
+from cml_engine.report.operators import operator_support, operator_table
+
+load_families()
+SPECS = list(registered().values())
+
+#: the first set that every release must run natively or by expansion on both backends
+FIRST_SET = frozenset(
+    "external variable constant conv deconv matmul linear add sub mul div min max pow relu "
+    "leaky_relu prelu sigmoid tanh exp log sqrt sqr rsqrt abs neg rcp clamp softmax sum_reduce "
+    "mean_reduce min_reduce max_reduce max_pool avg_pool box batch_normalization reshape squeeze "
+    "unsqueeze transpose concat split slice stack unstack pad tile copy select "
+    "nearest_upsample multilinear_upsample".split(" ")
+)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_declaration_is_complete(spec):
+    assert spec.cpu is not None
+    assert spec.kernel is not None or spec.alias
+    assert len(spec.cases) >= 3, "at least three cases"
+    assert spec.tolerance.why
+    assert spec.name in standard_signatures() or spec.custom
+
+
+def test_shaders_and_families_have_the_same_stems():
+    from cml_engine.ops import FAMILIES
+
+    named = {str(spec.kernel.path) for spec in SPECS if spec.kernel}
+    files = {file.name for file in shaders_hlsl.FOLDER.glob("*.hlsl")}
+    assert named <= files
+    assert {f"{family}.hlsl" for family in FAMILIES} <= files
+
+
+def test_the_first_set_runs_on_both_backends():
+    support = {row.name: row for row in operator_support()}
+    for name in FIRST_SET:
+        assert support[name].gpu != "refused" and support[name].cpu != "refused", name
+
+
+def test_every_standard_operator_is_listed_with_a_state():
+    listed = [row.name for row in operator_support()]
+    assert set(standard_signatures()) <= set(listed)
+    assert len(set(listed)) == len(listed)
+    assert "of" in operator_table().splitlines()[-1]
