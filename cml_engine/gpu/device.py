@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,6 +143,7 @@ def _limits(device: wgpu.GPUDevice) -> Limits:
     software = str(device.adapter.info.get("adapter_type")) == "CPU"
     return Limits(
         software=software,
+        subgroup_size=_subgroup_size(device),
         storage_offset_alignment=limits["min-storage-buffer-offset-alignment"],
         uniform_offset_alignment=limits["min-uniform-buffer-offset-alignment"],
         max_binding_bytes=limits["max-storage-buffer-binding-size"],
@@ -151,3 +153,16 @@ def _limits(device: wgpu.GPUDevice) -> Limits:
         max_group_storage=limits["max-compute-workgroup-storage-size"],
         max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
     )
+
+
+def _subgroup_size(device: wgpu.GPUDevice) -> int:
+    """The least size that a subgroup has. llvmpipe states a range, yet always takes the vectors
+    that its name tells: ``llvmpipe (LLVM 15.0.6, 256 bits)`` is eight lanes."""
+    if "subgroup" not in device.features:
+        return 0
+    info = device.adapter.info
+    vector = re.search(r"llvmpipe.*\b(\d+) bits", str(info.get("device")))
+    if vector:
+        return int(vector[1]) // 32
+    # wgpu-py 0.32 misspells the key
+    return int(info.get("subgroup_min_size") or info.get("stackgroup_min_size") or 0)

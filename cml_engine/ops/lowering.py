@@ -29,6 +29,8 @@ class Limits:
     max_storage_buffers: int = 8
     #: the driver runs shaders on the CPU: groupshared memory gains nothing there
     software: bool = False
+    #: lanes that a subgroup surely has, 0 where shaders cannot use subgroups
+    subgroup_size: int = 0
 
 
 @dataclass
