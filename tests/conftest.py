@@ -1,0 +1,131 @@
+"""Rules for the whole suite: folders say what a test needs, and what is missing is skipped by name.
+
+A test under ``tests/gpu`` needs a GPU adapter, one under ``tests/oracles`` another implementation.
+Where the need is not met the test still appears, skipped and counted, with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from cml_engine import Gpu
+
+TESTS = Path(__file__).resolve().parent
+
+
+@functools.cache
+def open_gpu() -> Gpu | str:
+    """The suite's one device, or why there is none."""
+    if importlib.util.find_spec("wgpu") is None:
+        return "wgpu is not installed"
+    from cml_engine import DeviceError, Gpu
+
+    try:
+        return Gpu()
+    except DeviceError as error:
+        return f"no GPU adapter: {error}"
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Gpu:
+    """The device that GPU tests share: pipelines built by one test serve the next."""
+    found = open_gpu()
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+def seed_of(node_id: str) -> int:
+    """A test's own seed: the same whatever else runs, and in whatever order."""
+    return zlib.crc32(node_id.encode())
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers of this test's own."""
+    return np.random.default_rng(seed_of(request.node.nodeid))
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Global generators are seeded too, for code that uses them."""
+    seed = seed_of(request.node.nodeid)
+    random.seed(seed)
+    np.random.seed(seed)
+    yield
+
+
+class _SkippedTest(pytest.Item):
+    """A test whose file cannot be imported here: its name and the reason are all there is."""
+
+    def runtest(self) -> None:
+        reason = open_gpu()
+        pytest.skip(reason if isinstance(reason, str) else "cannot be imported")
+
+
+class _NamesOnly(pytest.Module):
+    """A test file read but not imported: it may import wgpu, which is not here."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        tree = ast.parse(self.path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield _SkippedTest.from_parent(self, name=node.name)
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    """Files under tests/gpu are not imported where wgpu is not installed."""
+    if _folder(module_path) == "gpu" and importlib.util.find_spec("wgpu") is None:
+        return _NamesOnly.from_parent(parent, path=module_path)
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = _folder(item.path)
+        if folder == "oracles":
+            item.add_marker(pytest.mark.oracle)
+        if folder == "gpu" or "gpu" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.gpu)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        found = open_gpu()
+        if isinstance(found, str):
+            pytest.skip(found)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Skipped tests by file and reason, so that a suite which skips half of itself shows it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    counts = Counter((r.nodeid.split("::")[0], _reason(r)) for r in skipped)
+    for (file, reason), count in sorted(counts.items()):
+        terminalreporter.write_line(f"skipped {count:4} in {file}: {reason}")
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    said = report.longrepr
+    text = str(said[2]) if isinstance(said, tuple) else str(said)
+    return text.removeprefix("Skipped: ").splitlines()[0]
+
+
+def _folder(path: Path) -> str:
+    """The folder right under ``tests`` that holds the file."""
+    parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
+    return parts[0] if len(parts) > 1 else ""
