@@ -32,7 +32,15 @@ STAMP = VENV / "cml-setup.json"
 DEBIAN_DRIVER = ("libvulkan1", "mesa-vulkan-drivers")
 #: extras that a command can do without: some have no wheel for some machines
 OPTIONAL = frozenset({"oracles", "peers"})
-PROBE = "from cml_engine.gpu.device import Gpu; print(Gpu().name)"
+#: asks the engine itself for its adapter; exit code 3 is its plain "there is none"
+PROBE = """
+from cml_engine import DeviceError, Gpu
+try:
+    print(Gpu().name)
+except DeviceError:
+    raise SystemExit(3)
+"""
+NONE = "none"
 
 
 class TaskError(Exception):
@@ -41,7 +49,8 @@ class TaskError(Exception):
 
 @dataclass(frozen=True)
 class Stamp:
-    """What earlier commands found and installed, for the needs that hash to ``key``."""
+    """What earlier commands found and installed, for the needs that hash to ``key``; ``gpu`` is
+    the adapter's name, "none", or "" before anyone has asked."""
 
     key: str
     installed: tuple[str, ...] = ()
@@ -131,34 +140,41 @@ def pip_install(extras: Sequence[str]) -> None:
 
 
 def find_gpu() -> str:
-    """Name of the adapter that the engine takes; "" if there is none, after saying so."""
+    """Name of the adapter that the engine takes; "none" if there is none, after saying so."""
     name = probe_gpu()
-    if not name and platform.system() == "Linux":
-        name = install_debian_driver()
-    if name:
-        say(f"GPU: {name}")
-    else:
+    if name == NONE and platform.system() == "Linux" and install_debian_driver():
+        name = probe_gpu()
+    if name == NONE:
         say(f"no GPU driver: going on with the CPU backend. {driver_advice()}")
+    elif name:
+        say(f"GPU: {name}")
     return name
 
 
 def probe_gpu() -> str:
+    """The adapter's name, "none", or "" if the engine could not even be asked."""
     found = subprocess.run(
         [PYTHON, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    return found.stdout.strip() if found.returncode == 0 else ""
+    if found.returncode == 0:
+        return found.stdout.strip()
+    if found.returncode == 3:
+        return NONE
+    said = found.stderr.strip().splitlines()
+    say(f"cannot ask for the GPU: {said[-1] if said else f'exit code {found.returncode}'}")
+    return ""
 
 
-def install_debian_driver() -> str:
-    """Mesa's Vulkan drivers, one of which runs in software; "" where that is not ours to do."""
+def install_debian_driver() -> bool:
+    """Mesa's Vulkan drivers, one of which runs in software; False where that is not ours to do."""
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
-        return ""
+        return False
     say(f"installing a Vulkan driver: apt-get install {' '.join(DEBIAN_DRIVER)}")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     call([apt, "-qq", "update"], env=quiet)
-    call([apt, "-qq", "install", "-y", "--no-install-recommends", *DEBIAN_DRIVER], env=quiet)
-    return probe_gpu()
+    options = ["-qq", "install", "-y", "--no-install-recommends"]
+    return call([apt, *options, *DEBIAN_DRIVER], env=quiet) == 0
 
 
 def driver_advice() -> str:
@@ -177,7 +193,9 @@ def driver_advice() -> str:
 
 
 def setup(arguments: Sequence[str]) -> int:
-    """make .venv with everything for users of the SDK"""
+    """make .venv and look for a GPU; further arguments are extras, such as game"""
+    if STAMP.exists():
+        write_stamp(replace(read_stamp(), gpu=""))  # a driver may have come since
     prepare(*arguments)
     say(f"ready: {PYTHON.parent}")
     return 0
