@@ -1,0 +1,74 @@
+"""NNEF 1.0.5 models: text and files <-> :class:`cml_engine.graph.Graph`.
+
+``load`` reads a model (lexer -> parser -> build/lower/evaluate -> weights), ``save`` writes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cml_engine.errors import ModelError
+from cml_engine.graph import Graph
+from cml_engine.nnef.build import build
+from cml_engine.nnef.files import GRAPH_FILE, QUANT_FILE, open_model
+from cml_engine.nnef.lexer import SourceText
+from cml_engine.nnef.library import Library
+from cml_engine.nnef.nodes import Infer
+from cml_engine.nnef.parser import parse_document
+from cml_engine.nnef.quant import parse_quant
+from cml_engine.nnef.signatures import Param, Signature, signature, standard_signatures
+from cml_engine.nnef.warning import NnefWarning
+from cml_engine.nnef.weights import load_variables
+from cml_engine.nnef.writer import save
+
+__all__ = [
+    "NnefWarning",
+    "Param",
+    "Signature",
+    "load",
+    "save",
+    "signature",
+    "standard_signatures",
+]
+
+
+def load(
+    path: str | Path,
+    native: Callable[[str], bool],
+    infer: Infer | None = None,
+    declarations: Mapping[str, str] | None = None,
+) -> Graph:
+    """Read a model.
+
+    Parameters
+    ----------
+    path : a folder with ``graph.nnef``, such a file itself, or a ``.tgz`` of such a folder.
+    native : whether the engine has an operator of its own; all others are expanded.
+    infer : ``infer(node, facts)`` gives the facts of a node's outputs; with it the graph comes
+        with the shapes of all tensors, without it with those of inputs and constants only.
+    declarations : what registered operators take and give, as NNEF fragment declarations by name,
+        for models that do not declare them.
+
+    Raises
+    ------
+    ModelError
+        for everything that can be wrong with a model, with file, line and column.
+    """
+    files = open_model(path)
+    text = files.text(GRAPH_FILE)
+    if text is None:
+        raise ModelError(f"'{path}' has no {GRAPH_FILE}: name the folder that has it")
+    source = SourceText(text, files.graph_name)
+    try:
+        document = parse_document(source)
+        quant_text = files.text(QUANT_FILE)
+        quantization = {} if quant_text is None else parse_quant(quant_text)
+        built = build(document, source, Library(native, declarations), infer)
+    except RecursionError:
+        raise ModelError(f"'{path}' is nested too deep: assign inner parts to names") from None
+    constants = {
+        **built.graph.constants,
+        **load_variables(built.variables, files, quantization),
+    }
+    return built.graph.with_(constants=constants, quantization=quantization)

@@ -1,0 +1,220 @@
+"""What NNEF text means, before anything is evaluated (NNEF 1.0.5, A.2).
+
+Frozen records. ``pos`` is an offset into the text; it takes no part in comparison, so that
+parse -> print -> parse gives equal trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+PRIMITIVES = ("integer", "scalar", "logical", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A parameter's type (A.2, type-spec).
+
+    ``kind`` is ``primitive``, ``tensor``, ``array`` or ``tuple``. ``name`` is the element type of
+    the first two: ``integer``, ``scalar``, ``logical``, ``string``, ``?`` (generic), or nothing
+    for ``tensor<>``. ``items`` holds the item type of an array, or those of a tuple.
+    """
+
+    kind: str
+    name: str = ""
+    items: tuple[Type, ...] = ()
+
+    @property
+    def has_tensor(self) -> bool:
+        return self.kind == "tensor" or any(item.has_tensor for item in self.items)
+
+    @property
+    def is_generic(self) -> bool:
+        return self.name == "?" or any(item.is_generic for item in self.items)
+
+    def __str__(self) -> str:
+        if self.kind == "tensor":
+            return f"tensor<{self.name}>"
+        if self.kind == "array":
+            return f"{self.items[0]}[]"
+        if self.kind == "tuple":
+            return f"({', '.join(map(str, self.items))})"
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number, a truth value or a string; ``type`` keeps ``1``, ``1.0`` and ``true`` apart."""
+
+    value: int | float | bool | str
+    type: str
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    id: str
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayExpr:
+    items: tuple[Expr, ...]
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TupleExpr:
+    items: tuple[Expr, ...]
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscript:
+    """``value[index]``."""
+
+    value: Expr
+    index: Expr
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """``value[begin:end]``, either end may be missing."""
+
+    value: Expr
+    begin: Expr | None
+    end: Expr | None
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    op: str
+    operand: Expr
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    op: str
+    left: Expr
+    right: Expr
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IfElse:
+    """``yes if condition else no``: only the chosen side is evaluated."""
+
+    condition: Expr
+    yes: Expr
+    no: Expr
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One ``name in values`` of a comprehension."""
+
+    name: str
+    values: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Comprehension:
+    """``[for i in a, j in b if condition yield item]``; the loops advance together."""
+
+    loops: tuple[Loop, ...]
+    condition: Expr | None
+    item: Expr
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """``name`` is None for a positional one."""
+
+    name: str | None
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator, a fragment or a built-in function: ``op<generic>(arguments)``."""
+
+    op: str
+    arguments: tuple[Argument, ...]
+    generic: str | None = None
+    pos: int = field(default=0, compare=False)
+
+
+Expr: TypeAlias = (
+    Literal
+    | Name
+    | ArrayExpr
+    | TupleExpr
+    | Subscript
+    | Range
+    | Unary
+    | Binary
+    | IfElse
+    | Comprehension
+    | Call
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """``target`` is a :class:`Name`, or arrays and tuples of them."""
+
+    target: Expr
+    value: Expr
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    name: str
+    type: Type
+    default: Expr | None = None
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """``body`` is None for a declaration only. ``default_dtype`` is that of ``<? = scalar>``."""
+
+    name: str
+    params: tuple[Param, ...]
+    results: tuple[Result, ...]
+    body: tuple[Assignment, ...] | None = None
+    generic: bool = False
+    default_dtype: str | None = None
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphDef:
+    name: str
+    inputs: tuple[Name, ...]
+    outputs: tuple[Name, ...]
+    body: tuple[Assignment, ...]
+    pos: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A ``graph.nnef`` file; ``version`` is None where the line is missing."""
+
+    version: str | None
+    extensions: tuple[Name, ...]
+    fragments: tuple[Fragment, ...]
+    graph: GraphDef

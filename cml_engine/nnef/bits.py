@@ -1,0 +1,58 @@
+"""Integers of any width from 1 to 64 bits, packed into bytes and back.
+
+Widths of whole bytes are little-endian; others form one stream of bits, the most significant first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+#: Items unpacked at a time (a multiple of 8, so that chunks end at bytes): one byte per bit.
+_CHUNK = 1 << 17
+
+
+def unpack(
+    packed: np.ndarray[Any, Any], bits: int, count: int, signed: bool
+) -> np.ndarray[Any, Any]:
+    """``count`` integers as int64 or uint64."""
+    values = np.empty(count, np.uint64)
+    for start in range(0, count, _CHUNK):
+        stop = min(start + _CHUNK, count)
+        part = packed[start * bits // 8 : -(-stop * bits // 8)]
+        values[start:stop] = _unpack_chunk(part, bits, stop - start)
+    if not signed:
+        return values
+    top = np.int64(1 << (bits - 1)) if bits < 64 else np.int64(-(2**63))
+    return (values.view(np.int64) ^ top) - top
+
+
+def pack(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """The low ``bits`` of each integer, as bytes."""
+    unsigned = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64).view(np.uint64)
+    parts = [
+        _pack_chunk(unsigned[start : start + _CHUNK], bits)
+        for start in range(0, len(unsigned), _CHUNK)
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+
+def _unpack_chunk(packed: np.ndarray[Any, Any], bits: int, count: int) -> np.ndarray[Any, Any]:
+    if bits % 8 == 0:
+        table = packed.reshape(count, bits // 8).astype(np.uint64)
+        shifts = np.arange(0, bits, 8, dtype=np.uint64)
+    else:
+        table = np.unpackbits(packed, count=count * bits).reshape(count, bits).astype(np.uint64)
+        shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
+    found: np.ndarray[Any, Any] = np.bitwise_or.reduce(table << shifts, axis=1)
+    return found
+
+
+def _pack_chunk(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    if bits % 8 == 0:
+        shifts = np.arange(0, bits, 8, dtype=np.uint64)
+        return (values[:, None] >> shifts).astype(np.uint8).reshape(-1)
+    shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
+    table = ((values[:, None] >> shifts) & np.uint64(1)).astype(np.uint8)
+    return np.packbits(table.reshape(-1))

@@ -1,0 +1,108 @@
+"""Variables -> their values: each label's file, checked against the declaration, as engine types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import Source, TensorFileError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.nnef.build import Variable
+from cml_engine.nnef.files import ModelFiles
+from cml_engine.nnef.quant import dequantize
+from cml_engine.nnef.tensor_file import Blob, Header, Item, StoredTensor, read_header, read_stored
+from cml_engine.nnef.warning import warn
+
+Array = np.ndarray[Any, Any]
+
+
+def load_variables(
+    variables: Iterable[Variable], files: ModelFiles, quantization: Mapping[str, Attrs]
+) -> dict[str, Array]:
+    """The values of all variables; those with one label (whatever its case) share them."""
+    found: dict[str, Array] = {}
+    shared: dict[tuple[str, str], Array] = {}
+    for variable in variables:
+        key = (variable.label.lstrip("/").lower(), variable.fact.dtype)
+        if key not in shared:
+            blob = files.tensor(variable.label, variable.source)
+            shared[key] = _read(variable, blob, quantization.get(variable.name))
+        found[variable.name] = _shared(variable, shared[key])
+    return found
+
+
+def to_engine(
+    stored: StoredTensor,
+    dtype: str,
+    quant: Mapping[str, Any] | None,
+    file: str,
+    source: Source | None,
+) -> Array:
+    """Stored values as float32, int32 or bool."""
+    if dtype == "logical":
+        return stored.values
+    if dtype == "integer":
+        return _int32(stored.values, file)
+    if stored.header.item is not Item.FLOAT:
+        return dequantize(stored, quant, file)
+    if stored.header.bits == 64:
+        warn(f"'{file}' holds 64-bit floats: they are rounded to 32 bits", source)
+    with np.errstate(over="ignore"):
+        return stored.values.astype(np.float32, copy=False)
+
+
+def _read(variable: Variable, blob: Blob, quant: Attrs | None) -> Array:
+    try:
+        _check(variable.fact, read_header(blob), blob.name, quant is not None)
+        values = to_engine(
+            read_stored(blob), variable.fact.dtype, quant, blob.name, variable.source
+        )
+    except TensorFileError as error:
+        raise TensorFileError(error.message, variable.source) from None
+    values.flags.writeable = False
+    return values
+
+
+def _shared(variable: Variable, values: Array) -> Array:
+    if values.shape != variable.fact.shape:
+        message = (
+            f"label '{variable.label}' is shared: its file has shape {list(values.shape)}, "
+            f"this variable wants {list(variable.fact.shape)}"
+        )
+        raise TensorFileError(message, variable.source)
+    return values
+
+
+def _check(fact: Fact, header: Header, file: str, has_quant: bool) -> None:
+    if header.shape != fact.shape:
+        raise TensorFileError(
+            f"'{file}' has shape {list(header.shape)}, the variable wants {list(fact.shape)}: "
+            "correct one of them"
+        )
+    if not _suits(fact.dtype, header.item, has_quant):
+        hint = "add a line to graph.quant" if header.item is not Item.BOOL else "export it again"
+        raise TensorFileError(
+            f"'{file}' holds {header.item.shown} items of {header.bits} bits, the variable wants "
+            f"{fact.dtype}: {hint if fact.dtype == 'scalar' else 'correct one of them'}"
+        )
+
+
+def _suits(dtype: str, item: Item, has_quant: bool) -> bool:
+    if dtype == "logical":
+        return item is Item.BOOL
+    if dtype == "integer":
+        return item in (Item.INT, Item.UINT)
+    if item in (Item.INT, Item.UINT):
+        return has_quant
+    return item is not Item.BOOL
+
+
+def _int32(values: Array, file: str) -> Array:
+    limits = np.iinfo(np.int32)
+    if values.size and not (limits.min <= int(values.min()) and int(values.max()) <= limits.max):
+        raise TensorFileError(
+            f"'{file}' holds {values.min()} to {values.max()}: wanted integers of 32 bits"
+        )
+    return values.astype(np.int32, copy=False)
