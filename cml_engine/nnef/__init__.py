@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from cml_engine.errors import ModelError
@@ -55,20 +57,35 @@ def load(
     ModelError
         for everything that can be wrong with a model, with file, line and column.
     """
+    with _collector_paused():
+        return _load(Path(path), Library(native, declarations), infer)
+
+
+def _load(path: Path, library: Library, infer: Infer | None) -> Graph:
     files = open_model(path)
     text = files.text(GRAPH_FILE)
     if text is None:
         raise ModelError(f"'{path}' has no {GRAPH_FILE}: name the folder that has it")
     source = SourceText(text, files.graph_name)
+    quant_text = files.text(QUANT_FILE)
     try:
         document = parse_document(source)
-        quant_text = files.text(QUANT_FILE)
         quantization = {} if quant_text is None else parse_quant(quant_text)
-        built = build(document, source, Library(native, declarations), infer)
+        built = build(document, source, library, infer)
     except RecursionError:
         raise ModelError(f"'{path}' is nested too deep: assign inner parts to names") from None
-    constants = {
-        **built.graph.constants,
-        **load_variables(built.variables, files, quantization),
-    }
+    weights = load_variables(built.variables, files, quantization)
+    constants = {**built.graph.constants, **weights}
     return built.graph.with_(constants=constants, quantization=quantization)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A large model is a million small objects and no garbage: to look for it doubles the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

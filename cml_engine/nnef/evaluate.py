@@ -86,7 +86,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where an operator is called: in which scope, at which offset, and what its result is called."""
+    """Where an operator is called: the scope, the offset, and what its result is called."""
 
     scope: Scope
     pos: int

@@ -53,46 +53,60 @@ class ExpressionParser:
     def __init__(self, source: SourceText) -> None:
         self.source = source
         self._tokens = tokenize(source)
+        self._kinds = self._tokens.kinds
         self._next = 0
         self._depth = 0
-        self.kind = self._tokens[0].kind
+        self.kind = self._kinds[0]
 
     # -- cursor ---------------------------------------------------------------------------------
 
     @property
     def pos(self) -> int:
-        return self._tokens[self._next].pos
+        return self._tokens.starts[self._next]
+
+    @property
+    def token(self) -> Token:
+        """The token that is next."""
+        at = self._next
+        return Token(self._kinds[at], self._tokens.texts[at], self._tokens.starts[at])
 
     def peek(self, ahead: int) -> str:
         """The kind of a later token."""
-        at = min(self._next + ahead, len(self._tokens) - 1)
-        return self._tokens[at].kind
+        return self._kinds[min(self._next + ahead, len(self._kinds) - 1)]
 
-    def advance(self) -> Token:
-        token = self._tokens[self._next]
-        if token.kind != "end":
+    def skip(self) -> None:
+        if self.kind != "end":
             self._next += 1
-        self.kind = self._tokens[self._next].kind
+            self.kind = self._kinds[self._next]
+
+    def take(self) -> Token:
+        token = self.token
+        self.skip()
         return token
 
     def accept(self, kind: str) -> bool:
         if self.kind != kind:
             return False
-        self.advance()
+        self.skip()
         return True
 
-    def expect(self, kind: str, wanted: str = "") -> Token:
+    def expect(self, kind: str, wanted: str = "") -> None:
         if self.kind != kind:
             raise self.unexpected(wanted or f"'{kind}'")
-        return self.advance()
+        self.skip()
+
+    def expect_token(self, kind: str, wanted: str) -> Token:
+        if self.kind != kind:
+            raise self.unexpected(wanted)
+        return self.take()
 
     def unexpected(self, wanted: str) -> NnefSyntaxError:
-        token = self._tokens[self._next]
+        token = self.token
         got = "the end of the file" if token.kind == "end" else f"'{token.text[:40]}'"
         return self.source.error(f"wanted {wanted}, got {got}", token.pos)
 
     def identifier(self, wanted: str) -> Name:
-        token = self.expect("name", wanted)
+        token = self.expect_token("name", wanted)
         return Name(token.text, token.pos)
 
     def listed(self, item: Callable[[], _Item], close: str) -> list[_Item]:
@@ -134,7 +148,7 @@ class ExpressionParser:
     def binary(self, lowest: int) -> Expr:
         left = self.unary()
         while (level := PRECEDENCE.get(self.kind, 0)) >= lowest:
-            token = self.advance()
+            token = self.take()
             left = Binary(token.text, left, self.binary(level + 1), token.pos)
         return left
 
@@ -143,12 +157,12 @@ class ExpressionParser:
         if self.kind not in ("-", "+", "!"):
             return self.postfix()
         self.enter()
-        token = self.advance()
+        token = self.take()
         operand = self.unary()
         self.leave()
-        if isinstance(operand, Literal) and operand.type in ("integer", "scalar"):
-            if token.text != "!":
-                return _signed(token, operand)
+        is_number = isinstance(operand, Literal) and operand.type in ("integer", "scalar")
+        if is_number and token.text != "!":
+            return _signed(token, operand)
         return Unary(token.text, operand, token.pos)
 
     # postfix ::= primary {"[" expression "]" | "[" [expression] ":" [expression] "]"}
@@ -162,7 +176,8 @@ class ExpressionParser:
         return value
 
     def subscript(self, value: Expr) -> Expr:
-        pos = self.expect("[").pos
+        pos = self.pos
+        self.expect("[")
         begin = None if self.kind == ":" else self.expression()
         if begin is not None and self.accept("]"):
             return Subscript(value, begin, pos)
@@ -181,7 +196,7 @@ class ExpressionParser:
         if kind in BUILTINS:
             return self.call()
         if kind in ("true", "false"):
-            token = self.advance()
+            token = self.take()
             return Literal(kind == "true", "logical", token.pos)
         if kind == "[":
             return self.array()
@@ -191,7 +206,7 @@ class ExpressionParser:
 
     # literal ::= whole | real | quoted
     def literal(self) -> Literal:
-        token = self.advance()
+        token = self.take()
         if token.kind == "quoted":
             return Literal(unquote(token.text), "string", token.pos)
         if token.kind == "real":
@@ -208,12 +223,12 @@ class ExpressionParser:
             return self.call()
         if following == "<" and self.peek(2) in (*PRIMITIVES, "?") and self.peek(3) == ">":
             return self.call()
-        token = self.advance()
+        token = self.take()
         return Name(token.text, token.pos)
 
     # call ::= identifier ["<" type-name ">"] "(" [argument {"," argument}] ")"
     def call(self) -> Call:
-        token = self.advance()
+        token = self.take()
         generic = None
         if self.accept("<"):
             generic = "?" if self.accept("?") else self.type_name()
@@ -225,14 +240,15 @@ class ExpressionParser:
     # argument ::= [identifier "="] expression
     def argument(self) -> Argument:
         if self.kind == "name" and self.peek(1) == "=":
-            name = self.advance().text
-            self.advance()
+            name = self.take().text
+            self.skip()
             return Argument(name, self.expression())
         return Argument(None, self.expression())
 
     # array ::= "[" [expression {"," expression}] "]" | comprehension
     def array(self) -> Expr:
-        pos = self.expect("[").pos
+        pos = self.pos
+        self.expect("[")
         if self.kind == "for":
             return self.comprehension(pos)
         return ArrayExpr(tuple(self.listed(self.expression, "]")), pos)
@@ -257,7 +273,8 @@ class ExpressionParser:
 
     # tuple ::= "(" expression "," expression {"," expression} ")"
     def parenthesised(self) -> Expr:
-        pos = self.expect("(").pos
+        pos = self.pos
+        self.expect("(")
         items = self.listed(self.expression, ")")
         if not items:
             raise self.source.error("wanted an expression between the parentheses", pos)
@@ -267,19 +284,18 @@ class ExpressionParser:
     def type_name(self) -> str:
         if self.kind not in PRIMITIVES:
             raise self.unexpected("a type: integer, scalar, logical or string")
-        return self.advance().text
+        return self.take().text
 
     def close_angle(self) -> None:
         """Take ``>``; ``>=`` is it too where ``tensor<scalar>= 0.0`` is written without a blank."""
         if self.kind != ">=":
             self.expect(">")
             return
-        token = self._tokens[self._next]
-        self._tokens[self._next] = Token("=", "=", token.pos + 1)
-        self.kind = "="
+        self.kind = self._kinds[self._next] = self._tokens.texts[self._next] = "="
+        self._tokens.starts[self._next] += 1
 
 
-def _signed(token: Token, operand: Literal) -> Literal:
-    assert not isinstance(operand.value, str)
+def _signed(token: Token, operand: Expr) -> Literal:
+    assert isinstance(operand, Literal) and not isinstance(operand.value, str)
     value = -operand.value if token.text == "-" else operand.value
     return Literal(value, operand.type, token.pos)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -26,16 +26,19 @@ _SHOWN_LINE = 200
 
 _TOKEN = re.compile(
     r"""
-      (?P<blank> (?: [ \t\r\n\f\v]+ | \#[^\n]* )+ )
-    | (?P<name> [A-Za-z_][A-Za-z0-9_]* )
-    | (?P<real> [0-9]+ (?: \.[0-9]* (?: [eE][+-]?[0-9]+ )? | [eE][+-]?[0-9]+ ) )
-    | (?P<whole> [0-9]+ )
-    | (?P<quoted> '(?: [^'\\\n] | \\[^\n] )*' | "(?: [^"\\\n] | \\[^\n] )*" )
-    | (?P<operator> -> | && | \|\| | [<>=!]= | [-+*/^<>=!?:;,()\[\]{}] )
+    (?: [ \t\r\n\f\v]++ | \#[^\n]*+ )*+
+    (?: (?P<name> [A-Za-z_][A-Za-z0-9_]*+ )
+      | (?P<operator> -> | && | \|\| | [<>=!]= | [-+*/^<>=!?:;,()\[\]{}] )
+      | (?P<real> [0-9]++ (?: \.[0-9]*+ (?: [eE][+-]?[0-9]++ )? | [eE][+-]?[0-9]++ ) )
+      | (?P<whole> [0-9]++ )
+      | (?P<quoted> '(?: [^'\\\n] | \\[^\n] )*+' | "(?: [^"\\\n] | \\[^\n] )*+" )
+      | (?P<end> \Z )
+    )
     """,
     re.VERBOSE,
 )
 
+_BLANK = re.compile(r"(?:[ \t\r\n\f\v]++|#[^\n]*+)*+")
 _ESCAPE = re.compile(r"\\(['\"\\])")
 _LONGEST_NUMBER = 400
 
@@ -71,11 +74,36 @@ class SourceText:
         return NnefSyntaxError(message, self.at(pos))
 
 
-def tokenize(source: SourceText) -> list[Token]:
-    """All tokens of a text, the last one of kind ``end``."""
-    tokens = list(_tokens(source))
-    tokens.append(Token("end", "", len(source.text)))
-    return tokens
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A text's tokens, the last of kind ``end``: three lists, as a model has half a million."""
+
+    kinds: list[str]
+    texts: list[str]
+    starts: list[int]
+
+
+def tokenize(source: SourceText) -> Tokens:
+    """All tokens of a text."""
+    tokens = Tokens([], [], [])
+    text, pos, match_at = source.text, 0, _TOKEN.match
+    while True:
+        match = match_at(text, pos)
+        if match is None:
+            raise _unexpected(source, pos)
+        kind = match.lastgroup or ""
+        found = match[kind]
+        pos = match.end()
+        start = pos - len(found)
+        if kind == "operator" or found in KEYWORDS:
+            kind = found
+        elif kind in ("whole", "real") and len(found) > _LONGEST_NUMBER:
+            raise source.error(f"a number of {len(found)} characters: shorten it", start)
+        tokens.kinds.append(kind)
+        tokens.texts.append(found)
+        tokens.starts.append(start)
+        if kind == "end":
+            return tokens
 
 
 def unquote(text: str) -> str:
@@ -84,28 +112,12 @@ def unquote(text: str) -> str:
     return _ESCAPE.sub(r"\1", body) if "\\" in body else body
 
 
-def _tokens(source: SourceText) -> Iterator[Token]:
-    text, pos, match_at = source.text, 0, _TOKEN.match
-    while pos < len(text):
-        match = match_at(text, pos)
-        if match is None:
-            raise source.error(_unexpected(text, pos), pos)
-        kind = match.lastgroup or ""
-        if kind != "blank":
-            yield _token(source, kind, match.group(), pos)
-        pos = match.end()
-
-
-def _token(source: SourceText, kind: str, text: str, pos: int) -> Token:
-    if kind == "operator" or text in KEYWORDS:
-        return Token(text, text, pos)
-    if kind in ("whole", "real") and len(text) > _LONGEST_NUMBER:
-        raise source.error(f"a number of {len(text)} characters: shorten it", pos)
-    return Token(kind, text, pos)
-
-
-def _unexpected(text: str, pos: int) -> str:
-    char = text[pos]
+def _unexpected(source: SourceText, pos: int) -> NnefSyntaxError:
+    blank = _BLANK.match(source.text, pos)
+    at = blank.end() if blank else pos
+    char = source.text[at]
     if char in "'\"":
-        return f"this string has no closing {char} on its line: close it"
-    return f"unexpected character {char!r}: remove it (NNEF text is ASCII outside strings)"
+        message = f"this string has no closing {char} on its line: close it"
+    else:
+        message = f"unexpected character {char!r}: remove it (NNEF is ASCII outside strings)"
+    return source.error(message, at)

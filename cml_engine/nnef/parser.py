@@ -44,7 +44,7 @@ class Parser(ExpressionParser):
     # version ::= "version" real ";"
     def version(self) -> str:
         self.expect("version")
-        token = self.expect("real", "a version number like 1.0")
+        token = self.expect_token("real", "a version number like 1.0")
         self.expect(";")
         if token.text != "1.0":
             raise self.source.error(

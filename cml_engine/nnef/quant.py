@@ -31,7 +31,7 @@ class QuantParser(ExpressionParser):
 
     # entry ::= quoted ":" call ";"
     def entry(self) -> tuple[str, Attrs]:
-        token = self.expect("quoted", "a tensor's name in quotes")
+        token = self.expect_token("quoted", "a tensor's name in quotes")
         self.expect(":")
         call = self.name_or_call()
         if not isinstance(call, Call):
@@ -96,9 +96,8 @@ class _Arguments:
         if value.ndim > self._rank:
             raise self._error(f"'{name}' has rank {value.ndim}, the tensor {self._rank}")
         value = value.reshape(value.shape + (1,) * (self._rank - value.ndim))
-        pairs = zip(value.shape, self._stored.header.shape, strict=True)
-        if any(mine not in (1, theirs) for mine, theirs in pairs):
-            wanted = list(self._stored.header.shape)
+        wanted = list(self._stored.header.shape)
+        if any(value.shape[i] not in (1, extent) for i, extent in enumerate(wanted)):
             raise self._error(f"'{name}' {list(value.shape)} does not broadcast to {wanted}")
         return value
 
@@ -147,7 +146,7 @@ def _scaled(q: np.ndarray[Any, Any], steps: float, given: _Arguments) -> np.ndar
 
 
 def _logarithmic(q: np.ndarray[Any, Any], given: _Arguments) -> np.ndarray[Any, Any]:
-    """Codes count up to the highest power of two, ``ceil(log2(max))``, which the last stands for."""
+    """The last code stands for the highest power of two, ``ceil(log2(max))``."""
     with np.errstate(divide="ignore"):
         top = np.ceil(np.log2(given.array("max")))
     found: np.ndarray[Any, Any] = 2.0 ** (q - (2.0**given.bits - 1) + top)

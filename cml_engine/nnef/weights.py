@@ -1,4 +1,4 @@
-"""Variables -> their values: each label's file, checked against the declaration, as engine types."""
+"""Variables -> values: each label's file, checked against the declaration, as engine types."""
 
 from __future__ import annotations
 

@@ -83,12 +83,14 @@ def _write_archive(composed: Composed, path: Path, overwrite: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.part")
     try:
-        with gzip.GzipFile(partial, "wb", mtime=0) as packed:
-            with tarfile.open(fileobj=packed, mode="w|") as tar:
-                for name, data in _files(composed):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+        with (
+            gzip.GzipFile(partial, "wb", mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w|") as tar,
+        ):
+            for name, data in _files(composed):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
