@@ -1,0 +1,64 @@
+"""The trained network on the photo: ours against ncnn's own run of the same files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from benchmarks.__main__ import as_tensor
+from benchmarks.contenders import CONTENDERS, Workload
+from examples.upscale import assets, pictures
+
+pytest.importorskip("ncnn")
+SIZE = (48, 40)
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory):
+    """The network's files and the photo, small, in the benchmark's form."""
+    try:
+        assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO)
+    except assets.AssetError as error:
+        pytest.skip(str(error).splitlines()[0])
+    made = Workload(tmp_path_factory.mktemp("upres"))
+    made.param.write_bytes(assets.NETWORK_PARAM.path.read_bytes())
+    made.weights.write_bytes(assets.NETWORK_BIN.path.read_bytes())
+    np.save(made.input, as_tensor(pictures.small_photo(assets.PHOTO.path, SIZE)))
+    return made
+
+
+@pytest.fixture(scope="module")
+def graph(workload):
+    from cml_engine.convert import convert
+
+    cml.save(convert(workload.param, shape=(1, 3, SIZE[1], SIZE[0])), workload.nnef)
+    return cml.load(workload.nnef)
+
+
+@pytest.fixture(scope="module")
+def expected(workload):
+    (ncnn,) = [c for c in CONTENDERS if c.key == "ncnn-cpu"]
+    return ncnn.load(workload).run(np.load(workload.input))
+
+
+def check(graph, backend, workload, expected):
+    (source,), (target,) = graph.inputs, graph.outputs
+    found = cml.Session(graph, backend).run({source: np.load(workload.input)})[target]
+    assert found.shape == expected.shape == (1, 3, 4 * SIZE[1], 4 * SIZE[0])
+    assert np.abs(found - expected).max() <= 1e-4
+
+
+def test_cpu_agrees_with_ncnn(graph, workload, expected):
+    check(graph, "cpu", workload, expected)
+
+
+def test_gpu_agrees_with_ncnn(graph, gpu, workload, expected):
+    check(graph, gpu, workload, expected)
+
+
+def test_the_reference_is_a_picture_and_not_zeros(workload, expected):
+    """An enlargement keeps its small photo's averages; a constant would pass no such check."""
+    small = np.load(workload.input)
+    blocks = expected.reshape(1, 3, SIZE[1], 4, SIZE[0], 4).mean(axis=(3, 5))
+    assert np.corrcoef(blocks.ravel(), small.ravel())[0, 1] > 0.98

@@ -1,0 +1,109 @@
+"""``tasks.py``: what it remembers, and what it says when something is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import tasks
+
+
+@pytest.fixture
+def venv(tmp_path, monkeypatch):
+    """An environment that needs nothing but is not there yet; records what would be called."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(tasks, "VENV", tmp_path)
+    monkeypatch.setattr(tasks, "PYTHON", tmp_path / "python")
+    monkeypatch.setattr(tasks, "STAMP", tmp_path / "stamp.json")
+    monkeypatch.setattr(tasks, "probe_gpu", lambda: "some GPU")
+
+    def call(command, quiet=False, env=None):
+        calls.append([str(word) for word in command])
+        tasks.PYTHON.touch()
+        return 0
+
+    monkeypatch.setattr(tasks, "call", call)
+    return calls
+
+
+def test_second_run_does_nothing(venv):
+    tasks.prepare("test")
+    assert any("pip" in call for call in venv)
+    venv.clear()
+    tasks.prepare("test")
+    assert venv == []
+
+
+def test_another_extra_is_installed_when_a_command_needs_it(venv):
+    tasks.prepare("test")
+    venv.clear()
+    tasks.prepare("test", "dev")
+    assert [call[-1] for call in venv if "install" in call] == [".[dev]"]
+
+
+def test_changed_needs_install_again(venv, monkeypatch):
+    tasks.prepare()
+    monkeypatch.setattr(tasks, "fingerprint", lambda: "other")
+    venv.clear()
+    tasks.prepare()
+    assert any("install" in call for call in venv)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"key": 1}', "\x00"])
+def test_damaged_stamp_counts_as_none(venv, content):
+    tasks.STAMP.write_text(content, encoding="utf-8")
+    assert tasks.read_stamp().installed == ()
+
+
+def test_extra_that_cannot_be_installed_is_left_out_if_it_may_be(venv, monkeypatch, capsys):
+    monkeypatch.setattr(tasks, "call", lambda command, **_: int(".[oracles]" in command))
+    tasks.install(["oracles"])
+    assert "going on without 'oracles'" in capsys.readouterr().out
+
+
+def test_failing_pip_is_one_readable_message(venv, monkeypatch, capsys):
+    monkeypatch.setattr(tasks, "call", lambda command, **_: int("install" in command))
+    assert tasks.main(["test"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: pip could not install .")
+    assert "network" in said
+    assert "Traceback" not in said
+
+
+def test_no_gpu_is_said_with_what_to_do(venv, monkeypatch, capsys):
+    monkeypatch.setattr(tasks, "probe_gpu", lambda: tasks.NONE)
+    monkeypatch.setattr(tasks, "install_debian_driver", lambda: False)
+    assert tasks.find_gpu() == tasks.NONE
+    said = capsys.readouterr().out
+    assert "going on with the CPU" in said
+    assert tasks.driver_advice() in said
+
+
+def test_answer_about_the_gpu_is_remembered(venv, monkeypatch):
+    tasks.prepare()
+    assert tasks.read_stamp().gpu == "some GPU"
+    tasks.write_stamp(replace(tasks.read_stamp(), gpu=tasks.NONE))
+    monkeypatch.setattr(tasks, "find_gpu", lambda: pytest.fail("asked again"))
+    tasks.prepare()
+
+
+def test_exit_code_is_the_test_runners(venv, monkeypatch):
+    monkeypatch.setattr(tasks, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(tasks, "python", lambda *words: 5 if "pytest" in words else 0)
+    assert tasks.main(["test", "-k", "nothing"]) == 5
+
+
+def test_unknown_command_names_those_there_are(capsys):
+    assert tasks.main(["dmo"]) == 2
+    assert "demo" in capsys.readouterr().err
+
+
+def test_needs_nothing_installed():
+    """``-I -S``: no environment variables, no site-packages."""
+    command = [sys.executable, "-I", "-S", str(tasks.ROOT / "tasks.py"), "help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for name, task in tasks.COMMANDS.items():
+        assert f"{name:8} {task.__doc__}" in done.stdout
