@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
-from cml_engine.layout import HLSL_TYPE
+from cml_engine.layout import HLSL_TYPE, PLAIN
 from cml_engine.ops.broadcast import Walk, broadcast_shapes, left_views, walk
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.spec import (
@@ -74,6 +74,10 @@ class Row:
         """The attributes' values, in the table's order."""
         return [float(attrs[name]) for name in self.attrs]
 
+    def expression(self, attribute: Callable[[int], str]) -> str:
+        """The HLSL with ``attribute(i)`` in the place of the i-th attribute."""
+        return self.hlsl.format(**{name: attribute(i) for i, name in enumerate(self.attrs)})
+
 
 #: every elementwise operator by name
 ROWS: dict[str, Row] = {}
@@ -84,8 +88,7 @@ def expression(op: str, attribute: Callable[[int], str]) -> str:
 
     The operands are ``a``, ``b``, …; the functions it calls are in ``pointwise.hlsli``.
     """
-    row = ROWS[op]
-    return row.hlsl.format(**{name: attribute(i) for i, name in enumerate(row.attrs)})
+    return ROWS[op].expression(attribute)
 
 
 # ---------------------------------------------------------------- shapes and types
@@ -123,21 +126,36 @@ def _cpu(row: Row, attrs: Attrs, *arrays: Array) -> Array:
 # ---------------------------------------------------------------- GPU
 
 
-def _lower(row: Row, op: Lowering) -> Iterator[Dispatch]:
-    out = op.outputs[0]
-    if out.size == 0:
-        return
-    names = (*op.in_names, op.out_names[0])
-    operands = [(op.fact(name), op.layout(name)) for name in op.in_names]
-    steps = walk(operands, out, op.layout(op.out_names[0]))
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as a kernel meets it: a node's own, or scratch that has a shape here only."""
+
+    name: str
+    fact: Fact
+    layout: str = PLAIN
+
+
+def launch(
+    row: Row, values: Sequence[float], operands: Sequence[Operand], out: Operand
+) -> Dispatch:
+    """One elementwise step over any tensors, for operators that are made of several steps."""
+    steps = walk([(o.fact, o.layout) for o in operands], out.fact, out.layout)
     width = 4 if _vectorises(steps) else 1
     splat = [width == 4 and strides[-1] == 0 for strides in steps.strides]
-    yield Dispatch(
+    return Dispatch(
         groups=-(-steps.size // (width * _GROUP * _PER_THREAD)),
-        tensors=names,
-        params=_params(row, op.attrs, steps, width, splat),
-        defines=_defines(row, op, steps, width, splat),
+        tensors=(*(o.name for o in operands), out.name),
+        params=_params(row, values, steps, width, splat),
+        defines=_defines(row, [o.fact for o in operands], out.fact, width, splat)
+        | {"FLAT": int(steps.flat)},
+        kernel=kernel_of(row),
     )
+
+
+def _lower(row: Row, op: Lowering) -> Iterator[Dispatch]:
+    *operands, out = (Operand(n, op.fact(n), op.layout(n)) for n in op.in_names + op.out_names)
+    if out.fact.size:
+        yield launch(row, row.values(op.attrs), operands, out)
 
 
 def _vectorises(steps: Walk) -> bool:
@@ -148,7 +166,7 @@ def _vectorises(steps: Walk) -> bool:
 
 
 def _params(
-    row: Row, attrs: Attrs, steps: Walk, width: int, splat: Sequence[bool]
+    row: Row, values: Sequence[float], steps: Walk, width: int, splat: Sequence[bool]
 ) -> dict[str, Any]:
     extents = [*steps.extents[:-1], steps.extents[-1] // width]
     stride = np.zeros((row.arity, _MAX_DIMS), np.uint32)
@@ -161,25 +179,24 @@ def _params(
         "dims": len(extents),
         "extent": extents[::-1],
         "stride": stride.ravel(),
-        "attr": row.values(attrs) or [0.0],
+        "attr": values or [0.0],
     }
 
 
 def _defines(
-    row: Row, op: Lowering, steps: Walk, width: int, splat: Sequence[bool]
+    row: Row, inputs: Sequence[Fact], out: Fact, width: int, splat: Sequence[bool]
 ) -> dict[str, int | str]:
-    result = HLSL_TYPE[op.outputs[0].dtype]
+    result = HLSL_TYPE[out.dtype]
     vector = "4" if width == 4 else ""
     defines: dict[str, int | str] = {
-        "EXPR": expression(row.name, lambda i: f"attr({i})"),
+        "EXPR": row.expression(lambda i: f"attr({i})"),
         "ARITY": row.arity,
         "VEC": width,
-        "FLAT": int(steps.flat),
         "RESULT": result,
         "OUT": f"T{row.arity}",
         f"T{row.arity}_TYPE": result + vector,
     }
-    for k, fact in enumerate(op.inputs):
+    for k, fact in enumerate(inputs):
         element = HLSL_TYPE[fact.dtype]
         defines[f"VALUE{k}"] = element
         defines[f"T{k}_TYPE"] = element + ("" if splat[k] else vector)
@@ -187,7 +204,8 @@ def _defines(
     return defines
 
 
-def _kernel(row: Row) -> Kernel:
+def kernel_of(row: Row) -> Kernel:
+    """How the row's operator is launched."""
     strides, attrs = row.arity * _MAX_DIMS, max(1, len(row.attrs))
     return Kernel(
         "elementwise.hlsl",
@@ -255,7 +273,7 @@ def declare(row: Row) -> OpSpec:
             row.name,
             infer=partial(_infer, row),
             cpu=partial(_cpu, row),
-            kernel=_kernel(row),
+            kernel=kernel_of(row),
             cost=elementwise_cost(row.flops),
             cases=_cases(row),
             tolerance=row.tolerance,

@@ -157,7 +157,7 @@ float cml_pow(float x, float y) {
     bool infinite = asuint(a) == 0x7f800000u;
     if (x < 0.0 && !integral && !infinite) { return cml_nan(x); }
     // a = 0: the logarithm of nothing is not asked for
-    float magnitude = a == 0.0 ? (y > 0.0 ? 0.0 : 1.0 / a) : exp2(y * log2(a));
+    float magnitude = a == 0.0 ? (y > 0.0 ? 0.0 : 1.0 / a) : exp2(a == 1.0 ? 0.0 : y * log2(a));
     return x < 0.0 && cml_odd(y) ? -magnitude : magnitude;
 }
 

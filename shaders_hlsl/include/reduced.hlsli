@@ -1,0 +1,17 @@
+// Where an element of a reduction lies, for the parameters of cml_engine/ops/reduce_kernel.py.
+#ifndef CML_REDUCED
+#define CML_REDUCED
+
+// Relative to its result's first element; dimensions innermost first.
+uint reduced_offset(uint element) {
+    uint at = 0;
+    uint rest = element;
+    for (uint d = 0; d + 1 < reduced_dims; ++d) {
+        uint next = rest / reduced(d);
+        at += (rest - next * reduced(d)) * reduced_in(d);
+        rest = next;
+    }
+    return at + rest * reduced_in(reduced_dims - 1);
+}
+
+#endif

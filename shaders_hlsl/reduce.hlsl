@@ -1,0 +1,171 @@
+// One stage of a reduction: `chunks` partial results for each of `outputs` results.
+//
+// defines: KIND    SUM, MIN, MAX, ANY, ALL;  VALUE its element type
+//          TERM    what is reduced: the element v, and m of the other tensor (OTHER) if there is one
+//          INDEX   wanted is the position of the extreme; partial results are value and position
+//          TREE    1: a workgroup reduces a chunk; 0: a thread does
+//          FIRST   reads the tensor itself, not partial results; LAST writes the result
+// params:  dimensions innermost first; element r of result o lies at in(o) + in(r)
+#include "pointwise.hlsli"
+#include "reduced.hlsli"
+
+#define SUM 0
+#define MIN 1
+#define MAX 2
+#define ANY 3
+#define ALL 4
+
+struct Item {
+    VALUE value;
+    uint index;
+};
+
+#if KIND == MIN || KIND == MAX
+// A NaN beats everything, as in NumPy.
+bool beats(float value, float best) {
+    bool better = KIND == MIN ? value < best : value > best;
+    return better || (cml_isnan(value) && !cml_isnan(best));
+}
+#endif
+
+// Of equal extremes the first wins, in whatever order they meet.
+Item merge(Item a, Item b) {
+#if KIND == SUM
+    a.value += b.value;
+    return a;
+#elif KIND == ANY
+    a.value |= b.value;
+    return a;
+#elif KIND == ALL
+    a.value &= b.value;
+    return a;
+#else
+    bool take = beats(b.value, a.value);
+#if INDEX
+    take = take || (!beats(a.value, b.value) && b.index < a.index);
+#endif
+    if (take) { return b; }
+    return a;
+#endif
+}
+
+Item nothing() {
+    Item item;
+#if KIND == ANY || KIND == ALL
+    item.value = start;
+#else
+    item.value = asfloat(start);
+#endif
+    item.index = 0xffffffffu;
+    return item;
+}
+
+struct Place {
+    uint from;
+    uint to;
+    uint beside;
+};
+
+Place place_of(uint output) {
+    Place place = { 0, 0, 0 };
+    uint rest = output;
+    for (uint d = 0; d < kept_dims; ++d) {
+        uint next = d + 1 < kept_dims ? rest / kept(d) : 0;
+        uint coordinate = d + 1 < kept_dims ? rest - next * kept(d) : rest;
+        place.from += coordinate * kept_in(d);
+        place.to += coordinate * kept_out(d);
+        place.beside += coordinate * kept_other(d);
+        rest = next;
+    }
+    return place;
+}
+
+// Elements first, first + step, … below end, in this order.
+Item reduce(Place place, uint first, uint end, uint step) {
+    Item item = nothing();
+#if OTHER
+    float m = T1[place.beside];
+#endif
+    for (uint r = first; r < end; r += step) {
+        uint at = place.from + reduced_offset(r);
+        VALUE v = T0[at];
+        Item element;
+        element.value = TERM;
+#if INDEX && !FIRST
+        element.index = T1[at];
+#else
+        element.index = r;
+#endif
+        item = merge(item, element);
+    }
+    return item;
+}
+
+void store(Place place, uint part, Item item) {
+    uint at = place.to + part * chunk_step;
+#if INDEX && LAST
+    OUT[at] = int(item.index);
+#else
+#if KIND == SUM
+    OUT[at] = item.value / divisor;
+#else
+    OUT[at] = item.value;
+#endif
+#if INDEX
+    OUT_INDEX[at] = item.index;
+#endif
+#endif
+}
+
+#if TREE
+groupshared VALUE shared_value[GROUP];
+#if INDEX
+groupshared uint shared_index[GROUP];
+#endif
+
+Item shared_item(uint at) {
+    Item item = nothing();
+    item.value = shared_value[at];
+#if INDEX
+    item.index = shared_index[at];
+#endif
+    return item;
+}
+
+void share(uint at, Item item) {
+    shared_value[at] = item.value;
+#if INDEX
+    shared_index[at] = item.index;
+#endif
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint part = group % chunks;
+    Place place = place_of(group / chunks);
+    uint begin = part * chunk;
+    Item item = reduce(place, begin + tid.x, min(begin + chunk, total), GROUP);
+    share(tid.x, item);
+    GroupMemoryBarrierWithGroupSync();
+    for (uint half = GROUP / 2; half > 0; half /= 2) {
+        if (tid.x < half) { share(tid.x, merge(shared_item(tid.x), shared_item(tid.x + half))); }
+        GroupMemoryBarrierWithGroupSync();
+    }
+    if (tid.x == 0) { store(place, part, shared_item(0)); }
+}
+#else
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint thread = group * GROUP + tid.x;
+    if (thread >= outputs * chunks) { return; }
+    // neighbouring threads: the same chunk of neighbouring results
+    uint part = thread / outputs;
+    Place place = place_of(thread - part * outputs);
+    uint begin = part * chunk;
+    store(place, part, reduce(place, begin, min(begin + chunk, total), 1));
+}
+#endif

@@ -1,0 +1,85 @@
+// Softmax where all that is summed fits one workgroup (TREE 1) or one thread (TREE 0).
+//
+// The parameters are those of reduce.hlsl; element r of place o lies at in(o) + in(r), in the
+// result as in the source. exp is taken twice: cheaper than memory to keep it in.
+#include "reduced.hlsli"
+
+uint kept_offset(uint output) {
+    uint at = 0;
+    uint rest = output;
+    for (uint d = 0; d + 1 < kept_dims; ++d) {
+        uint next = rest / kept(d);
+        at += (rest - next * kept(d)) * kept_in(d);
+        rest = next;
+    }
+    return at + rest * kept_in(kept_dims - 1);
+}
+
+// Elements first, first + step, …: of them the greatest; the sum; and the results.
+
+float greatest(uint base, uint first, uint step) {
+    // any element will do to start with
+    float best = T0[base];
+    for (uint r = first; r < total; r += step) { best = max(best, T0[base + reduced_offset(r)]); }
+    return best;
+}
+
+float sum_exp(uint base, uint first, uint step, float m) {
+    float sum = 0.0;
+    for (uint r = first; r < total; r += step) { sum += exp(T0[base + reduced_offset(r)] - m); }
+    return sum;
+}
+
+void write_all(uint base, uint first, uint step, float m, float sum) {
+    for (uint r = first; r < total; r += step) {
+        uint at = base + reduced_offset(r);
+        T1[at] = exp(T0[at] - m) / sum;
+    }
+}
+
+#if TREE
+groupshared float values[GROUP];
+
+float all_greatest(uint thread, float value) {
+    values[thread] = value;
+    GroupMemoryBarrierWithGroupSync();
+    for (uint half = GROUP / 2; half > 0; half /= 2) {
+        if (thread < half) { values[thread] = max(values[thread], values[thread + half]); }
+        GroupMemoryBarrierWithGroupSync();
+    }
+    float result = values[0];
+    GroupMemoryBarrierWithGroupSync();
+    return result;
+}
+
+float all_sum(uint thread, float value) {
+    values[thread] = value;
+    GroupMemoryBarrierWithGroupSync();
+    for (uint half = GROUP / 2; half > 0; half /= 2) {
+        if (thread < half) { values[thread] += values[thread + half]; }
+        GroupMemoryBarrierWithGroupSync();
+    }
+    return values[0];
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint base = kept_offset(group);
+    float m = all_greatest(tid.x, greatest(base, tid.x, GROUP));
+    float sum = all_sum(tid.x, sum_exp(base, tid.x, GROUP, m));
+    write_all(base, tid.x, GROUP, m, sum);
+}
+#else
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint thread = group * GROUP + tid.x;
+    if (thread >= outputs) { return; }
+    uint base = kept_offset(thread);
+    float m = greatest(base, 0, 1);
+    write_all(base, 0, 1, m, sum_exp(base, 0, 1, m));
+}
+#endif
