@@ -1,0 +1,178 @@
+"""``conv`` and ``deconv`` in NumPy: windows gathered into matrices that BLAS multiplies.
+
+The matrix of windows is made a stretch of rows at a time, small enough to stay in the cache
+between the copy that makes it and the product that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.conv_shapes import Axis, ConvShape, conv_shape, deconv_shape
+
+Array = np.ndarray[Any, Any]
+#: floats of one stretch of windows: 2 MB, about what a core's cache keeps
+_STRETCH = 1 << 19
+
+
+def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
+    shape = conv_shape(attrs, *_facts(x, filter, bias))
+    out = np.empty((shape.batch, shape.out_channels, *shape.narrow), np.float32)
+    if out.size == 0:
+        return out
+    padded = pad_border(x, shape.axes, shape.border)
+    for image, result in zip(padded, out, strict=True):
+        if shape.group_in == 1:
+            _conv_by_taps(shape, image, filter, result)
+        else:
+            _conv_by_matmul(shape, image, filter, result)
+    _add_bias(out, bias)
+    return out
+
+
+def deconv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
+    shape = deconv_shape(attrs, *_facts(x, filter, bias))
+    out = np.empty((shape.batch, shape.out_channels, *shape.wide), np.float32)
+    if out.size == 0:
+        return out
+    for image, result in zip(x, out, strict=True):
+        _deconv_image(shape, image, filter, result)
+    _add_bias(out, bias)
+    return out
+
+
+def _facts(*arrays: Array) -> list[Fact]:
+    return [Fact("scalar", np.shape(a)) for a in arrays]
+
+
+def _add_bias(out: Array, bias: Array) -> None:
+    values = np.asarray(bias, np.float32).reshape(-1)
+    if values.any():
+        out += values.reshape(-1, *(1,) * (out.ndim - 2))
+
+
+def border_indices(axis: Axis, border: str) -> Array:
+    """For each position of the padded axis, the input's index that it repeats; -1 = zero."""
+    at = np.arange(-axis.before, axis.wide + axis.after)
+    last = axis.wide - 1
+    if border == "replicate":
+        return np.clip(at, 0, last)
+    if border == "reflect":
+        at = np.abs(at) % max(2 * last, 1)
+        return np.where(at > last, 2 * last - at, at)
+    if border == "reflect-even":
+        at = np.where(at < 0, -1 - at, at) % (2 * axis.wide)
+        return np.where(at > last, 2 * last + 1 - at, at)
+    return np.where((at < 0) | (at > last), -1, at)
+
+
+def pad_border(x: Array, axes: Sequence[Axis], border: str) -> Array:
+    """The input with its border around it, less what negative padding crops; a view if it can."""
+    lead = x.ndim - len(axes)
+    if border != "constant":
+        for i, axis in enumerate(axes):
+            if axis.before or axis.after:
+                x = np.take(x, border_indices(axis, border), axis=lead + i)
+        return x
+    crop: Any = tuple(slice(max(-a.before, 0), max(a.wide - max(-a.after, 0), 0)) for a in axes)
+    inner = x[(..., *crop)]
+    if all(a.before <= 0 and a.after <= 0 for a in axes):
+        return inner
+    extents = [max(a.before + a.wide + a.after, 0) for a in axes]
+    padded = np.zeros((*x.shape[:lead], *extents), np.float32)
+    place: Any = [
+        slice(max(a.before, 0), max(a.before, 0) + n)
+        for a, n in zip(axes, inner.shape[lead:], strict=True)
+    ]
+    padded[(..., *place)] = inner
+    return padded
+
+
+def _windows(shape: ConvShape, image: Array, first: int, count: int) -> Array:
+    """A view (channels, taps…, positions…) of the windows of ``count`` rows from ``first``."""
+    strides = image.strides[1:]
+    kernel = [a.kernel for a in shape.axes]
+    over_taps = [s * a.dilation for s, a in zip(strides, shape.axes, strict=True)]
+    over_rows = [s * a.stride for s, a in zip(strides, shape.axes, strict=True)]
+    return as_strided(
+        image[:, first * shape.axes[0].stride :],
+        (image.shape[0], *kernel, count, *shape.narrow[1:]),
+        (image.strides[0], *over_taps, *over_rows),
+        writeable=False,
+    )
+
+
+def _stretches(rows: int, words_per_row: int) -> Iterator[tuple[int, int]]:
+    step = max(1, min(rows, _STRETCH // max(words_per_row, 1)))
+    for first in range(0, rows, step):
+        yield first, min(step, rows - first)
+
+
+def _conv_by_matmul(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
+    groups, depth = shape.groups, shape.group_in * shape.taps
+    weights = filter.reshape(groups, shape.group_out, depth)
+    flat = result.reshape(groups, shape.group_out, -1)
+    per_row = prod(shape.narrow[1:])
+    for first, count in _stretches(shape.narrow[0], groups * depth * per_row):
+        windows = _windows(shape, image, first, count)
+        columns = windows.reshape(groups, depth, count * per_row)
+        span = slice(first * per_row, (first + count) * per_row)
+        np.matmul(weights, columns, out=flat[:, :, span])
+
+
+def _conv_by_taps(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
+    """One input channel per group: a matrix product of depth ``taps`` would gain nothing."""
+    groups, multiplier = shape.groups, shape.group_out
+    spatial = (1,) * len(shape.axes)
+    weights = filter.reshape(groups, multiplier, -1)
+    target = result.reshape(groups, multiplier, *shape.narrow)
+    words = 2 * shape.out_channels * prod(shape.narrow[1:])
+    for first, count in _stretches(shape.narrow[0], words):
+        windows = _windows(shape, image, first, count)
+        part = target[:, :, first : first + count]
+        for i, tap in enumerate(np.ndindex(*(a.kernel for a in shape.axes))):
+            weight = weights[:, :, i].reshape(groups, multiplier, *spatial)
+            value = windows[(slice(None), *tap)][:, None]
+            if i == 0:
+                np.multiply(weight, value, out=part)
+            else:
+                part += weight * value
+
+
+def _deconv_image(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
+    """Every input's contribution to all taps by one product, then added where each tap lands."""
+    groups, taps = shape.groups, shape.taps
+    weights = filter.reshape(groups, shape.group_in, shape.group_out * taps)
+    weights = np.ascontiguousarray(weights.transpose(0, 2, 1))
+    result[:] = 0
+    per_row = prod(shape.narrow[1:])
+    for first, count in _stretches(shape.narrow[0], shape.out_channels * taps * per_row):
+        rows = image[:, first : first + count].reshape(groups, shape.group_in, count * per_row)
+        spread = np.matmul(weights, rows).reshape(
+            shape.out_channels, taps, count, *shape.narrow[1:]
+        )
+        for i, tap in enumerate(np.ndindex(*(a.kernel for a in shape.axes))):
+            _add_tap(shape, spread[:, i], tap, first, result)
+
+
+def _add_tap(
+    shape: ConvShape, values: Array, tap: tuple[int, ...], first: int, result: Array
+) -> None:
+    """``result[i * stride + tap * dilation - before] += values[i]``, where that is inside."""
+    source, target = [], []
+    for i, (axis, at) in enumerate(zip(shape.axes, tap, strict=True)):
+        offset = at * axis.dilation - axis.before + (first * axis.stride if i == 0 else 0)
+        low = max(0, -(offset // axis.stride))
+        high = min(values.shape[1 + i], -((offset - axis.wide) // axis.stride))
+        if high <= low:
+            return
+        source.append(slice(low, high))
+        begin = low * axis.stride + offset
+        target.append(slice(begin, begin + (high - low - 1) * axis.stride + 1, axis.stride))
+    result[(slice(None), *target)] += values[(slice(None), *source)]

@@ -1,0 +1,98 @@
+// Elementwise operators that a kernel applies to its result before storing it, in the node's order.
+//
+// cml_engine/ops/epilogue.py chooses them by defines: EPI<i> is the operator of step i,
+// EPI<i>_TENSOR the name of its operand's buffer, if it has one; epi_value(2 * i) and (2 * i + 1)
+// are its numbers. EPI_TYPE is what the kernel stores at once: float, or float4 for four channels.
+#ifndef CML_EPILOGUE
+#define CML_EPILOGUE
+
+#define EPI_NONE 0
+#define EPI_RELU 1
+#define EPI_LEAKY_RELU 2
+#define EPI_PRELU 3
+#define EPI_SIGMOID 4
+#define EPI_TANH 5
+#define EPI_CLAMP 6
+#define EPI_ADD 7
+#define EPI_SILU 8
+
+#ifndef EPI_TYPE
+#define EPI_TYPE float
+#endif
+#ifndef EPI0
+#define EPI0 EPI_NONE
+#endif
+#ifndef EPI1
+#define EPI1 EPI_NONE
+#endif
+#ifndef EPI2
+#define EPI2 EPI_NONE
+#endif
+#ifndef EPI3
+#define EPI3 EPI_NONE
+#endif
+
+EPI_TYPE cml_epi_sigmoid(EPI_TYPE v) {
+    // the exponent is never positive, so nothing overflows
+    EPI_TYPE t = exp(-abs(v));
+    return select(v < EPI_TYPE(0.0), t, EPI_TYPE(1.0)) / (EPI_TYPE(1.0) + t);
+}
+
+EPI_TYPE cml_epi_tanh(EPI_TYPE v) {
+    EPI_TYPE a = abs(v);
+    EPI_TYPE z = v * v;
+    EPI_TYPE t = exp(a * -2.0);
+    EPI_TYPE far = (EPI_TYPE(1.0) - t) / (EPI_TYPE(1.0) + t);
+    // near zero the quotient cancels, the series does not
+    EPI_TYPE near = a + a * z * (-0.333333333 + z * (0.133333333 - z * 0.0539682540));
+    EPI_TYPE y = select(a < EPI_TYPE(0.2), near, far);
+    return select(v < EPI_TYPE(0.0), -y, y);
+}
+
+// `op` is a constant at every call, so that one branch is left of these.
+EPI_TYPE cml_epi_step(uint op, EPI_TYPE v, EPI_TYPE operand, float first, float second) {
+    if (op == EPI_RELU) { return max(v, EPI_TYPE(0.0)); }
+    if (op == EPI_LEAKY_RELU) { return select(v < EPI_TYPE(0.0), v * first, v); }
+    if (op == EPI_PRELU) { return select(v < EPI_TYPE(0.0), v * operand, v); }
+    if (op == EPI_SIGMOID) { return cml_epi_sigmoid(v); }
+    if (op == EPI_TANH) { return cml_epi_tanh(v); }
+    if (op == EPI_CLAMP) { return max(min(v, EPI_TYPE(second)), EPI_TYPE(first)); }
+    if (op == EPI_ADD) { return v + operand; }
+    if (op == EPI_SILU) { return v * cml_epi_sigmoid(v); }
+    return v;
+}
+
+// A PReLU's slopes are found by channel, a residual's values where the result is stored.
+#define CML_EPI_INDEX(op) ((op) == EPI_ADD ? at : channel)
+
+// `channel` and `at` count EPI_TYPEs: blocks of four channels where that is float4.
+EPI_TYPE cml_epilogue(EPI_TYPE v, uint channel, uint at) {
+    EPI_TYPE operand = EPI_TYPE(0.0);
+#if EPI0 != EPI_NONE
+#ifdef EPI0_TENSOR
+    operand = EPI0_TENSOR[CML_EPI_INDEX(EPI0)];
+#endif
+    v = cml_epi_step(EPI0, v, operand, epi_value(0), epi_value(1));
+#endif
+#if EPI1 != EPI_NONE
+#ifdef EPI1_TENSOR
+    operand = EPI1_TENSOR[CML_EPI_INDEX(EPI1)];
+#endif
+    v = cml_epi_step(EPI1, v, operand, epi_value(2), epi_value(3));
+#endif
+#if EPI2 != EPI_NONE
+#ifdef EPI2_TENSOR
+    operand = EPI2_TENSOR[CML_EPI_INDEX(EPI2)];
+#endif
+    v = cml_epi_step(EPI2, v, operand, epi_value(4), epi_value(5));
+#endif
+#if EPI3 != EPI_NONE
+#ifdef EPI3_TENSOR
+    operand = EPI3_TENSOR[CML_EPI_INDEX(EPI3)];
+#endif
+    v = cml_epi_step(EPI3, v, operand, epi_value(6), epi_value(7));
+#endif
+    return v;
+}
+
+#endif

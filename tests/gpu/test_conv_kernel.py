@@ -1,0 +1,158 @@
+"""conv and deconv kernels beyond their declared cases: epilogues, variants, shapes.
+
+``test_operators.py`` runs every declared case in every layout; here are what a node can be besides.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+import cml_engine.ops.conv
+import cml_engine.ops.elementwise  # noqa: F401
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Epilogue, Fact
+from cml_engine.layout import C4
+from cml_engine.ops.conv_cases import conv_case, deconv_case
+from cml_engine.ops.lowering import Limits
+from cml_engine.passes.lower import lower
+from cml_engine.testing import case_graph, check_graph
+
+PORTABLE = Limits()
+LAYOUTS = ({}, {"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})
+#: one node for each kernel: (op, case, whether weights are constant)
+KERNELS = {
+    "general": ("conv", conv_case((1, 8, 9, 7), (10, 8, 3, 3)), False),
+    "tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[2, 1]), True),
+    "winograd": ("conv", conv_case((2, 16, 9, 7), (18, 16, 3, 3)), True),
+    "depthwise": ("conv", conv_case((1, 10, 9, 7), (10, 1, 3, 3), groups=0), True),
+    "deconv": ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 4, 4), (6,), stride=[2, 2]), True),
+}
+#: ends of a node: operators with their constant operands by shape
+EPILOGUES = {
+    "relu": [("relu", (), {})],
+    "leaky_relu": [("leaky_relu", (), {"alpha": 0.1})],
+    "prelu": [("prelu", ("[1,C]",), {})],
+    "prelu one": [("prelu", ("[]",), {})],
+    "prelu rank 4": [("prelu", ("[1,C,1,1]",), {})],
+    "sigmoid": [("sigmoid", (), {})],
+    "tanh": [("tanh", (), {})],
+    "silu": [("silu", (), {})],
+    "clamp": [("clamp", (-0.5, 0.25), {})],
+    "add": [("add", ("same",), {})],
+    "all": [
+        ("add", ("same",), {}),
+        ("prelu", ("[1,C]",), {}),
+        ("add", ("same",), {}),
+        ("sigmoid", (), {}),
+    ],
+}
+
+
+def graph_with(kernel, chain, rng):
+    """The kernel's node with a chain of fused operators, and its inputs."""
+    op, case, constants = KERNELS[kernel]
+    graph, inputs = case_graph(op, case, constants=constants)
+    result = graph.facts["y0"]
+    facts, fixed, epilogues = dict(graph.facts), dict(graph.constants), []
+    shapes = {"[1,C]": result.shape[:2], "[]": (), "[1,C,1,1]": (1, result.shape[1], 1, 1)}
+    shapes["[1,C]"] = (1, result.shape[1])
+    for op_name, operands, attrs in chain:
+        names = []
+        for operand in operands:
+            name = f"e{len(facts)}"
+            if operand == "same":
+                inputs[name] = rng.standard_normal(result.shape).astype(np.float32)
+                facts[name] = result
+            elif isinstance(operand, float):
+                fixed[name] = np.array(operand, np.float32)
+                facts[name] = Fact("scalar", ())
+            else:
+                fixed[name] = rng.uniform(-1, 1, shapes[operand]).astype(np.float32)
+                facts[name] = Fact("scalar", shapes[operand])
+            names.append(name)
+        epilogues.append(Epilogue(op_name, tuple(names), Attrs(attrs)))
+    node = dataclasses.replace(graph.nodes[0], epilogues=tuple(epilogues))
+    graph = graph.with_(nodes=(node,), facts=facts, constants=fixed, inputs=tuple(inputs))
+    return graph, inputs
+
+
+def layouts_with(graph, layouts):
+    """Fused operands lie as the result does."""
+    if "y0" not in layouts:
+        return layouts
+    same = [n for e in graph.nodes[0].epilogues for n in e.inputs if e.op == "add"]
+    return {**layouts, **dict.fromkeys(same, C4)}
+
+
+@pytest.mark.parametrize("chain", EPILOGUES, ids=[e.replace(" ", "_") for e in EPILOGUES])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_epilogues_in_every_kernel_and_layout(kernel, chain, gpu, rng):
+    graph, inputs = graph_with(kernel, EPILOGUES[chain], rng)
+    for layouts in LAYOUTS:
+        check_graph(graph, inputs, gpu, layouts=layouts_with(graph, layouts), partitions=1)
+
+
+def test_a_wrong_slope_would_be_noticed(gpu, rng):
+    graph, inputs = graph_with("tile", EPILOGUES["prelu"], rng)
+    name = graph.nodes[0].epilogues[0].inputs[0]
+    changed = graph.constants[name].copy()
+    changed[0, 3] += 0.5
+    from cml_engine.testing import reference
+
+    wrong = reference(graph.with_(constants={**graph.constants, name: changed}), inputs)
+    right = reference(graph, inputs)
+    assert np.abs(wrong["y0"] - right["y0"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=["plain", "in", "out", "both"])
+@pytest.mark.parametrize("channels", [1, 3, 4, 6, 16, 23])
+def test_channels_of_any_number(channels, layouts, gpu):
+    for out, window in itertools.product((1, 5, 12, 40), (1, 3)):
+        case = conv_case((1, channels, 10, 7), (out, channels, window, window))
+        graph, inputs = case_graph("conv", case, constants=True)
+        check_graph(graph, inputs, gpu, layouts=layouts, partitions=1)
+
+
+@pytest.mark.parametrize("op", ["conv", "deconv"])
+def test_portable_limits_choose_variants_that_agree(op, gpu):
+    """What a GPU without subgroups is given runs here too."""
+    case = {
+        "conv": conv_case((1, 12, 9, 14), (40, 12, 3, 3)),
+        "deconv": deconv_case((1, 12, 6, 6), (12, 40, 4, 4), stride=[2, 2]),
+    }[op]
+    graph, inputs = case_graph(op, case, constants=True)
+    limits, gpu.limits = gpu.limits, PORTABLE
+    try:
+        check_graph(graph, inputs, gpu, partitions=1)
+    finally:
+        gpu.limits = limits
+
+
+def test_a_new_shape_makes_no_new_pipeline(gpu):
+    def run(case):
+        graph, inputs = case_graph("conv", case, constants=True)
+        check_graph(graph, inputs, gpu, layouts={"x0": C4, "y0": C4}, partitions=0)
+
+    run(conv_case((1, 64, 12, 12), (64, 64, 3, 3)))
+    before = gpu.pipelines_built
+    run(conv_case((2, 64, 9, 17), (64, 64, 3, 3)))
+    run(conv_case((1, 32, 5, 5), (64, 32, 3, 3)))
+    assert gpu.pipelines_built == before
+
+
+def test_limits_are_kept():
+    """No dispatch wants more of a device than WebGPU guarantees."""
+    for kernel in KERNELS:
+        graph, _ = graph_with(kernel, EPILOGUES["all"], np.random.default_rng(0))
+        plan = lower(graph, PORTABLE)
+        for step in plan.steps:
+            assert len(step.bindings) <= PORTABLE.max_storage_buffers
+            assert int(step.defines["GROUP"]) <= PORTABLE.max_group_threads
+
+
+def test_a_fused_operand_of_another_layout_is_refused(gpu, rng):
+    graph, _ = graph_with("tile", EPILOGUES["add"], rng)
+    with pytest.raises(ShapeError, match="lies as the result does"):
+        lower(graph, gpu.limits, {"y0": C4})
