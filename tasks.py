@@ -171,10 +171,10 @@ def install_debian_driver() -> bool:
     if apt is None or os.geteuid() != 0:
         return False
     say(f"installing a Vulkan driver: apt-get install {' '.join(DEBIAN_DRIVER)}")
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    call([apt, "-qq", "update"], env=quiet)
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    call([apt, "-qq", "update"], quiet=True, env=env)
     options = ["-qq", "install", "-y", "--no-install-recommends"]
-    return call([apt, *options, *DEBIAN_DRIVER], env=quiet) == 0
+    return call([apt, *options, *DEBIAN_DRIVER], quiet=True, env=env) == 0
 
 
 def driver_advice() -> str:
@@ -262,10 +262,10 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 def call(
     command: Sequence[str | Path], quiet: bool = False, env: dict[str, str] | None = None
 ) -> int:
-    """Exit code of a command run in the project's folder; ``quiet`` drops what it prints."""
+    """Exit code of a command run in the project's folder; ``quiet`` drops all but errors."""
     sink = subprocess.DEVNULL if quiet else None
     try:
-        return subprocess.call(list(map(str, command)), cwd=ROOT, stdout=sink, stderr=sink, env=env)
+        return subprocess.call(list(map(str, command)), cwd=ROOT, stdout=sink, env=env)
     except OSError as error:
         say(f"cannot run {command[0]}: {error}")
         return 127
