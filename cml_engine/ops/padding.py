@@ -53,13 +53,13 @@ def _infer(attrs: Attrs, x: Fact) -> Fact:
 def border_index(border: str, at: Array, extent: int) -> Array:
     """The index that answers for each index of an axis; outside of it only for ``constant``."""
     if border == "replicate":
-        return np.clip(at, 0, extent - 1)
+        return np.asarray(np.clip(at, 0, extent - 1))
     if border == "reflect":  # a wave of period 2 (extent - 1): the edge is not repeated
         phase = at % max(2 * (extent - 1), 1)
         return np.asarray(np.minimum(phase, np.abs(2 * (extent - 1) - phase)) % max(extent, 1))
     if border == "reflect-even":
         phase = at % max(2 * extent, 1)
-        return np.minimum(phase, 2 * extent - 1 - phase)
+        return np.asarray(np.minimum(phase, 2 * extent - 1 - phase))
     return at
 
 

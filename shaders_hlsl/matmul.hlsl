@@ -1,0 +1,191 @@
+// C[batch, m, n] = sum over k of A[batch, m, k] * B[batch, k, n] (+ bias[n]), then the epilogues.
+//
+// A thread holds ROWS x COLS sums in registers. All lanes of a row of the workgroup (COLUMN_LANES
+// of them) share their rows of A, so an element of A is one broadcast read; neighbouring lanes
+// read neighbouring columns of B. That reuses registers enough to go without groupshared memory.
+// A_VECTOR reads four k of A at once, B_VECTOR four columns of B.
+//
+// REDUCE is for few results with a long sum: a workgroup makes ROWS x COLS of them, its lanes
+// share the sum and add it up as a tree, in the same order every time. Vectors run along k.
+//
+// A sum longer than one dispatch may take goes on in the next: `accumulate` starts from C.
+
+#include "epilogue.hlsli"
+
+#define LANE_ROWS (GROUP / COLUMN_LANES)
+
+uint batch_offset(uint batch, bool left)
+{
+    uint offset = 0;
+    [ForceUnroll]
+    for (uint d = 0; d < BATCH_RANK; d++) {
+        uint index = d + 1 == BATCH_RANK ? batch : batch % batch_shape(d);
+        batch /= batch_shape(d);
+        offset += index * (left ? a_batch(d) : b_batch(d));
+    }
+    return offset;
+}
+
+void store(uint batch, uint m, uint n, float sum)
+{
+    uint at = (batch * rows + m) * columns + n;
+    if (accumulate != 0) { sum += OUT[at]; }
+    if (last != 0) {
+#ifdef BIAS
+        sum += T2[n * bias_stride];
+#endif
+        sum = cml_epilogue(sum, n, at);
+    }
+    OUT[at] = sum;
+}
+
+#ifdef REDUCE
+
+groupshared float partial[ROWS * COLS][GROUP];
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint rest = CML_GROUP(gid);
+    if (rest >= cml_end) { return; }
+    uint tile_n = rest % tiles_n;
+    rest /= tiles_n;
+    uint m0 = rest % tiles_m * ROWS;
+    uint batch = rest / tiles_m;
+    uint n0 = tile_n * COLS;
+    uint a = batch_offset(batch, true);
+    uint b = batch_offset(batch, false);
+    uint a_at[ROWS];
+    uint b_at[COLS];
+    float sum[ROWS * COLS];
+    [ForceUnroll]
+    for (uint p = 0; p < ROWS; p++) { a_at[p] = a + min(m0 + p, rows - 1) * a_m; }
+    [ForceUnroll]
+    for (uint q = 0; q < COLS; q++) { b_at[q] = b + min(n0 + q, columns - 1) * b_n; }
+    [ForceUnroll]
+    for (uint z = 0; z < ROWS * COLS; z++) { sum[z] = 0.0; }
+    for (uint k = k_begin + lane; k < k_end; k += GROUP) {
+        T0_TYPE x[ROWS];
+        [ForceUnroll]
+        for (uint r = 0; r < ROWS; r++) { x[r] = T0[a_at[r] + k * a_k]; }
+        [ForceUnroll]
+        for (uint j = 0; j < COLS; j++) {
+            T1_TYPE w = T1[b_at[j] + k * b_k];
+            [ForceUnroll]
+            for (uint i = 0; i < ROWS; i++) {
+#ifdef A_VECTOR
+                float s = sum[i * COLS + j];
+                s = mad(x[i].x, w.x, s);
+                s = mad(x[i].y, w.y, s);
+                s = mad(x[i].z, w.z, s);
+                sum[i * COLS + j] = mad(x[i].w, w.w, s);
+#else
+                sum[i * COLS + j] = mad(x[i], w, sum[i * COLS + j]);
+#endif
+            }
+        }
+    }
+    [ForceUnroll]
+    for (uint t = 0; t < ROWS * COLS; t++) { partial[t][lane] = sum[t]; }
+    [ForceUnroll]
+    for (uint width = GROUP / 2; width > 0; width /= 2) {
+        GroupMemoryBarrierWithGroupSync();
+        if (lane < width) {
+            [ForceUnroll]
+            for (uint s = 0; s < ROWS * COLS; s++) { partial[s][lane] += partial[s][lane + width]; }
+        }
+    }
+    GroupMemoryBarrierWithGroupSync();
+    for (uint made = lane; made < ROWS * COLS; made += GROUP) {
+        uint m = m0 + made / COLS;
+        uint n = n0 + made % COLS;
+        if (m < rows && n < columns) { store(batch, m, n, partial[made][0]); }
+    }
+}
+
+#else
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint rest = CML_GROUP(gid);
+    if (rest >= cml_end) { return; }
+    uint tile_n = rest % tiles_n;
+    rest /= tiles_n;
+    uint tile_m = rest % tiles_m;
+    uint batch = rest / tiles_m;
+    uint m0 = (tile_m * LANE_ROWS + (LANE_ROWS > 1 ? lane / COLUMN_LANES : 0)) * ROWS;
+    uint column = LANE_ROWS > 1 ? lane % COLUMN_LANES : lane;
+    uint a = batch_offset(batch, true);
+    uint b = batch_offset(batch, false);
+    // Rows and columns past the end repeat the last one: their sums are never stored.
+    uint a_at[ROWS];
+    [ForceUnroll]
+    for (uint p = 0; p < ROWS; p++) { a_at[p] = a + min(m0 + p, rows - 1) * a_m; }
+    uint n_of[COLS];
+    uint b_at[COLS];
+    [ForceUnroll]
+    for (uint q = 0; q < COLS; q++) {
+#ifdef B_VECTOR
+        uint vector = (tile_n * (COLS / 4) + q / 4) * COLUMN_LANES + column;
+        n_of[q] = 4 * vector + q % 4;
+        b_at[q / 4] = b + min(vector, b_vectors - 1);
+#else
+        n_of[q] = (tile_n * COLS + q) * COLUMN_LANES + column;
+        b_at[q] = b + min(n_of[q], columns - 1) * b_n;
+#endif
+    }
+    float sum[ROWS * COLS];
+    [ForceUnroll]
+    for (uint z = 0; z < ROWS * COLS; z++) { sum[z] = 0.0; }
+#ifdef A_VECTOR
+#define STEP 4
+#else
+#define STEP 1
+#endif
+    for (uint k = k_begin; k < k_end; k += STEP) {
+        T0_TYPE x[ROWS];
+        [ForceUnroll]
+        for (uint r = 0; r < ROWS; r++) { x[r] = T0[a_at[r] + (k / STEP) * a_k]; }
+        [ForceUnroll]
+        for (uint c = 0; c < STEP; c++) {
+            float w[COLS];
+#ifdef B_VECTOR
+            [ForceUnroll]
+            for (uint v = 0; v < COLS / 4; v++) {
+                float4 four = T1[b_at[v] + (k + c) * b_k];
+                w[4 * v] = four.x;
+                w[4 * v + 1] = four.y;
+                w[4 * v + 2] = four.z;
+                w[4 * v + 3] = four.w;
+            }
+#else
+            [ForceUnroll]
+            for (uint l = 0; l < COLS; l++) { w[l] = T1[b_at[l] + (k + c) * b_k]; }
+#endif
+            [ForceUnroll]
+            for (uint i = 0; i < ROWS; i++) {
+#ifdef A_VECTOR
+                float y = x[i][c];
+#else
+                float y = x[i];
+#endif
+                [ForceUnroll]
+                for (uint j = 0; j < COLS; j++) {
+                    sum[i * COLS + j] = mad(y, w[j], sum[i * COLS + j]);
+                }
+            }
+        }
+    }
+    [ForceUnroll]
+    for (uint row = 0; row < ROWS; row++) {
+        [ForceUnroll]
+        for (uint j = 0; j < COLS; j++) {
+            if (m0 + row < rows && n_of[j] < columns) {
+                store(batch, m0 + row, n_of[j], sum[row * COLS + j]);
+            }
+        }
+    }
+}
+
+#endif
