@@ -1,0 +1,115 @@
+"""A graph made operator by operator, as converters need it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cml_engine.errors import CmlError, ModelError, Source
+from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.nnef.compose import is_identifier
+from cml_engine.nnef.nodes import literal_name
+from cml_engine.nnef.signatures import REQUIRED, signature
+
+Array = np.ndarray[Any, Any]
+Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
+
+
+class GraphBuilder:
+    """Nodes, constants and names so far; ``source`` is where the next ones come from."""
+
+    def __init__(self, infer: Infer | None = None) -> None:
+        self._infer = infer
+        self._taken: set[str] = set()
+        self.source: Source | None = None
+        self.inputs: list[str] = []
+        self.nodes: list[Node] = []
+        self.facts: dict[str, Fact] = {}
+        self.constants: dict[str, Array] = {}
+        self.labels: dict[str, str] = {}
+        self.sources: dict[str, Source] = {}
+
+    def name(self, wanted: str) -> str:
+        """A free identifier, as near to the wanted one as can be."""
+        base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)
+        base = base if is_identifier(base) else f"t{base}"
+        found, count = base, 1
+        while found in self._taken:
+            count += 1
+            found = f"{base}_{count}"
+        self._taken.add(found)
+        return found
+
+    def input(self, wanted: str, shape: Sequence[int]) -> str:
+        name = self.name(wanted)
+        self.inputs.append(name)
+        self._declare(name, Fact("scalar", tuple(shape)))
+        return name
+
+    def variable(self, wanted: str, values: Array) -> str:
+        """Weights, which become a file of that label."""
+        name = self.name(wanted)
+        values = np.ascontiguousarray(values, np.float32)
+        values.flags.writeable = False
+        self.constants[name] = values
+        self.labels[name] = name
+        self._declare(name, Fact("scalar", values.shape))
+        return name
+
+    def literal(self, value: float) -> str:
+        array = np.array(value, np.float32)
+        array.flags.writeable = False
+        name = literal_name(array)
+        self.constants[name] = array
+        self._declare(name, Fact("scalar", ()))
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], wanted: str, **attrs: Any) -> str:
+        """One operator with one result; attributes that are not given have their defaults."""
+        return self.split_node(op, inputs, [wanted], **attrs)[0]
+
+    def split_node(
+        self, op: str, inputs: Sequence[str], wanted: Sequence[str], **attrs: Any
+    ) -> list[str]:
+        """One operator with several results."""
+        given = {
+            p.name: attrs[p.name] if p.name in attrs else deepcopy(p.default)
+            for p in signature(op).attrs
+            if p.name in attrs or p.default is not REQUIRED
+        }
+        outputs = tuple(self.name(name) for name in wanted)
+        node = Node(op, tuple(inputs), outputs, Attrs(given), self.source)
+        self.nodes.append(node)
+        self._infer_facts(node)
+        return list(outputs)
+
+    def graph(self, name: str, outputs: Sequence[str]) -> Graph:
+        if not outputs or not self.inputs:
+            raise ModelError(f"'{name}' has no {'outputs' if self.inputs else 'inputs'}")
+        return Graph(
+            name=self.name(name),
+            inputs=tuple(self.inputs),
+            outputs=tuple(outputs),
+            nodes=tuple(self.nodes),
+            facts=self.facts,
+            constants=self.constants,
+            labels=self.labels,
+            sources=self.sources,
+        )
+
+    def _declare(self, name: str, fact: Fact) -> None:
+        self.facts[name] = fact
+        if self.source is not None:
+            self.sources[name] = self.source
+
+    def _infer_facts(self, node: Node) -> None:
+        if self._infer is None:
+            return
+        try:
+            self.facts.update(zip(node.outputs, self._infer(node, self.facts), strict=True))
+        except CmlError as error:
+            raise type(error)(error.message, error.source or node.source) from error
