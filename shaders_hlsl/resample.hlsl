@@ -1,0 +1,130 @@
+// area_downsample and multilinear_upsample of up to three spatial axes, the innermost first:
+// extents, factors and offsets of axis 0 are those of x.
+//
+// ITEM is a float, or a float4 of four channels where the tensors are blocked: the arithmetic is
+// the same. A thread makes ITEMS results of one row, `blocks` apart, so that neighbouring lanes
+// write neighbouring results.
+
+#define ITEM T0_TYPE
+
+#ifdef AREA
+
+ITEM block_mean(uint outer, uint z, uint y, uint x)
+{
+    ITEM sum = ITEM(0.0);
+    for (uint k = 0; k < factor(2); k++) {
+        for (uint j = 0; j < factor(1); j++) {
+            uint plane = outer * in_extent(2) + z * factor(2) + k;
+            uint row = (plane * in_extent(1) + y * factor(1) + j) * in_extent(0) + x * factor(0);
+            for (uint i = 0; i < factor(0); i++) { sum += T0[row + i]; }
+        }
+    }
+    return sum / ITEM(float(factor(0) * factor(1) * factor(2)));
+}
+
+#else
+
+#define SYMMETRIC 0
+#define ASYMMETRIC 1
+#define ALIGNED 2
+
+// The two source indices that a result lies between, and their weights.
+struct Taps
+{
+    uint at[2];
+    float weight[2];
+};
+
+Taps taps(uint i, uint extent, uint f)
+{
+    // t = first + part, the fraction exact for the first two methods: no rounding picks a
+    // neighbour
+#if METHOD == SYMMETRIC
+    uint scaled = 2 * i + 1 + f;
+    int first = int(scaled / (2 * f)) - 1;
+    float part = float(scaled % (2 * f)) / float(2 * f);
+#elif METHOD == ASYMMETRIC
+    int first = int(i / f);
+    float part = float(i % f) / float(f);
+#else
+    // i (x - 1) / (x f - 1) = i / f - i (f - 1) / (f (x f - 1)): the product with x could overflow
+    float back = float(i) * float(f - 1) / float(max(extent * f - 1, 1));
+    int first = int(i / f);
+    float part = (float(i % f) - back) / float(f);
+    if (part < 0.0) {
+        first -= 1;
+        part += 1.0;
+    }
+#endif
+    int end = int(extent) - 1;
+    Taps t;
+    t.at[0] = uint(clamp(first, 0, end));
+    t.at[1] = uint(clamp(first + 1, 0, end));
+    t.weight[0] = 1.0 - part;
+    t.weight[1] = part;
+#if defined(ZERO_BORDER) && METHOD != ALIGNED
+    if (first < 0) { t.weight[0] = 0.0; }
+    if (first >= end) { t.weight[1] = 0.0; }
+#endif
+    return t;
+}
+
+#endif
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint rest = group * GROUP + lane;
+    if (rest >= n) { return; }
+    uint x = rest % blocks;
+    uint line = rest / blocks;
+    uint y = SPATIAL > 1 ? line % out_extent(1) : 0;
+    rest = SPATIAL > 1 ? line / out_extent(1) : line;
+    uint z = SPATIAL > 2 ? rest % out_extent(2) : 0;
+    uint outer = SPATIAL > 2 ? rest / out_extent(2) : rest;
+#ifndef AREA
+    uint row_at[ROWS];
+    float row_weight[ROWS];
+#if SPATIAL == 1
+    row_at[0] = outer * in_extent(0);
+    row_weight[0] = 1.0;
+#else
+    Taps ty = taps(y, in_extent(1), factor(1));
+#if SPATIAL == 3
+    Taps tz = taps(z, in_extent(2), factor(2));
+#endif
+    [ForceUnroll]
+    for (uint r = 0; r < ROWS; r++) {
+#if SPATIAL == 3
+        uint plane = outer * in_extent(2) + tz.at[r / 2];
+        row_weight[r] = tz.weight[r / 2] * ty.weight[r % 2];
+#else
+        uint plane = outer;
+        row_weight[r] = ty.weight[r];
+#endif
+        row_at[r] = (plane * in_extent(1) + ty.at[r % 2]) * in_extent(0);
+    }
+#endif
+#endif
+    [ForceUnroll]
+    for (uint k = 0; k < ITEMS; k++) {
+        if (x < out_extent(0)) {
+#ifdef AREA
+            T1[line * out_extent(0) + x] = block_mean(outer, z, y, x);
+#else
+            Taps tx = taps(x, in_extent(0), factor(0));
+            ITEM sum = ITEM(0.0);
+            [ForceUnroll]
+            for (uint row = 0; row < ROWS; row++) {
+                ITEM value = T0[row_at[row] + tx.at[0]] * tx.weight[0];
+                value += T0[row_at[row] + tx.at[1]] * tx.weight[1];
+                sum += value * row_weight[row];
+            }
+            T1[line * out_extent(0) + x] = sum;
+#endif
+        }
+        x += blocks;
+    }
+}
