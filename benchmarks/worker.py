@@ -36,10 +36,18 @@ def start(contender: Contender, workload: Workload, data: Array) -> tuple[Run, d
     np.save(workload.output(contender.key), output)
     about = {
         "device": loaded.device,
-        "version": metadata.version(contender.package),
+        "version": version(contender.package),
         "first_ms": round(first * 1000, 1),
     }
     return loaded.run, about
+
+
+def version(package: str) -> str:
+    """The installed version; "" for a package that is used from its folder."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def measure(run: Run, data: Array, count: int) -> list[float]:
