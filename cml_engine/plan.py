@@ -6,6 +6,7 @@ tested without a GPU, and every backend or scheduler that runs networks reads th
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,19 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCost:
+    """A step as a scheduler sees it (``scheduler.executor.StepCost``): ``key`` is equal for steps
+    whose workgroups do the same work by the same kernel; FLOPs and bytes are per workgroup."""
+
+    key: str
+    op: str
+    title: str
+    groups: int
+    flops: float
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class TensorPlace:
     """Where a tensor of the graph lies: its binding, its fact and its layout."""
 
@@ -114,6 +128,10 @@ class Plan:
             total = total + step.cost
         return total
 
+    def step_costs(self) -> list[StepCost]:
+        """Every step for a scheduler's cost model."""
+        return [_step_cost(step) for step in self.steps]
+
     def __str__(self) -> str:
         lines = [f"plan {self.name}: {len(self.steps)} steps"]
         lines += [str(step) for step in self.steps]
@@ -122,3 +140,12 @@ class Plan:
             f"ratio {self.memory.ratio:.3f}), weights {self.weights_bytes} bytes"
         )
         return "\n".join(lines)
+
+
+def _step_cost(step: Step) -> StepCost:
+    flops, nbytes = step.cost.flops / step.groups, step.cost.bytes / step.groups
+    variant = "|".join(f"{k}={v}" for k, v in sorted(step.defines.items()))
+    digest = zlib.crc32(variant.encode())
+    name = "+".join((step.op, *step.fused))
+    key = f"{name} {Path(step.path).stem}-{digest:08x} {flops:.4g}F {nbytes:.4g}B"
+    return StepCost(key, name, step.title, step.groups, flops, nbytes)

@@ -49,6 +49,8 @@ class Session:
     graph : from :func:`cml_engine.load`.
     backend : a :class:`cml_engine.Gpu`, ``"cpu"`` (NumPy), ``"gpu"`` (a device of its own), or
         ``"auto"``: a GPU if there is one, else the CPU with one line of notice.
+    deferred : upload no weights and build no pipelines now; a frame scheduler does it, a little in
+        every frame. Until then :meth:`run` must not be called.
 
     Example
     -------
@@ -62,6 +64,8 @@ class Session:
         graph: Graph,
         backend: Gpu | str = "auto",
         options: CompileOptions = CompileOptions(),
+        *,
+        deferred: bool = False,
     ) -> None:
         self.source_graph = graph
         self.options = options
@@ -74,7 +78,7 @@ class Session:
             from cml_engine.backends.gpu import GpuProgram
 
             self.plan = make_plan(self.graph, self.gpu, options)
-            self._program = GpuProgram(self.plan, self.gpu)
+            self._program = GpuProgram(self.plan, self.gpu, deferred=deferred)
 
     @property
     def backend(self) -> str:
@@ -101,6 +105,16 @@ class Session:
         :class:`scheduler.FrameScheduler`. :class:`InputError` where an input is missing, unknown,
         or of another shape or type than :attr:`inputs` says."""
         return self._program.run(check_inputs(self.inputs, inputs))
+
+    def check_inputs(
+        self, inputs: Mapping[str, Any], skip: frozenset[str] = frozenset()
+    ) -> dict[str, Any]:
+        """The inputs in the network's own types; those named in ``skip`` only have to exist."""
+        facts = {name: fact for name, fact in self.inputs.items() if name not in skip}
+        if unknown := skip - set(self.inputs):
+            raise InputError(f"unknown input '{min(unknown)}'; inputs are {_listed(self.inputs)}")
+        checked = check_inputs(facts, {k: v for k, v in inputs.items() if k not in skip})
+        return {**checked, **{name: inputs[name] for name in skip}}
 
     def reset(self) -> None:
         """Give the variables that the network updates the values in its files."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import wgpu
 
@@ -13,6 +13,9 @@ from cml_engine.gpu.hlsl import ShaderKey, compile_spirv
 from cml_engine.gpu.native import create_shader_module, limit_instance, timestamp_period_ns
 from cml_engine.gpu.params import parse_params
 from cml_engine.ops.lowering import Limits
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.frames import FrameExecutor
 
 #: features taken where the adapter has them; none is required
 _WANTED_FEATURES = ("timestamp-query", "timestamp-query-inside-encoders", "shader-f16", "subgroup")
@@ -75,6 +78,12 @@ class Gpu:
         if found is None:
             found = self._pipelines[key] = self._build(key)
         return found
+
+    def executor(self) -> FrameExecutor:
+        """What a :class:`scheduler.FrameScheduler` runs networks with on this device."""
+        from cml_engine.gpu.frames import FrameExecutor
+
+        return FrameExecutor(self)
 
     def _build(self, key: ShaderKey) -> Pipeline:
         module = create_shader_module(self.device, key.label, compile_spirv(key), key.trusted)

@@ -8,6 +8,8 @@ from typing import Any
 
 import wgpu
 
+from cml_engine.errors import DeviceError
+
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +59,56 @@ def timestamp_period_ns(queue: wgpu.GPUQueue) -> float:
         return float(lib.wgpuQueueGetTimestampPeriod(queue._internal)) or 1.0
     except (ImportError, AttributeError):
         return 1.0
+
+
+class PendingMap:
+    """A buffer's mapping for reading that is asked for and never waited for.
+
+    wgpu-py's own ``map_async`` submits an empty command buffer first and starts a thread that
+    blocks until the device is idle; both may hold up the frame. Here the callback comes with
+    :func:`poll`, and :attr:`done` says whether it has.
+    """
+
+    def __init__(self, buffer: wgpu.GPUBuffer, nbytes: int) -> None:
+        from wgpu.backends.wgpu_native import _api
+
+        self._api: Any = _api
+        self._buffer: Any = buffer
+        self._nbytes = nbytes
+        self.done = False
+        self.failed = False
+        self._callback = self._api.ffi.callback(
+            "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", self._arrived
+        )
+        info = self._api.new_struct(
+            "WGPUBufferMapCallbackInfo",
+            mode=self._api.lib.WGPUCallbackMode_AllowProcessEvents,
+            callback=self._callback,
+        )
+        buffer._map_state = "pending"
+        self._api.libf.wgpuBufferMapAsync(buffer._internal, int(wgpu.MapMode.READ), 0, nbytes, info)
+
+    def _arrived(self, status: int, message: Any, _a: Any, _b: Any) -> None:
+        self.done = True
+        self.failed = status != self._api.lib.WGPUMapAsyncStatus_Success
+
+    def take(self) -> bytes:
+        """The bytes, once :attr:`done`; the buffer is unmapped."""
+        buffer = self._buffer
+        if self.failed:
+            buffer._map_state = "unmapped"
+            raise DeviceError("a readback failed: the device was lost or the buffer destroyed")
+        buffer._map_state = "mapped"
+        buffer._mapped_status = 0, self._nbytes, int(wgpu.MapMode.READ)
+        buffer._mapped_memoryviews = []
+        data = bytes(buffer.read_mapped(0, self._nbytes))
+        buffer.unmap()
+        return data
+
+
+def poll(device: wgpu.GPUDevice) -> None:
+    """Let the callbacks of finished work run; returns at once."""
+    device._poll(False)
 
 
 def limit_instance() -> None:

@@ -1,0 +1,306 @@
+"""The device's side of a frame scheduler: slices into the host's encoder, timings and outputs back.
+
+Everything that a frame needs is made beforehand and used again: timestamp slots in a ring, output
+and readback buffers in pools. Nothing here waits: what has not arrived is asked for again in the
+next frame. (The scheduler sees this class as ``scheduler.executor.Executor``.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import wgpu
+
+from cml_engine.backends.gpu import GpuProgram
+from cml_engine.errors import InputError
+from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.native import PendingMap, poll
+from cml_engine.gpu.words import from_words
+from cml_engine.graph import Fact
+from cml_engine.plan import Binding, TensorPlace
+
+_Usage = wgpu.BufferUsage
+#: frames whose timings may be on their way at a time; a frame beyond is run untimed
+_SLOTS = 8
+#: a frame is asked for its timings when it is so many frames old: sooner it may not be done, and
+#: some drivers would wait for it
+_AGE = 2
+#: slices of a frame that are timed one by one
+MAX_GROUPS = 12
+_SLOT_BYTES = 256
+
+
+class SliceLike(Protocol):
+    """Workgroups ``[first, first + count)`` of a step of a program."""
+
+    @property
+    def network(self) -> Any: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Measured GPU time of one group of slices of a frame."""
+
+    frame: int
+    group: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTensor:
+    """A tensor on the GPU: plain row-major words in ``buffer`` from byte ``offset`` on. The
+    renderer binds it, or copies it to a texture; another job takes it as an input."""
+
+    buffer: wgpu.GPUBuffer
+    offset: int
+    nbytes: int
+    fact: Fact
+
+
+@dataclass(eq=False)
+class Result:
+    """The outputs of a finished job, in a buffer of their own until it is released."""
+
+    buffer: wgpu.GPUBuffer
+    places: dict[str, TensorPlace]
+    pool: list[wgpu.GPUBuffer]
+    staging: wgpu.GPUBuffer | None = None
+    asked_frame: int = -1
+    mapping: PendingMap | None = None
+    data: bytes | None = None
+    released: bool = False
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A frame's timestamps on their way home."""
+
+    index: int
+    readback: wgpu.GPUBuffer
+    frame: int = -1
+    groups: int = 0
+    mapping: PendingMap | None = None
+
+
+@dataclass(slots=True)
+class _Pools:
+    """Buffers of one program for outputs and readbacks, used again and again."""
+
+    outputs: list[wgpu.GPUBuffer] = field(default_factory=list)
+    staging: list[wgpu.GPUBuffer] = field(default_factory=list)
+
+
+class FrameExecutor:
+    """Encodes into the host's encoders on one device."""
+
+    max_groups = MAX_GROUPS
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.name = gpu.name
+        self.clock_source = "timestamps" if gpu.has_timestamps else "none"
+        # a software driver spreads workgroups over the cores: a slice that is no multiple of
+        # their number leaves some idle at its end
+        self.granule = (os.cpu_count() or 1) if gpu.limits.software else 1
+        self._frame = -1
+        self._pools: dict[int, _Pools] = {}
+        self._reading: list[Result] = []
+        self._free: list[_Slot] = []
+        self._busy: list[_Slot] = []
+        self._dropped = 0
+        if gpu.has_timestamps:
+            self._make_slots()
+
+    def _make_slots(self) -> None:
+        device = self.gpu.device
+        self._queries = device.create_query_set(type="timestamp", count=_SLOTS * 2 * MAX_GROUPS)
+        self._resolved = device.create_buffer(
+            label="cml.timestamps",
+            size=_SLOTS * _SLOT_BYTES,
+            usage=_Usage.QUERY_RESOLVE | _Usage.COPY_SRC,
+        )
+        usage = _Usage.MAP_READ | _Usage.COPY_DST
+        for index in range(_SLOTS):
+            buffer = device.create_buffer(label="cml.times", size=_SLOT_BYTES, usage=usage)
+            self._free.append(_Slot(index, buffer))
+
+    # --- jobs
+
+    def begin_job(
+        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
+    ) -> None:
+        """Upload host arrays; copy GPU tensors where they come from."""
+        arrays = {name: v for name, v in inputs.items() if not isinstance(v, GpuTensor)}
+        network.write_inputs(arrays)
+        for name, value in inputs.items():
+            if isinstance(value, GpuTensor):
+                self._copy_in(encoder, network, name, value)
+
+    def _copy_in(
+        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, name: str, tensor: GpuTensor
+    ) -> None:
+        place = network.plan.inputs[name]
+        if tensor.fact != place.fact:
+            raise InputError(f"input '{name}': wanted {place.fact}, got a GPU tensor {tensor.fact}")
+        if place.fact.size:
+            target = network.space(place.binding.space)
+            encoder.copy_buffer_to_buffer(
+                tensor.buffer, tensor.offset, target, place.binding.offset, place.fact.nbytes
+            )
+
+    def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result:
+        """Copy the outputs into a buffer that stays theirs."""
+        network.encode_updates(encoder)
+        pools = self._pools.setdefault(id(network), _Pools())
+        places, size = _output_places(network)
+        buffer = pools.outputs.pop() if pools.outputs else self._output_buffer(network, size)
+        for name, place in places.items():
+            source = network.plan.outputs[name].binding
+            encoder.copy_buffer_to_buffer(
+                network.space(source.space),
+                source.offset,
+                buffer,
+                place.binding.offset,
+                source.nbytes,
+            )
+        return Result(buffer, places, pools.outputs)
+
+    def tensor(self, result: Result, name: str) -> GpuTensor:
+        """An output on the GPU."""
+        place = result.places[name]
+        return GpuTensor(result.buffer, place.binding.offset, place.fact.nbytes, place.fact)
+
+    def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
+        """Append the copy into mappable memory."""
+        usage = _Usage.MAP_READ | _Usage.COPY_DST
+        size = result.buffer.size
+        result.staging = self.gpu.device.create_buffer(label="cml.read", size=size, usage=usage)
+        encoder.copy_buffer_to_buffer(result.buffer, 0, result.staging, 0, size)
+        result.asked_frame = self._frame
+        self._reading.append(result)
+
+    def read(self, result: Result, name: str) -> Any:
+        """The output if it has arrived, else None."""
+        if result.data is None:
+            return None
+        place = result.places[name]
+        if not place.fact.size:
+            return np.zeros(place.fact.shape, np.float32)
+        start = place.binding.offset
+        return from_words(result.data[start : start + place.binding.nbytes], place)
+
+    def release(self, result: Result) -> None:
+        """Give the outputs' buffer back to its pool."""
+        if not result.released:
+            result.released = True
+            result.pool.append(result.buffer)
+
+    # --- frames
+
+    def encode(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        frame: int,
+        groups: Sequence[Sequence[SliceLike]],
+    ) -> None:
+        """A compute pass for each group, with timestamps at its ends where they can be had."""
+        self._frame = frame
+        slot = self._take_slot(frame, len(groups)) if groups else None
+        for index, group in enumerate(groups):
+            stamps = None if slot is None else self._stamps(slot, index)
+            compute = encoder.begin_compute_pass(label="cml", timestamp_writes=stamps)
+            for part in group:
+                part.network.encode_range(compute, part.step, part.first, part.count)
+            compute.end()
+        if slot is not None:
+            offset = slot.index * _SLOT_BYTES
+            first = slot.index * 2 * MAX_GROUPS
+            count = 2 * len(groups)
+            encoder.resolve_query_set(self._queries, first, count, self._resolved, offset)
+            encoder.copy_buffer_to_buffer(self._resolved, offset, slot.readback, 0, _SLOT_BYTES)
+
+    def _take_slot(self, frame: int, groups: int) -> _Slot | None:
+        if not self._free:
+            self._dropped += 1
+            return None
+        slot = self._free.pop(0)
+        slot.frame, slot.groups, slot.mapping = frame, groups, None
+        self._busy.append(slot)
+        return slot
+
+    def _stamps(self, slot: _Slot, group: int) -> dict[str, Any]:
+        first = 2 * (slot.index * MAX_GROUPS + group)
+        return {
+            "query_set": self._queries,
+            "beginning_of_pass_write_index": first,
+            "end_of_pass_write_index": first + 1,
+        }
+
+    @property
+    def frames_in_flight(self) -> int:
+        """Frames whose timings have not arrived, without those too young to be asked."""
+        return sum(slot.mapping is not None for slot in self._busy)
+
+    @property
+    def untimed_frames(self) -> int:
+        """Frames that ran without timings because all slots were taken."""
+        return self._dropped
+
+    def end_frame(self, frame: int) -> list[Timing]:
+        """Ask for what is old enough, take what has arrived."""
+        for slot in self._busy:
+            if slot.mapping is None and frame - slot.frame >= _AGE:
+                slot.mapping = PendingMap(slot.readback, _SLOT_BYTES)
+        for result in self._reading:
+            if result.mapping is None and frame - result.asked_frame >= _AGE:
+                assert result.staging is not None
+                result.mapping = PendingMap(result.staging, result.staging.size)
+        if any(slot.mapping for slot in self._busy) or self._reading:
+            poll(self.gpu.device)
+        self._take_readbacks()
+        return self._take_timings()
+
+    def _take_timings(self) -> list[Timing]:
+        timings: list[Timing] = []
+        while self._busy and (mapping := self._busy[0].mapping) is not None and mapping.done:
+            slot = self._busy.pop(0)
+            ticks = np.frombuffer(mapping.take(), np.uint64)[: 2 * slot.groups].reshape(-1, 2)
+            spent = (ticks[:, 1].astype(np.int64) - ticks[:, 0].astype(np.int64)).tolist()
+            scale = self.gpu.timestamp_period_ns * 1e-6
+            timings += [Timing(slot.frame, i, max(0.0, t * scale)) for i, t in enumerate(spent)]
+            self._free.append(slot)
+        return timings
+
+    def _take_readbacks(self) -> None:
+        for result in self._reading:
+            if result.mapping is not None and result.mapping.done:
+                result.data = result.mapping.take()
+                result.staging = None
+        self._reading = [r for r in self._reading if r.data is None]
+
+    def _output_buffer(self, network: GpuProgram, size: int) -> wgpu.GPUBuffer:
+        usage = _Usage.STORAGE | _Usage.COPY_SRC | _Usage.COPY_DST
+        return self.gpu.device.create_buffer(
+            label=f"{network.plan.name}.outputs", size=size, usage=usage
+        )
+
+
+def _output_places(network: GpuProgram) -> tuple[dict[str, TensorPlace], int]:
+    """Where each output lies in the outputs' own buffer, and that buffer's size."""
+    places: dict[str, TensorPlace] = {}
+    end = 0
+    for name, place in network.plan.outputs.items():
+        nbytes = place.binding.nbytes
+        places[name] = TensorPlace(Binding(name, "outputs", end, nbytes), place.fact, place.layout)
+        end += -(-nbytes // 256) * 256
+    return places, max(end, 256)

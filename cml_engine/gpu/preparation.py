@@ -1,0 +1,90 @@
+"""What a program needs before it can run: weights on the device, pipelines built.
+
+Either all at once (:meth:`Preparation.finish`, for tools), or a little in every frame: weights go
+up in chunks, pipelines are built by a thread of their own, bind groups follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cml_engine.gpu.hlsl import ShaderKey, shader_key
+from cml_engine.plan import Plan, Step
+
+if TYPE_CHECKING:
+    from cml_engine.backends.gpu import GpuProgram
+
+#: bytes of weights uploaded per millisecond of budget: what a slow bus does in a tenth of it
+UPLOAD_BYTES_PER_MS = 256 << 10
+#: bind groups made in one frame
+_LAUNCHES_PER_FRAME = 32
+
+
+def step_key(step: Step) -> ShaderKey:
+    """The kernel variant of a step."""
+    return shader_key(step.path, step.params_layout, len(step.bindings), step.defines, step.trusted)
+
+
+class Preparation:
+    """The way of one program to being ready."""
+
+    def __init__(self, program: GpuProgram) -> None:
+        self._program = program
+        self._chunks = _weight_chunks(program.plan)
+        self._uploaded = False
+        self._building: Future[None] | None = None
+        self._steps = list(program.plan.steps)
+        self.done = False
+
+    def finish(self) -> None:
+        """Do all of it now."""
+        self._upload(1 << 62)
+        for step in self._steps:
+            self._program.make_launch(step)
+        self._steps.clear()
+        self.done = True
+
+    def advance(self, budget_ms: float) -> None:
+        """Do a frame's worth of it. Raises what building a pipeline raised."""
+        if self._building is None:
+            self._building = _builder().submit(self._build_pipelines)
+        self._upload(max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
+        if not (self._building.done() and self._uploaded):
+            return
+        self._building.result()
+        batch, self._steps = self._steps[:_LAUNCHES_PER_FRAME], self._steps[_LAUNCHES_PER_FRAME:]
+        for step in batch:
+            self._program.make_launch(step)
+        self.done = not self._steps
+
+    def _build_pipelines(self) -> None:
+        for step in self._program.plan.steps:
+            self._program.gpu.pipeline(step_key(step))
+
+    def _upload(self, limit: int) -> None:
+        for offset, words in self._chunks:
+            self._program.write_weights(offset, words)
+            limit -= words.nbytes
+            if limit <= 0:
+                return
+        self._uploaded = True
+
+
+def _weight_chunks(plan: Plan) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """All weights as ``(byte offset, flat words)`` of at most 64 KiB each."""
+    words = 16 << 10
+    for offset, array in plan.weights.values():
+        flat = np.ravel(array)
+        for start in range(0, flat.size, words):
+            yield offset + 4 * start, flat[start : start + words]
+
+
+@cache
+def _builder() -> ThreadPoolExecutor:
+    """One thread for all programs: drivers compile faster one by one than in each other's way."""
+    return ThreadPoolExecutor(1, "cml-pipelines")

@@ -1,0 +1,47 @@
+"""Arrays on the host <-> 32-bit words on the GPU, in the tensor's layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cml_engine.graph import NUMPY_DTYPE
+from cml_engine.layout import C4
+from cml_engine.plan import TensorPlace
+
+Array = np.ndarray[Any, Any]
+
+
+def to_words(array: Array, place: TensorPlace) -> Array:
+    """The array as the GPU wants it: 32-bit words in the tensor's layout."""
+    logical = place.fact.dtype == "logical"
+    dtype = np.dtype(np.uint32) if logical else NUMPY_DTYPE[place.fact.dtype]
+    return np.ascontiguousarray(block(array) if place.layout == C4 else array, dtype)
+
+
+def from_words(data: Any, place: TensorPlace) -> Array:
+    fact = place.fact
+    dtype = np.dtype(np.uint32) if fact.dtype == "logical" else NUMPY_DTYPE[fact.dtype]
+    words = np.frombuffer(data, dtype)
+    plain = unblock(words, fact.shape) if place.layout == C4 else words[: fact.size]
+    return np.array(plain.reshape(fact.shape), NUMPY_DTYPE[fact.dtype])
+
+
+def block(array: Array) -> Array:
+    """A tensor ``[N, C, spatial…]`` as c4 (``cml_engine/layout.py``)."""
+    batch, channels, *spatial = array.shape
+    blocks = -(-channels // 4)
+    padded = np.zeros((batch, blocks * 4, *spatial), array.dtype)
+    padded[:, :channels] = array
+    return np.moveaxis(padded.reshape(batch, blocks, 4, *spatial), 2, -1)
+
+
+def unblock(words: Array, shape: tuple[int, ...]) -> Array:
+    """A tensor of that (NCHW) shape out of its c4 words (``cml_engine/layout.py``)."""
+    batch, channels, *spatial = shape
+    blocks = -(-channels // 4)
+    size = batch * blocks * int(np.prod(spatial)) * 4
+    blocked = words[:size].reshape(batch, blocks, *spatial, 4)
+    moved = np.moveaxis(blocked, -1, 2)
+    return moved.reshape(batch, blocks * 4, *spatial)[:, :channels]

@@ -1,0 +1,63 @@
+"""How many milliseconds of GPU time the networks may have in a frame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class FixedBudget:
+    """The same every frame."""
+
+    ms: float
+
+    def next_ms(self) -> float:
+        return self.ms
+
+    def observe(self, render_ms: float) -> None:
+        """A fixed budget does not care."""
+
+
+@dataclass(slots=True)
+class SpareBudget:
+    """What the renderer leaves of a frame: ``frame_ms`` less the smoothed render time.
+
+    ``headroom`` stays unused. The budget falls at once when the renderer needs more and rises
+    slowly, by ``rise`` of the gap per frame, and only if the gap is larger than ``hysteresis`` ms,
+    so that it does not swing. It stays between ``floor_ms`` (the networks always get on) and
+    ``ceiling_ms``. When rendering alone exceeds the frame by ``emergency`` it is zero (shedding),
+    for at most ``shed_frames`` frames in a row: then the floor holds again.
+    """
+
+    frame_ms: float
+    floor_ms: float = 0.5
+    ceiling_ms: float = 12.0
+    headroom: float = 0.1
+    rise: float = 0.1
+    hysteresis: float = 0.2
+    emergency: float = 1.25
+    shed_frames: int = 30
+    _render_ms: float = 0.0
+    _current: float = -1.0
+    _shed: int = 0
+
+    def next_ms(self) -> float:
+        if 0 < self._shed <= self.shed_frames:
+            return 0.0
+        return self._current if self._current >= 0 else self.floor_ms
+
+    def observe(self, render_ms: float) -> None:
+        """The renderer's own GPU time in a frame."""
+        self._render_ms += (render_ms - self._render_ms) * (
+            0.5 if render_ms > self._render_ms else 0.1
+        )
+        over = self._render_ms > self.emergency * self.frame_ms
+        self._shed = self._shed + 1 if over else 0
+        if self._shed > self.shed_frames:
+            self._shed = -self.shed_frames
+        spare = self.frame_ms * (1 - self.headroom) - self._render_ms
+        wanted = min(self.ceiling_ms, max(self.floor_ms, spare))
+        if self._current < 0 or wanted < self._current:
+            self._current = wanted
+        elif wanted - self._current > self.hysteresis:
+            self._current += self.rise * (wanted - self._current)

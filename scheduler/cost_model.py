@@ -1,0 +1,246 @@
+"""How long a range of workgroups takes: from FLOPs and bytes first, then from what was measured.
+
+For every step key (kernel variant and work per workgroup) the model keeps the time of ``n``
+workgroups at several sizes of ``n``, half an octave apart, and interpolates: on a wide GPU the
+time is flat until the device is full, and linear from there. All learning is in the logarithm,
+so one slow frame does not outweigh many: what is predicted is the median. How far a whole frame
+may lie above its prediction is kept apart, in :class:`TailMargin`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scheduler.executor import StepCost
+
+#: prediction before any measurement: a slow integrated GPU, so that the first frames stay short
+DEFAULT_FLOPS_PER_MS = 2e7
+DEFAULT_BYTES_PER_MS = 4e6
+LAUNCH_MS = 0.004
+#: after this many samples the newest one always weighs the same
+_MEMORY = 24
+#: a sample is not believed to be off by more than this factor once there are a few
+_CLIP = math.log(2.5)
+_CLIP_AFTER = 4
+
+
+@dataclass(slots=True)
+class _Point:
+    """The logarithm of the time (ms) of about ``count`` workgroups, learned from ``samples``."""
+
+    log_count: float
+    log_ms: float
+    samples: int = 1
+    spread: float = 0.0
+
+    def learn(self, log_count: float, log_ms: float) -> None:
+        self.samples += 1
+        weight = 1 / min(self.samples, _MEMORY)
+        # the sample's size differs a little from the point's: compare at the point's size
+        error = log_ms - (log_count - self.log_count) - self.log_ms
+        if self.samples > _CLIP_AFTER:
+            error = max(-_CLIP, min(_CLIP, error))
+        self.log_ms += weight * error
+        self.spread += weight * (abs(error) - self.spread)
+
+
+@dataclass(slots=True)
+class _Curve:
+    """Time over number of workgroups of one step key."""
+
+    points: dict[int, _Point] = field(default_factory=dict)
+
+    def predict(self, count: int) -> float | None:
+        if not self.points:
+            return None
+        x = math.log(count)
+        known = sorted(self.points.values(), key=lambda p: p.log_count)
+        above = next((p for p in known if p.log_count >= x), None)
+        below = next((p for p in reversed(known) if p.log_count <= x), None)
+        if above is None or below is None:
+            nearest = above or below
+            assert nearest is not None
+            return math.exp(nearest.log_ms + x - nearest.log_count)
+        width = above.log_count - below.log_count
+        share = (x - below.log_count) / width if width else 0.0
+        return math.exp(below.log_ms + share * (above.log_ms - below.log_ms))
+
+    def learn(self, count: int, ms: float) -> None:
+        x, y = math.log(count), math.log(ms)
+        bucket = round(2 * x / math.log(2))
+        point = self.points.get(bucket)
+        if point is None:
+            self.points[bucket] = _Point(x, y)
+        else:
+            point.learn(x, y)
+
+
+class TailMargin:
+    """By how much a frame's measured time may exceed its prediction: a high quantile of the
+    recent ratios. ``factor`` is what a budget is divided by, so that at most ``share`` of the
+    frames go over."""
+
+    def __init__(self, share: float = 0.01, window: int = 1200, prior: float = 1.3) -> None:
+        self.share = share
+        self._prior = prior
+        self._recent: deque[float] = deque(maxlen=window)
+        self._sorted: list[float] = []
+
+    @property
+    def samples(self) -> int:
+        return len(self._recent)
+
+    @property
+    def factor(self) -> float:
+        """At least 1; the prior until there are enough frames to know better."""
+        count = len(self._sorted)
+        if count < 8:
+            return self._prior
+        # aim at 0.7 of the allowed share: the quantile is itself an estimate
+        rank = math.ceil((1 - 0.7 * self.share) * (count + 1)) - 1
+        if rank < count:
+            return max(1.0, self._sorted[rank])
+        # too few samples to have seen the tail: reach beyond the worst one, by its own distance
+        median = self._sorted[count // 2]
+        reach = 0.5 * (self._sorted[-1] - median) * (1 - count * self.share * 0.7)
+        return max(1.0, self._sorted[-1] + max(0.0, reach))
+
+    def learn(self, ratio: float) -> None:
+        """A frame took ``ratio`` times its prediction."""
+        if len(self._recent) == self._recent.maxlen:
+            del self._sorted[bisect_left(self._sorted, self._recent[0])]
+        self._recent.append(ratio)
+        insort(self._sorted, ratio)
+
+
+class CostModel:
+    """Predicts and learns the time of slices. A pure function of what it was told.
+
+    Parameters
+    ----------
+    share : the part of frames that may go over budget; the margin is chosen for it.
+    """
+
+    def __init__(self, share: float = 0.01) -> None:
+        self._curves: dict[str, _Curve] = {}
+        self._unknown = 0.0  # log of measured / predicted for steps never measured before
+        self._unknown_samples = 0
+        self._drift = 0.0
+        self.tail = TailMargin(share)
+
+    def predict_ms(self, step: StepCost, count: int) -> float:
+        """The median time of ``count`` workgroups of the step."""
+        if count <= 0:
+            return 0.0
+        curve = self._curves.get(step.key)
+        known = curve.predict(count) if curve else None
+        return known if known is not None else self._guess(step, count)
+
+    def _guess(self, step: StepCost, count: int) -> float:
+        work = max(step.flops / DEFAULT_FLOPS_PER_MS, step.nbytes / DEFAULT_BYTES_PER_MS)
+        return LAUNCH_MS + count * work * math.exp(self._unknown)
+
+    def groups_within(self, step: StepCost, limit: int, ms: float) -> int:
+        """The largest number of workgroups, at most ``limit``, predicted to take ``ms``."""
+        if limit <= 0 or ms <= 0 or self.predict_ms(step, 1) > ms:
+            return 0
+        if self.predict_ms(step, limit) <= ms:
+            return limit
+        low, high = 1, limit
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.predict_ms(step, middle) <= ms:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def learn(self, parts: Sequence[tuple[StepCost, int]], ms: float) -> None:
+        """The slices ``(step, count)`` together took ``ms``; each gets its predicted share."""
+        parts = [(step, count) for step, count in parts if count > 0]
+        predicted = [self.predict_ms(step, count) for step, count in parts]
+        total = sum(predicted)
+        if ms <= 0 or total <= 0 or not math.isfinite(ms):
+            return
+        ratio = ms / total
+        for (step, count), share in zip(parts, predicted, strict=True):
+            curve = self._curves.setdefault(step.key, _Curve())
+            if not curve.points:
+                self._learn_unknown(ratio)
+            curve.learn(count, share * ratio)
+        self._drift += (math.log(ratio) - self._drift) / _MEMORY
+
+    def _learn_unknown(self, ratio: float) -> None:
+        self._unknown_samples += 1
+        self._unknown += math.log(ratio) / min(self._unknown_samples, _MEMORY)
+
+    @property
+    def drift(self) -> float:
+        """Recent measured over predicted time, 1 when the model is right: 1.3 means that the
+        device has become 30 % slower than it was learned (clocks, heat, other programs)."""
+        return math.exp(self._drift)
+
+    def samples(self, key: str) -> int:
+        """How many measurements there are of a step key."""
+        curve = self._curves.get(key)
+        return sum(p.samples for p in curve.points.values()) if curve else 0
+
+    # --- as a file
+
+    def to_json(self) -> dict[str, Any]:
+        """Readable: for each step key ``[workgroups, ms, samples, spread]`` rows."""
+        return {
+            "format": "cml cost table 1",
+            "unknown_ratio": math.exp(self._unknown),
+            "steps": {
+                key: [
+                    [math.exp(p.log_count), math.exp(p.log_ms), p.samples, p.spread]
+                    for p in sorted(curve.points.values(), key=lambda p: p.log_count)
+                ]
+                for key, curve in sorted(self._curves.items())
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], share: float = 0.01) -> CostModel:
+        """Inverse of :meth:`to_json`; ``ValueError`` if it is something else."""
+        if data.get("format") != "cml cost table 1":
+            raise ValueError("not a cost table (wanted format 'cml cost table 1')")
+        model = cls(share)
+        model._unknown = math.log(float(data["unknown_ratio"]))
+        model._unknown_samples = 1
+        for key, rows in data["steps"].items():
+            model._curves[key] = _curve_of(rows)
+        return model
+
+    def save(self, path: Path) -> None:
+        """Write the table, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".part")
+        partial.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, share: float = 0.01) -> CostModel:
+        """The table in that file, or an empty one where there is none that can be read."""
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")), share)
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls(share)
+
+
+def _curve_of(rows: Iterable[Sequence[float]]) -> _Curve:
+    curve = _Curve()
+    for count, ms, samples, spread in rows:
+        curve.learn(max(1, round(count)), float(ms))
+        bucket = round(2 * math.log(max(1, round(count))) / math.log(2))
+        curve.points[bucket].samples = int(samples)
+        curve.points[bucket].spread = float(spread)
+    return curve

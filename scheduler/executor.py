@@ -1,0 +1,116 @@
+"""What a scheduler asks of a device and of a network, as protocols: it imports neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class StepCost(Protocol):
+    """What is known of a step before it ever ran.
+
+    ``key`` is equal for steps whose workgroups cost the same (same kernel variant, same work per
+    workgroup), in every process on every machine; ``flops`` and ``nbytes`` are per workgroup.
+    """
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def flops(self) -> float: ...
+    @property
+    def nbytes(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Workgroups ``[first, first + count)`` of one step of a network."""
+
+    network: Network
+    step: int
+    first: int
+    count: int
+
+
+class Timing(Protocol):
+    """Measured GPU time of one timed group of slices; ``group`` counts within its frame."""
+
+    @property
+    def frame(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def ms(self) -> float: ...
+
+
+class Network(Protocol):
+    """A network on the device: what :attr:`cml_engine.Session.program` is for a GPU session."""
+
+    def step_costs(self) -> Sequence[StepCost]:
+        """One entry for each step, in order."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Weights are uploaded and pipelines built."""
+        ...
+
+    def prepare(self, budget_ms: float) -> None:
+        """Do some of what is missing until :attr:`ready`, for about that long; never waits."""
+        ...
+
+
+class Executor(Protocol):
+    """The device's side of a frame loop."""
+
+    #: how many workgroups the device runs at once, where that is known; slices are multiples of it
+    granule: int
+    #: the device's name, for tables and files
+    name: str
+    #: "timestamps" or "wall clock"
+    clock_source: str
+    #: how many groups of slices can be timed in one frame
+    max_groups: int
+
+    def begin_job(self, encoder: Any, network: Network, inputs: Mapping[str, Any]) -> None:
+        """Put the inputs (host arrays or GPU tensors) where the network reads them."""
+        ...
+
+    def encode(self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]]) -> None:
+        """Append the slices; each group is timed as one."""
+        ...
+
+    def finish_job(self, encoder: Any, network: Network) -> Any:
+        """Append copies of the outputs into memory that stays theirs; returns a handle."""
+        ...
+
+    def tensor(self, result: Any, name: str) -> Any:
+        """A GPU tensor of a finished job."""
+        ...
+
+    def request_read(self, encoder: Any, result: Any) -> None:
+        """Append the copy that a readback needs."""
+        ...
+
+    def read(self, result: Any, name: str) -> Any:
+        """The output as a host array, or None while it is on its way."""
+        ...
+
+    def release(self, result: Any) -> None:
+        """The outputs are not needed any more."""
+        ...
+
+    def end_frame(self, frame: int) -> Sequence[Timing]:
+        """The host has submitted the frame; returns what timings have arrived. Never waits."""
+        ...
+
+    @property
+    def frames_in_flight(self) -> int:
+        """Frames that were ended and whose timings have not arrived."""
+        ...

@@ -1,0 +1,431 @@
+"""A budget of milliseconds per frame, and networks that are run within it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal
+
+from scheduler.budget import FixedBudget, SpareBudget
+from scheduler.clock import Clock, RealClock
+from scheduler.cost_model import CostModel
+from scheduler.executor import Executor, Slice, StepCost, Timing
+from scheduler.job import Job, JobOutput, State
+from scheduler.policy import Policy, least_laxity
+
+Reason = Literal["budget", "nothing to do", "waiting for GPU", "preparing", "all waiting"]
+#: a slice shorter than this share of the budget is not worth its launch at the end of a frame
+_MIN_SHARE = 0.02
+#: frames whose prediction is below this share of the budget say nothing about the tail
+_TELLING = 0.25
+
+
+class AdmissionError(RuntimeError):
+    """A deadline that cannot be held, for a job submitted with ``admission="refuse"``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReport:
+    """A part of a frame: workgroups ``[first, first + count)`` of ``step`` of a job."""
+
+    job: int
+    step: int
+    op: str
+    title: str
+    first: int
+    count: int
+    predicted_ms: float
+
+
+@dataclass
+class FrameReport:
+    """What a frame ran and why it stopped; ``measured_ms`` comes some frames later.
+
+    ``budget_ms`` is what was allowed, ``aim_ms`` what was planned for, after the margin for the
+    device's own spread.
+    """
+
+    frame: int
+    now_ms: float
+    budget_ms: float
+    aim_ms: float
+    reason: Reason = "nothing to do"
+    slices: list[SliceReport] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    predicted_ms: float = 0.0
+    measured_ms: float | None = None
+    cpu_ms: float = 0.0
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether the measured time exceeded the budget (False until it is measured)."""
+        return self.measured_ms is not None and self.measured_ms > self.budget_ms
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A frame whose timings are awaited: the parts of each timed group."""
+
+    report: FrameReport
+    groups: list[list[tuple[StepCost, int]]]
+    ms: dict[int, float] = field(default_factory=dict)
+
+
+class FrameScheduler:
+    """Runs networks beside a renderer, within ``budget_ms`` of GPU time per frame.
+
+    Parameters
+    ----------
+    gpu : the :class:`cml_engine.Gpu` that the sessions run on (anything with ``executor()``).
+    frame_ms : the frame time that the game wants, in ms.
+    budget_ms : GPU milliseconds per frame, or ``"spare"``: what the renderer leaves of
+        ``frame_ms``, by the times given to :meth:`render_took`.
+    over_share : the part of frames that may exceed the budget; the margin is chosen for it.
+    policy : the order of jobs, see ``scheduler/policy.py``.
+    clock, cost_model : injected for tests, simulations and warm starts.
+
+    In every frame of the host's loop: :meth:`encode`, the host's own submit, :meth:`end_frame`.
+    None of them waits, builds a pipeline or creates a buffer in steady state.
+    """
+
+    def __init__(
+        self,
+        gpu: Any,
+        frame_ms: float = 1000 / 60,
+        budget_ms: float | Literal["spare"] = "spare",
+        *,
+        over_share: float = 0.01,
+        policy: Policy = least_laxity,
+        clock: Clock | None = None,
+        cost_model: CostModel | None = None,
+        max_frames_in_flight: int = 4,
+    ) -> None:
+        if frame_ms <= 0 or (budget_ms != "spare" and float(budget_ms) < 0):
+            raise ValueError(f"frame_ms {frame_ms} and budget_ms {budget_ms} must be positive")
+        self.executor: Executor = gpu.executor() if hasattr(gpu, "executor") else gpu
+        self.frame_ms = frame_ms
+        self.budget: FixedBudget | SpareBudget = (
+            SpareBudget(frame_ms) if budget_ms == "spare" else FixedBudget(float(budget_ms))
+        )
+        self.policy = policy
+        self.clock = clock or RealClock()
+        self.cost_model = cost_model or CostModel(over_share)
+        self.max_frames_in_flight = max_frames_in_flight
+        self.jobs: list[Job] = []
+        self.frame = 0
+        self.last_report: FrameReport | None = None
+        self._numbers = count()
+        self._awaited: deque[_InFlight] = deque()
+        self._reads: list[Job] = []
+        self._tails: dict[int, list[float]] = {}
+        self._encoded: _InFlight | None = None
+
+    # --- jobs
+
+    def submit(
+        self,
+        session: Any,
+        inputs: Mapping[str, Any],
+        *,
+        priority: float = 1.0,
+        deadline_ms: float | None = None,
+        name: str | None = None,
+        slot: str | None = None,
+        admission: Literal["accept", "warn", "refuse"] = "accept",
+    ) -> Job:
+        """Run the session on these inputs, in parts, as the budget allows.
+
+        Parameters
+        ----------
+        inputs : arrays, GPU tensors, or other jobs' :meth:`Job.output`, which it then waits for.
+        priority : its share against other jobs, 2 is twice 1.
+        deadline_ms : from now; see :func:`scheduler.policy.least_laxity`.
+        slot : a job that waits with the same slot is superseded (cancelled) by this one.
+        admission : what to do with a deadline that cannot be held beside what is there already:
+            nothing, warn, or raise :class:`AdmissionError`.
+        """
+        if priority <= 0:
+            raise ValueError(f"priority {priority} must be greater than 0")
+        network = getattr(session, "program", session)
+        if not hasattr(network, "step_costs"):
+            raise TypeError("a FrameScheduler runs sessions on a GPU; this one runs on the CPU")
+        check = getattr(session, "check_inputs", None)
+        given = dict(inputs) if check is None else check(inputs, skip=_on_gpu(inputs))
+        now = self.clock.now_ms()
+        job = Job(
+            number=next(self._numbers),
+            network=network,
+            inputs=given,
+            priority=priority,
+            submitted_ms=now,
+            deadline_at_ms=None if deadline_ms is None else now + deadline_ms,
+            name=name or str(getattr(getattr(session, "graph", None), "name", "job")),
+            slot=slot,
+            scheduler=self,
+            last_served_ms=now,
+            costs=tuple(network.step_costs()),
+        )
+        self._admit(job, admission)
+        if slot is not None:
+            self._supersede(slot)
+        # a newcomer starts level with the others: it may not make up for time it was not there
+        job.virtual_ms = min((j.virtual_ms for j in self.jobs), default=0.0)
+        self.jobs.append(job)
+        return job
+
+    def _admit(self, job: Job, admission: str) -> None:
+        if job.deadline_at_ms is None or admission == "accept":
+            return
+        late = job.submitted_ms + self.eta_ms(job) - job.deadline_at_ms
+        if late <= 0:
+            return
+        said = (
+            f"job '{job.name}' cannot hold its deadline: {job.remaining_ms:.1f} ms of GPU time "
+            f"beside {len(self.jobs)} jobs would end {late:.0f} ms after it. "
+            "Give it more time, a larger budget, or a smaller network."
+        )
+        if admission == "refuse":
+            raise AdmissionError(said)
+        warnings.warn(said, RuntimeWarning, stacklevel=3)
+
+    def _supersede(self, slot: str) -> None:
+        for old in self.jobs:
+            if old.slot == slot and old.state == "queued":
+                self.end(old, "cancelled")
+        self.jobs = [j for j in self.jobs if not j.ended]
+
+    def end(self, job: Job, state: State, error: str = "") -> None:
+        """Take a job out of the running; its outputs exist only if it is done."""
+        if job.ended:
+            return
+        job.state, job.error = state, error
+        job.ended_ms, job.ended_frame = self.clock.now_ms(), self.frame
+
+    @property
+    def rate(self) -> float:
+        """GPU milliseconds for networks per millisecond of wall time."""
+        return self.budget.next_ms() / self.cost_model.tail.factor / self.frame_ms
+
+    def eta_ms(self, job: Job) -> float:
+        """Wall time to the end of the job, as the policy would run it beside the others."""
+        if job.ended:
+            return 0.0
+        now = self.clock.now_ms()
+        mates = [*(j for j in self.jobs if not j.ended and not j.paused and j is not job), job]
+        ahead = 0.0
+        for other in self.policy(mates, now, self.rate):
+            if other is job:
+                break
+            ahead += other.remaining_ms
+        return (ahead + job.remaining_ms) / max(self.rate, 1e-9) + self.frame_ms
+
+    def tail_ms(self, job: Job, step: int) -> float:
+        """Predicted time of a network's steps from ``step`` on (kept for this frame)."""
+        key = id(job.network)
+        sums = self._tails.get(key)
+        if sums is None:
+            sums = [0.0]
+            for cost in reversed(job.costs):
+                sums.append(sums[-1] + self.cost_model.predict_ms(cost, cost.groups))
+            sums.reverse()
+            self._tails[key] = sums
+        return sums[step] if step < len(sums) else 0.0
+
+    # --- a frame
+
+    def render_took(self, ms: float) -> None:
+        """The renderer's own GPU time of a recent frame, for ``budget_ms="spare"``."""
+        self.budget.observe(ms)
+
+    def encode(self, encoder: Any) -> FrameReport:
+        """Append this frame's slices to the host's command encoder. Never waits."""
+        start = _cpu_ms()
+        self._tails.clear()
+        now = self.clock.now_ms()
+        budget = self.budget.next_ms()
+        report = FrameReport(self.frame, now, budget, budget / self.cost_model.tail.factor)
+        self.jobs = [job for job in self.jobs if not job.ended]
+        chosen = self._fill(encoder, report, now)
+        groups = _in_groups(chosen, self.executor.max_groups)
+        slices = [[part for part, _, _ in group] for group in groups]
+        self.executor.encode(encoder, self.frame, slices)
+        self._finish(encoder, report, now)
+        self._request_reads(encoder)
+        timed = [[(cost, part.count) for part, cost, _ in group] for group in groups]
+        self._encoded = _InFlight(report, timed)
+        self.last_report = report
+        report.cpu_ms = _cpu_ms() - start
+        return report
+
+    def _fill(
+        self, encoder: Any, report: FrameReport, now: float
+    ) -> list[tuple[Slice, StepCost, float]]:
+        """Take slices in the policy's order until the aim is reached."""
+        chosen: list[tuple[Slice, StepCost, float]] = []
+        runnable = self._runnable(report)
+        if report.budget_ms <= 0:
+            report.reason = "budget"
+            return chosen
+        if self.executor.frames_in_flight >= self.max_frames_in_flight:
+            report.reason = "waiting for GPU"
+            return chosen
+        left = report.aim_ms
+        for job in self.policy(runnable, now, self.rate) if runnable else ():
+            if job.state == "queued":
+                self._start(encoder, job, now)
+            while not job.all_encoded and job.state == "running":
+                smallest = _MIN_SHARE * report.aim_ms if chosen else 0.0
+                if left <= smallest:
+                    break
+                part = job.take(self.cost_model, left, self.executor.granule, not chosen)
+                if part is None:
+                    break
+                spent = self._account(job, part, report, now)
+                left -= spent
+                chosen.append((part, job.costs[part.step], spent))
+            if not job.all_encoded and job.state == "running":
+                report.reason = "budget"
+                break
+        return chosen
+
+    def _runnable(self, report: FrameReport) -> list[Job]:
+        """Jobs that could run now: not paused, inputs there, network ready and not taken."""
+        busy = {id(job.network) for job in self.jobs if job.state == "running"}
+        ready: list[Job] = []
+        for job in self.jobs:
+            self._check_dependencies(job)
+            if job.paused or job.ended or job.waits_for():
+                report.reason = "all waiting"
+                continue
+            if job.state == "queued":
+                if not job.network.ready:
+                    job.network.prepare(report.budget_ms)
+                    report.reason = "preparing"
+                    continue
+                if id(job.network) in busy:
+                    continue
+                busy.add(id(job.network))
+            ready.append(job)
+        return ready
+
+    def _check_dependencies(self, job: Job) -> None:
+        for value in job.inputs.values():
+            if isinstance(value, JobOutput) and value.job.state in ("cancelled", "failed"):
+                self.end(job, "failed", f"its input's job '{value.job.name}' {value.job.state}")
+
+    def _start(self, encoder: Any, job: Job, now: float) -> None:
+        inputs = {
+            name: value.job.tensor(value.name) if isinstance(value, JobOutput) else value
+            for name, value in job.inputs.items()
+        }
+        try:
+            self.executor.begin_job(encoder, job.network, inputs)
+        except Exception as error:
+            self.end(job, "failed", str(error))
+            return
+        job.state, job.started_ms = "running", now
+
+    def _account(self, job: Job, part: Slice, report: FrameReport, now: float) -> float:
+        cost = job.costs[part.step]
+        spent = self.cost_model.predict_ms(cost, part.count)
+        job.given_ms += spent
+        job.virtual_ms += spent / job.priority
+        job.last_served_ms = now
+        report.predicted_ms += spent
+        report.slices.append(
+            SliceReport(job.number, part.step, cost.op, cost.title, part.first, part.count, spent)
+        )
+        return spent
+
+    def _finish(self, encoder: Any, report: FrameReport, now: float) -> None:
+        for job in self.jobs:
+            if job.state == "running" and job.all_encoded:
+                job.result = self.executor.finish_job(encoder, job.network)
+                self.end(job, "done")
+                report.finished.append(job.number)
+                if job.wants_read:
+                    self._reads.append(job)
+
+    def _request_reads(self, encoder: Any) -> None:
+        for job in self._reads:
+            if job.result is not None:
+                self.executor.request_read(encoder, job.result)
+        self._reads.clear()
+
+    def read(self, job: Job, name: str) -> Any:
+        """See :meth:`Job.read`."""
+        if not job.wants_read:
+            job.wants_read = True
+            self._reads.append(job)
+        return self.executor.read(job.result, name)
+
+    def end_frame(self) -> list[FrameReport]:
+        """Call after the host's submit. Learns from the timings that have arrived and returns the
+        reports of the frames that are now measured. Never waits."""
+        if self._encoded is not None:
+            self._awaited.append(self._encoded)
+            self._encoded = None
+        measured = self._learn(self.executor.end_frame(self.frame))
+        self.frame += 1
+        return measured
+
+    def _learn(self, timings: Sequence[Timing]) -> list[FrameReport]:
+        by_frame = {entry.report.frame: entry for entry in self._awaited}
+        for timing in timings:
+            entry = by_frame.get(timing.frame)
+            if entry is not None:
+                entry.ms[timing.group] = timing.ms
+        done: list[FrameReport] = []
+        newest = max((t.frame for t in timings), default=-1)
+        while self._awaited and (
+            self._awaited[0].report.frame <= newest or not self._awaited[0].groups
+        ):
+            entry = self._awaited.popleft()
+            if entry.groups and len(entry.ms) == len(entry.groups):
+                done.append(self._learn_frame(entry))
+        return done
+
+    def _learn_frame(self, entry: _InFlight) -> FrameReport:
+        report = entry.report
+        report.measured_ms = sum(entry.ms.values())
+        if report.predicted_ms > _TELLING * report.aim_ms:
+            self.cost_model.tail.learn(report.measured_ms / report.predicted_ms)
+        for index, parts in enumerate(entry.groups):
+            self.cost_model.learn(parts, entry.ms[index])
+        return report
+
+
+def _in_groups(
+    chosen: Sequence[tuple[Slice, StepCost, float]], limit: int
+) -> list[list[tuple[Slice, StepCost, float]]]:
+    """At most ``limit`` runs of neighbours, of about the same predicted time; a run is timed."""
+    if len(chosen) <= limit:
+        return [[part] for part in chosen]
+    target = sum(ms for _, _, ms in chosen) / limit
+    groups: list[list[tuple[Slice, StepCost, float]]] = [[]]
+    filled = 0.0
+    for index, part in enumerate(chosen):
+        rest = len(chosen) - index
+        if groups[-1] and filled >= target and len(groups) < limit and rest:
+            groups.append([])
+            filled = 0.0
+        groups[-1].append(part)
+        filled += part[2]
+    return groups
+
+
+def _on_gpu(inputs: Mapping[str, Any]) -> frozenset[str]:
+    """Inputs that are not host arrays: their facts are checked when they are copied."""
+    return frozenset(
+        name for name, v in inputs.items() if isinstance(v, JobOutput) or hasattr(v, "buffer")
+    )
+
+
+_REAL = RealClock()
+
+
+def _cpu_ms() -> float:
+    return _REAL.now_ms()

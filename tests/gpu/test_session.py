@@ -1,0 +1,231 @@
+"""Sessions: the same answer on the GPU as in NumPy, however the work is cut, and nothing built twice."""
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.backends.shadow import shadow_run
+from cml_engine.errors import InputError
+from cml_engine.ops.spec import OpSpec, lookup, register, unregister
+from cml_engine.passes import optimize
+from cml_engine.report.validation import Validation
+from cml_engine.session import CompileOptions
+from cml_engine.testing import random_partition
+from tests.models import inputs_abc, write_model, write_model_abc
+
+#: a bit of everything: blocked layout, epilogues, views, several outputs, an unused input
+MIXED = """\
+version 1.0;
+extension KHR_enable_operator_expressions;
+graph mixed(x, unused) -> (a, b, c)
+{
+    x = external<scalar>(shape = [1, 3, 11, 9]);
+    unused = external<scalar>(shape = [2]);
+    w1 = variable<scalar>(shape = [8, 3, 3, 3], label = 'w1');
+    w2 = variable<scalar>(shape = [8, 8, 3, 3], label = 'w2');
+    w3 = variable<scalar>(shape = [12, 8, 1, 1], label = 'w3');
+    slope = variable<scalar>(shape = [1, 8], label = 'slope');
+    c1 = conv(x, w1, 0.1);
+    p1 = prelu(c1, slope);
+    c2 = conv(p1, w2, 0.0);
+    s2 = add(c2, p1);
+    r2 = relu(s2);
+    c3 = conv(r2, w3, -0.25);
+    shaped = reshape(c3, shape = [1, 3, 2, 2, 11, 9]);
+    turned = transpose(shaped, axes = [0, 1, 4, 2, 5, 3]);
+    a = reshape(turned, shape = [1, 3, 22, 18]);
+    up = nearest_upsample(x, factor = [2, 2]);
+    b = a + up * 0.5;
+    c = softmax(mean_reduce(r2, axes = [2, 3]));
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    rng = np.random.default_rng(3)
+    shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "w3": (12, 8, 1, 1), "slope": (1, 8)}
+    tensors = {k: rng.standard_normal(s).astype(np.float32) / 4 for k, s in shapes.items()}
+    return cml.load(write_model(tmp_path_factory.mktemp("mixed") / "m", MIXED, **tensors))
+
+
+@pytest.fixture
+def inputs(rng):
+    return {
+        "x": rng.standard_normal((1, 3, 11, 9)).astype(np.float32),
+        "unused": np.zeros(2, np.float32),
+    }
+
+
+def test_model_abc_agrees_with_numpy(tmp_path, gpu):
+    graph = cml.load(write_model_abc(tmp_path / "abc"))
+    got = cml.Session(graph, gpu).run(inputs_abc())
+    wanted = cml.Session(graph, "cpu").run(inputs_abc())
+    assert list(got) == ["output1", "output2"]
+    assert got["output1"].shape == (1, 128, 1, 1)
+    for name in wanted:
+        np.testing.assert_allclose(got[name], wanted[name], rtol=0, atol=1e-5)
+
+
+def test_mixed_network_agrees_with_numpy_twice(mixed, inputs, gpu):
+    session = cml.Session(mixed, gpu)
+    wanted = cml.Session(mixed, "cpu").run(inputs)
+    for _ in range(2):
+        got = session.run(inputs)
+        for name in wanted:
+            np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+def test_every_pass_may_be_left_out(mixed, inputs, gpu):
+    wanted = cml.Session(mixed, "cpu").run(inputs)
+    for without in ({"fuse"}, {"fold"}, {"fuse", "fold", "dead_code", "sweep"}):
+        for blocked in (True, False):
+            options = CompileOptions(frozenset(without), blocked)
+            got = cml.Session(mixed, gpu, options).run(inputs)
+            for name in wanted:
+                np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+def test_any_partition_of_a_network_gives_the_same_bits(mixed, inputs, gpu):
+    session = cml.Session(mixed, gpu)
+    wanted = session.run(inputs)
+    program = session.program
+    whole = [(step.index, 0, step.groups) for step in session.plan.steps]
+    for seed in range(3):
+        program.fill_arena(0x7FC0CAFE)
+        program.run_ranges(inputs, random_partition(whole, seed))
+        for name, place in session.plan.outputs.items():
+            np.testing.assert_array_equal(program.read_tensor(place), wanted[name])
+
+
+def test_a_second_session_builds_no_pipeline(mixed, gpu):
+    cml.Session(mixed, gpu)
+    built = gpu.pipelines_built
+    cml.Session(mixed, gpu)
+    assert gpu.pipelines_built == built
+
+
+def test_another_shape_builds_no_pipeline(tmp_path, gpu):
+    def graph(height, width):
+        text = f"""version 1.0;
+        graph g(x) -> (y) {{
+            x = external<scalar>(shape = [1, 4, {height}, {width}]);
+            w = variable<scalar>(shape = [8, 4, 3, 3], label = 'w');
+            c = conv(x, w, 0.0);
+            y = mean_reduce(c, axes = [2, 3]);
+        }}"""
+        folder = tmp_path / f"{height}x{width}"
+        return cml.load(write_model(folder, text, w=np.ones((8, 4, 3, 3), np.float32)))
+
+    cml.Session(graph(16, 16), gpu)
+    built = gpu.pipelines_built
+    cml.Session(graph(24, 20), gpu)
+    assert gpu.pipelines_built == built
+
+
+def test_variables_keep_their_state_in_their_own_session(tmp_path, gpu):
+    text = """version 1.0;
+    extension KHR_enable_operator_expressions;
+    graph counter(x) -> (y)
+    {
+        x = external<scalar>(shape = [3]);
+        total = variable<scalar>(shape = [3], label = 'total');
+        sum = total + x;
+        y = total * 1.0;
+        new = update(total, sum);
+    }"""
+    graph = cml.load(write_model(tmp_path / "m", text, total=np.zeros(3, np.float32)))
+    x = {"x": np.array([1, 2, 3], np.float32)}
+    for backend in (gpu, "cpu"):
+        one, other = cml.Session(graph, backend), cml.Session(graph, backend)
+        for turn in range(3):
+            np.testing.assert_array_equal(one.run(x)["y"], turn * x["x"])
+        np.testing.assert_array_equal(other.run(x)["y"], np.zeros(3))
+        one.reset()
+        np.testing.assert_array_equal(one.run(x)["y"], np.zeros(3))
+
+
+def test_types_ranks_and_empty_tensors_reach_the_host(tmp_path, gpu):
+    text = """version 1.0;
+    graph types(i, l, e, s) -> (i2, l2, e2, s2)
+    {
+        i = external<integer>(shape = [2, 3]);
+        l = external<logical>(shape = [5]);
+        e = external<scalar>(shape = [2, 0, 3]);
+        s = external<scalar>(shape = []);
+        i2 = transpose(i, axes = [1, 0]);
+        l2 = not(l);
+        e2 = exp(e);
+        s2 = neg(s);
+    }"""
+    session = cml.Session(cml.load(write_model(tmp_path / "m", text)), gpu)
+    values = {
+        "i": np.array([[1, -2, 3], [4, 5, 2**31 - 1]], np.int32),
+        "l": np.array([True, False, True, True, False]),
+        "e": np.zeros((2, 0, 3), np.float32),
+        "s": np.float32(2.5),
+    }
+    got = session.run(values)
+    np.testing.assert_array_equal(got["i2"], values["i"].T)
+    np.testing.assert_array_equal(got["l2"], ~values["l"])
+    assert got["l2"].dtype == np.bool_ and got["e2"].shape == (2, 0, 3)
+    assert got["s2"].shape == () and got["s2"] == -2.5
+
+
+def test_an_input_may_be_an_output_and_so_may_a_constant(tmp_path, gpu):
+    text = """version 1.0;
+    graph ends(x) -> (v, r)
+    {
+        x = external<scalar>(shape = [2, 3]);
+        v = variable<scalar>(shape = [4], label = 'v');
+        r = reshape(x, shape = [3, 2]);
+    }"""
+    v = np.arange(4, dtype=np.float32)
+    session = cml.Session(cml.load(write_model(tmp_path / "m", text, v=v)), gpu)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    got = session.run({"x": x})
+    np.testing.assert_array_equal(got["v"], v)
+    np.testing.assert_array_equal(got["r"], x.reshape(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"x": None}, "input 'x' is missing"),
+        ({"z": np.zeros(1)}, "unknown input 'z'"),
+        ({"x": np.zeros((1, 3, 9, 11), np.float32)}, r"wanted shape \[1, 3, 11, 9\], got"),
+        ({"x": np.zeros((1, 3, 11, 9), bool)}, "wanted scalar"),
+        ({"x": np.zeros((1, 3, 11, 9), complex)}, "wanted scalar"),
+    ],
+)
+def test_wrong_inputs_are_refused_with_a_reason(mixed, inputs, gpu, change, says):
+    given = {k: v for k, v in {**inputs, **change}.items() if v is not None}
+    with pytest.raises(InputError, match=says):
+        cml.Session(mixed, gpu).run(given)
+
+
+def test_validation_passes_and_names_the_first_wrong_operator(mixed, inputs, gpu):
+    def verdict():
+        checks = shadow_run(optimize(mixed), gpu, inputs)
+        return Validation.of("mixed", gpu.name, checks)
+
+    assert verdict().ok and "all operators agree" in str(verdict())
+    right = lookup("transpose")
+    unregister("transpose")
+    register(OpSpec(**{**vars(right), "cpu": lambda attrs, x: np.transpose(x, attrs.axes) + 1}))
+    try:
+        wrong = verdict()
+    finally:
+        unregister("transpose")
+        register(right)
+    assert not wrong.ok
+    assert "graph.nnef:18" in wrong.first and "transpose 'turned'" in wrong.first
+
+
+def test_rank_counts_every_operation(mixed, gpu):
+    for backend in (gpu, "cpu"):
+        report = cml.Session(mixed, backend).rank(runs=3)
+        text = str(report)
+        assert "Operation ranking:" in text and "conv+prelu" in text
+        assert abs(sum(row.percentage for row in report.rows) - 100) < 30
+        assert report.total_ms > 0

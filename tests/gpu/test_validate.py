@@ -1,0 +1,24 @@
+"""``cml validate`` and ``cml run --backend gpu`` from the command line."""
+
+from cml_engine.cli import main
+from cml_engine.ops.spec import OpSpec, lookup, register, unregister
+from tests.models import write_model_abc
+
+
+def test_validate_passes_on_model_abc(tmp_path, capsys, gpu):
+    assert main(["validate", str(write_model_abc(tmp_path / "abc"))]) == 0
+    assert "all operators agree" in capsys.readouterr().out
+
+
+def test_validate_fails_with_one_and_names_file_and_line(tmp_path, capsys, gpu):
+    folder = write_model_abc(tmp_path / "abc")
+    right = lookup("min_reduce")
+    unregister("min_reduce")
+    register(OpSpec(**{**vars(right), "cpu": lambda attrs, x: x.max(tuple(attrs.axes), keepdims=True)}))
+    try:
+        assert main(["validate", str(folder)]) == 1
+    finally:
+        unregister("min_reduce")
+        register(right)
+    said = capsys.readouterr().out
+    assert "first divergence" in said and "graph.nnef:9" in said and "min_reduce" in said
