@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from cml_engine.nnef.values import MAX_ELEMENTS, Value, element_count, kind_of
+from cml_engine.nnef.values import MAX_ELEMENTS, MAX_NESTING, Value, element_count, kind_of
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -67,7 +67,10 @@ def convert(kind: str, value: Value) -> Value:
 def checked_length(value: Value) -> Value:
     """The value, if it is not too large to go on with."""
     if element_count(value) > MAX_ELEMENTS:
-        raise ValueProblem(f"an array of more than {MAX_ELEMENTS:,} elements: store it in a .dat")
+        raise ValueProblem(
+            f"an array of more than {MAX_ELEMENTS:,} elements, or nested deeper than {MAX_NESTING}: "
+            "store it in a .dat"
+        )
     return value
 
 

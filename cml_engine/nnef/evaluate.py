@@ -34,7 +34,7 @@ from cml_engine.nnef.lexer import SourceText
 from cml_engine.nnef.values import TensorRef, Value, describe, element_count, has_tensor, kind_of
 
 #: Evaluated expressions per model: a safeguard against fragments that double at each level.
-MAX_STEPS = 5_000_000
+MAX_STEPS = 3_000_000
 
 #: Operators that stand for NNEF operators when an operand is a tensor.
 TENSOR_OPS = {
@@ -135,7 +135,7 @@ class Evaluator(ABC):
         """The value of an expression."""
         self._steps += 1
         if self._steps > MAX_STEPS:
-            raise scope.error(ModelError, _TOO_MUCH, expr.pos)
+            raise scope.error(ModelError, _TOO_MUCH.format(MAX_STEPS), expr.pos)
         return self._dispatch[type(expr)](expr, scope, target)
 
     # -- names and literals ---------------------------------------------------------------------
@@ -308,6 +308,6 @@ def spread(target: Target, count: int) -> list[Target]:
 
 _BUILTINS = frozenset(("length_of", "range_of", "shape_of", *PRIMITIVES))
 _TOO_MUCH = (
-    f"more than {MAX_STEPS:,} expressions to evaluate: a fragment multiplies itself without end, "
+    "more than {:,} expressions to evaluate: a fragment multiplies itself without end, "
     "or the model is too large"
 )

@@ -10,6 +10,7 @@ Value: TypeAlias = Any
 
 #: No array of a sane model has more elements, nested ones included.
 MAX_ELEMENTS = 1_000_000
+MAX_NESTING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +47,19 @@ def kind_of(value: Value) -> str:
     return "array" if isinstance(value, list) else "tuple"
 
 
-def element_count(value: Value) -> int:
+def element_count(value: Value, depth: int = 0) -> int:
     """How many leaves a nested array has; a plain value counts as one.
 
-    An empty inner array counts as one too, so that an array of them is not free.
+    An empty inner array counts as one too, so that an array of them is not free; one that is
+    nested too deep counts as too many, because to count it could take for ever.
     """
     if not isinstance(value, (list, tuple)):
         return 1
+    if depth >= MAX_NESTING:
+        return MAX_ELEMENTS + 1
     if not any(isinstance(item, (list, tuple)) for item in value):
         return len(value) or 1
-    return sum(map(element_count, value)) or 1
+    return sum(element_count(item, depth + 1) for item in value) or 1
 
 
 def has_tensor(value: Value) -> bool:

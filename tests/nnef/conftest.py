@@ -1,0 +1,75 @@
+"""Models written on the spot: text, tensor files, and what the engine is said to have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cml_engine import nnef
+from cml_engine.graph import Graph
+from cml_engine.nnef.signatures import standard_fragments
+from cml_engine.nnef.tensor_file import write_tensor
+
+HEADER = (
+    "version 1.0;\nextension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;\n"
+)
+
+
+def primitive(op: str) -> bool:
+    """An engine that has the operators without a body and nothing else."""
+    return op in standard_fragments() and standard_fragments()[op].body is None
+
+
+def everything(op: str) -> bool:
+    return True
+
+
+def plain(graph: Graph) -> dict[str, Any]:
+    """A graph without what depends on where its text stands, for comparison."""
+    return {
+        "name": graph.name,
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "nodes": [(n.op, n.inputs, n.outputs, dict(n.attrs)) for n in graph.nodes],
+        "facts": dict(graph.facts),
+        "constants": {k: (v.dtype.str, v.shape, v.tobytes()) for k, v in graph.constants.items()},
+        "labels": dict(graph.labels),
+        "updates": graph.updates,
+        "quantization": {k: dict(v) for k, v in graph.quantization.items()},
+        "declarations": dict(graph.declarations),
+    }
+
+
+@pytest.fixture
+def write_model(tmp_path: Path) -> Callable[..., Path]:
+    """``write_model(text, label=array, ...)`` -> the model's folder."""
+
+    def write(text: str, /, **tensors: np.ndarray[Any, Any]) -> Path:
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "graph.nnef").write_text(text, encoding="utf-8")
+        for label, array in tensors.items():
+            write_tensor(folder / f"{label}.dat", array)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def load_body(write_model: Callable[..., Path]) -> Callable[..., Graph]:
+    """``load_body("y = relu(x);")``: a graph from ``x`` [1,2,4,4] to ``y``."""
+
+    def load(body: str, *, fragments: str = "", native: Any = everything, **more: Any) -> Graph:
+        text = (
+            f"{HEADER}{fragments}\n"
+            "graph g(x) -> (y)\n{\n"
+            "x = external<scalar>(shape = [1, 2, 4, 4]);\n"
+            f"{body}\n}}\n"
+        )
+        return nnef.load(write_model(text), native, **more)
+
+    return load

@@ -1,0 +1,116 @@
+"""Expressions at compile time: their values, and the bounds that no text can pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from cml_engine.errors import CmlError, ModelError
+from cml_engine.graph import Graph
+from cml_engine.nnef import evaluate
+
+Load = Callable[..., Graph]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[1, 2] + [3]", [1, 2, 3]),
+        ("[1] * 3", [1, 1, 1]),
+        ("[for i in range_of([7, 7, 7]) yield i * i]", [0, 1, 4]),
+        ("[for i in [1, 2, 3], j in [4, 5, 6] if i != 2 yield i * j]", [4, 18]),
+        ("[7 / 2, -7 / 2, 7 / -2]", [3, -3, -3]),
+        ("[2 ^ 10, 1 - 2 - 3, 2 + 3 * 4]", [1024, -4, 14]),
+        ("[1, 2, 3, 4][1:3]", [2, 3]),
+        ("[1, 2, 3, 4][2:] + [1, 2, 3][:1]", [3, 4, 1]),
+        ("[[5, 6][1], length_of([1, 2]), integer(3.9), integer('12'), integer(true)]",
+         [6, 2, 3, 12, 1]),
+        ("[1] if (2 in [1, 2]) && !(1.5 < 1) else [2]", [1]),
+        ("[1] if true || false else [1, 2][7:8]", [1]),
+        ("[0] if string(1.5) == '1.5' && logical(1) else [[]][3]", [0]),
+        ("[integer(scalar(2) + 0.5), -(-3), +4]", [2, 3, 4]),
+        ("[length_of('abc' + 'd')]", [4]),
+        ("[1 if [1, 2] == [1, 2] else 0]", [1]),
+    ],
+)  # fmt: skip
+def test_values(load_body: Load, text: str, value: list[int]) -> None:
+    graph = load_body(f"y = reshape(x, shape = {text});")
+    assert graph.nodes[0].attrs.shape == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1 / 0]", "division by zero"),
+        ("[1, 2][2]", "index 2 is outside an array of 2 elements"),
+        ("[1][0.5]", "an index must be an integer, got scalar 0.5"),
+        ("[for i in 3 yield i]", "'i in' wants an array, got integer 3"),
+        ("[for i in [1], j in [1, 2] yield i]", "arrays of one length, got [1, 2]"),
+        ("[1] * -1", "cannot be repeated -1 times"),
+        ("[1] + 1", "'+' cannot take array and integer"),
+        ("[1 + 'a']", "'+' cannot take integer and string"),
+        ("[-'a']", "'-' wants a number, got string"),
+        ("[!1]", "'!' wants a logical, got integer"),
+        ("[1 && true]", "'&&' wants two logicals, got integer and logical"),
+        ("[1 in 2]", "'in' wants an array on its right, got integer"),
+        ("[1] if 1 else [2]", "a condition must be a logical, got integer 1"),
+        ("[1] if x else [2]", "use select(condition, yes, no)"),
+        ("[integer('a')]", "integer() cannot convert 'a'"),
+        ("[length_of(1)]", "length_of() wants an array, got integer 1"),
+        ("[length_of()]", "length_of() takes one argument"),
+        ("[range_of(x)]", "range_of() wants an array, got tensor<scalar> 'x'"),
+        ("[9223372036854775807 + 1]", "an integer beyond 64 bits"),
+        ("[9 ^ 9 ^ 9]", "an integer beyond 64 bits"),
+        ("[9 ^ 999999999]", "has no value"),
+        ("[2 ^ -1]", "has no value"),
+        ("[1] * 1000001", "more than 1,000,000 elements"),
+        ("[[1] * 1000] * 1001", "more than 1,000,000 elements"),
+        ("shape_of(x)", "shape_of"),
+        ("[nothing]", "'nothing' is not defined: assign it above this line"),
+        ("[xx]", "'xx' is not defined: did you mean 'x'?"),
+    ],
+)
+def test_messages(load_body: Load, text: str, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        load_body(f"y = reshape(relu(x), shape = {text});" if "shape_of" not in text
+                  else f"r = relu(x); y = reshape(r, shape = {text.replace('x', 'r')});")  # fmt: skip
+    assert message in str(error.value)
+    assert "graph.nnef:7:" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = [1] * 1000000; b = a + a; y = relu(x);",
+        "a = [[1] * 1000] * 1000; b = [a, a]; y = relu(x);",
+        "s = 'aaaaaaaaaa'; " + "".join(
+            f"s{i} = {a} + {a}; " for i, a in enumerate(["s", *[f"s{i}" for i in range(30)]])
+        ) + "y = relu(x);",
+        "a0 = [1]; " + "".join(f"a{i + 1} = [a{i}, a{i}]; " for i in range(60)) + "y = relu(x);",
+        "a0 = (1, 1); " + "".join(f"a{i + 1} = (a{i}, a{i}); " for i in range(60)) + "y = relu(x);",
+        "r = range_of([0] * 100000); y = reshape(x, shape = "
+        "[for i in r yield length_of([for j in r yield i])]);",
+        "y = constant(shape = [100000, 100000], value = [1.0]);",
+        "[y] = copy_n(x, times = 1000000000);",
+    ],
+)  # fmt: skip
+def test_no_text_takes_unbounded_time_or_memory(load_body: Load, body: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(CmlError):
+        load_body(body)
+    assert time.perf_counter() - start < 15
+
+
+def test_fragments_that_double_are_stopped(
+    load_body: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "MAX_STEPS", 100_000)
+    fragments = "fragment f0(x: scalar) -> (y: scalar) { y = x; }\n" + "".join(
+        f"fragment f{i + 1}(x: scalar) -> (y: scalar) {{ y = f{i}(f{i}(x)); }}\n" for i in range(35)
+    )
+    with pytest.raises(ModelError, match="expressions to evaluate"):
+        load_body(
+            "y = relu(x * f35(1.0));", fragments=fragments, native=lambda op: not op.startswith("f")
+        )

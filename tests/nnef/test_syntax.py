@@ -1,0 +1,138 @@
+"""Lexer, parser and printer."""
+
+from __future__ import annotations
+
+import pytest
+
+from cml_engine.errors import NnefSyntaxError
+from cml_engine.nnef.ast import Binary, Literal, Name
+from cml_engine.nnef.expressions import ExpressionParser
+from cml_engine.nnef.lexer import SourceText
+from cml_engine.nnef.parser import parse, parse_fragments
+from cml_engine.nnef.printer import print_document, print_expression, print_fragment
+from cml_engine.nnef.signatures import standard_source
+
+EXPRESSIONS = [
+    "1",
+    "-1",
+    "1e-05",
+    "true",
+    "'it\\'s'",
+    "a + b - c",
+    "a - (b - c)",
+    "(a + b) * c ^ 2.0",
+    "(a ^ b) ^ c",
+    "a ^ (b ^ c)",
+    "-a ^ 2.0",
+    "-(a ^ 2.0)",
+    "!a && (b || c)",
+    "a < b == (c >= d)",
+    "x in [1, 2]",
+    "a if b else c if d else e",
+    "(a if b else c) if d else e",
+    "(a if b else c) + 1",
+    "[for i in a, j in b if i > j yield (i, j)]",
+    "[for i in (a if b else c) yield i]",
+    "f(x, y = [1, (2, 3)])[0][1:][:n / 2]",
+    "cast<integer>(x)",
+    "length_of(shape_of(x)) + integer('3')",
+    "[]",
+    "(1, 2)",
+]
+
+
+def expression(text: str) -> object:
+    parser = ExpressionParser(SourceText(text, "e"))
+    found = parser.expression()
+    parser.expect("end")
+    return found
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+def test_what_is_printed_parses_to_the_same(text: str) -> None:
+    tree = expression(text)
+    printed = print_expression(tree)
+    assert expression(printed) == tree
+    assert print_expression(expression(printed)) == printed
+
+
+def test_literals_of_different_types_differ() -> None:
+    assert len({str(expression(t)) for t in ("1", "1.0", "true", "'1'")}) == 4
+    assert expression("1") != expression("1.0")
+    assert expression("1") != expression("true")
+
+
+def test_operators_group_from_the_left_by_precedence() -> None:
+    a, b, c = Name("a"), Name("b"), Name("c")
+    assert expression("a - b - c") == Binary("-", Binary("-", a, b), c)
+    assert expression("a ^ b ^ c") == Binary("^", Binary("^", a, b), c)
+    assert expression("a < b + c") == Binary("<", a, Binary("+", b, c))
+    assert expression("a && b < c") == Binary("&&", a, Binary("<", b, c))
+    assert expression("a in b && c") == Binary("in", a, Binary("&&", b, c))
+    assert expression("-2 ^ b") == Binary("^", Literal(-2, "integer"), b)
+
+
+def test_the_standard_library_survives_printing() -> None:
+    fragments = parse_fragments(standard_source().text, "stdlib")
+    printed = "\n".join(map(print_fragment, fragments))
+    assert parse_fragments(printed, "printed") == fragments
+
+
+def test_a_document_survives_printing() -> None:
+    text = """
+    version 1.0;
+    extension KHR_enable_fragment_definitions KHR_enable_operator_expressions;
+    extension other;
+    fragment f<? = scalar>(a: tensor<?>[], b: (integer, scalar)[] = [(1, 2.0)], c: tensor<>,
+                           d: tensor<scalar>= 0.0) -> (y: tensor<?>, z: tensor<scalar>[]);
+    fragment g(x: tensor<scalar>) -> (y: tensor<scalar>) { a, [b, (c, d)] = f(x); y = a # done
+    ; }
+    graph net(x) -> (y) { x = external(shape = []); (y) = g<?>(x); }
+    """
+    document = parse(text)
+    assert parse(print_document(document)) == document
+    assert [name.id for name in document.extensions][-1] == "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("graph g() -> () {", "1:18: wanted a name to assign to, or '}', got the end of the file"),
+        ("version 1.1;\ngraph g() -> () {}", "1:9: NNEF version 1.1 is not supported: wanted 1.0"),
+        ("graf g() -> () {}", "1:1: wanted 'graph', got 'graf'"),
+        ("graph g(x) -> (y)\n{ y = relu(x)\n}", "3:1: wanted ';', got '}'"),
+        ("graph g() -> () { y = 'abc\n; }", "1:23: this string has no closing ' on its line"),
+        ("graph g() -> () { y = a $ b; }", "1:25: unexpected character '$'"),
+        ("graph g() -> () { y = \u00e9; }", "1:23: unexpected character 'é'"),
+        ("graph g() -> () { y = 99999999999999999999; }", "does not fit in 64 bits"),
+        ("graph g() -> () { y = f(1 2); }", "1:27: wanted ',' or ')', got '2'"),
+        ("graph g() -> () {} x", "1:20: wanted the end of the file after the graph's '}'"),
+        ("graph g() -> () { y = (); }", "wanted an expression between the parentheses"),
+        ("graph tensor() -> () {}", "1:7: wanted the graph's name, got 'tensor'"),
+        ("graph g() -> () { y = integer; }", "wanted '(', got ';'"),
+        ("", "1:1: wanted 'graph', got the end of the file"),
+    ],
+)
+def test_messages_say_where_and_what(text: str, message: str) -> None:
+    with pytest.raises(NnefSyntaxError) as error:
+        parse(text, "m.nnef")
+    assert message in str(error.value)
+    assert str(error.value).startswith("m.nnef:")
+
+
+def test_a_message_shows_the_line_and_a_caret() -> None:
+    with pytest.raises(NnefSyntaxError) as error:
+        parse("graph g(x) -> (y)\n{\n\ty = conv(x,, w);\n}")
+    assert str(error.value).splitlines()[1:] == ["    \ty = conv(x,, w);", "    \t           ^"]
+
+
+@pytest.mark.parametrize("opening", ["(", "[", "-", "f(", "1 if ", "[for i in a yield ", "a["])
+def test_deep_nesting_is_a_message(opening: str) -> None:
+    with pytest.raises(NnefSyntaxError, match="nested deeper than 64 levels"):
+        parse(f"graph g() -> () {{ y = {opening * 5000}")
+
+
+def test_long_chains_are_no_nesting() -> None:
+    chain = " + ".join(["1"] * 20_000)
+    tree = expression(chain)
+    assert print_expression(tree) == chain
