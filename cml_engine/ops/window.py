@@ -1,0 +1,202 @@
+"""Sliding windows: extents, automatic padding, and the transposed case.
+
+A window slides over the *wide* side (the input of ``box``, the result of ``debox``) and there is
+one value per window on the *narrow* side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact
+
+#: what lies around the input; the position is the kernels' number for it (border.hlsli)
+BORDERS = ("constant", "replicate", "reflect", "reflect-even", "ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAxis:
+    """One dimension of a window and of the two tensors."""
+
+    wide: int
+    narrow: int
+    size: int = 1
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0
+    after: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Extent of the dilated window."""
+        return (self.size - 1) * self.dilation + 1
+
+    @property
+    def trivial(self) -> bool:
+        """Every value is its own window."""
+        return self.size == 1 and self.stride == 1 and self.before == 0 == self.after
+
+    @property
+    def whole(self) -> bool:
+        """One window, which is the whole axis."""
+        return (
+            self.narrow == 1
+            and self.before == 0
+            and self.size == self.wide
+            and (self.dilation == 1 or self.size == 1)
+        )
+
+
+Window = tuple[WindowAxis, ...]
+
+
+def volume(window: Window) -> int:
+    """Number of taps."""
+    return prod(axis.size for axis in window)
+
+
+def resolve_window(
+    shape: Sequence[int],
+    size: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Window:
+    """A window over a tensor of ``shape``, with everything implicit made explicit.
+
+    Empty ``padding`` is automatic (as many windows as strides fit, the odd one padded at the
+    end), empty ``stride`` and ``dilation`` are 1 everywhere. Padding may be negative.
+    """
+    rank = len(shape)
+    _check("size", size, rank, 1)
+    strides, dilations = _ones("stride", stride, rank), _ones("dilation", dilation, rank)
+    _check_padding(padding, rank)
+    axes = []
+    for i, (wide, f, s, d) in enumerate(zip(shape, size, strides, dilations, strict=True)):
+        reach = (f - 1) * d + 1
+        if padding:
+            before, after = padding[i]
+            narrow = (before + wide + after - reach) // s + 1
+        else:
+            narrow = -(-wide // s)
+            before, after = _same(wide, narrow, reach, s)
+        if narrow < 0 or (narrow == 0 and wide):
+            raise ShapeError(
+                f"axis {i}: a window of {f} (dilation {d}: {reach}) does not fit into {wide} + "
+                f"padding ({before},{after}) = {before + wide + after}; add padding"
+            )
+        axes.append(WindowAxis(wide, narrow, f, s, d, before, after))
+    return tuple(axes)
+
+
+def resolve_reverse(
+    shape: Sequence[int],
+    size: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    output_shape: Sequence[int],
+) -> Window:
+    """The transposed case: ``shape`` is the narrow side, the result the wide one. A stated
+    ``output_shape`` must lead back to ``shape``."""
+    rank = len(shape)
+    _check("size", size, rank, 1)
+    strides, dilations = _ones("stride", stride, rank), _ones("dilation", dilation, rank)
+    _check_padding(padding, rank)
+    if output_shape:
+        _check("output_shape", output_shape, rank, 0)
+    axes = []
+    for i, (narrow, f, s, d) in enumerate(zip(shape, size, strides, dilations, strict=True)):
+        reach = (f - 1) * d + 1
+        stated = output_shape[i] if output_shape else None
+        if padding:
+            before, after = padding[i]
+            full = (narrow - 1) * s + reach - before - after if narrow else 0
+            wide = full if stated is None else stated
+            back = (before + wide + after - reach) // s + 1
+        else:
+            wide = narrow * s if stated is None else stated
+            before, after = _same(wide, narrow, reach, s)
+            back = -(-wide // s)
+        axes.append(WindowAxis(wide, narrow, f, s, d, before, after))
+        _check_reverse(i, axes[-1], back if stated is not None else narrow)
+    return tuple(axes)
+
+
+def _same(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
+    """Automatic padding: what the windows lack, the odd one at the end."""
+    total = max((narrow - 1) * stride + reach - wide, 0) if narrow else 0
+    return total // 2, total - total // 2
+
+
+def _check(name: str, values: Sequence[int], rank: int, least: int) -> None:
+    if len(values) != rank:
+        raise ShapeError(
+            f"{name}={list(values)} has {len(values)} values, wanted {rank}: one for each "
+            "dimension, batch and channels included"
+        )
+    if any(v < least for v in values):
+        raise ShapeError(f"{name}={list(values)}, wanted {least} or more everywhere")
+
+
+def _ones(name: str, values: Sequence[int], rank: int) -> Sequence[int]:
+    if not values:
+        return (1,) * rank
+    _check(name, values, rank, 1)
+    return values
+
+
+def _check_padding(padding: Sequence[tuple[int, int]], rank: int) -> None:
+    if padding and (len(padding) != rank or any(len(pair) != 2 for pair in padding)):
+        raise ShapeError(
+            f"padding={list(padding)} has {len(padding)} entries, wanted {rank} pairs "
+            "(before, after): one for each dimension, batch and channels included"
+        )
+
+
+def _check_reverse(i: int, axis: WindowAxis, back: int) -> None:
+    if axis.wide < 0 or (axis.wide == 0 and axis.narrow):
+        raise ShapeError(
+            f"axis {i}: padding ({axis.before},{axis.after}) crops all of the "
+            f"{(axis.narrow - 1) * axis.stride + axis.reach} that {axis.narrow} windows cover; "
+            "use less padding"
+        )
+    if axis.narrow and back != axis.narrow:
+        raise ShapeError(
+            f"axis {i}: output_shape {axis.wide} goes back to {back} with stride {axis.stride}, "
+            f"padding ({axis.before},{axis.after}) and a window of {axis.reach}, but the input "
+            f"has {axis.narrow}; check output_shape"
+        )
+
+
+def window_of(attrs: Attrs, x: Fact) -> Window:
+    """The window of a pooling operator over its input ``x``, checked."""
+    window = resolve_window(
+        x.shape, attrs["size"], attrs["padding"], attrs["stride"], attrs["dilation"]
+    )
+    border = attrs["border"]
+    if border not in BORDERS:
+        raise ShapeError(f"border='{border}', wanted one of {', '.join(BORDERS)}")
+    for i, axis in enumerate(window):
+        if axis.wide == 0 < axis.narrow and border not in ("constant", "ignore"):
+            raise ShapeError(
+                f"axis {i} of {x} is empty, so border='{border}' finds no value to repeat; "
+                "use border='constant'"
+            )
+    return window
+
+
+def reverse_window_of(attrs: Attrs, x: Fact) -> Window:
+    """The window of ``debox`` and ``desample`` over their result, checked."""
+    if attrs["border"] not in ("constant", "ignore"):
+        raise ShapeError(
+            f"border='{attrs['border']}' has no meaning here, wanted 'constant' or 'ignore': "
+            "what falls onto the padding is dropped"
+        )
+    return resolve_reverse(
+        x.shape, attrs["size"], attrs["padding"], attrs["stride"], attrs["dilation"],
+        attrs["output_shape"],
+    )  # fmt: skip

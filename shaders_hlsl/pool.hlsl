@@ -1,0 +1,180 @@
+// Everything that slides a window: box, the pools, sample, and backwards debox and desample.
+//
+// defines: KIND      SUM, MAX, INDEX, BOTH (value and index), SAMPLE, DESAMPLE
+//          REVERSE   the result is the wide side: gathers from the windows that touch it
+//          BORDER    see border.hlsli; 4 is "ignore"
+//          TERM      what is summed of a value v;  DIVIDE 1: by volume, 2: by taps inside; ROOT
+//          FAST      at most two neighbouring dimensions have windows: [outer, H, W, inner]
+//          VEC       4: four neighbours along `inner` at a time
+// params:  dimensions innermost first. Fast: [0] is W, [1] is H. Else `out` dimensions stand in
+//          the order of memory, each belongs to a window dimension (or to none) in units of
+//          `out_unit`; coordinate c of window dimension w lies at (c >> 2) * high + (c & 3) * low.
+#include "pointwise.hlsli"
+#include "border.hlsli"
+
+#define SUM 0
+#define MAX 1
+#define INDEX 2
+#define BOTH 3
+#define SAMPLE 4
+#define DESAMPLE 5
+#define MAX_DIMS 9
+
+#if VEC == 4
+#define VALUE float4
+#else
+#define VALUE float
+#endif
+// Outside of the input there is nothing to do, but where zeros take part in a maximum.
+#define ZEROS_COUNT (BORDER == 0 && (KIND == MAX || KIND == INDEX || KIND == BOTH))
+#define COUNTS_TAPS (KIND == INDEX || KIND == BOTH)
+
+struct State {
+    VALUE value;
+    int index;
+    int inside;
+    int wanted;
+};
+
+// A NaN beats everything, as in max_reduce.
+bool beats(float v, float best) { return v > best || (cml_isnan(v) && !cml_isnan(best)); }
+
+VALUE greater(VALUE v, VALUE best) {
+#if VEC == 4
+    VALUE result;
+    [ForceUnroll] for (uint l = 0; l < 4; ++l) { result[l] = beats(v[l], best[l]) ? v[l] : best[l]; }
+    return result;
+#else
+    return beats(v, best) ? v : best;
+#endif
+}
+
+// The tap'th place of the window lies at `at` of the input, or outside.
+void visit(inout State state, uint at, bool inside, int tap) {
+#if KIND == SUM
+    if (inside) {
+        VALUE v = T0[at];
+        state.value += TERM;
+        state.inside += 1;
+    }
+#elif KIND == SAMPLE
+    if (inside && tap == state.wanted) { state.value = T0[at]; }
+#elif KIND == DESAMPLE
+    if (inside && T1[at] == tap) { state.value += T0[at]; }
+#else
+#if BORDER == 4
+    if (!inside) { return; }
+#endif
+    // border 'constant' takes part with its zeros
+    VALUE v = VALUE(0.0);
+    if (inside) { v = T0[at]; }
+#if COUNTS_TAPS
+    bool take = state.index < 0 || beats(v, state.value);
+    state.value = take ? v : state.value;
+    state.index = take ? tap : state.index;
+#else
+    state.value = greater(v, state.value);
+#endif
+#endif
+}
+
+// Where tap t of window o lies on the input, -1 for nowhere. Backwards: which window has its tap t
+// on o.
+int coordinate(int o, int t, uint w) {
+#if REVERSE
+    int up = o + before(w) - t * dilation(w);
+    int window = up / stride(w);
+    return up >= 0 && window * stride(w) == up && window < extent(w) ? window : -1;
+#else
+    return cml_border(o * stride(w) - before(w) + t * dilation(w), extent(w));
+#endif
+}
+
+#if FAST
+void slide(inout State state, uint item) {
+    uint rest = item / inner;
+    uint base = (item - rest * inner) * inner_step;
+    uint row = rest / out_extent(0);
+    int x = int(rest - row * out_extent(0));
+    uint plane = row / out_extent(1);
+    int y = int(row - plane * out_extent(1));
+    base += plane * outer_step;
+    for (int ty = 0; ty < size(1); ++ty) {
+        int from_y = coordinate(y, ty, 1);
+        // not `continue`: without its loop checks naga (wgpu-native 29.0) makes a shader of it
+        // that writes nothing
+        if (ZEROS_COUNT || from_y >= 0) {
+            for (int tx = 0; tx < size(0); ++tx) {
+                int from_x = coordinate(x, tx, 0);
+                uint at = base + uint(from_y) * low(1) + uint(from_x) * low(0);
+                visit(state, at, from_y >= 0 && from_x >= 0, ty * size(0) + tx);
+            }
+        }
+    }
+}
+#else
+void slide(inout State state, uint item) {
+    int position[MAX_DIMS];
+    { for (uint w = 0; w < windows; ++w) { position[w] = 0; } }
+    uint base = 0;
+    uint rest = item;
+    for (uint d = 0; d < out_dims; ++d) {
+        uint next = rest / out_extent(d);
+        uint at = rest - next * out_extent(d);
+        rest = next;
+        if (owner(d) < windows) { position[owner(d)] += int(at * out_unit(d)); }
+        else { base += at * out_unit(d); }
+    }
+    for (int tap = 0; tap < taps; ++tap) {
+        int left = tap;
+        uint at = base;
+        bool inside = true;
+        for (uint w = 0; w < windows; ++w) {
+            int next = left / size(w);
+            int c = coordinate(position[w], left - next * size(w), w);
+            left = next;
+            inside = inside && c >= 0;
+            at += (uint(c) >> 2) * high(w) + (uint(c) & 3) * low(w);
+        }
+        visit(state, at, inside, tap);
+    }
+}
+#endif
+
+VALUE finish(State state) {
+    VALUE value = state.value;
+#if DIVIDE == 1
+    value /= float(taps);
+#elif DIVIDE == 2
+    value /= float(max(state.inside, 1));
+#endif
+#if ROOT
+    value = sqrt(value);
+#endif
+    return value;
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint item = group * GROUP + tid.x;
+    if (item >= count) { return; }
+    State state;
+    state.value = VALUE(asfloat(start));
+    state.index = -1;
+    state.inside = 0;
+    state.wanted = 0;
+#if KIND == SAMPLE
+    state.wanted = T1[item];
+#endif
+    slide(state, item);
+#if KIND == INDEX
+    T1[item] = max(state.index, 0);
+#elif KIND == BOTH
+    T1[item] = state.value;
+    T2[item] = max(state.index, 0);
+#else
+    OUT[item] = finish(state);
+#endif
+}
