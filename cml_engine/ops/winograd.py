@@ -1,0 +1,147 @@
+"""``conv`` 3x3 with stride 1 by Winograd's F(4x4, 3x3): a quarter of the products in three stages.
+
+The transforms' points are 0, ±2/3, ±3/2 and infinity. Shader: ``shaders_hlsl/winograd.hlsl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.ops.conv_tile import (
+    COLUMNS,
+    GROUP,
+    VECTORS,
+    Conv,
+    blocks_of,
+    product_defines,
+    store_defines,
+    tile_bias,
+)
+from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
+from cml_engine.ops.epilogue import epilogue_of
+from cml_engine.ops.spec import Dispatch, Kernel
+
+Array = np.ndarray[Any, Any]
+
+_PARAMS = (
+    "first_tile:u tiles:u tiles_y:u tiles_x:u in_blocks:u out_blocks:u out_c:u row_blocks:u "
+    "parts:u height:i width:i before_y:i before_x:i out_height:i out_width:i "
+)
+_STAGE = Kernel("winograd.hlsl", _PARAMS + EPILOGUE_PARAMS, group=GROUP, trusted=True)
+_INPUT, _PRODUCT, _OUTPUT = range(3)
+_POINTS = 36
+#: bytes of one scratch tensor: tiles beyond are done in a further round
+_MAX_SCRATCH = 16 << 20
+#: fewer channels leave the transforms dearer than the products that they save
+_LEAST_CHANNELS = 16
+#: results of whole tiles per result that is asked for
+_MOST_WASTE = 2.0
+
+
+def fits(conv: Conv) -> bool:
+    """Whether the node is a 3x3 convolution that gains from it."""
+    shape = conv.shape
+    depth, *plane = shape.axes3
+    if conv.transposed or shape.groups != 1 or len(shape.axes) != 2 or depth.kernel != 1:
+        return False
+    if any((a.kernel, a.stride, a.dilation) != (3, 1, 1) for a in plane):
+        return False
+    if min(shape.in_channels, shape.out_channels) < _LEAST_CHANNELS:
+        return False
+    whole = prod(-(-n // 4) * 4 for n in shape.narrow)
+    return whole <= _MOST_WASTE * prod(shape.narrow)
+
+
+def lower_winograd(conv: Conv) -> Iterator[Dispatch]:
+    shape = conv.shape
+    x = yield from blocks_of(conv)
+    rows = 32 if conv.op.limits.software and shape.out_channels % 32 == 0 else 16
+    in_blocks, out_blocks = -(-shape.in_channels // 4), -(-shape.out_channels // 4)
+    tiles_y, tiles_x = (-(-n // 4) for n in shape.narrow)
+    total = shape.batch * tiles_y * tiles_x
+    round_tiles = min(total, max(1, _MAX_SCRATCH // (16 * _POINTS * max(in_blocks, out_blocks))))
+    values = conv.op.scratch(4 * _POINTS * in_blocks * round_tiles)
+    sums = conv.op.scratch(4 * _POINTS * out_blocks * round_tiles)
+    params = {
+        "tiles_y": tiles_y,
+        "tiles_x": tiles_x,
+        "in_blocks": in_blocks,
+        "out_blocks": out_blocks,
+        "out_c": shape.out_channels,
+        "row_blocks": -(-shape.out_channels // rows),
+        "height": shape.wide[0],
+        "width": shape.wide[1],
+        "before_y": shape.axes[0].before,
+        "before_x": shape.axes[1].before,
+        "out_height": shape.narrow[0],
+        "out_width": shape.narrow[1],
+    }
+    for first in range(0, total, round_tiles):
+        tiles = min(round_tiles, total - first)
+        parts = -(-tiles // (GROUP * COLUMNS))
+        stated = {**params, "first_tile": first, "tiles": tiles, "parts": parts}
+        yield from _round(conv, (x, values, sums), stated, rows)
+
+
+def _round(
+    conv: Conv, tensors: tuple[str, str, str], params: dict[str, Any], rows: int
+) -> Iterator[Dispatch]:
+    """The three stages of some tiles."""
+    x, values, sums = tensors
+    epilogue = epilogue_of(conv.op, 2, vector=conv.out_c4)
+    none = {"epi_value": [0.0]}
+    yield Dispatch(
+        groups=-(-params["tiles"] * params["in_blocks"] // GROUP),
+        tensors=(x, values),
+        params={**params, **none},
+        defines={**VECTORS, "STAGE": _INPUT, "BORDER": conv.border},
+        kernel=_STAGE,
+    )
+    yield Dispatch(
+        groups=_POINTS * params["parts"] * params["row_blocks"],
+        tensors=(values, _filter(conv, rows), sums),
+        params={**params, **none},
+        defines={**VECTORS, **product_defines(conv, rows), "STAGE": _PRODUCT},
+        kernel=_STAGE,
+    )
+    yield Dispatch(
+        groups=-(-params["tiles"] * params["out_blocks"] // GROUP),
+        tensors=(sums, tile_bias(conv), *epilogue.tensors, conv.op.out_names[0]),
+        params={**params, **epilogue.params},
+        defines={
+            "T0_TYPE": "float4",
+            "T1_TYPE": "float4",
+            **store_defines(conv, epilogue, 2),
+            "STAGE": _OUTPUT,
+        },
+        kernel=_STAGE,
+    )
+
+
+def _filter(conv: Conv, rows: int) -> str:
+    def make() -> Array:
+        return transformed_filter(conv.filter_rows(), rows)
+
+    return conv.op.pack(f"{conv.op.in_names[1]}.winograd.rows{rows}", make)
+
+
+def transformed_filter(value: Array, rows: int) -> Array:
+    """(out, in, 9 taps) as [36][row block][input block][4 in][rows]."""
+    out_c, in_c, _ = value.shape
+    g = _filter_transform()
+    points = g @ value.reshape(out_c, in_c, 3, 3).astype(np.float64) @ g.T
+    padded = np.zeros((_POINTS, -(-out_c // rows) * rows, -(-in_c // 4) * 4), np.float32)
+    padded[:, :out_c, :in_c] = points.reshape(out_c, in_c, _POINTS).transpose(2, 0, 1)
+    parts = padded.reshape(_POINTS, -1, rows, padded.shape[2] // 4, 4)
+    return parts.transpose(0, 1, 3, 4, 2)
+
+
+def _filter_transform() -> Array:
+    """For each finite point p: (1, p, p²) over the product of its distances to the others."""
+    points = [0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2]
+    finite = [[p**k / prod(p - q for q in points if q != p) for k in range(3)] for p in points]
+    return np.array([*finite, [0.0, 0.0, 1.0]])

@@ -1,0 +1,166 @@
+// conv 3x3 with stride 1 by Winograd's F(4x4, 3x3): a quarter of the products.
+//
+// Three stages over tiles of 4x4 results: transform 6x6 inputs to 36 values, 36 matrix products,
+// transform 36 sums to 4x4 results. The points are 0, ±2/3, ±3/2 and infinity, whose rounding
+// errors are a quarter of those of the usual 0, ±1, ±2 (docs/performance.md).
+// P launch does the tiles [first_tile, first_tile + tiles), so that scratch memory is bounded.
+#define STAGE_INPUT 0
+#define STAGE_PRODUCT 1
+#define STAGE_OUTPUT 2
+
+#define P (2.0 / 3.0)
+#define Q (3.0 / 2.0)
+#define P2 (P * P)
+#define Q2 (Q * Q)
+
+// Where a tile's results begin.
+struct Tile {
+    uint image;
+    int y;
+    int x;
+};
+
+Tile tile_of(uint index) {
+    Tile tile;
+    index += first_tile;
+    tile.x = int(index % tiles_x) * 4;
+    tile.y = int(index / tiles_x % tiles_y) * 4;
+    tile.image = index / tiles_x / tiles_y;
+    return tile;
+}
+
+#if STAGE == STAGE_INPUT
+// T0 input (blocks of four channels), T1 values [36][block][tile].
+#include "border.hlsli"
+
+void transform(float4 d[6], out float4 v[6]) {
+    float4 even_a = d[4] - Q2 * d[2];
+    float4 odd_a = P * d[3] - Q * d[1];
+    float4 even_b = d[4] - P2 * d[2];
+    float4 odd_b = Q * d[3] - P * d[1];
+    v[0] = d[0] - (P2 + Q2) * d[2] + d[4];
+    v[1] = even_a + odd_a;
+    v[2] = even_a - odd_a;
+    v[3] = even_b + odd_b;
+    v[4] = even_b - odd_b;
+    v[5] = d[1] - (P2 + Q2) * d[3] + d[5];
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint thread = group * GROUP + tid.x;
+    if (thread >= tiles * in_blocks) { return; }
+    Tile tile = tile_of(thread % tiles);
+    uint block = thread / tiles;
+    uint base = (tile.image * in_blocks + block) * uint(height * width);
+
+    int column[6];
+    {[ForceUnroll] for (int i = 0; i < 6; i++) {
+        column[i] = cml_border(tile.x + i - before_x, width);
+    }}
+    float4 rows[6][6];
+    {[ForceUnroll] for (int r = 0; r < 6; r++) {
+        int row = cml_border(tile.y + r - before_y, height);
+        float4 d[6];
+        {[ForceUnroll] for (int i = 0; i < 6; i++) {
+            bool found = min(row, column[i]) >= 0;
+            float4 value = T0[base + (found ? uint(row * width + column[i]) : 0u)];
+            d[i] = found ? value : float4(0.0, 0.0, 0.0, 0.0);
+        }}
+        transform(d, rows[r]);
+    }}
+    {[ForceUnroll] for (int c = 0; c < 6; c++) {
+        float4 d[6];
+        {[ForceUnroll] for (int r = 0; r < 6; r++) { d[r] = rows[r][c]; }}
+        float4 v[6];
+        transform(d, v);
+        {[ForceUnroll] for (int r = 0; r < 6; r++) {
+            T1[((r * 6 + c) * in_blocks + block) * tiles + thread % tiles] = v[r];
+        }}
+    }}
+}
+
+#elif STAGE == STAGE_PRODUCT
+// T0 values [36][block][tile], T1 filter [36][row block][block][4 in][ROWS],
+// T2 sums [36][block of four outputs][tile].
+#include "conv_product.hlsli"
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint row_block = group % row_blocks;
+    uint part = group / row_blocks % parts;
+    uint point = group / row_blocks / parts;
+    uint at[COLUMNS];
+    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        at[j] = (part * COLUMNS + j) * GROUP + tid.x;
+    }}
+    cml_clear();
+    uint values = point * in_blocks * tiles;
+    uint weight = (point * row_blocks + row_block) * in_blocks * ROWS;
+    for (uint c = 0; c < in_blocks; c++) {
+        float4 x[COLUMNS];
+        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+            x[j] = T0[values + c * tiles + min(at[j], tiles - 1)];
+        }}
+        cml_multiply(x, weight + c * ROWS);
+    }
+    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
+            uint block = row_block * VECTORS + o;
+            if (at[j] < tiles && block < out_blocks) {
+                T2[(point * out_blocks + block) * tiles + at[j]] = cml_result(o, j);
+            }
+        }}
+    }}
+}
+
+#else
+// T0 sums [36][block][tile], T1 bias, then the epilogues' operands, then OUT.
+#define BIAS T1
+#include "conv_store.hlsli"
+
+void transform(float4 m[6], out float4 y[4]) {
+    float4 sum_a = m[1] + m[2];
+    float4 difference_a = m[1] - m[2];
+    float4 sum_b = m[3] + m[4];
+    float4 difference_b = m[3] - m[4];
+    y[0] = m[0] + sum_a + sum_b;
+    y[1] = P * difference_a + Q * difference_b;
+    y[2] = P2 * sum_a + Q2 * sum_b;
+    y[3] = (P * P2) * difference_a + (Q * Q2) * difference_b + m[5];
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint thread = group * GROUP + tid.x;
+    if (thread >= tiles * out_blocks) { return; }
+    uint block = thread / tiles;
+    float4 columns[6][4];
+    {[ForceUnroll] for (int c = 0; c < 6; c++) {
+        float4 m[6];
+        {[ForceUnroll] for (int r = 0; r < 6; r++) {
+            m[r] = T0[((r * 6 + c) * out_blocks + block) * tiles + thread % tiles];
+        }}
+        transform(m, columns[c]);
+    }}
+    Tile tile = tile_of(thread % tiles);
+    {[ForceUnroll] for (int r = 0; r < 4; r++) {
+        float4 m[6];
+        {[ForceUnroll] for (int c = 0; c < 6; c++) { m[c] = columns[c][r]; }}
+        float4 y[4];
+        transform(m, y);
+        {[ForceUnroll] for (int i = 0; i < 4; i++) {
+            if (tile.y + r < out_height && tile.x + i < out_width) {
+                uint to = uint((tile.y + r) * out_width + tile.x + i);
+                cml_store(y[i], tile.image, block, to, uint(out_height * out_width));
+            }
+        }}
+    }}
+}
+#endif
