@@ -55,25 +55,34 @@ def enlarge(model: Path, photo: Path, result: Path, backend: str) -> float:
     return time.perf_counter() - start
 
 
-def upscale(size: tuple[int, int], out: Path, backend: str) -> None:
-    """Fetch, convert, run, rank, and write the three pictures into ``out``."""
-    for line in assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO):
-        print(line)
-    out.mkdir(parents=True, exist_ok=True)
-    photo = out / "photo.png"
-    small = pictures.small_photo(assets.PHOTO.path, size)
-    small.save(photo)
-    model = convert(size, out)
-    seconds = enlarge(model, photo, out / "after.png", backend)
-    cml_command("rank", model, "--backend", backend)
-    before = pictures.enlarge(small)
-    before.save(out / "before.png")
+def show(before: Image.Image, after: Image.Image, out: Path, excerpt: Path | None) -> None:
+    """The pictures lie in ``out``, and a part of them beside each other in ``excerpt``."""
     titles = ("before: bicubic", "after: network")
-    with Image.open(out / "after.png") as after:
-        pictures.side_by_side(before, after, titles).save(out / "upscale.png")
-    print(f"\n{size[0]}x{size[1]} -> {before.width}x{before.height} in {seconds:.1f} s")
+    before.save(out / "before.png")
+    pictures.side_by_side(before, after, titles).save(out / "upscale.png")
     for name in ("before.png", "after.png", "upscale.png"):
         print(f"  {out / name}")
+    if excerpt:
+        left, right = (picture.crop(pictures.EXCERPT) for picture in (before, after))
+        pictures.side_by_side(left, right, titles).save(excerpt, optimize=True)
+        print(f"  {excerpt}")
+
+
+def upscale(options: argparse.Namespace) -> None:
+    """Fetch, convert, run, rank, and write the pictures."""
+    for line in assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO):
+        print(line)
+    size, out = (options.width, options.height), options.out
+    out.mkdir(parents=True, exist_ok=True)
+    small = pictures.small_photo(assets.PHOTO.path, size)
+    small.save(out / "photo.png")
+    model = convert(size, out)
+    seconds = enlarge(model, out / "photo.png", out / "after.png", options.backend)
+    cml_command("rank", model, "--backend", options.backend)
+    before = pictures.enlarge(small)
+    print(f"\n{size[0]}x{size[1]} -> {before.width}x{before.height}, cml run took {seconds:.1f} s")
+    with Image.open(out / "after.png") as after:
+        show(before, after, out, options.excerpt)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -82,13 +91,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--height", type=int, default=128)
     parser.add_argument("--backend", choices=("auto", "gpu", "cpu"), default="auto")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the pictures")
+    parser.add_argument("--excerpt", type=Path, help="the README's picture goes to this file")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     try:
-        upscale((options.width, options.height), options.out, options.backend)
+        upscale(options)
     except assets.AssetError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

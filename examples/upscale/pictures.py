@@ -9,6 +9,8 @@ from PIL import Image, ImageDraw, ImageFont
 FACTOR = 4
 #: the part of the photo that is used (left, upper, right, lower)
 _CROP = (60, 20, 380, 276)
+#: the part of the enlarged picture that the README shows, pixel by pixel
+EXCERPT = (140, 110, 560, 420)
 _GAP = 8
 _MARGIN = 10
 
