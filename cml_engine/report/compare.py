@@ -48,7 +48,7 @@ def _close(got: Array, wanted: Array, tolerance: Tolerance) -> Comparison:
         return _differs("an infinity has the wrong sign")
     if not finite.any():
         return Comparison(0.0, 0.0)
-    error = np.where(finite, np.abs(np.where(finite, got - wanted, 0)), 0)
+    error = np.abs(np.where(finite, got, 0) - np.where(finite, wanted, 0))
     allowed = tolerance.atol + tolerance.rtol * np.where(finite, np.abs(wanted), 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error > 0, error / allowed, 0.0)
@@ -69,7 +69,11 @@ def _exact(got: Array, wanted: Array) -> Comparison:
 
 def _shown(where: Array, got: Array, wanted: Array) -> str:
     index = tuple(int(i) for i in np.argwhere(where)[0])
-    return f"at {list(index)} got {got[index]}, wanted {wanted[index]}"
+    return f"at {list(index)} got {_value(got[index])}, wanted {_value(wanted[index])}"
+
+
+def _value(x: Any) -> str:
+    return f"{x:.7g}" if isinstance(x, np.floating | float) else str(x)
 
 
 def _differs(problem: str) -> Comparison:

@@ -1,8 +1,13 @@
 """``cml validate`` and ``cml run --backend gpu`` from the command line."""
 
+import pytest
+
 from cml_engine.cli import main
 from cml_engine.ops.spec import OpSpec, lookup, register, unregister
 from tests.models import write_model_abc
+
+#: the blog's model has no version line, which is a notice
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_validate_passes_on_model_abc(tmp_path, capsys, gpu):
@@ -14,7 +19,9 @@ def test_validate_fails_with_one_and_names_file_and_line(tmp_path, capsys, gpu):
     folder = write_model_abc(tmp_path / "abc")
     right = lookup("min_reduce")
     unregister("min_reduce")
-    register(OpSpec(**{**vars(right), "cpu": lambda attrs, x: x.max(tuple(attrs.axes), keepdims=True)}))
+    register(
+        OpSpec(**{**vars(right), "cpu": lambda attrs, x: x.max(tuple(attrs.axes), keepdims=True)})
+    )
     try:
         assert main(["validate", str(folder)]) == 1
     finally:
