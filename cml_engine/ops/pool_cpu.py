@@ -138,8 +138,9 @@ def _spread(terms: Iterable[Array], window: Window) -> Array:
     """Add ``terms``, one array per tap, where their windows lie on the wide side."""
     left = [max(-a.before, 0) for a in window]
     reach = [max((a.narrow - 1) * a.stride + a.reach, a.before + a.wide) for a in window]
-    canvas = np.zeros([a + b for a, b in zip(left, reach, strict=True)], np.float64)
-    inner = canvas[(*(slice(n, None) for n in left), ...)]
+    canvas: Array = np.zeros([a + b for a, b in zip(left, reach, strict=True)], np.float64)
+    inside: tuple[Any, ...] = (*(slice(n, None) for n in left), ...)
+    inner = canvas[inside]
     for view, term in zip(_taps(inner, window), terms, strict=True):
         view += term
     starts = [n + a.before for n, a in zip(left, window, strict=True)]
