@@ -53,7 +53,7 @@ _GPU_TILES = (
     Tile(8, 8, 64, 8, 1.0),
     Tile(4, 8, 64, 8, 0.7),
     Tile(4, 4, 64, 16, 0.5),
-    Tile(1, 8, 64, 64, 0.2),
+    Tile(1, 4, 64, 64, 0.25),
 )
 #: a GPU with fewer workgroups than this stands partly idle
 _BUSY_GROUPS = 128
@@ -321,7 +321,7 @@ def choose_tile(rows: int, columns: int, batch: int, software: bool) -> Tile:
     def time(tile: Tile) -> float:
         groups = batch * -(-rows // tile.height) * -(-columns // tile.width)
         groups = groups if software else max(groups, _BUSY_GROUPS)
-        return groups * tile.height * tile.width / tile.speed
+        return groups * tile.rows * tile.cols / tile.speed
 
     return min(_SOFTWARE_TILES if software else _GPU_TILES, key=time)
 

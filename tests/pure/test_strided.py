@@ -1,0 +1,68 @@
+"""Strided copies: however dimensions are merged or exchanged, the same words move."""
+
+import random
+from itertools import product
+
+import pytest
+
+from cml_engine.ops import strided
+from cml_engine.ops.strided import Copy, Dim, box, collapse, strides
+
+
+def moves(copy, width=1):
+    """Every (source, target) word of a copy of items of ``width`` words."""
+    pairs = []
+    for at in product(*(range(d.extent) for d in copy.dims)):
+        src = copy.src_offset + sum(i * d.src for i, d in zip(at, copy.dims, strict=True))
+        dst = copy.dst_offset + sum(i * d.dst for i, d in zip(at, copy.dims, strict=True))
+        pairs += [(src * width + k, dst * width + k) for k in range(width)]
+    return pairs
+
+
+def test_strides():
+    assert strides((2, 3, 4)) == [12, 4, 1]
+    assert strides(()) == []
+    assert strides((2, 0, 4)) == [0, 4, 1]
+
+
+def test_collapse_merges_what_both_sides_walk_as_one():
+    assert collapse([Dim(2, 12, 12), Dim(3, 4, 4), Dim(4, 1, 1)]) == (Dim(24, 1, 1),)
+    # the target has gaps between rows
+    assert collapse([Dim(3, 4, 8), Dim(4, 1, 1)]) == (Dim(3, 4, 8), Dim(4, 1, 1))
+    # the same source again and again is one dimension too
+    assert collapse([Dim(3, 0, 4), Dim(4, 0, 1)]) == (Dim(12, 0, 1),)
+    assert collapse([Dim(1, 7, 7)]) == (Dim(1, 1, 1),)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_same_words_move(seed):
+    generator = random.Random(seed)
+    shape = [generator.choice([1, 2, 3, 4, 8]) for _ in range(generator.randrange(5))]
+    order = generator.sample(range(len(shape)), len(shape))
+    walk = strides(shape)
+    dst = strides([shape[a] for a in order])
+    dims = [Dim(shape[a], walk[a], dst[i]) for i, a in enumerate(order)]
+    plain = Copy(tuple(dims), 8, 4)
+    wanted = moves(plain)
+    merged = box([d.extent for d in dims], [d.src for d in dims], [d.dst for d in dims], 8, 4)
+    assert moves(merged) == wanted
+    assert sorted(moves(strided._long_rows(merged))) == sorted(wanted)
+    if strided._moves_vectors(merged):
+        assert moves(strided._in_vectors(merged), 4) == wanted
+    if tiled := strided._tile_order(merged):
+        assert sorted(moves(Copy(tiled, 8, 4))) == sorted(wanted)
+
+
+def test_runs_move_as_vectors_only_where_aligned():
+    assert strided._moves_vectors(box((3, 8), (8, 1), (16, 1), 4, 8))
+    assert not strided._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8))
+    assert not strided._moves_vectors(box((3, 8), (8, 1), (17, 1)))
+    assert not strided._moves_vectors(box((3, 6), (6, 1), (8, 1)))
+    assert not strided._moves_vectors(box((8,), (-1,), (1,)))
+
+
+def test_a_matrix_transpose_is_tiled():
+    rows = box((65, 33), (1, 65), (33, 1))
+    assert strided._tile_order(rows) == (Dim(65, 1, 33), Dim(33, 65, 1))
+    # channels of three are no matrix
+    assert strided._tile_order(box((512, 3), (1, 512), (3, 1))) is None
