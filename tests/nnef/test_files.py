@@ -1,0 +1,338 @@
+"""Where models lie, their labels, their weights and their quantisation."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cml_engine import nnef
+from cml_engine.errors import ModelError, NnefSyntaxError, TensorFileError
+from cml_engine.nnef import NnefWarning
+from cml_engine.nnef.files import tensor_file_name
+from cml_engine.nnef.quant import parse_quant
+from cml_engine.nnef.tensor_file import Item, tensor_bytes, write_tensor
+
+Write = Callable[..., Path]
+Array = np.ndarray[Any, Any]
+
+
+def text_with(dtype: str = "scalar", label: str = "w", shape: str = "[2, 3]") -> str:
+    return (
+        "version 1.0;\ngraph g(x) -> (y)\n{\n    x = external(shape = [1]);\n"
+        f"    w = variable<{dtype}>(shape = {shape}, label = '{label}');\n"
+        "    y = select(true, w, w);\n}\n"
+    )
+
+
+def load(path: Path) -> Array:
+    return nnef.load(path, lambda op: True).constants["w"]
+
+
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_a_folder_a_file_in_it_and_an_archive(write_model: Write, tmp_path: Path) -> None:
+    folder = write_model(text_with(), w=VALUES)
+    with tarfile.open(tmp_path / "m.tgz", "w:gz") as tar:
+        tar.add(folder, "some/model")
+    for path in (folder, folder / "graph.nnef", tmp_path / "m.tgz"):
+        np.testing.assert_array_equal(load(path), VALUES)
+    assert not load(folder).flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "wanted"),
+    [
+        (VALUES.astype(np.float16), "scalar", np.float32),
+        (VALUES.astype(np.int8), "integer", np.int32),
+        (VALUES.astype(np.uint64), "integer", np.int32),
+        (VALUES > 2, "logical", np.bool_),
+    ],
+)
+def test_values_become_the_engines_types(
+    write_model: Write, stored: Array, dtype: str, wanted: type
+) -> None:
+    found = load(write_model(text_with(dtype), w=stored))
+    assert found.dtype == wanted
+    np.testing.assert_array_equal(found, stored)
+
+
+def test_wide_floats_are_rounded_with_a_notice(write_model: Write) -> None:
+    path = write_model(text_with(), w=VALUES.astype(np.float64))
+    with pytest.warns(NnefWarning, match=r"graph\.nnef:5:9: 'w\.dat' holds 64-bit floats"):
+        assert load(path).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "message"),
+    [
+        (VALUES.T, "scalar", "'w.dat' has shape [3, 2], the variable wants [2, 3]"),
+        (VALUES, "integer", "'w.dat' holds float items of 32 bits, the variable wants integer"),
+        (VALUES, "logical", "holds float items of 32 bits, the variable wants logical"),
+        (VALUES.astype(np.int32), "scalar", "holds int items of 32 bits, the variable wants sc"),
+        (VALUES > 1, "scalar", "holds bool items of 1 bits, the variable wants scalar"),
+        (np.full((2, 3), 2**31), "integer", "holds 2147483648 to 2147483648: wanted integers"),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_suit(
+    write_model: Write, stored: Array, dtype: str, message: str
+) -> None:
+    with pytest.raises(TensorFileError) as error:
+        load(write_model(text_with(dtype), w=stored))
+    assert message in str(error.value)
+    assert "graph.nnef:5:9: " in str(error.value)
+    assert "    w = variable<" in str(error.value)
+
+
+def test_weights_that_are_missing_or_cut(write_model: Write) -> None:
+    folder = write_model(text_with())
+    with pytest.raises(TensorFileError, match=r"graph\.nnef:5:9: cannot read 'w\.dat': No such"):
+        load(folder)
+    (folder / "w.dat").write_bytes(tensor_bytes(VALUES)[:-4])
+    with pytest.raises(TensorFileError, match=r"graph\.nnef:5:9: 'w\.dat' is damaged: truncated"):
+        load(folder)
+
+
+def test_labels_with_folders_and_a_leading_slash(write_model: Write) -> None:
+    folder = write_model(text_with(label="/a/b.c/w"))
+    write_tensor(folder / "a" / "b.c" / "w.dat", VALUES)
+    np.testing.assert_array_equal(load(folder), VALUES)
+
+
+def test_one_label_is_one_tensor_whatever_its_case(write_model: Write) -> None:
+    text = text_with().replace("    y =", "    v = variable(shape = [2, 3], label = 'W');\n    y =")
+    graph = nnef.load(write_model(text, w=VALUES), lambda op: True)
+    assert graph.constants["v"] is graph.constants["w"]
+    other = text.replace("[2, 3], label = 'W'", "[6], label = 'W'")
+    with pytest.raises(TensorFileError, match=r"label 'W' is shared: its file has shape \[2, 3\]"):
+        nnef.load(write_model(other), lambda op: True)
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["../w", "a/../../w", "/../w", "..", "C:/w", "C:w", "w:stream", "\\\\\\\\host\\\\w",
+     "a\\\\..\\\\w", "", "/", "a\x00b", "x" * 2000],
+)  # fmt: skip
+def test_labels_stay_in_the_folder(write_model: Write, label: str) -> None:
+    with pytest.raises(TensorFileError, match="wanted a path inside the model's folder") as error:
+        load(write_model(text_with(label=label)))
+    assert error.value.source is not None
+    assert error.value.source.line == 5
+
+
+def test_links_out_of_the_folder_are_refused(write_model: Write, tmp_path: Path) -> None:
+    write_tensor(tmp_path / "outside.dat", VALUES)
+    folder = write_model(text_with())
+    try:
+        (folder / "w.dat").symlink_to(tmp_path / "outside.dat")
+    except OSError:
+        pytest.skip("this system makes no symbolic links")
+    with pytest.raises(TensorFileError, match="label 'w' leads out of the model's folder"):
+        load(folder)
+
+
+def test_file_names() -> None:
+    assert tensor_file_name("//a//b/./c") == "a/b/c.dat"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: None, "there is no '"),
+        (lambda p: p.mkdir(), "has no graph.nnef: name the folder that has it"),
+        (lambda p: p.write_bytes(b"\x1f\x8bxyz"), "is damaged"),
+        (lambda p: p.write_bytes(b"\xff\xfe\x00"), "byte 0 is not UTF-8"),
+        (lambda p: p.write_bytes(b"PK\3\4"), "unexpected character"),
+    ],
+)
+def test_what_is_no_model(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
+    make(tmp_path / "m")
+    with pytest.raises(ModelError) as error:
+        nnef.load(tmp_path / "m", lambda op: True)
+    assert message in str(error.value)
+
+
+def archive(path: Path, *members: tuple[tarfile.TarInfo | str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for member, data in members:
+            info = tarfile.TarInfo(member) if isinstance(member, str) else member
+            if info.isreg():
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("../graph.nnef", b"")], "leads out of the archive"),
+        ([("/graph.nnef", b"")], "leads out of the archive"),
+        ([("a/../../graph.nnef", b"")], "leads out of the archive"),
+        ([(link("graph.nnef", "/etc/passwd"), b"")], "is a link: pack plain files only"),
+        ([(link("graph.nnef", "x", tarfile.LNKTYPE), b"")], "is a link: pack plain files only"),
+        ([(link("graph.nnef", "", tarfile.FIFOTYPE), b"")], "is not a plain file"),
+        ([("other.txt", b"")], "has no graph.nnef in it"),
+        ([("graph.nnef", text_with().encode())], "has no 'w.dat': pack the model again with it"),
+        ([("graph.nnef", text_with().encode()), ("w.dat", b"abc")], "wanted a header of 128"),
+    ],
+)
+def test_archives_are_read_with_care(
+    tmp_path: Path, members: list[tuple[Any, bytes]], message: str
+) -> None:
+    with pytest.raises(ModelError) as error:
+        load(archive(tmp_path / "m.tgz", *members))
+    assert message in str(error.value)
+
+
+def test_an_archive_that_unpacks_without_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cml_engine.nnef.archive._ALWAYS_FINE", 2**20)
+    path = archive(tmp_path / "m.tgz", ("big", bytes(50 * 2**20)), ("graph.nnef", b""))
+    with pytest.raises(ModelError, match="unpacks to more than a model of its size can"):
+        load(path)
+
+
+def test_an_archive_that_is_cut(write_model: Write, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(2, 3)).astype(np.float32)
+    path = archive(
+        tmp_path / "m.tgz",
+        ("graph.nnef", text_with().encode()),
+        ("w.dat", tensor_bytes(weights)),
+    )
+    whole = path.read_bytes()
+    intact = 0
+    for size in (*range(0, len(whole), 7), len(whole) - 1):
+        path.write_bytes(whole[:size])
+        try:
+            np.testing.assert_array_equal(load(path), weights)
+            intact += 1
+        except ModelError:
+            pass
+    assert intact < 10  # only the padding behind the last file may be missing
+
+
+# -- graph.quant -------------------------------------------------------------------------------
+
+
+def test_the_quantisation_file() -> None:
+    found = parse_quant(
+        '# hints\n"x": linear_quantize(min = 0.0, max = -1e3, bits = 8);\n'
+        "'a/b': op(scale = [[[1.0]], [[2.0]]], signed = true);\n"
+    )
+    assert dict(found["x"]) == {"op": "linear_quantize", "min": 0.0, "max": -1000.0, "bits": 8}
+    assert found["a/b"].scale == [[[1.0]], [[2.0]]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x: f();", "1:1: wanted a tensor's name in quotes, got 'x'"),
+        ('"x" f();', "1:5: wanted ':', got 'f'"),
+        ('"x": f(1);', "f wants each argument named, and once"),
+        ('"x": f(a = 1, a = 2);', "f wants each argument named, and once"),
+        ('"x": f(a = 1 + 1);', "wanted a number, or an array of numbers"),
+        ('"x": f;', "wanted a call"),
+        ('"x": f(); "x": f();', "tensor 'x' is quantised twice"),
+    ],
+)
+def test_messages_of_the_quantisation_file(text: str, message: str) -> None:
+    with pytest.raises(NnefSyntaxError) as error:
+        parse_quant(text)
+    assert message in str(error.value)
+
+
+def quantised(write_model: Write, line: str, codes: Array, bits: int, item: Item) -> Array:
+    folder = write_model(text_with())
+    (folder / "w.dat").write_bytes(tensor_bytes(codes, bits, item))
+    (folder / "graph.quant").write_text(line)
+    return load(folder)
+
+
+CODES = np.array([[0, 1, 2], [7, 14, 15]])
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("zero_point_linear_quantize(zero_point = 3, scale = 0.5, bits = 4, signed = false,"
+         " symmetric = false)", (CODES - 3) * 0.5),
+        ("zero_point_linear_quantize(zero_point = [3, 4], scale = [0.5, 2.0], bits = 4,"
+         " signed = false, symmetric = false)", (CODES - [[3], [4]]) * [[0.5], [2.0]]),
+        ("zero_point_linear_quantize(zero_point = 0, scale = [[1.0, 2.0, 3.0]], bits = 4,"
+         " signed = false, symmetric = false)", CODES * [[1.0, 2.0, 3.0]]),
+        ("min_max_linear_quantize(min = -1.0, max = 2.0, bits = 4, signed = false,"
+         " symmetric = false)", CODES / 15 * 3 - 1),
+        ("linear_quantize(min = -1.0, max = 2.0, bits = 4)", CODES / 15 * 3 - 1),
+        ("logarithmic_quantize(max = 5.0, bits = 4)", 2.0 ** (CODES - 15 + 3)),
+    ],
+)  # fmt: skip
+def test_stored_integers_are_what_they_stand_for(
+    write_model: Write, line: str, wanted: Array
+) -> None:
+    for item in (Item.QUANTIZED_UINT, Item.UINT):
+        found = quantised(write_model, f'"w": {line};', CODES, 4, item)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_signed_codes(write_model: Write, symmetric: bool) -> None:
+    codes = np.array([[-7, 0, 1], [2, 3, 7]])
+    line = (
+        '"w": min_max_linear_quantize(min = -1.0, max = 1.0, bits = 4, signed = true, '
+        f"symmetric = {str(symmetric).lower()});"
+    )
+    found = quantised(write_model, line, codes, 4, Item.QUANTIZED_INT)
+    wanted = (codes + 7) / 14 * 2 - 1 if symmetric else (codes + 8) / 15 * 2 - 1
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "graph.quant says nothing of its tensor: add a line for it"),
+        ('"w": mystery(bits = 4);', "quantisation by mystery is unknown"),
+        ('"w": linear_quantize(min = 0.0, bits = 4);', "linear_quantize wants 'max'"),
+        ('"w": linear_quantize(min = [0.0, 1.0, 2.0], max = 1.0, bits = 4);',
+         "'min' [3, 1] does not broadcast to [2, 3]"),
+        ('"w": linear_quantize(min = [[[0.0]]], max = 1.0, bits = 4);', "'min' has rank 3"),
+        ('"w": linear_quantize(min = [[0.0], 1.0], max = 1.0, bits = 4);', "in equal rows"),
+        ('"w": linear_quantize(min = \'a\', max = 1.0, bits = 4);', "in equal rows"),
+        ('"w": linear_quantize(min = 0.0, max = 1.0, bits = 400);', "'bits' wants 1 to 64"),
+        ('"w": min_max_linear_quantize(min = 0.0, max = 1.0, bits = 4, symmetric = 1);',
+         "'symmetric' wants true or false"),
+    ],
+)  # fmt: skip
+def test_quantisation_that_does_not_fit(write_model: Write, line: str, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        quantised(write_model, line, CODES, 4, Item.QUANTIZED_UINT)
+    assert message in str(error.value)
+
+
+def test_the_deprecated_range_in_the_header(write_model: Write) -> None:
+    folder = write_model(text_with())
+    data = bytearray(tensor_bytes(CODES, 4, Item.QUANTIZED_UINT))
+    data[52:60] = np.array([-1, 2], np.float32).tobytes()
+    (folder / "w.dat").write_bytes(data)
+    np.testing.assert_allclose(load(folder), CODES / 15 * 3 - 1, rtol=1e-6)
+
+
+def test_hints_for_activations_are_kept(write_model: Write) -> None:
+    folder = write_model(text_with(), w=VALUES)
+    (folder / "graph.quant").write_text('"y": linear_quantize(min = 0.0, max = 1.0, bits = 8);')
+    graph = nnef.load(folder, lambda op: True)
+    assert graph.quantization["y"].op == "linear_quantize"

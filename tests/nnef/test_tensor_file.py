@@ -1,0 +1,140 @@
+"""Tensor files of every item type, and files that are not what they say."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cml_engine.errors import TensorFileError
+from cml_engine.nnef.tensor_file import (
+    FileBlob,
+    Item,
+    MemoryBlob,
+    read_header,
+    read_stored,
+    tensor_bytes,
+    write_tensor,
+)
+
+Array = np.ndarray[Any, Any]
+
+
+def round_trip(array: Array, bits: int | None = None, item: Item | None = None) -> Array:
+    return read_stored(MemoryBlob(tensor_bytes(array, bits, item), "t.dat")).values
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@pytest.mark.parametrize("order", "<>")
+def test_floats(bits: int, order: str, rng: np.random.Generator) -> None:
+    array = rng.normal(size=(2, 3, 4)).astype(f"{order}f{bits // 8}")
+    found = round_trip(array)
+    assert found.dtype == np.dtype(f"<f{bits // 8}")
+    np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("bits", range(1, 65))
+def test_integers_of_every_width(bits: int, signed: bool, rng: np.random.Generator) -> None:
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    dtype = np.int64 if signed else np.uint64
+    array = rng.integers(low, high, size=(3, 7), dtype=dtype, endpoint=True)
+    array.flat[:2] = low, high
+    for item in (Item.INT, Item.QUANTIZED_INT) if signed else (Item.UINT, Item.QUANTIZED_UINT):
+        data = tensor_bytes(array, bits, item)
+        assert len(data) == 128 + -(-21 * bits // 8)
+        np.testing.assert_array_equal(round_trip(array, bits, item), array)
+
+
+def test_odd_widths_are_packed_from_the_top() -> None:
+    assert tensor_bytes(np.array([1, 2, 15], np.uint8), 4)[128:] == bytes([0x12, 0xF0])
+    assert tensor_bytes(np.array([0x123456], np.uint32), 24)[128:] == bytes([0x56, 0x34, 0x12])
+    assert tensor_bytes(np.array([True, False, True]))[128:] == bytes([0b10100000])
+
+
+def test_chunks_of_packed_integers_join() -> None:
+    array = (np.arange(300_001) % 8).astype(np.uint8)
+    np.testing.assert_array_equal(round_trip(array, 3), array)
+
+
+def test_bools(rng: np.random.Generator) -> None:
+    array = rng.random((3, 5)) < 0.5
+    np.testing.assert_array_equal(round_trip(array), array)
+    np.testing.assert_array_equal(round_trip(array, 8), array)
+    assert round_trip(np.array(True)).shape == ()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1, 0, 3), (1,) * 8])
+def test_shapes(shape: tuple[int, ...]) -> None:
+    assert round_trip(np.zeros(shape, np.float32)).shape == shape
+
+
+def test_the_deprecated_sign_of_unsigned_integers() -> None:
+    data = bytearray(tensor_bytes(np.array([-1], np.int8).view(np.uint8)))
+    data[52] = 1
+    assert read_stored(MemoryBlob(bytes(data), "t")).values.tolist() == [-1]
+
+
+def test_a_file_on_disk(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    write_tensor(tmp_path / "a" / "b.dat", array)
+    np.testing.assert_array_equal(read_stored(FileBlob(tmp_path / "a" / "b.dat")).values, array)
+
+
+GOOD = tensor_bytes(np.zeros((2, 3), np.float32))
+
+
+def patched(offset: int, value: bytes, data: bytes = GOOD) -> bytes:
+    return data[:offset] + value + data[offset + len(value) :]
+
+
+def word(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "wanted a header of 128 bytes, got 0"),
+        (GOOD[:100], "wanted a header of 128 bytes, got 100"),
+        (GOOD[:-1], "truncated: float32 [2, 3] wants 152 bytes, got 151"),
+        (GOOD + b"x", "too long: float32 [2, 3] wants 152 bytes, got 153"),
+        (patched(0, b"PK"), "wanted the magic bytes 4E EF, got 50 4B"),
+        (patched(2, b"\2"), "version 2.0 is unknown: wanted 1.0"),
+        (patched(4, word(20)), "takes 24 bytes, but the header says 20"),
+        (patched(8, word(9)), "rank 9: wanted at most 8"),
+        (patched(8, word(2**32 - 1)), "rank 4294967295: wanted at most 8"),
+        (patched(12, word(2**32 - 1, 2**32 - 1)), "[4294967295, 4294967295] takes 73,786,976"),
+        (patched(8, word(8, *[2**32 - 1] * 8)), "float32 [4294967295, "),
+        (patched(44, word(65)), "float of 65 bits: wanted 16 or 32 or 64"),
+        (patched(44, word(8)), "float of 8 bits: wanted 16 or 32 or 64"),
+        (patched(44, word(0, 1)), "uint of 0 bits: wanted 1 to 64"),
+        (patched(44, word(2, 5)), "bool of 2 bits: wanted 1 or 8"),
+        (patched(48, word(6)), "item type 6 is unknown: wanted 0 to 5"),
+        (patched(48, word(1 << 16)), "vendor code 1 is unknown: wanted 0 (Khronos)"),
+    ],
+)
+def test_damage_is_named(data: bytes, message: str) -> None:
+    with pytest.raises(TensorFileError) as error:
+        read_stored(MemoryBlob(data, "w.dat"))
+    assert message in str(error.value)
+    assert "'w.dat' is damaged" in str(error.value)
+
+
+def test_what_cannot_be_written() -> None:
+    for array, bits, message in [
+        (np.zeros((1,) * 9, np.float32), None, "rank 9"),
+        (np.zeros(1, np.complex64), None, "cannot hold complex64"),
+        (np.array([16]), 4, "do not fit in 4 bits"),
+        (np.array([1.5]), 8, "float of 8 bits"),
+    ]:
+        with pytest.raises(TensorFileError, match=message):
+            tensor_bytes(array, bits)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(TensorFileError, match="cannot read '.*w.dat': No such file"):
+        read_header(FileBlob(tmp_path / "w.dat"))
