@@ -77,6 +77,12 @@ CONV_CASES = (
     conv_case(
         (2, 3, 6, 5, 4), (5, 3, 2, 3, 1), stride=[2, 1, 1], border="replicate", note="three axes"
     ),
+    conv_case((1, 24, 4, 5, 6), (4, 24, 2, 3, 3), note="three axes, many channels"),
+    conv_case((1, 64, 6, 9), (8, 32, 3, 3), groups=2, dilation=[2, 1], note="wide groups"),
+    conv_case((2, 24, 9, 10), (20, 24, 3, 3), border="replicate", note="replicate, wide"),
+    conv_case((1, 20, 11, 6), (16, 20, 3, 3), border="reflect", note="reflect, wide"),
+    conv_case((1, 16, 8, 9), (16, 16, 3, 3), border="reflect-even", padding=[(1, 3), (2, 1)]),
+    conv_case((1, 16, 9, 9), (16, 16, 3, 3), padding=[(-1, 2), (0, -2)], note="crop, wide"),
     conv_case((0, 4, 5, 5), (4, 4, 3, 3), note="no images"),
     conv_case((1, 4, 0, 5), (4, 4, 3, 3), note="no rows"),
     conv_case((1, 0, 4, 4), (4, 0, 3, 3), note="no input channels: the bias alone"),

@@ -17,8 +17,10 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.conv_shapes import Axis, ConvShape, conv_shape, deconv_shape
 
 Array = np.ndarray[Any, Any]
-#: floats of one stretch of windows: 2 MB, about what a core's cache keeps
-_STRETCH = 1 << 19
+#: floats of one stretch of windows: 4 MB; smaller ones wake BLAS's threads too often
+_STRETCH = 1 << 20
+#: products this deep are worth a matrix of their own for each row of taps
+_DEEP = 64
 
 
 def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
@@ -28,12 +30,19 @@ def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
         return out
     padded = pad_border(x, shape.axes, shape.border)
     for image, result in zip(padded, out, strict=True):
-        if shape.group_in == 1:
-            _conv_by_taps(shape, image, filter, result)
-        else:
-            _conv_by_matmul(shape, image, filter, result)
+        _conv_image(shape, image, filter, result)
     _add_bias(out, bias)
     return out
+
+
+def _conv_image(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
+    unit = all(a.stride == 1 for a in shape.axes)
+    if shape.group_in == 1:
+        _conv_by_taps(shape, image, filter, result)
+    elif unit and len(shape.axes) > 1 and shape.group_in * shape.axes[-1].kernel >= _DEEP:
+        _conv_by_rows(shape, image, filter, result)
+    else:
+        _conv_by_matmul(shape, image, filter, result)
 
 
 def deconv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
@@ -124,6 +133,45 @@ def _conv_by_matmul(shape: ConvShape, image: Array, filter: Array, result: Array
         columns = windows.reshape(groups, depth, count * per_row)
         span = slice(first * per_row, (first + count) * per_row)
         np.matmul(weights, columns, out=flat[:, :, span])
+
+
+def _conv_by_rows(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
+    """Stride 1: a window's taps lie at fixed distances in the padded image laid out flat.
+
+    Only the shifts along the last axis are copied; the taps of the others are parts of that copy.
+    Positions between the end of a row and the next are computed too, and left out of the result.
+    """
+    flat = np.ascontiguousarray(image).reshape(image.shape[0], -1)
+    steps = [prod(image.shape[i + 1 :]) for i in range(1, image.ndim)]
+    outer, last = shape.axes[:-1], shape.axes[-1]
+    weights = _weights_by_row(shape, filter)
+    for first, count in _stretches(shape.narrow[0], shape.in_channels * last.kernel * steps[0]):
+        extents = (count, *shape.narrow[1:])
+        length = sum((n - 1) * s for n, s in zip(extents, steps, strict=True)) + 1
+        reach = sum((a.reach - 1) * s for a, s in zip(outer, steps, strict=False))
+        shifted = as_strided(
+            flat[:, first * steps[0] :],
+            (flat.shape[0], last.kernel, length + reach),
+            (flat.strides[0], last.dilation * flat.itemsize, flat.itemsize),
+            writeable=False,
+        ).reshape(shape.groups, -1, length + reach)
+        sums = np.zeros((), np.float32)
+        for tap, weight in zip(np.ndindex(*(a.kernel for a in outer)), weights, strict=True):
+            at = sum(t * a.dilation * s for t, a, s in zip(tap, outer, steps, strict=False))
+            product = np.matmul(weight, shifted[:, :, at : at + length])
+            sums = np.add(sums, product, out=sums) if sums.ndim else product
+        strides = (length * sums.itemsize, *(s * sums.itemsize for s in steps))
+        result[:, first : first + count] = as_strided(
+            sums, (shape.out_channels, *extents), strides, writeable=False
+        )
+
+
+def _weights_by_row(shape: ConvShape, filter: Array) -> Array:
+    """The filter as [taps of all axes but the last][group][out][in, taps of the last]."""
+    width = shape.axes[-1].kernel
+    parts = filter.reshape(shape.groups, shape.group_out, shape.group_in, -1, width)
+    parts = np.ascontiguousarray(parts.transpose(3, 0, 1, 2, 4))
+    return parts.reshape(-1, shape.groups, shape.group_out, shape.group_in * width)
 
 
 def _conv_by_taps(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
