@@ -100,9 +100,10 @@ _LOGIC = (
     Row("or", "a | b", np.logical_or, _LOGICAL, "logical", tolerance=EXACT),
     Row("not", "a == 0u", np.logical_not, ("logical",), "logical", tolerance=EXACT),
     Row("select", "a != 0u ? b : c", np.where, ("logical", "?", "?"), "?", tolerance=EXACT,
-        extra=((np.array([True, False]), np.array([1, -2], np.int32), np.array(7, np.int32)),)),
-    Row("copy", "a", np.positive, ("?",), "?", flops=0, tolerance=EXACT,
-        extra=((np.array([-7, 2**31 - 1, 0], np.int32),),)),
+        extra=((np.array([True, False]), np.array([1, -2], np.int32), np.array(7, np.int32)),
+               (np.array([True, False]), np.array([False, True]), np.array([True, True])))),
+    Row("copy", "a", np.array, ("?",), "?", flops=0, tolerance=EXACT,
+        extra=((np.array([-7, 2**31 - 1, 0], np.int32),), (np.array([[True], [False]]),))),
 )  # fmt: skip
 
 _SIMPLE = (
