@@ -1,0 +1,206 @@
+"""Graph -> files -> Graph."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cml_engine import nnef
+from cml_engine.errors import CmlError, InputError, ModelError
+from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.nnef.writer import to_text
+
+Write = Callable[..., Path]
+
+
+def plain(graph: Graph) -> dict[str, Any]:
+    """A graph without what depends on where its text stands."""
+    arrays = {k: (v.dtype.str, v.shape, v.tobytes()) for k, v in graph.constants.items()}
+    return {
+        **{k: getattr(graph, k) for k in ("name", "inputs", "outputs", "facts", "labels")},
+        **{k: getattr(graph, k) for k in ("updates", "declarations")},
+        "nodes": [(n.op, n.inputs, n.outputs, dict(n.attrs)) for n in graph.nodes],
+        "constants": arrays,
+        "quantization": {k: dict(v) for k, v in graph.quantization.items()},
+    }
+
+
+TEXT = """version 1.0;
+extension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;
+
+fragment inner(a: tensor<scalar>) -> (b: tensor<scalar>) { b = a * 2.0; }
+fragment custom(a: tensor<scalar>, more: tensor<scalar>[], scale: scalar = 1.0,
+                mode: string = 'it\\'s')
+    -> (b: tensor<scalar>, rest: tensor<scalar>[]) { b = inner(a); rest = more; }
+
+graph everything(x, m) -> (y, z, k, s_out)
+{
+    x = external<scalar>(shape = [1, 4, 8, 8]);
+    m = external<logical>(shape = [1, 4, 8, 8]);
+    w = variable<scalar>(shape = [4, 4, 3, 3], label = 'block/w');
+    w2 = variable<scalar>(shape = [4, 4, 3, 3], label = 'BLOCK/w');
+    i = variable<integer>(shape = [2], label = '/indices');
+    state = variable<scalar>(shape = [1, 4, 8, 8], label = 'state');
+    k = constant<scalar>(shape = [1, 4], value = [0.1, 1.0e-5, -3.0, 1.0e30]);
+    fill = constant<integer>(shape = [100, 100], value = [7]);
+    rank0 = constant<scalar>(shape = [], value = [0.5]);
+    c = conv(x, w, k, padding = [(1, 1), (1, 1)], border = 'reflect');
+    d = conv(c + 0.1, w2) * rank0;
+    parts = split(d, axis = 1, ratios = [1, 3]);
+    [p, q] = split(c, axis = 1, ratios = [2, 2]);
+    mean, variance = moments(concat([p, q, 1.0], axis = 1), axes = [2, 3]);
+    e, [f, g] = custom(mean, [p, q], scale = 3.0);
+    j = cast<integer>(select(m, variance + e, 1.0e-7)) ;
+    h = gather(x, i, axis = 1);
+    fills = cast<scalar>(fill);
+    z = clamp(parts[1] + f + g + fills, -1.0, 1.0e999);
+    y = cast<scalar>(j) + h;
+    s = update(state, add(state, x));
+    s_out = copy(s);
+}
+"""
+
+
+@pytest.fixture
+def everything(write_model: Write) -> Graph:
+    rng = np.random.default_rng(1)
+    folder = write_model(TEXT, indices=np.array([1, 0]), state=np.zeros((1, 4, 8, 8), np.float32))
+    nnef.tensor_file.write_tensor(
+        folder / "block" / "w.dat", rng.normal(size=(4, 4, 3, 3)).astype(np.float32)
+    )
+    nnef.tensor_file.write_tensor(
+        folder / "BLOCK" / "w.dat", rng.normal(size=(4, 4, 3, 3)).astype(np.float32)
+    )
+    (folder / "graph.quant").write_text(
+        "'y': linear_quantize(min = [0.0, 1.0], max = 1.0, bits = 8);"
+    )
+    return nnef.load(folder, lambda op: True)
+
+
+@pytest.mark.parametrize("name", ["out", "a/b/out", "out.tgz", "out.tar.gz"])
+def test_read_write_read_gives_an_equal_graph(everything: Graph, tmp_path: Path, name: str) -> None:
+    nnef.save(everything, tmp_path / name)
+    again = nnef.load(tmp_path / name, lambda op: True)
+    assert plain(again) == plain(everything)
+    assert to_text(again) == to_text(everything)
+
+
+def test_an_expanded_graph_survives_too(write_model: Write, tmp_path: Path) -> None:
+    text = (
+        "version 1.0;\ngraph g(x) -> (y) { x = external(shape = [1, 2, 4, 4]); "
+        "a = selu(x); b = max_pool(a, size = [1, 1, 2, 2]); "
+        "y = local_response_normalization(b, size = [1, 3, 1, 1]); }"
+    )
+    fragments = nnef.signatures.standard_fragments()
+    graph = nnef.load(write_model(text), lambda op: fragments[op].body is None)
+    nnef.save(graph, tmp_path / "out")
+    assert plain(nnef.load(tmp_path / "out", lambda op: True)) == plain(graph)
+
+
+def test_the_text_is_canonical(everything: Graph) -> None:
+    lines = [line.strip() for line in to_text(everything).splitlines()]
+    for line in (
+        "w = variable<scalar>(shape = [4, 4, 3, 3], label = 'block/w');",
+        "k = constant<scalar>(shape = [1, 4], value = [0.1, 1e-05, -3.0, 1e+30]);",
+        "fill = constant<integer>(shape = [100, 100], value = [7]);",
+        "c = conv(x, w, k, border = 'reflect', padding = [(1, 1), (1, 1)]);",
+        "[parts_1, parts_2] = split(d, axis = 1, ratios = [1, 3]);",
+        "mean, variance = moments(concat1, axes = [2, 3]);",
+        "e, [f, g] = custom(mean, [p, q], scale = 3.0);",
+        "j = cast<integer>(select1);",
+    ):
+        assert line in lines
+    assert any(line.startswith("z = clamp(add") and "-1.0, 1e999" in line for line in lines)
+    assert lines[-2].startswith("state_update = update(state, add")
+
+
+def test_nothing_is_overwritten_unasked(everything: Graph, tmp_path: Path) -> None:
+    for name in ("out", "out.tgz"):
+        nnef.save(everything, tmp_path / name)
+        with pytest.raises(InputError, match="overwrite it"):
+            nnef.save(everything, tmp_path / name)
+        nnef.save(everything, tmp_path / name, overwrite=True)
+    (tmp_path / "empty").mkdir()
+    nnef.save(everything, tmp_path / "empty")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file: name a folder"):
+        nnef.save(everything, tmp_path / "file")
+    with pytest.raises(InputError, match="cannot write"):
+        nnef.save(everything, tmp_path / "file" / "below")
+
+
+def test_archives_hold_the_graph_last_and_no_owner(everything: Graph, tmp_path: Path) -> None:
+    nnef.save(everything, tmp_path / "out.tgz")
+    with tarfile.open(tmp_path / "out.tgz") as tar:
+        members = tar.getmembers()
+    assert members[-1].name == "graph.nnef"
+    assert "block/w.dat" in [member.name for member in members]
+    assert {member.uid for member in members} == {0}
+
+
+def small(**changes: Any) -> Graph:
+    facts = {"x": Fact("scalar", (2,)), "y": Fact("scalar", (2,))}
+    node = Node("relu", ("x",), ("y",))
+    return Graph("g", ("x",), ("y",), (node,), facts).with_(**changes)
+
+
+def test_names_that_are_no_identifiers_are_changed(tmp_path: Path) -> None:
+    big = np.arange(300, dtype=np.float32)
+    graph = small(
+        inputs=("a/b:0",),
+        outputs=("7",),
+        nodes=(
+            Node("add", ("a/b:0", "graph"), ("a_b_0",)),
+            Node("mul", ("a_b_0", "weights é"), ("7",)),
+        ),
+        facts={"a/b:0": Fact("scalar", (300,))},
+        constants={"graph": np.ones(2, np.float32), "weights é": big},
+    )
+    nnef.save(graph, tmp_path / "out")
+    again = nnef.load(tmp_path / "out", lambda op: True)
+    assert again.inputs == ("a_b_0_2",)
+    assert again.outputs == ("t_7",)
+    assert again.nodes[0].inputs == ("a_b_0_2", "t_graph")
+    np.testing.assert_array_equal(again.constants["weights__"], big)
+    assert (tmp_path / "out" / "weights__.dat").is_file()
+
+
+def test_constants_that_text_cannot_hold_become_files(tmp_path: Path) -> None:
+    graph = small(
+        nodes=(Node("add", ("x", "nan"), ("y",)),),
+        constants={"nan": np.array(np.nan, np.float32)},
+    )
+    nnef.save(graph, tmp_path / "out")
+    assert (tmp_path / "out" / "nan.dat").is_file()
+    again = nnef.load(tmp_path / "out", lambda op: True)
+    assert np.isnan(again.constants["nan"])
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (small(nodes=(Node("rleu", ("x",), ("y",)),)), "unknown operator 'rleu'"),
+        (small(nodes=(Node("relu", ("x", "x"), ("y",)),)), "relu 'y' has 2 inputs: wanted 1"),
+        (small(nodes=(Node("concat", (), ("y",)),)), "concat 'y' has no attribute 'axis'"),
+        (small(nodes=(Node("leaky_relu", ("x",), ("y",), Attrs(alpha=float("nan"))),)),
+         "nan cannot be written as NNEF"),
+        (small(nodes=(Node("relu", ("x",), ("y",), epilogues=(Epilogue("relu"),)),)),
+         "is fused already"),
+        (small(outputs=("x",)), "'x' is both input and output"),
+        (small(constants={"x2": np.zeros(2)}), "a constant of float64"),
+        (small(constants={"a": np.zeros(2, np.float32)}, labels={"a": "../a"}), "has '..' in it"),
+        (small(constants={"a": np.zeros(2, np.float32), "b": np.ones(2, np.float32)},
+               labels={"a": "w", "b": "W"}), "'b' and 'a' differ, but share label 'W'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written(graph: Graph, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CmlError) as error:
+        nnef.save(graph, tmp_path / "out")
+    assert message in str(error.value)
+    assert isinstance(error.value, (InputError, ModelError))
+    assert not (tmp_path / "out").exists()
