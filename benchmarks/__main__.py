@@ -87,10 +87,17 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(*credits, sep="\n")
+    warning = table.busy()
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
     sides = (64, 128) if options.large else (64,)
     done = [bench(side, options) for side in sides]
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    report = {"machine": table.machine(), "sizes": [record for _, record in done]}
+    report = {
+        "machine": table.machine(),
+        "warning": warning,
+        "sizes": [record for _, record in done],
+    }
     options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     print(f"\nall numbers: {options.json}")
     return 0 if all(agree for agree, _ in done) else 1

@@ -92,7 +92,9 @@ def verdicts(results: Sequence[Result], differences: dict[str, float]) -> list[t
         mine, theirs = find(results, ours), find(results, peer)
         if mine and theirs:
             ratio = mine.ratio_to(theirs)
-            found.append((ratio <= limit, f"{ours} ÷ {peer} = {ratio:.2f}, at most {limit}"))
+            best = min(mine.times) / min(theirs.times)
+            text = f"{ours} ÷ {peer} = {ratio:.2f}, at most {limit} (best runs: {best:.2f})"
+            found.append((ratio <= limit, text))
     for key in ("ours-gpu", "ours-cpu"):
         if key in differences:
             text = f"{key} - {REFERENCE} = {differences[key]:.1e}, at most {TOLERANCE:.0e}"
@@ -126,6 +128,16 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
     }
+
+
+def busy() -> str:
+    """A warning where others keep this machine's cores busy; "" where they do not."""
+    if not hasattr(os, "getloadavg"):
+        return ""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < 0.5 * cores:
+        return ""
+    return f"this machine is busy (load {load:.1f} on {cores} cores): times will be too long"
 
 
 def _git(*arguments: str) -> str:
