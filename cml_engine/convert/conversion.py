@@ -57,10 +57,9 @@ class Conversion:
             raise layer.damaged(f"axis {axis} of {rank - 1}")
         return found
 
-    def flattened(self, layer: Layer, x: str) -> str:
+    def flattened(self, x: str, wanted: str) -> str:
         """All axes but the batch as one."""
-        output = f"{layer.outputs[0]}_flat"
-        return self.builder.node("reshape", [x], output, shape=[-1], axis_start=1)
+        return self.builder.node("reshape", [x], wanted, shape=[-1], axis_start=1)
 
 
 def pair(layer: Layer, width: int, height: int) -> list[int]:

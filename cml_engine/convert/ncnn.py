@@ -32,7 +32,7 @@ def convert_ncnn(
 def _convert(layer: Layer, conversion: Conversion) -> None:
     function = LAYERS.get(layer.type)
     if function is None:
-        near = difflib.get_close_matches(layer.type, LAYERS, n=1)
+        near = difflib.get_close_matches(layer.type, LAYERS, n=1, cutoff=0.5)
         hint = f" (near: {near[0]})" if near else ""
         message = f"ncnn layer '{layer.type}' cannot be converted{hint}: export it otherwise"
         raise UnsupportedOp(message, layer.source)

@@ -89,7 +89,7 @@ def _inner_product(layer: Layer, to: Conversion, x: str) -> None:
     weights = to.weights.flagged(layer.whole(2), layer).reshape(count, width)
     bias = _bias(layer, to, count, key=1)
     if to.rank(layer) > 2:
-        x = to.flattened(layer, x)
+        x = to.flattened(x, f"{layer.outputs[0]}_flat")
     inputs = [x, to.builder.variable(f"{layer.name}_filter", weights), bias]
     to.put(layer, _activated(layer, to, "linear", inputs), rank=2)
 
@@ -203,10 +203,10 @@ def _eltwise(layer: Layer, to: Conversion, *inputs: str) -> None:
     operands = list(inputs)
     if op == "add" and coefficients:
         operands = [_scaled(layer, to, x, c) for x, c in zip(inputs, coefficients, strict=True)]
-    result = operands[0]
-    for operand in operands[1:]:
-        result = to.builder.node(op, [result, operand], layer.outputs[0])
-    to.put(layer, result)
+    result, output = operands[0], layer.outputs[0]
+    for operand in operands[1:-1]:
+        result = to.builder.node(op, [result, operand], f"{output}_{op}")
+    to.put(layer, to.builder.node(op, [result, operands[-1]], output))
 
 
 def _scaled(layer: Layer, to: Conversion, x: str, factor: float) -> str:
@@ -239,11 +239,13 @@ def _scale(layer: Layer, to: Conversion, x: str) -> None:
     if count == MISSING:
         raise layer.unsupported("a scale that is computed")
     scale = to.builder.variable(f"{layer.name}_scale", to.weights.raw(count, layer)[None])
-    result = to.builder.node("mul", [x, scale], layer.outputs[0])
-    if layer.whole(1):
-        bias = to.builder.variable(f"{layer.name}_bias", to.weights.raw(count, layer)[None])
-        result = to.builder.node("add", [result, bias], layer.outputs[0])
-    to.put(layer, result)
+    output = layer.outputs[0]
+    if not layer.whole(1):
+        to.put(layer, to.builder.node("mul", [x, scale], output))
+        return
+    bias = to.builder.variable(f"{layer.name}_bias", to.weights.raw(count, layer)[None])
+    scaled = to.builder.node("mul", [x, scale], f"{output}_mul")
+    to.put(layer, to.builder.node("add", [scaled, bias], output))
 
 
 def _softmax(layer: Layer, to: Conversion, x: str) -> None:

@@ -42,7 +42,7 @@ def pixel_shuffle(layer: Layer, to: Conversion, x: str) -> None:
 
 
 def flatten(layer: Layer, to: Conversion, x: str) -> None:
-    to.put(layer, to.flattened(layer, x), rank=2)
+    to.put(layer, to.flattened(x, layer.outputs[0]), rank=2)
 
 
 def reshape(layer: Layer, to: Conversion, x: str) -> None:
