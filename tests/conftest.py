@@ -11,7 +11,6 @@ import functools
 import importlib.util
 import random
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,11 +111,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Skipped tests by file and reason, so that a suite which skips half of itself shows it."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    counts = Counter((r.nodeid.split("::")[0], _reason(r)) for r in skipped)
-    for (file, reason), count in sorted(counts.items()):
-        terminalreporter.write_line(f"skipped {count:4} in {file}: {reason}")
+    """Skipped tests counted by file and reason, and named (a test of many cases once), so that a
+    suite which skips half of itself shows it."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        file, _, name = report.nodeid.partition("::")
+        groups.setdefault((file, _reason(report)), []).append(name.split("[")[0])
+    for (file, reason), names in sorted(groups.items()):
+        shown = ", ".join(name for name in dict.fromkeys(names) if name)
+        terminalreporter.write_line(f"skipped {len(names):4} in {file}: {reason}: {shown}")
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -53,4 +53,4 @@ def test_readme_example_is_python_of_at_most_ten_lines():
 def test_every_folder_of_tests_is_explained():
     text = (ROOT / "tests/README.md").read_text(encoding="utf-8")
     folders = {file.parent.name for file in (ROOT / "tests").glob("*/test_*.py")}
-    assert folders == set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE))
+    assert folders <= set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE))
