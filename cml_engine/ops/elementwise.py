@@ -84,14 +84,14 @@ _ARITHMETIC = (
 )  # fmt: skip
 
 _COMPARISONS = tuple(
-    Row(name, f"a {sign} b", function, _TWO, "logical", tolerance=EXACT, extra=(_TIES,))
-    for name, sign, function in (
-        ("lt", "<", np.less),
-        ("gt", ">", np.greater),
-        ("le", "<=", np.less_equal),
-        ("ge", ">=", np.greater_equal),
-        ("eq", "==", np.equal),
-        ("ne", "!=", np.not_equal),
+    Row(name, hlsl, function, _TWO, "logical", tolerance=EXACT, extra=(_TIES,))
+    for name, hlsl, function in (
+        ("lt", "a < b", np.less),
+        ("gt", "a > b", np.greater),
+        ("le", "a <= b", np.less_equal),
+        ("ge", "a >= b", np.greater_equal),
+        ("eq", "a == b", np.equal),
+        ("ne", "cml_unequal(a, b)", np.not_equal),
     )
 )
 

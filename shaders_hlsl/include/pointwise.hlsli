@@ -12,6 +12,11 @@ static const float CML_PI = 3.14159265;
 
 bool cml_isnan(float x) { return (asuint(x) & 0x7fffffffu) > 0x7f800000u; }
 
+// Both a != b and !(a == b) end as SPIR-V's ordered comparison, which is false for NaN.
+bool cml_unequal(float a, float b) {
+    return a < b || a > b || cml_isnan(a) || cml_isnan(b);
+}
+
 // Built from a value of run time: a compiler may refuse a literal that is not a number.
 float cml_nan(float x) { return asfloat(asuint(x) | 0x7fc00000u); }
 
@@ -158,7 +163,8 @@ float cml_pow(float x, float y) {
     if (x < 0.0 && !integral && !infinite) { return cml_nan(x); }
     // a = 0: the logarithm of nothing is not asked for
     float magnitude = a == 0.0 ? (y > 0.0 ? 0.0 : 1.0 / a) : exp2(a == 1.0 ? 0.0 : y * log2(a));
-    return x < 0.0 && cml_odd(y) ? -magnitude : magnitude;
+    bool negative = asint(x) < 0;  // -0 is: its odd powers keep the sign
+    return negative && cml_odd(y) ? -magnitude : magnitude;
 }
 
 float cml_sigmoid(float x) {

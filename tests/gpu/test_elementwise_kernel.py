@@ -1,0 +1,68 @@
+"""Elementwise kernels beyond their declared cases: the edges of float, sizes, mixed layouts."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import cml_engine.ops.elementwise  # noqa: F401
+from cml_engine.layout import C4
+from cml_engine.ops.lowering import Limits
+from cml_engine.ops.pointwise import ROWS
+from cml_engine.ops.spec import Case, Random
+from cml_engine.passes.lower import lower
+from cml_engine.testing import case_graph, check_on_gpu
+
+EDGES = np.array(
+    [np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 88, -88, 89, 1e20, -1e20, 1e-20, 3.4e38, 0.5, 2],
+    np.float32,
+)
+UNARY = [name for name, row in ROWS.items() if row.types == ("scalar",)]
+ATTRS = {"alpha": 0.5, "lambda": 2.0, "epsilon": 1e-3}
+
+
+def attrs_of(op):
+    return {name: ATTRS[name] for name in ROWS[op].attrs}
+
+
+@pytest.mark.parametrize("op", [op for op in UNARY if op not in ("sin", "cos", "tan")])
+def test_the_edges_of_float(op, gpu):
+    check_on_gpu(op, Case((EDGES,), attrs_of(op)), gpu)
+
+
+@pytest.mark.parametrize("op", ["pow", "min", "max", "lt", "ge", "eq", "ne"])
+def test_every_pair_of_edges(op, gpu):
+    pairs = (EDGES.reshape(-1, 1), EDGES.reshape(1, -1))
+    check_on_gpu(op, Case(pairs), gpu)
+
+
+@pytest.mark.parametrize("op", ["sin", "cos"])
+def test_angles_of_many_turns(op, gpu):
+    check_on_gpu(op, Case((Random((4096,), -5000, 5000),)), gpu)
+
+
+@pytest.mark.parametrize("chosen", list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize("op", ["sub", "lt"])
+def test_any_mix_of_layouts(op, chosen, gpu):
+    """A comparison's result stays plain where its operands are blocked."""
+    shape = (2, 8, 3, 5)
+    blocked = [n for n, c in zip(("x0", "x1", "y0"), chosen, strict=True) if c]
+    if op == "lt":
+        blocked = [n for n in blocked if n != "y0"]
+    check_on_gpu(op, Case((shape, shape)), gpu, layouts=dict.fromkeys(blocked, C4))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 255, 256, 257, 1023, 1024, 1025, 65535 * 4])
+def test_sizes_around_the_workgroup(size, gpu):
+    check_on_gpu("neg", Case(((size,),)), gpu)
+
+
+def test_a_new_shape_needs_no_new_pipeline(gpu):
+    """But for the two widths: rows of a multiple of four are walked by fours."""
+    variants = set()
+    for shape, channels in itertools.product([(2, 8, 4, 4), (3, 12, 8, 2), (5, 3, 7, 4)], [1, 0]):
+        operand = (1, shape[1]) if channels else (shape[0],)
+        graph, _ = case_graph("mul", Case((shape, operand)))
+        plan = lower(graph, Limits())
+        variants |= {tuple(sorted(s.defines.items())) for s in plan.steps}
+    assert len(variants) == 1

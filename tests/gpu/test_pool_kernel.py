@@ -1,0 +1,81 @@
+"""Window kernels beyond their declared cases: every layout of either side, and both code paths."""
+
+import numpy as np
+import pytest
+
+import cml_engine.ops.pool  # noqa: F401
+from cml_engine.layout import C4
+from cml_engine.ops.lowering import Limits
+from cml_engine.ops.spec import Case, lookup
+from cml_engine.passes.lower import lower
+from cml_engine.testing import case_graph, check_on_gpu
+
+LAYOUTS = ({"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})
+OPS = ("box", "avg_pool", "rms_pool", "max_pool", "debox")
+
+
+def with_even_channels(case):
+    """The case with eight channels in and, where the window lets them, out."""
+    shape = case.inputs[0].shape
+    attrs = dict(case.attrs)
+    if attrs.get("output_shape"):
+        attrs["output_shape"] = [shape[0], 8, *attrs["output_shape"][2:]]
+    return Case(((shape[0], 8, *shape[2:]),), attrs, case.note)
+
+
+BLOCKED = [
+    pytest.param(op, with_even_channels(case), id=f"{op}-{case.note}".replace(" ", "_"))
+    for op in OPS
+    for case in lookup(op).cases
+    if len(case.inputs[0].shape) >= 3 and case.inputs[0].shape[1]
+]
+
+
+@pytest.mark.parametrize(("op", "case"), BLOCKED)
+def test_blocked_channels(op, case, gpu):
+    channels = case_graph(op, case)[0].facts["y0"].shape[1]
+    for layouts in LAYOUTS:
+        if channels % 4 == 0 or "y0" not in layouts:
+            check_on_gpu(op, case, gpu, layouts=layouts)
+
+
+def only_step(op, case, layouts=None):
+    (step,) = lower(case_graph(op, case)[0], Limits(), layouts).steps
+    return step
+
+
+@pytest.mark.parametrize(
+    ("size", "layouts", "fast", "width"),
+    [
+        ([1, 1, 2, 2], {}, 1, 1),
+        ([1, 1, 2, 2], {"x0": C4, "y0": C4}, 1, 4),
+        ([1, 5, 1, 1], {}, 1, 4),  # rows of H * W = 24
+        ([1, 1, 3, 1], {}, 1, 1),
+        ([1, 5, 1, 1], {"x0": C4, "y0": C4}, 0, 1),
+        ([2, 1, 1, 2], {}, 0, 1),
+    ],
+)
+def test_which_windows_are_fast(size, layouts, fast, width):
+    step = only_step("avg_pool", Case(((2, 8, 4, 6),), {"size": size}), layouts)
+    assert (step.defines["FAST"], step.defines["VEC"]) == (fast, width)
+
+
+def test_global_pooling_is_a_reduction():
+    case = Case(((1, 2, 300, 300),), {"size": [1, 1, 300, 300], "padding": [(0, 0)] * 4})
+    plan = lower(case_graph("avg_pool", case)[0], Limits())
+    assert {str(step.path) for step in plan.steps} == {"reduce.hlsl"}
+
+
+def test_an_index_outside_of_the_window_gives_nothing(gpu):
+    x = np.arange(1, 5, dtype=np.float32).reshape(1, 1, 4)
+    index = np.array([[[-1, 2, 1 << 30, 0]]], np.int32)
+    case = Case((x, index), {"size": [1, 1, 2], "padding": [(0, 0), (0, 0), (0, 1)]})
+    check_on_gpu("sample", case, gpu)
+    check_on_gpu("desample", Case(case.inputs, {**case.attrs, "padding": [(0, 0)] * 3}), gpu)
+
+
+def test_odd_values(gpu):
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 6, 6)).astype(np.float32)
+    x[0, 0, 2, 2], x[0, 1], x[0, 2, 3, 3] = np.nan, -np.inf, np.inf
+    for op in ("max_pool", "argmax_pool", "max_pool_with_index"):
+        check_on_gpu(op, Case((x,), {"size": [1, 1, 3, 3]}), gpu)

@@ -1,0 +1,84 @@
+"""Reduction kernels beyond their declared cases: stages, both kinds of driver, layouts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import cml_engine.ops.reduce  # noqa: F401
+from cml_engine.layout import C4
+from cml_engine.ops.lowering import Limits
+from cml_engine.ops.spec import Case, Random
+from cml_engine.passes.lower import lower
+from cml_engine.testing import case_graph, check_on_gpu
+
+VALUES = ("sum_reduce", "mean_reduce", "max_reduce", "argmin_reduce", "softmax", "moments")
+LONG = [((1, 1, 300, 301), [0, 1, 2, 3]), ((3, 9000), [1]), ((2, 3000, 3), [1]), ((400, 2), [0])]
+
+
+@pytest.fixture(params=[True, False], ids=["software", "hardware"])
+def driver(request, gpu, monkeypatch):
+    """The device, taken for either kind of driver: they get different kernels."""
+    monkeypatch.setattr(gpu, "limits", dataclasses.replace(gpu.limits, software=request.param))
+    return gpu
+
+
+@pytest.mark.parametrize(("shape", "axes"), LONG)
+@pytest.mark.parametrize("op", VALUES)
+def test_long_reductions(op, shape, axes, driver):
+    check_on_gpu(op, Case((shape,), {"axes": axes}), driver)
+
+
+@pytest.mark.parametrize("op", ["any_reduce", "all_reduce"])
+def test_one_value_decides(op, driver):
+    x = np.full((2, 20000), op == "all_reduce")
+    x[1, 12345] = not x[1, 12345]
+    check_on_gpu(op, Case((x,), {"axes": [1]}), driver)
+
+
+@pytest.mark.parametrize("axes", [[2, 3], [1], [1, 2], [0], [0, 1, 2, 3], [1, 3]])
+@pytest.mark.parametrize("op", VALUES)
+def test_blocked_channels(op, axes, driver):
+    """The input blocked; the result too where it keeps its channels (positions never are)."""
+    keeps = op == "softmax" or (1 not in axes and not op.startswith("arg"))
+    layouts = {"x0": C4} | (dict.fromkeys(["y0", "y1"], C4) if keeps else {})
+    for shape in ((2, 8, 3, 5), (1, 4, 20, 21)):
+        check_on_gpu(op, Case((shape,), {"axes": axes}), driver, layouts=layouts)
+
+
+@pytest.mark.parametrize("op", ["max_reduce", "min_reduce", "argmax_reduce", "argmin_reduce"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_extremes_of_odd_values(op, value, driver):
+    x = np.random.default_rng(0).uniform(-1, 1, (3, 2000)).astype(np.float32)
+    x[0, 1234] = x[0, 77] = value
+    x[1] = value
+    check_on_gpu(op, Case((x,), {"axes": [1]}), driver)
+
+
+def test_the_first_of_equals_wins_across_stages(driver):
+    check_on_gpu("argmax_reduce", Case((np.ones((1, 1 << 17), np.float32),), {"axes": [1]}), driver)
+
+
+@pytest.mark.parametrize("software", [False, True])
+@pytest.mark.parametrize("op", ["sum_reduce", "argmax_reduce", "softmax", "moments"])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((1, 1, 4096, 4096), [0, 1, 2, 3]), ((1, 1 << 20, 4), [1]), ((4, 900), [1])]
+)
+def test_a_workgroup_never_takes_much(op, shape, axes, software):
+    """Elements per workgroup, counted from the plan: the scheduler can stop in between."""
+    graph, _ = case_graph(op, Case((Random((1,)),), {"axes": [0]}))
+    fact = dataclasses.replace(graph.facts["x0"], shape=shape)
+    reduced = tuple(1 if a in axes else n for a, n in enumerate(shape))
+    facts = {n: f if n == "x0" else dataclasses.replace(f, shape=reduced)
+             for n, f in graph.facts.items()} | {"x0": fact}  # fmt: skip
+    if op == "softmax":
+        facts["y0"] = fact
+    node = dataclasses.replace(graph.nodes[0], attrs=type(graph.nodes[0].attrs)(
+        {**graph.nodes[0].attrs, "axes": axes}))  # fmt: skip
+    limits = dataclasses.replace(Limits(), software=software, max_binding_bytes=1 << 30)
+    plan = lower(graph.with_(nodes=(node,), facts=facts), limits)
+    for step in plan.steps:
+        if "total" in step.params:
+            rows = 1 if step.defines["TREE"] else step.defines["GROUP"]
+            assert rows * step.params["chunk"] <= 16384
+            assert step.params["chunk"] * step.params["chunks"] >= step.params["total"]
