@@ -1,13 +1,16 @@
 // conv and deconv with a constant filter: ROWS output channels x COLUMNS positions per thread.
 //
 // The positions of a workgroup share one phase (result % up), so that a deconv skips the taps that
-// fall between its inputs.
-// T0 input (blocks of four channels), T1 filter [row block][tap][input block][4 in][ROWS],
-// T2 bias, then the epilogues' operands, then OUT.
+// fall between its inputs. DEPTHWISE: each of four channels takes its own input alone.
+// T0 input (blocks of four channels), T1 filter [row block][tap][input block][4 in][ROWS], or
+// [block][tap][4] where DEPTHWISE, T2 bias, then the epilogues' operands, then OUT.
 #include "conv_position.hlsli"
 #include "conv_product.hlsli"
 #define BIAS T2
 #include "conv_store.hlsli"
+
+// vectors of the filter per tap and block of inputs
+#define TAP_VECTORS (DEPTHWISE ? 1 : ROWS)
 
 struct Place {
     uint image;
@@ -52,16 +55,31 @@ void find_inputs(int3 offset, uint first_block, uint volume) {
     }}
 }
 
+float4 input_at(int column, uint offset) {
+    float4 value = T0[from[column] + offset];
+    return found[column] ? value : float4(0.0, 0.0, 0.0, 0.0);
+}
+
+#if DEPTHWISE
+void add_tap(uint weight, uint blocks, uint volume) {
+    if (blocks == 0) { return; }
+    float4 f = T1[weight];
+    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        float4 x = input_at(j, 0);
+        {[ForceUnroll] for (int i = 0; i < 4; i++) {
+            cml_sum[i * COLUMNS + j] = mad(f[i], x[i], cml_sum[i * COLUMNS + j]);
+        }}
+    }}
+}
+#else
 void add_tap(uint weight, uint blocks, uint volume) {
     for (uint c = 0; c < blocks; c++) {
         float4 x[COLUMNS];
-        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-            float4 value = T0[from[j] + c * volume];
-            x[j] = found[j] ? value : float4(0.0, 0.0, 0.0, 0.0);
-        }}
+        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) { x[j] = input_at(j, c * volume); }}
         cml_multiply(x, weight + c * ROWS);
     }
 }
+#endif
 
 void store(uint row_block, int3 phase) {
     uint volume = cml_volume(y_size(0), y_size(1), y_size(2));
@@ -92,8 +110,9 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     cml_clear();
 
     uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
-    uint first_block = row_block * ROWS / group_out * group_blocks;
-    uint weight = row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * group_blocks * ROWS;
+    uint vectors = group_blocks * TAP_VECTORS;
+    uint first_block = DEPTHWISE ? row_block : row_block * ROWS / group_out * group_blocks;
+    uint weight = row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
     for (int kz = 0; kz < k_size(0); kz++) {
         int oz = phase.x * y_mul(0) + kz * k_step(0) + origin(0);
         for (int ky = 0; ky < k_size(1); ky++) {
@@ -106,7 +125,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
                              && offset.z * up(2) == ox;
                 find_inputs(offset, first_block, volume);
                 add_tap(weight, meets ? group_blocks : 0u, volume);
-                weight += group_blocks * ROWS;
+                weight += vectors;
             }
         }
     }

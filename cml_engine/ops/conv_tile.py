@@ -86,56 +86,92 @@ def bindings(epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
 
 
 #: rows per thread -> GFLOPS of a software driver's tile of that size, per computed row (32 rows
-#: reach 65, but take the driver seconds to build and hardware has not the registers)
+#: gain little, but take the driver long to build, and hardware has not the registers)
 _ROWS_SPEED = {4: 23, 8: 38, 16: 54}
-COLUMNS = 4
+_COLUMNS = (4, 2, 1)
+#: workgroups that keep hardware busy: below, threads take fewer positions each
+_BUSY_GROUPS = 256
 #: input, filter and bias or result of the kernels that take four channels at once
 VECTORS: dict[str, int | str] = {f"T{i}_TYPE": "float4" for i in range(3)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a workgroup computes: ``rows`` output channels at ``group * columns`` positions."""
+
+    rows: int
+    columns: int
+    group: int
+
+    @property
+    def positions(self) -> int:
+        return self.columns * self.group
 
 
 def can_tile(conv: Conv) -> bool:
     op, shape = conv.op, conv.shape
     constant = all(op.constant(name) is not None for name in op.in_names[1:])
     wide = shape.groups == 1 or (shape.group_in % 4 == 0 and shape.group_out % 4 == 0)
-    return constant and wide and shape.group_in > 0
+    return constant and (wide or is_depthwise(conv)) and shape.group_in > 0
 
 
-def tile_rows(conv: Conv) -> int:
-    """Output channels per thread: as many as the registers hold, but few that are padding."""
+def is_depthwise(conv: Conv) -> bool:
+    """One output for each input channel: a kernel may take four of them side by side."""
+    return conv.shape.group_in == conv.shape.group_out == 1 and conv.shape.groups > 1
+
+
+def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
+    """The tile for ``batches`` products of all output channels by so many positions.
+
+    As many rows as the registers hold, but few that are padding. A software driver runs a small
+    workgroup as well as a large one, and wastes less; hardware wants many of them.
+    """
     shape = conv.shape
-    fits = [rows for rows in _ROWS_SPEED if (shape.groups == 1 or shape.group_out % rows == 0)]
-    return min(fits, key=lambda r: -(-shape.out_channels // r) * r / _ROWS_SPEED[r])
+    fits = [r for r in _ROWS_SPEED if shape.groups == 1 or shape.group_out % r == 0] or [4]
+    rows = min(fits, key=lambda r: -(-shape.out_channels // r) * r / _ROWS_SPEED[r])
+    if conv.op.limits.software:
+        return Tile(rows, _COLUMNS[0], 16)
+    row_blocks = -(-shape.out_channels // rows)
+    for columns in _COLUMNS:
+        if batches * row_blocks * positions // (columns * GROUP) >= _BUSY_GROUPS:
+            break
+    return Tile(rows, columns, GROUP)
 
 
 def lower_tile(conv: Conv) -> Iterator[Dispatch]:
     op, shape = conv.op, conv.shape
-    rows = tile_rows(conv)
+    depthwise = is_depthwise(conv)
     x = yield from blocks_of(conv)
-    row_blocks = -(-shape.out_channels // rows)
-    ups = conv.position()["up"]
-    steps = [-(-y // up) for y, up in zip(conv.position()["y_size"], ups, strict=True)]
-    tiles = -(-shape.batch * prod(steps) // (COLUMNS * GROUP))
+    position = conv.position()
+    ups = position["up"]
+    steps = [-(-y // up) for y, up in zip(position["y_size"], ups, strict=True)]
+    tile = tile_of(conv, shape.batch * prod(steps), prod(ups))
+    row_blocks = -(-shape.out_channels // tile.rows)
+    tiles = -(-shape.batch * prod(steps) // tile.positions)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
+    filter = _depthwise_filter(conv) if depthwise else _tile_filter(conv, tile.rows)
+    one_group = depthwise or shape.groups == 1
     yield Dispatch(
         groups=prod(ups) * tiles * row_blocks,
-        tensors=(x, _tile_filter(conv, rows), tile_bias(conv), *epilogue.tensors, op.out_names[0]),
+        tensors=(x, filter, tile_bias(conv), *epilogue.tensors, op.out_names[0]),
         params={
-            **conv.position(),
+            **position,
             **epilogue.params,
             "batch": shape.batch,
             "out_c": shape.out_channels,
             "in_blocks": -(-shape.in_channels // 4),
-            "group_blocks": -(-shape.group_in // 4),
-            "group_out": shape.group_out if shape.groups > 1 else row_blocks * rows,
+            "group_blocks": 1 if depthwise else -(-shape.group_in // 4),
+            "group_out": row_blocks * tile.rows if one_group else shape.group_out,
             "row_blocks": row_blocks,
             "tiles": tiles,
             "steps3": steps,
         },
         defines={
             **store_defines(conv, epilogue, 3),
-            **product_defines(conv, rows),
+            **product_defines(conv, tile),
             **VECTORS,
             "BORDER": conv.border,
+            "DEPTHWISE": int(depthwise),
         },
         kernel=_TILE,
     )
@@ -148,11 +184,13 @@ def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> dict[str, i
     return {**bindings(epilogue, first), "OUT_C4": int(conv.out_c4), f"{out}_TYPE": kind}
 
 
-def product_defines(conv: Conv, rows: int) -> dict[str, int | str]:
+def product_defines(conv: Conv, tile: Tile) -> dict[str, int | str]:
     """Defines of conv_product.hlsli. Hardware reads an address that all lanes share at no cost."""
     limits = conv.op.limits
     share = limits.software and limits.subgroup_size >= 8
-    return {"ROWS": rows, "COLUMNS": COLUMNS, "SHARE": int(share)}
+    return {
+        "ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group, "SHARE": int(share)
+    }  # fmt: skip
 
 
 def blocks_of(conv: Conv) -> Generator[Dispatch, None, str]:
@@ -184,6 +222,16 @@ def _tile_filter(conv: Conv, rows: int) -> str:
 
     way = "deconv" if conv.transposed else "conv"
     return conv.op.pack(f"{conv.op.in_names[1]}.{way}{conv.shape.groups}.rows{rows}", make)
+
+
+def _depthwise_filter(conv: Conv) -> str:
+    def make() -> Array:
+        value = conv.filter_rows()[:, 0]
+        padded = np.zeros((-(-len(value) // 4) * 4, value.shape[1]), np.float32)
+        padded[: len(value)] = value
+        return padded.reshape(-1, 4, value.shape[1]).transpose(0, 2, 1)
+
+    return conv.op.pack(f"{conv.op.in_names[1]}.depthwise", make)
 
 
 def tile_bias(conv: Conv) -> str:

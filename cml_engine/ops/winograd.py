@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from cml_engine.ops.conv_tile import (
-    COLUMNS,
     GROUP,
     VECTORS,
     Conv,
+    Tile,
     blocks_of,
     product_defines,
     store_defines,
     tile_bias,
+    tile_of,
 )
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.epilogue import epilogue_of
@@ -38,8 +39,8 @@ _POINTS = 36
 _MAX_SCRATCH = 16 << 20
 #: fewer channels leave the transforms dearer than the products that they save
 _LEAST_CHANNELS = 16
-#: results of whole tiles per result that is asked for
-_MOST_WASTE = 2.0
+#: results that are computed for one that is asked for, by whole tiles and whole workgroups
+_MOST_WASTE = 1.8
 
 
 def fits(conv: Conv) -> bool:
@@ -52,18 +53,23 @@ def fits(conv: Conv) -> bool:
         return False
     if min(shape.in_channels, shape.out_channels) < _LEAST_CHANNELS:
         return False
-    whole = prod(-(-n // 4) * 4 for n in shape.narrow)
-    return whole <= _MOST_WASTE * prod(shape.narrow)
+    tiles = _count_tiles(conv)
+    whole = tile_of(conv, tiles, _POINTS).positions
+    return -(-tiles // whole) * whole * 16 <= _MOST_WASTE * shape.batch * prod(shape.narrow)
+
+
+def _count_tiles(conv: Conv) -> int:
+    return conv.shape.batch * prod(-(-n // 4) for n in conv.shape.narrow)
 
 
 def lower_winograd(conv: Conv) -> Iterator[Dispatch]:
     shape = conv.shape
     x = yield from blocks_of(conv)
-    rows = 32 if conv.op.limits.software and shape.out_channels % 32 == 0 else 16
     in_blocks, out_blocks = -(-shape.in_channels // 4), -(-shape.out_channels // 4)
     tiles_y, tiles_x = (-(-n // 4) for n in shape.narrow)
-    total = shape.batch * tiles_y * tiles_x
+    total = _count_tiles(conv)
     round_tiles = min(total, max(1, _MAX_SCRATCH // (16 * _POINTS * max(in_blocks, out_blocks))))
+    tile = tile_of(conv, round_tiles, _POINTS)
     values = conv.op.scratch(4 * _POINTS * in_blocks * round_tiles)
     sums = conv.op.scratch(4 * _POINTS * out_blocks * round_tiles)
     params = {
@@ -72,7 +78,7 @@ def lower_winograd(conv: Conv) -> Iterator[Dispatch]:
         "in_blocks": in_blocks,
         "out_blocks": out_blocks,
         "out_c": shape.out_channels,
-        "row_blocks": -(-shape.out_channels // rows),
+        "row_blocks": -(-shape.out_channels // tile.rows),
         "height": shape.wide[0],
         "width": shape.wide[1],
         "before_y": shape.axes[0].before,
@@ -82,13 +88,13 @@ def lower_winograd(conv: Conv) -> Iterator[Dispatch]:
     }
     for first in range(0, total, round_tiles):
         tiles = min(round_tiles, total - first)
-        parts = -(-tiles // (GROUP * COLUMNS))
+        parts = -(-tiles // tile.positions)
         stated = {**params, "first_tile": first, "tiles": tiles, "parts": parts}
-        yield from _round(conv, (x, values, sums), stated, rows)
+        yield from _round(conv, (x, values, sums), stated, tile)
 
 
 def _round(
-    conv: Conv, tensors: tuple[str, str, str], params: dict[str, Any], rows: int
+    conv: Conv, tensors: tuple[str, str, str], params: dict[str, Any], tile: Tile
 ) -> Iterator[Dispatch]:
     """The three stages of some tiles."""
     x, values, sums = tensors
@@ -103,9 +109,9 @@ def _round(
     )
     yield Dispatch(
         groups=_POINTS * params["parts"] * params["row_blocks"],
-        tensors=(values, _filter(conv, rows), sums),
+        tensors=(values, _filter(conv, tile.rows), sums),
         params={**params, **none},
-        defines={**VECTORS, **product_defines(conv, rows), "STAGE": _PRODUCT},
+        defines={**VECTORS, **product_defines(conv, tile), "STAGE": _PRODUCT},
         kernel=_STAGE,
     )
     yield Dispatch(

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import cml_engine.ops.conv
-import cml_engine.ops.elementwise  # noqa: F401
+import cml_engine.ops.elementwise
+import cml_engine.ops.winograd
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Epilogue, Fact
 from cml_engine.layout import C4
@@ -25,7 +26,7 @@ LAYOUTS = ({}, {"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})
 KERNELS = {
     "general": ("conv", conv_case((1, 8, 9, 7), (10, 8, 3, 3)), False),
     "tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[2, 1]), True),
-    "winograd": ("conv", conv_case((2, 16, 9, 7), (18, 16, 3, 3)), True),
+    "winograd": ("conv", conv_case((2, 16, 15, 30), (18, 16, 3, 3)), True),
     "depthwise": ("conv", conv_case((1, 10, 9, 7), (10, 1, 3, 3), groups=0), True),
     "deconv": ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 4, 4), (6,), stride=[2, 2]), True),
 }
@@ -115,14 +116,43 @@ def test_channels_of_any_number(channels, layouts, gpu):
         check_graph(graph, inputs, gpu, layouts=layouts, partitions=1)
 
 
-@pytest.mark.parametrize("op", ["conv", "deconv"])
-def test_portable_limits_choose_variants_that_agree(op, gpu):
+def test_each_kernel_is_the_one_meant(gpu):
+    """The node named after a kernel runs on it, so that the tests here test what they say."""
+    meant = {"general": "conv.hlsl", "winograd": "winograd.hlsl"}
+    for kernel in KERNELS:
+        graph, _ = graph_with(kernel, [], np.random.default_rng(0))
+        step = lower(graph, gpu.limits).steps[-1]
+        assert step.path == meant.get(kernel, "conv_tile.hlsl")
+        assert step.defines.get("DEPTHWISE", 0) == int(kernel == "depthwise")
+
+
+def test_winograd_in_several_rounds(gpu, monkeypatch):
+    """A large image is done in rounds that reuse one scratch; a round ends inside an image."""
+    monkeypatch.setattr(cml_engine.ops.winograd, "_MAX_SCRATCH", 16 * 36 * 4 * 70)
+    graph, inputs = case_graph("conv", conv_case((3, 16, 33, 30), (16, 16, 3, 3)), constants=True)
+    assert len(lower(graph, gpu.limits, {"x0": C4}).steps) == 3 * 4
+    for layouts in LAYOUTS:
+        check_graph(graph, inputs, gpu, layouts=layouts)
+
+
+def test_winograd_is_near_exact_sums(gpu, rng):
+    """Its error is a few times that of direct sums: the points matter (docs/performance.md)."""
+    case = conv_case((1, 64, 32, 32), (64, 64, 3, 3), 0.0)
+    graph, inputs = case_graph("conv", case, constants=True)
+    assert any(s.path == "winograd.hlsl" for s in lower(graph, gpu.limits).steps)
+    worst = check_graph(graph, inputs, gpu)
+    assert worst < 0.5
+
+
+@pytest.mark.parametrize("name", ["conv", "conv 5x5", "deconv"])
+def test_portable_limits_choose_variants_that_agree(name, gpu):
     """What a GPU without subgroups is given runs here too."""
     case = {
-        "conv": conv_case((1, 12, 9, 14), (40, 12, 3, 3)),
+        "conv": conv_case((1, 16, 62, 64), (40, 16, 3, 3)),
+        "conv 5x5": conv_case((1, 12, 9, 14), (40, 12, 5, 5)),
         "deconv": deconv_case((1, 12, 6, 6), (12, 40, 4, 4), stride=[2, 2]),
-    }[op]
-    graph, inputs = case_graph(op, case, constants=True)
+    }[name]
+    graph, inputs = case_graph(name.split()[0], case, constants=True)
     limits, gpu.limits = gpu.limits, PORTABLE
     try:
         check_graph(graph, inputs, gpu, partitions=1)
@@ -135,10 +165,12 @@ def test_a_new_shape_makes_no_new_pipeline(gpu):
         graph, inputs = case_graph("conv", case, constants=True)
         check_graph(graph, inputs, gpu, layouts={"x0": C4, "y0": C4}, partitions=0)
 
-    run(conv_case((1, 64, 12, 12), (64, 64, 3, 3)))
+    run(conv_case((1, 64, 32, 32), (64, 64, 3, 3)))
+    run(conv_case((1, 64, 8, 8), (64, 64, 3, 3)))
     before = gpu.pipelines_built
-    run(conv_case((2, 64, 9, 17), (64, 64, 3, 3)))
-    run(conv_case((1, 32, 5, 5), (64, 32, 3, 3)))
+    run(conv_case((2, 64, 18, 29), (48, 64, 3, 3)))
+    run(conv_case((1, 32, 40, 31), (64, 32, 3, 3)))
+    run(conv_case((1, 32, 5, 5), (64, 32, 5, 5), stride=[2, 2]))
     assert gpu.pipelines_built == before
 
 
