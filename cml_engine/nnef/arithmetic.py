@@ -68,7 +68,7 @@ def checked_length(value: Value) -> Value:
     """The value, if it is not too large to go on with."""
     if element_count(value) > MAX_ELEMENTS:
         raise ValueProblem(
-            f"an array of more than {MAX_ELEMENTS:,} elements, or nested deeper than {MAX_NESTING}: "
+            f"an array of more than {MAX_ELEMENTS:,} elements or {MAX_NESTING} levels: "
             "store it in a .dat"
         )
     return value

@@ -120,7 +120,7 @@ graph net(x) -> (y, z)
     [a, b] = split(c, axis = 1, ratios = [1, 3]);
     m, v = moments(a, axes = [2, 3]);
     d = concat([m, v, -a], axis = 1);
-    y = select(d < 0.0 && not(d == 1.0), d, block(d, n = 3));
+    y = select(and(d < 0.0, not(d == 1.0)), d, block(d, n = 3));
     z = cast<integer>(leaky_relu(b, alpha = 1e-5));
 }
 """
