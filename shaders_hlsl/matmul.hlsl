@@ -26,17 +26,17 @@ uint batch_offset(uint batch, bool left)
     return offset;
 }
 
-void store(uint batch, uint m, uint n, float sum)
-{
-    uint at = (batch * rows + m) * columns + n;
-    if (accumulate != 0) { sum += OUT[at]; }
-    if (last != 0) {
-#ifdef BIAS
-        sum += T2[n * bias_stride];
+#if defined(BIAS) || defined(EPI0)
+#define FINISHES
 #endif
-        sum = cml_epilogue(sum, n, at);
-    }
-    OUT[at] = sum;
+
+// What follows the sum, once it is whole.
+float finished(float sum, uint n, uint at)
+{
+#ifdef BIAS
+    sum += T2[n * bias_stride];
+#endif
+    return cml_epilogue(sum, n, at);
 }
 
 #ifdef REDUCE
@@ -99,7 +99,12 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     for (uint made = lane; made < ROWS * COLS; made += GROUP) {
         uint m = m0 + made / COLS;
         uint n = n0 + made % COLS;
-        if (m < rows && n < columns) { store(batch, m, n, partial[made][0]); }
+        if (m < rows && n < columns) {
+            uint at = (batch * rows + m) * columns + n;
+            float sum = partial[made][0];
+            if (accumulate != 0) { sum += OUT[at]; }
+            OUT[at] = last != 0 ? finished(sum, n, at) : sum;
+        }
     }
 }
 
@@ -182,10 +187,31 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
         [ForceUnroll]
         for (uint j = 0; j < COLS; j++) {
             if (m0 + row < rows && n_of[j] < columns) {
-                store(batch, m0 + row, n_of[j], sum[row * COLS + j]);
+                uint at = (batch * rows + m0 + row) * columns + n_of[j];
+                float before = 0.0;
+                if (accumulate != 0) { before = OUT[at]; }
+                OUT[at] = sum[row * COLS + j] + before;
             }
         }
     }
+#ifdef FINISHES
+    // A loop of its own over what this thread has stored: unrolled with the sums, which must be
+    // because they are registers, it would make the driver compile for seconds.
+    if (last == 0) { return; }
+    for (uint s = 0; s < ROWS * COLS; s++) {
+        uint m = m0 + s / COLS;
+        uint q = s % COLS;
+#ifdef B_VECTOR
+        uint n = 4 * ((tile_n * (COLS / 4) + q / 4) * COLUMN_LANES + column) + q % 4;
+#else
+        uint n = (tile_n * COLS + q) * COLUMN_LANES + column;
+#endif
+        if (m < rows && n < columns) {
+            uint at = (batch * rows + m) * columns + n;
+            OUT[at] = finished(OUT[at], n, at);
+        }
+    }
+#endif
 }
 
 #endif

@@ -1,12 +1,15 @@
-"""Variants that are chosen on a real GPU and not on a software driver, run on whichever is here."""
+"""Variants that the sweep over all cases does not reach: those chosen on a real GPU only, and
+products with operators fused to them. They run on whichever GPU is here."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from cml_engine.ops import gather, matmul, movement, padding, resample, slicing  # noqa: F401
+from cml_engine.graph import Attrs, Epilogue, Fact
+from cml_engine.ops import elementwise, matmul, movement, resample, slicing  # noqa: F401
 from cml_engine.ops.spec import Case, lookup
-from cml_engine.testing import check_on_gpu
+from cml_engine.testing import case_graph, check_graph, check_on_gpu
 
 OPS = ("transpose", "slice", "tile", "concat", "nearest_upsample", "matmul", "linear")
 LARGER = {
@@ -33,3 +36,59 @@ def test_variant(op, case, software, gpu, monkeypatch):
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))
     for constants in (False, True) if len(case.inputs) > 1 else (False,):
         check_on_gpu(op, case, gpu, constants=constants)
+
+
+STEPS = {
+    "relu": Epilogue("relu"),
+    "leaky_relu": Epilogue("leaky_relu", (), Attrs(alpha=0.1)),
+    "prelu": Epilogue("prelu", ("slopes",)),
+    "sigmoid": Epilogue("sigmoid"),
+    "tanh": Epilogue("tanh"),
+    "silu": Epilogue("silu"),
+    "clamp": Epilogue("clamp", ("low", "high")),
+    "add": Epilogue("add", ("other",)),
+}
+
+
+def fused(op, case, rng, *steps):
+    """The case's graph with those operators done on its result before it is stored."""
+    graph, inputs = case_graph(op, case)
+    result = graph.facts[graph.outputs[0]]
+    constants = {
+        "slopes": rng.random((1, result.shape[1]), np.float32),
+        "low": np.float32(-0.4).reshape(()),
+        "high": np.float32(0.6).reshape(()),
+    }
+    other = rng.random(result.shape, np.float32)
+    facts = {n: Fact("scalar", a.shape) for n, a in {**constants, "other": other}.items()}
+    node = replace(graph.nodes[0], epilogues=tuple(STEPS[s] for s in steps))
+    graph = graph.with_(
+        inputs=(*graph.inputs, "other"),
+        nodes=(node,),
+        facts={**graph.facts, **facts},
+        constants={**graph.constants, **constants},
+    )
+    return graph, {**inputs, "other": other}
+
+
+LINEAR = [
+    Case(((1, 512), (10, 512), (1, 10)), note="reduced"),
+    # few rows: small tiles compile fast
+    Case(((10, 30), (21, 30), (1, 21)), note="tiles"),
+    Case(((6, 5000), (200, 5000), ()), note="several dispatches"),
+]
+CHAINS = [(s,) for s in STEPS] + [("add", "prelu"), ("prelu", "add", "clamp", "sigmoid")]
+
+
+@pytest.mark.parametrize("steps", CHAINS, ids="-".join)
+@pytest.mark.parametrize("case", LINEAR, ids=lambda c: c.note)
+def test_linear_with_epilogues(case, steps, gpu, rng):
+    assert set(steps) <= lookup("linear").kernel.epilogues
+    check_graph(*fused("linear", case, rng, *steps), gpu)
+
+
+@pytest.mark.parametrize("step", sorted(set(STEPS) - {"prelu"}))
+def test_matmul_with_epilogues(step, gpu, rng):
+    assert step in lookup("matmul").kernel.epilogues
+    case = Case(((2, 3, 9, 20), (2, 1, 20, 11)), {"transposeA": False, "transposeB": False})
+    check_graph(*fused("matmul", case, rng, step, "add"), gpu)
