@@ -83,16 +83,19 @@ void add_tap(uint weight, uint blocks, uint volume) {
 
 void store(uint row_block, int3 phase) {
     uint volume = cml_volume(y_size(0), y_size(1), y_size(2));
-    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-        int3 at = place[j].at * int3(up(0), up(1), up(2)) + phase;
-        bool inside = place[j].inside && at.x < y_size(0) && at.y < y_size(1) && at.z < y_size(2);
-        uint to = (uint(at.x) * y_size(1) + uint(at.y)) * y_size(2) + uint(at.z);
-        {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
-            uint block = row_block * VECTORS + o;
-            if (inside && 4 * block < out_c) {
-                cml_store(cml_result(o, j), place[j].image, block, to, volume);
-            }
-        }}
+    {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
+        uint number = row_block * VECTORS + o;
+        if (4 * number < out_c) {
+            Block block = cml_block(number);
+            {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+                int3 at = place[j].at * int3(up(0), up(1), up(2)) + phase;
+                uint to = (uint(at.x) * y_size(1) + uint(at.y)) * y_size(2) + uint(at.z);
+                bool inside = at.x < y_size(0) && at.y < y_size(1) && at.z < y_size(2);
+                if (inside && place[j].inside) {
+                    cml_store(cml_result(o, j), block, place[j].image, to, volume);
+                }
+            }}
+        }
     }}
 }
 

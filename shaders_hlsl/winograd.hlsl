@@ -140,12 +140,12 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     if (group >= cml_end) { return; }
     uint thread = group * GROUP + tid.x;
     if (thread >= tiles * out_blocks) { return; }
-    uint block = thread / tiles;
+    Block block = cml_block(thread / tiles);
     float4 columns[6][4];
     {[ForceUnroll] for (int c = 0; c < 6; c++) {
         float4 m[6];
         {[ForceUnroll] for (int r = 0; r < 6; r++) {
-            m[r] = T0[((r * 6 + c) * out_blocks + block) * tiles + thread % tiles];
+            m[r] = T0[((r * 6 + c) * out_blocks + block.number) * tiles + thread % tiles];
         }}
         transform(m, columns[c]);
     }}
@@ -158,7 +158,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
         {[ForceUnroll] for (int i = 0; i < 4; i++) {
             if (tile.y + r < out_height && tile.x + i < out_width) {
                 uint to = uint((tile.y + r) * out_width + tile.x + i);
-                cml_store(y[i], tile.image, block, to, uint(out_height * out_width));
+                cml_store(y[i], block, tile.image, to, uint(out_height * out_width));
             }
         }}
     }}

@@ -5,19 +5,44 @@
 
 #include "epilogue.hlsli"
 
-// `block` of four channels at position `at` of `volume`. Lanes past the last channel become zeros.
-void cml_store(float4 v, uint image, uint block, uint at, uint volume) {
-    v += BIAS[block];
+// What is read per block of four channels, before its positions are stored.
+struct Block {
+    uint number;
+    float4 bias;
 #if OUT_C4
-    uint to = (image * ((out_c + 3) / 4) + block) * volume + at;
-    v = cml_epilogue(v, block, to);
-    uint4 channel = 4 * block + uint4(0, 1, 2, 3);
+    EpiOperands operands;
+#else
+    EpiOperands operands[4];
+#endif
+};
+
+Block cml_block(uint number) {
+    Block block;
+    block.number = number;
+    block.bias = BIAS[number];
+#if OUT_C4
+    block.operands = cml_epilogue_operands(number);
+#else
+    {[ForceUnroll] for (int lane = 0; lane < 4; lane++) {
+        block.operands[lane] = cml_epilogue_operands(min(4 * number + lane, out_c - 1));
+    }}
+#endif
+    return block;
+}
+
+// A block at position `at` of `volume`. Lanes past the last channel become zeros.
+void cml_store(float4 v, Block block, uint image, uint at, uint volume) {
+    v += block.bias;
+#if OUT_C4
+    uint to = (image * ((out_c + 3) / 4) + block.number) * volume + at;
+    v = cml_epilogue(v, block.operands, to);
+    uint4 channel = 4 * block.number + uint4(0, 1, 2, 3);
     OUT[to] = select(channel < uint4(out_c, out_c, out_c, out_c), v, float4(0.0, 0.0, 0.0, 0.0));
 #else
     {[ForceUnroll] for (int lane = 0; lane < 4; lane++) {
-        uint channel = 4 * block + lane;
+        uint channel = 4 * block.number + lane;
         uint to = (image * out_c + channel) * volume + at;
-        if (channel < out_c) { OUT[to] = cml_epilogue(v[lane], channel, to); }
+        if (channel < out_c) { OUT[to] = cml_epilogue(v[lane], block.operands[lane], to); }
     }}
 #endif
 }

@@ -57,42 +57,61 @@ EPI_TYPE cml_epi_step(uint op, EPI_TYPE v, EPI_TYPE operand, float first, float 
     if (op == EPI_SIGMOID) { return cml_epi_sigmoid(v); }
     if (op == EPI_TANH) { return cml_epi_tanh(v); }
     if (op == EPI_CLAMP) { return max(min(v, EPI_TYPE(second)), EPI_TYPE(first)); }
-    if (op == EPI_ADD) { return v + operand; }
     if (op == EPI_SILU) { return v * cml_epi_sigmoid(v); }
     return v;
 }
 
-// A PReLU's slopes are found by channel, a residual's values where the result is stored.
-#define CML_EPI_INDEX(op) ((op) == EPI_ADD ? at : channel)
+// What the steps read per channel: a kernel that stores many positions reads it once.
+struct EpiOperands {
+    EPI_TYPE channel[4];
+};
 
-// `channel` and `at` count EPI_TYPEs: blocks of four channels where that is float4.
-EPI_TYPE cml_epilogue(EPI_TYPE v, uint channel, uint at) {
-    EPI_TYPE operand = EPI_TYPE(0.0);
-#if EPI0 != EPI_NONE
-#ifdef EPI0_TENSOR
-    operand = EPI0_TENSOR[CML_EPI_INDEX(EPI0)];
+// `channel` counts EPI_TYPEs: blocks of four channels where that is float4.
+EpiOperands cml_epilogue_operands(uint channel) {
+    EpiOperands operands;
+    {[ForceUnroll] for (int i = 0; i < 4; i++) { operands.channel[i] = EPI_TYPE(0.0); }}
+#if EPI0 == EPI_PRELU
+    operands.channel[0] = EPI0_TENSOR[channel];
 #endif
-    v = cml_epi_step(EPI0, v, operand, epi_value(0), epi_value(1));
+#if EPI1 == EPI_PRELU
+    operands.channel[1] = EPI1_TENSOR[channel];
 #endif
-#if EPI1 != EPI_NONE
-#ifdef EPI1_TENSOR
-    operand = EPI1_TENSOR[CML_EPI_INDEX(EPI1)];
+#if EPI2 == EPI_PRELU
+    operands.channel[2] = EPI2_TENSOR[channel];
 #endif
-    v = cml_epi_step(EPI1, v, operand, epi_value(2), epi_value(3));
+#if EPI3 == EPI_PRELU
+    operands.channel[3] = EPI3_TENSOR[channel];
 #endif
-#if EPI2 != EPI_NONE
-#ifdef EPI2_TENSOR
-    operand = EPI2_TENSOR[CML_EPI_INDEX(EPI2)];
+    return operands;
+}
+
+// `at` is where the result is stored, in EPI_TYPEs: there a residual's values are.
+EPI_TYPE cml_epilogue(EPI_TYPE v, EpiOperands operands, uint at) {
+#if EPI0 == EPI_ADD
+    v += EPI0_TENSOR[at];
+#elif EPI0 != EPI_NONE
+    v = cml_epi_step(EPI0, v, operands.channel[0], epi_value(0), epi_value(1));
 #endif
-    v = cml_epi_step(EPI2, v, operand, epi_value(4), epi_value(5));
+#if EPI1 == EPI_ADD
+    v += EPI1_TENSOR[at];
+#elif EPI1 != EPI_NONE
+    v = cml_epi_step(EPI1, v, operands.channel[1], epi_value(2), epi_value(3));
 #endif
-#if EPI3 != EPI_NONE
-#ifdef EPI3_TENSOR
-    operand = EPI3_TENSOR[CML_EPI_INDEX(EPI3)];
+#if EPI2 == EPI_ADD
+    v += EPI2_TENSOR[at];
+#elif EPI2 != EPI_NONE
+    v = cml_epi_step(EPI2, v, operands.channel[2], epi_value(4), epi_value(5));
 #endif
-    v = cml_epi_step(EPI3, v, operand, epi_value(6), epi_value(7));
+#if EPI3 == EPI_ADD
+    v += EPI3_TENSOR[at];
+#elif EPI3 != EPI_NONE
+    v = cml_epi_step(EPI3, v, operands.channel[3], epi_value(6), epi_value(7));
 #endif
     return v;
+}
+
+EPI_TYPE cml_epilogue(EPI_TYPE v, uint channel, uint at) {
+    return cml_epilogue(v, cml_epilogue_operands(channel), at);
 }
 
 #endif
