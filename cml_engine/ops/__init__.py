@@ -30,6 +30,7 @@ FAMILIES = (
     "slicing",
     "padding",
     "gather",
+    "roi",
 )
 
 

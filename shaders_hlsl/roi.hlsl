@@ -1,0 +1,190 @@
+// Regions of interest, on up to three spatial axes, the innermost first: extents of axis 0 are
+// those of x. A thread makes one result.
+//
+// defines: AVG_POOL, MAX_POOL               the values of a cell
+//          SAMPLE, AVG_ALIGN, MAX_ALIGN     rate samples of a result between neighbours, METHOD
+// tensors: the maps, rois (first corner, second corner, outermost axis first), batch index, result
+//
+// Rois are data: whatever they hold, every index below is clamped to the input.
+#include "pointwise.hlsli"
+
+#if defined(AVG_POOL) || defined(MAX_POOL)
+#define POOL
+#endif
+#if defined(MAX_POOL) || defined(MAX_ALIGN)
+#define MAX
+#endif
+
+// Further than 2^24 single precision does not count one by one; a NaN is 0.
+float coordinate(uint roi, uint corner, uint axis)
+{
+    float at = T1[(roi * 2 + corner) * SPATIAL + SPATIAL - 1 - axis];
+    return cml_isnan(at) ? 0.0 : clamp(at, -16777216.0, 16777216.0);
+}
+
+struct Total
+{
+    float value;
+    uint count;
+};
+
+void take(inout Total total, float value)
+{
+#ifdef MAX
+    // a NaN beats everything, as in max_pool
+    bool beats = value > total.value || (cml_isnan(value) && !cml_isnan(total.value));
+    total.value = total.count == 0 || beats ? value : total.value;
+#else
+    total.value += value;
+#endif
+    total.count += 1;
+}
+
+#ifdef POOL
+
+// Cell i of a roi on one axis: [x, y), cut at the input's edges.
+int2 cell(uint roi, uint axis, uint i)
+{
+    int first = int(cml_round(coordinate(roi, 0, axis)));
+    int size = max(int(cml_round(coordinate(roi, 1, axis))) - first, 0);
+    int cells = int(out_extent(axis));
+    int start = first + int(i) * (size / cells);
+    int end = start + size / cells + (size % cells > 0 ? 1 : 0);
+    return clamp(int2(start, end), 0, int(in_extent(axis)));
+}
+
+Total pooled(uint roi, uint plane, uint3 at)
+{
+    int2 xs = cell(roi, 0, at.x);
+    int2 ys = int2(0, 1);
+    int2 zs = int2(0, 1);
+#if SPATIAL > 1
+    ys = cell(roi, 1, at.y);
+#endif
+#if SPATIAL > 2
+    zs = cell(roi, 2, at.z);
+#endif
+    Total total = { 0.0, 0 };
+    for (int z = zs.x; z < zs.y; z++) {
+        for (int y = ys.x; y < ys.y; y++) {
+            uint row = ((plane * in_extent(2) + uint(z)) * in_extent(1) + uint(y)) * in_extent(0);
+            // a sum of sums of rows: its rounding error grows with a side, not with the area
+            Total line = { 0.0, 0 };
+            for (int x = xs.x; x < xs.y; x++) { take(line, T0[row + uint(x)]); }
+            if (line.count > 0) {
+                uint count = total.count + line.count;
+                take(total, line.value);
+                total.count = count;
+            }
+        }
+    }
+    return total;
+}
+
+#else
+
+#define SYMMETRIC 0
+#define ASYMMETRIC 1
+
+// The two neighbours of a sample on one axis, and how far it is from the first to the second.
+struct Taps
+{
+    uint at[2];
+    float part;
+};
+
+Taps taps(uint roi, uint axis, uint i)
+{
+    uint count = out_extent(axis) * rate(axis);
+    float first = coordinate(roi, 0, axis);
+    float size = coordinate(roi, 1, axis) - first;
+    // whole numbers apart from fractions: a large coordinate costs no precision
+    float whole = floor(first);
+#if METHOD == SYMMETRIC
+    float offset = (float(i) + 0.5) * size / float(count) - 0.5;
+#elif METHOD == ASYMMETRIC
+    float offset = float(i) * size / float(count);
+#else
+    float offset = float(i) * (size - 1.0) / float(max(count, 2) - 1);
+#endif
+    offset += first - whole;
+    float low = floor(offset);
+    int index = int(whole) + int(low);
+    int end = int(in_extent(axis)) - 1;
+    Taps t;
+    t.at[0] = uint(clamp(index, 0, end));
+    t.at[1] = uint(clamp(index + 1, 0, end));
+    t.part = offset - low;
+    return t;
+}
+
+float between(float a, float b, float part) { return a * (1.0 - part) + b * part; }
+
+float on_line(uint row, Taps x) { return between(T0[row + x.at[0]], T0[row + x.at[1]], x.part); }
+
+#if SPATIAL > 1
+float on_plane(uint plane, Taps x, Taps y)
+{
+    uint height = in_extent(1);
+    float a = on_line((plane * height + y.at[0]) * in_extent(0), x);
+    float b = on_line((plane * height + y.at[1]) * in_extent(0), x);
+    return between(a, b, y.part);
+}
+#endif
+
+Total sampled(uint roi, uint plane, uint3 at)
+{
+    Total total = { 0.0, 0 };
+    for (uint k = 0; k < rate(2); k++) {
+        for (uint j = 0; j < rate(1); j++) {
+            for (uint i = 0; i < rate(0); i++) {
+                Taps x = taps(roi, 0, at.x * rate(0) + i);
+#if SPATIAL == 1
+                float value = on_line(plane * in_extent(0), x);
+#else
+                Taps y = taps(roi, 1, at.y * rate(1) + j);
+#if SPATIAL == 2
+                float value = on_plane(plane, x, y);
+#else
+                Taps z = taps(roi, 2, at.z * rate(2) + k);
+                uint depth = plane * in_extent(2);
+                float a = on_plane(depth + z.at[0], x, y);
+                float value = between(a, on_plane(depth + z.at[1], x, y), z.part);
+#endif
+#endif
+                take(total, value);
+            }
+        }
+    }
+    return total;
+}
+
+#endif
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint i = group * GROUP + lane;
+    if (i >= n) { return; }
+    uint3 at;
+    at.x = i % out_extent(0);
+    uint rest = i / out_extent(0);
+    at.y = rest % out_extent(1);
+    rest /= out_extent(1);
+    at.z = rest % out_extent(2);
+    rest /= out_extent(2);
+    uint roi = rest / channels;
+    uint item = uint(clamp(T2[roi * per_roi], 0, int(batch) - 1));
+    uint plane = item * channels + rest % channels;
+#ifdef POOL
+    Total total = pooled(roi, plane, at);
+#else
+    Total total = sampled(roi, plane, at);
+#endif
+#ifndef MAX
+    total.value /= float(max(total.count, 1));
+#endif
+    T3[i] = total.value;
+}
