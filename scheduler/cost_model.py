@@ -25,10 +25,16 @@ DEFAULT_FLOPS_PER_MS = 2e7
 DEFAULT_BYTES_PER_MS = 4e6
 LAUNCH_MS = 0.004
 #: after this many samples the newest one always weighs the same
-_MEMORY = 24
+_MEMORY = 48
 #: a sample is not believed to be off by more than this factor once there are a few
 _CLIP = math.log(2.5)
 _CLIP_AFTER = 4
+#: the part of the allowed frames over budget that the margin aims at
+_AIMED_SHARE = 0.8
+#: how much of an error is put down to the whole device at once
+_DRIFT_WEIGHT = 1 / 32
+#: what is learned at one number of workgroups counts so much at the others
+_COMMON = 0.5
 
 
 @dataclass(slots=True)
@@ -40,7 +46,8 @@ class _Point:
     samples: int = 1
     spread: float = 0.0
 
-    def learn(self, log_count: float, log_ms: float) -> None:
+    def learn(self, log_count: float, log_ms: float) -> float:
+        """Move towards a sample; returns by how much."""
         self.samples += 1
         weight = 1 / min(self.samples, _MEMORY)
         # the sample's size differs a little from the point's: compare at the point's size
@@ -49,6 +56,7 @@ class _Point:
             error = max(-_CLIP, min(_CLIP, error))
         self.log_ms += weight * error
         self.spread += weight * (abs(error) - self.spread)
+        return weight * error
 
 
 @dataclass(slots=True)
@@ -57,29 +65,37 @@ class _Curve:
 
     points: dict[int, _Point] = field(default_factory=dict)
 
-    def predict(self, count: int) -> float | None:
+    def predict(self, x: float) -> float | None:
+        """The logarithm of the time of ``exp(x)`` workgroups."""
         if not self.points:
             return None
-        x = math.log(count)
         known = sorted(self.points.values(), key=lambda p: p.log_count)
         above = next((p for p in known if p.log_count >= x), None)
         below = next((p for p in reversed(known) if p.log_count <= x), None)
         if above is None or below is None:
             nearest = above or below
             assert nearest is not None
-            return math.exp(nearest.log_ms + x - nearest.log_count)
+            return nearest.log_ms + x - nearest.log_count
         width = above.log_count - below.log_count
         share = (x - below.log_count) / width if width else 0.0
-        return math.exp(below.log_ms + share * (above.log_ms - below.log_ms))
+        return below.log_ms + share * (above.log_ms - below.log_ms)
 
     def learn(self, count: int, ms: float) -> None:
         x, y = math.log(count), math.log(ms)
-        bucket = round(2 * x / math.log(2))
-        point = self.points.get(bucket)
+        point = self.points.get(_bucket(count))
         if point is None:
-            self.points[bucket] = _Point(x, y)
-        else:
-            point.learn(x, y)
+            self.points[_bucket(count)] = _Point(x, y)
+            return
+        moved = point.learn(x, y)
+        # a device that became slower is slower for every number of workgroups
+        for other in self.points.values():
+            if other is not point:
+                other.log_ms += _COMMON * max(-_CLIP, min(_CLIP, moved))
+
+
+def _bucket(count: int) -> int:
+    """Numbers of workgroups within half an octave are learned together."""
+    return round(2 * math.log2(count))
 
 
 class TailMargin:
@@ -103,13 +119,14 @@ class TailMargin:
         count = len(self._sorted)
         if count < 8:
             return self._prior
-        # aim at 0.7 of the allowed share: the quantile is itself an estimate
-        rank = math.ceil((1 - 0.7 * self.share) * (count + 1)) - 1
+        # aim at a little less than the allowed share: the quantile is itself an estimate
+        aimed = _AIMED_SHARE * self.share
+        rank = math.ceil((1 - aimed) * (count + 1)) - 1
         if rank < count:
             return max(1.0, self._sorted[rank])
         # too few samples to have seen the tail: reach beyond the worst one, by its own distance
         median = self._sorted[count // 2]
-        reach = 0.5 * (self._sorted[-1] - median) * (1 - count * self.share * 0.7)
+        reach = 0.5 * (self._sorted[-1] - median) * (1 - count * aimed)
         return max(1.0, self._sorted[-1] + max(0.0, reach))
 
     def learn(self, ratio: float) -> None:
@@ -140,12 +157,12 @@ class CostModel:
         if count <= 0:
             return 0.0
         curve = self._curves.get(step.key)
-        known = curve.predict(count) if curve else None
-        return known if known is not None else self._guess(step, count)
+        known = curve.predict(math.log(count)) if curve else None
+        return self._guess(step, count) if known is None else math.exp(known + self._drift)
 
     def _guess(self, step: StepCost, count: int) -> float:
         work = max(step.flops / DEFAULT_FLOPS_PER_MS, step.nbytes / DEFAULT_BYTES_PER_MS)
-        return LAUNCH_MS + count * work * math.exp(self._unknown)
+        return LAUNCH_MS + count * work * math.exp(self._unknown + self._drift)
 
     def groups_within(self, step: StepCost, limit: int, ms: float) -> int:
         """The largest number of workgroups, at most ``limit``, predicted to take ``ms``."""
@@ -170,22 +187,38 @@ class CostModel:
         if ms <= 0 or total <= 0 or not math.isfinite(ms):
             return
         ratio = ms / total
+        if all(self._knows(step, count) for step, count in parts):
+            error = max(-_CLIP, min(_CLIP, math.log(ratio)))
+            self._drift += _DRIFT_WEIGHT * error
         for (step, count), share in zip(parts, predicted, strict=True):
             curve = self._curves.setdefault(step.key, _Curve())
             if not curve.points:
                 self._learn_unknown(ratio)
-            curve.learn(count, share * ratio)
-        self._drift += (math.log(ratio) - self._drift) / _MEMORY
+            curve.learn(count, share * ratio / self.drift)
+
+    def _knows(self, step: StepCost, count: int) -> bool:
+        curve = self._curves.get(step.key)
+        return curve is not None and _bucket(count) in curve.points
 
     def _learn_unknown(self, ratio: float) -> None:
         self._unknown_samples += 1
         self._unknown += math.log(ratio) / min(self._unknown_samples, _MEMORY)
 
+    def learn_frame(self, predicted_ms: float, measured_ms: float) -> None:
+        """A frame took ``measured_ms`` in all."""
+        if predicted_ms > 0 and measured_ms > 0:
+            self.tail.learn(measured_ms / predicted_ms)
+
     @property
     def drift(self) -> float:
-        """Recent measured over predicted time, 1 when the model is right: 1.3 means that the
-        device has become 30 % slower than it was learned (clocks, heat, other programs)."""
+        """How much slower the whole device is now than when its steps were learned: 1.3 means
+        30 % (clocks, heat, other programs). Every prediction counts it in."""
         return math.exp(self._drift)
+
+    @property
+    def margin(self) -> float:
+        """What a budget is divided by before it is filled with predicted milliseconds."""
+        return self.tail.factor
 
     def samples(self, key: str) -> int:
         """How many measurements there are of a step key."""
@@ -198,10 +231,10 @@ class CostModel:
         """Readable: for each step key ``[workgroups, ms, samples, spread]`` rows."""
         return {
             "format": "cml cost table 1",
-            "unknown_ratio": math.exp(self._unknown),
+            "unknown_ratio": math.exp(self._unknown + self._drift),
             "steps": {
                 key: [
-                    [math.exp(p.log_count), math.exp(p.log_ms), p.samples, p.spread]
+                    [math.exp(p.log_count), math.exp(p.log_ms + self._drift), p.samples, p.spread]
                     for p in sorted(curve.points.values(), key=lambda p: p.log_count)
                 ]
                 for key, curve in sorted(self._curves.items())
@@ -232,15 +265,13 @@ class CostModel:
         """The table in that file, or an empty one where there is none that can be read."""
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")), share)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls(share)
 
 
 def _curve_of(rows: Iterable[Sequence[float]]) -> _Curve:
     curve = _Curve()
     for count, ms, samples, spread in rows:
-        curve.learn(max(1, round(count)), float(ms))
-        bucket = round(2 * math.log(max(1, round(count))) / math.log(2))
-        curve.points[bucket].samples = int(samples)
-        curve.points[bucket].spread = float(spread)
+        point = _Point(math.log(count), math.log(ms), int(samples), float(spread))
+        curve.points[_bucket(max(1, round(count)))] = point
     return curve

@@ -162,7 +162,7 @@ class FrameScheduler:
             priority=priority,
             submitted_ms=now,
             deadline_at_ms=None if deadline_ms is None else now + deadline_ms,
-            name=name or str(getattr(getattr(session, "graph", None), "name", "job")),
+            name=name or str(getattr(network, "name", "job")),
             slot=slot,
             scheduler=self,
             last_served_ms=now,
@@ -207,7 +207,7 @@ class FrameScheduler:
     @property
     def rate(self) -> float:
         """GPU milliseconds for networks per millisecond of wall time."""
-        return self.budget.next_ms() / self.cost_model.tail.factor / self.frame_ms
+        return self.budget.next_ms() / self.cost_model.margin / self.frame_ms
 
     def eta_ms(self, job: Job) -> float:
         """Wall time to the end of the job, as the policy would run it beside the others."""
@@ -246,7 +246,7 @@ class FrameScheduler:
         self._tails.clear()
         now = self.clock.now_ms()
         budget = self.budget.next_ms()
-        report = FrameReport(self.frame, now, budget, budget / self.cost_model.tail.factor)
+        report = FrameReport(self.frame, now, budget, budget / self.cost_model.margin)
         self.jobs = [job for job in self.jobs if not job.ended]
         chosen = self._fill(encoder, report, now)
         groups = _in_groups(chosen, self.executor.max_groups)
@@ -392,7 +392,7 @@ class FrameScheduler:
         report = entry.report
         report.measured_ms = sum(entry.ms.values())
         if report.predicted_ms > _TELLING * report.aim_ms:
-            self.cost_model.tail.learn(report.measured_ms / report.predicted_ms)
+            self.cost_model.learn_frame(report.predicted_ms, report.measured_ms)
         for index, parts in enumerate(entry.groups):
             self.cost_model.learn(parts, entry.ms[index])
         return report

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from scheduler.frame_scheduler import FrameScheduler
 
 State = Literal["queued", "running", "done", "cancelled", "failed"]
+#: a kernel never measured before gets this share of the time: the guess may be off by its inverse
+_PROBE_SHARE = 0.25
 ENDED: frozenset[str] = frozenset({"done", "cancelled", "failed"})
 
 
@@ -144,6 +146,8 @@ class Job:
         """The next slice that is predicted to fit into ``ms``, and the cursor moved behind it."""
         cost = self.costs[self.step]
         left = cost.groups - self.group
+        if model.samples(cost.key) == 0:
+            ms *= _PROBE_SHARE
         count = model.groups_within(cost, left, ms)
         if granule > 1 and granule < count < left:
             count -= count % granule

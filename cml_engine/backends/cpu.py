@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import CmlError, InternalError, ShapeError, UnsupportedOp
+from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
 from cml_engine.ops.spec import lookup
 
@@ -32,7 +32,8 @@ def run_node(node: Node, arrays: Sequence[Array]) -> list[Array]:
 
 
 def _call(op: str, node: Node, attrs: Any, arrays: Sequence[Array]) -> list[Array]:
-    function = lookup(op).cpu
+    spec = lookup(op)
+    function = spec.cpu
     if function is None:
         raise UnsupportedOp(f"{node.title}: has no CPU function; run it on a GPU", node.source)
     try:
@@ -43,6 +44,11 @@ def _call(op: str, node: Node, attrs: Any, arrays: Sequence[Array]) -> list[Arra
         raise
     except MemoryError as error:
         raise ShapeError(f"{node.title}: not enough memory for its result", node.source) from error
+    except Exception as error:
+        if not spec.custom:
+            raise
+        said = f"{type(error).__name__}: {error}"
+        raise OperatorError(f"{node.title}: its cpu function failed: {said}", node.source) from error
     return [results] if isinstance(results, np.ndarray | np.generic) else list(results)
 
 
@@ -77,7 +83,8 @@ class CpuProgram:
     def _checked(self, node: Node, name: str, value: Array) -> Array:
         fact = self.graph.facts[name]
         if np.shape(value) != fact.shape:
-            raise InternalError(
+            kind = OperatorError if lookup(node.op).custom else InternalError
+            raise kind(
                 f"{node.title}: CPU function gave the shape {list(np.shape(value))}, "
                 f"infer said {list(fact.shape)}",
                 node.source,

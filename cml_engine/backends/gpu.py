@@ -42,6 +42,7 @@ class GpuProgram:
 
     def __init__(self, plan: Plan, gpu: Gpu, *, deferred: bool = False) -> None:
         self.plan = plan
+        self.name = plan.name
         self.gpu = gpu
         self._arena = self._buffer("arena", plan.memory.peak)
         self._weights = self._buffer("weights", plan.weights_bytes)

@@ -1,0 +1,255 @@
+"""Many jobs on one budget: deadlines, shares, cancelling, superseding, waiting for each other."""
+
+import pytest
+
+from scheduler import AdmissionError, CostModel, FrameScheduler, VirtualClock, by_priority
+from scheduler.simulate import Request, SimGpu, SimNetwork, SimStep, simulate
+
+FRAME = 1000 / 60
+
+
+def network(name, total_ms, steps=4, groups=100):
+    one = total_ms / steps / groups
+    return SimNetwork(name, [SimStep(f"{name}{i}", groups, one) for i in range(steps)])
+
+
+def knowing(*networks):
+    model = CostModel()
+    for net in networks:
+        for step in net.steps:
+            model.learn([(step, step.groups)], step.groups * step.ms_per_group)
+    for _ in range(2000):
+        model.tail.learn(1.0)
+    return model
+
+
+class Loop:
+    """A host's frame loop on the virtual clock."""
+
+    def __init__(self, *networks, budget_ms=4.0, **options):
+        self.gpu = SimGpu()
+        self.clock = VirtualClock()
+        self.scheduler = FrameScheduler(
+            self.gpu, FRAME, budget_ms, clock=self.clock, cost_model=knowing(*networks), **options
+        )
+        self.reports = []
+
+    def submit(self, net, inputs=(), **options):
+        return self.scheduler.submit(net, dict(inputs), **options)
+
+    def frames(self, count=1):
+        for _ in range(count):
+            self.reports.append(self.scheduler.encode(None))
+            self.clock.advance(FRAME)
+            self.scheduler.end_frame()
+        return self.reports[-1]
+
+    def until_done(self, *jobs, limit=1000):
+        for _ in range(limit):
+            if all(job.ended for job in jobs):
+                return
+            self.frames()
+        raise AssertionError(f"not done after {limit} frames: {jobs}")
+
+
+def test_a_job_longer_than_the_budget_takes_so_many_frames():
+    net = network("a", 40.0)
+    loop = Loop(net)
+    job = loop.submit(net)
+    assert job.state == "queued" and job.progress == 0
+    loop.frames(5)
+    assert job.state == "running" and 0.4 <= job.progress <= 0.55
+    assert job.eta_ms == pytest.approx(20 / 4 * FRAME, rel=0.3)
+    loop.until_done(job)
+    assert job.state == "done" and job.progress == 1 and len(loop.reports) in (10, 11)
+
+
+def test_every_workgroup_of_every_step_runs_once_and_in_order():
+    net = network("a", 33.0, steps=7, groups=37)
+    loop = Loop(net, budget_ms=2.5)
+    job = loop.submit(net)
+    loop.until_done(job)
+    parts = [part for report in loop.reports for part in report.slices]
+    step = group = 0
+    for part in parts:
+        assert (part.step, part.first) == (step, group)
+        group += part.count
+        if group == 37:
+            step, group = step + 1, 0
+    assert (step, group) == (7, 0)
+
+
+def test_least_time_to_spare_goes_first():
+    early, late = network("early", 20.0), network("late", 20.0)
+    loop = Loop(early, late)
+    second = loop.submit(late, deadline_ms=400)
+    first = loop.submit(early, deadline_ms=150)
+    loop.until_done(first, second)
+    assert first.ended_ms < second.ended_ms
+    assert first.ended_ms <= first.deadline_at_ms and second.ended_ms <= second.deadline_at_ms
+
+
+def test_three_models_hold_every_feasible_deadline():
+    """Periodic jobs that need 85 % of the budget together."""
+    nets = [network("a", 6.0), network("b", 20.0), network("c", 60.0)]
+    periods = [6 * FRAME, 22 * FRAME, 60 * FRAME]
+    requests = [
+        Request(net, period_ms=period, deadline_ms=period)
+        for net, period in zip(nets, periods, strict=True)
+    ]
+    outcome = simulate(requests, 6000, budget_ms=4.0, cost_model=knowing(*nets))
+    held, due = outcome.deadlines_held
+    assert due > 1300 and held == due
+
+
+def test_nobody_starves_for_an_hour():
+    """An overloaded hour: deadlines nobody can hold, beside a job without any."""
+    greedy, humble = network("greedy", 300.0), network("humble", 40.0)
+    requests = [
+        Request(greedy, period_ms=500.0, deadline_ms=400.0, priority=5.0, slot="g"),
+        Request(humble, period_ms=20_000.0, priority=0.1),
+    ]
+    frames = 36_000
+    outcome = simulate(
+        requests, frames, budget_ms=20.0, frame_ms=100.0, cost_model=knowing(greedy, humble)
+    )
+    by_name = {"greedy": [], "humble": []}
+    for job in outcome.jobs:
+        by_name[job.name].append(job)
+    assert sum(j.state == "done" for j in by_name["humble"]) >= 100
+    assert sum(j.state == "done" for j in by_name["greedy"]) >= 1000
+
+
+def test_an_overdue_job_has_no_claim_but_its_share():
+    late, fine = network("late", 200.0), network("fine", 30.0)
+    loop = Loop(late, fine)
+    overdue = loop.submit(late, deadline_ms=10)
+    loop.frames(5)
+    urgent = loop.submit(fine, deadline_ms=200)
+    loop.until_done(urgent)
+    assert urgent.ended_ms <= urgent.deadline_at_ms
+    loop.until_done(overdue)
+
+
+def test_shares_follow_priority():
+    big, small = network("big", 400.0), network("small", 400.0)
+    loop = Loop(big, small)
+    a, b = loop.submit(big, priority=3.0), loop.submit(small, priority=1.0)
+    loop.frames(60)
+    assert a.given_ms / b.given_ms == pytest.approx(3.0, rel=0.1)
+
+
+def test_strict_priority_is_another_policy():
+    one, two = network("one", 40.0), network("two", 40.0)
+    loop = Loop(one, two, policy=by_priority)
+    low, high = loop.submit(one, priority=1), loop.submit(two, priority=2)
+    loop.frames(3)
+    assert low.progress == 0 and high.progress > 0.25
+
+
+def test_cancel_pause_and_resume():
+    net, other = network("n", 40.0), network("o", 40.0)
+    loop = Loop(net, other)
+    job, mate = loop.submit(net), loop.submit(other)
+    loop.frames(2)
+    job.pause()
+    before = job.given_ms
+    loop.frames(3)
+    assert job.given_ms == before and job.state == "running"
+    job.resume()
+    loop.frames(1)
+    job.cancel()
+    assert job.state == "cancelled"
+    ran = job.given_ms
+    loop.until_done(mate)
+    assert job.given_ms == ran and mate.state == "done"
+    with pytest.raises(RuntimeError, match="cancelled"):
+        job.tensor("out")
+
+
+def test_a_newer_input_supersedes_a_waiting_one():
+    net = network("n", 40.0)
+    loop = Loop(net)
+    first = loop.submit(net, slot="tile 7")
+    loop.frames(2)
+    waiting = loop.submit(net, slot="tile 7")
+    newest = loop.submit(net, slot="tile 7")
+    assert (first.state, waiting.state, newest.state) == ("running", "cancelled", "queued")
+    loop.until_done(first, newest)
+    assert newest.state == "done"
+
+
+def test_jobs_of_one_session_wait_for_its_memory():
+    net = network("n", 8.0)
+    loop = Loop(net)
+    jobs = [loop.submit(net) for _ in range(3)]
+    loop.frames(1)
+    assert [j.state for j in jobs] == ["running", "queued", "queued"]
+    loop.until_done(*jobs)
+    assert [j.ended_ms for j in jobs] == sorted(j.ended_ms for j in jobs)
+
+
+def test_a_job_waits_for_another_s_tensor_and_fails_with_it():
+    first, second = network("first", 20.0), network("second", 4.0)
+    loop = Loop(first, second)
+    maker = loop.submit(first)
+    taker = loop.submit(second, {"x": maker.output("y")})
+    loop.frames(3)
+    assert taker.state == "queued"
+    loop.until_done(maker, taker)
+    assert taker.ended_ms > maker.ended_ms
+
+    maker = loop.submit(first)
+    taker = loop.submit(second, {"x": maker.output("y")})
+    maker.cancel()
+    loop.frames(1)
+    assert taker.state == "failed" and "first" in taker.error
+
+
+def test_admission_says_what_cannot_be_held():
+    net = network("n", 40.0)
+    loop = Loop(net)
+    with pytest.raises(AdmissionError, match="cannot hold its deadline"):
+        loop.submit(net, deadline_ms=50, admission="refuse")
+    with pytest.warns(RuntimeWarning, match="cannot hold"):
+        loop.submit(net, deadline_ms=50, admission="warn")
+    assert loop.submit(network("n", 40.0), deadline_ms=5000, admission="refuse").state == "queued"
+
+
+def test_preparation_is_spread_over_frames_and_blocks_nobody():
+    slow = network("slow", 4.0)
+    slow.ready, slow.prepare_frames = False, 5
+    fast = network("fast", 4.0)
+    loop = Loop(slow, fast)
+    waiting, running = loop.submit(slow), loop.submit(fast)
+    loop.frames(1)
+    assert running.state in ("running", "done") and waiting.state == "queued"
+    loop.until_done(waiting, running)
+
+
+def test_without_budget_or_work_the_report_says_why():
+    net = network("n", 40.0)
+    loop = Loop(net)
+    assert loop.frames().reason == "nothing to do"
+    loop.submit(net)
+    assert loop.frames().reason == "budget"
+    loop.scheduler.budget.ms = 0.0
+    report = loop.frames()
+    assert report.reason == "budget" and not report.slices
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"frame_ms": 0}, "positive"), ({"budget_ms": -1.0}, "positive")],
+)
+def test_wrong_options_are_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        FrameScheduler(SimGpu(), **options)
+
+
+def test_wrong_submissions_are_refused():
+    loop = Loop()
+    with pytest.raises(TypeError, match="on a GPU"):
+        loop.scheduler.submit(object(), {})
+    with pytest.raises(ValueError, match="priority"):
+        loop.submit(network("n", 1.0), priority=0)

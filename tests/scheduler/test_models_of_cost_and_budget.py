@@ -1,0 +1,113 @@
+"""The cost model as a file, the spare budget's law, and clocks."""
+
+import pytest
+
+from scheduler import CostModel, SpareBudget, VirtualClock
+from scheduler.simulate import SimStep
+
+
+def taught():
+    model = CostModel()
+    step = SimStep("conv k", 64, 0.1)
+    for count in (1, 8, 64):
+        for _ in range(10):
+            model.learn([(step, count)], 0.02 + 0.1 * count)
+    return model, step
+
+
+def test_predictions_follow_measurements_between_and_beyond_them():
+    model, step = taught()
+    for count in (1, 8, 64):
+        assert model.predict_ms(step, count) == pytest.approx(0.02 + 0.1 * count, rel=0.05)
+    assert 1.6 < model.predict_ms(step, 20) < 2.6
+    assert model.predict_ms(step, 128) == pytest.approx(12.84, rel=0.05)
+
+
+def test_groups_within_is_the_largest_that_fits():
+    model, step = taught()
+    for ms in (0.05, 0.3, 1.0, 3.0, 6.5, 100.0):
+        count = model.groups_within(step, 64, ms)
+        assert count == 0 or model.predict_ms(step, count) <= ms
+        assert count == 64 or model.predict_ms(step, count + 1) > ms
+
+
+def test_the_table_survives_the_file(tmp_path):
+    model, step = taught()
+    model.save(tmp_path / "costs" / "gpu.json")
+    again = CostModel.load(tmp_path / "costs" / "gpu.json")
+    for count in (1, 5, 64):
+        assert again.predict_ms(step, count) == pytest.approx(
+            model.predict_ms(step, count), rel=1e-6
+        )
+    assert again.samples(step.key) == model.samples(step.key)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": "other"}', "\0\0"])
+def test_a_file_that_is_no_table_is_as_none(tmp_path, text):
+    file = tmp_path / "t.json"
+    file.write_text(text)
+    assert CostModel.load(file).samples("conv k") == 0
+    assert CostModel.load(tmp_path / "missing.json").samples("conv k") == 0
+
+
+def test_one_wild_sample_moves_little():
+    model, step = taught()
+    before = model.predict_ms(step, 64)
+    model.learn([(step, 64)], 100 * before)
+    assert model.predict_ms(step, 64) < 1.25 * before
+
+
+def test_nonsense_measurements_are_ignored():
+    model, step = taught()
+    before = model.predict_ms(step, 64)
+    for ms in (0.0, -1.0, float("nan"), float("inf")):
+        model.learn([(step, 64)], ms)
+    assert model.predict_ms(step, 64) == before
+
+
+def test_spare_budget_falls_at_once_and_rises_slowly():
+    budget = SpareBudget(16.0, floor_ms=0.5, ceiling_ms=10.0, headroom=0.1)
+    for _ in range(100):
+        budget.observe(8.0)
+    steady = budget.next_ms()
+    assert steady == pytest.approx(16 * 0.9 - 8, abs=0.3)
+    budget.observe(14.0)
+    budget.observe(14.0)
+    assert budget.next_ms() < steady - 2
+    low = budget.next_ms()
+    budget.observe(8.0)
+    assert budget.next_ms() - low < 1.0
+    for _ in range(200):
+        budget.observe(8.0)
+    assert budget.next_ms() == pytest.approx(steady, abs=0.4)
+
+
+def test_spare_budget_keeps_floor_and_ceiling_and_sheds_in_an_emergency():
+    budget = SpareBudget(16.0, floor_ms=0.5, ceiling_ms=5.0, shed_frames=10)
+    for _ in range(100):
+        budget.observe(1.0)
+    assert budget.next_ms() <= 5.0
+    shed = []
+    for _ in range(60):
+        budget.observe(30.0)
+        shed.append(budget.next_ms())
+    assert 0.0 in shed and 0.5 in shed, "sheds, but lets the networks get on now and then"
+
+
+def test_small_changes_of_render_time_do_not_move_the_budget():
+    budget = SpareBudget(16.0, hysteresis=0.5)
+    for _ in range(50):
+        budget.observe(8.0)
+    seen = set()
+    for i in range(50):
+        budget.observe(8.0 - 0.2 * (i % 2))
+        seen.add(round(budget.next_ms(), 6))
+    assert len(seen) <= 2
+
+
+def test_a_virtual_clock_does_not_go_back():
+    clock = VirtualClock()
+    clock.advance(5)
+    assert clock.now_ms() == 5
+    with pytest.raises(ValueError, match="back"):
+        clock.advance(-1)
