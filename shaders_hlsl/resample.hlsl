@@ -60,6 +60,11 @@ Taps taps(uint i, uint extent, uint f)
     Taps t;
     t.at[0] = uint(clamp(first, 0, end));
     t.at[1] = uint(clamp(first + 1, 0, end));
+#ifdef REFLECT
+    // no tap is further outside than one step
+    if (first < 0) { t.at[0] = uint(min(1, end)); }
+    if (first >= end) { t.at[1] = uint(max(end - 1, 0)); }
+#endif
     t.weight[0] = 1.0 - part;
     t.weight[1] = part;
 #if defined(ZERO_BORDER) && METHOD != ALIGNED

@@ -33,7 +33,7 @@ from cml_engine.ops.strided import Copy, Dim, collapse, copy_dispatch, strides
 
 Array = np.ndarray[Any, Any]
 _METHODS = ("symmetric", "asymmetric", "aligned")
-_BORDERS = ("replicate", "constant")
+_BORDERS = ("replicate", "constant", "reflect", "reflect-even")
 _ITEMS = 4
 
 
@@ -116,9 +116,17 @@ def _multilinear_cpu(attrs: Attrs, x: Array) -> Array:
             if attrs.border == "constant" and attrs.method != "aligned":
                 weight = np.where((at < 0) | (at >= extent), 0.0, weight)
             shaped = weight.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
-            total = total + y.take(at.clip(0, extent - 1), axis) * shaped
+            total = total + y.take(_inside(attrs.border, at, extent), axis) * shaped
         y = total
     return y.astype(np.float32)
+
+
+def _inside(border: str, at: Array, extent: int) -> Array:
+    """Indices that are at most one step outside, brought inside; where 'constant' has its zeros
+    the weight is 0. One step outside, 'reflect-even' is the edge's own value, as 'replicate'."""
+    if border == "reflect":
+        at = np.where(at < 0, -at, np.where(at >= extent, 2 * extent - 2 - at, at))
+    return at.clip(0, extent - 1)
 
 
 def source_position(method: str, i: Array, extent: int, factor: int) -> Array:
@@ -200,6 +208,8 @@ def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
     # 'aligned' never reaches past the border, so it does not ask
     if op.attrs.border == "constant" and op.attrs.method != "aligned":
         defines["ZERO_BORDER"] = 1
+    if op.attrs.border == "reflect":
+        defines["REFLECT"] = 1
     yield from _resample(op, defines)
 
 
