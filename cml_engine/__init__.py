@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 from cml_engine.errors import CmlError, DeviceError, InputError, ModelError
 from cml_engine.graph import Attrs, Fact, Graph
 from cml_engine.loading import load, save
-from cml_engine.ops import Case, Cost, Dispatch, Kernel, OpSpec, Tolerance, register, unregister
+from cml_engine.ops import (
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Tolerance,
+    register,
+    same_as,
+    unregister,
+)
 from cml_engine.session import Session
 
 if TYPE_CHECKING:
@@ -41,6 +51,7 @@ __all__ = [
     "Tolerance",
     "load",
     "register",
+    "same_as",
     "save",
     "unregister",
 ]

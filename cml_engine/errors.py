@@ -78,6 +78,10 @@ class InputError(CmlError):
     """What the caller handed in (a tensor, a file, an option) does not fit."""
 
 
+class OperatorError(CmlError):
+    """A game's own operator is at fault: its declaration, or a function that it brought."""
+
+
 class DeviceError(CmlError):
     """No usable GPU, or the GPU refused (memory, limits)."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cml_engine import nnef
 from cml_engine.graph import Graph
-from cml_engine.ops import is_registered, load_families
+from cml_engine.ops import is_registered, load_families, registered
 from cml_engine.passes.infer import infer_facts, infer_node
 
 
@@ -17,7 +17,17 @@ def load(path: str | Path) -> Graph:
     in the model is a :class:`ModelError` with file, line and operator.
     """
     load_families()
-    return infer_facts(nnef.load(path, native=is_registered, infer=infer_node))
+    graph = nnef.load(path, is_registered, infer_node, declarations())
+    return infer_facts(graph)
+
+
+def declarations() -> dict[str, str]:
+    """What the registered operators that are not NNEF's take and give, by name."""
+    return {
+        name: spec.signature
+        for name, spec in registered().items()
+        if spec.signature and name not in nnef.standard_signatures()
+    }
 
 
 def save(graph: Graph, path: str | Path, *, overwrite: bool = False) -> None:

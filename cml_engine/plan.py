@@ -54,6 +54,10 @@ class Step:
     groups: int
     cost: Cost
     trusted: bool
+    #: HLSL before the kernel's own: its tensors and entry point, where these are generated
+    interface: str = ""
+    #: the kernel's HLSL where it is not in a file
+    inline: str = ""
     #: the operators that the kernel applies to its result before storing it
     fused: tuple[str, ...] = ()
     source: Source | None = None

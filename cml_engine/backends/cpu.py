@@ -45,10 +45,12 @@ def _call(op: str, node: Node, attrs: Any, arrays: Sequence[Array]) -> list[Arra
     except MemoryError as error:
         raise ShapeError(f"{node.title}: not enough memory for its result", node.source) from error
     except Exception as error:
-        if not spec.custom:
+        if not spec.from_game:
             raise
         said = f"{type(error).__name__}: {error}"
-        raise OperatorError(f"{node.title}: its cpu function failed: {said}", node.source) from error
+        raise OperatorError(
+            f"{node.title}: its cpu function failed: {said}", node.source
+        ) from error
     return [results] if isinstance(results, np.ndarray | np.generic) else list(results)
 
 
@@ -83,7 +85,7 @@ class CpuProgram:
     def _checked(self, node: Node, name: str, value: Array) -> Array:
         fact = self.graph.facts[name]
         if np.shape(value) != fact.shape:
-            kind = OperatorError if lookup(node.op).custom else InternalError
+            kind = OperatorError if lookup(node.op).from_game else InternalError
             raise kind(
                 f"{node.title}: CPU function gave the shape {list(np.shape(value))}, "
                 f"infer said {list(fact.shape)}",

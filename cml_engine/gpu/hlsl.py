@@ -40,6 +40,10 @@ class ShaderKey:
     tensors: int
     defines: tuple[tuple[str, str], ...]
     trusted: bool
+    #: generated HLSL that declares the tensors and the entry point
+    interface: str = ""
+    #: the kernel's HLSL, where it is not what stands in ``path``
+    inline: str = ""
 
     @property
     def label(self) -> str:
@@ -48,15 +52,24 @@ class ShaderKey:
 
 
 def shader_key(
-    path: str | Path, params: str, tensors: int, defines: Mapping[str, int | str], trusted: bool
+    path: str | Path,
+    params: str,
+    tensors: int,
+    defines: Mapping[str, int | str],
+    trusted: bool,
+    *,
+    interface: str = "",
+    inline: str = "",
 ) -> ShaderKey:
     """The key of a variant; a bare file name is looked up in ``shaders_hlsl/``."""
     return ShaderKey(
-        resolve(path),
+        Path(path) if inline else resolve(path),
         params,
         tensors,
         tuple(sorted((k, str(v)) for k, v in defines.items())),
         trusted,
+        interface,
+        inline,
     )
 
 
@@ -74,11 +87,30 @@ def resolved_source(key: ShaderKey) -> str:
     """What the compiler sees: defines, prelude, and the kernel's file with its line numbers."""
     lines = [f"#define {name} {value}" for name, value in key.defines]
     lines += [_PRELUDE, parse_params(key.params).hlsl()]
-    for i in range(key.tensors):
+    lines += [key.interface] if key.interface else _tensors(key.tensors)
+    lines.append(f'#line {_first_line(key)} "{key.path.as_posix()}"')
+    return "\n".join(lines) + "\n" + own_source(key)
+
+
+def own_source(key: ShaderKey) -> str:
+    """The kernel's own HLSL."""
+    return key.inline or key.path.read_text(encoding="utf-8")
+
+
+def _tensors(count: int) -> list[str]:
+    lines = []
+    for i in range(count):
         lines += [f"#ifndef T{i}_TYPE", f"#define T{i}_TYPE float", "#endif"]
         lines.append(f"[[vk::binding({i + 2})]] RWStructuredBuffer<T{i}_TYPE> T{i};")
-    lines.append(f'#line 1 "{key.path.as_posix()}"')
-    return "\n".join(lines) + "\n" + key.path.read_text(encoding="utf-8")
+    return lines
+
+
+def _first_line(key: ShaderKey) -> int:
+    """Where an inline source begins in the Python file that has it; 1 where it is not found."""
+    if not key.inline or not key.path.is_file():
+        return 1
+    before, found, _ = key.path.read_text(encoding="utf-8").partition(key.inline)
+    return before.count("\n") + 1 if found else 1
 
 
 def compile_spirv(key: ShaderKey) -> bytes:
@@ -100,7 +132,7 @@ def cache_folder() -> Path:
 
 def _compile(source: str, key: ShaderKey) -> bytes:
     with tempfile.TemporaryDirectory(prefix="cml-hlsl-") as folder:
-        file = Path(folder, key.path.name)
+        file = Path(folder, f"{key.path.stem}.hlsl")
         file.write_text(source, encoding="utf-8")
         includes = [f"-I{key.path.parent}", f"-I{shaders_hlsl.FOLDER / 'include'}"]
         try:
@@ -112,7 +144,7 @@ def _compile(source: str, key: ShaderKey) -> bytes:
 def _digest(source: str, path: Path) -> str:
     hasher = hashlib.sha256(slang.version().encode())
     hasher.update(source.replace(str(path.parent.as_posix()), "").encode())
-    for text in _included(path.read_text(encoding="utf-8"), path.parent, set()):
+    for text in _included(source, path.parent, set()):
         hasher.update(text.encode())
     return hasher.hexdigest()
 

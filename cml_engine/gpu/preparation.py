@@ -27,7 +27,15 @@ _LAUNCHES_PER_FRAME = 32
 
 def step_key(step: Step) -> ShaderKey:
     """The kernel variant of a step."""
-    return shader_key(step.path, step.params_layout, len(step.bindings), step.defines, step.trusted)
+    return shader_key(
+        step.path,
+        step.params_layout,
+        len(step.bindings),
+        step.defines,
+        step.trusted,
+        interface=step.interface,
+        inline=step.inline,
+    )
 
 
 class Preparation:

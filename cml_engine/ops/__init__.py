@@ -15,6 +15,7 @@ from cml_engine.ops.spec import (
     lookup,
     register,
     registered,
+    same_as,
     unregister,
 )
 
@@ -59,5 +60,6 @@ __all__ = [
     "lookup",
     "register",
     "registered",
+    "same_as",
     "unregister",
 ]

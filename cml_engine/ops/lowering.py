@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
 from cml_engine.layout import PLAIN
+from cml_engine.ops import accessors
+from cml_engine.ops.spec import Cost, Dispatch, Kernel
 
 Array = np.ndarray[Any, Any]
 
@@ -96,6 +98,33 @@ class Lowering:
         name = f"{self.node.outputs[0]}.scratch{len(self.scratch_words)}"
         self.scratch_words[name] = words
         return name
+
+    def launch(
+        self,
+        threads: int,
+        *,
+        reads: Mapping[str, str],
+        writes: Mapping[str, str],
+        kernel: Kernel | None = None,
+        values: Mapping[str, Any] | None = None,
+        defines: Mapping[str, int | str] | None = None,
+        cost: Cost | None = None,
+    ) -> Dispatch:
+        """One pass of a game's own operator, whose HLSL has a ``void kernel(uint thread)``.
+
+        Parameters
+        ----------
+        threads : how many.
+        reads, writes : the tensors by the names that the shader uses; the names on the right are
+            those of ``in_names``, ``out_names``, :meth:`scratch` or :meth:`pack`.
+        kernel : another HLSL file than the operator's own.
+        values : more numbers for the shader, beside the attributes, by name.
+        defines : what tells this pass from others of the same file: ``{"PASS": 1}``.
+        cost : this pass's part; None = in proportion to its workgroups.
+        """
+        return accessors.launch(
+            self, threads, reads, writes, kernel, values or {}, defines or {}, cost
+        )
 
     def refuse(self, why: str) -> ShapeError:
         return ShapeError(f"{self.node.title}: {why}", self.node.source)

@@ -7,6 +7,7 @@ call as a built-in one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cml_engine.errors import UnsupportedOp
+from cml_engine.errors import OperatorError, UnsupportedOp
 from cml_engine.graph import Attrs, Fact
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ class Cost:
         return Cost(self.flops * share, self.read * share, self.written * share)
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.flops + other.flops, self.read + other.read, self.written + other.written
-        )
+        return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +75,44 @@ class Dispatch:
 class Kernel:
     """An HLSL file and how to launch it.
 
+    A file of your own defines ``void kernel(uint thread)``, called once for each thread, and finds
+    its tensors and attributes under their declared names: docs/custom_operators.md. (The
+    engine's own kernels state ``params`` and ``lower`` instead, and have a ``main``.)
+
     Parameters
     ----------
-    path : a file of ``shaders_hlsl/`` by name, or a path to a file of your own.
-    params : the shader's parameters, ``"n:u shape:u8 alpha:f pad:i2"``: a name, a type
-        (``u`` uint, ``i`` int, ``f`` float) and, for an array, its length. The shader reads them
-        as ``alpha`` and ``shape(i)``; the accessors are generated, nothing is kept in sync by hand.
-    lower : ``lower(op: Lowering) -> iterable of Dispatch``.
-    threads : for the simple case instead of ``lower``: ``threads(attrs, *input facts)`` gives the
-        number of threads; all inputs then all outputs are bound.
+    path : your file, relative to the Python file that calls :func:`register`, or absolute; or a
+        file of ``shaders_hlsl/`` by name.
+    params : for kernels with a ``main`` of their own: the shader's parameters,
+        ``"n:u shape:u8 alpha:f pad:i2"``: a name, a type (``u`` uint, ``i`` int, ``f`` float)
+        and, for an array, its length. The shader reads them as ``alpha`` and ``shape(i)``; the
+        accessors are generated, nothing is kept in sync by hand.
+    lower : ``lower(op: Lowering) -> iterable of Dispatch``, for operators of several passes; see
+        :meth:`Lowering.launch`.
+    threads : for one pass instead of ``lower``: ``threads(attrs, *input facts)`` gives the number
+        of threads. Without either there is a thread for each element of the first result.
     group : threads per workgroup, the shader's ``GROUP``.
     layouts : which memory layouts (``cml_engine/layout.py``) the kernel takes. ``"plain"``: only
         plain. ``"same"``: plain or c4, the same for all feature maps of the node (only asked for
-        where the channels are a multiple of four). ``"any"``: each tensor either way, c4 best.
+        where the channels are a multiple of four). ``"blocks"``: likewise, but
+        the feature maps may differ in channels, as concat's. ``"any"``: each tensor either way,
+        c4 best.
     epilogues : the elementwise operators that it can apply to its result before storing it.
     trusted : whether the shader runs without bounds and loop checks. Ours do; yours need not.
+    source : the HLSL itself instead of a ``path``.
+    interface : HLSL that the engine generates for it; not yours to set.
     """
 
-    path: str | Path
+    path: str | Path = ""
     params: str = ""
     lower: Callable[[Lowering], Iterable[Dispatch]] | None = None
     threads: Callable[..., int] | None = None
     group: int = 64
-    layouts: Literal["plain", "same", "any"] = "plain"
+    layouts: Literal["plain", "same", "blocks", "any"] = "plain"
     epilogues: frozenset[str] = frozenset()
     trusted: bool = False
+    source: str = ""
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,15 @@ def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
     return cost
 
 
+def same_as(position: int) -> Infer:
+    """The shape rule of an operator whose one result is like its input at ``position``."""
+
+    def infer(attrs: Attrs, *facts: Fact) -> Fact:
+        return facts[position]
+
+    return infer
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """Everything there is to know of one operator.
@@ -176,6 +197,10 @@ class OpSpec:
     cases : tests, see :class:`Case`.
     tolerance : GPU against CPU.
     alias : the result is the first input's memory under another shape; no kernel runs.
+    signature : an NNEF fragment declaration, ``"fragment cross(a: tensor<scalar>, …) -> (…);"``:
+        models need not declare the operator then, and its kernel reads by these names.
+    custom : it is not one of NNEF's.
+    folder : where relative kernel paths start; :func:`register` sets it for a game's operators.
     """
 
     name: str
@@ -186,16 +211,35 @@ class OpSpec:
     cases: Sequence[Case] = ()
     tolerance: Tolerance = ROUNDING
     alias: bool = False
+    signature: str = ""
     custom: bool = False
+    folder: Path | None = None
+
+    @property
+    def from_game(self) -> bool:
+        """Whether a game brought it, or this package."""
+        return self.folder is not None
 
 
 _REGISTRY: dict[str, OpSpec] = {}
 
 
 def register(spec: OpSpec) -> OpSpec:
-    """Make an operator known by its name; a name may be taken only once."""
+    """Make an operator known by its name; a name may be taken only once.
+
+    A declaration from outside this package is checked here and now: :class:`OperatorError` says
+    what is wrong with it. Relative kernel paths start at the file that calls this function.
+    Returns the operator as it is known from now on.
+    """
+    caller = sys._getframe(1)
+    if not str(caller.f_globals.get("__name__")).startswith("cml_engine."):
+        from cml_engine.ops import load_families
+        from cml_engine.ops.declaration import checked
+
+        load_families()  # so that a name which the engine has is taken already
+        spec = checked(spec, caller.f_code.co_filename)
     if spec.name in _REGISTRY:
-        raise ValueError(f"operator '{spec.name}' is registered already; unregister it first")
+        raise OperatorError(f"operator '{spec.name}' is registered already; unregister it first")
     _REGISTRY[spec.name] = spec
     return spec
 

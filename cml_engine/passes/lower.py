@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import DeviceError, InternalError, UnsupportedOp
+from cml_engine.errors import CmlError, DeviceError, InternalError, UnsupportedOp
 from cml_engine.graph import Graph, Node
 from cml_engine.layout import PLAIN, words
+from cml_engine.ops import accessors
+from cml_engine.ops.declaration import fault
 from cml_engine.ops.lowering import Limits, Lowering
 from cml_engine.ops.spec import Cost, Dispatch, Kernel, OpSpec, lookup
 from cml_engine.passes.plan_memory import Item, place
@@ -82,7 +84,7 @@ def _dispatches(graph: Graph, limits: Limits, layouts: dict[str, str]) -> _Draft
                 f"{node.title}: has no GPU kernel; use the CPU backend", node.source
             )
         op = Lowering(graph, node, limits, layouts, draft.packed)
-        dispatches = [d for d in _lower_node(spec.kernel, op) if d.groups > 0]
+        dispatches = [d for d in _lower_node(spec, spec.kernel, op) if d.groups > 0]
         total = sum(d.groups for d in dispatches)
         cost = node_cost(spec, node, graph)
         for dispatch in dispatches:
@@ -92,15 +94,20 @@ def _dispatches(graph: Graph, limits: Limits, layouts: dict[str, str]) -> _Draft
     return draft
 
 
-def _lower_node(kernel: Kernel, op: Lowering) -> Iterable[Dispatch]:
-    if kernel.lower is not None:
+def _lower_node(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
+    try:
+        if kernel.lower is None:
+            return [accessors.whole(op, spec, kernel)]
         return list(kernel.lower(op))
-    if kernel.threads is None:
-        raise InternalError(f"{op.node.title}: its Kernel states neither lower nor threads")
-    threads = kernel.threads(op.attrs, *op.inputs)
-    tensors = op.in_names + op.out_names
-    groups = -(-threads // kernel.group)
-    return [Dispatch(groups, tensors, defines={"GROUP": kernel.group}, writes=len(op.out_names))]
+    except CmlError:
+        raise
+    except Exception as error:
+        if not spec.from_game:
+            raise
+        what = "threads" if kernel.lower is None else "lower"
+        raise fault(
+            spec, f"its {what} function failed: {type(error).__name__}: {error}", op.node.source
+        ) from error
 
 
 def _aliases(graph: Graph) -> dict[str, str]:
@@ -214,6 +221,8 @@ def _step(
         groups=dispatch.groups,
         cost=cost,
         trusted=kernel.trusted,
+        interface=kernel.interface,
+        inline=kernel.source,
         fused=tuple(e.op for e in node.epilogues),
         source=node.source,
     )

@@ -101,7 +101,10 @@ def predicted_ms(plan: Plan) -> float:
 def count_variants(plan: Plan) -> int:
     """How many pipelines the plan needs."""
     return len(
-        {(str(s.path), len(s.bindings), tuple(sorted(s.defines.items()))) for s in plan.steps}
+        {
+            (str(s.path), s.inline, s.interface, len(s.bindings), tuple(sorted(s.defines.items())))
+            for s in plan.steps
+        }
     )
 
 

@@ -1,0 +1,49 @@
+"""``cross(a, b)``: the cross product of the 3-vectors that lie along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+
+Array = np.ndarray[Any, Any]
+
+
+def infer(attrs: cml.Attrs, a: cml.Fact, b: cml.Fact) -> cml.Fact:
+    if a != b or a.shape[attrs.axis] != 3:
+        raise cml.ModelError(f"wanted two equal tensors, 3 long on axis {attrs.axis}: {a}, {b}")
+    return a
+
+
+def cpu(attrs: cml.Attrs, a: Array, b: Array) -> Array:
+    return np.cross(a, b, axis=attrs.axis)
+
+
+def vectors(attrs: cml.Attrs, a: cml.Fact, b: cml.Fact) -> int:
+    return a.size // 3
+
+
+def cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fact]) -> cml.Cost:
+    return cml.Cost(9 * outputs[0].size / 3, 2 * inputs[0].nbytes, outputs[0].nbytes)
+
+
+CROSS = cml.register(
+    cml.OpSpec(
+        name="cross",
+        signature="fragment cross(a: tensor<scalar>, b: tensor<scalar>, axis: integer = 1)"
+        " -> (c: tensor<scalar>);",
+        infer=infer,
+        cpu=cpu,
+        kernel=cml.Kernel("cross.hlsl", threads=vectors),
+        cost=cost,
+        cases=[
+            cml.Case(((1, 3, 32, 32), (1, 3, 32, 32))),
+            cml.Case(((7, 3), (7, 3))),
+            cml.Case(((2, 5, 3), (2, 5, 3)), {"axis": 2}),
+            cml.Case(((3, 4, 9), (3, 4, 9)), {"axis": 0}),
+        ],
+    )
+)
