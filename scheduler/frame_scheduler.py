@@ -57,7 +57,9 @@ class FrameReport:
     finished: list[int] = field(default_factory=list)
     predicted_ms: float = 0.0
     measured_ms: float | None = None
+    #: CPU time of :meth:`FrameScheduler.encode`, and of it the part that encoded dispatches
     cpu_ms: float = 0.0
+    encode_ms: float = 0.0
 
     @property
     def over_budget(self) -> bool:
@@ -251,9 +253,11 @@ class FrameScheduler:
         chosen = self._fill(encoder, report, now)
         groups = _in_groups(chosen, self.executor.max_groups)
         slices = [[part for part, _, _ in group] for group in groups]
+        encoding = _cpu_ms()
         self.executor.encode(encoder, self.frame, slices)
         self._finish(encoder, report, now)
         self._request_reads(encoder)
+        report.encode_ms = _cpu_ms() - encoding
         timed = [[(cost, part.count) for part, cost, _ in group] for group in groups]
         self._encoded = _InFlight(report, timed)
         self.last_report = report

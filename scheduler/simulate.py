@@ -130,7 +130,7 @@ class SimGpu:
 
     def _true_ms(self, part: Slice) -> float:
         step: Any = part.network.step_costs()[part.step]
-        exact = self.launch_ms + part.count * step.ms_per_group / self.speed
+        exact: float = self.launch_ms + part.count * step.ms_per_group / self.speed
         return exact * self._factor(self.noise.single)
 
     def _factor(self, sigma: float) -> float:
@@ -261,8 +261,9 @@ class Outcome:
         held, due = self.deadlines_held
         return (
             f"{self.name:24s} {self.percentile(0.5):8.2f} {self.percentile(0.95):8.2f} "
-            f"{self.percentile(0.99):8.2f} {self.percentile(1.0):8.2f} {100 * self.over_share:7.2f} % "
-            f"{100 * self.budget_used:6.1f} % {self.done:6d} {held:5d}/{due}"
+            f"{self.percentile(0.99):8.2f} {self.percentile(1.0):8.2f} "
+            f"{100 * self.over_share:7.2f} % {100 * self.budget_used:6.1f} % "
+            f"{self.done:6d} {held:5d}/{due}"
         )
 
 

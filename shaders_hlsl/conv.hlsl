@@ -1,59 +1,100 @@
-// conv and deconv of any kind: any layout, groups, border and number of axes, filter as it is.
+// conv and deconv with a constant filter: ROWS output channels x COLUMNS positions per thread.
 //
-// A thread makes four channels at one position. conv_tile.hlsl is the fast way where the filter is
-// constant and the groups are wide; here every lane walks its own group if it must.
-// T0 input, T1 filter, T2 bias, then the epilogues' operands, then OUT.
+// The positions of a workgroup share one phase (result % up), so that a deconv skips the taps that
+// fall between its inputs. DEPTHWISE: each of four channels takes its own input alone.
+// T0 input (blocks of four channels), T1 filter [row block][tap][input block][4 in][ROWS], or
+// [block][tap][4] where DEPTHWISE, T2 bias, then the epilogues' operands, then OUT.
 #include "conv_position.hlsli"
-#include "epilogue.hlsli"
+#include "conv_product.hlsli"
+#define BIAS T2
+#include "conv_store.hlsli"
 
-// Address of channel c at a position: layouts differ in how many channels lie side by side.
-uint address(uint image, uint channel, uint channels, uint at, uint volume, uint shift) {
-    uint side = (1u << shift) - 1u;
-    uint blocks = (channels + side) >> shift;
-    uint block = image * blocks + (channel >> shift);
-    return ((block * volume + at) << shift) + (channel & side);
-}
+// vectors of the filter per tap and block of inputs
+#define TAP_VECTORS (DEPTHWISE ? 1 : ROWS)
 
-// Index of the input value under a tap of the window of `result`; -1 where there is zero.
-int source_index(int axis, int result, int tap) {
-    int scaled = result * y_mul(axis) + tap * k_step(axis) + origin(axis);
-    int index = cml_floor_div(scaled, up(axis));
-    return index * up(axis) == scaled ? cml_border(index, x_size(axis)) : -1;
-}
-
-struct Lanes {
+struct Place {
     uint image;
-    uint channel[4];
-    uint group[4];
+    int3 at; // in steps of `up`
+    bool inside;
 };
 
-// Adds one tap's products: all input channels of each lane's group.
-float4 add_tap(float4 sum, Lanes lanes, uint at, uint tap) {
-    uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
-    uint weight[4];
-    {[ForceUnroll] for (int lane = 0; lane < 4; lane++) {
-        uint within = lanes.channel[lane] - lanes.group[lane] * group_out;
-        weight[lane] = lanes.group[lane] * w_group + within * w_out + tap;
-    }}
-    for (uint i = 0; i < group_in; i++) {
-        {[ForceUnroll] for (int lane = 0; lane < 4; lane++) {
-            uint channel = lanes.group[lane] * group_in + i;
-            float x = T0[address(lanes.image, channel, in_c, at, volume, in_shift)];
-            sum[lane] = mad(x, T1[weight[lane]], sum[lane]);
-            weight[lane] += w_in;
-        }}
-    }
-    return sum;
+static Place place[COLUMNS];
+static uint from[COLUMNS];
+static bool found[COLUMNS];
+
+Place place_of(uint index) {
+    int3 steps = int3(steps3(0), steps3(1), steps3(2));
+    Place p;
+    uint last = batch * cml_volume(steps.x, steps.y, steps.z);
+    p.inside = index < last;
+    index = min(index, last - 1);
+    p.at.z = int(index % uint(steps.z));
+    index /= uint(steps.z);
+    p.at.y = int(index % uint(steps.y));
+    index /= uint(steps.y);
+    p.at.x = int(index % uint(steps.x));
+    p.image = index / uint(steps.x);
+    return p;
 }
 
-void store(float4 sum, uint image, uint block, uint at, uint volume) {
-    {[ForceUnroll] for (int lane = 0; lane < 4; lane++) {
-        uint channel = 4 * block + lane;
-        uint to = address(image, channel, out_c, at, volume, out_shift);
-        if (channel < out_c) {
-            OUT[to] = cml_epilogue(sum[lane] + T2[channel * bias_step], channel, to);
-        } else if (out_shift == 2) {
-            OUT[to] = 0.0; // the lanes that fill the last block
+// Input index under a tap; -1 where there is zero. `offset` is phase + tap, in steps.
+int source_index(int axis, int step, int offset) {
+    return cml_border(step * y_mul(axis) + offset, x_size(axis));
+}
+
+// Where the inputs under a tap begin, for every column.
+void find_inputs(int3 offset, uint first_block, uint volume) {
+    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        int sz = source_index(0, place[j].at.x, offset.x);
+        int sy = source_index(1, place[j].at.y, offset.y);
+        int sx = source_index(2, place[j].at.z, offset.z);
+        found[j] = min(min(sx, sy), sz) >= 0;
+        uint at = (uint(sz) * x_size(1) + uint(sy)) * x_size(2) + uint(sx);
+        uint base = (place[j].image * in_blocks + first_block) * volume;
+        from[j] = base + (found[j] ? at : 0u);
+    }}
+}
+
+float4 input_at(int column, uint offset) {
+    float4 value = T0[from[column] + offset];
+    return found[column] ? value : float4(0.0, 0.0, 0.0, 0.0);
+}
+
+#if DEPTHWISE
+void add_tap(uint weight, uint blocks, uint volume) {
+    if (blocks == 0) { return; }
+    float4 f = T1[weight];
+    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        float4 x = input_at(j, 0);
+        {[ForceUnroll] for (int i = 0; i < 4; i++) {
+            cml_sum[i * COLUMNS + j] = mad(f[i], x[i], cml_sum[i * COLUMNS + j]);
+        }}
+    }}
+}
+#else
+void add_tap(uint weight, uint blocks, uint volume) {
+    for (uint c = 0; c < blocks; c++) {
+        float4 x[COLUMNS];
+        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) { x[j] = input_at(j, c * volume); }}
+        cml_multiply(x, weight + c * ROWS);
+    }
+}
+#endif
+
+void store(uint row_block, int3 phase) {
+    uint volume = cml_volume(y_size(0), y_size(1), y_size(2));
+    {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
+        uint number = row_block * VECTORS + o;
+        if (4 * number < out_c) {
+            Block block = cml_block(number);
+            {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+                int3 at = place[j].at * int3(up(0), up(1), up(2)) + phase;
+                uint to = (uint(at.x) * y_size(1) + uint(at.y)) * y_size(2) + uint(at.z);
+                bool inside = at.x < y_size(0) && at.y < y_size(1) && at.z < y_size(2);
+                if (inside && place[j].inside) {
+                    cml_store(cml_result(o, j), block, place[j].image, to, volume);
+                }
+            }}
         }
     }}
 }
@@ -62,38 +103,34 @@ void store(float4 sum, uint image, uint block, uint at, uint volume) {
 void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     uint group = CML_GROUP(gid);
     if (group >= cml_end) { return; }
-    uint thread = group * GROUP + tid.x;
-    uint volume = cml_volume(y_size(0), y_size(1), y_size(2));
-    uint blocks = (out_c + 3) / 4;
-    if (thread >= batch * blocks * volume) { return; }
-
-    uint at = thread % volume;
-    uint block = thread / volume % blocks;
-    Lanes lanes;
-    lanes.image = thread / volume / blocks;
-    {[ForceUnroll] for (int lane = 0; lane < 4; lane++) {
-        lanes.channel[lane] = min(4 * block + lane, out_c - 1);
-        lanes.group[lane] = lanes.channel[lane] / group_out;
+    uint row_block = group % row_blocks;
+    uint tile = group / row_blocks % tiles;
+    int nth = int(group / row_blocks / tiles);
+    int3 phase = int3(nth / up(2) / up(1), nth / up(2) % up(1), nth % up(2));
+    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        place[j] = place_of((tile * COLUMNS + j) * GROUP + tid.x);
     }}
-    int x = int(at % y_size(2));
-    int y = int(at / y_size(2) % y_size(1));
-    int z = int(at / y_size(2) / y_size(1));
+    cml_clear();
 
-    float4 sum = 0.0;
-    uint tap = 0;
+    uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
+    uint vectors = group_blocks * TAP_VECTORS;
+    uint first_block = DEPTHWISE ? row_block : row_block * ROWS / group_out * group_blocks;
+    uint weight = row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
     for (int kz = 0; kz < k_size(0); kz++) {
-        int sz = source_index(0, z, kz);
+        int oz = phase.x * y_mul(0) + kz * k_step(0) + origin(0);
         for (int ky = 0; ky < k_size(1); ky++) {
-            int sy = source_index(1, y, ky);
+            int oy = phase.y * y_mul(1) + ky * k_step(1) + origin(1);
             for (int kx = 0; kx < k_size(2); kx++) {
-                int sx = source_index(2, x, kx);
-                if (min(min(sx, sy), sz) >= 0) {
-                    uint from = (uint(sz) * x_size(1) + uint(sy)) * x_size(2) + uint(sx);
-                    sum = add_tap(sum, lanes, from, tap);
-                }
-                tap++;
+                int ox = phase.z * y_mul(2) + kx * k_step(2) + origin(2);
+                int3 offset = int3(cml_floor_div(oz, up(0)), cml_floor_div(oy, up(1)),
+                                   cml_floor_div(ox, up(2)));
+                bool meets = offset.x * up(0) == oz && offset.y * up(1) == oy
+                             && offset.z * up(2) == ox;
+                find_inputs(offset, first_block, volume);
+                add_tap(weight, meets ? group_blocks : 0u, volume);
+                weight += vectors;
             }
         }
     }
-    store(sum, lanes.image, block, at, volume);
+    store(row_block, phase);
 }

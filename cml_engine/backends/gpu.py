@@ -71,10 +71,11 @@ class GpuProgram:
         return self._readback.read()
 
     def write_inputs(self, inputs: Mapping[str, Array]) -> None:
-        """Put the graph's inputs into the arena (queued before the next submit)."""
-        for name, place in self.plan.inputs.items():
+        """Put these of the graph's inputs into the arena (queued before the next submit)."""
+        for name, array in inputs.items():
+            place = self.plan.inputs[name]
             if place.fact.size:
-                words = to_words(inputs[name], place)
+                words = to_words(array, place)
                 self.gpu.queue.write_buffer(self._arena, place.binding.offset, words)
 
     # --- for a frame scheduler

@@ -67,18 +67,35 @@ class GpuTensor:
     fact: Fact
 
 
+@dataclass(slots=True)
+class _Pools:
+    """Buffers of one program for outputs and readbacks, used again and again."""
+
+    outputs: list[wgpu.GPUBuffer] = field(default_factory=list)
+    staging: list[wgpu.GPUBuffer] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class Result:
     """The outputs of a finished job, in a buffer of their own until it is released."""
 
     buffer: wgpu.GPUBuffer
     places: dict[str, TensorPlace]
-    pool: list[wgpu.GPUBuffer]
+    pools: _Pools
     staging: wgpu.GPUBuffer | None = None
     asked_frame: int = -1
     mapping: PendingMap | None = None
     data: bytes | None = None
     released: bool = False
+
+    def release(self) -> None:
+        """Give the outputs' buffer back to its pool."""
+        if not self.released:
+            self.released = True
+            self.pools.outputs.append(self.buffer)
+
+    def __del__(self) -> None:
+        self.release()
 
 
 @dataclass(slots=True)
@@ -90,14 +107,6 @@ class _Slot:
     frame: int = -1
     groups: int = 0
     mapping: PendingMap | None = None
-
-
-@dataclass(slots=True)
-class _Pools:
-    """Buffers of one program for outputs and readbacks, used again and again."""
-
-    outputs: list[wgpu.GPUBuffer] = field(default_factory=list)
-    staging: list[wgpu.GPUBuffer] = field(default_factory=list)
 
 
 class FrameExecutor:
@@ -173,7 +182,7 @@ class FrameExecutor:
                 place.binding.offset,
                 source.nbytes,
             )
-        return Result(buffer, places, pools.outputs)
+        return Result(buffer, places, pools)
 
     def tensor(self, result: Result, name: str) -> GpuTensor:
         """An output on the GPU."""
@@ -182,9 +191,8 @@ class FrameExecutor:
 
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
         """Append the copy into mappable memory."""
-        usage = _Usage.MAP_READ | _Usage.COPY_DST
-        size = result.buffer.size
-        result.staging = self.gpu.device.create_buffer(label="cml.read", size=size, usage=usage)
+        size, free = result.buffer.size, result.pools.staging
+        result.staging = free.pop() if free else self._staging_buffer(size)
         encoder.copy_buffer_to_buffer(result.buffer, 0, result.staging, 0, size)
         result.asked_frame = self._frame
         self._reading.append(result)
@@ -201,9 +209,7 @@ class FrameExecutor:
 
     def release(self, result: Result) -> None:
         """Give the outputs' buffer back to its pool."""
-        if not result.released:
-            result.released = True
-            result.pool.append(result.buffer)
+        result.release()
 
     # --- frames
 
@@ -285,6 +291,8 @@ class FrameExecutor:
         for result in self._reading:
             if result.mapping is not None and result.mapping.done:
                 result.data = result.mapping.take()
+                assert result.staging is not None
+                result.pools.staging.append(result.staging)
                 result.staging = None
         self._reading = [r for r in self._reading if r.data is None]
 
@@ -293,6 +301,10 @@ class FrameExecutor:
         return self.gpu.device.create_buffer(
             label=f"{network.plan.name}.outputs", size=size, usage=usage
         )
+
+    def _staging_buffer(self, size: int) -> wgpu.GPUBuffer:
+        usage = _Usage.MAP_READ | _Usage.COPY_DST
+        return self.gpu.device.create_buffer(label="cml.read", size=size, usage=usage)
 
 
 def _output_places(network: GpuProgram) -> tuple[dict[str, TensorPlace], int]:

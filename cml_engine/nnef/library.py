@@ -1,17 +1,23 @@
 """Which operators a model can call: the standard's, its own fragments, the registered ones.
 
 The rule, in order: a name is the standard's (a model may not redefine it), or the model's own
-fragment, or one that a registered operator declares. The engine's own operator is used wherever it
-takes the same parameters as that declaration; else the fragment's body is expanded.
+fragment, or one that a registered operator declares, or an extension (``extensions.nnef``). The
+engine's own operator is used wherever it takes the same parameters as that declaration; else the
+fragment's body is expanded, the extension's where the model declares the same without a body.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cml_engine.errors import UnsupportedOp
 from cml_engine.nnef.ast import Fragment
+from cml_engine.nnef.extensions import (
+    extension_fragments,
+    extension_signatures,
+    extension_source,
+)
 from cml_engine.nnef.lexer import SourceText
 from cml_engine.nnef.printer import print_fragment
 from cml_engine.nnef.signatures import (
@@ -87,7 +93,8 @@ class Library:
         return dict(sorted(found.items()))
 
     def _knows(self, name: str) -> bool:
-        return name in self._own or name in self._declarations
+        known = (self._own, self._declarations, extension_fragments())
+        return any(name in names for names in known)
 
     def _resolve(self, name: str) -> Operator:
         if name in standard_fragments():
@@ -98,7 +105,9 @@ class Library:
             sig, fragment = self._declared(name)
             text = SourceText(self._declarations[name], f"<declaration of {name}>")
             return self._usable(Operator(name, sig, fragment, text, self._native(name), True))
-        known = {*standard_fragments(), *self._own, *self._declarations}
+        if name in extension_fragments():
+            return self._extension(name)
+        known = {*standard_fragments(), *self._own, *self._declarations, *extension_fragments()}
         raise UnsupportedOp(unknown_operator(name, sorted(known)))
 
     def _standard(self, name: str) -> Operator:
@@ -109,16 +118,29 @@ class Library:
     def _of_model(self, name: str) -> Operator:
         fragment, text = self._own[name]
         sig = signature_of(fragment, text)
-        native = self._native(name)
-        if native and name in self._declarations:
-            registered, _ = self._declared(name)
-            native = registered.fits(sig)
-            if not native and fragment.body is None:
-                raise UnsupportedOp(
-                    f"'{name}' is registered as {registered}, but this model declares it as {sig}: "
-                    "make them equal, or give the fragment a body"
-                )
+        ours = self._our_signature(name)
+        fits = ours is None or ours.fits(sig)
+        if not fits and fragment.body is None:
+            raise UnsupportedOp(
+                f"'{name}' is registered as {ours}, but this model declares it as {sig}: "
+                "make them equal, or give the fragment a body"
+            )
+        native = fits and self._native(name)
+        if not native and fragment.body is None and name in extension_fragments():
+            extension = self._extension(name)  # the model's own defaults count
+            return replace(extension, signature=sig)
         return self._usable(Operator(name, sig, fragment, text, native, False))
+
+    def _our_signature(self, name: str) -> Signature | None:
+        """What the engine or the game says of an operator that a model declares too."""
+        if name in self._declarations:
+            return self._declared(name)[0]
+        return extension_signatures().get(name)
+
+    def _extension(self, name: str) -> Operator:
+        sig, fragment = extension_signatures()[name], extension_fragments()[name]
+        native = name in EXPANDED_BY_RULE or self._native(name)
+        return self._usable(Operator(name, sig, fragment, extension_source(), native, True))
 
     def _declared(self, name: str) -> tuple[Signature, Fragment]:
         return declared_signature(self._declarations[name], f"<declaration of {name}>")
@@ -132,6 +154,9 @@ class Library:
             "other operators"
         )
 
+
+#: Extensions whose expansion depends on the call: ``lower.py`` makes it.
+EXPANDED_BY_RULE = frozenset(("einsum",))
 
 #: Operators that make no node, whatever the engine has.
 GRAPH_LEVEL = frozenset(("external", "variable", "constant", "update"))

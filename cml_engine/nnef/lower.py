@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, UnsupportedOp
 from cml_engine.nnef.ast import ArrayExpr, Assignment, Call, Expr, Fragment, Name, TupleExpr
 from cml_engine.nnef.bind import Bound, Mismatch, bind, coerce
+from cml_engine.nnef.einsum import EquationProblem, einsum_fragment
 from cml_engine.nnef.evaluate import Evaluator, Exact, Scope, Site, Target, spread
-from cml_engine.nnef.library import Library, Operator
+from cml_engine.nnef.lexer import SourceText
+from cml_engine.nnef.library import EXPANDED_BY_RULE, Library, Operator
 from cml_engine.nnef.nodes import Infer, NodeBuilder
+from cml_engine.nnef.parser import parse_fragments
 from cml_engine.nnef.signatures import Signature
 from cml_engine.nnef.values import TensorRef, Value, describe
 
@@ -108,9 +112,21 @@ class Lowering(Evaluator):
         special = self.special.get(operator.name)
         if special is not None:
             return special(operator.signature, bound, site)
-        if operator.native:
+        if operator.standard and operator.name in EXPANDED_BY_RULE:
+            operator = self._by_rule(operator, bound, site)
+        elif operator.native:
             return self.builder.emit(operator.signature, bound, site)
         return self._expand(operator, bound, site)
+
+    def _by_rule(self, operator: Operator, bound: Bound, site: Site) -> Operator:
+        """The operator with a body for this call."""
+        shapes = [self.shape_of(value, site) for value in bound.values["inputs"]]
+        try:
+            text = einsum_fragment(bound.values["equation"], shapes)
+        except EquationProblem as problem:
+            raise site.error(ShapeError, f"einsum: {problem}") from None
+        fragment = parse_fragments(text, "<einsum>")[0]
+        return replace(operator, fragment=fragment, text=SourceText(text, "<einsum>"))
 
     # -- expansion ------------------------------------------------------------------------------
 

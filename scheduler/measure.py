@@ -1,0 +1,342 @@
+"""``cml frames``: the proof that the budget is kept, measured in one run.
+
+Frames of four kinds take turns, so that whatever else the machine does touches all of them: ours,
+a control dispatch of fixed size (the machine's own noise), so many operators per frame, and the
+whole network in one frame.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from scheduler.cost_model import CostModel
+from scheduler.executor import Slice, StepCost
+from scheduler.frame_scheduler import FrameReport, FrameScheduler
+from scheduler.job import Job
+
+#: the first frames build caches, and the cost model knows nothing yet
+_WARM_UP_JOBS = 3
+#: frames until timings have arrived at the end
+_DRAIN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of milliseconds per frame."""
+
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Percentiles:
+        ordered = sorted(values) or [0.0]
+
+        def at(share: float) -> float:
+            return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+        return cls(at(0.5), at(0.95), at(0.99), ordered[-1])
+
+    @property
+    def tail(self) -> float:
+        """P99 over P50."""
+        return self.p99 / self.p50 if self.p50 else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.p50:8.3f} {self.p95:8.3f} {self.p99:8.3f} {self.max:8.3f}"
+
+
+@dataclass(frozen=True)
+class FramesReport:
+    """See :func:`measure_frames`. Times in ms; the shares count full frames of ours only."""
+
+    model: str
+    device: str
+    clock: str
+    budget_ms: float
+    frame_ms: float
+    frames: int
+    frames_over_budget: int
+    budget_used: float
+    slices_ms: Percentiles
+    control_ms: Percentiles
+    layers_ms: Percentiles
+    layers_per_frame: int
+    unsliced_ms: Percentiles
+    longest_operator_ms: float
+    longest_operator: str
+    jobs: int
+    frames_per_job: float
+    sliced_over_unsliced: float
+    identical: bool
+    predicted_error_median: float
+    scheduler_cpu_ms_per_frame: float
+    encode_cpu_ms_per_frame: float
+    margin: float
+
+    def json(self) -> str:
+        """As a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        head = f"{'ms per frame':28s} {'P50':>8s} {'P95':>8s} {'P99':>8s} {'max':>8s}   P99/P50"
+        rows = [
+            ("ours", self.slices_ms),
+            ("control, a fixed dispatch", self.control_ms),
+            (f"{self.layers_per_frame} operators per frame", self.layers_ms),
+            ("unsliced", self.unsliced_ms),
+        ]
+        lines = [
+            f"{self.model} on {self.device}, budget {self.budget_ms:g} ms, clock: {self.clock}",
+            head,
+            *(f"{name:28s} {p}   {p.tail:7.2f}" for name, p in rows),
+            f"longest operator {self.longest_operator_ms:.3f} ms ({self.longest_operator})",
+            f"{self.frames} full frames of ours, {self.frames_over_budget} over budget "
+            f"({100 * self.frames_over_budget / max(1, self.frames):.2f} %), "
+            f"{100 * self.budget_used:.1f} % of the budget used, margin {self.margin:.2f}",
+            f"{self.jobs} runs of {self.frames_per_job:.1f} frames each, GPU time "
+            f"{self.sliced_over_unsliced:.3f} of unsliced, results "
+            f"{'identical' if self.identical else 'DIFFERENT'}",
+            f"predicted against measured: median error {100 * self.predicted_error_median:.1f} %",
+            f"CPU per frame: {self.scheduler_cpu_ms_per_frame:.3f} ms deciding, "
+            f"{self.encode_cpu_ms_per_frame:.3f} ms encoding",
+        ]
+        return "\n".join(lines)
+
+
+@dataclass
+class _Samples:
+    """Milliseconds by kind of frame."""
+
+    control: list[float] = field(default_factory=list)
+    layers: list[float] = field(default_factory=list)
+    unsliced: list[float] = field(default_factory=list)
+
+
+class _Turns:
+    """Frames of our own making beside the scheduler's, on an executor of their own."""
+
+    def __init__(self, session: Any) -> None:
+        self.gpu = session.gpu
+        self.executor = self.gpu.executor()
+        self._frame = 0
+        self._sinks: dict[int, list[float]] = {}
+        self._sums: dict[int, tuple[int, float, int]] = {}
+
+    def run(self, groups: Sequence[Sequence[Slice]], sink: list[float]) -> None:
+        """A frame of these slices; its time is appended to ``sink`` when it is known."""
+        encoder = self.gpu.device.create_command_encoder()
+        self.executor.encode(encoder, self._frame, groups)
+        self.gpu.queue.submit([encoder.finish()])
+        self._sinks[self._frame] = sink
+        self._take(len(groups))
+
+    def _take(self, groups: int) -> None:
+        self._sums[self._frame] = (groups, 0.0, 0)
+        for timing in self.executor.end_frame(self._frame):
+            wanted, ms, seen = self._sums.get(timing.frame, (0, 0.0, 0))
+            self._sums[timing.frame] = (wanted, ms + timing.ms, seen + 1)
+            if seen + 1 == wanted:
+                self._sinks.pop(timing.frame).append(ms + timing.ms)
+                del self._sums[timing.frame]
+        self._frame += 1
+
+    def drain(self) -> None:
+        """Empty frames until all timings have arrived."""
+        for _ in range(_DRAIN):
+            encoder = self.gpu.device.create_command_encoder()
+            self.gpu.queue.submit([encoder.finish()])
+            self._sinks[self._frame] = []
+            self._take(0)
+
+
+def measure_frames(
+    session: Any,
+    inputs: Mapping[str, Any],
+    *,
+    budget_ms: float = 4.0,
+    frame_ms: float = 1000 / 60,
+    frames: int = 600,
+    layers: int = 4,
+    same: Callable[[Any, Any], bool],
+    cost_model: CostModel | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> FramesReport:
+    """Run the session sliced for ``frames`` frames beside the three other kinds of frame.
+
+    ``same(a, b)`` says whether two outputs are equal to the bit. The session must be on a GPU
+    with timestamp queries.
+    """
+    reference = session.run(inputs)
+    # a network of their own for the other kinds of frame: they must not touch our job's memory
+    other = type(session)(session.source_graph, session.gpu, session.options)
+    other.run(inputs)
+    turns = _Turns(other)
+    scheduler = FrameScheduler(
+        session.gpu, frame_ms, budget_ms, cost_model=cost_model or CostModel()
+    )
+    loop = _Loop(session, scheduler, inputs, reference, same)
+    for _ in range(_WARM_UP_JOBS):
+        loop.run_job()
+    samples = _Samples()
+    control = _control(other, scheduler, budget_ms)
+    costs = session.program.step_costs()
+    in_parts = _whole_steps(other, costs, layers)
+    whole = _grouped([s for frame in _whole_steps(other, costs, 1) for s in frame])
+    loop.begin_counting()
+    while loop.counted < frames:
+        turns.run([control], samples.control)
+        if loop.frame():
+            turns.run([next(in_parts)], samples.layers)
+            turns.run(whole, samples.unsliced)
+        progress(min(loop.counted, frames))
+    loop.drain()
+    turns.drain()
+    return _report(session, scheduler, loop, samples, layers)
+
+
+class _Loop:
+    """Our own frames: one job after the other, each checked against the unsliced run."""
+
+    def __init__(
+        self, session: Any, scheduler: FrameScheduler, inputs: Mapping[str, Any],
+        reference: Mapping[str, Any], same: Callable[[Any, Any], bool],
+    ) -> None:  # fmt: skip
+        self.session, self.scheduler, self.inputs = session, scheduler, inputs
+        self.reference, self.same = reference, same
+        self.identical = True
+        self.jobs: list[Job] = []
+        self.measured: list[FrameReport] = []
+        self.cpu: list[float] = []
+        self.encode_cpu: list[float] = []
+        self.counted = 0
+        self._job: Job | None = None
+
+    def begin_counting(self) -> None:
+        self.drain()
+        self.counted = 0
+        self.jobs.clear()
+        self.measured.clear()
+        self.cpu.clear()
+        self.encode_cpu.clear()
+
+    def frame(self) -> bool:
+        """One frame; whether a job ended in it."""
+        if self._job is None:
+            self._job = self.scheduler.submit(self.session, self.inputs)
+        report = self._encode()
+        self.counted += 1
+        self.cpu.append(report.cpu_ms - report.encode_ms)
+        self.encode_cpu.append(report.encode_ms)
+        if not self._job.ended:
+            return False
+        self.jobs.append(self._job)
+        self._check(self._job)
+        self._job = None
+        return True
+
+    def run_job(self) -> None:
+        while not self.frame():
+            pass
+
+    def drain(self) -> None:
+        """Finish the job under way, then empty frames until all timings are here."""
+        if self._job is not None:
+            self.run_job()
+        for _ in range(_DRAIN):
+            self._encode()
+
+    def _encode(self) -> FrameReport:
+        gpu = self.session.gpu
+        encoder = gpu.device.create_command_encoder()
+        report = self.scheduler.encode(encoder)
+        gpu.queue.submit([encoder.finish()])
+        self.measured += self.scheduler.end_frame()
+        return report
+
+    def _check(self, job: Job) -> None:
+        while job.read(next(iter(self.reference))) is None:
+            self._encode()
+        for name, wanted in self.reference.items():
+            self.identical &= self.same(job.read(name), wanted)
+        job.release()
+
+
+def _control(session: Any, scheduler: FrameScheduler, budget_ms: float) -> list[Slice]:
+    """A part of the longest operator of about the size that a slice of ours has."""
+    costs = session.program.step_costs()
+    model = scheduler.cost_model
+    index = max(range(len(costs)), key=lambda i: model.predict_ms(costs[i], costs[i].groups))
+    aim = budget_ms / model.margin
+    count = model.groups_within(costs[index], costs[index].groups, aim) or 1
+    granule = scheduler.executor.granule
+    count = max(1, count - count % granule if count > granule else count)
+    one = Slice(session.program, index, 0, count)
+    # an operator shorter than a slice is repeated
+    times = max(1, round(aim / max(1e-6, model.predict_ms(costs[index], count))))
+    return [one] * min(times, 64)
+
+
+def _whole_steps(session: Any, costs: Sequence[StepCost], layers: int) -> Iterator[list[Slice]]:
+    """Whole operators, ``layers`` at a time, over and over for more than one per frame."""
+    steps = [Slice(session.program, i, 0, cost.groups) for i, cost in enumerate(costs)]
+    frames = [steps[start : start + layers] for start in range(0, len(steps), layers)]
+    if layers == 1:
+        yield from frames
+        return
+    while True:
+        yield from frames
+
+
+def _grouped(slices: Sequence[Slice]) -> list[list[Slice]]:
+    return [list(slices)]
+
+
+def _report(
+    session: Any, scheduler: FrameScheduler, loop: _Loop, samples: _Samples, layers: int
+) -> FramesReport:
+    budget = scheduler.budget.next_ms()
+    # a frame in which a job ended is not full: it says nothing of how well a budget is filled
+    full = [r for r in loop.measured if r.slices and not r.finished and r.measured_ms is not None]
+    took = [r.measured_ms or 0.0 for r in full]
+    model = scheduler.cost_model
+    costs = session.program.step_costs()
+    longest = max(costs, key=lambda c: model.predict_ms(c, c.groups))
+    jobs = {job.number for job in loop.jobs}
+    spent = sum(
+        r.measured_ms or 0.0
+        for r in loop.measured
+        if r.slices and all(part.job in jobs for part in r.slices)
+    )
+    per_job = spent / len(jobs) if jobs else 0.0
+    errors = [abs(r.predicted_ms / r.measured_ms - 1) for r in full if r.measured_ms]
+    return FramesReport(
+        model=session.graph.name,
+        device=session.gpu.name,
+        clock=scheduler.executor.clock_source,
+        budget_ms=budget,
+        frame_ms=scheduler.frame_ms,
+        frames=len(full),
+        frames_over_budget=sum(ms > budget for ms in took),
+        budget_used=sum(took) / (budget * len(took)) if took else 0.0,
+        slices_ms=Percentiles.of(took),
+        control_ms=Percentiles.of(samples.control),
+        layers_ms=Percentiles.of(samples.layers),
+        layers_per_frame=layers,
+        unsliced_ms=Percentiles.of(samples.unsliced),
+        longest_operator_ms=model.predict_ms(longest, longest.groups),
+        longest_operator=longest.title,
+        jobs=len(jobs),
+        frames_per_job=sum(1 for r in loop.measured if r.slices) / max(1, len(jobs)),
+        sliced_over_unsliced=per_job / median(samples.unsliced) if samples.unsliced else 0.0,
+        identical=loop.identical,
+        predicted_error_median=median(errors) if errors else 0.0,
+        scheduler_cpu_ms_per_frame=median(loop.cpu) if loop.cpu else 0.0,
+        encode_cpu_ms_per_frame=median(loop.encode_cpu) if loop.encode_cpu else 0.0,
+        margin=model.margin,
+    )

@@ -1,0 +1,244 @@
+"""The frame scheduler on a real device: same bits, nothing created in a frame, no waiting."""
+
+import time
+
+import numpy as np
+import pytest
+import wgpu
+
+import cml_engine as cml
+from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ops import load_families
+from cml_engine.passes.infer import infer_facts
+from cml_engine.testing import full_attrs
+from scheduler import FrameScheduler
+
+load_families()
+
+
+def conv_net(name="net", layers=4, size=24, seed=0):
+    """x [1,8,size,size] -> y, a chain of 3x3 convolutions with relu."""
+    rng = np.random.default_rng(seed)
+    constants, nodes, tensor = {}, [], "x"
+    attrs = full_attrs("conv", {})
+    for k in range(layers):
+        constants[f"w{k}"] = rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8
+        constants[f"b{k}"] = rng.standard_normal((1, 8)).astype(np.float32) / 8
+        nodes.append(Node("conv", (tensor, f"w{k}", f"b{k}"), (f"c{k}",), attrs))
+        tensor = "y" if k == layers - 1 else f"r{k}"
+        nodes.append(Node("relu", (f"c{k}",), (tensor,), Attrs()))
+    facts = {"x": Fact("scalar", (1, 8, size, size))}
+    facts |= {key: Fact("scalar", value.shape) for key, value in constants.items()}
+    return infer_facts(Graph(name, ("x",), ("y",), tuple(nodes), facts, constants))
+
+
+@pytest.fixture
+def image(rng):
+    return rng.standard_normal((1, 8, 24, 24)).astype(np.float32)
+
+
+class Host:
+    """A frame loop that renders nothing."""
+
+    def __init__(self, gpu, **options):
+        self.gpu = gpu
+        self.scheduler = FrameScheduler(gpu, **options)
+        self.reports, self.measured = [], []
+
+    def frame(self):
+        encoder = self.gpu.device.create_command_encoder()
+        self.reports.append(self.scheduler.encode(encoder))
+        self.gpu.queue.submit([encoder.finish()])
+        self.measured += self.scheduler.end_frame()
+
+    def until(self, condition, limit=3000):
+        for _ in range(limit):
+            if condition():
+                return
+            self.frame()
+        raise AssertionError(f"not after {limit} frames")
+
+
+def test_sliced_output_is_the_unsliced_one_bit_for_bit(gpu, image):
+    session = cml.Session(conv_net(), gpu)
+    wanted = session.run({"x": image})["y"]
+    for budget in (0.05, 0.3, 5.0):
+        host = Host(gpu, budget_ms=budget)
+        job = host.scheduler.submit(session, {"x": image})
+        host.until(lambda job=job: job.ended and job.read("y") is not None)
+        np.testing.assert_array_equal(job.read("y"), wanted)
+        assert job.state == "done" and job.progress == 1.0
+    small = max(part.count for r in host.reports for part in r.slices)
+    assert small >= 1
+
+
+def test_one_operator_is_split_over_frames(gpu):
+    session = cml.Session(conv_net(layers=1, size=64), gpu)
+    host = Host(gpu, budget_ms=0.02)
+    x = np.ones((1, 8, 64, 64), np.float32)
+    job = host.scheduler.submit(session, {"x": x})
+    host.until(lambda: job.ended)
+    steps = [p for report in host.reports for p in report.slices]
+    frames = [r for r in host.reports if r.slices]
+    assert len(frames) > len(session.plan.steps), "more frames than operators"
+    longest = max(session.plan.steps, key=lambda s: s.groups)
+    assert max(p.count for p in steps if p.step == longest.index) < longest.groups
+
+
+def test_timings_arrive_and_are_learned(gpu, image):
+    if not gpu.has_timestamps:
+        pytest.skip("no timestamp queries")
+    session = cml.Session(conv_net(size=24), gpu)
+    host = Host(gpu, budget_ms=2.0)
+    for _ in range(20):
+        job = host.scheduler.submit(session, {"x": image})
+        host.until(lambda job=job: job.ended)
+    for _ in range(6):
+        host.frame()
+    assert len(host.measured) >= 15
+    assert all(r.measured_ms >= 0 for r in host.measured)
+    model = host.scheduler.cost_model
+    assert all(model.samples(c.key) > 0 for c in session.program.step_costs())
+
+
+CREATORS = (
+    "create_buffer", "create_buffer_with_data", "create_texture", "create_bind_group",
+    "create_bind_group_layout", "create_compute_pipeline", "create_pipeline_layout",
+    "create_shader_module", "create_query_set", "create_sampler",
+)  # fmt: skip
+
+
+def test_steady_state_creates_nothing(gpu, image, monkeypatch):
+    session = cml.Session(conv_net(layers=2), gpu)
+    host = Host(gpu, budget_ms=0.5)
+
+    def work(count):
+        for _ in range(count):
+            job = host.scheduler.submit(session, {"x": image})
+            host.until(lambda job=job: job.ended and job.read("y") is not None)
+            job.release()
+
+    work(4)
+    created = []
+    for name in CREATORS:
+        original = getattr(gpu.device, name)
+
+        def counted(*args, _name=name, _original=original, **kwargs):
+            created.append(_name)
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(gpu.device, name, counted)
+    frames = len(host.reports)
+    work(60)
+    assert len(host.reports) - frames > 150
+    assert created == []
+
+
+def test_a_dropped_job_gives_its_outputs_memory_back(gpu, image):
+    session = cml.Session(conv_net(layers=1), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    for _ in range(5):
+        job = host.scheduler.submit(session, {"x": image})
+        host.until(lambda job=job: job.ended)
+        del job
+        host.scheduler.jobs.clear()
+    pools = host.scheduler.executor._pools[id(session.program)]
+    assert len(pools.outputs) <= 2
+
+
+def test_a_job_takes_another_s_tensor_on_the_gpu(gpu, image):
+    first, second = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two", seed=1), gpu)
+    wanted = second.run({"x": first.run({"x": image})["y"]})["y"]
+    host = Host(gpu, budget_ms=0.3)
+    maker = host.scheduler.submit(first, {"x": image})
+    taker = host.scheduler.submit(second, {"x": maker.output("y")})
+    host.until(lambda: taker.ended and taker.read("y") is not None)
+    np.testing.assert_array_equal(taker.read("y"), wanted)
+    tensor = maker.tensor("y")
+    assert tensor.fact == Fact("scalar", (1, 8, 24, 24)) and tensor.nbytes == 4 * 8 * 24 * 24
+
+
+def test_two_jobs_of_one_session_keep_their_outputs_apart(gpu, image):
+    session = cml.Session(conv_net(), gpu)
+    wanted = [session.run({"x": k * image})["y"] for k in (1, 2)]
+    host = Host(gpu, budget_ms=0.3)
+    jobs = [host.scheduler.submit(session, {"x": k * image}) for k in (1, 2)]
+    host.until(lambda: all(j.ended and j.read("y") is not None for j in jobs))
+    for job, want in zip(jobs, wanted, strict=True):
+        np.testing.assert_array_equal(job.read("y"), want)
+
+
+def test_a_cancelled_job_harms_nobody(gpu, image):
+    one, two = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two", seed=1), gpu)
+    wanted = two.run({"x": image})["y"]
+    host = Host(gpu, budget_ms=0.1)
+    gone, stays = (host.scheduler.submit(s, {"x": image}) for s in (one, two))
+    host.frame()
+    gone.cancel()
+    again = host.scheduler.submit(one, {"x": image})
+    host.until(lambda: stays.ended and again.ended and stays.read("y") is not None)
+    np.testing.assert_array_equal(stays.read("y"), wanted)
+    host.until(lambda: again.read("y") is not None)
+    np.testing.assert_array_equal(again.read("y"), one.run({"x": image})["y"])
+
+
+def test_a_deferred_session_prepares_itself_over_frames(gpu, image):
+    graph = conv_net("deferred", seed=5)
+    wanted = cml.Session(graph, gpu).run({"x": image})["y"]
+    session = cml.Session(graph, gpu, deferred=True)
+    host = Host(gpu, budget_ms=1.0)
+    job = host.scheduler.submit(session, {"x": image})
+    host.frame()
+    assert host.reports[0].reason == "preparing"
+
+    def arrived():
+        time.sleep(0.001)
+        return job.ended and job.read("y") is not None
+
+    host.until(arrived, limit=20_000)
+    np.testing.assert_array_equal(job.read("y"), wanted)
+
+
+def test_the_host_s_own_device_without_any_feature(image):
+    """What an engine asks for that knows nothing of us: no timestamps, the default limits."""
+    from cml_engine.gpu.native import limit_instance
+
+    limit_instance()
+    adapter = wgpu.gpu.request_adapter_sync()
+    device = adapter.request_device_sync()
+    gpu = cml.Gpu(device=device)
+    assert gpu.device is device and not gpu.has_timestamps
+    session = cml.Session(conv_net(), gpu)
+    wanted = session.run({"x": image})["y"]
+    host = Host(gpu, budget_ms=1.0)
+    job = host.scheduler.submit(session, {"x": image})
+    host.until(lambda: job.ended and job.read("y") is not None)
+    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert host.scheduler.executor.clock_source != "timestamps"
+
+
+def test_wrong_inputs_are_refused_at_submit(gpu, image):
+    session = cml.Session(conv_net(), gpu)
+    scheduler = FrameScheduler(gpu, budget_ms=1.0)
+    with pytest.raises(cml.InputError, match="is missing"):
+        scheduler.submit(session, {})
+    with pytest.raises(cml.InputError, match="wanted shape"):
+        scheduler.submit(session, {"x": image[0]})
+    with pytest.raises(TypeError, match="on a GPU"):
+        scheduler.submit(cml.Session(conv_net(), "cpu"), {"x": image})
+
+
+def test_a_host_that_skips_end_frame_or_encode_goes_on(gpu, image):
+    session = cml.Session(conv_net(), gpu)
+    wanted = session.run({"x": image})["y"]
+    host = Host(gpu, budget_ms=0.2)
+    job = host.scheduler.submit(session, {"x": image})
+    for turn in range(400):
+        encoder = gpu.device.create_command_encoder()
+        host.scheduler.encode(encoder)
+        gpu.queue.submit([encoder.finish()])
+        if turn % 3:
+            host.scheduler.end_frame()
+        if job.ended and job.read("y") is not None:
+            break
+    np.testing.assert_array_equal(job.read("y"), wanted)
