@@ -8,13 +8,19 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cml_engine import __version__, array_files
 from cml_engine.errors import CmlError, InputError
-from cml_engine.graph import Fact
+from cml_engine.graph import Fact, Graph
 from cml_engine.loading import load, save
-from cml_engine.session import CompileOptions, Session, check_inputs, random_inputs
+from cml_engine.plugins import load_entry_points, load_file
+from cml_engine.session import Session, check_inputs, random_inputs
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.device import Gpu
+    from cml_engine.report.rank import RankReport
+    from cml_engine.report.stub import StubReport
 
 T = TypeVar("T")
 
@@ -24,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     warnings.showwarning = _notice
     try:
+        for file in getattr(arguments, "ops", ()):
+            load_file(file)
         return int(arguments.command(arguments) or 0)
     except CmlError as error:
         print(f"cml: error: {error}", file=sys.stderr)
@@ -48,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(a: argparse.Namespace) -> int:
     if not a.input and not a.output:
         raise InputError("nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz or .png)")
-    graph = load(a.model)
+    graph = _model(a)
     facts = {name: graph.facts[name] for name in graph.inputs}
     outputs = _named_files(a.output, {n: graph.facts[n] for n in graph.outputs}, "output")
     for name, path in outputs.items():
@@ -57,7 +65,7 @@ def _run(a: argparse.Namespace) -> int:
     files = _named_files(a.input, facts, "input")
     arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
     arrays = check_inputs(facts, arrays)
-    session = Session(graph, a.backend)
+    session = Session(graph, _backend(a))
     results = session.run(arrays)
     written: dict[Path, dict[str, Any]] = {}
     for name, path in outputs.items():
@@ -72,7 +80,7 @@ def _run(a: argparse.Namespace) -> int:
 def _info(a: argparse.Namespace) -> int:
     from cml_engine.report.info import model_info
 
-    info = model_info(load(a.model))
+    info = model_info(_model(a))
     print(info.json() if a.json else info)
     if a.plan and not a.json:
         print("\n".join(info.layers))
@@ -80,8 +88,11 @@ def _info(a: argparse.Namespace) -> int:
 
 
 def _rank(a: argparse.Namespace) -> int:
-    session = Session(load(a.model), a.backend, CompileOptions())
-    report = session.rank(runs=a.runs)
+    session = Session(_model(a), _backend(a))
+    if a.stub:
+        report: RankReport | StubReport = session.rank_without(a.stub, runs=a.runs)
+    else:
+        report = session.rank(runs=a.runs)
     print(report.json() if a.json else report.csv() if a.csv else report)
     return 0
 
@@ -92,8 +103,9 @@ def _validate(a: argparse.Namespace) -> int:
     from cml_engine.passes import optimize
     from cml_engine.report.validation import Validation
 
-    graph = optimize(load(a.model))
+    graph = optimize(_model(a))
     gpu = Gpu()
+    gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
     facts = {name: graph.facts[name] for name in graph.inputs}
     files = _named_files(a.input, facts, "input")
     arrays = random_inputs(facts, a.seed)
@@ -107,6 +119,7 @@ def _validate(a: argparse.Namespace) -> int:
 def _ops(a: argparse.Namespace) -> int:
     from cml_engine.report.operators import operator_table
 
+    load_entry_points()
     print(operator_table())
     return 0
 
@@ -118,6 +131,23 @@ def _convert(a: argparse.Namespace) -> int:
     save(graph, a.destination, overwrite=a.overwrite)
     print(f"{a.destination}: {len(graph.nodes)} operations, {len(graph.labels)} weight files")
     return 0
+
+
+def _model(a: argparse.Namespace) -> Graph:
+    return load(a.model, fragments=a.fragments)
+
+
+def _backend(a: argparse.Namespace) -> Gpu | str:
+    """The backend asked for; a GPU that leaves its kernels in a folder, where one is named."""
+    if not a.dump_kernels:
+        return str(a.backend)
+    if a.backend == "cpu":
+        raise InputError("--dump-kernels wants the GPU: leave --backend cpu out")
+    from cml_engine.gpu.device import Gpu
+
+    gpu = Gpu()
+    gpu.dump_kernels = a.dump_kernels
+    return gpu
 
 
 def _named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, Path]:
@@ -182,11 +212,35 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
     "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
     "json": (("--json",), {"action": "store_true"}),
+    "ops": (
+        ("--ops",),
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "FILE.py",
+            "help": "a Python file that registers operators; may be given again",
+        },
+    ),
+    "fragments": (
+        ("--fragments",),
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "FILE.nnef",
+            "help": "a library of NNEF fragments that the model calls; may be given again",
+        },
+    ),
+    "dump": (
+        ("--dump-kernels",),
+        {"metavar": "DIR", "help": "write every kernel: its HLSL, SPIR-V and translations"},
+    ),
 }
+#: what goes wherever the option on the left does
+_WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments")}
 
 
 def _add(parser: argparse.ArgumentParser, *names: str) -> None:
-    for name in names:
+    for name in (*names, *(more for n in names for more in _WITH.get(n, ()))):
         flags, options = _SHARED[name]
         parser.add_argument(*flags, **options)
 
@@ -204,19 +258,22 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     sub = command("run", _run, "Run a model on tensors from .npy, .npz or .png files.")
-    _add(sub, "model", "inputs", "backend")
+    _add(sub, "model", "inputs", "backend", "dump")
     sub.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
     sub = command("info", _info, "Inputs, outputs, operators, weights, memory, predicted time.")
     _add(sub, "model", "json")
     sub.add_argument("--plan", action="store_true", help="list every dispatch")
     sub = command("rank", _rank, "Which operators the time goes to.")
-    _add(sub, "model", "backend", "json")
+    _add(sub, "model", "backend", "json", "dump")
     sub.add_argument("--runs", type=_positive, default=10)
     sub.add_argument("--csv", action="store_true")
+    sub.add_argument(
+        "--stub", metavar="NAME", help="whole runs without that operator against runs with it"
+    )
     sub = command("validate", _validate, "Check the GPU against NumPy, operator by operator.")
-    _add(sub, "model", "inputs")
+    _add(sub, "model", "inputs", "dump")
     sub.add_argument("--seed", type=int, default=0, help="of the random inputs")
-    command("ops", _ops, "Every operator, and how each backend runs it.")
+    _add(command("ops", _ops, "Every operator, and how each backend runs it."), "ops")
     sub = command("convert", _convert, "Turn a model of another format into an NNEF folder.")
     sub.add_argument("source", help="ncnn .param file, its .bin beside it")
     sub.add_argument("destination", help="folder or .tgz to write")

@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cml_engine import nnef
+from cml_engine.errors import InputError
 from cml_engine.graph import Graph
+from cml_engine.nnef.parser import parse_fragments
+from cml_engine.nnef.printer import print_fragment
 from cml_engine.ops import is_registered, load_families, registered
 from cml_engine.passes.infer import infer_facts, infer_node
+from cml_engine.plugins import load_entry_points
 
 
-def load(path: str | Path) -> Graph:
+def load(path: str | Path, *, fragments: Sequence[str | Path] = ()) -> Graph:
     """The network in an NNEF folder, in the ``graph.nnef`` inside one, or in a ``.tgz`` of one.
 
-    Operators that the engine knows become nodes; fragments with a body are expanded. Every error
-    in the model is a :class:`ModelError` with file, line and operator.
+    Operators that the engine knows, or that a game has registered, become nodes; other fragments
+    with a body are expanded. ``fragments`` are files of fragments that the model calls and does
+    not bring itself. Every error in the model is a :class:`ModelError` with file, line and
+    operator.
     """
     load_families()
-    graph = nnef.load(path, is_registered, infer_node, declarations())
-    return infer_facts(graph)
-
-
-def declarations() -> dict[str, str]:
-    """What the registered operators that are not NNEF's take and give, by name."""
-    return {
-        name: spec.signature
-        for name, spec in registered().items()
-        if spec.signature and name not in nnef.standard_signatures()
-    }
+    load_entry_points()
+    declarations = {**_library(fragments), **_declared()}
+    return infer_facts(nnef.load(path, is_registered, infer_node, declarations))
 
 
 def save(graph: Graph, path: str | Path, *, overwrite: bool = False) -> None:
     """Write the graph as an NNEF folder (or, for a name in ``.tgz``, as an archive of one)."""
     nnef.save(graph, path, overwrite=overwrite)
+
+
+def _declared() -> dict[str, str]:
+    """What the registered operators that are not NNEF's take and give, by name."""
+    return {
+        name: spec.signature
+        for name, spec in registered().items()
+        if _is_new(name) and spec.signature
+    }
+
+
+def _is_new(name: str) -> bool:
+    return name not in nnef.standard_signatures()
+
+
+def _library(files: Sequence[str | Path]) -> dict[str, str]:
+    """The fragments of those files, by name."""
+    found: dict[str, str] = {}
+    for file in files:
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"'{file}': cannot read the fragments: {error}") from None
+        for fragment in parse_fragments(text, str(file)):
+            if not _is_new(fragment.name):
+                raise InputError(f"'{file}': '{fragment.name}' is NNEF's own: rename the fragment")
+            if fragment.name in found:
+                raise InputError(f"'{file}': fragment '{fragment.name}' is there twice")
+            found[fragment.name] = print_fragment(fragment)
+    return found

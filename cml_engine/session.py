@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from cml_engine.passes.choose_layout import choose_layout
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.plan import Plan
 from cml_engine.report.rank import OpTime, RankReport
+from cml_engine.report.stub import StubReport, check_stub, time_in_turns
 
 if TYPE_CHECKING:
     from cml_engine.gpu.device import Gpu
@@ -127,6 +128,37 @@ class Session:
         if self.gpu is None:
             return self._rank_cpu(arrays, runs)
         return self._rank_gpu(arrays, runs)
+
+    def rank_without(
+        self, operator: str, inputs: Mapping[str, Array] | None = None, *, runs: int = 10
+    ) -> StubReport:
+        """What the operator of that name costs end to end: ``runs`` whole runs with it against
+        as many with one that does nothing in its place, in turns. The GPU only."""
+        if self.gpu is None:
+            raise InputError("an operator can be replaced by a stub on the GPU only")
+        check_stub(self.graph, operator)
+        arrays = check_inputs(self.inputs, inputs or random_inputs(self.inputs))
+        stubbed = replace(self.options, plan=replace(self.options.plan, stub=operator))
+        plan = make_plan(self.graph, self.gpu, stubbed)
+        timers = [self._whole_run(p, arrays) for p in (self.plan, plan) if p]
+        clock = "timestamps" if self.gpu.has_timestamps else "wall clock"
+        times = time_in_turns(runs, *timers)
+        return StubReport.of(self.graph, operator, self.gpu.name, clock, times)
+
+    def _whole_run(self, plan: Plan, arrays: Mapping[str, Array]) -> Callable[[], float]:
+        """A function that runs the plan in one pass and returns its milliseconds."""
+        from cml_engine.backends.gpu import GpuProgram
+        from cml_engine.gpu.timers import PassTimer
+
+        assert self.gpu
+        program, timer = GpuProgram(plan, self.gpu), PassTimer(self.gpu)
+        program.write_inputs(arrays)
+
+        def encode(compute: Any, _: int) -> None:
+            for step in plan.steps:
+                program.encode_all(compute, step.index)
+
+        return lambda: timer.time([0], encode)[0]
 
     def _rank_cpu(self, arrays: Mapping[str, Array], runs: int) -> RankReport:
         program = CpuProgram(self.graph)

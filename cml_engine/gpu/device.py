@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wgpu
@@ -45,6 +47,9 @@ class Pipeline:
 class Gpu:
     """One device and its queue.
 
+    Set ``dump_kernels`` to a folder and every pipeline built from then on leaves its sources
+    there (``cml_engine/gpu/dump.py``); it begins as the environment's ``CML_DUMP_KERNELS``.
+
     Parameters
     ----------
     device : the host's own ``wgpu.GPUDevice``, which is used as it is, with the features and
@@ -59,6 +64,7 @@ class Gpu:
         self.limits = _limits(self.device)
         self.has_timestamps = "timestamp-query" in self.device.features
         self.timestamp_period_ns = timestamp_period_ns(self.queue)
+        self.dump_kernels: str | Path | None = os.environ.get("CML_DUMP_KERNELS") or None
         self._pipelines: dict[ShaderKey, Pipeline] = {}
         self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
 
@@ -86,6 +92,10 @@ class Gpu:
         return FrameExecutor(self)
 
     def _build(self, key: ShaderKey) -> Pipeline:
+        if self.dump_kernels is not None:
+            from cml_engine.gpu.dump import dump_kernel
+
+            dump_kernel(key, self.dump_kernels)
         module = create_shader_module(self.device, key.label, compile_spirv(key), key.trusted)
         layout = self._layout(key.tensors, 16 * parse_params(key.params).vectors)
         try:

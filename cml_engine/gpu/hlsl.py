@@ -23,6 +23,7 @@ from cml_engine.gpu import slang
 from cml_engine.gpu.params import parse_params
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+_INCLUDE_LINE = re.compile(_INCLUDE.pattern + r".*$", re.MULTILINE)
 
 _PRELUDE = """\
 // The workgroups of this launch: [cml_first, cml_end) of the dispatch, in rows of cml_stride.
@@ -115,12 +116,11 @@ def _first_line(key: ShaderKey) -> int:
 
 def compile_spirv(key: ShaderKey) -> bytes:
     """SPIR-V of the variant, from the cache if it is there."""
-    source = resolved_source(key)
-    cached = cache_folder() / f"{_digest(source, key.path)}.spv"
+    cached = cache_folder() / f"{digest(key)}.spv"
     try:
         return cached.read_bytes()
     except OSError:
-        code = _compile(source, key)
+        code = _compile(resolved_source(key), key)
         _store(cached, code)
         return code
 
@@ -134,14 +134,20 @@ def _compile(source: str, key: ShaderKey) -> bytes:
     with tempfile.TemporaryDirectory(prefix="cml-hlsl-") as folder:
         file = Path(folder, f"{key.path.stem}.hlsl")
         file.write_text(source, encoding="utf-8")
-        includes = [f"-I{key.path.parent}", f"-I{shaders_hlsl.FOLDER / 'include'}"]
         try:
-            return slang.Slang.get().compile(file, includes)
+            return slang.Slang.get().compile(file, include_flags(key))
         except slang.SlangError as error:
             raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{error}") from None
 
 
-def _digest(source: str, path: Path) -> str:
+def include_flags(key: ShaderKey) -> list[str]:
+    """Where ``#include`` looks: beside the kernel, then in the engine's own folder."""
+    return [f"-I{key.path.parent}", f"-I{shaders_hlsl.FOLDER / 'include'}"]
+
+
+def digest(key: ShaderKey) -> str:
+    """Changes with everything that could change the variant's SPIR-V."""
+    source, path = resolved_source(key), key.path
     hasher = hashlib.sha256(slang.version().encode())
     hasher.update(source.replace(str(path.parent.as_posix()), "").encode())
     for text in _included(source, path.parent, set()):
@@ -149,16 +155,40 @@ def _digest(source: str, path: Path) -> str:
     return hasher.hexdigest()
 
 
+def standalone_source(key: ShaderKey) -> str:
+    """The resolved source with its includes in their places: one text that any compiler takes."""
+    return _expanded(resolved_source(key), key.path.parent, set())
+
+
+def _expanded(source: str, folder: Path, seen: set[Path]) -> str:
+    def text_of(match: re.Match[str]) -> str:
+        file = _find_include(match[1], folder)
+        if file is None:
+            return match[0]
+        text = file.read_text(encoding="utf-8")
+        if file in seen and "#pragma once" in text:
+            return f"// {match[1]} is above"
+        seen.add(file)
+        shown = _expanded(text.replace("#pragma once", ""), file.parent, seen)
+        return f"// ---- {match[1]}\n{shown}\n// ---- end of {match[1]}"
+
+    return _INCLUDE_LINE.sub(text_of, source)
+
+
+def _find_include(name: str, folder: Path) -> Path | None:
+    candidates = (folder / name, shaders_hlsl.FOLDER / "include" / name)
+    return next((file for file in candidates if file.is_file()), None)
+
+
 def _included(source: str, folder: Path, seen: set[Path]) -> list[str]:
     """The text of every file that the source includes, directly or not, each once."""
     texts: list[str] = []
     for name in _INCLUDE.findall(source):
-        for candidate in (folder / name, shaders_hlsl.FOLDER / "include" / name):
-            if candidate.is_file() and candidate not in seen:
-                seen.add(candidate)
-                text = candidate.read_text(encoding="utf-8")
-                texts += [text, *_included(text, candidate.parent, seen)]
-                break
+        file = _find_include(name, folder)
+        if file is not None and file not in seen:
+            seen.add(file)
+            text = file.read_text(encoding="utf-8")
+            texts += [text, *_included(text, file.parent, seen)]
     return texts
 
 

@@ -51,13 +51,14 @@ class Slang:
         if not self._session:
             raise DeviceError(f"the Slang compiler in {library} gave no session")
 
-    def compile(self, path: Path, arguments: list[str]) -> bytes:
-        """SPIR-V of the compute shader ``main`` in the file ``path``; ``arguments`` are ``-I``
-        and ``-D`` options. Raises :class:`SlangError` with the compiler's diagnostics."""
+    def compile(self, path: Path, arguments: list[str], target: str = "spirv") -> bytes:
+        """The compute shader ``main`` in the file ``path`` as SPIR-V, or as another of the
+        compiler's targets; ``arguments`` are ``-I`` and ``-D`` options. Raises
+        :class:`SlangError` with the compiler's diagnostics."""
         with self._lock:
             request = self._lib.spCreateCompileRequest(self._session)
             try:
-                return self._run(request, [*arguments, *_FLAGS, str(path)])
+                return self._run(request, [*arguments, *_FLAGS, "-target", target, str(path)])
             finally:
                 self._lib.spDestroyCompileRequest(request)
 
@@ -74,7 +75,7 @@ class Slang:
 
 
 _FLAGS = [
-    "-lang", "hlsl", "-target", "spirv", "-profile", "cs_6_2", "-entry", "main",
+    "-lang", "hlsl", "-profile", "cs_6_2", "-entry", "main",
     "-O2", "-matrix-layout-row-major", "-fp-mode", "precise",
 ]  # fmt: skip
 

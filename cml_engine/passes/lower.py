@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,12 @@ _MIN_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """``keep``: no tensor's memory is reused, so that all can be read after a run.
-    ``guard``: unused bytes before and after every tensor (tests fill them with a pattern)."""
+    ``guard``: unused bytes before and after every tensor (tests fill them with a pattern).
+    ``stub``: an operator that does nothing; its results are whatever the memory holds."""
 
     keep: bool = False
     guard: int = 0
+    stub: str = ""
 
 
 @dataclass
@@ -49,7 +51,7 @@ def lower(
 ) -> Plan:
     """The plan of a graph whose facts are known. Pure: the same arguments give the same plan."""
     chosen = dict(layouts or {})
-    draft = _dispatches(graph, limits, chosen)
+    draft = _dispatches(graph, limits, chosen, options.stub)
     alias = _aliases(graph)
     places, memory = _place_arena(graph, draft, alias, chosen, limits, options)
     weights, weights_bytes = _place_weights(graph, draft, alias, limits)
@@ -73,15 +75,18 @@ def lower(
     )
 
 
-def _dispatches(graph: Graph, limits: Limits, layouts: dict[str, str]) -> _Draft:
+def _dispatches(graph: Graph, limits: Limits, layouts: dict[str, str], stub: str) -> _Draft:
     draft = _Draft()
     for node in graph.nodes:
         spec = lookup(node.op)
-        if spec.alias:
+        if spec.alias or node.op == stub:
             continue
+        if any(epilogue.op == stub for epilogue in node.epilogues):
+            kept = tuple(e for e in node.epilogues if e.op != stub)
+            node = replace(node, epilogues=kept)
         if spec.kernel is None:
             raise UnsupportedOp(
-                f"{node.title}: has no GPU kernel; use the CPU backend", node.source
+                f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
             )
         op = Lowering(graph, node, limits, layouts, draft.packed)
         dispatches = [d for d in _lower_node(spec, spec.kernel, op) if d.groups > 0]
