@@ -1,11 +1,13 @@
-// conv and deconv with a constant filter: ROWS output channels x COLUMNS positions per thread.
+// conv and deconv: ROWS output channels x COLUMNS positions per thread.
 //
+// A block of rows takes `band` blocks of inputs: all of them, or those of the groups that it meets.
 // The positions of a workgroup share one phase (result % up), so that a deconv skips the taps that
 // fall between its inputs. DEPTHWISE: each of four channels takes its own input alone.
-// T0 input (blocks of four channels), T1 filter [row block][tap][input block][4 in][ROWS], or
+// T0 input (blocks of four channels), T1 filter [row block][tap][band][4 in][ROWS], or
 // [block][tap][4] where DEPTHWISE, T2 bias, then the epilogues' operands, then OUT.
 #include "conv_position.hlsli"
 #include "conv_product.hlsli"
+#include "divide.hlsli"
 #define BIAS T2
 #include "conv_store.hlsli"
 
@@ -28,12 +30,10 @@ Place place_of(uint index) {
     uint last = batch * cml_volume(steps.x, steps.y, steps.z);
     p.inside = index < last;
     index = min(index, last - 1);
-    p.at.z = int(index % uint(steps.z));
-    index /= uint(steps.z);
-    p.at.y = int(index % uint(steps.y));
-    index /= uint(steps.y);
-    p.at.x = int(index % uint(steps.x));
-    p.image = index / uint(steps.x);
+    uint row = cml_divide_rest(index, uint(steps.z));
+    uint plane = cml_divide_rest(row, uint(steps.y));
+    p.image = cml_divide_rest(plane, uint(steps.x));
+    p.at = int3(int(plane), int(row), int(index));
     return p;
 }
 
@@ -113,8 +113,9 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     cml_clear();
 
     uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
-    uint vectors = group_blocks * TAP_VECTORS;
-    uint first_block = DEPTHWISE ? row_block : row_block * ROWS / group_out * group_blocks;
+    uint vectors = band * TAP_VECTORS;
+    uint first_block = DEPTHWISE ? row_block
+        : min(row_block * ROWS / group_out * group_in / 4, in_blocks - band);
     uint weight = row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
     for (int kz = 0; kz < k_size(0); kz++) {
         int oz = phase.x * y_mul(0) + kz * k_step(0) + origin(0);
@@ -127,7 +128,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
                 bool meets = offset.x * up(0) == oz && offset.y * up(1) == oy
                              && offset.z * up(2) == ox;
                 find_inputs(offset, first_block, volume);
-                add_tap(weight, meets ? group_blocks : 0u, volume);
+                add_tap(weight, meets ? band : 0u, volume);
                 weight += vectors;
             }
         }

@@ -3,7 +3,11 @@
 // Three stages over tiles of 4x4 results: transform 6x6 inputs to 36 values, 36 matrix products,
 // transform 36 sums to 4x4 results. The points are 0, ±2/3, ±3/2 and infinity, whose rounding
 // errors are a quarter of those of the usual 0, ±1, ±2 (docs/performance.md).
-// P launch does the tiles [first_tile, first_tile + tiles), so that scratch memory is bounded.
+// A launch does the tiles [first_tile, first_tile + tiles), so that scratch memory is bounded.
+#include "divide.hlsli"
+
+#include "divide.hlsli"
+
 #define STAGE_INPUT 0
 #define STAGE_PRODUCT 1
 #define STAGE_OUTPUT 2
@@ -23,9 +27,10 @@ struct Tile {
 Tile tile_of(uint index) {
     Tile tile;
     index += first_tile;
-    tile.x = int(index % tiles_x) * 4;
-    tile.y = int(index / tiles_x % tiles_y) * 4;
-    tile.image = index / tiles_x / tiles_y;
+    uint row = cml_divide_rest(index, tiles_x);
+    tile.image = cml_divide_rest(row, tiles_y);
+    tile.y = int(row) * 4;
+    tile.x = int(index) * 4;
     return tile;
 }
 
@@ -52,8 +57,9 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     if (group >= cml_end) { return; }
     uint thread = group * GROUP + tid.x;
     if (thread >= tiles * in_blocks) { return; }
-    Tile tile = tile_of(thread % tiles);
-    uint block = thread / tiles;
+    uint nth = thread;
+    uint block = cml_divide_rest(nth, tiles);
+    Tile tile = tile_of(nth);
     uint base = (tile.image * in_blocks + block) * uint(height * width);
 
     int column[6];
@@ -77,7 +83,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
         float4 v[6];
         transform(d, v);
         {[ForceUnroll] for (int r = 0; r < 6; r++) {
-            T1[((r * 6 + c) * in_blocks + block) * tiles + thread % tiles] = v[r];
+            T1[((r * 6 + c) * in_blocks + block) * tiles + nth] = v[r];
         }}
     }}
 }
@@ -140,16 +146,17 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     if (group >= cml_end) { return; }
     uint thread = group * GROUP + tid.x;
     if (thread >= tiles * out_blocks) { return; }
-    Block block = cml_block(thread / tiles);
+    uint nth = thread;
+    Block block = cml_block(cml_divide_rest(nth, tiles));
     float4 columns[6][4];
     {[ForceUnroll] for (int c = 0; c < 6; c++) {
         float4 m[6];
         {[ForceUnroll] for (int r = 0; r < 6; r++) {
-            m[r] = T0[((r * 6 + c) * out_blocks + block.number) * tiles + thread % tiles];
+            m[r] = T0[((r * 6 + c) * out_blocks + block.number) * tiles + nth];
         }}
         transform(m, columns[c]);
     }}
-    Tile tile = tile_of(thread % tiles);
+    Tile tile = tile_of(nth);
     {[ForceUnroll] for (int r = 0; r < 4; r++) {
         float4 m[6];
         {[ForceUnroll] for (int c = 0; c < 6; c++) { m[c] = columns[c][r]; }}

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.conv_cases import CONV_CASES, DECONV_CASES
 from cml_engine.ops.conv_cpu import conv_cpu, deconv_cpu
-from cml_engine.ops.conv_gpu import GENERAL_PARAMS, lower_conv, lower_deconv
+from cml_engine.ops.conv_gpu import lower_conv, lower_deconv
 from cml_engine.ops.conv_shapes import conv_shape, deconv_shape
+from cml_engine.ops.conv_tile import PARAMS
 from cml_engine.ops.epilogue import SUPPORTED
 from cml_engine.ops.spec import Cost, Kernel, OpSpec, Tolerance, register
 
@@ -52,7 +53,7 @@ register(
         cpu=conv_cpu,
         kernel=Kernel(
             "conv.hlsl",
-            GENERAL_PARAMS,
+            PARAMS,
             lower=lower_conv,
             layouts="any",
             epilogues=SUPPORTED,
@@ -71,7 +72,7 @@ register(
         cpu=deconv_cpu,
         kernel=Kernel(
             "conv.hlsl",
-            GENERAL_PARAMS,
+            PARAMS,
             lower=lower_deconv,
             layouts="any",
             epilogues=SUPPORTED,

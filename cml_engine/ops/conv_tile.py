@@ -1,6 +1,6 @@
-"""Register tiles: output channels by positions, for filters that are constant.
+"""Register tiles: output channels by positions. Shader: ``shaders_hlsl/conv.hlsl``.
 
-Shader: ``shaders_hlsl/conv_tile.hlsl``. What the other kernels of ``conv`` share is here too.
+What Winograd's kernel shares with them is here too.
 """
 
 from __future__ import annotations
@@ -17,21 +17,27 @@ from cml_engine.ops.conv_shapes import BORDERS, Axis, ConvShape
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.epilogue import EpilogueArgs, epilogue_of, per_channel
 from cml_engine.ops.lowering import Lowering
-from cml_engine.ops.spec import Dispatch, Kernel
+from cml_engine.ops.spec import Cost, Dispatch, Kernel
 
 Array = np.ndarray[Any, Any]
 
 GROUP = 64
 #: both operators' windows, see conv_position.hlsli
 POSITION = "x_size:i3 y_size:i3 k_size:i3 y_mul:i3 k_step:i3 origin:i3 up:i3"
-_TILE = Kernel(
-    "conv_tile.hlsl",
-    "batch:u out_c:u in_blocks:u group_blocks:u group_out:u row_blocks:u tiles:u steps3:i3 "
-    f"{POSITION} {EPILOGUE_PARAMS}",
+PARAMS = (
+    "batch:u out_c:u in_blocks:u band:u group_in:u group_out:u row_blocks:u tiles:u steps3:i3 "
+    f"{POSITION} {EPILOGUE_PARAMS}"
+)
+_BLOCKS = Kernel(
+    "conv_blocks.hlsl", "images:u channels:u volume:u step:u", group=GROUP, trusted=True
+)
+_PACK = Kernel(
+    "conv_pack.hlsl",
+    "total:u rows:u band:u taps:u in_blocks:u out_c:u group_in:u group_out:u w_group:u w_out:u "
+    "w_in:u",
     group=GROUP,
     trusted=True,
 )
-_BLOCKS = Kernel("conv_blocks.hlsl", "images:u channels:u volume:u", group=GROUP, trusted=True)
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,15 @@ class Conv:
             return a.narrow, a.wide, a.kernel, 1, -a.dilation, a.before, a.stride
         return a.wide, a.narrow, a.kernel, a.stride, a.dilation, -a.before, 1
 
+    @property
+    def in_blocks(self) -> int:
+        return -(-self.shape.in_channels // 4)
+
+    @property
+    def constant(self) -> bool:
+        """Whether the filter can be packed when the model is loaded."""
+        return self.op.constant(self.op.in_names[1]) is not None
+
     def filter_rows(self) -> Array:
         """The constant filter as (output channels, input channels of the group, taps)."""
         shape = self.shape
@@ -78,6 +93,14 @@ class Conv:
             parts = value.reshape(shape.groups, shape.group_in, shape.group_out, shape.taps)
             value = parts.transpose(0, 2, 1, 3)
         return value.reshape(shape.out_channels, shape.group_in, shape.taps)
+
+    def filter_steps(self) -> dict[str, int]:
+        """How far a group, an output and an input channel lie apart in the filter."""
+        shape = self.shape
+        whole = shape.group_in * shape.group_out * shape.taps
+        steps = (shape.taps, shape.group_out * shape.taps)
+        w_out, w_in = steps if self.transposed else (shape.group_in * shape.taps, shape.taps)
+        return {"w_group": whole, "w_out": w_out, "w_in": w_in}
 
 
 def bindings(epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
@@ -108,16 +131,26 @@ class Tile:
         return self.columns * self.group
 
 
-def can_tile(conv: Conv) -> bool:
-    op, shape = conv.op, conv.shape
-    constant = all(op.constant(name) is not None for name in op.in_names[1:])
-    wide = shape.groups == 1 or (shape.group_in % 4 == 0 and shape.group_out % 4 == 0)
-    return constant and (wide or is_depthwise(conv)) and shape.group_in > 0
-
-
 def is_depthwise(conv: Conv) -> bool:
-    """One output for each input channel: a kernel may take four of them side by side."""
-    return conv.shape.group_in == conv.shape.group_out == 1 and conv.shape.groups > 1
+    """One output for each input channel: four of them are computed side by side."""
+    shape = conv.shape
+    return conv.constant and shape.group_in == shape.group_out == 1 and shape.groups > 1
+
+
+def first_block(conv: Conv, rows: int, row_block: int) -> int:
+    """The first block of inputs that a block of rows needs: where its first row's group begins."""
+    return row_block * rows // conv.shape.group_out * conv.shape.group_in // 4
+
+
+def band_of(conv: Conv, rows: int) -> int:
+    """Blocks of inputs that a block of rows needs at most: those of all groups that it meets."""
+    shape = conv.shape
+    band = 0
+    for row_block in range(-(-shape.out_channels // rows)):
+        last = min((row_block + 1) * rows, shape.out_channels) - 1
+        end = (last // shape.group_out + 1) * shape.group_in
+        band = max(band, -(-end // 4) - first_block(conv, rows, row_block))
+    return band
 
 
 def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
@@ -127,8 +160,7 @@ def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
     workgroup as well as a large one, and wastes less; hardware wants many of them.
     """
     shape = conv.shape
-    fits = [r for r in _ROWS_SPEED if shape.groups == 1 or shape.group_out % r == 0] or [4]
-    rows = min(fits, key=lambda r: -(-shape.out_channels // r) * r / _ROWS_SPEED[r])
+    rows = 4 if is_depthwise(conv) else min(_ROWS_SPEED, key=lambda r: _rows_cost(conv, r))
     if conv.op.limits.software:
         return Tile(rows, _COLUMNS[0], 16)
     row_blocks = -(-shape.out_channels // rows)
@@ -136,6 +168,12 @@ def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
         if batches * row_blocks * positions // (columns * GROUP) >= _BUSY_GROUPS:
             break
     return Tile(rows, columns, GROUP)
+
+
+def _rows_cost(conv: Conv, rows: int) -> float:
+    """Products with so many rows per thread, padding included, over their speed."""
+    row_blocks = -(-conv.shape.out_channels // rows)
+    return row_blocks * rows * max(band_of(conv, rows), 1) / _ROWS_SPEED[rows]
 
 
 def lower_tile(conv: Conv) -> Iterator[Dispatch]:
@@ -149,19 +187,20 @@ def lower_tile(conv: Conv) -> Iterator[Dispatch]:
     row_blocks = -(-shape.out_channels // tile.rows)
     tiles = -(-shape.batch * prod(steps) // tile.positions)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
-    filter = _depthwise_filter(conv) if depthwise else _tile_filter(conv, tile.rows)
-    one_group = depthwise or shape.groups == 1
+    filter = yield from _packed_filter(conv, tile.rows)
+    bias = yield from packed_bias(conv)
     yield Dispatch(
         groups=prod(ups) * tiles * row_blocks,
-        tensors=(x, filter, tile_bias(conv), *epilogue.tensors, op.out_names[0]),
+        tensors=(x, filter, bias, *epilogue.tensors, op.out_names[0]),
         params={
             **position,
             **epilogue.params,
             "batch": shape.batch,
             "out_c": shape.out_channels,
-            "in_blocks": -(-shape.in_channels // 4),
-            "group_blocks": 1 if depthwise else -(-shape.group_in // 4),
-            "group_out": row_blocks * tile.rows if one_group else shape.group_out,
+            "in_blocks": conv.in_blocks,
+            "band": 1 if depthwise else band_of(conv, tile.rows),
+            "group_in": shape.group_in,
+            "group_out": shape.group_out,
             "row_blocks": row_blocks,
             "tiles": tiles,
             "steps3": steps,
@@ -173,7 +212,6 @@ def lower_tile(conv: Conv) -> Iterator[Dispatch]:
             "BORDER": conv.border,
             "DEPTHWISE": int(depthwise),
         },
-        kernel=_TILE,
     )
 
 
@@ -199,47 +237,84 @@ def blocks_of(conv: Conv) -> Generator[Dispatch, None, str]:
     if op.layout(op.in_names[0]) == C4:
         return op.in_names[0]
     volume = prod(conv.in_size)
-    threads = shape.batch * -(-shape.in_channels // 4) * volume
+    return (yield from _blocked(op, op.in_names[0], shape.batch, shape.in_channels, volume, 1))
+
+
+def _blocked(
+    op: Lowering, name: str, images: int, channels: int, volume: int, step: int
+) -> Generator[Dispatch, None, str]:
+    threads = images * -(-channels // 4) * volume
     copy = op.scratch(4 * threads)
     yield Dispatch(
         groups=-(-threads // GROUP),
-        tensors=(op.in_names[0], copy),
-        params={"images": shape.batch, "channels": shape.in_channels, "volume": volume},
-        defines={"GROUP": GROUP, "T1_TYPE": "float4"},
+        tensors=(name, copy),
+        params={"images": images, "channels": channels, "volume": volume, "step": step},
+        defines={"T1_TYPE": "float4"},
         kernel=_BLOCKS,
+        cost=Cost(0, 4 * images * channels * volume, 16 * threads),
     )
     return copy
 
 
-def _tile_filter(conv: Conv, rows: int) -> str:
-    def make() -> Array:
-        value = conv.filter_rows()
-        out_c, in_c, taps = value.shape
-        padded = np.zeros((-(-out_c // rows) * rows, -(-in_c // 4) * 4, taps), np.float32)
-        padded[:out_c, :in_c] = value
-        parts = padded.reshape(-1, rows, padded.shape[1] // 4, 4, taps)
-        return parts.transpose(0, 4, 2, 3, 1)
-
-    way = "deconv" if conv.transposed else "conv"
-    return conv.op.pack(f"{conv.op.in_names[1]}.{way}{conv.shape.groups}.rows{rows}", make)
+def packed_bias(conv: Conv) -> Generator[Dispatch, None, str]:
+    """The bias for each channel, in whole blocks."""
+    op, name, channels = conv.op, conv.op.in_names[2], conv.shape.out_channels
+    value = op.constant(name)
+    if value is not None:
+        bias = value
+        return op.pack(f"{name}.bias{channels}", lambda: per_channel(bias, channels))
+    return (yield from _blocked(op, name, 1, channels, 1, int(op.fact(name).size > 1)))
 
 
-def _depthwise_filter(conv: Conv) -> str:
-    def make() -> Array:
-        value = conv.filter_rows()[:, 0]
-        padded = np.zeros((-(-len(value) // 4) * 4, value.shape[1]), np.float32)
-        padded[: len(value)] = value
-        return padded.reshape(-1, 4, value.shape[1]).transpose(0, 2, 1)
+def _packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
+    """The filter as the shader reads it: packed now, or on the GPU where it is computed there."""
+    op, shape = conv.op, conv.shape
+    name = op.in_names[1]
+    if is_depthwise(conv):
+        return op.pack(f"{name}.depthwise", lambda: _pack_depthwise(conv))
+    if conv.constant:
+        way = "deconv" if conv.transposed else "conv"
+        return op.pack(f"{name}.{way}{shape.groups}.rows{rows}", lambda: pack_filter(conv, rows))
+    band = band_of(conv, rows)
+    total = -(-shape.out_channels // rows) * rows * shape.taps * band * 4
+    packed = op.scratch(total)
+    yield Dispatch(
+        groups=-(-total // GROUP),
+        tensors=(name, packed),
+        params={
+            **conv.filter_steps(),
+            "total": total,
+            "rows": rows,
+            "band": band,
+            "taps": shape.taps,
+            "in_blocks": conv.in_blocks,
+            "out_c": shape.out_channels,
+            "group_in": shape.group_in,
+            "group_out": shape.group_out,
+        },
+        kernel=_PACK,
+        cost=Cost(0, op.fact(name).nbytes, 4 * total),
+    )
+    return packed
 
-    return conv.op.pack(f"{conv.op.in_names[1]}.depthwise", make)
+
+def pack_filter(conv: Conv, rows: int) -> Array:
+    """[row block][tap][band][4 in][rows]; what a row does not take of its band is zero."""
+    shape, value, band = conv.shape, conv.filter_rows(), band_of(conv, rows)
+    row_blocks = -(-shape.out_channels // rows)
+    packed = np.zeros((row_blocks, shape.taps, 4 * band, rows), np.float32)
+    for row_block in range(row_blocks):
+        first = min(first_block(conv, rows, row_block), conv.in_blocks - band)
+        channels = range(row_block * rows, min((row_block + 1) * rows, shape.out_channels))
+        for row, channel in enumerate(channels):
+            begin = channel // shape.group_out * shape.group_in - 4 * first
+            packed[row_block, :, begin : begin + shape.group_in, row] = value[channel].T
+    return packed
 
 
-def tile_bias(conv: Conv) -> str:
-    name, channels = conv.op.in_names[2], conv.shape.out_channels
-
-    def make() -> Array:
-        value = conv.op.constant(name)
-        assert value is not None
-        return per_channel(value, channels)
-
-    return conv.op.pack(f"{name}.bias{channels}", make)
+def _pack_depthwise(conv: Conv) -> Array:
+    """[block][tap][4]."""
+    value = conv.filter_rows()[:, 0]
+    padded = np.zeros((-(-len(value) // 4) * 4, value.shape[1]), np.float32)
+    padded[: len(value)] = value
+    return padded.reshape(-1, 4, value.shape[1]).transpose(0, 2, 1)

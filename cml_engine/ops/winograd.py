@@ -17,9 +17,9 @@ from cml_engine.ops.conv_tile import (
     Conv,
     Tile,
     blocks_of,
+    packed_bias,
     product_defines,
     store_defines,
-    tile_bias,
     tile_of,
 )
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
@@ -38,7 +38,7 @@ _POINTS = 36
 #: bytes of one scratch tensor: tiles beyond are done in a further round
 _MAX_SCRATCH = 16 << 20
 #: fewer channels leave the transforms dearer than the products that they save
-_LEAST_CHANNELS = 16
+LEAST_CHANNELS = 16
 #: results that are computed for one that is asked for, by whole tiles and whole workgroups
 _MOST_WASTE = 1.8
 
@@ -46,12 +46,11 @@ _MOST_WASTE = 1.8
 def fits(conv: Conv) -> bool:
     """Whether the node is a 3x3 convolution that gains from it."""
     shape = conv.shape
-    depth, *plane = shape.axes3
-    if conv.transposed or shape.groups != 1 or len(shape.axes) != 2 or depth.kernel != 1:
+    if conv.transposed or shape.groups != 1 or len(shape.axes) != 2 or not conv.constant:
         return False
-    if any((a.kernel, a.stride, a.dilation) != (3, 1, 1) for a in plane):
+    if any((a.kernel, a.stride, a.dilation) != (3, 1, 1) for a in shape.axes):
         return False
-    if min(shape.in_channels, shape.out_channels) < _LEAST_CHANNELS:
+    if min(shape.in_channels, shape.out_channels) < LEAST_CHANNELS:
         return False
     tiles = _count_tiles(conv)
     whole = tile_of(conv, tiles, _POINTS).positions
@@ -65,7 +64,8 @@ def _count_tiles(conv: Conv) -> int:
 def lower_winograd(conv: Conv) -> Iterator[Dispatch]:
     shape = conv.shape
     x = yield from blocks_of(conv)
-    in_blocks, out_blocks = -(-shape.in_channels // 4), -(-shape.out_channels // 4)
+    bias = yield from packed_bias(conv)
+    in_blocks, out_blocks = conv.in_blocks, -(-shape.out_channels // 4)
     tiles_y, tiles_x = (-(-n // 4) for n in shape.narrow)
     total = _count_tiles(conv)
     round_tiles = min(total, max(1, _MAX_SCRATCH // (16 * _POINTS * max(in_blocks, out_blocks))))
@@ -90,14 +90,14 @@ def lower_winograd(conv: Conv) -> Iterator[Dispatch]:
         tiles = min(round_tiles, total - first)
         parts = -(-tiles // tile.positions)
         stated = {**params, "first_tile": first, "tiles": tiles, "parts": parts}
-        yield from _round(conv, (x, values, sums), stated, tile)
+        yield from _round(conv, (x, values, sums, bias), stated, tile)
 
 
 def _round(
-    conv: Conv, tensors: tuple[str, str, str], params: dict[str, Any], tile: Tile
+    conv: Conv, tensors: tuple[str, str, str, str], params: dict[str, Any], tile: Tile
 ) -> Iterator[Dispatch]:
     """The three stages of some tiles."""
-    x, values, sums = tensors
+    x, values, sums, bias = tensors
     epilogue = epilogue_of(conv.op, 2, vector=conv.out_c4)
     none = {"epi_value": [0.0]}
     yield Dispatch(
@@ -116,7 +116,7 @@ def _round(
     )
     yield Dispatch(
         groups=-(-params["tiles"] * params["out_blocks"] // GROUP),
-        tensors=(sums, tile_bias(conv), *epilogue.tensors, conv.op.out_names[0]),
+        tensors=(sums, bias, *epilogue.tensors, conv.op.out_names[0]),
         params={**params, **epilogue.params},
         defines={
             "T0_TYPE": "float4",

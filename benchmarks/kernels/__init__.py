@@ -1,0 +1,1 @@
+"""Benchmarks of single kernels against what the device does at best."""

@@ -1,0 +1,23 @@
+// What a kernel's speed is compared with: products on registers (FMA), or a copy.
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint thread = group * GROUP + tid.x;
+#if FMA
+    float sum[32];
+    float x = T0[tid.x].x;
+    {[ForceUnroll] for (int i = 0; i < 32; i++) { sum[i] = x * i; }}
+    for (uint k = 0; k < rounds; k++) {
+        float w = T0[k].y;
+        {[ForceUnroll] for (int u = 0; u < 128; u++) {
+            sum[u % 32] = mad(sum[u % 32], w, x);
+        }}
+    }
+    float total = 0.0;
+    {[ForceUnroll] for (int j = 0; j < 32; j++) { total += sum[j]; }}
+    T1[thread] = total;
+#else
+    T1[thread] = T0[thread];
+#endif
+}

@@ -1,0 +1,178 @@
+"""GFLOPS of conv and deconv by shape and kernel: ``python -m benchmarks.kernels.conv``.
+
+Everything is measured in turns in one run, with two controls: products on registers and a copy.
+On a shared machine only the ratios to the controls mean something; the least of the rounds is
+printed beside the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from cml_engine.backends.gpu import GpuProgram
+from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.hlsl import shader_key
+from cml_engine.gpu.params import parse_params
+from cml_engine.layout import C4
+from cml_engine.ops import load_families, lookup, winograd
+from cml_engine.ops.conv_cases import conv_case, deconv_case
+from cml_engine.ops.conv_cpu import conv_cpu
+from cml_engine.ops.spec import Case
+from cml_engine.passes.lower import lower
+from cml_engine.testing import case_graph
+
+#: (name, operator, case, whether Winograd is allowed)
+_AROUND = [(1, 1), (1, 1)]
+SHAPES: tuple[tuple[str, str, Case, bool], ...] = (
+    ("3x3 64>64 64² winograd", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3)), True),
+    ("3x3 64>64 64² tile", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3)), False),
+    ("3x3 3>64 64² tile", "conv", conv_case((1, 3, 64, 64), (64, 3, 3, 3)), True),
+    ("3x3 64>3 64² tile", "conv", conv_case((1, 64, 64, 64), (3, 64, 3, 3)), True),
+    ("3x3 128>128 16² tile", "conv", conv_case((1, 128, 16, 16), (128, 128, 3, 3)), True),
+    ("3x3 64>64 s2 64² tile", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3), stride=[2, 2]),
+     True),
+    ("1x1 128>128 64² tile", "conv", conv_case((1, 128, 64, 64), (128, 128, 1, 1)), True),
+    ("3x3 128 depthwise 64²", "conv", conv_case((1, 128, 64, 64), (128, 1, 3, 3), groups=0), True),
+    ("3x3 64>64 g3 64² groups", "conv", conv_case((1, 63, 64, 64), (63, 21, 3, 3), groups=3),
+     True),
+    ("deconv 4x4 s2 64>32 32²", "deconv",
+     deconv_case((1, 64, 32, 32), (64, 32, 4, 4), stride=[2, 2], padding=_AROUND), True),
+)  # fmt: skip
+_FMA_ROUNDS, _FMA_GROUPS = 128, 256
+_COPY_VECTORS = 1 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    load_families()
+    gpu = Gpu()
+    works: dict[str, tuple[Callable[[], object], float]] = {}
+    fma = 256.0 * _FMA_ROUNDS * _FMA_GROUPS * 64
+    works["control: products on registers"] = (_control(gpu, fma=True), fma)
+    copied = 32.0 * _COPY_VECTORS
+    works["control: copy (GB/s)"] = (_control(gpu, fma=False), copied)
+    for name, op, case, allowed in SHAPES:
+        with _winograd(allowed):
+            works[name] = _shape(gpu, op, case)
+    works["NumPy 3x3 64>64 64²"] = _numpy(SHAPES[0][2])
+    print(gpu.name)
+    _print(_measure(works, rounds), works)
+
+
+def _shape(gpu: Gpu, op: str, case: Case) -> tuple[Callable[[], object], float]:
+    graph, inputs = case_graph(op, case, constants=True)
+    blocked = [n for n in ("x0", "y0") if graph.facts[n].shape[1] >= 4]
+    plan = lower(graph, gpu.limits, dict.fromkeys(blocked, C4))
+    program = GpuProgram(plan, gpu)
+    program.write_inputs(inputs)
+    node = graph.nodes[0]
+    facts = [graph.facts[n] for n in node.inputs], [graph.facts[n] for n in node.outputs]
+    output = plan.outputs["y0"].binding
+
+    def run() -> None:
+        encoder = gpu.device.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        for step in plan.steps:
+            program.encode_all(compute, step.index)
+        compute.end()
+        gpu.queue.submit([encoder.finish()])
+        program.read_bytes(output)
+
+    return run, lookup(op).cost(node.attrs, *facts).flops
+
+
+def _numpy(case: Case) -> tuple[Callable[[], object], float]:
+    graph, inputs = case_graph("conv", case, constants=True)
+    node = graph.nodes[0]
+    arrays = [inputs["x0"], *(graph.constants[n] for n in node.inputs[1:])]
+    facts = [graph.facts[n] for n in node.inputs], [graph.facts["y0"]]
+    return lambda: conv_cpu(node.attrs, *arrays), lookup("conv").cost(node.attrs, *facts).flops
+
+
+def _control(gpu: Gpu, fma: bool) -> Callable[[], object]:
+    """A launch of ``control.hlsl``."""
+    vectors: dict[str, int | str] = {"T0_TYPE": "float4", "T1_TYPE": "float" if fma else "float4"}
+    defines: dict[str, int | str] = {"GROUP": 64, "FMA": int(fma), **vectors}
+    path = Path(__file__).with_name("control.hlsl")
+    pipeline = gpu.pipeline(shader_key(path, "rounds:u", 2, defines, trusted=True))
+    groups = _FMA_GROUPS if fma else _COPY_VECTORS // 64
+    params = parse_params("rounds:u").pack({"rounds": _FMA_ROUNDS})
+    slots = np.array([0, groups, groups, 0], np.uint32)
+    uniform, storage = wgpu.BufferUsage.UNIFORM, wgpu.BufferUsage.STORAGE
+    buffers = [_buffer(gpu, slots.tobytes(), uniform), _buffer(gpu, params, uniform)]
+    for _ in range(2):
+        data = np.full(4 * _COPY_VECTORS, 0.5, np.float32).tobytes()
+        buffers.append(_buffer(gpu, data, storage | wgpu.BufferUsage.COPY_SRC))
+    entries = [
+        {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
+        for i, b in enumerate(buffers)
+    ]
+    bind_group = gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
+
+    def run() -> None:
+        encoder = gpu.device.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        compute.set_pipeline(pipeline.pipeline)
+        compute.set_bind_group(0, bind_group, [0])
+        compute.dispatch_workgroups(groups)
+        compute.end()
+        gpu.queue.submit([encoder.finish()])
+        gpu.queue.read_buffer(buffers[3], 0, 16)
+
+    return run
+
+
+def _buffer(gpu: Gpu, data: bytes, usage: int) -> Any:
+    return gpu.device.create_buffer_with_data(data=data, usage=usage)
+
+
+@contextmanager
+def _winograd(allowed: bool) -> Iterator[None]:
+    """Lower to the tile what would be Winograd's."""
+    least = winograd.LEAST_CHANNELS
+    if not allowed:
+        winograd.LEAST_CHANNELS = 1 << 30
+    try:
+        yield
+    finally:
+        winograd.LEAST_CHANNELS = least
+
+
+def _measure(
+    works: dict[str, tuple[Callable[[], object], float]], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of every work, in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for i in range(rounds + 1):  # the first round warms up
+        for name, (run, _) in works.items():
+            start = time.perf_counter()
+            run()
+            if i:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def _print(
+    seconds: dict[str, list[float]], works: dict[str, tuple[Callable[[], object], float]]
+) -> None:
+    best = {name: works[name][1] / min(times) / 1e9 for name, times in seconds.items()}
+    fma = next(iter(best.values()))
+    print(f"{'':34}{'least ms':>10}{'median':>10}{'GFLOPS':>10}{'of registers':>14}")
+    for name, times in seconds.items():
+        shown = f"{1e3 * min(times):10.2f}{1e3 * statistics.median(times):10.2f}"
+        print(f"{name:34}{shown}{best[name]:10.1f}{best[name] / fma:14.0%}")
+
+
+if __name__ == "__main__":
+    main()

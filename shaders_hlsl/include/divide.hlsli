@@ -1,0 +1,23 @@
+// Integer division by floats: a driver that runs on vectors of the CPU divides integers one lane
+// after the other, and GPUs have no integer divider either.
+#ifndef CML_DIVIDE
+#define CML_DIVIDE
+
+// a / b for any a, and b > 0. The second round mends what a float cannot hold, the last steps what
+// it rounds.
+uint cml_divide(uint a, uint b) {
+    float inverse = 1.0 / float(b);
+    uint quotient = uint(float(a) * inverse);
+    quotient += uint(int(floor(float(int(a - quotient * b)) * inverse)));
+    int rest = int(a - quotient * b);
+    return rest < 0 ? quotient - 1 : (rest >= int(b) ? quotient + 1 : quotient);
+}
+
+// a / b, and a becomes the remainder.
+uint cml_divide_rest(inout uint a, uint b) {
+    uint quotient = cml_divide(a, b);
+    a -= quotient * b;
+    return quotient;
+}
+
+#endif
