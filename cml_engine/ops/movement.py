@@ -26,7 +26,7 @@ from cml_engine.ops.shapes import (
 )
 from cml_engine.ops.spec import EXACT, Case, Dispatch, Kernel, OpSpec, Random, register
 from cml_engine.ops.spec import elementwise_cost as _cost
-from cml_engine.ops.strided import Copy, box, copy_dispatch, strides
+from cml_engine.ops.strided import Copy, box, copy_dispatch, lying_shape, strides
 
 Array = np.ndarray[Any, Any]
 _MOVE = _cost(0)
@@ -243,11 +243,11 @@ def _parts(
 ) -> Iterator[tuple[str, str, Copy]]:
     """The copies between ``whole`` and its parts, which follow each other along the axis."""
     axis = op.attrs.axis
-    walk = strides(op.fact(whole).shape)
+    walk = strides(lying_shape(op, whole))
     step = walk[axis]
     start = 0
     for name in parts:
-        shape = op.fact(name).shape
+        shape = lying_shape(op, name)
         if len(shape) < len(walk):  # stack: the parts lack the axis
             shape = (*shape[:axis], 1, *shape[axis:])
         if joins:
@@ -262,12 +262,13 @@ register(
         "concat",
         infer=_concat_infer,
         cpu=lambda attrs, *values: np.concatenate(values, attrs.axis),
-        kernel=Kernel("movement.hlsl", lower=_join_lower, trusted=True),
+        kernel=Kernel("movement.hlsl", lower=_join_lower, layouts="blocks", trusted=True),
         cost=_MOVE,
         tolerance=EXACT,
         cases=[
             Case(((2, 3, 5, 7), (2, 4, 5, 7), (2, 1, 5, 7)), {"axis": 1}, "channels, odd"),
             Case(((1, 4, 8, 8), (1, 8, 8, 8)), {"axis": 1}, "aligned runs"),
+            Case(((2, 4, 3, 2), (2, 4, 3, 5)), {"axis": 3}, "another axis than the channels"),
             Case(((3, 5), (3, 0), (3, 2)), {"axis": 1}, "one is empty"),
             Case(((3, 1), (3, 1)), {"axis": 1}, "columns"),
             Case(((0, 4), (0, 4)), {"axis": 0}, "all empty"),
@@ -299,12 +300,13 @@ register(
         "split",
         infer=_split_infer,
         cpu=_split_cpu,
-        kernel=Kernel("movement.hlsl", lower=_part_lower, trusted=True),
+        kernel=Kernel("movement.hlsl", lower=_part_lower, layouts="blocks", trusted=True),
         cost=_MOVE,
         tolerance=EXACT,
         cases=[
             Case(((2, 12, 3, 5),), {"axis": 1, "ratios": [1, 2, 1]}, "ratios, not sizes"),
             Case(((1, 8, 4, 4),), {"axis": 1, "ratios": [1, 1]}, "aligned halves"),
+            Case(((2, 4, 9),), {"axis": 2, "ratios": [1, 2]}, "another axis than the channels"),
             Case(((3, 5),), {"axis": 1, "ratios": [1, 4]}, "sizes as ratios"),
             Case(((3, 0),), {"axis": 1, "ratios": [2, 1]}, "empty"),
             Case((_integers(1, 1, 1, 1, 1, 1, 1, 6),), {"axis": 7, "ratios": [5, 1]}, "rank 8"),

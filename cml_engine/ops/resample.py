@@ -29,7 +29,7 @@ from cml_engine.ops.spec import (
     elementwise_cost,
     register,
 )
-from cml_engine.ops.strided import Copy, Dim, collapse, copy_dispatch, strides
+from cml_engine.ops.strided import Copy, Dim, collapse, copy_dispatch, lying_shape, strides
 
 Array = np.ndarray[Any, Any]
 _METHODS = ("symmetric", "asymmetric", "aligned")
@@ -141,18 +141,10 @@ def source_position(method: str, i: Array, extent: int, factor: int) -> Array:
 # --- on the GPU ---------------------------------------------------------------------------------
 
 
-def _extents(op: Lowering, name: str) -> tuple[int, ...]:
-    """The tensor's extents as they lie: the channels of a block are its innermost axis."""
-    shape = op.fact(name).shape
-    if op.layout(name) == C4:
-        return (shape[0], shape[1] // 4, *shape[2:], 4)
-    return shape
-
-
 def _nearest_lower(up: bool) -> Callable[[Lowering], Iterator[Dispatch]]:
     def lower(op: Lowering) -> Iterator[Dispatch]:
         source, target = op.in_names[0], op.out_names[0]
-        x, y = _extents(op, source), _extents(op, target)
+        x, y = lying_shape(op, source), lying_shape(op, target)
         factors = [1, 1, *op.attrs.factor, 1][: len(x)]
         dims = []
         for i, (src, dst) in enumerate(zip(strides(x), strides(y), strict=True)):

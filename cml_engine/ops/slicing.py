@@ -9,6 +9,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
+from cml_engine.layout import C4
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.shapes import check_axes, check_length, fact_from, slice_range
 from cml_engine.ops.spec import (
@@ -21,7 +22,7 @@ from cml_engine.ops.spec import (
     elementwise_cost,
     register,
 )
-from cml_engine.ops.strided import Copy, Dim, box, collapse, copy_dispatch, strides
+from cml_engine.ops.strided import Copy, Dim, box, collapse, copy_dispatch, lying_shape, strides
 
 Array = np.ndarray[Any, Any]
 #: first index, count and step of one axis
@@ -54,14 +55,40 @@ def _slice_cpu(attrs: Attrs, x: Array) -> Array:
 
 
 def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
-    (x,), (y,) = op.inputs, op.outputs
-    walk = strides(x.shape)
-    ranges = _ranges(op.attrs, x)
-    src = [s * step for s, (_, _, step) in zip(walk, ranges, strict=True)]
-    offset = sum(s * first for s, (first, _, _) in zip(walk, ranges, strict=True))
-    copy = box(y.shape, src, strides(y.shape), src_offset=offset)
-    if dispatch := copy_dispatch(op, op.in_names[0], op.out_names[0], copy):
-        yield dispatch
+    source, target = op.in_names[0], op.out_names[0]
+    ranges = _ranges(op.attrs, op.inputs[0])
+    if op.layout(source) != C4:
+        copies = [_taken(ranges, strides(op.inputs[0].shape), strides(op.outputs[0].shape))]
+    else:
+        copies = list(_blocked(ranges, lying_shape(op, source), lying_shape(op, target)))
+    for copy in copies:
+        if dispatch := copy_dispatch(op, source, target, copy):
+            yield dispatch
+
+
+def _taken(
+    ranges: Sequence[Range], src: Sequence[int], dst: Sequence[int], at: tuple[int, int] = (0, 0)
+) -> Copy:
+    """The copy of those ranges, from the offsets ``at`` of source and target."""
+    counts = [count for _, count, _ in ranges]
+    walk = [s * step for s, (_, _, step) in zip(src, ranges, strict=True)]
+    offset = sum(s * first for s, (first, _, _) in zip(src, ranges, strict=True))
+    return box(counts, walk, dst, src_offset=at[0] + offset, dst_offset=at[1])
+
+
+def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterator[Copy]:
+    """The same between blocks of four channels: one copy where blocks stay whole, else one for
+    each of the result's lanes, whose channels are four steps apart."""
+    first, count, step = ranges[1]
+    src, dst = strides(x), strides(y)
+    batch, spatial = ranges[0], ranges[2:]
+    if step == 1 and first % 4 == 0:
+        yield _taken([batch, (first // 4, count // 4, 1), *spatial, (0, 4, 1)], src, dst)
+        return
+    for lane in range(4):
+        block, source_lane = divmod(first + step * lane, 4)
+        lanes = [batch, (block, count // 4, step), *spatial, (0, 1, 1)]
+        yield _taken(lanes, src, dst, at=(source_lane, lane))
 
 
 def _written_twice(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Any:
@@ -78,12 +105,14 @@ register(
         "slice",
         infer=_slice_infer,
         cpu=_slice_cpu,
-        kernel=Kernel("movement.hlsl", lower=_slice_lower, trusted=True),
+        kernel=Kernel("movement.hlsl", lower=_slice_lower, layouts="blocks", trusted=True),
         cost=_written_twice,
         tolerance=EXACT,
         cases=[
             Case(((2, 7, 9),), _sliced([1, 2], [2, 1], [5, 8]), "a window"),
             Case(((1, 8, 4, 4),), _sliced([1], [4], [0]), "end 0 is the end"),
+            Case(((2, 16, 3, 5),), _sliced([1, 3], [2, 1], [14, 4]), "channels across blocks"),
+            Case(((2, 16, 3),), _sliced([1], [-1], [-100], [-2]), "every other channel, flipped"),
             Case(((6, 5),), _sliced([0], [4], [0], [-1]), "end 0 is index 0 with strides"),
             Case(((6, 5),), _sliced([0, 1], [-1, 0], [-100, 0], [-1, 1]), "all of it, flipped"),
             Case(((6, 5),), _sliced([0, 1], [0, 1], [0, 0], [2, 1]), "end 0 and a stride: empty"),

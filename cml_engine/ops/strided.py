@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
+from cml_engine.layout import C4
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.spec import Cost, Dispatch, Kernel
 
@@ -58,6 +59,15 @@ class Copy:
 def strides(shape: Sequence[int]) -> list[int]:
     """Items from one index to the next, for each dimension of a row-major tensor."""
     return [prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def lying_shape(op: Lowering, name: str) -> tuple[int, ...]:
+    """The tensor's extents as they lie: of blocked feature maps, which must be of whole blocks,
+    axis 1 counts blocks and a last axis the four channels of one."""
+    shape = op.fact(name).shape
+    if op.layout(name) == C4:
+        return (shape[0], shape[1] // 4, *shape[2:], 4)
+    return shape
 
 
 def box(

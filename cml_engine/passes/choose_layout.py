@@ -50,6 +50,11 @@ def _visit(graph: Graph, node: Node, ties: _Ties, plain: set[str], wanted: set[s
     if layouts == "same":
         _tie_same(graph, maps, result, ties, plain)
         return
+    if layouts == "blocks":
+        ties.join(maps)
+        if any(graph.facts[n].shape[1] % 4 for n in maps):
+            plain.update(maps)
+        return
     ends = [node.inputs[0], node.outputs[0]]
     wanted.update(n for n in ends if graph.facts[n].shape[1] >= 4)
     plain.update(n for n in ends if graph.facts[n].shape[1] < 4)
