@@ -167,6 +167,21 @@ float cml_pow(float x, float y) {
     return negative && cml_odd(y) ? -magnitude : magnitude;
 }
 
+float cml_erf(float x) {
+    float a = abs(x);
+    float z = x * x;
+    if (a < 0.5) {
+        // the series: near 0 the formula below would cancel
+        float p = z * (-0.0238095238 + z * (4.62962963e-3 - z * 7.57575758e-4));
+        return 1.12837917 * x * (1.0 + z * (-0.333333333 + z * (0.1 + p)));
+    }
+    // Abramowitz and Stegun 7.1.26
+    float t = 1.0 / (1.0 + 0.3275911 * a);
+    float p = (1.061405429 * t - 1.453152027) * t + 1.421413741;
+    float y = 1.0 - ((p * t - 0.284496736) * t + 0.254829592) * t * exp(-z);
+    return x < 0.0 ? -y : y;
+}
+
 float cml_sigmoid(float x) {
     // the exponent is never positive, so nothing overflows
     float t = exp(-abs(x));
