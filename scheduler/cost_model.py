@@ -114,6 +114,11 @@ class TailMargin:
         return len(self._recent)
 
     @property
+    def ratios(self) -> list[float]:
+        """The recent ratios of measured to predicted time, oldest first."""
+        return list(self._recent)
+
+    @property
     def factor(self) -> float:
         """At least 1; the prior until there are enough frames to know better."""
         count = len(self._sorted)
@@ -232,6 +237,7 @@ class CostModel:
         return {
             "format": "cml cost table 1",
             "unknown_ratio": math.exp(self._unknown + self._drift),
+            "unknown_samples": self._unknown_samples,
             "steps": {
                 key: [
                     [math.exp(p.log_count), math.exp(p.log_ms + self._drift), p.samples, p.spread]
@@ -248,7 +254,7 @@ class CostModel:
             raise ValueError("not a cost table (wanted format 'cml cost table 1')")
         model = cls(share)
         model._unknown = math.log(float(data["unknown_ratio"]))
-        model._unknown_samples = 1
+        model._unknown_samples = int(data["unknown_samples"])
         for key, rows in data["steps"].items():
             model._curves[key] = _curve_of(rows)
         return model

@@ -15,6 +15,7 @@ from scheduler.cost_model import CostModel
 from scheduler.executor import Executor, Slice, StepCost, Timing
 from scheduler.job import Job, JobOutput, State
 from scheduler.policy import Policy, least_laxity
+from scheduler.record import Recorder, Recording
 
 Reason = Literal["budget", "nothing to do", "waiting for GPU", "preparing", "all waiting"]
 #: a slice shorter than this share of the budget is not worth its launch at the end of a frame
@@ -124,6 +125,21 @@ class FrameScheduler:
         self._reads: list[Job] = []
         self._tails: dict[int, list[float]] = {}
         self._encoded: _InFlight | None = None
+        self._recorder: Recorder | None = None
+
+    def record(self) -> Recording:
+        """Write down from now on what comes in and what is decided: the recording that is
+        returned grows with every frame, and :func:`scheduler.record.replay` runs it again. The
+        scheduler must have no jobs yet."""
+        if any(not job.ended for job in self.jobs):
+            raise RuntimeError("start recording before the first submit")
+        # go on with what the recording holds of the cost model, to the last bit
+        ratios = self.cost_model.tail.ratios
+        self.cost_model = CostModel.from_json(self.cost_model.to_json())
+        for ratio in ratios:
+            self.cost_model.tail.learn(ratio)
+        self._recorder = Recorder(self)
+        return self._recorder.recording
 
     # --- jobs
 
@@ -176,6 +192,8 @@ class FrameScheduler:
         # a newcomer starts level with the others: it may not make up for time it was not there
         job.virtual_ms = min((j.virtual_ms for j in self.jobs), default=0.0)
         self.jobs.append(job)
+        if self._recorder:
+            self._recorder.submitted(job)
         return job
 
     def _admit(self, job: Job, admission: str) -> None:
@@ -203,8 +221,16 @@ class FrameScheduler:
         """Take a job out of the running; its outputs exist only if it is done."""
         if job.ended:
             return
+        if self._recorder and state != "done":
+            self._recorder.changed(job, state, self.clock.now_ms())
         job.state, job.error = state, error
         job.ended_ms, job.ended_frame = self.clock.now_ms(), self.frame
+
+    def pause(self, job: Job, paused: bool) -> None:
+        """See :meth:`Job.pause`."""
+        job.paused = paused
+        if self._recorder:
+            self._recorder.changed(job, "paused" if paused else "resumed", self.clock.now_ms())
 
     @property
     def rate(self) -> float:
@@ -250,7 +276,11 @@ class FrameScheduler:
         budget = self.budget.next_ms()
         report = FrameReport(self.frame, now, budget, budget / self.cost_model.margin)
         self.jobs = [job for job in self.jobs if not job.ended]
-        chosen = self._fill(encoder, report, now)
+        waiting = self.executor.frames_in_flight >= self.max_frames_in_flight
+        ready = {id(job.network): job.network.ready for job in self.jobs}
+        chosen = self._fill(encoder, report, now, waiting)
+        if self._recorder:
+            self._recorder.encoded(report, ready, waiting)
         groups = _in_groups(chosen, self.executor.max_groups)
         slices = [[part for part, _, _ in group] for group in groups]
         encoding = _cpu_ms()
@@ -265,7 +295,7 @@ class FrameScheduler:
         return report
 
     def _fill(
-        self, encoder: Any, report: FrameReport, now: float
+        self, encoder: Any, report: FrameReport, now: float, waiting: bool
     ) -> list[tuple[Slice, StepCost, float]]:
         """Take slices in the policy's order until the aim is reached."""
         chosen: list[tuple[Slice, StepCost, float]] = []
@@ -273,7 +303,7 @@ class FrameScheduler:
         if report.budget_ms <= 0:
             report.reason = "budget"
             return chosen
-        if self.executor.frames_in_flight >= self.max_frames_in_flight:
+        if waiting:
             report.reason = "waiting for GPU"
             return chosen
         left = report.aim_ms
@@ -284,12 +314,15 @@ class FrameScheduler:
                 smallest = _MIN_SHARE * report.aim_ms if chosen else 0.0
                 if left <= smallest:
                     break
+                probing = self.cost_model.samples(job.costs[job.step].key) == 0
                 part = job.take(self.cost_model, left, self.executor.granule, not chosen)
                 if part is None:
                     break
                 spent = self._account(job, part, report, now)
                 left -= spent
                 chosen.append((part, job.costs[part.step], spent))
+                if probing:  # what it takes must be known before more of it is added
+                    break
             if not job.all_encoded and job.state == "running":
                 report.reason = "budget"
                 break
@@ -372,7 +405,10 @@ class FrameScheduler:
         if self._encoded is not None:
             self._awaited.append(self._encoded)
             self._encoded = None
-        measured = self._learn(self.executor.end_frame(self.frame))
+        timings = self.executor.end_frame(self.frame)
+        if self._recorder:
+            self._recorder.ended_frame(timings)
+        measured = self._learn(timings)
         self.frame += 1
         return measured
 

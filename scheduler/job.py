@@ -101,10 +101,11 @@ class Job:
 
     def pause(self) -> None:
         """Keep its place and its memory, run nothing of it until :meth:`resume`."""
-        self.paused = True
+        self.scheduler.pause(self, True)
 
     def resume(self) -> None:
-        self.paused = False
+        """Run on after :meth:`pause`."""
+        self.scheduler.pause(self, False)
 
     def release(self) -> None:
         """Give its outputs' memory back now, not when the object goes."""

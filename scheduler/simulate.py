@@ -1,15 +1,13 @@
-"""A device that exists only on paper: what would happen on another GPU, or under another policy.
+"""What would happen on another GPU, or under another policy.
 
-Everything runs on a virtual clock, so hours take seconds and every run is the same. The device
-has the true cost of every step, a noise model, and the latency with which timings come back.
+Everything runs on a virtual clock and on a device on paper (``sim_device.py``), so hours take
+seconds and every run is the same.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,147 +17,7 @@ from scheduler.executor import Slice
 from scheduler.frame_scheduler import FrameReport, FrameScheduler
 from scheduler.job import Job
 from scheduler.policy import Policy, least_laxity
-
-
-@dataclass(frozen=True, slots=True)
-class SimStep:
-    """A step as the scheduler sees it, and what it truly takes: ``ms_per_group``."""
-
-    key: str
-    groups: int
-    ms_per_group: float
-    op: str = "step"
-    title: str = "step"
-    flops: float = 1e6
-    nbytes: float = 1e4
-
-
-@dataclass(eq=False)
-class SimNetwork:
-    """A network of such steps; :func:`network_like` makes one of a real plan's costs."""
-
-    name: str
-    steps: Sequence[SimStep]
-    ready: bool = True
-    prepare_frames: int = 0
-
-    def step_costs(self) -> Sequence[SimStep]:
-        return self.steps
-
-    def prepare(self, budget_ms: float) -> None:
-        self.prepare_frames -= 1
-        self.ready = self.prepare_frames <= 0
-
-    @property
-    def total_ms(self) -> float:
-        return sum(step.groups * step.ms_per_group for step in self.steps)
-
-
-def network_like(
-    name: str, costs: Sequence[Any], speed: float = 1.0, model: Any = None
-) -> SimNetwork:
-    """A network with a real plan's steps (``plan.step_costs()``), as predicted by ``model`` (a
-    :class:`CostModel`; the default knows FLOPs and bytes only), on a device ``speed`` times as
-    fast."""
-    known = model or CostModel()
-    steps = [
-        SimStep(
-            c.key, c.groups, known.predict_ms(c, c.groups) / c.groups / speed,
-            c.op, c.title, c.flops, c.nbytes,
-        )
-        for c in costs
-    ]  # fmt: skip
-    return SimNetwork(name, steps)
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Lognormal noise: ``common`` to all slices of a frame (clocks, other programs), ``single``
-    for each. Both are standard deviations of the logarithm; 0 is an exact device."""
-
-    common: float = 0.0
-    single: float = 0.0
-
-    @classmethod
-    def of_tail(cls, p99_over_p50: float, common_share: float = 0.5) -> Noise:
-        """Noise whose P99 is so many times its median; ``common_share`` of the variance is
-        common to a frame."""
-        sigma = math.log(p99_over_p50) / 2.3263
-        return cls(sigma * math.sqrt(common_share), sigma * math.sqrt(1 - common_share))
-
-
-@dataclass(frozen=True, slots=True)
-class SimTiming:
-    frame: int
-    group: int
-    ms: float
-
-
-class SimGpu:
-    """An :class:`scheduler.executor.Executor` on paper."""
-
-    name = "simulated"
-    clock_source = "simulated"
-
-    def __init__(
-        self,
-        noise: Noise = Noise(),
-        *,
-        speed: float = 1.0,
-        launch_ms: float = 0.0,
-        latency: int = 2,
-        seed: int = 0,
-        granule: int = 1,
-        max_groups: int = 12,
-    ) -> None:
-        self.noise, self.speed, self.launch_ms, self.latency = noise, speed, launch_ms, latency
-        self.granule, self.max_groups = granule, max_groups
-        self.frame_ms = 0.0
-        self._random = random.Random(seed)
-        self._pending: deque[tuple[int, list[SimTiming]]] = deque()
-
-    def encode(self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]]) -> None:
-        """Let the slices take their time, which is :attr:`frame_ms` then."""
-        common = self._factor(self.noise.common)
-        timings = []
-        for index, group in enumerate(groups):
-            ms = sum(self._true_ms(part) for part in group)
-            timings.append(SimTiming(frame, index, ms * common))
-        self.frame_ms = sum(t.ms for t in timings)
-        self._pending.append((frame, timings))
-
-    def _true_ms(self, part: Slice) -> float:
-        step: Any = part.network.step_costs()[part.step]
-        exact: float = self.launch_ms + part.count * step.ms_per_group / self.speed
-        return exact * self._factor(self.noise.single)
-
-    def _factor(self, sigma: float) -> float:
-        return math.exp(self._random.gauss(0, sigma)) if sigma else 1.0
-
-    def end_frame(self, frame: int) -> list[SimTiming]:
-        timings: list[SimTiming] = []
-        while self._pending and frame - self._pending[0][0] >= self.latency:
-            timings += self._pending.popleft()[1]
-        return timings
-
-    @property
-    def frames_in_flight(self) -> int:
-        return 0
-
-    def begin_job(self, encoder: Any, network: Any, inputs: Mapping[str, Any]) -> None: ...
-
-    def finish_job(self, encoder: Any, network: Any) -> Any:
-        return network
-
-    def tensor(self, result: Any, name: str) -> Any:
-        return name
-
-    def request_read(self, encoder: Any, result: Any) -> None: ...
-
-    def read(self, result: Any, name: str) -> Any:
-        return name
-
-    def release(self, result: Any) -> None: ...
+from scheduler.sim_device import EXACT, Noise, SimGpu, SimNetwork
 
 
 class LayersPerFrame:
@@ -281,7 +139,7 @@ def simulate(
     budget_ms: float = 4.0,
     frame_ms: float = 1000 / 60,
     render_ms: Callable[[int], float] = lambda frame: 8.0,
-    noise: Noise = Noise(),
+    noise: Noise = EXACT,
     policy: Policy = least_laxity,
     layers: int | None | str = "ours",
     cost_model: CostModel | None = None,

@@ -6,15 +6,8 @@ import pytest
 
 from scheduler import CostModel
 from scheduler.cost_model import TailMargin
-from scheduler.simulate import (
-    Noise,
-    Request,
-    SimNetwork,
-    SimStep,
-    compare_policies,
-    simulate,
-    table,
-)
+from scheduler.sim_device import Noise, SimNetwork, SimStep
+from scheduler.simulate import Request, compare_policies, simulate, table
 
 FRAMES = 10_000
 BUDGET = 4.0
@@ -103,8 +96,8 @@ def work_per_frame(outcome):
 def test_a_device_that_slows_down_is_noticed_and_followed():
     net = network(3)
     model = exact_model(net)
-    outcome = simulate(endless(net), 3000, budget_ms=BUDGET, cost_model=model, speed=0.5)
-    late = outcome.inference_ms[2250:]
+    outcome = simulate(endless(net), 3600, budget_ms=BUDGET, cost_model=model, speed=0.5)
+    late = outcome.inference_ms[3000:]
     assert sum(ms > BUDGET for ms in late) / len(late) <= 0.01
     assert sum(late) / len(late) >= 0.8 * BUDGET
 

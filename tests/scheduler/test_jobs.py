@@ -3,7 +3,8 @@
 import pytest
 
 from scheduler import AdmissionError, CostModel, FrameScheduler, VirtualClock, by_priority
-from scheduler.simulate import Request, SimGpu, SimNetwork, SimStep, simulate
+from scheduler.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.simulate import Request, simulate
 
 FRAME = 1000 / 60
 

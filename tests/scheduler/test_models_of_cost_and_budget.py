@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler import CostModel, SpareBudget, VirtualClock
-from scheduler.simulate import SimStep
+from scheduler.sim_device import SimStep
 
 
 def taught():

@@ -1,0 +1,114 @@
+"""What a scheduler was told and what it decided, as data: to look at, and to run again.
+
+Every decision is a function of the jobs, the clock, the budget and the timings that came back. A
+:class:`Recording` holds just these, so ``scheduler/replay.py`` on the virtual clock must decide
+the same; where it does not, the scheduler depends on something that it should not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scheduler.executor import Timing
+    from scheduler.frame_scheduler import FrameReport, FrameScheduler
+    from scheduler.job import Job
+
+_FORMAT = "cml recording 1"
+
+
+@dataclass
+class Recording:
+    """Events in order; each is a JSON object with a ``kind``. ``decisions`` are the slices of
+    every frame: ``[job, step, first, count]``."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    networks: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    decisions: list[list[list[int]]] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        data = {"format": _FORMAT, **asdict(self)}
+        path.write_text(json.dumps(data), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """Inverse of :meth:`save`; ``ValueError`` for another file."""
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
+            raise ValueError(f"'{path}' is not a recording (wanted format '{_FORMAT}')")
+        return cls(**data)
+
+
+class Recorder:
+    """Listens to a scheduler; :attr:`recording` grows with every frame."""
+
+    def __init__(self, scheduler: FrameScheduler) -> None:
+        self.recording = Recording(
+            options={
+                "frame_ms": scheduler.frame_ms,
+                "budget_ms": scheduler.budget.next_ms(),
+                "granule": scheduler.executor.granule,
+                "max_groups": scheduler.executor.max_groups,
+                "policy": scheduler.policy.__name__,
+                "cost_model": scheduler.cost_model.to_json(),
+                "tail": scheduler.cost_model.tail.ratios,
+                "frame": scheduler.frame,
+            }
+        )
+        self._networks: dict[int, int] = {}
+
+    def submitted(self, job: Job) -> None:
+        needs = [value.job.number for value in job.inputs.values() if hasattr(value, "job")]
+        self.recording.events.append(
+            {
+                "kind": "submit",
+                "job": job.number,
+                "now": job.submitted_ms,
+                "network": self._network(job),
+                "priority": job.priority,
+                "deadline": job.deadline_at_ms,
+                "slot": job.slot,
+                "needs": needs,
+            }
+        )
+
+    def changed(self, job: Job, what: str, now: float) -> None:
+        """A job was cancelled, paused or resumed by the host, or failed to start."""
+        self.recording.events.append({"kind": what, "job": job.number, "now": now})
+
+    def encoded(self, report: FrameReport, ready: Mapping[int, bool], waiting: bool) -> None:
+        """A frame was filled; ``ready`` tells which networks of waiting jobs were prepared."""
+        known = {str(self._networks[key]): value for key, value in ready.items()}
+        self.recording.events.append(
+            {
+                "kind": "frame",
+                "now": report.now_ms,
+                "budget": report.budget_ms,
+                "ready": known,
+                "waiting": waiting,
+            }
+        )
+        self.recording.decisions.append(decisions_of(report))
+
+    def ended_frame(self, timings: Sequence[Timing]) -> None:
+        arrived = [[t.frame, t.group, t.ms] for t in timings]
+        self.recording.events.append({"kind": "end", "timings": arrived})
+
+    def _network(self, job: Job) -> int:
+        key = id(job.network)
+        if key not in self._networks:
+            self._networks[key] = len(self._networks)
+            steps = [[c.key, c.op, c.title, c.groups, c.flops, c.nbytes] for c in job.costs]
+            self.recording.networks.append({"name": job.name, "steps": steps})
+        return self._networks[key]
+
+
+def decisions_of(report: FrameReport) -> list[list[int]]:
+    """The slices of a frame as numbers."""
+    return [[part.job, part.step, part.first, part.count] for part in report.slices]

@@ -1,0 +1,104 @@
+"""Frames as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+The format is the Trace Event Format: a JSON list of events with microseconds. Tracks: frames as
+expected (the budget) and as they were, a track of slices for each job, counters for budget, margin
+and memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scheduler.frame_scheduler import FrameReport
+from scheduler.job import Job
+
+_PID = 1
+_FRAMES, _EXPECTED, _FIRST_JOB = 1, 2, 10
+
+
+def trace_events(
+    reports: Sequence[FrameReport],
+    jobs: Iterable[Job] = (),
+    memory: Mapping[str, float] | None = None,
+) -> list[dict[str, Any]]:
+    """The events of some frames; ``memory`` is bytes by owner, shown as a counter."""
+    names = {job.number: job.name for job in jobs}
+    events = list(_names(reports, names))
+    start = reports[0].now_ms if reports else 0.0
+    for report in reports:
+        events += _frame(report, report.now_ms - start, memory or {})
+    return events
+
+
+def write_trace(
+    path: Path,
+    reports: Sequence[FrameReport],
+    jobs: Iterable[Job] = (),
+    memory: Mapping[str, float] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the trace as one JSON object; ``about`` is kept in it for people."""
+    data = {
+        "traceEvents": trace_events(reports, jobs, memory),
+        "displayTimeUnit": "ms",
+        "otherData": dict(about or {}),
+    }
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def _names(reports: Sequence[FrameReport], names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    yield _meta("process_name", 0, "networks on the GPU")
+    yield _meta("thread_name", _FRAMES, "frames, actual")
+    yield _meta("thread_name", _EXPECTED, "frames, expected")
+    seen = dict.fromkeys(part.job for report in reports for part in report.slices)
+    for job in seen:
+        yield _meta("thread_name", _FIRST_JOB + job, f"job {job} {names.get(job, '')}".strip())
+
+
+def _meta(name: str, thread: int, value: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": _PID, "tid": thread, "name": name, "args": {"name": value}}
+
+
+def _frame(
+    report: FrameReport, at_ms: float, memory: Mapping[str, float]
+) -> Iterator[dict[str, Any]]:
+    took = report.measured_ms if report.measured_ms is not None else report.predicted_ms
+    args = {
+        "budget_ms": report.budget_ms,
+        "aim_ms": report.aim_ms,
+        "predicted_ms": report.predicted_ms,
+        "measured_ms": report.measured_ms,
+        "stopped_by": report.reason,
+        "over_budget": report.over_budget,
+    }
+    yield _span(f"frame {report.frame}", _EXPECTED, at_ms, report.budget_ms, args)
+    if report.slices:
+        yield _span(f"frame {report.frame}", _FRAMES, at_ms, took, args)
+    scale = took / report.predicted_ms if report.predicted_ms else 1.0
+    at = at_ms
+    for part in report.slices:
+        length = part.predicted_ms * scale
+        about = {"workgroups": f"[{part.first}, {part.first + part.count})", "step": part.step,
+                 "predicted_ms": part.predicted_ms, "operator": part.title}  # fmt: skip
+        yield _span(part.op, _FIRST_JOB + part.job, at, length, about)
+        at += length
+    counters = {"budget": report.budget_ms, "aim": report.aim_ms, "used": took}
+    yield _counter("ms per frame", at_ms, counters)
+    if memory:
+        yield _counter("memory (MiB)", at_ms, {k: v / 2**20 for k, v in memory.items()})
+
+
+def _span(
+    name: str, thread: int, at_ms: float, ms: float, args: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "ph": "X", "pid": _PID, "tid": thread, "name": name,
+        "ts": 1e3 * at_ms, "dur": 1e3 * ms, "args": dict(args),
+    }  # fmt: skip
+
+
+def _counter(name: str, at_ms: float, values: Mapping[str, float]) -> dict[str, Any]:
+    return {"ph": "C", "pid": _PID, "name": name, "ts": 1e3 * at_ms, "args": dict(values)}

@@ -1,0 +1,91 @@
+"""A recorded run decides the same again, and a trace is one that Perfetto opens."""
+
+import json
+
+import pytest
+
+from scheduler import FrameScheduler, VirtualClock
+from scheduler.record import Recording, decisions_of
+from scheduler.replay import replay
+from scheduler.sim_device import Noise, SimGpu, SimNetwork, SimStep
+from scheduler.trace import trace_events, write_trace
+
+
+def network(name, groups=50, ms=0.05, steps=5):
+    return SimNetwork(name, [SimStep(f"{name}{i}", groups, ms) for i in range(steps)])
+
+
+def eventful_run(frames=400):
+    """Noise, deadlines, a dependency, a slot, pauses, a cancellation, a late network."""
+    clock = VirtualClock(123.0)
+    gpu = SimGpu(Noise.of_tail(2.0), seed=4)
+    scheduler = FrameScheduler(gpu, budget_ms=3.0, clock=clock)
+    recording = scheduler.record()
+    nets = [network("a"), network("b", 200, 0.01), network("c", 7, 0.4)]
+    late = network("late")
+    late.ready, late.prepare_frames = False, 3
+    reports, jobs = [], []
+    for frame in range(frames):
+        if frame % 40 == 0:
+            maker = scheduler.submit(nets[0], {}, deadline_ms=900, priority=2)
+            jobs += [maker, scheduler.submit(nets[1], {"x": maker.output("y")})]
+        if frame % 25 == 3:
+            jobs.append(scheduler.submit(nets[2], {}, slot="tile"))
+        if frame == 50:
+            jobs.append(scheduler.submit(late, {}))
+        if frame % 60 == 10:
+            jobs[-1].pause()
+        if frame % 60 == 20:
+            for job in jobs:
+                job.resume()
+        if frame % 90 == 5:
+            jobs[0].cancel()
+            jobs = [job for job in jobs if not job.ended]
+        reports.append(scheduler.encode(None))
+        clock.advance(16.0 + frame % 3)
+        scheduler.end_frame()
+    return recording, reports, jobs
+
+
+def test_a_replay_decides_the_same(tmp_path):
+    recording, reports, _ = eventful_run()
+    assert sum(len(d) for d in recording.decisions) > 300
+    assert recording.decisions == [decisions_of(r) for r in reports]
+    recording.save(tmp_path / "run.json")
+    assert replay(Recording.load(tmp_path / "run.json")) == recording.decisions
+
+
+def test_a_replay_of_other_timings_decides_otherwise():
+    """The comparison can fail."""
+    recording, _, _ = eventful_run(120)
+    for event in recording.events:
+        if event["kind"] == "end":
+            event["timings"] = [[f, g, 3 * ms] for f, g, ms in event["timings"]]
+    assert replay(recording) != recording.decisions
+
+
+def test_another_file_is_no_recording(tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text('{"format": "other"}')
+    with pytest.raises(ValueError, match="not a recording"):
+        Recording.load(file)
+
+
+def test_recording_starts_before_the_first_job():
+    scheduler = FrameScheduler(SimGpu(), budget_ms=1.0, clock=VirtualClock())
+    scheduler.submit(network("a"), {})
+    with pytest.raises(RuntimeError, match="before the first submit"):
+        scheduler.record()
+
+
+def test_a_trace_holds_frames_slices_and_counters(tmp_path):
+    _, reports, jobs = eventful_run(60)
+    events = trace_events(reports, jobs, {"weights": 2**20})
+    assert {e["ph"] for e in events} == {"M", "X", "C"}
+    assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in events if e["ph"] == "X")
+    slices = [e for e in events if e["ph"] == "X" and e["tid"] >= 10]
+    assert len(slices) == sum(len(r.slices) for r in reports)
+    write_trace(tmp_path / "t.json", reports, jobs, about={"model": "x"})
+    data = json.loads((tmp_path / "t.json").read_text())
+    assert data["displayTimeUnit"] == "ms" and data["otherData"] == {"model": "x"}
+    assert len(data["traceEvents"]) > 100
