@@ -32,6 +32,9 @@ FAMILIES = (
     "padding",
     "gather",
     "roi",
+    "erf",
+    "resize",
+    "ordering",
 )
 
 

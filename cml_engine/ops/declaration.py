@@ -9,6 +9,7 @@ from pathlib import Path
 
 import shaders_hlsl
 from cml_engine.errors import CmlError, OperatorError, Source
+from cml_engine.nnef.extensions import extension_signatures
 from cml_engine.nnef.signatures import Signature, declared_signature, standard_signatures
 from cml_engine.ops.spec import Case, Kernel, OpSpec
 
@@ -69,7 +70,7 @@ def signature_of(spec: OpSpec) -> Signature | None:
     """What the operator takes and gives, where its declaration or the standard says it."""
     if spec.signature:
         return _parsed(spec.signature, spec.name)
-    return standard_signatures().get(spec.name)
+    return standard_signatures().get(spec.name) or extension_signatures().get(spec.name)
 
 
 def entry_of(kernel: Kernel, spec: OpSpec) -> int:

@@ -23,6 +23,8 @@ def sigmoid(x):
 
 #: operator, arguments, wanted; straight from the standard's formulas
 VALUES = [
+    ("erf", (0.75,), 0.7111556337),
+    ("gelu_erf", (1.5,), 1.3997892),
     ("add", (1.5, 2.0), 3.5),
     ("sub", (1.5, 2.0), -0.5),
     ("mul", (1.5, 2.0), 3.0),

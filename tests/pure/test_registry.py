@@ -6,9 +6,16 @@ import pytest
 
 import shaders_hlsl
 from cml_engine import ops
-from cml_engine.nnef.signatures import standard_signatures
+from cml_engine.nnef.extensions import extension_signatures
+from cml_engine.nnef.signatures import standard_fragments, standard_signatures
 from cml_engine.ops import load_families, registered
-from cml_engine.report.operators import operator_support, operator_table
+from cml_engine.report.operators import (
+    EXTENSION,
+    STANDARD,
+    SupportTable,
+    operator_support,
+    operator_table,
+)
 
 load_families()
 SPECS = list(registered().values())
@@ -29,7 +36,8 @@ def test_declaration_is_complete(spec):
     assert spec.kernel is not None or spec.alias
     assert len(spec.cases) >= 3, "at least three cases"
     assert spec.tolerance.why
-    assert spec.name in standard_signatures() or spec.custom
+    known = {*standard_signatures(), *extension_signatures()}
+    assert spec.name in known or spec.custom
 
 
 def test_every_kernel_has_its_file_and_every_file_its_kernel():
@@ -50,3 +58,21 @@ def test_every_standard_operator_is_listed_with_a_state():
     assert set(standard_signatures()) <= set(listed)
     assert len(set(listed)) == len(listed)
     assert "of" in operator_table().splitlines()[-1]
+
+
+def test_all_of_nnef_and_every_extension_runs_on_both_backends():
+    rows = [row for row in operator_support() if row.origin in (STANDARD, EXTENSION)]
+    assert [row.name for row in rows if not row.runs] == []
+    assert sum(row.origin == STANDARD for row in rows) == 119
+    assert "NNEF 1.0.5: 119 of 119 run on both backends" in operator_table()
+
+
+def test_an_expansion_is_refused_where_it_reaches_what_is_not_there():
+    fragments = {**standard_fragments()}
+    specs = {name: spec for name, spec in registered().items() if name != "exp"}
+    table = SupportTable({k: v for k, v in specs.items() if k != "silu"}, fragments)
+    assert table.support("silu").runs  # by sigmoid, which is native
+    assert table.support("exp").gpu == "refused"
+    without = {k: v for k, v in specs.items() if k not in ("silu", "sigmoid")}
+    row = SupportTable(without, fragments).support("silu")
+    assert (row.gpu, row.cpu, row.note) == ("refused", "refused", "needs sigmoid")

@@ -1,0 +1,128 @@
+"""``einsum`` -> transpose, reshape and matmul: NNEF cannot say it, but each call of it can be said.
+
+The fragment's body is written for the call's equation and shapes, two operands at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+_FORM = re.compile(r"[A-Za-z]*(,[A-Za-z]*)*(->[A-Za-z]*)?")
+
+
+class EquationProblem(Exception):
+    """An equation that cannot be done; the caller adds the place."""
+
+
+def einsum_fragment(equation: str, shapes: Sequence[Sequence[int]]) -> str:
+    """A fragment that computes the equation of tensors of these shapes."""
+    terms, result = _parse(equation)
+    writer = _Writer(_extents(terms, shapes))
+    name, labels = "inputs[0]", terms[0]
+    for i, other in enumerate(terms[1:], 1):
+        later = result + "".join(terms[i + 1 :])
+        name, labels = writer.product((name, labels), (f"inputs[{i}]", other), later)
+    name, labels = writer.summed(name, labels, result)
+    name = writer.ordered(name, labels, result)
+    body = "".join(f"    {line}\n" for line in (*writer.lines, f"output = {name};"))
+    return (
+        "fragment einsum(inputs: tensor<scalar>[], equation: string) -> (output: tensor<scalar>)\n"
+        f"{{\n{body}}}\n"
+    )
+
+
+def _parse(equation: str) -> tuple[list[str], str]:
+    """The labels of each operand and of the result."""
+    text = equation.replace(" ", "")
+    if not _FORM.fullmatch(text):
+        raise EquationProblem(f"equation '{equation}', wanted letters as in 'bct,bcs->bts'")
+    left, arrow, result = text.partition("->")
+    if not arrow:
+        result = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+    terms = left.split(",")
+    for labels in (*terms, result):
+        if len(set(labels)) < len(labels):
+            raise EquationProblem(f"equation '{equation}' has an index twice in '{labels}'")
+    if unknown := set(result) - set(left):
+        raise EquationProblem(f"equation '{equation}': no operand has index '{min(unknown)}'")
+    return terms, result
+
+
+def _extents(terms: list[str], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    if len(terms) != len(shapes):
+        raise EquationProblem(f"the equation has {len(terms)} operands, got {len(shapes)} tensors")
+    found: dict[str, int] = {}
+    for labels, shape in zip(terms, shapes, strict=True):
+        if len(labels) != len(shape):
+            raise EquationProblem(f"'{labels}' wants rank {len(labels)}, got {list(shape)}")
+        for label, extent in zip(labels, shape, strict=True):
+            if found.setdefault(label, extent) != extent:
+                raise EquationProblem(f"index '{label}' is {found[label]} and {extent}")
+    return found
+
+
+@dataclass
+class _Writer:
+    """The lines of a body; every step names its result."""
+
+    extents: dict[str, int]
+    lines: list[str] = field(default_factory=list)
+
+    def step(self, expression: str) -> str:
+        name = f"t{len(self.lines)}"
+        self.lines.append(f"{name} = {expression};")
+        return name
+
+    def summed(self, name: str, labels: str, keep: str) -> tuple[str, str]:
+        """The sum over every index that nothing needs."""
+        axes = [i for i, label in enumerate(labels) if label not in keep]
+        if axes:
+            name = self.step(f"squeeze(sum_reduce({name}, axes = {axes}), axes = {axes})")
+        return name, "".join(label for label in labels if label in keep)
+
+    def ordered(self, name: str, labels: str, wanted: str) -> str:
+        if labels == wanted:
+            return name
+        return self.step(f"transpose({name}, axes = {[labels.index(x) for x in wanted]})")
+
+    def shaped(self, name: str, labels: str, groups: Sequence[str]) -> str:
+        """Neighbouring indices as one axis each, or axes of extent 1 for none."""
+        if [len(g) for g in groups] == [1] * len(labels):
+            return name
+        shape = [prod(self.extents[x] for x in group) for group in groups]
+        return self.step(f"reshape({name}, shape = {shape})")
+
+    def product(self, a: tuple[str, str], b: tuple[str, str], later: str) -> tuple[str, str]:
+        """Two operands as one matmul: indices are common, summed, or of one side only."""
+        a, b = self.summed(*a, later + b[1]), self.summed(*b, later + a[1])
+        batch = [x for x in a[1] if x in b[1] and x in later]
+        inner = "".join(x for x in a[1] if x in b[1] and x not in later)
+        rows = "".join(x for x in a[1] if x not in b[1])
+        columns = "".join(x for x in b[1] if x not in a[1])
+        left, turned_a = self._side(a, batch, rows, inner)
+        right, straight_b = self._side(b, batch, columns, inner)
+        flags = f"transposeA = {_text(turned_a)}, transposeB = {_text(not straight_b)}"
+        name = self.step(f"matmul({left}, {right}, {flags})")
+        labels = "".join(batch) + rows + columns
+        if len(rows) != 1 or len(columns) != 1:
+            name = self.step(f"reshape({name}, shape = {[self.extents[x] for x in labels]})")
+        return name, labels
+
+    def _side(
+        self, operand: tuple[str, str], batch: list[str], free: str, inner: str
+    ) -> tuple[str, bool]:
+        """An operand as a matrix [free, inner], or turned: [inner, free] where it lies so."""
+        name, labels = operand
+        groups = [*batch, inner, free]
+        turned = labels == "".join(groups)
+        if not turned:
+            groups = [*batch, free, inner]
+            name = self.ordered(name, labels, "".join(groups))
+        return self.shaped(name, "".join(groups), groups), turned
+
+
+def _text(flag: bool) -> str:
+    return str(flag).lower()

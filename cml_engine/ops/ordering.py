@@ -1,0 +1,257 @@
+"""Operators along the lines of one axis, and by places in several: top_k, cumsum, gather_nd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError, ShapeError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.shapes import check_axis, fact_of
+from cml_engine.ops.spec import (
+    EXACT,
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+_GROUP = 64
+
+
+def _moved(inputs: Sequence[Fact], outputs: Sequence[Fact], flops: float) -> Cost:
+    return Cost(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
+
+
+def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
+    return Kernel("ordering.hlsl", params, lower=lower, group=_GROUP, trusted=True)
+
+
+# --- top_k --------------------------------------------------------------------------------------
+
+
+def _top_k_infer(attrs: Attrs, x: Fact) -> list[Fact]:
+    axis = check_axis(attrs.axis, x.rank)
+    if not 0 <= attrs.k <= x.shape[axis]:
+        raise ShapeError(f"k = {attrs.k} of axis {axis} of {x}: wanted 0 to {x.shape[axis]}")
+    shape = (*x.shape[:axis], int(attrs.k), *x.shape[axis + 1 :])
+    return [Fact("scalar", shape), Fact("integer", shape)]
+
+
+def sort_keys(x: Array) -> Array:
+    """Integers in the order of the values: a NaN above infinity, both zeros the same."""
+    bits = np.where(x == 0, np.float32(0), x).astype(np.float32).view(np.uint32)
+    keys = np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000))
+    return np.where(np.isnan(x), np.uint32(0xFFFFFFFF), keys)
+
+
+def _top_k_cpu(attrs: Attrs, x: Array) -> list[Array]:
+    keys = sort_keys(x)
+    order = np.argsort(~keys if attrs.largest else keys, attrs.axis, kind="stable")
+    index = order.take(np.arange(attrs.k), attrs.axis)
+    return [np.take_along_axis(x, index, attrs.axis), index.astype(np.int32)]
+
+
+def _top_k_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, axis = op.inputs[0], op.attrs.axis
+    if op.outputs[0].size == 0:
+        return
+    yield Dispatch(
+        groups=-(-x.size // _GROUP),
+        tensors=(*op.in_names, *op.out_names),
+        params={
+            "n": x.size,
+            "extent": x.shape[axis],
+            "inner": prod(x.shape[axis + 1 :]),
+            "k": op.attrs.k,
+        },
+        defines={
+            "TOP_K": 1,
+            "LARGEST": int(op.attrs.largest),
+            "T0_TYPE": "uint",
+            "T1_TYPE": "uint",
+            "T2_TYPE": "int",
+        },
+        writes=2,
+    )
+
+
+def _top_k_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    """Every value is compared with all others of its line."""
+    return _moved(inputs, outputs, 2.0 * inputs[0].size * inputs[0].shape[attrs.axis])
+
+
+_ODD = np.array([[0.0, -0.0, np.nan, np.inf, -np.inf, 1, 1, -1, np.nan, 1e-40]], np.float32)
+
+
+def _top_k_cases() -> Iterator[Case]:
+    for largest in (True, False):
+        yield Case(((3, 7, 5),), {"k": 3, "axis": 1, "largest": largest}, "middle axis")
+        yield Case(((2, 300),), {"k": 10, "axis": 1, "largest": largest}, "last axis")
+        yield Case((_ODD,), {"k": 10, "axis": 1, "largest": largest}, "equals, NaN, zeros")
+        yield Case(((4,),), {"k": 4, "axis": 0, "largest": largest}, "all of it: a sort")
+    yield Case(((4, 3),), {"k": 0, "axis": 0, "largest": True}, "none")
+    yield Case(((0, 3),), {"k": 2, "axis": 1, "largest": True}, "no lines")
+
+
+register(
+    OpSpec(
+        "top_k",
+        infer=_top_k_infer,
+        cpu=_top_k_cpu,
+        kernel=_kernel("n:u extent:u inner:u k:u", _top_k_lower),
+        cost=_top_k_cost,
+        tolerance=EXACT,
+        cases=list(_top_k_cases()),
+    )
+)
+
+
+# --- cumsum -------------------------------------------------------------------------------------
+
+
+def _cumsum_infer(attrs: Attrs, x: Fact) -> Fact:
+    check_axis(attrs.axis, x.rank)
+    return x
+
+
+def _cumsum_cpu(attrs: Attrs, x: Array) -> Array:
+    y = np.flip(x, attrs.axis) if attrs.reverse else x
+    total = np.cumsum(y, attrs.axis, dtype=np.float64)
+    if attrs.exclusive:
+        total = np.roll(total, 1, attrs.axis)
+        if total.size:
+            np.moveaxis(total, attrs.axis, 0)[0] = 0
+    total = np.flip(total, attrs.axis) if attrs.reverse else total
+    return np.asarray(total.astype(np.float32))
+
+
+def _cumsum_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, attrs = op.inputs[0], op.attrs
+    if x.size == 0:
+        return
+    extent = x.shape[attrs.axis]
+    yield Dispatch(
+        groups=-(-(x.size // extent) // _GROUP),
+        tensors=(*op.in_names, *op.out_names),
+        params={
+            "n": x.size // extent,
+            "extent": extent,
+            "inner": prod(x.shape[attrs.axis + 1 :]),
+        },
+        defines={
+            "CUMSUM": 1,
+            "EXCLUSIVE": int(attrs.exclusive),
+            "REVERSE": int(attrs.reverse),
+        },
+    )
+
+
+def _cumsum_cases() -> Iterator[Case]:
+    for exclusive in (False, True):
+        for reverse in (False, True):
+            how = {"exclusive": exclusive, "reverse": reverse}
+            yield Case(((2, 9, 3),), {"axis": 1, **how}, "middle axis")
+            yield Case(((3, 130),), {"axis": 1, **how}, "last axis")
+            yield Case(((70, 2),), {"axis": 0, **how}, "first axis")
+    how = {"exclusive": False, "reverse": False}
+    yield Case(((3, 0, 2),), {"axis": 1, **how}, "empty")
+    yield Case(((1,),), {"axis": 0, **how}, "one value")
+
+
+register(
+    OpSpec(
+        "cumsum",
+        infer=_cumsum_infer,
+        cpu=_cumsum_cpu,
+        kernel=_kernel("n:u extent:u inner:u", _cumsum_lower),
+        cost=lambda attrs, inputs, outputs: _moved(inputs, outputs, inputs[0].size),
+        tolerance=Tolerance(
+            4e-6, 1e-5, "a sum of up to 130 values, whose lost digits are carried along"
+        ),
+        cases=list(_cumsum_cases()),
+    )
+)
+
+
+# --- gather_nd ----------------------------------------------------------------------------------
+
+
+def _gather_nd_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
+    if indices.dtype != "integer":
+        raise ShapeError(f"gather_nd indices are {indices}, wanted integer; cast them")
+    if indices.rank == 0 or indices.shape[-1] > x.rank:
+        raise ShapeError(f"indices {indices}, wanted rows of at most {x.rank} numbers for {x}")
+    places = indices.shape[-1]
+    if prod(indices.shape[:-1]) and 0 in x.shape[:places]:
+        raise ShapeError(f"{indices} find nothing in {x}, which is empty on the indexed axes")
+    return fact_of(x.dtype, [*indices.shape[:-1], *x.shape[places:]])
+
+
+def _gather_nd_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
+    limits = np.array(x.shape[: indices.shape[-1]], np.int64)
+    wrong = ((indices < 0) | (indices >= limits)).any(-1)
+    if wrong.any():
+        row = indices[wrong][0].tolist()
+        raise InputError(
+            f"gather_nd index {row} is not in {list(x.shape)} ({int(wrong.sum())} of {wrong.size} "
+            "are wrong); on a GPU they are clamped"
+        )
+    flat = np.zeros(indices.shape[:-1], np.int64)
+    for axis, extent in enumerate(limits):
+        flat = flat * extent + indices[..., axis]
+    return x.reshape(prod(limits.tolist()), *x.shape[len(limits) :])[flat]
+
+
+def _gather_nd_lower(op: Lowering) -> Iterator[Dispatch]:
+    (x, indices), (y,) = op.inputs, op.outputs
+    if y.size == 0:
+        return
+    places = indices.shape[-1]
+    yield Dispatch(
+        groups=-(-y.size // _GROUP),
+        tensors=(*op.in_names, *op.out_names),
+        params={
+            "n": y.size,
+            "row": prod(x.shape[places:]),
+            "places": places,
+            "limit": [*x.shape[:places], 0][:8],
+        },
+        defines={"GATHER_ND": 1, "T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint"},
+    )
+
+
+def _rows(*rows: Sequence[int]) -> Array:
+    return np.array(rows, np.int32)
+
+
+register(
+    OpSpec(
+        "gather_nd",
+        infer=_gather_nd_infer,
+        cpu=_gather_nd_cpu,
+        kernel=_kernel("n:u row:u places:u limit:u8", _gather_nd_lower),
+        cost=lambda attrs, inputs, outputs: _moved([inputs[1], *outputs], outputs, 0),
+        tolerance=EXACT,
+        cases=[
+            Case(((4, 5), _rows((0, 0), (3, 4), (1, 2))), {}, "single values"),
+            Case(((4, 5, 3), _rows((3, 0), (0, 4))), {}, "rows"),
+            Case(((4, 5, 3), _rows((2,), (0,), (1,))), {}, "planes"),
+            Case(
+                ((2, 3, 2, 2), _rows((1, 2, 0, 1), (0, 0, 1, 1))[:, None]), {}, "rank 3 of places"
+            ),
+            Case((Random((6, 70), -9, 9, "integer"), _rows((5,), (5,), (0,))), {}, "integers"),
+            Case(((3, 2), np.zeros((2, 0), np.int32)), {}, "rows of no numbers: all of it"),
+            Case(((3, 2), np.zeros((0, 2), np.int32)), {}, "no rows"),
+        ],
+    )
+)

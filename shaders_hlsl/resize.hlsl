@@ -1,0 +1,128 @@
+// resize to any extents, on up to three spatial axes, the innermost first. A thread makes one
+// result. Positions are whole numbers over a denominator: no rounding picks a neighbour.
+
+#define NEAREST 0
+#define LINEAR 1
+#define CUBIC 2
+#define SYMMETRIC 0
+#define ASYMMETRIC 1
+#define HALF_DOWN 0
+#define HALF_UP 1
+#define FLOOR 2
+
+#if METHOD == NEAREST
+#define TAPS 1
+#elif METHOD == LINEAR
+#define TAPS 2
+#else
+#define TAPS 4
+#endif
+
+// The source values of an axis that a result depends on, and their weights.
+struct Taps
+{
+    uint at[TAPS];
+    float weight[TAPS];
+};
+
+// Halves and what is left of them, rounded down also below zero; b > 0.
+int floor_div(int a, int b)
+{
+    int q = a / b;
+    return a < q * b ? q - 1 : q;
+}
+
+Taps taps(uint i, uint axis)
+{
+    int extent = int(in_extent(axis));
+    int size = int(out_extent(axis));
+#if COORDINATES == SYMMETRIC
+    int above = (2 * int(i) + 1) * extent - size;
+    int below = 2 * size;
+#elif COORDINATES == ASYMMETRIC
+    int above = int(i) * extent;
+    int below = size;
+#else
+    int above = int(i) * (extent - 1);
+    int below = max(size - 1, 1);
+#endif
+    int first = floor_div(above, below);
+    int rest = above - first * below;
+    Taps t;
+#if METHOD == NEAREST
+#if ROUNDING == HALF_DOWN
+    int index = first + (rest > below - rest ? 1 : 0);
+#elif ROUNDING == HALF_UP
+    int index = first + (rest >= below - rest ? 1 : 0);
+#elif ROUNDING == FLOOR
+    int index = first;
+#else
+    int index = first + (rest > 0 ? 1 : 0);
+#endif
+    t.at[0] = uint(clamp(index, 0, extent - 1));
+    t.weight[0] = 1.0;
+#else
+    float part = float(rest) / float(below);
+    int lead = METHOD == CUBIC ? 1 : 0;
+    [ForceUnroll]
+    for (int k = 0; k < TAPS; k++) {
+        t.at[k] = uint(clamp(first + k - lead, 0, extent - 1));
+    }
+#if METHOD == LINEAR
+    t.weight[0] = 1.0 - part;
+    t.weight[1] = part;
+#else
+    float a = coefficient;
+    float s = 1.0 - part;
+    t.weight[0] = a * part * s * s;
+    t.weight[1] = ((a + 2.0) * part - (a + 3.0)) * part * part + 1.0;
+    t.weight[2] = ((a + 2.0) * s - (a + 3.0)) * s * s + 1.0;
+    t.weight[3] = a * s * part * part;
+#endif
+#endif
+    return t;
+}
+
+float line(uint row, Taps x)
+{
+    float sum = 0.0;
+    [ForceUnroll]
+    for (uint k = 0; k < TAPS; k++) { sum += T0[row + x.at[k]] * x.weight[k]; }
+    return sum;
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint i = group * GROUP + lane;
+    if (i >= n) { return; }
+    Taps x = taps(i % out_extent(0), 0);
+    uint rest = i / out_extent(0);
+#if SPATIAL == 1
+    T1[i] = line(rest * in_extent(0), x);
+#else
+    Taps y = taps(rest % out_extent(1), 1);
+    rest /= out_extent(1);
+#if SPATIAL == 2
+    float sum = 0.0;
+    for (uint j = 0; j < TAPS; j++) {
+        sum += line((rest * in_extent(1) + y.at[j]) * in_extent(0), x) * y.weight[j];
+    }
+#else
+    Taps z = taps(rest % out_extent(2), 2);
+    rest /= out_extent(2);
+    float sum = 0.0;
+    for (uint k = 0; k < TAPS; k++) {
+        uint plane = (rest * in_extent(2) + z.at[k]) * in_extent(1);
+        float part = 0.0;
+        for (uint j = 0; j < TAPS; j++) {
+            part += line((plane + y.at[j]) * in_extent(0), x) * y.weight[j];
+        }
+        sum += part * z.weight[k];
+    }
+#endif
+    T1[i] = sum;
+#endif
+}
