@@ -21,6 +21,7 @@ struct Place {
 };
 
 static Place place[COLUMNS];
+static int row_from[COLUMNS];
 static uint from[COLUMNS];
 static bool found[COLUMNS];
 
@@ -42,16 +43,22 @@ int source_index(int axis, int step, int offset) {
     return cml_border(step * y_mul(axis) + offset, x_size(axis));
 }
 
-// Where the inputs under a tap begin, for every column.
-void find_inputs(int3 offset, uint first_block, uint volume) {
+// Where the rows of inputs under a row of taps begin, for every column; -1 where there are none.
+void find_rows(int oz, int oy) {
     {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-        int sz = source_index(0, place[j].at.x, offset.x);
-        int sy = source_index(1, place[j].at.y, offset.y);
-        int sx = source_index(2, place[j].at.z, offset.z);
-        found[j] = min(min(sx, sy), sz) >= 0;
-        uint at = (uint(sz) * x_size(1) + uint(sy)) * x_size(2) + uint(sx);
+        int sz = source_index(0, place[j].at.x, oz);
+        int sy = source_index(1, place[j].at.y, oy);
+        row_from[j] = min(sy, sz) >= 0 ? (sz * x_size(1) + sy) * x_size(2) : -1;
+    }}
+}
+
+// Where the inputs under a tap of that row begin.
+void find_inputs(int ox, uint first_block, uint volume) {
+    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        int sx = source_index(2, place[j].at.z, ox);
+        found[j] = min(row_from[j], sx) >= 0;
         uint base = (place[j].image * in_blocks + first_block) * volume;
-        from[j] = base + (found[j] ? at : 0u);
+        from[j] = base + (found[j] ? uint(row_from[j] + sx) : 0u);
     }}
 }
 
@@ -119,16 +126,17 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     uint weight = row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
     for (int kz = 0; kz < k_size(0); kz++) {
         int oz = phase.x * y_mul(0) + kz * k_step(0) + origin(0);
+        int dz = cml_floor_div(oz, up(0));
         for (int ky = 0; ky < k_size(1); ky++) {
             int oy = phase.y * y_mul(1) + ky * k_step(1) + origin(1);
+            int dy = cml_floor_div(oy, up(1));
+            bool row_meets = dz * up(0) == oz && dy * up(1) == oy;
+            find_rows(dz, dy);
             for (int kx = 0; kx < k_size(2); kx++) {
                 int ox = phase.z * y_mul(2) + kx * k_step(2) + origin(2);
-                int3 offset = int3(cml_floor_div(oz, up(0)), cml_floor_div(oy, up(1)),
-                                   cml_floor_div(ox, up(2)));
-                bool meets = offset.x * up(0) == oz && offset.y * up(1) == oy
-                             && offset.z * up(2) == ox;
-                find_inputs(offset, first_block, volume);
-                add_tap(weight, meets ? band : 0u, volume);
+                int dx = cml_floor_div(ox, up(2));
+                find_inputs(dx, first_block, volume);
+                add_tap(weight, row_meets && dx * up(2) == ox ? band : 0u, volume);
                 weight += vectors;
             }
         }
