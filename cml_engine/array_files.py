@@ -41,9 +41,7 @@ def check_writable(path: Path) -> None:
     check_suffix(path)
     if path.is_dir():
         raise InputError(f"cannot write '{path}': it is a folder")
-    folder = path.parent
-    if not folder.is_dir():
-        raise InputError(f"cannot write '{path}': no folder '{folder}'; make it first")
+    check_folder(path)
     try:
         existed = path.exists()
         with path.open("ab"):
@@ -52,6 +50,12 @@ def check_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise InputError(f"cannot write '{path}': {error.strerror}") from None
+
+
+def check_folder(path: Path) -> None:
+    """Raise where the folder that a file is to lie in does not exist."""
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write '{path}': no folder '{path.parent}'; make it first")
 
 
 def check_image_fact(name: str, fact: Fact, path: Path) -> None:

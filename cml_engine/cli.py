@@ -6,14 +6,14 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cml_engine import __version__, array_files
+from cml_engine.cli_common import load_model, named_files, progress
 from cml_engine.errors import CmlError, InputError
-from cml_engine.graph import Fact, Graph
-from cml_engine.loading import load, save
+from cml_engine.loading import save
 from cml_engine.plugins import load_entry_points, load_file
 from cml_engine.session import Session, check_inputs, random_inputs
 
@@ -56,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(a: argparse.Namespace) -> int:
     if not a.input and not a.output:
         raise InputError("nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz or .png)")
-    graph = _model(a)
+    graph = load_model(a)
     facts = {name: graph.facts[name] for name in graph.inputs}
-    outputs = _named_files(a.output, {n: graph.facts[n] for n in graph.outputs}, "output")
+    outputs = named_files(a.output, {n: graph.facts[n] for n in graph.outputs}, "output")
     for name, path in outputs.items():
         array_files.check_image_fact(name, graph.facts[name], path)
         array_files.check_writable(path)
-    files = _named_files(a.input, facts, "input")
+    files = named_files(a.input, facts, "input")
     arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
     arrays = check_inputs(facts, arrays)
     session = Session(graph, _backend(a))
@@ -80,15 +80,23 @@ def _run(a: argparse.Namespace) -> int:
 def _info(a: argparse.Namespace) -> int:
     from cml_engine.report.info import model_info
 
-    info = model_info(_model(a))
-    print(info.json() if a.json else info)
-    if a.plan and not a.json:
+    graph = load_model(a)
+    info = model_info(graph)
+    if a.json:
+        print(info.json())
+        return 0
+    print(info)
+    if a.budget_ms:
+        from cml_engine.cli_frames import forecast_text
+
+        print(forecast_text(graph, a))
+    if a.plan:
         print("\n".join(info.layers))
     return 0
 
 
 def _rank(a: argparse.Namespace) -> int:
-    session = Session(_model(a), _backend(a))
+    session = Session(load_model(a), _backend(a))
     if a.stub:
         report: RankReport | StubReport = session.rank_without(a.stub, runs=a.runs)
     else:
@@ -103,17 +111,28 @@ def _validate(a: argparse.Namespace) -> int:
     from cml_engine.passes import optimize
     from cml_engine.report.validation import Validation
 
-    graph = optimize(_model(a))
+    graph = optimize(load_model(a))
     gpu = Gpu()
     gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
     facts = {name: graph.facts[name] for name in graph.inputs}
-    files = _named_files(a.input, facts, "input")
+    files = named_files(a.input, facts, "input")
     arrays = random_inputs(facts, a.seed)
     arrays |= {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
     checks = shadow_run(graph, gpu, check_inputs(facts, arrays))
-    report = Validation.of(graph.name, gpu.name, _progress(checks, len(graph.nodes), "validate"))
+    report = Validation.of(graph.name, gpu.name, progress(checks, len(graph.nodes), "validate"))
     print(report)
     return 0 if report.ok else 1
+
+
+def _in_frames(name: str) -> Callable[[argparse.Namespace], int]:
+    """A command of ``cli_frames.py``, which is imported when it is asked for."""
+
+    def run(a: argparse.Namespace) -> int:
+        from cml_engine import cli_frames
+
+        return int(getattr(cli_frames, name)(a))
+
+    return run
 
 
 def _ops(a: argparse.Namespace) -> int:
@@ -133,10 +152,6 @@ def _convert(a: argparse.Namespace) -> int:
     return 0
 
 
-def _model(a: argparse.Namespace) -> Graph:
-    return load(a.model, fragments=a.fragments)
-
-
 def _backend(a: argparse.Namespace) -> Gpu | str:
     """The backend asked for; a GPU that leaves its kernels in a folder, where one is named."""
     if not a.dump_kernels:
@@ -148,22 +163,6 @@ def _backend(a: argparse.Namespace) -> Gpu | str:
     gpu = Gpu()
     gpu.dump_kernels = a.dump_kernels
     return gpu
-
-
-def _named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for pair in pairs:
-        name, equals, file = pair.partition("=")
-        if not equals or not name or not file:
-            raise InputError(f"'{pair}': wanted NAME=FILE")
-        if name not in facts:
-            known = ", ".join(f"{n}: {fact}" for n, fact in facts.items()) or "(none)"
-            raise InputError(f"unknown {what} '{name}'; the model's {what}s are {known}")
-        if name in found:
-            raise InputError(f"{what} '{name}' is given twice")
-        found[name] = Path(file)
-        array_files.check_suffix(found[name])
-    return found
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:
@@ -184,19 +183,15 @@ def _summary(value: Any) -> str:
     return f"  min {value.min():.6g}  mean {value.mean():.6g}  max {value.max():.6g}"
 
 
-def _progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
-    """The items, with a bar on a terminal and without one in a pipe."""
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(items, label, total=total, console=Console(stderr=True), transient=True)
-
-
 def _notice(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"cml: notice: {message}", file=sys.stderr)
+
+
+def _ms(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"wanted milliseconds greater than 0, got {text}")
+    return value
 
 
 def _positive(text: str) -> int:
@@ -212,6 +207,8 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
     "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
     "json": (("--json",), {"action": "store_true"}),
+    "budget": (("--budget-ms",), {"type": _ms, "default": 4.0, "metavar": "MS"}),
+    "frame": (("--frame-ms",), {"type": _ms, "default": 1000 / 60, "metavar": "MS"}),
     "ops": (
         ("--ops",),
         {
@@ -263,6 +260,8 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("info", _info, "Inputs, outputs, operators, weights, memory, predicted time.")
     _add(sub, "model", "json")
     sub.add_argument("--plan", action="store_true", help="list every dispatch")
+    sub.add_argument("--budget-ms", type=_ms, metavar="MS", help="how a run in frames would go")
+    _add(sub, "frame")
     sub = command("rank", _rank, "Which operators the time goes to.")
     _add(sub, "model", "backend", "json", "dump")
     sub.add_argument("--runs", type=_positive, default=10)
@@ -274,6 +273,19 @@ def _parser() -> argparse.ArgumentParser:
     _add(sub, "model", "inputs", "dump")
     sub.add_argument("--seed", type=int, default=0, help="of the random inputs")
     _add(command("ops", _ops, "Every operator, and how each backend runs it."), "ops")
+    sub = command(
+        "frames", _in_frames("frames"), "The model in frames: is the budget kept, and used?"
+    )
+    _add(sub, "model", "inputs", "budget", "frame", "json")
+    sub.add_argument("--frames", type=_positive, default=600, help="of ours, full ones")
+    sub.add_argument("--layers", type=_positive, default=4, help="of the usual way beside it")
+    sub = command("trace", _in_frames("trace"), "Write a trace of frames and slices for Perfetto.")
+    _add(sub, "model", "inputs", "budget", "frame")
+    sub.add_argument("-o", "--output", default="trace.json", metavar="FILE")
+    sub.add_argument("--runs", type=_positive, default=3)
+    sub = command("simulate", _in_frames("simulate"), "Policies compared, on a device on paper.")
+    _add(sub, "model", "budget", "frame")
+    sub.add_argument("--speed", type=float, default=1.0, help="of this device, 0.1 is a tenth")
     sub = command("convert", _convert, "Turn a model of another format into an NNEF folder.")
     sub.add_argument("source", help="ncnn .param file, its .bin beside it")
     sub.add_argument("destination", help="folder or .tgz to write")

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 
+from cml_engine.errors import DeviceError
 from cml_engine.graph import Graph
 from cml_engine.ops.lowering import Limits
 from cml_engine.passes import optimize
@@ -87,6 +88,20 @@ def model_info(graph: Graph, limits: Limits | None = None) -> ModelInfo:
         predicted_ms=predicted_ms(plan),
         layers=tuple(str(step) for step in plan.steps),
     )
+
+
+def plan_for(graph: Graph) -> tuple[Plan, str]:
+    """The plan on this machine's GPU and the GPU's name; for WebGPU's guaranteed limits and ""
+    where there is none."""
+    try:
+        from cml_engine.gpu.device import Gpu
+
+        gpu = Gpu()
+        limits, name = gpu.limits, gpu.name
+    except (DeviceError, ImportError):
+        limits, name = Limits(), ""
+    optimized = optimize(graph)
+    return lower(optimized, limits, choose_layout(optimized)), name
 
 
 def predicted_ms(plan: Plan) -> float:

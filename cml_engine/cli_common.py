@@ -1,0 +1,64 @@
+"""What several commands of ``cml`` need: models and files by name, bars on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from cml_engine import array_files
+from cml_engine.errors import InputError
+from cml_engine.graph import Fact, Graph
+from cml_engine.loading import load
+
+T = TypeVar("T")
+
+
+def load_model(a: argparse.Namespace) -> Graph:
+    """The model that the command line names."""
+    return load(a.model, fragments=a.fragments)
+
+
+def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, Path]:
+    """``NAME=FILE`` pairs by name, each name one of ``facts``."""
+    found: dict[str, Path] = {}
+    for pair in pairs:
+        name, equals, file = pair.partition("=")
+        if not equals or not name or not file:
+            raise InputError(f"'{pair}': wanted NAME=FILE")
+        if name not in facts:
+            known = ", ".join(f"{n}: {fact}" for n, fact in facts.items()) or "(none)"
+            raise InputError(f"unknown {what} '{name}'; the model's {what}s are {known}")
+        if name in found:
+            raise InputError(f"{what} '{name}' is given twice")
+        found[name] = Path(file)
+        array_files.check_suffix(found[name])
+    return found
+
+
+def progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
+    """The items, with a bar on a terminal and without one in a pipe."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, label, total=total, console=Console(stderr=True), transient=True)
+
+
+@contextlib.contextmanager
+def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar that is told how much is done; on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done: bar.update(task, completed=done)

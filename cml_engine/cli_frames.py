@@ -1,0 +1,99 @@
+"""The commands that know of frames: ``cml frames``, ``trace``, ``simulate``, ``info --budget-ms``.
+
+They are the one place of this package that imports the ``scheduler`` package, which stands above
+it, and only when one of them is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from cml_engine import array_files
+from cml_engine.cli_common import bar, load_model, named_files
+from cml_engine.errors import DeviceError
+from cml_engine.graph import Graph
+from cml_engine.session import Session, check_inputs, random_inputs
+
+
+def forecast_text(graph: Graph, a: argparse.Namespace) -> str:
+    """How a run under ``--budget-ms`` would go; on a GPU if there is one, for its own costs."""
+    from cml_engine.report.info import plan_for
+    from scheduler.commands import forecast
+    from scheduler.cost_model import CostModel
+
+    plan, device = plan_for(graph)
+    model = CostModel.load(_costs_file(device)) if device else CostModel()
+    return str(forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model))
+
+
+def frames(a: argparse.Namespace) -> int:
+    import numpy as np
+
+    from scheduler import commands
+
+    session, arrays = _gpu_session(a)
+    with bar("frames", a.frames) as done:
+        report = commands.frames(
+            session, arrays, budget_ms=a.budget_ms, frame_ms=a.frame_ms, count=a.frames,
+            layers=a.layers, same=np.array_equal, costs_file=_costs_file(session.gpu.name),
+            progress=done,
+        )  # fmt: skip
+    print(report.json() if a.json else report)
+    return 0 if report.identical else 1
+
+
+def trace(a: argparse.Namespace) -> int:
+    from scheduler import commands
+
+    path = Path(a.output)
+    array_files.check_folder(path)
+    session, arrays = _gpu_session(a)
+    plan = session.plan
+    memory = {"weights": plan.weights_bytes, "activations": plan.memory.peak}
+    frames, slices = commands.trace(
+        session, arrays, path, budget_ms=a.budget_ms, frame_ms=a.frame_ms, runs=a.runs,
+        memory=memory,
+    )  # fmt: skip
+    print(f"{path}: {frames} frames, {slices} slices; open it in ui.perfetto.dev")
+    return 0
+
+
+def simulate(a: argparse.Namespace) -> int:
+    from cml_engine.report.info import plan_for
+    from scheduler import commands
+    from scheduler.cost_model import CostModel
+    from scheduler.simulate import table
+
+    graph = load_model(a)
+    plan, device = plan_for(graph)
+    model = CostModel.load(_costs_file(device)) if device else CostModel()
+    outcomes = commands.policies(
+        graph.name, plan.step_costs(), budget_ms=a.budget_ms, frame_ms=a.frame_ms, speed=a.speed,
+        model=model,
+    )  # fmt: skip
+    print(table(outcomes))
+    return 0
+
+
+def _gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """A session on a GPU that can time its own work, and inputs for it."""
+    session = Session(load_model(a), "gpu")
+    assert session.gpu is not None
+    if not session.gpu.has_timestamps:
+        raise DeviceError(f"{session.gpu.name} has no timestamp queries: frames cannot be timed")
+    files = named_files(a.input, session.inputs, "input")
+    arrays = random_inputs(session.inputs)
+    for name, path in files.items():
+        arrays[name] = array_files.read(path, name, session.inputs[name])
+    return session, check_inputs(session.inputs, arrays)
+
+
+def _costs_file(device: str) -> Path:
+    """Where the learned costs of a device and driver are kept."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-").lower()
+    return Path(platformdirs.user_data_dir("cml_engine")) / "costs" / f"{name}.json"

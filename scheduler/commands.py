@@ -1,0 +1,142 @@
+"""What ``cml frames``, ``cml trace`` and ``cml info --budget-ms`` do.
+
+The command line lies in ``cml_engine``, which knows nothing of frames; it imports this module when
+one of these commands is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scheduler.cost_model import CostModel
+from scheduler.frame_scheduler import FrameReport, FrameScheduler
+from scheduler.job import Job
+from scheduler.measure import FramesReport, measure_frames
+from scheduler.sim_device import Noise, SimNetwork, SimStep, network_like
+from scheduler.simulate import Outcome, Request, compare_policies, simulate
+from scheduler.trace import write_trace
+
+#: the spread assumed of a device that was never measured: P99 over P50 of a frame's GPU time
+ASSUMED_TAIL = 1.3
+_MAX_SIMULATED_FRAMES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A run under a budget, simulated before it is made."""
+
+    budget_ms: float
+    frame_ms: float
+    frames: int
+    seconds: float
+    p99_ms: float
+    over_share: float
+    measured_steps: int
+    steps: int
+
+    def __str__(self) -> str:
+        known = f"{self.measured_steps} of {self.steps} steps measured on this machine before"
+        return (
+            f"frames     {self.frames} frames at {self.budget_ms:g} ms, {self.seconds:.2f} s at "
+            f"{1e3 / self.frame_ms:.0f} fps; P99 of a frame {self.p99_ms:.2f} ms, "
+            f"{100 * self.over_share:.1f} % over budget ({known}; the others by FLOPs and bytes)"
+        )
+
+
+def forecast(
+    name: str, costs: Any, budget_ms: float, frame_ms: float, model: CostModel
+) -> Forecast:
+    """How many frames a network of these steps takes, on the virtual clock, on a device with the
+    model's costs and :data:`ASSUMED_TAIL`."""
+    network = network_like(name, costs, 1.0, model)
+    enough = 20 + int(4 * network.total_ms / max(budget_ms, 1e-3))
+    outcome = simulate(
+        [Request(network)],
+        min(enough, _MAX_SIMULATED_FRAMES),
+        budget_ms=budget_ms,
+        frame_ms=frame_ms,
+        noise=Noise.of_tail(ASSUMED_TAIL),
+        cost_model=_true_model(network),
+    )
+    frames = len(outcome.busy)
+    return Forecast(
+        budget_ms,
+        frame_ms,
+        frames,
+        frames * frame_ms / 1e3,
+        outcome.percentile(0.99),
+        outcome.over_share,
+        sum(model.samples(c.key) > 0 for c in costs),
+        len(costs),
+    )
+
+
+def frames(
+    session: Any, inputs: Mapping[str, Any], *, budget_ms: float, frame_ms: float, count: int,
+    layers: int, same: Callable[[Any, Any], bool], costs_file: Path | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> FramesReport:  # fmt: skip
+    """:func:`scheduler.measure.measure_frames`, with the costs learned before and kept after."""
+    model = CostModel.load(costs_file) if costs_file else CostModel()
+    report = measure_frames(
+        session, inputs, budget_ms=budget_ms, frame_ms=frame_ms, frames=count, layers=layers,
+        same=same, cost_model=model, progress=progress,
+    )  # fmt: skip
+    if costs_file:
+        model.save(costs_file)
+    return report
+
+
+def trace(
+    session: Any, inputs: Mapping[str, Any], path: Path, *, budget_ms: float, frame_ms: float,
+    runs: int, memory: Mapping[str, float],
+) -> tuple[int, int]:  # fmt: skip
+    """Run the session ``runs`` times in frames and write the trace; frames and slices in it."""
+    scheduler = FrameScheduler(session.gpu, frame_ms, budget_ms)
+    reports: list[FrameReport] = []
+    jobs: list[Job] = []
+
+    def frame() -> None:
+        encoder = session.gpu.device.create_command_encoder()
+        reports.append(scheduler.encode(encoder))
+        session.gpu.queue.submit([encoder.finish()])
+        scheduler.end_frame()
+
+    for _ in range(runs):
+        jobs.append(scheduler.submit(session, inputs))
+        while not jobs[-1].ended:
+            frame()
+    for _ in range(10):  # until the last timings are here
+        frame()
+    about = {"device": session.gpu.name, "clock": scheduler.executor.clock_source}
+    write_trace(path, reports, jobs, memory, about)
+    return len(reports), sum(len(r.slices) for r in reports)
+
+
+def policies(
+    name: str, costs: Any, *, budget_ms: float, frame_ms: float, speed: float, model: CostModel
+) -> list[Outcome]:
+    """The network again and again under each policy, on a device ``speed`` times this one."""
+
+    def requests() -> list[Request]:
+        network = network_like(name, costs, speed, model)
+        return [Request(network, period_ms=max(frame_ms, 2 * network.total_ms))]
+
+    return compare_policies(
+        requests, 2000, budget_ms=budget_ms, frame_ms=frame_ms, noise=Noise.of_tail(ASSUMED_TAIL)
+    )
+
+
+def _true_model(network: SimNetwork) -> CostModel:
+    model = CostModel()
+    for step in network.steps:
+        _teach(model, step)
+    return model
+
+
+def _teach(model: CostModel, step: SimStep) -> None:
+    for count in {1, step.groups}:
+        model.learn([(step, count)], max(1e-9, count * step.ms_per_group))
