@@ -137,28 +137,33 @@ class Session:
         if self.gpu is None:
             raise InputError("an operator can be replaced by a stub on the GPU only")
         check_stub(self.graph, operator)
-        arrays = check_inputs(self.inputs, inputs or random_inputs(self.inputs))
-        stubbed = replace(self.options, plan=replace(self.options.plan, stub=operator))
-        plan = make_plan(self.graph, self.gpu, stubbed)
-        timers = [self._whole_run(p, arrays) for p in (self.plan, plan) if p]
+        options = replace(self.options, plan=replace(self.options.plan, stub=operator))
+        stubbed = Session(self.source_graph, self.gpu, options)
+        times = time_in_turns(runs, self.timer(inputs), stubbed.timer(inputs))
         clock = "timestamps" if self.gpu.has_timestamps else "wall clock"
-        times = time_in_turns(runs, *timers)
         return StubReport.of(self.graph, operator, self.gpu.name, clock, times)
 
-    def _whole_run(self, plan: Plan, arrays: Mapping[str, Array]) -> Callable[[], float]:
-        """A function that runs the plan in one pass and returns its milliseconds."""
+    def timer(self, inputs: Mapping[str, Array] | None = None) -> Callable[[], float]:
+        """A function that runs the whole network once, undisturbed, and returns the milliseconds:
+        on a GPU of its computation alone, without upload and readback."""
+        arrays = check_inputs(self.inputs, inputs or random_inputs(self.inputs))
+        if self.gpu is None:
+            return lambda: _wall_ms(lambda: self._program.run(arrays))
         from cml_engine.backends.gpu import GpuProgram
         from cml_engine.gpu.timers import PassTimer
 
-        assert self.gpu
-        program, timer = GpuProgram(plan, self.gpu), PassTimer(self.gpu)
-        program.write_inputs(arrays)
+        program, timer = self._program, PassTimer(self.gpu)
+        assert isinstance(program, GpuProgram)
 
         def encode(compute: Any, _: int) -> None:
-            for step in plan.steps:
+            for step in program.plan.steps:
                 program.encode_all(compute, step.index)
 
-        return lambda: timer.time([0], encode)[0]
+        def run() -> float:
+            program.write_inputs(arrays)
+            return timer.time([0], encode)[0]
+
+        return run
 
     def _rank_cpu(self, arrays: Mapping[str, Array], runs: int) -> RankReport:
         program = CpuProgram(self.graph)
@@ -248,6 +253,12 @@ def _choose(backend: Gpu | str) -> Gpu | None:
         raise refused
     warnings.warn(f"running on the CPU: {refused}", RuntimeWarning, stacklevel=3)
     return None
+
+
+def _wall_ms(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return 1e3 * (time.perf_counter() - start)
 
 
 def _time_nodes(program: CpuProgram, arrays: Mapping[str, Array]) -> list[float]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import wgpu
 
-from cml_engine.errors import DeviceError
-from cml_engine.gpu.hlsl import ShaderKey, compile_spirv
+from cml_engine.errors import DeviceError, ShaderCompileError
+from cml_engine.gpu.hlsl import ShaderKey, compile_kernel
 from cml_engine.gpu.native import create_shader_module, limit_instance, timestamp_period_ns
 from cml_engine.gpu.params import parse_params
 from cml_engine.ops.lowering import Limits
@@ -31,6 +31,13 @@ _WANTED_LIMITS = (
     "max-compute-workgroup-size-x",
     "max-compute-workgroups-per-dimension",
 )
+#: what naga lacks, and what to write instead
+_NAGA_HINTS = {
+    "DotProduct": "write the dot() of integers out as a sum",
+    "Int64": "64-bit integers are not available",
+    "Float64": "double is not available: use float",
+    "f64": "double is not available: use float",
+}
 #: bytes of the slice uniform: first group, end group, row stride, padding
 SLICE_BYTES = 16
 
@@ -96,7 +103,7 @@ class Gpu:
             from cml_engine.gpu.dump import dump_kernel
 
             dump_kernel(key, self.dump_kernels)
-        module = create_shader_module(self.device, key.label, compile_spirv(key), key.trusted)
+        module = self._module(key)
         layout = self._layout(key.tensors, 16 * parse_params(key.params).vectors)
         try:
             built = self.device.create_compute_pipeline(
@@ -107,6 +114,16 @@ class Gpu:
         except (wgpu.GPUError, RuntimeError) as error:
             raise DeviceError(f"the driver refused kernel '{key.label}': {error}") from error
         return Pipeline(key.label, built, layout)
+
+    def _module(self, key: ShaderKey) -> wgpu.GPUShaderModule:
+        code = compile_kernel(key)
+        try:
+            return create_shader_module(self.device, key.label, code, key.trusted)
+        except (wgpu.GPUError, RuntimeError) as error:
+            hint = next((f"; {h}" for word, h in _NAGA_HINTS.items() if word in str(error)), "")
+            raise ShaderCompileError(
+                f"kernel '{key.path}' compiles, but wgpu does not take it: {_reason(error)}{hint}"
+            ) from error
 
     def _layout(self, tensors: int, params_bytes: int) -> wgpu.GPUBindGroupLayout:
         """Bindings of every kernel: slice (dynamic offset), parameters, then the tensors, all
@@ -122,6 +139,11 @@ class Gpu:
             found = self.device.create_bind_group_layout(entries=entries)
             self._layouts[tensors, params_bytes] = found
         return found
+
+
+def _reason(error: Exception) -> str:
+    """What an error of wgpu's is about, without the call that it begins with."""
+    return str(error).partition("Caused by:")[2].strip() or str(error)
 
 
 def _entry(binding: int, buffer: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,9 @@ from cml_engine.gpu.params import parse_params
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 _INCLUDE_LINE = re.compile(_INCLUDE.pattern + r".*$", re.MULTILINE)
 
+#: SPIR-V's numbers of the instructions that is_misread looks at
+_OP_LABEL, _OP_LOOP_MERGE, _OP_SWITCH = 248, 246, 251
+
 _PRELUDE = """\
 // The workgroups of this launch: [cml_first, cml_end) of the dispatch, in rows of cml_stride.
 [[vk::binding(0)]] cbuffer CmlSlice { uint cml_first; uint cml_end; uint cml_stride; };
@@ -114,6 +117,55 @@ def _first_line(key: ShaderKey) -> int:
     return before.count("\n") + 1 if found else 1
 
 
+def compile_kernel(key: ShaderKey) -> bytes | str:
+    """What wgpu gets: SPIR-V of the engine's own kernels, WGSL of a game's.
+
+    naga misreads SPIR-V in which a branch leaves two constructs at once (gfx-rs/wgpu#4449), which
+    is what the compiler makes of ``continue``: wrong numbers and no message. Our kernels are
+    written without; a game's go by way of WGSL, which is read right. What WGSL lacks (atomics on
+    plain buffers) still goes as SPIR-V, if nothing in it can be misread.
+    """
+    if not key.interface:
+        return compile_spirv(key)
+    wgsl = cache_folder() / f"{digest(key)}.wgsl"
+    spirv = wgsl.with_suffix(".safe.spv")
+    for cached in (wgsl, spirv):
+        if cached.is_file():
+            return cached.read_text(encoding="utf-8") if cached is wgsl else cached.read_bytes()
+    try:
+        text = _compile(resolved_source(key), key, "wgsl").rstrip(b"\0").decode()
+    except ShaderCompileError as refused:
+        code = compile_spirv(key)
+        if is_misread(code):
+            raise ShaderCompileError(
+                f"{refused.message}\nWhat WGSL lacks can be used only where no loop has a "
+                "`continue` or a `return`: write the loop without them"
+            ) from None
+        _store(spirv, code)
+        return code
+    # naga has subgroups, and refuses the line that asks for them
+    text = text.replace("enable subgroups;", "")
+    _store(wgsl, text.encode())
+    return text
+
+
+def is_misread(spirv: bytes) -> bool:
+    """Whether SPIR-V has a ``switch`` of one case inside a loop: the compiler's way to write
+    ``continue``, out of which the loop is left by a branch that naga takes for the switch's own."""
+    words = memoryview(spirv).cast("I")
+    at, open_loops = 5, set[int]()
+    while at < len(words):
+        length, code = words[at] >> 16, words[at] & 0xFFFF
+        if code == _OP_LABEL:
+            open_loops.discard(words[at + 1])
+        elif code == _OP_LOOP_MERGE:
+            open_loops.add(words[at + 1])
+        elif code == _OP_SWITCH and length == 3 and open_loops:
+            return True
+        at += max(length, 1)
+    return False
+
+
 def compile_spirv(key: ShaderKey) -> bytes:
     """SPIR-V of the variant, from the cache if it is there."""
     cached = cache_folder() / f"{digest(key)}.spv"
@@ -130,12 +182,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CML_CACHE_DIR") or platformdirs.user_cache_dir("cml_engine"))
 
 
-def _compile(source: str, key: ShaderKey) -> bytes:
+def _compile(source: str, key: ShaderKey, target: str = "spirv") -> bytes:
     with tempfile.TemporaryDirectory(prefix="cml-hlsl-") as folder:
         file = Path(folder, f"{key.path.stem}.hlsl")
         file.write_text(source, encoding="utf-8")
         try:
-            return slang.Slang.get().compile(file, include_flags(key))
+            return slang.Slang.get().compile(file, include_flags(key), target)
         except slang.SlangError as error:
             raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{error}") from None
 

@@ -14,33 +14,30 @@ _log = logging.getLogger(__name__)
 
 
 def create_shader_module(
-    device: wgpu.GPUDevice, label: str, spirv: bytes, trusted: bool
+    device: wgpu.GPUDevice, label: str, code: bytes | str, trusted: bool
 ) -> wgpu.GPUShaderModule:
-    """A shader module from SPIR-V; ``trusted`` leaves naga's runtime checks out.
+    """A shader module from SPIR-V or WGSL; ``trusted`` leaves naga's runtime checks out.
 
     By default naga bounds every loop by a counter and clamps every access; on our own kernels,
     whose indices are proven by tests, that costs 2-3x (docs/performance.md).
     """
     if trusted:
         try:
-            return _trusted(device, label, spirv)
+            return _trusted(device, label, code)
         except (ImportError, AttributeError, KeyError, TypeError) as error:
             _log.warning("trusted shader modules are not available (%s): slower kernels", error)
-    return device.create_shader_module(label=label, code=spirv)
+    return device.create_shader_module(label=label, code=code)
 
 
-def _trusted(device: wgpu.GPUDevice, label: str, spirv: bytes) -> wgpu.GPUShaderModule:
+def _trusted(device: wgpu.GPUDevice, label: str, code: bytes | str) -> wgpu.GPUShaderModule:
     from wgpu.backends.wgpu_native import _api
 
     api: Any = _api
-    words = api.ffi.new("uint8_t[]", spirv)
-    source = api.new_struct_p(
-        "WGPUShaderSourceSPIRV *",
-        codeSize=len(spirv) // 4,
-        code=api.ffi.cast("uint32_t *", words),
-    )
-    source[0].chain.next = api.ffi.NULL
-    source[0].chain.sType = api.lib.WGPUSType_ShaderSourceSPIRV
+    if isinstance(code, str):
+        source = _wgsl_source(api, code)
+    else:
+        words = api.ffi.new("uint8_t[]", code)  # lives until the module is made
+        source = _spirv_source(api, words, len(code) // 4)
     descriptor = api.new_struct_p(
         "WGPUShaderModuleDescriptor *",
         nextInChain=api.ffi.cast("WGPUChainedStruct *", source),
@@ -49,6 +46,21 @@ def _trusted(device: wgpu.GPUDevice, label: str, spirv: bytes) -> wgpu.GPUShader
     no_checks = 0
     module = api.libf.wgpuDeviceCreateShaderModuleTrusted(device._internal, descriptor, no_checks)
     return api.GPUShaderModule(label, module, device)
+
+
+def _spirv_source(api: Any, words: Any, count: int) -> Any:
+    code = api.ffi.cast("uint32_t *", words)
+    source = api.new_struct_p("WGPUShaderSourceSPIRV *", codeSize=count, code=code)
+    source[0].chain.next = api.ffi.NULL
+    source[0].chain.sType = api.lib.WGPUSType_ShaderSourceSPIRV
+    return source
+
+
+def _wgsl_source(api: Any, text: str) -> Any:
+    source = api.new_struct_p("WGPUShaderSourceWGSL *", code=api.to_c_string_view(text))
+    source[0].chain.next = api.ffi.NULL
+    source[0].chain.sType = api.lib.WGPUSType_ShaderSourceWGSL
+    return source
 
 
 def timestamp_period_ns(queue: wgpu.GPUQueue) -> float:

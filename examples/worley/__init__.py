@@ -1,0 +1,1 @@
+"""A custom operator with branches and a loop that ends early: 3-D Worley noise."""
