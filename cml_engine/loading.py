@@ -8,6 +8,7 @@ from pathlib import Path
 from cml_engine import nnef
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph
+from cml_engine.nnef.fake_quantize import fake_quantized
 from cml_engine.nnef.parser import parse_fragments
 from cml_engine.nnef.printer import print_fragment
 from cml_engine.ops import is_registered, load_families, registered
@@ -15,23 +16,33 @@ from cml_engine.passes.infer import infer_facts, infer_node
 from cml_engine.plugins import load_entry_points
 
 
-def load(path: str | Path, *, fragments: Sequence[str | Path] = ()) -> Graph:
+def load(
+    path: str | Path, *, fragments: Sequence[str | Path] = (), fake_quantize: bool = False
+) -> Graph:
     """The network in an NNEF folder, in the ``graph.nnef`` inside one, or in a ``.tgz`` of one.
 
     Operators that the engine knows, or that a game has registered, become nodes; other fragments
     with a body are expanded. ``fragments`` are files of fragments that the model calls and does
-    not bring itself. Every error in the model is a :class:`ModelError` with file, line and
-    operator.
+    not bring itself. With ``fake_quantize`` every tensor that a ``graph.quant`` names is rounded
+    to the values that its line says; else such lines are read for stored integers only. Every
+    error in the model is a :class:`ModelError` with file, line and operator.
     """
     load_families()
     load_entry_points()
     declarations = {**_library(fragments), **_declared()}
-    return infer_facts(nnef.load(path, is_registered, infer_node, declarations))
+    graph = nnef.load(path, is_registered, infer_node, declarations)
+    if fake_quantize:
+        graph = fake_quantized(graph, _built)
+    return infer_facts(graph)
 
 
 def save(graph: Graph, path: str | Path, *, overwrite: bool = False) -> None:
     """Write the graph as an NNEF folder (or, for a name in ``.tgz``, as an archive of one)."""
     nnef.save(graph, path, overwrite=overwrite)
+
+
+def _built(text: str) -> Graph:
+    return nnef.load_text(text, "graph.quant", is_registered, infer_node)
 
 
 def _declared() -> dict[str, str]:

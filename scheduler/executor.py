@@ -73,7 +73,7 @@ class Executor(Protocol):
     granule: int
     #: the device's name, for tables and files
     name: str
-    #: "timestamps" or "wall clock"
+    #: "timestamps", or "wall clock": no timings come, and late frames are all that is known
     clock_source: str
     #: how many groups of slices can be timed in one frame
     max_groups: int

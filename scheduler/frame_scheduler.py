@@ -22,6 +22,10 @@ Reason = Literal["budget", "nothing to do", "waiting for GPU", "preparing", "all
 _MIN_SHARE = 0.02
 #: frames whose prediction is below this share of the budget say nothing about the tail
 _TELLING = 0.25
+#: what :attr:`Executor.clock_source` says of a device that cannot time its own work
+WALL_CLOCK = "wall clock"
+#: a frame this much longer than it should be is late, not just jittery
+_LATE = 1.15
 
 
 class AdmissionError(RuntimeError):
@@ -126,6 +130,7 @@ class FrameScheduler:
         self._tails: dict[int, list[float]] = {}
         self._encoded: _InFlight | None = None
         self._recorder: Recorder | None = None
+        self._ended_ms: float | None = None
 
     def record(self) -> Recording:
         """Write down from now on what comes in and what is decided: the recording that is
@@ -186,6 +191,7 @@ class FrameScheduler:
             last_served_ms=now,
             costs=tuple(network.step_costs()),
         )
+        self._calibrate(network)
         self._admit(job, admission)
         if slot is not None:
             self._supersede(slot)
@@ -195,6 +201,14 @@ class FrameScheduler:
         if self._recorder:
             self._recorder.submitted(job)
         return job
+
+    def _calibrate(self, network: Any) -> None:
+        """Take over the times that a network measured at its load, where nothing better is known:
+        on a device that cannot time its work in a frame."""
+        times = getattr(network, "load_times_ms", None) or ()
+        for cost, ms in zip(network.step_costs(), times, strict=False):
+            if self.cost_model.samples(cost.key) == 0:
+                self.cost_model.learn([(cost, cost.groups)], ms)
 
     def _admit(self, job: Job, admission: str) -> None:
         if job.deadline_at_ms is None or admission == "accept":
@@ -408,9 +422,27 @@ class FrameScheduler:
         timings = self.executor.end_frame(self.frame)
         if self._recorder:
             self._recorder.ended_frame(timings)
+        if self.executor.clock_source == WALL_CLOCK:
+            self._learn_from_interval()
         measured = self._learn(timings)
         self.frame += 1
         return measured
+
+    def _learn_from_interval(self) -> None:
+        """Without timestamps only the host's own frames tell: one that took longer than it should
+        had too much to do, and what it is longer by is put down to the networks."""
+        now = self.clock.now_ms()
+        before, self._ended_ms = self._ended_ms, now
+        entry = self._awaited[-1] if self._awaited else None
+        if before is None or entry is None or not entry.groups:
+            return
+        excess = now - before - self.frame_ms * _LATE
+        if excess > 0:
+            report = entry.report
+            took = report.predicted_ms + min(excess, report.predicted_ms)
+            parts = [part for group in entry.groups for part in group]
+            # the spread within a frame stays unknown: the margin keeps its prior
+            self.cost_model.learn(parts, took)
 
     def _learn(self, timings: Sequence[Timing]) -> list[FrameReport]:
         by_frame = {entry.report.frame: entry for entry in self._awaited}
@@ -420,8 +452,9 @@ class FrameScheduler:
                 entry.ms[timing.group] = timing.ms
         done: list[FrameReport] = []
         newest = max((t.frame for t in timings), default=-1)
+        untimed = self.executor.clock_source == WALL_CLOCK
         while self._awaited and (
-            self._awaited[0].report.frame <= newest or not self._awaited[0].groups
+            untimed or self._awaited[0].report.frame <= newest or not self._awaited[0].groups
         ):
             entry = self._awaited.popleft()
             if entry.groups and len(entry.ms) == len(entry.groups):

@@ -95,7 +95,6 @@ class SimGpu:
     """An :class:`scheduler.executor.Executor` on paper."""
 
     name = "simulated"
-    clock_source = "simulated"
 
     def __init__(
         self,
@@ -107,9 +106,11 @@ class SimGpu:
         seed: int = 0,
         granule: int = 1,
         max_groups: int = 12,
+        clock_source: str = "timestamps",
     ) -> None:
         self.noise, self.speed, self.launch_ms, self.latency = noise, speed, launch_ms, latency
         self.granule, self.max_groups = granule, max_groups
+        self.clock_source = clock_source
         self.frame_ms = 0.0
         self._random = random.Random(seed)
         self._pending: deque[tuple[int, list[SimTiming]]] = deque()
@@ -136,7 +137,7 @@ class SimGpu:
         timings: list[SimTiming] = []
         while self._pending and frame - self._pending[0][0] >= self.latency:
             timings += self._pending.popleft()[1]
-        return timings
+        return timings if self.clock_source == "timestamps" else []
 
     @property
     def frames_in_flight(self) -> int:

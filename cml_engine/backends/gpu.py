@@ -52,8 +52,12 @@ class GpuProgram:
         self._step_costs = plan.step_costs()
         self._readback = Readback(plan, gpu)
         self._preparation = Preparation(self)
+        #: milliseconds of each step as measured at load, where a frame cannot measure them
+        self.load_times_ms: tuple[float, ...] = ()
         if not deferred:
             self._preparation.finish()
+            if not gpu.has_timestamps:
+                self.measure_at_load()
 
     # --- running
 
@@ -83,6 +87,14 @@ class GpuProgram:
     def step_costs(self) -> list[StepCost]:
         """What each step is and costs per workgroup (``scheduler.Network``)."""
         return self._step_costs
+
+    def measure_at_load(self) -> None:
+        """Time every step once by the wall clock, for a device that cannot time its own work in a
+        frame; :attr:`load_times_ms` has the result. Blocks."""
+        timer = PassTimer(self.gpu)
+        timer.time([step.index for step in self.plan.steps], self.encode_all)
+        times = timer.time([step.index for step in self.plan.steps], self.encode_all)
+        self.load_times_ms = tuple(times)
 
     @property
     def ready(self) -> bool:

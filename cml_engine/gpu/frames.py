@@ -117,7 +117,7 @@ class FrameExecutor:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         self.name = gpu.name
-        self.clock_source = "timestamps" if gpu.has_timestamps else "none"
+        self.clock_source = "timestamps" if gpu.has_timestamps else "wall clock"
         # a software driver spreads workgroups over the cores: a slice that is no multiple of
         # their number leaves some idle at its end
         self.granule = (os.cpu_count() or 1) if gpu.limits.software else 1

@@ -24,6 +24,7 @@ class PassTimer:
         self._gpu = gpu
         self.source = "timestamps" if gpu.has_timestamps else "wall clock"
         self._queries: wgpu.GPUQuerySet | None = None
+        self._marker = gpu.device.create_buffer(size=4, usage=wgpu.BufferUsage.COPY_SRC)
 
     def time(self, steps: Sequence[int], encode: Encode) -> list[float]:
         """Milliseconds of each step, in order."""
@@ -64,5 +65,6 @@ class PassTimer:
         compute.end()
         start = time.perf_counter()
         self._gpu.queue.submit([encoder.finish()])
-        self._gpu.queue.on_submitted_work_done_sync()
+        # wgpu-py's own wait for submitted work raises TypeError in 0.32; a readback waits as well
+        self._gpu.queue.read_buffer(self._marker)
         return 1e3 * (time.perf_counter() - start)

@@ -29,6 +29,7 @@ __all__ = [
     "Param",
     "Signature",
     "load",
+    "load_text",
     "save",
     "signature",
     "standard_signatures",
@@ -59,6 +60,12 @@ def load(
     """
     with _collector_paused():
         return _load(Path(path), Library(native, declarations), infer)
+
+
+def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer) -> Graph:
+    """A graph without variables from its text; ``file`` is what errors call it."""
+    source = SourceText(text, file)
+    return build(parse_document(source), source, Library(native), infer).graph
 
 
 def _load(path: Path, library: Library, infer: Infer | None) -> Graph:

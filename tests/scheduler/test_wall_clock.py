@@ -1,0 +1,42 @@
+"""A device without timestamps: late frames are all that is known, and they are enough."""
+
+from scheduler import CostModel, FrameScheduler, VirtualClock
+from scheduler.sim_device import Noise, SimGpu, SimNetwork, SimStep
+
+FRAME = 1000 / 60
+
+
+def run(true_ms, load_ms, frames=1500, budget=6.0, render=9.0, noise=None):
+    """Frame times of a host whose network truly costs ``true_ms`` per workgroup and was measured
+    at its load with ``load_ms``."""
+    steps = [SimStep(f"k{i}", 100, true_ms) for i in range(10)]
+    network = SimNetwork("net", steps)
+    network.load_times_ms = [100 * load_ms] * 10
+    clock = VirtualClock()
+    gpu = SimGpu(noise or Noise(), clock_source="wall clock")
+    scheduler = FrameScheduler(gpu, FRAME, budget, clock=clock, cost_model=CostModel())
+    times, inference = [], []
+    job = scheduler.submit(network, {})
+    for _ in range(frames):
+        if job.ended:
+            job = scheduler.submit(network, {})
+        scheduler.encode(None)
+        times.append(max(FRAME, render + gpu.frame_ms))
+        inference.append(gpu.frame_ms)
+        clock.advance(times[-1])
+        assert scheduler.end_frame() == []
+    return times, inference
+
+
+def test_what_was_measured_at_load_keeps_the_budget():
+    times, inference = run(true_ms=0.05, load_ms=0.05, noise=Noise.of_tail(1.25))
+    late = inference[100:]
+    assert max(times) < 1.15 * FRAME
+    assert sum(ms > 6.0 for ms in late) / len(late) < 0.05
+    assert sum(late) / len(late) > 3.0
+
+
+def test_a_device_slower_than_at_load_is_noticed_by_late_frames():
+    times, _ = run(true_ms=0.2, load_ms=0.05)
+    late = times[300:]
+    assert sum(t > 1.15 * FRAME + 1e-6 for t in late) / len(late) < 0.05
