@@ -165,6 +165,7 @@ def check_graph(
             assert verdict.ok, f"{name}: {verdict.problem}"
             worst = max(worst, verdict.worst)
     _check_guards(program, first_arena)
+    _check_inputs(program, inputs)
     for seed in range(partitions):
         _, arena = _run(program, inputs, random_partition(whole, seed))
         assert np.array_equal(arena, first_arena), (
@@ -251,6 +252,15 @@ def _check_guards(program: Any, arena: Array) -> None:
             free[binding.offset // 4 : binding.end // 4] = False
     touched = free & (arena != SENTINEL)
     assert not touched.any(), f"a kernel wrote outside its tensors, at word {touched.argmax()}"
+
+
+def _check_inputs(program: Any, inputs: Mapping[str, Array]) -> None:
+    """What a kernel reads is bound for writing too: it must not."""
+    for name, place in program.plan.inputs.items():
+        now = program.read_tensor(place)
+        assert np.array_equal(now, inputs[name], equal_nan=now.dtype.kind == "f"), (
+            f"a kernel wrote to its input '{name}'"
+        )
 
 
 def _array(given: Any, seed: int) -> Array:
