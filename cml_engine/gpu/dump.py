@@ -4,9 +4,10 @@
 pipeline that is built from then on:
 
 - ``NAME.hlsl``: the resolved source, complete in itself: defines, parameters, accessors, includes;
-- ``NAME.spv`` and ``NAME.spvasm``: the SPIR-V that wgpu gets, and its text;
-- ``NAME.wgsl``, ``NAME.metal``, ``NAME.d3d.hlsl``, ``NAME.glsl``: the same kernel as the compiler
-  writes it for other platforms. wgpu's own translation cannot be had; this is close to it.
+- ``NAME.spv`` and ``NAME.spvasm``: the SPIR-V that wgpu gets of the engine's kernels, and its text;
+- ``NAME.wgsl``: what it gets of a game's;
+- ``NAME.metal``, ``NAME.d3d.hlsl``, ``NAME.glsl``: the same kernel as the compiler writes it for
+  other platforms. wgpu's own translation cannot be had; this is close to it.
 
 ``kernels.txt`` says which variant each name is.
 """

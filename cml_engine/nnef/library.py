@@ -30,6 +30,7 @@ from cml_engine.nnef.signatures import (
     unknown_operator,
 )
 from cml_engine.nnef.walk import called_operators
+from cml_engine.nnef.warning import warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,9 @@ class Library:
                 f"'{name}' is registered as {ours}, but this model declares it as {sig}: "
                 "make them equal, or give the fragment a body"
             )
+        if not fits and name in self._declarations:
+            message = f"'{name}' is not the registered {ours}: its body is expanded"
+            warn(message, text.at(fragment.pos))
         native = fits and self._native(name)
         if not native and fragment.body is None and name in extension_fragments():
             extension = self._extension(name)  # the model's own defaults count

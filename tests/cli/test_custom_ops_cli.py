@@ -150,6 +150,23 @@ def test_a_model_s_own_fragment_is_the_registered_operator(tmp_path, capsys):
         assert np.load(tmp_path / "y.npy").tolist() == [0, 7, 14]
 
 
+def test_another_signature_than_the_registered_one_is_a_notice(tmp_path, capsys):
+    (tmp_path / "ops.py").write_text(TWICE)
+    np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float32))
+    text = CALLS_TWICE.replace(
+        "graph g",
+        "extension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;\n"
+        "fragment twice(x: tensor<scalar>, k: scalar = 3.0) -> (y: tensor<scalar>)\n"
+        "{ y = k * x; }\ngraph g",
+    )
+    model = write_model(tmp_path / "m.nnef", text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert run(model, "--ops", str(tmp_path / "ops.py")) == 0
+    assert np.load(tmp_path / "y.npy").tolist() == [0, 3, 6]
+    assert "'twice' is not the registered twice(" in error_of(capsys)
+
+
 # ---------------------------------------------------------------- fragments
 
 LIBRARY = "fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>) { y = x + x; }\n"
