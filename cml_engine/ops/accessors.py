@@ -17,7 +17,7 @@ from cml_engine.graph import Fact
 from cml_engine.layout import HLSL_TYPE
 from cml_engine.nnef.ast import Type
 from cml_engine.nnef.signatures import Signature
-from cml_engine.ops.declaration import entry_of, fault, located, signature_of
+from cml_engine.ops.declaration import entry_of, fault, located, signature_of, text_of
 from cml_engine.ops.spec import Cost, Dispatch, Kernel, OpSpec, lookup
 
 if TYPE_CHECKING:
@@ -173,7 +173,8 @@ def _dispatch(
     for name, value in {**op.attrs, **values}.items():
         if value is not None:
             made.attribute(name, value, _kind(spec, name, value))
-    made.lines += _main(entry_of(kernel, spec))
+    text = text_of(kernel, spec)  # as it is now: a file that has changed is another kernel
+    made.lines += _main(entry_of(text, kernel, spec))
     _check_room(made, op, spec)
     return Dispatch(
         groups=-(-threads // kernel.group),
@@ -181,7 +182,12 @@ def _dispatch(
         params=made.values,
         defines={"GROUP": kernel.group, **made.defines},
         writes=len(writes),
-        kernel=replace(kernel, params=" ".join(made.layout), interface="\n".join(made.lines)),
+        kernel=replace(
+            kernel,
+            source=text,
+            params=" ".join(made.layout),
+            interface="\n".join(made.lines),
+        ),
     )
 
 

@@ -73,10 +73,10 @@ def signature_of(spec: OpSpec) -> Signature | None:
     return standard_signatures().get(spec.name) or extension_signatures().get(spec.name)
 
 
-def entry_of(kernel: Kernel, spec: OpSpec) -> int:
-    """How many arguments the source's ``void kernel(…)`` takes: one, the thread, or two, the
+def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> int:
+    """How many arguments the ``void kernel(…)`` in the text takes: one, the thread, or two, the
     workgroup and the thread in it."""
-    found = _ENTRY.search(_without_comments(_text(kernel, spec)))
+    found = _ENTRY.search(_without_comments(text))
     if found is None:
         raise fault(
             spec, f"its kernel '{_shown(kernel)}' has no function `void kernel(uint thread)`"
@@ -164,10 +164,11 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
                 "its kernel states params, which only a kernel with lower takes; shapes and "
                 "attributes are there by their names",
             )
-        entry_of(kernel, spec)
+        entry_of(text_of(kernel, spec), kernel, spec)
 
 
-def _text(kernel: Kernel, spec: OpSpec) -> str:
+def text_of(kernel: Kernel, spec: OpSpec) -> str:
+    """The kernel's own HLSL as it is now."""
     if kernel.source:
         return kernel.source
     path = Path(kernel.path)

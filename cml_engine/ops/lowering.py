@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device allows, read from the adapter; the numbers here are WebGPU's guaranteed ones."""
+    """What a device allows, read from the adapter; the defaults are what WebGPU guarantees."""
 
     storage_offset_alignment: int = 256
     uniform_offset_alignment: int = 256

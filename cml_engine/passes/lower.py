@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import CmlError, DeviceError, InternalError, UnsupportedOp
-from cml_engine.graph import Graph, Node
+from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import PLAIN, words
 from cml_engine.ops import accessors
 from cml_engine.ops.declaration import fault
@@ -237,12 +237,22 @@ def node_cost(spec: OpSpec, node: Node, graph: Graph) -> Cost:
     """The operator's cost with its epilogues': their FLOPs, and the operands they read."""
     facts = graph.facts
     outputs = [facts[n] for n in node.outputs]
-    cost = spec.cost(node.attrs, [facts[n] for n in node.inputs], outputs)
+    cost = _own_cost(spec, node, [facts[n] for n in node.inputs], outputs)
     for epilogue in node.epilogues:
         others = [facts[n] for n in epilogue.inputs]
         flops = lookup(epilogue.op).cost(epilogue.attrs, [*outputs, *others], outputs).flops
         cost = cost + Cost(flops, sum(f.nbytes for f in others), 0)
     return cost
+
+
+def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact]) -> Cost:
+    try:
+        return spec.cost(node.attrs, inputs, outputs)
+    except Exception as error:
+        if not spec.from_game:
+            raise
+        said = f"its cost function failed: {type(error).__name__}: {error}"
+        raise fault(spec, said, node.source) from error
 
 
 def _readable(graph: Graph, locate: _Locator, options: PlanOptions) -> dict[str, TensorPlace]:

@@ -268,6 +268,16 @@ def test_a_kernel_of_a_game_is_checked_unless_it_opts_out(gpu):
     assert np.isfinite(session.run({"a": np.ones(300, np.float32)})["b"]).all()
 
 
+def test_an_edited_kernel_is_a_new_kernel_in_the_same_process(gpu, tmp_path):
+    path = tmp_path / "edited.hlsl"
+    for factor in (2, 3):
+        path.write_text(f"void kernel(uint thread) {{ y[thread] = {factor} * x[thread]; }}")
+        if factor == 2:
+            declare("", X_TO_Y.format("edited"), kernel=cml.Kernel(path))
+        out = session_of("edited", gpu).run({"a": np.ones(300, np.float32)})["b"]
+        assert (out == factor).all()
+
+
 # ---------------------------------------------------------------- errors
 
 

@@ -208,6 +208,11 @@ def test_functions_that_fail_are_the_operator_s_fault(kernel, says):
     assert "'twice'" in str(caught.value)
 
 
+def test_a_cost_function_that_fails_is_the_operator_s_fault():
+    with pytest.raises(OperatorError, match="'twice': its cost function failed: Zero"):
+        step_of((4,), {}, cost=lambda attrs, inputs, outputs: 1 // 0)
+
+
 def test_an_operator_without_kernel_is_refused_on_the_gpu_only():
     cml.register(spec(kernel=None, cpu=lambda attrs, x: attrs.k * x))
     with pytest.raises(cml.ModelError, match="has no GPU kernel"):
