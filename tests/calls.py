@@ -1,0 +1,151 @@
+"""One call of an operator as a model of one line: its text, its run, and the formula's answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cml_engine.nnef.extensions import extension_signatures
+from cml_engine.nnef.signatures import Signature, standard_signatures
+from cml_engine.ops import is_registered, load_families, lookup
+from cml_engine.ops.spec import Tolerance
+from cml_engine.report.compare import Comparison, compare
+from cml_engine.testing import case_graph
+from tests import texts
+from tests.formulas import FORMULAS, wanted
+
+Array = np.ndarray[Any, Any]
+load_families()
+#: read at load: they have no formula, but tests of their own (tests/cpu/test_traps.py)
+GRAPH_LEVEL = ("external", "variable", "constant", "update")
+SIGNATURES: Mapping[str, Signature] = {**standard_signatures(), **extension_signatures()}
+OPERATORS = tuple(op for op in SIGNATURES if op not in GRAPH_LEVEL)
+COMPOUND = Tolerance(2e-5, 2e-5, "several operators, each with a tolerance of its own")
+#: their results jump where a rounding decides; one value in fifty may be a step away
+JUMPS = frozenset(op for op in SIGNATURES if op.endswith("_quantize")) | {"mod"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """``attrs`` in the order of the declaration; ``arrays`` are the tensors, in order."""
+
+    op: str
+    arrays: tuple[Array, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        return [f"x{i}" for i in range(len(self.arrays))]
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        return dict(zip(self.names, self.arrays, strict=True))
+
+    @property
+    def is_nnef(self) -> bool:
+        """Whether the tensors have the types that the declaration asks for: some operators take
+        more here than a model's text can give them."""
+        params = SIGNATURES[self.op].tensors
+        types = [params[0].type.items[0].name] * len(self.arrays) if params[0].is_array else [
+            p.type.name for p in params]  # fmt: skip
+        known = {"scalar": "f", "integer": "i", "logical": "b"}
+        pairs = zip(types, self.arrays, strict=False)
+        return all(a.dtype.kind == known.get(t or "", a.dtype.kind) for t, a in pairs)
+
+    def answers(self) -> list[Array]:
+        order = [p.name for p in SIGNATURES[self.op].params if p.name in self.attrs]
+        extra = [name for name in self.attrs if name not in order]
+        return wanted(self.op, self.arrays, {k: self.attrs[k] for k in (*order, *extra)})
+
+    def body(self, results: int) -> str:
+        """The statement that makes the results ``y0``, ``y1``, …."""
+        sig = SIGNATURES[self.op]
+        tensors = ", ".join(self.names)
+        if sig.params[0].is_array:
+            tensors = f"[{tensors}]"
+        attrs = {k: v for k, v in self.attrs.items() if k != "dtype"}
+        given = [tensors, *(f"{k} = {literal(v)}" for k, v in attrs.items())]
+        generic = f"<{self.attrs['dtype']}>" if sig.needs_dtype else ""
+        left = ", ".join(f"y{i}" for i in range(results))
+        if sig.results[0].type.kind == "array":
+            left = f"[{left}]"
+        return f"{left} = {self.op}{generic}({', '.join(given)});"
+
+    def head(self) -> str:
+        """The declaration that the model must carry."""
+        if self.op in standard_signatures():
+            return ""
+        from cml_engine.nnef.extensions import extension_fragments
+        from cml_engine.nnef.printer import print_fragment
+
+        text = print_fragment(extension_fragments()[self.op])
+        return text.partition("{")[0].rstrip().rstrip(";") + ";\n"
+
+    def run(self, folder: Path, backend: Any, results: int, *, fixed: bool = False) -> list[Array]:
+        """Through files, as a user would; with ``fixed`` all tensors but the first are weights."""
+        names = frozenset(self.names[1:]) if fixed else frozenset()
+        return texts.run_text(
+            folder, self.body(results), self.inputs, backend, head=self.head(), fixed=names
+        )
+
+    def write(self, folder: Path) -> Path:
+        count = len(self.answers())
+        return texts.write_text(folder, self.body(count), self.inputs, head=self.head())
+
+
+def literal(value: Any) -> str:
+    """A value as NNEF text."""
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value)).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal, value))})"
+    if isinstance(value, str):
+        return f"'{value}'"
+    if isinstance(value, float | np.floating):
+        text = repr(float(value))
+        return text if re.search(r"[.e]", text) else f"{text}.0"
+    return str(value)
+
+
+def declared_calls(op: str) -> Iterator[Call]:
+    """The cases of an operator's own declaration."""
+    if not is_registered(op):
+        return
+    for case in lookup(op).cases:
+        graph, inputs = case_graph(op, case)
+        arrays = tuple(inputs[name] for name in graph.nodes[0].inputs)
+        call = Call(op, arrays, dict(graph.nodes[0].attrs), case.note)
+        if call.is_nnef:
+            yield call
+
+
+def tolerance_of(op: str) -> Tolerance:
+    """Of a native operator its own, and one rounding for the formula's."""
+    if not is_registered(op):
+        return COMPOUND
+    own = lookup(op).tolerance
+    if own.rtol == own.atol == 0:
+        return own
+    return Tolerance(own.rtol + 1e-7, own.atol + 1e-7, own.why)
+
+
+def judge(op: str, got: Array, right: Array) -> Comparison:
+    """Whether a result is the formula's, in the operator's tolerance."""
+    verdict = compare(got, right, tolerance_of(op))
+    if verdict.ok or op not in JUMPS or got.shape != right.shape:
+        return verdict
+    close = np.isclose(got, right, rtol=1e-4, atol=1e-4)
+    if (~close).sum() > max(1, got.size // 50):
+        return verdict
+    return compare(np.where(close, got, right), right, tolerance_of(op))
+
+
+assert set(OPERATORS) == set(FORMULAS), set(OPERATORS) ^ set(FORMULAS)
