@@ -7,17 +7,26 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import wgpu
 
 from cml_engine.errors import DeviceError, ShaderCompileError
+from cml_engine.gpu.allocator import Allocator
 from cml_engine.gpu.hlsl import ShaderKey, compile_kernel
-from cml_engine.gpu.native import create_shader_module, limit_instance, timestamp_period_ns
+from cml_engine.gpu.native import (
+    create_shader_module,
+    limit_instance,
+    quicken_start,
+    timestamp_period_ns,
+)
 from cml_engine.gpu.params import parse_params
 from cml_engine.ops.lowering import Limits
 
 if TYPE_CHECKING:
     from cml_engine.gpu.frames import FrameExecutor
+    from cml_engine.gpu.residency import SharedArena
+    from cml_engine.memory import MemorySource
 
 #: features taken where the adapter has them; none is required
 _WANTED_FEATURES = ("timestamp-query", "timestamp-query-inside-encoders", "shader-f16", "subgroup")
@@ -62,9 +71,19 @@ class Gpu:
     device : the host's own ``wgpu.GPUDevice``, which is used as it is, with the features and
         limits it was made with. Without it a device is requested; :class:`DeviceError` if there
         is none.
+    memory : the host's own allocator (:class:`cml_engine.memory.MemorySource`); without it our
+        heaps.
+    budget_bytes : the most memory that everything here may take; :attr:`memory` keeps it.
     """
 
-    def __init__(self, device: wgpu.GPUDevice | None = None) -> None:
+    def __init__(
+        self,
+        device: wgpu.GPUDevice | None = None,
+        *,
+        memory: MemorySource | None = None,
+        budget_bytes: int | None = None,
+    ) -> None:
+        quicken_start()
         self.device: wgpu.GPUDevice = device or _request_device()
         self.queue: wgpu.GPUQueue = self.device.queue
         self.info: dict[str, Any] = dict(self.device.adapter.info)
@@ -72,6 +91,9 @@ class Gpu:
         self.has_timestamps = "timestamp-query" in self.device.features
         self.timestamp_period_ns = timestamp_period_ns(self.queue)
         self.dump_kernels: str | Path | None = os.environ.get("CML_DUMP_KERNELS") or None
+        #: memory for networks and for the host's renderer (docs/memory.md)
+        self.memory = Allocator(self.device, budget_bytes, source=memory)
+        self.shared_arenas: WeakValueDictionary[str, SharedArena] = WeakValueDictionary()
         self._pipelines: dict[ShaderKey, Pipeline] = {}
         self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
 

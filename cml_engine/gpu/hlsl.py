@@ -173,6 +173,11 @@ def compile_spirv(key: ShaderKey) -> bytes:
         return cached.read_bytes()
     except OSError:
         code = _compile(resolved_source(key), key)
+        if not key.interface and is_misread(code):
+            raise ShaderCompileError(
+                f"kernel '{key.label}' has a loop with `continue`, which the driver's translator "
+                "misreads in SPIR-V: write the loop without it"
+            ) from None
         _store(cached, code)
         return code
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from typing import Any
 
 import wgpu
@@ -121,6 +122,36 @@ class PendingMap:
 def poll(device: wgpu.GPUDevice) -> None:
     """Let the callbacks of finished work run; returns at once."""
     device._poll(False)
+
+
+def quicken_start() -> None:
+    """Let cffi parse wgpu-py's C types one by one without the names of all the others.
+
+    For each of some fifty types that a program uses, cffi parses a text that declares every type
+    name of the header before it: a second at every start. Only names that occur in the type itself
+    matter to the parser.
+    """
+    from wgpu.backends.wgpu_native import ffi
+
+    parser = getattr(ffi, "_parser", None)
+    if parser is None or not hasattr(parser, "_declarations") or "_parse" in vars(parser):
+        return
+    parse = parser._parse
+
+    def parse_alone(csource: str) -> Any:
+        words = set(re.findall(r"\w+", csource))
+        everything = parser._declarations
+        parser._declarations = {
+            name: declared
+            for name, declared in everything.items()
+            if not name.startswith("typedef ") or name[8:] in words
+        }
+        try:
+            return parse(csource)
+        finally:
+            parser._declarations = everything
+
+    parser._parse = parse_alone
 
 
 def limit_instance() -> None:
