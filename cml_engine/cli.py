@@ -286,6 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("simulate", _in_frames("simulate"), "Policies compared, on a device on paper.")
     _add(sub, "model", "budget", "frame")
     sub.add_argument("--speed", type=float, default=1.0, help="of this device, 0.1 is a tenth")
+    sub.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
     sub = command("convert", _convert, "Turn a model of another format into an NNEF folder.")
     sub.add_argument("source", help="ncnn .param file, its .bin beside it")
     sub.add_argument("destination", help="folder or .tgz to write")

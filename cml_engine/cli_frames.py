@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
 from cml_engine import array_files
 from cml_engine.cli_common import bar, load_model, named_files
-from cml_engine.errors import DeviceError
+from cml_engine.errors import DeviceError, InputError
 from cml_engine.graph import Graph
 from cml_engine.session import Session, check_inputs, random_inputs
+
+if TYPE_CHECKING:
+    from scheduler.simulate import Outcome
 
 
 def forecast_text(graph: Graph, a: argparse.Namespace) -> str:
@@ -77,7 +81,22 @@ def simulate(a: argparse.Namespace) -> int:
         model=model,
     )  # fmt: skip
     print(table(outcomes))
+    if a.plot:
+        _plot(outcomes, a.frame_ms, Path(a.plot))
     return 0
+
+
+def _plot(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> None:
+    from scheduler.plot import plot_outcomes
+
+    array_files.check_folder(path)
+    try:
+        plot_outcomes(outcomes, frame_ms, path)
+    except ImportError:
+        raise InputError("--plot needs matplotlib: pip install matplotlib") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot write '{path}': {error}") from None
+    print(f"plot: {path}")
 
 
 def _gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:

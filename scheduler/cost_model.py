@@ -26,6 +26,10 @@ DEFAULT_BYTES_PER_MS = 4e6
 LAUNCH_MS = 0.004
 #: after this many samples the newest one always weighs the same
 _MEMORY = 48
+#: only steps that take longer than so many launches say how fast the device computes
+_TELLING = 8
+#: a device may be so many times faster or slower than the first guess
+_MOST_UNKNOWN = math.log(100)
 #: a sample is not believed to be off by more than this factor once there are a few
 _CLIP = math.log(2.5)
 _CLIP_AFTER = 4
@@ -197,7 +201,7 @@ class CostModel:
             self._drift += _DRIFT_WEIGHT * error
         for (step, count), share in zip(parts, predicted, strict=True):
             curve = self._curves.setdefault(step.key, _Curve())
-            if not curve.points:
+            if not curve.points and share > _TELLING * LAUNCH_MS:
                 self._learn_unknown(ratio)
             curve.learn(count, share * ratio / self.drift)
 
@@ -208,6 +212,7 @@ class CostModel:
     def _learn_unknown(self, ratio: float) -> None:
         self._unknown_samples += 1
         self._unknown += math.log(ratio) / min(self._unknown_samples, _MEMORY)
+        self._unknown = max(-_MOST_UNKNOWN, min(_MOST_UNKNOWN, self._unknown))
 
     def learn_frame(self, predicted_ms: float, measured_ms: float) -> None:
         """A frame took ``measured_ms`` in all."""

@@ -66,9 +66,9 @@ def _squeeze_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _unsqueeze_infer(attrs: Attrs, x: Fact) -> Fact:
+    # axes are positions in the result, in whatever order they are given
     shape = list(x.shape)
-    for axis in attrs.axes:  # in the given order: a later axis counts those inserted before
-        check_axis(axis, len(shape) + 1)
+    for axis in sorted(check_axes(attrs.axes, x.rank + len(attrs.axes))):
         shape.insert(axis, 1)
     return fact_of(x.dtype, shape)
 
@@ -119,7 +119,8 @@ register(
         alias=True,
         cases=[
             Case(((3, 5),), {"axes": [0, 3]}, "positions in the result"),
-            Case(((3, 5),), {"axes": [1, 0]}, "inserted in this order"),
+            Case(((3, 5),), {"axes": [3, 0]}, "in any order"),
+            Case(((3, 5),), {"axes": [1, 0]}, "in any order, neighbours"),
             Case(((),), {"axes": list(range(8))}, "rank 0 to 8"),
             Case((_integers(0, 3),), {"axes": [1]}, "empty"),
         ],

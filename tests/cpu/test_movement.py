@@ -77,7 +77,8 @@ def test_squeeze_and_unsqueeze():
     assert run("squeeze", {"axes": [2, 0]}, x).shape == (3, 5)
     assert run("unsqueeze", {"axes": [0, 3]}, numbered(3, 5)).shape == (1, 3, 5, 1)
     # each axis counts those inserted before it
-    assert run("unsqueeze", {"axes": [1, 0]}, numbered(3, 5)).shape == (1, 3, 1, 5)
+    assert run("unsqueeze", {"axes": [3, 0]}, numbered(3, 5)).shape == (1, 3, 5, 1)
+    assert run("unsqueeze", {"axes": [1, 0]}, numbered(3, 5)).shape == (1, 1, 3, 5)
     with pytest.raises(ShapeError, match="axis 1 with extent 3"):
         infer("squeeze", {"axes": [1]}, (1, 3))
     with pytest.raises(ShapeError, match="axis 4"):
