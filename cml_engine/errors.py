@@ -86,6 +86,10 @@ class DeviceError(CmlError):
     """No usable GPU, or the GPU refused (memory, limits)."""
 
 
+class OutOfGpuMemory(DeviceError):
+    """No more memory within the budget, or none on the GPU; the message lists who holds what."""
+
+
 class ShaderCompileError(CmlError):
     """HLSL that does not compile; the message shows file, line and the compiler's words."""
 

@@ -51,7 +51,9 @@ class Session:
     backend : a :class:`cml_engine.Gpu`, ``"cpu"`` (NumPy), ``"gpu"`` (a device of its own), or
         ``"auto"``: a GPU if there is one, else the CPU with one line of notice.
     deferred : upload no weights and build no pipelines now; a frame scheduler does it, a little in
-        every frame. Until then :meth:`run` must not be called.
+        every frame. (:meth:`run` does the rest at once.)
+    arena : ``"shared:NAME"``: sessions with the same name have their activations in the same
+        memory, so only one of them runs at a time; a frame scheduler sees to that.
 
     Example
     -------
@@ -67,6 +69,7 @@ class Session:
         options: CompileOptions = CompileOptions(),
         *,
         deferred: bool = False,
+        arena: str | None = None,
     ) -> None:
         self.source_graph = graph
         self.options = options
@@ -79,7 +82,7 @@ class Session:
             from cml_engine.backends.gpu import GpuProgram
 
             self.plan = make_plan(self.graph, self.gpu, options)
-            self._program = GpuProgram(self.plan, self.gpu, deferred=deferred)
+            self._program = GpuProgram(self.plan, self.gpu, deferred=deferred, arena=arena)
 
     @property
     def backend(self) -> str:
@@ -160,8 +163,9 @@ class Session:
                 program.encode_all(compute, step.index)
 
         def run() -> float:
-            program.write_inputs(arrays)
-            return timer.time([0], encode)[0]
+            with program.pinned():
+                program.write_inputs(arrays)
+                return timer.time([0], encode)[0]
 
         return run
 

@@ -65,6 +65,11 @@ class Network(Protocol):
         """Do some of what is missing until :attr:`ready`, for about that long; never waits."""
         ...
 
+    @property
+    def exclusive_group(self) -> str | None:
+        """Networks of the same group share memory: only one of them has a running job."""
+        ...
+
 
 class Executor(Protocol):
     """The device's side of a frame loop."""
@@ -88,6 +93,10 @@ class Executor(Protocol):
 
     def finish_job(self, encoder: Any, network: Network) -> Any:
         """Append copies of the outputs into memory that stays theirs; returns a handle."""
+        ...
+
+    def end_job(self, network: Network) -> None:
+        """A job that began is over, whether it is done, was cancelled or failed."""
         ...
 
     def tensor(self, result: Any, name: str) -> Any:

@@ -237,6 +237,8 @@ class FrameScheduler:
             return
         if self._recorder and state != "done":
             self._recorder.changed(job, state, self.clock.now_ms())
+        if job.state == "running":
+            self.executor.end_job(job.network)
         job.state, job.error = state, error
         job.ended_ms, job.ended_frame = self.clock.now_ms(), self.frame
 
@@ -294,6 +296,8 @@ class FrameScheduler:
         ready = {id(job.network): job.network.ready for job in self.jobs}
         chosen = self._fill(encoder, report, now, waiting)
         if self._recorder:
+            # one may have lost its memory to another's preparation
+            ready = {key: was and _ready_now(self.jobs, key) for key, was in ready.items()}
             self._recorder.encoded(report, ready, waiting)
         groups = _in_groups(chosen, self.executor.max_groups)
         slices = [[part for part, _, _ in group] for group in groups]
@@ -321,9 +325,11 @@ class FrameScheduler:
             report.reason = "waiting for GPU"
             return chosen
         left = report.aim_ms
+        taken = {_seat(job) for job in self.jobs if job.state == "running"}
         for job in self.policy(runnable, now, self.rate) if runnable else ():
-            if job.state == "queued":
+            if job.state == "queued" and _seat(job) not in taken:
                 self._start(encoder, job, now)
+                taken.add(_seat(job))
             while not job.all_encoded and job.state == "running":
                 smallest = _MIN_SHARE * report.aim_ms if chosen else 0.0
                 if left <= smallest:
@@ -344,7 +350,7 @@ class FrameScheduler:
 
     def _runnable(self, report: FrameReport) -> list[Job]:
         """Jobs that could run now: not paused, inputs there, network ready and not taken."""
-        busy = {id(job.network) for job in self.jobs if job.state == "running"}
+        busy = {_seat(job) for job in self.jobs if job.state == "running"}
         ready: list[Job] = []
         for job in self.jobs:
             self._check_dependencies(job)
@@ -353,14 +359,20 @@ class FrameScheduler:
                 continue
             if job.state == "queued":
                 if not job.network.ready:
-                    job.network.prepare(report.budget_ms)
-                    report.reason = "preparing"
+                    self._prepare(job, report)
                     continue
-                if id(job.network) in busy:
+                if _seat(job) in busy:
                     continue
-                busy.add(id(job.network))
             ready.append(job)
-        return ready
+        # preparing one network may have taken the memory of another that is idle
+        return [job for job in ready if job.state == "running" or job.network.ready]
+
+    def _prepare(self, job: Job, report: FrameReport) -> None:
+        report.reason = "preparing"
+        try:
+            job.network.prepare(report.budget_ms)
+        except Exception as error:
+            self.end(job, "failed", str(error))
 
     def _check_dependencies(self, job: Job) -> None:
         for value in job.inputs.values():
@@ -394,7 +406,11 @@ class FrameScheduler:
     def _finish(self, encoder: Any, report: FrameReport, now: float) -> None:
         for job in self.jobs:
             if job.state == "running" and job.all_encoded:
-                job.result = self.executor.finish_job(encoder, job.network)
+                try:
+                    job.result = self.executor.finish_job(encoder, job.network)
+                except Exception as error:
+                    self.end(job, "failed", str(error))
+                    continue
                 self.end(job, "done")
                 report.finished.append(job.number)
                 if job.wants_read:
@@ -469,6 +485,15 @@ class FrameScheduler:
         for index, parts in enumerate(entry.groups):
             self.cost_model.learn(parts, entry.ms[index])
         return report
+
+
+def _seat(job: Job) -> str | int:
+    """What only one running job has at a time: its network, or the memory that several share."""
+    return getattr(job.network, "exclusive_group", None) or id(job.network)
+
+
+def _ready_now(jobs: Sequence[Job], key: int) -> bool:
+    return all(job.network.ready for job in jobs if id(job.network) == key)
 
 
 def _in_groups(

@@ -105,7 +105,8 @@ class Recorder:
         if key not in self._networks:
             self._networks[key] = len(self._networks)
             steps = [[c.key, c.op, c.title, c.groups, c.flops, c.nbytes] for c in job.costs]
-            self.recording.networks.append({"name": job.name, "steps": steps})
+            group = getattr(job.network, "exclusive_group", None)
+            self.recording.networks.append({"name": job.name, "group": group, "steps": steps})
         return self._networks[key]
 
 

@@ -111,4 +111,4 @@ def _network(data: Mapping[str, Any]) -> SimNetwork:
         SimStep(key, groups, 0.0, op, title, flops, nbytes)
         for key, op, title, groups, flops, nbytes in data["steps"]
     ]
-    return SimNetwork(data["name"], steps)
+    return SimNetwork(data["name"], steps, exclusive_group=data.get("group"))

@@ -34,6 +34,7 @@ class SimNetwork:
     steps: Sequence[SimStep]
     ready: bool = True
     prepare_frames: int = 0
+    exclusive_group: str | None = None
 
     def step_costs(self) -> Sequence[SimStep]:
         return self.steps
@@ -147,6 +148,8 @@ class SimGpu:
 
     def finish_job(self, encoder: Any, network: Any) -> Any:
         return network
+
+    def end_job(self, network: Any) -> None: ...
 
     def tensor(self, result: Any, name: str) -> Any:
         return name

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import wgpu
 
-from cml_engine.errors import DeviceError
+from cml_engine.errors import InputError, OutOfGpuMemory
+from cml_engine.gpu.allocator import Allocation
 from cml_engine.gpu.device import SLICE_BYTES, Gpu, Pipeline
 from cml_engine.gpu.preparation import Preparation, step_key
 from cml_engine.gpu.readback import Readback
+from cml_engine.gpu.residency import Residency
 from cml_engine.gpu.timers import PassTimer
 from cml_engine.gpu.uniforms import RANGE_SLOTS, Uniforms
 from cml_engine.gpu.words import from_words, to_words
@@ -20,7 +24,8 @@ from cml_engine.graph import NUMPY_DTYPE
 from cml_engine.plan import Binding, Plan, Step, StepCost, TensorPlace
 
 Array = np.ndarray[Any, Any]
-_Usage = wgpu.BufferUsage
+#: frames that a model stays on the device for the job that it was prepared for
+_GRACE_FRAMES = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +41,137 @@ class _Launch:
 class GpuProgram:
     """A plan whose weights are on the device and whose pipelines are built.
 
-    A whole run is one compute pass in one command buffer. :meth:`encode` puts any range of
+    A whole run is one compute pass in one command buffer. :meth:`encode_range` puts any range of
     workgroups of any step into a pass; ranges may come in any order and in different submits.
+
+    While it is idle its arena and weights may be taken away (:meth:`evict`); they come back when
+    it is next run or prepared. Variables that the network updates would be lost with them, so a
+    network that has some is never evicted.
     """
 
-    def __init__(self, plan: Plan, gpu: Gpu, *, deferred: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, gpu: Gpu, *, deferred: bool = False, arena: str | None = None
+    ) -> None:
         self.plan = plan
         self.name = plan.name
         self.gpu = gpu
-        self._arena = self._buffer("arena", plan.memory.peak)
-        self._weights = self._buffer("weights", plan.weights_bytes)
-        self._uniforms = Uniforms(plan, gpu)
-        self._slots = self._uniforms.slots
+        self.residency = Residency(plan, gpu, arena)
+        self._uniforms: Uniforms | None = None
         self._launches: list[_Launch] = []
         self._step_costs = plan.step_costs()
-        self._readback = Readback(plan, gpu)
-        self._preparation = Preparation(self)
+        self._readback = Readback(plan)
+        self._preparation = Preparation(plan, gpu)
+        self._pins = 0
+        self._stays_until = 0
+        self.last_used = gpu.memory.tick()
         #: milliseconds of each step as measured at load, where a frame cannot measure them
         self.load_times_ms: tuple[float, ...] = ()
-        if not deferred:
-            self._preparation.finish()
+        gpu.memory.add_tenant(self)
+        weakref.finalize(self, gpu.memory.later, self.residency.release).atexit = False
+        if deferred:
+            self._take_memory()
+        else:
+            self.load()
             if not gpu.has_timestamps:
                 self.measure_at_load()
+
+    # --- its memory
+
+    @property
+    def exclusive_group(self) -> str | None:
+        """The shared arena's name: of such a group only one program runs at a time."""
+        return None if self.residency.shared is None else self.residency.shared.name
+
+    @property
+    def evictable(self) -> bool:
+        """Whether it holds memory and may lose it now."""
+        waited_for = self.gpu.memory.frame < self._stays_until
+        return self._has_memory and not (waited_for or self._in_use or self.plan.updates)
+
+    @property
+    def passing(self) -> bool:
+        """Whether it holds memory that it cannot lose now but can later."""
+        return self._has_memory and not (self.evictable or self.plan.updates)
+
+    @property
+    def _has_memory(self) -> bool:
+        return self.residency.arena is not None or self.residency.weights is not None
+
+    @property
+    def _in_use(self) -> bool:
+        return bool(self._pins or self.residency.holders)
+
+    def evict(self) -> None:
+        """Give arena and weights back now. :class:`InputError` where it must not be."""
+        if self._in_use or self.plan.updates:
+            why = "is running" if self._in_use else "has variables that would be lost"
+            raise InputError(f"model '{self.name}' cannot be evicted: it {why}")
+        self._launches.clear()
+        self._preparation = Preparation(self.plan, self.gpu)
+        self.residency.release(now=True)
+
+    def load(self) -> None:
+        """Have weights, pipelines and bind groups now; at once where they are there already."""
+        self.last_used = self.gpu.memory.tick()
+        if not self.ready:
+            with self.pinned():
+                self._acquire()
+                self._preparation.finish(self)
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Not to be evicted inside the ``with`` block."""
+        self._pins += 1
+        try:
+            yield
+        finally:
+            self._pins -= 1
+
+    def hold(self, executor: Any) -> None:
+        """A job begins: until :meth:`let_go` the memory is the job's."""
+        busy = self.residency.shared.busy if self.residency.shared else self.residency.holders
+        if busy:
+            raise InputError(f"{self._called} has a running job already")
+        self.residency.holders.add(executor)
+        self.last_used = self.gpu.memory.tick()
+        self._stays_until = 0
+
+    def let_go(self, executor: Any) -> None:
+        """The job's last commands have been submitted."""
+        self.residency.holders.discard(executor)
+
+    @property
+    def _called(self) -> str:
+        return f"arena '{self.exclusive_group}'" if self.exclusive_group else f"'{self.name}'"
+
+    def _acquire(self) -> None:
+        moved = self.residency.arena is None
+        fresh = self.residency.acquire()
+        if self._uniforms is None:
+            self._uniforms = Uniforms(self.plan, self.gpu)
+        if (moved or fresh) and self._launches:
+            self._launches.clear()
+            self._preparation = Preparation(self.plan, self.gpu, upload=fresh)
+
+    def _take_memory(self) -> bool:
+        """As :meth:`_acquire`, or False where other models must end their jobs first."""
+        try:
+            with self.pinned():
+                self._acquire()
+        except OutOfGpuMemory:
+            if not self.gpu.memory.may_come_free(self):
+                raise
+        return self.residency.complete
 
     # --- running
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Upload, run everything, read back; blocks until the outputs are here."""
+        with self.pinned(), self._readback.staging(self.gpu) as staging:
+            return self._run(inputs, staging)
+
+    def _run(self, inputs: Mapping[str, Array], staging: Allocation) -> dict[str, Array]:
+        self.check_idle()
         self.write_inputs(inputs)
         encoder = self.gpu.device.create_command_encoder(label=self.plan.name)
         compute = encoder.begin_compute_pass(label=self.plan.name)
@@ -70,17 +179,28 @@ class GpuProgram:
             self.encode_all(compute, step.index)
         compute.end()
         self.encode_updates(encoder)
-        self._readback.encode(encoder, self.space)
+        self._readback.encode(encoder, self.place, staging)
         self.gpu.queue.submit([encoder.finish()])
-        return self._readback.read()
+        return self._readback.read(staging)
+
+    def check_idle(self) -> None:
+        """:class:`InputError` where a run would write over what a scheduler's job has there."""
+        shared = self.residency.shared
+        if shared.busy if shared else self.residency.holders:
+            raise InputError(
+                f"{self._called} has a running job, whose tensors a run would overwrite. "
+                "Submit this run to the scheduler too, or use a second session."
+            )
 
     def write_inputs(self, inputs: Mapping[str, Array]) -> None:
         """Put these of the graph's inputs into the arena (queued before the next submit)."""
+        self.load()
+        assert self.residency.arena is not None
         for name, array in inputs.items():
             place = self.plan.inputs[name]
             if place.fact.size:
                 words = to_words(array, place)
-                self.gpu.queue.write_buffer(self._arena, place.binding.offset, words)
+                self.residency.arena.write(words, place.binding.offset)
 
     # --- for a frame scheduler
 
@@ -92,18 +212,23 @@ class GpuProgram:
         """Time every step once by the wall clock, for a device that cannot time its own work in a
         frame; :attr:`load_times_ms` has the result. Blocks."""
         timer = PassTimer(self.gpu)
-        timer.time([step.index for step in self.plan.steps], self.encode_all)
-        times = timer.time([step.index for step in self.plan.steps], self.encode_all)
+        with self.pinned():
+            timer.time([step.index for step in self.plan.steps], self.encode_all)
+            times = timer.time([step.index for step in self.plan.steps], self.encode_all)
         self.load_times_ms = tuple(times)
 
     @property
     def ready(self) -> bool:
         """Whether weights are uploaded and pipelines built."""
-        return self._preparation.done
+        return self._preparation.done and self.residency.complete
 
     def prepare(self, budget_ms: float) -> None:
-        """Upload some weights and look whether the pipelines are built; never waits."""
-        self._preparation.advance(budget_ms)
+        """Take memory, upload some weights, look whether the pipelines are built; never waits.
+        Where other models' running jobs hold the memory nothing happens until they end."""
+        self.last_used = self.gpu.memory.tick()
+        self._stays_until = self.gpu.memory.frame + _GRACE_FRAMES
+        if self._take_memory():
+            self._preparation.advance(self, budget_ms)
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder, step: int) -> None:
         """The whole step."""
@@ -119,10 +244,16 @@ class GpuProgram:
         if count == launch.groups:
             self._dispatch(compute, launch, launch.slot, count)
         else:
-            self._dispatch(compute, launch, self._slots.take(first, first + count), count)
+            assert self._uniforms is not None
+            slot = self._uniforms.slots.take(first, first + count)
+            self._dispatch(compute, launch, slot, count)
 
     def run_ranges(self, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> None:
         """Run ``(step, first, count)`` in this order, a submit for every :data:`RANGE_SLOTS`."""
+        with self.pinned():
+            self._run_ranges(inputs, ranges)
+
+    def _run_ranges(self, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> None:
         self.write_inputs(inputs)
         for start in range(0, len(ranges), RANGE_SLOTS):
             encoder = self.gpu.device.create_command_encoder()
@@ -148,61 +279,61 @@ class GpuProgram:
         return from_words(data, place)
 
     def read_bytes(self, binding: Binding) -> memoryview:
-        buffer = self.space(binding.space)
-        return self.gpu.queue.read_buffer(buffer, binding.offset, binding.nbytes)
+        buffer, offset = self.place(binding)
+        return self.gpu.queue.read_buffer(buffer, offset, binding.nbytes)
 
     def read_arena(self) -> Array:
         """The whole arena as 32-bit words (tests look at what lies between the tensors)."""
-        return np.frombuffer(self.gpu.queue.read_buffer(self._arena), np.uint32)
+        whole = Binding("", "arena", 0, self.residency.arena_bytes)
+        return np.frombuffer(self.read_bytes(whole), np.uint32)
 
     def fill_arena(self, word: int) -> None:
         """Set every word of the arena (tests: what a kernel did not write shows)."""
-        self.gpu.queue.write_buffer(self._arena, 0, np.full(self._arena.size // 4, word, np.uint32))
+        self.load()
+        assert self.residency.arena is not None
+        self.residency.arena.write(np.full(self.residency.arena_bytes // 4, word, np.uint32))
 
     def time_steps(self, inputs: Mapping[str, Array], runs: int) -> Array:
         """Milliseconds of every step, ``[runs, steps]``, each step in a pass of its own: passes
         cannot overlap, so the sum is somewhat more than an undisturbed run takes."""
-        self.write_inputs(inputs)
         timer = PassTimer(self.gpu)
         steps = [step.index for step in self.plan.steps]
-        return np.array([timer.time(steps, self.encode_all) for _ in range(runs)])
+        with self.pinned():
+            self.write_inputs(inputs)
+            return np.array([timer.time(steps, self.encode_all) for _ in range(runs)])
 
     # --- making it
 
-    def space(self, space: str) -> wgpu.GPUBuffer:
-        """The buffer behind a :class:`Binding`'s ``space``."""
-        return self._arena if space == "arena" else self._weights
-
-    def _buffer(self, what: str, size: int) -> wgpu.GPUBuffer:
-        usage = _Usage.STORAGE | _Usage.COPY_SRC | _Usage.COPY_DST
-        size = -(-max(size, 256) // 256) * 256
-        try:
-            return self.gpu.device.create_buffer(
-                label=f"{self.plan.name}.{what}", size=size, usage=usage
-            )
-        except (wgpu.GPUError, RuntimeError) as error:
-            raise DeviceError(
-                f"model '{self.plan.name}': the GPU has no {size} bytes for its {what}: {error}"
-            ) from error
+    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
+        """The buffer behind a :class:`Binding`, and the byte offset in it."""
+        found = self.residency.arena if binding.space == "arena" else self.residency.weights
+        if found is None:
+            raise InputError(f"model '{self.name}' was evicted: there is nothing to look at")
+        return found.buffer, found.offset + binding.offset
 
     def write_weights(self, offset: int, words: Array) -> None:
         """Put 32-bit words (or truth values) at a byte offset of the weights."""
         if words.size:
             if words.dtype == np.bool_:
                 words = words.astype(np.uint32)
-            self.gpu.queue.write_buffer(self._weights, offset, np.ascontiguousarray(words))
+            assert self.residency.weights is not None
+            self.residency.weights.write(np.ascontiguousarray(words), offset)
 
     def make_launch(self, step: Step) -> None:
         """Build what the next step needs; its pipeline too, where no other step had it built."""
         pipeline = self.gpu.pipeline(step_key(step))
+        uniforms = self._uniforms
+        assert uniforms is not None
         entries: list[dict[str, Any]] = [
-            _bind(0, self._slots.buffer, 0, SLICE_BYTES),
-            _bind(1, self._uniforms.params, *self._uniforms.params_range(step)),
+            {"binding": 0, "resource": uniforms.slots.memory.binding(0, SLICE_BYTES)},
+            {"binding": 1, "resource": uniforms.params_binding(step)},
         ]
         for i, binding in enumerate(step.bindings):
-            entries.append(_bind(i + 2, self.space(binding.space), binding.offset, binding.nbytes))
+            buffer, offset = self.place(binding)
+            resource = {"buffer": buffer, "offset": offset, "size": binding.nbytes}
+            entries.append({"binding": i + 2, "resource": resource})
         bind_group = self.gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
-        slot = self._slots.step_offset(step.index)
+        slot = uniforms.slots.step_offset(step.index)
         self._launches.append(_Launch(pipeline, bind_group, slot, step.groups))
 
     def _dispatch(
@@ -217,15 +348,7 @@ class GpuProgram:
             compute.dispatch_workgroups(width, -(-count // width))
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder) -> None:
+        """Give the network's variables their new values."""
         for source, target in self.plan.updates:
-            encoder.copy_buffer_to_buffer(
-                self.space(source.space),
-                source.offset,
-                self._weights,
-                target.offset,
-                min(source.nbytes, target.nbytes),
-            )
-
-
-def _bind(binding: int, buffer: wgpu.GPUBuffer, offset: int, size: int) -> dict[str, Any]:
-    return {"binding": binding, "resource": {"buffer": buffer, "offset": offset, "size": size}}
+            nbytes = min(source.nbytes, target.nbytes)
+            encoder.copy_buffer_to_buffer(*self.place(source), *self.place(target), nbytes)

@@ -1,24 +1,28 @@
 """The device's side of a frame scheduler: slices into the host's encoder, timings and outputs back.
 
-Everything that a frame needs is made beforehand and used again: timestamp slots in a ring, output
-and readback buffers in pools. Nothing here waits: what has not arrived is asked for again in the
-next frame. (The scheduler sees this class as ``scheduler.executor.Executor``.)
+Timestamp slots are made beforehand and used again in a ring; outputs and readbacks take memory
+from the device's allocator, which keeps what is given back. Nothing here waits: what has not
+arrived is asked for again in the next frame. (The scheduler sees this class as
+``scheduler.executor.Executor``.)
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import wgpu
 
 from cml_engine.backends.gpu import GpuProgram
-from cml_engine.errors import InputError
+from cml_engine.errors import InputError, OutOfGpuMemory
+from cml_engine.gpu.allocator import Allocation
 from cml_engine.gpu.device import Gpu
 from cml_engine.gpu.native import PendingMap, poll
+from cml_engine.gpu.residency import TENSOR_USAGE
 from cml_engine.gpu.words import from_words
 from cml_engine.graph import Fact
 from cml_engine.plan import Binding, TensorPlace
@@ -67,35 +71,29 @@ class GpuTensor:
     fact: Fact
 
 
-@dataclass(slots=True)
-class _Pools:
-    """Buffers of one program for outputs and readbacks, used again and again."""
-
-    outputs: list[wgpu.GPUBuffer] = field(default_factory=list)
-    staging: list[wgpu.GPUBuffer] = field(default_factory=list)
-
-
 @dataclass(eq=False)
 class Result:
-    """The outputs of a finished job, in a buffer of their own until it is released."""
+    """The outputs of a finished job, in memory of their own until it is released."""
 
-    buffer: wgpu.GPUBuffer
+    memory: Allocation
     places: dict[str, TensorPlace]
-    pools: _Pools
-    staging: wgpu.GPUBuffer | None = None
+    nbytes: int
+    staging: Allocation | None = None
     asked_frame: int = -1
     mapping: PendingMap | None = None
     data: bytes | None = None
-    released: bool = False
+    #: why a readback is not to be had
+    error: OutOfGpuMemory | None = None
+
+    def __post_init__(self) -> None:
+        give_back = self.memory.allocator.later
+        self._release = weakref.finalize(self, give_back, self.memory.free)
+        self._release.atexit = False
 
     def release(self) -> None:
-        """Give the outputs' buffer back to its pool."""
-        if not self.released:
-            self.released = True
-            self.pools.outputs.append(self.buffer)
-
-    def __del__(self) -> None:
-        self.release()
+        """Give the outputs' memory back."""
+        if self._release.detach():
+            self.memory.free()
 
 
 @dataclass(slots=True)
@@ -103,7 +101,7 @@ class _Slot:
     """A frame's timestamps on their way home."""
 
     index: int
-    readback: wgpu.GPUBuffer
+    readback: Allocation
     frame: int = -1
     groups: int = 0
     mapping: PendingMap | None = None
@@ -122,7 +120,7 @@ class FrameExecutor:
         # their number leaves some idle at its end
         self.granule = (os.cpu_count() or 1) if gpu.limits.software else 1
         self._frame = -1
-        self._pools: dict[int, _Pools] = {}
+        self._ended: list[GpuProgram] = []
         self._reading: list[Result] = []
         self._free: list[_Slot] = []
         self._busy: list[_Slot] = []
@@ -133,15 +131,17 @@ class FrameExecutor:
     def _make_slots(self) -> None:
         device = self.gpu.device
         self._queries = device.create_query_set(type="timestamp", count=_SLOTS * 2 * MAX_GROUPS)
-        self._resolved = device.create_buffer(
-            label="cml.timestamps",
-            size=_SLOTS * _SLOT_BYTES,
-            usage=_Usage.QUERY_RESOLVE | _Usage.COPY_SRC,
-        )
-        usage = _Usage.MAP_READ | _Usage.COPY_DST
+        self._resolved = self._kept(_SLOTS * _SLOT_BYTES, _Usage.QUERY_RESOLVE | _Usage.COPY_SRC)
         for index in range(_SLOTS):
-            buffer = device.create_buffer(label="cml.times", size=_SLOT_BYTES, usage=usage)
-            self._free.append(_Slot(index, buffer))
+            readback = self._kept(_SLOT_BYTES, _Usage.MAP_READ | _Usage.COPY_DST)
+            self._free.append(_Slot(index, readback))
+
+    def _kept(self, nbytes: int, usage: int) -> Allocation:
+        """Memory that is given back when this object goes."""
+        memory = self.gpu.memory
+        kept = memory.allocate(nbytes, usage, owner="frame scheduler", category="staging")
+        weakref.finalize(self, memory.later, kept.free).atexit = False
+        return kept
 
     # --- jobs
 
@@ -149,6 +149,17 @@ class FrameExecutor:
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
     ) -> None:
         """Upload host arrays; copy GPU tensors where they come from."""
+        self._let_ended_go()
+        network.hold(self)
+        try:
+            self._write_inputs(encoder, network, inputs)
+        except Exception:
+            network.let_go(self)
+            raise
+
+    def _write_inputs(
+        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
+    ) -> None:
         arrays = {name: v for name, v in inputs.items() if not isinstance(v, GpuTensor)}
         network.write_inputs(arrays)
         for name, value in inputs.items():
@@ -162,43 +173,64 @@ class FrameExecutor:
         if tensor.fact != place.fact:
             raise InputError(f"input '{name}': wanted {place.fact}, got a GPU tensor {tensor.fact}")
         if place.fact.size:
-            target = network.space(place.binding.space)
             encoder.copy_buffer_to_buffer(
-                tensor.buffer, tensor.offset, target, place.binding.offset, place.fact.nbytes
+                tensor.buffer, tensor.offset, *network.place(place.binding), place.fact.nbytes
             )
 
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result:
-        """Copy the outputs into a buffer that stays theirs."""
+        """Copy the outputs into memory that stays theirs."""
         network.encode_updates(encoder)
-        pools = self._pools.setdefault(id(network), _Pools())
         places, size = _output_places(network)
-        buffer = pools.outputs.pop() if pools.outputs else self._output_buffer(network, size)
+        memory = self.gpu.memory.allocate(
+            size, TENSOR_USAGE, owner=network.name, category="output", alignment=256
+        )
         for name, place in places.items():
             source = network.plan.outputs[name].binding
             encoder.copy_buffer_to_buffer(
-                network.space(source.space),
-                source.offset,
-                buffer,
-                place.binding.offset,
+                *network.place(source),
+                memory.buffer,
+                memory.offset + place.binding.offset,
                 source.nbytes,
             )
-        return Result(buffer, places, pools)
+        return Result(memory, places, size)
+
+    def end_job(self, network: GpuProgram) -> None:
+        """The network's job is over; its memory is its own again after this frame's submit."""
+        self._ended.append(network)
+
+    def _let_ended_go(self) -> None:
+        while self._ended:
+            self._ended.pop().let_go(self)
 
     def tensor(self, result: Result, name: str) -> GpuTensor:
         """An output on the GPU."""
         place = result.places[name]
-        return GpuTensor(result.buffer, place.binding.offset, place.fact.nbytes, place.fact)
+        offset = result.memory.offset + place.binding.offset
+        return GpuTensor(result.memory.buffer, offset, place.fact.nbytes, place.fact)
 
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
         """Append the copy into mappable memory."""
-        size, free = result.buffer.size, result.pools.staging
-        result.staging = free.pop() if free else self._staging_buffer(size)
-        encoder.copy_buffer_to_buffer(result.buffer, 0, result.staging, 0, size)
+        try:
+            result.staging = self.gpu.memory.allocate(
+                result.nbytes,
+                _Usage.MAP_READ | _Usage.COPY_DST,
+                owner=result.memory.owner,
+                category="staging",
+            )
+        except OutOfGpuMemory as error:
+            result.error = error
+            return
+        source, target = result.memory, result.staging
+        encoder.copy_buffer_to_buffer(
+            source.buffer, source.offset, target.buffer, target.offset, result.nbytes
+        )
         result.asked_frame = self._frame
         self._reading.append(result)
 
     def read(self, result: Result, name: str) -> Any:
         """The output if it has arrived, else None."""
+        if result.error is not None:
+            raise result.error
         if result.data is None:
             return None
         place = result.places[name]
@@ -208,7 +240,7 @@ class FrameExecutor:
         return from_words(result.data[start : start + place.binding.nbytes], place)
 
     def release(self, result: Result) -> None:
-        """Give the outputs' buffer back to its pool."""
+        """Give the outputs' memory back."""
         result.release()
 
     # --- frames
@@ -221,6 +253,7 @@ class FrameExecutor:
     ) -> None:
         """A compute pass for each group, with timestamps at its ends where they can be had."""
         self._frame = frame
+        self.gpu.memory.open_frame(self)
         slot = self._take_slot(frame, len(groups)) if groups else None
         for index, group in enumerate(groups):
             stamps = None if slot is None else self._stamps(slot, index)
@@ -229,11 +262,14 @@ class FrameExecutor:
                 part.network.encode_range(compute, part.step, part.first, part.count)
             compute.end()
         if slot is not None:
-            offset = slot.index * _SLOT_BYTES
-            first = slot.index * 2 * MAX_GROUPS
-            count = 2 * len(groups)
-            encoder.resolve_query_set(self._queries, first, count, self._resolved, offset)
-            encoder.copy_buffer_to_buffer(self._resolved, offset, slot.readback, 0, _SLOT_BYTES)
+            self._resolve(encoder, slot, len(groups))
+
+    def _resolve(self, encoder: wgpu.GPUCommandEncoder, slot: _Slot, groups: int) -> None:
+        first = slot.index * 2 * MAX_GROUPS
+        buffer, offset = self._resolved.buffer, self._resolved.offset + slot.index * _SLOT_BYTES
+        encoder.resolve_query_set(self._queries, first, 2 * groups, buffer, offset)
+        back = slot.readback
+        encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, _SLOT_BYTES)
 
     def _take_slot(self, frame: int, groups: int) -> _Slot | None:
         if not self._free:
@@ -264,13 +300,15 @@ class FrameExecutor:
 
     def end_frame(self, frame: int) -> list[Timing]:
         """Ask for what is old enough, take what has arrived."""
+        self._let_ended_go()
+        self.gpu.memory.close_frame(self)
         for slot in self._busy:
             if slot.mapping is None and frame - slot.frame >= _AGE:
-                slot.mapping = PendingMap(slot.readback, _SLOT_BYTES)
+                slot.mapping = PendingMap(slot.readback.buffer, _SLOT_BYTES)
         for result in self._reading:
             if result.mapping is None and frame - result.asked_frame >= _AGE:
                 assert result.staging is not None
-                result.mapping = PendingMap(result.staging, result.staging.size)
+                result.mapping = PendingMap(result.staging.buffer, result.nbytes)
         if any(slot.mapping for slot in self._busy) or self._reading:
             poll(self.gpu.device)
         self._take_readbacks()
@@ -292,19 +330,9 @@ class FrameExecutor:
             if result.mapping is not None and result.mapping.done:
                 result.data = result.mapping.take()
                 assert result.staging is not None
-                result.pools.staging.append(result.staging)
+                result.staging.free()
                 result.staging = None
         self._reading = [r for r in self._reading if r.data is None]
-
-    def _output_buffer(self, network: GpuProgram, size: int) -> wgpu.GPUBuffer:
-        usage = _Usage.STORAGE | _Usage.COPY_SRC | _Usage.COPY_DST
-        return self.gpu.device.create_buffer(
-            label=f"{network.plan.name}.outputs", size=size, usage=usage
-        )
-
-    def _staging_buffer(self, size: int) -> wgpu.GPUBuffer:
-        usage = _Usage.MAP_READ | _Usage.COPY_DST
-        return self.gpu.device.create_buffer(label="cml.read", size=size, usage=usage)
 
 
 def _output_places(network: GpuProgram) -> tuple[dict[str, TensorPlace], int]:

@@ -18,6 +18,7 @@ from cml_engine.plan import Plan, Step
 
 if TYPE_CHECKING:
     from cml_engine.backends.gpu import GpuProgram
+    from cml_engine.gpu.device import Gpu
 
 #: bytes of weights uploaded per millisecond of budget: what a slow bus does in a tenth of it
 UPLOAD_BYTES_PER_MS = 256 << 10
@@ -39,44 +40,49 @@ def step_key(step: Step) -> ShaderKey:
 
 
 class Preparation:
-    """The way of one program to being ready."""
+    """The way of one program to being ready. ``upload=False``: its weights are there already."""
 
-    def __init__(self, program: GpuProgram) -> None:
-        self._program = program
-        self._chunks = _weight_chunks(program.plan)
-        self._uploaded = False
+    def __init__(self, plan: Plan, gpu: Gpu, *, upload: bool = True) -> None:
+        self._gpu = gpu
+        self._chunks = _weight_chunks(plan)
+        self._uploaded = not upload
         self._building: Future[None] | None = None
-        self._steps = list(program.plan.steps)
+        self._keys = [step_key(step) for step in plan.steps]
+        self._steps = list(plan.steps)
         self.done = False
 
-    def finish(self) -> None:
+    def finish(self, program: GpuProgram) -> None:
         """Do all of it now."""
-        self._upload(1 << 62)
+        if self._building is not None:
+            self._building.result()
+        self._upload(program, 1 << 62)
         for step in self._steps:
-            self._program.make_launch(step)
+            program.make_launch(step)
         self._steps.clear()
         self.done = True
 
-    def advance(self, budget_ms: float) -> None:
+    def advance(self, program: GpuProgram, budget_ms: float) -> None:
         """Do a frame's worth of it. Raises what building a pipeline raised."""
         if self._building is None:
             self._building = _builder().submit(self._build_pipelines)
-        self._upload(max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
+        self._upload(program, max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
         if not (self._building.done() and self._uploaded):
             return
         self._building.result()
         batch, self._steps = self._steps[:_LAUNCHES_PER_FRAME], self._steps[_LAUNCHES_PER_FRAME:]
         for step in batch:
-            self._program.make_launch(step)
+            program.make_launch(step)
         self.done = not self._steps
 
     def _build_pipelines(self) -> None:
-        for step in self._program.plan.steps:
-            self._program.gpu.pipeline(step_key(step))
+        for key in self._keys:
+            self._gpu.pipeline(key)
 
-    def _upload(self, limit: int) -> None:
+    def _upload(self, program: GpuProgram, limit: int) -> None:
+        if self._uploaded:
+            return
         for offset, words in self._chunks:
-            self._program.write_weights(offset, words)
+            program.write_weights(offset, words)
             limit -= words.nbytes
             if limit <= 0:
                 return

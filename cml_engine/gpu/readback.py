@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import wgpu
 
+from cml_engine.gpu.allocator import Allocation
 from cml_engine.gpu.device import Gpu
 from cml_engine.gpu.words import from_words
 from cml_engine.graph import NUMPY_DTYPE
-from cml_engine.plan import Plan
+from cml_engine.plan import Binding, Plan
 
 Array = np.ndarray[Any, Any]
 
 
 class Readback:
-    """One mappable buffer for all outputs of a run."""
+    """All outputs of a run, through one mappable buffer that is taken for the run."""
 
-    def __init__(self, plan: Plan, gpu: Gpu) -> None:
+    def __init__(self, plan: Plan) -> None:
+        self._name = plan.name
         self._places = [(n, p) for n, p in plan.outputs.items() if p.fact.size]
         self._empty = {
             n: np.zeros(p.fact.shape, NUMPY_DTYPE[p.fact.dtype])
@@ -32,27 +34,33 @@ class Readback:
         for _, place in self._places:
             self._offsets.append(end)
             end += place.binding.nbytes
-        self._buffer = gpu.device.create_buffer(
-            label=f"{plan.name}.readback",
-            size=max(end, 16),
-            usage=wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST,
-        )
+        self._nbytes = end
+
+    def staging(self, gpu: Gpu) -> Allocation:
+        """A mappable buffer for :meth:`encode` and :meth:`read`; free it afterwards."""
+        usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+        return gpu.memory.allocate(self._nbytes, usage, owner=self._name, category="staging")
 
     def encode(
-        self, encoder: wgpu.GPUCommandEncoder, space: Callable[[str], wgpu.GPUBuffer]
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        place_of: Callable[[Binding], tuple[wgpu.GPUBuffer, int]],
+        staging: Allocation,
     ) -> None:
+        """Append the copies."""
         for (_, place), offset in zip(self._places, self._offsets, strict=True):
-            b = place.binding
-            encoder.copy_buffer_to_buffer(space(b.space), b.offset, self._buffer, offset, b.nbytes)
+            source, nbytes = place_of(place.binding), place.binding.nbytes
+            encoder.copy_buffer_to_buffer(*source, staging.buffer, staging.offset + offset, nbytes)
 
-    def read(self) -> dict[str, Array]:
+    def read(self, staging: Allocation) -> dict[str, Array]:
         """The outputs of the run that was submitted last; waits for it."""
-        self._buffer.map_sync(wgpu.MapMode.READ)
+        buffer = staging.buffer
+        buffer.map_sync(wgpu.MapMode.READ)
         try:
             found = dict(self._empty)
             for (name, place), offset in zip(self._places, self._offsets, strict=True):
-                data = self._buffer.read_mapped(offset, place.binding.nbytes)
+                data = buffer.read_mapped(staging.offset + offset, place.binding.nbytes)
                 found[name] = from_words(data, place)
         finally:
-            self._buffer.unmap()
+            buffer.unmap()
         return {name: found[name] for name in self._order}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import wgpu
 
+from cml_engine.gpu.allocator import Allocation
 from cml_engine.gpu.device import Gpu
 
 #: WebGPU's limit on the entries of one query set
@@ -24,24 +25,28 @@ class PassTimer:
         self._gpu = gpu
         self.source = "timestamps" if gpu.has_timestamps else "wall clock"
         self._queries: wgpu.GPUQuerySet | None = None
-        self._marker = gpu.device.create_buffer(size=4, usage=wgpu.BufferUsage.COPY_SRC)
 
     def time(self, steps: Sequence[int], encode: Encode) -> list[float]:
         """Milliseconds of each step, in order."""
         if not self._gpu.has_timestamps:
-            return [self._wall(step, encode) for step in steps]
+            with self._memory(4, wgpu.BufferUsage.COPY_SRC) as marker:
+                return [self._wall(step, encode, marker) for step in steps]
         times: list[float] = []
         for start in range(0, len(steps), _MAX_QUERIES // 2):
-            times += self._stamped(steps[start : start + _MAX_QUERIES // 2], encode)
+            part = steps[start : start + _MAX_QUERIES // 2]
+            usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
+            with self._memory(16 * len(part), usage) as resolved:
+                times += self._stamped(part, encode, resolved)
         return times
 
-    def _stamped(self, steps: Sequence[int], encode: Encode) -> list[float]:
+    def _memory(self, nbytes: int, usage: int) -> Allocation:
+        return self._gpu.memory.allocate(nbytes, usage, owner="timers", category="staging")
+
+    def _stamped(self, steps: Sequence[int], encode: Encode, resolved: Allocation) -> list[float]:
         device = self._gpu.device
         count = 2 * len(steps)
         if self._queries is None or self._queries.count < count:
             self._queries = device.create_query_set(type="timestamp", count=count)
-        usage = wgpu.BufferUsage
-        resolved = device.create_buffer(size=8 * count, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
         encoder = device.create_command_encoder()
         for i, step in enumerate(steps):
             stamps = {
@@ -52,13 +57,14 @@ class PassTimer:
             compute = encoder.begin_compute_pass(timestamp_writes=stamps)
             encode(compute, step)
             compute.end()
-        encoder.resolve_query_set(self._queries, 0, count, resolved, 0)
+        encoder.resolve_query_set(self._queries, 0, count, resolved.buffer, resolved.offset)
         self._gpu.queue.submit([encoder.finish()])
-        ticks = np.frombuffer(self._gpu.queue.read_buffer(resolved), np.uint64).reshape(-1, 2)
+        data = self._gpu.queue.read_buffer(resolved.buffer, resolved.offset, 8 * count)
+        ticks = np.frombuffer(data, np.uint64).reshape(-1, 2)
         spent = (ticks[:, 1] - ticks[:, 0]).astype(np.float64)
         return [float(ms) for ms in spent * (self._gpu.timestamp_period_ns * 1e-6)]
 
-    def _wall(self, step: int, encode: Encode) -> float:
+    def _wall(self, step: int, encode: Encode, marker: Allocation) -> float:
         encoder = self._gpu.device.create_command_encoder()
         compute = encoder.begin_compute_pass()
         encode(compute, step)
@@ -66,5 +72,5 @@ class PassTimer:
         start = time.perf_counter()
         self._gpu.queue.submit([encoder.finish()])
         # wgpu-py's own wait for submitted work raises TypeError in 0.32; a readback waits as well
-        self._gpu.queue.read_buffer(self._marker)
+        self._gpu.queue.read_buffer(marker.buffer, marker.offset, 4)
         return 1e3 * (time.perf_counter() - start)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import numpy as np
 import wgpu
 
+from cml_engine.gpu.allocator import Allocation
 from cml_engine.gpu.device import SLICE_BYTES, Gpu
 from cml_engine.gpu.params import parse_params
 from cml_engine.plan import Plan, Step
@@ -24,15 +28,11 @@ class Slots:
         for step in plan.steps:
             at = self.step_offset(step.index)
             block[at : at + SLICE_BYTES] = self.data(0, step.groups)
-        self._queue = gpu.queue
         self._next = 0
-        self.buffer = gpu.device.create_buffer_with_data(
-            label=f"{plan.name}.slots",
-            data=block,
-            usage=wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST,
-        )
+        self.memory = _filled(plan, gpu, block)
 
     def step_offset(self, step: int) -> int:
+        """Where the whole step's slice lies, from the start of :attr:`memory`."""
         return step * self._stride
 
     def take(self, first: int, end: int) -> int:
@@ -40,7 +40,7 @@ class Slots:
         :data:`RANGE_SLOTS` others, which must be in a later submit."""
         offset = (self._steps + self._next) * self._stride
         self._next = (self._next + 1) % RANGE_SLOTS
-        self._queue.write_buffer(self.buffer, offset, self.data(first, end))
+        self.memory.write(self.data(first, end), offset)
         return offset
 
     def data(self, first: int, end: int) -> bytes:
@@ -48,7 +48,8 @@ class Slots:
 
 
 class Uniforms:
-    """Every step's parameters, written once: shapes do not change while a plan lives."""
+    """Every step's parameters, written once: shapes do not change while a plan lives. The memory
+    is given back when this object goes."""
 
     def __init__(self, plan: Plan, gpu: Gpu) -> None:
         self.slots = Slots(plan, gpu)
@@ -59,9 +60,17 @@ class Uniforms:
             data = parse_params(step.params_layout).pack(step.params)
             self._ranges.append((len(block), len(data)))
             block += data + bytes(-len(data) % align)
-        self.params = gpu.device.create_buffer_with_data(
-            label=f"{plan.name}.params", data=block or bytes(16), usage=wgpu.BufferUsage.UNIFORM
-        )
+        self._params = _filled(plan, gpu, block or bytearray(16))
+        for memory in (self.slots.memory, self._params):
+            weakref.finalize(self, gpu.memory.later, memory.free).atexit = False
 
-    def params_range(self, step: Step) -> tuple[int, int]:
-        return self._ranges[step.index]
+    def params_binding(self, step: Step) -> dict[str, Any]:
+        """The step's parameters as a bind group's resource."""
+        return self._params.binding(*self._ranges[step.index])
+
+
+def _filled(plan: Plan, gpu: Gpu, data: bytearray) -> Allocation:
+    usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
+    memory = gpu.memory.allocate(len(data), usage, owner=plan.name, category="uniform")
+    memory.write(data)
+    return memory
