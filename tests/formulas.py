@@ -574,9 +574,7 @@ def _slice(x: Array, axes: Any, begin: Any, end: Any, stride: Any = ()) -> list[
 
 
 def _unsqueeze(x: Array, axes: Any) -> list[Array]:
-    for axis in axes:
-        x = np.expand_dims(x, axis)
-    return [x]
+    return [np.expand_dims(x, tuple(axes))]
 
 
 def _pad(x: Array, padding: Any, border: str = "constant", value: float = 0.0) -> list[Array]:

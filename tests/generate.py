@@ -408,7 +408,8 @@ def _slice_of(op: str, d: Draw) -> Call:
 def _axes_of(op: str, d: Draw) -> Call:
     shape = d.shape(d.integer(1, 4), 4)
     if op == "unsqueeze":
-        axes = sorted({d.integer(0, len(shape)) for _ in range(d.integer(1, 2))})
+        count = d.integer(1, 3)
+        axes = d.axes(len(shape) + count, least=count)[:count]
         return Call(op, (d.any(shape),), {"axes": axes})
     axes = d.axes(len(shape), least=1)
     for axis in axes:

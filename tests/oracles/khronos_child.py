@@ -1,0 +1,31 @@
+"""Runs models with the Khronos interpreter; a process of its own, for some models end it.
+
+Standard input: a line for each model, its folder. Standard output: a line for each when it is
+done; the results lie beside the model as ``result_<i>.npy``.
+"""
+
+import sys
+from pathlib import Path
+
+import nnef
+import numpy as np
+
+
+def main() -> None:
+    lowered = sys.argv[1].split(",")
+    for line in sys.stdin:
+        folder = Path(line.strip())
+        inputs = [np.load(file) for file in sorted(folder.glob("input_*.npy"))]
+        try:
+            with nnef.Session(str(folder), stdlib="", lowered=lowered) as session:
+                results = session(*inputs)
+        except Exception as error:
+            sys.stdout.write(f"error {type(error).__name__}: {str(error).splitlines()[0]}\n")
+        else:
+            for i, result in enumerate(results):
+                np.save(folder / f"result_{i}.npy", result)
+            sys.stdout.write(f"done {len(results)}\n")
+        sys.stdout.flush()
+
+
+main()

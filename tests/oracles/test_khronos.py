@@ -1,0 +1,152 @@
+"""Every operator beside the interpreter of Khronos's own ``nnef`` package, call by call.
+
+It runs in a child: some calls end its process. What it cannot do, or does differently from the
+specification, is listed here with the reason; all other answers must be ours.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cml_engine.nnef.signatures import standard_fragments, standard_signatures
+from tests import texts
+from tests.calls import GRAPH_LEVEL, Call, declared_calls, judge
+from tests.generate import Numbers, random_call
+
+if importlib.util.find_spec("nnef") is None:
+    pytest.skip("the nnef package is not installed", allow_module_level=True)
+
+CHILD = Path(__file__).with_name("khronos_child.py")
+RANDOM = 12
+#: operators that it does not have
+MISSING = {
+    "argmax_pool": "not implemented", "max_pool_with_index": "needs argmax_pool",
+    "sample": "not implemented", "desample": "not implemented",
+    **dict.fromkeys(("avg_roi_pool", "max_roi_pool", "roi_resample", "avg_roi_align",
+                     "max_roi_align"), "not implemented"),
+}  # fmt: skip
+#: operators whose answers differ on purpose
+DIFFERENT = {
+    "round": "it rounds halves away from zero; the specification says floor(x + 0.5)",
+    "min_max_linear_quantize": "by round", "zero_point_linear_quantize": "by round",
+    "linear_quantize": "by round", "logarithmic_quantize": "by round",
+    "add_n": "its definition calls itself without end", "copy_n": "not an operator there",
+}  # fmt: skip
+OPERATORS = [op for op in standard_signatures() if op not in (*GRAPH_LEVEL, *MISSING, *DIFFERENT)]
+#: compounds that it only has by expansion; it expands them in its own way
+LOWERED = [
+    op for op, fragment in standard_fragments().items()
+    if fragment.body is not None and op not in (*MISSING, "copy_n", "add_n", "max_pool")
+]  # fmt: skip
+
+
+def refused(call: Call) -> str:
+    """Why a call is not asked of it, or nothing."""
+    attrs, arrays = call.attrs, call.arrays
+    checks = {
+        "an extent of 0": any(a.size == 0 for a in arrays),
+        "ranks above 5": any(a.ndim > 5 for a in arrays) or len(attrs.get("axes", ())) > 5,
+        "rank 0": any(a.ndim == 0 for a in arrays),
+        "operands of different rank": _uneven(call),
+        "a border other than constant": attrs.get("border", "constant") != "constant"
+        and call.op not in ("pad", "multilinear_upsample"),
+        "batches that broadcast: it reads beyond them": call.op == "matmul"
+        and arrays[0].shape[:-2] != arrays[1].shape[:-2],
+        "an end of 0 beside other strides than 1": call.op == "slice"
+        and 0 in attrs["end"]
+        and len(set(attrs.get("stride", [1]))) > 1,
+        "reflections of reflections: it reads beyond": call.op == "pad"
+        and any(max(p) >= e for p, e in zip(attrs["padding"], arrays[0].shape, strict=True)),
+        "an exponential that overflows": call.op == "softplus" and arrays[0].max(initial=0) > 80,
+        "several axes": call.op in ("softmax", "argmax_reduce", "argmin_reduce")
+        and len(attrs["axes"]) != 1,
+        "no axes": attrs.get("axes") == [],
+        "normalize of debox": call.op == "debox" and attrs.get("normalize", False),
+        "a sum that is normalised": call.op == "sum_reduce" and attrs.get("normalize", False),
+        "other factors than 2, and 'aligned'": call.op == "multilinear_upsample"
+        and (
+            attrs["method"] == "aligned"
+            or any(f != 2 for f in attrs["factor"])
+            or "reflect" in attrs["border"]
+        ),
+        "linear resampling of other than images": call.op == "multilinear_upsample"
+        and arrays[0].ndim != 4,
+        "its deconvolution has the padding of (0,1) for (1,0)": call.op == "multilinear_upsample"
+        and attrs["method"] == "asymmetric",
+        "NaN and infinities": not all(np.isfinite(a).all() for a in arrays if a.dtype.kind == "f"),
+    }
+    return next((why for why, found in checks.items() if found), "")
+
+
+def _uneven(call: Call) -> bool:
+    ranks = {a.ndim for a in call.arrays}
+    several = call.op not in ("gather", "conv", "deconv", "separable_conv", "separable_deconv")
+    return several and len(ranks) > 1 and call.op != "batch_normalization"
+
+
+def calls_of(op: str) -> Iterator[Call]:
+    small = (c for c in declared_calls(op) if sum(a.size for a in c.arrays) < 20_000)
+    count = 10 * RANDOM if op == "multilinear_upsample" else RANDOM  # for it takes few of them
+    random = (random_call(op, Numbers(seed)) for seed in range(count))
+    yield from (c for c in (*small, *random) if not refused(c))
+
+
+def write(call: Call, folder: Path) -> Path:
+    """The model and its inputs, as the child reads them."""
+    right = call.answers()
+    inputs = {n: texts.engine(a) for n, a in call.inputs.items()}
+    texts.write_text(folder, call.body(len(right)), inputs)
+    for i, array in enumerate(inputs.values()):
+        np.save(folder / f"input_{i:03}.npy", np.ascontiguousarray(array))
+    return folder
+
+
+def run(folders: list[Path]) -> list[str]:
+    """What the child says of each model; where it dies, that, and a new one takes the rest."""
+    said: list[str] = []
+    while len(said) < len(folders):
+        child = subprocess.run(
+            [sys.executable, str(CHILD), ",".join(LOWERED)],
+            input="\n".join(map(str, folders[len(said) :])),
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        said += [line for line in child.stdout.splitlines() if line.startswith(("done", "error"))]
+        if len(said) < len(folders):
+            assert child.returncode != 0, child.stderr
+            said.append("died")
+    return said
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory):
+    """For each operator: calls, and what the child said of each."""
+    base = tmp_path_factory.mktemp("khronos")
+    work = [(op, call) for op in OPERATORS for call in calls_of(op)]
+    folders = [write(call, base / str(i)) for i, (_, call) in enumerate(work)]
+    found: dict[str, list[tuple[Call, Path, str]]] = {op: [] for op in OPERATORS}
+    for (op, call), folder, line in zip(work, folders, run(folders), strict=True):
+        found[op].append((call, folder, line))
+    return found
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_same_answers(op, verdicts, tmp_path):
+    compared = 0
+    for call, folder, said in verdicts[op]:
+        if not said.startswith("done"):
+            continue
+        theirs = [np.load(folder / f"result_{i}.npy") for i in range(int(said.split()[1]))]
+        ours = call.run(tmp_path, "cpu", len(theirs))
+        for a, b in zip(ours, theirs, strict=True):
+            verdict = judge(op, a, b.astype(a.dtype))
+            assert verdict.ok, f"{op} {dict(call.attrs)}: {verdict.problem}"
+        compared += 1
+    said = {line for _, _, line in verdicts[op]}
+    assert compared >= 2, f"{op}: {compared} of {len(verdicts[op])} calls compared: {said}"
