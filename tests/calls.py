@@ -81,11 +81,7 @@ class Call:
         """The declaration that the model must carry."""
         if self.op in standard_signatures():
             return ""
-        from cml_engine.nnef.extensions import extension_fragments
-        from cml_engine.nnef.printer import print_fragment
-
-        text = print_fragment(extension_fragments()[self.op])
-        return text.partition("{")[0].rstrip().rstrip(";") + ";\n"
+        return texts.declaration(self.op)
 
     def run(self, folder: Path, backend: Any, results: int, *, fixed: bool = False) -> list[Array]:
         """Through files, as a user would; with ``fixed`` all tensors but the first are weights."""

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from cml_engine.nnef.extensions import extension_fragments
+from cml_engine.nnef.printer import print_fragment
 from tests.models import write_model
 
 Array = np.ndarray[Any, Any]
@@ -16,6 +18,12 @@ _DTYPES = {"f": ("scalar", np.float32), "i": ("integer", np.int32), "b": ("logic
 HEADER = """version 1.0;
 extension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;
 """
+
+
+def declaration(op: str) -> str:
+    """An extension's fragment without its body, as a model brings it."""
+    text = print_fragment(extension_fragments()[op])
+    return text.partition("{")[0].rstrip().rstrip(";") + ";\n"
 
 
 def engine(array: Any) -> Array:

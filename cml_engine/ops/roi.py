@@ -259,7 +259,17 @@ def _cases(more: dict[str, Any], other: Sequence[dict[str, Any]] = ()) -> Iterat
 
 def _declare(name: str, kind: str, cpu: Callable[..., Any], cost: Callable[..., Cost],
              cases: Iterator[Case], tolerance: Tolerance) -> None:  # fmt: skip
-    register(OpSpec(name, _infer, cpu, _kernel(kind), cost, tuple(cases), tolerance))
+    register(
+        OpSpec(
+            name,
+            infer=_infer,
+            cpu=cpu,
+            kernel=_kernel(kind),
+            cost=cost,
+            cases=tuple(cases),
+            tolerance=tolerance,
+        )
+    )
 
 
 _SUM = Tolerance(4e-6, 4e-6, "a cell's sum in single precision: a rounding per value")

@@ -7,8 +7,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.nnef.extensions import extension_fragments, extension_source
-from cml_engine.nnef.printer import print_fragment
-from tests.texts import HEADER, engine, run_text, write_text
+from tests.texts import HEADER, declaration, engine, run_text, write_text
 
 RNG = np.random.default_rng(22)
 
@@ -20,12 +19,6 @@ def uniform(*shape, low=-2.0, high=2.0):
 X = uniform(2, 4, 6, 3)
 FLAT = uniform(3, 8)
 C = uniform(1, 4)
-
-
-def declaration(op):
-    """The fragment without its body, as a model brings it."""
-    text = print_fragment(extension_fragments()[op])
-    return text.partition("{")[0].rstrip().rstrip(";") + ";\n"
 
 
 def sigmoid(x):
