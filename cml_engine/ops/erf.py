@@ -33,7 +33,8 @@ def erf(x: Array) -> Array:
     t = at / step - i
     start = value[i] * (1 + 2 * t) * (1 - t) ** 2 + slope[i] * step * t * (1 - t) ** 2
     end = value[i + 1] * t * t * (3 - 2 * t) + slope[i + 1] * step * t * t * (t - 1)
-    return np.where(np.isnan(x), x, np.copysign(start + end, x))
+    whole = np.where(np.abs(x) < _END, start + end, 1.0)
+    return np.where(np.isnan(x), x, np.copysign(whole, x))
 
 
 def _gelu(x: Array) -> Array:
