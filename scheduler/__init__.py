@@ -5,13 +5,15 @@
 >>> frame = scheduler.encode(encoder)       # in the host's loop, every frame # doctest: +SKIP
 """
 
+from scheduler.admission import AdmissionError
 from scheduler.budget import FixedBudget, SpareBudget
 from scheduler.clock import Clock, RealClock, VirtualClock
 from scheduler.cost_model import CostModel
 from scheduler.executor import Executor, Network, Slice, StepCost, Timing
-from scheduler.frame_scheduler import AdmissionError, FrameReport, FrameScheduler, SliceReport
+from scheduler.frame_scheduler import FrameScheduler
 from scheduler.job import Job, JobOutput
 from scheduler.policy import by_priority, fair_share, least_laxity
+from scheduler.reports import FrameReport, SliceReport
 
 __all__ = [
     "AdmissionError",

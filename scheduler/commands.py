@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.cost_model import CostModel
-from scheduler.frame_scheduler import FrameReport, FrameScheduler
+from scheduler.frame_scheduler import FrameScheduler
 from scheduler.job import Job
 from scheduler.measure import FramesReport, measure_frames
+from scheduler.reports import FrameReport
 from scheduler.sim_device import Noise, SimNetwork, SimStep, network_like
 from scheduler.simulate import Outcome, Request, compare_policies, simulate
 from scheduler.trace import write_trace

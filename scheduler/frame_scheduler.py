@@ -2,83 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal
 
+from scheduler.admission import Admission, admit
 from scheduler.budget import FixedBudget, SpareBudget
 from scheduler.clock import Clock, RealClock
 from scheduler.cost_model import CostModel
-from scheduler.executor import Executor, Slice, StepCost, Timing
+from scheduler.executor import Executor, Slice
+from scheduler.feedback import WALL_CLOCK, Chosen, Feedback, in_groups
 from scheduler.job import Job, JobOutput, State
+from scheduler.periodic import Periodic
 from scheduler.policy import Policy, least_laxity
 from scheduler.record import Recorder, Recording
+from scheduler.reports import FrameReport, SliceReport
 
-Reason = Literal["budget", "nothing to do", "waiting for GPU", "preparing", "all waiting"]
 #: a slice shorter than this share of the budget is not worth its launch at the end of a frame
 _MIN_SHARE = 0.02
-#: frames whose prediction is below this share of the budget say nothing about the tail
-_TELLING = 0.25
-#: what :attr:`Executor.clock_source` says of a device that cannot time its own work
-WALL_CLOCK = "wall clock"
-#: a frame this much longer than it should be is late, not just jittery
-_LATE = 1.15
-
-
-class AdmissionError(RuntimeError):
-    """A deadline that cannot be held, for a job submitted with ``admission="refuse"``."""
-
-
-@dataclass(frozen=True, slots=True)
-class SliceReport:
-    """A part of a frame: workgroups ``[first, first + count)`` of ``step`` of a job."""
-
-    job: int
-    step: int
-    op: str
-    title: str
-    first: int
-    count: int
-    predicted_ms: float
-
-
-@dataclass
-class FrameReport:
-    """What a frame ran and why it stopped; ``measured_ms`` comes some frames later.
-
-    ``budget_ms`` is what was allowed, ``aim_ms`` what was planned for, after the margin for the
-    device's own spread.
-    """
-
-    frame: int
-    now_ms: float
-    budget_ms: float
-    aim_ms: float
-    reason: Reason = "nothing to do"
-    slices: list[SliceReport] = field(default_factory=list)
-    finished: list[int] = field(default_factory=list)
-    predicted_ms: float = 0.0
-    measured_ms: float | None = None
-    #: CPU time of :meth:`FrameScheduler.encode`, and of it the part that encoded dispatches
-    cpu_ms: float = 0.0
-    encode_ms: float = 0.0
-
-    @property
-    def over_budget(self) -> bool:
-        """Whether the measured time exceeded the budget (False until it is measured)."""
-        return self.measured_ms is not None and self.measured_ms > self.budget_ms
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A frame whose timings are awaited: the parts of each timed group."""
-
-    report: FrameReport
-    groups: list[list[tuple[StepCost, int]]]
-    ms: dict[int, float] = field(default_factory=dict)
 
 
 class FrameScheduler:
@@ -125,12 +66,11 @@ class FrameScheduler:
         self.frame = 0
         self.last_report: FrameReport | None = None
         self._numbers = count()
-        self._awaited: deque[_InFlight] = deque()
+        self._feedback = Feedback(self.executor.clock_source == WALL_CLOCK, frame_ms)
         self._reads: list[Job] = []
+        self._periodic: list[Periodic] = []
         self._tails: dict[int, list[float]] = {}
-        self._encoded: _InFlight | None = None
         self._recorder: Recorder | None = None
-        self._ended_ms: float | None = None
 
     def record(self) -> Recording:
         """Write down from now on what comes in and what is decided: the recording that is
@@ -157,7 +97,7 @@ class FrameScheduler:
         deadline_ms: float | None = None,
         name: str | None = None,
         slot: str | None = None,
-        admission: Literal["accept", "warn", "refuse"] = "accept",
+        admission: Admission = "accept",
     ) -> Job:
         """Run the session on these inputs, in parts, as the budget allows.
 
@@ -192,7 +132,7 @@ class FrameScheduler:
             costs=tuple(network.step_costs()),
         )
         self._calibrate(network)
-        self._admit(job, admission)
+        admit(self, job, admission)
         if slot is not None:
             self._supersede(slot)
         # a newcomer starts level with the others: it may not make up for time it was not there
@@ -202,6 +142,29 @@ class FrameScheduler:
             self._recorder.submitted(job)
         return job
 
+    def submit_periodic(
+        self,
+        session: Any,
+        make_inputs: Callable[[], Mapping[str, Any]],
+        period_ms: float,
+        *,
+        priority: float = 1.0,
+        name: str | None = None,
+    ) -> Periodic:
+        """Run the session every ``period_ms`` on what ``make_inputs()`` gives then, with the
+        period as the deadline."""
+        if period_ms <= 0:
+            raise ValueError(f"period_ms {period_ms} must be greater than 0")
+        options: dict[str, Any] = {
+            "priority": priority,
+            "deadline_ms": period_ms,
+            "name": name,
+            "slot": f"periodic {len(self._periodic)}",
+        }
+        made = Periodic(self, session, make_inputs, period_ms, options, self.clock.now_ms())
+        self._periodic.append(made)
+        return made
+
     def _calibrate(self, network: Any) -> None:
         """Take over the times that a network measured at its load, where nothing better is known:
         on a device that cannot time its work in a frame."""
@@ -209,21 +172,6 @@ class FrameScheduler:
         for cost, ms in zip(network.step_costs(), times, strict=False):
             if self.cost_model.samples(cost.key) == 0:
                 self.cost_model.learn([(cost, cost.groups)], ms)
-
-    def _admit(self, job: Job, admission: str) -> None:
-        if job.deadline_at_ms is None or admission == "accept":
-            return
-        late = job.submitted_ms + self.eta_ms(job) - job.deadline_at_ms
-        if late <= 0:
-            return
-        said = (
-            f"job '{job.name}' cannot hold its deadline: {job.remaining_ms:.1f} ms of GPU time "
-            f"beside {len(self.jobs)} jobs would end {late:.0f} ms after it. "
-            "Give it more time, a larger budget, or a smaller network."
-        )
-        if admission == "refuse":
-            raise AdmissionError(said)
-        warnings.warn(said, RuntimeWarning, stacklevel=3)
 
     def _supersede(self, slot: str) -> None:
         for old in self.jobs:
@@ -289,6 +237,8 @@ class FrameScheduler:
         start = _cpu_ms()
         self._tails.clear()
         now = self.clock.now_ms()
+        for periodic in self._periodic:
+            periodic.due(now)
         budget = self.budget.next_ms()
         report = FrameReport(self.frame, now, budget, budget / self.cost_model.margin)
         self.jobs = [job for job in self.jobs if not job.ended]
@@ -299,7 +249,7 @@ class FrameScheduler:
             # one may have lost its memory to another's preparation
             ready = {key: was and _ready_now(self.jobs, key) for key, was in ready.items()}
             self._recorder.encoded(report, ready, waiting)
-        groups = _in_groups(chosen, self.executor.max_groups)
+        groups = in_groups(chosen, self.executor.max_groups)
         slices = [[part for part, _, _ in group] for group in groups]
         encoding = _cpu_ms()
         self.executor.encode(encoder, self.frame, slices)
@@ -307,16 +257,14 @@ class FrameScheduler:
         self._request_reads(encoder)
         report.encode_ms = _cpu_ms() - encoding
         timed = [[(cost, part.count) for part, cost, _ in group] for group in groups]
-        self._encoded = _InFlight(report, timed)
+        self._feedback.encoded(report, timed)
         self.last_report = report
         report.cpu_ms = _cpu_ms() - start
         return report
 
-    def _fill(
-        self, encoder: Any, report: FrameReport, now: float, waiting: bool
-    ) -> list[tuple[Slice, StepCost, float]]:
+    def _fill(self, encoder: Any, report: FrameReport, now: float, waiting: bool) -> list[Chosen]:
         """Take slices in the policy's order until the aim is reached."""
-        chosen: list[tuple[Slice, StepCost, float]] = []
+        chosen: list[Chosen] = []
         runnable = self._runnable(report)
         if report.budget_ms <= 0:
             report.reason = "budget"
@@ -432,59 +380,11 @@ class FrameScheduler:
     def end_frame(self) -> list[FrameReport]:
         """Call after the host's submit. Learns from the timings that have arrived and returns the
         reports of the frames that are now measured. Never waits."""
-        if self._encoded is not None:
-            self._awaited.append(self._encoded)
-            self._encoded = None
         timings = self.executor.end_frame(self.frame)
         if self._recorder:
             self._recorder.ended_frame(timings)
-        if self.executor.clock_source == WALL_CLOCK:
-            self._learn_from_interval()
-        measured = self._learn(timings)
         self.frame += 1
-        return measured
-
-    def _learn_from_interval(self) -> None:
-        """Without timestamps only the host's own frames tell: one that took longer than it should
-        had too much to do, and what it is longer by is put down to the networks."""
-        now = self.clock.now_ms()
-        before, self._ended_ms = self._ended_ms, now
-        entry = self._awaited[-1] if self._awaited else None
-        if before is None or entry is None or not entry.groups:
-            return
-        excess = now - before - self.frame_ms * _LATE
-        if excess > 0:
-            report = entry.report
-            took = report.predicted_ms + min(excess, report.predicted_ms)
-            parts = [part for group in entry.groups for part in group]
-            # the spread within a frame stays unknown: the margin keeps its prior
-            self.cost_model.learn(parts, took)
-
-    def _learn(self, timings: Sequence[Timing]) -> list[FrameReport]:
-        by_frame = {entry.report.frame: entry for entry in self._awaited}
-        for timing in timings:
-            entry = by_frame.get(timing.frame)
-            if entry is not None:
-                entry.ms[timing.group] = timing.ms
-        done: list[FrameReport] = []
-        newest = max((t.frame for t in timings), default=-1)
-        untimed = self.executor.clock_source == WALL_CLOCK
-        while self._awaited and (
-            untimed or self._awaited[0].report.frame <= newest or not self._awaited[0].groups
-        ):
-            entry = self._awaited.popleft()
-            if entry.groups and len(entry.ms) == len(entry.groups):
-                done.append(self._learn_frame(entry))
-        return done
-
-    def _learn_frame(self, entry: _InFlight) -> FrameReport:
-        report = entry.report
-        report.measured_ms = sum(entry.ms.values())
-        if report.predicted_ms > _TELLING * report.aim_ms:
-            self.cost_model.learn_frame(report.predicted_ms, report.measured_ms)
-        for index, parts in enumerate(entry.groups):
-            self.cost_model.learn(parts, entry.ms[index])
-        return report
+        return self._feedback.ended(timings, self.clock.now_ms(), self.cost_model)
 
 
 def _seat(job: Job) -> str | int:
@@ -494,25 +394,6 @@ def _seat(job: Job) -> str | int:
 
 def _ready_now(jobs: Sequence[Job], key: int) -> bool:
     return all(job.network.ready for job in jobs if id(job.network) == key)
-
-
-def _in_groups(
-    chosen: Sequence[tuple[Slice, StepCost, float]], limit: int
-) -> list[list[tuple[Slice, StepCost, float]]]:
-    """At most ``limit`` runs of neighbours, of about the same predicted time; a run is timed."""
-    if len(chosen) <= limit:
-        return [[part] for part in chosen]
-    target = sum(ms for _, _, ms in chosen) / limit
-    groups: list[list[tuple[Slice, StepCost, float]]] = [[]]
-    filled = 0.0
-    for index, part in enumerate(chosen):
-        rest = len(chosen) - index
-        if groups[-1] and filled >= target and len(groups) < limit and rest:
-            groups.append([])
-            filled = 0.0
-        groups[-1].append(part)
-        filled += part[2]
-    return groups
 
 
 def _on_gpu(inputs: Mapping[str, Any]) -> frozenset[str]:

@@ -15,8 +15,9 @@ from typing import Any
 
 from scheduler.cost_model import CostModel
 from scheduler.executor import Slice, StepCost
-from scheduler.frame_scheduler import FrameReport, FrameScheduler
+from scheduler.frame_scheduler import FrameScheduler
 from scheduler.job import Job
+from scheduler.reports import FrameReport
 
 #: the first frames build caches, and the cost model knows nothing yet
 _WARM_UP_JOBS = 3

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scheduler.executor import Timing
-    from scheduler.frame_scheduler import FrameReport, FrameScheduler
+    from scheduler.frame_scheduler import FrameScheduler
     from scheduler.job import Job
+    from scheduler.reports import FrameReport
 
 _FORMAT = "cml recording 1"
 

@@ -14,9 +14,10 @@ from typing import Any
 from scheduler.clock import VirtualClock
 from scheduler.cost_model import CostModel
 from scheduler.executor import Slice
-from scheduler.frame_scheduler import FrameReport, FrameScheduler
+from scheduler.frame_scheduler import FrameScheduler
 from scheduler.job import Job
 from scheduler.policy import Policy, least_laxity
+from scheduler.reports import FrameReport
 from scheduler.sim_device import EXACT, Noise, SimGpu, SimNetwork
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scheduler.frame_scheduler import FrameReport
 from scheduler.job import Job
+from scheduler.reports import FrameReport
 
 _PID = 1
 _FRAMES, _EXPECTED, _FIRST_JOB = 1, 2, 10

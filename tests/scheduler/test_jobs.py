@@ -207,6 +207,23 @@ def test_a_job_waits_for_another_s_tensor_and_fails_with_it():
     assert taker.state == "failed" and "first" in taker.error
 
 
+def test_a_periodic_job_comes_again_and_skips_what_it_cannot_keep_up_with():
+    quick, heavy = network("quick", 4.0), network("heavy", 100.0)
+    loop = Loop(quick, heavy)
+    made = []
+    every = loop.scheduler.submit_periodic(quick, lambda: made.append(1) or {}, 10 * FRAME)
+    loop.frames(101)
+    assert len(made) == 11 and every.latest.state == "done"
+    every.stop()
+    loop.frames(30)
+    assert len(made) == 11
+    late = loop.scheduler.submit_periodic(heavy, dict, 5 * FRAME)
+    loop.frames(200)
+    assert late.latest is not None and len(loop.scheduler.jobs) <= 3
+    with pytest.raises(ValueError, match="period_ms"):
+        loop.scheduler.submit_periodic(quick, dict, 0)
+
+
 def test_admission_says_what_cannot_be_held():
     net = network("n", 40.0)
     loop = Loop(net)

@@ -1,0 +1,48 @@
+"""What a frame ran, and why it stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Reason = Literal["budget", "nothing to do", "waiting for GPU", "preparing", "all waiting"]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReport:
+    """A part of a frame: workgroups ``[first, first + count)`` of ``step`` of a job."""
+
+    job: int
+    step: int
+    op: str
+    title: str
+    first: int
+    count: int
+    predicted_ms: float
+
+
+@dataclass
+class FrameReport:
+    """What a frame ran and why it stopped; ``measured_ms`` comes some frames later.
+
+    ``budget_ms`` is what was allowed, ``aim_ms`` what was planned for, after the margin for the
+    device's own spread.
+    """
+
+    frame: int
+    now_ms: float
+    budget_ms: float
+    aim_ms: float
+    reason: Reason = "nothing to do"
+    slices: list[SliceReport] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    predicted_ms: float = 0.0
+    measured_ms: float | None = None
+    #: CPU time of :meth:`FrameScheduler.encode`, and of it the part that encoded dispatches
+    cpu_ms: float = 0.0
+    encode_ms: float = 0.0
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether the measured time exceeded the budget (False until it is measured)."""
+        return self.measured_ms is not None and self.measured_ms > self.budget_ms
