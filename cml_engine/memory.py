@@ -164,13 +164,15 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class HeapStats:
-    """One large buffer and what of it is taken."""
+    """One large buffer and what of it is taken. A ``whole`` one is not shared out: the host maps
+    it, or what it holds is larger than any heap."""
 
     category: str
     nbytes: int
     held: int
     largest_free: int
     taken: tuple[tuple[int, int], ...]
+    whole: bool = False
 
     @property
     def bar(self) -> str:
@@ -235,8 +237,13 @@ class MemoryStats:
             *holdings_table(self.holdings),
         ]
         for heap in self.heaps:
-            used = f"{mib(heap.held):>11s} of {mib(heap.nbytes)}"
-            lines.append(f"{heap.category:12s} |{heap.bar}| {used}")
+            if not heap.whole:
+                used = f"{mib(heap.held):>11s} of {mib(heap.nbytes)}"
+                lines.append(f"{heap.category:12s} |{heap.bar}| {used}")
+        for category in dict.fromkeys(heap.category for heap in self.heaps if heap.whole):
+            whole = [h for h in self.heaps if h.whole and h.category == category]
+            used = f"{mib(sum(h.held for h in whole))} of {mib(sum(h.nbytes for h in whole))}"
+            lines.append(f"{category:12s} {len(whole)} whole buffers, {used}")
         return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import wgpu
 
 from cml_engine.errors import InputError, OutOfGpuMemory
-from cml_engine.gpu.allocator import Allocation
+from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import SLICE_BYTES, Gpu, Pipeline
 from cml_engine.gpu.preparation import Preparation, step_key
 from cml_engine.gpu.readback import Readback
@@ -85,17 +85,19 @@ class GpuProgram:
     @property
     def evictable(self) -> bool:
         """Whether it holds memory and may lose it now."""
-        waited_for = self.gpu.memory.frame < self._stays_until
-        return self._has_memory and not (waited_for or self._in_use or self.plan.updates)
+        # what waits for the rest of its memory must not make others wait for it
+        waited_for = self.residency.complete and self.gpu.memory.frame < self._stays_until
+        return bool(self.resident_bytes) and not (waited_for or self._in_use or self.plan.updates)
 
     @property
     def passing(self) -> bool:
         """Whether it holds memory that it cannot lose now but can later."""
-        return self._has_memory and not (self.evictable or self.plan.updates)
+        return bool(self.resident_bytes) and not (self.evictable or self.plan.updates)
 
     @property
-    def _has_memory(self) -> bool:
-        return self.residency.arena is not None or self.residency.weights is not None
+    def resident_bytes(self) -> int:
+        """Arena and weights that are on the device now."""
+        return self.residency.nbytes
 
     @property
     def _in_use(self) -> bool:
@@ -138,20 +140,18 @@ class GpuProgram:
 
     def let_go(self, executor: Any) -> None:
         """The job's last commands have been submitted."""
-        self.residency.holders.discard(executor)
+        self.residency.let_go(executor)
 
     @property
     def _called(self) -> str:
         return f"arena '{self.exclusive_group}'" if self.exclusive_group else f"'{self.name}'"
 
     def _acquire(self) -> None:
-        moved = self.residency.arena is None
-        fresh = self.residency.acquire()
         if self._uniforms is None:
             self._uniforms = Uniforms(self.plan, self.gpu)
-        if (moved or fresh) and self._launches:
+        if self.residency.acquire() and self._launches:
             self._launches.clear()
-            self._preparation = Preparation(self.plan, self.gpu, upload=fresh)
+            self._preparation.bind_again()
 
     def _take_memory(self) -> bool:
         """As :meth:`_acquire`, or False where other models must end their jobs first."""
@@ -265,6 +265,7 @@ class GpuProgram:
 
     def reset(self) -> None:
         """Give the variables the values that they have in the model's files."""
+        self.load()
         for _, variable in self.plan.updates:
             offset, array = self.plan.weights[variable.tensor]
             self.write_weights(offset, array)

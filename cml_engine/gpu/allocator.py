@@ -14,12 +14,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from threading import RLock
-from types import TracebackType
 from typing import Any, Protocol
 
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError, OutOfGpuMemory
+from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.heaps import Heaps, guarded
 from cml_engine.gpu.textures import TextureAccount, close_when_destroyed
 from cml_engine.memory import (
@@ -50,6 +50,11 @@ class Tenant(Protocol):
     @property
     def last_used(self) -> int: ...
     @property
+    def resident_bytes(self) -> int:
+        """What it holds that it can lose."""
+        ...
+
+    @property
     def evictable(self) -> bool:
         """Whether it holds memory and may lose it now."""
         ...
@@ -62,73 +67,6 @@ class Tenant(Protocol):
     def evict(self) -> None:
         """Give the memory back at once."""
         ...
-
-
-class Allocation:
-    """A range of a buffer that belongs to one owner until :meth:`free`."""
-
-    __slots__ = ("_memory", "_range", "buffer", "category", "freed", "nbytes", "offset", "owner")
-
-    def __init__(
-        self, memory: Allocator, found: MemoryRange, nbytes: int, owner: str, category: str
-    ) -> None:
-        self._memory, self._range = memory, found
-        self.buffer: wgpu.GPUBuffer = found.buffer
-        self.offset: int = found.offset
-        self.nbytes, self.owner, self.category = nbytes, owner, category
-        self.freed = False
-
-    @property
-    def allocator(self) -> Allocator:
-        """Where it came from."""
-        return self._memory
-
-    def free(self) -> None:
-        """Give it back; work that was submitted before may still use it. Freed a second time it
-        is an :class:`InputError`."""
-        self._once()
-        self._memory.later(self._give_back)
-        self._memory.settle()
-
-    def free_now(self) -> None:
-        """Give it back even though a frame is being encoded: nothing in it uses this range."""
-        self._once()
-        self._give_back()
-
-    def _once(self) -> None:
-        if self.freed:
-            raise InputError(
-                f"{self.nbytes} bytes for {self.category} of '{self.owner}' are freed twice"
-            )
-        self.freed = True
-
-    def _give_back(self) -> None:
-        self._memory.give_back(self, self._range)
-
-    def write(self, data: Any, offset: int = 0) -> None:
-        """Put bytes at an offset of it, before what is submitted next."""
-        self._memory.device.queue.write_buffer(self.buffer, self.offset + offset, data)
-
-    def binding(self, offset: int = 0, nbytes: int | None = None) -> dict[str, Any]:
-        """A part of it as the ``resource`` of a bind group's entry."""
-        size = self.nbytes - offset if nbytes is None else nbytes
-        return {"buffer": self.buffer, "offset": self.offset + offset, "size": size}
-
-    def __enter__(self) -> Allocation:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self.freed:
-            self.free()
-
-    def __repr__(self) -> str:
-        state = ", freed" if self.freed else ""
-        return f"Allocation({self.owner}, {self.category}, {self.nbytes} bytes{state})"
 
 
 class Allocator:
@@ -308,8 +246,8 @@ class Allocator:
         self._clock += 1
         return self._clock
 
-    def may_come_free(self, but: Tenant) -> bool:
-        """Whether another model holds memory that it will be able to lose later."""
+    def may_come_free(self, but: Tenant | None = None) -> bool:
+        """Whether a model, another one than ``but``, holds memory that it can lose later."""
         return any(t.passing for t in list(self._tenants) if t is not but)
 
     def _may_reserve(self, nbytes: int) -> bool:
@@ -337,6 +275,10 @@ class Allocator:
                 self._trim()
                 yield
         idle = [t for t in list(self._tenants) if t.evictable]
+        if self.budget_bytes is not None:
+            least = self._ledger.held - sum(t.resident_bytes for t in idle)
+            if least + nbytes > self.budget_bytes:
+                return  # it would be in vain
         for tenant in sorted(idle, key=lambda t: t.last_used):
             if tenant.evictable:
                 tenant.evict()

@@ -19,7 +19,7 @@ import wgpu
 
 from cml_engine.backends.gpu import GpuProgram
 from cml_engine.errors import InputError, OutOfGpuMemory
-from cml_engine.gpu.allocator import Allocation
+from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import Gpu
 from cml_engine.gpu.native import PendingMap, poll
 from cml_engine.gpu.residency import TENSOR_USAGE
@@ -121,6 +121,7 @@ class FrameExecutor:
         self.granule = (os.cpu_count() or 1) if gpu.limits.software else 1
         self._frame = -1
         self._ended: list[GpuProgram] = []
+        self._unasked: list[Result] = []
         self._reading: list[Result] = []
         self._free: list[_Slot] = []
         self._busy: list[_Slot] = []
@@ -209,7 +210,8 @@ class FrameExecutor:
         return GpuTensor(result.memory.buffer, offset, place.fact.nbytes, place.fact)
 
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
-        """Append the copy into mappable memory."""
+        """Append the copy into mappable memory; in a later frame, where models that are running
+        have all of it."""
         try:
             result.staging = self.gpu.memory.allocate(
                 result.nbytes,
@@ -218,7 +220,10 @@ class FrameExecutor:
                 category="staging",
             )
         except OutOfGpuMemory as error:
-            result.error = error
+            if self.gpu.memory.may_come_free():
+                self._unasked.append(result)
+            else:
+                result.error = error
             return
         source, target = result.memory, result.staging
         encoder.copy_buffer_to_buffer(
@@ -254,6 +259,10 @@ class FrameExecutor:
         """A compute pass for each group, with timestamps at its ends where they can be had."""
         self._frame = frame
         self.gpu.memory.open_frame(self)
+        unasked, self._unasked = self._unasked, []
+        for result in unasked:  # there was no memory for these in an earlier frame
+            if not result.memory.freed:
+                self.request_read(encoder, result)
         slot = self._take_slot(frame, len(groups)) if groups else None
         for index, group in enumerate(groups):
             stamps = None if slot is None else self._stamps(slot, index)

@@ -16,7 +16,7 @@ _MAPPABLE = _Usage.MAP_READ | _Usage.MAP_WRITE
 #: empty whole buffers of a class that are kept for the next who wants one of about that size
 _SPARE_WHOLE = 16
 #: the first heap of a class is so many times smaller than the largest
-_GROWTH = 16
+_GROWTH = 64
 #: no heap is larger than this part of the budget
 _BUDGET_PART = 8
 
@@ -151,6 +151,7 @@ class Heaps:
                 heap.ranges.nbytes - heap.ranges.free_bytes,
                 heap.ranges.largest_free,
                 tuple(heap.ranges.taken),
+                heap.whole,
             )
             for key, heaps in self._classes.items()
             for heap in heaps
@@ -164,5 +165,5 @@ def guarded(make: Callable[[], Any], what: str) -> Any:
         return make()
     except (wgpu.GPUError, RuntimeError) as error:
         if isinstance(error, wgpu.GPUOutOfMemoryError) or "memory" in str(error).lower():
-            raise MemoryError(f"the GPU has no {what}") from error
+            raise MemoryError(f"the GPU has no memory for {what}") from error
         raise DeviceError(f"the GPU refused {what}: {error}") from error

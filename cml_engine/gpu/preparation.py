@@ -40,14 +40,14 @@ def step_key(step: Step) -> ShaderKey:
 
 
 class Preparation:
-    """The way of one program to being ready. ``upload=False``: its weights are there already."""
+    """The way of one program to being ready, from memory that holds nothing yet."""
 
-    def __init__(self, plan: Plan, gpu: Gpu, *, upload: bool = True) -> None:
+    def __init__(self, plan: Plan, gpu: Gpu) -> None:
         self._gpu = gpu
+        self._plan = plan
         self._chunks = _weight_chunks(plan)
-        self._uploaded = not upload
+        self._uploaded = False
         self._building: Future[None] | None = None
-        self._keys = [step_key(step) for step in plan.steps]
         self._steps = list(plan.steps)
         self.done = False
 
@@ -74,9 +74,14 @@ class Preparation:
             program.make_launch(step)
         self.done = not self._steps
 
+    def bind_again(self) -> None:
+        """The tensors lie elsewhere now: the bind groups must be made anew."""
+        self._steps = list(self._plan.steps)
+        self.done = False
+
     def _build_pipelines(self) -> None:
-        for key in self._keys:
-            self._gpu.pipeline(key)
+        for step in self._plan.steps:
+            self._gpu.pipeline(step_key(step))
 
     def _upload(self, program: GpuProgram, limit: int) -> None:
         if self._uploaded:

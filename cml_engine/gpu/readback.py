@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from cml_engine.gpu.allocator import Allocation
+from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import Gpu
 from cml_engine.gpu.words import from_words
 from cml_engine.graph import NUMPY_DTYPE

@@ -11,7 +11,8 @@ from cml_engine.errors import InputError
 from cml_engine.plan import Plan
 
 if TYPE_CHECKING:
-    from cml_engine.gpu.allocator import Allocation, Allocator
+    from cml_engine.gpu.allocation import Allocation
+    from cml_engine.gpu.allocator import Allocator
     from cml_engine.gpu.device import Gpu
 
 _Usage = wgpu.BufferUsage
@@ -51,6 +52,10 @@ class SharedArena:
     def busy(self) -> bool:
         """Whether a program of the group has a running job."""
         return any(member.holders for member in self._members)
+
+    def is_current(self, arena: Allocation | None) -> bool:
+        """Whether that is the memory which members take now."""
+        return arena is self._current
 
     def take(self) -> Allocation:
         """Memory that is large enough for every member alive."""
@@ -96,15 +101,20 @@ class Residency:
         """Whether all of its memory is there."""
         return self.arena is not None and self.weights is not None
 
+    @property
+    def nbytes(self) -> int:
+        """What of it is there, the whole of a shared arena included."""
+        return sum(part.nbytes for part in (self.arena, self.weights) if part is not None)
+
     def acquire(self) -> bool:
-        """Take what is missing; whether the weights are new and must be uploaded."""
-        if self.arena is None:
-            self.arena = self._take_arena()
-        if self.weights is not None:
+        """Take what is missing; whether the arena is another one than before."""
+        if self.weights is None:
+            self.weights = self._memory.allocate(
+                self._weights_bytes, TENSOR_USAGE, owner=self.name, category="weights"
+            )
+        if self.arena is not None:
             return False
-        self.weights = self._memory.allocate(
-            self._weights_bytes, TENSOR_USAGE, owner=self.name, category="weights"
-        )
+        self.arena = self._take_arena()
         return True
 
     def _take_arena(self) -> Allocation:
@@ -113,6 +123,12 @@ class Residency:
         return self._memory.allocate(
             self.arena_bytes, TENSOR_USAGE, owner=self.name, category="activations"
         )
+
+    def let_go(self, executor: Any) -> None:
+        """The executor's job has ended. Where the group has larger memory by now, move there."""
+        self.holders.discard(executor)
+        if self.shared is not None and not self.shared.is_current(self.arena):
+            self.drop_arena()
 
     def drop_arena(self, now: bool = False) -> None:
         """Give the arena back and keep the weights."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import wgpu
 
-from cml_engine.gpu.allocator import Allocation
+from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import Gpu
 
 #: WebGPU's limit on the entries of one query set

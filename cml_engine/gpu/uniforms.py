@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from cml_engine.gpu.allocator import Allocation
+from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import SLICE_BYTES, Gpu
 from cml_engine.gpu.params import parse_params
 from cml_engine.plan import Plan, Step

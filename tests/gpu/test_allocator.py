@@ -1,0 +1,645 @@
+"""One allocator for networks and renderer: budget, pressure, eviction, sharing, leaks."""
+
+import gc
+
+import numpy as np
+import pytest
+import wgpu
+
+import cml_engine as cml
+from cml_engine.errors import OutOfGpuMemory
+from cml_engine.gpu.allocator import Allocator
+from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ops import load_families
+from cml_engine.passes.infer import infer_facts
+from cml_engine.testing import full_attrs
+from scheduler import FrameScheduler
+from scheduler.replay import replay
+
+load_families()
+U = wgpu.BufferUsage
+STORAGE = U.STORAGE | U.COPY_SRC | U.COPY_DST
+VERTEX = U.VERTEX | U.COPY_DST
+MIB = 1 << 20
+
+
+def conv_net(name="net", layers=2, size=24, channels=8, seed=0):
+    """x [1,C,size,size] -> y, a chain of 3x3 convolutions with relu."""
+    rng = np.random.default_rng(seed)
+    constants, nodes, tensor = {}, [], "x"
+    attrs = full_attrs("conv", {})
+    shape = (channels, channels, 3, 3)
+    for k in range(layers):
+        constants[f"w{k}"] = rng.standard_normal(shape).astype(np.float32) / channels
+        constants[f"b{k}"] = rng.standard_normal((1, channels)).astype(np.float32) / 8
+        nodes.append(Node("conv", (tensor, f"w{k}", f"b{k}"), (f"c{k}",), attrs))
+        tensor = "y" if k == layers - 1 else f"r{k}"
+        nodes.append(Node("relu", (f"c{k}",), (tensor,), Attrs()))
+    facts = {"x": Fact("scalar", (1, channels, size, size))}
+    facts |= {key: Fact("scalar", value.shape) for key, value in constants.items()}
+    return infer_facts(Graph(name, ("x",), ("y",), tuple(nodes), facts, constants))
+
+
+@pytest.fixture
+def image(rng):
+    return rng.standard_normal((1, 8, 24, 24)).astype(np.float32)
+
+
+@pytest.fixture
+def own(gpu):
+    """A Gpu of the test's own on the suite's device, whose budget it may set."""
+    return cml.Gpu(device=gpu.device)
+
+
+@pytest.fixture
+def memory(gpu):
+    return Allocator(gpu.device, heap_bytes=MIB)
+
+
+class Host:
+    def __init__(self, gpu, **options):
+        self.gpu = gpu
+        self.scheduler = FrameScheduler(gpu, **{"budget_ms": 2.0, **options})
+        self.reports = []
+
+    def frame(self):
+        encoder = self.gpu.device.create_command_encoder()
+        self.reports.append(self.scheduler.encode(encoder))
+        self.gpu.queue.submit([encoder.finish()])
+        self.scheduler.end_frame()
+
+    def until(self, condition, limit=20_000):
+        for _ in range(limit):
+            if condition():
+                return
+            self.frame()
+        raise AssertionError(f"not after {limit} frames")
+
+    def finish(self, job):
+        self.until(lambda: job.ended and (job.state != "done" or job.read("y") is not None))
+        return job
+
+
+def buffers(device):
+    gc.collect()
+    return wgpu.diagnostics.object_counts.get_dict()["Buffer"]["count"]
+
+
+# --- ranges of heaps
+
+
+def test_small_allocations_share_a_buffer_and_do_not_overlap(memory):
+    align = memory.device.limits["min-storage-buffer-offset-alignment"]
+    parts = [
+        memory.allocate(n, STORAGE, owner="terrain", category="render") for n in (100, 5000, 7)
+    ]
+    assert len({id(p.buffer) for p in parts}) == 1
+    ends = 0
+    for part in sorted(parts, key=lambda p: p.offset):
+        assert part.offset >= ends and part.offset % align == 0
+        ends = part.offset + part.nbytes
+    assert memory.held_bytes == sum(p.nbytes for p in parts) >= 5107
+    for part in parts:
+        part.free()
+    assert memory.held_bytes == 0 and memory.report() == ""
+
+
+def test_what_is_written_is_there(memory):
+    one, two = (memory.allocate(64, STORAGE, owner="a", category="render") for _ in range(2))
+    one.write(np.arange(16, dtype=np.uint32))
+    two.write(np.full(16, 7, np.uint32))
+    two.write(np.full(1, 9, np.uint32), offset=4)
+    data = memory.device.queue.read_buffer(one.buffer, one.offset, 64)
+    assert list(np.frombuffer(data, np.uint32)) == list(range(16))
+    data = memory.device.queue.read_buffer(two.buffer, two.offset, 64)
+    assert list(np.frombuffer(data, np.uint32)) == [7, 9] + 14 * [7]
+    assert two.binding(16, 32) == {"buffer": two.buffer, "offset": two.offset + 16, "size": 32}
+
+
+def test_usages_and_categories_have_buffers_of_their_own(memory):
+    parts = [
+        memory.allocate(64, STORAGE, owner="a", category="render"),
+        memory.allocate(64, STORAGE, owner="a", category="output"),
+        memory.allocate(64, VERTEX, owner="a", category="render"),
+    ]
+    assert len({id(p.buffer) for p in parts}) == 3
+
+
+def test_double_free_and_leaving_a_with_block(memory):
+    with memory.allocate(64, STORAGE, owner="a", category="render") as part:
+        assert memory.held_bytes == 64
+    assert part.freed and memory.held_bytes == 0
+    with pytest.raises(cml.InputError, match="freed twice"):
+        part.free()
+    with memory.allocate(64, STORAGE, owner="a", category="render") as part:
+        part.free()
+
+
+def test_a_large_one_has_a_buffer_of_its_own_and_small_ones_do_not_go_there(memory):
+    large = memory.allocate(3 * MIB, STORAGE, owner="a", category="render")
+    small = memory.allocate(64, STORAGE, owner="a", category="render")
+    assert large.offset == 0 and large.buffer.size == 3 * MIB and small.buffer is not large.buffer
+    large.free()
+    again = memory.allocate(3 * MIB, STORAGE, owner="a", category="render")
+    assert again.buffer is large.buffer, "one empty heap is kept"
+
+
+def test_heaps_grow_and_empty_ones_go_back(memory):
+    parts = [memory.allocate(100_000, STORAGE, owner="a", category="render") for _ in range(40)]
+    sizes = [heap.nbytes for heap in memory.stats().heaps]
+    assert sizes == sorted(sizes) and sizes[-1] == MIB and sizes[0] < MIB
+    for part in parts:
+        part.free()
+    assert len(memory.stats().heaps) == 1
+    assert memory.reserved_bytes == memory.stats().heaps[0].nbytes
+    assert memory.peak_bytes >= 4_000_000
+
+
+def test_mappable_buffers_are_whole_and_used_again(memory):
+    usage = U.MAP_READ | U.COPY_DST
+    one, two = (memory.allocate(1000, usage, owner="a", category="staging") for _ in range(2))
+    assert one.buffer is not two.buffer and one.offset == two.offset == 0
+    one.free()
+    two.free()
+    third = memory.allocate(900, usage, owner="a", category="staging")
+    assert third.buffer in (one.buffer, two.buffer)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"category": "things"}, "unknown memory category"),
+        ({"nbytes": -1}, "wants -1 bytes"),
+        ({"alignment": 4}, "alignment 4"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(memory, options, said):
+    wanted = {"nbytes": 64, "usage": STORAGE, "owner": "a", "category": "render", **options}
+    with pytest.raises(cml.InputError, match=said):
+        memory.allocate(**wanted)
+
+
+def test_more_than_a_buffer_can_hold_is_the_device_s_limit(memory):
+    with pytest.raises(cml.DeviceError, match="largest buffer of this device"):
+        memory.allocate(1 << 50, STORAGE, owner="a", category="render")
+
+
+def test_memory_freed_in_a_frame_is_not_given_out_before_its_submit(memory):
+    part = memory.allocate(MIB // 16, STORAGE, owner="a", category="render")
+    frame = object.__new__(type("Executor", (), {}))
+    memory.open_frame(frame)
+    part.free()
+    other = memory.allocate(MIB // 16, STORAGE, owner="a", category="render")
+    assert (other.buffer, other.offset) != (part.buffer, part.offset)
+    memory.close_frame(frame)
+    third = memory.allocate(MIB // 16, STORAGE, owner="a", category="render")
+    assert (third.buffer, third.offset) == (part.buffer, part.offset)
+
+
+# --- textures
+
+
+def test_textures_are_counted_until_they_are_destroyed_or_collected(memory):
+    usage = wgpu.TextureUsage.TEXTURE_BINDING
+    options = {"size": (64, 64, 1), "format": "rgba8unorm", "usage": usage}
+    texture = memory.create_texture(owner="sky", mip_level_count=2, **options)
+    assert memory.held_bytes == memory.reserved_bytes == 4 * (64 * 64 + 32 * 32)
+    assert ("sky", "render") in memory.stats().holdings
+    texture.create_view()
+    texture.destroy()
+    texture.destroy()
+    assert memory.held_bytes == 0
+    del texture
+    lost = memory.create_texture(owner="sky", **options)
+    assert memory.held_bytes == 4 * 64 * 64
+    del lost
+    gc.collect()
+    assert memory.held_bytes == memory.reserved_bytes == 0
+
+
+def test_textures_obey_the_budget(gpu):
+    memory = Allocator(gpu.device, budget_bytes=100_000)
+    options = {"size": (128, 128), "format": "rgba8unorm", "usage": 4, "owner": "sky"}
+    texture = memory.create_texture(**options)
+    with pytest.raises(OutOfGpuMemory, match="wanted 64.00 KiB for render"):
+        memory.create_texture(**options)
+    texture.destroy()
+    memory.create_texture(**options)
+
+
+# --- the budget
+
+
+def test_exhaustion_names_everybody(gpu):
+    memory = Allocator(gpu.device, budget_bytes=4 * MIB)
+    kept = [
+        memory.allocate(2 * MIB, VERTEX, owner="terrain", category="render"),
+        memory.allocate(MIB, STORAGE, owner="upres", category="weights"),
+    ]
+    with pytest.raises(OutOfGpuMemory) as caught:
+        memory.allocate(2 * MIB, STORAGE, owner="textures", category="weights")
+    said = str(caught.value)
+    assert "'textures' wanted 2.00 MiB for weights; budget 4.00 MiB, of which 1.00 MiB" in said
+    assert "terrain" in said and "upres" in said and "raise the budget" in said
+    assert isinstance(caught.value, cml.DeviceError)
+    kept.pop(0).free()
+    memory.allocate(2 * MIB, STORAGE, owner="textures", category="weights")
+    assert memory.reserved_bytes <= 4 * MIB
+
+
+def test_the_budget_may_change(gpu):
+    memory = Allocator(gpu.device, budget_bytes=0)
+    with pytest.raises(OutOfGpuMemory):
+        memory.allocate(64, STORAGE, owner="a", category="render")
+    memory.budget_bytes = MIB
+    memory.allocate(64, STORAGE, owner="a", category="render")
+
+
+def test_pressure_is_asked_before_it_fails(gpu):
+    memory = Allocator(gpu.device, budget_bytes=2 * MIB)
+    tiles = [memory.allocate(MIB // 2, VERTEX, owner="tiles", category="render") for _ in range(3)]
+    asked = []
+
+    def spare(needed):
+        asked.append(needed)
+        tile = tiles.pop()
+        tile.free()
+        return tile.nbytes
+
+    off = memory.on_pressure(spare)
+    memory.allocate(MIB, STORAGE, owner="a", category="weights")
+    assert asked == [MIB] and len(tiles) == 2
+    off()
+    with pytest.raises(OutOfGpuMemory):
+        memory.allocate(MIB, STORAGE, owner="a", category="weights")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("error", ["typed", "said"])
+def test_the_driver_s_own_out_of_memory_is_the_same_error(gpu, monkeypatch, error):
+    memory = Allocator(gpu.device)
+
+    def full(**_):
+        if error == "typed":
+            raise wgpu.GPUOutOfMemoryError("")
+        raise wgpu.GPUValidationError("Not enough memory left.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu.device, "create_buffer", full)
+        patch.setattr(gpu.device, "create_texture", full)
+        with pytest.raises(OutOfGpuMemory, match="the GPU has no memory for a buffer"):
+            memory.allocate(64, STORAGE, owner="a", category="render")
+        with pytest.raises(OutOfGpuMemory, match="texture of 16384 bytes"):
+            memory.create_texture(size=(64, 64), format="rgba8unorm", usage=4, owner="a")
+    memory.allocate(64, STORAGE, owner="a", category="render").free()
+
+
+def test_another_refusal_stays_one(gpu, monkeypatch):
+    def refuse(**_):
+        raise wgpu.GPUValidationError("usage is wrong")
+
+    monkeypatch.setattr(gpu.device, "create_buffer", refuse)
+    with pytest.raises(cml.DeviceError, match="usage is wrong") as caught:
+        Allocator(gpu.device).allocate(64, STORAGE, owner="a", category="render")
+    assert not isinstance(caught.value, OutOfGpuMemory)
+
+
+# --- models come and go
+
+
+def holding(gpu, owner, category):
+    found = gpu.memory.stats().holdings.get((owner, category))
+    return 0 if found is None else found.nbytes
+
+
+def test_an_evicted_model_comes_back_with_the_same_result(own, image):
+    session = cml.Session(conv_net(), own)
+    wanted = session.run({"x": image})["y"]
+    session.program.evict()
+    assert holding(own, "net", "weights") == holding(own, "net", "activations") == 0
+    assert not session.program.ready
+    np.testing.assert_array_equal(session.run({"x": image})["y"], wanted)
+    assert holding(own, "net", "weights") > 0
+
+
+def test_a_scheduler_brings_an_evicted_model_back_over_frames(own, image):
+    session = cml.Session(conv_net(), own)
+    wanted = session.run({"x": image})["y"]
+    session.program.evict()
+    host = Host(own)
+    job = host.finish(host.scheduler.submit(session, {"x": image}))
+    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert "preparing" in {r.reason for r in host.reports}
+
+
+def big_net(name, seed=0):
+    """About 0.6 MiB of weights."""
+    return conv_net(name, layers=1, size=8, channels=128, seed=seed)
+
+
+@pytest.fixture
+def big_image(rng):
+    return rng.standard_normal((1, 128, 8, 8)).astype(np.float32)
+
+
+def room_for(gpu, models):
+    """A Gpu in whose budget so many of the large models have room, and no more."""
+    return cml.Gpu(device=gpu.device, budget_bytes=models * 590_000 + 600_000)
+
+
+def test_the_model_idle_for_the_longest_goes_first(gpu, big_image):
+    own = room_for(gpu, 2)
+    sessions = [cml.Session(big_net(name, seed), own) for seed, name in enumerate("ab")]
+    wanted = [session.run({"x": big_image})["y"] for session in sessions]
+    sessions[0].run({"x": big_image})
+    third = cml.Session(big_net("c", 7), own)
+    assert own.memory.evictions == 1
+    assert sessions[0].program.ready and not sessions[1].program.ready
+    third.run({"x": big_image})
+    for session, want in zip(sessions, wanted, strict=True):
+        np.testing.assert_array_equal(session.run({"x": big_image})["y"], want)
+    assert own.memory.reserved_bytes <= own.memory.budget_bytes
+
+
+def test_nobody_is_evicted_in_vain(gpu, big_image):
+    own = room_for(gpu, 2)
+    session = cml.Session(big_net("stays"), own)
+    own.memory.allocate(MIB // 2, VERTEX, owner="terrain", category="render")
+    with pytest.raises(OutOfGpuMemory):
+        own.memory.allocate(3 * MIB // 2, VERTEX, owner="terrain", category="render")
+    assert session.program.ready and own.memory.evictions == 0
+
+
+def test_a_running_job_s_model_is_never_evicted(gpu, big_image):
+    own = room_for(gpu, 1)
+    session = cml.Session(big_net("runs"), own)
+    wanted = session.run({"x": big_image})["y"]
+    host = Host(own, budget_ms=0.02)
+    job = host.scheduler.submit(session, {"x": big_image})
+    host.until(lambda: job.state == "running")
+    assert not job.ended
+    with pytest.raises(OutOfGpuMemory, match="runs"):
+        cml.Session(big_net("wants", 1), own)
+    with pytest.raises(cml.InputError, match="cannot be evicted: it is running"):
+        session.program.evict()
+    with pytest.raises(cml.InputError, match="has a running job"):
+        session.run({"x": big_image})
+    host.finish(job)
+    np.testing.assert_array_equal(job.read("y"), wanted)
+    cml.Session(big_net("wants", 1), own)
+    assert not session.program.ready
+
+
+def test_a_cancelled_job_lets_its_model_go(gpu, big_image):
+    own = room_for(gpu, 1)
+    session = cml.Session(big_net("runs"), own)
+    host = Host(own, budget_ms=0.02)
+    job = host.scheduler.submit(session, {"x": big_image})
+    host.until(lambda: job.state == "running")
+    job.cancel()
+    host.frame()
+    cml.Session(big_net("wants", 1), own)
+
+
+def test_models_that_do_not_fit_together_take_turns(gpu, big_image):
+    graphs = [big_net(name, seed) for seed, name in enumerate("abc")]
+    wanted = [cml.Session(graph, gpu).run({"x": big_image})["y"] for graph in graphs]
+    own = room_for(gpu, 1)
+    sessions = [cml.Session(graph, own, deferred=True) for graph in graphs]
+    host = Host(own)
+    recording = host.scheduler.record()
+    for _ in range(2):
+        jobs = [host.scheduler.submit(session, {"x": big_image}) for session in sessions]
+        for job, want in zip(jobs, wanted, strict=True):
+            host.finish(job)
+            assert job.state == "done", job.error
+            np.testing.assert_array_equal(job.read("y"), want)
+            job.release()
+    assert own.memory.evictions >= 4
+    assert own.memory.reserved_bytes <= own.memory.budget_bytes
+    assert replay(recording) == recording.decisions
+
+
+def test_a_model_that_can_never_fit_fails_its_job_and_no_other(gpu, image, big_image):
+    own = cml.Gpu(device=gpu.device, budget_bytes=2 * MIB)
+    small = cml.Session(conv_net("small"), own)
+    wanted = small.run({"x": image})["y"]
+    large = cml.Session(big_net("large"), own)
+    large.program.evict()
+    own.memory.budget_bytes = MIB
+    host = Host(own)
+    doomed = host.scheduler.submit(large, {"x": big_image})
+    fine = host.scheduler.submit(small, {"x": image})
+    host.finish(fine)
+    np.testing.assert_array_equal(fine.read("y"), wanted)
+    host.until(lambda: doomed.ended)
+    assert doomed.state == "failed" and "out of GPU memory" in doomed.error
+
+
+def test_a_model_with_variables_stays(own):
+    session = cml.Session(conv_net(), own)
+    object.__setattr__(session.program.plan, "updates", ((None, None),))
+    assert not session.program.evictable
+    with pytest.raises(cml.InputError, match="variables that would be lost"):
+        session.program.evict()
+
+
+# --- shared arenas
+
+
+def test_sessions_of_a_shared_arena_have_the_largest_one(own, image, rng):
+    wide = rng.standard_normal((1, 8, 48, 48)).astype(np.float32)
+    plain = cml.Session(conv_net("small"), own), cml.Session(conv_net("large", size=48), own)
+    wanted = plain[0].run({"x": image})["y"], plain[1].run({"x": wide})["y"]
+    small = cml.Session(conv_net("small"), own, arena="shared:agents")
+    np.testing.assert_array_equal(small.run({"x": image})["y"], wanted[0])
+    first = holding(own, "shared:agents", "activations")
+    large = cml.Session(conv_net("large", size=48), own, arena="shared:agents")
+    assert first < holding(own, "shared:agents", "activations") < first * 5
+    for _ in range(2):
+        np.testing.assert_array_equal(small.run({"x": image})["y"], wanted[0])
+        np.testing.assert_array_equal(large.run({"x": wide})["y"], wanted[1])
+    assert small.program.residency.arena is large.program.residency.arena
+    assert own.memory.stats().holdings["shared:agents", "activations"].count == 1
+    del small, large
+    gc.collect()
+    assert holding(own, "shared:agents", "activations") == 0
+
+
+def test_jobs_of_a_shared_arena_run_one_after_the_other(own, image):
+    graphs = [conv_net(name, seed=seed) for seed, name in enumerate("abc")]
+    wanted = [cml.Session(graph, own).run({"x": image})["y"] for graph in graphs]
+    sessions = [cml.Session(graph, own, arena="shared:agents") for graph in graphs]
+    host = Host(own, budget_ms=0.05)
+    recording = host.scheduler.record()
+    jobs = [host.scheduler.submit(session, {"x": image}) for session in sessions]
+    most = 0
+    for _ in range(5000):
+        host.frame()
+        most = max(most, sum(job.state == "running" for job in jobs))
+        if all(job.ended for job in jobs):
+            break
+    assert most == 1
+    for job, want in zip(jobs, wanted, strict=True):
+        host.finish(job)
+        np.testing.assert_array_equal(job.read("y"), want)
+    assert replay(recording) == recording.decisions
+
+
+def test_a_larger_member_joins_while_a_job_runs(own, image, rng):
+    wide = rng.standard_normal((1, 8, 48, 48)).astype(np.float32)
+    small = cml.Session(conv_net("small"), own, arena="shared:agents")
+    wanted = small.run({"x": image})["y"]
+    host = Host(own, budget_ms=0.02)
+    job = host.scheduler.submit(small, {"x": image})
+    host.until(lambda: job.state == "running")
+    large = cml.Session(conv_net("large", size=48), own, arena="shared:agents")
+    assert not job.ended
+    with pytest.raises(cml.InputError, match="'shared:agents' has a running job"):
+        large.run({"x": wide})
+    host.finish(job)
+    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert not small.program.ready, "it moves to the larger arena"
+    large.run({"x": wide})
+    np.testing.assert_array_equal(small.run({"x": image})["y"], wanted)
+    assert own.memory.stats().holdings["shared:agents", "activations"].count == 1
+
+
+@pytest.mark.parametrize("name", ["agents", "shared:", ""])
+def test_an_arena_s_name_says_that_it_is_shared(own, name):
+    with pytest.raises(cml.InputError, match="wanted 'shared:NAME'"):
+        cml.Session(conv_net(), own, arena=name)
+
+
+# --- nothing stays behind
+
+
+def test_fifty_sessions_leave_nothing(own, image):
+    cml.Session(conv_net(), own).run({"x": image})
+    gc.collect()
+    held, count = own.memory.held_bytes, buffers(own.device)
+    peak_held = 0
+    for _ in range(50):
+        session = cml.Session(conv_net(), own)
+        session.run({"x": image})
+        peak_held = max(peak_held, own.memory.held_bytes)
+        del session
+    assert own.memory.held_bytes == held == 0, "dropped sessions give back at once"
+    assert buffers(own.device) <= count
+    assert own.memory.peak_bytes == peak_held or own.memory.peak_bytes < 3 * peak_held
+    assert own.memory.report() == ""
+
+
+def test_a_dropped_scheduler_leaves_nothing(own, image):
+    session = cml.Session(conv_net(), own)
+    held = own.memory.held_bytes
+    host = Host(own)
+    job = host.finish(host.scheduler.submit(session, {"x": image}))
+    assert own.memory.held_bytes > held
+    assert "frame scheduler" in own.memory.report() and "1 x output" in own.memory.report()
+    del host, job
+    gc.collect()
+    assert own.memory.held_bytes == held
+
+
+def test_the_map_of_a_running_game(own, image):
+    sessions = [cml.Session(conv_net("upres"), own), cml.Session(conv_net("texture", 3), own)]
+    sessions[0].run({"x": image})
+    own.memory.allocate(300_000, VERTEX, owner="terrain", category="render")
+    own.memory.create_texture(size=(256, 256), format="rgba8unorm", usage=4, owner="terrain")
+    said = str(own.memory)
+    for name in ("upres", "texture", "terrain", "weights", "activations", "render", "total"):
+        assert name in said
+    assert said.count("|") == 2 * sum(not heap.whole for heap in own.memory.stats().heaps)
+    assert "staging" in said and "whole buffers" in said
+    assert len(sessions) == 2
+
+
+# --- a host's own allocator
+
+
+class _Range:
+    def __init__(self, pool, offset, nbytes):
+        self.pool, self.buffer, self.offset, self.nbytes = pool, pool.buffer, offset, nbytes
+
+    def free(self):
+        self.pool.live -= 1
+
+
+class _Pool:
+    """A buffer that is handed out from the front to the back."""
+
+    def __init__(self, device, nbytes, usage):
+        self.buffer = device.create_buffer(size=nbytes, usage=usage)
+        self.end, self.live = 0, 0
+
+    def take(self, nbytes, alignment):
+        offset = -(-self.end // alignment) * alignment
+        if offset + nbytes > self.buffer.size:
+            raise MemoryError("the pool is used up")
+        self.end, self.live = offset + nbytes, self.live + 1
+        return _Range(self, offset, nbytes)
+
+
+class HostMemory:
+    """An engine's allocator: a large buffer per kind of use, whole ones for what is mapped."""
+
+    def __init__(self, device, nbytes=4 * MIB):
+        self.device, self.nbytes, self.pools, self.owners = device, nbytes, {}, []
+
+    def allocate(self, nbytes, usage, alignment, owner, category):
+        self.owners.append((owner, category))
+        if usage & U.MAP_READ:
+            return _Pool(self.device, nbytes, usage).take(nbytes, 1)
+        key = (usage, category)
+        if key not in self.pools:
+            self.pools[key] = _Pool(self.device, self.nbytes, usage)
+        return self.pools[key].take(nbytes, alignment)
+
+
+def test_a_host_brings_its_own_allocator(gpu, image):
+    wanted = cml.Session(conv_net(), gpu).run({"x": image})["y"]
+    mine = HostMemory(gpu.device)
+    own = cml.Gpu(device=gpu.device, memory=mine)
+    filler = own.memory.allocate(1000, STORAGE, owner="engine", category="weights")
+    session = cml.Session(conv_net(), own)
+    assert session.program.residency.weights.buffer is filler.buffer
+    assert session.program.residency.weights.offset > 0
+    np.testing.assert_array_equal(session.run({"x": image})["y"], wanted)
+    host = Host(own)
+    job = host.finish(host.scheduler.submit(session, {"x": image}))
+    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert ("net", "output") in mine.owners and ("net", "weights") in mine.owners
+    assert own.memory.held_bytes > 0 and "net" in str(own.memory)
+    filler.free()
+    del session, host, job
+    gc.collect()
+    assert own.memory.held_bytes == 0
+    assert all(pool.live == 0 for pool in mine.pools.values())
+
+
+def test_a_host_s_allocator_that_is_used_up_evicts_too(gpu, big_image):
+    own = cml.Gpu(device=gpu.device, memory=HostMemory(gpu.device, MIB))
+    cml.Session(big_net("a"), own).run({"x": big_image})
+    with pytest.raises(OutOfGpuMemory, match="the pool is used up"):
+        kept = cml.Session(big_net("b"), own)
+        del kept
+
+
+def test_a_host_s_allocator_that_breaks_the_rules_is_named(gpu):
+    class OneBuffer(HostMemory):
+        def allocate(self, nbytes, usage, alignment, owner, category):
+            return super().allocate(nbytes, usage, alignment, owner, "any")
+
+    class Crooked(HostMemory):
+        def allocate(self, nbytes, usage, alignment, owner, category):
+            return super().allocate(nbytes - 8, usage, alignment, owner, category)
+
+    memory = Allocator(gpu.device, source=OneBuffer(gpu.device))
+    memory.allocate(64, STORAGE, owner="a", category="weights")
+    with pytest.raises(cml.DeviceError, match="one buffer for weights and for output"):
+        memory.allocate(64, STORAGE, owner="a", category="output")
+    with pytest.raises(cml.DeviceError, match="host's allocator gave"):
+        Allocator(gpu.device, source=Crooked(gpu.device)).allocate(
+            64, STORAGE, owner="a", category="output"
+        )
