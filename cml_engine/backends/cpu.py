@@ -9,33 +9,52 @@ import numpy as np
 
 from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
-from cml_engine.ops.spec import lookup
+from cml_engine.ops.epilogue_cpu import apply_in_place
+from cml_engine.ops.scratch import Scratch
+from cml_engine.ops.spec import Cpu, is_registered, lookup
 
 Array = np.ndarray[Any, Any]
 #: called after each node with its results
 Watch = Callable[[Node, Sequence[Array]], None]
 
 
-def run_node(node: Node, arrays: Sequence[Array]) -> list[Array]:
-    """One node's results in NumPy; ``arrays`` are the values of ``node.reads``.
+def run_node(node: Node, arrays: Sequence[Array], prepared: Cpu | None = None) -> list[Array]:
+    """One node's results in NumPy; ``arrays`` are the values of ``node.reads``. ``prepared`` is
+    its function in the place of the operator's own.
 
     Floating-point exceptions give inf and NaN as on a GPU; they are no error.
     """
     count = len(node.inputs)
     with np.errstate(all="ignore"):
-        results = _call(node.op, node, node.attrs, arrays[:count])
+        results = _call(node.op, node, node.attrs, arrays[:count], prepared)
         for epilogue in node.epilogues:
             others = arrays[count : count + len(epilogue.inputs)]
-            results = _call(epilogue.op, node, epilogue.attrs, [results[0], *others])
             count += len(epilogue.inputs)
+            if _is_own(node, results[0], arrays) and apply_in_place(
+                epilogue.op, epilogue.attrs, results[0], others
+            ):
+                continue
+            results = _call(epilogue.op, node, epilogue.attrs, [results[0], *others])
     return results
 
 
-def _call(op: str, node: Node, attrs: Any, arrays: Sequence[Array]) -> list[Array]:
+def _is_own(node: Node, result: Any, arrays: Sequence[Array]) -> bool:
+    """Whether nobody else sees a change of the node's result; a game's function may keep it."""
+    if lookup(node.op).from_game or not isinstance(result, np.ndarray):
+        return False
+    return result.flags.writeable and not any(np.may_share_memory(result, a) for a in arrays)
+
+
+def _call(
+    op: str, node: Node, attrs: Any, arrays: Sequence[Array], prepared: Cpu | None = None
+) -> list[Array]:
     spec = lookup(op)
-    function = spec.cpu
+    function = prepared or spec.cpu
     if function is None:
         raise UnsupportedOp(f"{node.title}: has no CPU function; run it on a GPU", node.source)
+    if spec.from_game:
+        # ours may leave a result in another order of memory; a game's function need not know
+        arrays = [np.asarray(a, order="C") for a in arrays]
     try:
         results = function(attrs, *arrays)
     except CmlError as error:
@@ -61,6 +80,7 @@ class CpuProgram:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._last_use = _last_uses(graph)
+        self._functions = _prepared(graph)
         self._state: dict[str, Array] = {}
         self.reset()
 
@@ -72,7 +92,8 @@ class CpuProgram:
         """Outputs by name; every tensor is freed after its last use."""
         values: dict[str, Array] = {**self.graph.constants, **self._state, **inputs}
         for index, node in enumerate(self.graph.nodes):
-            results = run_node(node, [values[name] for name in node.reads])
+            arrays = [values[name] for name in node.reads]
+            results = run_node(node, arrays, self._functions[index])
             for name, value in zip(node.outputs, results, strict=True):
                 values[name] = self._checked(node, name, value)
             if watch is not None:
@@ -80,7 +101,7 @@ class CpuProgram:
             for name in self._last_use[index]:
                 del values[name]
         self._state = {variable: values[value] for variable, value in self.graph.updates}
-        return {name: np.array(values[name]) for name in self.graph.outputs}
+        return {name: np.array(values[name], order="C") for name in self.graph.outputs}
 
     def _checked(self, node: Node, name: str, value: Array) -> Array:
         fact = self.graph.facts[name]
@@ -92,6 +113,18 @@ class CpuProgram:
                 node.source,
             )
         return np.asarray(value, NUMPY_DTYPE[fact.dtype])
+
+
+def _prepared(graph: Graph) -> list[Cpu | None]:
+    """For each node the function that its operator made for it, if any."""
+    scratch = Scratch()
+    functions: list[Cpu | None] = []
+    for node in graph.nodes:
+        prepare = lookup(node.op).prepare if is_registered(node.op) else None
+        facts = [graph.facts[n] for n in node.inputs]
+        values = [graph.constants[n] if graph.is_constant(n) else None for n in node.inputs]
+        functions.append(prepare(node.attrs, facts, values, scratch) if prepare else None)
+    return functions
 
 
 def _last_uses(graph: Graph) -> list[list[str]]:

@@ -16,6 +16,7 @@ from cml_engine.ops.conv_shapes import conv_shape, deconv_shape
 from cml_engine.ops.conv_tile import PARAMS
 from cml_engine.ops.epilogue import SUPPORTED
 from cml_engine.ops.spec import Cost, Kernel, OpSpec, Tolerance, register
+from cml_engine.ops.winograd_cpu import prepare_conv
 
 TOLERANCE = Tolerance(
     1e-5, 1e-4, "sums of some hundred products in another order; Winograd's tiles differ more"
@@ -51,6 +52,7 @@ register(
         name="conv",
         infer=infer_conv,
         cpu=conv_cpu,
+        prepare=prepare_conv,
         kernel=Kernel(
             "conv.hlsl",
             PARAMS,

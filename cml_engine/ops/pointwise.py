@@ -120,7 +120,7 @@ def _cpu(row: Row, attrs: Attrs, *arrays: Array) -> Array:
     # overflow to infinity and NaN outside a domain are results here, as on the GPU
     with np.errstate(all="ignore"):
         result = row.numpy(*views, *(np.float32(v) for v in row.values(attrs)))
-    return np.array(result, dtype)
+    return np.asarray(result, dtype)
 
 
 # ---------------------------------------------------------------- GPU

@@ -18,6 +18,7 @@ import numpy as np
 
 from cml_engine.errors import OperatorError, UnsupportedOp
 from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.scratch import Scratch
 
 if TYPE_CHECKING:
     from cml_engine.ops.lowering import Lowering
@@ -27,6 +28,9 @@ Array = np.ndarray[Any, Any]
 Infer = Callable[..., "Fact | Sequence[Fact]"]
 #: ``cpu(attrs, *input arrays) -> array`` (or a list of arrays)
 Cpu = Callable[..., "Array | Sequence[Array]"]
+#: ``prepare(attrs, input facts, constants, scratch) -> cpu function of this node``: constants by
+#: position, None for inputs that are none; None where ``cpu`` does as well
+Prepare = Callable[[Attrs, "Sequence[Fact]", "Sequence[Array | None]", Scratch], "Cpu | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,8 @@ class OpSpec:
         models need not declare the operator then, and its kernel reads by these names.
     custom : it is not one of NNEF's.
     folder : where relative kernel paths start; :func:`register` sets it for a game's operators.
+    prepare : ``prepare(attrs, facts, constants, scratch)`` gives the function that a CPU session
+        calls for a node in the place of ``cpu``, or ``None`` to stay with that.
     """
 
     name: str
@@ -214,6 +220,7 @@ class OpSpec:
     signature: str = ""
     custom: bool = False
     folder: Path | None = None
+    prepare: Prepare | None = None
 
     @property
     def from_game(self) -> bool:

@@ -1,0 +1,268 @@
+"""What a CPU session does beside the operators' definitions: Winograd's tiles, results in place."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ops import load_families, winograd_cpu
+from cml_engine.ops.conv_cases import conv_case
+from cml_engine.ops.conv_cpu import conv_cpu
+from cml_engine.ops.conv_shapes import conv_shape
+from cml_engine.ops.epilogue_cpu import apply_in_place
+from cml_engine.ops.scratch import Scratch
+from cml_engine.ops.spec import OpSpec, lookup, register, same_as, unregister
+from cml_engine.passes.infer import infer_facts
+from cml_engine.testing import full_attrs
+
+load_families()
+
+
+def by_shifts(attrs, x, filter, bias, narrow):
+    """Nine shifted products of a padded image, in double precision."""
+    pads = [(0, 0), (0, 0), *((max(a, 0), max(b, 0)) for a, b in attrs["padding"])]
+    mode = {"constant": "constant", "replicate": "edge", "reflect": "reflect",
+            "reflect-even": "symmetric"}[attrs["border"]]  # fmt: skip
+    padded = np.pad(x.astype(np.float64), pads, mode=mode)
+    skip_y, skip_x = (max(-a, 0) for a, _ in attrs["padding"])
+    out = 0
+    for i, j in np.ndindex(3, 3):
+        part = padded[:, :, skip_y + i :, skip_x + j :][:, :, : narrow[0], : narrow[1]]
+        out = out + np.einsum("oc,nchw->nohw", filter[:, :, i, j].astype(np.float64), part)
+    return out + bias.reshape(-1, *(1, 1))
+
+
+def random_conv(rng, shape, channels, padding, border="constant"):
+    case = conv_case(shape, (channels, shape[1], 3, 3), padding=padding, border=border)
+    x, filter = (rng.uniform(-1, 1, s).astype(np.float32) for s in case.inputs[:2])
+    bias = rng.uniform(-1, 1, (1, channels)).astype(np.float32)
+    attrs = Attrs(case.attrs)
+    return attrs, x, filter, bias
+
+
+def by_tiles(attrs, x, filter, bias):
+    facts = [Fact("scalar", a.shape) for a in (x, filter, bias)]
+    shape = conv_shape(attrs, *facts)
+    return winograd_cpu.Winograd(shape, filter, Scratch())(attrs, x, filter, bias), shape
+
+
+def check(attrs, x, filter, bias):
+    got, shape = by_tiles(attrs, x, filter, bias)
+    wanted = by_shifts(attrs, x, filter, bias, shape.narrow)
+    assert got.shape == wanted.shape
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=5e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("border", ["constant", "replicate", "reflect", "reflect-even"])
+def test_every_border_and_odd_extents(rng, border):
+    for height, width, batch in ((4, 4, 1), (5, 7, 2), (9, 6, 3), (1, 11, 1), (13, 3, 2)):
+        for padding in ([(1, 1), (1, 1)], [(2, 1), (1, 2)], [(1, 3), (2, 2)]):
+            if border.startswith("reflect") and min(height, width) <= 3:
+                continue  # NumPy reflects as often as it takes, but not from a single value
+            check(*random_conv(rng, (batch, 5, height, width), 7, padding, border))
+
+
+def test_padding_that_crops(rng):
+    for padding in ([(-1, 1), (1, -2)], [(-3, -1), (-1, -1)], [(5, -2), (-4, 6)], [(0, 0), (0, 0)]):
+        attrs, x, filter, bias = random_conv(rng, (2, 6, 14, 11), 4, padding)
+        got, _ = by_tiles(attrs, x, filter, bias)
+        wanted = conv_cpu(attrs, x, filter, bias)
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_random_windows(rng):
+    for _ in range(40):
+        padding = [tuple(rng.integers(-2, 5, 2).tolist()) for _ in range(2)]
+        shape = (*rng.integers(1, 4, 2).tolist(), *rng.integers(1, 15, 2).tolist())
+        border = str(rng.choice(["constant", "replicate", "reflect", "reflect-even"]))
+        attrs, x, filter, bias = random_conv(rng, shape, int(rng.integers(1, 5)), padding, border)
+        try:
+            wanted = conv_cpu(attrs, x, filter, bias)
+        except ShapeError:
+            continue
+        got, _ = by_tiles(attrs, x, filter, bias)
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_error_at_64_channels(rng):
+    """Inputs in ±1 give results of ±30: the bound is a third of conv's tolerance there."""
+    attrs, x, filter, bias = random_conv(rng, (1, 64, 33, 30), 64, [(1, 1), (1, 1)])
+    got, shape = by_tiles(attrs, x, filter, bias)
+    wanted = by_shifts(attrs, x, filter, bias, shape.narrow)
+    assert np.abs(got - wanted).max() < 1e-4
+
+
+@pytest.mark.parametrize("floats", [1, 72 * 8 * 20, 72 * 8 * 90])
+def test_parts_give_the_whole(rng, monkeypatch, floats):
+    """One row of tiles at a time, some rows, some images."""
+    case = random_conv(rng, (5, 8, 21, 18), 6, [(1, 1), (1, 1)])
+    whole, _ = by_tiles(*case)
+    monkeypatch.setattr(winograd_cpu, "_MOST_SCRATCH", floats)
+    parts, _ = by_tiles(*case)
+    np.testing.assert_allclose(parts, whole, rtol=1e-6, atol=1e-5)
+
+
+def test_a_bias_of_one_value(rng):
+    attrs, x, filter, _ = random_conv(rng, (1, 8, 9, 9), 6, [(1, 1), (1, 1)])
+    check(attrs, x, filter, np.float32(0.5).reshape(()))
+
+
+def test_what_pays():
+    def pays(x, filter, **attrs):
+        case = conv_case(x, filter, **{"padding": [(1, 1), (1, 1)], **attrs})
+        facts = [Fact("scalar", s) for s in (x, filter, (1, filter[0]))]
+        return winograd_cpu.pays(conv_shape(Attrs(case.attrs), *facts))
+
+    assert pays((1, 64, 64, 64), (64, 64, 3, 3))
+    assert not pays((1, 3, 64, 64), (64, 3, 3, 3))
+    assert not pays((1, 64, 2, 2), (64, 64, 3, 3))
+    assert not pays((1, 64, 64, 64), (64, 64, 3, 3), stride=[2, 2])
+    assert not pays((1, 64, 64, 64), (64, 64, 3, 3), dilation=[2, 1])
+    assert not pays((1, 64, 64, 64), (64, 32, 3, 3), groups=2)
+    assert not pays((1, 64, 64, 64), (64, 64, 3, 1), padding=[(1, 1), (0, 0)])
+    assert not pays((1, 2048, 4, 4096), (2048, 2048, 3, 3)), "a row of tiles of 600 MB"
+
+
+# ---------------------------------------------------------------- sessions
+
+
+def conv_chain(rng, *tail):
+    """x -> conv -> prelu -> conv -> ``tail`` -> y, wide enough for tiles."""
+    constants = {
+        "w1": rng.uniform(-0.1, 0.1, (48, 48, 3, 3)).astype(np.float32),
+        "w2": rng.uniform(-0.1, 0.1, (48, 48, 3, 3)).astype(np.float32),
+        "b": rng.uniform(-1, 1, (1, 48)).astype(np.float32),
+        "s": rng.uniform(-0.5, 1.5, (1, 48)).astype(np.float32),
+    }
+    attrs = full_attrs("conv", {"padding": [(1, 1), (1, 1)]})
+    nodes = (
+        Node("conv", ("x", "w1", "b"), ("c",), attrs),
+        Node("prelu", ("c", "s"), ("p",)),
+        Node("conv", ("p", "w2", "b"), ("d",), attrs),
+        *tail,
+    )
+    facts = {"x": Fact("scalar", (2, 48, 17, 19))}
+    facts |= {name: Fact("scalar", value.shape) for name, value in constants.items()}
+    return infer_facts(Graph("chain", ("x",), nodes[-1].outputs, nodes, facts, constants))
+
+
+def by_definition(graph, x):
+    values = {**graph.constants, "x": x}
+    for node in graph.nodes:
+        result = lookup(node.op).cpu(node.attrs, *(values[n] for n in node.reads))
+        values[node.outputs[0]] = result
+    return values[graph.outputs[0]]
+
+
+def test_a_session_agrees_with_the_definitions(rng, monkeypatch):
+    calls = []
+    tiles = winograd_cpu.Winograd.__call__
+    monkeypatch.setattr(
+        winograd_cpu.Winograd, "__call__", lambda *a: calls.append(a[2].shape) or tiles(*a)
+    )
+    graph = conv_chain(rng, Node("add", ("d", "p"), ("e",)), Node("relu", ("e",), ("y",)))
+    x = rng.uniform(-1, 1, (2, 48, 17, 19)).astype(np.float32)
+    session = cml.Session(graph, "cpu")
+    got, again = session.run({"x": x})["y"], session.run({"x": x})["y"]
+    assert len(calls) == 4
+    assert got.flags.c_contiguous
+    np.testing.assert_array_equal(got, again)
+    np.testing.assert_allclose(got, by_definition(graph, x), rtol=1e-5, atol=1e-5)
+
+
+def test_two_threads_may_run_one_session(rng):
+    session = cml.Session(conv_chain(rng), "cpu")
+    inputs = [rng.uniform(-1, 1, (2, 48, 17, 19)).astype(np.float32) for _ in range(8)]
+    alone = [session.run({"x": x})["d"] for x in inputs]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda x: session.run({"x": x})["d"], inputs))
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_filter_that_the_graph_updates_is_not_prepared(rng):
+    graph = conv_chain(rng, Node("add", ("w1", "w1"), ("w1_next",)))
+    graph = graph.with_(updates=(("w1", "w1_next"),), outputs=("d",))
+    program = CpuProgram(graph)
+    x = rng.uniform(-1, 1, (2, 48, 17, 19)).astype(np.float32)
+    first, second = (program.run({"x": x})["d"] for _ in range(2))
+    assert np.abs(first - second).max() > 0.1
+    doubled = graph.with_(constants={**graph.constants, "w1": graph.constants["w1"] * 2})
+    np.testing.assert_allclose(second, CpuProgram(doubled).run({"x": x})["d"], atol=1e-5)
+
+
+def test_a_games_function_gets_arrays_in_order(rng):
+    seen = []
+
+    def look(attrs, x):
+        seen.append(x.flags.c_contiguous)
+        return x.copy()
+
+    register(OpSpec("look_at_it", infer=same_as(0), cpu=look, signature=LOOK))
+    try:
+        graph = conv_chain(rng, Node("look_at_it", ("d",), ("y",)))
+        CpuProgram(graph).run({"x": np.zeros((2, 48, 17, 19), np.float32)})
+    finally:
+        unregister("look_at_it")
+    assert seen == [True]
+
+
+LOOK = "fragment look_at_it(x: tensor<scalar>) -> (y: tensor<scalar>);"
+
+# ---------------------------------------------------------------- in place
+
+SPECIAL = np.array(
+    [np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 1e-45, -1e-45, 3e38, -3e38, 0.3], np.float32
+).reshape(1, 1, 12)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "others"),
+    [
+        ("relu", {}, []),
+        *(("leaky_relu", {"alpha": a}, []) for a in (0.0, 0.1, 1.0, 2.0, -0.5, np.inf, np.nan)),
+        ("prelu", {}, [[[0.1, 0.9, 1.0]]]),
+        ("prelu", {}, [[[0.0, 2.5, -1.0]]]),
+        ("prelu", {}, [0.25]),
+        ("prelu", {}, [[[np.inf, 1.0, np.nan]]]),
+        ("clamp", {}, [0.0, 1.0]),
+        ("clamp", {}, [np.nan, 6.0]),
+        ("add", {}, [[[[np.inf]], [[0.5]], [[np.nan]]]]),
+    ],
+)
+def test_in_place_is_the_definition(op, attrs, others):
+    x = np.tile(SPECIAL.reshape(1, 1, 12), (2, 3, 1))
+    operands = [np.array(o, np.float32).reshape(np.shape(o)[-2:] if op != "add" else (1, 3, 1))
+                for o in others]  # fmt: skip
+    with np.errstate(all="ignore"):
+        wanted = lookup(op).cpu(Attrs(attrs), x, *operands)
+        done = apply_in_place(op, Attrs(attrs), x, operands)
+    finite = np.isfinite(list(attrs.values())).all() and all(np.isfinite(o).all() for o in operands)
+    assert done or not finite
+    if done:
+        np.testing.assert_array_equal(x, wanted)
+
+
+def test_not_in_place_where_the_shape_or_the_type_would_change():
+    x = np.ones((1, 3, 1), np.float32)
+    for other in (np.ones((1, 3, 2), np.float32), np.ones((1, 3, 1, 1), np.float32),
+                  np.ones((1, 3, 1), np.float64)):  # fmt: skip
+        assert not apply_in_place("add", Attrs({}), x, [other])
+    assert not apply_in_place("sigmoid", Attrs({}), x, [])
+    assert (x == 1).all()
+
+
+def test_scratch_grows_and_is_each_threads_own():
+    scratch = Scratch()
+    small = scratch.take("a", 4)
+    assert np.shares_memory(small, scratch.take("a", 2, 2))
+    assert scratch.take("a", 10, 10).shape == (10, 10)
+    assert not np.shares_memory(scratch.take("a", 4), scratch.take("b", 4))
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(scratch.take, "a", 4).result()
+    assert not np.shares_memory(scratch.take("a", 4), other)
