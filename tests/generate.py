@@ -344,7 +344,7 @@ def _step_of(op: str, d: Draw) -> Call:
 
 
 def _reshape_of(op: str, d: Draw) -> Call:
-    shape = [max(e, 1) for e in d.shape(d.integer(0, 5), 4)]
+    shape = [max(e, 1) for e in d.shape(d.integer(0, 4), 4)]
     start = d.integer(0, len(shape))
     count = d.integer(0, len(shape) - start)
     part = shape[start : start + count]
