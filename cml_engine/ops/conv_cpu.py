@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.conv_shapes import Axis, ConvShape, conv_shape, deconv_shape
+from cml_engine.ops.scratch import Scratch
 
 Array = np.ndarray[Any, Any]
 #: floats of one stretch of windows: 4 MB; smaller ones wake BLAS's threads too often
@@ -23,26 +24,30 @@ _STRETCH = 1 << 20
 _DEEP = 64
 
 
-def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
+def conv_cpu(
+    attrs: Attrs, x: Array, filter: Array, bias: Array, scratch: Scratch | None = None
+) -> Array:
     shape = conv_shape(attrs, *_facts(x, filter, bias))
     out = np.empty((shape.batch, shape.out_channels, *shape.narrow), np.float32)
     if out.size == 0:
         return out
     padded = pad_border(x, shape.axes, shape.border)
     for image, result in zip(padded, out, strict=True):
-        _conv_image(shape, image, filter, result)
+        _conv_image(shape, image, filter, result, scratch or Scratch())
     _add_bias(out, bias)
     return out
 
 
-def _conv_image(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
+def _conv_image(
+    shape: ConvShape, image: Array, filter: Array, result: Array, scratch: Scratch
+) -> None:
     unit = all(a.stride == 1 for a in shape.axes)
     if shape.group_in == 1:
         _conv_by_taps(shape, image, filter, result)
     elif unit and len(shape.axes) > 1 and shape.group_in * shape.axes[-1].kernel >= _DEEP:
-        _conv_by_rows(shape, image, filter, result)
+        _conv_by_rows(shape, image, filter, result, scratch)
     else:
-        _conv_by_matmul(shape, image, filter, result)
+        _conv_by_matmul(shape, image, filter, result, scratch)
 
 
 def deconv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
@@ -123,19 +128,23 @@ def _stretches(rows: int, words_per_row: int) -> Iterator[tuple[int, int]]:
         yield first, min(step, rows - first)
 
 
-def _conv_by_matmul(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
+def _conv_by_matmul(
+    shape: ConvShape, image: Array, filter: Array, result: Array, scratch: Scratch
+) -> None:
     groups, depth = shape.groups, shape.group_in * shape.taps
     weights = filter.reshape(groups, shape.group_out, depth)
     flat = result.reshape(groups, shape.group_out, -1)
     per_row = prod(shape.narrow[1:])
     for first, count in _stretches(shape.narrow[0], groups * depth * per_row):
         windows = _windows(shape, image, first, count)
-        columns = windows.reshape(groups, depth, count * per_row)
+        columns = _copied(windows, scratch).reshape(groups, depth, count * per_row)
         span = slice(first * per_row, (first + count) * per_row)
         np.matmul(weights, columns, out=flat[:, :, span])
 
 
-def _conv_by_rows(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
+def _conv_by_rows(
+    shape: ConvShape, image: Array, filter: Array, result: Array, scratch: Scratch
+) -> None:
     """Stride 1: a window's taps lie at fixed distances in the padded image laid out flat.
 
     Only the shifts along the last axis are copied; the taps of the others are parts of that copy.
@@ -149,21 +158,35 @@ def _conv_by_rows(shape: ConvShape, image: Array, filter: Array, result: Array) 
         extents = (count, *shape.narrow[1:])
         length = sum((n - 1) * s for n, s in zip(extents, steps, strict=True)) + 1
         reach = sum((a.reach - 1) * s for a, s in zip(outer, steps, strict=False))
-        shifted = as_strided(
+        windows = as_strided(
             flat[:, first * steps[0] :],
             (flat.shape[0], last.kernel, length + reach),
             (flat.strides[0], last.dilation * flat.itemsize, flat.itemsize),
             writeable=False,
-        ).reshape(shape.groups, -1, length + reach)
-        sums = np.zeros((), np.float32)
-        for tap, weight in zip(np.ndindex(*(a.kernel for a in outer)), weights, strict=True):
+        )
+        shifted = _copied(windows, scratch).reshape(shape.groups, -1, length + reach)
+        sums, product = (
+            scratch.take(name, shape.groups, shape.group_out, length)
+            for name in ("sums", "product")
+        )
+        for i, tap in enumerate(np.ndindex(*(a.kernel for a in outer))):
             at = sum(t * a.dilation * s for t, a, s in zip(tap, outer, steps, strict=False))
-            product = np.matmul(weight, shifted[:, :, at : at + length])
-            sums = np.add(sums, product, out=sums) if sums.ndim else product
+            np.matmul(weights[i], shifted[:, :, at : at + length], out=product if i else sums)
+            if i:
+                sums += product
         strides = (length * sums.itemsize, *(s * sums.itemsize for s in steps))
         result[:, first : first + count] = as_strided(
             sums, (shape.out_channels, *extents), strides, writeable=False
         )
+
+
+def _copied(windows: Array, scratch: Scratch) -> Array:
+    """The windows laid out one after the other; they themselves where they lie so already."""
+    if windows.flags.c_contiguous:
+        return windows
+    copied = scratch.take("windows", *windows.shape)
+    np.copyto(copied, windows)
+    return copied
 
 
 def _weights_by_row(shape: ConvShape, filter: Array) -> Array:

