@@ -7,7 +7,7 @@ times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from cml_engine.ops.broadcast import left_view
 Array = np.ndarray[Any, Any]
 
 _ZERO = np.float32(0)
+#: floats of a block (256 KB)
+_BLOCK = 1 << 16
 
 
 def apply_in_place(op: str, attrs: Attrs, x: Array, others: Sequence[Array]) -> bool:
@@ -42,17 +44,36 @@ def _relu(attrs: Attrs, x: Array) -> bool:
 
 
 def _prelu(attrs: Attrs, x: Array, slope: Array) -> bool:
-    if np.all((slope > 0) & (slope <= 1)):
-        # the larger of the two; not so for a slope of 0, for that makes NaN of infinity
-        np.maximum(x, x * slope, out=x)
-        return True
     if not np.isfinite(slope).all():
         return False
-    below = np.minimum(x, _ZERO)
-    below *= slope
-    np.maximum(x, _ZERO, out=x)
-    np.add(x, below, out=x)
+    gentle = bool(np.all((slope > 0) & (slope <= 1)))
+    zero: Array = np.zeros(0, np.float32)
+    for part, slopes in _blocks(x, slope):
+        if gentle:
+            # the larger of the two; not so for a slope of 0, for that makes NaN of infinity
+            np.maximum(part, part * slopes, out=part)
+            continue
+        if zero.shape != part.shape:
+            zero = np.zeros_like(part)  # NumPy's minimum by a single number takes twice as long
+        below = np.minimum(part, zero)
+        below *= slopes
+        np.maximum(part, zero, out=part)
+        np.add(part, below, out=part)
     return True
+
+
+def _blocks(x: Array, other: Array) -> Iterator[tuple[Array, Array]]:
+    """Parts of both that stay in the cache from one pass over them to the next."""
+    if x.size <= _BLOCK:
+        yield x, other
+        return
+    axis = max(range(x.ndim), key=lambda i: x.strides[i] if x.shape[i] > 1 else 0)
+    extent = x.shape[axis]
+    step = max(1, _BLOCK * extent // x.size)
+    for first in range(0, extent, step):
+        place = (slice(None),) * axis + (slice(first, first + step),)
+        along = other.ndim > axis and other.shape[axis] > 1
+        yield x[place], other[place] if along else other
 
 
 def _leaky_relu(attrs: Attrs, x: Array) -> bool:

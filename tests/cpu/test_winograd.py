@@ -9,7 +9,7 @@ import cml_engine as cml
 from cml_engine.backends.cpu import CpuProgram
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Graph, Node
-from cml_engine.ops import load_families, winograd_cpu
+from cml_engine.ops import epilogue_cpu, load_families, winograd_cpu
 from cml_engine.ops.conv_cases import conv_case
 from cml_engine.ops.conv_cpu import conv_cpu
 from cml_engine.ops.conv_shapes import conv_shape
@@ -245,6 +245,20 @@ def test_in_place_is_the_definition(op, attrs, others):
     finite = np.isfinite(list(attrs.values())).all() and all(np.isfinite(o).all() for o in operands)
     assert done or not finite
     if done:
+        np.testing.assert_array_equal(x, wanted)
+
+
+@pytest.mark.parametrize("slopes", [(1, 7), (1, 7, 1, 1), (), (2, 7, 30, 40), (1, 1, 30)])
+@pytest.mark.parametrize("low", [-1.0, 0.1])
+def test_prelu_in_blocks(rng, monkeypatch, slopes, low):
+    monkeypatch.setattr(epilogue_cpu, "_BLOCK", 1000)
+    slope = rng.uniform(low, 1, slopes).astype(np.float32)
+    for order in ((0, 1, 2, 3), (0, 3, 1, 2)):
+        shape = np.array((2, 7, 30, 40))
+        laid = [int(shape[order.index(axis)]) for axis in range(4)]
+        x = rng.uniform(-1, 1, laid).astype(np.float32).transpose(order)
+        wanted = lookup("prelu").cpu(Attrs({}), x, slope)
+        assert apply_in_place("prelu", Attrs({}), x, [slope])
         np.testing.assert_array_equal(x, wanted)
 
 
