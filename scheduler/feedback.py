@@ -14,10 +14,14 @@ from scheduler.reports import FrameReport
 Chosen = tuple[Slice, StepCost, float]
 #: frames whose prediction is below this share of the budget say nothing about the tail
 _TELLING = 0.25
+#: nor do frames with a step that was measured less often than this
+_KNOWN = 6
 #: what :attr:`Executor.clock_source` says of a device that cannot time its own work
 WALL_CLOCK = "wall clock"
 #: a frame this much longer than it should be is late, not just jittery
 _LATE = 1.15
+#: what a late frame adds to the caution, what a frame in time leaves of it, and its end
+_WARIER, _CALMER, _WARIEST = 1.25, 0.99, 16.0
 
 
 @dataclass(slots=True)
@@ -32,9 +36,9 @@ class _InFlight:
 class Feedback:
     """Waits for the timings of frames and teaches them to a cost model.
 
-    ``wall_clock``: the device sends none. Then only the host's own frames tell: one that took
-    longer than ``frame_ms`` had too much to do, and what it is longer by is put down to the
-    networks.
+    ``wall_clock``: the device sends none. Then only the host's own frames tell: while they take
+    longer than they should, the networks get less, down to a sixteenth; where that does not
+    help, it is the host that takes so long, and its frames are measured by that from then on.
     """
 
     def __init__(self, wall_clock: bool, frame_ms: float) -> None:
@@ -42,6 +46,9 @@ class Feedback:
         self._awaited: deque[_InFlight] = deque()
         self._encoded: _InFlight | None = None
         self._ended_ms: float | None = None
+        self._usual_ms = frame_ms
+        #: what a budget is divided by while frames are late and nothing is measured; at least 1
+        self.caution = 1.0
 
     def encoded(self, report: FrameReport, groups: list[list[tuple[StepCost, int]]]) -> None:
         """A frame with these timed groups was encoded."""
@@ -56,7 +63,7 @@ class Feedback:
             self._awaited.append(self._encoded)
             self._encoded = None
         if self._wall_clock:
-            self._learn_from_interval(now_ms, model)
+            self._heed_interval(now_ms)
             self._awaited.clear()
             return []
         by_frame = {entry.report.frame: entry for entry in self._awaited}
@@ -77,23 +84,29 @@ class Feedback:
                 done.append(_learn_frame(entry, model))
         return done
 
-    def _learn_from_interval(self, now_ms: float, model: CostModel) -> None:
+    def _heed_interval(self, now_ms: float) -> None:
         before, self._ended_ms = self._ended_ms, now_ms
         entry = self._awaited[-1] if self._awaited else None
         if before is None or entry is None or not entry.groups:
             return
-        excess = now_ms - before - self._frame_ms * _LATE
-        if excess > 0:
-            predicted = entry.report.predicted_ms
-            parts = [part for group in entry.groups for part in group]
-            # the spread within a frame stays unknown: the margin keeps its prior
-            model.learn(parts, predicted + min(excess, predicted))
+        interval = now_ms - before
+        late = interval > _LATE * self._usual_ms
+        if late and self.caution == _WARIEST:
+            self._usual_ms += 0.25 * (interval - self._usual_ms)
+        elif interval < self._usual_ms:
+            self._usual_ms += 0.1 * (max(interval, self._frame_ms) - self._usual_ms)
+        if late:
+            self.caution = min(_WARIEST, self.caution * _WARIER)
+        else:
+            self.caution = 1 + (self.caution - 1) * _CALMER
 
 
 def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     report = entry.report
     report.measured_ms = sum(entry.ms.values())
-    if report.predicted_ms > _TELLING * report.aim_ms:
+    # what was guessed wrongly is learned; it does not make a device noisy
+    known = all(model.samples(step.key) >= _KNOWN for parts in entry.groups for step, _ in parts)
+    if known and report.predicted_ms > _TELLING * report.aim_ms:
         model.learn_frame(report.predicted_ms, report.measured_ms)
     for index, parts in enumerate(entry.groups):
         model.learn(parts, entry.ms[index])

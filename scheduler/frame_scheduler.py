@@ -199,7 +199,10 @@ class FrameScheduler:
     @property
     def rate(self) -> float:
         """GPU milliseconds for networks per millisecond of wall time."""
-        return self.budget.next_ms() / self.cost_model.margin / self.frame_ms
+        return self._aim_ms(self.budget.next_ms()) / self.frame_ms
+
+    def _aim_ms(self, budget_ms: float) -> float:
+        return budget_ms / self.cost_model.margin / self._feedback.caution
 
     def eta_ms(self, job: Job) -> float:
         """Wall time to the end of the job, as the policy would run it beside the others."""
@@ -240,7 +243,7 @@ class FrameScheduler:
         for periodic in self._periodic:
             periodic.due(now)
         budget = self.budget.next_ms()
-        report = FrameReport(self.frame, now, budget, budget / self.cost_model.margin)
+        report = FrameReport(self.frame, now, budget, self._aim_ms(budget))
         self.jobs = [job for job in self.jobs if not job.ended]
         waiting = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = {id(job.network): job.network.ready for job in self.jobs}

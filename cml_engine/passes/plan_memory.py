@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,8 @@ GOOD_RATIO = 1.02
 _TRIES = 40
 #: above this many tensors a try takes too long for a load
 _MAX_ITEMS_FOR_TRIES = 600
+#: arenas that are tried, as multiples of the lower bound
+_CAPACITIES = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,10 @@ class Item:
 def place(items: Sequence[Item], alignment: int) -> tuple[dict[str, int], Memory]:
     """Byte offsets by name, and the arena they make.
 
-    Greedy best-fit placement in several orders (largest first, longest-lived first, in order of
-    need), then random exchanges of the best order; the smallest arena wins. Sizes are rounded up
-    to ``alignment``, in the lower bound too. Deterministic.
+    In order of need first, each tensor beside what outlives it, into an arena hardly larger than
+    the bound; where that finds no room, greedy best-fit placement in several orders (largest
+    first, longest-lived first), then random exchanges of the best order. The smallest arena wins.
+    Sizes are rounded up to ``alignment``, in the lower bound too. Deterministic.
     """
     rounded = [Item(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items]
     bound = lower_bound(rounded)
@@ -45,15 +50,15 @@ def place(items: Sequence[Item], alignment: int) -> tuple[dict[str, int], Memory
         lambda i: (i.first, -i.nbytes),
         lambda i: (-i.last, -i.nbytes),
     ]
-    best: tuple[int, dict[str, int]] | None = None
-    best_order: list[Item] = []
+    best = _place_in_time(rounded, bound, alignment)
+    best_order = rounded
     for order in orders:
+        if best is not None and best[0] <= GOOD_RATIO * bound:
+            break
         ordered = sorted(rounded, key=order)
         candidate = _place_in_order(ordered)
         if best is None or candidate[0] < best[0]:
             best, best_order = candidate, ordered
-        if best[0] <= GOOD_RATIO * bound:
-            break
     assert best is not None
     if best[0] > GOOD_RATIO * bound and len(items) <= _MAX_ITEMS_FOR_TRIES:
         best = _improve(best, best_order, bound)
@@ -71,6 +76,53 @@ def lower_bound(items: Iterable[Item]) -> int:
         alive += change[step]
         largest = max(largest, alive)
     return largest
+
+
+def _place_in_time(
+    items: Sequence[Item], bound: int, alignment: int
+) -> tuple[int, dict[str, int]] | None:
+    """Arena size and offsets with the tensors placed in order of need, or None.
+
+    A tensor lies at that end of a gap whose neighbour (or wall of the arena) lives longest: what
+    dies first then leaves one large gap, not two small ones.
+    """
+    ordered = sorted(items, key=lambda i: (i.first, -(i.last - i.first), -i.nbytes))
+    for share in _CAPACITIES:
+        offsets = _fit(ordered, int(share * bound) // alignment * alignment)
+        if offsets is not None:
+            return max((offsets[i.name] + i.nbytes for i in items), default=0), offsets
+    return None
+
+
+def _fit(ordered: Sequence[Item], capacity: int) -> dict[str, int] | None:
+    alive: list[tuple[int, Item]] = []  # (offset, item), sorted
+    offsets: dict[str, int] = {}
+    for item in ordered:
+        alive = [(offset, other) for offset, other in alive if other.last >= item.first]
+        offset = _beside_longest(item, alive, capacity)
+        if offset is None:
+            return None
+        offsets[item.name] = offset
+        insort(alive, (offset, item), key=lambda a: a[0])
+    return offsets
+
+
+def _beside_longest(item: Item, alive: Sequence[tuple[int, Item]], capacity: int) -> int | None:
+    """The best end of the best gap among the living, or None where none is large enough."""
+    best: tuple[float, int, int] | None = None
+    end, below = 0, math.inf
+    walls: list[tuple[int, int, float]] = [
+        (offset, offset + other.nbytes, other.last) for offset, other in alive
+    ]
+    for start, stop, last in [*walls, (capacity, capacity, math.inf)]:
+        gap = start - end
+        if gap >= item.nbytes:
+            for neighbour, offset in ((below, end), (last, start - item.nbytes)):
+                rank = (-neighbour, gap, offset)
+                best = rank if best is None else min(best, rank)
+        if stop >= end:
+            end, below = stop, last
+    return None if best is None else best[2]
 
 
 def _improve(

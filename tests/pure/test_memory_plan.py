@@ -62,6 +62,18 @@ def test_a_u_net_stays_within_five_percent():
     assert memory.ratio <= 1.05
 
 
+def test_convolutions_of_three_steps_take_no_more_than_their_largest():
+    """Each layer: transform x to v, multiply v to m, transform m to y. At most v and m live."""
+    tensors, step = [Item("x0", 1024, 0, 1)], 1
+    for layer in range(16):
+        tensors.append(Item(f"v{layer}", 2304, step, step + 1))
+        tensors.append(Item(f"m{layer}", 2304, step + 1, step + 2))
+        tensors.append(Item(f"x{layer + 1}", 1024, step + 2, step + 3))
+        step += 3
+    _, memory = place(tensors, 256)
+    assert memory.peak == 2 * 2304
+
+
 def test_placing_is_deterministic():
     tensors = [Item(f"t{i}", 37 * i % 501 + 1, i % 7, i % 7 + i % 5) for i in range(60)]
     assert place(tensors, 32) == place(tensors, 32)
