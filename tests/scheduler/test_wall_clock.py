@@ -40,3 +40,26 @@ def test_a_device_slower_than_at_load_is_noticed_by_late_frames():
     times, _ = run(true_ms=0.2, load_ms=0.05)
     late = times[300:]
     assert sum(t > 1.15 * FRAME + 1e-6 for t in late) / len(late) < 0.05
+
+
+def test_a_host_that_is_slow_by_itself_does_not_starve_the_networks():
+    """Ten frames a second instead of sixty, and no fault of the networks'."""
+    _, inference = run(true_ms=0.05, load_ms=0.05, render=100.0, frames=1000)
+    assert sum(inference[500:]) / 500 > 2.0
+
+
+def test_a_hiccup_of_the_machine_is_forgotten():
+    steps = [SimStep("k", 100, 0.05)]
+    network = SimNetwork("net", steps)
+    network.load_times_ms = [5.0]
+    clock, gpu = VirtualClock(), SimGpu(clock_source="wall clock")
+    scheduler = FrameScheduler(gpu, FRAME, 4.0, clock=clock, cost_model=CostModel())
+    spent = []
+    for frame in range(600):
+        scheduler.submit(network, {})
+        scheduler.encode(None)
+        spent.append(gpu.frame_ms)
+        clock.advance(400.0 if 100 <= frame < 105 else FRAME)
+        scheduler.end_frame()
+    assert min(spent[100:110]) < 0.5 * spent[99]
+    assert spent[-1] > 0.9 * spent[99]

@@ -1,0 +1,238 @@
+"""A render loop on plain wgpu that runs a network within its frames.
+
+The host owns the device, the canvas and the one submit of each frame. The engine adopts the
+device; the scheduler appends as much of the network as the budget allows to the host's encoder.
+When a run is done its output is copied into a texture on the GPU and drawn.
+
+``python -m examples.plain_loop`` opens a window where there is a display;
+``--frames 120 --screenshot out/plain_loop.png`` does without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import wgpu
+from PIL import Image
+
+import cml_engine as cml
+from examples.plain_loop import cartoon
+from examples.plain_loop.summary import Summary
+from scheduler import FrameScheduler, Job
+
+SHADER = """
+@group(0) @binding(0) var picture: texture_2d<f32>;
+@vertex fn corner(@builtin(vertex_index) i: u32) -> @builtin(position) vec4<f32> {
+    return vec4<f32>(f32(i & 1u) * 4.0 - 1.0, f32(i >> 1u) * 4.0 - 1.0, 0.0, 1.0);
+}
+struct Size { pixels: vec2<f32> }
+@group(0) @binding(1) var<uniform> size: Size;
+@fragment fn shade(@builtin(position) at: vec4<f32>) -> @location(0) vec4<f32> {
+    let texel = at.xy / size.pixels * vec2<f32>(textureDimensions(picture));
+    return textureLoad(picture, vec2<i32>(texel), 0);
+}
+"""
+
+
+class Screen:
+    """What a game has without us: a canvas, a pipeline that draws a texture over all of it."""
+
+    def __init__(self, canvas: Any, device: Any) -> None:
+        self.canvas, self.device = canvas, device
+        self.context = canvas.get_context("wgpu")
+        # a format without gamma: the network's numbers are the picture's
+        found = str(self.context.get_preferred_format(device.adapter)).removesuffix("-srgb")
+        self.context.configure(device=device, format=found)
+        self.texture = device.create_texture(
+            size=(cartoon.WIDTH, cartoon.HEIGHT, 1),
+            format="rgba32float",
+            usage=wgpu.TextureUsage.TEXTURE_BINDING
+            | wgpu.TextureUsage.COPY_DST
+            | wgpu.TextureUsage.COPY_SRC,
+        )
+        usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
+        self._size = device.create_buffer(size=8, usage=usage)
+        self._make_pipeline(found)
+
+    def _make_pipeline(self, target: str) -> None:
+        stage = wgpu.ShaderStage.FRAGMENT
+        texture = {"sample_type": "unfilterable-float", "view_dimension": "2d"}
+        layout = self.device.create_bind_group_layout(
+            entries=[
+                {"binding": 0, "visibility": stage, "texture": texture},
+                {"binding": 1, "visibility": stage, "buffer": {"type": "uniform"}},
+            ]
+        )
+        module = self.device.create_shader_module(code=SHADER)
+        self._pipeline = self.device.create_render_pipeline(
+            layout=self.device.create_pipeline_layout(bind_group_layouts=[layout]),
+            vertex={"module": module, "entry_point": "corner"},
+            primitive={"topology": "triangle-list"},
+            fragment={"module": module, "entry_point": "shade", "targets": [{"format": target}]},
+        )
+        self._bind_group = self.device.create_bind_group(
+            layout=layout,
+            entries=[
+                {"binding": 0, "resource": self.texture.create_view()},
+                {"binding": 1, "resource": {"buffer": self._size, "offset": 0, "size": 8}},
+            ],
+        )
+
+    def draw(self, encoder: Any) -> None:
+        """Append the pass that draws the texture."""
+        pixels = np.array(self.canvas.get_physical_size(), np.float32)
+        self.device.queue.write_buffer(self._size, 0, pixels)
+        target = {
+            "view": self.context.get_current_texture().create_view(),
+            "load_op": "clear",
+            "store_op": "store",
+        }
+        render = encoder.begin_render_pass(color_attachments=[target])
+        render.set_pipeline(self._pipeline)
+        render.set_bind_group(0, self._bind_group)
+        render.draw(3)
+        render.end()
+
+
+class Game:
+    """The loop's body, once per frame."""
+
+    def __init__(self, canvas: Any, device: Any, budget_ms: float) -> None:
+        self.screen = Screen(canvas, device)
+        self.gpu = cml.Gpu(device=device)
+        # nothing is uploaded or built before the first frame: the scheduler does it on the side
+        self.session = cml.Session(cartoon.load(), self.gpu, deferred=True)
+        self.scheduler = FrameScheduler(self.gpu, budget_ms=budget_ms)
+        self.summary = Summary(budget_ms, self.gpu.has_timestamps)
+        self.job: Job | None = None
+        self.image = cartoon.image(0.0)
+        #: the image whose result is in the texture
+        self.shown: np.ndarray[Any, Any] | None = None
+
+    def frame(self) -> None:
+        """Encode, submit once, collect."""
+        if self.job is None or self.job.ended:
+            self.image = cartoon.image(time.perf_counter())
+            self.job = self.scheduler.submit(self.session, {"image": self.image})
+        encoder = self.gpu.device.create_command_encoder()
+        self.summary.encoded(self.scheduler.encode(encoder))
+        if self.job.state == "done":
+            cartoon.copy_to_texture(encoder, self.job.tensor("picture"), self.screen.texture)
+            self.job.release()
+            self.shown = self.image
+        elif self.job.state == "failed":
+            raise cml.CmlError(self.job.error)
+        self.screen.draw(encoder)
+        self.gpu.queue.submit([encoder.finish()])
+        self.summary.measured(self.scheduler.end_frame())
+
+
+def open_device(timestamps: bool = True) -> Any:
+    """The host's device: the default limits, and the one feature that is worth asking for."""
+    adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
+    wanted = {"timestamp-query"} if timestamps else set()
+    return adapter.request_device_sync(required_features=sorted(wanted & set(adapter.features)))
+
+
+def has_display() -> bool:
+    """Whether a window could be opened."""
+    named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return bool(named) or sys.platform in ("win32", "darwin")
+
+
+def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> np.ndarray[Any, Any]:
+    """So many frames without a window, sixty per second; the last one's pixels."""
+    failed: list[Exception] = []
+
+    def once() -> None:  # a canvas logs what its draw function raises and goes on
+        try:
+            draw()
+        except Exception as error:
+            failed.append(error)
+
+    canvas.request_draw(once)
+    next_frame = time.perf_counter()
+    for _ in range(frames):
+        pixels = canvas.draw()
+        if failed:
+            raise failed[0]
+        next_frame = max(next_frame + 1 / 60, now := time.perf_counter())
+        time.sleep(next_frame - now)
+    return np.asarray(pixels)
+
+
+def run_window(canvas: Any, loop: Any, draw: Callable[[], None], frames: int | None) -> None:
+    """Frames until the window is closed, or so many."""
+    left = frames or sys.maxsize
+
+    def once() -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            loop.stop()
+        draw()
+        canvas.request_draw()
+
+    canvas.request_draw(once)
+    loop.run()
+
+
+def options_of(argv: Sequence[str] | None, name: str, timestamps: bool) -> argparse.Namespace:
+    """What both host examples understand."""
+    parser = argparse.ArgumentParser(prog=f"python -m examples.{name}")
+    parser.add_argument("--frames", type=int, help="stop after so many")
+    parser.add_argument("--budget-ms", type=float, default=2.0, help="GPU time per frame")
+    parser.add_argument(
+        "--timestamps",
+        action=argparse.BooleanOptionalAction,
+        default=timestamps,
+        help="whether the host asks its device for timestamp-query",
+    )
+    parser.add_argument("--screenshot", type=Path, help="a PNG of the last frame; no window")
+    options = parser.parse_args(argv)
+    options.offscreen = bool(options.screenshot) or not has_display()
+    if options.offscreen:
+        options.frames = options.frames or 120
+    return options
+
+
+def save(pixels: np.ndarray[Any, Any], path: Path | None) -> None:
+    """The frame as a PNG."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+        print(path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = options_of(argv, "plain_loop", timestamps=True)
+    size = (4 * cartoon.WIDTH, 4 * cartoon.HEIGHT)
+    try:
+        device = open_device(options.timestamps)
+        if options.offscreen:
+            from rendercanvas.offscreen import OffscreenRenderCanvas
+
+            game = Game(OffscreenRenderCanvas(size=size), device, options.budget_ms)
+            save(run_offscreen(game.screen.canvas, game.frame, options.frames), options.screenshot)
+        else:
+            from rendercanvas.auto import RenderCanvas, loop
+
+            canvas = RenderCanvas(size=size, title="CML in a plain wgpu loop", max_fps=60)
+            game = Game(canvas, device, options.budget_ms)
+            run_window(canvas, loop, game.frame, options.frames)
+    except cml.CmlError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(game.summary.text(game.gpu.name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

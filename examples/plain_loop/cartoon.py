@@ -1,0 +1,67 @@
+"""The network of the host examples, and a picture for it.
+
+It turns a picture into a cartoon: smooth areas of few tones, edges in ink. Twelve lines of NNEF
+whose weights are written in the text, so that nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+
+#: a row of the result, 16 bytes per pixel, must be a multiple of 256 bytes to become a texture
+WIDTH, HEIGHT = 128, 96
+
+CARTOON = f"""\
+version 1.0;
+extension KHR_enable_operator_expressions;
+graph cartoon(image) -> (picture)
+{{
+    image = external<scalar>(shape = [1, 3, {HEIGHT}, {WIDTH}]);
+    box = constant<scalar>(shape = [3, 1, 5, 5], value = [0.04]);
+    smooth = conv(image, box, 0.0, border = 'replicate', groups = 3);
+    smoother = conv(smooth, box, 0.0, border = 'replicate', groups = 3);
+    weights = constant<scalar>(shape = [1, 3, 1, 1], value = [0.3, 0.6, 0.1]);
+    light = conv(smooth, weights, 0.0);
+    sobel = constant<scalar>(shape = [2, 1, 3, 3], value = [
+        -1.0, 0.0, 1.0, -2.0, 0.0, 2.0, -1.0, 0.0, 1.0,
+        -1.0, -2.0, -1.0, 0.0, 0.0, 0.0, 1.0, 2.0, 1.0]);
+    edges = sum_reduce(abs(conv(light, sobel, 0.0, border = 'replicate')), axes = [1]);
+    ink = clamp(1.2 - edges, 0.0, 1.0);
+    toned = round(smoother * 6.0) / 6.0;
+    opaque = constant<scalar>(shape = [1, 1, {HEIGHT}, {WIDTH}], value = [1.0]);
+    picture = transpose(concat([toned * ink, opaque], axis = 1), axes = [0, 2, 3, 1]);
+}}
+"""
+
+
+def load() -> cml.Graph:
+    """The network: ``image`` [1, 3, H, W] to ``picture`` [1, H, W, 4], as a texture wants it."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "graph.nnef").write_text(CARTOON, encoding="utf-8")
+        return cml.load(folder)
+
+
+def image(time: float) -> np.ndarray[Any, Any]:
+    """Balls that roll about before a gradient, at that time in seconds."""
+    y, x = np.mgrid[0:HEIGHT, 0:WIDTH].astype(np.float32) / HEIGHT
+    picture = np.stack([0.2 + 0.3 * y, 0.3 + 0.2 * x, 0.7 - 0.4 * y])
+    for ball in range(3):
+        angle = time * (0.7 + 0.4 * ball) + 2.1 * ball
+        u, v = x - 0.66 - 0.4 * np.cos(angle), y - 0.5 - 0.25 * np.sin(1.3 * angle)
+        lit = np.clip(1 - (u + 0.06) ** 2 * 30 - (v + 0.06) ** 2 * 30, 0.2, 1)
+        inside = u * u + v * v < 0.04
+        picture[:, inside] = 0.1 * lit[inside]
+        picture[ball, inside] = lit[inside]
+    return np.asarray(picture[None], np.float32)
+
+
+def copy_to_texture(encoder: Any, tensor: Any, texture: Any) -> None:
+    """Append the copy of ``picture`` into an ``rgba32float`` texture of its size."""
+    source = {"buffer": tensor.buffer, "offset": tensor.offset, "bytes_per_row": 16 * WIDTH}
+    encoder.copy_buffer_to_texture(source, {"texture": texture}, (WIDTH, HEIGHT, 1))

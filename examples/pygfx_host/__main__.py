@@ -1,0 +1,135 @@
+"""A network within the frames of an existing engine, pygfx, on a mesh in its scene.
+
+pygfx owns the device, the render loop and the submits. It has no hook that hands out its command
+encoder, but it hands it to effect passes. Here pygfx's plainest one is taken, with the scheduler's
+slices before it, so they travel in a submit that pygfx makes anyway (it makes two per frame by
+itself). In a host without such a place, make an encoder and a submit for the slices.
+
+pygfx asks for a device without ``timestamp-query``: the budget then rests on times measured when
+the session is loaded and on late frames (docs/in_your_engine.md). ``--timestamps`` asks for it.
+
+``python -m examples.pygfx_host`` opens a window where there is a display;
+``--frames 120 --screenshot out/pygfx_host.png`` does without. Needs ``pip install pygfx``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pygfx as gfx
+import pylinalg as la
+import wgpu
+from pygfx.renderers.wgpu import CopyPass, get_shared
+from pygfx.renderers.wgpu.engine.update import ensure_wgpu_object
+
+import cml_engine as cml
+from examples.plain_loop import cartoon
+from examples.plain_loop.__main__ import options_of, run_offscreen, run_window, save
+from examples.plain_loop.summary import Summary
+from scheduler import FrameScheduler, Job
+
+
+class CopyAfter(CopyPass):  # type: ignore[misc]
+    """pygfx's pass that copies the picture, after something else in the same encoder."""
+
+    def __init__(self, before: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._before = before
+
+    def render(self, command_encoder: Any, *textures: Any, **named: Any) -> None:
+        """Called by pygfx once per frame, between drawing the scene and submitting."""
+        self._before(command_encoder)
+        super().render(command_encoder, *textures, **named)
+
+
+class Scene:
+    """What a pygfx program has without us: a box that turns before a camera."""
+
+    def __init__(self, canvas: Any) -> None:
+        self.canvas = canvas
+        self.renderer = gfx.renderers.WgpuRenderer(canvas)
+        self.texture = gfx.Texture(
+            dim=2,
+            size=(cartoon.WIDTH, cartoon.HEIGHT),
+            format="rgba32float",
+            usage=wgpu.TextureUsage.COPY_DST | wgpu.TextureUsage.COPY_SRC,
+        )
+        material = gfx.MeshBasicMaterial(map=gfx.TextureMap(self.texture, filter="linear"))
+        self.box = gfx.Mesh(gfx.box_geometry(4, 3, 4), material)
+        self.scene = gfx.Scene()
+        self.scene.add(gfx.Background.from_color("#203040", "#101010"), self.box)
+        self.camera = gfx.PerspectiveCamera(50, 4 / 3)
+        self.camera.local.position = (0, 1.2, 6.5)
+        self.camera.look_at((0, 0, 0))
+
+    def draw(self) -> None:
+        """A frame; pygfx submits."""
+        self.box.local.rotation = la.quat_from_euler((0.0, 0.5 * time.perf_counter(), 0.0))
+        self.renderer.render(self.scene, self.camera)
+
+
+class Game:
+    """The scene with a network beside it."""
+
+    def __init__(self, canvas: Any, budget_ms: float) -> None:
+        self.scene = Scene(canvas)
+        self.gpu = cml.Gpu(device=get_shared().device)
+        self.session = cml.Session(cartoon.load(), self.gpu)
+        self.scheduler = FrameScheduler(self.gpu, budget_ms=budget_ms)
+        self.summary = Summary(budget_ms, self.gpu.has_timestamps)
+        self.job: Job | None = None
+        self.image = cartoon.image(0.0)
+        #: the image whose result is in the texture
+        self.shown: np.ndarray[Any, Any] | None = None
+        self.scene.renderer.effect_passes = [CopyAfter(self.encode)]
+
+    def encode(self, encoder: Any) -> None:
+        """Append this frame's slices, and the copy of a result into the texture."""
+        if self.job is None or self.job.ended:
+            self.image = cartoon.image(time.perf_counter())
+            self.job = self.scheduler.submit(self.session, {"image": self.image})
+        self.summary.encoded(self.scheduler.encode(encoder))
+        if self.job.state == "done":
+            texture = ensure_wgpu_object(self.scene.texture)
+            cartoon.copy_to_texture(encoder, self.job.tensor("picture"), texture)
+            self.job.release()
+            self.shown = self.image
+        elif self.job.state == "failed":
+            raise cml.CmlError(self.job.error)
+
+    def frame(self) -> None:
+        """pygfx draws and submits, and :meth:`encode` is called on the way."""
+        self.scene.draw()
+        self.summary.measured(self.scheduler.end_frame())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = options_of(argv, "pygfx_host", timestamps=False)
+    size = (640, 480)
+    if options.timestamps:
+        gfx.renderers.wgpu.enable_wgpu_features("timestamp-query")
+    try:
+        if options.offscreen:
+            from rendercanvas.offscreen import OffscreenRenderCanvas
+
+            game = Game(OffscreenRenderCanvas(size=size), options.budget_ms)
+            save(run_offscreen(game.scene.canvas, game.frame, options.frames), options.screenshot)
+        else:
+            from rendercanvas.auto import RenderCanvas, loop
+
+            canvas = RenderCanvas(size=size, title="CML in pygfx", max_fps=60)
+            game = Game(canvas, options.budget_ms)
+            run_window(canvas, loop, game.frame, options.frames)
+    except cml.CmlError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(game.summary.text(game.gpu.name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

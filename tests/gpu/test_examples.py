@@ -1,0 +1,120 @@
+"""The host examples draw what the network computes: the texture to the bit, the picture by eye."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from rendercanvas.offscreen import OffscreenRenderCanvas
+
+import cml_engine as cml
+from examples.plain_loop import __main__ as plain
+from examples.plain_loop import cartoon
+
+needs_pygfx = pytest.mark.skipif(
+    importlib.util.find_spec("pygfx") is None, reason="pygfx is not installed"
+)
+
+
+def frames_until_shown(game, canvas, limit=3000):
+    """The pixels of the first frame that shows a result, and of the one after it."""
+    canvas.request_draw(game.frame)
+    for _ in range(limit):
+        canvas.draw()
+        if game.shown is not None:
+            shown = game.shown
+            pixels = np.asarray(canvas.draw())
+            if game.shown is shown:
+                return pixels
+        time.sleep(0.001)
+    raise AssertionError(f"nothing to see after {limit} frames: {game.job}")
+
+
+def texture_of(device, texture):
+    layout = {"bytes_per_row": 16 * cartoon.WIDTH, "rows_per_image": cartoon.HEIGHT}
+    data = device.queue.read_texture(
+        {"texture": texture}, layout, (cartoon.WIDTH, cartoon.HEIGHT, 1)
+    )
+    return np.frombuffer(data, np.float32).reshape(1, cartoon.HEIGHT, cartoon.WIDTH, 4)
+
+
+def wanted(game):
+    session = cml.Session(cartoon.load(), game.gpu)
+    return session.run({"image": game.shown})["picture"]
+
+
+def test_the_cartoon_is_one():
+    picture = cml.Session(cartoon.load(), "cpu").run({"image": cartoon.image(1.0)})["picture"]
+    assert picture.shape == (1, cartoon.HEIGHT, cartoon.WIDTH, 4)
+    assert np.all(picture[..., 3] == 1) and 0 <= picture.min() and picture.max() <= 1.2
+    dark = (picture[..., :3].max(-1) < 0.05).mean()
+    assert 0.005 < dark < 0.3, "some ink, not all"
+
+
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_a_plain_loop_shows_the_network_s_output(timestamps):
+    canvas = OffscreenRenderCanvas(size=(4 * cartoon.WIDTH, 4 * cartoon.HEIGHT))
+    game = plain.Game(canvas, plain.open_device(timestamps), budget_ms=2.0)
+    assert timestamps or not game.gpu.has_timestamps
+    pixels = frames_until_shown(game, canvas)
+    picture = wanted(game)
+    np.testing.assert_array_equal(texture_of(game.gpu.device, game.screen.texture), picture)
+    seen = pixels[2::4, 2::4, :3].astype(np.float32)
+    np.testing.assert_allclose(seen, 255 * np.clip(picture[0, ..., :3], 0, 1), atol=0.6)
+    reports = [r for r in game.summary.reports if r.slices]
+    assert len(reports) > 1 and game.summary.runs >= 1
+    assert "runs of the network" in game.summary.text("this device")
+
+
+def test_the_comparison_with_the_picture_can_fail():
+    canvas = OffscreenRenderCanvas(size=(4 * cartoon.WIDTH, 4 * cartoon.HEIGHT))
+    game = plain.Game(canvas, plain.open_device(), budget_ms=5.0)
+    pixels = frames_until_shown(game, canvas)
+    game.shown = cartoon.image(100.0) + np.float32(0.2)
+    seen = pixels[2::4, 2::4, :3].astype(np.float32)
+    assert np.abs(seen - 255 * np.clip(wanted(game)[0, ..., :3], 0, 1)).max() > 20
+
+
+def test_a_plain_loop_makes_a_screenshot(tmp_path, capsys):
+    file = tmp_path / "shot.png"
+    assert plain.main(["--frames", "20", "--screenshot", str(file)]) == 0
+    with Image.open(file) as shot:
+        assert shot.size == (4 * cartoon.WIDTH, 4 * cartoon.HEIGHT)
+    assert "20 frames" in capsys.readouterr().out
+
+
+@needs_pygfx
+def test_pygfx_shows_the_network_s_output_on_a_mesh():
+    from pygfx.renderers.wgpu import get_shared
+    from pygfx.renderers.wgpu.engine.update import ensure_wgpu_object
+
+    from examples.pygfx_host import __main__ as host
+
+    canvas = OffscreenRenderCanvas(size=(160, 120))
+    game = host.Game(canvas, budget_ms=5.0)
+    assert game.gpu.device is get_shared().device and not game.gpu.has_timestamps
+    game.scene.box.local.scale = (0, 0, 0)
+    without = np.asarray(canvas_of(game.scene)).astype(int)
+    game.scene.box.local.scale = (1, 1, 1)
+    pixels = frames_until_shown(game, canvas).astype(int)
+    texture = ensure_wgpu_object(game.scene.texture)
+    picture = wanted(game)
+    np.testing.assert_array_equal(texture_of(game.gpu.device, texture), picture)
+    # the box covers the middle, and has the picture's colours
+    covered = np.abs(pixels - without).max(-1) > 8
+    assert covered[40:80, 60:100].mean() > 0.9
+    np.testing.assert_allclose(
+        pixels[covered][:, :3].mean(0), 255 * picture[0, ..., :3].mean((0, 1)), atol=30
+    )
+
+
+def canvas_of(scene):
+    """A frame of the scene without the network's slices."""
+    passes, scene.renderer.effect_passes = scene.renderer.effect_passes, []
+    scene.canvas.request_draw(scene.draw)
+    pixels = scene.canvas.draw()
+    scene.renderer.effect_passes = passes
+    return pixels
