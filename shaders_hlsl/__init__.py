@@ -1,4 +1,4 @@
-"""The kernels: one HLSL file per operator family, with the stem of ``cml_engine/ops/<family>.py``."""
+"""The kernels: one HLSL file per operator family, named as its file in ``cml_engine/ops/``."""
 
 from pathlib import Path
 

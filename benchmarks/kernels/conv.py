@@ -98,9 +98,10 @@ def _shape(gpu: Gpu, op: str, case: Case) -> tuple[Callable[[], object], float]:
 def _numpy(case: Case) -> tuple[Callable[[], object], float]:
     graph, inputs = case_graph("conv", case, constants=True)
     node = graph.nodes[0]
-    arrays = [inputs["x0"], *(graph.constants[n] for n in node.inputs[1:])]
+    x, (filter, bias) = inputs["x0"], (graph.constants[n] for n in node.inputs[1:])
     facts = [graph.facts[n] for n in node.inputs], [graph.facts["y0"]]
-    return lambda: conv_cpu(node.attrs, *arrays), lookup("conv").cost(node.attrs, *facts).flops
+    cost = lookup("conv").cost(node.attrs, *facts)
+    return lambda: conv_cpu(node.attrs, x, filter, bias), cost.flops
 
 
 def _control(gpu: Gpu, fma: bool) -> Callable[[], object]:
