@@ -49,7 +49,7 @@ def wanted(game):
 def test_the_cartoon_is_one():
     picture = cml.Session(cartoon.load(), "cpu").run({"image": cartoon.image(1.0)})["picture"]
     assert picture.shape == (1, cartoon.HEIGHT, cartoon.WIDTH, 4)
-    assert np.all(picture[..., 3] == 1) and 0 <= picture.min() and picture.max() <= 1.2
+    assert np.all(picture[..., 3] == 1) and picture.min() >= 0 and picture.max() <= 1.2
     dark = (picture[..., :3].max(-1) < 0.05).mean()
     assert 0.005 < dark < 0.3, "some ink, not all"
 
