@@ -99,6 +99,10 @@ class Executor(Protocol):
         """A job that began is over, whether it is done, was cancelled or failed."""
         ...
 
+    def resume_job(self, network: Network) -> None:
+        """The job's end was part of a frame that is being abandoned: it goes on."""
+        ...
+
     def tensor(self, result: Any, name: str) -> Any:
         """A GPU tensor of a finished job."""
         ...
@@ -117,6 +121,18 @@ class Executor(Protocol):
 
     def end_frame(self, frame: int) -> Sequence[Timing]:
         """The host has submitted the frame; returns what timings have arrived. Never waits."""
+        ...
+
+    def abandon_frame(self, frame: int) -> None:
+        """What was encoded for the frame will never be submitted."""
+        ...
+
+    def check(self) -> None:
+        """Raises where the device is lost."""
+        ...
+
+    def take_unsubmitted(self) -> Sequence[int]:
+        """Frames that were ended and are now known never to have run; each is told once."""
         ...
 
     @property

@@ -54,6 +54,10 @@ class Feedback:
         """A frame with these timed groups was encoded."""
         self._encoded = _InFlight(report, groups)
 
+    def abandoned(self) -> None:
+        """The frame that was encoded last will never run."""
+        self._encoded = None
+
     def ended(
         self, timings: Sequence[Timing], now_ms: float, model: CostModel
     ) -> list[FrameReport]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from threading import RLock
 from typing import Any, Literal
 
 from scheduler.admission import Admission, admit
@@ -13,6 +15,7 @@ from scheduler.cost_model import CostModel
 from scheduler.executor import Executor, Slice
 from scheduler.feedback import WALL_CLOCK, Chosen, Feedback, in_groups
 from scheduler.job import Job, JobOutput, State
+from scheduler.lost_frames import Before, Witness
 from scheduler.periodic import Periodic
 from scheduler.policy import Policy, least_laxity
 from scheduler.record import Recorder, Recording
@@ -20,6 +23,8 @@ from scheduler.reports import FrameReport, SliceReport
 
 #: a slice shorter than this share of the budget is not worth its launch at the end of a frame
 _MIN_SHARE = 0.02
+#: after so many calls of encode without end_frame the host is told
+_FORGETFUL = 30
 
 
 class FrameScheduler:
@@ -36,7 +41,8 @@ class FrameScheduler:
     clock, cost_model : injected for tests, simulations and warm starts.
 
     In every frame of the host's loop: :meth:`encode`, the host's own submit, :meth:`end_frame`.
-    None of them waits, builds a pipeline or creates a buffer in steady state.
+    None of them waits, builds a pipeline or creates a buffer in steady state. These are calls of
+    the thread that renders; jobs may be submitted, looked at and cancelled from any.
     """
 
     def __init__(
@@ -71,6 +77,10 @@ class FrameScheduler:
         self._periodic: list[Periodic] = []
         self._tails: dict[int, list[float]] = {}
         self._recorder: Recorder | None = None
+        self._witness = Witness()
+        self._before: Before | None = None  # there is one while a frame is encoded and not ended
+        self._not_ended = 0
+        self._lock = RLock()
 
     def record(self) -> Recording:
         """Write down from now on what comes in and what is decided: the recording that is
@@ -117,8 +127,30 @@ class FrameScheduler:
             raise TypeError("a FrameScheduler runs sessions on a GPU; this one runs on the CPU")
         check = getattr(session, "check_inputs", None)
         given = dict(inputs) if check is None else check(inputs, skip=_on_gpu(inputs))
+        with self._lock:
+            job = self._new_job(network, given, priority, deadline_ms, name, slot)
+            self._calibrate(network)
+            admit(self, job, admission)
+            if slot is not None:
+                self._supersede(slot)
+            # a newcomer starts level with the others: it may not make up for its absence
+            job.virtual_ms = min((j.virtual_ms for j in self.jobs), default=0.0)
+            self.jobs.append(job)
+            if self._recorder:
+                self._recorder.submitted(job)
+        return job
+
+    def _new_job(
+        self,
+        network: Any,
+        given: Mapping[str, Any],
+        priority: float,
+        deadline_ms: float | None,
+        name: str | None,
+        slot: str | None,
+    ) -> Job:
         now = self.clock.now_ms()
-        job = Job(
+        return Job(
             number=next(self._numbers),
             network=network,
             inputs=given,
@@ -131,16 +163,6 @@ class FrameScheduler:
             last_served_ms=now,
             costs=tuple(network.step_costs()),
         )
-        self._calibrate(network)
-        admit(self, job, admission)
-        if slot is not None:
-            self._supersede(slot)
-        # a newcomer starts level with the others: it may not make up for time it was not there
-        job.virtual_ms = min((j.virtual_ms for j in self.jobs), default=0.0)
-        self.jobs.append(job)
-        if self._recorder:
-            self._recorder.submitted(job)
-        return job
 
     def submit_periodic(
         self,
@@ -181,20 +203,23 @@ class FrameScheduler:
 
     def end(self, job: Job, state: State, error: str = "") -> None:
         """Take a job out of the running; its outputs exist only if it is done."""
-        if job.ended:
-            return
-        if self._recorder and state != "done":
-            self._recorder.changed(job, state, self.clock.now_ms())
-        if job.state == "running":
-            self.executor.end_job(job.network)
-        job.state, job.error = state, error
-        job.ended_ms, job.ended_frame = self.clock.now_ms(), self.frame
+        with self._lock:
+            if job.ended:
+                return
+            if self._recorder and state != "done":
+                self._recorder.changed(job, state, self.clock.now_ms())
+            if job.state == "running":
+                self.executor.end_job(job.network)
+            job.state, job.error = state, error
+            job.ended_ms, job.ended_frame = self.clock.now_ms(), self.frame
 
     def pause(self, job: Job, paused: bool) -> None:
         """See :meth:`Job.pause`."""
-        job.paused = paused
-        if self._recorder:
-            self._recorder.changed(job, "paused" if paused else "resumed", self.clock.now_ms())
+        with self._lock:
+            job.paused = paused
+            if self._recorder:
+                said = "paused" if paused else "resumed"
+                self._recorder.changed(job, said, self.clock.now_ms())
 
     @property
     def rate(self) -> float:
@@ -208,7 +233,10 @@ class FrameScheduler:
         """Wall time to the end of the job, as the policy would run it beside the others."""
         if job.ended:
             return 0.0
-        now = self.clock.now_ms()
+        with self._lock:
+            return self._eta_ms(job, self.clock.now_ms())
+
+    def _eta_ms(self, job: Job, now: float) -> float:
         mates = [*(j for j in self.jobs if not j.ended and not j.paused and j is not job), job]
         ahead = 0.0
         for other in self.policy(mates, now, self.rate):
@@ -236,8 +264,38 @@ class FrameScheduler:
         self.budget.observe(ms)
 
     def encode(self, encoder: Any) -> FrameReport:
-        """Append this frame's slices to the host's command encoder. Never waits."""
+        """Append this frame's slices to the host's command encoder. Never waits.
+
+        Nothing is appended until the frame before was ended: whether it was submitted is not
+        known, and an upload now would overtake it.
+        """
+        with self._lock:
+            if self._before is not None:
+                return self._refuse_frame()
+            return self._encode(encoder)
+
+    def _refuse_frame(self) -> FrameReport:
+        self._not_ended += 1
+        if self._not_ended == _FORGETFUL:
+            warnings.warn(
+                f"encode() was called {_FORGETFUL} times without end_frame(): nothing runs until "
+                "it is called, once after every submit (or abandon_frame() instead of a submit)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        now = self.clock.now_ms()
+        report = FrameReport(self.frame, now, self.budget.next_ms(), 0.0, "frame not ended")
+        try:
+            self.executor.check()
+        except Exception as error:  # a lost device is why the host did not end it
+            report.reason = "device error"
+            for job in self.jobs:
+                self.end(job, "failed", str(error))
+        return report
+
+    def _encode(self, encoder: Any) -> FrameReport:
         start = _cpu_ms()
+        self._not_ended = 0
         self._tails.clear()
         now = self.clock.now_ms()
         for periodic in self._periodic:
@@ -245,6 +303,7 @@ class FrameScheduler:
         budget = self.budget.next_ms()
         report = FrameReport(self.frame, now, budget, self._aim_ms(budget))
         self.jobs = [job for job in self.jobs if not job.ended]
+        self._before = Before(self.jobs)
         waiting = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = {id(job.network): job.network.ready for job in self.jobs}
         chosen = self._fill(encoder, report, now, waiting)
@@ -253,17 +312,27 @@ class FrameScheduler:
             ready = {key: was and _ready_now(self.jobs, key) for key, was in ready.items()}
             self._recorder.encoded(report, ready, waiting)
         groups = in_groups(chosen, self.executor.max_groups)
-        slices = [[part for part, _, _ in group] for group in groups]
         encoding = _cpu_ms()
-        self.executor.encode(encoder, self.frame, slices)
-        self._finish(encoder, report, now)
-        self._request_reads(encoder)
+        self._append(encoder, report, [[part for part, _, _ in group] for group in groups])
         report.encode_ms = _cpu_ms() - encoding
         timed = [[(cost, part.count) for part, cost, _ in group] for group in groups]
         self._feedback.encoded(report, timed)
         self.last_report = report
         report.cpu_ms = _cpu_ms() - start
         return report
+
+    def _append(self, encoder: Any, report: FrameReport, groups: list[list[Slice]]) -> None:
+        numbers = {part.job for part in report.slices}
+        working = [job for job in self.jobs if job.number in numbers]
+        self._witness.encoded(self.frame, working)
+        try:
+            self.executor.encode(encoder, self.frame, groups)
+            self._finish(encoder, report)
+            self._request_reads(encoder)
+        except Exception as error:  # the device is lost, or refuses a kernel of these
+            report.reason = "device error"
+            for job in working:
+                self.end(job, "failed", str(error))
 
     def _fill(self, encoder: Any, report: FrameReport, now: float, waiting: bool) -> list[Chosen]:
         """Take slices in the policy's order until the aim is reached."""
@@ -354,7 +423,7 @@ class FrameScheduler:
         )
         return spent
 
-    def _finish(self, encoder: Any, report: FrameReport, now: float) -> None:
+    def _finish(self, encoder: Any, report: FrameReport) -> None:
         for job in self.jobs:
             if job.state == "running" and job.all_encoded:
                 try:
@@ -375,19 +444,50 @@ class FrameScheduler:
 
     def read(self, job: Job, name: str) -> Any:
         """See :meth:`Job.read`."""
-        if not job.wants_read:
-            job.wants_read = True
-            self._reads.append(job)
-        return self.executor.read(job.result, name)
+        with self._lock:
+            if not job.wants_read:
+                job.wants_read = True
+                self._reads.append(job)
+            return self.executor.read(job.result, name)
 
     def end_frame(self) -> list[FrameReport]:
         """Call after the host's submit. Learns from the timings that have arrived and returns the
         reports of the frames that are now measured. Never waits."""
-        timings = self.executor.end_frame(self.frame)
-        if self._recorder:
-            self._recorder.ended_frame(timings)
-        self.frame += 1
-        return self._feedback.ended(timings, self.clock.now_ms(), self.cost_model)
+        with self._lock:
+            self._before = None
+            timings = self.executor.end_frame(self.frame)
+            self._fail_unsubmitted()
+            if self._recorder:
+                self._recorder.ended_frame(timings)
+            self.frame += 1
+            return self._feedback.ended(timings, self.clock.now_ms(), self.cost_model)
+
+    def _fail_unsubmitted(self) -> None:
+        lost = self.executor.take_unsubmitted()
+        for job in self._witness.harmed(lost, self.jobs):
+            if job.state not in ("cancelled", "failed"):
+                said = (
+                    f"job '{job.name}': frame {lost[0]} was encoded and never submitted, its "
+                    "result would be wrong. Submit every encoder, or call abandon_frame()"
+                )
+                job.release()
+                self.end(job, "failed", said)
+                job.state, job.error = "failed", said  # even where it was done
+
+    def abandon_frame(self) -> None:
+        """Call instead of the submit and :meth:`end_frame` where the encoder is thrown away (the
+        window changed its size, its surface was lost). The jobs go on from where they were."""
+        with self._lock:
+            if self._before is None:
+                return
+            going_on = self._before.restore(self.executor)
+            self._before = None
+            self.jobs += [job for job in going_on if job not in self.jobs]
+            self.executor.abandon_frame(self.frame)
+            self._feedback.abandoned()
+            if self._recorder:
+                self._recorder.abandoned_frame()
+            self.frame += 1
 
 
 def _seat(job: Job) -> str | int:

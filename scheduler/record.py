@@ -101,6 +101,9 @@ class Recorder:
         arrived = [[t.frame, t.group, t.ms] for t in timings]
         self.recording.events.append({"kind": "end", "timings": arrived})
 
+    def abandoned_frame(self) -> None:
+        self.recording.events.append({"kind": "abandoned"})
+
     def _network(self, job: Job) -> int:
         key = id(job.network)
         if key not in self._networks:

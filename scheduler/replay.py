@@ -87,6 +87,8 @@ class _Replay:
         if kind == "end":
             self.device.arrived = [SimTiming(*timing) for timing in event["timings"]]
             self.scheduler.end_frame()
+        elif kind == "abandoned":
+            self.scheduler.abandon_frame()
         elif kind == "submit":
             self._submit(event)
         elif kind in ("cancelled", "failed"):

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Reason = Literal["budget", "nothing to do", "waiting for GPU", "preparing", "all waiting"]
+Reason = Literal[
+    "budget",
+    "nothing to do",
+    "waiting for GPU",
+    "preparing",
+    "all waiting",
+    "frame not ended",
+    "device error",
+]
 
 
 @dataclass(frozen=True, slots=True)

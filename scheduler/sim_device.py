@@ -140,6 +140,14 @@ class SimGpu:
             timings += self._pending.popleft()[1]
         return timings if self.clock_source == "timestamps" else []
 
+    def abandon_frame(self, frame: int) -> None:
+        self._pending = deque(p for p in self._pending if p[0] != frame)
+
+    def check(self) -> None: ...
+
+    def take_unsubmitted(self) -> list[int]:
+        return []
+
     @property
     def frames_in_flight(self) -> int:
         return 0
@@ -150,6 +158,8 @@ class SimGpu:
         return network
 
     def end_job(self, network: Any) -> None: ...
+
+    def resume_job(self, network: Any) -> None: ...
 
     def tensor(self, result: Any, name: str) -> Any:
         return name

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import wgpu
 
 from cml_engine.errors import InputError
+from cml_engine.gpu.native import device_error
 from cml_engine.memory import MemoryRange
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ class Allocation:
 
     def write(self, data: Any, offset: int = 0) -> None:
         """Put bytes at an offset of it, before what is submitted next."""
-        self._memory.device.queue.write_buffer(self.buffer, self.offset + offset, data)
+        try:
+            self._memory.device.queue.write_buffer(self.buffer, self.offset + offset, data)
+        except wgpu.GPUError as error:
+            raise device_error(error) from error
 
     def binding(self, offset: int = 0, nbytes: int | None = None) -> dict[str, Any]:
         """A part of it as the ``resource`` of a bind group's entry."""

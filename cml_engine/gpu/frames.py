@@ -8,7 +8,9 @@ arrived is asked for again in the next frame. (The scheduler sees this class as
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +20,10 @@ import numpy as np
 import wgpu
 
 from cml_engine.backends.gpu import GpuProgram
-from cml_engine.errors import InputError, OutOfGpuMemory
+from cml_engine.errors import DeviceError, InputError, OutOfGpuMemory
 from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import Gpu
-from cml_engine.gpu.native import PendingMap, poll
+from cml_engine.gpu.native import PendingMap, device_error, poll
 from cml_engine.gpu.residency import TENSOR_USAGE
 from cml_engine.gpu.words import from_words
 from cml_engine.graph import Fact
@@ -36,6 +38,12 @@ _AGE = 2
 #: slices of a frame that are timed one by one
 MAX_GROUPS = 12
 _SLOT_BYTES = 256
+#: where in a slot a frame's receipt lies: behind its timestamps
+_RECEIPT_AT = 16 * MAX_GROUPS
+#: numbers for receipts, in a table on the GPU that each executor has of its own
+_RECEIPTS = 256
+_TABLE_AT = _SLOTS * _SLOT_BYTES
+_receipts = itertools.count(1, _RECEIPTS)
 
 
 class SliceLike(Protocol):
@@ -83,7 +91,7 @@ class Result:
     mapping: PendingMap | None = None
     data: bytes | None = None
     #: why a readback is not to be had
-    error: OutOfGpuMemory | None = None
+    error: DeviceError | None = None
 
     def __post_init__(self) -> None:
         give_back = self.memory.allocator.later
@@ -98,12 +106,14 @@ class Result:
 
 @dataclass(slots=True)
 class _Slot:
-    """A frame's timestamps on their way home."""
+    """A frame's timestamps on their way home, and its receipt: a number that the frame itself
+    copies, so that one which was never submitted is known by its absence."""
 
     index: int
     readback: Allocation
     frame: int = -1
     groups: int = 0
+    receipt: int = 0
     mapping: PendingMap | None = None
 
 
@@ -126,13 +136,21 @@ class FrameExecutor:
         self._free: list[_Slot] = []
         self._busy: list[_Slot] = []
         self._dropped = 0
-        if gpu.has_timestamps:
-            self._make_slots()
+        self._unsubmitted: list[int] = []
+        self._receipt = 0
+        self._first_receipt = next(_receipts)
+        self._make_slots()
 
     def _make_slots(self) -> None:
-        device = self.gpu.device
-        self._queries = device.create_query_set(type="timestamp", count=_SLOTS * 2 * MAX_GROUPS)
-        self._resolved = self._kept(_SLOTS * _SLOT_BYTES, _Usage.QUERY_RESOLVE | _Usage.COPY_SRC)
+        usage = _Usage.COPY_SRC | _Usage.COPY_DST
+        if self.gpu.has_timestamps:
+            count = _SLOTS * 2 * MAX_GROUPS
+            self._queries = self.gpu.device.create_query_set(type="timestamp", count=count)
+            usage |= _Usage.QUERY_RESOLVE
+        # resolved timestamps of every slot, then the table of receipts
+        self._resolved = self._kept(_TABLE_AT + 4 * _RECEIPTS, usage)
+        table = np.arange(_RECEIPTS, dtype=np.uint32) + np.uint32(self._first_receipt)
+        self._resolved.write(table, _TABLE_AT)
         for index in range(_SLOTS):
             readback = self._kept(_SLOT_BYTES, _Usage.MAP_READ | _Usage.COPY_DST)
             self._free.append(_Slot(index, readback))
@@ -154,8 +172,10 @@ class FrameExecutor:
         network.hold(self)
         try:
             self._write_inputs(encoder, network, inputs)
-        except Exception:
+        except Exception as error:
             network.let_go(self)
+            if isinstance(error, wgpu.GPUError):
+                raise device_error(error) from error
             raise
 
     def _write_inputs(
@@ -198,6 +218,10 @@ class FrameExecutor:
     def end_job(self, network: GpuProgram) -> None:
         """The network's job is over; its memory is its own again after this frame's submit."""
         self._ended.append(network)
+
+    def resume_job(self, network: GpuProgram) -> None:
+        """Its end was part of a frame that is being abandoned: the memory is still the job's."""
+        self._ended.remove(network)
 
     def _let_ended_go(self) -> None:
         while self._ended:
@@ -264,21 +288,33 @@ class FrameExecutor:
             if not result.memory.freed:
                 self.request_read(encoder, result)
         slot = self._take_slot(frame, len(groups)) if groups else None
-        for index, group in enumerate(groups):
-            stamps = None if slot is None else self._stamps(slot, index)
-            compute = encoder.begin_compute_pass(label="cml", timestamp_writes=stamps)
+        try:
+            for index, group in enumerate(groups):
+                self._encode_group(encoder, group, self._stamps(slot, index))
+            if slot is not None:
+                self._resolve(encoder, slot, len(groups))
+        except wgpu.GPUError as error:
+            raise device_error(error) from error
+
+    def _encode_group(
+        self, encoder: wgpu.GPUCommandEncoder, group: Sequence[SliceLike], stamps: Any
+    ) -> None:
+        compute = encoder.begin_compute_pass(label="cml", timestamp_writes=stamps)
+        try:
             for part in group:
                 part.network.encode_range(compute, part.step, part.first, part.count)
+        finally:  # the host goes on with its encoder whatever happens here
             compute.end()
-        if slot is not None:
-            self._resolve(encoder, slot, len(groups))
 
     def _resolve(self, encoder: wgpu.GPUCommandEncoder, slot: _Slot, groups: int) -> None:
-        first = slot.index * 2 * MAX_GROUPS
-        buffer, offset = self._resolved.buffer, self._resolved.offset + slot.index * _SLOT_BYTES
-        encoder.resolve_query_set(self._queries, first, 2 * groups, buffer, offset)
-        back = slot.readback
-        encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, _SLOT_BYTES)
+        buffer, back = self._resolved.buffer, slot.readback
+        if self.gpu.has_timestamps:
+            first = slot.index * 2 * MAX_GROUPS
+            offset = self._resolved.offset + slot.index * _SLOT_BYTES
+            encoder.resolve_query_set(self._queries, first, 2 * groups, buffer, offset)
+            encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, _RECEIPT_AT)
+        offset = self._resolved.offset + _TABLE_AT + 4 * (slot.receipt - self._first_receipt)
+        encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset + _RECEIPT_AT, 4)
 
     def _take_slot(self, frame: int, groups: int) -> _Slot | None:
         if not self._free:
@@ -286,10 +322,14 @@ class FrameExecutor:
             return None
         slot = self._free.pop(0)
         slot.frame, slot.groups, slot.mapping = frame, groups, None
+        slot.receipt = self._first_receipt + self._receipt
+        self._receipt = (self._receipt + 1) % _RECEIPTS
         self._busy.append(slot)
         return slot
 
-    def _stamps(self, slot: _Slot, group: int) -> dict[str, Any]:
+    def _stamps(self, slot: _Slot | None, group: int) -> dict[str, Any] | None:
+        if slot is None or not self.gpu.has_timestamps:
+            return None
         first = 2 * (slot.index * MAX_GROUPS + group)
         return {
             "query_set": self._queries,
@@ -311,6 +351,17 @@ class FrameExecutor:
         """Ask for what is old enough, take what has arrived."""
         self._let_ended_go()
         self.gpu.memory.close_frame(self)
+        try:
+            self._ask(frame)
+        except wgpu.GPUError as error:  # the device is lost: nothing will come
+            for result in self._reading:
+                result.error, result.staging = device_error(error), None
+            self._reading.clear()
+            return []
+        self._take_readbacks()
+        return self._take_timings()
+
+    def _ask(self, frame: int) -> None:
         for slot in self._busy:
             if slot.mapping is None and frame - slot.frame >= _AGE:
                 slot.mapping = PendingMap(slot.readback.buffer, _SLOT_BYTES)
@@ -320,28 +371,62 @@ class FrameExecutor:
                 result.mapping = PendingMap(result.staging.buffer, result.nbytes)
         if any(slot.mapping for slot in self._busy) or self._reading:
             poll(self.gpu.device)
-        self._take_readbacks()
-        return self._take_timings()
 
     def _take_timings(self) -> list[Timing]:
         timings: list[Timing] = []
         while self._busy and (mapping := self._busy[0].mapping) is not None and mapping.done:
             slot = self._busy.pop(0)
-            ticks = np.frombuffer(mapping.take(), np.uint64)[: 2 * slot.groups].reshape(-1, 2)
-            spent = (ticks[:, 1].astype(np.int64) - ticks[:, 0].astype(np.int64)).tolist()
-            scale = self.gpu.timestamp_period_ns * 1e-6
-            timings += [Timing(slot.frame, i, max(0.0, t * scale)) for i, t in enumerate(spent)]
             self._free.append(slot)
+            try:
+                data = mapping.take()
+            except DeviceError:  # the next frame's commands will say so
+                continue
+            if int.from_bytes(data[_RECEIPT_AT : _RECEIPT_AT + 4], sys.byteorder) != slot.receipt:
+                self._unsubmitted.append(slot.frame)
+            elif self.gpu.has_timestamps:
+                timings += self._timings(slot, data)
         return timings
+
+    def _timings(self, slot: _Slot, data: bytes) -> list[Timing]:
+        ticks = np.frombuffer(data, np.uint64, 2 * slot.groups).reshape(-1, 2)
+        spent = (ticks[:, 1].astype(np.int64) - ticks[:, 0].astype(np.int64)).tolist()
+        scale = self.gpu.timestamp_period_ns * 1e-6
+        return [Timing(slot.frame, i, max(0.0, t * scale)) for i, t in enumerate(spent)]
+
+    def take_unsubmitted(self) -> list[int]:
+        """Frames that were ended and never ran: their receipts did not come."""
+        found, self._unsubmitted = self._unsubmitted, []
+        return found
+
+    def check(self) -> None:
+        """:class:`DeviceError` where the device is lost."""
+        self._resolved.write(np.array([self._first_receipt], np.uint32), _TABLE_AT)
+
+    def abandon_frame(self, frame: int) -> None:
+        """The frame's encoder is thrown away: what it would have copied did not happen."""
+        for slot in [s for s in self._busy if s.frame == frame]:
+            self._busy.remove(slot)
+            self._free.append(slot)
+        for result in [r for r in self._reading if r.asked_frame == frame]:
+            self._reading.remove(result)
+            assert result.staging is not None
+            result.staging.free()
+            result.staging = None
+            self._unasked.append(result)
+        self._let_ended_go()
+        self.gpu.memory.close_frame(self)
 
     def _take_readbacks(self) -> None:
         for result in self._reading:
             if result.mapping is not None and result.mapping.done:
-                result.data = result.mapping.take()
                 assert result.staging is not None
+                try:
+                    result.data = result.mapping.take()
+                except DeviceError as error:
+                    result.error = error
                 result.staging.free()
                 result.staging = None
-        self._reading = [r for r in self._reading if r.data is None]
+        self._reading = [r for r in self._reading if r.staging is not None]
 
 
 def _output_places(network: GpuProgram) -> tuple[dict[str, TensorPlace], int]:

@@ -119,6 +119,17 @@ class PendingMap:
         return data
 
 
+def device_error(error: wgpu.GPUError) -> DeviceError:
+    """wgpu's error in our words: what to do where the device is lost, else its reason."""
+    reason = str(error).partition("Caused by:")[2].strip() or str(error)
+    if "is lost" in reason:
+        return DeviceError(
+            "the GPU's device was lost (destroyed, reset or unplugged): make a new device, and "
+            "cml.Gpu, sessions and scheduler with it, and submit again"
+        )
+    return DeviceError(f"the GPU refused: {reason}")
+
+
 def poll(device: wgpu.GPUDevice) -> None:
     """Let the callbacks of finished work run; returns at once."""
     device._poll(False)

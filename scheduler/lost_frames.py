@@ -1,0 +1,80 @@
+"""Frames whose commands never ran: taken back where the host says so, noticed where it does not."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from scheduler.job import Job, JobOutput
+
+if TYPE_CHECKING:
+    from scheduler.executor import Executor
+    from scheduler.job import State
+
+#: frames whose jobs are remembered until the device has shown that it ran them
+_REMEMBERED = 64
+
+
+class Before:
+    """The jobs as they were before a frame was encoded."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._was: list[tuple[Job, State, int, int, float, float]] = [
+            (job, job.state, job.step, job.group, job.given_ms, job.virtual_ms) for job in jobs
+        ]
+
+    def restore(self, executor: Executor) -> list[Job]:
+        """Let the jobs go on from there; one that the frame started, starts again. Returns the
+        jobs that have not ended."""
+        going_on = []
+        for job, state, step, group, given_ms, virtual_ms in self._was:
+            if job.state in ("cancelled", "failed"):
+                continue
+            if job.state == "done":
+                job.release()
+                job.ended_ms = job.ended_frame = None
+                executor.resume_job(job.network)
+            if state == "queued" and job.state != "queued":
+                executor.end_job(job.network)
+                job.started_ms = None
+            job.state, job.step, job.group = state, step, group
+            job.given_ms, job.virtual_ms = given_ms, virtual_ms
+            going_on.append(job)
+        return going_on
+
+
+class Witness:
+    """Remembers who was in which of the recent frames."""
+
+    def __init__(self) -> None:
+        self._frames: deque[tuple[int, list[weakref.ref[Job]]]] = deque(maxlen=_REMEMBERED)
+
+    def encoded(self, frame: int, jobs: Iterable[Job]) -> None:
+        """These jobs had work in the frame."""
+        if refs := [weakref.ref(job) for job in jobs]:
+            self._frames.append((frame, refs))
+
+    def harmed(self, frames: Sequence[int], waiting: Sequence[Job]) -> list[Job]:
+        """The jobs whose results are wrong if those frames never ran: who was in them, and who
+        took their outputs."""
+        if not frames:
+            return []
+        known = [ref() for _, refs in self._frames for ref in refs]
+        everyone = {job.number: job for job in (*known, *waiting) if job is not None}
+        lost = {
+            job.number
+            for frame, refs in self._frames
+            for job in (ref() for ref in refs)
+            if frame in frames and job is not None
+        }
+        for number in sorted(everyone):  # a job takes outputs of older ones only
+            needs = (v.job.number for v in everyone[number].inputs.values() if _is_output(v))
+            if any(need in lost for need in needs):
+                lost.add(number)
+        return [job for number, job in sorted(everyone.items()) if number in lost]
+
+
+def _is_output(value: object) -> bool:
+    return isinstance(value, JobOutput)

@@ -1,0 +1,195 @@
+"""Hosts and executors that misbehave, on the virtual clock."""
+
+import threading
+
+import pytest
+
+from scheduler import CostModel, FrameScheduler, VirtualClock
+from scheduler.record import decisions_of
+from scheduler.replay import replay
+from scheduler.sim_device import SimGpu, SimNetwork, SimStep
+
+FRAME = 1000 / 60
+
+
+class Device(SimGpu):
+    """Remembers what was encoded; refuses what it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.ran, self.pending, self.refused = [], [], set()
+        self.lost = []
+
+    def encode(self, encoder, frame, groups):
+        parts = [part for group in groups for part in group]
+        if any(part.network.name in self.refused for part in parts):
+            raise RuntimeError("the device refused")
+        self.pending = [(p.network.name, p.step, p.first, p.count) for p in parts]
+        super().encode(encoder, frame, groups)
+
+    def submit(self):
+        self.ran += self.pending
+        self.pending = []
+
+    def take_unsubmitted(self):
+        found, self.lost = self.lost, []
+        return found
+
+
+def network(name, total_ms=40.0, steps=4, groups=100):
+    one = total_ms / steps / groups
+    return SimNetwork(name, [SimStep(f"{name}{i}", groups, one) for i in range(steps)])
+
+
+@pytest.fixture
+def device():
+    return Device()
+
+
+@pytest.fixture
+def scheduler(device):
+    model = CostModel()
+    for name in "ab":
+        for step in network(name).steps:
+            model.learn([(step, step.groups)], step.groups * step.ms_per_group)
+    return FrameScheduler(device, FRAME, 4.0, clock=VirtualClock(), cost_model=model)
+
+
+def frame(scheduler, frame_ms=FRAME):
+    report = scheduler.encode(None)
+    scheduler.executor.submit()
+    scheduler.clock.advance(frame_ms)
+    scheduler.end_frame()
+    return report
+
+
+def whole(ran, name):
+    """Every workgroup of the network once, in order."""
+    step = first = 0
+    for found, at, start, count in ran:
+        if found == name:
+            assert (at, start) == (step, first)
+            first += count
+            if first == 100:
+                step, first = step + 1, 0
+    return (step, first) == (4, 0)
+
+
+def test_frames_that_are_abandoned_run_later(scheduler, device):
+    job, other = scheduler.submit(network("a"), {}), scheduler.submit(network("b"), {})
+    for turn in range(200):
+        if turn % 3 == 1:
+            scheduler.encode(None)
+            scheduler.abandon_frame()
+        else:
+            frame(scheduler)
+    assert (job.state, other.state) == ("done", "done")
+    assert whole(device.ran, "a") and whole(device.ran, "b")
+
+
+def test_an_abandoned_frame_does_not_bring_a_cancelled_job_back(scheduler, device):
+    job = scheduler.submit(network("a"), {})
+    frame(scheduler)
+    scheduler.encode(None)
+    job.cancel()
+    scheduler.abandon_frame()
+    for _ in range(5):
+        frame(scheduler)
+    assert job.state == "cancelled" and scheduler.jobs == []
+
+
+def test_without_an_open_frame_there_is_nothing_to_abandon(scheduler):
+    job = scheduler.submit(network("a"), {})
+    frame(scheduler)
+    step, group = job.step, job.group
+    scheduler.abandon_frame()
+    assert (job.step, job.group, job.state) == (step, group, "running")
+
+
+def test_a_replay_knows_of_abandoned_frames(scheduler):
+    recording = scheduler.record()
+    scheduler.submit(network("a"), {})
+    reports = []
+    for turn in range(60):
+        if turn % 4 == 2:
+            reports.append(scheduler.encode(None))
+            scheduler.abandon_frame()
+        else:
+            reports.append(frame(scheduler))
+    assert recording.decisions == [decisions_of(report) for report in reports]
+    assert replay(recording) == recording.decisions
+
+
+def test_a_second_encode_waits_for_the_end_of_the_frame(scheduler):
+    scheduler.submit(network("a"), {})
+    assert scheduler.encode(None).slices
+    for _ in range(10):
+        again = scheduler.encode(None)
+        assert again.reason == "frame not ended" and not again.slices
+    scheduler.end_frame()
+    assert scheduler.encode(None).slices
+
+
+def test_an_executor_s_error_fails_only_the_jobs_of_that_frame(scheduler, device):
+    bad, good = network("a", 4.0), network("b", 12.0)
+    failing = scheduler.submit(bad, {}, deadline_ms=5000)
+    fine = scheduler.submit(good, {})
+    device.refused.add("a")
+    report = frame(scheduler)
+    assert report.reason == "device error"
+    assert failing.state == "failed" and failing.error == "the device refused"
+    again = scheduler.submit(good, {})
+    for _ in range(60):
+        frame(scheduler)
+    assert again.state == "done" and fine.state in ("done", "failed")
+
+
+def test_frames_that_never_ran_fail_whoever_relied_on_them(scheduler, device):
+    maker = scheduler.submit(network("a", 8.0), {})
+    taker = scheduler.submit(network("b", 8.0), {"x": maker.output("y")})
+    beside = scheduler.submit(network("c", 4.0), {})
+    first = frame(scheduler)
+    assert {part.job for part in first.slices} == {maker.number}
+    device.lost = [first.frame]
+    for _ in range(30):
+        frame(scheduler)
+    assert maker.state == "failed" and "frame 0 was encoded and never" in maker.error
+    assert taker.state == "failed" and beside.state == "done"
+
+
+def test_a_host_whose_frame_rate_changes_keeps_the_budget(scheduler, device):
+    spent = []
+    for turn in range(600):
+        if not scheduler.jobs or scheduler.jobs[-1].ended:
+            scheduler.submit(network("a"), {})
+        frame(scheduler, (FRAME, 2 * FRAME, 500.0, 1.0)[turn // 50 % 4])
+        spent.append(device.frame_ms)
+    assert max(spent) <= 4.0 and sum(spent) > 0.8 * 4.0 * len(spent)
+
+
+def test_threads_submit_and_cancel_while_frames_run(scheduler, device):
+    nets, jobs, stop = [network("a", 2.0), network("b", 3.0)], [], threading.Event()
+
+    def work(net):
+        while not stop.is_set():
+            job = scheduler.submit(net, {})
+            jobs.append(job)
+            if job.number % 2:
+                job.cancel()
+            stop.wait(0.0005)
+
+    threads = [threading.Thread(target=work, args=(net,), daemon=True) for net in nets]
+    for thread in threads:
+        thread.start()
+    for _ in range(300):
+        frame(scheduler)
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    for _ in range(5000):
+        if all(job.ended for job in jobs):
+            break
+        frame(scheduler)
+    assert {job.state for job in jobs} == {"done", "cancelled"}
+    assert len({job.number for job in jobs}) == len(jobs)
