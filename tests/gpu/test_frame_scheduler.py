@@ -1,6 +1,7 @@
 """The frame scheduler on a real device: same bits, nothing created in a frame, no waiting."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,9 +44,10 @@ class Host:
     def __init__(self, gpu, **options):
         self.gpu = gpu
         self.scheduler = FrameScheduler(gpu, **options)
-        self.reports, self.measured = [], []
+        self.reports, self.measured, self.count = [], [], 0
 
     def frame(self):
+        self.count += 1
         encoder = self.gpu.device.create_command_encoder()
         self.reports.append(self.scheduler.encode(encoder))
         self.gpu.queue.submit([encoder.finish()])
@@ -108,6 +110,21 @@ CREATORS = (
 )  # fmt: skip
 
 
+def native_objects():
+    """wgpu's own count of what lives, by kind."""
+    counts = wgpu.diagnostics.object_counts.get_dict()
+    return {kind: entry["count"] for kind, entry in counts.items() if kind != "CommandBuffer"}
+
+
+def resident_bytes():
+    """Memory of this process; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * 4096
+
+
 def test_steady_state_creates_nothing(gpu, image, monkeypatch):
     session = cml.Session(conv_net(layers=2), gpu)
     host = Host(gpu, budget_ms=0.5)
@@ -120,6 +137,7 @@ def test_steady_state_creates_nothing(gpu, image, monkeypatch):
 
     work(4)
     created = []
+    objects, memory = native_objects(), resident_bytes()
     for name in CREATORS:
         original = getattr(gpu.device, name)
 
@@ -128,10 +146,14 @@ def test_steady_state_creates_nothing(gpu, image, monkeypatch):
             return _original(*args, **kwargs)
 
         monkeypatch.setattr(gpu.device, name, counted)
-    frames = len(host.reports)
-    work(60)
-    assert len(host.reports) - frames > 150
+    host.count = 0
+    while host.count < 10_000:
+        work(20)
+        host.reports.clear()
+        host.measured.clear()
     assert created == []
+    assert native_objects() == objects
+    assert resident_bytes() - memory < 16 << 20
 
 
 def test_a_dropped_job_gives_its_outputs_memory_back(gpu, image):
