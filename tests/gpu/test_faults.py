@@ -177,15 +177,15 @@ def test_an_exhausted_device_fails_the_job_that_wants_more(image):
     gpu = cml.Gpu(device=open_device())
     session = cml.Session(conv_net(), gpu)
     wanted = session.run({"x": image})["y"]
-    big = cml.Session(conv_net("big", size=128, seed=3), gpu, deferred=True)
-    big.program.evict()
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST
     tiles = gpu.memory.allocate(1 << 20, usage, owner="tiles", category="render")
     host = Host(gpu, budget_ms=0.05)
     job = host.scheduler.submit(session, {"x": image})
     under_way(host, job)
     gpu.memory.budget_bytes = gpu.memory.reserved_bytes + (256 << 10)
-    refused = host.scheduler.submit(big, {"x": np.zeros((1, 8, 128, 128), np.float32)})
+    # it waits for what the running job may give back, and that is not enough
+    big = cml.Session(conv_net("big", size=256, seed=3), gpu, deferred=True)
+    refused = host.scheduler.submit(big, {"x": np.zeros((1, 8, 256, 256), np.float32)})
     (result,) = host.finish(job)
     np.testing.assert_array_equal(result, wanted)
     host.until(lambda: refused.ended)
