@@ -13,16 +13,15 @@ from scheduler.budget import FixedBudget, SpareBudget
 from scheduler.clock import Clock, RealClock
 from scheduler.cost_model import CostModel
 from scheduler.executor import Executor, Slice
-from scheduler.feedback import WALL_CLOCK, Chosen, Feedback, in_groups
+from scheduler.feedback import WALL_CLOCK, Feedback, in_groups
+from scheduler.filling import fill
 from scheduler.job import Job, JobOutput, State
 from scheduler.lost_frames import Before, Witness
 from scheduler.periodic import Periodic
 from scheduler.policy import Policy, least_laxity
 from scheduler.record import Recorder, Recording
-from scheduler.reports import FrameReport, SliceReport
+from scheduler.reports import FrameReport
 
-#: a slice shorter than this share of the budget is not worth its launch at the end of a frame
-_MIN_SHARE = 0.02
 #: after so many calls of encode without end_frame the host is told
 _FORGETFUL = 30
 
@@ -306,7 +305,7 @@ class FrameScheduler:
         self._before = Before(self.jobs)
         waiting = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = {id(job.network): job.network.ready for job in self.jobs}
-        chosen = self._fill(encoder, report, now, waiting)
+        chosen = fill(self, encoder, report, now, waiting)
         if self._recorder:
             # one may have lost its memory to another's preparation
             ready = {key: was and _ready_now(self.jobs, key) for key, was in ready.items()}
@@ -333,95 +332,6 @@ class FrameScheduler:
             report.reason = "device error"
             for job in working:
                 self.end(job, "failed", str(error))
-
-    def _fill(self, encoder: Any, report: FrameReport, now: float, waiting: bool) -> list[Chosen]:
-        """Take slices in the policy's order until the aim is reached."""
-        chosen: list[Chosen] = []
-        runnable = self._runnable(report)
-        if report.budget_ms <= 0:
-            report.reason = "budget"
-            return chosen
-        if waiting:
-            report.reason = "waiting for GPU"
-            return chosen
-        left = report.aim_ms
-        taken = {_seat(job) for job in self.jobs if job.state == "running"}
-        for job in self.policy(runnable, now, self.rate) if runnable else ():
-            if job.state == "queued" and _seat(job) not in taken:
-                self._start(encoder, job, now)
-                taken.add(_seat(job))
-            while not job.all_encoded and job.state == "running":
-                smallest = _MIN_SHARE * report.aim_ms if chosen else 0.0
-                if left <= smallest:
-                    break
-                probing = self.cost_model.samples(job.costs[job.step].key) == 0
-                part = job.take(self.cost_model, left, self.executor.granule, not chosen)
-                if part is None:
-                    break
-                spent = self._account(job, part, report, now)
-                left -= spent
-                chosen.append((part, job.costs[part.step], spent))
-                if probing:  # what it takes must be known before more of it is added
-                    break
-            if not job.all_encoded and job.state == "running":
-                report.reason = "budget"
-                break
-        return chosen
-
-    def _runnable(self, report: FrameReport) -> list[Job]:
-        """Jobs that could run now: not paused, inputs there, network ready and not taken."""
-        busy = {_seat(job) for job in self.jobs if job.state == "running"}
-        ready: list[Job] = []
-        for job in self.jobs:
-            self._check_dependencies(job)
-            if job.paused or job.ended or job.waits_for():
-                report.reason = "all waiting"
-                continue
-            if job.state == "queued":
-                if not job.network.ready:
-                    self._prepare(job, report)
-                    continue
-                if _seat(job) in busy:
-                    continue
-            ready.append(job)
-        # preparing one network may have taken the memory of another that is idle
-        return [job for job in ready if job.state == "running" or job.network.ready]
-
-    def _prepare(self, job: Job, report: FrameReport) -> None:
-        report.reason = "preparing"
-        try:
-            job.network.prepare(report.budget_ms)
-        except Exception as error:
-            self.end(job, "failed", str(error))
-
-    def _check_dependencies(self, job: Job) -> None:
-        for value in job.inputs.values():
-            if isinstance(value, JobOutput) and value.job.state in ("cancelled", "failed"):
-                self.end(job, "failed", f"its input's job '{value.job.name}' {value.job.state}")
-
-    def _start(self, encoder: Any, job: Job, now: float) -> None:
-        inputs = {
-            name: value.job.tensor(value.name) if isinstance(value, JobOutput) else value
-            for name, value in job.inputs.items()
-        }
-        try:
-            self.executor.begin_job(encoder, job.network, inputs)
-        except Exception as error:
-            self.end(job, "failed", str(error))
-            return
-        job.state, job.started_ms = "running", now
-
-    def _account(self, job: Job, part: Slice, report: FrameReport, now: float) -> float:
-        cost = job.costs[part.step]
-        spent = self.cost_model.predict_ms(cost, part.count)
-        job.given_ms += spent
-        job.virtual_ms += spent / job.priority
-        job.last_served_ms = now
-        report.predicted_ms += spent
-        report.slices.append(
-            SliceReport(job.number, part.step, cost.op, cost.title, part.first, part.count, spent)
-        )
-        return spent
 
     def _finish(self, encoder: Any, report: FrameReport) -> None:
         for job in self.jobs:
@@ -488,11 +398,6 @@ class FrameScheduler:
             if self._recorder:
                 self._recorder.abandoned_frame()
             self.frame += 1
-
-
-def _seat(job: Job) -> str | int:
-    """What only one running job has at a time: its network, or the memory that several share."""
-    return getattr(job.network, "exclusive_group", None) or id(job.network)
 
 
 def _ready_now(jobs: Sequence[Job], key: int) -> bool:

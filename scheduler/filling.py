@@ -1,0 +1,118 @@
+"""Fills one frame: which jobs may run, and how many of their workgroups fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from scheduler.executor import Slice
+from scheduler.feedback import Chosen
+from scheduler.job import Job, JobOutput
+from scheduler.reports import FrameReport, SliceReport
+
+if TYPE_CHECKING:
+    from scheduler.frame_scheduler import FrameScheduler
+
+#: a slice shorter than this share of the budget is not worth its launch at the end of a frame
+_MIN_SHARE = 0.02
+
+
+def fill(
+    s: FrameScheduler, encoder: Any, report: FrameReport, now: float, waiting: bool
+) -> list[Chosen]:
+    """Take slices in the policy's order until the aim is reached."""
+    chosen: list[Chosen] = []
+    runnable = _runnable(s, report)
+    if report.budget_ms <= 0:
+        report.reason = "budget"
+        return chosen
+    if waiting:
+        report.reason = "waiting for GPU"
+        return chosen
+    left = report.aim_ms
+    taken = {seat(job) for job in s.jobs if job.state == "running"}
+    for job in s.policy(runnable, now, s.rate) if runnable else ():
+        if job.state == "queued" and seat(job) not in taken:
+            _start(s, encoder, job, now)
+            taken.add(seat(job))
+        while not job.all_encoded and job.state == "running":
+            smallest = _MIN_SHARE * report.aim_ms if chosen else 0.0
+            if left <= smallest:
+                break
+            probing = s.cost_model.samples(job.costs[job.step].key) == 0
+            part = job.take(s.cost_model, left, s.executor.granule, not chosen)
+            if part is None:
+                break
+            spent = _account(s, job, part, report, now)
+            left -= spent
+            chosen.append((part, job.costs[part.step], spent))
+            if probing:  # what it takes must be known before more of it is added
+                break
+        if not job.all_encoded and job.state == "running":
+            report.reason = "budget"
+            break
+    return chosen
+
+
+def _runnable(s: FrameScheduler, report: FrameReport) -> list[Job]:
+    """Jobs that could run now: not paused, inputs there, network ready and not taken."""
+    busy = {seat(job) for job in s.jobs if job.state == "running"}
+    ready: list[Job] = []
+    for job in s.jobs:
+        _check_dependencies(s, job)
+        if job.paused or job.ended or job.waits_for():
+            report.reason = "all waiting"
+            continue
+        if job.state == "queued":
+            if not job.network.ready:
+                _prepare(s, job, report)
+                continue
+            if seat(job) in busy:
+                continue
+        ready.append(job)
+    # preparing one network may have taken the memory of another that is idle
+    return [job for job in ready if job.state == "running" or job.network.ready]
+
+
+def _prepare(s: FrameScheduler, job: Job, report: FrameReport) -> None:
+    report.reason = "preparing"
+    try:
+        job.network.prepare(report.budget_ms)
+    except Exception as error:
+        s.end(job, "failed", str(error))
+
+
+def _check_dependencies(s: FrameScheduler, job: Job) -> None:
+    for value in job.inputs.values():
+        if isinstance(value, JobOutput) and value.job.state in ("cancelled", "failed"):
+            s.end(job, "failed", f"its input's job '{value.job.name}' {value.job.state}")
+
+
+def _start(s: FrameScheduler, encoder: Any, job: Job, now: float) -> None:
+    inputs = {
+        name: value.job.tensor(value.name) if isinstance(value, JobOutput) else value
+        for name, value in job.inputs.items()
+    }
+    try:
+        s.executor.begin_job(encoder, job.network, inputs)
+    except Exception as error:
+        s.end(job, "failed", str(error))
+        return
+    job.state, job.started_ms = "running", now
+
+
+def _account(s: FrameScheduler, job: Job, part: Slice, report: FrameReport, now: float) -> float:
+    cost = job.costs[part.step]
+    spent = s.cost_model.predict_ms(cost, part.count)
+    job.given_ms += spent
+    job.virtual_ms += spent / job.priority
+    job.last_served_ms = now
+    report.predicted_ms += spent
+    report.slices.append(
+        SliceReport(job.number, part.step, cost.op, cost.title, part.first, part.count, spent)
+    )
+    return spent
+
+
+def seat(job: Job) -> str | int:
+    """What only one running job has at a time: its network, or the memory that several share."""
+    return getattr(job.network, "exclusive_group", None) or id(job.network)
