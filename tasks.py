@@ -31,7 +31,7 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "cml-setup.json"
 DEBIAN_DRIVER = ("libvulkan1", "mesa-vulkan-drivers")
 #: extras that a command can do without: some have no wheel for some machines
-OPTIONAL = frozenset({"oracles", "peers"})
+OPTIONAL = frozenset({"oracles", "peers", "pygfx"})
 #: asks the engine itself for its adapter; exit code 3 is its plain "there is none"
 PROBE = """
 from cml_engine import DeviceError, Gpu
@@ -209,7 +209,7 @@ def upscale(arguments: Sequence[str]) -> int:
 
 def test(arguments: Sequence[str]) -> int:
     """run the tests; further arguments go to pytest"""
-    prepare("test", "oracles")
+    prepare("test", "oracles", "pygfx")
     return python("-m", "pytest", *arguments)
 
 
