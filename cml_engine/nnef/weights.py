@@ -24,12 +24,16 @@ def load_variables(
     """The values of all variables; those with one label (whatever its case) share them."""
     found: dict[str, Array] = {}
     shared: dict[tuple[str, str], Array] = {}
+    halves: list[Variable] = []
     for variable in variables:
         key = (variable.label.lstrip("/").lower(), variable.fact.dtype)
         if key not in shared:
             blob = files.tensor(variable.label, variable.source)
-            shared[key] = _read(variable, blob, quantization.get(variable.name))
+            shared[key], bits = _read(variable, blob, quantization.get(variable.name))
+            halves += [variable] if bits == (Item.FLOAT, 16) else []
         found[variable.name] = _shared(variable, shared[key])
+    if halves:  # once for the model: there may be hundreds
+        warn(f"{len(halves)} files hold 16-bit floats: they take 32 bits here", halves[0].source)
     return found
 
 
@@ -53,16 +57,18 @@ def to_engine(
         return stored.values.astype(np.float32, copy=False)
 
 
-def _read(variable: Variable, blob: Blob, quant: Attrs | None) -> Array:
+def _read(variable: Variable, blob: Blob, quant: Attrs | None) -> tuple[Array, tuple[Item, int]]:
+    """The values, and the type and width of the items that hold them."""
     try:
-        _check(variable.fact, read_header(blob), blob.name, quant is not None)
+        header = read_header(blob)
+        _check(variable.fact, header, blob.name, quant is not None)
         values = to_engine(
             read_stored(blob), variable.fact.dtype, quant, blob.name, variable.source
         )
     except TensorFileError as error:
         raise TensorFileError(error.message, variable.source) from None
     values.flags.writeable = False
-    return values
+    return values, (header.item, header.bits)
 
 
 def _shared(variable: Variable, values: Array) -> Array:

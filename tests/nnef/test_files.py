@@ -49,7 +49,6 @@ def test_a_folder_a_file_in_it_and_an_archive(write_model: Write, tmp_path: Path
 @pytest.mark.parametrize(
     ("stored", "dtype", "wanted"),
     [
-        (VALUES.astype(np.float16), "scalar", np.float32),
         (VALUES.astype(np.int8), "integer", np.int32),
         (VALUES.astype(np.uint64), "integer", np.int32),
         (VALUES > 2, "logical", np.bool_),
@@ -61,6 +60,14 @@ def test_values_become_the_engines_types(
     found = load(write_model(text_with(dtype), w=stored))
     assert found.dtype == wanted
     np.testing.assert_array_equal(found, stored)
+
+
+def test_half_floats_are_widened_with_a_notice(write_model: Write) -> None:
+    path = write_model(text_with(), w=VALUES.astype(np.float16))
+    with pytest.warns(NnefWarning, match=r"graph\.nnef:5:9: 1 files hold 16-bit floats"):
+        found = load(path)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, VALUES.astype(np.float16))
 
 
 def test_wide_floats_are_rounded_with_a_notice(write_model: Write) -> None:
