@@ -65,4 +65,5 @@ def node_tolerance(node: Node) -> Tolerance:
         sum(t.rtol for t in tolerances),
         sum(t.atol for t in tolerances),
         "; ".join(dict.fromkeys(t.why for t in tolerances)),
+        max(t.of_largest for t in tolerances),
     )

@@ -19,7 +19,10 @@ from cml_engine.ops.spec import Cost, Kernel, OpSpec, Tolerance, register
 from cml_engine.ops.winograd_cpu import prepare_conv
 
 TOLERANCE = Tolerance(
-    1e-5, 1e-4, "sums of some hundred products in another order; Winograd's tiles differ more"
+    1e-5,
+    1e-4,
+    "sums of some hundred products in another order; Winograd's tiles differ more",
+    of_largest=4e-6,
 )
 
 

@@ -121,11 +121,14 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far two right answers may lie apart: ``|a - b| <= atol + rtol * |b|``, and why."""
+    """How far two right answers may lie apart, and why: ``|a - b| <= atol + rtol |b| +
+    of_largest max|b|``. The last is for sums of many products, whose rounding goes by what was
+    added, not by what is left."""
 
     rtol: float
     atol: float
     why: str
+    of_largest: float = 0.0
 
 
 EXACT = Tolerance(0.0, 0.0, "moves or compares values, computes none")

@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``worst`` is the largest ``|got - wanted| / (atol + rtol |wanted|)``: 1 is the limit.
+    """``worst`` is the largest ``|got - wanted|`` over what the tolerance allows: 1 is the limit.
     ``problem`` is empty where they agree, else says what is wrong and where."""
 
     worst: float
@@ -49,7 +49,8 @@ def _close(got: Array, wanted: Array, tolerance: Tolerance) -> Comparison:
     if not finite.any():
         return Comparison(0.0, 0.0)
     error = np.abs(np.where(finite, got, 0) - np.where(finite, wanted, 0))
-    allowed = tolerance.atol + tolerance.rtol * np.where(finite, np.abs(wanted), 0)
+    size = np.where(finite, np.abs(wanted), 0)
+    allowed = tolerance.atol + tolerance.rtol * size + tolerance.of_largest * size.max()
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error > 0, error / allowed, 0.0)
     worst, largest = float(ratio.max()), float(error.max())

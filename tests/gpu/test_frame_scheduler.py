@@ -1,7 +1,6 @@
 """The frame scheduler on a real device: same bits, nothing created in a frame, no waiting."""
 
 import gc
-import gc
 import time
 from pathlib import Path
 

@@ -3,7 +3,8 @@
 import pytest
 
 from cml_engine.cli import main
-from cml_engine.ops.spec import OpSpec, lookup, register, unregister
+from cml_engine.ops.spec import Case, OpSpec, Random, lookup, register, unregister
+from cml_engine.testing import check_on_gpu
 from tests.models import write_model_abc
 
 #: the blog's model has no version line, which is a notice
@@ -29,3 +30,9 @@ def test_validate_fails_with_one_and_names_file_and_line(tmp_path, capsys, gpu):
         register(right)
     said = capsys.readouterr().out
     assert "first divergence" in said and "graph.nnef:9" in said and "min_reduce" in said
+
+
+def test_large_activations_are_judged_by_their_size(gpu):
+    """Rounding goes by what is added: a trained network's values reach hundreds."""
+    case = Case((Random((1, 64, 24, 24), -300, 300), (64, 64, 3, 3), (1, 64)))
+    assert check_on_gpu("conv", case, gpu, constants=True) < 1

@@ -59,6 +59,14 @@ def test_integers_and_logicals_are_compared_exactly():
     assert compare(np.array([True]), np.array([True]), LOOSE).ok
 
 
+def test_an_error_may_go_by_the_largest_value_where_the_tolerance_says_so():
+    wanted = np.array([100.0, 0.5], np.float32)
+    got = np.array([100.0, 0.5005], np.float32)
+    assert compare(got, wanted, Tolerance(0, 0, "sums", of_largest=1e-5)).ok
+    assert not compare(got, wanted, Tolerance(0, 0, "sums", of_largest=4e-6)).ok
+    assert not compare(got, wanted, LOOSE).ok
+
+
 def test_exact_means_exact():
     assert not compare(
         np.array([np.nextafter(np.float32(1), 2)]), np.array([1.0], np.float32), EXACT
