@@ -149,9 +149,6 @@ class Graph:
         """The tensors that must be computed: outputs, and the new values of variables."""
         return self.outputs + tuple(value for _, value in self.updates)
 
-    def producers(self) -> dict[str, Node]:
-        return {name: node for node in self.nodes for name in node.outputs}
-
     def consumers(self) -> dict[str, list[Node]]:
         """For each tensor, the nodes that read it (a node that reads it twice is listed once)."""
         result: dict[str, list[Node]] = {}

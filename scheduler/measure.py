@@ -8,8 +8,9 @@ whole network in one frame.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from statistics import median
 from typing import Any
 
@@ -187,14 +188,14 @@ def measure_frames(
     samples = _Samples()
     control = _control(other, scheduler, budget_ms)
     costs = session.program.step_costs()
-    in_parts = _whole_steps(other, costs, layers)
-    whole = _grouped([s for frame in _whole_steps(other, costs, 1) for s in frame])
+    whole = _whole_steps(other, costs)
+    in_parts = cycle([whole[start : start + layers] for start in range(0, len(whole), layers)])
     loop.begin_counting()
     while loop.counted < frames:
         turns.run([control], samples.control)
         if loop.frame():
             turns.run([next(in_parts)], samples.layers)
-            turns.run(whole, samples.unsliced)
+            turns.run([whole], samples.unsliced)
         progress(min(loop.counted, frames))
     loop.drain()
     turns.drain()
@@ -283,19 +284,9 @@ def _control(session: Any, scheduler: FrameScheduler, budget_ms: float) -> list[
     return [one] * min(times, 64)
 
 
-def _whole_steps(session: Any, costs: Sequence[StepCost], layers: int) -> Iterator[list[Slice]]:
-    """Whole operators, ``layers`` at a time, over and over for more than one per frame."""
-    steps = [Slice(session.program, i, 0, cost.groups) for i, cost in enumerate(costs)]
-    frames = [steps[start : start + layers] for start in range(0, len(steps), layers)]
-    if layers == 1:
-        yield from frames
-        return
-    while True:
-        yield from frames
-
-
-def _grouped(slices: Sequence[Slice]) -> list[list[Slice]]:
-    return [list(slices)]
+def _whole_steps(session: Any, costs: Sequence[StepCost]) -> list[Slice]:
+    """Every operator of the network, uncut."""
+    return [Slice(session.program, i, 0, cost.groups) for i, cost in enumerate(costs)]
 
 
 def _report(

@@ -15,16 +15,16 @@ Array = np.ndarray[Any, Any]
 MODEL_ABC = """\
 graph model_abc(input1, input2) -> (output1, output2)
 {
-    input1 = external<scalar>(shape = [1, 128, 4, 4]);
-    input2 = external<scalar>(shape = [1, 128, 4]);
-    weight1 = variable<scalar>(shape = [128, 128, 3, 3], label = 'weight1');
-    bias1 = variable<scalar>(shape = [1, 128], label = 'bias1');
-    conv1 = conv(input1, weight1, bias1, stride = [1, 1], dilation = [1, 1],
-                 padding = [(1, 1), (1, 1)]);
-    min_reduce1 = min_reduce(input2, axes = [2]);
-    mean_reduce1 = mean_reduce(conv1, axes = [2, 3]);
-    output1 = sub(mean_reduce1, min_reduce1);
-    output2 = max(mean_reduce1, min_reduce1);
+input1 = external<scalar>(shape = [1, 128, 4, 4]);
+input2 = external<scalar>(shape = [1, 128, 4]);
+weight1 = variable<scalar>(shape = [128, 128, 3, 3], label = 'weight1');
+bias1 = variable<scalar>(shape = [1, 128], label = 'bias1');
+conv1 = conv(input1, weight1, bias1, stride = [1, 1], dilation = [1, 1],
+             padding = [(1, 1), (1, 1)]);
+min_reduce1 = min_reduce(input2, axes = [2]);
+mean_reduce1 = mean_reduce(conv1, axes = [2, 3]);
+output1 = sub(mean_reduce1, min_reduce1);
+output2 = max(mean_reduce1, min_reduce1);
 }
 """
 

@@ -53,10 +53,6 @@ class Conv:
         return self.shape.narrow if self.transposed else self.shape.wide
 
     @property
-    def out_size(self) -> tuple[int, ...]:
-        return self.shape.wide if self.transposed else self.shape.narrow
-
-    @property
     def out_c4(self) -> bool:
         return self.op.layout(self.op.out_names[0]) == C4
 

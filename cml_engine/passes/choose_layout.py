@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cml_engine.graph import Fact, Graph, Node
-from cml_engine.layout import C4, PLAIN
+from cml_engine.layout import C4
 from cml_engine.ops.spec import lookup
 
 
@@ -30,10 +30,6 @@ def choose_layout(graph: Graph) -> dict[str, str]:
             if tie in asked and tie not in refused:
                 chosen[name] = C4
     return chosen
-
-
-def layout_of(layouts: dict[str, str], name: str) -> str:
-    return layouts.get(name, PLAIN)
 
 
 def _visit(graph: Graph, node: Node, ties: _Ties, plain: set[str], wanted: set[str]) -> None:
