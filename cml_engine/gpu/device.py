@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from cml_engine.gpu.native import (
     timestamp_period_ns,
 )
 from cml_engine.gpu.params import parse_params
+from cml_engine.gpu.stages import StageKey, compile_stage
 from cml_engine.ops.lowering import Limits
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ _NAGA_HINTS = {
     "Int64": "64-bit integers are not available",
     "Float64": "double is not available: use float",
     "f64": "double is not available: use float",
+    "DrawParameters": "write SV_VulkanVertexID and SV_VulkanInstanceID",
 }
 #: bytes of the slice uniform: first group, end group, row stride, padding
 SLICE_BYTES = 16
@@ -114,6 +117,26 @@ class Gpu:
             found = self._pipelines[key] = self._build(key)
         return found
 
+    def shader(
+        self,
+        path: str | Path,
+        stage: str,
+        entry: str,
+        defines: Mapping[str, int | str] | None = None,
+        trusted: bool = False,
+    ) -> wgpu.GPUShaderModule:
+        """A shader of the host's renderer, in HLSL: the function ``entry`` of the file ``path``
+        as a ``"vertex"``, ``"fragment"`` or ``"compute"`` stage. In the module the entry point is
+        called ``"main"``. Compiled once per machine, as the kernels are.
+
+        Bindings are ``[[vk::binding(binding, group)]]``; the number of a vertex is
+        ``SV_VulkanVertexID``, of an instance ``SV_VulkanInstanceID``, and loops are written
+        without ``continue``. ``trusted`` leaves out the runtime checks of bounds and loops.
+        :class:`ShaderCompileError` says what the compiler, or wgpu, does not take.
+        """
+        key = StageKey(Path(path), stage, entry, tuple(sorted((defines or {}).items())))
+        return self._create_module(key.label, compile_stage(key), trusted, str(path))
+
     def executor(self) -> FrameExecutor:
         """What a :class:`scheduler.FrameScheduler` runs networks with on this device."""
         from cml_engine.gpu.frames import FrameExecutor
@@ -138,13 +161,17 @@ class Gpu:
         return Pipeline(key.label, built, layout)
 
     def _module(self, key: ShaderKey) -> wgpu.GPUShaderModule:
-        code = compile_kernel(key)
+        return self._create_module(key.label, compile_kernel(key), key.trusted, str(key.path))
+
+    def _create_module(
+        self, label: str, code: bytes | str, trusted: bool, path: str
+    ) -> wgpu.GPUShaderModule:
         try:
-            return create_shader_module(self.device, key.label, code, key.trusted)
+            return create_shader_module(self.device, label, code, trusted)
         except (wgpu.GPUError, RuntimeError) as error:
             hint = next((f"; {h}" for word, h in _NAGA_HINTS.items() if word in str(error)), "")
             raise ShaderCompileError(
-                f"kernel '{key.path}' compiles, but wgpu does not take it: {_reason(error)}{hint}"
+                f"kernel '{path}' compiles, but wgpu does not take it: {_reason(error)}{hint}"
             ) from error
 
     def _layout(self, tensors: int, params_bytes: int) -> wgpu.GPUBindGroupLayout:

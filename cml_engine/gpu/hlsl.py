@@ -141,11 +141,11 @@ def compile_kernel(key: ShaderKey) -> bytes | str:
                 f"{refused.message}\nWhat WGSL lacks can be used only where no loop has a "
                 "`continue` or a `return`: write the loop without them"
             ) from None
-        _store(spirv, code)
+        store(spirv, code)
         return code
     # naga has subgroups, and refuses the line that asks for them
     text = text.replace("enable subgroups;", "")
-    _store(wgsl, text.encode())
+    store(wgsl, text.encode())
     return text
 
 
@@ -178,7 +178,7 @@ def compile_spirv(key: ShaderKey) -> bytes:
                 f"kernel '{key.label}' has a loop with `continue`, which the driver's translator "
                 "misreads in SPIR-V: write the loop without it"
             ) from None
-        _store(cached, code)
+        store(cached, code)
         return code
 
 
@@ -207,7 +207,7 @@ def digest(key: ShaderKey) -> str:
     source, path = resolved_source(key), key.path
     hasher = hashlib.sha256(slang.version().encode())
     hasher.update(source.replace(str(path.parent.as_posix()), "").encode())
-    for text in _included(source, path.parent, set()):
+    for text in included(source, path.parent, set()):
         hasher.update(text.encode())
     return hasher.hexdigest()
 
@@ -237,7 +237,7 @@ def _find_include(name: str, folder: Path) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
-def _included(source: str, folder: Path, seen: set[Path]) -> list[str]:
+def included(source: str, folder: Path, seen: set[Path]) -> list[str]:
     """The text of every file that the source includes, directly or not, each once."""
     texts: list[str] = []
     for name in _INCLUDE.findall(source):
@@ -245,11 +245,11 @@ def _included(source: str, folder: Path, seen: set[Path]) -> list[str]:
         if file is not None and file not in seen:
             seen.add(file)
             text = file.read_text(encoding="utf-8")
-            texts += [text, *_included(text, file.parent, seen)]
+            texts += [text, *included(text, file.parent, seen)]
     return texts
 
 
-def _store(cached: Path, code: bytes) -> None:
+def store(cached: Path, code: bytes) -> None:
     """Write whole or not at all; a cache that cannot be written is only slower."""
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)

@@ -51,14 +51,24 @@ class Slang:
         if not self._session:
             raise DeviceError(f"the Slang compiler in {library} gave no session")
 
-    def compile(self, path: Path, arguments: list[str], target: str = "spirv") -> bytes:
-        """The compute shader ``main`` in the file ``path`` as SPIR-V, or as another of the
-        compiler's targets; ``arguments`` are ``-I`` and ``-D`` options. Raises
-        :class:`SlangError` with the compiler's diagnostics."""
+    def compile(
+        self,
+        path: Path,
+        arguments: list[str],
+        target: str = "spirv",
+        stage: str = "compute",
+        entry: str = "main",
+    ) -> bytes:
+        """The function ``entry`` of the file ``path`` as SPIR-V, or as another of the compiler's
+        targets; ``stage`` is ``"compute"``, ``"vertex"`` or ``"fragment"``, ``arguments`` are
+        ``-I`` and ``-D`` options. Raises :class:`SlangError` with the compiler's diagnostics."""
+        chosen = ["-profile", _PROFILES[stage], "-stage", stage, "-entry", entry]
         with self._lock:
             request = self._lib.spCreateCompileRequest(self._session)
             try:
-                return self._run(request, [*arguments, *_FLAGS, "-target", target, str(path)])
+                return self._run(
+                    request, [*arguments, *_FLAGS, *chosen, "-target", target, str(path)]
+                )
             finally:
                 self._lib.spDestroyCompileRequest(request)
 
@@ -74,9 +84,9 @@ class Slang:
         return ctypes.string_at(code, size.value)
 
 
+_PROFILES = {"compute": "cs_6_2", "vertex": "vs_6_2", "fragment": "ps_6_2"}
 _FLAGS = [
-    "-lang", "hlsl", "-profile", "cs_6_2", "-entry", "main",
-    "-O2", "-matrix-layout-row-major", "-fp-mode", "precise",
+    "-lang", "hlsl", "-O2", "-matrix-layout-row-major", "-fp-mode", "precise",
 ]  # fmt: skip
 
 

@@ -1,0 +1,91 @@
+"""What the game knows of its own frames: the loop writes it, overlay and report read it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from scheduler import FrameReport
+
+#: frames that the graphs show
+HISTORY = 240
+
+
+@dataclass(slots=True)
+class FrameSample:
+    """One frame, all times in ms. ``render_ms`` and ``inference_ms`` are GPU time and arrive some
+    frames later (None until then); ``cause`` says why a frame took longer than it may."""
+
+    number: int
+    frame_ms: float
+    cpu_ms: float = 0.0
+    render_ms: float | None = None
+    inference_ms: float | None = None
+    budget_ms: float = 0.0
+    overlay_ms: float = 0.0
+    cause: str = ""
+
+
+@dataclass(slots=True)
+class OperatorTime:
+    """What one operator of one network has cost so far."""
+
+    network: str
+    step: int
+    title: str
+    op: str
+    #: where it stands in the model: "graph.nnef:12"
+    line: str
+    kernel: str
+    flops: float
+    bytes: float
+    #: GPU time over ``runs`` whole executions, and what was predicted for the same slices
+    total_ms: float = 0.0
+    predicted_ms: float = 0.0
+    slices: int = 0
+    runs: float = 0.0
+
+    @property
+    def average_ms(self) -> float:
+        """Of one whole execution."""
+        return self.total_ms / self.runs if self.runs > 0 else 0.0
+
+
+@dataclass
+class Telemetry:
+    """Rings of the last frames, and sums since the start."""
+
+    target_ms: float
+    frames: deque[FrameSample] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    operators: dict[tuple[str, int], OperatorTime] = field(default_factory=dict)
+    last_report: FrameReport | None = None
+    tiles_ready: int = 0
+    tiles_wanted: int = 0
+    tiles_finished: int = 0
+    tiles_cancelled: int = 0
+    #: GPU memory in use at the end of each of the last frames
+    memory: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY))
+
+    def latest(self) -> Iterable[FrameSample]:
+        """Oldest first."""
+        return iter(self.frames)
+
+
+@dataclass
+class Controls:
+    """What the player may change while the game runs; the loop obeys in the next frame."""
+
+    #: None: what the renderer leaves ("spare")
+    budget_ms: float | None = None
+    policy: Literal["least_laxity", "fair_share", "by_priority"] = "least_laxity"
+    paused: set[str] = field(default_factory=set)
+    #: fly along the scripted path instead of by hand
+    scripted: bool = False
+    #: the whole network in one frame, as engines without slices do
+    mode: Literal["sliced", "layer", "unsliced"] = "sliced"
+    recording: bool = False
+    trace_path: Path | None = None
+    overlay: bool = True

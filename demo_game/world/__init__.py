@@ -1,0 +1,1 @@
+"""Where tiles are and what their land begins as: pure functions of seed and coordinates."""

@@ -1,0 +1,145 @@
+"""The land before any agent has seen it: gradient noise in octaves, in NumPy.
+
+This is the definition; the operators in ``demo_game/operators`` compute the same on the GPU. An
+octave has a wavelength of ``4 * 2**j`` metres. At a cell of ``4 * 2**level`` metres that is
+``2**(j - level)`` cells, so lattice point and fraction of an integer cell number are exact
+(Perlin, "Improving noise", 2002, has the fade and the lattice; the gradients are hashed).
+
+Coarse heights hold the octaves that a coarse sample can carry (8 cells and longer); ``detail``
+holds the two below (4 and 2 cells), in cells: what the upres agent is given to work with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+#: octaves of the continents, and the longest of the mountains
+CONTINENT_OCTAVES = (13, 12)
+TOP_OCTAVE = 11
+#: metres of the top octave, and how amplitudes fall with the wavelength
+TOP_M, ROUGHNESS = 900.0, 1.08
+#: metres of land per unit of the continents' noise, and the height where that is 0
+CONTINENT_M, LIFT_M = 1400.0, 60.0
+#: a ridge is ``RIDGE_MEAN - RIDGE |noise|``: about 0 on average, so that no octave lifts the land
+RIDGE_MEAN, RIDGE = 0.48, 3.5
+HILL = 0.5
+MOISTURE_OCTAVES = (10, 9, 8, 7)
+
+
+def mix(x: Array) -> Array:
+    """A 32-bit hash of each element (uint32)."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    mixed: Array = x ^ (x >> np.uint32(16))
+    return mixed
+
+
+def hashed(x: Array, z: Array, salt: int, seed: int) -> Array:
+    """A hash of lattice points (int32) for one octave of one world."""
+    key = np.uint32((salt * 0x9E3779B9 + seed * 0x85EBCA6B) & 0xFFFFFFFF)
+    with np.errstate(over="ignore"):
+        found: Array = mix(
+            x.astype(np.int32).view(np.uint32) + mix(z.astype(np.int32).view(np.uint32) + key)
+        )
+    return found
+
+
+def _fade(t: Array) -> Array:
+    faded: Array = t * t * t * (t * (t * np.float32(6) - np.float32(15)) + np.float32(10))
+    return faded
+
+
+def _corner(ix: Array, iz: Array, fx: Array, fz: Array, salt: int, seed: int) -> Array:
+    h = hashed(ix, iz, salt, seed)
+    gx = (h & np.uint32(1023)).astype(np.float32) * np.float32(1 / 511.5) - np.float32(1)
+    gz = ((h >> np.uint32(10)) & np.uint32(1023)).astype(np.float32) * np.float32(
+        1 / 511.5
+    ) - np.float32(1)
+    return gx * fx + gz * fz
+
+
+def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Array:
+    """Noise of a wavelength of ``2**shift`` cells at the cells ``gx, gz`` (int32 grids)."""
+    step = np.float32(1 / (1 << shift))
+    ix, iz = gx >> shift, gz >> shift
+    fx = (gx & ((1 << shift) - 1)).astype(np.float32) * step
+    fz = (gz & ((1 << shift) - 1)).astype(np.float32) * step
+    one = np.float32(1)
+    a = _corner(ix, iz, fx, fz, salt, seed)
+    b = _corner(ix + 1, iz, fx - one, fz, salt, seed)
+    c = _corner(ix, iz + 1, fx, fz - one, salt, seed)
+    d = _corner(ix + 1, iz + 1, fx - one, fz - one, salt, seed)
+    u, v = _fade(fx), _fade(fz)
+    north, south = a + u * (b - a), c + u * (d - c)
+    result: Array = north + v * (south - north)
+    return result
+
+
+def amplitude(octave: int) -> float:
+    """Metres of an octave."""
+    return float(np.float32(TOP_M * 2.0 ** ((octave - TOP_OCTAVE) * ROUGHNESS)))
+
+
+def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
+    first, second = CONTINENT_OCTAVES
+    return gradient_noise(gx, gz, first - level, first, seed) + np.float32(0.5) * gradient_noise(
+        gx, gz, second - level, second, seed
+    )
+
+
+def _mountains(continent: Array) -> Array:
+    """Where the land is ridged, 0 to 1."""
+    t = np.clip((continent + np.float32(0.1)) * np.float32(1 / 0.5), 0, 1)
+    result: Array = t * t * (np.float32(3) - np.float32(2) * t)
+    return result
+
+
+def _octave(gx: Array, gz: Array, level: int, octave: int, mask: Array, seed: int) -> Array:
+    n = gradient_noise(gx, gz, octave - level, octave, seed)
+    ridge = np.float32(RIDGE_MEAN) - np.float32(RIDGE) * np.abs(n)
+    hill = np.float32(HILL) * n
+    mixed: Array = hill + mask * (ridge - hill)
+    return mixed
+
+
+def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
+    """Metres above the sea at cells ``gx, gz`` of the level, of all octaves of 8 cells or more."""
+    continent = _continent(gx, gz, level, seed)
+    mask = _mountains(continent)
+    total: Array = continent * np.float32(CONTINENT_M) + np.float32(LIFT_M)
+    for octave in range(TOP_OCTAVE, level + 2, -1):
+        total = total + np.float32(amplitude(octave)) * _octave(gx, gz, level, octave, mask, seed)
+    return total
+
+
+def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
+    """The octaves of 4 and 2 cells, in cells of the level."""
+    mask = _mountains(_continent(gx, gz, level, seed))
+    total: Array = np.zeros(gx.shape, np.float32)
+    for octave in (level + 2, level + 1):
+        scale = np.float32(amplitude(octave) / (4 * 2**level))
+        total = total + scale * _octave(gx, gz, level, octave, mask, seed)
+    return total
+
+
+def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
+    """How wet the climate is, about 0 to 1, of all octaves of 4 cells or more."""
+    total: Array = np.full(gx.shape, 0.5, np.float32)
+    weight = 0.7
+    for octave in MOISTURE_OCTAVES:
+        if octave - level >= 2:
+            noise = gradient_noise(gx, gz, octave - level, 100 + octave, seed)
+            total = total + np.float32(weight) * noise
+        weight *= 0.6
+    return total
+
+
+def grain(gx: Array, gz: Array, level: int, seed: int) -> Array:
+    """White noise in [0, 1) at half cells ``gx, gz`` (twice the cell's number, and one more)."""
+    return (hashed(gx, gz, 200 + level, seed) >> np.uint32(8)).astype(np.float32) * np.float32(
+        2**-24
+    )

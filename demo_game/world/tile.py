@@ -1,0 +1,86 @@
+"""Tiles: the squares that the world is made of, and the grids on them.
+
+A tile of level ``L`` has ``CELLS`` x ``CELLS`` cells of ``4 * 2**L`` metres; four tiles of the
+level below cover it. Positions on a tile are cell coordinates: 0 at its north-west corner,
+``CELLS`` at the other. Cells of a level are numbered over the whole world, by integers, so nothing
+loses precision far from the origin.
+
+Every grid has an apron, cells beyond the tile's edge, wide enough that whatever is computed from
+it is the same on both sides of an edge: that is why neighbours meet without seams.
+
+============  ============  =======================================================================
+grid          samples       position of sample ``i`` of a row, in cells
+============  ============  =======================================================================
+``COARSE``    36 x 36       ``4 * i - 44``
+``WIDE``      96 x 96       ``i - 20``
+``FINE``      64 x 64       ``i - 4``
+``PAINTED``   128 x 128     ``i / 2 - 4.25``
+============  ============  =======================================================================
+
+So ``FINE`` and ``PAINTED``, as textures, both cover [-4.5, 59.5]: ``uv = (position + 4.5) / 64``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CELLS = 56
+#: metres per cell at level 0
+CELL_M = 4.0
+#: cells of a coarse sample: what the upres agent multiplies
+SCALE = 4
+FINE, FINE_APRON = 64, 4
+WIDE, WIDE_APRON = 96, 20
+COARSE, COARSE_APRON = 36, 44
+PAINTED = 128
+#: the largest squares; nothing is drawn beyond them
+MAX_LEVEL = 6
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class TileId:
+    """A tile, by its level and its place among that level's tiles (``x`` east, ``z`` south)."""
+
+    level: int
+    x: int
+    z: int
+
+    @property
+    def cell_m(self) -> float:
+        """Metres per cell."""
+        return float(CELL_M * 2**self.level)
+
+    @property
+    def span_m(self) -> float:
+        """Metres from edge to edge."""
+        return CELLS * self.cell_m
+
+    @property
+    def origin(self) -> tuple[float, float]:
+        """World position of the north-west corner, in metres (x, z)."""
+        return self.x * self.span_m, self.z * self.span_m
+
+    @property
+    def first_cell(self) -> tuple[int, int]:
+        """Number of the north-west cell among all cells of this level."""
+        return self.x * CELLS, self.z * CELLS
+
+    @property
+    def parent(self) -> TileId:
+        """The tile of the next level that covers it."""
+        return TileId(self.level + 1, self.x >> 1, self.z >> 1)
+
+    @property
+    def children(self) -> tuple[TileId, TileId, TileId, TileId]:
+        """The four tiles of the level below that cover it: north-west, north-east, south-west,
+        south-east."""
+        level, x, z = self.level - 1, 2 * self.x, 2 * self.z
+        return (
+            TileId(level, x, z),
+            TileId(level, x + 1, z),
+            TileId(level, x, z + 1),
+            TileId(level, x + 1, z + 1),
+        )
+
+    def __str__(self) -> str:
+        return f"L{self.level} ({self.x}, {self.z})"
