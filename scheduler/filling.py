@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from scheduler.executor import Slice
@@ -29,11 +30,9 @@ def fill(
         report.reason = "waiting for GPU"
         return chosen
     left = report.aim_ms
-    taken = {seat(job) for job in s.jobs if job.state == "running"}
-    for job in s.policy(runnable, now, s.rate) if runnable else ():
-        if job.state == "queued" and seat(job) not in taken:
-            _start(s, encoder, job, now)
-            taken.add(seat(job))
+    if s.operators_per_frame is not None:
+        return _fill_operators(s, encoder, report, now, runnable)
+    for job in _in_turn(s, encoder, runnable, now):
         while not job.all_encoded and job.state == "running":
             smallest = _MIN_SHARE * report.aim_ms if chosen else 0.0
             if left <= smallest:
@@ -51,6 +50,33 @@ def fill(
             report.reason = "budget"
             break
     return chosen
+
+
+def _fill_operators(
+    s: FrameScheduler, encoder: Any, report: FrameReport, now: float, runnable: list[Job]
+) -> list[Chosen]:
+    """The usual way, for comparison: so many whole operators, whatever they take."""
+    chosen: list[Chosen] = []
+    left = s.operators_per_frame or 0
+    for job in _in_turn(s, encoder, runnable, now):
+        while left and not job.all_encoded and job.state == "running":
+            cost = job.costs[job.step]
+            part = Slice(job.network, job.step, job.group, cost.groups - job.group)
+            job.step, job.group = job.step + 1, 0
+            chosen.append((part, cost, _account(s, job, part, report, now)))
+            left -= 1
+    report.reason = "nothing to do" if left else "budget"
+    return chosen
+
+
+def _in_turn(s: FrameScheduler, encoder: Any, runnable: list[Job], now: float) -> Iterator[Job]:
+    """Jobs in the policy's order, started where they are new and their seat is free."""
+    taken = {seat(job) for job in s.jobs if job.state == "running"}
+    for job in s.policy(runnable, now, s.rate) if runnable else ():
+        if job.state == "queued" and seat(job) not in taken:
+            _start(s, encoder, job, now)
+            taken.add(seat(job))
+        yield job
 
 
 def _runnable(s: FrameScheduler, report: FrameReport) -> list[Job]:

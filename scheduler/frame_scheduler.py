@@ -67,6 +67,9 @@ class FrameScheduler:
         self.clock = clock or RealClock()
         self.cost_model = cost_model or CostModel(over_share)
         self.max_frames_in_flight = max_frames_in_flight
+        #: None, or how many whole operators a frame runs whatever they take: the way of others,
+        #: to show and measure beside ours
+        self.operators_per_frame: int | None = None
         self.jobs: list[Job] = []
         self.frame = 0
         self.last_report: FrameReport | None = None
