@@ -20,6 +20,7 @@ from cml_engine.gpu.native import (
     limit_instance,
     quicken_start,
     timestamp_period_ns,
+    wait,
 )
 from cml_engine.gpu.params import parse_params
 from cml_engine.gpu.stages import StageKey, compile_stage
@@ -142,6 +143,11 @@ class Gpu:
         from cml_engine.gpu.frames import FrameExecutor
 
         return FrameExecutor(self)
+
+    def wait(self) -> None:
+        """Block until the GPU has done all that was submitted. For tools that measure: a game
+        never waits."""
+        wait(self.device)
 
     def _build(self, key: ShaderKey) -> Pipeline:
         if self.dump_kernels is not None:

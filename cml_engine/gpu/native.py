@@ -135,6 +135,11 @@ def poll(device: wgpu.GPUDevice) -> None:
     device._poll(False)
 
 
+def wait(device: wgpu.GPUDevice) -> None:
+    """Block until all that was submitted is done."""
+    device._poll(True)
+
+
 def quicken_start() -> None:
     """Let cffi parse wgpu-py's C types one by one without the names of all the others.
 

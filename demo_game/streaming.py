@@ -1,0 +1,181 @@
+"""Tiles come and go: asked for by rank, made by the agents, shown when whole, dropped when far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from demo_game.agents import INSTANCES, POPULATED_LEVELS, TEXELS, Agents, TileJobs
+from demo_game.world.quadtree import Selection
+from demo_game.world.tile import MAX_LEVEL, TileId
+from scheduler import FrameScheduler, Job
+
+#: tiles under way at a time: enough that every session has work while others wait for theirs
+IN_FLIGHT = 4
+#: metres that a tile out of sight counts as further away
+OUT_OF_SIGHT = 3.0
+#: ms in which the nearest tile should be there, and one ``view`` times as far
+SOON_MS = 400.0
+#: seconds in which a new tile moves from its parent's shape to its own
+FADE_S = 0.6
+
+
+@dataclass(slots=True)
+class Shown:
+    """A tile whose data lie in a slot of the renderer's textures."""
+
+    slot: int
+    since_s: float
+    last_used: int
+
+
+@dataclass
+class Counts:
+    """Since the start."""
+
+    asked: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    #: finished jobs by session
+    by_agent: dict[str, int] = field(default_factory=dict)
+    #: seconds from the first time that a tile was wanted to its first frame on the screen
+    latencies_s: list[float] = field(default_factory=list)
+
+
+class Pool(Protocol):
+    """What streaming needs of the renderer's tile pool."""
+
+    def acquire(self) -> int | None:
+        """A free slot."""
+
+    def fill(self, encoder: Any, slot: int, **tensors: Any) -> None:
+        """Copy the tensors into the slot."""
+
+
+class Streaming:
+    """The tiles that are there, and those that are being made.
+
+    ``pool`` is the renderer's (``acquire``, ``release``, ``fill``).
+    """
+
+    def __init__(self, agents: Agents, scheduler: FrameScheduler, pool: Pool, seed: int) -> None:
+        self.agents, self.scheduler, self.pool, self.seed = agents, scheduler, pool, seed
+        self.shown: dict[TileId, Shown] = {}
+        self.making: dict[TileId, TileJobs] = {}
+        self.counts = Counts()
+        self.error = ""
+        #: called with each tile whose tensors are there, before they are given back
+        self.on_finished: Callable[[TileJobs], bool] = lambda jobs: True
+        self._wanted_since: dict[TileId, float] = {}
+        self._frame = 0
+
+    def ready(self, tile: TileId) -> bool:
+        """Whether the tile can be drawn."""
+        return tile in self.shown
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Of the tiles under way."""
+        return [job for made in self.making.values() for job in made.jobs.values()]
+
+    def want(self, selection: Selection, visible: Callable[[TileId], bool], now_s: float) -> None:
+        """Take the tiles that this frame needs: keep those in use, drop the jobs of those that
+        nobody wants any more, and ask for the most urgent ones. Call once a frame, before
+        the scheduler's ``encode``."""
+        self._frame += 1
+        for tile in _with_ancestors(selection.draw):
+            if tile in self.shown:
+                self.shown[tile].last_used = self._frame
+        self._drop_unwanted(selection)
+        self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in selection.wanted}
+        ranked = sorted(selection.wanted.items(), key=lambda item: _rank(*item, visible))
+        for tile, away in ranked:
+            if len(self.making) >= IN_FLIGHT:
+                break
+            if tile not in self.making:
+                self._ask(tile, away, visible(tile))
+
+    def _ask(self, tile: TileId, away: float, in_view: bool) -> None:
+        spans = away / tile.span_m
+        within_ms = SOON_MS * (1 + spans) * (1 if in_view else OUT_OF_SIGHT)
+        priority = (2.0 if in_view else 1.0) / (1 + spans)
+        self.making[tile] = self.agents.submit(self.scheduler, tile, self.seed, priority, within_ms)
+        self.counts.asked += 1
+
+    def _drop_unwanted(self, selection: Selection) -> None:
+        """The player has turned away, or another level is wanted: what has not begun to matter
+        is not finished. A tile that is nearly there is."""
+        for tile, made in list(self.making.items()):
+            if tile not in selection.wanted and made.progress < 0.5:
+                made.cancel()
+                del self.making[tile]
+                self.counts.cancelled += 1
+
+    def collect(self, encoder: Any, now_s: float) -> int:
+        """Copy the tiles that are done into their slots, in this frame's encoder, all of a tile
+        at once; how many. Call after the scheduler's ``encode``."""
+        filled = 0
+        for tile, made in list(self.making.items()):
+            if made.failed:
+                self.error = f"tile {tile}: {made.failed}"
+                made.cancel()
+                del self.making[tile]
+            elif made.done and self.on_finished(made) and self._show(encoder, tile, made, now_s):
+                del self.making[tile]
+                filled += 1
+        return filled
+
+    def _show(self, encoder: Any, tile: TileId, made: TileJobs, now_s: float) -> bool:
+        slot = self._slot()
+        if slot is None:
+            return False
+        names = [*TEXELS, *(INSTANCES if tile.level < POPULATED_LEVELS else ())]
+        self.pool.fill(encoder, slot, **{name: made.tensor(name) for name in names})
+        made.release()
+        self.shown[tile] = Shown(slot, now_s, self._frame)
+        self.counts.finished += 1
+        for name in made.jobs:
+            self.counts.by_agent[name] = self.counts.by_agent.get(name, 0) + 1
+        since = self._wanted_since.pop(tile, None)
+        if since is not None:
+            self.counts.latencies_s.append(now_s - since)
+        return True
+
+    def _slot(self) -> int | None:
+        """A free slot, or that of the tile that was not used for the longest time; None where all
+        are in use now."""
+        free = self.pool.acquire()
+        if free is not None:
+            return free
+        oldest = min(self.shown, key=lambda t: (self.shown[t].last_used, -t.level, t))
+        if self.shown[oldest].last_used >= self._frame:
+            return None
+        return self.shown.pop(oldest).slot
+
+    def fade(self, tile: TileId, now_s: float) -> float:
+        """1 when the tile has just come and still has its parent's shape, 0 when it has its own."""
+        return max(0.0, 1.0 - (now_s - self.shown[tile].since_s) / FADE_S)
+
+    def cancel_all(self) -> None:
+        """Drop everything that is under way."""
+        for made in self.making.values():
+            made.cancel()
+        self.making.clear()
+
+
+def _rank(tile: TileId, away: float, visible: Callable[[TileId], bool]) -> tuple[float, TileId]:
+    """Coarse tiles first (they cover holes), then near ones in view."""
+    weight = 1.0 if visible(tile) else OUT_OF_SIGHT
+    return weight * (1 + away / tile.span_m) - 2.0 * tile.level, tile
+
+
+def _with_ancestors(tiles: Iterable[TileId]) -> set[TileId]:
+    """The tiles and all that they morph to."""
+    found: set[TileId] = set()
+    for start in tiles:
+        tile = start
+        while tile not in found and tile.level <= MAX_LEVEL:
+            found.add(tile)
+            tile = tile.parent
+    return found

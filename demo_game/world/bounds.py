@@ -1,0 +1,48 @@
+"""How high a tile's land lies, from its noise alone: known before any network has run."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from demo_game.world import noise
+from demo_game.world.tile import CELLS, TileId
+
+#: samples from edge to edge of a tile
+_SAMPLES = 8
+#: tiles along a side of the block that is computed at once: one call costs as much as sixteen
+_BLOCK = 4
+#: what lies between the samples, and what the networks change, in cells of the tile
+_MARGIN_CELLS = 4.0
+
+
+@lru_cache(maxsize=4096)
+def bounds(tile: TileId, seed: int) -> tuple[float, float]:
+    """Lowest and highest metres of the tile, about; never below the sea's surface."""
+    block = _block(tile.level, tile.x // _BLOCK, tile.z // _BLOCK, seed)
+    x, z = tile.x % _BLOCK * _SAMPLES, tile.z % _BLOCK * _SAMPLES
+    heights = block[z : z + _SAMPLES + 1, x : x + _SAMPLES + 1]
+    margin = _MARGIN_CELLS * tile.cell_m
+    return max(0.0, float(heights.min()) - margin), max(0.0, float(heights.max()) + margin)
+
+
+@lru_cache(maxsize=1024)
+def _block(level: int, x: int, z: int, seed: int) -> np.ndarray[Any, Any]:
+    """Heights of a block's tiles, at ``_SAMPLES`` per tile."""
+    steps = np.arange(_BLOCK * _SAMPLES + 1, dtype=np.int32) * np.int32(CELLS // _SAMPLES)
+    side = CELLS * _BLOCK
+    cells_z, cells_x = np.meshgrid(
+        steps + np.int32(z * side), steps + np.int32(x * side), indexing="ij"
+    )
+    return noise.height(cells_x, cells_z, level, seed)
+
+
+def ground(x: float, z: float, seed: int, level: int = 0) -> float:
+    """Metres of the land at a point of the world, of the octaves that tiles of ``level`` begin
+    with; the sea's surface is 0."""
+    cell = np.array([[0]], np.int32)
+    size = TileId(level, 0, 0).cell_m
+    at_x, at_z = cell + np.int32(x // size), cell + np.int32(z // size)
+    return max(0.0, float(noise.height(at_x, at_z, level, seed)[0, 0]))

@@ -1,0 +1,119 @@
+"""Which tiles to draw and which to make: a quadtree around the camera.
+
+A tile is divided while the camera is nearer than ``split`` of its spans (continuous distance-
+dependent level of detail: Strugar, "Continuous Distance-Dependent Level of Detail for Rendering
+Heightmaps", 2009). A level is drawn out to ``split`` spans of the next one, and its vertices have
+moved onto the next level's surface before they get there, so that levels meet without cracks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from demo_game.world.bounds import bounds
+from demo_game.world.tile import TileId
+
+#: where a level's vertices begin to move, as a share of the distance where they have moved
+MORPH_FROM = 0.65
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How finely the world is drawn: levels ``finest`` to ``coarsest``, the tiles of the coarsest
+    out to ``view_m`` metres."""
+
+    finest: int = 0
+    coarsest: int = 6
+    split: float = 1.5
+    view_m: float = 20_000.0
+
+    def range_m(self, level: int) -> tuple[float, float]:
+        """Where a level's vertices begin to move to the next level's surface, and where they are
+        there, in metres from the camera."""
+        if level >= self.coarsest:
+            return math.inf, math.inf
+        end = self.split * TileId(level + 1, 0, 0).span_m
+        return MORPH_FROM * end, end
+
+
+@dataclass(slots=True)
+class Selection:
+    """Tiles to draw, and tiles to make with their distance in metres (nearest parents first)."""
+
+    draw: list[TileId] = field(default_factory=list)
+    wanted: dict[TileId, float] = field(default_factory=dict)
+
+
+def distance(tile: TileId, seed: int, eye: tuple[float, float, float]) -> float:
+    """Metres from the eye to the nearest point of the tile's box."""
+    (x, z), span = tile.origin, tile.span_m
+    low, high = bounds(tile, seed)
+    dx = max(x - eye[0], 0.0, eye[0] - x - span)
+    dy = max(low - eye[1], 0.0, eye[1] - high)
+    dz = max(z - eye[2], 0.0, eye[2] - z - span)
+    return math.sqrt(dx * dx + dy * dy + dz * dz)
+
+
+def select(
+    eye: tuple[float, float, float], seed: int, detail: Detail, ready: Callable[[TileId], bool]
+) -> Selection:
+    """The tiles around the eye. A tile is drawn in the place of its four children until all of
+    them are ready, so the picture never has a hole where something coarser is there."""
+    found = Selection()
+    for root in _roots(eye, detail):
+        _visit(root, eye, seed, detail, ready, found)
+    return found
+
+
+def _roots(eye: tuple[float, float, float], detail: Detail) -> list[TileId]:
+    span = TileId(detail.coarsest, 0, 0).span_m
+    reach = detail.view_m
+
+    def around(at: float) -> range:
+        return range(math.floor((at - reach) / span), math.floor((at + reach) / span) + 1)
+
+    tiles = [TileId(detail.coarsest, x, z) for z in around(eye[2]) for x in around(eye[0])]
+    return [tile for tile in tiles if _flat_distance(tile, eye) < reach]
+
+
+def _flat_distance(tile: TileId, eye: tuple[float, float, float]) -> float:
+    (x, z), span = tile.origin, tile.span_m
+    return math.hypot(
+        max(x - eye[0], 0.0, eye[0] - x - span), max(z - eye[2], 0.0, eye[2] - z - span)
+    )
+
+
+def _visit(
+    tile: TileId,
+    eye: tuple[float, float, float],
+    seed: int,
+    detail: Detail,
+    ready: Callable[[TileId], bool],
+    found: Selection,
+) -> None:
+    away = distance(tile, seed, eye)
+    if not ready(tile):
+        found.wanted[tile] = away
+        return
+    if tile.level > detail.finest and away < detail.split * tile.span_m:
+        children = tile.children
+        if all([_ready_or_wanted(child, eye, seed, ready, found) for child in children]):
+            for child in children:
+                _visit(child, eye, seed, detail, ready, found)
+            return
+    found.draw.append(tile)
+
+
+def _ready_or_wanted(
+    tile: TileId,
+    eye: tuple[float, float, float],
+    seed: int,
+    ready: Callable[[TileId], bool],
+    found: Selection,
+) -> bool:
+    if ready(tile):
+        return True
+    found.wanted[tile] = distance(tile, seed, eye)
+    return False
