@@ -89,7 +89,7 @@ class Streaming:
                 self.shown[tile].last_used = self._frame
         self._drop_unwanted(selection)
         self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in selection.wanted}
-        ranked = sorted(selection.wanted.items(), key=lambda item: _rank(*item, visible))
+        ranked = sorted(selection.wanted.items(), key=lambda item: _rank(item[0], item[1], visible))
         for tile, away in ranked:
             if len(self.making) >= IN_FLIGHT:
                 break

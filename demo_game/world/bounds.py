@@ -10,6 +10,8 @@ import numpy as np
 from demo_game.world import noise
 from demo_game.world.tile import CELLS, TileId
 
+Array = np.ndarray[Any, Any]
+
 #: samples from edge to edge of a tile
 _SAMPLES = 8
 #: tiles along a side of the block that is computed at once: one call costs as much as sixteen
@@ -29,7 +31,7 @@ def bounds(tile: TileId, seed: int) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=1024)
-def _block(level: int, x: int, z: int, seed: int) -> np.ndarray[Any, Any]:
+def _block(level: int, x: int, z: int, seed: int) -> Array:
     """Heights of a block's tiles, at ``_SAMPLES`` per tile."""
     steps = np.arange(_BLOCK * _SAMPLES + 1, dtype=np.int32) * np.int32(CELLS // _SAMPLES)
     side = CELLS * _BLOCK
@@ -39,10 +41,10 @@ def _block(level: int, x: int, z: int, seed: int) -> np.ndarray[Any, Any]:
     return noise.height(cells_x, cells_z, level, seed)
 
 
-def ground(x: float, z: float, seed: int, level: int = 0) -> float:
-    """Metres of the land at a point of the world, of the octaves that tiles of ``level`` begin
-    with; the sea's surface is 0."""
-    cell = np.array([[0]], np.int32)
-    size = TileId(level, 0, 0).cell_m
-    at_x, at_z = cell + np.int32(x // size), cell + np.int32(z // size)
-    return max(0.0, float(noise.height(at_x, at_z, level, seed)[0, 0]))
+def ground(x: Array, z: Array, seed: int) -> Array:
+    """Metres of the land at points of the world (metres), as tiles of level 0 begin with it; the
+    sea's surface is 0."""
+    size = TileId(0, 0, 0).cell_m
+    cells_x, cells_z = (np.floor(at / size).astype(np.int32) for at in (x, z))
+    found: Array = np.maximum(noise.height(cells_x, cells_z, 0, seed), 0)
+    return found

@@ -99,21 +99,11 @@ def _visit(
         return
     if tile.level > detail.finest and away < detail.split * tile.span_m:
         children = tile.children
-        if all([_ready_or_wanted(child, eye, seed, ready, found) for child in children]):
+        missing = [child for child in children if not ready(child)]
+        for child in missing:
+            found.wanted[child] = distance(child, seed, eye)
+        if not missing:
             for child in children:
                 _visit(child, eye, seed, detail, ready, found)
             return
     found.draw.append(tile)
-
-
-def _ready_or_wanted(
-    tile: TileId,
-    eye: tuple[float, float, float],
-    seed: int,
-    ready: Callable[[TileId], bool],
-    found: Selection,
-) -> bool:
-    if ready(tile):
-        return True
-    found.wanted[tile] = distance(tile, seed, eye)
-    return False

@@ -1,0 +1,115 @@
+"""Where the camera is: along a path of its own, or flown by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from demo_game.world.bounds import ground
+from demo_game.world.scenery import find_start
+
+#: metres above the land, and per second
+ALTITUDE_M, SPEED = 160.0, 70.0
+#: radii of the path's two loops, in metres
+_LOOP_M = (2600.0, 1700.0)
+#: the path looks down a little
+_PITCH = -0.13
+#: seconds between the points where the land under the path is looked up
+_STEP_S = 2.0
+_LOOKAHEAD = 4
+_TURN_PER_PIXEL = 0.004
+
+
+@dataclass(frozen=True, slots=True)
+class Pose:
+    """A place in metres (x east, y up, z south), and a direction in radians: ``yaw`` 0 looks
+    north (-z) and grows to the east, ``pitch`` grows upwards."""
+
+    position: tuple[float, float, float]
+    yaw: float
+    pitch: float
+
+    @property
+    def forward(self) -> tuple[float, float, float]:
+        """The direction of view, of length 1."""
+        flat = math.cos(self.pitch)
+        return flat * math.sin(self.yaw), math.sin(self.pitch), -flat * math.cos(self.yaw)
+
+
+class ScriptedFlight:
+    """The same loops for everyone: a pure function of the seed and the time."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.start = find_start(seed)
+        self._lifts: dict[int, float] = {}
+
+    def pose(self, seconds: float) -> Pose:
+        """Where the camera is after so many seconds."""
+        x, z = self._at(seconds)
+        ahead_x, ahead_z = self._at(seconds + 1.0)
+        yaw = math.atan2(ahead_x - x, -(ahead_z - z))
+        return Pose((x, self._height(seconds), z), yaw, _PITCH)
+
+    def _at(self, seconds: float) -> tuple[float, float]:
+        wide, narrow = _LOOP_M
+        turn = SPEED / wide * seconds
+        return (
+            self.start[0] + wide * math.sin(turn),
+            self.start[1] + narrow * math.sin(2 * turn) * 0.5 - narrow * 0.3,
+        )
+
+    def _height(self, seconds: float) -> float:
+        """Smoothly over the highest land of the next seconds."""
+        step = math.floor(seconds / _STEP_S)
+        t = seconds / _STEP_S - step
+        before, after = self._lift(step), self._lift(step + 1)
+        return before + (after - before) * t * t * (3 - 2 * t)
+
+    def _lift(self, step: int) -> float:
+        if step not in self._lifts:
+            points = [self._at((step + k) * _STEP_S) for k in range(-1, _LOOKAHEAD)]
+            x, z = np.array(points).T
+            self._lifts[step] = float(ground(x, z, self.seed).max()) + ALTITUDE_M
+        return self._lifts[step]
+
+
+@dataclass
+class FreeFlight:
+    """Flown by the player: ``keys`` are those held down (names of glfw's constants, such as
+    ``"W"``)."""
+
+    pose: Pose
+    seed: int
+    keys: set[str] = field(default_factory=set)
+    _floor: float = 0.0
+    _asked_s: float = -math.inf
+
+    def look(self, dx: float, dy: float) -> None:
+        """Turn by so many pixels of the mouse."""
+        pitch = max(-1.5, min(1.5, self.pose.pitch - dy * _TURN_PER_PIXEL))
+        self.pose = Pose(self.pose.position, self.pose.yaw + dx * _TURN_PER_PIXEL, pitch)
+
+    def move(self, dt_s: float, now_s: float) -> Pose:
+        """So much further in the direction of the keys; never into the ground."""
+        forward = np.array(self.pose.forward)
+        right = np.array([math.cos(self.pose.yaw), 0.0, math.sin(self.pose.yaw)])
+        held = self.keys
+        wish = forward * (("W" in held) - ("S" in held)) + right * (("D" in held) - ("A" in held))
+        wish[1] += ("E" in held) - ("Q" in held)
+        speed = SPEED * (6.0 if "LEFT_SHIFT" in held else 1.0)
+        position = np.array(self.pose.position) + wish * speed * dt_s
+        if now_s - self._asked_s > 0.25:
+            self._asked_s = now_s
+            points: Any = np.stack([position, position + forward * speed])
+            self._floor = float(ground(points[:, 0], points[:, 2], self.seed).max()) + 8.0
+        position[1] = max(position[1], self._floor)
+        self.pose = Pose(
+            (float(position[0]), float(position[1]), float(position[2])),
+            self.pose.yaw,
+            self.pose.pitch,
+        )
+        return self.pose
