@@ -18,6 +18,9 @@ class Periodic:
     Its jobs share a slot: a run that is still waiting when the next is due is superseded, so a
     device that cannot keep up skips runs instead of piling them up. ``latest`` is the newest job
     that is done: its outputs hold until the next one is.
+
+    Where ``make_inputs`` raises, or its inputs are refused, the job ends there: :attr:`stopped`,
+    with the reason in :attr:`error`. The frame and the other jobs go on.
     """
 
     scheduler: FrameScheduler
@@ -27,6 +30,7 @@ class Periodic:
     options: dict[str, Any] = field(default_factory=dict)
     next_ms: float = 0.0
     stopped: bool = False
+    error: str = ""
     latest: Job | None = None
     _under_way: list[Job] = field(default_factory=list)
 
@@ -41,7 +45,17 @@ class Periodic:
             return
         missed = (now_ms - self.next_ms) // self.period_ms
         self.next_ms += (missed + 1) * self.period_ms
-        job = self.scheduler.submit(self.session, self.make_inputs(), **self.options)
+        try:
+            job = self.scheduler.submit(self.session, self.make_inputs(), **self.options)
+        except Exception as error:  # the host's own code, in the middle of a frame
+            network = getattr(self.session, "program", self.session)
+            name = self.options.get("name") or getattr(network, "name", "job")
+            self.error = (
+                f"periodic job '{name}': its inputs could not be made, it is stopped: "
+                f"{type(error).__name__}: {error}"
+            )
+            self.stop()
+            return
         self._under_way.append(job)
 
     def stop(self) -> None:

@@ -224,6 +224,35 @@ def test_a_periodic_job_comes_again_and_skips_what_it_cannot_keep_up_with():
         loop.scheduler.submit_periodic(quick, dict, 0)
 
 
+def test_inputs_that_cannot_be_made_stop_only_their_periodic_job():
+    """The host's own function raises in the middle of a frame."""
+    net, other = network("n", 4.0), network("o", 40.0)
+    loop = Loop(net, other)
+    made = []
+
+    def inputs():
+        made.append(1)
+        if len(made) == 3:
+            raise KeyError("camera")
+        return {}
+
+    every = loop.scheduler.submit_periodic(net, inputs, 5 * FRAME, name="sky")
+    mate = loop.submit(other)
+    loop.until_done(mate)
+    loop.frames(20)
+    assert mate.state == "done" and len(made) == 3
+    assert every.stopped and every.latest.state == "done"
+    assert "'sky'" in every.error and "KeyError: 'camera'" in every.error
+
+
+def test_inputs_that_are_refused_stop_only_their_periodic_job():
+    loop = Loop()
+    every = loop.scheduler.submit_periodic(object(), dict, FRAME)
+    assert every.error == ""
+    assert loop.frames().reason == "nothing to do"
+    assert every.stopped and "TypeError" in every.error
+
+
 def test_admission_says_what_cannot_be_held():
     net = network("n", 40.0)
     loop = Loop(net)
