@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from scheduler.cost_model import CostModel
 from scheduler.executor import Slice, StepCost, Timing
-from scheduler.reports import FrameReport
+from scheduler.reports import FrameReport, SliceReport
 
 #: a slice of a frame, what is known of its step, and its predicted ms
 Chosen = tuple[Slice, StepCost, float]
@@ -112,9 +112,20 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     known = all(model.samples(step.key) >= _KNOWN for parts in entry.groups for step, _ in parts)
     if known and report.predicted_ms > _TELLING * report.aim_ms:
         model.learn_frame(report.predicted_ms, report.measured_ms)
+    first = 0
     for index, parts in enumerate(entry.groups):
         model.learn(parts, entry.ms[index])
+        _share_out(report.slices[first : first + len(parts)], entry.ms[index])
+        first += len(parts)
     return report
+
+
+def _share_out(slices: Sequence[SliceReport], ms: float) -> None:
+    """A timed group's slices get its time in proportion to their predictions."""
+    predicted = sum(part.predicted_ms for part in slices)
+    for part in slices:
+        share = part.predicted_ms / predicted if predicted else 1 / len(slices)
+        part.measured_ms = ms * share
 
 
 def in_groups(chosen: Sequence[Chosen], limit: int) -> list[list[Chosen]]:

@@ -16,9 +16,14 @@ Reason = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SliceReport:
-    """A part of a frame: workgroups ``[first, first + count)`` of ``step`` of a job."""
+    """A part of a frame: workgroups ``[first, first + count)`` of ``step`` of a job.
+
+    ``measured_ms`` comes with the frame's: the slice's own time where it was timed alone, else its
+    predicted share of the group of neighbours that was timed as one. It stays None without
+    timestamps.
+    """
 
     job: int
     step: int
@@ -27,6 +32,7 @@ class SliceReport:
     first: int
     count: int
     predicted_ms: float
+    measured_ms: float | None = None
 
 
 @dataclass
