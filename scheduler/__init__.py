@@ -14,6 +14,7 @@ from scheduler.frame_scheduler import FrameScheduler
 from scheduler.job import Job, JobOutput
 from scheduler.policy import by_priority, fair_share, least_laxity
 from scheduler.reports import FrameReport, SliceReport
+from scheduler.trace import write_trace
 
 __all__ = [
     "AdmissionError",
@@ -36,4 +37,5 @@ __all__ = [
     "by_priority",
     "fair_share",
     "least_laxity",
+    "write_trace",
 ]

@@ -113,7 +113,8 @@ def trace(
     for _ in range(10):  # until the last timings are here
         frame()
     about = {"device": session.gpu.name, "clock": scheduler.executor.clock_source}
-    write_trace(path, reports, jobs, memory, about)
+    names = {job.number: f"{job.name} {job.number}" for job in jobs}
+    write_trace(path, reports, names, memory, about)
     return len(reports), sum(len(r.slices) for r in reports)
 
 

@@ -8,11 +8,10 @@ and memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scheduler.job import Job
 from scheduler.reports import FrameReport
 
 _PID = 1
@@ -21,41 +20,54 @@ _FRAMES, _EXPECTED, _FIRST_JOB = 1, 2, 10
 
 def trace_events(
     reports: Sequence[FrameReport],
-    jobs: Iterable[Job] = (),
+    names: Mapping[int, str] | None = None,
     memory: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """The events of some frames; ``memory`` is bytes by owner, shown as a counter."""
-    names = {job.number: job.name for job in jobs}
-    events = list(_names(reports, names))
+    """The events of some frames. ``names`` are the jobs' by number: those of one name share a
+    track. ``memory`` is bytes by owner, shown as a counter."""
+    tracks = _tracks(reports, names or {})
+    numbers = _threads(tracks)
+    threads = {job: numbers[name] for job, name in tracks.items()}
+    events = list(_names(numbers))
     start = reports[0].now_ms if reports else 0.0
     for report in reports:
-        events += _frame(report, report.now_ms - start, memory or {})
+        events += _frame(report, report.now_ms - start, threads, memory or {})
     return events
 
 
 def write_trace(
     path: Path,
     reports: Sequence[FrameReport],
-    jobs: Iterable[Job] = (),
+    names: Mapping[int, str] | None = None,
     memory: Mapping[str, float] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the trace as one JSON object; ``about`` is kept in it for people."""
     data = {
-        "traceEvents": trace_events(reports, jobs, memory),
+        "traceEvents": trace_events(reports, names, memory),
         "displayTimeUnit": "ms",
         "otherData": dict(about or {}),
     }
     path.write_text(json.dumps(data), encoding="utf-8")
 
 
-def _names(reports: Sequence[FrameReport], names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+def _tracks(reports: Sequence[FrameReport], names: Mapping[int, str]) -> dict[int, str]:
+    """The track of each job that ran."""
+    seen = dict.fromkeys(part.job for report in reports for part in report.slices)
+    return {job: names.get(job) or f"job {job}" for job in seen}
+
+
+def _names(threads: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     yield _meta("process_name", 0, "networks on the GPU")
     yield _meta("thread_name", _FRAMES, "frames, actual")
     yield _meta("thread_name", _EXPECTED, "frames, expected")
-    seen = dict.fromkeys(part.job for report in reports for part in report.slices)
-    for job in seen:
-        yield _meta("thread_name", _FIRST_JOB + job, f"job {job} {names.get(job, '')}".strip())
+    for name, thread in threads.items():
+        yield _meta("thread_name", thread, name)
+
+
+def _threads(tracks: Mapping[int, str]) -> dict[str, int]:
+    """The number of each track, in the order of first use."""
+    return {name: _FIRST_JOB + i for i, name in enumerate(dict.fromkeys(tracks.values()))}
 
 
 def _meta(name: str, thread: int, value: str) -> dict[str, Any]:
@@ -63,7 +75,7 @@ def _meta(name: str, thread: int, value: str) -> dict[str, Any]:
 
 
 def _frame(
-    report: FrameReport, at_ms: float, memory: Mapping[str, float]
+    report: FrameReport, at_ms: float, threads: Mapping[int, int], memory: Mapping[str, float]
 ) -> Iterator[dict[str, Any]]:
     took = report.measured_ms if report.measured_ms is not None else report.predicted_ms
     args = {
@@ -81,9 +93,10 @@ def _frame(
     at = at_ms
     for part in report.slices:
         length = part.predicted_ms * scale
-        about = {"workgroups": f"[{part.first}, {part.first + part.count})", "step": part.step,
+        about = {"job": part.job, "step": part.step,
+                 "workgroups": f"[{part.first}, {part.first + part.count})",
                  "predicted_ms": part.predicted_ms, "operator": part.title}  # fmt: skip
-        yield _span(part.op, _FIRST_JOB + part.job, at, length, about)
+        yield _span(part.op, threads[part.job], at, length, about)
         at += length
     counters = {"budget": report.budget_ms, "aim": report.aim_ms, "used": took}
     yield _counter("ms per frame", at_ms, counters)

@@ -80,12 +80,16 @@ def test_recording_starts_before_the_first_job():
 
 def test_a_trace_holds_frames_slices_and_counters(tmp_path):
     _, reports, jobs = eventful_run(60)
-    events = trace_events(reports, jobs, {"weights": 2**20})
+    names = {job.number: job.name for job in jobs}
+    events = trace_events(reports, names, {"weights": 2**20})
     assert {e["ph"] for e in events} == {"M", "X", "C"}
     assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in events if e["ph"] == "X")
     slices = [e for e in events if e["ph"] == "X" and e["tid"] >= 10]
     assert len(slices) == sum(len(r.slices) for r in reports)
-    write_trace(tmp_path / "t.json", reports, jobs, about={"model": "x"})
+    tracks = {e["args"]["name"] for e in events if e["ph"] == "M" and e["tid"] >= 10}
+    ran = {names[part.job] for report in reports for part in report.slices}
+    assert tracks == ran  # jobs of one name share theirs
+    write_trace(tmp_path / "t.json", reports, names, about={"model": "x"})
     data = json.loads((tmp_path / "t.json").read_text())
     assert data["displayTimeUnit"] == "ms" and data["otherData"] == {"model": "x"}
     assert len(data["traceEvents"]) > 100
