@@ -41,6 +41,8 @@ CHAIN: Mapping[str, Mapping[str, str]] = {
 READS_TILE = ("terrain", "scatter")
 #: nothing grows on the coarser levels: its instances would be smaller than a pixel
 POPULATED_LEVELS = 2
+#: jobs whose names are kept: their times arrive some frames after they are done
+_NAMES = 1024
 #: what of a tile the renderer keeps
 TEXELS = {"height": "surface", "shading": "surface", "texels": "paint"}
 INSTANCES = {"instances": "scatter", "draw": "scatter"}
@@ -144,6 +146,8 @@ class Agents:
         self.sessions = {
             name: cml.Session(graph, gpu, deferred=True) for name, graph in graphs.items()
         }
+        #: the session's name by job number, of the last jobs
+        self.names: dict[int, str] = {}
 
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
@@ -163,4 +167,7 @@ class Agents:
                 deadline_ms=within_ms,
                 name=name,
             )
+            self.names[jobs[name].number] = name
+        while len(self.names) > _NAMES:
+            del self.names[next(iter(self.names))]
         return TileJobs(tile, jobs)

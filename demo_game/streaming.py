@@ -65,8 +65,8 @@ class Streaming:
         self.making: dict[TileId, TileJobs] = {}
         self.counts = Counts()
         self.error = ""
-        #: called with each tile whose tensors are there, before they are given back
-        self.on_finished: Callable[[TileJobs], bool] = lambda jobs: True
+        #: what becomes of a tile's tensors once they have been copied
+        self.hand_over: Callable[[TileJobs], None] = TileJobs.release
         self._wanted_since: dict[TileId, float] = {}
         self._frame = 0
 
@@ -78,6 +78,11 @@ class Streaming:
     def jobs(self) -> list[Job]:
         """Of the tiles under way."""
         return [job for made in self.making.values() for job in made.jobs.values()]
+
+    @property
+    def summary(self) -> str:
+        """Tiles in a few words."""
+        return f"{len(self.shown)} tiles there, {len(self.making)} being made"
 
     def want(self, selection: Selection, visible: Callable[[TileId], bool], now_s: float) -> None:
         """Take the tiles that this frame needs: keep those in use, drop the jobs of those that
@@ -121,7 +126,7 @@ class Streaming:
                 self.error = f"tile {tile}: {made.failed}"
                 made.cancel()
                 del self.making[tile]
-            elif made.done and self.on_finished(made) and self._show(encoder, tile, made, now_s):
+            elif made.done and self._show(encoder, tile, made, now_s):
                 del self.making[tile]
                 filled += 1
         return filled
@@ -132,7 +137,7 @@ class Streaming:
             return False
         names = [*TEXELS, *(INSTANCES if tile.level < POPULATED_LEVELS else ())]
         self.pool.fill(encoder, slot, **{name: made.tensor(name) for name in names})
-        made.release()
+        self.hand_over(made)
         self.shown[tile] = Shown(slot, now_s, self._frame)
         self.counts.finished += 1
         for name in made.jobs:

@@ -1,0 +1,188 @@
+"""One frame of the game: tiles wanted, networks' slices, picture, overlay; one submit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cml_engine as cml
+from demo_game.agents import Agents, load_graphs
+from demo_game.flight import Pose
+from demo_game.measure import FrameTimes, OperatorTimes
+from demo_game.render.camera import Camera
+from demo_game.render.quality import Quality
+from demo_game.render.renderer import DrawStats, Renderer, VisibleTile
+from demo_game.streaming import Streaming
+from demo_game.telemetry import Controls, FrameSample, Telemetry
+from demo_game.world.bounds import bounds
+from demo_game.world.quadtree import Detail, Selection, select
+from demo_game.world.tile import TileId
+from scheduler import (
+    FixedBudget,
+    FrameReport,
+    FrameScheduler,
+    SpareBudget,
+    by_priority,
+    fair_share,
+    least_laxity,
+)
+
+POLICIES = {"least_laxity": least_laxity, "fair_share": fair_share, "by_priority": by_priority}
+#: whole operators per frame in the modes that show how others do it
+OPERATORS = {"sliced": None, "layer": 1, "unsliced": 1_000_000}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a game is started with."""
+
+    seed: int = 7
+    models: Path | None = None
+    frame_ms: float = 1000 / 60
+    detail: Detail = field(default_factory=Detail)
+    #: the most GPU memory that everything may take
+    memory_bytes: int | None = None
+
+
+class Game:
+    """The world, its agents and its picture on one device. :meth:`frame` is called in every frame
+    of a window's or a headless loop."""
+
+    def __init__(
+        self, gpu: cml.Gpu, target_format: str, quality: Quality, settings: Settings
+    ) -> None:
+        self.gpu, self.settings, self.quality = gpu, settings, quality
+        self.controls = Controls()
+        self.telemetry = Telemetry(settings.frame_ms)
+        self.scheduler = FrameScheduler(gpu, settings.frame_ms, "spare")
+        self.agents = Agents(gpu, load_graphs(settings.models))
+        self.renderer = Renderer(gpu, target_format, quality)
+        self.streaming = Streaming(self.agents, self.scheduler, self.renderer.tiles, settings.seed)
+        self.timer = gpu.frame_timer(("render", "overlay"))
+        self.times = FrameTimes(self.telemetry)
+        self.operators = OperatorTimes(self.telemetry, self.agents.sessions)
+        #: False: no tile is asked for (what the picture costs without any inference)
+        self.inference = True
+        self.draw_stats: DrawStats | None = None
+        self.selection = Selection()
+        self._started = time.perf_counter()
+        self._spare = self.scheduler.budget
+
+    def resize(self, width: int, height: int) -> None:
+        """The target has another size now, in pixels."""
+        self.renderer.resize(width, height)
+
+    def frame(
+        self,
+        target_view: Any,
+        pose: Pose,
+        now_s: float,
+        draw_overlay: Callable[[Any, Any], None] | None = None,
+    ) -> FrameSample:
+        """Everything of one frame, up to its submit: ``target_view`` is drawn to, ``now_s`` is
+        the game's own time, ``draw_overlay(encoder, timestamp_writes)`` comes last."""
+        start = time.perf_counter()
+        self._obey()
+        camera = self._camera(pose)
+        self._want(camera, pose, now_s)
+        encoder = self.gpu.device.create_command_encoder()
+        report = self.scheduler.encode(encoder)
+        self.streaming.collect(encoder, now_s)
+        self.draw_stats = self.renderer.draw(
+            encoder,
+            target_view,
+            camera,
+            self._visible(camera, now_s),
+            now_s,
+            timestamp_writes=self.timer.writes("render"),
+        )
+        if draw_overlay is not None:
+            draw_overlay(encoder, self.timer.writes("overlay"))
+        self.timer.resolve(encoder)
+        self.gpu.queue.submit([encoder.finish()])
+        return self._end(report, start)
+
+    def _end(self, report: FrameReport, start: float) -> FrameSample:
+        measured = self.scheduler.end_frame()
+        sample = self.times.begin(report, 1e3 * (time.perf_counter() - start))
+        for number, passes in self.timer.end_frame():
+            self.times.rendered(number, passes)
+            if "render" in passes:
+                self.scheduler.render_took(passes["render"] + passes.get("overlay", 0.0))
+        for known in measured:
+            self.times.inferred(known)
+            self.operators.add(known, self.agents.names)
+        self._count()
+        return sample
+
+    def _count(self) -> None:
+        telemetry, streaming = self.telemetry, self.streaming
+        telemetry.tiles_ready = len(streaming.shown)
+        telemetry.tiles_wanted = len(self.selection.wanted)
+        telemetry.tiles_finished = streaming.counts.finished
+        telemetry.tiles_cancelled = streaming.counts.cancelled
+        telemetry.memory.append(self.gpu.memory.held_bytes)
+
+    def _obey(self) -> None:
+        """What the player chose in the overlay."""
+        controls, scheduler = self.controls, self.scheduler
+        scheduler.policy = POLICIES[controls.policy]
+        scheduler.operators_per_frame = OPERATORS[controls.mode]
+        if controls.budget_ms is None:
+            scheduler.budget = self._spare
+        elif scheduler.budget.next_ms() != controls.budget_ms or scheduler.budget is self._spare:
+            scheduler.budget = FixedBudget(controls.budget_ms)
+        for job in self.streaming.jobs:
+            if job.paused != (job.name in controls.paused):
+                (job.resume if job.paused else job.pause)()
+
+    def _camera(self, pose: Pose) -> Camera:
+        return self.renderer.camera(pose.position, pose.yaw, pose.pitch)
+
+    def _want(self, camera: Camera, pose: Pose, now_s: float) -> None:
+        settings, streaming = self.settings, self.streaming
+        self.selection = select(pose.position, settings.seed, settings.detail, streaming.ready)
+        if self.inference:
+            streaming.want(self.selection, lambda tile: self._in_view(camera, tile), now_s)
+
+    def _in_view(self, camera: Camera, tile: TileId) -> bool:
+        (x, z), span = tile.origin, tile.span_m
+        low, high = bounds(tile, self.settings.seed)
+        return camera.sees((x, low, z), (x + span, high, z + span))
+
+    def _visible(self, camera: Camera, now_s: float) -> list[VisibleTile]:
+        shown, detail = self.streaming.shown, self.settings.detail
+        found = []
+        for tile in self.selection.draw:
+            if tile in shown and self._in_view(camera, tile):
+                slot = shown[tile].slot
+                parent = shown.get(tile.parent)
+                near_m, far_m = detail.range_m(tile.level)
+                found.append(
+                    VisibleTile(
+                        tile,
+                        slot,
+                        parent.slot if parent else slot,
+                        near_m,
+                        far_m,
+                        self.streaming.fade(tile, now_s) if parent else 0.0,
+                    )
+                )
+        return found
+
+    @property
+    def complete(self) -> bool:
+        """Whether every tile of the picture is there."""
+        return not self.selection.wanted and not self.streaming.making
+
+    @property
+    def budget(self) -> FixedBudget | SpareBudget:
+        """What the networks may have in a frame."""
+        return self.scheduler.budget
+
+    def close(self) -> None:
+        """Let go of everything that is under way."""
+        self.streaming.cancel_all()

@@ -1,0 +1,253 @@
+"""The game without a window: a scripted flight, a report, a picture."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import wgpu
+from PIL import Image
+
+import cml_engine as cml
+from demo_game.digest import Digests
+from demo_game.flight import Pose, ScriptedFlight
+from demo_game.game import Game, Settings
+from demo_game.render.quality import Quality
+from demo_game.report import RunReport, by_owner, percentiles
+from demo_game.telemetry import FrameSample
+
+FORMAT = "rgba8unorm-srgb"
+#: frames that loading, and finishing the last picture, may take
+_PATIENCE = 4000
+#: frames until the last GPU times have arrived
+_DRAIN = 12
+#: how long after the flight's start the first picture is taken
+MODES = ("off", "sliced", "layer", "unsliced")
+OverlayDraw = Callable[[Any, Any, Any], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a headless run is asked for."""
+
+    frames: int = 600
+    mode: str = "sliced"
+    #: ``real`` paces the frames by the wall clock, ``virtual`` runs them one after the other
+    clock: str = "real"
+    budget_ms: float | None = None
+
+
+class HeadlessRun:
+    """One game on a texture of its own."""
+
+    def __init__(
+        self, gpu: cml.Gpu, quality: Quality, settings: Settings, options: Options
+    ) -> None:
+        self.gpu, self.quality, self.options = gpu, quality, options
+        self.game = Game(gpu, FORMAT, quality, settings)
+        self.flight = ScriptedFlight(settings.seed)
+        self.target = gpu.memory.create_texture(
+            size=(quality.width, quality.height, 1),
+            format=FORMAT,
+            usage=wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC,
+            owner="target",
+        )
+        self.view = self.target.create_view()
+        self.digests = Digests()
+        self.game.streaming.hand_over = self.digests.take
+        self.draw_overlay: OverlayDraw | None = None
+        self.samples: list[FrameSample] = []
+        self._seconds = 0.0
+
+    def load(self) -> float:
+        """Make everything that the first picture shows, without a budget; seconds. The loading
+        screen of a game."""
+        started = time.perf_counter()
+        self.game.controls.mode = "unsliced"
+        self._until_complete(self.flight.pose(0.0))
+        return time.perf_counter() - started
+
+    def _until_complete(self, pose: Pose) -> None:
+        for _ in range(_PATIENCE):
+            self._frame(pose)
+            if self.game.streaming.error:
+                raise cml.CmlError(self.game.streaming.error)
+            if self.game.complete and not self.digests.pending:
+                return
+        raise cml.CmlError(
+            f"the world is not complete after {_PATIENCE} frames: "
+            f"{len(self.game.selection.wanted)} tiles are missing"
+        )
+
+    def fly(self) -> None:
+        """The measured frames."""
+        options, game = self.options, self.game
+        game.inference = options.mode != "off"
+        game.controls.mode = "sliced" if options.mode == "off" else options.mode  # type: ignore[assignment]
+        game.controls.budget_ms = options.budget_ms
+        step = game.settings.frame_ms / 1e3
+        for number in range(options.frames):
+            sample = self._paced(self.flight.pose(number * step), step)
+            self.samples.append(sample)
+            if game.streaming.error:
+                raise cml.CmlError(game.streaming.error)
+
+    def settle(self) -> str:
+        """Finish the last picture and hash the world that it shows."""
+        pose = self.flight.pose(self.options.frames * self.game.settings.frame_ms / 1e3)
+        self.game.inference = True
+        for _ in range(_DRAIN):
+            self._frame(pose)
+        self.game.controls.mode = "unsliced"
+        self._until_complete(pose)
+        return self.digests.world(self.game.selection.draw)
+
+    def _paced(self, pose: Pose, step: float) -> FrameSample:
+        start = time.perf_counter()
+        sample = self._frame(pose)
+        if self.options.clock == "real":
+            time.sleep(max(0.0, start + step - time.perf_counter()))
+        return sample
+
+    def _frame(self, pose: Pose) -> FrameSample:
+        start = time.perf_counter()
+        overlay = self.draw_overlay
+        draw = None
+        if overlay is not None:
+
+            def draw(encoder: Any, writes: Any) -> None:
+                overlay(encoder, self.view, writes)
+
+        sample = self.game.frame(self.view, pose, self._seconds, draw)
+        # a window's loop would be held by the display; here the frame ends when the GPU is done
+        self.gpu.wait()
+        sample.frame_ms = 1e3 * (time.perf_counter() - start)
+        self._seconds += self.game.settings.frame_ms / 1e3
+        self.digests.poll()
+        return sample
+
+    def screenshot(self, path: Path) -> None:
+        """The last frame as a picture."""
+        size = self.quality.width, self.quality.height
+        data = self.gpu.queue.read_texture(
+            {"texture": self.target},
+            {"bytes_per_row": 4 * size[0]},
+            (*size, 1),
+        )
+        pixels = np.frombuffer(data, np.uint8).reshape(size[1], size[0], 4)[..., :3]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.ascontiguousarray(pixels)).save(path)
+
+    def close(self) -> None:
+        """Give everything back, so that another run can begin."""
+        self.game.close()
+        self.target.destroy()
+
+
+def run(
+    gpu: cml.Gpu,
+    quality: Quality,
+    settings: Settings,
+    options: Options,
+    *,
+    screenshot: Path | None = None,
+    overlay: Callable[[HeadlessRun], OverlayDraw] | None = None,
+) -> RunReport:
+    """Load, fly, settle; the report, and the last frame of the flight as a picture."""
+    flown = HeadlessRun(gpu, quality, settings, options)
+    try:
+        load_s = flown.load()
+        if overlay is not None:
+            flown.draw_overlay = overlay(flown)
+        made_before = flown.game.streaming.counts.finished
+        by_agent_before = dict(flown.game.streaming.counts.by_agent)
+        flown.game.streaming.counts.latencies_s.clear()
+        start = time.perf_counter()
+        flown.fly()
+        seconds = time.perf_counter() - start
+        if screenshot is not None:
+            flown.screenshot(screenshot)
+        counts = flown.game.streaming.counts
+        tiles = counts.finished - made_before
+        jobs = {
+            name: round((n - by_agent_before.get(name, 0)) / seconds, 2)
+            for name, n in counts.by_agent.items()
+        }
+        latencies, cancelled = list(counts.latencies_s), counts.cancelled
+        world = flown.settle()
+        return _report(flown, load_s, seconds, tiles, cancelled, jobs, latencies, world)
+    finally:
+        flown.close()
+
+
+def _report(
+    flown: HeadlessRun,
+    load_s: float,
+    seconds: float,
+    tiles: int,
+    cancelled: int,
+    jobs: dict[str, float],
+    latencies: list[float],
+    world: str,
+) -> RunReport:
+    gpu, options, quality, settings = (
+        flown.gpu,
+        flown.options,
+        flown.quality,
+        flown.game.settings,
+    )
+    samples = flown.samples
+    rendered = [s.render_ms for s in samples if s.render_ms is not None]
+    inferred = [s for s in samples if s.inference_ms]
+    spent = [s.inference_ms or 0.0 for s in inferred]
+    allowed = sum(s.budget_ms for s in inferred)
+    timed = gpu.has_timestamps
+    return RunReport(
+        mode=options.mode,
+        device=str(gpu.info.get("device")),
+        driver=str(gpu.info.get("description")),
+        quality=quality.name,
+        width=quality.width,
+        height=quality.height,
+        seed=settings.seed,
+        clock=options.clock,
+        target_ms=round(settings.frame_ms, 3),
+        frames=len(samples),
+        load_s=round(load_s, 3),
+        frame_ms=percentiles([s.frame_ms for s in samples]),
+        cpu_ms=percentiles([s.cpu_ms for s in samples]),
+        render_ms=percentiles(rendered) if timed else None,
+        inference_ms=percentiles(spent) if timed else None,
+        frames_over=sum(s.frame_ms > settings.frame_ms for s in samples),
+        frames_over_budget=(
+            sum((s.inference_ms or 0.0) > s.budget_ms for s in inferred) if timed else None
+        ),
+        budget_used=round(sum(spent) / allowed, 4) if timed and allowed else None,
+        tiles=tiles,
+        tiles_cancelled=cancelled,
+        tiles_per_s=round(tiles / seconds, 2),
+        jobs_per_s=jobs,
+        latency_s=percentiles(latencies),
+        memory_peak_bytes=gpu.memory.peak_bytes,
+        memory_bytes_by_owner=by_owner(gpu.memory.stats().holdings),
+        world=world,
+        operators=_operators(flown.game),
+    )
+
+
+def _operators(game: Game) -> list[dict[str, Any]]:
+    ranked = sorted(game.telemetry.operators.values(), key=lambda o: -o.total_ms)
+    return [
+        {
+            "network": o.network,
+            "operator": o.title,
+            "total_ms": round(o.total_ms, 3),
+            "predicted_ms": round(o.predicted_ms, 3),
+            "runs": round(o.runs, 2),
+        }
+        for o in ranked[:20]
+    ]

@@ -1,0 +1,100 @@
+"""Puts GPU times, which arrive some frames late, where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import cml_engine as cml
+from demo_game.telemetry import FrameSample, OperatorTime, Telemetry
+from scheduler import FrameReport
+
+#: samples that still wait for GPU times; older ones never get them (a device without timestamps)
+_WAITING = 16
+
+
+class FrameTimes:
+    """The samples of the last frames, completed as times arrive. The game, the scheduler and the
+    GPU's timer all count the same frames from 0."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._open: dict[int, FrameSample] = {}
+
+    def begin(self, report: FrameReport, cpu_ms: float) -> FrameSample:
+        """A frame was submitted. Its ``frame_ms`` is set by the loop that waits for it."""
+        sample = FrameSample(report.frame, cpu_ms, cpu_ms, budget_ms=report.budget_ms)
+        if not report.slices:
+            sample.inference_ms = 0.0
+        self._open[report.frame] = sample
+        self._open.pop(report.frame - _WAITING, None)
+        self._telemetry.frames.append(sample)
+        self._telemetry.last_report = report
+        return sample
+
+    def rendered(self, number: int, passes: Mapping[str, float]) -> None:
+        """The GPU's own times of a frame's passes, in ms."""
+        sample = self._open.get(number)
+        if sample is not None:
+            sample.render_ms = passes.get("render", 0.0)
+            sample.overlay_ms = passes.get("overlay", 0.0)
+            self._explain(sample)
+
+    def inferred(self, report: FrameReport) -> None:
+        """A frame's inference is measured."""
+        sample = self._open.get(report.frame)
+        if sample is not None and report.measured_ms is not None:
+            sample.inference_ms = report.measured_ms
+            self._explain(sample)
+
+    def _explain(self, sample: FrameSample) -> None:
+        """Why it took longer than it may, by what took the most beyond its share."""
+        target = self._telemetry.target_ms
+        if sample.frame_ms <= target:
+            return
+        parts = {
+            "rendering": sample.render_ms or 0.0,
+            "the overlay": sample.overlay_ms,
+            "the game's own CPU time": sample.cpu_ms,
+            "inference": sample.inference_ms or 0.0,
+        }
+        if parts["inference"] > max(sample.budget_ms, 0.5 * target):
+            sample.cause = "inference beyond its budget"
+            return
+        most = max(parts, key=lambda name: parts[name])
+        known = sum(parts.values())
+        sample.cause = most if known > 0.7 * sample.frame_ms else "the machine: nothing of ours"
+
+
+class OperatorTimes:
+    """What every operator has cost so far, from the slices that were timed."""
+
+    def __init__(self, telemetry: Telemetry, sessions: Mapping[str, cml.Session]) -> None:
+        self._telemetry = telemetry
+        self._groups: dict[tuple[str, int], int] = {}
+        for name, session in sessions.items():
+            if session.plan is None:
+                raise ValueError(f"session '{name}' runs on the CPU: it has no GPU times")
+            for step in session.plan.steps:
+                self._groups[name, step.index] = max(1, step.groups)
+                telemetry.operators[name, step.index] = OperatorTime(
+                    network=name,
+                    step=step.index,
+                    title=step.title,
+                    op=step.op,
+                    line=str(step.source or ""),
+                    kernel=Path(step.path).name,
+                    flops=step.cost.flops,
+                    bytes=step.cost.bytes,
+                )
+
+    def add(self, report: FrameReport, networks: Mapping[int, str]) -> None:
+        """The slices of a measured frame; ``networks`` has the session's name by job number."""
+        for part in report.slices:
+            key = networks.get(part.job, ""), part.step
+            found = self._telemetry.operators.get(key)
+            if found is not None and part.measured_ms is not None:
+                found.total_ms += part.measured_ms
+                found.predicted_ms += part.predicted_ms
+                found.slices += 1
+                found.runs += part.count / self._groups[key]

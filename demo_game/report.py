@@ -1,0 +1,93 @@
+"""What a headless run says of itself: as JSON, and as a table of several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which that share of all lies; 0 for none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """P50, P95, P99 and the largest, rounded to microseconds."""
+    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+    return {name: round(percentile(values, share), 3) for name, share in shares.items()}
+
+
+@dataclass
+class RunReport:
+    """One run of so many frames. Times in ms unless a name says otherwise; ``None`` is what the
+    device could not measure."""
+
+    mode: str
+    device: str
+    driver: str
+    quality: str
+    width: int
+    height: int
+    seed: int
+    clock: str
+    target_ms: float
+    frames: int
+    load_s: float
+    frame_ms: dict[str, float]
+    cpu_ms: dict[str, float]
+    render_ms: dict[str, float] | None
+    inference_ms: dict[str, float] | None
+    frames_over: int
+    frames_over_budget: int | None
+    budget_used: float | None
+    tiles: int
+    tiles_cancelled: int
+    tiles_per_s: float
+    jobs_per_s: dict[str, float]
+    latency_s: dict[str, float]
+    memory_peak_bytes: int
+    memory_bytes_by_owner: dict[str, int]
+    world: str
+    notice: str = ""
+    operators: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def over_share(self) -> float:
+        """Frames beyond the target, 0 to 1."""
+        return self.frames_over / self.frames if self.frames else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything."""
+        return {**asdict(self), "frames_over_share": round(self.over_share, 4)}
+
+    def row(self) -> str:
+        """A line of :func:`table`."""
+        ms = self.frame_ms
+        used = "-" if self.budget_used is None else f"{100 * self.budget_used:.0f} %"
+        over_budget = "-" if self.frames_over_budget is None else str(self.frames_over_budget)
+        return (
+            f"{self.mode:18s} {ms['p50']:7.1f} {ms['p95']:7.1f} {ms['p99']:7.1f} {ms['max']:7.1f} "
+            f"{100 * self.over_share:8.1f} % {over_budget:>8s} {used:>7s} {self.tiles:6d} "
+            f"{self.tiles_per_s:8.1f} {self.latency_s['p50']:8.2f}  {self.world}"
+        )
+
+
+HEADER = (
+    f"{'mode':18s} {'P50 ms':>7s} {'P95 ms':>7s} {'P99 ms':>7s} {'max ms':>7s} {'over':>10s} "
+    f"{'o.budget':>8s} {'used':>7s} {'tiles':>6s} {'tiles/s':>8s} {'wait s':>8s}  world"
+)
+
+
+def table(runs: Sequence[RunReport]) -> str:
+    """The runs beside each other; "over" is the share of frames beyond the target."""
+    return "\n".join([HEADER, *(run.row() for run in runs)])
+
+
+def by_owner(holdings: Mapping[tuple[str, str], Any]) -> dict[str, int]:
+    """Bytes by owner, of an allocator's ``stats().holdings``."""
+    owners: dict[str, int] = {}
+    for (owner, _), holding in holdings.items():
+        owners[owner] = owners.get(owner, 0) + holding.nbytes
+    return dict(sorted(owners.items(), key=lambda item: -item[1]))

@@ -1,0 +1,36 @@
+"""What a machine can do: picture, level of detail, and the words to say so."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import cml_engine as cml
+from demo_game.game import Settings
+from demo_game.render.quality import PRESETS, Quality
+from demo_game.render.quality import choose as choose_quality
+from demo_game.world.quadtree import Detail
+
+#: how far, and how finely, each preset's world reaches
+DETAIL = {
+    "software": Detail(finest=0, coarsest=5, split=1.1, view_m=9_000.0),
+    "low": Detail(finest=0, coarsest=6, split=1.3, view_m=14_000.0),
+    "high": Detail(finest=0, coarsest=6, split=1.8, view_m=24_000.0),
+}
+
+
+def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings, str]:
+    """The preset for this device or the one that was asked for, the game's settings, and a line
+    that says what was chosen and why."""
+    automatic = options.quality == "auto"
+    quality = choose_quality(gpu) if automatic else PRESETS[options.quality]
+    if options.size:
+        quality = replace(quality, width=options.size[0], height=options.size[1])
+    detail = DETAIL[quality.name]
+    settings = Settings(seed=options.seed, models=options.models, detail=detail)
+    why = f"chosen for {gpu.name}" if automatic else "as asked for"
+    notice = (
+        f"quality '{quality.name}' ({why}): {quality.width}x{quality.height}, "
+        f"levels {detail.finest} to {detail.coarsest}, {detail.view_m / 1e3:g} km of view"
+    )
+    return quality, settings, notice

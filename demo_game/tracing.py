@@ -1,0 +1,52 @@
+"""A recording of the game's frames for Perfetto, begun and ended from the overlay."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from demo_game.game import Game
+from demo_game.telemetry import FrameSample
+from scheduler import FrameReport, write_trace
+
+OUT = Path("out")
+#: a minute of frames; a longer trace is cut there
+_MOST = 3600
+
+
+class Tracing:
+    """Collects what frames did while ``controls.recording`` is on, and writes it when it goes
+    off; ``controls.trace_path`` then says where."""
+
+    def __init__(self, game: Game) -> None:
+        self._game = game
+        self._reports: list[FrameReport] = []
+        self._names: dict[int, str] = {}
+
+    def obey(self) -> None:
+        """Write the trace where the recording has been switched off."""
+        if self._reports and not self._game.controls.recording:
+            self.stop()
+
+    def add(self, sample: FrameSample) -> None:
+        """A frame was submitted."""
+        report = self._game.telemetry.last_report
+        if not self._game.controls.recording or report is None:
+            return
+        self._reports.append(report)
+        for part in report.slices:
+            self._names[part.job] = self._game.agents.names.get(part.job, "")
+        if len(self._reports) >= _MOST:
+            self._game.controls.recording = False
+
+    def stop(self) -> None:
+        """Write what there is."""
+        if not self._reports:
+            return
+        OUT.mkdir(exist_ok=True)
+        path = OUT / time.strftime("demo-%Y%m%d-%H%M%S.trace.json")
+        memory = self._game.gpu.memory.stats().to_json()["owners"]
+        held = {owner: float(sum(of.values())) for owner, of in memory.items()}
+        write_trace(path, self._reports, self._names, held, {"device": self._game.gpu.name})
+        self._game.controls.trace_path = path
+        self._reports = []

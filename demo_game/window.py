@@ -1,0 +1,215 @@
+"""The game in a window: sixty frames a second, one submit each, keys, mouse and overlay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cml_engine as cml
+from demo_game.flight import FreeFlight, Pose, ScriptedFlight
+from demo_game.game import Game, Settings
+from demo_game.overlay import Overlay, View
+from demo_game.render.quality import Quality
+from demo_game.telemetry import FrameSample
+from demo_game.tracing import Tracing
+
+TITLE = "CML demo: W A S D fly, right mouse button looks, Shift is faster, F1 hides the overlay"
+_MOUSE_BUTTONS = {1: "left", 2: "right", 3: "middle"}
+_RIGHT = 2
+
+
+class Window:
+    """A window and the game in it. :attr:`samples` grows by one per frame."""
+
+    def __init__(
+        self,
+        canvas: Any,
+        gpu: cml.Gpu,
+        quality: Quality,
+        settings: Settings,
+        *,
+        scripted: bool,
+        seconds: float | None = None,
+    ) -> None:
+        self.canvas, self.gpu, self.quality = canvas, gpu, quality
+        self.context = canvas.get_context("wgpu")
+        self.format = str(self.context.get_preferred_format(gpu.device.adapter))
+        self.context.configure(device=gpu.device, format=self.format)
+        self.game = Game(gpu, self.format, quality, settings)
+        self.path = ScriptedFlight(settings.seed)
+        self.free = FreeFlight(self.path.pose(0.0), settings.seed)
+        self.game.controls.scripted = scripted
+        self.tracing = Tracing(self.game)
+        self._size = canvas.get_physical_size()
+        self.overlay = Overlay(gpu, self.format, *self._size, scale=canvas.get_pixel_ratio())
+        self.samples: list[FrameSample] = []
+        #: called at the end of every frame: tests drive the window by it
+        self.on_frame: Callable[[], None] = lambda: None
+        self.failed: Exception | None = None
+        self._seconds = seconds
+        self._started = self._last = time.perf_counter()
+        self._flown_s = 0.0
+        self._looking: tuple[float, float] | None = None
+        canvas.add_event_handler(self._event, "*")
+        canvas.request_draw(self._draw)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the window opened."""
+        return time.perf_counter() - self._started
+
+    def _draw(self) -> None:
+        """What the canvas calls; it would only log an error and go on."""
+        try:
+            self._frame()
+            self.on_frame()
+        except Exception as error:
+            self.failed = error
+            self.canvas.close()
+        if self._seconds is not None and self.elapsed_s > self._seconds:
+            self.canvas.close()
+
+    def _frame(self) -> None:
+        width, height = self.canvas.get_physical_size()
+        if width == 0 or height == 0:  # minimised
+            return
+        if (width, height) != self._size:
+            self._size = width, height
+            self.game.resize(width, height)
+            self.overlay.input({"type": "resize", "width": width, "height": height})
+        now = time.perf_counter()
+        dt_s, self._last = min(now - self._last, 0.1), now
+        view = self.context.get_current_texture().create_view()
+        pose = self._pose(dt_s)
+        self.tracing.obey()
+        sample = self.game.frame(view, pose, now - self._started, self._overlay(view, dt_s))
+        if self.samples:  # a frame's time is known when the next one begins
+            self.samples[-1].frame_ms = 1e3 * dt_s
+        self.samples.append(sample)
+        self.tracing.add(sample)
+
+    def _pose(self, dt_s: float) -> Pose:
+        if self.game.controls.scripted:
+            self._flown_s += dt_s
+            self.free.pose = self.path.pose(self._flown_s)
+            return self.free.pose
+        return self.free.move(dt_s, self.elapsed_s)
+
+    def _overlay(self, view: Any, dt_s: float) -> Callable[[Any, Any], None] | None:
+        game = self.game
+        if not game.controls.overlay:
+            return None
+
+        def draw(encoder: Any, writes: Any) -> None:
+            shown = overlay_view(game)
+            self.overlay.draw(encoder, view, shown, game.controls, dt_s, timestamp_writes=writes)
+
+        return draw
+
+    # --- what the player does
+
+    def _event(self, event: dict[str, Any]) -> None:
+        kind = event["event_type"]
+        translated = translate(event)
+        taken = translated is not None and self.overlay.input(translated)
+        if kind == "key_down" and event["key"] == "F1":
+            self.game.controls.overlay = not self.game.controls.overlay
+        elif kind in ("key_down", "key_up"):
+            self._key(event["key"], kind == "key_down" and not taken)
+        elif kind == "pointer_down" and event["button"] == _RIGHT and not taken:
+            self._looking = event["x"], event["y"]
+        elif kind == "pointer_up" and event["button"] == _RIGHT:
+            self._looking = None
+        elif kind == "pointer_move" and self._looking is not None:
+            x, y = self._looking
+            self._looking = event["x"], event["y"]
+            self.free.look(event["x"] - x, event["y"] - y)
+
+    def _key(self, key: str, down: bool) -> None:
+        name = "LEFT_SHIFT" if key == "Shift" else key.upper()
+        (self.free.keys.add if down else self.free.keys.discard)(name)
+        if down and name in ("W", "A", "S", "D"):
+            self.game.controls.scripted = False
+
+    def close(self) -> None:
+        """Let go of what is under way."""
+        self.tracing.stop()
+        self.game.close()
+
+
+def overlay_view(game: Game) -> View:
+    """What the overlay shows of a game."""
+    gpu = game.gpu
+    return View(
+        telemetry=game.telemetry,
+        scheduler=game.scheduler,
+        jobs=game.streaming.jobs,
+        memory=gpu.memory,
+        sessions=game.agents.sessions,
+        adapter=str(gpu.info.get("device")),
+        driver=str(gpu.info.get("description")),
+        limits=gpu.device.limits,
+        notice=game.streaming.error or f"{game.quality.name}: {game.streaming.summary}",
+    )
+
+
+def translate(event: dict[str, Any]) -> dict[str, Any] | None:
+    """The canvas's event as the overlay's; None for what it does not take."""
+    kind = event["event_type"]
+    if kind == "pointer_move":
+        return {"type": "mouse_move", "x": event["x"], "y": event["y"]}
+    if kind in ("pointer_down", "pointer_up"):
+        button = _MOUSE_BUTTONS.get(event["button"], "left")
+        down = kind == "pointer_down"
+        return {
+            "type": "mouse_button",
+            "x": event["x"],
+            "y": event["y"],
+            "button": button,
+            "down": down,
+        }
+    if kind == "wheel":
+        return {"type": "scroll", "dx": -event["dx"] / 100, "dy": -event["dy"] / 100}
+    if kind in ("key_down", "key_up"):
+        return {"type": "key", "key": event["key"], "down": kind == "key_down"}
+    if kind == "char":
+        return {"type": "char", "text": event["data"]}
+    return None
+
+
+def open_window(
+    gpu: cml.Gpu,
+    quality: Quality,
+    settings: Settings,
+    *,
+    scripted: bool = True,
+    seconds: float | None = None,
+) -> Window:
+    """A window of the preset's size. :class:`cml.CmlError` where none can be opened."""
+    try:
+        from rendercanvas.glfw import RenderCanvas
+
+        canvas = RenderCanvas(
+            size=(quality.width, quality.height),
+            title=TITLE,
+            update_mode="continuous",
+            max_fps=round(1000 / settings.frame_ms),
+            vsync=True,
+        )
+    except Exception as error:  # glfw raises its own, and plain ones
+        raise cml.CmlError(
+            f"no window: {error}. Without a display use --headless, which writes a report and a "
+            "picture"
+        ) from error
+    return Window(canvas, gpu, quality, settings, scripted=scripted, seconds=seconds)
+
+
+def run_window(window: Window) -> None:
+    """Frames until the window is closed."""
+    from rendercanvas.glfw import loop
+
+    loop.run()
+    window.close()
+    if window.failed is not None:
+        raise window.failed
