@@ -62,7 +62,7 @@ class Slang:
         """The function ``entry`` of the file ``path`` as SPIR-V, or as another of the compiler's
         targets; ``stage`` is ``"compute"``, ``"vertex"`` or ``"fragment"``, ``arguments`` are
         ``-I`` and ``-D`` options. Raises :class:`SlangError` with the compiler's diagnostics."""
-        chosen = ["-profile", _PROFILES[stage], "-stage", stage, "-entry", entry]
+        chosen = ["-profile", _PROFILES[stage], "-entry", entry]
         with self._lock:
             request = self._lib.spCreateCompileRequest(self._session)
             try:

@@ -1,0 +1,122 @@
+"""The host's own shaders, in HLSL by the same compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import wgpu
+
+import cml_engine as cml
+from cml_engine.errors import ShaderCompileError
+
+SOURCE = """\
+#include "colour.hlsli"
+[[vk::binding(0, 0)]] cbuffer Frame { float4x4 turn; float4 tint; };
+struct Corner { float4 at : SV_Position; float shade : TEXCOORD0; };
+Corner corner(uint i : SV_VulkanVertexID, uint instance : SV_VulkanInstanceID) {
+    Corner v;
+    v.at = mul(turn, float4((i & 1) * 4.0 - 1.0, (i >> 1) * 4.0 - 1.0, 0.5, 1.0));
+    v.shade = LEVEL;
+    return v;
+}
+float4 paint(Corner v) : SV_Target0 { return colour(v.shade, tint); }
+"""
+
+
+@pytest.fixture
+def shader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "colour.hlsli").write_text(
+        "float4 colour(float shade, float4 tint) { return float4(shade * tint.rgb, 1); }\n"
+    )
+    path = tmp_path / "sky.hlsl"
+    path.write_text(SOURCE)
+    return path
+
+
+def draw(gpu: cml.Gpu, path: Path, level: str) -> np.ndarray:
+    """An 8x8 picture that the two stages have drawn all over."""
+    device, defines = gpu.device, {"LEVEL": level}
+    target = device.create_texture(
+        size=(8, 8, 1), format="rgba8unorm",
+        usage=wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC,
+    )  # fmt: skip
+    frame = np.zeros((5, 4), np.float32)
+    frame[:4] = np.eye(4)
+    frame[4] = 1.0, 0.5, 0.25, 1.0
+    uniform = device.create_buffer_with_data(data=frame, usage=wgpu.BufferUsage.UNIFORM)
+    pipeline = device.create_render_pipeline(
+        layout="auto",
+        vertex={"module": gpu.shader(path, "vertex", "corner", defines), "entry_point": "main"},
+        primitive={"topology": "triangle-list"},
+        fragment={
+            "module": gpu.shader(path, "fragment", "paint", defines),
+            "entry_point": "main",
+            "targets": [{"format": "rgba8unorm"}],
+        },
+    )
+    bound = device.create_bind_group(
+        layout=pipeline.get_bind_group_layout(0),
+        entries=[{"binding": 0, "resource": {"buffer": uniform, "offset": 0, "size": 80}}],
+    )
+    encoder = device.create_command_encoder()
+    attachment = {"view": target.create_view(), "load_op": "clear", "store_op": "store"}
+    drawing = encoder.begin_render_pass(color_attachments=[attachment])
+    drawing.set_pipeline(pipeline)
+    drawing.set_bind_group(0, bound)
+    drawing.draw(3, 1)
+    drawing.end()
+    gpu.queue.submit([encoder.finish()])
+    data = gpu.queue.read_texture({"texture": target}, {"bytes_per_row": 32}, (8, 8, 1))
+    return np.frombuffer(data, np.uint8).reshape(8, 8, 4)
+
+
+def test_both_stages_draw_and_defines_choose_the_variant(gpu: cml.Gpu, shader: Path) -> None:
+    assert (draw(gpu, shader, "1.0") == (255, 128, 64, 255)).all()
+    assert (draw(gpu, shader, "0.0") == (0, 0, 0, 255)).all()
+
+
+def test_a_changed_include_is_compiled_anew_and_an_unchanged_one_is_not(
+    gpu: cml.Gpu, shader: Path
+) -> None:
+    def compiled() -> set[str]:
+        return {file.name for file in (shader.parent / "cache").glob("*.spv")}
+
+    draw(gpu, shader, "1.0")
+    before = compiled()
+    draw(gpu, shader, "1.0")
+    assert compiled() == before and len(before) == 2
+    include = shader.parent / "colour.hlsli"
+    include.write_text(include.read_text().replace("shade *", "(1 - shade) *"))
+    assert (draw(gpu, shader, "1.0") == (0, 0, 0, 255)).all()
+
+
+def test_the_message_names_file_line_and_reason(gpu: cml.Gpu, shader: Path) -> None:
+    shader.write_text(SOURCE.replace("colour(v.shade", "color(v.shade"))
+    with pytest.raises(ShaderCompileError, match=r"(?s)sky\.hlsl:paint.*sky\.hlsl:10.*color"):
+        gpu.shader(shader, "fragment", "paint", {"LEVEL": "1.0"})
+
+
+def test_wrong_stage_and_missing_file_are_said(gpu: cml.Gpu, shader: Path) -> None:
+    with pytest.raises(cml.InputError, match="unknown stage 'pixel'; one of vertex, fragment"):
+        gpu.shader(shader, "pixel", "paint")
+    with pytest.raises(cml.InputError, match="nowhere.hlsl' not found"):
+        gpu.shader(shader.with_name("nowhere.hlsl"), "vertex", "corner")
+
+
+def test_a_loop_that_would_be_misread_is_refused(gpu: cml.Gpu, shader: Path) -> None:
+    loop = """\
+float4 paint(float4 at : SV_Position) : SV_Target0 {
+    float sum = 0;
+    for (int i = 0; i < int(at.x); i++) {
+        if (i % 3 == 1) { continue; }
+        sum += i * at.y;
+    }
+    return float4(sum, 0, 0, 1);
+}
+"""
+    shader.write_text(loop)
+    with pytest.raises(ShaderCompileError, match="loop with `continue`"):
+        gpu.shader(shader, "fragment", "paint")

@@ -1,0 +1,139 @@
+"""The world's geometry: noise that is the same from wherever it is asked, tiles that fit together,
+a quadtree that leaves no hole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from demo_game.flight import FreeFlight, Pose, ScriptedFlight
+from demo_game.world import noise
+from demo_game.world.bounds import bounds, ground
+from demo_game.world.quadtree import Detail, select
+from demo_game.world.tile import CELLS, TileId
+
+SEED = 7
+
+
+def cells(first_x: int, first_z: int, count: int = 24) -> tuple[np.ndarray, np.ndarray]:
+    z, x = np.meshgrid(
+        np.arange(first_z, first_z + count, dtype=np.int32),
+        np.arange(first_x, first_x + count, dtype=np.int32),
+        indexing="ij",
+    )
+    return x, z
+
+
+@pytest.mark.parametrize("level", range(7))
+def test_noise_is_a_function_of_the_cell_alone(level: int) -> None:
+    for function in (noise.height, noise.detail, noise.moisture, noise.grain):
+        whole = function(*cells(-12, -7), level, SEED)
+        part = function(*cells(-5, 2, 8), level, SEED)
+        assert np.array_equal(whole[9:17, 7:15], part), function.__name__
+        assert not np.array_equal(whole, function(*cells(-12, -7), level, SEED + 1))
+
+
+def test_noise_is_continuous_across_lattice_cells_and_the_origin() -> None:
+    line = np.arange(-300, 300, dtype=np.int32)
+    heights = noise.height(line, np.zeros_like(line), 0, SEED)
+    assert np.abs(np.diff(heights)).max() < 8.0  # metres per 4-metre cell: no cliff in the noise
+
+
+def test_levels_agree_on_the_land_but_for_the_octaves_that_one_lacks() -> None:
+    fine = noise.height(*(4 * c for c in cells(100, 50)), 0, SEED)
+    coarse = noise.height(*cells(100, 50), 2, SEED)
+    missing = sum(noise.amplitude(octave) for octave in (3, 4)) * 2
+    assert np.abs(fine - coarse).max() <= missing
+
+
+def test_children_cover_their_parent() -> None:
+    tile = TileId(3, -2, 5)
+    children = tile.children
+    assert all(child.parent == tile for child in children)
+    assert {child.origin for child in children} == {
+        (tile.origin[0] + dx * tile.span_m / 2, tile.origin[1] + dz * tile.span_m / 2)
+        for dx in (0, 1)
+        for dz in (0, 1)
+    }
+    assert children[0].first_cell == (2 * tile.first_cell[0], 2 * tile.first_cell[1])
+
+
+def test_bounds_hold_the_land() -> None:
+    for tile in (TileId(0, -3, 9), TileId(3, 4, -4), TileId(6, 0, 0)):
+        low, high = bounds(tile, SEED)
+        x, z = cells(*tile.first_cell, CELLS)
+        heights = np.maximum(noise.height(x, z, tile.level, SEED), 0)
+        assert low <= heights.min() and heights.max() <= high
+
+
+def covered(tiles: list[TileId], around: tuple[float, float], reach: float) -> np.ndarray:
+    """How many of the tiles lie over each point of a grid around a place."""
+    steps = np.linspace(-reach, reach, 41)
+    count = np.zeros((41, 41), int)
+    for tile in tiles:
+        (x, z), span = tile.origin, tile.span_m
+        in_x = (around[0] + steps >= x) & (around[0] + steps < x + span)
+        in_z = (around[1] + steps >= z) & (around[1] + steps < z + span)
+        count += np.outer(in_z, in_x)
+    return count
+
+
+@pytest.mark.parametrize("eye", [(0.0, 50.0, 0.0), (-5000.3, 900.0, 12_345.6)])
+def test_drawn_tiles_cover_the_land_once_at_every_stage_of_loading(
+    eye: tuple[float, float, float],
+) -> None:
+    detail, there = Detail(0, 5, 1.1, 9000.0), set[TileId]()
+    reach = 5000.0
+    for stage in range(12):
+        found = select(eye, SEED, detail, there.__contains__)
+        if stage:
+            assert (covered(found.draw, (eye[0], eye[2]), reach) == 1).all()
+        assert set(found.draw) <= there and not set(found.wanted) & there
+        if not found.wanted:
+            break
+        there |= set(found.wanted)
+    else:
+        pytest.fail("loading does not end")
+    assert min(tile.level for tile in found.draw) == (0 if eye[1] < 100 else 1)
+
+
+def test_neighbours_differ_by_one_level_where_all_is_loaded() -> None:
+    detail = Detail(0, 5, 1.1, 9000.0)
+    draw = select((100.0, 30.0, 40.0), SEED, detail, lambda tile: True).draw
+    drawn = {(t.level, t.x, t.z) for t in draw}
+    for tile in draw:
+        for dx, dz in ((-1, 0), (1, 0), (0, -1), (0, 1)):
+            above = TileId(tile.level, tile.x + dx, tile.z + dz).parent.parent
+            assert (above.level, above.x, above.z) not in drawn
+
+
+def test_a_level_has_morphed_before_the_next_one_begins() -> None:
+    detail = Detail(0, 4, 1.1, 9000.0)
+    for level in range(4):
+        begins, ends = detail.range_m(level)
+        assert begins < ends == detail.split * TileId(level + 1, 0, 0).span_m
+        assert ends <= detail.range_m(level + 1)[0] or level == 3
+
+
+def test_the_scripted_flight_is_the_same_for_all_and_stays_above_the_land() -> None:
+    flight, again = ScriptedFlight(SEED), ScriptedFlight(SEED)
+    for seconds in (0.0, 3.7, 59.9, 600.0):
+        pose = flight.pose(seconds)
+        assert pose == again.pose(seconds)
+        x, y, z = pose.position
+        assert y > float(ground(np.array([x]), np.array([z]), SEED)[0]) + 20
+
+
+def test_the_player_cannot_fly_into_the_ground() -> None:
+    start = ScriptedFlight(SEED).pose(0.0)
+    free = FreeFlight(Pose(start.position, 0.0, -1.5), SEED, {"W", "LEFT_SHIFT"})
+    for frame in range(600):
+        pose = free.move(1 / 60, frame / 60)
+    x, y, z = pose.position
+    assert y > float(ground(np.array([x]), np.array([z]), SEED)[0])
+
+
+def test_looking_turns_and_stops_at_the_zenith() -> None:
+    free = FreeFlight(Pose((0.0, 100.0, 0.0), 0.0, 0.0), SEED)
+    free.look(100, -10_000)
+    assert free.pose.yaw > 0 and free.pose.pitch == 1.5
