@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from cml_engine.gpu.stages import StageKey, compile_stage
 from cml_engine.ops.lowering import Limits
 
 if TYPE_CHECKING:
+    from cml_engine.gpu.frame_timer import FrameTimer
     from cml_engine.gpu.frames import FrameExecutor
     from cml_engine.gpu.residency import SharedArena
     from cml_engine.memory import MemorySource
@@ -148,6 +149,12 @@ class Gpu:
         """Block until the GPU has done all that was submitted. For tools that measure: a game
         never waits."""
         wait(self.device)
+
+    def frame_timer(self, names: Sequence[str]) -> FrameTimer:
+        """Times the host's own passes, by these names, without ever waiting."""
+        from cml_engine.gpu.frame_timer import FrameTimer
+
+        return FrameTimer(self, names)
 
     def _build(self, key: ShaderKey) -> Pipeline:
         if self.dump_kernels is not None:

@@ -8,9 +8,7 @@ arrived is asked for again in the next frame. (The scheduler sees this class as
 
 from __future__ import annotations
 
-import itertools
 import os
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,25 +23,14 @@ from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import Gpu
 from cml_engine.gpu.native import PendingMap, device_error, poll
 from cml_engine.gpu.residency import TENSOR_USAGE
+from cml_engine.gpu.timestamp_ring import AGE, TimestampRing
 from cml_engine.gpu.words import from_words
 from cml_engine.graph import Fact
 from cml_engine.plan import Binding, TensorPlace
 
 _Usage = wgpu.BufferUsage
-#: frames whose timings may be on their way at a time; a frame beyond is run untimed
-_SLOTS = 8
-#: a frame is asked for its timings when it is so many frames old: sooner it may not be done, and
-#: some drivers would wait for it
-_AGE = 2
 #: slices of a frame that are timed one by one
 MAX_GROUPS = 12
-_SLOT_BYTES = 256
-#: where in a slot a frame's receipt lies: behind its timestamps
-_RECEIPT_AT = 16 * MAX_GROUPS
-#: numbers for receipts, in a table on the GPU that each executor has of its own
-_RECEIPTS = 256
-_TABLE_AT = _SLOTS * _SLOT_BYTES
-_receipts = itertools.count(1, _RECEIPTS)
 
 
 class SliceLike(Protocol):
@@ -104,19 +91,6 @@ class Result:
             self.memory.free()
 
 
-@dataclass(slots=True)
-class _Slot:
-    """A frame's timestamps on their way home, and its receipt: a number that the frame itself
-    copies, so that one which was never submitted is known by its absence."""
-
-    index: int
-    readback: Allocation
-    frame: int = -1
-    groups: int = 0
-    receipt: int = 0
-    mapping: PendingMap | None = None
-
-
 class FrameExecutor:
     """Encodes into the host's encoders on one device."""
 
@@ -133,34 +107,7 @@ class FrameExecutor:
         self._ended: list[GpuProgram] = []
         self._unasked: list[Result] = []
         self._reading: list[Result] = []
-        self._free: list[_Slot] = []
-        self._busy: list[_Slot] = []
-        self._dropped = 0
-        self._unsubmitted: list[int] = []
-        self._receipt = 0
-        self._first_receipt = next(_receipts)
-        self._make_slots()
-
-    def _make_slots(self) -> None:
-        usage = _Usage.COPY_SRC | _Usage.COPY_DST
-        if self.gpu.has_timestamps:
-            count = _SLOTS * 2 * MAX_GROUPS
-            self._queries = self.gpu.device.create_query_set(type="timestamp", count=count)
-            usage |= _Usage.QUERY_RESOLVE
-        # resolved timestamps of every slot, then the table of receipts
-        self._resolved = self._kept(_TABLE_AT + 4 * _RECEIPTS, usage)
-        table = np.arange(_RECEIPTS, dtype=np.uint32) + np.uint32(self._first_receipt)
-        self._resolved.write(table, _TABLE_AT)
-        for index in range(_SLOTS):
-            readback = self._kept(_SLOT_BYTES, _Usage.MAP_READ | _Usage.COPY_DST)
-            self._free.append(_Slot(index, readback))
-
-    def _kept(self, nbytes: int, usage: int) -> Allocation:
-        """Memory that is given back when this object goes."""
-        memory = self.gpu.memory
-        kept = memory.allocate(nbytes, usage, owner="frame scheduler", category="staging")
-        weakref.finalize(self, memory.later, kept.free).atexit = False
-        return kept
+        self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS)
 
     # --- jobs
 
@@ -287,65 +234,35 @@ class FrameExecutor:
         for result in unasked:  # there was no memory for these in an earlier frame
             if not result.memory.freed:
                 self.request_read(encoder, result)
-        slot = self._take_slot(frame, len(groups)) if groups else None
+        slot = self._ring.begin(frame) if groups else None
         try:
-            for index, group in enumerate(groups):
-                self._encode_group(encoder, group, self._stamps(slot, index))
+            for group in groups:
+                writes = None if slot is None else self._ring.writes(slot)
+                self._encode_group(encoder, group, writes)
             if slot is not None:
-                self._resolve(encoder, slot, len(groups))
+                self._ring.resolve(encoder, slot)
         except wgpu.GPUError as error:
             raise device_error(error) from error
 
     def _encode_group(
-        self, encoder: wgpu.GPUCommandEncoder, group: Sequence[SliceLike], stamps: Any
+        self, encoder: wgpu.GPUCommandEncoder, group: Sequence[SliceLike], writes: Any
     ) -> None:
-        compute = encoder.begin_compute_pass(label="cml", timestamp_writes=stamps)
+        compute = encoder.begin_compute_pass(label="cml", timestamp_writes=writes)
         try:
             for part in group:
                 part.network.encode_range(compute, part.step, part.first, part.count)
         finally:  # the host goes on with its encoder whatever happens here
             compute.end()
 
-    def _resolve(self, encoder: wgpu.GPUCommandEncoder, slot: _Slot, groups: int) -> None:
-        buffer, back = self._resolved.buffer, slot.readback
-        if self.gpu.has_timestamps:
-            first = slot.index * 2 * MAX_GROUPS
-            offset = self._resolved.offset + slot.index * _SLOT_BYTES
-            encoder.resolve_query_set(self._queries, first, 2 * groups, buffer, offset)
-            encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, _RECEIPT_AT)
-        offset = self._resolved.offset + _TABLE_AT + 4 * (slot.receipt - self._first_receipt)
-        encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset + _RECEIPT_AT, 4)
-
-    def _take_slot(self, frame: int, groups: int) -> _Slot | None:
-        if not self._free:
-            self._dropped += 1
-            return None
-        slot = self._free.pop(0)
-        slot.frame, slot.groups, slot.mapping = frame, groups, None
-        slot.receipt = self._first_receipt + self._receipt
-        self._receipt = (self._receipt + 1) % _RECEIPTS
-        self._busy.append(slot)
-        return slot
-
-    def _stamps(self, slot: _Slot | None, group: int) -> dict[str, Any] | None:
-        if slot is None or not self.gpu.has_timestamps:
-            return None
-        first = 2 * (slot.index * MAX_GROUPS + group)
-        return {
-            "query_set": self._queries,
-            "beginning_of_pass_write_index": first,
-            "end_of_pass_write_index": first + 1,
-        }
-
     @property
     def frames_in_flight(self) -> int:
         """Frames whose timings have not arrived, without those too young to be asked."""
-        return sum(slot.mapping is not None for slot in self._busy)
+        return self._ring.in_flight
 
     @property
     def untimed_frames(self) -> int:
         """Frames that ran without timings because all slots were taken."""
-        return self._dropped
+        return self._ring.dropped
 
     def end_frame(self, frame: int) -> list[Timing]:
         """Ask for what is old enough, take what has arrived."""
@@ -359,54 +276,32 @@ class FrameExecutor:
             self._reading.clear()
             return []
         self._take_readbacks()
-        return self._take_timings()
+        return [
+            Timing(slot.frame, group, ms)
+            for slot, spent in self._ring.take()
+            for group, ms in enumerate(spent)
+        ]
 
     def _ask(self, frame: int) -> None:
-        for slot in self._busy:
-            if slot.mapping is None and frame - slot.frame >= _AGE:
-                slot.mapping = PendingMap(slot.readback.buffer, _SLOT_BYTES)
+        timings_awaited = self._ring.ask(frame)
         for result in self._reading:
-            if result.mapping is None and frame - result.asked_frame >= _AGE:
+            if result.mapping is None and frame - result.asked_frame >= AGE:
                 assert result.staging is not None
                 result.mapping = PendingMap(result.staging.buffer, result.nbytes)
-        if any(slot.mapping for slot in self._busy) or self._reading:
+        if timings_awaited or self._reading:
             poll(self.gpu.device)
-
-    def _take_timings(self) -> list[Timing]:
-        timings: list[Timing] = []
-        while self._busy and (mapping := self._busy[0].mapping) is not None and mapping.done:
-            slot = self._busy.pop(0)
-            self._free.append(slot)
-            try:
-                data = mapping.take()
-            except DeviceError:  # the next frame's commands will say so
-                continue
-            if int.from_bytes(data[_RECEIPT_AT : _RECEIPT_AT + 4], sys.byteorder) != slot.receipt:
-                self._unsubmitted.append(slot.frame)
-            elif self.gpu.has_timestamps:
-                timings += self._timings(slot, data)
-        return timings
-
-    def _timings(self, slot: _Slot, data: bytes) -> list[Timing]:
-        ticks = np.frombuffer(data, np.uint64, 2 * slot.groups).reshape(-1, 2)
-        spent = (ticks[:, 1].astype(np.int64) - ticks[:, 0].astype(np.int64)).tolist()
-        scale = self.gpu.timestamp_period_ns * 1e-6
-        return [Timing(slot.frame, i, max(0.0, t * scale)) for i, t in enumerate(spent)]
 
     def take_unsubmitted(self) -> list[int]:
         """Frames that were ended and never ran: their receipts did not come."""
-        found, self._unsubmitted = self._unsubmitted, []
-        return found
+        return self._ring.take_unsubmitted()
 
     def check(self) -> None:
         """:class:`DeviceError` where the device is lost."""
-        self._resolved.write(np.array([self._first_receipt], np.uint32), _TABLE_AT)
+        self._ring.check()
 
     def abandon_frame(self, frame: int) -> None:
         """The frame's encoder is thrown away: what it would have copied did not happen."""
-        for slot in [s for s in self._busy if s.frame == frame]:
-            self._busy.remove(slot)
-            self._free.append(slot)
+        self._ring.abandon(frame)
         for result in [r for r in self._reading if r.asked_frame == frame]:
             self._reading.remove(result)
             assert result.staging is not None

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import wgpu
 
 import cml_engine as cml
 from cml_engine.gpu.native import limit_instance
+from scheduler import FrameScheduler
 from tests.models import write_model
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/in_your_engine.md"
@@ -54,7 +56,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     usage = wgpu.TextureUsage.COPY_DST | wgpu.TextureUsage.COPY_SRC
     texture = device.create_texture(size=(16, 16, 1), format="rgba32float", usage=usage)
     image = rng.random((1, 4, 8, 8), np.float32)
-    page = {"device": device, "image": image, "texture": texture, "render_ms": 9.0}
+    page = {"device": device, "image": image, "texture": texture}
     page["render"] = lambda encoder: None
     exec(block("def show"), page)
     exec(block("import cml_engine"), page)
@@ -77,7 +79,21 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
         if page["newest"].ended:
             break
     assert page["newest"].state == "done"
+
+
+def test_the_renderer_s_own_time_becomes_the_budget():
+    limit_instance()
+    adapter = wgpu.gpu.request_adapter_sync()
+    if "timestamp-query" not in adapter.features:
+        pytest.skip("no timestamp queries")
+    device = adapter.request_device_sync(required_features=["timestamp-query"])
+    page = {"gpu": cml.Gpu(device=device), "device": device, "FrameScheduler": FrameScheduler}
+    page["draw"] = lambda encoder, writes: encoder.begin_compute_pass(timestamp_writes=writes).end()
     exec(block("scheduler ="), page)
+    before = page["scheduler"].budget.next_ms()
+    for _ in range(30):
+        page["timed_frame"]()
+    assert page["scheduler"].budget.next_ms() > 2 * before
 
 
 def failing_every_other_time():

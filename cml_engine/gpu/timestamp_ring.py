@@ -1,0 +1,177 @@
+"""Timestamps of recent frames on their way home, in slots that are made once and used in turn.
+
+Nothing here waits: a frame's slot is asked for when the frame is old enough, and read when it has
+arrived. Each frame also leaves a receipt, a number that the frame itself copies, so that one which
+was never submitted is known by its absence.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from cml_engine.errors import DeviceError
+from cml_engine.gpu.allocation import Allocation
+from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.native import PendingMap
+
+_Usage = wgpu.BufferUsage
+#: frames whose timings may be on their way at a time; a frame beyond is run untimed
+SLOTS = 8
+#: a frame is asked for its timings when it is so many frames old: sooner it may not be done, and
+#: some drivers would wait for it
+AGE = 2
+#: WebGPU resolves queries to offsets of a multiple of this
+_ALIGNMENT = 256
+#: numbers for receipts, in a table on the GPU that each ring has of its own
+_RECEIPTS = 256
+_receipts = itertools.count(1, _RECEIPTS)
+
+
+@dataclass(slots=True)
+class FrameSlot:
+    """Where one frame's timestamps go; ``passes`` of them are timed."""
+
+    index: int
+    readback: Allocation
+    frame: int = -1
+    passes: int = 0
+    receipt: int = 0
+    mapping: PendingMap | None = None
+
+
+class TimestampRing:
+    """Times up to ``passes`` passes of every frame, and notices frames that never ran.
+
+    Without timestamp queries there are receipts only. Memory is held under the name ``owner``.
+    """
+
+    def __init__(self, gpu: Gpu, owner: str, passes: int) -> None:
+        self.passes = passes
+        #: frames that ran without timings because all slots were taken
+        self.dropped = 0
+        self._gpu, self._owner = gpu, owner
+        self._receipt_at = 16 * passes
+        self._slot_bytes = -(-(self._receipt_at + 4) // _ALIGNMENT) * _ALIGNMENT
+        self._table_at = SLOTS * self._slot_bytes
+        self._receipt = 0
+        self._first_receipt = next(_receipts)
+        self._busy: list[FrameSlot] = []
+        self._unsubmitted: list[int] = []
+        usage = _Usage.COPY_SRC | _Usage.COPY_DST
+        self._writes: list[dict[str, Any]] = []
+        if gpu.has_timestamps:
+            count = SLOTS * 2 * passes
+            self._queries = gpu.device.create_query_set(type="timestamp", count=count)
+            self._writes = [_writes(self._queries, first) for first in range(0, count, 2)]
+            usage |= _Usage.QUERY_RESOLVE
+        # resolved timestamps of every slot, then the table of receipts
+        self._resolved = self._kept(self._table_at + 4 * _RECEIPTS, usage)
+        table = np.arange(_RECEIPTS, dtype=np.uint32) + np.uint32(self._first_receipt)
+        self._resolved.write(table, self._table_at)
+        readback = _Usage.MAP_READ | _Usage.COPY_DST
+        self._free = [FrameSlot(i, self._kept(self._slot_bytes, readback)) for i in range(SLOTS)]
+
+    def _kept(self, nbytes: int, usage: int) -> Allocation:
+        """Memory that is given back when this object goes."""
+        memory = self._gpu.memory
+        kept = memory.allocate(nbytes, usage, owner=self._owner, category="staging")
+        weakref.finalize(self, memory.later, kept.free).atexit = False
+        return kept
+
+    def begin(self, frame: int) -> FrameSlot | None:
+        """A slot for the frame, or None where all are on their way."""
+        if not self._free:
+            self.dropped += 1
+            return None
+        slot = self._free.pop(0)
+        slot.frame, slot.passes, slot.mapping = frame, 0, None
+        slot.receipt = self._first_receipt + self._receipt
+        self._receipt = (self._receipt + 1) % _RECEIPTS
+        self._busy.append(slot)
+        return slot
+
+    def writes(self, slot: FrameSlot) -> dict[str, Any] | None:
+        """``timestamp_writes`` for the frame's next pass; None without timestamp queries. Every
+        pass that it was taken for must be encoded."""
+        if not self._writes:
+            return None
+        slot.passes += 1
+        return self._writes[slot.index * self.passes + slot.passes - 1]
+
+    def resolve(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
+        """Append the copies that bring the frame's timestamps and its receipt home."""
+        buffer, back = self._resolved.buffer, slot.readback
+        if slot.passes:
+            first = slot.index * 2 * self.passes
+            offset = self._resolved.offset + slot.index * self._slot_bytes
+            encoder.resolve_query_set(self._queries, first, 2 * slot.passes, buffer, offset)
+            nbytes = 16 * slot.passes
+            encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, nbytes)
+        offset = self._resolved.offset + self._table_at + 4 * (slot.receipt - self._first_receipt)
+        target = back.offset + self._receipt_at
+        encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, target, 4)
+
+    def ask(self, frame: int) -> bool:
+        """Ask for what is old enough at the end of ``frame``; whether something is awaited, so
+        that the device has to be polled."""
+        for slot in self._busy:
+            if slot.mapping is None and frame - slot.frame >= AGE:
+                slot.mapping = PendingMap(slot.readback.buffer, self._slot_bytes)
+        return self.in_flight > 0
+
+    def take(self) -> Iterator[tuple[FrameSlot, list[float]]]:
+        """Frames whose timings have arrived, oldest first, and milliseconds pass by pass."""
+        while self._busy and (mapping := self._busy[0].mapping) is not None and mapping.done:
+            slot = self._busy.pop(0)
+            self._free.append(slot)
+            try:
+                data = mapping.take()
+            except DeviceError:  # the next frame's commands will say so
+                continue
+            receipt = data[self._receipt_at : self._receipt_at + 4]
+            if int.from_bytes(receipt, sys.byteorder) != slot.receipt:
+                self._unsubmitted.append(slot.frame)
+            elif self._writes:
+                yield slot, self._milliseconds(slot, data)
+
+    def _milliseconds(self, slot: FrameSlot, data: bytes) -> list[float]:
+        ticks = np.frombuffer(data, np.int64, 2 * slot.passes).reshape(-1, 2)
+        spent = (ticks[:, 1] - ticks[:, 0]).tolist()
+        scale = self._gpu.timestamp_period_ns * 1e-6
+        return [max(0.0, t * scale) for t in spent]
+
+    def abandon(self, frame: int) -> None:
+        """The frame's encoder is thrown away."""
+        for slot in [s for s in self._busy if s.frame == frame]:
+            self._busy.remove(slot)
+            self._free.append(slot)
+
+    def take_unsubmitted(self) -> list[int]:
+        """Frames that were ended and never ran: their receipts did not come."""
+        found, self._unsubmitted = self._unsubmitted, []
+        return found
+
+    @property
+    def in_flight(self) -> int:
+        """Frames that were asked for and have not arrived."""
+        return sum(slot.mapping is not None for slot in self._busy)
+
+    def check(self) -> None:
+        """:class:`DeviceError` where the device is lost."""
+        self._resolved.write(np.array([self._first_receipt], np.uint32), self._table_at)
+
+
+def _writes(queries: wgpu.GPUQuerySet, first: int) -> dict[str, Any]:
+    return {
+        "query_set": queries,
+        "beginning_of_pass_write_index": first,
+        "end_of_pass_write_index": first + 1,
+    }

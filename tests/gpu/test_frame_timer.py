@@ -1,0 +1,265 @@
+"""The host's own passes are timed without waiting, and nothing is created in a frame."""
+
+import gc
+
+import pytest
+import wgpu
+
+import cml_engine as cml
+from cml_engine.gpu.native import limit_instance
+from cml_engine.gpu.timestamp_ring import SLOTS
+
+SHADER = """
+@group(0) @binding(0) var<storage, read_write> sums: array<f32>;
+override rounds: u32;
+@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3u) {
+    var sum = sums[id.x];
+    for (var i = 0u; i < rounds; i++) { sum = sum * 0.999 + 0.5; }
+    sums[id.x] = sum;
+}
+"""
+CREATORS = (
+    "create_buffer", "create_buffer_with_data", "create_texture", "create_bind_group",
+    "create_bind_group_layout", "create_compute_pipeline", "create_query_set",
+)  # fmt: skip
+
+
+@pytest.fixture
+def timer(gpu):
+    if not gpu.has_timestamps:
+        pytest.skip("no timestamp queries")
+    return gpu.frame_timer(("render", "overlay"))
+
+
+class Passes:
+    """A host that draws into a texture and computes a loop of so many rounds."""
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+        device = gpu.device
+        usage = wgpu.TextureUsage.RENDER_ATTACHMENT
+        texture = device.create_texture(size=(64, 64, 1), format="rgba8unorm", usage=usage)
+        self.view = texture.create_view()
+        self.sums = device.create_buffer(size=1 << 16, usage=wgpu.BufferUsage.STORAGE)
+        self.module = device.create_shader_module(code=SHADER)
+
+    def kernel(self, rounds):
+        stage = {"module": self.module, "entry_point": "main", "constants": {"rounds": rounds}}
+        pipeline = self.gpu.device.create_compute_pipeline(layout="auto", compute=stage)
+        entry = {"binding": 0, "resource": {"buffer": self.sums}}
+        group = self.gpu.device.create_bind_group(
+            layout=pipeline.get_bind_group_layout(0), entries=[entry]
+        )
+        return pipeline, group
+
+    def draw(self, encoder, writes):
+        target = {"view": self.view, "load_op": "clear", "store_op": "store"}
+        encoder.begin_render_pass(color_attachments=[target], timestamp_writes=writes).end()
+
+    def compute(self, encoder, writes, kernel):
+        work = encoder.begin_compute_pass(timestamp_writes=writes)
+        work.set_pipeline(kernel[0])
+        work.set_bind_group(0, kernel[1])
+        work.dispatch_workgroups(256)
+        work.end()
+
+
+def submit(gpu, encoder):
+    gpu.queue.submit([encoder.finish()])
+
+
+def drained(gpu, timer, frames=SLOTS + 4):
+    """What arrives in frames without any pass."""
+    arrived = []
+    for _ in range(frames):
+        encoder = gpu.device.create_command_encoder()
+        timer.resolve(encoder)
+        submit(gpu, encoder)
+        arrived += timer.end_frame()
+    return arrived
+
+
+def test_every_frame_s_passes_arrive_once_and_in_order(gpu, timer):
+    host = Passes(gpu)
+    small, large = host.kernel(200), host.kernel(4000)
+    arrived = []
+    for _ in range(30):
+        encoder = gpu.device.create_command_encoder()
+        host.compute(encoder, timer.writes("render"), large)
+        host.compute(encoder, timer.writes("overlay"), small)
+        timer.resolve(encoder)
+        submit(gpu, encoder)
+        arrived += timer.end_frame()
+    arrived += drained(gpu, timer)
+    assert [frame for frame, _ in arrived] == list(range(30)) and timer.untimed_frames == 0
+    ratios = sorted(times["render"] / times["overlay"] for _, times in arrived)
+    assert 10 < ratios[15] < 40  # twenty times the work
+
+
+def test_a_render_pass_is_timed(gpu, timer):
+    host = Passes(gpu)
+    encoder = gpu.device.create_command_encoder()
+    host.draw(encoder, timer.writes("render"))
+    timer.resolve(encoder)
+    submit(gpu, encoder)
+    arrived = timer.end_frame() + drained(gpu, timer)
+    assert [frame for frame, _ in arrived] == [0] and arrived[0][1].keys() == {"render"}
+    assert 0 <= arrived[0][1]["render"] < 1000
+
+
+def test_passes_that_do_not_run_have_no_time(gpu, timer):
+    host = Passes(gpu)
+    kernel = host.kernel(1000)
+    wanted, arrived = {}, []
+    for frame in range(40):
+        names = [n for n, period in (("render", 2), ("overlay", 3)) if frame % period == 0]
+        encoder = gpu.device.create_command_encoder()
+        for name in names:
+            host.compute(encoder, timer.writes(name), kernel)
+        timer.resolve(encoder)
+        submit(gpu, encoder)
+        arrived += timer.end_frame()
+        if names:
+            wanted[frame] = set(names)
+    arrived += drained(gpu, timer)
+    assert {frame: set(times) for frame, times in arrived} == wanted
+
+
+def test_passes_of_one_name_are_added_up(gpu, timer):
+    host = Passes(gpu)
+    kernel = host.kernel(2000)
+    arrived = []
+    for _ in range(20):
+        encoder = gpu.device.create_command_encoder()
+        host.compute(encoder, timer.writes("overlay"), kernel)
+        for _ in range(4):
+            host.compute(encoder, timer.writes("render"), kernel)
+        timer.resolve(encoder)
+        submit(gpu, encoder)
+        arrived += timer.end_frame()
+    arrived += drained(gpu, timer)
+    ratios = sorted(times["render"] / times["overlay"] for _, times in arrived)
+    assert len(ratios) == 20 and 2 < ratios[10] < 8
+
+
+def test_frames_that_are_thrown_away_are_not_told(gpu, timer):
+    """One said so, one did not resolve, one was dropped without a word."""
+    host = Passes(gpu)
+    kernel = host.kernel(1000)
+
+    def frame(resolve=True, submitted=True):
+        encoder = gpu.device.create_command_encoder()
+        host.compute(encoder, timer.writes("render"), kernel)
+        if resolve:
+            timer.resolve(encoder)
+        if submitted:
+            submit(gpu, encoder)
+
+    arrived = []
+    for turn in range(40):
+        if turn % 4 == 0:
+            frame(submitted=False)
+            timer.abandon_frame()
+            continue
+        frame(resolve=turn % 4 != 1, submitted=turn % 4 != 2)
+        arrived += timer.end_frame()
+    arrived += drained(gpu, timer)
+    assert [frame for frame, _ in arrived] == [turn for turn in range(40) if turn % 4 == 3]
+
+
+def test_a_frame_with_too_many_passes_is_untimed_and_no_other(gpu, timer):
+    host = Passes(gpu)
+    kernel = host.kernel(10)
+    arrived = []
+    for frame in range(3):
+        encoder = gpu.device.create_command_encoder()
+        for _ in range(17 if frame == 1 else 16):
+            host.compute(encoder, timer.writes("render"), kernel)
+        timer.resolve(encoder)
+        submit(gpu, encoder)
+        arrived += timer.end_frame()
+    arrived += drained(gpu, timer)
+    assert [frame for frame, _ in arrived] == [0, 2] and timer.untimed_frames == 1
+
+
+def test_nothing_is_created_in_a_frame(gpu, timer, monkeypatch):
+    host = Passes(gpu)
+    kernel = host.kernel(10)
+    arrived = 0
+
+    def frames(count):
+        nonlocal arrived
+        for _ in range(count):
+            encoder = gpu.device.create_command_encoder()
+            host.draw(encoder, timer.writes("render"))
+            host.compute(encoder, timer.writes("overlay"), kernel)
+            timer.resolve(encoder)
+            submit(gpu, encoder)
+            arrived += len(timer.end_frame())
+
+    frames(50)
+    created = []
+    for name in CREATORS:
+        original = getattr(gpu.device, name)
+
+        def counted(*args, _name=name, _original=original, **kwargs):
+            created.append(_name)
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(gpu.device, name, counted)
+    gc.collect()
+    before = wgpu.diagnostics.object_counts.get_dict()
+    frames(1000)
+    gc.collect()
+    after = wgpu.diagnostics.object_counts.get_dict()
+    assert created == [] and arrived > 1000
+    kinds = ("Buffer", "QuerySet", "BindGroup", "ComputePipeline", "Texture")
+    assert [after[k]["count"] for k in kinds] == [before[k]["count"] for k in kinds]
+
+
+def test_a_timer_gives_its_memory_back(gpu):
+    before = gpu.memory.held_bytes
+    timer = gpu.frame_timer(("render",))
+    assert gpu.memory.held_bytes > before or not gpu.has_timestamps
+    del timer
+    gc.collect()
+    assert gpu.memory.held_bytes == before
+
+
+def test_without_timestamp_queries_nothing_is_timed():
+    limit_instance()
+    gpu = cml.Gpu(device=wgpu.gpu.request_adapter_sync().request_device_sync())
+    timer = gpu.frame_timer(("render",))
+    host = Passes(gpu)
+    for _ in range(5):
+        encoder = gpu.device.create_command_encoder()
+        writes = timer.writes("render")
+        assert writes is None
+        host.draw(encoder, writes)
+        timer.resolve(encoder)
+        submit(gpu, encoder)
+        assert timer.end_frame() == []
+
+
+def test_names_that_it_does_not_have_are_refused(gpu, timer):
+    with pytest.raises(cml.InputError, match="no pass 'sky' in this timer: it has render, overlay"):
+        timer.writes("sky")
+    with pytest.raises(cml.InputError, match="wanted 1"):
+        gpu.frame_timer(())
+
+
+def test_a_lost_device_has_no_times():
+    limit_instance()
+    adapter = wgpu.gpu.request_adapter_sync()
+    if "timestamp-query" not in adapter.features:
+        pytest.skip("no timestamp queries")
+    gpu = cml.Gpu(device=adapter.request_device_sync(required_features=["timestamp-query"]))
+    timer, host = gpu.frame_timer(("render",)), Passes(gpu)
+    for _ in range(2):
+        encoder = gpu.device.create_command_encoder()
+        host.draw(encoder, timer.writes("render"))
+        timer.resolve(encoder)
+        submit(gpu, encoder)
+        timer.end_frame()
+    gpu.device.destroy()
+    assert [timer.end_frame() for _ in range(6)] == [[]] * 6
