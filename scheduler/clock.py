@@ -33,3 +33,7 @@ class VirtualClock:
         if ms < 0:
             raise ValueError(f"time cannot go back by {-ms} ms")
         self._now += ms
+
+    def advance_to(self, now_ms: float) -> None:
+        """Let it be ``now_ms``, to the last bit; times that are past already change nothing."""
+        self._now = max(self._now, now_ms)

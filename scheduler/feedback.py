@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from scheduler.cost_model import CostModel
 from scheduler.executor import Slice, StepCost, Timing
@@ -49,6 +50,17 @@ class Feedback:
         self._usual_ms = frame_ms
         #: what a budget is divided by while frames are late and nothing is measured; at least 1
         self.caution = 1.0
+
+    def state(self) -> dict[str, float | None]:
+        """What the host's own frames have taught, for :meth:`resume`."""
+        return {"caution": self.caution, "usual": self._usual_ms, "ended": self._ended_ms}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state`, without the frames that are still on their way."""
+        self.caution, self._usual_ms = state["caution"], state["usual"]
+        self._ended_ms = state["ended"]
+        self._awaited.clear()
+        self._encoded = None
 
     def encoded(self, report: FrameReport, groups: list[list[tuple[StepCost, int]]]) -> None:
         """A frame with these timed groups was encoded."""

@@ -90,13 +90,22 @@ class FrameScheduler:
         scheduler must have no jobs yet."""
         if any(not job.ended for job in self.jobs):
             raise RuntimeError("start recording before the first submit")
-        # go on with what the recording holds of the cost model, to the last bit
-        ratios = self.cost_model.tail.ratios
-        self.cost_model = CostModel.from_json(self.cost_model.to_json())
-        for ratio in ratios:
-            self.cost_model.tail.learn(ratio)
         self._recorder = Recorder(self)
+        # go on with what the recording holds of what was learned, to the last bit
+        self.resume(self._recorder.recording.options)
         return self._recorder.recording
+
+    def resume(self, options: Mapping[str, Any]) -> None:
+        """Know what the scheduler of a recording with these ``options`` knew when it began."""
+        self.cost_model = CostModel.from_json(options["cost_model"], options["over_share"])
+        for ratio in options["tail"]:
+            self.cost_model.tail.learn(ratio)
+        self._feedback.resume(options["feedback"])
+        self.frame = options["frame"]
+
+    def learned_from_frames(self) -> dict[str, float | None]:
+        """What late frames have taught where nothing is timed: part of a recording."""
+        return self._feedback.state()
 
     # --- jobs
 
@@ -312,7 +321,7 @@ class FrameScheduler:
         if self._recorder:
             # one may have lost its memory to another's preparation
             ready = {key: was and _ready_now(self.jobs, key) for key, was in ready.items()}
-            self._recorder.encoded(report, ready, waiting)
+            self._recorder.encoded(report, ready, waiting, self.operators_per_frame)
         groups = in_groups(chosen, self.executor.max_groups)
         encoding = _cpu_ms()
         self._append(encoder, report, [[part for part, _, _ in group] for group in groups])
@@ -370,10 +379,11 @@ class FrameScheduler:
             self._before = None
             timings = self.executor.end_frame(self.frame)
             self._fail_unsubmitted()
+            now = self.clock.now_ms()
             if self._recorder:
-                self._recorder.ended_frame(timings)
+                self._recorder.ended_frame(timings, now)
             self.frame += 1
-            return self._feedback.ended(timings, self.clock.now_ms(), self.cost_model)
+            return self._feedback.ended(timings, now, self.cost_model)
 
     def _fail_unsubmitted(self) -> None:
         lost = self.executor.take_unsubmitted()

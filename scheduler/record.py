@@ -1,7 +1,8 @@
 """What a scheduler was told and what it decided, as data: to look at, and to run again.
 
-Every decision is a function of the jobs, the clock, the budget and the timings that came back. A
-:class:`Recording` holds just these, so ``scheduler/replay.py`` on the virtual clock must decide
+Every decision is a function of the jobs, the clock, the budget and the timings that came back, or,
+on a device that sends none, of the times at which the host ended its frames. A :class:`Recording`
+holds just these, so ``scheduler/replay.py`` on the virtual clock must decide
 the same; where it does not, the scheduler depends on something that it should not.
 """
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from scheduler.job import Job
     from scheduler.reports import FrameReport
 
-_FORMAT = "cml recording 1"
+_FORMAT = "cml recording 2"
 
 
 @dataclass
@@ -59,6 +60,9 @@ class Recorder:
                 "policy": scheduler.policy.__name__,
                 "cost_model": scheduler.cost_model.to_json(),
                 "tail": scheduler.cost_model.tail.ratios,
+                "over_share": scheduler.cost_model.tail.share,
+                "clock_source": scheduler.executor.clock_source,
+                "feedback": scheduler.learned_from_frames(),
                 "frame": scheduler.frame,
             }
         )
@@ -83,7 +87,13 @@ class Recorder:
         """A job was cancelled, paused or resumed by the host, or failed to start."""
         self.recording.events.append({"kind": what, "job": job.number, "now": now})
 
-    def encoded(self, report: FrameReport, ready: Mapping[int, bool], waiting: bool) -> None:
+    def encoded(
+        self,
+        report: FrameReport,
+        ready: Mapping[int, bool],
+        waiting: bool,
+        operators: int | None,
+    ) -> None:
         """A frame was filled; ``ready`` tells which networks of waiting jobs were prepared."""
         known = {str(self._networks[key]): value for key, value in ready.items()}
         self.recording.events.append(
@@ -93,13 +103,14 @@ class Recorder:
                 "budget": report.budget_ms,
                 "ready": known,
                 "waiting": waiting,
+                "operators": operators,
             }
         )
         self.recording.decisions.append(decisions_of(report))
 
-    def ended_frame(self, timings: Sequence[Timing]) -> None:
+    def ended_frame(self, timings: Sequence[Timing], now: float) -> None:
         arrived = [[t.frame, t.group, t.ms] for t in timings]
-        self.recording.events.append({"kind": "end", "timings": arrived})
+        self.recording.events.append({"kind": "end", "now": now, "timings": arrived})
 
     def abandoned_frame(self) -> None:
         self.recording.events.append({"kind": "abandoned"})
@@ -110,7 +121,10 @@ class Recorder:
             self._networks[key] = len(self._networks)
             steps = [[c.key, c.op, c.title, c.groups, c.flops, c.nbytes] for c in job.costs]
             group = getattr(job.network, "exclusive_group", None)
-            self.recording.networks.append({"name": job.name, "group": group, "steps": steps})
+            load_ms = list(getattr(job.network, "load_times_ms", None) or ())
+            self.recording.networks.append(
+                {"name": job.name, "group": group, "steps": steps, "load_ms": load_ms}
+            )
         return self._networks[key]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from scheduler import policy
 from scheduler.budget import FixedBudget
 from scheduler.clock import VirtualClock
-from scheduler.cost_model import CostModel
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.job import Job
 from scheduler.record import Recording, decisions_of
@@ -18,8 +17,9 @@ from scheduler.sim_device import SimGpu, SimNetwork, SimStep, SimTiming
 class _Echo(SimGpu):
     """A device that gives back the recorded timings."""
 
-    def __init__(self, granule: int, max_groups: int) -> None:
-        super().__init__(granule=granule, max_groups=max_groups)
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        kept = ("granule", "max_groups", "clock_source")
+        super().__init__(**{name: options[name] for name in kept})
         self.arrived: list[SimTiming] = []
         self.busy = 0
 
@@ -44,10 +44,7 @@ class _Replay:
         options = recording.options
         self.recording = recording
         self.clock = VirtualClock()
-        self.device = _Echo(options["granule"], options["max_groups"])
-        model = CostModel.from_json(options["cost_model"])
-        for ratio in options["tail"]:
-            model.tail.learn(ratio)
+        self.device = _Echo(options)
         self.budget = FixedBudget(options["budget_ms"])
         self.scheduler = FrameScheduler(
             self.device,
@@ -55,10 +52,9 @@ class _Replay:
             options["budget_ms"],
             policy=getattr(policy, options["policy"]),
             clock=self.clock,
-            cost_model=model,
         )
         self.scheduler.budget = self.budget
-        self.scheduler.frame = options["frame"]
+        self.scheduler.resume(options)
         self.networks = [_network(data) for data in recording.networks]
         self.jobs: dict[int, Job] = {}
 
@@ -66,7 +62,7 @@ class _Replay:
         decided = []
         for event in self.recording.events:
             if "now" in event:
-                self.clock.advance(max(0.0, event["now"] - self.clock.now_ms()))
+                self.clock.advance_to(event["now"])
             if event["kind"] == "frame":
                 decided.append(self._frame(event))
             else:
@@ -77,6 +73,7 @@ class _Replay:
         for index, ready in event["ready"].items():
             self.networks[int(index)].ready = ready
         self.budget.ms = event["budget"]
+        self.scheduler.operators_per_frame = event["operators"]
         self.device.busy = 1 << 30 if event["waiting"] else 0
         report = self.scheduler.encode(None)
         named = {job.number: number for number, job in self.jobs.items()}
@@ -99,13 +96,14 @@ class _Replay:
     def _submit(self, event: Mapping[str, Any]) -> None:
         deadline = event["deadline"]
         needs = {f"in{n}": self.jobs[n].output("out") for n in event["needs"] if n in self.jobs}
-        self.jobs[event["job"]] = self.scheduler.submit(
+        job = self.jobs[event["job"]] = self.scheduler.submit(
             self.networks[event["network"]],
             needs,
             priority=event["priority"],
             deadline_ms=None if deadline is None else deadline - self.clock.now_ms(),
             slot=event["slot"],
         )
+        job.deadline_at_ms = deadline  # to the last bit
 
 
 def _network(data: Mapping[str, Any]) -> SimNetwork:
@@ -113,4 +111,6 @@ def _network(data: Mapping[str, Any]) -> SimNetwork:
         SimStep(key, groups, 0.0, op, title, flops, nbytes)
         for key, op, title, groups, flops, nbytes in data["steps"]
     ]
-    return SimNetwork(data["name"], steps, exclusive_group=data.get("group"))
+    return SimNetwork(
+        data["name"], steps, exclusive_group=data["group"], load_times_ms=data["load_ms"]
+    )

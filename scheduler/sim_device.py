@@ -35,6 +35,8 @@ class SimNetwork:
     ready: bool = True
     prepare_frames: int = 0
     exclusive_group: str | None = None
+    #: what each step took when the network was loaded, where the device times nothing in a frame
+    load_times_ms: Sequence[float] = ()
 
     def step_costs(self) -> Sequence[SimStep]:
         return self.steps

@@ -93,3 +93,87 @@ def test_a_trace_holds_frames_slices_and_counters(tmp_path):
     data = json.loads((tmp_path / "t.json").read_text())
     assert data["displayTimeUnit"] == "ms" and data["otherData"] == {"model": "x"}
     assert len(data["traceEvents"]) > 100
+
+
+def run_by_wall_clock(frames=400):
+    """A device that times nothing: what the host's frames take is all that is known. It is half
+    as fast as it was at load, some frames hiccup, and the recording begins in the middle."""
+    clock = VirtualClock(17.1)
+    gpu = SimGpu(Noise.of_tail(1.5), seed=2, clock_source="wall clock")
+    scheduler = FrameScheduler(gpu, budget_ms=6.0, over_share=0.05, clock=clock)
+    nets = [network("a", 200, 0.02), network("b", 30, 0.09)]
+    for net in nets:
+        net.load_times_ms = [0.5 * step.groups * step.ms_per_group for step in net.steps]
+
+    def frame(number):
+        report = scheduler.encode(None)
+        clock.advance(max(16.7, 11.3 + gpu.frame_ms) + (40.0 if number % 70 == 9 else 0.1))
+        scheduler.end_frame()
+        return report
+
+    early = scheduler.submit(nets[1], {})
+    number = 0
+    while not early.ended:
+        frame(number)
+        number += 1
+    recording = scheduler.record()
+    reports, jobs = [], []
+    for number in range(frames):
+        if number % 30 == 0:
+            jobs.append(scheduler.submit(nets[number // 30 % 2], {}, deadline_ms=333.3))
+        if number == 181:
+            scheduler.operators_per_frame = 1
+        if number == 184:
+            scheduler.operators_per_frame = None
+        reports.append(frame(number))
+    return recording, reports
+
+
+def test_a_replay_without_timestamps_decides_the_same(tmp_path):
+    recording, reports = run_by_wall_clock()
+    assert len({round(report.aim_ms, 9) for report in reports}) > 30
+    assert recording.decisions == [decisions_of(r) for r in reports]
+    recording.save(tmp_path / "run.json")
+    assert replay(Recording.load(tmp_path / "run.json")) == recording.decisions
+
+
+@pytest.mark.parametrize("lost", ["ends", "load times", "feedback", "share", "operators"])
+def test_what_a_recording_without_timestamps_holds_matters(lost):
+    """Each of the things that it holds for such a device changes the decisions."""
+    recording, _ = run_by_wall_clock()
+    if lost == "share":
+        recording, _ = run_with_margin()
+        recording.options["over_share"] = 0.5
+    elif lost == "feedback":
+        recording.options["feedback"]["caution"] = 9.0
+    elif lost == "load times":
+        recording.networks[0]["load_ms"] = []
+    for event in recording.events:
+        if lost == "operators" and event["kind"] == "frame":
+            event["operators"] = None
+        if lost == "ends" and event["kind"] == "end":
+            del event["now"]
+    assert replay(recording) != recording.decisions
+
+
+def run_with_margin():
+    """A noisy device, where the share of frames that may go over decides the margin."""
+    clock = VirtualClock()
+    scheduler = FrameScheduler(
+        SimGpu(Noise.of_tail(2.0), seed=1), budget_ms=2.0, over_share=0.05, clock=clock
+    )
+    recording, reports = scheduler.record(), []
+    net = network("n", 400, 0.01)
+    for number in range(200):
+        if number % 20 == 0:
+            scheduler.submit(net, {})
+        reports.append(scheduler.encode(None))
+        clock.advance(16.0)
+        scheduler.end_frame()
+    return recording, reports
+
+
+def test_a_replay_knows_the_share_that_may_go_over():
+    recording, _ = run_with_margin()
+    assert recording.options["over_share"] == 0.05
+    assert replay(recording) == recording.decisions
