@@ -1,0 +1,168 @@
+"""Networks that share their activation memory never have two jobs under way at a time."""
+
+import random
+
+import pytest
+
+from scheduler import CostModel, FrameScheduler, VirtualClock, by_priority, fair_share, least_laxity
+from scheduler.sim_device import SimGpu, SimNetwork, SimStep
+
+FRAME = 1000 / 60
+
+
+class Device(SimGpu):
+    """Notes who holds memory (begun and not ended), and the order of the slices of each frame."""
+
+    def __init__(self):
+        super().__init__()
+        self.holding, self.most, self.refused = [], 0, set()
+        self.ran, self.pending = [], []
+
+    def begin_job(self, encoder, network, inputs):
+        if network.name in self.refused:
+            raise RuntimeError("no memory")
+        self.holding.append(network)
+        self._count()
+
+    def end_job(self, network):
+        self.holding.remove(network)
+
+    def resume_job(self, network):
+        self.holding.append(network)
+        self._count()
+
+    def _count(self):
+        grouped = [net for net in self.holding if net.exclusive_group]
+        self.most = max(self.most, len(grouped))
+
+    def encode(self, encoder, frame, groups):
+        self.pending = [part.network.name for group in groups for part in group]
+        super().encode(encoder, frame, groups)
+
+    def submit(self):
+        self.ran += self.pending
+
+
+def network(name, total_ms=10.0, group="shared:agents"):
+    steps = [SimStep(f"{name}{i}", 50, total_ms / 200) for i in range(4)]
+    return SimNetwork(name, steps, exclusive_group=group)
+
+
+class Loop:
+    def __init__(self, *networks, policy=least_laxity):
+        model = CostModel()
+        for step in (step for net in networks for step in net.steps):
+            model.learn([(step, step.groups)], step.groups * step.ms_per_group)
+        self.device, self.clock = Device(), VirtualClock()
+        self.scheduler = FrameScheduler(
+            self.device, FRAME, 4.0, clock=self.clock, cost_model=model, policy=policy
+        )
+
+    def frames(self, count=1):
+        for _ in range(count):
+            self.scheduler.encode(None)
+            self.device.submit()
+            self.clock.advance(FRAME)
+            self.scheduler.end_frame()
+
+    def runs(self):
+        """Networks in the order in which they ran, neighbours of one network as one."""
+        ran = self.device.ran
+        return [name for i, name in enumerate(ran) if i == 0 or ran[i - 1] != name]
+
+
+@pytest.mark.parametrize("policy", [least_laxity, fair_share, by_priority])
+def test_jobs_of_a_group_run_one_after_the_other(policy):
+    nets = [network(name) for name in "abc"]
+    loop = Loop(*nets, policy=policy)
+    jobs = [loop.scheduler.submit(net, {}, deadline_ms=500 - i) for i, net in enumerate(nets)]
+    loop.frames(20)
+    assert [job.state for job in jobs] == ["done"] * 3
+    assert sorted(loop.runs()) == ["a", "b", "c"], "each in one piece"
+    assert loop.device.most == 1 and loop.device.holding == []
+
+
+def test_without_a_group_they_take_turns():
+    """The same jobs with memory of their own: the test above can fail."""
+    nets = [network(name, group=None) for name in "abc"]
+    loop = Loop(*nets, policy=fair_share)
+    for net in nets:
+        loop.scheduler.submit(net, {})
+    loop.frames(20)
+    assert len(loop.runs()) > 3
+
+
+def test_two_groups_do_not_wait_for_each_other():
+    nets = [network("a", group="shared:1"), network("b", group="shared:2")]
+    loop = Loop(*nets, policy=fair_share)
+    jobs = [loop.scheduler.submit(net, {}) for net in nets]
+    loop.frames(2)
+    assert [job.state for job in jobs] == ["running", "running"]
+
+
+def test_a_more_urgent_job_of_the_group_waits_for_the_one_under_way():
+    slow, urgent, free = network("slow", 40.0), network("urgent", 2.0), network("free", 2.0, None)
+    loop = Loop(slow, urgent, free)
+    first = loop.scheduler.submit(slow, {})
+    loop.frames(2)
+    late = loop.scheduler.submit(urgent, {}, deadline_ms=60, priority=9.0)
+    other = loop.scheduler.submit(free, {}, deadline_ms=60)
+    loop.frames(3)
+    assert (first.state, late.state, other.state) == ("running", "queued", "done")
+    loop.frames(30)
+    assert late.state == "done" and late.started_ms >= first.ended_ms
+
+
+def test_a_paused_job_keeps_the_group_s_memory_and_a_cancelled_one_gives_it_back():
+    nets = [network(name, 40.0) for name in "ab"]
+    loop = Loop(*nets)
+    first = loop.scheduler.submit(nets[0], {})
+    loop.frames(2)
+    first.pause()
+    second = loop.scheduler.submit(nets[1], {})
+    loop.frames(5)
+    assert (first.state, second.state) == ("running", "queued")
+    first.cancel()
+    loop.frames(1)
+    assert second.state == "running" and loop.device.most == 1
+
+
+def test_a_job_that_cannot_start_leaves_the_group_to_the_next():
+    nets = [network(name) for name in "ab"]
+    loop = Loop(*nets)
+    loop.device.refused.add("a")
+    failing, fine = (loop.scheduler.submit(net, {}) for net in nets)
+    loop.frames(10)
+    assert failing.state == "failed" and failing.error == "no memory"
+    assert fine.state == "done" and loop.device.holding == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_a_host_does_only_one_holds_the_memory(seed):
+    """Submits, cancels, pauses, slots and thrown away frames in random order."""
+    rng = random.Random(seed)
+    nets = [network(name, rng.uniform(1, 20)) for name in "abcd"]
+    loop = Loop(*nets, policy=rng.choice([least_laxity, fair_share, by_priority]))
+    jobs = []
+    for _ in range(600):
+        deed = rng.random()
+        live = [job for job in jobs if not job.ended]
+        if deed < 0.2:
+            options = {"priority": rng.uniform(0.5, 3), "slot": rng.choice([None, "one"])}
+            options["deadline_ms"] = rng.choice([None, 50, 500])
+            jobs.append(loop.scheduler.submit(rng.choice(nets), {}, **options))
+        elif deed < 0.3 and live:
+            rng.choice([rng.choice(live).cancel, live[0].pause, live[-1].pause])()
+        elif deed < 0.4:
+            for job in live:
+                job.resume()
+        elif deed < 0.5:
+            loop.scheduler.encode(None)
+            loop.scheduler.abandon_frame()
+        else:
+            loop.frames()
+    for job in jobs:
+        job.resume()
+    loop.frames(600)
+    assert all(job.ended for job in jobs) and sum(job.state == "done" for job in jobs) > 20
+    assert loop.device.most == 1 and loop.device.holding == []
