@@ -43,6 +43,7 @@ _WANTED_LIMITS = (
     "max-compute-invocations-per-workgroup",
     "max-compute-workgroup-size-x",
     "max-compute-workgroups-per-dimension",
+    "max-texture-array-layers",
 )
 #: what naga lacks, and what to write instead
 _NAGA_HINTS = {

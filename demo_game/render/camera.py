@@ -1,0 +1,84 @@
+"""The eye: everything is drawn relative to it, so that nothing loses precision far from the
+origin of the world."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Point = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Camera:
+    """A place in metres (x east, y up, z south) and a direction in radians: ``yaw`` 0 looks north
+    (-z) and grows to the east, ``pitch`` grows upwards. ``fov`` is the vertical angle of view,
+    ``aspect`` width over height; ``far`` is the distance in metres where nothing more is seen."""
+
+    position: Point
+    yaw: float
+    pitch: float
+    fov: float = 1.0
+    near: float = 1.0
+    far: float = 24_000.0
+    aspect: float = 16 / 9
+
+    @cached_property
+    def axes(self) -> Array:
+        """Rows: right, up and forward, of length 1."""
+        sin_y, cos_y = math.sin(self.yaw), math.cos(self.yaw)
+        sin_p, cos_p = math.sin(self.pitch), math.cos(self.pitch)
+        return np.array(
+            [
+                [cos_y, 0.0, sin_y],
+                [-sin_p * sin_y, cos_p, sin_p * cos_y],
+                [cos_p * sin_y, sin_p, -cos_p * cos_y],
+            ]
+        )
+
+    @cached_property
+    def view_projection(self) -> Array:
+        """4 x 4: a position relative to the camera, as a column, to clip space. Depth is 1 at
+        ``near`` and 0 at infinity (reversed: a float has its precision where it is needed)."""
+        right, up, forward = self.axes
+        scale = 1.0 / math.tan(self.fov / 2)
+        matrix = np.zeros((4, 4))
+        matrix[0, :3] = right * (scale / self.aspect)
+        matrix[1, :3] = up * scale
+        matrix[2, 3] = self.near
+        matrix[3, :3] = forward
+        return matrix
+
+    def rays(self, width: int, height: int) -> Array:
+        """3 x 3: the ray through pixel (x, y), counted from the upper left, is
+        ``rows[0] + x * rows[1] + y * rows[2]``; its part along the view has length 1."""
+        right, up, forward = self.axes
+        tall = math.tan(self.fov / 2)
+        wide = tall * self.aspect
+        return np.array(
+            [forward - wide * right + tall * up, 2 * wide / width * right, -2 * tall / height * up]
+        )
+
+    @cached_property
+    def _planes(self) -> list[Point]:
+        """Normals of left, right, lower and upper plane of the view, pointing inwards."""
+        x, y, _, w = self.view_projection[:, :3]
+        planes = [w + x, w - x, w + y, w - y]
+        return [(float(p[0]), float(p[1]), float(p[2])) for p in planes]
+
+    def sees(self, low: Point, high: Point) -> bool:
+        """Whether any of a box between two corners (metres) may be in view."""
+        ex, ey, ez = self.position
+        lx, ly, lz = low[0] - ex, low[1] - ey, low[2] - ez
+        hx, hy, hz = high[0] - ex, high[1] - ey, high[2] - ez
+        for nx, ny, nz in self._planes:
+            x, y, z = (hx if nx > 0 else lx), (hy if ny > 0 else ly), (hz if nz > 0 else lz)
+            if nx * x + ny * y + nz * z < 0:
+                return False
+        dx, dy, dz = max(lx, -hx, 0.0), max(ly, -hy, 0.0), max(lz, -hz, 0.0)
+        return dx * dx + dy * dy + dz * dz <= self.far * self.far

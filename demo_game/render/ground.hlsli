@@ -1,0 +1,26 @@
+// The tiles' heights and how their light falls.
+
+// the land is drawn down to here; deeper water looks alike
+static const float SEABED = -40.0;
+
+[[vk::binding(0, 1)]] Texture2DArray<float> heights;
+
+float height_at(int2 cell, uint slot)
+{
+    return heights.Load(int4(cell + 4, int(slot), 0));
+}
+
+// light: normal x, normal z, ambient occlusion, sunlight, each 0 to 1
+float3 normal_of(float4 light)
+{
+    float2 flat = light.xy * 2.0 - 1.0;
+    return float3(flat.x, sqrt(saturate(1.0 - dot(flat, flat))), flat.y);
+}
+
+float3 lit_ground(float4 light, float3 albedo)
+{
+    float3 normal = normal_of(light);
+    float direct = saturate(dot(normal, scene.sun.xyz)) * light.w;
+    float3 ambient = lerp(BOUNCE, SKYLIGHT, normal.y * 0.5 + 0.5) * light.z;
+    return albedo * (SUNLIGHT * direct + ambient);
+}

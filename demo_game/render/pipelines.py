@@ -1,0 +1,132 @@
+"""What the picture is drawn with: shaders, layouts of their bindings, pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import wgpu
+
+import cml_engine as cml
+from demo_game.render.quality import Quality
+
+_FOLDER = Path(__file__).parent
+DEPTH_FORMAT = "depth32float"
+#: bytes of a tile in the buffer of the tiles in view
+TILE_BYTES = 48
+#: bytes of a vertex of the grid
+VERTEX_BYTES = 8
+
+_VERTEX, _FRAGMENT = wgpu.ShaderStage.VERTEX, wgpu.ShaderStage.FRAGMENT
+_TILE_ATTRIBUTES = [
+    {"format": "float32x4", "offset": 0, "shader_location": 2},
+    {"format": "float32x4", "offset": 16, "shader_location": 3},
+    {"format": "uint32x2", "offset": 32, "shader_location": 4},
+]
+_GRID = {
+    "array_stride": VERTEX_BYTES,
+    "step_mode": "vertex",
+    "attributes": [
+        {"format": "uint8x4", "offset": 0, "shader_location": 0},
+        {"format": "uint8x4", "offset": 4, "shader_location": 1},
+    ],
+}
+_PLANTS = {
+    "array_stride": 16,
+    "step_mode": "instance",
+    "attributes": [{"format": "uint32x4", "offset": 0, "shader_location": 0}],
+}
+#: laid over what is there: colours come multiplied by how much they cover
+_OVER = {
+    "color": {"src_factor": "one", "dst_factor": "one-minus-src-alpha", "operation": "add"},
+    "alpha": {"src_factor": "zero", "dst_factor": "one", "operation": "add"},
+}
+
+
+def _tiles(stride: int) -> dict[str, Any]:
+    """The tiles in view, one per instance; a stride of 0 gives all instances the same one."""
+    return {"array_stride": stride, "step_mode": "instance", "attributes": _TILE_ATTRIBUTES}
+
+
+class Pipelines:
+    """Pipelines for one target format and one quality."""
+
+    def __init__(self, gpu: cml.Gpu, target_format: str, quality: Quality) -> None:
+        self._gpu, self._format = gpu, target_format
+        self._defines: dict[str, int | str] = {
+            "ENCODE": int(not target_format.endswith("-srgb")),
+            "STEP": quality.mesh_step,
+            "RICH": int(quality.rich),
+            "VERTICES": quality.plant_vertices,
+            "PLANTS_M": quality.plants_m,  # type: ignore[dict-item]
+        }
+        layout = gpu.device.create_bind_group_layout
+        self.scene_layout = layout(
+            entries=[
+                {"binding": 0, "visibility": _VERTEX | _FRAGMENT, "buffer": {"type": "uniform"}},
+                {"binding": 1, "visibility": _FRAGMENT, "sampler": {"type": "filtering"}},
+                {"binding": 2, "visibility": _FRAGMENT, "texture": {"sample_type": "float"}},
+            ]
+        )
+        array = {"view_dimension": "2d-array"}
+        both = _VERTEX | _FRAGMENT
+        self.tiles_layout = layout(
+            entries=[
+                {
+                    "binding": 0,
+                    "visibility": _VERTEX,
+                    "texture": {**array, "sample_type": "unfilterable-float"},
+                },
+                {"binding": 1, "visibility": both, "texture": {**array, "sample_type": "float"}},
+                {
+                    "binding": 2,
+                    "visibility": _FRAGMENT,
+                    "texture": {**array, "sample_type": "float"},
+                },
+                {"binding": 3, "visibility": both, "sampler": {"type": "filtering"}},
+            ]
+        )
+        self.terrain = self._build(
+            "terrain.hlsl", [_GRID, _tiles(TILE_BYTES)], tiles=True, cull="back"
+        )
+        self.plants = self._build("plants.hlsl", [_PLANTS, _tiles(0)], tiles=True)
+        self.sky = self._build("sky.hlsl", [], compare="greater-equal", write=False)
+        self.sea = self._build("sea.hlsl", [], topology="triangle-strip", write=False, blend=_OVER)
+
+    def _build(
+        self,
+        source: str,
+        buffers: list[dict[str, Any]],
+        *,
+        tiles: bool = False,
+        topology: str = "triangle-list",
+        cull: str = "none",
+        compare: str = "greater",
+        write: bool = True,
+        blend: dict[str, Any] | None = None,
+    ) -> wgpu.GPURenderPipeline:
+        gpu, path = self._gpu, _FOLDER / source
+        target: dict[str, Any] = {"format": self._format}
+        if blend is not None:
+            target["blend"] = blend
+        layouts = [self.scene_layout, self.tiles_layout] if tiles else [self.scene_layout]
+        return gpu.device.create_render_pipeline(
+            label=source,
+            layout=gpu.device.create_pipeline_layout(bind_group_layouts=layouts),
+            vertex={
+                "module": gpu.shader(path, "vertex", "place", self._defines, trusted=True),
+                "entry_point": "main",
+                "buffers": buffers,
+            },
+            primitive={"topology": topology, "cull_mode": cull, "front_face": "ccw"},
+            depth_stencil={
+                "format": DEPTH_FORMAT,
+                "depth_write_enabled": write,
+                "depth_compare": compare,
+            },
+            fragment={
+                "module": gpu.shader(path, "fragment", "shade", self._defines, trusted=True),
+                "entry_point": "main",
+                "targets": [target],
+            },
+        )

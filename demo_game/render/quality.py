@@ -1,0 +1,39 @@
+"""How much work a frame's picture may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import cml_engine as cml
+
+
+@dataclass(frozen=True)
+class Quality:
+    """``mesh_step`` cells are a side of a terrain square (1, 2, 4 or 7: a divisor of half a tile).
+    ``slots`` tiles have room. Plants are drawn to ``plants_m`` metres with ``plant_vertices``
+    vertices each (18 or 36). ``rich`` shaders blend with the coarser level's texels and add grain
+    and highlights."""
+
+    name: str
+    width: int
+    height: int
+    mesh_step: int
+    slots: int
+    view_m: float
+    plants_m: float
+    plant_vertices: int
+    rich: bool
+
+
+SOFTWARE = Quality("software", 640, 360, 4, 224, 9_000.0, 260.0, 18, False)
+LOW = Quality("low", 1280, 720, 2, 320, 14_000.0, 700.0, 36, True)
+HIGH = Quality("high", 1920, 1080, 1, 512, 24_000.0, 1600.0, 36, True)
+PRESETS = {quality.name: quality for quality in (SOFTWARE, LOW, HIGH)}
+
+
+def choose(gpu: cml.Gpu) -> Quality:
+    """What this device can draw while it does other things too."""
+    kind = str(gpu.info.get("adapter_type"))
+    return {"CPU": SOFTWARE, "IntegratedGPU": LOW}.get(kind, HIGH)

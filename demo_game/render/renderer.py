@@ -1,0 +1,234 @@
+"""The picture of a frame: one pass over terrain, plants, sky and sea."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import wgpu
+
+import cml_engine as cml
+from demo_game.render.camera import Camera, Point
+from demo_game.render.mesh import grid
+from demo_game.render.patterns import create_patterns
+from demo_game.render.pipelines import DEPTH_FORMAT, TILE_BYTES, Pipelines
+from demo_game.render.quality import Quality
+from demo_game.render.tiles import DRAW_BYTES, INSTANCE_BYTES, TilePool
+from demo_game.world.tile import CELLS, TileId
+
+SUN = (0.62, 0.42, 0.66)
+OWNER = "picture"
+SCENE_BYTES = 160
+#: metres after which waves and clouds repeat: a multiple of the periods of all patterns
+_REPEAT_M = 16384.0 * 3 * 75
+_Buffers = wgpu.BufferUsage
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleTile:
+    """A tile to draw. Its vertices move to the parent's surface between ``near_m`` and ``far_m``
+    metres from the camera; ``fade`` (0 to 1) moves them there at any distance, for a tile that
+    has just come. ``parent_slot`` is its own slot where no parent is there: then nothing moves."""
+
+    tile: TileId
+    slot: int
+    parent_slot: int
+    near_m: float
+    far_m: float
+    fade: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrawStats:
+    """What a frame drew: tiles, triangles of the terrain, and tiles with plants."""
+
+    tiles: int
+    triangles: int
+    planted_tiles: int
+
+
+class Renderer:
+    """Draws a frame into the host's encoder. ``target_format`` is that of the views that
+    :meth:`draw` is given; whether it converts to sRGB itself is heeded. All memory is taken from
+    ``gpu.memory``."""
+
+    def __init__(self, gpu: cml.Gpu, target_format: str, quality: Quality) -> None:
+        self.gpu, self.quality = gpu, quality
+        self.tiles = TilePool(gpu, quality.slots, quality.plant_vertices)
+        self._pipelines = Pipelines(gpu, target_format, quality)
+        vertices, indices = grid(quality.mesh_step)
+        self._vertices = self._buffer(vertices, _Buffers.VERTEX)
+        self._indices = self._buffer(indices, _Buffers.INDEX)
+        self._index_count = indices.size
+        self._scene_data = np.zeros((10, 4), np.float32)
+        self._scene = self._buffer(self._scene_data, _Buffers.UNIFORM)
+        self._tile_data = np.zeros((quality.slots, TILE_BYTES // 4), np.float32)
+        self._tile_words = self._tile_data.view(np.uint32)
+        self._tile_buffer = self._buffer(self._tile_data, _Buffers.VERTEX)
+        self._patterns = create_patterns(gpu)
+        self._make_bind_groups()
+        self._depth: Any = None
+        self.resize(quality.width, quality.height)
+
+    def _buffer(self, data: np.ndarray[Any, Any], usage: int) -> Any:
+        made = self.gpu.memory.allocate(
+            data.nbytes, usage | _Buffers.COPY_DST, owner=OWNER, category="render"
+        )
+        made.write(np.ascontiguousarray(data))
+        return made
+
+    def _make_bind_groups(self) -> None:
+        device, pipelines = self.gpu.device, self._pipelines
+        linear = {"mag_filter": "linear", "min_filter": "linear"}
+        repeat = {"address_mode_u": "repeat", "address_mode_v": "repeat"}
+        repeating = device.create_sampler(**linear, **repeat, mipmap_filter="linear")
+        clamped = device.create_sampler(**linear)
+        self._scene_group = device.create_bind_group(
+            layout=pipelines.scene_layout,
+            entries=[
+                {"binding": 0, "resource": self._scene.binding(0, SCENE_BYTES)},
+                {"binding": 1, "resource": repeating},
+                {"binding": 2, "resource": self._patterns.create_view()},
+            ],
+        )
+        arrays = self.tiles.textures
+        views = [
+            arrays[name].create_view(dimension="2d-array")
+            for name in ("height", "shading", "texels")
+        ]
+        self._tiles_group = device.create_bind_group(
+            layout=pipelines.tiles_layout,
+            entries=[{"binding": i, "resource": made} for i, made in enumerate([*views, clamped])],
+        )
+
+    def resize(self, width: int, height: int) -> None:
+        """The target has another size now, in pixels."""
+        if self._depth is not None:
+            self._depth.destroy()
+        self.width, self.height = width, height
+        self._depth = self.gpu.memory.create_texture(
+            size=(width, height, 1),
+            format=DEPTH_FORMAT,
+            usage=wgpu.TextureUsage.RENDER_ATTACHMENT,
+            owner=OWNER,
+        )
+        self._depth_view = self._depth.create_view()
+
+    def camera(self, position: Point, yaw: float, pitch: float) -> Camera:
+        """A camera for this target."""
+        far = self.quality.view_m * 1.2
+        return Camera(position, yaw, pitch, far=far, aspect=self.width / self.height)
+
+    def draw(
+        self,
+        encoder: Any,
+        target_view: Any,
+        camera: Camera,
+        visible: Sequence[VisibleTile],
+        time_s: float,
+        timestamp_writes: Any = None,
+    ) -> DrawStats:
+        """Append the pass that draws the whole picture to ``target_view``. ``visible`` are the
+        tiles in view, at most as many as there are slots."""
+        nearest = sorted((_flat_distance(v.tile, camera), v) for v in visible)
+        self._write_scene(camera, time_s)
+        self._write_tiles(camera, [tile for _, tile in nearest])
+        render = encoder.begin_render_pass(
+            color_attachments=[
+                {
+                    "view": target_view,
+                    "load_op": "clear",
+                    "store_op": "store",
+                    "clear_value": (1, 0, 1, 1),
+                }
+            ],
+            depth_stencil_attachment={
+                "view": self._depth_view,
+                "depth_clear_value": 0.0,
+                "depth_load_op": "clear",
+                "depth_store_op": "discard",
+            },
+            **({"timestamp_writes": timestamp_writes} if timestamp_writes else {}),
+        )
+        render.set_bind_group(0, self._scene_group)
+        render.set_bind_group(1, self._tiles_group)
+        self._draw_terrain(render, len(nearest))
+        planted = self._draw_plants(render, nearest)
+        render.set_pipeline(self._pipelines.sky)
+        render.draw(3)
+        render.set_pipeline(self._pipelines.sea)
+        render.draw(4)
+        render.end()
+        return DrawStats(len(nearest), len(nearest) * self._index_count // 3, planted)
+
+    def _draw_terrain(self, render: Any, count: int) -> None:
+        if count == 0:
+            return
+        vertices, tiles, indices = self._vertices, self._tile_buffer, self._indices
+        render.set_pipeline(self._pipelines.terrain)
+        render.set_vertex_buffer(0, vertices.buffer, vertices.offset, vertices.nbytes)
+        render.set_vertex_buffer(1, tiles.buffer, tiles.offset, count * TILE_BYTES)
+        render.set_index_buffer(indices.buffer, "uint16", indices.offset, indices.nbytes)
+        render.draw_indexed(self._index_count, count)
+
+    def _draw_plants(self, render: Any, nearest: list[tuple[float, VisibleTile]]) -> int:
+        """A draw for each tile near enough; how many."""
+        pool, tiles = self.tiles, self._tile_buffer
+        planted = 0
+        for i, (away, visible) in enumerate(nearest):
+            if away > self.quality.plants_m or not pool.has_plants(visible.slot):
+                continue
+            if planted == 0:
+                render.set_pipeline(self._pipelines.plants)
+            planted += 1
+            at = pool.instances.offset + visible.slot * INSTANCE_BYTES
+            render.set_vertex_buffer(0, pool.instances.buffer, at, INSTANCE_BYTES)
+            render.set_vertex_buffer(1, tiles.buffer, tiles.offset + i * TILE_BYTES, TILE_BYTES)
+            render.draw_indirect(pool.draws.buffer, pool.draws.offset + visible.slot * DRAW_BYTES)
+        return planted
+
+    def _write_scene(self, camera: Camera, time_s: float) -> None:
+        x, y, z = camera.position
+        data = self._scene_data
+        data[0:4] = camera.view_projection
+        data[4:7, :3] = camera.rays(self.width, self.height)
+        data[7] = (*_unit(SUN), time_s)
+        data[8] = (y, x % _REPEAT_M, z % _REPEAT_M, self.quality.view_m)
+        self._scene.write(data)
+
+    def _write_tiles(self, camera: Camera, visible: list[VisibleTile]) -> None:
+        if not visible:
+            return
+        rows = [_row(tile, camera) for tile in visible]
+        self._tile_data[: len(rows), :8] = rows
+        self._tile_words[: len(rows), 8:10] = [(v.slot, v.parent_slot) for v in visible]
+        self._tile_buffer.write(self._tile_data[: len(rows)])
+
+
+def _row(visible: VisibleTile, camera: Camera) -> tuple[float, ...]:
+    """A tile as the shader gets it: offset x and z, metres per cell, fade; where the move begins,
+    1 / its length, the quadrant's corner in the parent's cells."""
+    tile = visible.tile
+    x, z = tile.origin
+    place = (x - camera.position[0], z - camera.position[2], tile.cell_m)
+    if visible.parent_slot == visible.slot:
+        return (*place, 0.0, 0.0, 0.0, 0.0, 0.0)
+    half = CELLS // 2
+    corner = ((tile.x & 1) * half, (tile.z & 1) * half)
+    if not math.isfinite(visible.far_m):
+        return (*place, visible.fade, 0.0, 0.0, *corner)
+    return (*place, visible.fade, visible.near_m, 1 / (visible.far_m - visible.near_m), *corner)
+
+
+def _flat_distance(tile: TileId, camera: Camera) -> float:
+    (x, z), span = tile.origin, tile.span_m
+    ex, _, ez = camera.position
+    return math.hypot(max(x - ex, 0.0, ex - x - span), max(z - ez, 0.0, ez - z - span))
+
+
+def _unit(vector: Point) -> Point:
+    length = math.hypot(*vector)
+    return vector[0] / length, vector[1] / length, vector[2] / length

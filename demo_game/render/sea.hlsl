@@ -1,0 +1,45 @@
+// The sea's surface, laid over what has been drawn of its bed: the sky's reflection by Schlick's
+// approximation of Fresnel's law, and the sun's glitter.
+
+#include "scene.hlsli"
+
+static const float REACH_M = 300000.0;
+
+struct Water
+{
+    float4 clip : SV_Position;
+};
+
+Water place(uint vertex : SV_VulkanVertexID)
+{
+    float2 corner = float2(float(vertex & 1) * 2.0 - 1.0, float(vertex >> 1) * 2.0 - 1.0);
+    Water water;
+    water.clip = to_clip(float3(corner.x * REACH_M, -scene.eye.x, corner.y * REACH_M));
+    return water;
+}
+
+float4 shade(Water water) : SV_Target0
+{
+    float3 ray = ray_of(water.clip.xy);
+    float3 at = ray * (scene.eye.x / max(-ray.y, 1e-4));
+    float away = length(at);
+    float3 direction = at / away;
+    float2 world = at.xz + scene.eye.yz;
+    float2 wind = scene.sun.w * float2(1.0, 0.4);
+    float2 slope = patterns.Sample(repeating, (world + wind * 3.0) * (1.0 / 64.0)).xy
+        + patterns.Sample(repeating, (world.yx - wind * 7.0) * (1.0 / 512.0)).xy - 1.0;
+    float calm = 1.0 / (1.0 + away * 0.0006);
+    float3 normal = normalize(float3(slope.x * 0.5 * calm, 1.0, slope.y * 0.5 * calm));
+    float facing = saturate(-dot(direction, normal));
+    float away_from = 1.0 - facing;
+    float fifth = away_from * away_from;
+    fifth *= fifth * away_from;
+    float fresnel = 0.02 + 0.98 * fifth * (0.55 + 0.45 * calm);
+    float3 mirrored = reflect(direction, normal);
+    mirrored.y = abs(mirrored.y) + 0.02;
+    float3 light = sky_of(mirrored);
+    float glint = saturate(dot(mirrored, scene.sun.xyz));
+    light += SUNLIGHT * (9.0 * pow(glint, 180.0) + 0.6 * pow(glint, 12.0) * 0.3);
+    float4 fog = fog_of(at);
+    return float4(fresnel * shown(light * fog.a + fog.rgb), fresnel);
+}

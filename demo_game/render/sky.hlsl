@@ -1,0 +1,36 @@
+// Behind everything: the air, the sun, and clouds on a plane above.
+
+#include "scene.hlsli"
+
+struct Corner
+{
+    float4 clip : SV_Position;
+};
+
+Corner place(uint vertex : SV_VulkanVertexID)
+{
+    Corner corner;
+    corner.clip = float4(float(vertex & 1) * 4.0 - 1.0, float(vertex >> 1) * 4.0 - 1.0, 0.0, 1.0);
+    return corner;
+}
+
+static const float CLOUDS_M = 2400.0;
+
+float4 shade(Corner corner) : SV_Target0
+{
+    float3 direction = normalize(ray_of(corner.clip.xy));
+    float3 light = sky_of(direction);
+    float up = max(direction.y, 0.02);
+    float2 over = direction.xz * (CLOUDS_M / up) + scene.eye.yz + scene.sun.w * float2(9.0, 4.0);
+    float cover = patterns.Sample(repeating, over * (1.0 / 16384.0)).z
+        + 0.5 * patterns.Sample(repeating, over * (1.0 / 4096.0)).z;
+    float cloud = smoothstep(0.80, 1.15, cover) * saturate(direction.y * 9.0 - 0.25);
+    float mu = dot(direction, scene.sun.xyz);
+    float3 white = float3(0.93, 0.95, 1.0) + GLOW * (1.2 * glow_of(direction));
+    light = lerp(light, white, cloud * 0.75);
+    light += SUNLIGHT * (6.0 * smoothstep(0.99965, 0.9998, mu) * (1.0 - cloud));
+    // below the horizon: sea, as far as the air lets it be seen
+    float sunk = saturate(-direction.y * 12.0);
+    light = lerp(light, DEEP_WATER + 0.2 * light, sunk);
+    return float4(shown(light), 1.0);
+}

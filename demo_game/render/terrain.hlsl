@@ -1,0 +1,90 @@
+// Tiles: one grid, instanced over all that are in view, its vertices moved to the next level's
+// surface with distance. Defines: STEP cells per square, RICH.
+
+#include "scene.hlsli"
+#include "ground.hlsli"
+
+[[vk::binding(1, 1)]] Texture2DArray<float4> shading_texels;
+[[vk::binding(2, 1)]] Texture2DArray<float4> albedo_texels;
+[[vk::binding(3, 1)]] SamplerState clamped;
+
+struct Vertex
+{
+    // cell x, z, lower end of a skirt
+    [[vk::location(0)]] uint4 cell : CELL;
+    // two cells of the next level, from the quadrant's corner
+    [[vk::location(1)]] uint4 coarser : COARSER;
+    // offset x and z of the tile in metres, metres per cell, shift to the next level (0 to 1)
+    [[vk::location(2)]] float4 place : PLACE;
+    // distance where the move begins, 1 / its length, quadrant's corner in the next level's cells
+    [[vk::location(3)]] float4 morph : MORPH;
+    [[vk::location(4)]] uint2 slots : SLOTS;
+};
+
+struct Surface
+{
+    float4 clip : SV_Position;
+    // uv, and that at the next level
+    [[vk::location(0)]] float4 uv : UV;
+    [[vk::location(1)]] float moved : MOVED;
+    [[vk::location(2)]] float4 fog : FOG;
+    // relative position, height over the sea
+    [[vk::location(3)]] float4 position : POSITION;
+    // a layer is cut to an integer, not rounded: what is interpolated would be off by one
+    [[vk::location(4)]] nointerpolation uint2 slots : SLOTS;
+};
+
+Surface place(Vertex vertex)
+{
+    float2 cell = float2(vertex.cell.xy);
+    float own = height_at(int2(vertex.cell.xy), vertex.slots.x);
+    int2 corner = int2(vertex.morph.zw);
+    float coarse = 0.5 * (height_at(corner + int2(vertex.coarser.xy), vertex.slots.y)
+        + height_at(corner + int2(vertex.coarser.zw), vertex.slots.y));
+    float2 flat = vertex.place.xy + cell * vertex.place.z;
+    float3 at = float3(flat.x, max(own, 0.0) - scene.eye.x, flat.y);
+    float moved = saturate((length(at) - vertex.morph.x) * vertex.morph.y);
+    moved = max(moved, vertex.place.w);
+    float height = lerp(own, coarse, moved);
+    float drop = float(vertex.cell.z) * vertex.place.z * float(STEP);
+    at.y = max(height, SEABED) - drop - scene.eye.x;
+
+    Surface surface;
+    surface.clip = to_clip(at);
+    surface.uv = (float4(cell, cell * 0.5 + vertex.morph.zw) + 4.5) / 64.0;
+    surface.moved = moved;
+    surface.slots = vertex.slots;
+    surface.fog = fog_of(at);
+    surface.position = float4(at, height);
+    return surface;
+}
+
+float4 shade(Surface surface) : SV_Target0
+{
+    float3 own = float3(surface.uv.xy, float(surface.slots.x));
+    float4 light = shading_texels.Sample(clamped, own);
+    float4 albedo = albedo_texels.Sample(clamped, own);
+#if RICH
+    float3 coarser = float3(surface.uv.zw, float(surface.slots.y));
+    light = lerp(light, shading_texels.Sample(clamped, coarser), surface.moved);
+    albedo = lerp(albedo, albedo_texels.Sample(clamped, coarser), surface.moved);
+    float2 world = surface.position.xz + scene.eye.yz;
+    float grain = patterns.Sample(repeating, world * (1.0 / 24.0)).w
+        + patterns.Sample(repeating, world * (1.0 / 150.0)).w - 1.0;
+    albedo.rgb *= 1.0 + 0.7 * grain;
+#endif
+    float3 lit = lit_ground(light, albedo.rgb);
+#if RICH
+    float3 toward = -normalize(surface.position.xyz);
+    float3 normal = normal_of(light);
+    float smooth = 1.0 - albedo.a;
+    float shine = saturate(dot(normalize(toward + scene.sun.xyz), normal));
+    float power = 8.0 + 60.0 * smooth;
+    lit += SUNLIGHT * (0.25 * smooth * light.w * pow(shine, power));
+#endif
+    // light is lost in water, red first
+    float clear = exp2(min(surface.position.w, 0.0) * 0.16);
+    float3 through = float3(clear * clear * clear, clear * sqrt(clear), clear);
+    lit = DEEP_WATER + (lit - DEEP_WATER) * through;
+    return float4(shown(lit * surface.fog.a + surface.fog.rgb), 1.0);
+}

@@ -1,0 +1,121 @@
+"""Where the tiles that can be drawn lie: a layer of three texture arrays each, and its plants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import wgpu
+
+import cml_engine as cml
+from demo_game.world.tile import FINE, PAINTED
+
+OWNER = "terrain"
+INSTANCES = 1024
+INSTANCE_BYTES = 16 * INSTANCES
+DRAW_BYTES = 16
+
+_Buffers = wgpu.BufferUsage
+_Textures = wgpu.TextureUsage
+_ARRAYS = {
+    "height": ("r32float", FINE),
+    "shading": ("rgba8unorm", FINE),
+    "texels": ("rgba8unorm-srgb", PAINTED),
+}
+
+
+class TilePool:
+    """``slots`` tiles. :meth:`acquire` gives a slot, :meth:`fill` copies a tile's tensors into it
+    within the frame, :meth:`release` gives it back. Which tile has to go is the caller's
+    business."""
+
+    def __init__(self, gpu: cml.Gpu, slots: int, plant_vertices: int) -> None:
+        self.slots = slots
+        self.textures = {
+            name: gpu.memory.create_texture(
+                size=(side, side, slots),
+                format=form,
+                usage=_Textures.TEXTURE_BINDING | _Textures.COPY_DST,
+                owner=OWNER,
+            )
+            for name, (form, side) in _ARRAYS.items()
+        }
+        usage = _Buffers.VERTEX | _Buffers.COPY_DST
+        self.instances = gpu.memory.allocate(
+            slots * INSTANCE_BYTES, usage, owner=OWNER, category="render"
+        )
+        usage = _Buffers.INDIRECT | _Buffers.COPY_DST
+        self.draws = gpu.memory.allocate(slots * DRAW_BYTES, usage, owner=OWNER, category="render")
+        # the number of vertices is the renderer's choice; only the number of instances is copied
+        self.draws.write(memoryview(_draw_arguments(slots, plant_vertices)))
+        self._free = list(range(slots))[::-1]
+        self._planted: set[int] = set()
+
+    @property
+    def free_slots(self) -> int:
+        """How many may still be acquired."""
+        return len(self._free)
+
+    def acquire(self) -> int | None:
+        """A slot; None where all are taken."""
+        return self._free.pop() if self._free else None
+
+    def release(self, slot: int) -> None:
+        """The slot's tile is not drawn any more."""
+        if not 0 <= slot < self.slots or slot in self._free:
+            raise cml.InputError(f"slot {slot} is released, but was not acquired")
+        self._planted.discard(slot)
+        self._free.append(slot)
+
+    def has_plants(self, slot: int) -> bool:
+        """Whether the slot was last filled with instances."""
+        return slot in self._planted
+
+    def fill(
+        self,
+        encoder: Any,
+        slot: int,
+        *,
+        height: Any,
+        shading: Any,
+        texels: Any,
+        instances: Any = None,
+        draw: Any = None,
+    ) -> None:
+        """Copy a tile's tensors, as ``job.tensor(name)`` gives them, into a slot: ``height``
+        (1, 1, 64, 64) metres, ``shading`` (1, 1, 64, 64) and ``texels`` (1, 1, 128, 128) packed
+        bytes, ``instances`` (1, 1, 1024, 4) and ``draw`` (1, 4) where the tile has plants.
+        :class:`cml_engine.InputError` where one has another size."""
+        for name, tensor in (("height", height), ("shading", shading), ("texels", texels)):
+            side = _ARRAYS[name][1]
+            _check(name, tensor, 4 * side * side)
+            encoder.copy_buffer_to_texture(
+                {
+                    "buffer": tensor.buffer,
+                    "offset": tensor.offset,
+                    "bytes_per_row": 4 * side,
+                    "rows_per_image": side,
+                },
+                {"texture": self.textures[name], "origin": (0, 0, slot)},
+                (side, side, 1),
+            )
+        self._planted.discard(slot)
+        if instances is not None and draw is not None:
+            _check("instances", instances, INSTANCE_BYTES)
+            _check("draw", draw, DRAW_BYTES)
+            to = self.instances.offset + slot * INSTANCE_BYTES
+            encoder.copy_buffer_to_buffer(
+                instances.buffer, instances.offset, self.instances.buffer, to, INSTANCE_BYTES
+            )
+            to = self.draws.offset + slot * DRAW_BYTES + 4
+            encoder.copy_buffer_to_buffer(draw.buffer, draw.offset + 4, self.draws.buffer, to, 4)
+            self._planted.add(slot)
+
+
+def _check(name: str, tensor: Any, nbytes: int) -> None:
+    if tensor.nbytes != nbytes:
+        raise cml.InputError(f"'{name}' of a tile: wanted {nbytes} bytes, got {tensor.nbytes}")
+
+
+def _draw_arguments(slots: int, vertices: int) -> bytes:
+    words = b"".join(n.to_bytes(4, "little") for n in (vertices, 0, 0, 0))
+    return words * slots
