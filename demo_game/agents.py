@@ -35,7 +35,7 @@ CHAIN: Mapping[str, Mapping[str, str]] = {
         "grain": "terrain",
         "cell": "terrain",
     },
-    "scatter": {"density": "population", "height": "surface", "cell": "terrain"},
+    "scatter": {"density": "population", "height": "surface"},
 }
 #: the sessions that read the tile's number
 READS_TILE = ("terrain", "scatter")

@@ -126,15 +126,18 @@ def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
     return total
 
 
+def moisture_weights() -> list[float]:
+    """Of the octaves of the moisture: each 0.6 of the one before."""
+    return [0.7 * 0.6**i for i in range(len(MOISTURE_OCTAVES))]
+
+
 def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
     """How wet the climate is, about 0 to 1, of all octaves of 4 cells or more."""
     total: Array = np.full(gx.shape, 0.5, np.float32)
-    weight = 0.7
-    for octave in MOISTURE_OCTAVES:
+    for octave, weight in zip(MOISTURE_OCTAVES, moisture_weights(), strict=True):
         if octave - level >= 2:
             noise = gradient_noise(gx, gz, octave - level, 100 + octave, seed)
             total = total + np.float32(weight) * noise
-        weight *= 0.6
     return total
 
 

@@ -1,0 +1,148 @@
+"""What a tile begins as: noise at the grids of ``demo_game/world/tile.py``, from the tile's number.
+
+Every operator takes ``tile``, integers ``[1, 4]``: the number of the tile's first cell (x and z),
+its level, and the world's seed. They are ``demo_game/world/noise.py`` on the GPU; its constants are
+the defaults of the attributes, so nothing is written down twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from demo_game.world import noise
+from demo_game.world.tile import CELL_M, COARSE, COARSE_APRON, SCALE, WIDE, WIDE_APRON
+
+Array = np.ndarray[Any, Any]
+_HERE = Path(__file__).parent
+_AMPLITUDES = [noise.amplitude(octave) for octave in range(noise.TOP_OCTAVE + 1)]
+#: attributes of all that knows the land's octaves
+_LAND = (
+    f"amplitudes: scalar[] = {_AMPLITUDES}, continents: integer[] = "
+    f"{list(noise.CONTINENT_OCTAVES)}, ridge: scalar[] = {[noise.RIDGE_MEAN, noise.RIDGE]}, "
+    f"hill: scalar = {noise.HILL}"
+)
+#: operations of one octave at one sample: four corners of some twenty, and the interpolation
+_OCTAVE = 110
+
+
+def _infer(shape: tuple[int, ...]) -> Callable[..., cml.Fact]:
+    def infer(attrs: cml.Attrs, tile: cml.Fact) -> cml.Fact:
+        if tile != cml.Fact("integer", (1, 4)):
+            raise cml.ModelError(
+                f"wanted a tile as integer[1, 4] (first cell x and z, level, seed), got {tile}"
+            )
+        return cml.Fact("scalar", shape)
+
+    return infer
+
+
+def _cost(octaves: int) -> Callable[..., cml.Cost]:
+    def cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fact]) -> cml.Cost:
+        size = outputs[0].size
+        return cml.Cost(octaves * _OCTAVE * size, 16, 4 * size)
+
+    return cost
+
+
+def _grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Array, int, int]:
+    """Cells x and z of a square grid, the level, and the seed."""
+    first_x, first_z, level, seed = (int(value) for value in tile[0])
+    steps = np.arange(count, dtype=np.int32) * np.int32(step) - np.int32(apron)
+    z, x = np.meshgrid(steps + np.int32(first_z), steps + np.int32(first_x), indexing="ij")
+    return x, z, level, seed
+
+
+def _blocked(fine: Array, side: int) -> Array:
+    """A grid as ``side`` x ``side`` samples in the channels of each coarse one."""
+    count = fine.shape[0] // side
+    blocks = fine.reshape(count, side, count, side).transpose(1, 3, 0, 2)
+    return np.ascontiguousarray(blocks.reshape(1, side * side, count, count))
+
+
+def _height(attrs: cml.Attrs, tile: Array) -> Array:
+    return noise.height(*_grid(tile, COARSE, COARSE_APRON, SCALE))[None, None]
+
+
+def _detail(attrs: cml.Attrs, tile: Array) -> Array:
+    return _blocked(noise.detail(*_grid(tile, SCALE * COARSE, COARSE_APRON)), SCALE)
+
+
+def _moisture(attrs: cml.Attrs, tile: Array) -> Array:
+    return noise.moisture(*_grid(tile, WIDE, WIDE_APRON))[None, None]
+
+
+def _grain(attrs: cml.Attrs, tile: Array) -> Array:
+    x, z, level, seed = _grid(tile, 2 * WIDE, 2 * WIDE_APRON)
+    first_x, first_z = np.int32(tile[0, 0]), np.int32(tile[0, 1])
+    return _blocked(noise.grain(x + first_x, z + first_z, level, seed), 2)
+
+
+def _cell(attrs: cml.Attrs, tile: Array) -> Array:
+    return np.full((1, 1, 1, 1), CELL_M * 2 ** int(tile[0, 2]), np.float32)
+
+
+def _tiles(*tiles: tuple[int, int, int, int]) -> list[cml.Case]:
+    return [cml.Case((np.array([tile], np.int32),)) for tile in tiles]
+
+
+_CASES = _tiles(
+    (0, 0, 0, 7), (-56, 112, 0, 7), (56, -5600, 1, 1), (-2800, -2856, 2, 0),
+    (112, 168, 3, 2**31 - 1), (0, -56, 4, 12), (-56, 0, 5, 3), (-112, 56, 6, -1),
+)  # fmt: skip
+_SUM = "octaves are summed in 32 bits, products may be fused"
+
+
+def _register(
+    name: str, attributes: str, shape: tuple[int, ...], cpu: Any, octaves: int, atol: float
+) -> None:
+    result = name.removeprefix("land_")
+    extra = f", {attributes}" if attributes else ""
+    cml.register(
+        cml.OpSpec(
+            name=name,
+            signature=f"fragment {name}(tile: tensor<integer>{extra})"
+            f" -> ({result}: tensor<scalar>);",
+            infer=_infer(shape),
+            cpu=cpu,
+            kernel=cml.Kernel(_HERE / f"{name}.hlsl", trusted=True),
+            cost=_cost(octaves),
+            cases=_CASES,
+            tolerance=cml.Tolerance(1e-6, atol, _SUM) if atol else cml.Tolerance(0, 0, "integers"),
+        )
+    )
+
+
+_register(
+    "land_height",
+    f"{_LAND}, lift: scalar[] = {[noise.CONTINENT_M, noise.LIFT_M]}, apron: integer = "
+    f"{COARSE_APRON}, scale: integer = {SCALE}",
+    (1, 1, COARSE, COARSE),
+    _height,
+    11,
+    4e-3,
+)
+_register(
+    "land_detail",
+    f"{_LAND}, cell_m: scalar = {CELL_M}, apron: integer = {COARSE_APRON}, "
+    f"scale: integer = {SCALE}",
+    (1, SCALE * SCALE, COARSE, COARSE),
+    _detail,
+    4,
+    1e-6,
+)
+_register(
+    "land_moisture",
+    f"octaves: integer[] = {list(noise.MOISTURE_OCTAVES)}, weights: scalar[] = "
+    f"{noise.moisture_weights()}, apron: integer = {WIDE_APRON}",
+    (1, 1, WIDE, WIDE),
+    _moisture,
+    4,
+    1e-6,
+)
+_register("land_grain", f"apron: integer = {WIDE_APRON}", (1, 4, WIDE, WIDE), _grain, 1, 0.0)
+_register("land_cell", f"cell_m: scalar = {CELL_M}", (1, 1, 1, 1), _cell, 0, 0.0)

@@ -1,0 +1,128 @@
+"""``shading(heights, cell)``: light that depends on the land's shape only, baked per tile.
+
+Four channels in [0, 1]: the normal's x and z (0.5 is upright), the share of the sky that is open
+(Max, "Horizon mapping: shadows for bump-mapped surfaces", 1988: the horizon in eight directions),
+and sunlight with a soft edge. All looks stay within the apron, so neighbours agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from demo_game.world.sun import SUN
+from demo_game.world.tile import FINE, FINE_APRON, WIDE, WIDE_APRON
+
+Array = np.ndarray[Any, Any]
+_WAYS = ((1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1))
+#: cells along a way; the furthest diagonal stays within the apron
+_DISTANCES = (1, 2, 4, 7, 11, 15)
+#: cells that the sun's shadow is followed for, and the tangent over which its edge fades
+_REACH, _SOFTNESS = 15, 0.12
+_START = WIDE_APRON - FINE_APRON
+
+
+def _infer(attrs: cml.Attrs, heights: cml.Fact, cell: cml.Fact) -> cml.Fact:
+    if heights != cml.Fact("scalar", (1, 1, WIDE, WIDE)):
+        raise cml.ModelError(f"wanted heights as scalar[1, 1, {WIDE}, {WIDE}], got {heights}")
+    return cml.Fact("scalar", (1, 4, FINE, FINE))
+
+
+def _cpu(attrs: cml.Attrs, heights: Array, cell: Array) -> Array:
+    land, size = heights[0, 0], np.float32(cell.flat[0])
+    surface = np.maximum(land, 0)
+    dx = (_moved(land, 1, 0) - _moved(land, -1, 0)) / (2 * size)
+    dz = (_moved(land, 0, 1) - _moved(land, 0, -1)) / (2 * size)
+    upright = 1 / np.sqrt(1 + dx * dx + dz * dz)
+    half = np.float32(0.5)
+    sky = sum(_open(surface, way, size) for way in _WAYS) / len(_WAYS)
+    channels = [half - half * dx * upright, half - half * dz * upright, sky, _sun(surface, size)]
+    return np.stack(channels)[None].astype(np.float32)
+
+
+def _moved(grid: Array, dx: int, dz: int) -> Array:
+    """The fine samples' values so many cells away."""
+    z, x = _START + dz, _START + dx
+    found: Array = grid[z : z + FINE, x : x + FINE]
+    return found
+
+
+def _open(surface: Array, way: tuple[int, int], size: np.float32) -> Array:
+    here = _moved(surface, 0, 0)
+    length = np.float32(np.hypot(*way))
+    steepest: Array = np.zeros_like(here)
+    for distance in _DISTANCES:
+        rise = _moved(surface, way[0] * distance, way[1] * distance) - here
+        steepest = np.maximum(steepest, rise / (length * np.float32(distance) * size))
+    seen: Array = 1 - steepest / np.sqrt(1 + steepest * steepest)
+    return seen
+
+
+def _sun(surface: Array, size: np.float32) -> Array:
+    flat = float(np.hypot(SUN[0], SUN[2]))
+    here = _moved(surface, 0, 0)
+    steepest: Array = np.full_like(here, -1)
+    for k in range(1, _REACH + 1):
+        rise = _between(surface, SUN[0] / flat * k, SUN[2] / flat * k) - here
+        steepest = np.maximum(steepest, rise / (np.float32(k) * size))
+    lit: Array = np.clip((np.float32(SUN[1] / flat) - steepest) / np.float32(_SOFTNESS) + 0.5, 0, 1)
+    return lit
+
+
+def _between(surface: Array, x: float, z: float) -> Array:
+    """The fine samples' values at a fraction of a cell, bilinearly."""
+    low_x, low_z = int(np.floor(x)), int(np.floor(z))
+    fx, fz = np.float32(x - low_x), np.float32(z - low_z)
+    a, b = _moved(surface, low_x, low_z), _moved(surface, low_x + 1, low_z)
+    c, d = _moved(surface, low_x, low_z + 1), _moved(surface, low_x + 1, low_z + 1)
+    north, south = a + fx * (b - a), c + fx * (d - c)
+    mixed: Array = north + fz * (south - north)
+    return mixed
+
+
+def _cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fact]) -> cml.Cost:
+    looks = len(_WAYS) * len(_DISTANCES) * 6 + _REACH * 20
+    return cml.Cost(looks * FINE * FINE, inputs[0].nbytes, outputs[0].nbytes)
+
+
+def _hills(seed: int, height: float) -> Array:
+    """Smooth random land."""
+    rng = np.random.default_rng(seed)
+    rough = rng.standard_normal((WIDE, WIDE))
+    for axis in (0, 1):
+        for _ in range(6):
+            rough = (rough + np.roll(rough, 1, axis) + np.roll(rough, -1, axis)) / 3
+    land: Array = (height * rough / rough.std())[None, None].astype(np.float32)
+    return land
+
+
+_SIZE = np.full((1, 1, 1, 1), 4, np.float32)
+SHADING = cml.register(
+    cml.OpSpec(
+        name="shading",
+        signature="fragment shading(heights: tensor<scalar>, cell: tensor<scalar>, "
+        f"apron: integer = {_START}, ways: integer[] = {[n for way in _WAYS for n in way]}, "
+        f"distances: integer[] = {list(_DISTANCES)}, reach: integer = {_REACH}, "
+        f"softness: scalar = {_SOFTNESS}, sun: scalar[] = {list(SUN)})"
+        " -> (shading: tensor<scalar>);",
+        infer=_infer,
+        cpu=_cpu,
+        kernel=cml.Kernel(
+            Path(__file__).with_name("shading.hlsl"),
+            threads=lambda attrs, heights, cell: FINE * FINE,
+            trusted=True,
+        ),
+        cost=_cost,
+        cases=[
+            cml.Case((_hills(1, 20.0), _SIZE), {}, "hills"),
+            cml.Case((_hills(2, 400.0), 16 * _SIZE), {}, "mountains and sea"),
+            cml.Case((np.zeros((1, 1, WIDE, WIDE)), _SIZE), {}, "a plain"),
+            cml.Case((np.full((1, 1, WIDE, WIDE), -30.0), _SIZE), {}, "the sea"),
+        ],
+        tolerance=cml.Tolerance(0, 3e-4, "slopes over a narrow edge; a byte is 4e-3"),
+    )
+)

@@ -1,0 +1,76 @@
+// One workgroup places all plants and rocks of a tile: a jittered grid of candidates, each kept or
+// not by its densities and a hash of its place, those kept moved to the front in order.
+#include "noise.hlsli"
+
+#define CANDIDATES 32
+#define PER_LANE (CANDIDATES * CANDIDATES / GROUP)
+groupshared uint kept[GROUP];
+
+struct Candidate { float4 placed; bool keep; };
+
+float bilinear(uint from, float2 at, bool of_height) {
+    int2 low = clamp(int2(floor(at)), 0, int2(int(height_shape(3)) - 2));
+    float2 f = at - float2(low);
+    uint row = height_stride(2);
+    uint i = from + uint(low.y) * row + uint(low.x);
+    float4 v = of_height ? float4(height[i], height[i + 1], height[i + row], height[i + row + 1])
+                         : float4(density[i], density[i + 1], density[i + row], density[i + row + 1]);
+    float north = v.x + f.x * (v.y - v.x);
+    float south = v.z + f.x * (v.w - v.z);
+    return north + f.y * (south - north);
+}
+
+Candidate candidate(int number) {
+    int2 place = int2(number % CANDIDATES, number / CANDIDATES);
+    int2 first = int2(tile[0], tile[1]) / cells;
+    uint h = hashed(first * CANDIDATES + place, 300 + tile[2], tile[3]);
+    uint more = mix32(h ^ 0x68e31da4u);
+    float2 jitter = float2(h & 1023u, (h >> 10) & 1023u) * (1.0 / 1024.0);
+    float2 at = (float2(place) + jitter) * (float(cells) / float(CANDIDATES));
+    float2 sample = at + float(apron);
+    float chance = float(h >> 20) * (1.0 / 4096.0);
+    uint channel = density_stride(1);
+    float trees = bilinear(0, sample, false);
+    float bushes = trees + bilinear(channel, sample, false);
+    float rocks = bushes + bilinear(2 * channel, sample, false);
+    uint kind = chance < trees ? 0u : chance < bushes ? 1u : 2u;
+    uint word = kind | ((more & 63u) << 2) | (((more >> 6) & 255u) << 8) | (((more >> 14) & 255u) << 16);
+    float y = bilinear(0, sample, true);
+    Candidate made;
+    made.keep = chance < rocks && y > shore;
+    made.placed = float4(at, y, float(word));
+    return made;
+}
+
+void kernel(uint group, uint lane) {
+    uint count = 0;
+    for (uint k = 0; k < PER_LANE; ++k) {
+        if (candidate(int(lane * PER_LANE + k)).keep) { count++; }
+    }
+    kept[lane] = count;
+    GroupMemoryBarrierWithGroupSync();
+    uint at = 0, total = 0;
+    for (uint other = 0; other < GROUP; ++other) {
+        if (other < lane) { at += kept[other]; }
+        total += kept[other];
+    }
+    for (uint nth = 0; nth < PER_LANE; ++nth) {
+        Candidate made = candidate(int(lane * PER_LANE + nth));
+        if (made.keep) {
+            instances[4 * at] = made.placed.x;
+            instances[4 * at + 1] = made.placed.y;
+            instances[4 * at + 2] = made.placed.z;
+            instances[4 * at + 3] = made.placed.w;
+            at++;
+        }
+    }
+    for (uint i = 4 * total + lane; i < instances_size; i += GROUP) {
+        instances[i] = 0.0;
+    }
+    if (lane == 0) {
+        draw[0] = vertices;
+        draw[1] = int(total);
+        draw[2] = 0;
+        draw[3] = 0;
+    }
+}

@@ -1,0 +1,118 @@
+"""``scatter(density, height, tile)``: trees, bushes and rocks where the population agent wants
+them.
+
+``CANDIDATES`` x ``CANDIDATES`` places on a jittered grid over the tile (never its apron: two tiles
+never place the same), each hashed by its number in the world. Results: ``instances`` [1, 1, 1024,
+4], those that stand in front of the zeros: x and z in cells, y in metres, and a whole number below
+2^24 (kind in bits 0-1, size in 2-7, turn in 8-15, tint in 16-23); ``draw``, the arguments of an
+indirect draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from demo_game.world.noise import hashed, mix
+from demo_game.world.tile import CELLS, FINE, FINE_APRON
+
+Array = np.ndarray[Any, Any]
+CANDIDATES = 32
+#: of one instance
+VERTICES = 36
+#: nothing stands lower, in metres
+_SHORE = 1.0
+_GROUP = 256
+
+
+def _infer(attrs: cml.Attrs, density: cml.Fact, height: cml.Fact, tile: cml.Fact) -> list[cml.Fact]:
+    wanted = {
+        "density": (density, cml.Fact("scalar", (1, 3, FINE, FINE))),
+        "height": (height, cml.Fact("scalar", (1, 1, FINE, FINE))),
+        "tile": (tile, cml.Fact("integer", (1, 4))),
+    }
+    for name, (got, want) in wanted.items():
+        if got != want:
+            raise cml.ModelError(f"wanted {name} as {want}, got {got}")
+    instances = cml.Fact("scalar", (1, 1, CANDIDATES * CANDIDATES, 4))
+    return [instances, cml.Fact("integer", (1, 4))]
+
+
+def _cpu(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:
+    first_x, first_z, level, seed = (int(value) for value in tile[0])
+    z, x = np.divmod(np.arange(CANDIDATES * CANDIDATES, dtype=np.int32), np.int32(CANDIDATES))
+    h = hashed(
+        x + np.int32(first_x // CELLS * CANDIDATES),
+        z + np.int32(first_z // CELLS * CANDIDATES),
+        300 + level,
+        seed,
+    )
+    with np.errstate(over="ignore"):
+        more = mix(h ^ np.uint32(0x68E31DA4))
+    grid, step = np.stack([x, z], -1).astype(np.float32), np.float32(CELLS / CANDIDATES)
+    jitter = np.stack([h & 1023, (h >> 10) & 1023], -1).astype(np.float32) / np.float32(1024)
+    at = (grid + jitter) * step
+    sample = at + np.float32(FINE_APRON)
+    chance = (h >> 20).astype(np.float32) / np.float32(4096)
+    trees, bushes, rocks = np.cumsum([_bilinear(d, sample) for d in density[0]], 0)
+    kind = np.where(chance < trees, 0, np.where(chance < bushes, 1, 2)).astype(np.uint32)
+    bits = kind | (more & 63) << 2 | (more >> 6 & 255) << 8 | (more >> 14 & 255) << 16
+    y = _bilinear(height[0, 0], sample)
+    keep = (chance < rocks) & (y > _SHORE)
+    placed = np.concatenate([at, y[:, None], bits[:, None].astype(np.float32)], -1)[keep]
+    instances = np.zeros((1, 1, CANDIDATES * CANDIDATES, 4), np.float32)
+    instances[0, 0, : len(placed)] = placed
+    return [instances, np.array([[VERTICES, len(placed), 0, 0]], np.int32)]
+
+
+def _bilinear(grid: Array, at: Array) -> Array:
+    low = np.clip(np.floor(at).astype(int), 0, FINE - 2)
+    f = at - low.astype(np.float32)
+    x, z = low.T
+    north = grid[z, x] + f[:, 0] * (grid[z, x + 1] - grid[z, x])
+    south = grid[z + 1, x] + f[:, 0] * (grid[z + 1, x + 1] - grid[z + 1, x])
+    mixed: Array = north + f[:, 1] * (south - north)
+    return mixed
+
+
+def _cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fact]) -> cml.Cost:
+    read = sum(fact.nbytes for fact in inputs)
+    return cml.Cost(2 * 120 * CANDIDATES**2, read, sum(fact.nbytes for fact in outputs))
+
+
+def _case(seed: int, tile: Sequence[int], low: float, high: float, note: str) -> cml.Case:
+    rng = np.random.default_rng(seed)
+    density = rng.uniform(0, high, (1, 3, FINE, FINE)).astype(np.float32)
+    height = rng.uniform(low, low + 50, (1, 1, FINE, FINE)).astype(np.float32)
+    return cml.Case((density, height, np.array([tile], np.int32)), {}, note)
+
+
+SCATTER = cml.register(
+    cml.OpSpec(
+        name="scatter",
+        signature="fragment scatter(density: tensor<scalar>, height: tensor<scalar>, "
+        f"tile: tensor<integer>, cells: integer = {CELLS}, apron: integer = {FINE_APRON}, "
+        f"shore: scalar = {_SHORE}, vertices: integer = {VERTICES})"
+        " -> (instances: tensor<scalar>, draw: tensor<integer>);",
+        infer=_infer,
+        cpu=_cpu,
+        kernel=cml.Kernel(
+            Path(__file__).with_name("scatter.hlsl"),
+            threads=lambda attrs, *facts: _GROUP,
+            group=_GROUP,
+            trusted=True,
+        ),
+        cost=_cost,
+        cases=[
+            _case(1, (0, 0, 0, 7), -20, 0.3, "a shore"),
+            _case(2, (-56, 560, 1, 3), 10, 0.1, "sparse"),
+            _case(3, (112, -5600, 0, 1), 10, 1.0, "everything stands"),
+            _case(4, (0, 0, 0, 7), -90, 1.0, "the sea"),
+        ],
+        tolerance=cml.Tolerance(1e-6, 1e-4, "heights between samples"),
+    )
+)

@@ -1,0 +1,101 @@
+"""The demo game's own operators: every case against NumPy in any partition, and tiles that meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.testing import check
+from demo_game.agents import MODELS, tile_input
+from demo_game.operators.scatter import CANDIDATES, VERTICES
+from demo_game.world.tile import CELLS, COARSE, SCALE, WIDE, TileId
+
+OPERATORS = (
+    "land_height", "land_detail", "land_moisture", "land_grain", "land_cell",
+    "shading", "pack_bytes", "scatter",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator_agrees_with_numpy_in_any_partition(gpu: cml.Gpu, name: str) -> None:
+    check(name, gpu)
+
+
+@pytest.fixture(scope="module")
+def terrain(gpu: cml.Gpu) -> cml.Session:
+    return cml.Session(cml.load(MODELS / "terrain.nnef"), gpu)
+
+
+@pytest.mark.parametrize("level", [0, 3, 6])
+def test_neighbours_begin_with_the_same_land(terrain: cml.Session, level: int) -> None:
+    west, east = (terrain.run({"tile": tile_input(TileId(level, x, -2), 7)}) for x in (-1, 0))
+    for name in ("moisture", "grain"):
+        assert np.array_equal(west[name][..., CELLS:], east[name][..., : WIDE - CELLS]), name
+    shift = CELLS // SCALE
+    for name in ("coarse", "detail"):
+        assert np.array_equal(west[name][..., shift:], east[name][..., : COARSE - shift]), name
+
+
+def test_one_pipeline_for_all_tiles(gpu: cml.Gpu, terrain: cml.Session) -> None:
+    terrain.run({"tile": tile_input(TileId(0, 5, 5), 1)})
+    before = gpu.pipelines_built
+    for level in range(7):
+        terrain.run({"tile": tile_input(TileId(level, -level, 9), level)})
+    assert gpu.pipelines_built == before
+
+
+def test_surface_has_the_tiles_own_heights_and_its_light(gpu: cml.Gpu) -> None:
+    session = cml.Session(cml.load(MODELS / "surface.nnef"), gpu)
+    slope = np.broadcast_to(np.arange(WIDE, dtype=np.float32), (1, 1, WIDE, WIDE)) * 4 + 100
+    made = session.run({"heights": slope, "cell": np.full((1, 1, 1, 1), 4, np.float32)})
+    assert np.array_equal(made["height"], slope[..., 16:80, 16:80])
+    texels = made["shading"].view(np.uint8).reshape(64, 64, 4)
+    # a slope of one upwards to the east: the normal leans west, half of the eastern sky is hidden
+    assert (texels[..., 0] == round((0.5 - 0.5 / 2**0.5) * 255)).all()
+    assert (texels[..., 1] == 128).all()
+    assert (texels[..., 2] < 250).all() and (texels[..., 2] > 150).all()
+
+
+def test_scatter_places_what_is_dense_and_nothing_in_the_sea(gpu: cml.Gpu) -> None:
+    session = cml.Session(cml.load(MODELS / "scatter.nnef"), gpu)
+    density = np.zeros((1, 3, 64, 64), np.float32)
+    density[:, 0, :, :32] = 1.0  # a forest in the west
+    density[:, 2, :, 40:] = 0.5  # rocks in the east
+    inputs = {
+        "density": density,
+        "height": np.full((1, 1, 64, 64), 12, np.float32),
+        "tile": tile_input(TileId(0, 3, -4), 7),
+    }
+    made = session.run(inputs)
+    vertices, count, *rest = made["draw"][0]
+    assert (vertices, rest) == (VERTICES, [0, 0])
+    placed = made["instances"][0, 0]
+    assert (placed[count:] == 0).all() and (placed[:count, 2] == 12).all()
+    kind = placed[:count, 3].astype(np.int64) & 3
+    assert set(kind) == {0, 2}
+    assert placed[:count][kind == 0, 0].max() < 29 and placed[:count][kind == 2, 0].min() > 34
+    assert 0.4 < (kind == 0).sum() / CANDIDATES**2 < 0.6
+    assert placed[:count, :2].min() >= 0 and placed[:count, :2].max() < CELLS
+    sea = session.run({**inputs, "height": np.full((1, 1, 64, 64), 0.5, np.float32)})
+    assert sea["draw"][0, 1] == 0 and not sea["instances"].any()
+
+
+def test_wrong_inputs_are_named() -> None:
+    from cml_engine.errors import CmlError
+
+    text = (
+        "version 1.0; graph g(tile) -> (h) { tile = external<integer>(shape = [1, 3]); "
+        "h = land_height(tile); }"
+    )
+    with pytest.raises(CmlError, match=r"wanted a tile as integer\[1, 4\]"):
+        _load(text)
+
+
+def _load(text: str) -> cml.Graph:
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "graph.nnef").write_text(text)
+        return cml.Session(cml.load(folder), "cpu").graph
