@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 def forecast_text(graph: Graph, a: argparse.Namespace) -> str:
     """How a run under ``--budget-ms`` would go; on a GPU if there is one, for its own costs."""
     from cml_engine.report.info import plan_for
-    from scheduler.commands import forecast
-    from scheduler.cost_model import CostModel
+    from scheduler.commands import forecast, known_costs
 
     plan, device = plan_for(graph)
-    model = CostModel.load(_costs_file(device)) if device else CostModel()
+    model = known_costs(device, _costs_file(device) if device else None)
     return str(forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model))
 
 
@@ -70,12 +69,11 @@ def trace(a: argparse.Namespace) -> int:
 def simulate(a: argparse.Namespace) -> int:
     from cml_engine.report.info import plan_for
     from scheduler import commands
-    from scheduler.cost_model import CostModel
     from scheduler.simulate import table
 
     graph = load_model(a)
     plan, device = plan_for(graph)
-    model = CostModel.load(_costs_file(device)) if device else CostModel()
+    model = commands.known_costs(device, _costs_file(device) if device else None)
     outcomes = commands.policies(
         graph.name, plan.step_costs(), budget_ms=a.budget_ms, frame_ms=a.frame_ms, speed=a.speed,
         model=model,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.cost_model import CostModel
+from scheduler.first_guess import FirstGuess
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.job import Job
 from scheduler.measure import FramesReport, measure_frames
@@ -75,13 +76,19 @@ def forecast(
     )
 
 
+def known_costs(device: str, file: Path | None) -> CostModel:
+    """What was measured on the device and kept in the file, else what is believed of it."""
+    guess = FirstGuess.for_device(device)
+    return CostModel.load(file, guess=guess) if file else CostModel(guess=guess)
+
+
 def frames(
     session: Any, inputs: Mapping[str, Any], *, budget_ms: float, frame_ms: float, count: int,
     layers: int, same: Callable[[Any, Any], bool], costs_file: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> FramesReport:  # fmt: skip
     """:func:`scheduler.measure.measure_frames`, with the costs learned before and kept after."""
-    model = CostModel.load(costs_file) if costs_file else CostModel()
+    model = known_costs(session.gpu.name, costs_file)
     report = measure_frames(
         session, inputs, budget_ms=budget_ms, frame_ms=frame_ms, frames=count, layers=layers,
         same=same, cost_model=model, progress=progress,

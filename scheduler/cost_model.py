@@ -1,4 +1,4 @@
-"""How long a range of workgroups takes: from FLOPs and bytes first, then from what was measured.
+"""How long a range of workgroups takes: a first guess, then what was measured.
 
 For every step key (kernel variant and work per workgroup) the model keeps the time of ``n``
 workgroups at several sizes of ``n``, half an octave apart, and interpolates: on a wide GPU the
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.executor import StepCost
+from scheduler.first_guess import FirstGuess
 
-#: prediction before any measurement: a slow integrated GPU, so that the first frames stay short
-DEFAULT_FLOPS_PER_MS = 2e7
-DEFAULT_BYTES_PER_MS = 4e6
-LAUNCH_MS = 0.004
+_FORMAT = "cml cost table 2"
 #: after this many samples the newest one always weighs the same
 _MEMORY = 48
+#: numbers shipped kernel by kernel count as so many samples of how fast the device is
+_GUESSED_SAMPLES = 4
 #: only steps that take longer than so many launches say how fast the device computes
 _TELLING = 8
 #: a device may be so many times faster or slower than the first guess
@@ -152,12 +152,14 @@ class CostModel:
     Parameters
     ----------
     share : the part of frames that may go over budget; the margin is chosen for it.
+    guess : what is believed of steps that were never measured.
     """
 
-    def __init__(self, share: float = 0.01) -> None:
+    def __init__(self, share: float = 0.01, guess: FirstGuess | None = None) -> None:
+        self.guess = guess or FirstGuess()
         self._curves: dict[str, _Curve] = {}
         self._unknown = 0.0  # log of measured / predicted for steps never measured before
-        self._unknown_samples = 0
+        self._unknown_samples = _GUESSED_SAMPLES if self.guess.kernels else 0
         self._drift = 0.0
         self.tail = TailMargin(share)
 
@@ -170,8 +172,8 @@ class CostModel:
         return self._guess(step, count) if known is None else math.exp(known + self._drift)
 
     def _guess(self, step: StepCost, count: int) -> float:
-        work = max(step.flops / DEFAULT_FLOPS_PER_MS, step.nbytes / DEFAULT_BYTES_PER_MS)
-        return LAUNCH_MS + count * work * math.exp(self._unknown + self._drift)
+        work = self.guess.work_ms(step, count)
+        return self.guess.launch_ms + work * math.exp(self._unknown + self._drift)
 
     def groups_within(self, step: StepCost, limit: int, ms: float) -> int:
         """The largest number of workgroups, at most ``limit``, predicted to take ``ms``."""
@@ -201,7 +203,7 @@ class CostModel:
             self._drift += _DRIFT_WEIGHT * error
         for (step, count), share in zip(parts, predicted, strict=True):
             curve = self._curves.setdefault(step.key, _Curve())
-            if not curve.points and share > _TELLING * LAUNCH_MS:
+            if not curve.points and share > _TELLING * self.guess.launch_ms:
                 self._learn_unknown(ratio)
             curve.learn(count, share * ratio / self.drift)
 
@@ -240,7 +242,8 @@ class CostModel:
     def to_json(self) -> dict[str, Any]:
         """Readable: for each step key ``[workgroups, ms, samples, spread]`` rows."""
         return {
-            "format": "cml cost table 1",
+            "format": _FORMAT,
+            "guess": self.guess.to_json(),
             "unknown_ratio": math.exp(self._unknown + self._drift),
             "unknown_samples": self._unknown_samples,
             "steps": {
@@ -255,9 +258,9 @@ class CostModel:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], share: float = 0.01) -> CostModel:
         """Inverse of :meth:`to_json`; ``ValueError`` if it is something else."""
-        if data.get("format") != "cml cost table 1":
-            raise ValueError("not a cost table (wanted format 'cml cost table 1')")
-        model = cls(share)
+        if data.get("format") != _FORMAT:
+            raise ValueError(f"not a cost table (wanted format '{_FORMAT}')")
+        model = cls(share, FirstGuess.from_json(data["guess"]))
         model._unknown = math.log(float(data["unknown_ratio"]))
         model._unknown_samples = int(data["unknown_samples"])
         for key, rows in data["steps"].items():
@@ -272,12 +275,13 @@ class CostModel:
         partial.replace(path)
 
     @classmethod
-    def load(cls, path: Path, share: float = 0.01) -> CostModel:
-        """The table in that file, or an empty one where there is none that can be read."""
+    def load(cls, path: Path, share: float = 0.01, guess: FirstGuess | None = None) -> CostModel:
+        """The table in that file, or an empty one with that first guess where there is none that
+        can be read."""
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")), share)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return cls(share)
+            return cls(share, guess)
 
 
 def _curve_of(rows: Iterable[Sequence[float]]) -> _Curve:

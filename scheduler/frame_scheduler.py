@@ -15,6 +15,7 @@ from scheduler.cost_model import CostModel
 from scheduler.executor import Executor, Slice
 from scheduler.feedback import WALL_CLOCK, Feedback, in_groups
 from scheduler.filling import fill
+from scheduler.first_guess import FirstGuess
 from scheduler.job import Job, JobOutput, State
 from scheduler.lost_frames import Before, Witness
 from scheduler.periodic import Periodic
@@ -65,7 +66,9 @@ class FrameScheduler:
         )
         self.policy = policy
         self.clock = clock or RealClock()
-        self.cost_model = cost_model or CostModel(over_share)
+        self.cost_model = cost_model or CostModel(
+            over_share, FirstGuess.for_device(self.executor.name)
+        )
         self.max_frames_in_flight = max_frames_in_flight
         #: None, or how many whole operators a frame runs whatever they take: the way of others,
         #: to show and measure beside ours

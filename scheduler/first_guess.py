@@ -1,0 +1,83 @@
+"""What a device is believed to do before anything was measured on it.
+
+``scheduler/defaults/*.json`` hold one kind of device each: how many FLOPs and bytes it does in a
+millisecond, what a dispatch costs, for some kernels how far they are from that, and where the
+numbers come from. The first whose ``devices`` (a regular expression) is found in the device's name
+is taken. What was measured on the device itself always counts more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scheduler.executor import StepCost
+
+_DEFAULTS = Path(__file__).with_name("defaults")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstGuess:
+    """A roofline: work takes the longer of its FLOPs and its bytes, plus ``launch_ms``.
+
+    ``kernels`` says how many times that a kernel takes: of a variant (``winograd-50be9931``, the
+    second word of a step's key) or of a kernel in all its variants (``winograd``). Without any
+    numbers it is a slow integrated GPU, so that the first frames stay short.
+    """
+
+    flops_per_ms: float = 2e7
+    bytes_per_ms: float = 4e6
+    launch_ms: float = 0.004
+    kernels: Mapping[str, float] = field(default_factory=dict)
+    source: str = "a slow integrated GPU is assumed"
+
+    @classmethod
+    def for_device(cls, name: str) -> FirstGuess:
+        """The shipped numbers for a device of that name; the general ones for others."""
+        for pattern, guess in _shipped():
+            if re.search(pattern, name, re.IGNORECASE):
+                return guess
+        return cls()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FirstGuess:
+        """Of a shipped file or of :meth:`to_json`; ``ValueError`` where numbers are missing."""
+        try:
+            return cls(
+                float(data["flops_per_ms"]),
+                float(data["bytes_per_ms"]),
+                float(data["launch_ms"]),
+                {str(key): float(value) for key, value in data["kernels"].items()},
+                str(data["source"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a device's first guess: {error!r} in {dict(data)}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    def work_ms(self, step: StepCost, count: int) -> float:
+        """The time of ``count`` workgroups without the launch."""
+        work = max(step.flops / self.flops_per_ms, step.nbytes / self.bytes_per_ms)
+        return count * work * self._factor(step.key)
+
+    def _factor(self, key: str) -> float:
+        variant = key.partition(" ")[2].partition(" ")[0]
+        known = self.kernels.get(variant)
+        return known if known is not None else self.kernels.get(variant.rpartition("-")[0], 1.0)
+
+
+@cache
+def _shipped() -> list[tuple[str, FirstGuess]]:
+    """Name patterns and numbers of every shipped file, in the order of the files' names."""
+    found = []
+    for path in sorted(_DEFAULTS.glob("*.json")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        found.append((str(data["devices"]), FirstGuess.from_json(data)))
+    return found

@@ -1,0 +1,71 @@
+"""What is believed of a device by its name, before anything is measured."""
+
+import json
+
+import pytest
+
+from scheduler import CostModel, FrameScheduler
+from scheduler.first_guess import _DEFAULTS, FirstGuess
+from scheduler.sim_device import SimGpu, SimStep
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("llvmpipe (LLVM 15.0.6, 256 bits) (Mesa 22.3.6)", "1-software.json"),
+        ("SwiftShader Device (Subzero) (SwiftShader driver)", "1-software.json"),
+        ("NVIDIA GeForce RTX 3060 (NVIDIA 550.1)", "2-discrete.json"),
+        ("AMD Radeon RX 6600 (RADV NAVI23)", "2-discrete.json"),
+        ("Intel(R) Arc(TM) A770 Graphics (DG2)", "2-discrete.json"),
+        ("Intel(R) UHD Graphics 620 (KBL GT2)", "3-integrated.json"),
+        ("AMD Radeon Graphics (RADV RENOIR)", "3-integrated.json"),
+        ("Apple M2 (Metal)", "3-integrated.json"),
+    ],
+)
+def test_a_device_is_known_by_its_name(name, file):
+    data = json.loads((_DEFAULTS / file).read_text(encoding="utf-8"))
+    assert FirstGuess.for_device(name) == FirstGuess.from_json(data)
+
+
+def test_an_unknown_device_is_a_slow_one():
+    assert FirstGuess.for_device("simulated") == FirstGuess()
+    assert FirstGuess.for_device("") == FirstGuess()
+
+
+def test_every_file_says_where_its_numbers_come_from():
+    for path in _DEFAULTS.glob("*.json"):
+        source = json.loads(path.read_text(encoding="utf-8"))["source"]
+        assert source.startswith(("measured: ", "estimated, not measured: ")), path
+
+
+def test_a_kernel_s_own_number_goes_before_its_family_s():
+    guess = FirstGuess(1e6, 1e6, 0.0, {"conv": 2.0, "conv-12": 5.0})
+    keys = ("conv+relu conv-12 1F 1B", "conv conv-99 1F 1B", "relu elementwise-1 1F 1B", "odd")
+    steps = [SimStep(key, 1, 1.0, flops=1e6, nbytes=1.0) for key in keys]
+    assert [guess.work_ms(step, 3) for step in steps] == [15.0, 6.0, 3.0, 3.0]
+
+
+def test_measured_counts_more_than_shipped_and_shipped_more_than_none():
+    step = SimStep("conv conv-1 1F 1B", 100, 1.0, flops=1e6, nbytes=1.0)
+    model = CostModel(guess=FirstGuess(1e6, 1e6, 0.0, {"conv": 2.0}))
+    assert model.predict_ms(step, 100) == pytest.approx(200.0)
+    assert CostModel().predict_ms(step, 100) == pytest.approx(5.0, rel=0.01)
+    model.learn([(step, 100)], 30.0)
+    assert model.predict_ms(step, 100) == pytest.approx(30.0)
+
+
+def test_the_guess_is_part_of_the_table(tmp_path):
+    model = CostModel(guess=FirstGuess(1e6, 2e6, 0.5, {"conv": 2.0}, "made up"))
+    model.save(tmp_path / "t.json")
+    assert CostModel.load(tmp_path / "t.json").guess == model.guess
+    missing = CostModel.load(tmp_path / "none.json", guess=model.guess)
+    assert missing.guess == model.guess
+    with pytest.raises(ValueError, match="not a device's first guess"):
+        FirstGuess.from_json({"flops_per_ms": 1})
+
+
+def test_a_scheduler_takes_what_is_shipped_for_its_device():
+    gpu = SimGpu()
+    gpu.name = "llvmpipe (LLVM 15.0.6, 256 bits)"
+    assert FrameScheduler(gpu).cost_model.guess == FirstGuess.for_device(gpu.name)
+    assert FrameScheduler(SimGpu()).cost_model.guess == FirstGuess()
