@@ -32,13 +32,14 @@ class FrameTimes:
         self._telemetry.last_report = report
         return sample
 
-    def rendered(self, number: int, passes: Mapping[str, float]) -> None:
-        """The GPU's own times of a frame's passes, in ms."""
+    def rendered(self, number: int, passes: Mapping[str, float]) -> FrameSample | None:
+        """The GPU's own times of a frame's passes, in ms; the sample, if it is still known."""
         sample = self._open.get(number)
         if sample is not None:
             sample.render_ms = passes.get("render", 0.0)
             sample.overlay_ms = passes.get("overlay", 0.0)
             self._explain(sample)
+        return sample
 
     def inferred(self, report: FrameReport) -> None:
         """A frame's inference is measured."""

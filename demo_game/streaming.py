@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,7 +49,17 @@ class Pool(Protocol):
     def acquire(self) -> int | None:
         """A free slot."""
 
-    def fill(self, encoder: Any, slot: int, **tensors: Any) -> None:
+    def fill(
+        self,
+        encoder: Any,
+        slot: int,
+        *,
+        height: Any,
+        shading: Any,
+        texels: Any,
+        instances: Any = None,
+        draw: Any = None,
+    ) -> None:
         """Copy the tensors into the slot."""
 
 
@@ -84,22 +94,24 @@ class Streaming:
         """Tiles in a few words."""
         return f"{len(self.shown)} tiles there, {len(self.making)} being made"
 
-    def want(self, selection: Selection, visible: Callable[[TileId], bool], now_s: float) -> None:
+    def want(self, selection: Selection, in_view: Collection[TileId], now_s: float) -> None:
         """Take the tiles that this frame needs: keep those in use, drop the jobs of those that
-        nobody wants any more, and ask for the most urgent ones. Call once a frame, before
-        the scheduler's ``encode``."""
+        nobody wants any more, and ask for the most urgent ones, ``in_view`` before others. Call it
+        before the scheduler's ``encode``."""
         self._frame += 1
         for tile in _with_ancestors(selection.draw):
             if tile in self.shown:
                 self.shown[tile].last_used = self._frame
         self._drop_unwanted(selection)
         self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in selection.wanted}
-        ranked = sorted(selection.wanted.items(), key=lambda item: _rank(item[0], item[1], visible))
+        ranked = sorted(
+            selection.wanted.items(), key=lambda item: _rank(item[0], item[1], item[0] in in_view)
+        )
         for tile, away in ranked:
             if len(self.making) >= IN_FLIGHT:
                 break
             if tile not in self.making:
-                self._ask(tile, away, visible(tile))
+                self._ask(tile, away, tile in in_view)
 
     def _ask(self, tile: TileId, away: float, in_view: bool) -> None:
         spans = away / tile.span_m
@@ -169,9 +181,9 @@ class Streaming:
         self.making.clear()
 
 
-def _rank(tile: TileId, away: float, visible: Callable[[TileId], bool]) -> tuple[float, TileId]:
+def _rank(tile: TileId, away: float, in_view: bool) -> tuple[float, TileId]:
     """Coarse tiles first (they cover holes), then near ones in view."""
-    weight = 1.0 if visible(tile) else OUT_OF_SIGHT
+    weight = 1.0 if in_view else OUT_OF_SIGHT
     return weight * (1 + away / tile.span_m) - 2.0 * tile.level, tile
 
 

@@ -82,3 +82,15 @@ class Camera:
                 return False
         dx, dy, dz = max(lx, -hx, 0.0), max(ly, -hy, 0.0), max(lz, -hz, 0.0)
         return dx * dx + dy * dy + dz * dz <= self.far * self.far
+
+    def sees_boxes(self, low: Array, high: Array) -> Array:
+        """:meth:`sees` of many boxes at once: corners ``[n, 3]``, the answers ``[n]``."""
+        eye = np.array(self.position)
+        near, far = low - eye, high - eye
+        seen = np.ones(len(low), bool)
+        for plane in self._planes:
+            normal = np.array(plane)
+            seen &= np.where(normal > 0, far, near) @ normal >= 0
+        away = np.maximum(np.maximum(near, -far), 0.0)
+        reached: Array = seen & ((away * away).sum(1) <= self.far * self.far)
+        return reached

@@ -22,7 +22,7 @@ So ``FINE`` and ``PAINTED``, as textures, both cover [-4.5, 59.5]: ``uv = (posit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CELLS = 56
 #: metres per cell at level 0
@@ -37,8 +37,7 @@ PAINTED = 128
 MAX_LEVEL = 6
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class TileId:
+class TileId(NamedTuple):
     """A tile, by its level and its place among that level's tiles (``x`` east, ``z`` south)."""
 
     level: int

@@ -1,0 +1,59 @@
+"""A selection's boxes as arrays, so that every frame can ask which of them are in view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+
+from demo_game.world.bounds import bounds
+from demo_game.world.quadtree import Selection
+from demo_game.world.tile import TileId
+
+Array = np.ndarray[Any, Any]
+
+
+class Viewer(Protocol):
+    """A camera."""
+
+    def sees_boxes(self, low: Array, high: Array) -> Array:
+        """Which of the boxes between two corners each may be in view."""
+
+
+class Boxes:
+    """Tiles and their corners, in metres ``[n, 3]``."""
+
+    def __init__(self, tiles: Iterable[TileId], seed: int) -> None:
+        self.tiles = list(tiles)
+        corners = np.array([_corners(tile, seed) for tile in self.tiles]).reshape(-1, 2, 3)
+        self._low, self._high = corners[:, 0], corners[:, 1]
+
+    def in_view(self, camera: Viewer) -> list[TileId]:
+        """Those that may be in view."""
+        seen = camera.sees_boxes(self._low, self._high)
+        return [tile for tile, visible in zip(self.tiles, seen, strict=True) if visible]
+
+
+class Surroundings:
+    """The tiles to draw and to make around one place."""
+
+    def __init__(self, selection: Selection, seed: int) -> None:
+        self._draw = Boxes(selection.draw, seed)
+        self._wanted = Boxes(selection.wanted, seed)
+
+    def drawn_in_view(self, camera: Viewer) -> list[TileId]:
+        """Of the tiles to draw those that may be in view."""
+        return self._draw.in_view(camera)
+
+    def wanted_in_view(self, camera: Viewer) -> frozenset[TileId]:
+        """Of the tiles to make those that may be in view."""
+        return frozenset(self._wanted.in_view(camera))
+
+
+def _corners(
+    tile: TileId, seed: int
+) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    (x, z), span = tile.origin, tile.span_m
+    low, high = bounds(tile, seed)
+    return (x, low, z), (x + span, high, z + span)
