@@ -38,13 +38,16 @@ class Forecast:
     over_share: float
     measured_steps: int
     steps: int
+    #: where the numbers of the other steps come from
+    guess: str
 
     def __str__(self) -> str:
         known = f"{self.measured_steps} of {self.steps} steps measured on this machine before"
         return (
             f"frames     {self.frames} frames at {self.budget_ms:g} ms, {self.seconds:.2f} s at "
             f"{1e3 / self.frame_ms:.0f} fps; P99 of a frame {self.p99_ms:.2f} ms, "
-            f"{100 * self.over_share:.1f} % over budget ({known}; the others by FLOPs and bytes)"
+            f"{100 * self.over_share:.1f} % over budget ({known}; "
+            f"the others by FLOPs and bytes, {self.guess})"
         )
 
 
@@ -73,6 +76,7 @@ def forecast(
         outcome.over_share,
         sum(model.samples(c.key) > 0 for c in costs),
         len(costs),
+        model.guess.source.partition(":")[0],
     )
 
 
