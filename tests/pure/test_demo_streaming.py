@@ -1,0 +1,143 @@
+"""Tiles asked for, cancelled, shown whole, evicted: with jobs that are only pretended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from demo_game.agents import TileJobs, sessions_for
+from demo_game.streaming import FADE_S, IN_FLIGHT, Streaming
+from demo_game.world.quadtree import Selection
+from demo_game.world.tile import TileId
+
+ROOT = TileId(2, 0, 0)
+
+
+class FakeJob:
+    def __init__(self, name: str) -> None:
+        self.name, self.state, self.error, self.released = name, "queued", "", False
+
+    @property
+    def progress(self) -> float:
+        return 1.0 if self.state == "done" else 0.0
+
+    def tensor(self, name: str) -> str:
+        assert self.state == "done" and not self.released
+        return f"{self.name}.{name}"
+
+    def cancel(self) -> None:
+        if self.state != "done":
+            self.state = "cancelled"
+
+    def release(self) -> None:
+        self.released = True
+
+
+class FakeAgents:
+    def __init__(self) -> None:
+        self.asked: list[tuple[TileId, float, float]] = []
+
+    def submit(
+        self, scheduler: Any, tile: TileId, seed: int, priority: float, within_ms: float
+    ) -> TileJobs:
+        self.asked.append((tile, priority, within_ms))
+        return TileJobs(tile, {name: FakeJob(name) for name in sessions_for(tile)})  # type: ignore[misc]
+
+
+class FakePool:
+    def __init__(self, slots: int) -> None:
+        self.free = list(range(slots))
+        self.filled: dict[int, dict[str, Any]] = {}
+
+    def acquire(self) -> int | None:
+        return self.free.pop() if self.free else None
+
+    def fill(self, encoder: Any, slot: int, **tensors: Any) -> None:
+        self.filled[slot] = tensors
+
+
+def streaming(slots: int = 8) -> Streaming:
+    return Streaming(FakeAgents(), SimpleNamespace(), FakePool(slots), 7)  # type: ignore[arg-type]
+
+
+def finish(made: TileJobs) -> None:
+    for job in made.jobs.values():
+        job.state = "done"
+
+
+def test_a_tile_is_shown_when_all_of_it_is_there_and_not_before() -> None:
+    world = streaming()
+    world.want(Selection([], {ROOT: 10.0}), {ROOT}, 1.0)
+    made = world.making[ROOT]
+    made.jobs["upres"].state = made.jobs["surface"].state = "done"
+    assert world.collect(None, 2.0) == 0 and not world.ready(ROOT) and not world.pool.filled
+    finish(made)
+    assert world.collect(None, 3.5) == 1 and world.ready(ROOT)
+    (tensors,) = world.pool.filled.values()
+    assert tensors["height"] == "surface.height" and tensors["texels"] == "paint.texels"
+    assert all(job.released for job in made.jobs.values())
+    assert world.counts.latencies_s == [2.5]
+    assert world.fade(ROOT, 3.5) == 1.0 and world.fade(ROOT, 4 + FADE_S) == 0.0
+
+
+def test_only_fine_tiles_have_plants() -> None:
+    assert "scatter" not in sessions_for(ROOT) and "scatter" in sessions_for(TileId(0, 0, 0))
+
+
+def test_coarse_and_visible_tiles_come_first_and_few_at_a_time() -> None:
+    world = streaming()
+    near, far = TileId(0, 0, 0), TileId(0, 9, 0)
+    wanted = {far: 2000.0, near: 5.0, ROOT: 10.0, **{TileId(0, x, 1): 100.0 for x in range(20)}}
+    world.want(Selection([], wanted), {far, near}, 0.0)
+    asked = [tile for tile, _, _ in world.agents.asked]
+    assert asked[:2] == [ROOT, near] and len(asked) == IN_FLIGHT
+    urgent = {tile: (priority, within) for tile, priority, within in world.agents.asked}
+    assert urgent[near][0] > min(p for p, _ in urgent.values())
+
+
+def test_what_nobody_wants_any_more_is_cancelled_unless_nearly_there() -> None:
+    world = streaming()
+    kept, dropped = TileId(1, 0, 0), TileId(1, 5, 0)
+    world.want(Selection([], {kept: 1.0, dropped: 1.0}), set(), 0.0)
+    cancelled = world.making[dropped]
+    for job in list(world.making[kept].jobs.values())[:5]:
+        job.state = "done"
+    world.want(Selection([], {}), set(), 0.1)
+    assert set(world.making) == {kept} and world.counts.cancelled == 1
+    assert all(job.state == "cancelled" for job in cancelled.jobs.values())
+
+
+def test_the_slot_of_the_longest_unused_tile_is_taken_and_none_that_is_drawn() -> None:
+    world = streaming(slots=2)
+    a, b, c = (TileId(3, x, 0) for x in range(3))
+    for tile in (a, b):
+        world.want(Selection([], {tile: 1.0}), set(), 0.0)
+        finish(world.making[tile])
+        world.collect(None, 0.0)
+    world.want(Selection([a, b], {c: 1.0}), set(), 1.0)
+    finish(world.making[c])
+    assert world.collect(None, 1.0) == 0  # both are on the screen
+    world.want(Selection([b], {c: 1.0}), set(), 2.0)
+    assert world.collect(None, 2.0) == 1
+    assert set(world.shown) == {b, c}
+
+
+def test_the_parents_of_what_is_drawn_stay() -> None:
+    world = streaming(slots=2)
+    child = TileId(0, 1, 1)
+    for tile in (child.parent, child):
+        world.want(Selection([], {tile: 1.0}), set(), 0.0)
+        finish(world.making[tile])
+        world.collect(None, 0.0)
+    world.want(Selection([child], {TileId(0, 9, 9): 1.0}), set(), 1.0)
+    finish(world.making[TileId(0, 9, 9)])
+    assert world.collect(None, 1.0) == 0 and set(world.shown) == {child, child.parent}
+
+
+def test_a_failed_tile_is_said_and_dropped() -> None:
+    world = streaming()
+    world.want(Selection([], {ROOT: 1.0}), set(), 0.0)
+    job = world.making[ROOT].jobs["upres"]
+    job.state, job.error = "failed", "out of GPU memory"
+    world.collect(None, 0.0)
+    assert world.error == "tile L2 (0, 0): upres: out of GPU memory" and not world.making
