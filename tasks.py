@@ -31,7 +31,7 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "cml-setup.json"
 DEBIAN_DRIVER = ("libvulkan1", "mesa-vulkan-drivers")
 #: extras that a command can do without: some have no wheel for some machines
-OPTIONAL = frozenset({"oracles", "peers", "pygfx"})
+OPTIONAL = frozenset({"game", "oracles", "peers", "pygfx"})
 #: asks the engine itself for its adapter; exit code 3 is its plain "there is none"
 PROBE = """
 from cml_engine import DeviceError, Gpu
@@ -201,6 +201,12 @@ def setup(arguments: Sequence[str]) -> int:
     return 0
 
 
+def demo(arguments: Sequence[str]) -> int:
+    """fly through a world that networks make; without a display a report and a picture in out/"""
+    prepare("game")
+    return python("-m", "demo_game", *arguments)
+
+
 def upscale(arguments: Sequence[str]) -> int:
     """enlarge a photo 4x with a real network; pictures in out/"""
     prepare()
@@ -247,7 +253,7 @@ def show_help(_arguments: Sequence[str] = ()) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "setup": setup,
-    "demo": upscale,
+    "demo": demo,
     "upscale": upscale,
     "test": test,
     "check": check,
