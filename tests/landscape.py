@@ -12,9 +12,10 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
-from demo_game.render.renderer import SUN, Renderer, VisibleTile
+from demo_game.render.renderer import Renderer, VisibleTile
 from demo_game.world import noise
 from demo_game.world.quadtree import Detail, select
+from demo_game.world.sun import SUN
 from demo_game.world.tile import FINE, PAINTED, WIDE, WIDE_APRON, TileId
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +60,7 @@ def _light(heights: Array, cell: float) -> Array:
     up = 1 / np.sqrt(1 + slope_x**2 + slope_z**2)
     around = sum(np.roll(heights, s, a) for s in (-4, -2, 2, 4) for a in (0, 1)) / 8
     open_sky = np.clip(1 - 0.35 * (around - heights) / (2 * cell), 0.3, 1)
-    sun_x, sun_y, sun_z = (v / math.hypot(*SUN) for v in SUN)
+    sun_x, sun_y, sun_z = SUN
     flat = math.hypot(sun_x, sun_z)
     lit = np.ones_like(heights)
     for step in range(1, 17):
@@ -101,21 +102,20 @@ def _colour(heights: Array, light: Array, wet: Array, gx: Array, gz: Array) -> A
 
 
 def _plants(heights: Array, light: Array, wet: Array, tile: TileId) -> tuple[Array, int]:
-    """Instances (1024, 4) as words, and how many."""
+    """Instances (1024, 4), and how many."""
     random = np.random.default_rng(abs(hash((tile.level, tile.x, tile.z))))
     at = random.random((1024, 2)) * 56
     cell = (at + 4).astype(int)
     h, w = heights[cell[:, 1], cell[:, 0]], wet[cell[:, 1], cell[:, 0]]
     keep = (h > 4) & (h < 700) & (w + 0.4 * random.random(1024) > 0.62)
     kind = random.choice(3, 1024, p=[0.8, 0.15, 0.05])
-    words = np.zeros((1024, 4), np.uint32)
-    words[:, :2] = at.astype(np.float32).view(np.uint32)
-    words[:, 2] = h.astype(np.float32).view(np.uint32)
+    placed = np.zeros((1024, 4), np.float32)
+    placed[:, :2], placed[:, 2] = at, h
     size, turn, tint = (random.integers(0, top, 1024) for top in (64, 256, 256))
-    words[:, 3] = kind | size << 2 | turn << 8 | tint << 16
+    placed[:, 3] = kind | size << 2 | turn << 8 | tint << 16
     count = int(keep.sum())
-    words[:count] = words[keep]
-    return words, count
+    placed[:count] = placed[keep]
+    return placed, count
 
 
 @dataclass

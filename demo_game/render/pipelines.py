@@ -34,7 +34,7 @@ _GRID = {
 _PLANTS = {
     "array_stride": 16,
     "step_mode": "instance",
-    "attributes": [{"format": "uint32x4", "offset": 0, "shader_location": 0}],
+    "attributes": [{"format": "float32x4", "offset": 0, "shader_location": 0}],
 }
 #: laid over what is there: colours come multiplied by how much they cover
 _OVER = {

@@ -9,8 +9,8 @@
 
 struct Plant
 {
-    // x and z in cells, metres, and packed: kind 2 bits, size 6, turn 8, tint 8
-    [[vk::location(0)]] uint4 words : WORDS;
+    // x and z in cells, metres, and a whole number: kind 2 bits, size 6, turn 8, tint 8
+    [[vk::location(0)]] float4 placed : PLACED;
     [[vk::location(2)]] float4 place : PLACE;
     [[vk::location(3)]] float4 morph : MORPH;
     [[vk::location(4)]] uint2 slots : SLOTS;
@@ -84,8 +84,8 @@ static const float3 ROCK = float3(0.180, 0.165, 0.150);
 
 Leaf place(Plant plant, uint vertex : SV_VulkanVertexID)
 {
-    float2 cell = float2(asfloat(plant.words.x), asfloat(plant.words.y));
-    uint bits = plant.words.w;
+    float2 cell = plant.placed.xy;
+    uint bits = uint(plant.placed.w);
     uint kind = bits & 3;
     float size = float((bits >> 2) & 63) / 63.0;
     float turn = TURN * float((bits >> 8) & 255) / 256.0;
@@ -93,7 +93,7 @@ Leaf place(Plant plant, uint vertex : SV_VulkanVertexID)
 
     float2 flat = plant.place.xy + cell * plant.place.z;
     float ground = ground_at(cell, plant.slots.x);
-    float3 root = float3(flat.x, ground - scene.eye.x, flat.y);
+    float3 root = float3(flat.x, ground - scene.sun.w, flat.y);
     float away = length(root);
     // thin out with distance: each goes at its own, and shrinks before it does
     float reach = PLANTS_M * (0.45 + 0.55 * frac(tint * 7.31 + size * 3.17));
@@ -118,11 +118,13 @@ Leaf place(Plant plant, uint vertex : SV_VulkanVertexID)
     float3 lit = albedo
         * (SUNLIGHT * (wrapped * light.w * lerp(0.5, 1.0, shape.y))
             + lerp(BOUNCE, SKYLIGHT, normal.y * 0.5 + 0.5) * hidden);
-    float4 fog = fog_of(at);
+    // near: the air is thin
+    float lost = away * scene.ray.w;
+    float3 air = NEAR_AIR * lost;
 
     Leaf leaf;
     leaf.clip = to_clip(at);
-    leaf.colour = shown(lit * fog.a + fog.rgb);
+    leaf.colour = shown(lit * (1.0 - lost) + air);
     return leaf;
 }
 

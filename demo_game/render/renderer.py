@@ -17,13 +17,15 @@ from demo_game.render.patterns import create_patterns
 from demo_game.render.pipelines import DEPTH_FORMAT, TILE_BYTES, Pipelines
 from demo_game.render.quality import Quality
 from demo_game.render.tiles import DRAW_BYTES, INSTANCE_BYTES, TilePool
+from demo_game.world.sun import SUN
 from demo_game.world.tile import CELLS, TileId
 
-SUN = (0.62, 0.42, 0.66)
 OWNER = "picture"
 SCENE_BYTES = 160
 #: metres after which waves and clouds repeat: a multiple of the periods of all patterns
-_REPEAT_M = 16384.0 * 3 * 75
+_REPEAT_M = 16384.0
+#: metres of air at the sea that leave 1 / e of the light, and in which the air thins to 1 / e
+_CLEAR_M, _THINNING_M = 11_000.0, 1600.0
 _Buffers = wgpu.BufferUsage
 
 
@@ -195,8 +197,10 @@ class Renderer:
         data = self._scene_data
         data[0:4] = camera.view_projection
         data[4:7, :3] = camera.rays(self.width, self.height)
-        data[7] = (*_unit(SUN), time_s)
-        data[8] = (y, x % _REPEAT_M, z % _REPEAT_M, self.quality.view_m)
+        density = math.exp(-y / _THINNING_M) / _CLEAR_M
+        data[4:7, 3] = (density, 1 / self.quality.view_m, time_s)
+        data[7] = (*SUN, y)
+        data[8, :2] = (x % _REPEAT_M, z % _REPEAT_M)
         self._scene.write(data)
 
     def _write_tiles(self, camera: Camera, visible: list[VisibleTile]) -> None:
@@ -227,8 +231,3 @@ def _flat_distance(tile: TileId, camera: Camera) -> float:
     (x, z), span = tile.origin, tile.span_m
     ex, _, ez = camera.position
     return math.hypot(max(x - ex, 0.0, ex - x - span), max(z - ez, 0.0, ez - z - span))
-
-
-def _unit(vector: Point) -> Point:
-    length = math.hypot(*vector)
-    return vector[0] / length, vector[1] / length, vector[2] / length

@@ -7,11 +7,12 @@ struct Scene
 {
     // rows of the view-projection
     float4 clip_x, clip_y, clip_z, clip_w;
-    // the ray through pixel (x, y) is ray + x * ray_x + y * ray_y
+    // the ray through pixel (x, y) is ray + x * ray_x + y * ray_y; w: the air's density at the eye,
+    // 1 / view_m, seconds
     float4 ray, ray_x, ray_y;
-    // towards the sun; seconds
+    // towards the sun; the eye's height over the sea
     float4 sun;
-    // the eye's height over the sea; where the patterns of waves and clouds begin (x, z); view_m
+    // where the eye is in the patterns of waves, grain and clouds (x, z)
     float4 eye;
 };
 
@@ -22,13 +23,13 @@ struct Scene
 
 static const float3 ZENITH = float3(0.085, 0.215, 0.52);
 static const float3 HAZE = float3(0.50, 0.64, 0.83);
+static const float3 NEAR_AIR = float3(0.30, 0.46, 0.72);
 static const float3 GLOW = float3(1.15, 0.66, 0.30);
 static const float3 SUNLIGHT = float3(3.3, 2.62, 1.80);
 static const float3 SKYLIGHT = float3(0.34, 0.47, 0.72);
 static const float3 BOUNCE = float3(0.20, 0.17, 0.13);
 static const float3 DEEP_WATER = float3(0.006, 0.038, 0.062);
-// per metre at the sea, and metres in which the air thins to 1 / e
-static const float DENSITY = 1.0 / 11000.0;
+// metres in which the air thins to 1 / e
 static const float THINNING = 1600.0;
 
 float4 to_clip(float3 position)
@@ -73,14 +74,12 @@ float4 fog_of(float3 position)
     float away = length(position);
     float3 direction = position / max(away, 1e-3);
     float rise = position.y / THINNING;
-    float bottom = exp(-scene.eye.x / THINNING);
-    float mean = abs(rise) < 1e-3 ? 1.0 : (1.0 - exp(-rise)) / rise;
-    float edge = away / scene.eye.w;
+    float mean = abs(rise) < 1e-2 ? 1.0 - 0.5 * rise : (1.0 - exp(-rise)) / rise;
+    float edge = away * scene.ray_x.w;
     edge *= edge;
-    float depth = away * DENSITY * bottom * mean + 2.5 * edge * edge;
-    float left = exp(-depth);
-    float3 near_air = float3(0.30, 0.46, 0.72) + GLOW * (0.8 * glow_of(direction));
-    return float4(lerp(air_of(direction), near_air, left) * (1.0 - left), left);
+    float left = exp(-(away * scene.ray.w * mean + 2.5 * edge * edge));
+    return float4(lerp(air_of(direction), NEAR_AIR + GLOW * (0.8 * glow_of(direction)), left)
+            * (1.0 - left), left);
 }
 
 float3 shown(float3 light)
@@ -89,8 +88,10 @@ float3 shown(float3 light)
     float3 x = light * 0.62;
     float3 mapped = saturate(x * (2.51 * x + 0.03) / (x * (2.43 * x + 0.59) + 0.14));
 #if ENCODE
+    // sRGB to within 2 / 255, fitted without a power
     float3 root = sqrt(mapped);
-    return saturate(root * 1.138 - mapped * 0.138 - 0.0) ;
+    float3 fourth = sqrt(root);
+    return saturate(root * (2.2086 - 1.4493 * fourth) - 0.2508 * fourth + 0.4923 * mapped);
 #else
     return mapped;
 #endif

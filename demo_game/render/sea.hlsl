@@ -14,18 +14,18 @@ Water place(uint vertex : SV_VulkanVertexID)
 {
     float2 corner = float2(float(vertex & 1) * 2.0 - 1.0, float(vertex >> 1) * 2.0 - 1.0);
     Water water;
-    water.clip = to_clip(float3(corner.x * REACH_M, -scene.eye.x, corner.y * REACH_M));
+    water.clip = to_clip(float3(corner.x * REACH_M, -scene.sun.w, corner.y * REACH_M));
     return water;
 }
 
 float4 shade(Water water) : SV_Target0
 {
     float3 ray = ray_of(water.clip.xy);
-    float3 at = ray * (scene.eye.x / max(-ray.y, 1e-4));
+    float3 at = ray * (scene.sun.w / max(-ray.y, 1e-4));
     float away = length(at);
     float3 direction = at / away;
-    float2 world = at.xz + scene.eye.yz;
-    float2 wind = scene.sun.w * float2(1.0, 0.4);
+    float2 world = at.xz + scene.eye.xy;
+    float2 wind = scene.ray_y.w * float2(1.0, 0.4);
     float2 slope = patterns.Sample(repeating, (world + wind * 3.0) * (1.0 / 64.0)).xy
         + patterns.Sample(repeating, (world.yx - wind * 7.0) * (1.0 / 512.0)).xy - 1.0;
     float calm = 1.0 / (1.0 + away * 0.0006);

@@ -20,17 +20,20 @@ float4 shade(Corner corner) : SV_Target0
 {
     float3 direction = normalize(ray_of(corner.clip.xy));
     float3 light = sky_of(direction);
-    float up = max(direction.y, 0.02);
-    float2 over = direction.xz * (CLOUDS_M / up) + scene.eye.yz + scene.sun.w * float2(9.0, 4.0);
-    float cover = patterns.Sample(repeating, over * (1.0 / 16384.0)).z
-        + 0.5 * patterns.Sample(repeating, over * (1.0 / 4096.0)).z;
-    float cloud = smoothstep(0.80, 1.15, cover) * saturate(direction.y * 9.0 - 0.25);
+    float2 over = direction.xz * (CLOUDS_M / max(direction.y, 0.02)) + scene.eye.xy
+        + scene.ray_y.w * float2(9.0, 4.0);
+    float cover = patterns.Sample(repeating, over * (1.0 / 16384.0)).z;
+#if RICH
+    cover += 0.35 * patterns.Sample(repeating, over.yx * (1.0 / 4096.0)).z - 0.175;
+#endif
+    float cloud = smoothstep(0.55, 0.85, cover) * saturate(direction.y * 9.0 - 0.25);
     float mu = dot(direction, scene.sun.xyz);
     float3 white = float3(0.93, 0.95, 1.0) + GLOW * (1.2 * glow_of(direction));
     light = lerp(light, white, cloud * 0.75);
     light += SUNLIGHT * (6.0 * smoothstep(0.99965, 0.9998, mu) * (1.0 - cloud));
-    // below the horizon: sea, as far as the air lets it be seen
-    float sunk = saturate(-direction.y * 12.0);
-    light = lerp(light, DEEP_WATER + 0.2 * light, sunk);
+    // below the horizon: deep water, as far as the air lets it be seen
+    float sunk = max(-direction.y, 1e-4);
+    float left = direction.y < 0.0 ? exp(-scene.ray.w * scene.sun.w / sunk) : 0.0;
+    light = lerp(light, DEEP_WATER, left);
     return float4(shown(light), 1.0);
 }

@@ -42,12 +42,12 @@ Surface place(Vertex vertex)
     float coarse = 0.5 * (height_at(corner + int2(vertex.coarser.xy), vertex.slots.y)
         + height_at(corner + int2(vertex.coarser.zw), vertex.slots.y));
     float2 flat = vertex.place.xy + cell * vertex.place.z;
-    float3 at = float3(flat.x, max(own, 0.0) - scene.eye.x, flat.y);
+    float3 at = float3(flat.x, max(own, 0.0) - scene.sun.w, flat.y);
     float moved = saturate((length(at) - vertex.morph.x) * vertex.morph.y);
     moved = max(moved, vertex.place.w);
     float height = lerp(own, coarse, moved);
     float drop = float(vertex.cell.z) * vertex.place.z * float(STEP);
-    at.y = max(height, SEABED) - drop - scene.eye.x;
+    at.y = max(height, SEABED) - drop - scene.sun.w;
 
     Surface surface;
     surface.clip = to_clip(at);
@@ -68,9 +68,9 @@ float4 shade(Surface surface) : SV_Target0
     float3 coarser = float3(surface.uv.zw, float(surface.slots.y));
     light = lerp(light, shading_texels.Sample(clamped, coarser), surface.moved);
     albedo = lerp(albedo, albedo_texels.Sample(clamped, coarser), surface.moved);
-    float2 world = surface.position.xz + scene.eye.yz;
-    float grain = patterns.Sample(repeating, world * (1.0 / 24.0)).w
-        + patterns.Sample(repeating, world * (1.0 / 150.0)).w - 1.0;
+    float2 world = surface.position.xz + scene.eye.xy;
+    float grain = patterns.Sample(repeating, world * (1.0 / 32.0)).w
+        + patterns.Sample(repeating, world * (1.0 / 128.0)).w - 1.0;
     albedo.rgb *= 1.0 + 0.7 * grain;
 #endif
     float3 lit = lit_ground(light, albedo.rgb);
