@@ -7,6 +7,7 @@ the defaults of the attributes, so nothing is written down twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,13 @@ _SUM = "octaves are summed in 32 bits, products may be fused"
 
 
 def _register(
-    name: str, attributes: str, shape: tuple[int, ...], cpu: Any, octaves: int, atol: float
+    name: str,
+    attributes: str,
+    shape: tuple[int, ...],
+    cpu: Any,
+    octaves: int,
+    atol: float,
+    per_thread: int = 1,
 ) -> None:
     result = name.removeprefix("land_")
     extra = f", {attributes}" if attributes else ""
@@ -109,7 +116,11 @@ def _register(
             f" -> ({result}: tensor<scalar>);",
             infer=_infer(shape),
             cpu=cpu,
-            kernel=cml.Kernel(_HERE / f"{name}.hlsl", trusted=True),
+            kernel=cml.Kernel(
+                _HERE / f"{name}.hlsl",
+                threads=lambda attrs, tile: math.prod(shape) // per_thread,
+                trusted=True,
+            ),
             cost=_cost(octaves),
             cases=_CASES,
             tolerance=cml.Tolerance(1e-6, atol, _SUM) if atol else cml.Tolerance(0, 0, "integers"),
@@ -144,5 +155,13 @@ _register(
     4,
     1e-6,
 )
-_register("land_grain", f"apron: integer = {WIDE_APRON}", (1, 4, WIDE, WIDE), _grain, 1, 0.0)
+_register(
+    "land_grain",
+    f"apron: integer = {WIDE_APRON}",
+    (1, 4, WIDE, WIDE),
+    _grain,
+    1,
+    0.0,
+    per_thread=4,
+)
 _register("land_cell", f"cell_m: scalar = {CELL_M}", (1, 1, 1, 1), _cell, 0, 0.0)

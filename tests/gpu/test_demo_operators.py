@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.testing import check
+from cml_engine.testing import check, check_graph
 from demo_game.agents import MODELS, tile_input
 from demo_game.operators.scatter import CANDIDATES, VERTICES
 from demo_game.world.tile import CELLS, COARSE, SCALE, WIDE, TileId
@@ -43,6 +43,28 @@ def test_one_pipeline_for_all_tiles(gpu: cml.Gpu, terrain: cml.Session) -> None:
     for level in range(7):
         terrain.run({"tile": tile_input(TileId(level, -level, 9), level)})
     assert gpu.pipelines_built == before
+
+
+@pytest.mark.parametrize("level", range(7))
+def test_any_level_agrees_with_numpy_and_any_slices_give_its_bits(gpu: cml.Gpu, level: int) -> None:
+    graph = cml.load(MODELS / "terrain.nnef")
+    for tile, seed in ((TileId(level, -9, 4), 0), (TileId(level, 5, -1), 1234567)):
+        check_graph(graph, {"tile": tile_input(tile, seed)}, gpu)
+
+
+def test_light_is_the_same_on_both_sides_of_an_edge(gpu: cml.Gpu) -> None:
+    session = cml.Session(cml.load(MODELS / "surface.nnef"), gpu)
+    x, z = np.arange(WIDE + CELLS, dtype=np.float32), np.arange(WIDE, dtype=np.float32)[:, None]
+    land = (60 * np.sin(x / 5) * np.cos(z / 7) + 40 * np.sin((x + z) / 3)).astype(np.float32)
+    cell = np.full((1, 1, 1, 1), 4, np.float32)
+    west, east = (
+        session.run(
+            {"heights": np.ascontiguousarray(land[None, None, :, i : i + WIDE]), "cell": cell}
+        )
+        for i in (0, CELLS)
+    )
+    for name in ("height", "shading"):
+        assert np.array_equal(west[name][..., CELLS:], east[name][..., : 64 - CELLS]), name
 
 
 def test_surface_has_the_tiles_own_heights_and_its_light(gpu: cml.Gpu) -> None:
