@@ -1,0 +1,128 @@
+"""``python -m demo_game.training``: train the agents, measure them, write them to ``models/``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from demo_game.training.data import Sample
+from demo_game.training.evaluate import Errors, errors
+from demo_game.training.export import export, imported
+from demo_game.training.networks import AGENTS
+from demo_game.training.preview import preview
+from demo_game.training.torch_ops import Agent
+from demo_game.training.train import COURSES, Course, Maker, maker, train
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
+#: squares of held-out worlds that errors are measured on, and squares that baselines are fitted to
+HELD_SQUARES, FITTED_SQUARES = 64, 64
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m demo_game.training", description=__doc__)
+    parser.add_argument("--only", choices=list(AGENTS), help="train one agent")
+    parser.add_argument("--minutes", type=float, help="train each agent about so long")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--models", type=Path, default=MODELS, help="folder to write to")
+    parser.add_argument("--preview", type=Path, help="a PNG: what it learned from, what it gives")
+    return parser.parse_args()
+
+
+def lasting(course: Course, minutes: float | None, timed: Callable[[Course], float]) -> Course:
+    """The course with as many steps as fit in the time."""
+    if minutes is None:
+        return course
+    few = replace(course, steps=30)
+    each = timed(few) / few.steps
+    return replace(course, steps=max(100, int(60 * minutes / each)))
+
+
+def trained(
+    name: str, make: Maker, course: Course, seed: int, console: Console
+) -> tuple[Agent, int]:
+    """The agent, and the number of squares that it has seen."""
+    losses: list[float] = []
+    for progress in train(name, make, course, seed):
+        losses.append(progress.loss)
+        if progress.steps % 200 == 0:
+            shown = f"{name} {progress.steps}/{course.steps}  loss {np.mean(losses):.5f}"
+            console.print(f"{shown}  {progress.squares} squares", highlight=False)
+            losses.clear()
+    return progress.agent, progress.squares
+
+
+def held_out(name: str, make: Maker) -> tuple[list[Sample], list[Sample]]:
+    """Squares that baselines are fitted to, and squares of worlds that nothing was fitted to."""
+    rng = np.random.default_rng(1)
+    fitted = [] if name == "upres" else [make(rng, False)(rng) for _ in range(FITTED_SQUARES)]
+    return fitted, [make(rng, True)(rng) for _ in range(HELD_SQUARES)]
+
+
+def one(name: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Train, measure and write one agent; what the recipe says of it."""
+    upres = Agent("upres")
+    if name != "upres":
+        upres.load(imported(args.models / "upres.nnef", upres.weights))
+    make = maker(name, upres)
+
+    def timed(few: Course) -> float:
+        steps = train(name, make, few, args.seed)
+        next(steps)  # the pool's first squares
+        began = time.perf_counter()
+        for _ in steps:
+            pass
+        return time.perf_counter() - began
+
+    course = lasting(COURSES[name], args.minutes, timed)
+    began = time.perf_counter()
+    agent, squares = trained(name, make, course, args.seed, console)
+    seconds = time.perf_counter() - began
+    fitted, held = held_out(name, make)
+    found = errors(agent, fitted, held)
+    show(name, found, console)
+    if args.preview:
+        preview(agent, held, args.preview.with_stem(f"{args.preview.stem}-{name}"))
+    written = export(name, agent.arrays(), args.models / f"{name}.nnef")
+    return {
+        "seed": args.seed,
+        **asdict(course),
+        "squares": squares,
+        "held_out_squares": len(held),
+        "train_seconds": round(seconds),
+        "torch": torch.__version__,
+        "errors": {way: {k: round(v, 5) for k, v in of.items()} for way, of in found.items()},
+        "flops": written.flops,
+        "bytes": written.size,
+        "sha256": written.sha256,
+    }
+
+
+def show(name: str, found: Errors, console: Console) -> None:
+    """Errors as lines."""
+    for way, quantities in found.items():
+        shown = "  ".join(f"{key} {value:.4f}" for key, value in quantities.items())
+        console.print(f"{name}, {way}: {shown}", highlight=False)
+
+
+def main() -> None:
+    args = parsed()
+    console = Console()
+    torch.set_num_threads(1)  # results do not depend on the number of cores
+    path = args.models / "recipe.json"
+    recipe = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for name in [args.only] if args.only else AGENTS:
+        recipe[name] = one(name, args, console)
+        path.write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What the upres agent learns: rain that cuts valleys into a grid of heights.
+
+Heights are in cells, so the land looks alike at every level. Water runs to the lower ones of a
+cell's eight neighbours, more to the steeper (multiple flow directions; Quinn et al., "The
+prediction of hillslope flow paths", 1991), and cuts the ground by the stream power law (Whipple
+and Tucker, "Dynamics of the stream-power river incision model", 1999): a power of the water times
+the slope. Soil creeps down slopes, what is steeper than talus slips, hollows fill up. Every cell
+loses part of its water in each step, and what is cut is put back where the land is wide and low
+(uplift that holds the mean height of a neighbourhood), so what happens at a place depends on some
+twenty cells around it: that is what a small network can see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+#: the eight neighbours (rows down, columns right)
+NEIGHBOURS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Climate:
+    """How the simulation goes. Lengths in cells, rates per step."""
+
+    steps: int = 120
+    #: part of the water that goes into the ground
+    loss: float = 0.06
+    #: of the water, in the depth that is cut
+    power: float = 0.5
+    #: cells cut where one cell's rain runs down a slope of 1
+    cut: float = 0.02
+    creep: float = 0.02
+    #: the slope that lies still, and the part of what is above it that slips
+    talus: float = 0.8
+    slip: float = 0.1
+    #: radius of the neighbourhoods whose mean height stays
+    uplift: int = 6
+
+
+CLIMATE = Climate()
+
+
+def _padded(grid: Array) -> Array:
+    """With a border of one cell that continues the edge."""
+    return np.pad(grid, 1, mode="edge")
+
+
+def _toward(padded: Array, dy: int, dx: int) -> Array:
+    """Of every cell inside the border, the neighbour ``(dy, dx)``."""
+    h, w = padded.shape
+    return padded[1 + dy : h - 1 + dy, 1 + dx : w - 1 + dx]
+
+
+def blurred(grid: Array, radius: int) -> Array:
+    """Three box means in a row, near to a Gaussian's; the edge is continued."""
+    width = 2 * radius + 1
+    for axis in (0, 1):
+        for _ in range(3):
+            border = [(radius + 1, radius) if a == axis else (0, 0) for a in (0, 1)]
+            total = np.cumsum(np.pad(grid, border, mode="edge"), axis=axis, dtype=np.float64)
+            high = np.take(total, range(width, total.shape[axis]), axis=axis)
+            low = np.take(total, range(total.shape[axis] - width), axis=axis)
+            grid = ((high - low) / width).astype(np.float32)
+    return grid
+
+
+def _step(ground: Array, water: Array, climate: Climate) -> tuple[Array, Array]:
+    """Ground and water after one step."""
+    around = _padded(ground)
+    drops = []
+    lowest = np.full_like(ground, np.inf)
+    creep = np.zeros_like(ground)
+    slipped = np.zeros_like(ground)
+    for dy, dx in NEIGHBOURS:
+        near = np.float32(1.0 if dy == 0 or dx == 0 else 0.70710678)
+        neighbour = _toward(around, dy, dx)
+        drop = (ground - neighbour) * near
+        creep -= drop * near
+        # what is too steep slips off, and what is too steep above slips down here
+        steep = drop - np.clip(drop, -climate.talus, climate.talus)
+        slipped -= steep
+        np.minimum(lowest, neighbour, out=lowest)
+        drops.append(np.maximum(drop, 0, out=drop))
+    shares = [drop * drop for drop in drops]
+    total = np.add.reduce(shares) + np.float32(1e-12)
+    slope = np.maximum.reduce(drops)
+    # water ends in the sea: none runs on below it
+    dry = np.clip(ground * np.float32(0.5) + 1, 0, 1)
+    sent = _padded(water * (1 - climate.loss) * dry / total)
+    sent[0], sent[-1], sent[:, 0], sent[:, -1] = 0, 0, 0, 0
+    arrived = np.ones_like(water)
+    for (dy, dx), share in zip(NEIGHBOURS, shares, strict=True):
+        arrived += _toward(sent, -dy, -dx) * _toward(np.pad(share, 1), -dy, -dx)
+    cut = climate.cut * arrived**climate.power * slope * dry
+    ground = ground - np.minimum(cut, slope * np.float32(0.3))
+    ground += np.float32(climate.creep) * creep + np.float32(climate.slip) * slipped
+    # a hollow fills up to its lowest rim
+    np.maximum(ground, lowest, out=ground)
+    return ground, arrived
+
+
+def erode(heights: Array, climate: Climate = CLIMATE) -> Array:
+    """Heights (rows, columns) in cells above the sea, after the climate."""
+    ground = heights.astype(np.float32)
+    water = np.ones_like(ground)
+    for _ in range(climate.steps):
+        ground, water = _step(ground, water, climate)
+    change = ground - heights
+    eroded: Array = (heights + change - blurred(change, climate.uplift)).astype(np.float32)
+    return eroded

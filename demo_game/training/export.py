@@ -1,0 +1,178 @@
+"""Networks with weights to NNEF folders, written operator by operator."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from cml_engine.nnef.tensor_file import write_tensor
+from demo_game.training.networks import AGENTS
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A name in the text, and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class NnefOps:
+    """Operators as lines of NNEF; counts multiplications and additions of convolutions."""
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        self.weights = dict(weights)
+        self.lines: list[str] = []
+        self.flops = 0
+        self._names = 0
+
+    def _line(self, call: str, shape: tuple[int, ...], name: str = "") -> Tensor:
+        if not name:
+            self._names += 1
+            name = f"t{self._names}"
+        self.lines.append(f"{name} = {call};")
+        return Tensor(name, shape)
+
+    def variable(self, label: str) -> str:
+        """The name of a weight, declared when first asked for."""
+        name = label.replace(".", "_")
+        shape = list(self.weights[label].shape)
+        line = f"{name} = variable<scalar>(shape = {shape}, label = '{label}');"
+        if line not in self.lines:
+            self.lines.append(line)
+        return name
+
+    def conv(
+        self,
+        x: Tensor,
+        name: str,
+        channels: int,
+        size: int,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
+        last: bool = False,
+    ) -> Tensor:
+        del channels, size, last  # the weights say
+        bias = self.weights[f"{name}.bias"]
+        self.weights[f"{name}.bias"] = bias.reshape(1, -1)
+        return self._conv(x, name, stride, dilation, True)
+
+    def fixed(self, x: Tensor, name: str, weights: Array, bias: Array | None = None) -> Tensor:
+        self.weights[f"{name}.filter"] = weights
+        if bias is not None:
+            self.weights[f"{name}.bias"] = bias
+        return self._conv(x, name, 1, 1, bias is not None)
+
+    def _conv(self, x: Tensor, name: str, stride: int, dilation: int, bias: bool) -> Tensor:
+        o, i, kh, kw = self.weights[f"{name}.filter"].shape
+        h, w = (
+            (n - dilation * (k - 1) - 1) // stride + 1
+            for n, k in zip(x.shape[2:], (kh, kw), strict=True)
+        )
+        self.flops += 2 * o * i * kh * kw * h * w
+        given = [x.name, self.variable(f"{name}.filter")]
+        if bias:
+            given.append(self.variable(f"{name}.bias"))
+        call = (
+            f"conv({', '.join(given)}, padding = [(0, 0), (0, 0)], "
+            f"stride = [{stride}, {stride}], dilation = [{dilation}, {dilation}])"
+        )
+        return self._line(call, (x.shape[0], o, h, w), f"{name}_conv")
+
+    def _both(self, op: str, x: Tensor, y: Tensor | float) -> Tensor:
+        sizes = y.shape if isinstance(y, Tensor) else (1,) * 4
+        shape = tuple(max(a, b) for a, b in zip(x.shape, sizes, strict=True))
+        return self._line(f"{op}({x}, {y})", shape)
+
+    def add(self, x: Tensor, y: Tensor | float) -> Tensor:
+        return self._both("add", x, y)
+
+    def mul(self, x: Tensor, y: Tensor | float) -> Tensor:
+        return self._both("mul", x, y)
+
+    def div(self, x: Tensor, y: Tensor | float) -> Tensor:
+        return self._both("div", x, y)
+
+    def relu(self, x: Tensor) -> Tensor:
+        return self._line(f"relu({x})", x.shape)
+
+    def clamp(self, x: Tensor, low: float, high: float) -> Tensor:
+        return self._line(f"clamp({x}, {low}, {high})", x.shape)
+
+    def log2(self, x: Tensor) -> Tensor:
+        return self._line(f"log2({x})", x.shape)
+
+    def wave(self, x: Tensor) -> Tensor:
+        part = self._both("sub", x, self._line(f"floor({x})", x.shape))
+        return self._line(f"abs({self._both('sub', part, 0.5)})", x.shape)
+
+    def concat(self, *xs: Tensor) -> Tensor:
+        n, _, h, w = xs[0].shape
+        shape = (n, sum(x.shape[1] for x in xs), h, w)
+        return self._line(f"concat([{', '.join(x.name for x in xs)}], axis = 1)", shape)
+
+    def crop(self, x: Tensor, before: int, after: int) -> Tensor:
+        n, c, h, w = x.shape
+        ends = [h - after, w - after]
+        call = f"slice({x}, axes = [2, 3], begin = [{before}, {before}], end = {ends})"
+        return self._line(call, (n, c, h - before - after, w - before - after))
+
+    def depth_to_space(self, x: Tensor, scale: int) -> Tensor:
+        n, c, h, w = x.shape
+        split = (n, c // scale**2, scale, scale, h, w)
+        moved = (n, c // scale**2, h, scale, w, scale)
+        shape = (n, c // scale**2, scale * h, scale * w)
+        y = self._line(f"reshape({x}, shape = {list(split)})", split)
+        y = self._line(f"transpose({y}, axes = [0, 1, 4, 2, 5, 3])", moved)
+        return self._line(f"reshape({y}, shape = {list(shape)})", shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written: cost of one run, bytes of all files, SHA-256 over them in name order."""
+
+    flops: int
+    size: int
+    sha256: str
+
+
+def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
+    """Write the agent of that name, in place of what is there."""
+    network, shapes = AGENTS[name]
+    ops = NnefOps(weights)
+    inputs = {key: Tensor(key, shape) for key, shape in shapes.items()}
+    for key, shape in shapes.items():
+        ops.lines.append(f"{key} = external<scalar>(shape = {list(shape)});")
+    (found,) = network(ops, inputs).items()
+    ops.lines[-1] = ops.lines[-1].replace(f"{found[1]} =", f"{found[0]} =", 1)
+    body = "\n".join(f"    {line}" for line in ops.lines)
+    text = f"version 1.0;\n\ngraph {name}({', '.join(inputs)}) -> ({found[0]})\n{{\n{body}\n}}\n"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for label, array in ops.weights.items():
+        write_tensor(folder / f"{label}.dat", array)
+    (folder / "graph.nnef").write_text(text, encoding="utf-8")
+    cml.load(folder)  # what cannot be loaded is found out here
+    files = sorted(folder.iterdir())
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return Exported(ops.flops, sum(file.stat().st_size for file in files), digest)
+
+
+def imported(folder: Path, names: Iterable[str]) -> dict[str, Array]:
+    """The weights of that name that :func:`export` wrote, as it took them."""
+    graph = cml.load(folder)
+    found = {label: graph.constants[name] for name, label in graph.labels.items()}
+    return {k: found[k][0] if k.endswith(".bias") else found[k] for k in names}

@@ -1,0 +1,132 @@
+"""The loop that trains an agent on a pool of squares that grows while it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Any
+
+import numpy as np
+import torch
+
+from demo_game.training import data, ecology, materials
+from demo_game.training.data import Sample
+from demo_game.training.torch_ops import Agent
+
+Array = np.ndarray[Any, Any]
+#: makes a new square; the sample that it gives may differ each time it is asked
+Maker = Callable[[np.random.Generator, bool], Callable[[np.random.Generator], Sample]]
+
+
+def upres_maker() -> Maker:
+    """Squares of land before and after rain, in all eight symmetries."""
+
+    def make(rng: np.random.Generator, held_out: bool) -> Callable[[np.random.Generator], Sample]:
+        square = data.rained_on(data.random_place(rng, held_out))
+        if held_out:
+            return lambda _: data.upres_sample(square)
+        return lambda draw: data.upres_sample(square, int(draw.integers(8)))
+
+    return make
+
+
+def surface_maker(upres: Agent, simulate: Callable[..., Array], per_sample: int) -> Maker:
+    """Squares as the trained upres agent makes them, and what ``simulate`` lays on them.
+
+    per_sample : targets across one sample of the heights.
+    """
+    border = materials.BORDER * per_sample
+
+    def make(rng: np.random.Generator, held_out: bool) -> Callable[[np.random.Generator], Sample]:
+        place = data.random_place(rng, held_out)
+        inputs = data.surface_inputs(place, upres.infer(data.unseen_inputs(place)))
+        target = simulate(*inputs.values())[:, :, border:-border, border:-border]
+        sample = Sample(inputs, np.ascontiguousarray(target))
+        return lambda _: sample
+
+    return make
+
+
+def maker(name: str, upres: Agent) -> Maker:
+    """Where the agent of that name gets its data."""
+    if name == "upres":
+        return upres_maker()
+    simulate, per_sample = {
+        "texture": (materials.paint, 2),
+        "population": (ecology.populate, 1),
+    }[name]
+    return surface_maker(upres, simulate, per_sample)
+
+
+def stacked(samples: list[Sample]) -> Sample:
+    """Samples as a batch."""
+    keys = samples[0].inputs
+    inputs = {key: np.concatenate([s.inputs[key] for s in samples]) for key in keys}
+    return Sample(inputs, np.concatenate([s.target for s in samples]))
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How an agent is trained: ``batch`` tiles a step, each from a random square of a pool that
+    begins with ``first`` and gets a new one every ``every`` steps. ``edges`` weighs the error of
+    differences to neighbours against that of values; ``tile`` is what a tile gives and makes."""
+
+    steps: int
+    tile: tuple[int, int]
+    batch: int = 8
+    first: int = 100
+    every: int = 2
+    rate: float = 4e-3
+    edges: float = 1.0
+
+
+COURSES = {
+    "upres": Course(12000, (36, 96), edges=4.0, every=12, rate=3e-3),
+    "texture": Course(8000, (96, 128)),
+    "population": Course(6000, (96, 64)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After a step: the agent as it is, the steps, the squares in the pool, the batch's loss."""
+
+    agent: Agent
+    steps: int
+    squares: int
+    loss: float
+
+
+def error(agent: Agent, sample: Sample, edges: float) -> Any:
+    """The training loss: squares of differences, of heights in cells."""
+    inputs = {key: torch.from_numpy(np.ascontiguousarray(v)) for key, v in sample.inputs.items()}
+    wrong = agent(inputs) - torch.from_numpy(np.ascontiguousarray(sample.target))
+    if agent.name == "upres":
+        wrong = wrong / inputs["cell"]
+    slopes = wrong.diff(dim=2).square().mean() + wrong.diff(dim=3).square().mean()
+    return wrong.square().mean() + edges * slopes
+
+
+def train(name: str, make: Maker, course: Course, seed: int) -> Iterator[Progress]:
+    """Train an agent; yields after every step."""
+    rng = np.random.default_rng(seed)
+    pool = [make(rng, False) for _ in range(course.first)]
+
+    def batch() -> Sample:
+        picked = rng.integers(0, len(pool), course.batch)
+        return stacked([pool[int(k)](rng).tile(rng, *course.tile) for k in picked])
+
+    agent = Agent(name, batch().inputs, seed)
+    optimizer = torch.optim.Adam(list(agent.weights.values()), lr=course.rate)
+    for number in range(1, course.steps + 1):
+        if number % course.every == 0:
+            pool.append(make(rng, False))
+        warm, done = min(1.0, number / 100), number / course.steps
+        for group in optimizer.param_groups:
+            group["lr"] = course.rate * warm * (0.5 + 0.5 * cos(pi * done))
+        loss = error(agent, batch(), course.edges)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield Progress(agent, number, len(pool), float(loss.detach()))
