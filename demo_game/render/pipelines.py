@@ -8,6 +8,7 @@ from typing import Any
 import wgpu
 
 import cml_engine as cml
+from demo_game.render.plants import INSTANCE_BYTES
 from demo_game.render.quality import Quality
 
 _FOLDER = Path(__file__).parent
@@ -18,11 +19,6 @@ TILE_BYTES = 48
 VERTEX_BYTES = 8
 
 _VERTEX, _FRAGMENT = wgpu.ShaderStage.VERTEX, wgpu.ShaderStage.FRAGMENT
-_TILE_ATTRIBUTES = [
-    {"format": "float32x4", "offset": 0, "shader_location": 2},
-    {"format": "float32x4", "offset": 16, "shader_location": 3},
-    {"format": "uint32x2", "offset": 32, "shader_location": 4},
-]
 _GRID = {
     "array_stride": VERTEX_BYTES,
     "step_mode": "vertex",
@@ -31,21 +27,44 @@ _GRID = {
         {"format": "uint8x4", "offset": 4, "shader_location": 1},
     ],
 }
+_SHAPES = {
+    "array_stride": 24,
+    "step_mode": "vertex",
+    "attributes": [
+        {"format": "float32x3", "offset": 0, "shader_location": 0},
+        {"format": "float32x3", "offset": 12, "shader_location": 1},
+    ],
+}
 _PLANTS = {
-    "array_stride": 16,
+    "array_stride": INSTANCE_BYTES,
     "step_mode": "instance",
-    "attributes": [{"format": "float32x4", "offset": 0, "shader_location": 0}],
+    "attributes": [
+        {"format": "unorm16x2", "offset": 0, "shader_location": 2},
+        {"format": "float32", "offset": 4, "shader_location": 3},
+        {"format": "uint8x4", "offset": 8, "shader_location": 4},
+        {"format": "unorm8x4", "offset": 12, "shader_location": 5},
+    ],
+}
+_TILES = {
+    "array_stride": TILE_BYTES,
+    "step_mode": "instance",
+    "attributes": [
+        {"format": "float32x4", "offset": 0, "shader_location": 2},
+        {"format": "float32x4", "offset": 16, "shader_location": 3},
+        {"format": "uint32x2", "offset": 32, "shader_location": 4},
+    ],
+}
+#: all plants of a draw stand on the same tile
+_ONE_TILE = {
+    "array_stride": 0,
+    "step_mode": "instance",
+    "attributes": [{"format": "float32x4", "offset": 0, "shader_location": 6}],
 }
 #: laid over what is there: colours come multiplied by how much they cover
 _OVER = {
     "color": {"src_factor": "one", "dst_factor": "one-minus-src-alpha", "operation": "add"},
     "alpha": {"src_factor": "zero", "dst_factor": "one", "operation": "add"},
 }
-
-
-def _tiles(stride: int) -> dict[str, Any]:
-    """The tiles in view, one per instance; a stride of 0 gives all instances the same one."""
-    return {"array_stride": stride, "step_mode": "instance", "attributes": _TILE_ATTRIBUTES}
 
 
 class Pipelines:
@@ -57,8 +76,7 @@ class Pipelines:
             "ENCODE": int(not target_format.endswith("-srgb")),
             "STEP": quality.mesh_step,
             "RICH": int(quality.rich),
-            "VERTICES": quality.plant_vertices,
-            "PLANTS_M": quality.plants_m,  # type: ignore[dict-item]
+            "PLANTS_M": int(quality.plants_m),
         }
         layout = gpu.device.create_bind_group_layout
         self.scene_layout = layout(
@@ -86,10 +104,8 @@ class Pipelines:
                 {"binding": 3, "visibility": both, "sampler": {"type": "filtering"}},
             ]
         )
-        self.terrain = self._build(
-            "terrain.hlsl", [_GRID, _tiles(TILE_BYTES)], tiles=True, cull="back"
-        )
-        self.plants = self._build("plants.hlsl", [_PLANTS, _tiles(0)], tiles=True)
+        self.terrain = self._build("terrain.hlsl", [_GRID, _TILES], tiles=True, cull="back")
+        self.plants = self._build("plants.hlsl", [_SHAPES, _PLANTS, _ONE_TILE], tiles=True)
         self.sky = self._build("sky.hlsl", [], compare="greater-equal", write=False)
         self.sea = self._build("sea.hlsl", [], topology="triangle-strip", write=False, blend=_OVER)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Quality:
     """``mesh_step`` cells are a side of a terrain square (1, 2, 4 or 7: a divisor of half a tile).
     ``slots`` tiles have room. Plants are drawn to ``plants_m`` metres with ``plant_vertices``
-    vertices each (18 or 36). ``rich`` shaders blend with the coarser level's texels and add grain
+    vertices each (12 or 36). ``rich`` shaders blend with the coarser level's texels and add grain
     and highlights."""
 
     name: str
@@ -27,7 +27,7 @@ class Quality:
     rich: bool
 
 
-SOFTWARE = Quality("software", 640, 360, 4, 224, 9_000.0, 260.0, 18, False)
+SOFTWARE = Quality("software", 576, 324, 4, 224, 9_000.0, 450.0, 12, False)
 LOW = Quality("low", 1280, 720, 2, 320, 14_000.0, 700.0, 36, True)
 HIGH = Quality("high", 1920, 1080, 1, 512, 24_000.0, 1600.0, 36, True)
 PRESETS = {quality.name: quality for quality in (SOFTWARE, LOW, HIGH)}

@@ -16,7 +16,7 @@ from demo_game.render.mesh import grid
 from demo_game.render.patterns import create_patterns
 from demo_game.render.pipelines import DEPTH_FORMAT, TILE_BYTES, Pipelines
 from demo_game.render.quality import Quality
-from demo_game.render.tiles import DRAW_BYTES, INSTANCE_BYTES, TilePool
+from demo_game.render.tiles import TilePool
 from demo_game.world.sun import SUN
 from demo_game.world.tile import CELLS, TileId
 
@@ -59,7 +59,7 @@ class Renderer:
 
     def __init__(self, gpu: cml.Gpu, target_format: str, quality: Quality) -> None:
         self.gpu, self.quality = gpu, quality
-        self.tiles = TilePool(gpu, quality.slots, quality.plant_vertices)
+        self.tiles = TilePool(gpu, quality)
         self._pipelines = Pipelines(gpu, target_format, quality)
         vertices, indices = grid(quality.mesh_step)
         self._vertices = self._buffer(vertices, _Buffers.VERTEX)
@@ -186,10 +186,9 @@ class Renderer:
             if planted == 0:
                 render.set_pipeline(self._pipelines.plants)
             planted += 1
-            at = pool.instances.offset + visible.slot * INSTANCE_BYTES
-            render.set_vertex_buffer(0, pool.instances.buffer, at, INSTANCE_BYTES)
-            render.set_vertex_buffer(1, tiles.buffer, tiles.offset + i * TILE_BYTES, TILE_BYTES)
-            render.draw_indirect(pool.draws.buffer, pool.draws.offset + visible.slot * DRAW_BYTES)
+            at = tiles.offset + i * TILE_BYTES
+            render.set_vertex_buffer(2, tiles.buffer, at, TILE_BYTES)
+            pool.plants.draw(render, visible.slot)
         return planted
 
     def _write_scene(self, camera: Camera, time_s: float) -> None:

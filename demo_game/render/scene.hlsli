@@ -25,8 +25,8 @@ static const float3 ZENITH = float3(0.085, 0.215, 0.52);
 static const float3 HAZE = float3(0.50, 0.64, 0.83);
 static const float3 NEAR_AIR = float3(0.30, 0.46, 0.72);
 static const float3 GLOW = float3(1.15, 0.66, 0.30);
-static const float3 SUNLIGHT = float3(3.3, 2.62, 1.80);
-static const float3 SKYLIGHT = float3(0.34, 0.47, 0.72);
+static const float3 SUNLIGHT = float3(2.95, 2.30, 1.55);
+static const float3 SKYLIGHT = float3(0.30, 0.41, 0.62);
 static const float3 BOUNCE = float3(0.20, 0.17, 0.13);
 static const float3 DEEP_WATER = float3(0.006, 0.038, 0.062);
 // metres in which the air thins to 1 / e
@@ -85,7 +85,7 @@ float4 fog_of(float3 position)
 float3 shown(float3 light)
 {
     // Narkowicz, "ACES filmic tone mapping curve", 2015
-    float3 x = light * 0.62;
+    float3 x = light * 0.56;
     float3 mapped = saturate(x * (2.51 * x + 0.03) / (x * (2.43 * x + 0.59) + 0.14));
 #if ENCODE
     // sRGB to within 2 / 255, fitted without a power

@@ -28,12 +28,16 @@ float4 shade(Corner corner) : SV_Target0
 #endif
     float cloud = smoothstep(0.55, 0.85, cover) * saturate(direction.y * 9.0 - 0.25);
     float mu = dot(direction, scene.sun.xyz);
-    float3 white = float3(0.93, 0.95, 1.0) + GLOW * (1.2 * glow_of(direction));
-    light = lerp(light, white, cloud * 0.75);
+    float3 white = float3(1.25, 1.26, 1.30) + GLOW * (1.2 * glow_of(direction));
+    light = lerp(light, white, cloud * 0.8);
     light += SUNLIGHT * (6.0 * smoothstep(0.99965, 0.9998, mu) * (1.0 - cloud));
     // below the horizon: deep water, as far as the air lets it be seen
     float sunk = max(-direction.y, 1e-4);
-    float left = direction.y < 0.0 ? exp(-scene.ray.w * scene.sun.w / sunk) : 0.0;
+    float away = scene.sun.w / sunk;
+    float edge = away * scene.ray_x.w;
+    edge *= edge;
+    float left = exp(-(away * scene.ray.w + 2.5 * edge * edge));
+    left = direction.y < 0.0 ? left : 0.0;
     light = lerp(light, DEEP_WATER, left);
     return float4(shown(light), 1.0);
 }

@@ -71,7 +71,7 @@ float4 shade(Surface surface) : SV_Target0
     float2 world = surface.position.xz + scene.eye.xy;
     float grain = patterns.Sample(repeating, world * (1.0 / 32.0)).w
         + patterns.Sample(repeating, world * (1.0 / 128.0)).w - 1.0;
-    albedo.rgb *= 1.0 + 0.7 * grain;
+    albedo.rgb *= 1.0 + (0.9 - 0.7 * albedo.g) * grain;
 #endif
     float3 lit = lit_ground(light, albedo.rgb);
 #if RICH

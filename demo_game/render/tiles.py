@@ -7,14 +7,11 @@ from typing import Any
 import wgpu
 
 import cml_engine as cml
+from demo_game.render.plants import DRAW_BYTES, TILE_PLANTS_BYTES, Plants
+from demo_game.render.quality import Quality
 from demo_game.world.tile import FINE, PAINTED
 
 OWNER = "terrain"
-INSTANCES = 1024
-INSTANCE_BYTES = 16 * INSTANCES
-DRAW_BYTES = 16
-
-_Buffers = wgpu.BufferUsage
 _Textures = wgpu.TextureUsage
 _ARRAYS = {
     "height": ("r32float", FINE),
@@ -28,8 +25,8 @@ class TilePool:
     within the frame, :meth:`release` gives it back. Which tile has to go is the caller's
     business."""
 
-    def __init__(self, gpu: cml.Gpu, slots: int, plant_vertices: int) -> None:
-        self.slots = slots
+    def __init__(self, gpu: cml.Gpu, quality: Quality) -> None:
+        slots = self.slots = quality.slots
         self.textures = {
             name: gpu.memory.create_texture(
                 size=(side, side, slots),
@@ -39,14 +36,7 @@ class TilePool:
             )
             for name, (form, side) in _ARRAYS.items()
         }
-        usage = _Buffers.VERTEX | _Buffers.COPY_DST
-        self.instances = gpu.memory.allocate(
-            slots * INSTANCE_BYTES, usage, owner=OWNER, category="render"
-        )
-        usage = _Buffers.INDIRECT | _Buffers.COPY_DST
-        self.draws = gpu.memory.allocate(slots * DRAW_BYTES, usage, owner=OWNER, category="render")
-        # the number of vertices is the renderer's choice; only the number of instances is copied
-        self.draws.write(memoryview(_draw_arguments(slots, plant_vertices)))
+        self.plants = Plants(gpu, quality, self.textures["height"], self.textures["shading"])
         self._free = list(range(slots))[::-1]
         self._planted: set[int] = set()
 
@@ -100,22 +90,12 @@ class TilePool:
             )
         self._planted.discard(slot)
         if instances is not None and draw is not None:
-            _check("instances", instances, INSTANCE_BYTES)
+            _check("instances", instances, TILE_PLANTS_BYTES)
             _check("draw", draw, DRAW_BYTES)
-            to = self.instances.offset + slot * INSTANCE_BYTES
-            encoder.copy_buffer_to_buffer(
-                instances.buffer, instances.offset, self.instances.buffer, to, INSTANCE_BYTES
-            )
-            to = self.draws.offset + slot * DRAW_BYTES + 4
-            encoder.copy_buffer_to_buffer(draw.buffer, draw.offset + 4, self.draws.buffer, to, 4)
+            self.plants.fill(encoder, slot, instances, draw)
             self._planted.add(slot)
 
 
 def _check(name: str, tensor: Any, nbytes: int) -> None:
     if tensor.nbytes != nbytes:
         raise cml.InputError(f"'{name}' of a tile: wanted {nbytes} bytes, got {tensor.nbytes}")
-
-
-def _draw_arguments(slots: int, vertices: int) -> bytes:
-    words = b"".join(n.to_bytes(4, "little") for n in (vertices, 0, 0, 0))
-    return words * slots

@@ -1,0 +1,117 @@
+"""What stands on the tiles: instances in a slot for each tile, and how each slot is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import wgpu
+
+import cml_engine as cml
+from demo_game.render.quality import Quality
+from demo_game.render.shapes import shapes
+
+OWNER = "plants"
+#: the most that stand on a tile
+MOST = 1024
+INSTANCE_BYTES = 16
+TILE_PLANTS_BYTES = INSTANCE_BYTES * MOST
+DRAW_BYTES = 16
+#: instances that one workgroup prepares
+_GROUP = 64
+
+_Buffers = wgpu.BufferUsage
+_COMPUTE = wgpu.ShaderStage.COMPUTE
+
+
+class Plants:
+    """Room for the plants of as many tiles as there are slots. What :meth:`fill` copies in is
+    packed on the GPU, once, to what the vertex shader needs (``prepare.hlsl``)."""
+
+    def __init__(
+        self,
+        gpu: cml.Gpu,
+        quality: Quality,
+        heights: wgpu.GPUTexture,
+        shading: wgpu.GPUTexture,
+    ) -> None:
+        slots = quality.slots
+
+        def allocate(nbytes: int, usage: int) -> Any:
+            return gpu.memory.allocate(
+                nbytes, usage | _Buffers.COPY_DST, owner=OWNER, category="render"
+            )
+
+        self.instances = allocate(slots * TILE_PLANTS_BYTES, _Buffers.VERTEX | _Buffers.STORAGE)
+        # how many vertices is the renderer's choice: of a draw only the instances are copied
+        self.draws = allocate(slots * DRAW_BYTES, _Buffers.INDIRECT)
+        self.draws.write(_words([quality.plant_vertices, 0, 0, 0] * slots))
+        self.shapes = allocate(24 * quality.plant_vertices, _Buffers.VERTEX)
+        self.shapes.write(shapes(quality.plant_vertices))
+        self._step = int(gpu.device.limits["min-uniform-buffer-offset-alignment"])
+        self._numbers = allocate(slots * self._step, _Buffers.UNIFORM)
+        padding = [0] * (self._step // 4 - 1)
+        self._numbers.write(_words([word for i in range(slots) for word in (i, *padding)]))
+        self._make_pipeline(gpu, quality, heights, shading)
+
+    def _make_pipeline(
+        self,
+        gpu: cml.Gpu,
+        quality: Quality,
+        heights: wgpu.GPUTexture,
+        shading: wgpu.GPUTexture,
+    ) -> None:
+        array = {"view_dimension": "2d-array", "sample_type": "unfilterable-float"}
+        number = {"type": "uniform", "has_dynamic_offset": True}
+        kinds: list[dict[str, Any]] = [
+            {"buffer": {"type": "storage"}},
+            {"buffer": number},
+            {"texture": array},
+            {"texture": array},
+        ]
+        layout = gpu.device.create_bind_group_layout(
+            entries=[{"binding": i, "visibility": _COMPUTE, **k} for i, k in enumerate(kinds)]
+        )
+        path = Path(__file__).with_name("prepare.hlsl")
+        module = gpu.shader(path, "compute", "prepare", {"STEP": quality.mesh_step}, trusted=True)
+        self._pipeline = gpu.device.create_compute_pipeline(
+            label=path.name,
+            layout=gpu.device.create_pipeline_layout(bind_group_layouts=[layout]),
+            compute={"module": module, "entry_point": "main"},
+        )
+        resources = [
+            self.instances.binding(),
+            self._numbers.binding(0, 16),
+            heights.create_view(dimension="2d-array"),
+            shading.create_view(dimension="2d-array"),
+        ]
+        self._group = gpu.device.create_bind_group(
+            layout=layout,
+            entries=[{"binding": i, "resource": r} for i, r in enumerate(resources)],
+        )
+
+    def fill(self, encoder: Any, slot: int, instances: Any, draw: Any) -> None:
+        """Copy a tile's instances and their number into a slot, and prepare them; the slot's
+        heights and shading have been copied before."""
+        to = self.instances.offset + slot * TILE_PLANTS_BYTES
+        encoder.copy_buffer_to_buffer(
+            instances.buffer, instances.offset, self.instances.buffer, to, TILE_PLANTS_BYTES
+        )
+        to = self.draws.offset + slot * DRAW_BYTES + 4
+        encoder.copy_buffer_to_buffer(draw.buffer, draw.offset + 4, self.draws.buffer, to, 4)
+        compute = encoder.begin_compute_pass()
+        compute.set_pipeline(self._pipeline)
+        compute.set_bind_group(0, self._group, [slot * self._step])
+        compute.dispatch_workgroups(MOST // _GROUP)
+        compute.end()
+
+    def draw(self, render: Any, slot: int) -> None:
+        """Draw a slot's plants: vertex buffers 0 and 1 are set here."""
+        at = self.instances.offset + slot * TILE_PLANTS_BYTES
+        render.set_vertex_buffer(0, self.shapes.buffer, self.shapes.offset, self.shapes.nbytes)
+        render.set_vertex_buffer(1, self.instances.buffer, at, TILE_PLANTS_BYTES)
+        render.draw_indirect(self.draws.buffer, self.draws.offset + slot * DRAW_BYTES)
+
+
+def _words(values: list[int]) -> bytes:
+    return b"".join(value.to_bytes(4, "little") for value in values)
