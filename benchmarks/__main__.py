@@ -1,6 +1,7 @@
-"""The upres network on this engine and on others, in turns, as one table.
+"""Networks on this engine and on others, in turns, as one table for each network.
 
-It is realesr-animevideov3-x4 with 32-bit floats: 18 convolutions, 5.1 GFLOP at 64x64.
+``upres64`` and ``upres128`` are realesr-animevideov3-x4 (18 convolutions, 5.1 and 20.5 GFLOP);
+``mobilenet`` and ``unet`` are made by the bench, at 128x128. All with 32-bit floats.
 """
 
 from __future__ import annotations
@@ -11,33 +12,60 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from benchmarks import contenders, rounds, table
+from benchmarks import contenders, layers, rounds, table
+from benchmarks.write_ncnn import write_ncnn
 from examples.upscale import assets, pictures
 
 OUT = Path(__file__).resolve().parents[1] / "out"
 
 
-def prepare(side: int, folder: Path) -> contenders.Workload:
-    """The network in every format, and the photo, for a square input of ``side`` pixels."""
-    workload = contenders.Workload(folder)
-    shutil.copy(assets.NETWORK_PARAM.path, workload.param)
-    shutil.copy(assets.NETWORK_BIN.path, workload.weights)
-    shape = (1, 3, side, side)
-    photo = pictures.small_photo(assets.PHOTO.path, (side, side))
-    np.save(workload.input, as_tensor(photo))
-    convert(workload, shape)
-    if rounds.installed("onnx"):
-        from benchmarks.onnx_model import write_onnx
+def upres(side: int) -> Callable[[contenders.Workload], None]:
+    """The trained network at a square input of ``side`` pixels, and the photo."""
 
-        write_onnx(workload.param, workload.weights, shape, workload.onnx)
-    return workload
+    def prepare(workload: contenders.Workload) -> None:
+        shutil.copy(assets.NETWORK_PARAM.path, workload.param)
+        shutil.copy(assets.NETWORK_BIN.path, workload.weights)
+        shape = (1, 3, side, side)
+        photo = pictures.small_photo(assets.PHOTO.path, (side, side))
+        np.save(workload.input, as_tensor(photo))
+        convert(workload, shape)
+        if rounds.installed("onnx"):
+            from benchmarks.onnx_model import write_onnx
+
+            write_onnx(workload.param, workload.weights, shape, workload.onnx)
+
+    return prepare
+
+
+def made(network: layers.Network) -> Callable[[contenders.Workload], None]:
+    """A network of the bench's own, and noise."""
+
+    def prepare(workload: contenders.Workload) -> None:
+        write_ncnn(network, workload.param, workload.weights)
+        noise = np.random.default_rng(0).random(network.shape, np.float32)
+        np.save(workload.input, noise)
+        convert(workload, network.shape)
+        if rounds.installed("onnx"):
+            from benchmarks.write_onnx import write_onnx
+
+            write_onnx(network, workload.onnx)
+
+    return prepare
+
+
+MODELS: dict[str, Callable[[], Callable[[contenders.Workload], None]]] = {
+    "upres64": lambda: upres(64),
+    "upres128": lambda: upres(128),
+    "mobilenet": lambda: made(layers.mobilenet(128)),
+    "unet": lambda: made(layers.unet(128)),
+}
 
 
 def as_tensor(photo: Image.Image) -> contenders.Array:
@@ -53,29 +81,38 @@ def convert(workload: contenders.Workload, shape: tuple[int, ...]) -> None:
     subprocess.run([sys.executable, "-m", "cml_engine", *words], check=False)
 
 
-def bench(side: int, options: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
-    """Print one size's table; returns whether the numbers agree, and the record."""
+def bench(model: str, options: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
+    """Print one network's table; returns whether the numbers agree, and the record."""
     chosen = [c for c in contenders.CONTENDERS if not options.only or c.key in options.only]
     with tempfile.TemporaryDirectory(prefix="cml-bench-") as folder:
-        workload = prepare(side, Path(folder))
+        workload = contenders.Workload(Path(folder))
+        MODELS[model]()(workload)
         results = rounds.run_rounds(chosen, Path(folder), options.rounds)
         differences = table.differences(results, workload)
-    print(f"\n### {side}x{side} -> {4 * side}x{4 * side}, {options.rounds} rounds\n")
+    print(f"\n### {model}, {options.rounds} rounds\n")
     print(table.markdown(results, differences) + "\n")
-    verdicts = table.verdicts(results, differences)
+    verdicts = table.verdicts(model, results, differences)
     for holds, text in verdicts:
         print(f"{'holds' if holds else 'FAILS'}: {text}")
     agree = all(value <= table.TOLERANCE for value in differences.values())
-    return agree, {"side": side, "results": table.record(results, differences)}
+    record = {
+        "model": model,
+        "ratios": table.ratios(model, results),
+        "results": table.record(results, differences),
+    }
+    return agree, record
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python tasks.py bench", description=__doc__)
-    parser.add_argument("--large", action="store_true", help="128x128 after 64x64")
+    parser.add_argument("--models", nargs="+", choices=[*MODELS, "all"], default=["upres64"])
     parser.add_argument("--rounds", type=int, default=15, help="turns of each engine")
     parser.add_argument("--json", type=Path, default=OUT / "bench.json")
     keys = [c.key for c in contenders.CONTENDERS]
     parser.add_argument("--only", nargs="*", choices=keys, default=(), help="these engines")
+    parser.add_argument(
+        "--against", type=Path, help="an earlier --json: fail where a ratio got worse by a quarter"
+    )
     return parser.parse_args(arguments)
 
 
@@ -90,17 +127,20 @@ def main(arguments: Sequence[str]) -> int:
     warning = table.busy()
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
-    sides = (64, 128) if options.large else (64,)
-    done = [bench(side, options) for side in sides]
+    models = list(MODELS) if "all" in options.models else options.models
+    done = [bench(model, options) for model in models]
     options.json.parent.mkdir(parents=True, exist_ok=True)
     report = {
         "machine": table.machine(),
         "warning": warning,
-        "sizes": [record for _, record in done],
+        "models": [record for _, record in done],
     }
     options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     print(f"\nall numbers: {options.json}")
-    return 0 if all(agree for agree, _ in done) else 1
+    worse = table.worse(report, json.loads(options.against.read_text())) if options.against else []
+    for text in worse:
+        print(f"WORSE: {text}")
+    return 0 if all(agree for agree, _ in done) and not worse else 1
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ _OPSET = 13
 
 def write_onnx(param: Path, weights: Path, shape: tuple[int, ...], target: Path) -> None:
     """``target`` is the network for an input of ``shape`` (N, C, H, W): ``data`` -> ``output``."""
-    parts = _Parts()
+    parts = Parts()
     current = "data"
     for index, layer in enumerate(read_convolutions(param, weights)):
         current = _convolution(parts, layer, current, index)
@@ -33,10 +33,10 @@ def write_onnx(param: Path, weights: Path, shape: tuple[int, ...], target: Path)
         nearest_mode="floor",
     )
     parts.node("Add", ["detail", "base"], "output")
-    onnx.save(parts.model(shape), target)
+    parts.save(shape, "output", target)
 
 
-def _convolution(parts: _Parts, layer: Convolution, source: str, index: int) -> str:
+def _convolution(parts: Parts, layer: Convolution, source: str, index: int) -> str:
     names = [
         parts.constant(f"filter{index}", layer.filter),
         parts.constant(f"bias{index}", layer.bias),
@@ -48,14 +48,15 @@ def _convolution(parts: _Parts, layer: Convolution, source: str, index: int) -> 
     return parts.node("PRelu", [result, slopes], f"prelu{index}")
 
 
-class _Parts:
+class Parts:
     """An ONNX graph being put together."""
 
     def __init__(self) -> None:
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
 
-    def constant(self, name: str, values: np.ndarray[Any, Any]) -> str:
+    def constant(self, name: str, values: np.ndarray[Any, Any] | None) -> str:
+        assert values is not None
         self._constants.append(numpy_helper.from_array(values, name))
         return name
 
@@ -63,17 +64,17 @@ class _Parts:
         self._nodes.append(helper.make_node(op, inputs, [output], **attributes))
         return output
 
-    def model(self, shape: tuple[int, ...]) -> Any:
-        batch, channels, height, width = shape
-        result = (batch, channels, height * FACTOR, width * FACTOR)
+    def save(self, shape: tuple[int, ...], output: str, target: Path) -> None:
+        """Write the graph ``data`` of ``shape`` -> ``output``, whose shape ONNX finds itself."""
         graph = helper.make_graph(
             self._nodes,
-            "upres",
+            "network",
             [helper.make_tensor_value_info("data", TensorProto.FLOAT, shape)],
-            [helper.make_tensor_value_info("output", TensorProto.FLOAT, result)],
+            [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
             self._constants,
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
         model.ir_version = 8
+        model = onnx.shape_inference.infer_shapes(model, strict_mode=True)
         onnx.checker.check_model(model)
-        return model
+        onnx.save(model, target)

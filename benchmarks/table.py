@@ -17,8 +17,15 @@ from benchmarks.rounds import Result
 
 #: whose output all others are compared with
 REFERENCE = "ncnn-cpu"
-#: (whose time, beside whose, at most how many times as long)
-GOALS = (("ours-gpu", "ncnn-vulkan", 1.3), ("ours-cpu", "onnxruntime", 3.0))
+#: (whose time, beside whose, at most how many times as long): of the upres network, of the others
+_UPRES = (
+    ("ours-gpu", "ncnn-vulkan", 1 / 1.5),
+    ("ours-cpu", "onnxruntime", 1.8),
+    ("ours-cpu", "tract", 1.0),
+)
+_OTHERS = (("ours-gpu", "ncnn-vulkan", 1.0),)
+#: a ratio that is so much larger than it was is worse: less is this machine's noise
+_WORSE = 1.25
 #: largest difference from the reference that is still the same picture
 TOLERANCE = 1e-4
 
@@ -85,20 +92,50 @@ def _ratio(result: Result, other: Result | None) -> str:
     return f"{result.ratio_to(other):.2f}" if other else ""
 
 
-def verdicts(results: Sequence[Result], differences: dict[str, float]) -> list[tuple[bool, str]]:
+def goals(model: str) -> tuple[tuple[str, str, float], ...]:
+    """What is promised of a network's speed beside others."""
+    return _UPRES if model.startswith("upres") else _OTHERS
+
+
+def verdicts(
+    model: str, results: Sequence[Result], differences: dict[str, float]
+) -> list[tuple[bool, str]]:
     """What is promised of speed and numbers, each with whether it holds in this run."""
     found = []
-    for ours, peer, limit in GOALS:
+    for ours, peer, limit in goals(model):
         mine, theirs = find(results, ours), find(results, peer)
         if mine and theirs:
             ratio = mine.ratio_to(theirs)
             best = min(mine.times) / min(theirs.times)
-            text = f"{ours} ÷ {peer} = {ratio:.2f}, at most {limit} (best runs: {best:.2f})"
+            text = f"{ours} ÷ {peer} = {ratio:.2f}, at most {limit:.2f} (best runs: {best:.2f})"
             found.append((ratio <= limit, text))
     for key in ("ours-gpu", "ours-cpu"):
         if key in differences:
             text = f"{key} - {REFERENCE} = {differences[key]:.1e}, at most {TOLERANCE:.0e}"
             found.append((differences[key] <= TOLERANCE, text))
+    return found
+
+
+def ratios(model: str, results: Sequence[Result]) -> dict[str, float]:
+    """The ratios that something is promised of, by "ours ÷ theirs"."""
+    found = {}
+    for ours, peer, _ in goals(model):
+        mine, theirs = find(results, ours), find(results, peer)
+        if mine and theirs:
+            found[f"{ours} ÷ {peer}"] = round(mine.ratio_to(theirs), 4)
+    return found
+
+
+def worse(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """The ratios that are clearly larger than in an earlier report: times of two runs cannot be
+    compared, ratios within each can."""
+    earlier = {record["model"]: record["ratios"] for record in before["models"]}
+    found = []
+    for record in now["models"]:
+        for name, ratio in record["ratios"].items():
+            was = earlier.get(record["model"], {}).get(name)
+            if was and ratio > _WORSE * was:
+                found.append(f"{record['model']}: {name} is {ratio:.2f}, was {was:.2f}")
     return found
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from cml_engine.backends.cpu import CpuProgram
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
+from cml_engine.ops import load_families
 from cml_engine.passes import optimize
 from cml_engine.passes.choose_layout import choose_layout
 from cml_engine.passes.lower import PlanOptions, lower
@@ -71,6 +72,7 @@ class Session:
         deferred: bool = False,
         arena: str | None = None,
     ) -> None:
+        load_families()  # a graph that was not loaded from a file may be the first use
         self.source_graph = graph
         self.options = options
         self.graph = optimize(graph, options.without)
