@@ -1,0 +1,1 @@
+"""The StyleGAN2-ADA generator as an NNEF network: ``python -m examples.stylegan2``."""

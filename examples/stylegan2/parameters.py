@@ -1,0 +1,98 @@
+"""What the generator is made of: its sizes, and parameters with the statistics of a fresh network.
+
+Architecture: Karras et al., *Analyzing and Improving the Image Quality of StyleGAN* (2020), with
+skip connections, as *Training Generative Adversarial Networks with Limited Data* (StyleGAN2-ADA,
+2020) uses it. Names and shapes of the parameters are those of its PyTorch networks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+
+Array = np.ndarray[Any, Any]
+
+#: of the noise beside a layer's values of variance 1, and of a style about its mean of 1
+_NOISE, _STYLE = 0.1, 0.7
+#: a picture has less in its details: the share of RGB that a block adds, per octave above 4x4
+_FINER = 0.8
+
+
+@dataclass(frozen=True)
+class Config:
+    """The paper's sizes. ``resolution`` is a power of two from 8 to 1024."""
+
+    resolution: int = 1024
+    latent: int = 512
+    mapping_layers: int = 8
+    mapping_rate: float = 0.01
+    channel_base: int = 32768
+    channel_most: int = 512
+
+    def __post_init__(self) -> None:
+        if self.resolution not in (8, 16, 32, 64, 128, 256, 512, 1024):
+            raise cml.InputError(
+                f"resolution {self.resolution}, wanted a power of two from 8 to 1024"
+            )
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """Those of the blocks: 4, 8, … up to the picture's."""
+        return tuple(2**k for k in range(2, self.resolution.bit_length()))
+
+    def channels(self, resolution: int) -> int:
+        return min(self.channel_base // resolution, self.channel_most)
+
+    def layers(self, resolution: int) -> dict[str, int]:
+        """The 3x3 layers of a block, in order, each with its input channels."""
+        own = {"conv1": self.channels(resolution)}
+        return own if resolution == 4 else {"conv0": self.channels(resolution // 2), **own}
+
+
+def random_parameters(config: Config, seed: int) -> dict[str, Array]:
+    """Parameters by name, float32. Weights are of variance 1 (the network scales them), styles
+    vary about 1; where a fresh network has zeros (noise strengths, biases), small values stand, so
+    that nothing is left out of a picture or a comparison."""
+    draw = _Draw(np.random.default_rng(seed), config.latent)
+    made: dict[str, Array] = {}
+    for i in range(config.mapping_layers):
+        made[f"mapping.fc{i}.weight"] = draw.normal(
+            config.latent, config.latent, scale=1 / config.mapping_rate
+        )
+        made[f"mapping.fc{i}.bias"] = draw.normal(config.latent, scale=10.0)
+    for octave, resolution in enumerate(config.resolutions):
+        block = f"synthesis.b{resolution}"
+        channels = config.channels(resolution)
+        if resolution == 4:
+            made[f"{block}.const"] = draw.normal(channels, 4, 4)
+        for layer, in_channels in config.layers(resolution).items():
+            name = f"{block}.{layer}"
+            made |= draw.modulated(name, in_channels, channels, 3)
+            made[f"{name}.noise_const"] = draw.normal(resolution, resolution)
+            made[f"{name}.noise_strength"] = draw.normal(scale=_NOISE)
+        made |= draw.modulated(f"{block}.torgb", channels, 3, 1)
+        made[f"{block}.torgb.weight"] *= np.float32(_FINER**octave)
+    return made
+
+
+@dataclass(frozen=True)
+class _Draw:
+    generator: np.random.Generator
+    latent: int
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Array:
+        drawn = self.generator.standard_normal(shape, np.float32)
+        return np.asarray(drawn, np.float32) * np.float32(scale)
+
+    def modulated(self, name: str, ins: int, outs: int, window: int) -> dict[str, Array]:
+        """A convolution whose input channels are scaled by a style."""
+        return {
+            f"{name}.weight": self.normal(outs, ins, window, window),
+            f"{name}.bias": self.normal(outs, scale=0.1),
+            f"{name}.affine.weight": self.normal(ins, self.latent, scale=_STYLE),
+            f"{name}.affine.bias": np.ones(ins, np.float32),
+        }

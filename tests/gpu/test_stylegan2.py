@@ -1,0 +1,95 @@
+"""The StyleGAN2 example: what it writes loads, fits devices' limits, and runs alike everywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.ops.lowering import Limits
+from cml_engine.passes import optimize
+from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.lower import lower
+from examples.stylegan2 import __main__ as command
+from examples.stylegan2.measure import in_slices
+from examples.stylegan2.network import MOST_BYTES, build
+from examples.stylegan2.parameters import Config, random_parameters
+
+Z = np.random.default_rng(1).standard_normal((1, 512), np.float32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A small generator, written as a user writes it."""
+    folder = tmp_path_factory.mktemp("stylegan2") / "small.nnef"
+    words = ["write", str(folder), "--resolution", "16", "--channel-base", "512"]
+    assert command.main(words) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def largest():
+    """The optimized graph of the paper's 1024 x 1024 network, and its plan within the limits that
+    every WebGPU device has (but for the size of a buffer)."""
+    graph = build(Config(1024), random_parameters(Config(1024), 1))
+    graph = optimize(graph)
+    limits = Limits(max_buffer_bytes=1 << 30)
+    return graph, lower(graph, limits, choose_layout(graph))
+
+
+def test_the_files_hold_the_graph_that_was_built(model):
+    config = Config(16, channel_base=512)
+    built, loaded = build(config, random_parameters(config, 1)), cml.load(model)
+    assert [(n.op, n.attrs) for n in loaded.nodes] == [(n.op, n.attrs) for n in built.nodes]
+    assert loaded.facts["image"].shape == (1, 3, 16, 16)
+    image, again = (cml.Session(g, "cpu").run({"z": Z})["image"] for g in (built, loaded))
+    np.testing.assert_array_equal(image, again)
+
+
+def test_cpu_and_gpu_agree(model, gpu):
+    graph = cml.load(model)
+    images = [cml.Session(graph, backend).run({"z": Z})["image"] for backend in ("cpu", gpu)]
+    assert images[0].std() > 0.3
+    np.testing.assert_allclose(images[1], images[0], atol=2e-5)
+
+
+def test_another_latent_is_another_picture(model):
+    session = cml.Session(cml.load(model), "cpu")
+    images = [session.run({"z": z})["image"] for z in (Z, Z[:, ::-1].copy())]
+    assert np.abs(images[0] - images[1]).mean() > 0.1
+    scaled = session.run({"z": 3 * Z})["image"]
+    np.testing.assert_allclose(scaled, images[0], atol=1e-5)  # the latent is normalised
+
+
+def test_slices_give_the_same_bits(model, gpu):
+    session = cml.Session(cml.load(model), gpu)
+    sliced = in_slices(gpu, session, Z, budget_ms=0.5)
+    np.testing.assert_array_equal(sliced.image, session.run({"z": Z})["image"])
+    assert len(sliced.frames) > 1 and "frames" in str(sliced)
+
+
+def test_the_largest_fits_every_device(largest):
+    graph, plan = largest
+    assert graph.facts["image"].shape == (1, 3, 1024, 1024)
+    assert sum(n.op in ("conv", "deconv") for n in graph.nodes) == 36
+    assert max(b.nbytes for s in plan.steps for b in s.bindings) == MOST_BYTES
+    assert plan.memory.ratio <= 1.05
+    variants = {(str(s.path), tuple(sorted(s.defines.items()))) for s in plan.steps}
+    assert len(variants) <= 40
+
+
+def test_what_does_not_fit_is_told(largest):
+    graph, _ = largest
+    small = Limits(max_binding_bytes=64 << 20, max_buffer_bytes=1 << 30)
+    with pytest.raises(cml.DeviceError, match=r"takes \d+ bytes, this device binds at most"):
+        lower(graph, small, choose_layout(graph))
+
+
+def test_mistakes_are_told(model, tmp_path, capsys):
+    for words, said in (
+        (["write", str(model)], "is not empty"),
+        (["write", str(tmp_path / "x"), "--resolution", "100"], "wanted a power of two"),
+        (["run", str(tmp_path / "missing")], "there is no"),
+    ):
+        assert command.main(words) == 2
+        assert said in capsys.readouterr().err
