@@ -4,15 +4,13 @@ For every step key (kernel variant and work per workgroup) the model keeps the t
 workgroups at several sizes of ``n``, half an octave apart, and interpolates: on a wide GPU the
 time is flat until the device is full, and linear from there. All learning is in the logarithm,
 so one slow frame does not outweigh many: what is predicted is the median. How far a whole frame
-may lie above its prediction is kept apart, in :class:`TailMargin`.
+may lie above its prediction is kept apart, in :class:`scheduler.tail.TailMargin`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 from scheduler.executor import StepCost
 from scheduler.first_guess import FirstGuess
+from scheduler.tail import TailMargin
 
 _FORMAT = "cml cost table 2"
 #: after this many samples the newest one always weighs the same
@@ -33,8 +32,6 @@ _MOST_UNKNOWN = math.log(100)
 #: a sample is not believed to be off by more than this factor once there are a few
 _CLIP = math.log(2.5)
 _CLIP_AFTER = 4
-#: the part of the allowed frames over budget that the margin aims at
-_AIMED_SHARE = 0.8
 #: how much of an error is put down to the whole device at once
 _DRIFT_WEIGHT = 1 / 32
 #: what is learned at one number of workgroups counts so much at the others
@@ -100,50 +97,6 @@ class _Curve:
 def _bucket(count: int) -> int:
     """Numbers of workgroups within half an octave are learned together."""
     return round(2 * math.log2(count))
-
-
-class TailMargin:
-    """By how much a frame's measured time may exceed its prediction: a high quantile of the
-    recent ratios. ``factor`` is what a budget is divided by, so that at most ``share`` of the
-    frames go over."""
-
-    def __init__(self, share: float = 0.01, window: int = 1200, prior: float = 1.3) -> None:
-        self.share = share
-        self._prior = prior
-        self._recent: deque[float] = deque(maxlen=window)
-        self._sorted: list[float] = []
-
-    @property
-    def samples(self) -> int:
-        return len(self._recent)
-
-    @property
-    def ratios(self) -> list[float]:
-        """The recent ratios of measured to predicted time, oldest first."""
-        return list(self._recent)
-
-    @property
-    def factor(self) -> float:
-        """At least 1; the prior until there are enough frames to know better."""
-        count = len(self._sorted)
-        if count < 8:
-            return self._prior
-        # aim at a little less than the allowed share: the quantile is itself an estimate
-        aimed = _AIMED_SHARE * self.share
-        rank = math.ceil((1 - aimed) * (count + 1)) - 1
-        if rank < count:
-            return max(1.0, self._sorted[rank])
-        # too few samples to have seen the tail: reach beyond the worst one, by its own distance
-        median = self._sorted[count // 2]
-        reach = 0.5 * (self._sorted[-1] - median) * (1 - count * aimed)
-        return max(1.0, self._sorted[-1] + max(0.0, reach))
-
-    def learn(self, ratio: float) -> None:
-        """A frame took ``ratio`` times its prediction."""
-        if len(self._recent) == self._recent.maxlen:
-            del self._sorted[bisect_left(self._sorted, self._recent[0])]
-        self._recent.append(ratio)
-        insort(self._sorted, ratio)
 
 
 class CostModel:
@@ -219,7 +172,7 @@ class CostModel:
     def learn_frame(self, predicted_ms: float, measured_ms: float) -> None:
         """A frame took ``measured_ms`` in all."""
         if predicted_ms > 0 and measured_ms > 0:
-            self.tail.learn(measured_ms / predicted_ms)
+            self.tail.learn(predicted_ms, measured_ms)
 
     @property
     def drift(self) -> float:
@@ -227,10 +180,9 @@ class CostModel:
         30 % (clocks, heat, other programs). Every prediction counts it in."""
         return math.exp(self._drift)
 
-    @property
-    def margin(self) -> float:
-        """What a budget is divided by before it is filled with predicted milliseconds."""
-        return self.tail.factor
+    def aim_ms(self, budget_ms: float) -> float:
+        """How many predicted milliseconds to fill a budget with."""
+        return self.tail.aim_ms(budget_ms)
 
     def samples(self, key: str) -> int:
         """How many measurements there are of a step key."""

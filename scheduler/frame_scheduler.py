@@ -101,8 +101,8 @@ class FrameScheduler:
     def resume(self, options: Mapping[str, Any]) -> None:
         """Know what the scheduler of a recording with these ``options`` knew when it began."""
         self.cost_model = CostModel.from_json(options["cost_model"], options["over_share"])
-        for ratio in options["tail"]:
-            self.cost_model.tail.learn(ratio)
+        for predicted_ms, measured_ms in options["tail"]:
+            self.cost_model.tail.learn(predicted_ms, measured_ms)
         self._feedback.resume(options["feedback"])
         self.frame = options["frame"]
 
@@ -241,7 +241,7 @@ class FrameScheduler:
         return self._aim_ms(self.budget.next_ms()) / self.frame_ms
 
     def _aim_ms(self, budget_ms: float) -> float:
-        return budget_ms / self.cost_model.margin / self._feedback.caution
+        return self.cost_model.aim_ms(budget_ms) / self._feedback.caution
 
     def eta_ms(self, job: Job) -> float:
         """Wall time to the end of the job, as the policy would run it beside the others."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scheduler.job import Job
     from scheduler.reports import FrameReport
 
-_FORMAT = "cml recording 2"
+_FORMAT = "cml recording 3"
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Recorder:
                 "max_groups": scheduler.executor.max_groups,
                 "policy": scheduler.policy.__name__,
                 "cost_model": scheduler.cost_model.to_json(),
-                "tail": scheduler.cost_model.tail.ratios,
+                "tail": scheduler.cost_model.tail.frames,
                 "over_share": scheduler.cost_model.tail.share,
                 "clock_source": scheduler.executor.clock_source,
                 "feedback": scheduler.learned_from_frames(),

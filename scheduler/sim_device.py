@@ -6,7 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler.cost_model import CostModel
@@ -70,10 +70,13 @@ def network_like(
 @dataclass(frozen=True, slots=True)
 class Noise:
     """Lognormal noise: ``common`` to all slices of a frame (clocks, other programs), ``single``
-    for each. Both are standard deviations of the logarithm; 0 is an exact device."""
+    for each. Both are standard deviations of the logarithm; 0 is an exact device. Besides,
+    ``hitch_share`` of the frames take ``hitch_ms`` longer, however much they run."""
 
     common: float = 0.0
     single: float = 0.0
+    hitch_ms: float = 0.0
+    hitch_share: float = 0.0
 
     @classmethod
     def of_tail(cls, p99_over_p50: float, common_share: float = 0.5) -> Noise:
@@ -125,6 +128,9 @@ class SimGpu:
         for index, group in enumerate(groups):
             ms = sum(self._true_ms(part) for part in group)
             timings.append(SimTiming(frame, index, ms * common))
+        if timings and self.noise.hitch_share and self._random.random() < self.noise.hitch_share:
+            hit = self._random.randrange(len(timings))
+            timings[hit] = replace(timings[hit], ms=timings[hit].ms + self.noise.hitch_ms)
         self.frame_ms = sum(t.ms for t in timings)
         self._pending.append((frame, timings))
 
