@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -130,8 +130,14 @@ class OnGpu:
 class Landscape:
     """Tiles of a renderer that come when they are wanted."""
 
-    def __init__(self, gpu: cml.Gpu, renderer: Renderer, seed: int) -> None:
-        self.gpu, self.renderer, self.seed = gpu, renderer, seed
+    def __init__(
+        self,
+        gpu: cml.Gpu,
+        renderer: Renderer,
+        seed: int,
+        maker: Callable[[TileId, int], Made] = make,
+    ) -> None:
+        self.gpu, self.renderer, self.seed, self.maker = gpu, renderer, seed, maker
         self.slots: dict[TileId, int] = {}
 
     def add(self, tiles: Iterable[TileId]) -> None:
@@ -140,7 +146,7 @@ class Landscape:
             slot = self.renderer.tiles.acquire()
             assert slot is not None
             self.slots[tile] = slot
-            made = make(tile, self.seed)
+            made = self.maker(tile, self.seed)
             names = ["height", "shading", "texels"] + ["instances", "draw"] * (tile.level < 2)
             usage = wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
             held, tensors = [], {}
@@ -171,7 +177,7 @@ class Landscape:
         found = []
         for tile in tiles:
             (x, z), span = tile.origin, tile.span_m
-            if camera.sees((x, -50, z), (x + span, 3000, z + span)):
+            if camera.sees((x, -50, z), (x + span, 6000, z + span)):
                 slot = self.slots[tile]
                 parent = self.slots.get(tile.parent, slot)
                 found.append(VisibleTile(tile, slot, parent, *detail.range_m(tile.level)))

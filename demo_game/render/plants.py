@@ -112,6 +112,11 @@ class Plants:
         render.set_vertex_buffer(1, self.instances.buffer, at, TILE_PLANTS_BYTES)
         render.draw_indirect(self.draws.buffer, self.draws.offset + slot * DRAW_BYTES)
 
+    def close(self) -> None:
+        """Give the memory back."""
+        for held in (self.instances, self.draws, self.shapes, self._numbers):
+            held.free()
+
 
 def _words(values: list[int]) -> bytes:
     return b"".join(value.to_bytes(4, "little") for value in values)

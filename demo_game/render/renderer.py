@@ -119,6 +119,14 @@ class Renderer:
         )
         self._depth_view = self._depth.create_view()
 
+    def close(self) -> None:
+        """Give all memory back; nothing is drawn any more."""
+        self.tiles.close()
+        self._depth.destroy()
+        self._patterns.destroy()
+        for held in (self._vertices, self._indices, self._scene, self._tile_buffer):
+            held.free()
+
     def camera(self, position: Point, yaw: float, pitch: float) -> Camera:
         """A camera for this target."""
         far = self.quality.view_m * 1.2
@@ -135,7 +143,10 @@ class Renderer:
     ) -> DrawStats:
         """Append the pass that draws the whole picture to ``target_view``. ``visible`` are the
         tiles in view, at most as many as there are slots."""
-        nearest = sorted((_flat_distance(v.tile, camera), v) for v in visible)
+        nearest = sorted(
+            ((_flat_distance(v.tile, camera), v) for v in visible),
+            key=lambda found: (found[0], found[1].tile),
+        )
         self._write_scene(camera, time_s)
         self._write_tiles(camera, [tile for _, tile in nearest])
         render = encoder.begin_render_pass(

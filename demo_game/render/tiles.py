@@ -95,6 +95,12 @@ class TilePool:
             self.plants.fill(encoder, slot, instances, draw)
             self._planted.add(slot)
 
+    def close(self) -> None:
+        """Give the memory back."""
+        self.plants.close()
+        for texture in self.textures.values():
+            texture.destroy()
+
 
 def _check(name: str, tensor: Any, nbytes: int) -> None:
     if tensor.nbytes != nbytes:
