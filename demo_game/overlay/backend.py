@@ -1,0 +1,228 @@
+"""Draws what imgui made, in one pass of the host's encoder."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import wgpu
+from imgui_bundle import imgui
+
+import cml_engine as cml
+
+_SHADER = Path(__file__).with_name("overlay.hlsl")
+_OWNER = "overlay"
+_OVER = {
+    "color": {"src_factor": "src-alpha", "dst_factor": "one-minus-src-alpha", "operation": "add"},
+    "alpha": {"src_factor": "one", "dst_factor": "one-minus-src-alpha", "operation": "add"},
+}
+_CORNERS = {
+    "array_stride": imgui.VERTEX_SIZE,
+    "step_mode": "vertex",
+    "attributes": [
+        {"format": "float32x2", "offset": 0, "shader_location": 0},
+        {"format": "float32x2", "offset": 8, "shader_location": 1},
+        {"format": "unorm8x4", "offset": 16, "shader_location": 2},
+    ],
+}
+_INDEX_FORMAT = "uint16" if imgui.INDEX_SIZE == 2 else "uint32"
+#: bytes that a buffer has at first; it doubles when it is too small
+_FIRST_BYTES = 1 << 18
+
+
+class Backend:
+    """Draws imgui's triangles. imgui's context must be current whenever it is called.
+
+    ``target_format`` is that of the views which :meth:`draw` is given. A buffer, a texture or a
+    bind group is made only when there is more to draw than ever before, or a new glyph.
+    """
+
+    def __init__(self, gpu: cml.Gpu, target_format: str) -> None:
+        self._gpu = gpu
+        self._layout = _bind_layout(gpu)
+        self._pipeline = _pipeline(gpu, self._layout, target_format)
+        self._sampler = gpu.device.create_sampler(mag_filter="linear", min_filter="linear")
+        self._screen = gpu.device.create_buffer(
+            label=_OWNER, size=16, usage=wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
+        )
+        self._screen_written = np.zeros(4, np.float32)
+        self._corners = _Growing(gpu, wgpu.BufferUsage.VERTEX)
+        self._indices = _Growing(gpu, wgpu.BufferUsage.INDEX)
+        self._textures: dict[int, tuple[Any, Any]] = {}
+        self._next_texture = 1
+        io = imgui.get_io()
+        io.backend_flags |= imgui.BackendFlags_.renderer_has_vtx_offset.value
+        io.backend_flags |= imgui.BackendFlags_.renderer_has_textures.value
+
+    def draw(
+        self,
+        encoder: Any,
+        target_view: Any,
+        draw_data: Any,
+        timestamp_writes: dict[str, Any] | None = None,
+    ) -> None:
+        """Append one pass that draws over what ``target_view`` holds."""
+        for texture in draw_data.textures:
+            if texture.status != imgui.ImTextureStatus.ok:
+                self._update_texture(texture)
+        self._upload(draw_data)
+        descriptor: dict[str, Any] = {
+            "color_attachments": [{"view": target_view, "load_op": "load", "store_op": "store"}]
+        }
+        if timestamp_writes is not None:
+            descriptor["timestamp_writes"] = timestamp_writes
+        render = encoder.begin_render_pass(**descriptor)
+        if draw_data.total_idx_count:
+            self._record(render, draw_data)
+        render.end()
+
+    def _record(self, render: Any, draw_data: Any) -> None:
+        scale = draw_data.framebuffer_scale.x
+        width = round(draw_data.display_size.x * scale)
+        height = round(draw_data.display_size.y * scale)
+        render.set_pipeline(self._pipeline)
+        render.set_vertex_buffer(0, *self._corners.range)
+        buffer, offset, nbytes = self._indices.range
+        render.set_index_buffer(buffer, _INDEX_FORMAT, offset, nbytes)
+        first_corner = first_index = 0
+        bound = None
+        for commands in draw_data.cmd_lists:
+            for command in commands.cmd_buffer:
+                clip = command.clip_rect
+                left, top = max(0, int(clip.x * scale)), max(0, int(clip.y * scale))
+                right, bottom = min(width, int(clip.z * scale)), min(height, int(clip.w * scale))
+                if right <= left or bottom <= top or not command.elem_count:
+                    continue
+                texture = command.tex_ref.get_tex_id()
+                if texture != bound:
+                    render.set_bind_group(0, self._textures[texture][1])
+                    bound = texture
+                render.set_scissor_rect(left, top, right - left, bottom - top)
+                render.draw_indexed(
+                    command.elem_count,
+                    1,
+                    first_index + command.idx_offset,
+                    first_corner + command.vtx_offset,
+                )
+            first_corner += commands.vtx_buffer.size()
+            first_index += commands.idx_buffer.size()
+
+    def _upload(self, draw_data: Any) -> None:
+        size = draw_data.display_size
+        screen = np.array([2 / size.x, -2 / size.y, -1, 1], np.float32)
+        if not np.array_equal(screen, self._screen_written):
+            self._gpu.queue.write_buffer(self._screen, 0, screen)
+            self._screen_written = screen
+        lists = draw_data.cmd_lists
+        self._corners.write([c.vtx_buffer for c in lists], imgui.VERTEX_SIZE)
+        self._indices.write([c.idx_buffer for c in lists], imgui.INDEX_SIZE)
+
+    # --- the font's texture, which imgui fills as glyphs are needed
+
+    def _update_texture(self, texture: Any) -> None:
+        status = imgui.ImTextureStatus
+        if texture.status == status.want_create:
+            self._create_texture(texture)
+            self._write_texture(texture, 0, 0, texture.width, texture.height)
+        elif texture.status == status.want_updates:
+            part = texture.update_rect
+            self._write_texture(texture, part.x, part.y, part.w, part.h)
+        elif texture.status == status.want_destroy and texture.unused_frames > 0:
+            self._textures.pop(texture.tex_id)[0].destroy()
+            texture.set_tex_id(0)
+            texture.set_status(status.destroyed)
+
+    def _create_texture(self, texture: Any) -> None:
+        made = self._gpu.memory.create_texture(
+            owner=_OWNER,
+            label="overlay font",
+            size=(texture.width, texture.height, 1),
+            format="rgba8unorm",
+            usage=wgpu.TextureUsage.COPY_DST | wgpu.TextureUsage.TEXTURE_BINDING,
+        )
+        group = self._gpu.device.create_bind_group(
+            layout=self._layout,
+            entries=[
+                {"binding": 0, "resource": {"buffer": self._screen, "offset": 0, "size": 16}},
+                {"binding": 1, "resource": self._sampler},
+                {"binding": 2, "resource": made.create_view()},
+            ],
+        )
+        self._textures[self._next_texture] = made, group
+        texture.set_tex_id(self._next_texture)
+        self._next_texture += 1
+
+    def _write_texture(self, texture: Any, x: int, y: int, width: int, height: int) -> None:
+        row = 4 * texture.width
+        pixels = texture.get_pixels_array().reshape(-1)[y * row + 4 * x :]
+        self._gpu.queue.write_texture(
+            {"texture": self._textures[texture.tex_id][0], "origin": (x, y, 0)},
+            np.ascontiguousarray(pixels),
+            {"bytes_per_row": row},
+            (width, height, 1),
+        )
+        texture.set_status(imgui.ImTextureStatus.ok)
+
+
+class _Growing:
+    """A buffer, and the bytes that are gathered for it."""
+
+    def __init__(self, gpu: cml.Gpu, usage: int) -> None:
+        self._gpu, self._usage = gpu, usage | wgpu.BufferUsage.COPY_DST
+        self._reserve(_FIRST_BYTES)
+
+    def _reserve(self, nbytes: int) -> None:
+        self._bytes = np.zeros(nbytes, np.uint8)
+        self._made = self._gpu.memory.allocate(nbytes, self._usage, owner=_OWNER, category="render")
+
+    @property
+    def range(self) -> tuple[Any, int, int]:
+        """Buffer, offset and size in bytes."""
+        return self._made.buffer, self._made.offset, self._bytes.nbytes
+
+    def write(self, vectors: list[Any], item_bytes: int) -> None:
+        """Put imgui's vectors one behind the other, from the start of the buffer."""
+        total = sum(vector.size() for vector in vectors) * item_bytes
+        if total > self._bytes.nbytes:
+            self._made.free()
+            self._reserve(1 << total.bit_length())
+        end = 0
+        for vector in vectors:
+            start, end = end, end + vector.size() * item_bytes
+            if end > start:
+                ctypes.memmove(self._bytes.ctypes.data + start, vector.data_address(), end - start)
+        if total:
+            padded = -(-total // 4) * 4
+            self._gpu.queue.write_buffer(self._made.buffer, self._made.offset, self._bytes[:padded])
+
+
+def _bind_layout(gpu: cml.Gpu) -> Any:
+    stage = wgpu.ShaderStage
+    return gpu.device.create_bind_group_layout(
+        entries=[
+            {"binding": 0, "visibility": stage.VERTEX, "buffer": {"type": "uniform"}},
+            {"binding": 1, "visibility": stage.FRAGMENT, "sampler": {"type": "filtering"}},
+            {"binding": 2, "visibility": stage.FRAGMENT, "texture": {"sample_type": "float"}},
+        ]
+    )
+
+
+def _pipeline(gpu: cml.Gpu, layout: Any, target_format: str) -> Any:
+    defines = {"LINEAR": int(target_format.endswith("srgb"))}
+    return gpu.device.create_render_pipeline(
+        label=_OWNER,
+        layout=gpu.device.create_pipeline_layout(bind_group_layouts=[layout]),
+        vertex={
+            "module": gpu.shader(_SHADER, "vertex", "place", defines, trusted=True),
+            "entry_point": "main",
+            "buffers": [_CORNERS],
+        },
+        primitive={"topology": "triangle-list", "cull_mode": "none"},
+        fragment={
+            "module": gpu.shader(_SHADER, "fragment", "shade", defines, trusted=True),
+            "entry_point": "main",
+            "targets": [{"format": target_format, "blend": _OVER}],
+        },
+    )

@@ -1,0 +1,90 @@
+"""What the player may change."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from imgui_bundle import imgui
+
+from demo_game.overlay import palette, theme
+from demo_game.overlay.layout import Layout
+from demo_game.overlay.view import View
+from demo_game.telemetry import Controls
+
+Policy = Literal["least_laxity", "fair_share", "by_priority"]
+Mode = Literal["sliced", "layer", "unsliced"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+_POLICY_NAMES = ["least laxity", "fair share", "by priority"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+_MODE_NAMES = ["sliced", "one operator", "unsliced"]
+_MODE_HINTS = {
+    "sliced": "slices as large as the budget allows",
+    "layer": "a whole operator in each frame, whatever it takes",
+    "unsliced": "a whole network in one frame: feel the hitch",
+}
+#: jobs of these can be held back by the player
+AGENTS = ("upres", "texture", "population")
+_LEAST_BUDGET_MS = 0.25
+
+
+class ControlsPanel:
+    """Widgets that write to :class:`Controls`."""
+
+    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
+        """All of them."""
+        imgui.push_item_width(-1)
+        self._budget(view, controls)
+        self._mode(layout, controls)
+        policy = POLICIES.index(controls.policy)
+        changed, policy = imgui.combo("##policy", policy, _POLICY_NAMES)
+        if changed:
+            controls.policy = POLICIES[policy]
+        imgui.pop_item_width()
+        self._agents(controls)
+        _, controls.scripted = imgui.checkbox("scripted camera", controls.scripted)
+        self._trace(controls)
+
+    def _budget(self, view: View, controls: Controls) -> None:
+        given = view.scheduler.budget.next_ms()
+        spare = controls.budget_ms is None
+        changed, spare = imgui.checkbox("budget: what the renderer spares", spare)
+        if changed:
+            controls.budget_ms = None if spare else max(_LEAST_BUDGET_MS, round(given, 2))
+        shown = given if controls.budget_ms is None else controls.budget_ms
+        imgui.begin_disabled(spare)
+        moved, shown = imgui.slider_float(
+            "##budget", shown, _LEAST_BUDGET_MS, view.telemetry.target_ms, "%.2f ms"
+        )
+        if moved and not spare:
+            controls.budget_ms = shown
+        imgui.end_disabled()
+
+    def _mode(self, layout: Layout, controls: Controls) -> None:
+        mode = MODES.index(controls.mode)
+        changed, mode = imgui.combo("##mode", mode, _MODE_NAMES)
+        if changed:
+            controls.mode = MODES[mode]
+        unusual = controls.mode != "sliced"
+        if unusual or not layout.compact:
+            imgui.push_text_wrap_pos(0.0)
+            colour = palette.WARN if unusual else palette.DIM
+            theme.text(_MODE_HINTS[controls.mode], colour)
+            imgui.pop_text_wrap_pos()
+
+    def _agents(self, controls: Controls) -> None:
+        theme.text("agents at work", palette.DIM)
+        for name in AGENTS:
+            theme.swatch(palette.network_colour(name), "")
+            imgui.same_line(0.0, 2.0)
+            changed, works = imgui.checkbox(name, name not in controls.paused)
+            if changed:
+                (controls.paused.discard if works else controls.paused.add)(name)
+
+    def _trace(self, controls: Controls) -> None:
+        _, controls.recording = imgui.checkbox("record a trace", controls.recording)
+        if controls.recording:
+            imgui.same_line()
+            theme.text("recording", palette.BAD)
+        if controls.trace_path is not None:
+            theme.text(f"last: {controls.trace_path.name}", palette.DIM)
+            imgui.set_item_tooltip(str(controls.trace_path))

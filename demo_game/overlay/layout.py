@@ -1,0 +1,39 @@
+"""Where things are, by the window's size in points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: from this size on everything is open
+FULL_SIZE = (1280, 720)
+_MARGIN = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Two columns of panels, left and right. All lengths in points."""
+
+    compact: bool
+    font_size: float
+    margin: float
+    left_width: float
+    right_width: float
+    #: the most that a column may take
+    height: float
+    plot_height: float
+    timeline_height: float
+    #: rows of the ranking that are seen at a time
+    ranking_rows: int
+
+
+def layout_for(width: float, height: float) -> Layout:
+    """Compact below :data:`FULL_SIZE`: two narrow columns that leave the middle to the game."""
+    compact = width < FULL_SIZE[0] or height < FULL_SIZE[1]
+    room = max(40.0, height - 2 * _MARGIN)
+    if compact:
+        left = min(270.0, 0.47 * width)
+        right = min(190.0, 0.31 * width)
+        return Layout(True, 12.0, _MARGIN, left, right, room, 0.2 * height, 34.0, 7)
+    left = min(640.0, 0.44 * width)
+    rows = max(7, int((height - 470) / 18))
+    return Layout(False, 15.0, 8.0, left, 330.0, room, 128.0, 46.0, min(rows, 20))

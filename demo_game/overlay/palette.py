@@ -1,0 +1,51 @@
+"""The overlay's colours, as red, green, blue, alpha in 0 to 1 (sRGB)."""
+
+from __future__ import annotations
+
+Colour = tuple[float, float, float, float]
+
+
+def _hex(text: str, alpha: float = 1.0) -> Colour:
+    red, green, blue = (int(text[i : i + 2], 16) / 255 for i in (0, 2, 4))
+    return red, green, blue, alpha
+
+
+TEXT = _hex("d8dee6")
+DIM = _hex("8d98a6")
+GROUND = _hex("10151c", 0.86)
+#: a panel's title, and what can be clicked
+TITLE = _hex("222c39")
+RAISED = _hex("2a3543")
+HOVERED = _hex("364557")
+ACTIVE = _hex("43566c")
+FAINT = _hex("2a333f", 0.7)
+ACCENT = _hex("7fb2d9")
+GOOD = _hex("7fc28f")
+WARN = _hex("e3b565")
+BAD = _hex("e2685f")
+
+#: by lane of the frame graph
+LANES = {
+    "render": _hex("7b86b8"),
+    "inference": _hex("4db6a4"),
+    "other": _hex("4b5563"),
+    "free": _hex("171e27"),
+    "over": BAD,
+}
+#: one colour for each trained network, wherever it appears
+NETWORKS = {
+    "upres": _hex("5ea9e6"),
+    "texture": _hex("e5a553"),
+    "population": _hex("84c76f"),
+}
+OTHER_NETWORK = _hex("99a3af")
+
+
+def network_colour(name: str) -> Colour:
+    """Of a network, or grey."""
+    return NETWORKS.get(name, OTHER_NETWORK)
+
+
+def faded(colour: Colour, alpha: float) -> Colour:
+    """With another alpha."""
+    return *colour[:3], alpha

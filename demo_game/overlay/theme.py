@@ -1,0 +1,118 @@
+"""How the overlay looks, and the few drawing words that its panels share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import imgui_bundle
+from imgui_bundle import ImVec2, ImVec4, imgui, implot
+
+from demo_game.overlay import palette
+from demo_game.overlay.palette import Colour
+
+_FONT = Path(imgui_bundle.__file__).parent / "assets" / "fonts" / "Roboto" / "Roboto-Regular.ttf"
+
+
+def load_font() -> None:
+    """Roboto, which comes with imgui-bundle; imgui's own font without it."""
+    fonts = imgui.get_io().fonts
+    if _FONT.exists():
+        fonts.add_font_from_file_ttf(str(_FONT), 0.0)
+    else:
+        fonts.add_font_default()
+
+
+def apply(compact: bool, font_size: float) -> None:
+    """Colours and spacing of the current contexts."""
+    style = imgui.get_style()
+    style.font_size_base = font_size
+    style.window_rounding = style.child_rounding = 4.0
+    style.frame_rounding = style.grab_rounding = style.scrollbar_rounding = 3.0
+    style.window_border_size = style.frame_border_size = style.popup_border_size = 0.0
+    style.window_padding = ImVec2(5, 4) if compact else ImVec2(8, 7)
+    style.frame_padding = ImVec2(4, 1) if compact else ImVec2(6, 2)
+    style.item_spacing = ImVec2(5, 2) if compact else ImVec2(8, 4)
+    style.cell_padding = ImVec2(3, 0.5) if compact else ImVec2(4, 1.5)
+    style.scrollbar_size = 8.0 if compact else 11.0
+    style.grab_min_size = 8.0
+    style.indent_spacing = 10.0
+    # fringes of half-covered pixels cost more than they show at this size
+    style.anti_aliased_fill = not compact
+    _colour_style()
+    _plot_style()
+
+
+def _colour_style() -> None:
+    style, col = imgui.get_style(), imgui.Col_
+    chosen: dict[imgui.Col_, Colour] = {
+        col.text: palette.TEXT,
+        col.text_disabled: palette.DIM,
+        col.window_bg: palette.GROUND,
+        col.popup_bg: palette.faded(palette.TITLE, 0.98),
+        col.border: palette.FAINT,
+        col.frame_bg: palette.RAISED,
+        col.frame_bg_hovered: palette.HOVERED,
+        col.frame_bg_active: palette.ACTIVE,
+        col.header: palette.TITLE,
+        col.header_hovered: palette.HOVERED,
+        col.header_active: palette.ACTIVE,
+        col.button: palette.RAISED,
+        col.button_hovered: palette.HOVERED,
+        col.button_active: palette.ACTIVE,
+        col.check_mark: palette.ACCENT,
+        col.slider_grab: palette.ACCENT,
+        col.slider_grab_active: palette.TEXT,
+        col.plot_histogram: palette.ACCENT,
+        col.scrollbar_bg: (0.0, 0.0, 0.0, 0.0),
+        col.scrollbar_grab: palette.HOVERED,
+        col.table_header_bg: palette.TITLE,
+        col.table_row_bg: (0.0, 0.0, 0.0, 0.0),
+        col.table_row_bg_alt: (1.0, 1.0, 1.0, 0.025),
+        col.table_border_light: palette.FAINT,
+        col.table_border_strong: palette.FAINT,
+    }
+    for index, colour in chosen.items():
+        style.set_color_(index.value, ImVec4(*colour))
+
+
+def _plot_style() -> None:
+    style = implot.get_style()
+    style.plot_padding = ImVec2(0, 3)
+    style.plot_border_size = 0.0
+    style.plot_min_size = ImVec2(40, 20)
+    style.label_padding = ImVec2(4, 1)
+    style.annotation_padding = ImVec2(4, 1)
+    col = implot.Col_
+    clear = (0.0, 0.0, 0.0, 0.0)
+    for index, colour in {
+        col.plot_bg: palette.LANES["free"],
+        col.frame_bg: clear,
+        col.axis_grid: palette.faded(palette.DIM, 0.18),
+        col.axis_text: palette.DIM,
+        col.axis_tick: clear,
+        col.axis_bg: clear,
+    }.items():
+        style.set_color_(index.value, ImVec4(*colour))
+
+
+def packed(colour: Colour) -> int:
+    """As draw lists take it."""
+    return int(imgui.get_color_u32(ImVec4(*colour)))
+
+
+def text(said: str, colour: Colour) -> None:
+    """A line in a colour."""
+    imgui.text_colored(ImVec4(*colour), said)
+
+
+def swatch(colour: Colour, label: str) -> None:
+    """A small square of the colour, and what it stands for."""
+    size = 0.6 * imgui.get_font_size()
+    corner = imgui.get_cursor_screen_pos()
+    top = corner.y + 0.5 * (imgui.get_text_line_height() - size)
+    imgui.get_window_draw_list().add_rect_filled(
+        ImVec2(corner.x, top), ImVec2(corner.x + size, top + size), packed(colour), 2.0
+    )
+    imgui.dummy(ImVec2(size, imgui.get_text_line_height()))
+    imgui.same_line(0.0, 4.0)
+    text(label, palette.DIM)
