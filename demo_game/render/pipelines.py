@@ -71,7 +71,7 @@ class Pipelines:
     """Pipelines for one target format and one quality."""
 
     def __init__(self, gpu: cml.Gpu, target_format: str, quality: Quality) -> None:
-        self._gpu, self._format = gpu, target_format
+        self._gpu, self._format, self._samples = gpu, target_format, quality.samples
         self._defines: dict[str, int | str] = {
             "ENCODE": int(not target_format.endswith("-srgb")),
             "STEP": quality.mesh_step,
@@ -140,6 +140,7 @@ class Pipelines:
                 "depth_write_enabled": write,
                 "depth_compare": compare,
             },
+            multisample={"count": self._samples},
             fragment={
                 "module": gpu.shader(path, "fragment", "shade", self._defines, trusted=True),
                 "entry_point": "main",

@@ -14,7 +14,7 @@ class Quality:
     """``mesh_step`` cells are a side of a terrain square (1, 2, 4 or 7: a divisor of half a tile).
     ``slots`` tiles have room. Plants are drawn to ``plants_m`` metres with ``plant_vertices``
     vertices each (12 or 36). ``rich`` shaders blend with the coarser level's texels and add grain
-    and highlights."""
+    and highlights; ``samples`` (1 or 4) of each pixel smooth the edges."""
 
     name: str
     width: int
@@ -25,11 +25,12 @@ class Quality:
     plants_m: float
     plant_vertices: int
     rich: bool
+    samples: int
 
 
-SOFTWARE = Quality("software", 576, 324, 4, 224, 9_000.0, 450.0, 12, False)
-LOW = Quality("low", 1280, 720, 2, 320, 14_000.0, 700.0, 36, True)
-HIGH = Quality("high", 1920, 1080, 1, 512, 24_000.0, 1600.0, 36, True)
+SOFTWARE = Quality("software", 576, 324, 4, 224, 9_000.0, 400.0, 12, False, 1)
+LOW = Quality("low", 1280, 720, 2, 320, 14_000.0, 700.0, 36, True, 4)
+HIGH = Quality("high", 1920, 1080, 1, 512, 24_000.0, 1600.0, 36, True, 4)
 PRESETS = {quality.name: quality for quality in (SOFTWARE, LOW, HIGH)}
 
 

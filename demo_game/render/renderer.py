@@ -72,7 +72,8 @@ class Renderer:
         self._tile_buffer = self._buffer(self._tile_data, _Buffers.VERTEX)
         self._patterns = create_patterns(gpu)
         self._make_bind_groups()
-        self._depth: Any = None
+        self._format = target_format
+        self._targets: list[Any] = []
         self.resize(quality.width, quality.height)
 
     def _buffer(self, data: np.ndarray[Any, Any], usage: int) -> Any:
@@ -108,22 +109,27 @@ class Renderer:
 
     def resize(self, width: int, height: int) -> None:
         """The target has another size now, in pixels."""
-        if self._depth is not None:
-            self._depth.destroy()
+        for target in self._targets:
+            target.destroy()
         self.width, self.height = width, height
-        self._depth = self.gpu.memory.create_texture(
-            size=(width, height, 1),
-            format=DEPTH_FORMAT,
-            usage=wgpu.TextureUsage.RENDER_ATTACHMENT,
-            owner=OWNER,
-        )
-        self._depth_view = self._depth.create_view()
+        formats = [DEPTH_FORMAT, *([self._format] if self.quality.samples > 1 else [])]
+        self._targets = [
+            self.gpu.memory.create_texture(
+                size=(width, height, 1),
+                format=form,
+                sample_count=self.quality.samples,
+                usage=wgpu.TextureUsage.RENDER_ATTACHMENT,
+                owner=OWNER,
+            )
+            for form in formats
+        ]
+        self._views = [target.create_view() for target in self._targets]
 
     def close(self) -> None:
         """Give all memory back; nothing is drawn any more."""
         self.tiles.close()
-        self._depth.destroy()
-        self._patterns.destroy()
+        for texture in (*self._targets, self._patterns):
+            texture.destroy()
         for held in (self._vertices, self._indices, self._scene, self._tile_buffer):
             held.free()
 
@@ -149,23 +155,7 @@ class Renderer:
         )
         self._write_scene(camera, time_s)
         self._write_tiles(camera, [tile for _, tile in nearest])
-        render = encoder.begin_render_pass(
-            color_attachments=[
-                {
-                    "view": target_view,
-                    "load_op": "clear",
-                    "store_op": "store",
-                    "clear_value": (1, 0, 1, 1),
-                }
-            ],
-            depth_stencil_attachment={
-                "view": self._depth_view,
-                "depth_clear_value": 0.0,
-                "depth_load_op": "clear",
-                "depth_store_op": "discard",
-            },
-            **({"timestamp_writes": timestamp_writes} if timestamp_writes else {}),
-        )
+        render = self._begin(encoder, target_view, timestamp_writes)
         render.set_bind_group(0, self._scene_group)
         render.set_bind_group(1, self._tiles_group)
         self._draw_terrain(render, len(nearest))
@@ -176,6 +166,22 @@ class Renderer:
         render.draw(4)
         render.end()
         return DrawStats(len(nearest), len(nearest) * self._index_count // 3, planted)
+
+    def _begin(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> Any:
+        colour = {"view": target_view, "load_op": "clear", "store_op": "store"}
+        if self.quality.samples > 1:
+            colour.update(view=self._views[1], resolve_target=target_view, store_op="discard")
+        timed = {"timestamp_writes": timestamp_writes} if timestamp_writes else {}
+        return encoder.begin_render_pass(
+            color_attachments=[colour],
+            depth_stencil_attachment={
+                "view": self._views[0],
+                "depth_clear_value": 0.0,
+                "depth_load_op": "clear",
+                "depth_store_op": "discard",
+            },
+            **timed,
+        )
 
     def _draw_terrain(self, render: Any, count: int) -> None:
         if count == 0:

@@ -24,7 +24,7 @@ struct Scene
 static const float3 ZENITH = float3(0.085, 0.215, 0.52);
 static const float3 HAZE = float3(0.50, 0.64, 0.83);
 static const float3 NEAR_AIR = float3(0.30, 0.46, 0.72);
-static const float3 GLOW = float3(1.15, 0.66, 0.30);
+static const float3 GLOW = float3(1.05, 0.74, 0.42);
 static const float3 SUNLIGHT = float3(2.95, 2.30, 1.55);
 static const float3 SKYLIGHT = float3(0.30, 0.41, 0.62);
 static const float3 BOUNCE = float3(0.20, 0.17, 0.13);
@@ -51,7 +51,7 @@ float glow_of(float3 direction)
     float narrow = mu * mu;
     narrow *= narrow;
     narrow *= narrow;
-    return narrow * narrow * 0.55 + narrow * 0.25;
+    return narrow * narrow * 0.7 + narrow * 0.14;
 }
 
 float3 air_of(float3 direction)

@@ -29,7 +29,7 @@ float4 shade(Water water) : SV_Target0
     float2 slope = patterns.Sample(repeating, (world + wind * 3.0) * (1.0 / 64.0)).xy
         + patterns.Sample(repeating, (world.yx - wind * 7.0) * (1.0 / 512.0)).xy - 1.0;
     float calm = 1.0 / (1.0 + away * 0.0006);
-    float3 normal = normalize(float3(slope.x * 0.5 * calm, 1.0, slope.y * 0.5 * calm));
+    float3 normal = normalize(float3(slope.x * 0.34 * calm, 1.0, slope.y * 0.34 * calm));
     float facing = saturate(-dot(direction, normal));
     float away_from = 1.0 - facing;
     float fifth = away_from * away_from;
@@ -37,9 +37,11 @@ float4 shade(Water water) : SV_Target0
     float fresnel = 0.02 + 0.98 * fifth * (0.55 + 0.45 * calm);
     float3 mirrored = reflect(direction, normal);
     mirrored.y = abs(mirrored.y) + 0.02;
-    float3 light = sky_of(mirrored);
-    float glint = saturate(dot(mirrored, scene.sun.xyz));
-    light += SUNLIGHT * (9.0 * pow(glint, 180.0) + 0.6 * pow(glint, 12.0) * 0.3);
     float4 fog = fog_of(at);
-    return float4(fresnel * shown(light * fog.a + fog.rgb), fresnel);
+    float3 light = sky_of(mirrored) * fog.a + fog.rgb;
+    float glint = saturate(dot(mirrored, scene.sun.xyz));
+    // far away a pixel holds many waves, and few of them glitter
+    float bright = 40.0 * calm * calm * pow(glint, 300.0) + 3.0 * pow(glint, 60.0);
+    float3 glitter = SUNLIGHT * (fresnel * fog.a * bright);
+    return float4(fresnel * shown(light) + shown(glitter), fresnel);
 }

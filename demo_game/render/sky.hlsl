@@ -23,13 +23,20 @@ float4 shade(Corner corner) : SV_Target0
     float2 over = direction.xz * (CLOUDS_M / max(direction.y, 0.02)) + scene.eye.xy
         + scene.ray_y.w * float2(9.0, 4.0);
     float cover = patterns.Sample(repeating, over * (1.0 / 16384.0)).z;
+    float thin = 0.6;
 #if RICH
-    cover += 0.35 * patterns.Sample(repeating, over.yx * (1.0 / 4096.0)).z - 0.175;
+    // finer shapes, and darker where there is more cloud between here and the sun
+    cover += 0.4 * patterns.Sample(repeating, over.yx * (1.0 / 4096.0)).z - 0.2;
+    float2 sunwards = over + 350.0 * scene.sun.xz;
+    float before = patterns.Sample(repeating, sunwards * (1.0 / 16384.0)).z
+        + 0.4 * patterns.Sample(repeating, sunwards.yx * (1.0 / 4096.0)).z - 0.2;
+    thin = saturate(0.75 - 1.8 * (before - cover) - 0.5 * saturate(cover - 0.65));
 #endif
-    float cloud = smoothstep(0.55, 0.85, cover) * saturate(direction.y * 9.0 - 0.25);
+    float cloud = smoothstep(0.53, 0.83, cover) * saturate(direction.y * 9.0 - 0.25);
     float mu = dot(direction, scene.sun.xyz);
-    float3 white = float3(1.25, 1.26, 1.30) + GLOW * (1.2 * glow_of(direction));
-    light = lerp(light, white, cloud * 0.8);
+    float3 white = lerp(float3(0.62, 0.70, 0.85), float3(1.75, 1.65, 1.50), thin)
+        + GLOW * glow_of(direction);
+    light = lerp(light, white, cloud * 0.85);
     light += SUNLIGHT * (6.0 * smoothstep(0.99965, 0.9998, mu) * (1.0 - cloud));
     // below the horizon: deep water, as far as the air lets it be seen
     float sunk = max(-direction.y, 1e-4);
