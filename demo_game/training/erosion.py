@@ -27,14 +27,14 @@ NEIGHBOURS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 
 class Climate:
     """How the simulation goes. Lengths in cells, rates per step."""
 
-    steps: int = 120
+    steps: int = 100
     #: part of the water that goes into the ground
     loss: float = 0.06
     #: of the water, in the depth that is cut
     power: float = 0.5
     #: cells cut where one cell's rain runs down a slope of 1
-    cut: float = 0.02
-    creep: float = 0.02
+    cut: float = 0.03
+    creep: float = 0.05
     #: the slope that lies still, and the part of what is above it that slips
     talus: float = 0.8
     slip: float = 0.1

@@ -52,7 +52,7 @@ def upres_errors(agent: Agent, held: list[Sample]) -> Errors:
 
 
 def features(sample: Sample) -> Array:
-    """Everything that an agent is given about each sample: (rows * columns, 20)."""
+    """Everything that an agent is given about each sample: (rows * columns, 16)."""
     with torch.no_grad():
         given = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in sample.inputs.items()}
         seen = near(TorchOps(), given)["all"].numpy()[:, :, 2:-2, 2:-2]

@@ -123,10 +123,10 @@ def _plants(g: dict[str, Array], patches: Array, dots: Array) -> Array:
     cool = step(g["warmth"] + 0.04 * patches, 0.45, 0.2)
     land = _over(land, cool, TUNDRA, 0.9)
     land = _over(land, 0.7 * cool * step(wet, 0.5, 0.75), MOSS, 0.9)
-    trees = step(wet + 0.08 * patches + 0.25 * g["hollow"], 0.46, 0.64)
+    trees = step(wet + 0.055 * patches + 0.25 * g["hollow"], 0.45, 0.66)
     trees = trees * step(g["warmth"], 0.28, 0.42) * step(g["slope"], 0.85, 0.6)
     land = _over(land, 0.92 * trees, FOREST, 0.95)
-    light = 1 + (0.035 + 0.08 * trees) * dots
+    light = 1 + (0.04 + 0.08 * trees) * dots
     land[:, :3] *= light
     return land
 

@@ -42,19 +42,24 @@ class Ops(Protocol):
     def depth_to_space(self, x: Any, scale: int) -> Any: ...
 
 
-def differences() -> Array:
-    """Weights (8, 1, 3, 3): each neighbour less the middle."""
-    weights = np.zeros((8, 1, 3, 3), np.float32)
+def differences(neighbours: tuple[int, ...]) -> Array:
+    """Weights (N, 1, 3, 3): those neighbours less the middle, of the nine counted row by row."""
+    weights = np.zeros((len(neighbours), 1, 3, 3), np.float32)
     weights[:, :, 1, 1] = -1
-    for channel, at in enumerate(k for k in range(9) if k != 4):
+    for channel, at in enumerate(neighbours):
         weights[channel, 0, at // 3, at % 3] = 1
     return weights
 
 
-def upres(o: Ops, inputs: Mapping[str, Any], channels: int = 32) -> dict[str, Any]:
+#: north, west, east, south; and all eight
+CROSS, AROUND = (1, 3, 5, 7), (0, 1, 2, 3, 5, 6, 7, 8)
+
+
+def upres(o: Ops, inputs: Mapping[str, Any], channels: int = 40) -> dict[str, Any]:
     """Coarse heights and noise to eroded heights, four times finer."""
     coarse, detail, cell = inputs["coarse"], inputs["detail"], inputs["cell"]
-    slopes = o.div(o.fixed(coarse, "differences", differences()), o.mul(cell, 4.0))
+    around = o.fixed(coarse, "differences", differences(AROUND))
+    slopes = o.div(around, o.mul(cell, 4.0))
     # how many cells above the sea: rain cuts nothing below it
     above = o.clamp(o.div(coarse, o.mul(cell, 16.0)), -1.0, 1.0)
     level = o.conv(o.mul(o.add(o.log2(cell), -5.0), 0.33), "level", channels, 1)
@@ -63,13 +68,15 @@ def upres(o: Ops, inputs: Mapping[str, Any], channels: int = 32) -> dict[str, An
     x = o.relu(o.add(o.conv(detail, "detail", channels, 3), x))
     for layer in range(2, 6):
         x = o.relu(o.conv(x, f"conv{layer}", channels, 3))
-    cut = o.add(o.conv(x, "conv6", 16, 3, last=True), o.crop(detail, 6, 6))
+    # what needs no thought, as smoothing, goes past all layers
+    straight = o.conv(o.crop(detail, 5, 5), "straight", 16, 3, last=True)
+    cut = o.add(o.conv(x, "conv6", 16, 3, last=True), straight)
     smooth = o.fixed(o.crop(coarse, 5, 4), "bicubic", catmull_rom())
     heights = o.add(o.mul(cut, cell), smooth)
     return {"heights": o.depth_to_space(heights, 4)}
 
 
-def _surroundings(o: Ops, slopes: Any, channels: int = 16) -> Any:
+def _surroundings(o: Ops, slopes: Any, channels: int = 12) -> Any:
     """What slopes at 94 x 94 say of the land around, every second sample of the inner 68 x 68."""
     x = o.relu(o.conv(slopes, "wide1", channels, 4, stride=2))
     x = o.relu(o.conv(x, "wide2", channels, 3))
@@ -105,9 +112,9 @@ def _column(values: tuple[float, ...]) -> Array:
 
 
 def near(o: Ops, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of each sample: slopes at 94 x 94, and everything (20 channels) at 68 x 68."""
+    """What is known of each sample: slopes at 94 x 94, and everything (16 channels) at 68 x 68."""
     heights, cell = inputs["heights"], inputs["cell"]
-    slopes = o.div(o.fixed(heights, "differences", differences()), cell)
+    slopes = o.div(o.fixed(heights, "differences", differences(CROSS)), cell)
     inner = o.crop(heights, 14, 14)
     cells = o.div(inner, cell)
     factors, offsets = ALTITUDES

@@ -34,7 +34,7 @@ def picture(name: str, values: Array, cell: float) -> Array:
 
 
 def preview(agent: Agent, samples: list[Sample], path: Path) -> None:
-    """Write the picture of the first samples with the steepest land among many."""
+    """Write the picture of a few of the samples, those of the steeper half."""
 
     def column(sample: Sample) -> Array:
         cell = float(sample.inputs["cell"][0, 0, 0, 0])

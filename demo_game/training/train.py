@@ -82,9 +82,9 @@ class Course:
 
 
 COURSES = {
-    "upres": Course(12000, (36, 96), edges=4.0, every=12, rate=3e-3),
-    "texture": Course(8000, (96, 128)),
-    "population": Course(6000, (96, 64)),
+    "upres": Course(9000, (36, 96), edges=4.0, first=250, every=12, rate=3e-3),
+    "texture": Course(4500, (96, 128)),
+    "population": Course(3500, (96, 64)),
 }
 
 
