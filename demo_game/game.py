@@ -32,6 +32,8 @@ from scheduler import (
 POLICIES = {"least_laxity": least_laxity, "fair_share": fair_share, "by_priority": by_priority}
 #: whole operators per frame in the modes that show how others do it
 OPERATORS: dict[str, int | None] = {"sliced": None, "layer": 1, "unsliced": 1_000_000}
+#: of a frame, for the networks, while there is nothing to fly over yet
+_LOADING_SHARE = 0.8
 #: frames between two looks at which tiles are needed: a tile is many frames of flight
 _LOOK_EVERY = 6
 
@@ -72,6 +74,10 @@ class Game:
         self._around: Surroundings | None = None
         self._look_at = self._finished = 0
         self._spare = self.scheduler.budget
+        self._fixed = FixedBudget(0.0)
+        self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
+        #: until the first picture is whole the networks come first
+        self.loading = True
         self._on_cpu = gpu.info.get("adapter_type") == "CPU"
 
     def resize(self, width: int, height: int) -> None:
@@ -128,6 +134,7 @@ class Game:
         return gpu_ms + (sample.cpu_ms if self._on_cpu else 0.0)
 
     def _count(self) -> None:
+        self.loading = self.loading and not self.complete
         telemetry, streaming = self.telemetry, self.streaming
         telemetry.tiles_ready = len(streaming.shown)
         telemetry.tiles_wanted = len(self.selection.wanted)
@@ -140,10 +147,13 @@ class Game:
         controls, scheduler = self.controls, self.scheduler
         scheduler.policy = POLICIES[controls.policy]
         scheduler.operators_per_frame = OPERATORS[controls.mode]
-        if controls.budget_ms is None:
+        if self.loading:
+            scheduler.budget = self._loading
+        elif controls.budget_ms is None:
             scheduler.budget = self._spare
-        elif scheduler.budget.next_ms() != controls.budget_ms or scheduler.budget is self._spare:
-            scheduler.budget = FixedBudget(controls.budget_ms)
+        elif self._fixed.ms != controls.budget_ms or scheduler.budget is not self._fixed:
+            self._fixed = FixedBudget(controls.budget_ms)
+            scheduler.budget = self._fixed
         for job in self.streaming.jobs:
             if job.paused != (job.name in controls.paused):
                 (job.resume if job.paused else job.pause)()
@@ -180,7 +190,8 @@ class Game:
     @property
     def complete(self) -> bool:
         """Whether every tile of the picture is there."""
-        return not self.selection.wanted and not self.streaming.making
+        looked = self._around is not None
+        return looked and not self.selection.wanted and not self.streaming.making
 
     @property
     def budget(self) -> FixedBudget | SpareBudget:
