@@ -35,15 +35,18 @@ _FIRST_BYTES = 1 << 18
 class Backend:
     """Draws imgui's triangles. imgui's context must be current whenever it is called.
 
-    ``target_format`` is that of the views which :meth:`draw` is given. A buffer, a texture or a
+    ``target_format`` is that of the views which :meth:`draw` is given, ``scale`` is pixels per
+    point. A buffer, a texture or a
     bind group is made only when there is more to draw than ever before, or a new glyph.
     """
 
-    def __init__(self, gpu: cml.Gpu, target_format: str) -> None:
+    def __init__(self, gpu: cml.Gpu, target_format: str, scale: float) -> None:
         self._gpu = gpu
         self._layout = _bind_layout(gpu)
         self._pipeline = _pipeline(gpu, self._layout, target_format)
-        self._sampler = gpu.device.create_sampler(mag_filter="linear", min_filter="linear")
+        # at whole scales every texel of a glyph meets a pixel, and filters only cost
+        kind = "nearest" if scale == round(scale) else "linear"
+        self._sampler = gpu.device.create_sampler(mag_filter=kind, min_filter=kind)
         self._screen = gpu.device.create_buffer(
             label=_OWNER, size=16, usage=wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from imgui_bundle import imgui
+from imgui_bundle import ImVec4, imgui
 
 from demo_game.overlay import palette, theme
 from demo_game.overlay.layout import Layout
@@ -30,6 +30,9 @@ _LEAST_BUDGET_MS = 0.25
 class ControlsPanel:
     """Widgets that write to :class:`Controls`."""
 
+    def refresh(self, view: View, now_s: float) -> None:
+        """Nothing is kept here."""
+
     def draw(self, view: View, layout: Layout, controls: Controls) -> None:
         """All of them."""
         imgui.push_item_width(-1)
@@ -40,8 +43,10 @@ class ControlsPanel:
         if changed:
             controls.policy = POLICIES[policy]
         imgui.pop_item_width()
-        self._agents(controls)
+        self._agents(layout, controls)
         _, controls.scripted = imgui.checkbox("scripted camera", controls.scripted)
+        if not layout.compact:
+            imgui.same_line()
         self._trace(controls)
 
     def _budget(self, view: View, controls: Controls) -> None:
@@ -71,12 +76,16 @@ class ControlsPanel:
             theme.text(_MODE_HINTS[controls.mode], colour)
             imgui.pop_text_wrap_pos()
 
-    def _agents(self, controls: Controls) -> None:
-        theme.text("agents at work", palette.DIM)
-        for name in AGENTS:
-            theme.swatch(palette.network_colour(name), "")
-            imgui.same_line(0.0, 2.0)
+    def _agents(self, layout: Layout, controls: Controls) -> None:
+        """A checkbox for each, off while it is paused, its mark in the network's colour."""
+        for index, name in enumerate(AGENTS):
+            if index and not layout.compact:
+                imgui.same_line()
+            colour = ImVec4(*palette.network_colour(name))
+            imgui.push_style_color(imgui.Col_.check_mark.value, colour)
+            imgui.push_style_color(imgui.Col_.text.value, colour)
             changed, works = imgui.checkbox(name, name not in controls.paused)
+            imgui.pop_style_color(2)
             if changed:
                 (controls.paused.discard if works else controls.paused.add)(name)
 

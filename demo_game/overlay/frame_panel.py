@@ -13,11 +13,12 @@ from demo_game.overlay.frame_lanes import (
     complete,
     lanes,
     latest_overrun,
+    mean_overlay_ms,
     summary,
 )
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.view import View
-from demo_game.telemetry import HISTORY, FrameSample
+from demo_game.telemetry import HISTORY, Controls, FrameSample
 
 _PLOT = (
     implot.Flags_.no_title
@@ -35,7 +36,7 @@ _LEAST, _MOST = 1.5, 6.0
 #: drawn from the tallest down, each over the one before: a bar reaches down to 0
 _BARS = tuple(
     (name, implot.Spec(line_color=ImVec4(0, 0, 0, 0), fill_color=ImVec4(*palette.LANES[name])))
-    for name in ("over", "other", "inference", "render")
+    for name in ("over", "free", "other", "inference", "render")
 )
 _TARGET = implot.Spec(
     line_color=ImVec4(*palette.TEXT),
@@ -51,8 +52,10 @@ class FramePanel:
         self._summary = FrameSummary(0, 0.0, 0.0, 0.0, 0)
         self._legend: list[tuple[str, str]] = []
         self._top = _LEAST
+        #: GPU time of the overlay's own pass, mean
+        self.overlay_ms = 0.0
 
-    def refresh(self, view: View) -> None:
+    def refresh(self, view: View, now_s: float) -> None:
         """Count again."""
         frames = complete(view.telemetry.frames)
         target = view.telemetry.target_ms
@@ -61,8 +64,9 @@ class FramePanel:
         wanted = np.ceil(2 * 1.15 * self._summary.p99 / target) / 2
         self._top = float(np.clip(wanted, _LEAST, _MOST))
         self._legend = _legend(frames, target)
+        self.overlay_ms = mean_overlay_ms(frames)
 
-    def draw(self, view: View, layout: Layout) -> None:
+    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
         """The graph and the numbers below it."""
         target = view.telemetry.target_ms
         frames = complete(view.telemetry.frames)
@@ -122,11 +126,10 @@ def _bars(made: Lanes, last: int) -> None:
     late = by_name["over"] > by_name["free"]
     for name, spec in _BARS:
         tops = by_name[name]
-        if name in ("over", "other"):
-            if late.any():
-                implot.plot_bars(f"##{name}", x[late], tops[late], 1.0, spec)
-        else:
+        if name not in ("over", "other"):
             implot.plot_bars(f"##{name}", x, tops, 1.0, spec)
+        elif late.any():
+            implot.plot_bars(f"##{name}", x[late], tops[late], 1.0, spec)
 
 
 def _mark(overrun: FrameSample, last: int, target_ms: float, top_ms: float) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from imgui_bundle import ImVec2, imgui, implot
 
@@ -11,16 +13,21 @@ import cml_engine as cml
 from demo_game.overlay import palette, theme
 from demo_game.overlay.backend import Backend
 from demo_game.overlay.controls_panel import ControlsPanel
-from demo_game.overlay.frame_lanes import mean_overlay_ms
 from demo_game.overlay.frame_panel import FramePanel
+from demo_game.overlay.jobs_panel import JobsPanel
 from demo_game.overlay.keys import KEYS
 from demo_game.overlay.layout import Layout, layout_for
+from demo_game.overlay.memory_panel import MemoryPanel
 from demo_game.overlay.ranking_panel import RankingPanel
+from demo_game.overlay.timeline_panel import TimelinePanel
 from demo_game.overlay.view import View
+from demo_game.report import percentile
 from demo_game.telemetry import Controls
 
 #: seconds between two looks at what changes slowly
 REFRESH_S = 0.25
+#: of which the median is shown
+_FRAMES = 120
 _BUTTONS = {"left": 0, "right": 1, "middle": 2}
 _COLUMN = (
     imgui.WindowFlags_.no_title_bar
@@ -31,6 +38,27 @@ _COLUMN = (
     | imgui.WindowFlags_.no_focus_on_appearing
     | imgui.WindowFlags_.no_nav
 ).value
+
+
+class _Panel(Protocol):
+    def refresh(self, view: View, now_s: float) -> None:
+        """Ask for what changes slowly or costs to find out."""
+
+    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
+        """Its widgets, below its title."""
+
+
+@dataclass(slots=True)
+class _Section:
+    """A panel with its title in a column; it is refreshed while it is open."""
+
+    title: str
+    side: str
+    panel: _Panel
+    #: whether it is open at first in the compact layout
+    compact_open: bool = False
+    open: bool = False
+    due_s: float = 0.0
 
 
 class Overlay:
@@ -51,16 +79,23 @@ class Overlay:
         io = imgui.get_io()
         io.set_ini_filename("")
         theme.load_font()
-        self._backend = Backend(gpu, target_format)
+        self._backend = Backend(gpu, target_format, scale)
         self._scale = scale
-        self._layout: Layout | None = None
+        self._compact: bool | None = None
         self._resize(width, height)
-        self.frames, self.ranking, self.controls = FramePanel(), RankingPanel(), ControlsPanel()
-        #: CPU time of :meth:`draw`, a running mean in ms
+        self.frames, self.timeline, self.ranking = FramePanel(), TimelinePanel(), RankingPanel()
+        self._sections = (
+            _Section("frames", "left", self.frames, True),
+            _Section("this frame", "left", self.timeline),
+            _Section("operators", "left", self.ranking),
+            _Section("controls", "right", ControlsPanel()),
+            _Section("jobs", "right", JobsPanel()),
+            _Section("memory", "right", MemoryPanel()),
+        )
+        self._cpu_ms: deque[float] = deque(maxlen=_FRAMES)
+        #: CPU time of :meth:`draw` in ms, median of the last frames
         self.cpu_ms = 0.0
-        self._gpu_ms = 0.0
         self._now_s = 0.0
-        self._due_s = 0.0
 
     # --- input
 
@@ -97,11 +132,11 @@ class Overlay:
         points = width / self._scale, height / self._scale
         io.display_size = ImVec2(*points)
         io.display_framebuffer_scale = ImVec2(self._scale, self._scale)
-        found = layout_for(*points)
-        if self._layout is None or found.compact != self._layout.compact:
-            theme.apply(found.compact, found.font_size)
+        self._layout = layout_for(*points)
+        if self._layout.compact != self._compact:
+            self._compact = self._layout.compact
+            theme.apply(self._layout.compact, self._layout.font_size)
             self._arrange = True
-        self._layout = found
 
     def _use_contexts(self) -> None:
         imgui.set_current_context(self._imgui)
@@ -126,47 +161,52 @@ class Overlay:
         self._now_s += dt_s
         imgui.get_io().delta_time = max(dt_s, 1e-4)
         imgui.new_frame()
-        if self._now_s >= self._due_s:
-            self._due_s = self._now_s + REFRESH_S
-            self._refresh(view)
-        self._columns(view, controls)
+        self._refresh(view)
+        self._column("left", view, controls)
+        self._column("right", view, controls)
         self._arrange = False
         imgui.render()
         self._backend.draw(encoder, target_view, imgui.get_draw_data(), timestamp_writes)
-        took = 1e3 * (time.perf_counter() - start)
-        self.cpu_ms += (took - self.cpu_ms) * (0.05 if self.cpu_ms else 1.0)
+        self._cpu_ms.append(1e3 * (time.perf_counter() - start))
 
     def _refresh(self, view: View) -> None:
-        self.frames.refresh(view)
-        self.ranking.refresh(view, self._now_s)
-        self._gpu_ms = mean_overlay_ms(view.telemetry.frames)
+        """One panel in a frame, so that no frame pays for all."""
+        self.timeline.watch(view)
+        self.ranking.watch(view, self._now_s)
+        due = next((s for s in self._sections if s.open and s.due_s <= self._now_s), None)
+        if due is not None:
+            due.due_s = self._now_s + REFRESH_S
+            due.panel.refresh(view, self._now_s)
+            self.cpu_ms = percentile(self._cpu_ms, 0.5)
 
-    def _columns(self, view: View, controls: Controls) -> None:
+    def _column(self, side: str, view: View, controls: Controls) -> None:
         layout = self._layout
-        assert layout is not None  # set in __init__
-        display = imgui.get_io().display_size
-        if _begin_column("left", layout.margin, layout.left_width, layout):
-            if self._header("frames", True):
-                self.frames.draw(view, layout)
-                self._cost(view)
-            if self._header("operators", not layout.compact):
-                self.ranking.draw(view, layout, self._now_s)
-        imgui.end()
-        x = display.x - layout.margin - layout.right_width
-        if _begin_column("right", x, layout.right_width, layout) and self._header(
-            "controls", not layout.compact
-        ):
-            self.controls.draw(view, layout, controls)
+        left = side == "left"
+        width = layout.left_width if left else layout.right_width
+        right_x = imgui.get_io().display_size.x - layout.margin - width
+        if _begin_column(side, layout.margin if left else right_x, width, layout):
+            for section in self._sections:
+                if section.side == side:
+                    self._section(section, view, controls)
+            if not left and not layout.compact:
+                theme.text(view.notice, palette.DIM)
         imgui.end()
 
-    def _header(self, label: str, open_at_first: bool) -> bool:
+    def _section(self, section: _Section, view: View, controls: Controls) -> None:
+        layout = self._layout
         if self._arrange:
-            imgui.set_next_item_open(open_at_first, imgui.Cond_.always.value)
-        return bool(imgui.collapsing_header(label))
-
-    def _cost(self, view: View) -> None:
-        gpu = f"{self._gpu_ms:.2f} ms GPU" if self._gpu_ms else "GPU not timed"
-        theme.text(f"this overlay: {gpu}, {self.cpu_ms:.2f} ms CPU", palette.DIM)
+            first = section.compact_open if layout.compact else True
+            imgui.set_next_item_open(first, imgui.Cond_.always.value)
+        was_open, section.open = section.open, bool(imgui.collapsing_header(section.title))
+        if not section.open:
+            return
+        if not was_open:
+            section.panel.refresh(view, self._now_s)
+        section.panel.draw(view, layout, controls)
+        if section.panel is self.frames:
+            gpu_ms = self.frames.overlay_ms
+            gpu = f"{gpu_ms:.2f} ms GPU" if gpu_ms else "GPU not timed"
+            theme.text(f"this overlay: {gpu}, {self.cpu_ms:.2f} ms CPU", palette.DIM)
 
 
 def _begin_column(name: str, x: float, width: float, layout: Layout) -> bool:

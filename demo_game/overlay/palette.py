@@ -24,12 +24,15 @@ GOOD = _hex("7fc28f")
 WARN = _hex("e3b565")
 BAD = _hex("e2685f")
 
+#: what graphs and bars lie in
+WELL = _hex("131920")
+
 #: by lane of the frame graph
 LANES = {
     "render": _hex("7b86b8"),
     "inference": _hex("4db6a4"),
     "other": _hex("4b5563"),
-    "free": _hex("171e27"),
+    "free": _hex("2c3643"),
     "over": BAD,
 }
 #: one colour for each trained network, wherever it appears

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from imgui_bundle import ImVec2, imgui
 
@@ -12,6 +11,7 @@ from demo_game.overlay.layout import Layout
 from demo_game.overlay.palette import Colour
 from demo_game.overlay.ranking import Best, Key, RecentSums, Row, ordered, rows
 from demo_game.overlay.view import View
+from demo_game.telemetry import Controls
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ _COLUMNS = (
     _Column("runs", 3, 4.5, False),
     _Column("avg ms", 4, 5.5, True),
     _Column("pred.", 5, 5.0, False),
-    _Column("GFLOP/s", 6, 6.0, False),
+    _Column("GFLOP/s", 6, 7.5, False),
     _Column("GB/s", 7, 5.0, False),
 )
 _TABLE = (
@@ -70,8 +70,14 @@ class RankingPanel:
 
     def refresh(self, view: View, now_s: float) -> None:
         """Count and sort again."""
+        self._count(view)
+
+    def watch(self, view: View, now_s: float) -> None:
+        """Note now and then what the operators have cost, for "last 5 s"."""
+        self._recent.keep(now_s, view.telemetry.operators)
+
+    def _count(self, view: View) -> None:
         operators = view.telemetry.operators
-        self._recent.keep(now_s, operators)
         found = rows(operators, self._recent.before() if self.recent_only else None)
         self._best = self._best.raised(found)
         top = max((row.share for row in found), default=1.0)
@@ -101,13 +107,13 @@ class RankingPanel:
             palette.TEXT if off < 0.3 else palette.WARN if off < 1 else palette.BAD,
         )  # fmt: skip
 
-    def draw(self, view: View, layout: Layout, now_s: float) -> None:
+    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
         """The table, and the selected operator below it."""
         if imgui.radio_button("since the start", not self.recent_only):
-            self._choose(False, view, now_s)
+            self._choose(False, view)
         imgui.same_line()
         if imgui.radio_button("last 5 s", self.recent_only):
-            self._choose(True, view, now_s)
+            self._choose(True, view)
         if not layout.compact:
             imgui.same_line()
             theme.text("rates: bars against the best seen", palette.DIM)
@@ -115,18 +121,18 @@ class RankingPanel:
         line = imgui.get_text_line_height() + 2 * imgui.get_style().cell_padding.y
         height = (layout.ranking_rows + 1) * line + 2
         if imgui.begin_table("ranking", len(shown), _TABLE, ImVec2(0, height)):
-            self._head(shown, view, now_s)
+            self._head(shown, view)
             self._body(shown)
             imgui.end_table()
         if not self.lines:
             theme.text("no operator has been timed", palette.DIM)
         self._selected(view)
 
-    def _choose(self, recent_only: bool, view: View, now_s: float) -> None:
+    def _choose(self, recent_only: bool, view: View) -> None:
         self.recent_only = recent_only
-        self.refresh(view, now_s)
+        self._count(view)
 
-    def _head(self, shown: list[_Column], view: View, now_s: float) -> None:
+    def _head(self, shown: list[_Column], view: View) -> None:
         imgui.table_setup_scroll_freeze(0, 1)
         character = 0.52 * imgui.get_font_size()
         flag = imgui.TableColumnFlags_
@@ -145,7 +151,7 @@ class RankingPanel:
             self.column = chosen.column_user_id
             self.descending = chosen.sort_direction == imgui.SortDirection.descending
             specs.specs_dirty = False
-            self.refresh(view, now_s)
+            self._count(view)
 
     def _body(self, shown: list[_Column]) -> None:
         clipper = imgui.ListClipper()
@@ -160,8 +166,7 @@ class RankingPanel:
         corner = imgui.get_cursor_screen_pos()
         height = imgui.get_text_line_height()
         colour = palette.network_colour(line.network)
-        draw = imgui.get_window_draw_list()
-        _rectangle(draw, corner.x - 1, corner.y + 1, 3.0, height - 2, colour)
+        theme.rectangle(corner.x - 1, corner.y + 1, 3.0, height - 2, colour)
         imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + 6)
         chosen = self.selected == line.key
         if imgui.selectable(f"##{line.key}", chosen, _SELECTABLE)[0]:
@@ -176,7 +181,7 @@ class RankingPanel:
             width = imgui.get_content_region_avail().x
             if bar > 0:
                 at = imgui.get_cursor_screen_pos()
-                _rectangle(draw, at.x, at.y, bar * width, height, palette.faded(colour, 0.28))
+                theme.rectangle(at.x, at.y, bar * width, height, palette.faded(colour, 0.28))
             space = width - imgui.calc_text_size(said).x
             imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + max(0.0, space))
             if column.title == "pred.":
@@ -214,10 +219,6 @@ def details(view: View, key: Key) -> list[tuple[str, Colour]]:
         work = f"{operator.flops / 1e6:.3g} MFLOP, {operator.bytes / 1e6:.3g} MB per run"
         lines.append((work, palette.DIM))
     return lines
-
-
-def _rectangle(draw: Any, x: float, y: float, width: float, height: float, colour: Colour) -> None:
-    draw.add_rect_filled(ImVec2(x, y), ImVec2(x + width, y + height), theme.packed(colour), 1.0)
 
 
 def _short(value: float) -> str:

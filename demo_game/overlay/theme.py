@@ -16,6 +16,8 @@ _FONT = Path(imgui_bundle.__file__).parent / "assets" / "fonts" / "Roboto" / "Ro
 def load_font() -> None:
     """Roboto, which comes with imgui-bundle; imgui's own font without it."""
     fonts = imgui.get_io().fonts
+    # lines out of the font's texture would need it filtered
+    fonts.flags |= imgui.ImFontAtlasFlags_.no_baked_lines.value
     if _FONT.exists():
         fonts.add_font_from_file_ttf(str(_FONT), 0.0)
     else:
@@ -63,6 +65,7 @@ def _colour_style() -> None:
         col.slider_grab: palette.ACCENT,
         col.slider_grab_active: palette.TEXT,
         col.plot_histogram: palette.ACCENT,
+        col.plot_lines: palette.ACCENT,
         col.scrollbar_bg: (0.0, 0.0, 0.0, 0.0),
         col.scrollbar_grab: palette.HOVERED,
         col.table_header_bg: palette.TITLE,
@@ -85,7 +88,7 @@ def _plot_style() -> None:
     col = implot.Col_
     clear = (0.0, 0.0, 0.0, 0.0)
     for index, colour in {
-        col.plot_bg: palette.LANES["free"],
+        col.plot_bg: palette.WELL,
         col.frame_bg: clear,
         col.axis_grid: palette.faded(palette.DIM, 0.18),
         col.axis_text: palette.DIM,
@@ -105,14 +108,27 @@ def text(said: str, colour: Colour) -> None:
     imgui.text_colored(ImVec4(*colour), said)
 
 
+def rectangle(x: float, y: float, width: float, height: float, colour: Colour) -> None:
+    """Fill one in the current window, in points of the screen."""
+    imgui.get_window_draw_list().add_rect_filled(
+        ImVec2(x, y), ImVec2(x + width, y + height), packed(colour)
+    )
+
+
+def bar(share: float, colour: Colour) -> None:
+    """A line's height of the room that is left, filled to ``share``."""
+    corner, width = imgui.get_cursor_screen_pos(), imgui.get_content_region_avail().x
+    height = imgui.get_text_line_height()
+    rectangle(corner.x, corner.y + 2, width, height - 4, palette.WELL)
+    rectangle(corner.x, corner.y + 2, width * min(1.0, max(0.0, share)), height - 4, colour)
+    imgui.dummy(ImVec2(width, height))
+
+
 def swatch(colour: Colour, label: str) -> None:
     """A small square of the colour, and what it stands for."""
-    size = 0.6 * imgui.get_font_size()
+    size = round(0.6 * imgui.get_font_size())
     corner = imgui.get_cursor_screen_pos()
-    top = corner.y + 0.5 * (imgui.get_text_line_height() - size)
-    imgui.get_window_draw_list().add_rect_filled(
-        ImVec2(corner.x, top), ImVec2(corner.x + size, top + size), packed(colour), 2.0
-    )
+    rectangle(corner.x, round(corner.y + 0.3 * size), size, size, colour)
     imgui.dummy(ImVec2(size, imgui.get_text_line_height()))
     imgui.same_line(0.0, 4.0)
     text(label, palette.DIM)

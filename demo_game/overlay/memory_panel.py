@@ -1,0 +1,96 @@
+"""GPU memory: who holds how much, and of what device."""
+
+from __future__ import annotations
+
+import numpy as np
+from imgui_bundle import ImVec2, ImVec4, imgui
+
+from demo_game.overlay import palette, theme
+from demo_game.overlay.layout import Layout
+from demo_game.overlay.memory_rows import CATEGORIES, MemoryRows, OwnerRow, limit_lines, memory_rows
+from demo_game.overlay.view import View
+from demo_game.telemetry import Controls
+
+#: the allocator's statistics are asked for this seldom: they cost
+_EVERY_S = 0.5
+_TABLE = (
+    imgui.TableFlags_.sizing_stretch_prop
+    | imgui.TableFlags_.no_saved_settings
+    | imgui.TableFlags_.row_bg
+).value
+
+
+class MemoryPanel:
+    """A table by owner and category, the budget, the device."""
+
+    def __init__(self) -> None:
+        self._rows: MemoryRows | None = None
+        self._limits: list[str] | None = None
+        self._due_s = 0.0
+        self._history = np.zeros(0, np.float32)
+
+    def refresh(self, view: View, now_s: float) -> None:
+        """Ask again, where it is time to."""
+        if now_s < self._due_s and self._rows is not None:
+            return
+        self._due_s = now_s + _EVERY_S
+        self._rows = memory_rows(view.memory.stats())
+        self._history = np.array(view.telemetry.memory, np.float32)
+
+    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
+        """Owners, budget, device."""
+        found = self._rows
+        if found is not None:
+            self._budget(found)
+            self._table(found, layout.compact)
+        if not layout.compact and len(self._history):
+            top = float(self._history.max()) or 1.0
+            size = ImVec2(-1, 2 * imgui.get_text_line_height())
+            imgui.push_style_color(imgui.Col_.frame_bg.value, ImVec4(*palette.WELL))
+            imgui.plot_lines("##held", self._history, 0, "", 0.0, 1.1 * top, size)
+            imgui.pop_style_color()
+        self._device(view, layout)
+
+    def _budget(self, found: MemoryRows) -> None:
+        if found.filled is None:
+            theme.text(found.held, palette.TEXT)
+            return
+        imgui.progress_bar(min(1.0, found.filled), ImVec2(-1, 0), f"{found.filled:.0%} of budget")
+        theme.text(found.held, palette.TEXT)
+
+    def _table(self, found: MemoryRows, compact: bool) -> None:
+        categories = () if compact else CATEGORIES
+        if not imgui.begin_table("memory", len(categories) + 2, _TABLE):
+            return
+        imgui.table_setup_column("MiB", 0, 1.9)
+        for category in (*categories, "total"):
+            weight = 1.2 if category == "weights" else 1.0
+            imgui.table_setup_column(_HEADS.get(category, category), 0, weight)
+        imgui.table_headers_row()
+        for row in found.owners:
+            _owner(row, row.cells if not compact else ())
+        imgui.end_table()
+
+    def _device(self, view: View, layout: Layout) -> None:
+        if self._limits is None:
+            self._limits = limit_lines(view.limits)
+        imgui.push_text_wrap_pos(0.0)
+        theme.text(view.adapter, palette.TEXT)
+        theme.text(view.driver, palette.DIM)
+        if not layout.compact:
+            theme.text("; ".join(self._limits), palette.DIM)
+        imgui.pop_text_wrap_pos()
+
+
+#: so that it fits into a column
+_HEADS = {"activations": "activ."}
+
+
+def _owner(row: OwnerRow, cells: tuple[str, ...]) -> None:
+    imgui.table_next_column()
+    theme.text(row.owner, palette.network_colour(row.owner))
+    for cell in cells:
+        imgui.table_next_column()
+        theme.text(cell, palette.DIM)
+    imgui.table_next_column()
+    imgui.text(row.total)

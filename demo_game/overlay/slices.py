@@ -1,0 +1,112 @@
+"""A frame's slices as bars on a line of GPU time, and jobs as rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler import FrameReport, Job
+
+#: reports kept while their times are on their way
+_KEPT = 8
+#: jobs whose names are kept: they end before their last frame is measured
+_NAMES = 256
+_WHY = {
+    "budget": "the budget is used up",
+    "nothing to do": "nothing is left to do",
+    "waiting for GPU": "the GPU is behind",
+    "preparing": "networks are being uploaded",
+    "all waiting": "all jobs wait or are paused",
+    "frame not ended": "the frame before was not ended",
+    "device error": "the device failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A slice from ``start_ms`` on; ``ms`` as measured, or as predicted until then."""
+
+    network: str
+    title: str
+    start_ms: float
+    ms: float
+    predicted_ms: float
+    measured: bool
+    groups: int
+
+
+def bars(report: FrameReport, names: Mapping[int, str]) -> list[Bar]:
+    """The slices of a frame, one behind the other."""
+    found, at = [], 0.0
+    for part in report.slices:
+        measured = part.measured_ms is not None
+        ms = part.predicted_ms if part.measured_ms is None else part.measured_ms
+        name = names.get(part.job, f"job {part.job}")
+        found.append(Bar(name, part.title, at, ms, part.predicted_ms, measured, part.count))
+        at += ms
+    return found
+
+
+def why(report: FrameReport) -> str:
+    """The reason for which the frame ran nothing more."""
+    return _WHY.get(report.reason, report.reason)
+
+
+class Reports:
+    """The last frames' reports: they are given before they are measured."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self._kept: deque[FrameReport] = deque(maxlen=_KEPT)
+
+    def add(self, report: FrameReport | None, jobs: Iterable[Job]) -> None:
+        """A frame's report, and the jobs that it may speak of."""
+        for job in jobs:
+            self.names[job.number] = job.name
+        while len(self.names) > _NAMES:
+            del self.names[next(iter(self.names))]
+        if report is not None and (not self._kept or self._kept[-1] is not report):
+            self._kept.append(report)
+
+    def shown(self) -> FrameReport | None:
+        """The newest that is measured, else the newest."""
+        measured = (r for r in reversed(self._kept) if r.measured_ms is not None)
+        return next(measured, self._kept[-1] if self._kept else None)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One job in words; ``late`` if it is expected after its deadline."""
+
+    name: str
+    state: str
+    progress: float
+    eta: str
+    deadline: str
+    late: bool
+
+
+def job_rows(jobs: Sequence[Job], now_ms: float, most: int) -> list[JobRow]:
+    """The first ``most`` that have not ended, those at work before those that wait."""
+    alive = [job for job in jobs if not job.ended]
+    alive.sort(key=lambda job: (job.state != "running", job.paused, job.number))
+    return [_job_row(job, now_ms) for job in alive[:most]]
+
+
+def _job_row(job: Job, now_ms: float) -> JobRow:
+    state = str(job.state)
+    if job.paused:
+        state = "paused"
+    elif job.waits_for():
+        state = "waiting"
+    eta_ms = job.eta_ms
+    left_ms = None if job.deadline_at_ms is None else job.deadline_at_ms - now_ms
+    late = left_ms is not None and not job.paused and eta_ms > left_ms
+    deadline = "-" if left_ms is None else duration(left_ms)
+    return JobRow(job.name, state, job.progress, duration(eta_ms), deadline, late)
+
+
+def duration(ms: float) -> str:
+    """Milliseconds as people read them; "-0.2 s" is past."""
+    return f"{ms:.0f} ms" if abs(ms) < 100 else f"{ms / 1e3:.1f} s"
