@@ -10,7 +10,7 @@ from collections import deque
 _AIMED_SHARE = 0.8
 #: a plan below this share of the budget would not help: where that goes over, it is not by its
 #: own work
-_LEAST = 0.25
+_LEAST = 0.125
 #: frames that must have been seen before their spread is believed
 _ENOUGH = 8
 
@@ -45,8 +45,8 @@ class TailMargin:
 
     def aim_ms(self, budget_ms: float) -> float:
         """The predicted milliseconds to plan for: the root of ``aim + x sqrt(aim) = budget`` for
-        a high quantile ``x`` of the excess over the square root of the prediction; at least a
-        quarter of the budget."""
+        a high quantile ``x`` of the excess over the square root of the prediction; at least an
+        eighth of the budget."""
         if len(self._sorted) < _ENOUGH:
             return budget_ms / self._prior
         half = 0.5 * max(0.0, self._quantile())

@@ -94,7 +94,7 @@ def test_hitches_beyond_the_budget_do_not_starve_the_networks():
     noise = Noise(0.03, 0.03, hitch_ms=6.0, hitch_share=0.03)
     outcome = simulate(endless(network()), FRAMES, budget_ms=BUDGET, noise=noise)
     late = outcome.inference_ms[2000:]
-    assert sum(late) / len(late) >= 0.2 * BUDGET
+    assert sum(late) / len(late) >= 0.15 * BUDGET
     assert sum(ms > BUDGET for ms in late) / len(late) == pytest.approx(0.03, abs=0.01)
 
 
