@@ -51,6 +51,9 @@ INSTANCES = {"instances": "scatter", "draw": "scatter"}
 def load_graphs(models: Path | None = None) -> dict[str, cml.Graph]:
     """The graph of every session; the trained ones from ``models`` where that folder has them.
     :class:`cml.CmlError` says what is missing or does not fit together."""
+    if models is not None and not any((models / f"{name}.nnef").exists() for name in TRAINED):
+        wanted = " or ".join(f"{name}.nnef" for name in TRAINED)
+        raise cml.InputError(f"--models '{models}': wanted {wanted} in that folder, found none")
     graphs = {}
     for name in CHAIN:
         own = models / f"{name}.nnef" if models and name in TRAINED else None

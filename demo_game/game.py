@@ -199,5 +199,6 @@ class Game:
         return self.scheduler.budget
 
     def close(self) -> None:
-        """Let go of everything that is under way."""
+        """Let go of everything: jobs that are under way, and the picture's memory."""
         self.streaming.cancel_all()
+        self.renderer.close()

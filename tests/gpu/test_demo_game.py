@@ -1,0 +1,143 @@
+"""The game without a window: a world that depends on nothing but its seed, and a steady state."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cml_engine as cml
+from demo_game.__main__ import main
+from demo_game.game import Settings
+from demo_game.headless import HeadlessRun, Options, run
+from demo_game.render.quality import SOFTWARE
+from demo_game.world.quadtree import Detail
+
+SMALL = replace(SOFTWARE, width=160, height=90)
+#: three levels around the camera, a few dozen tiles, and a quarter of a second between frames:
+#: 60 of them are a kilometre of flight
+NEAR = Settings(
+    seed=7, frame_ms=250.0, detail=Detail(finest=1, coarsest=3, split=1.0, view_m=1200.0)
+)
+
+
+@pytest.fixture(scope="module")
+def runs(gpu: cml.Gpu, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same flight in every mode, and under another budget and clock."""
+    folder = tmp_path_factory.mktemp("demo")
+
+    def fly(name: str, **options: Any) -> Any:
+        asked = Options(frames=60, clock="virtual", **options)
+        return run(gpu, SMALL, NEAR, asked, screenshot=folder / f"{name}.png")
+
+    made = {
+        "sliced": fly("sliced", budget_ms=2.0),
+        "generous": fly("generous", budget_ms=50.0),
+        "layer": fly("layer", mode="layer"),
+        "unsliced": fly("unsliced", mode="unsliced"),
+    }
+    return {**made, "folder": folder}
+
+
+def test_the_world_is_the_same_for_any_budget_mode_and_rate(runs: dict[str, Any]) -> None:
+    worlds = {name: made.world for name, made in runs.items() if name != "folder"}
+    assert len(set(worlds.values())) == 1, worlds
+
+
+def test_another_seed_is_another_world(gpu: cml.Gpu, runs: dict[str, Any]) -> None:
+    other = run(gpu, SMALL, replace(NEAR, seed=8), Options(frames=1, clock="virtual"))
+    assert other.world != runs["sliced"].world
+
+
+def test_a_report_has_what_it_promises(runs: dict[str, Any]) -> None:
+    data = json.loads(json.dumps(runs["generous"].to_json()))
+    assert data["frames"] == 60 and data["mode"] == "sliced"
+    for name in ("frame_ms", "cpu_ms", "render_ms", "inference_ms", "latency_s"):
+        assert set(data[name]) == {"p50", "p95", "p99", "max"}, name
+    assert data["memory_peak_bytes"] > sum(data["memory_bytes_by_owner"].values()) * 0.5
+    assert 0 <= data["frames_over"] <= 60 and 0 <= data["frames_over_share"] <= 1
+    assert data["operators"] and data["operators"][0]["total_ms"] > 0
+
+
+def test_unsliced_frames_are_longer_than_sliced_ones(runs: dict[str, Any]) -> None:
+    """Whole networks in a frame exceed the budget that the slices keep to."""
+    assert runs["unsliced"].tiles > 3
+    assert runs["unsliced"].inference_ms["max"] > 2 * runs["sliced"].inference_ms["p50"] > 0
+
+
+def test_the_picture_is_a_picture(runs: dict[str, Any]) -> None:
+    pixels = np.asarray(Image.open(runs["folder"] / "generous.png")).astype(int)
+    assert pixels.shape == (90, 160, 3)
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 500
+    magenta = (pixels[..., 0] > 250) & (pixels[..., 1] < 5) & (pixels[..., 2] > 250)
+    assert not magenta.any()  # what the target is cleared with
+
+
+def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu: cml.Gpu) -> None:
+    settings = replace(NEAR, seed=9)
+    flown = HeadlessRun(gpu, SMALL, settings, Options(frames=100, clock="virtual"))
+    try:
+        flown.load()
+        flown.options = replace(flown.options, mode="unsliced")
+        flown.fly()  # tiles come and go, pools reach their size
+        held, counted = gpu.memory.held_bytes, native_objects()
+        peak_slots = len(flown.game.streaming.shown)
+        flown.fly()
+        flown.fly()
+        assert flown.game.streaming.counts.finished > peak_slots or peak_slots > 20
+        gc.collect()
+        assert gpu.memory.held_bytes <= held + (64 << 10)
+        grown = native_objects() - counted
+        assert sum(grown.values()) <= 40, grown  # staging of readbacks that are on their way
+    finally:
+        flown.close()
+
+
+def native_objects() -> Counter[str]:
+    """wgpu's objects that are alive, by class."""
+    gc.collect()
+    return Counter(
+        type(o).__name__
+        for o in gc.get_objects()
+        if str(type(o).__module__).startswith("wgpu.back")
+    )
+
+
+def test_everything_is_given_back(gpu: cml.Gpu) -> None:
+    gc.collect()
+    before = gpu.memory.held_bytes
+    run(gpu, SMALL, NEAR, Options(frames=2, clock="virtual"))
+    gc.collect()
+    gpu.memory.allocate(
+        64, 128, owner="test", category="staging"
+    ).free()  # what was collected is given back now
+    assert gpu.memory.held_bytes <= before + (64 << 10)
+
+
+# --- the command line
+
+
+def test_wrong_words_are_said_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--headless", "--size", "wide"])
+    assert stopped.value.code == 2 and "wanted WxH such as 640x360" in capsys.readouterr().err
+    folder = tmp_path / "upres.nnef"
+    folder.mkdir()
+    (folder / "graph.nnef").write_text(
+        "version 1.0; graph g(image) -> (heights) { image = external<scalar>(shape = [1, 3]); "
+        "heights = relu(image); }"
+    )
+    assert main(["--headless", "--frames", "1", "--models", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "upres.nnef: wanted the inputs cell, coarse, detail, got image" in said
+    assert main(["--headless", "--models", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err
