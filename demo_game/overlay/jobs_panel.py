@@ -16,6 +16,7 @@ _TABLE = (
     | imgui.TableFlags_.no_saved_settings
     | imgui.TableFlags_.row_bg
 ).value
+_WEIGHTS = {"job": 1.45, "done": 1.4}
 _STATES = {
     "running": palette.TEXT,
     "paused": palette.WARN,
@@ -44,8 +45,7 @@ class JobsPanel:
             theme.text("no jobs", palette.DIM)
         elif imgui.begin_table("jobs", len(columns), _TABLE):
             for column in columns:
-                weight = 1.4 if column == "done" else 1.2 if column == "job" else 1.0
-                imgui.table_setup_column(column, 0, weight)
+                imgui.table_setup_column(column, 0, _WEIGHTS.get(column, 1.0))
             if not layout.compact:
                 imgui.table_headers_row()
             for row in self._rows:

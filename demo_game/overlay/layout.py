@@ -35,5 +35,5 @@ def layout_for(width: float, height: float) -> Layout:
         right = min(190.0, 0.31 * width)
         return Layout(True, 12.0, _MARGIN, left, right, room, 0.2 * height, 34.0, 7)
     left = min(640.0, 0.44 * width)
-    rows = max(7, int((height - 470) / 17))
+    rows = max(7, int((height - 530) / 17))
     return Layout(False, 14.0, 8.0, left, 330.0, room, 128.0, 46.0, min(rows, 20))

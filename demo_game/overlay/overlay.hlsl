@@ -26,6 +26,17 @@ struct Placed
     [[vk::location(1)]] float2 uv : UV;
 };
 
+// The colour where blending is in linear light. There, what is dark lets more shine through than
+// it does in sRGB and what is bright less, so their alphas are bent the one way and the other.
+float4 linear_light(float4 colour)
+{
+    float3 low = colour.rgb / 12.92;
+    float3 high = pow((colour.rgb + 0.055) / 1.055, 2.4);
+    float bright = dot(colour.rgb, float3(0.2126, 0.7152, 0.0722));
+    float alpha = lerp(1.0 - pow(1.0 - colour.a, 2.2), pow(colour.a, 2.2), bright);
+    return float4(select(colour.rgb <= 0.04045, low, high), alpha);
+}
+
 Placed place(Corner corner)
 {
     Placed placed;
@@ -33,7 +44,7 @@ Placed place(Corner corner)
     placed.uv = corner.uv;
     placed.colour = corner.colour;
 #if LINEAR
-    placed.colour.rgb = pow(corner.colour.rgb, 2.2);
+    placed.colour = linear_light(corner.colour);
 #endif
     return placed;
 }

@@ -212,11 +212,12 @@ def details(view: View, key: Key) -> list[tuple[str, Colour]]:
     step = None if plan is None else plan.steps[operator.step]
     if step is not None and step.source is not None and step.source.text:
         lines.append((" ".join(step.source.text.split()), palette.TEXT))
-    groups = f", {step.groups} workgroups" if step is not None else ""
+    count = 0 if step is None else step.groups
+    groups = f", {count} workgroup{'' if count == 1 else 's'}" if count else ""
     place = operator.line.replace("\\", "/").split("/")[-1] or "no line of the model"
     lines.append((f"{place}   kernel {operator.kernel}{groups}", palette.DIM))
     if operator.flops or operator.bytes:
-        work = f"{operator.flops / 1e6:.3g} MFLOP, {operator.bytes / 1e6:.3g} MB per run"
+        work = f"{_scaled(operator.flops)}FLOP, {_scaled(operator.bytes)}B per run"
         lines.append((work, palette.DIM))
     return lines
 
@@ -230,3 +231,11 @@ def _short(value: float) -> str:
     if value >= 10:
         return f"{value:.1f}"
     return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
+
+def _scaled(value: float) -> str:
+    """With a prefix: "3.1 M"."""
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}"
+    return f"{value:.3g} "
