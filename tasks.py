@@ -142,7 +142,9 @@ def pip_install(extras: Sequence[str]) -> None:
 def find_gpu() -> str:
     """Name of the adapter that the engine takes; "none" if there is none, after saying so."""
     name = probe_gpu()
-    if name == NONE and platform.system() == "Linux" and install_debian_driver():
+    # Mesa's drivers, one of which runs in software
+    linux = platform.system() == "Linux"
+    if name == NONE and linux and install_debian("a Vulkan driver", DEBIAN_DRIVER):
         name = probe_gpu()
     if name == NONE:
         say(f"no GPU driver: going on with the CPU backend. {driver_advice()}")
@@ -165,16 +167,16 @@ def probe_gpu() -> str:
     return ""
 
 
-def install_debian_driver() -> bool:
-    """Mesa's Vulkan drivers, one of which runs in software; False where that is not ours to do."""
+def install_debian(what: str, packages: Sequence[str]) -> bool:
+    """Whether the packages were installed; False where that is not ours to do."""
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
         return False
-    say(f"installing a Vulkan driver: apt-get install {' '.join(DEBIAN_DRIVER)}")
+    say(f"installing {what}: apt-get install {' '.join(packages)}")
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     call([apt, "-qq", "update"], quiet=True, env=env)
     options = ["-qq", "install", "-y", "--no-install-recommends"]
-    return call([apt, *options, *DEBIAN_DRIVER], quiet=True, env=env) == 0
+    return call([apt, *options, *packages], quiet=True, env=env) == 0
 
 
 def driver_advice() -> str:
@@ -215,7 +217,9 @@ def upscale(arguments: Sequence[str]) -> int:
 
 def test(arguments: Sequence[str]) -> int:
     """run the tests; further arguments go to pytest"""
-    prepare("test", "oracles", "pygfx")
+    prepare("test", "oracles", "pygfx", "game")
+    if platform.system() == "Linux" and shutil.which("Xvfb") is None:
+        install_debian("a display for tests", ("xvfb",))
     return python("-m", "pytest", *arguments)
 
 

@@ -75,7 +75,7 @@ def test_failing_pip_is_one_readable_message(venv, monkeypatch, capsys):
 
 def test_no_gpu_is_said_with_what_to_do(venv, monkeypatch, capsys):
     monkeypatch.setattr(tasks, "probe_gpu", lambda: tasks.NONE)
-    monkeypatch.setattr(tasks, "install_debian_driver", lambda: False)
+    monkeypatch.setattr(tasks, "install_debian", lambda what, packages: False)
     assert tasks.find_gpu() == tasks.NONE
     said = capsys.readouterr().out
     assert "going on with the CPU" in said

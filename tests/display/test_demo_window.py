@@ -1,0 +1,55 @@
+"""The game in a real window, used by a player, on a display that is there or made by Xvfb."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def display() -> Iterator[str]:
+    """The name of a display of our own."""
+    for module in ("glfw", "imgui_bundle"):
+        pytest.importorskip(module, reason=f"{module} is not installed (the extra 'game')")
+    xvfb = shutil.which("Xvfb")
+    if xvfb is None:
+        pytest.skip("Xvfb is not installed (on Debian: apt-get install xvfb)")
+    reading, writing = os.pipe()
+    command = [xvfb, "-displayfd", str(writing), "-screen", "0", "800x600x24", "-nolisten", "tcp"]
+    server = subprocess.Popen(command, pass_fds=[writing], stderr=subprocess.DEVNULL)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        number = pipe.readline().strip()
+    if not number:
+        pytest.skip("Xvfb does not start")
+    yield f":{number}"
+    server.terminate()
+    server.wait()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_player_uses_the_window_and_closes_it(display: str, tmp_path: Path) -> None:
+    env = {**os.environ, "DISPLAY": display, "PYTHONPATH": str(ROOT)}
+    env.pop("WAYLAND_DISPLAY", None)
+    command = [sys.executable, "-W", "error::ResourceWarning", "-m", "tests.display.window_session"]
+    done = subprocess.run(
+        [*command, "--seconds", "12", "--size", "320x180"],
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr and "rror" not in done.stderr, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert len(said["acts"]) == 12 and said["closed"] and said["error"] == ""
+    assert len(said["sizes"]) >= 3 and said["frames"] > 60 and said["tiles"] > 5
+    trace = json.loads((tmp_path / said["trace"]).read_text())
+    assert any(e["ph"] == "X" for e in trace["traceEvents"])
