@@ -10,6 +10,13 @@ float height_at(int2 cell, uint slot)
     return heights.Load(int4(cell + 4, int(slot), 0));
 }
 
+// Linear light of sRGB, fitted. Texels are filtered before that: of a texture in sRGB a software
+// driver converts all four of a sample.
+float3 linear_of(float3 c)
+{
+    return c * (0.0125 + c * (0.6822 + c * 0.3053));
+}
+
 // light: normal x, normal z, ambient occlusion, sunlight, each 0 to 1
 float3 normal_of(float4 light)
 {

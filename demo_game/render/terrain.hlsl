@@ -68,6 +68,9 @@ float4 shade(Surface surface) : SV_Target0
     float3 coarser = float3(surface.uv.zw, float(surface.slots.y));
     light = lerp(light, shading_texels.Sample(clamped, coarser), surface.moved);
     albedo = lerp(albedo, albedo_texels.Sample(clamped, coarser), surface.moved);
+#endif
+    albedo.rgb = linear_of(albedo.rgb);
+#if RICH
     float2 world = surface.position.xz + scene.eye.xy;
     float grain = patterns.Sample(repeating, world * (1.0 / 32.0)).w
         + patterns.Sample(repeating, world * (1.0 / 128.0)).w - 1.0;

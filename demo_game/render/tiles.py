@@ -16,7 +16,7 @@ _Textures = wgpu.TextureUsage
 _ARRAYS = {
     "height": ("r32float", FINE),
     "shading": ("rgba8unorm", FINE),
-    "texels": ("rgba8unorm-srgb", PAINTED),
+    "texels": ("rgba8unorm", PAINTED),
 }
 
 
