@@ -36,8 +36,9 @@ _LEAST, _MOST = 1.5, 6.0
 #: drawn from the tallest down, each over the one before: a bar reaches down to 0
 _BARS = tuple(
     (name, implot.Spec(line_color=ImVec4(0, 0, 0, 0), fill_color=ImVec4(*palette.LANES[name])))
-    for name in ("over", "free", "other", "inference", "render")
+    for name in ("over", "other", "inference", "render")
 )
+_FREE = implot.Spec(line_color=ImVec4(0, 0, 0, 0), fill_color=ImVec4(*palette.LANES["free"]))
 _TARGET = implot.Spec(
     line_color=ImVec4(*palette.TEXT),
     line_weight=1.0,
@@ -74,7 +75,7 @@ class FramePanel:
             last = frames[-1].number + 1 if frames else 0
             self._axes(target)
             if frames:
-                _bars(lanes(frames, target), last)
+                _bars(lanes(frames, target), last, target)
             implot.plot_inf_lines("##target", np.array([target]), _TARGET)
             overrun = latest_overrun(frames, target)
             if overrun is not None:
@@ -120,10 +121,13 @@ def _legend(frames: list[FrameSample], target_ms: float) -> list[tuple[str, str]
     ]
 
 
-def _bars(made: Lanes, last: int) -> None:
+def _bars(made: Lanes, last: int, target_ms: float) -> None:
     x = made.numbers - last + 0.5
     by_name = dict(zip(LANES, made.tops, strict=True))
     late = by_name["over"] > by_name["free"]
+    # what no bar covers below the target is free: one rectangle for all frames
+    middle, width = np.array([0.5 * (x[0] + x[-1])]), x[-1] - x[0] + 1.0
+    implot.plot_bars("##free", middle, np.array([target_ms]), width, _FREE)
     for name, spec in _BARS:
         tops = by_name[name]
         if name not in ("over", "other"):
