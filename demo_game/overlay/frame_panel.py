@@ -81,7 +81,7 @@ class FramePanel:
             if overrun is not None:
                 _mark(overrun, last, target, self._top * target)
             implot.end_plot()
-        self._numbers(target)
+        self._numbers(target, layout)
 
     def _axes(self, target_ms: float) -> None:
         implot.setup_axes("", "", _X_AXIS, _Y_AXIS)
@@ -93,8 +93,9 @@ class FramePanel:
         labels = [f"{tick:.1f}" if tick else "0 ms" for tick in ticks]
         implot.setup_axis_ticks(implot.ImAxis_.y1.value, ticks, labels)
 
-    def _numbers(self, target_ms: float) -> None:
-        for index, (name, label) in enumerate(self._legend):
+    def _numbers(self, target_ms: float, layout: Layout) -> None:
+        shown = [item for item in self._legend if item[0] != "other" or not layout.compact]
+        for index, (name, label) in enumerate(shown):
             if index:
                 imgui.same_line()
             theme.swatch(palette.LANES[name], label)
@@ -115,7 +116,7 @@ def _legend(frames: list[FrameSample], target_ms: float) -> list[tuple[str, str]
     tops = lanes(frames, target_ms).tops.mean(axis=1)
     thick = np.diff(tops, prepend=0.0)
     return [
-        (name, f"{name} {ms:.1f}")
+        (name, f"{name} {ms:.1f}" if ms < 10 else f"{name} {ms:.0f}")
         for name, ms in zip(LANES, thick, strict=True)
         if ms >= 0.05 or name in ("render", "inference")
     ]

@@ -109,4 +109,8 @@ def _job_row(job: Job, now_ms: float) -> JobRow:
 
 def duration(ms: float) -> str:
     """Milliseconds as people read them; "-0.2 s" is past."""
-    return f"{ms:.0f} ms" if abs(ms) < 100 else f"{ms / 1e3:.1f} s"
+    if abs(ms) < 100:
+        return f"{ms:.0f} ms"
+    if abs(ms) < 60_000:
+        return f"{ms / 1e3:.1f} s"
+    return f"{ms / 60e3:.0f} min" if abs(ms) < 3600e3 else "> 1 h" if ms > 0 else "< -1 h"

@@ -148,7 +148,14 @@ def widgets(monkeypatch) -> dict[str, tuple[float, float]]:
 
         return widget
 
-    for kind in ("checkbox", "selectable", "collapsing_header", "radio_button", "slider_float"):
+    for kind in (
+        "checkbox",
+        "selectable",
+        "collapsing_header",
+        "radio_button",
+        "slider_float",
+        "combo",
+    ):
         monkeypatch.setattr(imgui, kind, watched(getattr(imgui, kind)))
     return places
 
@@ -215,6 +222,36 @@ def test_clicks_change_the_controls(gpu, full, widgets):
     assert screen.controls.budget_ms is not None and screen.controls.budget_ms < 1.0
     assert screen.click(widgets["budget: what the renderer spares"])
     assert screen.controls.budget_ms is None
+
+
+def test_choosing_a_mode(gpu, full, widgets):
+    screen = Screen(gpu, full)
+    screen.frames(2)
+    x, y = widgets["##mode"]
+    line = imgui.get_text_line_height_with_spacing()
+    screen.click((x + 20, y))
+    screen.click((x + 20, y + 3.3 * line))
+    assert screen.controls.mode == "unsliced"
+    assert screen.controls.policy == "least_laxity"
+
+
+def test_a_budget_can_be_typed(gpu, full, widgets):
+    screen = Screen(gpu, full)
+    screen.controls.budget_ms = 2.0
+    screen.frames(2)
+    screen.overlay.input({"type": "key", "key": "Control", "down": True})
+    screen.click(widgets["##budget"])
+    screen.overlay.input({"type": "key", "key": "Control", "down": False})
+    screen.frames()
+    for character in "7.5":
+        assert screen.overlay.input({"type": "char", "text": character})
+        screen.frames()
+    for down in (True, False):
+        assert screen.overlay.input({"type": "key", "key": "Enter", "down": down})
+        screen.frames()
+    assert screen.controls.budget_ms == pytest.approx(7.5)
+    screen.frames()
+    assert not screen.overlay.input({"type": "key", "key": "w", "down": True})
 
 
 def test_the_middle_of_the_screen_is_the_game_s(gpu, full):

@@ -210,6 +210,7 @@ def test_the_newest_measured_frame_is_shown() -> None:
 
 def test_durations() -> None:
     assert [duration(ms) for ms in (3.4, 250.0, -1500.0)] == ["3 ms", "0.2 s", "-1.5 s"]
+    assert [duration(ms) for ms in (150e3, 9e9, -9e9)] == ["2 min", "> 1 h", "< -1 h"]
 
 
 # --- memory, layout, colours
