@@ -53,6 +53,8 @@ class FramePanel:
         self._summary = FrameSummary(0, 0.0, 0.0, 0.0, 0)
         self._legend: list[tuple[str, str]] = []
         self._top = _LEAST
+        # marked until the next look, so that what it says can be read
+        self._overrun: FrameSample | None = None
         #: GPU time of the overlay's own pass, mean
         self.overlay_ms = 0.0
 
@@ -65,6 +67,7 @@ class FramePanel:
         wanted = np.ceil(2 * 1.15 * self._summary.p99 / target) / 2
         self._top = float(np.clip(wanted, _LEAST, _MOST))
         self._legend = _legend(frames, target)
+        self._overrun = latest_overrun(frames, target)
         self.overlay_ms = mean_overlay_ms(frames)
 
     def draw(self, view: View, layout: Layout, controls: Controls) -> None:
@@ -77,9 +80,8 @@ class FramePanel:
             if frames:
                 _bars(lanes(frames, target), last, target)
             implot.plot_inf_lines("##target", np.array([target]), _TARGET)
-            overrun = latest_overrun(frames, target)
-            if overrun is not None:
-                _mark(overrun, last, target, self._top * target)
+            if self._overrun is not None:
+                _mark(self._overrun, last, target, self._top * target)
             implot.end_plot()
         self._numbers(target, layout)
 

@@ -21,18 +21,19 @@ class _Column:
     number: int
     width: float
     compact: bool
+    hint: str
 
 
 #: widths in characters
 _COLUMNS = (
-    _Column("operator", 0, 0.0, True),
-    _Column("%", 1, 4.5, True),
-    _Column("ms", 2, 5.0, True),
-    _Column("runs", 3, 4.5, False),
-    _Column("avg ms", 4, 5.5, True),
-    _Column("pred.", 5, 5.0, False),
-    _Column("GFLOP/s", 6, 7.5, False),
-    _Column("GB/s", 7, 5.0, False),
+    _Column("operator", 0, 0.0, True, "network and operator"),
+    _Column("%", 1, 4.5, True, "of all GPU time for networks; the bar is against the first"),
+    _Column("ms", 2, 5.0, True, "GPU time in all"),
+    _Column("runs", 3, 4.5, False, "whole executions"),
+    _Column("avg ms", 4, 5.5, True, "GPU time of a whole execution"),
+    _Column("pred.", 5, 5.0, False, "predicted against measured: +50 % was thought to take longer"),
+    _Column("GFLOP/s", 6, 7.5, False, "arithmetic; the bar is against the best seen"),
+    _Column("GB/s", 7, 5.0, False, "memory read and written; the bar is against the best seen"),
 )
 _TABLE = (
     imgui.TableFlags_.sortable
@@ -114,9 +115,9 @@ class RankingPanel:
         imgui.same_line()
         if imgui.radio_button("last 5 s", self.recent_only):
             self._choose(True, view)
-        if not layout.compact:
-            imgui.same_line()
-            theme.text("rates: bars against the best seen", palette.DIM)
+        if not self.lines:
+            theme.text("no operator has been timed", palette.DIM)
+            return
         shown = [c for c in _COLUMNS if c.compact or not layout.compact]
         line = imgui.get_text_line_height() + 2 * imgui.get_style().cell_padding.y
         height = (layout.ranking_rows + 1) * line + 2
@@ -124,8 +125,6 @@ class RankingPanel:
             self._head(shown, view)
             self._body(shown)
             imgui.end_table()
-        if not self.lines:
-            theme.text("no operator has been timed", palette.DIM)
         self._selected(view)
 
     def _choose(self, recent_only: bool, view: View) -> None:
@@ -144,7 +143,11 @@ class RankingPanel:
                 flags |= flag.default_sort.value
             width = column.width * character
             imgui.table_setup_column(column.title, flags, width, column.number)
-        imgui.table_headers_row()
+        imgui.table_next_row(imgui.TableRowFlags_.headers.value)
+        for column in shown:
+            imgui.table_next_column()
+            imgui.table_header(column.title)
+            imgui.set_item_tooltip(column.hint)
         specs = imgui.table_get_sort_specs()
         if specs.specs_dirty and specs.specs_count:
             chosen = specs.get_specs(0)
