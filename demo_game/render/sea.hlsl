@@ -26,8 +26,9 @@ float4 shade(Water water) : SV_Target0
     float3 direction = at / away;
     float2 world = at.xz + scene.eye.xy;
     float2 wind = scene.ray_y.w * float2(1.0, 0.4);
-    float2 slope = patterns.Sample(repeating, (world + wind * 3.0) * (1.0 / 64.0)).xy
-        + patterns.Sample(repeating, (world.yx - wind * 7.0) * (1.0 / 512.0)).xy - 1.0;
+    float2 near = (world + wind * 3.0) * (1.0 / 64.0);
+    float2 wide = (world.yx - wind * 7.0) * (1.0 / 512.0);
+    float2 slope = patterns.Sample(repeating, near).xy + patterns.Sample(repeating, wide).xy - 1.0;
     float calm = 1.0 / (1.0 + away * 0.0006);
     float3 normal = normalize(float3(slope.x * 0.34 * calm, 1.0, slope.y * 0.34 * calm));
     float facing = saturate(-dot(direction, normal));
@@ -41,7 +42,9 @@ float4 shade(Water water) : SV_Target0
     float3 light = sky_of(mirrored) * fog.a + fog.rgb;
     float glint = saturate(dot(mirrored, scene.sun.xyz));
     // far away a pixel holds many waves, and few of them glitter
-    float bright = 40.0 * calm * calm * pow(glint, 300.0) + 3.0 * pow(glint, 60.0);
+    float soft = exp2(86.0 * glint - 86.0);
+    float sharp = soft * soft * soft * soft * soft;
+    float bright = 40.0 * calm * calm * sharp + 3.0 * soft;
     float3 glitter = SUNLIGHT * (fresnel * fog.a * bright);
     return float4(fresnel * shown(light) + shown(glitter), fresnel);
 }

@@ -22,15 +22,17 @@ float4 shade(Corner corner) : SV_Target0
     float3 light = sky_of(direction);
     float2 over = direction.xz * (CLOUDS_M / max(direction.y, 0.02)) + scene.eye.xy
         + scene.ray_y.w * float2(9.0, 4.0);
-    float cover = patterns.Sample(repeating, over * (1.0 / 16384.0)).z;
-    float thin = 0.6;
 #if RICH
+    float cover = patterns.Sample(repeating, over * (1.0 / 16384.0)).z;
     // finer shapes, and darker where there is more cloud between here and the sun
     cover += 0.4 * patterns.Sample(repeating, over.yx * (1.0 / 4096.0)).z - 0.2;
     float2 sunwards = over + 350.0 * scene.sun.xz;
     float before = patterns.Sample(repeating, sunwards * (1.0 / 16384.0)).z
         + 0.4 * patterns.Sample(repeating, sunwards.yx * (1.0 / 4096.0)).z - 0.2;
-    thin = saturate(0.75 - 1.8 * (before - cover) - 0.5 * saturate(cover - 0.65));
+    float thin = saturate(0.75 - 1.8 * (before - cover) - 0.5 * saturate(cover - 0.65));
+#else
+    float cover = patterns.SampleLevel(repeating, over * (1.0 / 16384.0), 2.0).z;
+    float thin = 0.6;
 #endif
     float cloud = smoothstep(0.53, 0.83, cover) * saturate(direction.y * 9.0 - 0.25);
     float mu = dot(direction, scene.sun.xyz);

@@ -70,12 +70,17 @@ float4 shade(Surface surface) : SV_Target0
     albedo = lerp(albedo, albedo_texels.Sample(clamped, coarser), surface.moved);
 #endif
     albedo.rgb = linear_of(albedo.rgb);
-#if RICH
     float2 world = surface.position.xz + scene.eye.xy;
+#if RICH
     float grain = patterns.Sample(repeating, world * (1.0 / 32.0)).w
         + patterns.Sample(repeating, world * (1.0 / 128.0)).w - 1.0;
-    albedo.rgb *= 1.0 + (0.9 - 0.7 * albedo.g) * grain;
+#else
+    // near only, and always from the same mip level: on a software driver choosing one costs more
+    // than the sample
+    float grain = patterns.SampleLevel(repeating, world * (1.0 / 64.0), 2.0).w - 0.5;
+    grain *= saturate(surface.fog.a * 8.0 - 6.8);
 #endif
+    albedo.rgb *= 1.0 + (0.9 - 0.7 * albedo.g) * grain;
     float3 lit = lit_ground(light, albedo.rgb);
 #if RICH
     float3 toward = -normalize(surface.position.xyz);
