@@ -208,16 +208,18 @@ def test_nothing_is_created_in_a_frame(gpu, timer, monkeypatch):
 
         monkeypatch.setattr(gpu.device, name, counted)
     gc.collect()
+    gc.collect()  # what other tests left must not go meanwhile
     before = wgpu.diagnostics.object_counts.get_dict()
     frames(1000)
     gc.collect()
     after = wgpu.diagnostics.object_counts.get_dict()
     assert created == [] and arrived > 1000
     kinds = ("Buffer", "QuerySet", "BindGroup", "ComputePipeline", "Texture")
-    assert [after[k]["count"] for k in kinds] == [before[k]["count"] for k in kinds]
+    assert all(after[k]["count"] <= before[k]["count"] for k in kinds)
 
 
 def test_a_timer_gives_its_memory_back(gpu):
+    gc.collect()  # timers of other tests
     before = gpu.memory.held_bytes
     timer = gpu.frame_timer(("render",))
     assert gpu.memory.held_bytes > before or not gpu.has_timestamps
