@@ -68,7 +68,7 @@ def test_recipe_is_that_of_the_files(name):
 
 def test_all_agents_are_small():
     assert sum(RECIPE[name]["bytes"] for name in AGENTS) < 1_000_000
-    assert sum(RECIPE[name]["flops"] for name in AGENTS) < 370e6
+    assert sum(RECIPE[name]["flops"] for name in AGENTS) < 350e6
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -115,8 +115,8 @@ def test_heights_beat_interpolation(sessions):
     smooth = data.bicubic(given["coarse"][:, :, 5:-4, 5:-4])
     noisy = smooth + data.fine(given["detail"][:, :, 6:-6, 6:-6], 4) * given["cell"]
     wrong = np.abs(agent - target).mean()
-    assert wrong < 0.8 * np.abs(smooth - target).mean()
-    assert wrong < 0.8 * np.abs(noisy - target).mean()
+    assert wrong < 0.5 * np.abs(smooth - target).mean()
+    assert wrong < 0.5 * np.abs(noisy - target).mean()
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,15 @@ def test_others_are_near_what_they_learned(pair, output, simulate, per_sample):
     border = materials.BORDER * per_sample
     target = simulate(*west["seen"].values())[:, :, border:-border, border:-border]
     wrong = np.abs(west[output] - target).mean()
-    assert wrong < 0.9 * np.abs(target - target.mean(axis=(2, 3), keepdims=True)).mean()
+    assert wrong < 0.6 * np.abs(target - target.mean(axis=(2, 3), keepdims=True)).mean()
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_tables_of_errors_are_the_recipe(name):
+    """The README of the training says what was measured, to three digits."""
+    text = (MODELS.parent / "training" / "README.md").read_text(encoding="utf-8")
+    table = text.partition(f"### {name}\n")[2].partition("###")[0]
+    for way, found in RECIPE[name]["errors"].items():
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| {way} |")]
+        for value in found.values():
+            assert f"{value:.3f}" in row
