@@ -129,7 +129,7 @@ def test_others_are_near_what_they_learned(pair, output, simulate, per_sample):
     border = materials.BORDER * per_sample
     target = simulate(*west["seen"].values())[:, :, border:-border, border:-border]
     wrong = np.abs(west[output] - target).mean()
-    assert wrong < 0.6 * np.abs(target - target.mean(axis=(2, 3), keepdims=True)).mean()
+    assert wrong < 0.75 * np.abs(target - target.mean(axis=(2, 3), keepdims=True)).mean()
 
 
 @pytest.mark.parametrize("name", AGENTS)
