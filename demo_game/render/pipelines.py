@@ -86,22 +86,16 @@ class Pipelines:
                 {"binding": 2, "visibility": _FRAGMENT, "texture": {"sample_type": "float"}},
             ]
         )
-        array = {"view_dimension": "2d-array"}
-        both = _VERTEX | _FRAGMENT
+        heights, texels = (
+            {"texture": {"view_dimension": "2d-array", "sample_type": kind}}
+            for kind in ("unfilterable-float", "float")
+        )
         self.tiles_layout = layout(
             entries=[
-                {
-                    "binding": 0,
-                    "visibility": _VERTEX,
-                    "texture": {**array, "sample_type": "unfilterable-float"},
-                },
-                {"binding": 1, "visibility": both, "texture": {**array, "sample_type": "float"}},
-                {
-                    "binding": 2,
-                    "visibility": _FRAGMENT,
-                    "texture": {**array, "sample_type": "float"},
-                },
-                {"binding": 3, "visibility": both, "sampler": {"type": "filtering"}},
+                {"binding": 0, "visibility": _VERTEX, **heights},
+                {"binding": 1, "visibility": _FRAGMENT, **texels},
+                {"binding": 2, "visibility": _FRAGMENT, **texels},
+                {"binding": 3, "visibility": _FRAGMENT, "sampler": {"type": "filtering"}},
             ]
         )
         self.terrain = self._build("terrain.hlsl", [_GRID, _TILES], tiles=True, cull="back")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from demo_game.world.sun import SUN
 from demo_game.world.tile import CELLS, TileId
 
 OWNER = "picture"
-SCENE_BYTES = 160
+SCENE_BYTES = 144
 #: metres after which waves and clouds repeat: a multiple of the periods of all patterns
 _REPEAT_M = 16384.0
 #: metres of air at the sea that leave 1 / e of the light, and in which the air thins to 1 / e
@@ -55,9 +55,12 @@ class DrawStats:
 class Renderer:
     """Draws a frame into the host's encoder. ``target_format`` is that of the views that
     :meth:`draw` is given; whether it converts to sRGB itself is heeded. All memory is taken from
-    ``gpu.memory``."""
+    ``gpu.memory``. There are fewer slots than ``quality`` says where the device has fewer layers.
+    """
 
     def __init__(self, gpu: cml.Gpu, target_format: str, quality: Quality) -> None:
+        layers = int(gpu.device.limits["max-texture-array-layers"])
+        quality = replace(quality, slots=min(quality.slots, layers))
         self.gpu, self.quality = gpu, quality
         self.tiles = TilePool(gpu, quality)
         self._pipelines = Pipelines(gpu, target_format, quality)
@@ -65,7 +68,7 @@ class Renderer:
         self._vertices = self._buffer(vertices, _Buffers.VERTEX)
         self._indices = self._buffer(indices, _Buffers.INDEX)
         self._index_count = indices.size
-        self._scene_data = np.zeros((10, 4), np.float32)
+        self._scene_data = np.zeros((SCENE_BYTES // 16, 4), np.float32)
         self._scene = self._buffer(self._scene_data, _Buffers.UNIFORM)
         self._tile_data = np.zeros((quality.slots, TILE_BYTES // 4), np.float32)
         self._tile_words = self._tile_data.view(np.uint32)

@@ -148,6 +148,26 @@ def test_no_holes_between_levels(gpu: cml.Gpu, step: int, tilt: float) -> None:
     screen.renderer.close()
 
 
+def test_a_skirt_hides_a_step_between_neighbours(screen: Screen) -> None:
+    """Two plains, one 25 m higher: from the lower one no gap is seen under the other's edge."""
+    low, high = TileId(2, 0, 1), TileId(2, 0, 0)
+
+    def plain(tile: TileId, seed: int) -> Made:
+        return replace(
+            red(tile, seed),
+            height=np.full((FINE, FINE), 125.0 if tile == high else 100.0, np.float32),
+        )
+
+    land = Landscape(screen.gpu, screen.renderer, SEED, plain)
+    land.add([low, high])
+    (x, z), span = low.origin, low.span_m
+    camera = screen.renderer.camera((x + span / 2, 160.0, z + span * 0.3), 0.0, -0.2)
+    visible = [VisibleTile(t, s, s, math.inf, math.inf) for t, s in land.slots.items()]
+    seen = is_land(screen.picture(camera, visible))[:, WIDTH // 2 - 10 : WIDTH // 2 + 10]
+    assert seen.any() and not seen.all()
+    assert (np.maximum.accumulate(seen, 0) == seen).all(), "below land there is land"
+
+
 def test_a_tile_that_has_just_come_has_its_parents_shape(screen: Screen) -> None:
     parent = TileId(3, -3, -2)
     land = Landscape(screen.gpu, screen.renderer, SEED, red)
