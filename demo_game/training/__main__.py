@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
+
+try:
+    import torch
+except ModuleNotFoundError:
+    raise SystemExit("training needs PyTorch: pip install cml-engine[training]") from None
 
 from demo_game.training.data import Sample
 from demo_game.training.evaluate import Errors, errors
@@ -34,7 +38,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", type=Path, default=MODELS, help="folder to write to")
     parser.add_argument("--preview", type=Path, help="a PNG: what it learned from, what it gives")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.only not in (None, "upres") and not (args.models / "upres.nnef").is_dir():
+        parser.error(
+            f"{args.only} learns on land that the upres agent makes, and {args.models} has no "
+            "upres.nnef: train that first (--only upres), or name another folder by --models"
+        )
+    return args
 
 
 def lasting(course: Course, minutes: float | None, timed: Callable[[Course], float]) -> Course:

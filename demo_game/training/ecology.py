@@ -19,18 +19,18 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Species:
-    """``reach``: spread of its seeds in cells; ``growth``, ``death`` and ``seeding`` per
-    generation; ``shade``: how much of the trees' cover it bears."""
+    """``reach``: spread of its seeds in cells; the others are rates per generation."""
 
     growth: float
     death: float
     seeding: float
     reach: float
-    shade: float
 
 
-TREES = Species(growth=0.55, death=0.10, seeding=0.02, reach=1.6, shade=1.0)
-BUSHES = Species(growth=0.8, death=0.22, seeding=0.06, reach=1.1, shade=0.45)
+TREES = Species(growth=0.55, death=0.10, seeding=0.02, reach=1.6)
+BUSHES = Species(growth=0.8, death=0.22, seeding=0.06, reach=1.1)
+#: part of the light that trees take from bushes below them
+SHADE = 0.88
 GENERATIONS = 30
 
 
@@ -70,7 +70,7 @@ def populate(heights: Array, moisture: Array, grain: Array, cell: Array) -> Arra
     for _ in range(GENERATIONS):
         shade = blur(trees, 0.8)
         trees = _generation(trees, fit_trees, 1 - 0.4 * bushes * (1 - trees), TREES)
-        light = np.clip(1 - (1 - BUSHES.shade) * 1.6 * shade, 0, 1)
+        light = np.clip(1 - SHADE * shade, 0, 1)
         bushes = _generation(bushes, fit_bushes, light, BUSHES)
     rocks = _rocks(ground, luck, trees)
     found: Array = np.clip(np.concatenate([trees, bushes, rocks], axis=1), 0, 1)
