@@ -87,12 +87,14 @@ class Attrs(Mapping[str, Any]):
 class Epilogue:
     """An elementwise operator done on a producer's result before it is stored.
 
-    ``inputs`` are the names of its other operands (a PReLU's slopes, a residual's other side).
+    ``inputs`` are the names of its other operands (a PReLU's slopes, a residual's other side);
+    the result so far is the operand at ``position``.
     """
 
     op: str
     inputs: tuple[str, ...] = ()
     attrs: Attrs = field(default_factory=Attrs)
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)

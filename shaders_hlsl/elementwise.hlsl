@@ -1,13 +1,15 @@
-// All elementwise operators: result = EXPR(a, b, c, d, e), operands broadcast by strides.
+// All elementwise operators, and chains of them: operands broadcast by strides.
 //
-// defines: EXPR    the operator, over the operands a, b, … and attr(i)
-//          ARITY   number of operands, 1..5; T0…T(ARITY-1) are read, the next tensor is written
+// defines: CHAIN   statements over the operands p0, p1, … and attr(i), one for each operator: its
+//                  result is left in r0, r1, …, and LAST is the last of these
+//          ARITY   number of operands, 1..7; T0…T(ARITY-1) are read, the next tensor is written
 //          RESULT  element type of the result; VALUE0, VALUE1, … of the operands
 //          VEC     4: four neighbours at a time, as one vector; 1: element by element
 //          SPLATK  operand K is one value for all four neighbours, read as a scalar (0 if VEC is 1)
 //          FLAT    one dimension: element i of the result needs element i (or 0) of the operands
 // params:  count   elements (vectors) in the result
 //          dims, extent(d), stride(K * MAX_DIMS + d): innermost dimension first
+#include "divide.hlsli"
 #include "pointwise.hlsli"
 
 #define PER_THREAD 4
@@ -37,7 +39,7 @@ void locate(uint i, out uint at[ARITY]) {
     uint rest = i;
     for (uint d = 0; d < dims; ++d) {
         // the outermost coordinate needs no division
-        uint next = d + 1 < dims ? rest / extent(d) : 0;
+        uint next = d + 1 < dims ? cml_divide(rest, extent(d)) : 0;
         uint coordinate = d + 1 < dims ? rest - next * extent(d) : rest;
         [ForceUnroll] for (uint k = 0; k < ARITY; ++k) {
             at[k] += coordinate * stride(k * MAX_DIMS + d);
@@ -63,22 +65,35 @@ OUT_TYPE compute(uint i) {
 #if ARITY > 4
     T4_TYPE v4 = T4[at[4]];
 #endif
+#if ARITY > 5
+    T5_TYPE v5 = T5[at[5]];
+#endif
+#if ARITY > 6
+    T6_TYPE v6 = T6[at[6]];
+#endif
     OUT_TYPE result;
     [ForceUnroll] for (uint l = 0; l < VEC; ++l) {
-        VALUE0 a = LANE(v0, SPLAT0, l);
+        VALUE0 p0 = LANE(v0, SPLAT0, l);
 #if ARITY > 1
-        VALUE1 b = LANE(v1, SPLAT1, l);
+        VALUE1 p1 = LANE(v1, SPLAT1, l);
 #endif
 #if ARITY > 2
-        VALUE2 c = LANE(v2, SPLAT2, l);
+        VALUE2 p2 = LANE(v2, SPLAT2, l);
 #endif
 #if ARITY > 3
-        VALUE3 d = LANE(v3, SPLAT3, l);
+        VALUE3 p3 = LANE(v3, SPLAT3, l);
 #endif
 #if ARITY > 4
-        VALUE4 e = LANE(v4, SPLAT4, l);
+        VALUE4 p4 = LANE(v4, SPLAT4, l);
 #endif
-        STORE(result, l) = RESULT(EXPR);
+#if ARITY > 5
+        VALUE5 p5 = LANE(v5, SPLAT5, l);
+#endif
+#if ARITY > 6
+        VALUE6 p6 = LANE(v6, SPLAT6, l);
+#endif
+        CHAIN
+        STORE(result, l) = LAST;
     }
     return result;
 }

@@ -30,11 +30,12 @@ def run_node(node: Node, arrays: Sequence[Array], prepared: Cpu | None = None) -
         for epilogue in node.epilogues:
             others = arrays[count : count + len(epilogue.inputs)]
             count += len(epilogue.inputs)
-            if _is_own(node, results[0], arrays) and apply_in_place(
-                epilogue.op, epilogue.attrs, results[0], others
-            ):
+            own = epilogue.position == 0 and _is_own(node, results[0], arrays)
+            if own and apply_in_place(epilogue.op, epilogue.attrs, results[0], others):
                 continue
-            results = _call(epilogue.op, node, epilogue.attrs, [results[0], *others])
+            operands = list(others)
+            operands.insert(epilogue.position, results[0])
+            results = _call(epilogue.op, node, epilogue.attrs, operands)
     return results
 
 

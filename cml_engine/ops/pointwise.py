@@ -8,7 +8,7 @@ that other kernels can put it behind their own results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,8 @@ _GROUP = 64
 #: elements (or vectors of four) per thread, and dimensions per walk: as in elementwise.hlsl
 _PER_THREAD = 4
 _MAX_DIMS = 9
+#: tensors that one kernel reads: with its result, as many as every device of WebGPU's binds
+MAX_OPERANDS = 7
 
 
 @dataclass(frozen=True)
@@ -135,27 +137,59 @@ class Operand:
     layout: str = PLAIN
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One operator of a chain: its row, its attributes' values, and for each operand which of the
+    kernel's tensors it is; None is the result of the operator before."""
+
+    row: Row
+    values: tuple[float, ...]
+    operands: tuple[int | None, ...]
+
+
 def launch(
     row: Row, values: Sequence[float], operands: Sequence[Operand], out: Operand
 ) -> Dispatch:
     """One elementwise step over any tensors, for operators that are made of several steps."""
+    return launch_chain((Link(row, tuple(values), tuple(range(row.arity))),), operands, out)
+
+
+def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operand) -> Dispatch:
+    """Operators one after the other in one kernel. Each rounds as in a kernel of its own, so the
+    results have the same bits."""
     steps = walk([(o.fact, o.layout) for o in operands], out.fact, out.layout)
     width = 4 if _vectorises(steps) else 1
     splat = [width == 4 and strides[-1] == 0 for strides in steps.strides]
+    values = [value for link in chain for value in link.values]
     return Dispatch(
         groups=-(-steps.size // (width * _GROUP * _PER_THREAD)),
         tensors=(*(o.name for o in operands), out.name),
-        params=_params(row, values, steps, width, splat),
-        defines=_defines(row, [o.fact for o in operands], out.fact, width, splat)
+        params=_params(values, steps, width, splat),
+        defines=_chain_defines(chain, [o.fact for o in operands], out.fact)
+        | _defines([o.fact for o in operands], out.fact, width, splat)
         | {"FLAT": int(steps.flat)},
-        kernel=kernel_of(row),
+        kernel=_kernel(len(operands), len(values)),
     )
 
 
 def _lower(row: Row, op: Lowering) -> Iterator[Dispatch]:
-    *operands, out = (Operand(n, op.fact(n), op.layout(n)) for n in op.in_names + op.out_names)
+    names = tuple(dict.fromkeys(op.node.reads)) if op.epilogues else op.in_names
+    *operands, out = (Operand(n, op.fact(n), op.layout(n)) for n in names + op.out_names)
     if out.fact.size:
-        yield launch(row, row.values(op.attrs), operands, out)
+        yield launch_chain(_chain(row, op, names), operands, out)
+
+
+def _chain(row: Row, op: Lowering, names: Sequence[str]) -> list[Link]:
+    """The node's operator and those fused to it, over the tensors of those names."""
+    if not op.epilogues:
+        return [Link(row, tuple(row.values(op.attrs)), tuple(range(row.arity)))]
+    links = [Link(row, tuple(row.values(op.attrs)), tuple(names.index(n) for n in op.in_names))]
+    for epilogue in op.epilogues:
+        operands: list[int | None] = [names.index(n) for n in epilogue.inputs]
+        operands.insert(epilogue.position, None)
+        fused = ROWS[epilogue.op]
+        links.append(Link(fused, tuple(fused.values(epilogue.attrs)), tuple(operands)))
+    return links
 
 
 def _vectorises(steps: Walk) -> bool:
@@ -166,13 +200,16 @@ def _vectorises(steps: Walk) -> bool:
 
 
 def _params(
-    row: Row, values: Sequence[float], steps: Walk, width: int, splat: Sequence[bool]
+    values: Sequence[float], steps: Walk, width: int, splat: Sequence[bool]
 ) -> dict[str, Any]:
     extents = [*steps.extents[:-1], steps.extents[-1] // width]
-    stride = np.zeros((row.arity, _MAX_DIMS), np.uint32)
+    # one vector to a row (blocks of four channels): the row's own dimension is no step of the walk
+    skip = int(extents[-1] == 1 and len(extents) > 1)
+    extents = extents[: len(extents) - skip]
+    stride = np.zeros((len(splat), _MAX_DIMS), np.uint32)
     for k, strides in enumerate(steps.strides):
         unit = 1 if splat[k] else width
-        inner_first = [strides[-1], *(s // unit for s in strides[-2::-1])]
+        inner_first = [strides[-1], *(s // unit for s in strides[-2::-1])][skip:]
         stride[k, : len(inner_first)] = inner_first
     return {
         "count": steps.size // width,
@@ -183,18 +220,34 @@ def _params(
     }
 
 
+def _chain_defines(
+    chain: Sequence[Link], inputs: Sequence[Fact], out: Fact
+) -> dict[str, int | str]:
+    """``CHAIN``: statements that leave the result of link i in ``r<i>``; ``LAST`` is the last's."""
+    element = HLSL_TYPE[out.dtype]
+    statements, first = [], 0
+    for i, link in enumerate(chain):
+        operands = []
+        for letter, k in zip("abcde", link.operands, strict=False):
+            kind = element if k is None else HLSL_TYPE[inputs[k].dtype]
+            operands.append(f"{kind} {letter} = {f'r{i - 1}' if k is None else f'p{k}'};")
+        text = link.row.expression(lambda j, first=first: f"attr({first + j})")  # type: ignore[misc]
+        statements.append(f"{element} r{i}; {{ {' '.join(operands)} r{i} = {element}({text}); }}")
+        first += len(link.values)
+    return {"CHAIN": " ".join(statements), "LAST": f"r{len(chain) - 1}"}
+
+
 def _defines(
-    row: Row, inputs: Sequence[Fact], out: Fact, width: int, splat: Sequence[bool]
+    inputs: Sequence[Fact], out: Fact, width: int, splat: Sequence[bool]
 ) -> dict[str, int | str]:
     result = HLSL_TYPE[out.dtype]
     vector = "4" if width == 4 else ""
     defines: dict[str, int | str] = {
-        "EXPR": row.expression(lambda i: f"attr({i})"),
-        "ARITY": row.arity,
+        "ARITY": len(inputs),
         "VEC": width,
         "RESULT": result,
-        "OUT": f"T{row.arity}",
-        f"T{row.arity}_TYPE": result + vector,
+        "OUT": f"T{len(inputs)}",
+        f"T{len(inputs)}_TYPE": result + vector,
     }
     for k, fact in enumerate(inputs):
         element = HLSL_TYPE[fact.dtype]
@@ -206,11 +259,14 @@ def _defines(
 
 def kernel_of(row: Row) -> Kernel:
     """How the row's operator is launched."""
-    strides, attrs = row.arity * _MAX_DIMS, max(1, len(row.attrs))
+    return replace(_kernel(row.arity, len(row.attrs)), lower=partial(_lower, row))
+
+
+def _kernel(operands: int, attrs: int) -> Kernel:
     return Kernel(
         "elementwise.hlsl",
-        params=f"count:u dims:u extent:u{_MAX_DIMS} stride:u{strides} attr:f{attrs}",
-        lower=partial(_lower, row),
+        params=f"count:u dims:u extent:u{_MAX_DIMS} stride:u{operands * _MAX_DIMS} "
+        f"attr:f{max(1, attrs)}",
         group=_GROUP,
         layouts="same",
         trusted=True,

@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cml_engine.graph import Graph
+from cml_engine.passes.bypass import bypass
+from cml_engine.passes.common_subexpressions import merge_common_subexpressions
 from cml_engine.passes.dead_code import eliminate_dead_code
+from cml_engine.passes.fold_affine import fold_affine
 from cml_engine.passes.fold_constants import fold_constants
+from cml_engine.passes.fold_padding import fold_padding
+from cml_engine.passes.fuse_elementwise import fuse_elementwise
 from cml_engine.passes.fuse_epilogues import fuse_epilogues
 from cml_engine.passes.infer import infer_facts
+from cml_engine.passes.rules import apply_registered
 
 #: what happens to a graph before any backend sees it, and why there
 STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("infer", infer_facts, "every later pass reads shapes"),
     ("dead_code", eliminate_dead_code, "what is not needed is neither folded nor fused"),
     ("fold", fold_constants, "a slope or bias that is computed becomes a constant for fusing"),
-    ("fuse", fuse_epilogues, "last: it hides nodes that the passes before look for"),
-    ("sweep", eliminate_dead_code, "the constants that folding used up"),
+    ("rules", apply_registered, "a game's own rules see its operators as it wrote them"),
+    ("common", merge_common_subexpressions, "one result with two readers is computed once"),
+    ("bypass", bypass, "what changes nothing stands between operators that belong together"),
+    ("padding", fold_padding, "a pad before a conv is a tensor less to write and read"),
+    ("affine", fold_affine, "before fusing: what is in the weights costs nothing at all"),
+    ("fuse", fuse_epilogues, "it hides nodes that the passes before look for"),
+    ("chains", fuse_elementwise, "of the elementwise operators that no producer took"),
+    ("sweep", eliminate_dead_code, "the constants and nodes that the passes before used up"),
 )
 
 

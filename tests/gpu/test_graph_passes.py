@@ -1,0 +1,121 @@
+"""Optimized graphs against the same graphs as they were, on the CPU and on the GPU."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cml_engine as cml
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.backends.gpu import GpuProgram
+from cml_engine.backends.shadow import shadow_run
+from cml_engine.ops.pointwise import ROWS
+from cml_engine.passes import STAGES, optimize, rules
+from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.lower import lower
+from cml_engine.session import CompileOptions, Session
+from cml_engine.testing import random_partition
+from tests.graphs import BLOCKS, Net, random_graph
+
+REWRITING = ("common", "bypass", "padding", "affine", "fuse", "chains")
+
+
+def close(got, wanted, why):
+    """Folded weights are rounded once more, by 2^-24 of the largest term."""
+    for name in wanted:
+        largest = float(np.abs(wanted[name]).max(initial=1.0))
+        np.testing.assert_allclose(got[name], wanted[name], 1e-4, 1e-5 * largest, err_msg=why)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("without", ["", *REWRITING])
+def test_blocks_give_equal_results_without_any_pass(block, without, gpu):
+    net = BLOCKS[block]()
+    graph, inputs = net.graph(net.nodes[-1].outputs[0]), net.input()
+    wanted = CpuProgram(graph).run(inputs)
+    options = CompileOptions(without=frozenset({without}))
+    for backend in ("cpu", gpu):
+        close(Session(graph, backend, options).run(inputs), wanted, f"{block} {backend}")
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_fused_node_agrees_with_numpy(block, gpu):
+    net = BLOCKS[block]()
+    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    assert [check.node.title for check in shadow_run(graph, gpu, net.input()) if not check.ok] == []
+
+
+@pytest.mark.parametrize("block", ["se", "layer_norm"])
+def test_chains_run_in_any_partition_of_their_workgroups(block, gpu):
+    net = BLOCKS[block](40, 32)
+    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    assert any(node.epilogues and node.op in ROWS for node in graph.nodes)
+    plan = lower(graph, gpu.limits, choose_layout(graph))
+    program, whole = GpuProgram(plan, gpu), [(s.index, 0, s.groups) for s in plan.steps]
+    inputs = net.input()
+    wanted = program.run(inputs)
+    assert max(step.groups for step in plan.steps) > 1
+    for seed in range(3):
+        program.run_ranges(inputs, random_partition(whole, seed))
+        for name, place in plan.outputs.items():
+            np.testing.assert_array_equal(program.read_tensor(place), wanted[name])
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_random_graphs_on_the_gpu(seed, gpu):
+    graph, inputs = random_graph(seed)
+    wanted = CpuProgram(graph).run(inputs)
+    close(Session(graph, gpu).run(inputs), wanted, f"seed {seed}")
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_random_graphs_on_the_cpu(seed):
+    """After every single stage."""
+    graph, inputs = random_graph(seed)
+    wanted = CpuProgram(graph).run(inputs)
+    for name, stage, _ in STAGES:
+        graph = stage(graph)
+        close(CpuProgram(graph).run(inputs), wanted, f"seed {seed}, after {name}")
+
+
+def bits(graph, inputs, gpu):
+    program = GpuProgram(lower(graph, gpu.limits, choose_layout(graph)), gpu)
+    return {name: value.view(np.uint32) for name, value in program.run(inputs).items()}
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_chain_has_the_bits_of_its_operators(seed, gpu):
+    graph, inputs = random_graph(seed)
+    apart, fused = (optimize(graph, frozenset(w)) for w in ({"chains"}, set[str]()))
+    one, other = bits(apart, inputs, gpu), bits(fused, inputs, gpu)
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], f"seed {seed}: {name}")
+
+
+def test_the_rule_in_the_documents_works(gpu):
+    page = Path(__file__).resolve().parents[2] / "docs/fusing.md"
+    options, example = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    net = Net(2, 3, 70)
+    graph, inputs = net.graph(net.op("mul", "x", net.op("abs", "x"))), net.input()
+    before = list(rules._REGISTERED)
+    try:
+        exec(example, {"__name__": "game", "__file__": __file__})
+        names: dict[str, object] = {"cml": cml, "graph": graph, "gpu": gpu}
+        exec(options, names)
+        for session in (Session(graph, gpu), Session(graph, "cpu"), names["slow"]):
+            assert isinstance(session, Session)
+            assert [node.op for node in session.graph.nodes] == ["sharpened"]
+            close(session.run(inputs), CpuProgram(graph).run(inputs), session.backend)
+    finally:
+        rules._REGISTERED[:] = before
+        cml.unregister("sharpened")
