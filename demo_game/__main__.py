@@ -50,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, help="close the window after so many")
     made.add_argument("--headless", action="store_true", help="no window: a scripted flight")
     made.add_argument("--frames", type=int, default=600, help="headless: how many (default 600)")
+    made.add_argument("--start", type=float, default=0.0, metavar="SECONDS",
+                      help="headless: where on the path to begin")  # fmt: skip
     made.add_argument("--clock", choices=("real", "virtual"), default="real", help="headless: "
                       "pace the frames, or run them one after the other")  # fmt: skip
     made.add_argument("--mode", choices=("sliced", "layer", "unsliced", "off"), default="sliced",
@@ -117,7 +119,7 @@ def run_headless(
         report, screenshot = OUT / "demo.json", OUT / "demo.png"
     runs: list[RunReport] = []
     for mode in MODES if options.compare else (options.mode,):
-        asked = Options(options.frames, mode, options.clock, options.budget_ms)
+        asked = Options(options.frames, mode, options.clock, options.budget_ms, options.start)
         shot = screenshot if mode in ("sliced", options.mode) else None
         overlay = headless_overlay if options.overlay else None
         runs.append(fly(gpu, quality, settings, asked, screenshot=shot, overlay=overlay))

@@ -91,8 +91,9 @@ class Game:
         now_s: float,
         draw_overlay: Callable[[Any, Any], None] | None = None,
     ) -> FrameSample:
-        """Everything of one frame, up to its submit: ``target_view`` is drawn to, ``now_s`` is
-        the game's own time, ``draw_overlay(encoder, timestamp_writes)`` comes last."""
+        """Everything of one frame, up to its submit: ``target_view`` is drawn to (None: no picture,
+        as behind a loading screen), ``now_s`` is the game's own time, and
+        ``draw_overlay(encoder, timestamp_writes)`` comes last."""
         start = time.perf_counter()
         self._obey()
         camera = self._camera(pose)
@@ -100,6 +101,15 @@ class Game:
         encoder = self.gpu.device.create_command_encoder()
         report = self.scheduler.encode(encoder)
         self.streaming.collect(encoder, now_s)
+        if target_view is not None:
+            self._draw(encoder, target_view, camera, now_s)
+            if draw_overlay is not None:
+                draw_overlay(encoder, self.timer.writes("overlay"))
+        self.timer.resolve(encoder)
+        self.gpu.queue.submit([encoder.finish()])
+        return self._end(report, start)
+
+    def _draw(self, encoder: Any, target_view: Any, camera: Camera, now_s: float) -> None:
         self.draw_stats = self.renderer.draw(
             encoder,
             target_view,
@@ -108,11 +118,6 @@ class Game:
             now_s,
             timestamp_writes=self.timer.writes("render"),
         )
-        if draw_overlay is not None:
-            draw_overlay(encoder, self.timer.writes("overlay"))
-        self.timer.resolve(encoder)
-        self.gpu.queue.submit([encoder.finish()])
-        return self._end(report, start)
 
     def _end(self, report: FrameReport, start: float) -> FrameSample:
         measured = self.scheduler.end_frame()

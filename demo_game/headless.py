@@ -25,7 +25,6 @@ FORMAT = "rgba8unorm-srgb"
 _PATIENCE = 4000
 #: frames until the last GPU times have arrived
 _DRAIN = 12
-#: how long after the flight's start the first picture is taken
 MODES = ("off", "sliced", "layer", "unsliced")
 OverlayDraw = Callable[[Any, Any, Any], None]
 
@@ -39,6 +38,8 @@ class Options:
     #: ``real`` paces the frames by the wall clock, ``virtual`` runs them one after the other
     clock: str = "real"
     budget_ms: float | None = None
+    #: seconds of the path that are skipped
+    start_s: float = 0.0
 
 
 class HeadlessRun:
@@ -68,12 +69,12 @@ class HeadlessRun:
         screen of a game."""
         started = time.perf_counter()
         self.game.controls.mode = "unsliced"
-        self._until_complete(self.flight.pose(0.0))
+        self._until_complete(self._pose(0))
         return time.perf_counter() - started
 
     def _until_complete(self, pose: Pose) -> None:
         for _ in range(_PATIENCE):
-            self._frame(pose)
+            self._frame(pose, draw=False)
             if self.game.streaming.error:
                 raise cml.CmlError(self.game.streaming.error)
             if self.game.complete and not self.digests.pending:
@@ -91,20 +92,23 @@ class HeadlessRun:
         game.controls.budget_ms = options.budget_ms
         step = game.settings.frame_ms / 1e3
         for number in range(options.frames):
-            sample = self._paced(self.flight.pose(number * step), step)
+            sample = self._paced(self._pose(number), step)
             self.samples.append(sample)
             if game.streaming.error:
                 raise cml.CmlError(game.streaming.error)
 
     def settle(self) -> str:
         """Finish the last picture and hash the world that it shows."""
-        pose = self.flight.pose(self.options.frames * self.game.settings.frame_ms / 1e3)
+        pose = self._pose(self.options.frames)
         self.game.inference = True
         for _ in range(_DRAIN):
             self._frame(pose)
         self.game.controls.mode = "unsliced"
         self._until_complete(pose)
         return self.digests.world(self.game.selection.draw)
+
+    def _pose(self, frame: int) -> Pose:
+        return self.flight.pose(self.options.start_s + frame * self.game.settings.frame_ms / 1e3)
 
     def _paced(self, pose: Pose, step: float) -> FrameSample:
         start = time.perf_counter()
@@ -113,16 +117,17 @@ class HeadlessRun:
             time.sleep(max(0.0, start + step - time.perf_counter()))
         return sample
 
-    def _frame(self, pose: Pose) -> FrameSample:
+    def _frame(self, pose: Pose, draw: bool = True) -> FrameSample:
         start = time.perf_counter()
-        overlay = self.draw_overlay
-        draw = None
-        if overlay is not None:
+        overlay, view = self.draw_overlay, self.view
 
-            def draw(encoder: Any, writes: Any) -> None:
-                overlay(encoder, self.view, writes)
+        def over(encoder: Any, writes: Any) -> None:
+            if overlay is not None:
+                overlay(encoder, view, writes)
 
-        sample = self.game.frame(self.view, pose, self._seconds, draw)
+        sample = self.game.frame(
+            view if draw else None, pose, self._seconds, over if overlay else None
+        )
         # a window's loop would be held by the display; here the frame ends when the GPU is done
         self.gpu.wait()
         sample.frame_ms = 1e3 * (time.perf_counter() - start)
