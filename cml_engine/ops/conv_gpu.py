@@ -1,14 +1,14 @@
 """``conv`` and ``deconv`` on the GPU: which kernel a node gets.
 
-Winograd tiles where they gain (3x3, stride 1, constant filter), else a register tile of output
-channels by positions.
+Winograd tiles where they gain (3x3, stride 1, constant filter), tiles of positions for depthwise
+windows that overlap, else a register tile of output channels by positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cml_engine.ops import winograd
+from cml_engine.ops import depthwise, winograd
 from cml_engine.ops.conv_shapes import conv_shape, deconv_shape
 from cml_engine.ops.conv_tile import Conv, lower_tile
 from cml_engine.ops.lowering import Lowering
@@ -19,8 +19,12 @@ def lower_conv(op: Lowering) -> Iterator[Dispatch]:
     conv = Conv(op, conv_shape(op.attrs, *op.inputs), transposed=False)
     if op.outputs[0].size == 0:
         return
-    lower = winograd.lower_winograd if winograd.fits(conv) else lower_tile
-    yield from lower(conv)
+    if winograd.fits(conv):
+        yield from winograd.lower_winograd(conv)
+    elif depthwise.fits(conv):
+        yield from depthwise.lower_depthwise(conv)
+    else:
+        yield from lower_tile(conv)
 
 
 def lower_deconv(op: Lowering) -> Iterator[Dispatch]:

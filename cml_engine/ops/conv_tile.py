@@ -267,7 +267,7 @@ def _packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
     op, shape = conv.op, conv.shape
     name = op.in_names[1]
     if is_depthwise(conv):
-        return op.pack(f"{name}.depthwise", lambda: _pack_depthwise(conv))
+        return packed_depthwise(conv)
     if conv.constant:
         way = "deconv" if conv.transposed else "conv"
         return op.pack(f"{name}.{way}{shape.groups}.rows{rows}", lambda: pack_filter(conv, rows))
@@ -308,8 +308,12 @@ def pack_filter(conv: Conv, rows: int) -> Array:
     return packed
 
 
+def packed_depthwise(conv: Conv) -> str:
+    """The depthwise filter as [block][tap][4]."""
+    return conv.op.pack(f"{conv.op.in_names[1]}.depthwise", lambda: _pack_depthwise(conv))
+
+
 def _pack_depthwise(conv: Conv) -> Array:
-    """[block][tap][4]."""
     value = conv.filter_rows()[:, 0]
     padded = np.zeros((-(-len(value) // 4) * 4, value.shape[1]), np.float32)
     padded[: len(value)] = value

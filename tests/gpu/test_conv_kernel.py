@@ -29,6 +29,11 @@ KERNELS = {
     "winograd": ("conv", conv_case((2, 16, 15, 30), (18, 16, 3, 3)), True),
     "groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), groups=5), True),
     "depthwise": ("conv", conv_case((1, 10, 9, 7), (10, 1, 3, 3), groups=0), True),
+    "depthwise strided": (
+        "conv",
+        conv_case((1, 10, 9, 7), (10, 1, 3, 3), stride=[2, 1], groups=0),
+        True,
+    ),
     "deconv": ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 4, 4), (6,), stride=[2, 2]), True),
 }
 #: ends of a node: operators with their constant operands by shape
@@ -119,12 +124,16 @@ def test_channels_of_any_number(channels, layouts, gpu):
 
 def test_each_kernel_is_the_one_meant(gpu):
     """The node named after a kernel runs on it, so that the tests here test what they say."""
-    meant = {"computed filter": "conv_pack.hlsl", "winograd": "winograd.hlsl"}
+    meant = {
+        "computed filter": "conv_pack.hlsl",
+        "winograd": "winograd.hlsl",
+        "depthwise": "depthwise.hlsl",
+    }
     for kernel in KERNELS:
         graph, _ = graph_with(kernel, [], np.random.default_rng(0))
         plan = lower(graph, gpu.limits)
         assert meant.get(kernel, "conv.hlsl") in {step.path for step in plan.steps}
-        assert plan.steps[-1].defines.get("DEPTHWISE", 0) == int(kernel == "depthwise")
+        assert plan.steps[-1].defines.get("DEPTHWISE", 0) == int(kernel == "depthwise strided")
 
 
 def test_winograd_in_several_rounds(gpu, monkeypatch):
@@ -145,12 +154,13 @@ def test_winograd_is_near_exact_sums(gpu, rng):
     assert worst < 0.5
 
 
-@pytest.mark.parametrize("name", ["conv", "conv 5x5", "deconv"])
+@pytest.mark.parametrize("name", ["conv", "conv 5x5", "conv depthwise", "deconv"])
 def test_portable_limits_choose_variants_that_agree(name, gpu):
     """What a GPU without subgroups is given runs here too."""
     case = {
         "conv": conv_case((1, 16, 62, 64), (40, 16, 3, 3)),
         "conv 5x5": conv_case((1, 12, 9, 14), (40, 12, 5, 5)),
+        "conv depthwise": conv_case((1, 12, 9, 14), (12, 1, 4, 3), groups=0),
         "deconv": deconv_case((1, 12, 6, 6), (12, 40, 4, 4), stride=[2, 2]),
     }[name]
     graph, inputs = case_graph(name.split()[0], case, constants=True)

@@ -1,0 +1,85 @@
+// conv with one output for each input channel, stride and dilation 1: a tile of TILE_Y x TILE_X
+// results of four channels per thread.
+//
+// Neighbours share most of their windows: a row of inputs is loaded once for all results that it
+// reaches, so a 4x4 window over 4x4 results takes 49 loads and not 256.
+// T0 input (blocks of four channels), T1 filter [block][KERNEL_Y * KERNEL_X], T2 bias, then the
+// epilogues' operands, then OUT.
+#include "border.hlsli"
+#include "divide.hlsli"
+#define BIAS T2
+#include "conv_store.hlsli"
+
+#define SOURCES_X (TILE_X + KERNEL_X - 1)
+#define SOURCES_Y (TILE_Y + KERNEL_Y - 1)
+
+// Scalars: a software driver keeps those in registers, float4s not.
+static float sums[TILE_Y * TILE_X * 4];
+static float taps[KERNEL_Y * KERNEL_X * 4];
+
+void clear() {
+    {[ForceUnroll] for (int i = 0; i < TILE_Y * TILE_X * 4; i++) { sums[i] = 0.0; }}
+}
+
+void load_taps(uint block) {
+    {[ForceUnroll] for (int i = 0; i < KERNEL_Y * KERNEL_X; i++) {
+        float4 tap = T1[block * (KERNEL_Y * KERNEL_X) + i];
+        {[ForceUnroll] for (int lane = 0; lane < 4; lane++) { taps[4 * i + lane] = tap[lane]; }}
+    }}
+}
+
+// What row `r` of the inputs gives to every row of results.
+void add_row(int r, float4 x[SOURCES_X]) {
+    {[ForceUnroll] for (int i = 0; i < TILE_Y * KERNEL_X; i++) {
+        int row = i / KERNEL_X;
+        int kx = i % KERNEL_X;
+        int ky = r - row;
+        if (ky >= 0 && ky < KERNEL_Y) {
+            {[ForceUnroll] for (int at = 0; at < TILE_X * 4; at++) {
+                int sum = row * TILE_X * 4 + at;
+                sums[sum] = mad(taps[4 * (ky * KERNEL_X + kx) + at % 4], x[at / 4 + kx][at % 4],
+                                sums[sum]);
+            }}
+        }
+    }}
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint tile_x = group * GROUP + tid.x;
+    if (tile_x >= threads) { return; }
+    uint tile_y = cml_divide_rest(tile_x, tiles_x);
+    uint number = cml_divide_rest(tile_y, tiles_y);
+    uint image = cml_divide_rest(number, blocks);
+    int x0 = int(tile_x) * TILE_X;
+    int y0 = int(tile_y) * TILE_Y;
+    clear();
+    load_taps(number);
+    uint base = (image * blocks + number) * uint(height * width);
+    int column[SOURCES_X];
+    {[ForceUnroll] for (int i = 0; i < SOURCES_X; i++) {
+        column[i] = cml_border(x0 + i - before_x, width);
+    }}
+    {[ForceUnroll] for (int r = 0; r < SOURCES_Y; r++) {
+        int row = cml_border(y0 + r - before_y, height);
+        float4 x[SOURCES_X];
+        {[ForceUnroll] for (int i = 0; i < SOURCES_X; i++) {
+            bool found = min(row, column[i]) >= 0;
+            float4 value = T0[base + (found ? uint(row * width + column[i]) : 0u)];
+            x[i] = found ? value : float4(0.0, 0.0, 0.0, 0.0);
+        }}
+        add_row(r, x);
+    }}
+    Block block = cml_block(number);
+    uint volume = uint(out_height * out_width);
+    {[ForceUnroll] for (int at = 0; at < TILE_Y * TILE_X; at++) {
+        int y = y0 + at / TILE_X;
+        int x = x0 + at % TILE_X;
+        if (y < out_height && x < out_width) {
+            float4 sum = float4(sums[4 * at], sums[4 * at + 1], sums[4 * at + 2], sums[4 * at + 3]);
+            cml_store(sum, block, image, uint(y * out_width + x), volume);
+        }
+    }}
+}
