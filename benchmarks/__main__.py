@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks import contenders, layers, rounds, table
+from benchmarks import apart, contenders, layers, rounds, table
 from benchmarks.write_ncnn import write_ncnn
 from examples.upscale import assets, pictures
 
@@ -111,6 +111,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     keys = [c.key for c in contenders.CONTENDERS]
     parser.add_argument("--only", nargs="*", choices=keys, default=(), help="these engines")
     parser.add_argument(
+        "--install", choices=["webgpu"], help="make the environment of ONNX Runtime's WebGPU once"
+    )
+    parser.add_argument(
         "--against", type=Path, help="an earlier --json: fail where a ratio got worse by a quarter"
     )
     return parser.parse_args(arguments)
@@ -124,6 +127,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(*credits, sep="\n")
+    for contender in contenders.CONTENDERS:
+        if contender.apart and contender.apart == options.install:
+            apart.make(contender.apart, contender.package)
     warning = table.busy()
     if warning:
         print(f"warning: {warning}", file=sys.stderr)

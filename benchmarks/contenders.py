@@ -64,13 +64,15 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Contender:
-    """``package`` has to be installed and ``module`` importable for ``load`` to make it ready."""
+    """``package`` has to be installed and ``module`` importable for ``load`` to make it ready;
+    ``apart`` names an environment of its own, for a package that cannot be beside others."""
 
     key: str
     title: str
     package: str
     module: str
     load: Callable[[Workload], Loaded]
+    apart: str = ""
 
 
 def _threads() -> int:
@@ -134,16 +136,19 @@ def _set_ncnn_options(options: Any, on_gpu: bool) -> None:
         setattr(options, name, False)
 
 
-def _load_onnxruntime(workload: Workload) -> Loaded:
+def _load_onnxruntime(workload: Workload, provider: str) -> Loaded:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(workload.onnx), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(workload.onnx), providers=[provider])
+    if session.get_providers()[0] != provider:
+        raise Unavailable(f"ONNX Runtime does not take {provider} here")
 
     def run(data: Array) -> Array:
         result: Array = session.run(None, {"data": data})[0]
         return result
 
-    return Loaded(run, f"{_threads()} threads")
+    on_cpu = provider.startswith("CPU")
+    return Loaded(run, f"{_threads()} threads" if on_cpu else "the first WebGPU adapter")
 
 
 def _load_tract(workload: Workload) -> Loaded:
@@ -159,12 +164,21 @@ def _load_tract(workload: Workload) -> Loaded:
     return Loaded(run, "1 thread")
 
 
+# fmt: off
 #: in the order of the table; the first two are this engine
 CONTENDERS = (
     Contender("ours-gpu", "this engine, GPU", OURS, "wgpu", lambda w: _load_ours(w, True)),
     Contender("ours-cpu", "this engine, CPU", OURS, "numpy", lambda w: _load_ours(w, False)),
     Contender("ncnn-vulkan", "ncnn, Vulkan", "ncnn", "ncnn", lambda w: _load_ncnn(w, True)),
     Contender("ncnn-cpu", "ncnn, CPU", "ncnn", "ncnn", lambda w: _load_ncnn(w, False)),
-    Contender("onnxruntime", "ONNX Runtime, CPU", "onnxruntime", "onnxruntime", _load_onnxruntime),
+    Contender(
+        "onnxruntime", "ONNX Runtime, CPU", "onnxruntime", "onnxruntime",
+        lambda w: _load_onnxruntime(w, "CPUExecutionProvider"),
+    ),
+    Contender(
+        "ort-webgpu", "ONNX Runtime, WebGPU", "onnxruntime-webgpu", "onnxruntime",
+        lambda w: _load_onnxruntime(w, "WebGpuExecutionProvider"), apart="webgpu",
+    ),
     Contender("tract", "tract, CPU", "tract", "tract", _load_tract),
 )
+# fmt: on

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import apart
 from benchmarks.contenders import Contender
 
 #: seconds after which a silent worker is given up
@@ -57,7 +58,8 @@ class Worker:
     """A contender's process; use as a context."""
 
     def __init__(self, contender: Contender, folder: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.worker", contender.key, str(folder)]
+        python = str(apart.python_of(contender.apart)) if contender.apart else sys.executable
+        command = [python, "-m", "benchmarks.worker", contender.key, str(folder)]
         self._log = (folder / f"{contender.key}.log").open("w+", encoding="utf-8")
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
@@ -109,6 +111,9 @@ class Worker:
 
 def missing(contender: Contender) -> str:
     """Why the contender cannot be started; "" if it can."""
+    if contender.apart:
+        there = apart.python_of(contender.apart).exists()
+        return "" if there else f"not installed: --install {contender.apart}"
     return "" if installed(contender.module) else f"not installed: pip install {contender.package}"
 
 

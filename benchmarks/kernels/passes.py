@@ -1,0 +1,56 @@
+"""Networks with and without a graph pass: ``python -m benchmarks.kernels.passes``.
+
+For each pass the same graph runs with it and without it, in turns, on the GPU; times are of the
+computation alone. Dispatches and the arena are exact; on a shared machine compare only the times
+of one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import cml_engine as cml
+from cml_engine.graph import Graph
+from cml_engine.session import CompileOptions
+from tests.graphs import BLOCKS
+
+#: names of stages, left out one at a time, then all together
+PASSES = ("common", "bypass", "padding", "affine", "fuse", "chains", "views")
+
+
+def compare(graph: Graph, gpu: cml.Gpu, without: frozenset[str], rounds: int) -> str:
+    """One line: dispatches, arena and milliseconds with the passes and without them."""
+    sessions = [cml.Session(graph, gpu, CompileOptions(w)) for w in (frozenset[str](), without)]
+    plans = [session.plan for session in sessions]
+    timers = [session.timer() for session in sessions]
+    pairs = [[timer() for timer in timers] for _ in range(rounds + 1)][1:]
+    ms = [statistics.median(column) for column in zip(*pairs, strict=True)]
+    ratio = statistics.median(b / a for a, b in pairs)
+    shown = [f"{len(p.steps)} dispatches, arena {p.memory.peak / 1024:.0f} KB" for p in plans if p]
+    return (
+        f"with: {shown[0]}, {ms[0]:.2f} ms; without: {shown[1]}, {ms[1]:.2f} ms; ratio {ratio:.2f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--model", type=Path, help="an NNEF model instead of the blocks")
+    args = parser.parse_args()
+    gpu = cml.Gpu()
+    sizes = {"mobilenet": (56, 24), "unet": (64, 32), "se": (56, 64), "layer_norm": (1024, 256)}
+    if args.model:
+        graphs = {args.model.stem: cml.load(args.model)}
+    else:
+        nets = {name: BLOCKS[name](*size) for name, size in sizes.items()}
+        graphs = {name: net.graph(net.nodes[-1].outputs[0]) for name, net in nets.items()}
+    for name, graph in graphs.items():
+        for without in [*({p} for p in PASSES), set(PASSES)]:
+            shown = ", ".join(sorted(without)) if len(without) == 1 else "all of these"
+            print(f"{name}: {shown}: {compare(graph, gpu, frozenset(without), args.rounds)}")
+
+
+if __name__ == "__main__":
+    main()
