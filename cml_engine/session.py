@@ -36,7 +36,8 @@ class Program(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """``without``: names of passes to leave out; ``plan``: see :class:`PlanOptions`."""
+    """``without``: names of passes to leave out, ``"views"`` (``passes/views.py``) among them;
+    ``plan``: see :class:`PlanOptions`."""
 
     without: frozenset[str] = frozenset()
     blocked_layout: bool = True
@@ -192,7 +193,10 @@ class Session:
 def make_plan(graph: Graph, gpu: Gpu, options: CompileOptions) -> Plan:
     """The plan that a GPU session runs."""
     layouts = choose_layout(graph) if options.blocked_layout else {}
-    return lower(graph, gpu.limits, layouts, options.plan)
+    plan = options.plan
+    if "views" in options.without:
+        plan = replace(plan, views=False)
+    return lower(graph, gpu.limits, layouts, plan)
 
 
 def check_inputs(facts: Mapping[str, Fact], given: Mapping[str, Array]) -> dict[str, Array]:

@@ -31,6 +31,15 @@ class Net:
         self.nodes.append(node)
         return name
 
+    def split(self, x: str, axis: int, ratios: list[int]) -> list[str]:
+        names = [f"t{len(self.nodes)}_{i}" for i in range(len(ratios))]
+        node = Node(
+            "split", (x,), tuple(names), full_attrs("split", {"axis": axis, "ratios": ratios})
+        )
+        self.facts |= zip(names, infer_node(node, self.facts), strict=True)
+        self.nodes.append(node)
+        return names
+
     def constant(self, value: Any) -> str:
         name = f"k{len(self.constants)}"
         self.constants[name] = np.asarray(value, np.float32)
@@ -120,14 +129,26 @@ def layer_norm(rows: int = 24, width: int = 20) -> Net:
     return net
 
 
+def dense_block(size: int = 12, channels: int = 8) -> Net:
+    """Every convolution's result joined to all before it; then halves that gate each other."""
+    net = Net(1, channels, size, size)
+    h = net.op("relu", net.conv("x", channels))
+    for _ in range(3):
+        h = net.op("concat", h, net.op("relu", net.conv(h, channels)), axis=1)
+    value, gate = net.split(net.op("tanh", net.conv(h, 4 * channels, 1)), 1, [1, 1])
+    net.op("mul", value, net.op("sigmoid", net.conv(gate, 2 * channels, 1)))
+    return net
+
+
 BLOCKS = {
+    "dense": dense_block,
     "mobilenet": mobilenet_block,
     "unet": unet_block,
     "se": se_block,
     "layer_norm": layer_norm,
 }
 
-_UNARY = ("relu", "sigmoid", "tanh", "neg", "abs", "copy", "sqr", "floor")
+_UNARY = ("relu", "sigmoid", "tanh", "neg", "abs", "copy", "sqr", "sin")
 _BINARY = ("add", "sub", "mul", "min", "max")
 
 
@@ -146,7 +167,7 @@ def random_graph(seed: int, nodes: int = 14) -> tuple[Graph, dict[str, Array]]:
 def _random_node(net: Net, maps: list[str], rng: np.random.Generator) -> str:
     x = maps[-1] if rng.random() < 0.7 else str(rng.choice(maps))
     shape = net.shape(x)
-    match rng.integers(8):
+    match rng.integers(10):
         case 0:
             return net.op(str(rng.choice(_UNARY)), x)
         case 1 | 2:
@@ -165,6 +186,17 @@ def _random_node(net: Net, maps: list[str], rng: np.random.Generator) -> str:
         case 6:
             padding = [(0, 0), (0, 0), *((int(a), int(b)) for a, b in rng.integers(0, 2, (2, 2)))]
             return net.op("pad", x, padding=padding, border="constant", value=0.0)
+        case 7:
+            like = [n for n in maps if net.shape(n)[:1] + net.shape(n)[2:] == shape[:1] + shape[2:]]
+            parts = [x, *map(str, rng.choice(like, 2))]
+            return net.op("concat", *parts, axis=1) if shape[1] < 17 else net.op("exp", x)
+        case 8:
+            half = shape[1] // 2
+            if 2 * half != shape[1]:
+                return net.op("abs", x)
+            names = net.split(x, 1, [1, 1])
+            maps.append(names[0])
+            return names[1]
         case _:
             axes = ([0, 1, 3, 2], [0, 1, 2, 3], [1, 0, 2, 3])[rng.integers(3)]
             return net.op("transpose", x, axes=axes)

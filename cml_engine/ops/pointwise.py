@@ -214,6 +214,7 @@ def _params(
     return {
         "count": steps.size // width,
         "dims": len(extents),
+        "seal": 0,
         "extent": extents[::-1],
         "stride": stride.ravel(),
         "attr": values or [0.0],
@@ -223,14 +224,19 @@ def _params(
 def _chain_defines(
     chain: Sequence[Link], inputs: Sequence[Fact], out: Fact
 ) -> dict[str, int | str]:
-    """``CHAIN``: statements that leave the result of link i in ``r<i>``; ``LAST`` is the last's."""
+    """``CHAIN``: statements that leave the result of link i in ``r<i>``; ``LAST`` is the last's.
+
+    What one link gives another goes through ``cml_sealed``: drivers make one multiply-add of a
+    product and a sum, and ``a`` of ``(a + b) - b``, where they see both.
+    """
     element = HLSL_TYPE[out.dtype]
     statements, first = [], 0
     for i, link in enumerate(chain):
         operands = []
         for letter, k in zip("abcde", link.operands, strict=False):
             kind = element if k is None else HLSL_TYPE[inputs[k].dtype]
-            operands.append(f"{kind} {letter} = {f'r{i - 1}' if k is None else f'p{k}'};")
+            value = f"cml_sealed(r{i - 1})" if k is None else f"p{k}"
+            operands.append(f"{kind} {letter} = {value};")
         text = link.row.expression(lambda j, first=first: f"attr({first + j})")  # type: ignore[misc]
         statements.append(f"{element} r{i}; {{ {' '.join(operands)} r{i} = {element}({text}); }}")
         first += len(link.values)
@@ -265,7 +271,7 @@ def kernel_of(row: Row) -> Kernel:
 def _kernel(operands: int, attrs: int) -> Kernel:
     return Kernel(
         "elementwise.hlsl",
-        params=f"count:u dims:u extent:u{_MAX_DIMS} stride:u{operands * _MAX_DIMS} "
+        params=f"count:u dims:u seal:u extent:u{_MAX_DIMS} stride:u{operands * _MAX_DIMS} "
         f"attr:f{max(1, attrs)}",
         group=_GROUP,
         layouts="same",

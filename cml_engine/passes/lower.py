@@ -16,6 +16,7 @@ from cml_engine.ops.declaration import fault
 from cml_engine.ops.lowering import Limits, Lowering
 from cml_engine.ops.spec import Cost, Dispatch, Kernel, OpSpec, lookup
 from cml_engine.passes.plan_memory import Item, place
+from cml_engine.passes.views import View, Views, find_views, is_view_copy, whole
 from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace
 
 Array = np.ndarray[Any, Any]
@@ -27,11 +28,13 @@ _MIN_BYTES = 16
 class PlanOptions:
     """``keep``: no tensor's memory is reused, so that all can be read after a run.
     ``guard``: unused bytes before and after every tensor (tests fill them with a pattern).
-    ``stub``: an operator that does nothing; its results are whatever the memory holds."""
+    ``stub``: an operator that does nothing; its results are whatever the memory holds.
+    ``views``: parts of a tensor may lie in it (``passes/views.py``); not where all are kept."""
 
     keep: bool = False
     guard: int = 0
     stub: str = ""
+    views: bool = True
 
 
 @dataclass
@@ -51,9 +54,12 @@ def lower(
 ) -> Plan:
     """The plan of a graph whose facts are known. Pure: the same arguments give the same plan."""
     chosen = dict(layouts or {})
-    draft = _dispatches(graph, limits, chosen, options.stub)
     alias = _aliases(graph)
-    places, memory = _place_arena(graph, draft, alias, chosen, limits, options)
+    views: dict[str, View] = {}
+    if options.views and not (options.keep or options.guard):
+        views = find_views(graph, chosen, alias, limits.storage_offset_alignment)
+    draft = _dispatches(graph, limits, chosen, options.stub, views, alias)
+    places, memory = _place_arena(graph, draft, alias, views, chosen, limits, options)
     weights, weights_bytes = _place_weights(graph, draft, alias, limits)
     locate = _Locator(graph, chosen, alias, places, weights, draft)
     steps = tuple(
@@ -75,7 +81,14 @@ def lower(
     )
 
 
-def _dispatches(graph: Graph, limits: Limits, layouts: dict[str, str], stub: str) -> _Draft:
+def _dispatches(
+    graph: Graph,
+    limits: Limits,
+    layouts: dict[str, str],
+    stub: str,
+    views: Views,
+    alias: Mapping[str, str],
+) -> _Draft:
     draft = _Draft()
     for node in graph.nodes:
         spec = lookup(node.op)
@@ -93,6 +106,8 @@ def _dispatches(graph: Graph, limits: Limits, layouts: dict[str, str], stub: str
         total = sum(d.groups for d in dispatches)
         cost = node_cost(spec, node, graph)
         for dispatch in dispatches:
+            if is_view_copy(node, dispatch.tensors, views, alias):
+                continue
             share = dispatch.cost or cost.scaled(dispatch.groups / total)
             draft.dispatches.append((node, dispatch.kernel or spec.kernel, dispatch, share))
         draft.scratch.update(op.scratch_words)
@@ -129,6 +144,7 @@ def _place_arena(
     graph: Graph,
     draft: _Draft,
     alias: Mapping[str, str],
+    views: Views,
     layouts: Mapping[str, str],
     limits: Limits,
     options: PlanOptions,
@@ -137,16 +153,16 @@ def _place_arena(
     used: dict[str, tuple[int, int]] = dict.fromkeys(graph.inputs, (-1, -1))
     for node in graph.nodes:  # a result that no dispatch writes (zero extents) has a place too
         for name in node.outputs:
-            if name not in alias:
+            if name not in alias and name not in views:
                 used.setdefault(name, (last_step, -1))
     for step, (_, _, dispatch, _) in enumerate(draft.dispatches):
         for name in dispatch.tensors:
-            root = alias.get(name, name)
+            root, _ = whole(views, alias.get(name, name))
             if root not in graph.constants and root not in draft.packed:
                 first, last = used.get(root, (step, step))
                 used[root] = (min(first, step), max(last, step))
     for name in graph.roots:
-        root = alias.get(name, name)
+        root, _ = whole(views, alias.get(name, name))
         if root in used:
             used[root] = (used[root][0], last_step)
     items = []
@@ -156,7 +172,11 @@ def _place_arena(
         lifetime = (-1, last_step) if options.keep else (first, max(first, last))
         items.append(Item(name, size, *lifetime))
     offsets, memory = place(items, limits.storage_offset_alignment)
-    return {name: offset + options.guard for name, offset in offsets.items()}, memory
+    places = {name: offset + options.guard for name, offset in offsets.items()}
+    for name in views:
+        root, words_before = whole(views, name)
+        places[name] = places[root] + 4 * words_before
+    return places, memory
 
 
 def _nbytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:

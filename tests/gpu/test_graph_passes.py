@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import cml_engine as cml
@@ -15,19 +15,33 @@ from cml_engine.backends.shadow import shadow_run
 from cml_engine.ops.pointwise import ROWS
 from cml_engine.passes import STAGES, optimize, rules
 from cml_engine.passes.choose_layout import choose_layout
-from cml_engine.passes.lower import lower
+from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.session import CompileOptions, Session
-from cml_engine.testing import random_partition
+from cml_engine.testing import SENTINEL, random_partition
 from tests.graphs import BLOCKS, Net, random_graph
 
-REWRITING = ("common", "bypass", "padding", "affine", "fuse", "chains")
+REWRITING = ("common", "bypass", "padding", "affine", "fuse", "chains", "views")
 
 
-def close(got, wanted, why):
+def close(got, wanted, why, largest=1.0):
     """Folded weights are rounded once more, by 2^-24 of the largest term."""
     for name in wanted:
-        largest = float(np.abs(wanted[name]).max(initial=1.0))
+        largest = max(largest, float(np.abs(wanted[name]).max(initial=1.0)))
         np.testing.assert_allclose(got[name], wanted[name], 1e-4, 1e-5 * largest, err_msg=why)
+
+
+def drawn(seed):
+    """A random graph, its inputs, its outputs, and the largest value in it. What a product of
+    large values rounds by is more than any tolerance, so these are not looked at."""
+    graph, inputs = random_graph(seed)
+    sizes = [1.0]
+
+    def watch(node, values):
+        sizes.extend(float(np.abs(value).max(initial=0)) for value in values)
+
+    wanted = CpuProgram(graph).run(inputs, watch)
+    assume(max(sizes) < 100)
+    return graph, inputs, wanted, max(sizes)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -48,11 +62,11 @@ def test_every_fused_node_agrees_with_numpy(block, gpu):
     assert [check.node.title for check in shadow_run(graph, gpu, net.input()) if not check.ok] == []
 
 
-@pytest.mark.parametrize("block", ["se", "layer_norm"])
+@pytest.mark.parametrize("block", ["se", "layer_norm", "dense"])
 def test_chains_run_in_any_partition_of_their_workgroups(block, gpu):
     net = BLOCKS[block](40, 32)
     graph = optimize(net.graph(net.nodes[-1].outputs[0]))
-    assert any(node.epilogues and node.op in ROWS for node in graph.nodes)
+    assert any(node.epilogues and node.op in ROWS for node in graph.nodes) or block == "dense"
     plan = lower(graph, gpu.limits, choose_layout(graph))
     program, whole = GpuProgram(plan, gpu), [(s.index, 0, s.groups) for s in plan.steps]
     inputs = net.input()
@@ -65,41 +79,42 @@ def test_chains_run_in_any_partition_of_their_workgroups(block, gpu):
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32 - 1))
 def test_random_graphs_on_the_gpu(seed, gpu):
-    graph, inputs = random_graph(seed)
-    wanted = CpuProgram(graph).run(inputs)
-    close(Session(graph, gpu).run(inputs), wanted, f"seed {seed}")
+    graph, inputs, wanted, largest = drawn(seed)
+    close(Session(graph, gpu).run(inputs), wanted, f"seed {seed}", largest)
 
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_random_graphs_on_the_cpu(seed):
     """After every single stage."""
-    graph, inputs = random_graph(seed)
-    wanted = CpuProgram(graph).run(inputs)
+    graph, inputs, wanted, largest = drawn(seed)
     for name, stage, _ in STAGES:
         graph = stage(graph)
-        close(CpuProgram(graph).run(inputs), wanted, f"seed {seed}, after {name}")
+        close(CpuProgram(graph).run(inputs), wanted, f"seed {seed}, after {name}", largest)
 
 
-def bits(graph, inputs, gpu):
-    program = GpuProgram(lower(graph, gpu.limits, choose_layout(graph)), gpu)
+def bits(graph, inputs, gpu, **options):
+    plan = lower(graph, gpu.limits, choose_layout(graph), PlanOptions(**options))
+    program = GpuProgram(plan, gpu)
+    program.fill_arena(SENTINEL)
     return {name: value.view(np.uint32) for name, value in program.run(inputs).items()}
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32 - 1))
-def test_a_chain_has_the_bits_of_its_operators(seed, gpu):
-    graph, inputs = random_graph(seed)
+def test_chains_and_views_have_the_bits_of_operators_apart(seed, gpu):
+    graph, inputs, _, _ = drawn(seed)
     apart, fused = (optimize(graph, frozenset(w)) for w in ({"chains"}, set[str]()))
-    one, other = bits(apart, inputs, gpu), bits(fused, inputs, gpu)
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], f"seed {seed}: {name}")
+    wanted = bits(apart, inputs, gpu, views=False)
+    for other in (bits(apart, inputs, gpu), bits(fused, inputs, gpu)):
+        for name in wanted:
+            np.testing.assert_array_equal(other[name], wanted[name], f"seed {seed}: {name}")
 
 
 def test_the_rule_in_the_documents_works(gpu):
@@ -119,3 +134,16 @@ def test_the_rule_in_the_documents_works(gpu):
     finally:
         rules._REGISTERED[:] = before
         cml.unregister("sharpened")
+
+
+def test_a_chain_rounds_after_every_operator(gpu):
+    """Where a driver sees it, ``(a + b) - b`` is ``a``, and a product and a sum round once."""
+    net = Net(4, 256)
+    b = net.random(4, 256, low=10.0, high=1000.0)
+    h = net.op("sub", net.op("add", "x", b), b)
+    graph, inputs = net.graph(net.op("add", net.op("mul", h, b), "x")), net.input()
+    x, operand = inputs["x"], graph.constants[b]
+    session = Session(graph, gpu)
+    assert session.plan is not None and len(session.plan.steps) == 1
+    wanted = ((x + operand) - operand) * operand + x
+    np.testing.assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted)

@@ -1,0 +1,121 @@
+"""Parts of a tensor that lie in it: where, and where not."""
+
+from dataclasses import replace
+
+import pytest
+
+from cml_engine.ops.lowering import Limits
+from cml_engine.passes import optimize
+from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.passes.views import View, find_views, is_view_copy, whole
+from tests.graphs import BLOCKS, Net
+
+ALIGNED = replace(Limits(), storage_offset_alignment=32)
+
+
+def found(graph, alignment=32):
+    return find_views(graph, choose_layout(graph), {}, alignment)
+
+
+def steps(graph, **options):
+    plan = lower(graph, ALIGNED, choose_layout(graph), PlanOptions(**options))
+    return plan, [step.op for step in plan.steps]
+
+
+def joined(*shape, axis, extra=0):
+    """exp(x) and neg(x) joined; ``extra`` more readers of the first."""
+    net = Net(*shape)
+    a, b = net.op("exp", "x"), net.op("neg", "x")
+    out = net.op("mean_reduce", net.op("concat", a, b, axis=axis), axes=[0])
+    readers = [net.op("abs", a) for _ in range(extra)]
+    return net.graph(out, *readers)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_concat_is_written_by_its_producers(extra):
+    graph = joined(1, 8, 3, 4, axis=1, extra=extra)
+    assert found(graph) == {"t0": View("t2", 0), "t1": View("t2", 96)}
+    plan, ops = steps(graph)
+    assert "concat" not in ops and "concat" in steps(graph, views=False)[1]
+    a, b = (step.bindings[-1] for step in plan.steps[:2])
+    (reader,) = (step for step in plan.steps if step.op == "mean_reduce")
+    assert (a.offset, b.offset) == (reader.bindings[0].offset, a.offset + 4 * 96)
+
+
+@pytest.mark.parametrize(
+    ("graph", "alignment"),
+    [
+        (joined(2, 8, 3, 4, axis=1), 32),  # parts interleave
+        (joined(1, 8, 3, 4, axis=2), 32),
+        (joined(1, 8, 3, 4, axis=1), 256),  # the second part begins at byte 384: only it is copied
+    ],
+)
+def test_parts_that_are_no_aligned_runs_are_copied(graph, alignment):
+    views = found(graph, alignment)
+    assert set(views) == ({"t0"} if alignment == 256 else set())
+
+
+def test_inputs_outputs_constants_and_doubles_are_copied():
+    net = Net(1, 8, 4, 4)
+    a, b = net.op("exp", "x"), net.op("neg", "x")
+    whole_one = net.op("concat", a, a, b, "x", net.random(1, 8, 4, 4), axis=1)
+    graph = net.graph(net.op("abs", whole_one), b)
+    assert found(graph) == {}
+    assert steps(graph)[1].count("concat") == 5
+
+
+def test_a_part_of_a_part_lies_in_the_whole():
+    net = Net(1, 8, 4, 4)
+    inner = net.op("concat", net.op("exp", "x"), net.op("neg", "x"), axis=1)
+    outer = net.op("concat", net.op("abs", "x"), inner, axis=1)
+    views = found(net.graph(net.op("tanh", outer)))
+    assert whole(views, "t1") == (outer, 256) and whole(views, "t0") == (outer, 128)
+
+
+def test_a_split_s_results_are_parts_of_its_operand():
+    net = Net(1, 8, 4, 4)
+    a, b = net.split(net.op("exp", "x"), 1, [1, 3])
+    graph = net.graph(net.op("neg", b), net.op("abs", a))
+    assert found(graph) == {a: View("t0", 0), b: View("t0", 32)}
+    assert "split" not in steps(graph)[1]
+
+
+def test_a_split_s_result_that_lies_in_a_concat_is_copied_there():
+    net = Net(1, 8, 8, 8)
+    h = net.op("exp", "x")
+    a, b = net.split(h, 1, [1, 1])
+    graph = net.graph(net.op("neg", net.op("concat", b, "x", axis=1)), net.op("abs", a), h)
+    views = {b: View("t2", 0)}
+    (split, concat) = (node for node in graph.nodes if node.op in ("split", "concat"))
+    assert not is_view_copy(split, (h, b), views, {})
+    assert is_view_copy(concat, (b, "t2"), views, {})
+    assert is_view_copy(split, (h, b), {b: View(h, 256)}, {})
+
+
+def test_views_that_would_keep_more_memory_alive_are_not_taken():
+    """A small part of a large tensor, needed long after the rest."""
+    net = Net(1, 64, 8, 8)
+    small, large = net.split(net.op("exp", "x"), 1, [1, 15])
+    h = net.op("conv", large, net.random(256, 60, 1, 1), net.random())
+    h = net.op("conv", h, net.random(256, 256, 1, 1), net.random())
+    h = net.op("conv", h, net.random(4, 256, 1, 1), net.random())
+    graph = net.graph(net.op("add", h, small))
+    assert found(graph) == {}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_views_never_raise_the_arena_s_bound(block):
+    net = BLOCKS[block]()
+    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    (one, _), (other, _) = steps(graph), steps(graph, views=False)
+    assert one.memory.bound <= other.memory.bound and one.memory.ratio <= 1.05
+    assert len(one.steps) < len(other.steps) or block != "dense"
+
+
+def test_a_plan_that_keeps_all_tensors_has_no_views():
+    graph = joined(1, 8, 3, 4, axis=1)
+    plan, ops = steps(graph, keep=True)
+    places = sorted((p.binding.offset, p.binding.end) for p in plan.tensors.values())
+    assert "concat" in ops
+    assert all(a[1] <= b[0] for a, b in zip(places, places[1:], strict=False))
