@@ -40,7 +40,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="an NNEF model instead of the blocks")
     args = parser.parse_args()
     gpu = cml.Gpu()
-    sizes = {"mobilenet": (56, 24), "unet": (64, 32), "se": (56, 64), "layer_norm": (1024, 256)}
+    sizes = {
+        "dense": (64, 32),
+        "mobilenet": (56, 24),
+        "unet": (64, 32),
+        "se": (56, 64),
+        "layer_norm": (1024, 256),
+    }
     if args.model:
         graphs = {args.model.stem: cml.load(args.model)}
     else:
