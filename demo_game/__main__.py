@@ -41,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=7, help="which world (default 7)")
     made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
                       "population.nnef to take instead of ours")  # fmt: skip
+    made.add_argument("--texture-upres", type=Path, metavar="MODEL", help="a network that makes "
+                      "colours four times as fine: [1, 3, 128, 128] in")  # fmt: skip
     made.add_argument("--quality", choices=("auto", "software", "low", "high"), default="auto")
     made.add_argument("--size", type=size, metavar="WxH", help="of the picture, in pixels")
     made.add_argument("--budget-ms", type=float, help="for the networks in each frame (default: "

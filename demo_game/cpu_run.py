@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 import cml_engine as cml
-from demo_game.agents import CHAIN, READS_TILE, load_graphs, sessions_for, tile_input
-from demo_game.digest import kept_names
+from demo_game.agents import tile_input
+from demo_game.chain import READS_TILE, kept_names, load_chain
 from demo_game.world.scenery import find_start
 from demo_game.world.tile import CELLS, TileId
 
@@ -51,15 +51,16 @@ class CpuAgents:
     """The same sessions on the CPU, and the time that each has taken."""
 
     def __init__(self, models: Path | None) -> None:
-        graphs = load_graphs(models)
+        self.chain = load_chain(models)
+        graphs = self.chain.graphs
         self.sessions = {name: cml.Session(graph, "cpu") for name, graph in graphs.items()}
-        self.seconds = dict.fromkeys(CHAIN, 0.0)
+        self.seconds = dict.fromkeys(graphs, 0.0)
 
     def make(self, tile: TileId, seed: int) -> dict[str, Array]:
         """All tensors of a tile, by name."""
         made: dict[str, Array] = {"tile": tile_input(tile, seed)}
-        for name in sessions_for(tile):
-            reads = [*CHAIN[name], *(["tile"] if name in READS_TILE else [])]
+        for name in self.chain.sessions_for(tile):
+            reads = [*self.chain.sources[name], *(["tile"] if name in READS_TILE else [])]
             start = time.perf_counter()
             made |= self.sessions[name].run({tensor: made[tensor] for tensor in reads})
             self.seconds[name] += time.perf_counter() - start

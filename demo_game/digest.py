@@ -5,13 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from demo_game.agents import INSTANCES, POPULATED_LEVELS, TEXELS, TileJobs
+from demo_game.agents import TileJobs
+from demo_game.chain import INSTANCES, TEXELS, kept_names
 from demo_game.world.tile import TileId
-
-
-def kept_names(tile: TileId) -> tuple[str, ...]:
-    """The tensors that are shown of a tile."""
-    return (*TEXELS, *(INSTANCES if tile.level < POPULATED_LEVELS else ()))
 
 
 class Digests:

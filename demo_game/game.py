@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import cml_engine as cml
-from demo_game.agents import Agents, load_graphs
+from demo_game.agents import Agents
+from demo_game.chain import load_chain
 from demo_game.flight import Pose
 from demo_game.measure import FrameTimes, OperatorTimes
 from demo_game.render.camera import Camera
@@ -44,6 +45,8 @@ class Settings:
 
     seed: int = 7
     models: Path | None = None
+    #: a network that makes the colours four times as fine (see :func:`load_chain`)
+    enlarge: Path | None = None
     frame_ms: float = 1000 / 60
     detail: Detail = field(default_factory=Detail)
     #: the most GPU memory that everything may take
@@ -57,11 +60,13 @@ class Game:
     def __init__(
         self, gpu: cml.Gpu, target_format: str, quality: Quality, settings: Settings
     ) -> None:
+        chain = load_chain(settings.models, settings.enlarge)
+        quality = replace(quality, texels=chain.painted)
         self.gpu, self.settings, self.quality = gpu, settings, quality
         self.controls = Controls()
         self.telemetry = Telemetry(settings.frame_ms)
         self.scheduler = FrameScheduler(gpu, settings.frame_ms, "spare")
-        self.agents = Agents(gpu, load_graphs(settings.models))
+        self.agents = Agents(gpu, chain)
         self.renderer = Renderer(gpu, target_format, quality)
         self.streaming = Streaming(self.agents, self.scheduler, self.renderer.tiles, settings.seed)
         self.timer = gpu.frame_timer(("render", "overlay"))

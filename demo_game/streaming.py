@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from demo_game.agents import INSTANCES, POPULATED_LEVELS, TEXELS, Agents, TileJobs
+from demo_game.agents import Agents, TileJobs
+from demo_game.chain import kept_names
 from demo_game.world.quadtree import Selection
 from demo_game.world.tile import MAX_LEVEL, TileId
 from scheduler import FrameScheduler, Job
@@ -147,8 +148,7 @@ class Streaming:
         slot = self._slot()
         if slot is None:
             return False
-        names = [*TEXELS, *(INSTANCES if tile.level < POPULATED_LEVELS else ())]
-        self.pool.fill(encoder, slot, **{name: made.tensor(name) for name in names})
+        self.pool.fill(encoder, slot, **{name: made.tensor(name) for name in kept_names(tile)})
         self.hand_over(made)
         self.shown[tile] = Shown(slot, now_s, self._frame)
         self.counts.finished += 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from demo_game.world.tile import PAINTED
+
 if TYPE_CHECKING:
     import cml_engine as cml
 
@@ -26,6 +28,8 @@ class Quality:
     plant_vertices: int
     rich: bool
     samples: int
+    #: along the side of a tile's colours
+    texels: int = PAINTED
 
 
 SOFTWARE = Quality("software", 576, 324, 4, 224, 9_000.0, 350.0, 12, False, 1)

@@ -9,14 +9,14 @@ import wgpu
 import cml_engine as cml
 from demo_game.render.plants import DRAW_BYTES, TILE_PLANTS_BYTES, Plants
 from demo_game.render.quality import Quality
-from demo_game.world.tile import FINE, PAINTED
+from demo_game.world.tile import FINE
 
 OWNER = "terrain"
 _Textures = wgpu.TextureUsage
 _ARRAYS = {
     "height": ("r32float", FINE),
     "shading": ("rgba8unorm", FINE),
-    "texels": ("rgba8unorm", PAINTED),
+    "texels": ("rgba8unorm", 0),  # as fine as the preset says
 }
 
 
@@ -27,6 +27,7 @@ class TilePool:
 
     def __init__(self, gpu: cml.Gpu, quality: Quality) -> None:
         slots = self.slots = quality.slots
+        self._sides = {name: side or quality.texels for name, (_, side) in _ARRAYS.items()}
         self.textures = {
             name: gpu.memory.create_texture(
                 size=(side, side, slots),
@@ -34,7 +35,8 @@ class TilePool:
                 usage=_Textures.TEXTURE_BINDING | _Textures.COPY_DST,
                 owner=OWNER,
             )
-            for name, (form, side) in _ARRAYS.items()
+            for name, (form, _) in _ARRAYS.items()
+            for side in [self._sides[name]]
         }
         self.plants = Plants(gpu, quality, self.textures["height"], self.textures["shading"])
         self._free = list(range(slots))[::-1]
@@ -72,11 +74,11 @@ class TilePool:
         draw: Any = None,
     ) -> None:
         """Copy a tile's tensors, as ``job.tensor(name)`` gives them, into a slot: ``height``
-        (1, 1, 64, 64) metres, ``shading`` (1, 1, 64, 64) and ``texels`` (1, 1, 128, 128) packed
+        (1, 1, 64, 64) metres, ``shading`` (1, 1, 64, 64) and ``texels`` (1, 1, n, n) packed
         bytes, ``instances`` (1, 1, 1024, 4) and ``draw`` (1, 4) where the tile has plants.
         :class:`cml_engine.InputError` where one has another size."""
         for name, tensor in (("height", height), ("shading", shading), ("texels", texels)):
-            side = _ARRAYS[name][1]
+            side = self._sides[name]
             _check(name, tensor, 4 * side * side)
             encoder.copy_buffer_to_texture(
                 {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import cml_engine as cml
-from demo_game.agents import MODELS, tile_input
+from demo_game.agents import tile_input
+from demo_game.chain import MODELS, load_chain
 from demo_game.operators.scatter import CANDIDATES
 from demo_game.world import noise
 from demo_game.world.sun import SUN
@@ -100,3 +103,27 @@ def _numbers(placed: np.ndarray) -> np.ndarray:
     column, row = np.floor(placed[:, :2] * CANDIDATES / CELLS).astype(int).T
     numbers: np.ndarray = row * CANDIDATES + column
     return numbers
+
+
+def test_a_chain_says_what_does_not_fit(tmp_path: Path) -> None:
+    def model(name: str, text: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "graph.nnef").write_text(f"version 1.0; {text}")
+        return folder
+
+    wrong = model(
+        "twice.nnef",
+        "graph g(x) -> (y) { x = external<scalar>(shape = [1, 3, 64, 64]); y = relu(x); }",
+    )
+    with pytest.raises(cml.ModelError, match=r"wanted one input \[1, 3, 128, 128\]"):
+        load_chain(enlarge=wrong)
+    fine = model(
+        "fine.nnef",
+        "graph g(x) -> (y) { x = external<scalar>(shape = [1, 3, 128, 128]); "
+        "y = nearest_upsample(x, factor = [4, 4]); }",
+    )
+    chain = load_chain(enlarge=fine)
+    assert chain.painted == 4 * load_chain().painted == 512
+    names = list(chain.sources)
+    assert names.index("texture") < names.index("enlarge") < names.index("paint")

@@ -7,7 +7,8 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.testing import check, check_graph
-from demo_game.agents import MODELS, tile_input
+from demo_game.agents import tile_input
+from demo_game.chain import MODELS
 from demo_game.operators.scatter import CANDIDATES, VERTICES
 from demo_game.world.tile import CELLS, COARSE, SCALE, WIDE, TileId
 

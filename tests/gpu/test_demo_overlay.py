@@ -10,7 +10,8 @@ pytest.importorskip("imgui_bundle")
 
 from imgui_bundle import imgui
 
-from demo_game.agents import Agents, load_graphs
+from demo_game.agents import Agents
+from demo_game.chain import load_chain
 from demo_game.measure import OperatorTimes
 from demo_game.overlay import Overlay, View
 from demo_game.overlay.ranking_panel import details
@@ -60,7 +61,7 @@ def add_frame(telemetry: Telemetry, number: int) -> None:
 
 @pytest.fixture(scope="module")
 def agents(gpu):
-    return Agents(gpu, load_graphs())
+    return Agents(gpu, load_chain())
 
 
 @pytest.fixture

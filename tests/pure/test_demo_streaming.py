@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from demo_game.agents import TileJobs, sessions_for
+from demo_game.agents import TileJobs
+from demo_game.chain import load_chain
 from demo_game.streaming import FADE_S, IN_FLIGHT, Streaming
 from demo_game.world.quadtree import Selection
 from demo_game.world.tile import TileId
 
+CHAIN = load_chain()
 ROOT = TileId(2, 0, 0)
 
 
@@ -41,7 +43,7 @@ class FakeAgents:
         self, scheduler: Any, tile: TileId, seed: int, priority: float, within_ms: float
     ) -> TileJobs:
         self.asked.append((tile, priority, within_ms))
-        return TileJobs(tile, {name: FakeJob(name) for name in sessions_for(tile)})  # type: ignore[misc]
+        return TileJobs(tile, {name: FakeJob(name) for name in CHAIN.sessions_for(tile)})  # type: ignore[misc]
 
 
 class FakePool:
@@ -81,7 +83,9 @@ def test_a_tile_is_shown_when_all_of_it_is_there_and_not_before() -> None:
 
 
 def test_only_fine_tiles_have_plants() -> None:
-    assert "scatter" not in sessions_for(ROOT) and "scatter" in sessions_for(TileId(0, 0, 0))
+    assert "scatter" not in CHAIN.sessions_for(ROOT) and "scatter" in CHAIN.sessions_for(
+        TileId(0, 0, 0)
+    )
 
 
 def test_coarse_and_visible_tiles_come_first_and_few_at_a_time() -> None:

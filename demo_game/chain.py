@@ -1,0 +1,146 @@
+"""The networks that make a tile, and which of them takes what from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import cml_engine as cml
+import demo_game.operators  # noqa: F401 - registers the game's own operators
+from demo_game.world.tile import PAINTED, TileId
+
+MODELS = Path(__file__).with_name("models")
+#: trained networks, which ``--models`` swaps
+TRAINED = ("upres", "texture", "population")
+_LAND = dict.fromkeys(("moisture", "grain", "cell"), "terrain")
+#: each session's inputs by name, each with the session whose output of that name it is
+_SOURCES: Mapping[str, Mapping[str, str]] = {
+    "terrain": {},
+    "upres": {"coarse": "terrain", "detail": "terrain", "cell": "terrain"},
+    "surface": {"heights": "upres", "cell": "terrain"},
+    "texture": {"heights": "upres", **_LAND},
+    "paint": {"albedo": "texture"},
+    "population": {"heights": "upres", **_LAND},
+    "scatter": {"density": "population", "height": "surface"},
+}
+#: the sessions that read the tile's number
+READS_TILE = ("terrain", "scatter")
+#: nothing grows on the coarser levels: its instances would be smaller than a pixel
+POPULATED_LEVELS = 2
+_PLANTS = ("population", "scatter")
+#: what of a tile the renderer keeps, and whose output it is
+TEXELS = {"height": "surface", "shading": "surface", "texels": "paint"}
+INSTANCES = {"instances": "scatter", "draw": "scatter"}
+#: times that ``--texture-upres`` enlarges the colours
+ENLARGED = 4
+
+
+@dataclass(frozen=True)
+class Source:
+    """An output of a session."""
+
+    session: str
+    tensor: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Graphs by session, and where each one's inputs come from; in an order in which everything
+    comes after what it takes."""
+
+    graphs: Mapping[str, cml.Graph]
+    sources: Mapping[str, Mapping[str, Source]]
+
+    def sessions_for(self, tile: TileId) -> tuple[str, ...]:
+        """The sessions that a tile of this level takes."""
+        bare = _PLANTS if tile.level >= POPULATED_LEVELS else ()
+        return tuple(name for name in self.sources if name not in bare)
+
+    @property
+    def painted(self) -> int:
+        """Texels along a tile's colours."""
+        return self.graphs["paint"].facts["texels"].shape[-1]
+
+
+def kept_names(tile: TileId) -> tuple[str, ...]:
+    """The tensors that are shown of a tile."""
+    return (*TEXELS, *(INSTANCES if tile.level < POPULATED_LEVELS else ()))
+
+
+def load_chain(models: Path | None = None, enlarge: Path | None = None) -> Chain:
+    """The game's graphs; the trained ones from ``models`` where that folder has them. ``enlarge``
+    is a network that makes colours four times as fine: [1, 3, 128, 128] in, [1, 3, 512, 512] out.
+    :class:`cml.CmlError` says what is missing or does not fit together."""
+    if models is not None and not any((models / f"{name}.nnef").exists() for name in TRAINED):
+        wanted = " or ".join(f"{name}.nnef" for name in TRAINED)
+        raise cml.InputError(f"--models '{models}': wanted {wanted} in that folder, found none")
+    sources = {
+        name: {tensor: Source(session, tensor) for tensor, session in taken.items()}
+        for name, taken in _SOURCES.items()
+    }
+    graphs = {}
+    for name in sources:
+        own = models / f"{name}.nnef" if models and name in TRAINED else None
+        graphs[name] = cml.load(own if own and own.exists() else MODELS / f"{name}.nnef")
+    if enlarge is not None:
+        graphs, sources = _with_enlarged(graphs, sources, enlarge)
+    chain = Chain(graphs, sources)
+    _check(chain)
+    return chain
+
+
+def _with_enlarged(
+    graphs: dict[str, cml.Graph], sources: dict[str, dict[str, Source]], enlarge: Path
+) -> tuple[dict[str, cml.Graph], dict[str, dict[str, Source]]]:
+    network = cml.load(enlarge)
+    wanted = [(1, 3, PAINTED, PAINTED), (1, 3, ENLARGED * PAINTED, ENLARGED * PAINTED)]
+    ends = [*network.inputs, *network.outputs]
+    if [network.facts[name].shape for name in ends] != wanted:
+        got = ", ".join(f"{name} {network.facts[name]}" for name in ends)
+        raise cml.ModelError(
+            f"'{enlarge}': wanted one input {list(wanted[0])} and one output {list(wanted[1])}, "
+            f"got {got}"
+        )
+    taken, given = ends
+    sources = {
+        name: found
+        for key, value in sources.items()
+        for name, found in (
+            {
+                "colours": {"albedo": Source("texture", "albedo")},
+                "enlarge": {taken: Source("colours", "colours")},
+                "paint": {**value, "enlarged": Source("enlarge", given)},
+            }
+            if key == "paint"
+            else {key: value}
+        ).items()
+    }
+    fine = {name: cml.load(MODELS / f"{name}.nnef") for name in ("colours", "paint_fine")}
+    more = {"colours": fine["colours"], "enlarge": network, "paint": fine["paint_fine"]}
+    return {**graphs, **more}, sources
+
+
+def _check(chain: Chain) -> None:
+    """Every input has a producer whose output is of the same type and shape."""
+    for name, taken in chain.sources.items():
+        graph = chain.graphs[name]
+        wanted = {*taken, *(["tile"] if name in READS_TILE else [])}
+        if set(graph.inputs) != wanted:
+            raise cml.ModelError(
+                f"{name}.nnef: wanted the inputs {', '.join(sorted(wanted))}, "
+                f"got {', '.join(sorted(graph.inputs))} (docs/demo_game.md has the table)"
+            )
+        for tensor, source in taken.items():
+            producer = chain.graphs[source.session]
+            if source.tensor not in producer.outputs:
+                raise cml.ModelError(
+                    f"{source.session}.nnef: wanted an output '{source.tensor}' for {name}.nnef, "
+                    f"got {', '.join(producer.outputs)}"
+                )
+            given, needed = producer.facts[source.tensor], graph.facts[tensor]
+            if given != needed:
+                raise cml.ModelError(
+                    f"{name}.nnef: wanted '{tensor}' as {needed}, "
+                    f"but {source.session}.nnef gives {given}"
+                )
