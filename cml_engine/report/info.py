@@ -18,6 +18,9 @@ from cml_engine.plan import Plan
 REFERENCE_FLOPS = 1e12
 REFERENCE_BYTES_PER_S = 50e9
 _STEP_OVERHEAD_S = 5e-6
+#: what WebGPU guarantees, but memory of any size: a model that is too large for a device is told of
+#: by that device, and here one wants to see how large it is
+PORTABLE = Limits(max_binding_bytes=1 << 40, max_buffer_bytes=1 << 40)
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,10 @@ class ModelInfo:
 
 
 def model_info(graph: Graph, limits: Limits | None = None) -> ModelInfo:
-    """Plan the graph (for WebGPU's guaranteed limits if none are given) and sum it up; runs
-    nothing and needs no GPU."""
+    """Plan the graph (for :data:`PORTABLE` limits if none are given) and sum it up; runs nothing
+    and needs no GPU."""
     optimized = optimize(graph)
-    plan = lower(optimized, limits or Limits(), choose_layout(optimized))
+    plan = lower(optimized, limits or PORTABLE, choose_layout(optimized))
     operators = Counter(node.op for node in graph.nodes)
     return ModelInfo(
         model=graph.name,
@@ -91,15 +94,15 @@ def model_info(graph: Graph, limits: Limits | None = None) -> ModelInfo:
 
 
 def plan_for(graph: Graph) -> tuple[Plan, str]:
-    """The plan on this machine's GPU and the GPU's name; for WebGPU's guaranteed limits and ""
-    where there is none."""
+    """The plan on this machine's GPU and the GPU's name; for :data:`PORTABLE` limits and "" where
+    there is none."""
     try:
         from cml_engine.gpu.device import Gpu
 
         gpu = Gpu()
         limits, name = gpu.limits, gpu.name
     except (DeviceError, ImportError):
-        limits, name = Limits(), ""
+        limits, name = PORTABLE, ""
     optimized = optimize(graph)
     return lower(optimized, limits, choose_layout(optimized)), name
 

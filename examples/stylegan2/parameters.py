@@ -18,8 +18,9 @@ Array = np.ndarray[Any, Any]
 
 #: of the noise beside a layer's values of variance 1, and of a style about its mean of 1
 _NOISE, _STYLE = 0.1, 0.7
-#: a picture has less in its details: the share of RGB that a block adds, per octave above 4x4
-_FINER = 0.8
+#: what the 4x4 block gives to RGB, so that few pixels are clipped, and what each finer block gives
+#: in proportion to the one before: a picture has less in its details
+_RGB, _FINER = 0.25, 0.9
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def random_parameters(config: Config, seed: int) -> dict[str, Array]:
             made[f"{name}.noise_const"] = draw.normal(resolution, resolution)
             made[f"{name}.noise_strength"] = draw.normal(scale=_NOISE)
         made |= draw.modulated(f"{block}.torgb", channels, 3, 1)
-        made[f"{block}.torgb.weight"] *= np.float32(_FINER**octave)
+        made[f"{block}.torgb.weight"] *= np.float32(_RGB * _FINER**octave)
     return made
 
 

@@ -20,8 +20,8 @@ from examples.stylegan2.parameters import Config, random_parameters
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 CONFIG = Config(64, channel_base=1024, channel_most=64)
-#: pixels lie in about [-2, 2]; 27 layers of sums of up to 600 float32 products each
-TOLERANCE = 2e-5
+#: pixels lie in about [-1, 1]; 27 layers of sums of up to 600 float32 products each
+TOLERANCE = 1e-5
 
 
 def activated(x):
@@ -130,5 +130,5 @@ def test_the_gpu_agrees_with_the_paper(most_bytes, parameters, z, expected, gpu)
 def test_every_kind_of_parameter_is_seen(name, parameters, z, expected):
     """A parameter that is off by little moves the picture by far more than the tolerance."""
     wrong = {**parameters, f"synthesis.{name}": parameters[f"synthesis.{name}"] + np.float32(0.05)}
-    assert np.abs(found(wrong, z, "cpu") - expected).max() > 20 * TOLERANCE
-    assert expected.std() > 0.3
+    assert np.abs(found(wrong, z, "cpu") - expected).max() > 10 * TOLERANCE
+    assert expected.std() > 0.05
