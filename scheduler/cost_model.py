@@ -169,10 +169,10 @@ class CostModel:
         self._unknown += math.log(ratio) / min(self._unknown_samples, _MEMORY)
         self._unknown = max(-_MOST_UNKNOWN, min(_MOST_UNKNOWN, self._unknown))
 
-    def learn_frame(self, predicted_ms: float, measured_ms: float) -> None:
-        """A frame took ``measured_ms`` in all."""
+    def learn_frame(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
+        """A full frame took ``measured_ms`` in all of ``budget_ms``."""
         if predicted_ms > 0 and measured_ms > 0:
-            self.tail.learn(predicted_ms, measured_ms)
+            self.tail.learn(predicted_ms, measured_ms, budget_ms)
 
     @property
     def drift(self) -> float:

@@ -121,9 +121,12 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     report = entry.report
     report.measured_ms = sum(entry.ms.values())
     # what was guessed wrongly is learned; it does not make a device noisy
-    known = all(model.samples(step.key) >= _KNOWN for parts in entry.groups for step, _ in parts)
+    # and frames that nobody planned say nothing about how plans are met
+    known = report.planned and all(
+        model.samples(step.key) >= _KNOWN for parts in entry.groups for step, _ in parts
+    )
     if known and report.predicted_ms > _TELLING * report.aim_ms:
-        model.learn_frame(report.predicted_ms, report.measured_ms)
+        model.learn_frame(report.predicted_ms, report.measured_ms, report.budget_ms)
     first = 0
     for index, parts in enumerate(entry.groups):
         model.learn(parts, entry.ms[index])

@@ -57,6 +57,7 @@ def _fill_operators(
 ) -> list[Chosen]:
     """The usual way, for comparison: so many whole operators, whatever they take."""
     chosen: list[Chosen] = []
+    report.planned = False
     left = s.operators_per_frame or 0
     for job in _in_turn(s, encoder, runnable, now):
         while left and not job.all_encoded and job.state == "running":

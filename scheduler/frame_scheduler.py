@@ -102,7 +102,7 @@ class FrameScheduler:
         """Know what the scheduler of a recording with these ``options`` knew when it began."""
         self.cost_model = CostModel.from_json(options["cost_model"], options["over_share"])
         for predicted_ms, measured_ms in options["tail"]:
-            self.cost_model.tail.learn(predicted_ms, measured_ms)
+            self.cost_model.tail.remember(predicted_ms, measured_ms)
         self._feedback.resume(options["feedback"])
         self.frame = options["frame"]
 

@@ -52,6 +52,8 @@ class FrameReport:
     finished: list[int] = field(default_factory=list)
     predicted_ms: float = 0.0
     measured_ms: float | None = None
+    #: whether the budget decided what ran (False with ``operators_per_frame``)
+    planned: bool = True
     #: CPU time of :meth:`FrameScheduler.encode`, and of it the part that encoded dispatches
     cpu_ms: float = 0.0
     encode_ms: float = 0.0

@@ -11,6 +11,9 @@ _AIMED_SHARE = 0.8
 #: a plan below this share of the budget would not help: where that goes over, it is not by its
 #: own work
 _LEAST = 0.125
+#: a frame below this share of its budget is taken for one of that size: what it took beyond its
+#: prediction is not expected to grow with the next one's size
+_SMALL = 0.25
 #: frames that must have been seen before their spread is believed
 _ENOUGH = 8
 
@@ -65,8 +68,13 @@ class TailMargin:
         reach = 0.5 * (self._sorted[-1] - median) * (1 - count * aimed)
         return self._sorted[-1] + max(0.0, reach)
 
-    def learn(self, predicted_ms: float, measured_ms: float) -> None:
-        """A frame took ``measured_ms``."""
+    def learn(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
+        """A full frame took ``measured_ms``, where ``budget_ms`` were allowed."""
+        lifted = max(0.0, _SMALL * budget_ms - predicted_ms)
+        self.remember(predicted_ms + lifted, measured_ms + lifted)
+
+    def remember(self, predicted_ms: float, measured_ms: float) -> None:
+        """A frame of :attr:`frames`."""
         if len(self._recent) == self._recent.maxlen:
             del self._sorted[bisect_left(self._sorted, _excess(*self._recent[0]))]
         self._recent.append((predicted_ms, measured_ms))

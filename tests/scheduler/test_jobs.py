@@ -20,7 +20,7 @@ def knowing(*networks):
         for step in net.steps:
             model.learn([(step, step.groups)], step.groups * step.ms_per_group)
     for _ in range(2000):
-        model.tail.learn(1.0, 1.0)
+        model.tail.learn(1.0, 1.0, 1.0)
     return model
 
 
