@@ -33,6 +33,10 @@ from scheduler import (
 POLICIES = {"least_laxity": least_laxity, "fair_share": fair_share, "by_priority": by_priority}
 #: whole operators per frame in the modes that show how others do it
 OPERATORS: dict[str, int | None] = {"sliced": None, "layer": 1, "unsliced": 1_000_000}
+#: of a frame, that the networks leave free, and of the frames, that may exceed the budget: the
+#: first leaves room for the second
+_HEADROOM = 0.15
+_OVER_SHARE = 0.02
 #: of a frame, for the networks, while there is nothing to fly over yet
 _LOADING_SHARE = 0.8
 #: frames between two looks at which tiles are needed: a tile is many frames of flight
@@ -65,7 +69,7 @@ class Game:
         self.gpu, self.settings, self.quality = gpu, settings, quality
         self.controls = Controls()
         self.telemetry = Telemetry(settings.frame_ms)
-        self.scheduler = FrameScheduler(gpu, settings.frame_ms, "spare")
+        self.scheduler = FrameScheduler(gpu, settings.frame_ms, "spare", over_share=_OVER_SHARE)
         self.agents = Agents(gpu, chain)
         self.renderer = Renderer(gpu, target_format, quality)
         self.streaming = Streaming(self.agents, self.scheduler, self.renderer.tiles, settings.seed)
@@ -78,7 +82,7 @@ class Game:
         self.selection = Selection()
         self._around: Surroundings | None = None
         self._look_at = self._finished = 0
-        self._spare = self.scheduler.budget
+        self._spare = SpareBudget(settings.frame_ms, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
         #: until the first picture is whole the networks come first
