@@ -160,7 +160,7 @@ def random_graph(seed: int, nodes: int = 14) -> tuple[Graph, dict[str, Array]]:
     for _ in range(nodes):
         maps.append(_random_node(net, maps, rng))
     names = [name for name in maps if name != "x"]
-    extra = rng.choice(names, 2) if rng.random() < 0.5 else []
+    extra: Any = rng.choice(names, 2) if rng.random() < 0.5 else []
     return net.graph(*dict.fromkeys([names[-1], *map(str, extra)])), net.input()
 
 
@@ -181,7 +181,7 @@ def _random_node(net: Net, maps: list[str], rng: np.random.Generator) -> str:
         case 4:
             return net.batch_norm(x)
         case 5:
-            attrs = {"padding": [(0, 1), (1, 1)]} if rng.random() < 0.5 else {}
+            attrs: dict[str, Any] = {"padding": [(0, 1), (1, 1)]} if rng.random() < 0.5 else {}
             return net.conv(x, int(rng.choice([3, 4, 8])), int(rng.choice([1, 2])), **attrs)
         case 6:
             padding = [(0, 0), (0, 0), *((int(a), int(b)) for a, b in rng.integers(0, 2, (2, 2)))]
