@@ -18,7 +18,9 @@ class FrameTimer:
 
     In every frame: :meth:`writes` for each pass to be timed, :meth:`resolve` at the end of the
     encoder, :meth:`end_frame` after the submit. Times arrive two frames later at the least.
-    Nothing is created after the constructor. Without timestamp queries nothing is timed.
+    Nothing is created after the constructor. Without timestamp queries nothing is timed. On
+    llvmpipe render passes are timed right, and compute passes only until the device has drawn
+    something (the reason is at :class:`TimestampRing`; the scheduler's own passes go around it).
 
     Parameters
     ----------

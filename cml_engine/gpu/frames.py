@@ -107,7 +107,7 @@ class FrameExecutor:
         self._ended: list[GpuProgram] = []
         self._unasked: list[Result] = []
         self._reading: list[Result] = []
-        self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS)
+        self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS, chained=True)
 
     # --- jobs
 
@@ -236,6 +236,8 @@ class FrameExecutor:
                 self.request_read(encoder, result)
         slot = self._ring.begin(frame) if groups else None
         try:
+            if slot is not None:
+                self._ring.lead(encoder, slot)
             for group in groups:
                 writes = None if slot is None else self._ring.writes(slot)
                 self._encode_group(encoder, group, writes)

@@ -51,10 +51,15 @@ class TimestampRing:
     """Times up to ``passes`` passes of every frame, and notices frames that never ran.
 
     Without timestamp queries there are receipts only. Memory is held under the name ``owner``.
+    ``chained``: a frame's passes follow each other directly, and :meth:`lead` goes before them.
+    On a software driver each is then timed from the end of the one before. For llvmpipe, once it
+    has drawn anything, writes the timestamp at a compute pass's beginning when that pass ends:
+    it puts timestamps among the tiles to be drawn, and runs what is computed at once.
     """
 
-    def __init__(self, gpu: Gpu, owner: str, passes: int) -> None:
-        self.passes = passes
+    def __init__(self, gpu: Gpu, owner: str, passes: int, *, chained: bool = False) -> None:
+        self._leads = chained and gpu.limits.software and gpu.has_timestamps
+        self.passes = passes = passes + self._leads
         #: frames that ran without timings because all slots were taken
         self.dropped = 0
         self._gpu, self._owner = gpu, owner
@@ -106,6 +111,11 @@ class TimestampRing:
         slot.passes += 1
         return self._writes[slot.index * self.passes + slot.passes - 1]
 
+    def lead(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
+        """Note where the first of the chained passes begins."""
+        if self._leads:
+            encoder.begin_compute_pass(timestamp_writes=self.writes(slot)).end()
+
     def resolve(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
         """Append the copies that bring the frame's timestamps and its receipt home."""
         buffer, back = self._resolved.buffer, slot.readback
@@ -144,7 +154,8 @@ class TimestampRing:
 
     def _milliseconds(self, slot: FrameSlot, data: bytes) -> list[float]:
         ticks = np.frombuffer(data, np.int64, 2 * slot.passes).reshape(-1, 2)
-        spent = (ticks[:, 1] - ticks[:, 0]).tolist()
+        taken = np.diff(ticks[:, 1]) if self._leads else ticks[:, 1] - ticks[:, 0]
+        spent = taken.tolist()
         scale = self._gpu.timestamp_period_ns * 1e-6
         return [max(0.0, t * scale) for t in spent]
 

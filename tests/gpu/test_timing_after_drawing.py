@@ -1,0 +1,90 @@
+"""Times of computation stay right on a device that has drawn something."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+import wgpu
+
+import cml_engine as cml
+from cml_engine.gpu.timers import PassTimer
+from cml_engine.nnef.tensor_file import write_tensor
+from scheduler import FrameScheduler
+
+
+@pytest.fixture
+def drawn_on(gpu: cml.Gpu) -> cml.Gpu:
+    """The device after a render pass."""
+    texture = gpu.device.create_texture(
+        size=(64, 64, 1), format="rgba8unorm", usage=wgpu.TextureUsage.RENDER_ATTACHMENT
+    )
+    encoder = gpu.device.create_command_encoder()
+    attachment = {"view": texture.create_view(), "load_op": "clear", "store_op": "store"}
+    encoder.begin_render_pass(color_attachments=[attachment]).end()
+    gpu.queue.submit([encoder.finish()])
+    if not gpu.has_timestamps:
+        pytest.skip("the device has no timestamps")
+    return gpu
+
+
+def session(gpu: cml.Gpu) -> cml.Session:
+    """A network of some milliseconds."""
+    rng = np.random.default_rng(0)
+    text = (
+        "version 1.0; graph g(x) -> (y) { x = external<scalar>(shape = [1, 32, 64, 64]); "
+        "w = variable<scalar>(shape = [64, 32, 5, 5], label = 'w'); "
+        "v = variable<scalar>(shape = [4, 64, 1, 1], label = 'v'); "
+        "a = conv(x, w); y = conv(a, v); }"
+    )
+    return cml.Session(_loaded(text, rng), gpu)
+
+
+def _loaded(text: str, rng: np.random.Generator) -> cml.Graph:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "graph.nnef").write_text(text)
+        for name, shape in (("w", (64, 32, 5, 5)), ("v", (4, 64, 1, 1))):
+            write_tensor(Path(folder, f"{name}.dat"), rng.random(shape, np.float32))
+        return cml.load(folder)
+
+
+def wall_ms(ran: cml.Session, x: np.ndarray) -> float:
+    """Of a whole run, by the wall clock, the best of some."""
+    best = float("inf")
+    for _ in range(8):
+        start = time.perf_counter()
+        ran.run({"x": x})
+        best = min(best, 1e3 * (time.perf_counter() - start))
+    return best
+
+
+def test_steps_add_up_to_the_whole(drawn_on: cml.Gpu) -> None:
+    ran = session(drawn_on)
+    x = np.ones((1, 32, 64, 64), np.float32)
+    whole = wall_ms(ran, x)
+    steps, timer = range(len(ran.plan.steps)), PassTimer(drawn_on)
+    times = [timer.time(steps, ran.program.encode_all) for _ in range(9)]
+    total = sum(median(of_step) for of_step in zip(*times, strict=True))
+    assert 0.4 * whole < total < 3 * whole
+
+
+def test_a_frame_s_time_is_that_of_its_slices(drawn_on: cml.Gpu) -> None:
+    ran = session(drawn_on)
+    x = np.ones((1, 32, 64, 64), np.float32)
+    alone = wall_ms(ran, x)
+    scheduler = FrameScheduler(drawn_on, budget_ms=1000.0)
+    scheduler.operators_per_frame = 100
+    measured = []
+    for _ in range(12):
+        job = scheduler.submit(ran, {"x": x})
+        encoder = drawn_on.device.create_command_encoder()
+        scheduler.encode(encoder)
+        drawn_on.queue.submit([encoder.finish()])
+        measured += [r.measured_ms for r in scheduler.end_frame() if r.measured_ms]
+        job.release()
+    assert len(measured) > 5
+    assert 0.4 * alone < median(measured) < 3 * alone
