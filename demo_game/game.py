@@ -36,6 +36,8 @@ OPERATORS: dict[str, int | None] = {"sliced": None, "layer": 1, "unsliced": 1_00
 #: of a frame, that the networks leave free, and of the frames, that may exceed the budget: the
 #: first leaves room for the second
 _HEADROOM = 0.15
+#: what the networks get where nothing is left: else the world would not go on
+_FLOOR_MS = 1.0
 _OVER_SHARE = 0.02
 #: of a frame, for the networks, while there is nothing to fly over yet
 _LOADING_SHARE = 0.8
@@ -82,7 +84,7 @@ class Game:
         self.selection = Selection()
         self._around: Surroundings | None = None
         self._look_at = self._finished = 0
-        self._spare = SpareBudget(settings.frame_ms, headroom=_HEADROOM)
+        self._spare = SpareBudget(settings.frame_ms, floor_ms=_FLOOR_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
         #: until the first picture is whole the networks come first

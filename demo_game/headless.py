@@ -21,8 +21,8 @@ from demo_game.report import RunReport, by_owner, percentiles
 from demo_game.telemetry import FrameSample
 
 FORMAT = "rgba8unorm-srgb"
-#: frames that loading, and finishing the last picture, may take
-_PATIENCE = 4000
+#: seconds without another tile after which loading, or finishing the last picture, has failed
+_PATIENCE_S = 120.0
 #: frames until the last GPU times have arrived
 _DRAIN = 12
 MODES = ("off", "sliced", "layer", "unsliced")
@@ -73,16 +73,23 @@ class HeadlessRun:
         return time.perf_counter() - started
 
     def _until_complete(self, pose: Pose) -> None:
-        for _ in range(_PATIENCE):
+        counts = self.game.streaming.counts
+        finished, since = counts.finished, time.perf_counter()
+        while True:
             self._frame(pose, draw=False)
-            if self.game.streaming.error:
-                raise cml.CmlError(self.game.streaming.error)
             if self.game.complete and not self.digests.pending:
                 return
-        raise cml.CmlError(
-            f"the world is not complete after {_PATIENCE} frames: "
-            f"{len(self.game.selection.wanted)} tiles are missing"
-        )
+            if self.game.streaming.error:
+                raise cml.CmlError(self.game.streaming.error)
+            if counts.finished != finished:
+                finished, since = counts.finished, time.perf_counter()
+            elif time.perf_counter() - since > _PATIENCE_S:
+                raise cml.CmlError(
+                    f"no tile has come for {_PATIENCE_S:g} s: "
+                    f"{len(self.game.selection.wanted)} are missing"
+                )
+            if not finished:
+                time.sleep(0.002)  # pipelines are being built on another thread
 
     def fly(self) -> None:
         """The measured frames."""

@@ -66,7 +66,8 @@ def _fill_operators(
             job.step, job.group = job.step + 1, 0
             chosen.append((part, cost, _account(s, job, part, report, now)))
             left -= 1
-    report.reason = "nothing to do" if left else "budget"
+    if not left:
+        report.reason = "budget"
     return chosen
 
 
