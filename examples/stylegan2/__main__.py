@@ -32,6 +32,7 @@ def write(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """A picture, at once and in slices, and where the time goes."""
+    options.picture.parent.mkdir(parents=True, exist_ok=True)
     array_files.check_folder(options.picture)
     start = time.perf_counter()
     graph = cml.load(options.model)
