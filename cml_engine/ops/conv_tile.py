@@ -156,7 +156,7 @@ def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
     workgroup as well as a large one, and wastes less; hardware wants many of them.
     """
     shape = conv.shape
-    rows = 4 if is_depthwise(conv) else min(_ROWS_SPEED, key=lambda r: _rows_cost(conv, r))
+    rows = rows_of(conv)
     if conv.op.limits.software:
         return Tile(rows, _COLUMNS[0], 16)
     row_blocks = -(-shape.out_channels // rows)
@@ -164,6 +164,11 @@ def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
         if batches * row_blocks * positions // (columns * GROUP) >= _BUSY_GROUPS:
             break
     return Tile(rows, columns, GROUP)
+
+
+def rows_of(conv: Conv) -> int:
+    """Output channels per thread: as many as the registers hold, but few that are padding."""
+    return 4 if is_depthwise(conv) else min(_ROWS_SPEED, key=lambda r: _rows_cost(conv, r))
 
 
 def _rows_cost(conv: Conv, rows: int) -> float:
@@ -183,7 +188,7 @@ def lower_tile(conv: Conv) -> Iterator[Dispatch]:
     row_blocks = -(-shape.out_channels // tile.rows)
     tiles = -(-shape.batch * prod(steps) // tile.positions)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
-    filter = yield from _packed_filter(conv, tile.rows)
+    filter = yield from packed_filter(conv, tile.rows)
     bias = yield from packed_bias(conv)
     yield Dispatch(
         groups=prod(ups) * tiles * row_blocks,
@@ -262,7 +267,7 @@ def packed_bias(conv: Conv) -> Generator[Dispatch, None, str]:
     return (yield from _blocked(op, name, 1, channels, 1, int(op.fact(name).size > 1)))
 
 
-def _packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
+def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
     """The filter as the shader reads it: packed now, or on the GPU where it is computed there."""
     op, shape = conv.op, conv.shape
     name = op.in_names[1]

@@ -25,16 +25,19 @@ LAYOUTS = ({}, {"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})
 #: one node for each kernel: (op, case, whether weights are constant)
 KERNELS = {
     "computed filter": ("conv", conv_case((1, 8, 9, 7), (10, 8, 3, 3)), False),
-    "tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[2, 1]), True),
+    "slide": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[2, 1]), True),
+    "tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 2]), True),
     "winograd": ("conv", conv_case((2, 16, 15, 30), (18, 16, 3, 3)), True),
-    "groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), groups=5), True),
+    "groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), stride=[1, 2], groups=5), True),
+    "slide groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), groups=5), True),
     "depthwise": ("conv", conv_case((1, 10, 9, 7), (10, 1, 3, 3), groups=0), True),
     "depthwise strided": (
         "conv",
         conv_case((1, 10, 9, 7), (10, 1, 3, 3), stride=[2, 1], groups=0),
         True,
     ),
-    "deconv": ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 4, 4), (6,), stride=[2, 2]), True),
+    "deconv": ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 3, 3), (6,), stride=[2, 2]), True),
+    "slide deconv": ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 4, 4), (6,), stride=[2, 2]), True),
 }
 #: ends of a node: operators with their constant operands by shape
 EPILOGUES = {
@@ -132,8 +135,18 @@ def test_each_kernel_is_the_one_meant(gpu):
     for kernel in KERNELS:
         graph, _ = graph_with(kernel, [], np.random.default_rng(0))
         plan = lower(graph, gpu.limits)
-        assert meant.get(kernel, "conv.hlsl") in {step.path for step in plan.steps}
+        meant_by_default = "conv_slide.hlsl" if kernel.startswith("slide") else "conv.hlsl"
+        assert meant.get(kernel, meant_by_default) in {step.path for step in plan.steps}
         assert plan.steps[-1].defines.get("DEPTHWISE", 0) == int(kernel == "depthwise strided")
+
+
+def test_long_runs_of_a_large_node(gpu):
+    """Where the products pay for a longer kernel, a thread computes eight neighbours of a line."""
+    case = conv_case((1, 32, 65, 70), (48, 32, 5, 3))
+    graph, inputs = case_graph("conv", case, constants=True)
+    assert lower(graph, gpu.limits).steps[-1].defines["COLUMNS"] == 8
+    for layouts in LAYOUTS:
+        check_graph(graph, inputs, gpu, layouts=layouts)
 
 
 def test_winograd_in_several_rounds(gpu, monkeypatch):

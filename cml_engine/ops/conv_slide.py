@@ -1,0 +1,112 @@
+"""``conv`` and ``deconv`` whose windows slide by one input along a line.
+
+Neighbouring results of a line need mostly the same inputs, so a thread that computes a run of them
+loads each input once for all taps of the line. Shader: ``shaders_hlsl/conv_slide.hlsl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from cml_engine.ops.conv_tile import (
+    GROUP,
+    PARAMS,
+    VECTORS,
+    Conv,
+    Tile,
+    band_of,
+    blocks_of,
+    is_depthwise,
+    packed_bias,
+    packed_filter,
+    product_defines,
+    rows_of,
+    store_defines,
+)
+from cml_engine.ops.epilogue import epilogue_of
+from cml_engine.ops.spec import Dispatch, Kernel
+
+_KERNEL = Kernel("conv_slide.hlsl", PARAMS, group=GROUP, trusted=True)
+#: neighbouring results per thread -> GFLOPS of a software driver where no run is cut short
+_COLUMNS_SPEED = {4: 53, 8: 58}
+#: products of a node below which the longer kernel is not worth the second that it takes to build
+_LARGE = 1 << 26
+#: threads of a workgroup: a software driver wastes less with few
+_GROUP = 16
+#: products of a filter's row with a run of results, per input: more take long to build
+_MOST_PRODUCTS = 512
+
+
+def fits(conv: Conv) -> bool:
+    """Whether the node's windows overlap along a line.
+
+    On a software driver only. There a load costs the same at any address, and this saves half of
+    them; hardware reads neighbouring addresses by neighbouring threads, which this gives up.
+    """
+    if not conv.op.limits.software or is_depthwise(conv):
+        return False
+    line = conv.shape.axes3[2]
+    step = 1 if conv.transposed else line.stride
+    if step != 1 or line.dilation != 1:
+        return False
+    if conv.transposed and line.kernel % line.stride:
+        return False
+    return _taps(conv) > 1 and _taps(conv) * rows_of(conv) * min(_COLUMNS_SPEED) <= _MOST_PRODUCTS
+
+
+def _taps(conv: Conv) -> int:
+    """Taps along a line that one result meets."""
+    line = conv.shape.axes3[2]
+    return line.kernel // line.stride if conv.transposed else line.kernel
+
+
+def lower_slide(conv: Conv) -> Iterator[Dispatch]:
+    op, shape = conv.op, conv.shape
+    x = yield from blocks_of(conv)
+    position = conv.position()
+    ups = position["up"]
+    steps = [-(-y // up) for y, up in zip(position["y_size"], ups, strict=True)]
+    tile = _tile(conv, steps[2])
+    runs = shape.batch * steps[0] * steps[1] * -(-steps[2] // tile.columns)
+    row_blocks, tiles = -(-shape.out_channels // tile.rows), -(-runs // tile.group)
+    epilogue = epilogue_of(op, 3, vector=conv.out_c4)
+    filter = yield from packed_filter(conv, tile.rows)
+    bias = yield from packed_bias(conv)
+    yield Dispatch(
+        groups=prod(ups) * tiles * row_blocks,
+        tensors=(x, filter, bias, *epilogue.tensors, op.out_names[0]),
+        params={
+            **position,
+            **epilogue.params,
+            "batch": shape.batch,
+            "out_c": shape.out_channels,
+            "in_blocks": conv.in_blocks,
+            "band": band_of(conv, tile.rows),
+            "group_in": shape.group_in,
+            "group_out": shape.group_out,
+            "row_blocks": row_blocks,
+            "tiles": tiles,
+            "steps3": steps,
+        },
+        defines={
+            **store_defines(conv, epilogue, 3),
+            **product_defines(conv, tile),
+            **VECTORS,
+            "BORDER": conv.border,
+            "TAPS": _taps(conv),
+            "BACKWARD": int(conv.transposed),
+        },
+        kernel=_KERNEL,
+    )
+
+
+def _tile(conv: Conv, line: int) -> Tile:
+    """As many rows as the registers hold; runs as long as they come out even."""
+    rows = rows_of(conv)
+    most = max(_MOST_PRODUCTS // (_taps(conv) * rows), min(_COLUMNS_SPEED))
+    if conv.op.outputs[0].size * conv.shape.group_in * conv.shape.taps < _LARGE:
+        most = min(_COLUMNS_SPEED)
+    columns = [c for c in _COLUMNS_SPEED if c <= most]
+    best = min(columns, key=lambda c: -(-line // c) * c / _COLUMNS_SPEED[c])
+    return Tile(rows, best, _GROUP)
