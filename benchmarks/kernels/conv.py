@@ -35,13 +35,13 @@ from cml_engine.testing import case_graph
 _AROUND = [(1, 1), (1, 1)]
 SHAPES: tuple[tuple[str, str, Case, bool], ...] = (
     ("3x3 64>64 64² winograd", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3)), True),
-    ("3x3 64>64 64² tile", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3)), False),
-    ("3x3 3>64 64² tile", "conv", conv_case((1, 3, 64, 64), (64, 3, 3, 3)), True),
-    ("3x3 64>3 64² tile", "conv", conv_case((1, 64, 64, 64), (3, 64, 3, 3)), True),
-    ("3x3 128>128 16² tile", "conv", conv_case((1, 128, 16, 16), (128, 128, 3, 3)), True),
-    ("3x3 64>64 s2 64² tile", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3), stride=[2, 2]),
+    ("3x3 64>64 64² direct", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3)), False),
+    ("3x3 3>64 64² direct", "conv", conv_case((1, 3, 64, 64), (64, 3, 3, 3)), True),
+    ("3x3 64>3 64² direct", "conv", conv_case((1, 64, 64, 64), (3, 64, 3, 3)), True),
+    ("3x3 128>128 16² direct", "conv", conv_case((1, 128, 16, 16), (128, 128, 3, 3)), True),
+    ("3x3 64>64 s2 64² direct", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3), stride=[2, 2]),
      True),
-    ("1x1 128>128 64² tile", "conv", conv_case((1, 128, 64, 64), (128, 128, 1, 1)), True),
+    ("1x1 128>128 64² direct", "conv", conv_case((1, 128, 64, 64), (128, 128, 1, 1)), True),
     ("3x3 128 depthwise 64²", "conv", conv_case((1, 128, 64, 64), (128, 1, 3, 3), groups=0), True),
     ("3x3 64>64 g3 64² groups", "conv", conv_case((1, 63, 64, 64), (63, 21, 3, 3), groups=3),
      True),
@@ -143,7 +143,7 @@ def _buffer(gpu: Gpu, data: bytes, usage: int) -> Any:
 
 @contextmanager
 def _winograd(allowed: bool) -> Iterator[None]:
-    """Lower to the tile what would be Winograd's."""
+    """Lower to the direct kernel what would be Winograd's."""
     least = winograd.LEAST_CHANNELS
     if not allowed:
         winograd.LEAST_CHANNELS = 1 << 30

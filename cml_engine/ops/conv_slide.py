@@ -28,13 +28,11 @@ from cml_engine.ops.epilogue import epilogue_of
 from cml_engine.ops.spec import Dispatch, Kernel
 
 _KERNEL = Kernel("conv_slide.hlsl", PARAMS, group=GROUP, trusted=True)
-#: neighbouring results per thread -> GFLOPS of a software driver where no run is cut short
-_COLUMNS_SPEED = {4: 53, 8: 58}
-#: products of a node below which the longer kernel is not worth the second that it takes to build
-_LARGE = 1 << 26
+#: neighbouring results per thread: with more, sums leave the nearest cache
+_COLUMNS = 4
 #: threads of a workgroup: a software driver wastes less with few
 _GROUP = 16
-#: products of a filter's row with a run of results, per input: more take long to build
+#: products of a line of taps with a run of results, per input: more take long to build
 _MOST_PRODUCTS = 512
 
 
@@ -52,7 +50,7 @@ def fits(conv: Conv) -> bool:
         return False
     if conv.transposed and line.kernel % line.stride:
         return False
-    return _taps(conv) > 1 and _taps(conv) * rows_of(conv) * min(_COLUMNS_SPEED) <= _MOST_PRODUCTS
+    return _taps(conv) > 1 and _taps(conv) * rows_of(conv) * _COLUMNS <= _MOST_PRODUCTS
 
 
 def _taps(conv: Conv) -> int:
@@ -67,7 +65,7 @@ def lower_slide(conv: Conv) -> Iterator[Dispatch]:
     position = conv.position()
     ups = position["up"]
     steps = [-(-y // up) for y, up in zip(position["y_size"], ups, strict=True)]
-    tile = _tile(conv, steps[2])
+    tile = Tile(rows_of(conv), _COLUMNS, _GROUP)
     runs = shape.batch * steps[0] * steps[1] * -(-steps[2] // tile.columns)
     row_blocks, tiles = -(-shape.out_channels // tile.rows), -(-runs // tile.group)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
@@ -99,14 +97,3 @@ def lower_slide(conv: Conv) -> Iterator[Dispatch]:
         },
         kernel=_KERNEL,
     )
-
-
-def _tile(conv: Conv, line: int) -> Tile:
-    """As many rows as the registers hold; runs as long as they come out even."""
-    rows = rows_of(conv)
-    most = max(_MOST_PRODUCTS // (_taps(conv) * rows), min(_COLUMNS_SPEED))
-    if conv.op.outputs[0].size * conv.shape.group_in * conv.shape.taps < _LARGE:
-        most = min(_COLUMNS_SPEED)
-    columns = [c for c in _COLUMNS_SPEED if c <= most]
-    best = min(columns, key=lambda c: -(-line // c) * c / _COLUMNS_SPEED[c])
-    return Tile(rows, best, _GROUP)

@@ -37,8 +37,11 @@ _INPUT, _PRODUCT, _OUTPUT = range(3)
 _POINTS = 36
 #: bytes of one scratch tensor: tiles beyond are done in a further round
 _MAX_SCRATCH = 16 << 20
-#: fewer channels leave the transforms dearer than the products that they save
-LEAST_CHANNELS = 16
+#: fewer channels leave the transforms dearer than the products that they save; a software driver's
+#: direct way (``conv_slide.py``) is fast enough to be better with some more
+LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 48
+#: fewer tiles leave the filter, four times as large as it was, dearer to read than to multiply
+_LEAST_TILES = 64
 #: results that are computed for one that is asked for, by whole tiles and whole workgroups
 _MOST_WASTE = 1.8
 
@@ -50,9 +53,12 @@ def fits(conv: Conv) -> bool:
         return False
     if any((a.kernel, a.stride, a.dilation) != (3, 1, 1) for a in shape.axes):
         return False
-    if min(shape.in_channels, shape.out_channels) < LEAST_CHANNELS:
+    least = _SOFTWARE_LEAST_CHANNELS if conv.op.limits.software else 0
+    if min(shape.in_channels, shape.out_channels) < max(LEAST_CHANNELS, least):
         return False
     tiles = _count_tiles(conv)
+    if tiles < _LEAST_TILES:
+        return False
     whole = tile_of(conv, tiles, _POINTS).positions
     return -(-tiles // whole) * whole * 16 <= _MOST_WASTE * shape.batch * prod(shape.narrow)
 

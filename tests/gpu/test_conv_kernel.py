@@ -15,7 +15,7 @@ import cml_engine.ops.winograd
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Epilogue, Fact
 from cml_engine.layout import C4
-from cml_engine.ops.conv_cases import conv_case, deconv_case
+from cml_engine.ops.conv_cases import CONV_CASES, conv_case, deconv_case
 from cml_engine.ops.lowering import Limits
 from cml_engine.passes.lower import lower
 from cml_engine.testing import case_graph, check_graph
@@ -27,7 +27,7 @@ KERNELS = {
     "computed filter": ("conv", conv_case((1, 8, 9, 7), (10, 8, 3, 3)), False),
     "slide": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[2, 1]), True),
     "tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 2]), True),
-    "winograd": ("conv", conv_case((2, 16, 15, 30), (18, 16, 3, 3)), True),
+    "winograd": ("conv", conv_case((2, 48, 15, 30), (50, 48, 3, 3)), True),
     "groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), stride=[1, 2], groups=5), True),
     "slide groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), groups=5), True),
     "depthwise": ("conv", conv_case((1, 10, 9, 7), (10, 1, 3, 3), groups=0), True),
@@ -140,22 +140,27 @@ def test_each_kernel_is_the_one_meant(gpu):
         assert plan.steps[-1].defines.get("DEPTHWISE", 0) == int(kernel == "depthwise strided")
 
 
-def test_long_runs_of_a_large_node(gpu):
-    """Where the products pay for a longer kernel, a thread computes eight neighbours of a line."""
-    case = conv_case((1, 32, 65, 70), (48, 32, 5, 3))
-    graph, inputs = case_graph("conv", case, constants=True)
-    assert lower(graph, gpu.limits).steps[-1].defines["COLUMNS"] == 8
-    for layouts in LAYOUTS:
-        check_graph(graph, inputs, gpu, layouts=layouts)
-
-
 def test_winograd_in_several_rounds(gpu, monkeypatch):
     """A large image is done in rounds that reuse one scratch; a round ends inside an image."""
-    monkeypatch.setattr(cml_engine.ops.winograd, "_MAX_SCRATCH", 16 * 36 * 4 * 70)
-    graph, inputs = case_graph("conv", conv_case((3, 16, 33, 30), (16, 16, 3, 3)), constants=True)
+    monkeypatch.setattr(cml_engine.ops.winograd, "_MAX_SCRATCH", 16 * 36 * 12 * 70)
+    graph, inputs = case_graph("conv", conv_case((3, 48, 33, 30), (48, 48, 3, 3)), constants=True)
     assert len(lower(graph, gpu.limits, {"x0": C4}).steps) == 3 * 4
     for layouts in LAYOUTS:
         check_graph(graph, inputs, gpu, layouts=layouts)
+
+
+def test_winograd_where_it_would_not_gain(gpu, monkeypatch):
+    """Every border, padding and size that is declared, by Winograd's tiles."""
+    for name in ("LEAST_CHANNELS", "_SOFTWARE_LEAST_CHANNELS", "_LEAST_TILES"):
+        monkeypatch.setattr(cml_engine.ops.winograd, name, 1)
+    monkeypatch.setattr(cml_engine.ops.winograd, "_MOST_WASTE", float("inf"))
+    ran = 0
+    for case in CONV_CASES:
+        graph, inputs = case_graph("conv", case, constants=True)
+        if any(step.path == "winograd.hlsl" for step in lower(graph, gpu.limits).steps):
+            check_graph(graph, inputs, gpu, partitions=1)
+            ran += 1
+    assert ran > 8
 
 
 def test_winograd_is_near_exact_sums(gpu, rng):
