@@ -16,6 +16,7 @@ import numpy as np
 
 from cml_engine.errors import Source
 from cml_engine.graph import Fact
+from cml_engine.ops.choice import Choice
 from cml_engine.ops.spec import Cost
 
 
@@ -124,6 +125,8 @@ class Plan:
     #: copies of variables' new values after a run: (from arena, to weights)
     updates: tuple[tuple[Binding, Binding], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: which kernel was taken where there was a choice
+    choices: tuple[Choice, ...] = ()
 
     @property
     def cost(self) -> Cost:
@@ -143,6 +146,8 @@ class Plan:
             f"arena {self.memory.peak} bytes (lower bound {self.memory.bound}, "
             f"ratio {self.memory.ratio:.3f}), weights {self.weights_bytes} bytes"
         )
+        lines.append(f"{len(self.choices)} choices, {sum(c.tuned for c in self.choices)} tuned")
+        lines += [f"      {choice}" for choice in self.choices]
         return "\n".join(lines)
 
 

@@ -21,6 +21,7 @@ from cml_engine.errors import CmlError, InputError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.layout import C4
 from cml_engine.nnef.signatures import REQUIRED
+from cml_engine.ops.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration import signature_of
 from cml_engine.ops.spec import Case, OpSpec, Random, lookup
 from cml_engine.passes.infer import infer_facts
@@ -146,13 +147,14 @@ def check_graph(
     *,
     layouts: Mapping[str, str] | None = None,
     partitions: int = 2,
+    variants: VariantTable = NO_VARIANTS,
 ) -> float:
     """As :func:`check_on_gpu`, for a graph of any nodes, each with its own tolerance. Operators
     without a CPU function are not compared, and what follows them neither."""
     from cml_engine.backends.gpu import GpuProgram
     from cml_engine.backends.shadow import node_tolerance
 
-    options = PlanOptions(keep=True, guard=_GUARD_BYTES)
+    options = PlanOptions(keep=True, guard=_GUARD_BYTES, variants=variants)
     plan = lower(graph, gpu.limits, dict(layouts or {}), options)
     program = GpuProgram(plan, gpu)
     whole = [(step.index, 0, step.groups) for step in plan.steps]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,9 +12,11 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
 from cml_engine.layout import PLAIN
 from cml_engine.ops import accessors
+from cml_engine.ops.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.spec import Cost, Dispatch, Kernel
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class Lowering:
     packed: dict[str, Array]
     #: scratch tensors of this node: name -> number of 32-bit words
     scratch_words: dict[str, int] = field(default_factory=dict)
+    #: which kernels a table prefers, and what was chosen so far
+    variants: VariantTable = NO_VARIANTS
+    choices: list[Choice] = field(default_factory=list)
 
     @property
     def attrs(self) -> Attrs:
@@ -98,6 +103,14 @@ class Lowering:
         name = f"{self.node.outputs[0]}.scratch{len(self.scratch_words)}"
         self.scratch_words[name] = words
         return name
+
+    def choose(self, key: str, options: Mapping[str, T], default: str) -> T:
+        """One of the options by name: what the table of variants has for ``key``, else the
+        default. Each must give a correct kernel; the key (:class:`Choice`) and the options may
+        depend on the node and the limits only, so that a tuner finds them again."""
+        chosen = self.variants.name_for(key, tuple(options), default)
+        self.choices.append(Choice(self.node.title, key, tuple(options), default, chosen))
+        return options[chosen]
 
     def launch(
         self,

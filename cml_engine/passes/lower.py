@@ -12,6 +12,7 @@ from cml_engine.errors import CmlError, DeviceError, InternalError, UnsupportedO
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import PLAIN, words
 from cml_engine.ops import accessors
+from cml_engine.ops.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration import fault
 from cml_engine.ops.lowering import Limits, Lowering
 from cml_engine.ops.spec import Cost, Dispatch, Kernel, OpSpec, lookup
@@ -29,12 +30,14 @@ class PlanOptions:
     """``keep``: no tensor's memory is reused, so that all can be read after a run.
     ``guard``: unused bytes before and after every tensor (tests fill them with a pattern).
     ``stub``: an operator that does nothing; its results are whatever the memory holds.
-    ``views``: parts of a tensor may lie in it (``passes/views.py``); not where all are kept."""
+    ``views``: parts of a tensor may lie in it (``passes/views.py``); not where all are kept.
+    ``variants``: the kernels that are faster on the device than those of the engine's rules."""
 
     keep: bool = False
     guard: int = 0
     stub: str = ""
     views: bool = True
+    variants: VariantTable = NO_VARIANTS
 
 
 @dataclass
@@ -44,6 +47,7 @@ class _Draft:
     dispatches: list[tuple[Node, Kernel, Dispatch, Cost]] = field(default_factory=list)
     packed: dict[str, Array] = field(default_factory=dict)
     scratch: dict[str, int] = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)
 
 
 def lower(
@@ -58,7 +62,7 @@ def lower(
     views: dict[str, View] = {}
     if options.views and not (options.keep or options.guard):
         views = find_views(graph, chosen, alias, limits.storage_offset_alignment)
-    draft = _dispatches(graph, limits, chosen, options.stub, views, alias)
+    draft = _dispatches(graph, limits, chosen, options, views, alias)
     places, memory = _place_arena(graph, draft, alias, views, chosen, limits, options)
     weights, weights_bytes = _place_weights(graph, draft, alias, limits)
     locate = _Locator(graph, chosen, alias, places, weights, draft)
@@ -78,6 +82,7 @@ def lower(
         memory=memory,
         updates=tuple((locate(value), locate(variable)) for variable, value in graph.updates),
         options={"keep": options.keep, "guard": options.guard},
+        choices=tuple(draft.choices),
     )
 
 
@@ -85,11 +90,11 @@ def _dispatches(
     graph: Graph,
     limits: Limits,
     layouts: dict[str, str],
-    stub: str,
+    options: PlanOptions,
     views: Views,
     alias: Mapping[str, str],
 ) -> _Draft:
-    draft = _Draft()
+    draft, stub = _Draft(), options.stub
     for node in graph.nodes:
         spec = lookup(node.op)
         if spec.alias or node.op == stub:
@@ -101,7 +106,7 @@ def _dispatches(
             raise UnsupportedOp(
                 f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
             )
-        op = Lowering(graph, node, limits, layouts, draft.packed)
+        op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
         dispatches = [d for d in _lower_node(spec, spec.kernel, op) if d.groups > 0]
         total = sum(d.groups for d in dispatches)
         cost = node_cost(spec, node, graph)
@@ -111,6 +116,7 @@ def _dispatches(
             share = dispatch.cost or cost.scaled(dispatch.groups / total)
             draft.dispatches.append((node, dispatch.kernel or spec.kernel, dispatch, share))
         draft.scratch.update(op.scratch_words)
+        draft.choices += op.choices
     return draft
 
 

@@ -1,0 +1,71 @@
+"""Choices between kernels of a node, as data: a table answers, an autotuner measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log2
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What lowering could choose for a node, and chose.
+
+    ``key`` says in words what decides which is fastest (operator, window, channels, positions,
+    layouts): it is equal for all nodes, of whatever model, that should choose alike.
+    """
+
+    node: str
+    key: str
+    options: tuple[str, ...]
+    default: str
+    chosen: str
+
+    @property
+    def tuned(self) -> bool:
+        """Whether a table of variants decided otherwise than the rules of the engine do."""
+        return self.chosen != self.default
+
+    def __str__(self) -> str:
+        rest = f", by default {self.default}" if self.tuned else ""
+        return f"{self.node:32s} {self.chosen}{rest}, of {len(self.options)}  ({self.key})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A variant that was measured to be faster than the default of then, ``over``. Where that
+    is the default no longer it says nothing; "" is any default."""
+
+    chosen: str
+    over: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VariantTable:
+    """The variants that are faster on some device than those which the engine's rules take."""
+
+    picks: Mapping[str, Pick] = field(default_factory=dict)
+
+    @classmethod
+    def forcing(cls, key: str, option: str) -> VariantTable:
+        """The table that takes this option for this key, whatever is the default."""
+        return cls({key: Pick(option)})
+
+    def name_for(self, key: str, options: Sequence[str], default: str) -> str:
+        """The option to take: the table's, if it is one of ``options``, else the default."""
+        pick = self.picks.get(key)
+        if pick is None or pick.chosen not in options or pick.over not in ("", default):
+            return default
+        return pick.chosen
+
+    def __len__(self) -> int:
+        return len(self.picks)
+
+
+#: the engine's rules decide everything
+NO_VARIANTS = VariantTable()
+
+
+def about(count: int) -> int:
+    """The count to the nearest half octave (…, 45, 64, 91, 128, …): sizes that choose alike."""
+    return round(2 ** (round(2 * log2(max(count, 1))) / 2))
