@@ -7,7 +7,6 @@
 // [block][tap][4] where DEPTHWISE, T2 bias, then the epilogues' operands, then OUT.
 #include "conv_position.hlsli"
 #include "conv_product.hlsli"
-#include "divide.hlsli"
 #define BIAS T2
 #include "conv_store.hlsli"
 
@@ -110,36 +109,32 @@ void store(uint row_block, int3 phase) {
 void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     uint group = CML_GROUP(gid);
     if (group >= cml_end) { return; }
-    uint row_block = group % row_blocks;
-    uint tile = group / row_blocks % tiles;
-    int nth = int(group / row_blocks / tiles);
-    int3 phase = int3(nth / up(2) / up(1), nth / up(2) % up(1), nth % up(2));
+    Part part = cml_part(group);
     {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-        place[j] = place_of((tile * COLUMNS + j) * GROUP + tid.x);
+        place[j] = place_of((part.tile * COLUMNS + j) * GROUP + tid.x);
     }}
     cml_clear();
 
     uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
     uint vectors = band * TAP_VECTORS;
-    uint first_block = DEPTHWISE ? row_block
-        : min(row_block * ROWS / group_out * group_in / 4, in_blocks - band);
-    uint weight = row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
+    uint first_block = DEPTHWISE ? part.row_block : cml_first_block(part.row_block);
+    uint weight = part.row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
     for (int kz = 0; kz < k_size(0); kz++) {
-        int oz = phase.x * y_mul(0) + kz * k_step(0) + origin(0);
-        int dz = cml_floor_div(oz, up(0));
+        int oz = part.phase.x * y_mul(0) + kz * k_step(0) + origin(0);
+        int dz = cml_floor_up(oz, 0);
         for (int ky = 0; ky < k_size(1); ky++) {
-            int oy = phase.y * y_mul(1) + ky * k_step(1) + origin(1);
-            int dy = cml_floor_div(oy, up(1));
+            int oy = part.phase.y * y_mul(1) + ky * k_step(1) + origin(1);
+            int dy = cml_floor_up(oy, 1);
             bool row_meets = dz * up(0) == oz && dy * up(1) == oy;
             find_rows(dz, dy);
             for (int kx = 0; kx < k_size(2); kx++) {
-                int ox = phase.z * y_mul(2) + kx * k_step(2) + origin(2);
-                int dx = cml_floor_div(ox, up(2));
+                int ox = part.phase.z * y_mul(2) + kx * k_step(2) + origin(2);
+                int dx = cml_floor_up(ox, 2);
                 find_inputs(dx, first_block, volume);
                 add_tap(weight, row_meets && dx * up(2) == ox ? band : 0u, volume);
                 weight += vectors;
             }
         }
     }
-    store(row_block, phase);
+    store(part.row_block, part.phase);
 }

@@ -7,7 +7,6 @@
 // the epilogues' operands, then OUT.
 #include "conv_position.hlsli"
 #include "conv_product.hlsli"
-#include "divide.hlsli"
 #define BIAS T2
 #include "conv_store.hlsli"
 
@@ -58,7 +57,7 @@ void add_line(uint weight, uint step, uint blocks, uint volume) {
         {[ForceUnroll] for (int t = 0; t < TAPS; t++) {
             float4 part[COLUMNS];
             {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-                part[j] = x[BACKWARD ? j + TAPS - 1 - t : j + t];
+                part[j] = x[TRANSPOSED ? j + TAPS - 1 - t : j + t];
             }}
             cml_multiply(part, weight + t * step + c * ROWS);
         }}
@@ -88,28 +87,25 @@ void store(Place p, uint row_block, int3 phase) {
 void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     uint group = CML_GROUP(gid);
     if (group >= cml_end) { return; }
-    uint row_block = group % row_blocks;
-    uint tile = group / row_blocks % tiles;
-    int nth = int(group / row_blocks / tiles);
-    int3 phase = int3(nth / up(2) / up(1), nth / up(2) % up(1), nth % up(2));
-    Place p = place_of(tile * GROUP + tid.x);
+    Part part = cml_part(group);
+    Place p = place_of(part.tile * GROUP + tid.x);
     cml_clear();
 
     uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
     uint vectors = band * ROWS; // of the filter, per tap
-    uint first_block = min(row_block * ROWS / group_out * group_in / 4, in_blocks - band);
-    uint weight = row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
-    uint base = (p.image * in_blocks + first_block) * volume;
+    uint weight = part.row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
+    uint base = (p.image * in_blocks + cml_first_block(part.row_block)) * volume;
     // the first tap along a line that the phase meets, and the leftmost input under all of them
-    int at_origin = phase.z + origin(2);
-    int first_tap = at_origin - cml_floor_div(at_origin, up(2)) * up(2);
-    int leftmost = p.at.z + (at_origin - first_tap) / up(2) - (BACKWARD ? TAPS - 1 : 0);
+    int at_origin = part.phase.z + origin(2);
+    int first_input = cml_floor_up(at_origin, 2);
+    int first_tap = TRANSPOSED ? at_origin - first_input * up(2) : 0;
+    int leftmost = p.at.z + first_input - (TRANSPOSED ? TAPS - 1 : 0);
     for (int kz = 0; kz < k_size(0); kz++) {
-        int oz = phase.x * y_mul(0) + kz * k_step(0) + origin(0);
-        int dz = cml_floor_div(oz, up(0));
+        int oz = part.phase.x * y_mul(0) + kz * k_step(0) + origin(0);
+        int dz = cml_floor_up(oz, 0);
         for (int ky = 0; ky < k_size(1); ky++) {
-            int oy = phase.y * y_mul(1) + ky * k_step(1) + origin(1);
-            int dy = cml_floor_div(oy, up(1));
+            int oy = part.phase.y * y_mul(1) + ky * k_step(1) + origin(1);
+            int dy = cml_floor_up(oy, 1);
             bool meets = dz * up(0) == oz && dy * up(1) == oy;
             int sz = cml_border(p.at.x * y_mul(0) + dz, x_size(0));
             int sy = cml_border(p.at.y * y_mul(1) + dy, x_size(1));
@@ -119,5 +115,5 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
             weight += uint(k_size(2)) * vectors;
         }
     }
-    store(p, row_block, phase);
+    store(p, part.row_block, part.phase);
 }

@@ -6,8 +6,6 @@
 // A launch does the tiles [first_tile, first_tile + tiles), so that scratch memory is bounded.
 #include "divide.hlsli"
 
-#include "divide.hlsli"
-
 #define STAGE_INPUT 0
 #define STAGE_PRODUCT 1
 #define STAGE_OUTPUT 2
@@ -97,9 +95,9 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
 void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     uint group = CML_GROUP(gid);
     if (group >= cml_end) { return; }
-    uint row_block = group % row_blocks;
-    uint part = group / row_blocks % parts;
-    uint point = group / row_blocks / parts;
+    uint row_block = group;
+    uint part = cml_divide_rest(row_block, row_blocks);
+    uint point = cml_divide_rest(part, parts);
     uint at[COLUMNS];
     {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
         at[j] = (part * COLUMNS + j) * GROUP + tid.x;

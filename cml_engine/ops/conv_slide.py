@@ -12,7 +12,6 @@ from math import prod
 from cml_engine.ops.conv_tile import (
     GROUP,
     PARAMS,
-    VECTORS,
     Conv,
     Tile,
     band_of,
@@ -90,10 +89,10 @@ def lower_slide(conv: Conv) -> Iterator[Dispatch]:
         defines={
             **store_defines(conv, epilogue, 3),
             **product_defines(conv, tile),
-            **VECTORS,
+            **conv.vectors,
             "BORDER": conv.border,
             "TAPS": _taps(conv),
-            "BACKWARD": int(conv.transposed),
+            "TRANSPOSED": int(conv.transposed),
         },
         kernel=_KERNEL,
     )

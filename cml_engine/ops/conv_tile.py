@@ -5,14 +5,15 @@ What Winograd's kernel shares with them is here too.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from cml_engine.layout import C4
+from cml_engine.graph import Node
+from cml_engine.layout import C4, C4H, VECTOR_TYPE, to_half
 from cml_engine.ops.conv_shapes import BORDERS, Axis, ConvShape
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.epilogue import EpilogueArgs, epilogue_of, per_channel
@@ -54,7 +55,30 @@ class Conv:
 
     @property
     def out_c4(self) -> bool:
-        return self.op.layout(self.op.out_names[0]) == C4
+        return self.op.is_blocked(self.op.out_names[0])
+
+    @property
+    def half(self) -> bool:
+        """Whether the filter is stored in 16 bits."""
+        return self.constant and takes_half(self.op.node, self.op.layouts)
+
+    @property
+    def filter_type(self) -> str:
+        """What a shader calls four numbers of the filter."""
+        return VECTOR_TYPE[C4H if self.half else C4]
+
+    @property
+    def vectors(self) -> dict[str, int | str]:
+        """Input, filter, and bias or result of the kernels that take four channels at once."""
+        x = self.op.in_names[0]
+        kind = self.op.vector_type(x) if self.op.is_blocked(x) else VECTOR_TYPE[C4]
+        return {"T0_TYPE": kind, "T1_TYPE": self.filter_type, "T2_TYPE": VECTOR_TYPE[C4]}
+
+    def pack(self, key: str, make: Callable[[], Array]) -> str:
+        """The filter as ``make()`` lays it out, for the plan."""
+        if self.half:
+            return self.op.pack(f"{key}.half", lambda: to_half(make()))
+        return self.op.pack(key, make)
 
     @property
     def border(self) -> int:
@@ -99,6 +123,11 @@ class Conv:
         return {"w_group": whole, "w_out": w_out, "w_in": w_in}
 
 
+def takes_half(node: Node, layouts: Mapping[str, str]) -> bool:
+    """Whether what the node reads or what it writes is stored in 16 bits."""
+    return any(layouts.get(name) == C4H for name in (node.inputs[0], node.outputs[0]))
+
+
 def bindings(epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
     """The epilogue's defines, and the name of the output's buffer behind its tensors."""
     return {**epilogue.defines, "OUT": f"T{first + len(epilogue.tensors)}", "GROUP": GROUP}
@@ -110,8 +139,6 @@ _ROWS_SPEED = {4: 23, 8: 38, 16: 54}
 _COLUMNS = (4, 2, 1)
 #: workgroups that keep hardware busy: below, threads take fewer positions each
 _BUSY_GROUPS = 256
-#: input, filter and bias or result of the kernels that take four channels at once
-VECTORS: dict[str, int | str] = {f"T{i}_TYPE": "float4" for i in range(3)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +236,10 @@ def lower_tile(conv: Conv) -> Iterator[Dispatch]:
         defines={
             **store_defines(conv, epilogue, 3),
             **product_defines(conv, tile),
-            **VECTORS,
+            **conv.vectors,
             "BORDER": conv.border,
             "DEPTHWISE": int(depthwise),
+            "TRANSPOSED": int(conv.transposed),
         },
     )
 
@@ -219,7 +247,7 @@ def lower_tile(conv: Conv) -> Iterator[Dispatch]:
 def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
     """Defines of conv_store.hlsli: how results are stored, and what is applied to them before."""
     out = f"T{first + len(epilogue.tensors)}"
-    kind = "float4" if conv.out_c4 else "float"
+    kind = conv.op.vector_type(conv.op.out_names[0])
     return {**bindings(epilogue, first), "OUT_C4": int(conv.out_c4), f"{out}_TYPE": kind}
 
 
@@ -235,7 +263,7 @@ def product_defines(conv: Conv, tile: Tile) -> dict[str, int | str]:
 def blocks_of(conv: Conv) -> Generator[Dispatch, None, str]:
     """The name of the input in blocks of four channels; a copy where it is plain."""
     op, shape = conv.op, conv.shape
-    if op.layout(op.in_names[0]) == C4:
+    if op.is_blocked(op.in_names[0]):
         return op.in_names[0]
     volume = prod(conv.in_size)
     return (yield from _blocked(op, op.in_names[0], shape.batch, shape.in_channels, volume, 1))
@@ -275,7 +303,7 @@ def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
         return packed_depthwise(conv)
     if conv.constant:
         way = "deconv" if conv.transposed else "conv"
-        return op.pack(f"{name}.{way}{shape.groups}.rows{rows}", lambda: pack_filter(conv, rows))
+        return conv.pack(f"{name}.{way}{shape.groups}.rows{rows}", lambda: pack_filter(conv, rows))
     band = band_of(conv, rows)
     total = -(-shape.out_channels // rows) * rows * shape.taps * band * 4
     packed = op.scratch(total)
@@ -315,7 +343,7 @@ def pack_filter(conv: Conv, rows: int) -> Array:
 
 def packed_depthwise(conv: Conv) -> str:
     """The depthwise filter as [block][tap][4]."""
-    return conv.op.pack(f"{conv.op.in_names[1]}.depthwise", lambda: _pack_depthwise(conv))
+    return conv.pack(f"{conv.op.in_names[1]}.depthwise", lambda: _pack_depthwise(conv))
 
 
 def _pack_depthwise(conv: Conv) -> Array:

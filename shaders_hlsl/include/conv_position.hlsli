@@ -6,10 +6,45 @@
 #define CML_CONV_POSITION
 
 #include "border.hlsli"
+#include "divide.hlsli"
 
 uint cml_volume(uint a, uint b, uint c) { return a * b * c; }
 
-// Integer division that rounds down; b > 0.
-int cml_floor_div(int a, int b) { return a >= 0 ? a / b : -1 - (-1 - a) / b; }
+// What a launch's workgroups count: blocks of rows within tiles within phases.
+struct Part {
+    uint row_block;
+    uint tile;
+    int3 phase;
+};
+
+Part cml_part(uint group) {
+    Part part;
+    uint tile = cml_divide_rest(group, row_blocks);
+    part.row_block = group;
+    uint nth = cml_divide_rest(tile, tiles);
+    part.tile = tile;
+#if TRANSPOSED
+    uint line = cml_divide_rest(nth, uint(up(2)));
+    uint plane = cml_divide_rest(line, uint(up(1)));
+    part.phase = int3(int(plane), int(line), int(nth));
+#else
+    part.phase = int3(0, 0, 0);
+#endif
+    return part;
+}
+
+// The first block of inputs that a block of rows takes.
+uint cml_first_block(uint row_block) {
+    return min(cml_divide(row_block * ROWS, group_out) * group_in / 4, in_blocks - band);
+}
+
+// Integer division by `up` that rounds down; only a deconv has one.
+int cml_floor_up(int a, int axis) {
+#if TRANSPOSED
+    return cml_floor_divide(a, up(axis));
+#else
+    return a;
+#endif
+}
 
 #endif

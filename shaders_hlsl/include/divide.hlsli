@@ -13,6 +13,13 @@ uint cml_divide(uint a, uint b) {
     return rest < 0 ? quotient - 1 : (rest >= int(b) ? quotient + 1 : quotient);
 }
 
+// a / b rounded down, for b > 0 and |a| below 2^24.
+int cml_floor_divide(int a, int b) {
+    int quotient = int(floor(float(a) / float(b)));
+    int rest = a - quotient * b;
+    return rest < 0 ? quotient - 1 : (rest >= b ? quotient + 1 : quotient);
+}
+
 // a / b, and a becomes the remainder.
 uint cml_divide_rest(inout uint a, uint b) {
     uint quotient = cml_divide(a, b);
