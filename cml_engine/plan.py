@@ -151,6 +151,11 @@ class Plan:
         return "\n".join(lines)
 
 
+def stored_bytes(array: np.ndarray[Any, Any]) -> int:
+    """What a constant takes on the device: 16-bit numbers two bytes, all others a 32-bit word."""
+    return (2 if array.dtype == np.float16 else 4) * array.size
+
+
 def _step_cost(step: Step) -> StepCost:
     flops, nbytes = step.cost.flops / step.groups, step.cost.bytes / step.groups
     variant = "|".join(f"{k}={v}" for k, v in sorted(step.defines.items()))

@@ -22,10 +22,15 @@
 #define LANE_OF(value, splat, l) LANE_##splat(value, l)
 #define LANE_0(value, l) value[l]
 #define LANE_1(value, l) value
+#define LOADED(value, splat) LOADED_OF(value, splat)
+#define LOADED_OF(value, splat) LOADED_##splat(value)
+#define LOADED_0(value) vector<value, 4>
+#define LOADED_1(value) value
 #define STORE(result, l) result[l]
 #else
 #define OUT_TYPE RESULT
 #define LANE(value, splat, l) value
+#define LOADED(value, splat) value
 #define STORE(result, l) result
 #endif
 
@@ -57,24 +62,24 @@ uint cml_sealed(uint value) { return value; }
 OUT_TYPE compute(uint i) {
     uint at[ARITY];
     locate(i, at);
-    T0_TYPE v0 = T0[at[0]];
+    LOADED(VALUE0, SPLAT0) v0 = T0[at[0]];
 #if ARITY > 1
-    T1_TYPE v1 = T1[at[1]];
+    LOADED(VALUE1, SPLAT1) v1 = T1[at[1]];
 #endif
 #if ARITY > 2
-    T2_TYPE v2 = T2[at[2]];
+    LOADED(VALUE2, SPLAT2) v2 = T2[at[2]];
 #endif
 #if ARITY > 3
-    T3_TYPE v3 = T3[at[3]];
+    LOADED(VALUE3, SPLAT3) v3 = T3[at[3]];
 #endif
 #if ARITY > 4
-    T4_TYPE v4 = T4[at[4]];
+    LOADED(VALUE4, SPLAT4) v4 = T4[at[4]];
 #endif
 #if ARITY > 5
-    T5_TYPE v5 = T5[at[5]];
+    LOADED(VALUE5, SPLAT5) v5 = T5[at[5]];
 #endif
 #if ARITY > 6
-    T6_TYPE v6 = T6[at[6]];
+    LOADED(VALUE6, SPLAT6) v6 = T6[at[6]];
 #endif
     OUT_TYPE result;
     [ForceUnroll] for (uint l = 0; l < VEC; ++l) {

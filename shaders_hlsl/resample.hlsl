@@ -5,8 +5,6 @@
 // the same. A thread makes ITEMS results of one row, `blocks` apart, so that neighbouring lanes
 // write neighbouring results.
 
-#define ITEM T0_TYPE
-
 #ifdef AREA
 
 ITEM block_mean(uint outer, uint z, uint y, uint x)
@@ -123,8 +121,8 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
             ITEM sum = ITEM(0.0);
             [ForceUnroll]
             for (uint row = 0; row < ROWS; row++) {
-                ITEM value = T0[row_at[row] + tx.at[0]] * tx.weight[0];
-                value += T0[row_at[row] + tx.at[1]] * tx.weight[1];
+                ITEM value = ITEM(T0[row_at[row] + tx.at[0]]) * tx.weight[0];
+                value += ITEM(T0[row_at[row] + tx.at[1]]) * tx.weight[1];
                 sum += value * row_weight[row];
             }
             T1[line * out_extent(0) + x] = sum;

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cml_engine.gpu.hlsl import ShaderKey, shader_key
-from cml_engine.plan import Plan, Step
+from cml_engine.plan import Plan, Step, stored_bytes
 
 if TYPE_CHECKING:
     from cml_engine.backends.gpu import GpuProgram
@@ -95,12 +95,12 @@ class Preparation:
 
 
 def _weight_chunks(plan: Plan) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """All weights as ``(byte offset, flat words)`` of at most 64 KiB each."""
-    words = 16 << 10
+    """All weights as ``(byte offset, flat numbers)`` of at most 64 KiB each."""
+    count = 16 << 10
     for offset, array in plan.weights.values():
         flat = np.ravel(array)
-        for start in range(0, flat.size, words):
-            yield offset + 4 * start, flat[start : start + words]
+        for start in range(0, flat.size, count):
+            yield offset + stored_bytes(flat[:start]), flat[start : start + count]
 
 
 @cache

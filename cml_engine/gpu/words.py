@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import NUMPY_DTYPE
-from cml_engine.layout import C4
+from cml_engine.layout import BLOCKED, C4H, to_half
 from cml_engine.plan import TensorPlace
 
 Array = np.ndarray[Any, Any]
@@ -15,16 +15,18 @@ Array = np.ndarray[Any, Any]
 
 def to_words(array: Array, place: TensorPlace) -> Array:
     """The array as the GPU wants it: 32-bit words in the tensor's layout."""
+    if place.layout == C4H:
+        return to_half(block(array)).view(np.uint32)
     logical = place.fact.dtype == "logical"
     dtype = np.dtype(np.uint32) if logical else NUMPY_DTYPE[place.fact.dtype]
-    return np.ascontiguousarray(block(array) if place.layout == C4 else array, dtype)
+    return np.ascontiguousarray(block(array) if place.layout in BLOCKED else array, dtype)
 
 
 def from_words(data: Any, place: TensorPlace) -> Array:
     fact = place.fact
     dtype = np.dtype(np.uint32) if fact.dtype == "logical" else NUMPY_DTYPE[fact.dtype]
-    words = np.frombuffer(data, dtype)
-    plain = unblock(words, fact.shape) if place.layout == C4 else words[: fact.size]
+    words = np.frombuffer(data, np.float16 if place.layout == C4H else dtype)
+    plain = unblock(words, fact.shape) if place.layout in BLOCKED else words[: fact.size]
     return np.array(plain.reshape(fact.shape), NUMPY_DTYPE[fact.dtype])
 
 
@@ -38,7 +40,7 @@ def block(array: Array) -> Array:
 
 
 def unblock(words: Array, shape: tuple[int, ...]) -> Array:
-    """A tensor of that (NCHW) shape out of its c4 words (``cml_engine/layout.py``)."""
+    """A tensor of that (NCHW) shape out of its c4 numbers (``cml_engine/layout.py``)."""
     batch, channels, *spatial = shape
     blocks = -(-channels // 4)
     size = batch * blocks * int(np.prod(spatial)) * 4

@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import InternalError, ShapeError
 from cml_engine.graph import Fact
-from cml_engine.layout import C4, PLAIN
+from cml_engine.layout import BLOCKED, PLAIN
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -72,7 +72,7 @@ def split_channels(fact: Fact, layout: str, rank: int) -> tuple[Shape, Shape]:
     """Extents and strides along ``[N, C/4, lane, spatial…]`` of a tensor that lies in ``layout``,
     with trailing dimensions of 1 up to ``rank``; stride 0 where the extent is 1."""
     batch, channels, *spatial = fact.shape + (1,) * (rank - fact.rank)
-    if channels % 4 and (channels != 1 or layout == C4):
+    if channels % 4 and (channels != 1 or layout in BLOCKED):
         raise InternalError(f"{layout} tensor {fact}: {channels} channels do not fall into fours")
     if channels == 1:
         n, _, *steps = broadcast_strides((batch, 1, *spatial))
@@ -85,7 +85,7 @@ def split_channels(fact: Fact, layout: str, rank: int) -> tuple[Shape, Shape]:
 
 
 def in_memory_order(values: Shape, layout: str) -> Shape:
-    """Values along ``[N, C/4, lane, spatial…]`` in the order of memory: lanes last in c4."""
+    """Values along ``[N, C/4, lane, spatial…]`` in the order of memory: lanes last in blocks."""
     return values if layout == PLAIN else (*values[:2], *values[3:], values[2])
 
 

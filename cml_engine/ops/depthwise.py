@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from cml_engine.ops.conv_tile import (
     GROUP,
-    VECTORS,
     Conv,
     blocks_of,
     is_depthwise,
@@ -72,7 +71,7 @@ def lower_depthwise(conv: Conv) -> Iterator[Dispatch]:
         },
         defines={
             **store_defines(conv, epilogue, 3),
-            **VECTORS,
+            **conv.vectors,
             "BORDER": conv.border,
             "KERNEL_Y": shape.axes[0].kernel,
             "KERNEL_X": shape.axes[1].kernel,

@@ -59,7 +59,7 @@ def epilogue_of(
         operand = _operand(op, epilogue, channel_axis)
         if operand is not None:
             defines[f"EPI{i}_TENSOR"] = f"T{slot + len(tensors)}"
-            defines[f"T{slot + len(tensors)}_TYPE"] = kind
+            defines[f"T{slot + len(tensors)}_TYPE"] = _type_of(op, operand, kind)
             tensors.append(operand)
     return EpilogueArgs(defines, {"epi_value": values}, tuple(tensors))
 
@@ -81,12 +81,17 @@ def _operand(op: Lowering, epilogue: Epilogue, channel_axis: int) -> str | None:
     if epilogue.op != "add":
         return None
     other, result = epilogue.inputs[0], op.out_names[0]
-    if op.fact(other) != op.fact(result) or op.layout(other) != op.layout(result):
+    if op.fact(other) != op.fact(result) or op.is_blocked(other) != op.is_blocked(result):
         raise op.refuse(
             f"a fused add takes a tensor that lies as the result does, {op.fact(result)} "
             f"({op.layout(result)}); got {op.fact(other)} ({op.layout(other)})"
         )
     return other
+
+
+def _type_of(op: Lowering, operand: str, kind: str) -> str:
+    """A feature map's own type; slopes are packed as the shader computes."""
+    return op.vector_type(operand) if operand in op.graph.facts else kind
 
 
 def _slopes(op: Lowering, epilogue: Epilogue, channel_axis: int) -> str:

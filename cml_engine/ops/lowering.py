@@ -10,7 +10,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
-from cml_engine.layout import PLAIN
+from cml_engine.layout import BLOCKED, PLAIN, VECTOR_TYPE
 from cml_engine.ops import accessors
 from cml_engine.ops.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.spec import Cost, Dispatch, Kernel
@@ -84,8 +84,16 @@ class Lowering:
         return self.graph.facts[name]
 
     def layout(self, name: str) -> str:
-        """How the tensor lies in memory: ``"plain"`` (row-major) or ``"c4"``."""
+        """How the tensor lies in memory: ``"plain"`` (row-major), ``"c4"`` or ``"c4h"``."""
         return self.layouts.get(name, PLAIN)
+
+    def is_blocked(self, name: str) -> bool:
+        """Whether the tensor lies in blocks of four channels."""
+        return self.layout(name) in BLOCKED
+
+    def vector_type(self, name: str) -> str:
+        """What a shader calls that which it loads at once of the feature map."""
+        return VECTOR_TYPE[self.layout(name)]
 
     def constant(self, name: str) -> Array | None:
         """The tensor's value where it never changes, else None."""

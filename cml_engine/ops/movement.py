@@ -263,7 +263,9 @@ register(
         "concat",
         infer=_concat_infer,
         cpu=lambda attrs, *values: np.concatenate(values, attrs.axis),
-        kernel=Kernel("movement.hlsl", lower=_join_lower, layouts="blocks", trusted=True),
+        kernel=Kernel(
+            "movement.hlsl", lower=_join_lower, layouts="blocks", half="alike", trusted=True
+        ),
         cost=_MOVE,
         tolerance=EXACT,
         cases=[
@@ -301,7 +303,9 @@ register(
         "split",
         infer=_split_infer,
         cpu=_split_cpu,
-        kernel=Kernel("movement.hlsl", lower=_part_lower, layouts="blocks", trusted=True),
+        kernel=Kernel(
+            "movement.hlsl", lower=_part_lower, layouts="blocks", half="alike", trusted=True
+        ),
         cost=_MOVE,
         tolerance=EXACT,
         cases=[

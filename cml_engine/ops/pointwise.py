@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
-from cml_engine.layout import HLSL_TYPE, PLAIN
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Node
+from cml_engine.layout import C4H, HLSL_TYPE, PLAIN, VECTOR_TYPE
 from cml_engine.ops.broadcast import Walk, broadcast_shapes, left_views, walk
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.spec import (
     ROUNDING,
     Case,
     Dispatch,
+    Half,
     Kernel,
     OpSpec,
     Random,
@@ -166,7 +167,7 @@ def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operan
         tensors=(*(o.name for o in operands), out.name),
         params=_params(values, steps, width, splat),
         defines=_chain_defines(chain, [o.fact for o in operands], out.fact)
-        | _defines([o.fact for o in operands], out.fact, width, splat)
+        | _defines(operands, out, width, splat)
         | {"FLAT": int(steps.flat)},
         kernel=_kernel(len(operands), len(values)),
     )
@@ -244,23 +245,36 @@ def _chain_defines(
 
 
 def _defines(
-    inputs: Sequence[Fact], out: Fact, width: int, splat: Sequence[bool]
+    inputs: Sequence[Operand], out: Operand, width: int, splat: Sequence[bool]
 ) -> dict[str, int | str]:
-    result = HLSL_TYPE[out.dtype]
-    vector = "4" if width == 4 else ""
+    result = HLSL_TYPE[out.fact.dtype]
     defines: dict[str, int | str] = {
         "ARITY": len(inputs),
         "VEC": width,
         "RESULT": result,
         "OUT": f"T{len(inputs)}",
-        f"T{len(inputs)}_TYPE": result + vector,
+        f"T{len(inputs)}_TYPE": _stored_type(out, width),
     }
-    for k, fact in enumerate(inputs):
-        element = HLSL_TYPE[fact.dtype]
-        defines[f"VALUE{k}"] = element
-        defines[f"T{k}_TYPE"] = element + ("" if splat[k] else vector)
+    for k, operand in enumerate(inputs):
+        defines[f"VALUE{k}"] = HLSL_TYPE[operand.fact.dtype]
+        defines[f"T{k}_TYPE"] = _stored_type(operand, 1 if splat[k] else width)
         defines[f"SPLAT{k}"] = int(splat[k])
     return defines
+
+
+def _stored_type(tensor: Operand, width: int) -> str:
+    if tensor.layout == C4H:
+        return VECTOR_TYPE[C4H]
+    return HLSL_TYPE[tensor.fact.dtype] + ("4" if width == 4 else "")
+
+
+def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
+    """Whether four channels are computed at once: so where everything with more than a value per
+    channel and position is a feature map itself."""
+    touched = [facts[n] for n in (*node.reads, *node.outputs)]
+    maps = [f for f in touched if f.rank > 2 and f.shape[1] != 1]
+    alike = all(f.dtype == "scalar" and f.rank == touched[-1].rank for f in maps)
+    return "each" if alike else "none"
 
 
 def kernel_of(row: Row) -> Kernel:
@@ -275,6 +289,7 @@ def _kernel(operands: int, attrs: int) -> Kernel:
         f"attr:f{max(1, attrs)}",
         group=_GROUP,
         layouts="same",
+        half=_half,
         trusted=True,
     )
 

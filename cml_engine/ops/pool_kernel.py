@@ -7,18 +7,19 @@ general way. A window that is the whole of its dimensions is a reduction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from cml_engine.layout import C4, PLAIN
+from cml_engine.graph import Fact, Node
+from cml_engine.layout import BLOCKED, C4H, PLAIN, VECTOR_TYPE
 from cml_engine.ops.broadcast import contiguous_strides
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.pointwise import Operand
 from cml_engine.ops.reduce_kernel import Reduction, reduction
-from cml_engine.ops.spec import Dispatch, Kernel
-from cml_engine.ops.window import BORDERS, Window, WindowAxis, volume
+from cml_engine.ops.spec import Dispatch, Half, Kernel
+from cml_engine.ops.window import BORDERS, Window, WindowAxis, reverse_window_of, volume, window_of
 
 _GROUP = 64
 _MAX_DIMS = 9
@@ -58,7 +59,24 @@ class Sliding:
 
 
 def pool_kernel(lower: Any, layouts: Any) -> Kernel:
-    return Kernel("pool.hlsl", _PARAMS, lower, group=_GROUP, layouts=layouts, trusted=True)
+    return Kernel(
+        "pool.hlsl", _PARAMS, lower, group=_GROUP, layouts=layouts, half=_half, trusted=True
+    )
+
+
+def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
+    """Whether four channels go through the window at once."""
+    resolve = reverse_window_of if "output_shape" in node.attrs else window_of
+    window = resolve(node.attrs, facts[node.inputs[0]])
+    moving = [axis for axis, one in enumerate(window) if not one.trivial]
+    if not moving or moving[0] < 2 or moving[-1] - moving[0] > 1 or _reduces(window, moving):
+        return "none"
+    return "each"
+
+
+def _reduces(window: Window, moving: Sequence[int]) -> bool:
+    """Whether the window is all there is, and large."""
+    return all(window[i].whole for i in moving) and volume(window) >= _MANY_TAPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +106,14 @@ def _walk(window: Window, x: Operand, out: Operand) -> _Walk:
     strides = contiguous_strides(x.fact.shape)
     high, low = [4 * s for s in strides], list(strides)
     windowed = [not axis.trivial for axis in window]
-    if x.layout == C4:
+    if x.layout in BLOCKED:
         spatial = prod(x.fact.shape[2:])
         low = [-(-x.fact.shape[1] // 4) * 4 * spatial, 1, *(4 * s for s in strides[2:])]
         high = [4 * low[0], 4 * spatial, *(4 * s for s in low[2:])]
         # a coordinate of blocked channels is two steps: not one unless the result has the same
         windowed[1] = windowed[1] or out.layout == PLAIN
     dims = [_Dim(n, a, 1, low[a]) for a, n in enumerate(out.fact.shape)]
-    if out.layout == C4:
+    if out.layout in BLOCKED:
         blocks = _Dim(out.fact.shape[1] // 4, 1, 4, high[1])
         dims = [dims[0], blocks, *dims[2:rank], _Dim(4, 1, 1, low[1])]
     return _Walk(tuple(dims), window, tuple(windowed), tuple(high), tuple(low))
@@ -109,8 +127,7 @@ def slide(
         return
     x, out = inputs[0], outs[0]
     axes = [i for i, axis in enumerate(window) if not axis.trivial]
-    whole = all(window[i].whole for i in axes) and volume(window) >= _MANY_TAPS
-    if what.reduction and whole:
+    if what.reduction and _reduces(window, axes):
         yield from reduction(op, what.reduction, axes, x, out)
         return
     walk = _walk(window, x, out)
@@ -146,8 +163,14 @@ def _defines(
         "ROOT": int(what.root),
         "VEC": width,
         "OUT": f"T{len(tensors) - 1}",
-        **{f"T{i}_TYPE": _TYPES[t.fact.dtype] + vector for i, t in enumerate(tensors)},
+        **{f"T{i}_TYPE": _stored_type(t, vector) for i, t in enumerate(tensors)},
     }
+
+
+def _stored_type(tensor: Operand, vector: str) -> str:
+    if tensor.layout == C4H:
+        return VECTOR_TYPE[C4H]
+    return _TYPES[tensor.fact.dtype] + vector
 
 
 # ---------------------------------------------------------------- parameters

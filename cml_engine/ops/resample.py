@@ -14,7 +14,6 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.layout import C4
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.shapes import check_length
 from cml_engine.ops.spec import (
@@ -22,6 +21,7 @@ from cml_engine.ops.spec import (
     Case,
     Cost,
     Dispatch,
+    Half,
     Kernel,
     OpSpec,
     Random,
@@ -163,10 +163,9 @@ def _resample(op: Lowering, defines: dict[str, int | str]) -> Iterator[Dispatch]
     x, y = op.inputs[0].shape, op.outputs[0].shape
     if op.outputs[0].size == 0:
         return
-    blocked = op.layout(source) == C4
+    blocked = op.is_blocked(source)
     blocks = -(-y[-1] // _ITEMS)
     n = prod(y[:-1]) // (4 if blocked else 1) * blocks
-    item = "float4" if blocked else "float"
     fill = [1] * (3 - len(x[2:]))
     yield Dispatch(
         groups=-(-n // _GROUP),
@@ -181,8 +180,9 @@ def _resample(op: Lowering, defines: dict[str, int | str]) -> Iterator[Dispatch]
         defines={
             "SPATIAL": len(x) - 2,
             "ITEMS": _ITEMS,
-            "T0_TYPE": item,
-            "T1_TYPE": item,
+            "ITEM": "float4" if blocked else "float",
+            "T0_TYPE": op.vector_type(source),
+            "T1_TYPE": op.vector_type(target),
             **defines,
         },
     )
@@ -209,8 +209,10 @@ _GROUP = 64
 _PARAMS = "n:u blocks:u in_extent:u3 out_extent:u3 factor:u3"
 
 
-def _kernel(lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    return Kernel("resample.hlsl", _PARAMS, lower=lower, group=_GROUP, layouts="same", trusted=True)
+def _kernel(lower: Callable[[Lowering], Iterator[Dispatch]], half: Half) -> Kernel:
+    return Kernel(
+        "resample.hlsl", _PARAMS, lower, group=_GROUP, layouts="same", half=half, trusted=True
+    )
 
 
 # --- the operators ------------------------------------------------------------------------------
@@ -270,7 +272,7 @@ register(
         "nearest_upsample",
         infer=_up_infer,
         cpu=_nearest_up_cpu,
-        kernel=_kernel(_nearest_lower(up=True)),
+        kernel=_kernel(_nearest_lower(up=True), "alike"),
         cost=elementwise_cost(0),
         tolerance=EXACT,
         cases=[*_UP_CASES, Case((Random((1, 2, 3, 3), -9, 9, "integer"),), {"factor": [2, 2]})],
@@ -281,7 +283,7 @@ register(
         "nearest_downsample",
         infer=_down_infer,
         cpu=_nearest_down_cpu,
-        kernel=_kernel(_nearest_lower(up=False)),
+        kernel=_kernel(_nearest_lower(up=False), "alike"),
         cost=_written_cost,
         tolerance=EXACT,
         cases=_DOWN_CASES,
@@ -292,7 +294,7 @@ register(
         "area_downsample",
         infer=_down_infer,
         cpu=_area_cpu,
-        kernel=_kernel(_area_lower),
+        kernel=_kernel(_area_lower, "each"),
         cost=_read_cost,
         tolerance=Tolerance(2e-6, 1e-6, "a sum of a block's values, each addition rounded"),
         cases=_DOWN_CASES,
@@ -303,7 +305,7 @@ register(
         "multilinear_upsample",
         infer=_multilinear_infer,
         cpu=_multilinear_cpu,
-        kernel=_kernel(_multilinear_lower),
+        kernel=_kernel(_multilinear_lower, "each"),
         cost=_multilinear_cost,
         tolerance=Tolerance(
             2e-6, 2e-6, "weights are quotients rounded to 2^-24; 'aligned' rounds its position too"

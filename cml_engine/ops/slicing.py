@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
-from cml_engine.layout import C4
+from cml_engine.graph import Attrs, Fact, Node
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.shapes import check_axes, check_length, fact_from, slice_range
 from cml_engine.ops.spec import (
     EXACT,
     Case,
     Dispatch,
+    Half,
     Kernel,
     OpSpec,
     Random,
@@ -57,7 +57,7 @@ def _slice_cpu(attrs: Attrs, x: Array) -> Array:
 def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
     source, target = op.in_names[0], op.out_names[0]
     ranges = _ranges(op.attrs, op.inputs[0])
-    if op.layout(source) != C4:
+    if not op.is_blocked(source):
         copies = [_taken(ranges, strides(op.inputs[0].shape), strides(op.outputs[0].shape))]
     else:
         copies = list(_blocked(ranges, lying_shape(op, source), lying_shape(op, target)))
@@ -82,13 +82,25 @@ def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterato
     first, count, step = ranges[1]
     src, dst = strides(x), strides(y)
     batch, spatial = ranges[0], ranges[2:]
-    if step == 1 and first % 4 == 0:
-        yield _taken([batch, (first // 4, count // 4, 1), *spatial, (0, 4, 1)], src, dst)
+    if _keeps_blocks(ranges[1]):
+        yield _taken([batch, (first // 4, count // 4, 1), *spatial, (0, x[-1], 1)], src, dst)
         return
     for lane in range(4):
         block, source_lane = divmod(first + step * lane, 4)
         lanes = [batch, (block, count // 4, step), *spatial, (0, 1, 1)]
         yield _taken(lanes, src, dst, at=(source_lane, lane))
+
+
+def _keeps_blocks(channels: Range) -> bool:
+    first, _, step = channels
+    return step == 1 and first % 4 == 0
+
+
+def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
+    """Words are moved, of which a channel in 16 bits is but a part."""
+    x = facts[node.inputs[0]]
+    whole = x.rank > 1 and _keeps_blocks(_ranges(node.attrs, x)[1])
+    return "alike" if whole else "none"
 
 
 def _written_twice(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Any:
@@ -105,7 +117,9 @@ register(
         "slice",
         infer=_slice_infer,
         cpu=_slice_cpu,
-        kernel=Kernel("movement.hlsl", lower=_slice_lower, layouts="blocks", trusted=True),
+        kernel=Kernel(
+            "movement.hlsl", lower=_slice_lower, layouts="blocks", half=_half, trusted=True
+        ),
         cost=_written_twice,
         tolerance=EXACT,
         cases=[

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cml_engine.errors import OperatorError, UnsupportedOp
-from cml_engine.graph import Attrs, Fact
+from cml_engine.graph import Attrs, Fact, Node
 from cml_engine.ops.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ Cpu = Callable[..., "Array | Sequence[Array]"]
 #: ``prepare(attrs, input facts, constants, scratch) -> cpu function of this node``: constants by
 #: position, None for inputs that are none; None where ``cpu`` does as well
 Prepare = Callable[[Attrs, "Sequence[Fact]", "Sequence[Array | None]", Scratch], "Cpu | None"]
+#: which blocked feature maps of a node may be stored in 16 bits: none of them; each by itself;
+#: all of them or none; those that it reads
+Half = Literal["none", "each", "alike", "reads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ class Kernel:
         where the channels are a multiple of four). ``"blocks"``: likewise, but
         the feature maps may differ in channels, as concat's. ``"any"``: each tensor either way,
         c4 best.
+    half : which of the feature maps that it takes as c4 it takes in 16 bits too, c4h; a function
+        ``half(node, facts) -> Half`` where that differs from node to node.
     epilogues : the elementwise operators that it can apply to its result before storing it.
     trusted : whether the shader runs without bounds and loop checks. Ours do; yours need not.
     source : the HLSL itself instead of a ``path``.
@@ -113,6 +118,7 @@ class Kernel:
     threads: Callable[..., int] | None = None
     group: int = 64
     layouts: Literal["plain", "same", "blocks", "any"] = "plain"
+    half: Half | Callable[[Node, Mapping[str, Fact]], Half] = "none"
     epilogues: frozenset[str] = frozenset()
     trusted: bool = False
     source: str = ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from cml_engine.layout import C4
+from cml_engine.layout import C4H
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.spec import Cost, Dispatch, Kernel
 
@@ -62,11 +62,11 @@ def strides(shape: Sequence[int]) -> list[int]:
 
 
 def lying_shape(op: Lowering, name: str) -> tuple[int, ...]:
-    """The tensor's extents as they lie: of blocked feature maps, which must be of whole blocks,
-    axis 1 counts blocks and a last axis the four channels of one."""
+    """The tensor's extents in words as they lie: of blocked feature maps, which must be of whole
+    blocks, axis 1 counts blocks and a last axis the words of one."""
     shape = op.fact(name).shape
-    if op.layout(name) == C4:
-        return (shape[0], shape[1] // 4, *shape[2:], 4)
+    if op.is_blocked(name):
+        return (shape[0], shape[1] // 4, *shape[2:], 2 if op.layout(name) == C4H else 4)
     return shape
 
 
@@ -102,8 +102,8 @@ def copy_dispatch(op: Lowering, source: str, target: str, copy: Copy) -> Dispatc
         return None
     if not op.limits.software and (order := _tile_order(copy)):
         return _tiled(source, target, replace(copy, dims=order))
-    words = 4 if _moves_vectors(copy) else 1
-    moved = _in_vectors(copy) if words == 4 else copy
+    words = next(w for w in (4, 2, 1) if _moves_vectors(copy, w))
+    moved = _in_vectors(copy, words)
     if op.limits.software:
         moved = _long_rows(moved)
     return _plain(source, target, moved, words)
@@ -116,7 +116,7 @@ def _plain(source: str, target: str, copy: Copy, words: int) -> Dispatch:
     blocks = -(-row // items)
     n = copy.size // row * blocks if by_rows else copy.size
     per_group = _GROUP if by_rows else _GROUP * items
-    item = "uint4" if words == 4 else "uint"
+    item = f"uint{words}" if words > 1 else "uint"
     return Dispatch(
         groups=-(-n // per_group),
         tensors=(source, target),
@@ -168,18 +168,23 @@ def _params(copy: Copy) -> dict[str, object]:
     }
 
 
-def _moves_vectors(copy: Copy) -> bool:
-    """Whether the copy is of aligned runs of four words on both sides."""
+def _moves_vectors(copy: Copy, words: int) -> bool:
+    """Whether the copy is of aligned runs of so many words on both sides."""
+    if words == 1:
+        return True
     *outer, row = copy.dims
     numbers = [row.extent, copy.src_offset, copy.dst_offset]
     numbers += [s for d in outer for s in (d.src, d.dst)]
-    return row.src == row.dst == 1 and all(x % 4 == 0 for x in numbers)
+    return row.src == row.dst == 1 and all(x % words == 0 for x in numbers)
 
 
-def _in_vectors(copy: Copy) -> Copy:
+def _in_vectors(copy: Copy, words: int) -> Copy:
+    if words == 1:
+        return copy
     *outer, row = copy.dims
-    dims = [Dim(d.extent, d.src // 4, d.dst // 4) for d in outer] + [Dim(row.extent // 4, 1, 1)]
-    return Copy(collapse(dims), copy.src_offset // 4, copy.dst_offset // 4)
+    dims = [Dim(d.extent, d.src // words, d.dst // words) for d in outer]
+    dims.append(Dim(row.extent // words, 1, 1))
+    return Copy(collapse(dims), copy.src_offset // words, copy.dst_offset // words)
 
 
 def _long_rows(copy: Copy) -> Copy:

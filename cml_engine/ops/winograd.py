@@ -13,7 +13,6 @@ import numpy as np
 
 from cml_engine.ops.conv_tile import (
     GROUP,
-    VECTORS,
     Conv,
     Tile,
     blocks_of,
@@ -110,14 +109,20 @@ def _round(
         groups=-(-params["tiles"] * params["in_blocks"] // GROUP),
         tensors=(x, values),
         params={**params, **none},
-        defines={**VECTORS, "STAGE": _INPUT, "BORDER": conv.border},
+        defines={**conv.vectors, "T1_TYPE": "float4", "STAGE": _INPUT, "BORDER": conv.border},
         kernel=_STAGE,
     )
     yield Dispatch(
         groups=_POINTS * params["parts"] * params["row_blocks"],
         tensors=(values, _filter(conv, tile.rows), sums),
         params={**params, **none},
-        defines={**VECTORS, **product_defines(conv, tile), "STAGE": _PRODUCT},
+        defines={
+            "T0_TYPE": "float4",
+            "T1_TYPE": conv.filter_type,
+            "T2_TYPE": "float4",
+            **product_defines(conv, tile),
+            "STAGE": _PRODUCT,
+        },
         kernel=_STAGE,
     )
     yield Dispatch(
@@ -138,7 +143,7 @@ def _filter(conv: Conv, rows: int) -> str:
     def make() -> Array:
         return transformed_filter(conv.filter_rows(), rows)
 
-    return conv.op.pack(f"{conv.op.in_names[1]}.winograd.rows{rows}", make)
+    return conv.pack(f"{conv.op.in_names[1]}.winograd.rows{rows}", make)
 
 
 def transformed_filter(value: Array, rows: int) -> Array:

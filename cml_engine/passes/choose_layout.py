@@ -16,7 +16,7 @@ from cml_engine.ops.spec import lookup
 
 def choose_layout(graph: Graph) -> dict[str, str]:
     """The layout of every tensor that is not plain."""
-    ties = _Ties()
+    ties = Ties()
     plain: set[str] = {*graph.inputs, *graph.roots, *graph.constants}
     wanted: set[str] = set()
     for node in graph.nodes:
@@ -32,7 +32,7 @@ def choose_layout(graph: Graph) -> dict[str, str]:
     return chosen
 
 
-def _visit(graph: Graph, node: Node, ties: _Ties, plain: set[str], wanted: set[str]) -> None:
+def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[str]) -> None:
     """What one node demands of its tensors."""
     kernel = lookup(node.op).kernel
     layouts = kernel.layouts if kernel else "plain"
@@ -59,7 +59,7 @@ def _visit(graph: Graph, node: Node, ties: _Ties, plain: set[str], wanted: set[s
     plain.update(n for n in node.inputs[1:] if n in maps)
 
 
-def _tie_same(graph: Graph, maps: list[str], result: Fact, ties: _Ties, plain: set[str]) -> None:
+def _tie_same(graph: Graph, maps: list[str], result: Fact, ties: Ties, plain: set[str]) -> None:
     """All feature maps of an elementwise node lie alike, and only whole blocks may be computed
     on blindly: lanes past the last channel would not stay zero."""
     blocked = [n for n in maps if _has_result_channels(graph.facts[n], result)]
@@ -77,7 +77,7 @@ def _has_result_channels(fact: Fact, result: Fact) -> bool:
     return fact.rank == result.rank and fact.shape[1] == result.shape[1]
 
 
-class _Ties:
+class Ties:
     """Sets of tensors that must lie alike (union-find)."""
 
     def __init__(self) -> None:

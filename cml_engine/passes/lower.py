@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import CmlError, DeviceError, InternalError, UnsupportedOp
 from cml_engine.graph import Fact, Graph, Node
-from cml_engine.layout import PLAIN, words
+from cml_engine.layout import C4H, PLAIN, words
 from cml_engine.ops import accessors
 from cml_engine.ops.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration import fault
@@ -18,7 +19,7 @@ from cml_engine.ops.lowering import Limits, Lowering
 from cml_engine.ops.spec import Cost, Dispatch, Kernel, OpSpec, lookup
 from cml_engine.passes.plan_memory import Item, place
 from cml_engine.passes.views import View, Views, find_views, is_view_copy, whole
-from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace
+from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace, stored_bytes
 
 Array = np.ndarray[Any, Any]
 #: a binding is never smaller, so that a vector load at its start stays inside
@@ -109,7 +110,7 @@ def _dispatches(
         op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
         dispatches = [d for d in _lower_node(spec, spec.kernel, op) if d.groups > 0]
         total = sum(d.groups for d in dispatches)
-        cost = node_cost(spec, node, graph)
+        cost = node_cost(spec, node, graph, layouts)
         for dispatch in dispatches:
             if is_view_copy(node, dispatch.tensors, views, alias):
                 continue
@@ -203,7 +204,7 @@ def _place_weights(
         array = draft.packed.get(name, graph.constants.get(name))
         if array is not None:
             weights[name] = (end, array)
-            end += -(-max(4 * array.size, _MIN_BYTES) // align) * align
+            end += -(-max(stored_bytes(array), _MIN_BYTES) // align) * align
     return weights, end
 
 
@@ -222,7 +223,7 @@ class _Locator:
         root = self.alias.get(name, name)
         if root in self.weights:
             offset, array = self.weights[root]
-            return Binding(name, "weights", offset, max(4 * array.size, _MIN_BYTES))
+            return Binding(name, "weights", offset, max(stored_bytes(array), _MIN_BYTES))
         if root not in self.arena:
             raise InternalError(f"tensor '{name}' has no place in memory")
         if root in self.draft.scratch:
@@ -259,8 +260,11 @@ def _step(
     )
 
 
-def node_cost(spec: OpSpec, node: Node, graph: Graph) -> Cost:
-    """The operator's cost with its epilogues': their FLOPs, and the operands they read."""
+def node_cost(
+    spec: OpSpec, node: Node, graph: Graph, layouts: Mapping[str, str] = MappingProxyType({})
+) -> Cost:
+    """The operator's cost with its epilogues': their FLOPs, and the operands they read. What is
+    stored in 16 bits is half of the bytes."""
     facts = graph.facts
     outputs = [facts[n] for n in node.outputs]
     cost = _own_cost(spec, node, [facts[n] for n in node.inputs], outputs)
@@ -268,7 +272,15 @@ def node_cost(spec: OpSpec, node: Node, graph: Graph) -> Cost:
         others = [facts[n] for n in epilogue.inputs]
         flops = lookup(epilogue.op).cost(epilogue.attrs, [*outputs, *others], outputs).flops
         cost = cost + Cost(flops, sum(f.nbytes for f in others), 0)
-    return cost
+    read = cost.read * _share_of_bytes(node.reads, graph, layouts)
+    return Cost(cost.flops, read, cost.written * _share_of_bytes(node.outputs, graph, layouts))
+
+
+def _share_of_bytes(names: Sequence[str], graph: Graph, layouts: Mapping[str, str]) -> float:
+    """What the tensors take in memory over what they take in 32 bits."""
+    full = sum(graph.facts[n].nbytes for n in names)
+    saved = sum(graph.facts[n].nbytes / 2 for n in names if layouts.get(n) == C4H)
+    return 1 - saved / full if full else 1.0
 
 
 def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact]) -> Cost:

@@ -47,18 +47,20 @@ def test_the_same_words_move(seed):
     merged = box([d.extent for d in dims], [d.src for d in dims], [d.dst for d in dims], 8, 4)
     assert moves(merged) == wanted
     assert sorted(moves(strided._long_rows(merged))) == sorted(wanted)
-    if strided._moves_vectors(merged):
-        assert moves(strided._in_vectors(merged), 4) == wanted
+    for words in (4, 2, 1):
+        if strided._moves_vectors(merged, words):
+            assert moves(strided._in_vectors(merged, words), words) == wanted
     if tiled := strided._tile_order(merged):
         assert sorted(moves(Copy(tiled, 8, 4))) == sorted(wanted)
 
 
 def test_runs_move_as_vectors_only_where_aligned():
-    assert strided._moves_vectors(box((3, 8), (8, 1), (16, 1), 4, 8))
-    assert not strided._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8))
-    assert not strided._moves_vectors(box((3, 8), (8, 1), (17, 1)))
-    assert not strided._moves_vectors(box((3, 6), (6, 1), (8, 1)))
-    assert not strided._moves_vectors(box((8,), (-1,), (1,)))
+    assert strided._moves_vectors(box((3, 8), (8, 1), (16, 1), 4, 8), 4)
+    assert not strided._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8), 4)
+    assert strided._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8), 2)
+    assert not strided._moves_vectors(box((3, 8), (8, 1), (17, 1)), 2)
+    assert not strided._moves_vectors(box((3, 6), (6, 1), (8, 1)), 4)
+    assert not strided._moves_vectors(box((8,), (-1,), (1,)), 2)
 
 
 def test_a_matrix_transpose_is_tiled():
