@@ -7,7 +7,6 @@ loads each input once for all taps of the line. Shader: ``shaders_hlsl/conv_slid
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 from cml_engine.ops.conv_tile import (
     GROUP,
@@ -19,6 +18,7 @@ from cml_engine.ops.conv_tile import (
     is_depthwise,
     packed_bias,
     packed_filter,
+    phases_of,
     product_defines,
     rows_of,
     store_defines,
@@ -35,13 +35,16 @@ _GROUP = 16
 _MOST_PRODUCTS = 512
 
 
-def fits(conv: Conv) -> bool:
-    """Whether the node's windows overlap along a line.
+def gains(conv: Conv) -> bool:
+    """Whether it should be faster than ``conv_tile.py``: on a software driver only. There a load
+    costs the same at any address, and this saves half of them; hardware reads neighbouring
+    addresses by neighbouring threads, which this gives up."""
+    return conv.op.limits.software and is_possible(conv) and takes(conv, usual_tile(conv))
 
-    On a software driver only. There a load costs the same at any address, and this saves half of
-    them; hardware reads neighbouring addresses by neighbouring threads, which this gives up.
-    """
-    if not conv.op.limits.software or is_depthwise(conv):
+
+def is_possible(conv: Conv) -> bool:
+    """Whether the node's windows overlap along a line."""
+    if is_depthwise(conv):
         return False
     line = conv.shape.axes3[2]
     step = 1 if conv.transposed else line.stride
@@ -49,7 +52,17 @@ def fits(conv: Conv) -> bool:
         return False
     if conv.transposed and line.kernel % line.stride:
         return False
-    return _taps(conv) > 1 and _taps(conv) * rows_of(conv) * _COLUMNS <= _MOST_PRODUCTS
+    return _taps(conv) > 1
+
+
+def takes(conv: Conv, tile: Tile) -> bool:
+    """Whether a driver builds the kernel of that tile in reasonable time."""
+    return _taps(conv) * tile.rows * tile.columns <= _MOST_PRODUCTS
+
+
+def usual_tile(conv: Conv) -> Tile:
+    """The tile that the rules take: as many rows as the registers hold."""
+    return Tile(rows_of(conv), _COLUMNS, _GROUP)
 
 
 def _taps(conv: Conv) -> int:
@@ -58,20 +71,18 @@ def _taps(conv: Conv) -> int:
     return line.kernel // line.stride if conv.transposed else line.kernel
 
 
-def lower_slide(conv: Conv) -> Iterator[Dispatch]:
+def lower_slide(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
     op, shape = conv.op, conv.shape
     x = yield from blocks_of(conv)
     position = conv.position()
-    ups = position["up"]
-    steps = [-(-y // up) for y, up in zip(position["y_size"], ups, strict=True)]
-    tile = Tile(rows_of(conv), _COLUMNS, _GROUP)
+    steps, phases = phases_of(conv)
     runs = shape.batch * steps[0] * steps[1] * -(-steps[2] // tile.columns)
     row_blocks, tiles = -(-shape.out_channels // tile.rows), -(-runs // tile.group)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
     filter = yield from packed_filter(conv, tile.rows)
     bias = yield from packed_bias(conv)
     yield Dispatch(
-        groups=prod(ups) * tiles * row_blocks,
+        groups=phases * tiles * row_blocks,
         tensors=(x, filter, bias, *epilogue.tensors, op.out_names[0]),
         params={
             **position,

@@ -153,6 +153,9 @@ class Tile:
     def positions(self) -> int:
         return self.columns * self.group
 
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns} by {self.group}"
+
 
 def is_depthwise(conv: Conv) -> bool:
     """One output for each input channel: four of them are computed side by side."""
@@ -204,21 +207,32 @@ def _rows_cost(conv: Conv, rows: int) -> float:
     return row_blocks * rows * max(band_of(conv, rows), 1) / _ROWS_SPEED[rows]
 
 
-def lower_tile(conv: Conv) -> Iterator[Dispatch]:
+def phases_of(conv: Conv) -> tuple[list[int], int]:
+    """Results along each axis in one phase (result % up), and how many phases there are."""
+    position = conv.position()
+    ups = position["up"]
+    return [-(-y // up) for y, up in zip(position["y_size"], ups, strict=True)], prod(ups)
+
+
+def usual_tile(conv: Conv) -> Tile:
+    """The tile that the rules take."""
+    steps, phases = phases_of(conv)
+    return tile_of(conv, conv.shape.batch * prod(steps), phases)
+
+
+def lower_tile(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
     op, shape = conv.op, conv.shape
     depthwise = is_depthwise(conv)
     x = yield from blocks_of(conv)
     position = conv.position()
-    ups = position["up"]
-    steps = [-(-y // up) for y, up in zip(position["y_size"], ups, strict=True)]
-    tile = tile_of(conv, shape.batch * prod(steps), prod(ups))
+    steps, phases = phases_of(conv)
     row_blocks = -(-shape.out_channels // tile.rows)
     tiles = -(-shape.batch * prod(steps) // tile.positions)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
     filter = yield from packed_filter(conv, tile.rows)
     bias = yield from packed_bias(conv)
     yield Dispatch(
-        groups=prod(ups) * tiles * row_blocks,
+        groups=phases * tiles * row_blocks,
         tensors=(x, filter, bias, *epilogue.tensors, op.out_names[0]),
         params={
             **position,

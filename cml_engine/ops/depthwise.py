@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from cml_engine.ops.conv_tile import (
     GROUP,
     Conv,
+    Tile,
     blocks_of,
     is_depthwise,
     packed_bias,
@@ -35,7 +36,7 @@ _TILE_X = 4
 _SOFTWARE_TILE_Y, _TILE_Y = 4, 2
 
 
-def fits(conv: Conv) -> bool:
+def is_possible(conv: Conv) -> bool:
     """Whether the node is a depthwise convolution whose windows overlap, in two dimensions."""
     shape = conv.shape
     if conv.transposed or not is_depthwise(conv) or len(shape.axes) != 2:
@@ -44,16 +45,21 @@ def fits(conv: Conv) -> bool:
     return dense and 1 < shape.taps <= _MOST_TAPS
 
 
-def lower_depthwise(conv: Conv) -> Iterator[Dispatch]:
+def usual_tile(conv: Conv) -> Tile:
+    """The tile that the rules take, rows by columns of results for a thread."""
+    return Tile(_SOFTWARE_TILE_Y if conv.op.limits.software else _TILE_Y, _TILE_X, GROUP)
+
+
+def lower_depthwise(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
     shape = conv.shape
     x = yield from blocks_of(conv)
     bias = yield from packed_bias(conv)
-    tile_y = _SOFTWARE_TILE_Y if conv.op.limits.software else _TILE_Y
-    tiles_y, tiles_x = -(-shape.narrow[0] // tile_y), -(-shape.narrow[1] // _TILE_X)
+    tiles_y = -(-shape.narrow[0] // tile.rows)
+    tiles_x = -(-shape.narrow[1] // tile.columns)
     threads = shape.batch * conv.in_blocks * tiles_y * tiles_x
     epilogue = epilogue_of(conv.op, 3, vector=conv.out_c4)
     yield Dispatch(
-        groups=-(-threads // GROUP),
+        groups=-(-threads // tile.group),
         tensors=(x, packed_depthwise(conv), bias, *epilogue.tensors, conv.op.out_names[0]),
         params={
             **epilogue.params,
@@ -75,8 +81,9 @@ def lower_depthwise(conv: Conv) -> Iterator[Dispatch]:
             "BORDER": conv.border,
             "KERNEL_Y": shape.axes[0].kernel,
             "KERNEL_X": shape.axes[1].kernel,
-            "TILE_Y": tile_y,
-            "TILE_X": _TILE_X,
+            "TILE_Y": tile.rows,
+            "TILE_X": tile.columns,
+            "GROUP": tile.group,
         },
         kernel=_KERNEL,
     )

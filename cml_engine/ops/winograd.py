@@ -45,36 +45,53 @@ _LEAST_TILES = 64
 _MOST_WASTE = 1.8
 
 
-def fits(conv: Conv) -> bool:
-    """Whether the node is a 3x3 convolution that gains from it."""
+def is_possible(conv: Conv) -> bool:
+    """Whether the node is a 3x3 convolution of stride 1 whose filter is known beforehand."""
     shape = conv.shape
     if conv.transposed or shape.groups != 1 or len(shape.axes) != 2 or not conv.constant:
         return False
-    if any((a.kernel, a.stride, a.dilation) != (3, 1, 1) for a in shape.axes):
-        return False
+    return all((a.kernel, a.stride, a.dilation) == (3, 1, 1) for a in shape.axes)
+
+
+def gains(conv: Conv) -> bool:
+    """Whether a node for which it is possible should be faster by it."""
+    shape = conv.shape
     least = _SOFTWARE_LEAST_CHANNELS if conv.op.limits.software else 0
     if min(shape.in_channels, shape.out_channels) < max(LEAST_CHANNELS, least):
         return False
     tiles = _count_tiles(conv)
     if tiles < _LEAST_TILES:
         return False
-    whole = tile_of(conv, tiles, _POINTS).positions
-    return -(-tiles // whole) * whole * 16 <= _MOST_WASTE * shape.batch * prod(shape.narrow)
+    return waste(conv, tile_of(conv, tiles, _POINTS)) <= _MOST_WASTE
+
+
+def waste(conv: Conv, tile: Tile) -> float:
+    """Results that are computed for one that is asked for, by whole tiles and workgroups."""
+    whole = -(-_count_tiles(conv) // tile.positions) * tile.positions
+    return whole * 16 / (conv.shape.batch * prod(conv.shape.narrow))
+
+
+def usual_tile(conv: Conv) -> Tile:
+    """The tile that the rules take for the products."""
+    return tile_of(conv, _tiles_of_round(conv), _POINTS)
 
 
 def _count_tiles(conv: Conv) -> int:
     return conv.shape.batch * prod(-(-n // 4) for n in conv.shape.narrow)
 
 
-def lower_winograd(conv: Conv) -> Iterator[Dispatch]:
+def _tiles_of_round(conv: Conv) -> int:
+    blocks = max(conv.in_blocks, -(-conv.shape.out_channels // 4))
+    return min(_count_tiles(conv), max(1, _MAX_SCRATCH // (16 * _POINTS * blocks)))
+
+
+def lower_winograd(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
     shape = conv.shape
     x = yield from blocks_of(conv)
     bias = yield from packed_bias(conv)
     in_blocks, out_blocks = conv.in_blocks, -(-shape.out_channels // 4)
     tiles_y, tiles_x = (-(-n // 4) for n in shape.narrow)
-    total = _count_tiles(conv)
-    round_tiles = min(total, max(1, _MAX_SCRATCH // (16 * _POINTS * max(in_blocks, out_blocks))))
-    tile = tile_of(conv, round_tiles, _POINTS)
+    total, round_tiles = _count_tiles(conv), _tiles_of_round(conv)
     values = conv.op.scratch(4 * _POINTS * in_blocks * round_tiles)
     sums = conv.op.scratch(4 * _POINTS * out_blocks * round_tiles)
     params = {
