@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.ops.choice import about
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.epilogue import epilogue_of
 from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.matmul_tiles import Tile, choose_tile, tiles_for
 from cml_engine.ops.spec import Cost, Dispatch, Kernel
 from cml_engine.ops.strided import Dim, box, collapse, copy_dispatch, strides
 
@@ -22,45 +24,12 @@ PARAMS = (
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Sums per thread (``rows`` x ``cols``) and how ``group`` threads stand: ``lanes`` wide."""
-
-    rows: int
-    cols: int
-    group: int
-    lanes: int
-    #: GFLOPS measured on llvmpipe; on a GPU what reads per multiply-add let expect, 1 = best
-    speed: float
-
-    @property
-    def height(self) -> int:
-        return self.rows * (self.group // self.lanes)
-
-    @property
-    def width(self) -> int:
-        return self.cols * self.lanes
-
-
-#: 128 sums stay in vector registers and the first cache of a CPU, but leave a GPU without threads
-_SOFTWARE_TILES = (
-    Tile(16, 8, 32, 8, 27),
-    Tile(8, 8, 32, 8, 18),
-    Tile(4, 8, 32, 8, 16),
-    Tile(1, 8, 32, 32, 6),
-)
-_GPU_TILES = (
-    Tile(8, 8, 64, 8, 1.0),
-    Tile(4, 8, 64, 8, 0.7),
-    Tile(4, 4, 64, 16, 0.5),
-    Tile(1, 4, 64, 64, 0.25),
-)
-#: a GPU with fewer workgroups than this stands partly idle
-_BUSY_GROUPS = 128
 #: a CPU runs 8 threads as one vector: with no others to wait for, a barrier costs it nothing
 _REDUCE_GROUP, _SOFTWARE_REDUCE_GROUP = 64, 8
 #: shorter sums leave the lanes of a reducing workgroup without work
 _LONG_SUM = 64
+#: more results than so many by reducing workgroups are not worth a try
+_MOST_REDUCED = 1 << 14
 #: work of a workgroup, so that a slice of a frame can hold one: about 0.3 ms on llvmpipe
 _GROUP_FLOPS = 1 << 23
 
@@ -139,13 +108,34 @@ def _matrix(op: Lowering, index: int, batch: tuple[int, ...], k_last: bool) -> M
 def _lower(op: Lowering, product: Product) -> Iterator[Dispatch]:
     if product.results == 0:
         return
-    if _reduces(op, product):
+    tile = _chosen(op, product)
+    if tile is None:
         yield from _reduce(op, product)
         return
     if product.b.outer != 1 or not product.b.vectors(product.b.outer, product.b.inner):
         product, copies = _columns_last(op, product)
         yield from copies
-    yield from _tiles(op, product)
+    yield from _tiles(op, product, tile)
+
+
+def _chosen(op: Lowering, p: Product) -> Tile | None:
+    """The tile, or None where workgroups should reduce: as measured, else by the rules."""
+    software, reduces = op.limits.software, _reduces(op, p)
+    options: dict[str, Tile | None] = {str(tile): tile for tile in tiles_for(software)}
+    if reduces or (p.inner >= _LONG_SUM and p.results <= _MOST_REDUCED):
+        options["reduce"] = None
+    usual = choose_tile(p.rows, p.columns, prod(p.batch), software)
+    return op.choose(_key(op, p), options, "reduce" if reduces else str(usual))
+
+
+def _key(op: Lowering, p: Product) -> str:
+    """What decides which is fastest, in words: ``matmul 64x512 by 512x256, AB, B constant``."""
+    rows, inner, columns = (about(x) for x in (p.rows, p.inner, p.columns))
+    words = [f"{op.node.op} {rows}x{inner} by {inner}x{columns}"]
+    if (batch := prod(p.batch)) != 1:
+        words.append(f"{about(batch)} times")
+    words.append(("A" if p.a.k_last else "A^T") + ("B^T" if p.b.k_last else "B"))
+    return ", ".join(words) + (", B constant" if op.constant(p.b.name) is not None else "")
 
 
 def _reduces(op: Lowering, p: Product) -> bool:
@@ -184,8 +174,7 @@ def _columns_last(op: Lowering, p: Product) -> tuple[Product, list[Dispatch]]:
     return replace(p, b=Matrix(name, 1, width, steps)), [dispatch] if dispatch else []
 
 
-def _tiles(op: Lowering, p: Product) -> Iterator[Dispatch]:
-    tile = choose_tile(p.rows, p.columns, prod(p.batch), op.limits.software)
+def _tiles(op: Lowering, p: Product, tile: Tile) -> Iterator[Dispatch]:
     a_vector = p.a.vectors(p.a.inner, p.a.outer) and p.inner % 4 == 0
     b_vector = p.b.vectors(p.b.outer, p.b.inner)
     defines: dict[str, int | str] = {
@@ -312,18 +301,6 @@ def _part(p: Product, begin: int, end: int) -> Cost:
     k = end - begin
     read = prod(p.batch) * (p.rows + p.columns) * k + (p.results if begin else 0)
     return Cost(2.0 * p.results * k, 4.0 * read, 4.0 * p.results)
-
-
-def choose_tile(rows: int, columns: int, batch: int, software: bool) -> Tile:
-    """The tile that should be done first: counted are the sums past the edges that it computes
-    for nothing, its speed, and on a GPU whether there are workgroups enough."""
-
-    def time(tile: Tile) -> float:
-        groups = batch * -(-rows // tile.height) * -(-columns // tile.width)
-        groups = groups if software else max(groups, _BUSY_GROUPS)
-        return groups * tile.rows * tile.cols / tile.speed
-
-    return min(_SOFTWARE_TILES if software else _GPU_TILES, key=time)
 
 
 _KERNELS = {g: Kernel("matmul.hlsl", PARAMS, group=g, trusted=True) for g in (8, 32, 64)}

@@ -9,7 +9,7 @@ partial results, which the next stage reduces.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -26,6 +26,7 @@ from cml_engine.ops.broadcast import (
     in_memory_order,
     split_channels,
 )
+from cml_engine.ops.choice import about
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.pointwise import Operand, Row, launch
 from cml_engine.ops.spec import Dispatch, Kernel
@@ -33,11 +34,8 @@ from cml_engine.ops.spec import Dispatch, Kernel
 _MAX_DIMS = 9
 #: threads of a workgroup that reduces by a tree, and the elements it takes at most
 _TREE_GROUP, _TREE_CHUNK = 256, 8192
-#: threads of a workgroup whose threads reduce alone; elements of one thread at most, and per
-#: thread where there must be several stages anyway
-_ALONE_GROUP, _ALONE_LIMIT, _ALONE_CHUNK = 64, 256, 128
-#: on a software driver a barrier costs more than a tree gains: smaller groups of longer threads
-_SOFTWARE_GROUP, _SOFTWARE_LIMIT = 16, 1024
+#: elements of a thread where there must be several stages anyway
+_ALONE_CHUNK = 128
 #: the value that changes nothing, as bits
 _START = {"SUM": 0, "ANY": 0, "ALL": 1, "MIN": 0x7F800000, "MAX": 0xFF800000}
 
@@ -54,7 +52,7 @@ def _kernel(path: str, group: int, lower: Callable[..., Any] | None = None) -> K
 
 def base_kernel(lower: Callable[[Lowering], Iterable[Dispatch]]) -> Kernel:
     """The kernel of an operator that is lowered by ``lower``; each dispatch names its own."""
-    return _kernel("reduce.hlsl", _ALONE_GROUP, lower)
+    return _kernel("reduce.hlsl", _THREADS.group, lower)
 
 
 _FINISH_SOFTMAX = Row(
@@ -76,36 +74,53 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
+class _Threads:
+    """How threads reduce alone: ``group`` of them in a workgroup, each ``limit`` elements at
+    most."""
+
+    limit: int
+    group: int
+
+    def __str__(self) -> str:
+        return f"threads of {self.limit} by {self.group}"
+
+
+#: by default; on a software driver a barrier costs more than a tree gains: smaller groups of
+#: longer threads
+_THREADS, _SOFTWARE_THREADS = _Threads(256, 64), _Threads(1024, 16)
+#: what is worth a try
+_OPTIONS = {str(t): t for t in (_Threads(64, 64), _THREADS, _Threads(1024, 64), _SOFTWARE_THREADS)}
+
+
+@dataclass(frozen=True, slots=True)
 class _Stage:
     """``kept`` has strides in the source, the result and the other tensor; ``reduced`` in the
     source."""
 
     kept: Walk
     reduced: Walk
-    software: bool = False
+    threads: _Threads
 
     @property
-    def limit(self) -> int:
-        """Elements that a thread alone takes at most."""
-        return _SOFTWARE_LIMIT if self.software else _ALONE_LIMIT
+    def neighbours(self) -> bool:
+        """Whether the elements that are reduced lie side by side."""
+        return self.reduced.strides[0][-1] == 1
 
     @property
     def tree(self) -> bool:
-        return self.reduced.size >= self.limit and self.reduced.strides[0][-1] == 1
+        return self.reduced.size >= self.threads.limit and self.neighbours
 
     @property
     def group(self) -> int:
         """Threads of a workgroup."""
-        if self.tree:
-            return _TREE_GROUP
-        return _SOFTWARE_GROUP if self.software else _ALONE_GROUP
+        return _TREE_GROUP if self.tree else self.threads.group
 
     @property
     def chunks(self) -> int:
         size = self.reduced.size
         if self.tree:
             return -(-size // _TREE_CHUNK)
-        return 1 if size <= self.limit else -(-size // _ALONE_CHUNK)
+        return 1 if size <= self.threads.limit else -(-size // _ALONE_CHUNK)
 
     @property
     def groups(self) -> int:
@@ -124,7 +139,7 @@ class _Stage:
         """The stage that reduces this one's partial results."""
         strides, step = self.partial_strides()
         kept = collapse(self.kept.extents, [strides, *self.kept.strides[1:]])
-        return _Stage(kept, Walk((self.chunks,), ((step,),)), self.software)
+        return _Stage(kept, Walk((self.chunks,), ((step,),)), self.threads)
 
     def params(self, last: bool) -> dict[str, Any]:
         dense, step = self.partial_strides()
@@ -227,7 +242,15 @@ def _first_stage(
         chosen = [tuple(s[d] for d in dims) for s in strides[:count]]
         return collapse(tuple(extents[d] for d in dims), chosen)
 
-    return _Stage(along(kept, 3), along(reduced, 1), op.limits.software)
+    usual = _SOFTWARE_THREADS if op.limits.software else _THREADS
+    stage = _Stage(along(kept, 3), along(reduced, 1), usual)
+    return replace(stage, threads=op.choose(_key(op, stage), _OPTIONS, str(usual)))
+
+
+def _key(op: Lowering, stage: _Stage) -> str:
+    """What decides which way is fastest, in words: ``sum_reduce 64 times 1024 side by side``."""
+    lie = "side by side" if stage.neighbours else "apart"
+    return f"{op.node.op} {about(stage.kept.size)} times {about(stage.reduced.size)} {lie}"
 
 
 def _order(places: Shape, layout: str) -> Shape:

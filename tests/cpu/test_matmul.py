@@ -8,7 +8,7 @@ import pytest
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops import matmul as _matmul  # noqa: F401
-from cml_engine.ops.matmul_gpu import choose_tile
+from cml_engine.ops.matmul_tiles import choose_tile
 from cml_engine.ops.spec import lookup
 
 
