@@ -25,9 +25,11 @@ BLOCKED = (C4, C4H)
 
 #: what a shader calls one element: every element is a 32-bit word, ``logical`` is 0 or 1
 HLSL_TYPE = {"scalar": "float", "integer": "int", "logical": "uint"}
-#: what a shader calls that which it loads and stores at once of a feature map; for ``Half4`` see
-#: shaders_hlsl/include/half4.hlsli
+#: what a shader calls that which it loads and stores at once of a feature map
 VECTOR_TYPE = {PLAIN: "float", C4: "float4", C4H: "Half4"}
+#: types of packed4.hlsli; ``Fixed4`` is for weights that come with the size of a step
+FIXED4 = "Fixed4"
+PACKED_TYPES = ("Half4", FIXED4)
 
 
 def words(fact: Fact, layout: str) -> int:

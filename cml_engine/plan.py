@@ -153,7 +153,7 @@ class Plan:
 
 def stored_bytes(array: np.ndarray[Any, Any]) -> int:
     """What a constant takes on the device: 16-bit numbers two bytes, all others a 32-bit word."""
-    return (2 if array.dtype == np.float16 else 4) * array.size
+    return (2 if array.itemsize == 2 else 4) * array.size
 
 
 def _step_cost(step: Step) -> StepCost:

@@ -88,7 +88,8 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
 
 #elif STAGE == STAGE_PRODUCT
 // T0 values [36][block][tile], T1 filter [36][row block][block][4 in][ROWS],
-// T2 sums [36][block of four outputs][tile].
+// where FIXED then T2 the steps that it counts [36][row block][ROWS],
+// SUMS [36][block of four outputs][tile].
 #include "conv_product.hlsli"
 
 [numthreads(GROUP, 1, 1)]
@@ -112,11 +113,16 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
         }}
         cml_multiply(x, weight + c * ROWS);
     }
-    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-        {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
-            uint block = row_block * VECTORS + o;
+    {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
+        uint block = row_block * VECTORS + o;
+#if FIXED
+        float4 step = T2[(point * row_blocks + row_block) * VECTORS + o];
+#else
+        float4 step = float4(1.0, 1.0, 1.0, 1.0);
+#endif
+        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
             if (at[j] < tiles && block < out_blocks) {
-                T2[(point * out_blocks + block) * tiles + at[j]] = cml_result(o, j);
+                SUMS[(point * out_blocks + block) * tiles + at[j]] = cml_result(o, j) * step;
             }
         }}
     }}

@@ -21,7 +21,7 @@ import shaders_hlsl
 from cml_engine.errors import InputError, ShaderCompileError
 from cml_engine.gpu import slang
 from cml_engine.gpu.params import parse_params
-from cml_engine.layout import C4H, VECTOR_TYPE
+from cml_engine.layout import PACKED_TYPES
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 _INCLUDE_LINE = re.compile(_INCLUDE.pattern + r".*$", re.MULTILINE)
@@ -92,8 +92,8 @@ def resolved_source(key: ShaderKey) -> str:
     """What the compiler sees: defines, prelude, and the kernel's file with its line numbers."""
     lines = [f"#define {name} {value}" for name, value in key.defines]
     lines += [_PRELUDE, parse_params(key.params).hlsl()]
-    if any(value == VECTOR_TYPE[C4H] for _, value in key.defines):
-        lines.append('#include "half4.hlsli"')
+    if any(value in PACKED_TYPES for _, value in key.defines):
+        lines.append('#include "packed4.hlsli"')
     lines += [key.interface] if key.interface else _tensors(key.tensors)
     lines.append(f'#line {_first_line(key)} "{key.path.as_posix()}"')
     return "\n".join(lines) + "\n" + own_source(key)

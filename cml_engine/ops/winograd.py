@@ -6,11 +6,13 @@ The transforms' points are 0, ±2/3, ±3/2 and infinity. Shader: ``shaders_hlsl/
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from cml_engine.layout import FIXED4
 from cml_engine.ops.conv_tile import (
     GROUP,
     Conv,
@@ -82,7 +84,11 @@ def _count_tiles(conv: Conv) -> int:
 
 def _tiles_of_round(conv: Conv) -> int:
     blocks = max(conv.in_blocks, -(-conv.shape.out_channels // 4))
-    return min(_count_tiles(conv), max(1, _MAX_SCRATCH // (16 * _POINTS * blocks)))
+    total, most = _count_tiles(conv), max(1, _MAX_SCRATCH // (16 * _POINTS * blocks))
+    if conv.half and total >= 2 * _LEAST_TILES:
+        # sums in 16 bits would lose what the filter's exactness gains: fewer of them instead
+        most = min(most, -(-total // 2))
+    return min(total, most)
 
 
 def lower_winograd(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
@@ -129,14 +135,18 @@ def _round(
         defines={**conv.vectors, "T1_TYPE": "float4", "STAGE": _INPUT, "BORDER": conv.border},
         kernel=_STAGE,
     )
+    filter = _filter(conv, tile.rows)
     yield Dispatch(
         groups=_POINTS * params["parts"] * params["row_blocks"],
-        tensors=(values, _filter(conv, tile.rows), sums),
+        tensors=(values, *filter, sums),
         params={**params, **none},
         defines={
             "T0_TYPE": "float4",
-            "T1_TYPE": conv.filter_type,
+            "T1_TYPE": FIXED4 if conv.half else "float4",
             "T2_TYPE": "float4",
+            f"T{1 + len(filter)}_TYPE": "float4",
+            "SUMS": f"T{1 + len(filter)}",
+            "FIXED": int(conv.half),
             **product_defines(conv, tile),
             "STAGE": _PRODUCT,
         },
@@ -156,11 +166,28 @@ def _round(
     )
 
 
-def _filter(conv: Conv, rows: int) -> str:
-    def make() -> Array:
-        return transformed_filter(conv.filter_rows(), rows)
+def _filter(conv: Conv, rows: int) -> tuple[str, ...]:
+    """The filter; in 16 bits with the steps that its numbers count."""
+    key = f"{conv.op.in_names[1]}.winograd.rows{rows}"
+    transformed = cache(lambda: transformed_filter(conv.filter_rows(), rows))
+    if not conv.half:
+        return (conv.op.pack(key, transformed),)
+    counted = cache(lambda: in_steps(transformed()))
+    return (
+        conv.op.pack(f"{key}.fixed", lambda: counted()[0]),
+        conv.op.pack(f"{key}.steps", lambda: counted()[1]),
+    )
 
-    return conv.pack(f"{conv.op.in_names[1]}.winograd.rows{rows}", make)
+
+def in_steps(filter: Array) -> tuple[Array, Array]:
+    """A transformed filter in whole steps of 16 bits, and the steps of each point and row.
+
+    What is computed of them is small beside its terms, so every rounding shows: these are a sixth
+    of a half's.
+    """
+    step = np.maximum(np.abs(filter).max((2, 3)) / 32767, np.finfo(np.float32).tiny)
+    counts = np.rint(filter / step[:, :, None, None, :])
+    return counts.astype(np.int16), step.astype(np.float32)
 
 
 def transformed_filter(value: Array, rows: int) -> Array:

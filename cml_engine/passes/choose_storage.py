@@ -8,11 +8,22 @@ their tensors together, and a tie decides as one. Arithmetic is in 32 bits in an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H
+from cml_engine.ops.conv_tile import takes_half
 from cml_engine.ops.spec import Half, lookup
-from cml_engine.passes.choose_layout import Ties
+from cml_engine.passes.choose_layout import Ties, choose_layout
+
+#: how blocked feature maps and the weights that meet them are stored
+Storage = Literal["float", "half"]
+
+
+def layouts_for(graph: Graph, storage: Storage = "float") -> dict[str, str]:
+    """The layout of every tensor that is not plain."""
+    layouts = choose_layout(graph)
+    return choose_storage(graph, layouts) if storage == "half" else layouts
 
 
 def choose_storage(graph: Graph, layouts: Mapping[str, str]) -> dict[str, str]:
@@ -49,5 +60,4 @@ def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tup
     it reads or what it writes is stored so."""
     if node.op not in ("conv", "deconv") or not graph.is_constant(node.inputs[1]):
         return ()
-    ends = (node.inputs[0], node.outputs[0])
-    return (node.inputs[1],) if any(layouts.get(n) == C4H for n in ends) else ()
+    return (node.inputs[1],) if takes_half(node, layouts) else ()

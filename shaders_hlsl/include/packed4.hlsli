@@ -1,11 +1,11 @@
-// Four numbers stored in 16 bits each; arithmetic is on float4, which a Half4 becomes, and out of
-// which it is made, wherever one is assigned to the other.
+// Four numbers stored in 16 bits each. Arithmetic is on float4, which they become, and out of which
+// a Half4 is made, wherever one is assigned to the other.
 //
 // Two words rather than HLSL's half4: that needs a feature which a host's device seldom asks for,
 // and leaves the rounding to the driver. Here a number is rounded to the nearest, ties to the even
 // one, to the same bits on every device; beyond 65504 it becomes infinite.
-#ifndef CML_HALF4
-#define CML_HALF4
+#ifndef CML_PACKED4
+#define CML_PACKED4
 
 // exact
 float2 cml_from_half(uint bits) {
@@ -37,6 +37,18 @@ struct Half4 {
 extension float4 {
     __implicit_conversion(300) __init(Half4 h) {
         this = float4(cml_from_half(h.bits.x), cml_from_half(h.bits.y));
+    }
+}
+
+// Whole numbers of steps, from -32767 to 32767; how large a step is the reader knows.
+struct Fixed4 {
+    uint2 bits;
+};
+
+extension float4 {
+    __implicit_conversion(300) __init(Fixed4 f) {
+        uint4 high = uint4(f.bits.x << 16, f.bits.x, f.bits.y << 16, f.bits.y);
+        this = float4(int4(high) >> 16);
     }
 }
 
