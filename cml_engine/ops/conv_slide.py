@@ -7,6 +7,7 @@ loads each input once for all taps of the line. Shader: ``shaders_hlsl/conv_slid
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from cml_engine.ops.conv_tile import (
     GROUP,
@@ -72,31 +73,16 @@ def _taps(conv: Conv) -> int:
 
 
 def lower_slide(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
-    op, shape = conv.op, conv.shape
+    op = conv.op
     x = yield from blocks_of(conv)
-    position = conv.position()
-    steps, phases = phases_of(conv)
-    runs = shape.batch * steps[0] * steps[1] * -(-steps[2] // tile.columns)
-    row_blocks, tiles = -(-shape.out_channels // tile.rows), -(-runs // tile.group)
+    groups, params = run_params(conv, tile)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
     filter = yield from packed_filter(conv, tile.rows)
     bias = yield from packed_bias(conv)
     yield Dispatch(
-        groups=phases * tiles * row_blocks,
+        groups=groups,
         tensors=(x, filter, bias, *epilogue.tensors, op.out_names[0]),
-        params={
-            **position,
-            **epilogue.params,
-            "batch": shape.batch,
-            "out_c": shape.out_channels,
-            "in_blocks": conv.in_blocks,
-            "band": band_of(conv, tile.rows),
-            "group_in": shape.group_in,
-            "group_out": shape.group_out,
-            "row_blocks": row_blocks,
-            "tiles": tiles,
-            "steps3": steps,
-        },
+        params={**params, **epilogue.params},
         defines={
             **store_defines(conv, epilogue, 3),
             **product_defines(conv, tile),
@@ -107,3 +93,23 @@ def lower_slide(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
         },
         kernel=_KERNEL,
     )
+
+
+def run_params(conv: Conv, tile: Tile) -> tuple[int, dict[str, Any]]:
+    """Workgroups, and the parameters of conv_line.hlsli."""
+    shape = conv.shape
+    steps, phases = phases_of(conv)
+    runs = shape.batch * steps[0] * steps[1] * -(-steps[2] // tile.columns)
+    row_blocks, tiles = -(-shape.out_channels // tile.rows), -(-runs // tile.group)
+    return phases * tiles * row_blocks, {
+        **conv.position(),
+        "batch": shape.batch,
+        "out_c": shape.out_channels,
+        "in_blocks": conv.in_blocks,
+        "band": band_of(conv, tile.rows),
+        "group_in": shape.group_in,
+        "group_out": shape.group_out,
+        "row_blocks": row_blocks,
+        "tiles": tiles,
+        "steps3": steps,
+    }

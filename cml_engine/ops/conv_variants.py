@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from cml_engine.ops import conv_slide, conv_tile, depthwise, winograd
+from cml_engine.ops import conv_plain, conv_slide, conv_tile, depthwise, winograd
 from cml_engine.ops.choice import about
 from cml_engine.ops.conv_tile import GROUP, Conv, Tile, is_depthwise
 from cml_engine.ops.spec import Dispatch
@@ -44,6 +44,7 @@ class ConvVariant:
 _LOWER: dict[str, Callable[[Conv, Tile], Iterator[Dispatch]]] = {
     "tile": conv_tile.lower_tile,
     "slide": conv_slide.lower_slide,
+    "plain": conv_plain.lower_plain,
     "winograd": winograd.lower_winograd,
     "depthwise": depthwise.lower_depthwise,
 }
@@ -59,11 +60,13 @@ def chosen_variant(conv: Conv) -> ConvVariant:
 def usual_variant(conv: Conv) -> ConvVariant:
     """Winograd tiles where they gain, tiles of positions for depthwise windows that overlap, else
     a register tile of output channels by positions: a run of neighbours where that saves loads,
-    any positions where not."""
+    any positions where not; of a plain input where it has few channels."""
     if winograd.is_possible(conv) and winograd.gains(conv):
         return ConvVariant("winograd", winograd.usual_tile(conv))
     if depthwise.is_possible(conv):
         return ConvVariant("depthwise", depthwise.usual_tile(conv))
+    if conv_plain.gains(conv):
+        return ConvVariant("plain", conv_slide.usual_tile(conv))
     if conv_slide.gains(conv):
         return ConvVariant("slide", conv_slide.usual_tile(conv))
     return ConvVariant("tile", conv_tile.usual_tile(conv))
@@ -78,16 +81,16 @@ def _others(conv: Conv) -> Iterator[ConvVariant]:
             yield from (ConvVariant("depthwise", Tile(*size, GROUP)) for size in _DEPTHWISE)
         yield from (ConvVariant("tile", Tile(4, columns, group)) for columns in (1, 2, 4))
         return
-    tiles = _SOFTWARE_TILES if software else _TILES
-    yield from (ConvVariant("tile", tile) for tile in _fitting(conv, tiles, group))
+    sizes = _SOFTWARE_TILES if software else _TILES
+    yield from (ConvVariant("tile", tile) for tile in _fitting(conv, sizes, group))
     if not software:
         usual = conv_tile.usual_tile(conv)
         for threads in _GROUPS:
             yield ConvVariant("tile", Tile(usual.rows, usual.columns, threads))
-    if conv_slide.is_possible(conv):
-        for tile in _fitting(conv, _SLIDES, group):
-            if conv_slide.takes(conv, tile):
-                yield ConvVariant("slide", tile)
+    for kernel, possible in (("slide", conv_slide.is_possible), ("plain", conv_plain.is_possible)):
+        if possible(conv):
+            tiles = _fitting(conv, _SLIDES, group)
+            yield from (ConvVariant(kernel, tile) for tile in tiles if conv_slide.takes(conv, tile))
     if winograd.is_possible(conv):
         for tile in _fitting(conv, _SOFTWARE_PRODUCTS if software else _PRODUCTS, group):
             if winograd.waste(conv, tile) <= _MOST_WASTE:

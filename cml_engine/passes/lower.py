@@ -109,7 +109,7 @@ def _dispatches(
             )
         op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
         dispatches = [d for d in _lower_node(spec, spec.kernel, op) if d.groups > 0]
-        total = sum(d.groups for d in dispatches)
+        total = sum(d.groups for d in dispatches if d.cost is None)
         cost = node_cost(spec, node, graph, layouts)
         for dispatch in dispatches:
             if is_view_copy(node, dispatch.tensors, views, alias):

@@ -25,6 +25,7 @@ LAYOUTS = ({}, {"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})
 #: one node for each kernel: (op, case, whether weights are constant)
 KERNELS = {
     "computed filter": ("conv", conv_case((1, 8, 9, 7), (10, 8, 3, 3)), False),
+    "plain": ("conv", conv_case((2, 3, 9, 7), (10, 3, 3, 4), stride=[1, 2]), True),
     "slide": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[2, 1]), True),
     "tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 2]), True),
     "winograd": ("conv", conv_case((2, 48, 15, 30), (50, 48, 3, 3)), True),
@@ -131,10 +132,11 @@ def test_each_kernel_is_the_one_meant(gpu):
         "computed filter": "conv_pack.hlsl",
         "winograd": "winograd.hlsl",
         "depthwise": "depthwise.hlsl",
+        "plain": "conv_plain.hlsl",
     }
     for kernel in KERNELS:
         graph, _ = graph_with(kernel, [], np.random.default_rng(0))
-        plan = lower(graph, gpu.limits)
+        plan = lower(graph, gpu.limits, {} if kernel == "plain" else {"x0": C4})
         meant_by_default = "conv_slide.hlsl" if kernel.startswith("slide") else "conv.hlsl"
         assert meant.get(kernel, meant_by_default) in {step.path for step in plan.steps}
         assert plan.steps[-1].defines.get("DEPTHWISE", 0) == int(kernel == "depthwise strided")

@@ -1,0 +1,73 @@
+// conv of a plain input of few channels: ROWS output channels x COLUMNS neighbouring results of a
+// line per thread. No copy in blocks of four channels, and no products with those that are missing.
+//
+// T0 input, T1 filter [row block][line of taps][channel][TAPS][ROWS] as float4s, T2 bias, then the
+// epilogues' operands, then OUT.
+#include "conv_position.hlsli"
+#include "conv_product.hlsli"
+#define BIAS T2
+#include "conv_store.hlsli"
+
+// inputs of a line under the windows of a thread's results
+#define SPAN ((COLUMNS - 1) * STRIDE + TAPS)
+// vectors of the filter per line of taps and channel, and how many of them a lane holds
+#define LINE_VECTORS (TAPS * VECTORS)
+#define LINE_HELD ((LINE_VECTORS + SHARERS - 1) / SHARERS)
+
+#include "conv_line.hlsli"
+
+// The products of a channel's inputs with a line of taps, which begins at vector `w`.
+void add_line(float x[SPAN], uint w) {
+#if SHARE
+    uint sharer = WaveGetLaneIndex() % SHARERS;
+    float4 held[LINE_HELD];
+    {[ForceUnroll] for (int i = 0; i < LINE_HELD; i++) {
+        held[i] = T1[w + min(i * SHARERS + sharer, LINE_VECTORS - 1)];
+    }}
+#endif
+    {[ForceUnroll] for (int i = 0; i < LINE_VECTORS; i++) {
+#if SHARE
+        float4 f = WaveReadLaneAt(held[i / SHARERS], i % SHARERS);
+#else
+        float4 f = T1[w + i];
+#endif
+        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+            int at = i % VECTORS * 4 * COLUMNS + j;
+            float v = x[j * STRIDE + i / VECTORS];
+            cml_sum[at] = mad(f.x, v, cml_sum[at]);
+            cml_sum[at + COLUMNS] = mad(f.y, v, cml_sum[at + COLUMNS]);
+            cml_sum[at + 2 * COLUMNS] = mad(f.z, v, cml_sum[at + 2 * COLUMNS]);
+            cml_sum[at + 3 * COLUMNS] = mad(f.w, v, cml_sum[at + 3 * COLUMNS]);
+        }}
+    }}
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    Part part = cml_part(group);
+    Run p = cml_run(part.tile * GROUP + tid.x);
+    cml_clear();
+
+    uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
+    uint lines = uint(k_size(0) * k_size(1));
+    uint weight = part.row_block * lines * group_in * LINE_VECTORS;
+    for (int line = 0; line < int(lines); line++) {
+        int kz = int(cml_divide(uint(line), uint(k_size(1))));
+        int sz = p.at.x * y_mul(0) + kz * k_step(0) + origin(0);
+        int sy = p.at.y * y_mul(1) + (line - kz * k_size(1)) * k_step(1) + origin(1);
+        cml_find_inputs(cml_border(sz, x_size(0)), cml_border(sy, x_size(1)),
+                    p.at.z * STRIDE + origin(2), p.image * group_in * volume);
+        for (uint c = 0; c < group_in; c++) {
+            float x[SPAN];
+            {[ForceUnroll] for (int i = 0; i < SPAN; i++) {
+                float value = T0[cml_from[i] + c * volume];
+                x[i] = cml_found[i] ? value : 0.0;
+            }}
+            add_line(x, weight);
+            weight += LINE_VECTORS;
+        }
+    }
+    cml_store_run(p, part.row_block, part.phase);
+}

@@ -1,0 +1,58 @@
+// What conv_slide.hlsl and conv_plain.hlsl share: a thread computes a run of COLUMNS neighbouring
+// results of a line, under which lie SPAN inputs of each line of inputs.
+#ifndef CML_CONV_LINE
+#define CML_CONV_LINE
+
+struct Run {
+    uint image;
+    int3 at; // of the first result, in steps of `up`
+    bool inside;
+};
+
+static uint cml_from[SPAN];
+static bool cml_found[SPAN];
+
+Run cml_run(uint index) {
+    int3 steps = int3(steps3(0), steps3(1), steps3(2));
+    uint runs = (uint(steps.z) + COLUMNS - 1) / COLUMNS;
+    Run p;
+    uint last = batch * cml_volume(steps.x, steps.y, runs);
+    p.inside = index < last;
+    index = min(index, last - 1);
+    uint line = cml_divide_rest(index, runs);
+    uint plane = cml_divide_rest(line, uint(steps.y));
+    p.image = cml_divide_rest(plane, uint(steps.x));
+    p.at = int3(int(plane), int(line), int(index) * COLUMNS);
+    return p;
+}
+
+// Where the inputs of a line begin in the first block; `first` is the leftmost of them.
+void cml_find_inputs(int sz, int sy, int first, uint base) {
+    int line = (sz * x_size(1) + sy) * x_size(2);
+    {[ForceUnroll] for (int i = 0; i < SPAN; i++) {
+        int sx = cml_border(first + i, x_size(2));
+        cml_found[i] = min(min(sz, sy), sx) >= 0;
+        cml_from[i] = base + (cml_found[i] ? uint(line + sx) : 0u);
+    }}
+}
+
+void cml_store_run(Run p, uint row_block, int3 phase) {
+    uint volume = cml_volume(y_size(0), y_size(1), y_size(2));
+    int3 at = p.at * int3(up(0), up(1), up(2)) + phase;
+    bool inside = p.inside && at.x < y_size(0) && at.y < y_size(1);
+    uint line = (uint(at.x) * y_size(1) + uint(at.y)) * y_size(2);
+    {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
+        uint number = row_block * VECTORS + o;
+        if (4 * number < out_c) {
+            Block block = cml_block(number);
+            {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+                int x = at.z + j * up(2);
+                if (inside && x < y_size(2)) {
+                    cml_store(cml_result(o, j), block, p.image, line + uint(x), volume);
+                }
+            }}
+        }
+    }}
+}
+
+#endif
