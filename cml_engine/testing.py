@@ -12,18 +12,20 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cml_engine.backends.cpu import run_node
+from cml_engine.backends.half import counted_in_steps, rounded, run_stored, stored_tolerance
 from cml_engine.errors import CmlError, InputError
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
-from cml_engine.layout import C4
+from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.layout import C4, C4H
 from cml_engine.nnef.signatures import REQUIRED
 from cml_engine.ops.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration import signature_of
 from cml_engine.ops.spec import Case, OpSpec, Random, lookup
+from cml_engine.passes.choose_storage import half_of
 from cml_engine.passes.infer import infer_facts
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.report.compare import compare
@@ -154,20 +156,23 @@ def check_graph(
     from cml_engine.backends.gpu import GpuProgram
     from cml_engine.backends.shadow import node_tolerance
 
+    layouts = dict(layouts or {})
     options = PlanOptions(keep=True, guard=_GUARD_BYTES, variants=variants)
-    plan = lower(graph, gpu.limits, dict(layouts or {}), options)
+    plan = lower(graph, gpu.limits, layouts, options)
+    in_steps = counted_in_steps(plan)
     program = GpuProgram(plan, gpu)
     whole = [(step.index, 0, step.groups) for step in plan.steps]
-    wanted = reference(graph, inputs)
+    wanted = reference(graph, inputs, layouts)
     got, first_arena = _run(program, inputs, whole)
     worst = 0.0
     for node in graph.nodes:
+        tolerance = stored_tolerance(node, node_tolerance(node), layouts, node.title in in_steps)
         for name in filter(wanted.__contains__, node.outputs):
-            verdict = compare(got[name], wanted[name], node_tolerance(node))
+            verdict = compare(got[name], wanted[name], tolerance)
             assert verdict.ok, f"{name}: {verdict.problem}"
             worst = max(worst, verdict.worst)
     _check_guards(program, first_arena)
-    _check_inputs(program, inputs)
+    _check_inputs(program, wanted)
     for seed in range(partitions):
         _, arena = _run(program, inputs, random_partition(whole, seed))
         assert np.array_equal(arena, first_arena), (
@@ -176,20 +181,24 @@ def check_graph(
     return worst
 
 
-def reference(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Every tensor of the graph in NumPy, but those that need an operator without CPU function."""
-    values: dict[str, Array] = {**graph.constants, **inputs}
+def reference(
+    graph: Graph, inputs: Mapping[str, Array], layouts: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Array]:
+    """Every tensor of the graph in NumPy, but those that need an operator without CPU function;
+    rounded where the layouts say that it is stored in 16 bits."""
+    given = {n: rounded(a) if layouts.get(n) == C4H else a for n, a in inputs.items()}
+    values: dict[str, Array] = {**graph.constants, **given}
     for node in graph.nodes:
         known = all(name in values for name in node.reads)
         if not known or lookup(node.op).cpu is None:
             continue
-        results = run_node(node, [values[name] for name in node.reads])
+        results = run_stored(node, graph, layouts, values)
         for name, value in zip(node.outputs, results, strict=True):
             fact = graph.facts[name]
             assert np.shape(value) == fact.shape, (
                 f"{node.title}: NumPy gave {np.shape(value)}, infer said {fact}"
             )
-            values[name] = np.asarray(value, NUMPY_DTYPE[fact.dtype])
+            values[name] = value
     return values
 
 
@@ -209,6 +218,17 @@ def random_partition(
 
 def blocked_layouts(graph: Graph) -> Iterable[dict[str, str]]:
     """The layouts besides plain in which a node's kernel must work too."""
+    node = graph.nodes[0]
+    taken = half_of(node, graph.facts)
+    for layouts in _in_blocks(graph):
+        yield layouts
+        if taken in ("each", "alike"):
+            yield dict.fromkeys(layouts, C4H)
+        if taken in ("each", "reads") and len(layouts) > 1:
+            yield layouts | {name: C4H for name in layouts if name in node.reads}
+
+
+def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
     node = graph.nodes[0]
     kernel = lookup(node.op).kernel
     result = graph.facts[node.outputs[0]]
@@ -256,11 +276,11 @@ def _check_guards(program: Any, arena: Array) -> None:
     assert not touched.any(), f"a kernel wrote outside its tensors, at word {touched.argmax()}"
 
 
-def _check_inputs(program: Any, inputs: Mapping[str, Array]) -> None:
+def _check_inputs(program: Any, values: Mapping[str, Array]) -> None:
     """What a kernel reads is bound for writing too: it must not."""
     for name, place in program.plan.inputs.items():
         now = program.read_tensor(place)
-        assert np.array_equal(now, inputs[name], equal_nan=now.dtype.kind == "f"), (
+        assert np.array_equal(now, values[name], equal_nan=now.dtype.kind == "f"), (
             f"a kernel wrote to its input '{name}'"
         )
 

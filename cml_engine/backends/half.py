@@ -16,9 +16,10 @@ import numpy as np
 
 from cml_engine.backends.cpu import run_node
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
-from cml_engine.layout import C4H, to_half
-from cml_engine.ops.spec import lookup
+from cml_engine.layout import C4H, FIXED4, to_half
+from cml_engine.ops.spec import Tolerance, lookup
 from cml_engine.passes.choose_storage import rounded_weights
+from cml_engine.plan import Plan
 
 Array = np.ndarray[Any, Any]
 
@@ -94,3 +95,25 @@ def _difference(node: Node, name: str, wanted: Array, got: Array) -> StorageErro
         float(np.sqrt(np.mean(np.square(error)))),
         size if lost else 0.0,
     )
+
+
+def stored_tolerance(
+    node: Node, tolerance: Tolerance, layouts: Mapping[str, str], in_steps: bool
+) -> Tolerance:
+    """How far a device's results may be from those of :func:`run_stored`. ``in_steps``: whether
+    its weights are rounded in another way, as Winograd's are."""
+    if not any(layouts.get(name) == C4H for name in node.outputs) and not in_steps:
+        return tolerance
+    if not (tolerance.rtol or tolerance.atol or tolerance.of_largest):
+        return tolerance  # what is stored already is stored again without a rounding
+    return Tolerance(
+        tolerance.rtol + 2**-10,
+        tolerance.atol + 2**-24,
+        f"{tolerance.why}; what lies near the middle may be stored as either neighbour",
+        tolerance.of_largest + (4e-4 if in_steps else 0.0),
+    )
+
+
+def counted_in_steps(plan: Plan) -> frozenset[str]:
+    """Titles of the nodes whose weights are stored as numbers of steps."""
+    return frozenset(s.title for s in plan.steps if FIXED4 in s.defines.values())

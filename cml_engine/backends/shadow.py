@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.backends.cpu import run_node
 from cml_engine.backends.gpu import GpuProgram
+from cml_engine.backends.half import counted_in_steps, run_stored, stored_tolerance
 from cml_engine.gpu.device import Gpu
 from cml_engine.graph import Graph, Node
 from cml_engine.ops.spec import Tolerance, lookup
-from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.choose_storage import Storage, layouts_for
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.report.compare import Comparison, compare
 
@@ -37,23 +37,29 @@ class NodeCheck:
         return self.comparison is None or self.comparison.ok
 
 
-def shadow_run(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Iterator[NodeCheck]:
-    """Run the (optimized) graph once on the GPU, then check its nodes in order."""
-    plan = lower(graph, gpu.limits, choose_layout(graph), PlanOptions(keep=True))
+def shadow_run(
+    graph: Graph, gpu: Gpu, inputs: Mapping[str, Array], storage: Storage = "float"
+) -> Iterator[NodeCheck]:
+    """Run the (optimized) graph once on the GPU, then check its nodes in order. With ``"half"``
+    NumPy's results are rounded as they are stored."""
+    layouts = layouts_for(graph, storage)
+    plan = lower(graph, gpu.limits, layouts, PlanOptions(keep=True))
+    in_steps = counted_in_steps(plan)
     program = GpuProgram(plan, gpu)
     program.run(inputs)
     known: dict[str, Array] = {**graph.constants, **inputs}
     for node in graph.nodes:
         got = [program.read_tensor(plan.tensors[name]) for name in node.outputs]
         known.update(zip(node.outputs, got, strict=True))
-        yield _check(node, got, [known[name] for name in node.reads])
+        if lookup(node.op).cpu is None:
+            why = "the operator has no CPU function to check against"
+            yield NodeCheck(node, None, why)
+            continue
+        tolerance = stored_tolerance(node, node_tolerance(node), layouts, node.title in in_steps)
+        yield _check(node, got, run_stored(node, graph, layouts, known), tolerance)
 
 
-def _check(node: Node, got: list[Array], inputs: list[Array]) -> NodeCheck:
-    if lookup(node.op).cpu is None:
-        return NodeCheck(node, None, "the operator has no CPU function to check against")
-    wanted = run_node(node, inputs)
-    tolerance = node_tolerance(node)
+def _check(node: Node, got: list[Array], wanted: list[Array], tolerance: Tolerance) -> NodeCheck:
     compared = [compare(g, w, tolerance) for g, w in zip(got, wanted, strict=True)]
     return NodeCheck(node, max(compared, key=lambda c: (not c.ok, c.worst)))
 
