@@ -1,106 +1,66 @@
 """Networks on this engine and on others, in turns, as one table for each network.
 
 ``upres64`` and ``upres128`` are realesr-animevideov3-x4 (18 convolutions, 5.1 and 20.5 GFLOP);
-``mobilenet`` and ``unet`` are made by the bench, at 128x128. All with 32-bit floats.
+``mobilenet`` and ``unet`` are made by the bench, at 128x128; ``stylegan2`` is its generator at
+256x256 with random weights; ``agent-…`` are the trained networks of the demo game. All with 32-bit
+floats. A second table tells of each network's size, memory, start and validation.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
-from benchmarks import apart, contenders, layers, rounds, table
-from benchmarks.write_ncnn import write_ncnn
-from examples.upscale import assets, pictures
+from benchmarks import apart, contenders, facts, rounds, table
+from benchmarks.models import MODELS
+from examples.upscale import assets
 
 OUT = Path(__file__).resolve().parents[1] / "out"
 
 
-def upres(side: int) -> Callable[[contenders.Workload], None]:
-    """The trained network at a square input of ``side`` pixels, and the photo."""
+@dataclass(frozen=True)
+class Benched:
+    """One network's results: its table as Markdown, what is promised of it, and the record."""
 
-    def prepare(workload: contenders.Workload) -> None:
-        shutil.copy(assets.NETWORK_PARAM.path, workload.param)
-        shutil.copy(assets.NETWORK_BIN.path, workload.weights)
-        shape = (1, 3, side, side)
-        photo = pictures.small_photo(assets.PHOTO.path, (side, side))
-        np.save(workload.input, as_tensor(photo))
-        convert(workload, shape)
-        if rounds.installed("onnx"):
-            from benchmarks.onnx_model import write_onnx
+    model: str
+    text: str
+    verdicts: list[tuple[bool, str]]
+    facts: facts.Facts | str
+    agree: bool
+    record: dict[str, Any]
 
-            write_onnx(workload.param, workload.weights, shape, workload.onnx)
-
-    return prepare
+    def __str__(self) -> str:
+        lines = [f"{'holds' if holds else 'FAILS'}: {text}" for holds, text in self.verdicts]
+        return "\n".join((self.text, "", *lines))
 
 
-def made(network: layers.Network) -> Callable[[contenders.Workload], None]:
-    """A network of the bench's own, and noise."""
-
-    def prepare(workload: contenders.Workload) -> None:
-        write_ncnn(network, workload.param, workload.weights)
-        noise = np.random.default_rng(0).random(network.shape, np.float32)
-        np.save(workload.input, noise)
-        convert(workload, network.shape)
-        if rounds.installed("onnx"):
-            from benchmarks.write_onnx import write_onnx
-
-            write_onnx(network, workload.onnx)
-
-    return prepare
-
-
-MODELS: dict[str, Callable[[], Callable[[contenders.Workload], None]]] = {
-    "upres64": lambda: upres(64),
-    "upres128": lambda: upres(128),
-    "mobilenet": lambda: made(layers.mobilenet(128)),
-    "unet": lambda: made(layers.unet(128)),
-}
-
-
-def as_tensor(photo: Image.Image) -> contenders.Array:
-    """[1, 3, H, W] in [0, 1]."""
-    pixels = np.asarray(photo, np.float32) / 255
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])
-
-
-def convert(workload: contenders.Workload, shape: tuple[int, ...]) -> None:
-    """The network as NNEF, by the command that users have."""
-    size = ",".join(map(str, shape))
-    words = ["convert", str(workload.param), str(workload.nnef), "--shape", size]
-    subprocess.run([sys.executable, "-m", "cml_engine", *words], check=False)
-
-
-def bench(model: str, options: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
-    """Print one network's table; returns whether the numbers agree, and the record."""
+def bench(model: str, options: argparse.Namespace) -> Benched:
+    """Measure one network on every engine, then what is to say of it on ours."""
     chosen = [c for c in contenders.CONTENDERS if not options.only or c.key in options.only]
     with tempfile.TemporaryDirectory(prefix="cml-bench-") as folder:
         workload = contenders.Workload(Path(folder))
-        MODELS[model]()(workload)
+        MODELS[model](workload)
         results = rounds.run_rounds(chosen, Path(folder), options.rounds)
-        differences = table.differences(results, workload)
-    print(f"\n### {model}, {options.rounds} rounds\n")
-    print(table.markdown(results, differences) + "\n")
-    verdicts = table.verdicts(model, results, differences)
-    for holds, text in verdicts:
-        print(f"{'holds' if holds else 'FAILS'}: {text}")
-    agree = all(value <= table.TOLERANCE for value in differences.values())
+        differences, tolerance = table.differences(results, workload), table.tolerance(workload)
+        found = facts.collect(workload)
+    verdicts = table.verdicts(model, results, differences, tolerance) + facts.verdicts(found)
+    agree = all(value <= tolerance for value in differences.values())
     record = {
         "model": model,
         "ratios": table.ratios(model, results),
         "results": table.record(results, differences),
+        "facts": facts.record(found),
+        "verdicts": [{"holds": holds, "text": text} for holds, text in verdicts],
     }
-    return agree, record
+    text = f"### {model}, {options.rounds} rounds\n\n{table.markdown(results, differences)}"
+    validated = isinstance(found, facts.Facts) and not found.divergence
+    return Benched(model, text, verdicts, found, agree and validated, record)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -108,6 +68,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=[*MODELS, "all"], default=["upres64"])
     parser.add_argument("--rounds", type=int, default=15, help="turns of each engine")
     parser.add_argument("--json", type=Path, default=OUT / "bench.json")
+    parser.add_argument("--markdown", type=Path, default=OUT / "bench.md")
     keys = [c.key for c in contenders.CONTENDERS]
     parser.add_argument("--only", nargs="*", choices=keys, default=(), help="these engines")
     parser.add_argument(
@@ -134,19 +95,27 @@ def main(arguments: Sequence[str]) -> int:
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
     models = list(MODELS) if "all" in options.models else options.models
-    done = [bench(model, options) for model in models]
-    options.json.parent.mkdir(parents=True, exist_ok=True)
+    done = []
+    for model in models:
+        done.append(bench(model, options))
+        print(f"\n{done[-1]}", flush=True)
+    sizes = f"### Size, memory, start\n\n{facts.markdown({b.model: b.facts for b in done})}"
+    print(f"\n{sizes}")
     report = {
         "machine": table.machine(),
         "warning": warning,
-        "models": [record for _, record in done],
+        "models": [benched.record for benched in done],
     }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    print(f"\nall numbers: {options.json}")
+    options.markdown.parent.mkdir(parents=True, exist_ok=True)
+    texts = [*map(str, done), sizes]
+    options.markdown.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    print(f"\nall numbers: {options.json}; the tables: {options.markdown}")
     worse = table.worse(report, json.loads(options.against.read_text())) if options.against else []
     for text in worse:
         print(f"WORSE: {text}")
-    return 0 if all(agree for agree, _ in done) and not worse else 1
+    return 0 if all(benched.agree for benched in done) and not worse else 1
 
 
 if __name__ == "__main__":

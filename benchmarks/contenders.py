@@ -1,13 +1,13 @@
 """Who is measured: each loads the network once and returns a call that runs it once.
 
-A call takes the input from NumPy and gives the output back as NumPy, so what it costs to bring
+A call takes the inputs from NumPy and gives the output back as NumPy, so what it costs to bring
 data to a GPU and back is in everybody's time. Everybody computes in 32-bit floats.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
-Run = Callable[[Array], Array]
+Inputs = Mapping[str, Array]
+Run = Callable[[Inputs], Array]
 
 OURS = "cml-engine"
 
@@ -26,7 +27,8 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Workload:
-    """One network at one input size, in every format, and the input."""
+    """One network at one input size, in every format, and the inputs by their names, which are the
+    same in every format."""
 
     folder: Path
 
@@ -46,9 +48,13 @@ class Workload:
     def nnef(self) -> Path:
         return self.folder / "network.nnef"
 
-    @property
-    def input(self) -> Path:
-        return self.folder / "input.npy"
+    def save_inputs(self, inputs: Inputs) -> None:
+        np.savez(self.folder / "inputs.npz", **inputs)  # type: ignore[arg-type]
+
+    def load_inputs(self) -> dict[str, Array]:
+        """In the order in which the networks have them."""
+        with np.load(self.folder / "inputs.npz") as stored:
+            return {name: stored[name] for name in stored.files}
 
     def output(self, contender: str) -> Path:
         return self.folder / f"output-{contender}.npy"
@@ -83,12 +89,12 @@ def _load_ours(workload: Workload, on_gpu: bool) -> Loaded:
     import cml_engine as cml
 
     graph = cml.load(workload.nnef)
-    (source,), (target,) = graph.inputs, graph.outputs
+    (target,) = graph.outputs
     backend: Any = cml.Gpu() if on_gpu else "cpu"
     session = cml.Session(graph, backend)
 
-    def run(data: Array) -> Array:
-        return session.run({source: data})[target]
+    def run(inputs: Inputs) -> Array:
+        return session.run(inputs)[target]
 
     return Loaded(run, backend.name if on_gpu else f"{_threads()} CPU cores")
 
@@ -109,11 +115,13 @@ def _load_ncnn(workload: Workload, on_gpu: bool) -> Loaded:
         raise Unavailable("ncnn cannot read the network")
     if net.opt.use_vulkan_compute != on_gpu:
         raise Unavailable("ncnn fell back to the CPU")
-    (source,), (target,) = net.input_names(), net.output_names()
+    (target,) = net.output_names()
 
-    def run(data: Array) -> Array:
+    def run(inputs: Inputs) -> Array:
         extractor = net.create_extractor()
-        extractor.input(source, ncnn.Mat(data[0]))
+        for name, data in inputs.items():
+            # a copy, for layers that write over their input crash where NumPy has the memory
+            extractor.input(name, ncnn.Mat(data[0]).clone())
         failed, result = extractor.extract(target)
         if failed:
             raise Unavailable(f"ncnn failed with code {failed}")
@@ -143,8 +151,8 @@ def _load_onnxruntime(workload: Workload, provider: str) -> Loaded:
     if session.get_providers()[0] != provider:
         raise Unavailable(f"ONNX Runtime does not take {provider} here")
 
-    def run(data: Array) -> Array:
-        result: Array = session.run(None, {"data": data})[0]
+    def run(inputs: Inputs) -> Array:
+        result: Array = session.run(None, inputs)[0]
         return result
 
     on_cpu = provider.startswith("CPU")
@@ -157,8 +165,8 @@ def _load_tract(workload: Workload) -> Loaded:
     model = tract.onnx().load(str(workload.onnx)).into_model()
     runnable = tract.runtime_for_name("default").prepare(model)
 
-    def run(data: Array) -> Array:
-        result: Array = runnable.run([data])[0].to_numpy()
+    def run(inputs: Inputs) -> Array:
+        result: Array = runnable.run(list(inputs.values()))[0].to_numpy()
         return result
 
     return Loaded(run, "1 thread")

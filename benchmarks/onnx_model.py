@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.ncnn_files import Convolution, read_convolutions
+
+Array = np.ndarray[Any, Any]
 
 FACTOR = 4
 #: old enough for every reader, new enough for all operators used
@@ -33,7 +36,7 @@ def write_onnx(param: Path, weights: Path, shape: tuple[int, ...], target: Path)
         nearest_mode="floor",
     )
     parts.node("Add", ["detail", "base"], "output")
-    parts.save(shape, "output", target)
+    parts.save({"data": shape}, "output", target)
 
 
 def _convolution(parts: Parts, layer: Convolution, source: str, index: int) -> str:
@@ -64,12 +67,12 @@ class Parts:
         self._nodes.append(helper.make_node(op, inputs, [output], **attributes))
         return output
 
-    def save(self, shape: tuple[int, ...], output: str, target: Path) -> None:
-        """Write the graph ``data`` of ``shape`` -> ``output``, whose shape ONNX finds itself."""
+    def save(self, inputs: Mapping[str, Sequence[int]], output: str, target: Path) -> None:
+        """Write the graph of these inputs' shapes -> ``output``, whose shape ONNX finds itself."""
         graph = helper.make_graph(
             self._nodes,
             "network",
-            [helper.make_tensor_value_info("data", TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info(k, TensorProto.FLOAT, v) for k, v in inputs.items()],
             [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
             self._constants,
         )

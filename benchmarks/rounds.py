@@ -143,7 +143,7 @@ def _start(result: Result, folder: Path) -> Worker:
     try:
         result.about = worker.about()
     except WorkerFailed as error:
-        result.problem = str(error)
+        result.problem = f"cannot run it: {error}"
     return worker
 
 

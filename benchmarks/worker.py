@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from benchmarks.contenders import CONTENDERS, Array, Contender, Run, Workload
+from benchmarks.contenders import CONTENDERS, Contender, Inputs, Run, Unavailable, Workload
 
 
 def own_stdout() -> TextIO:
@@ -27,11 +27,11 @@ def own_stdout() -> TextIO:
     return pipe
 
 
-def start(contender: Contender, workload: Workload, data: Array) -> tuple[Run, dict[str, Any]]:
+def start(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[Run, dict[str, Any]]:
     """The contender loaded and run once, its output saved, and what there is to say about it."""
     begun = time.perf_counter()
     loaded = contender.load(workload)
-    output = loaded.run(data)
+    output = loaded.run(inputs)
     first = time.perf_counter() - begun
     np.save(workload.output(contender.key), output)
     about = {
@@ -50,13 +50,13 @@ def version(package: str) -> str:
         return ""
 
 
-def measure(run: Run, data: Array, count: int) -> list[float]:
+def measure(run: Run, inputs: Inputs, count: int) -> list[float]:
     """Milliseconds of ``count`` runs, after one that only wakes threads and warms caches."""
-    run(data)
+    run(inputs)
     times = []
     for _ in range(count):
         begun = time.perf_counter()
-        run(data)
+        run(inputs)
         times.append((time.perf_counter() - begun) * 1000)
     return times
 
@@ -64,16 +64,17 @@ def measure(run: Run, data: Array, count: int) -> list[float]:
 def main(key: str, folder: Path) -> int:
     pipe = own_stdout()
     workload = Workload(folder)
-    data = np.load(workload.input)
+    inputs = workload.load_inputs()
     contender = next(c for c in CONTENDERS if c.key == key)
     try:
-        run, about = start(contender, workload, data)
+        run, about = start(contender, workload, inputs)
     except Exception as error:  # whatever it is becomes a line of the table
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=pipe, flush=True)
+        said = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
+        print(json.dumps({"error": said}), file=pipe, flush=True)
         return 1
     print(json.dumps(about), file=pipe, flush=True)
     for line in sys.stdin:
-        print(json.dumps(measure(run, data, int(line))), file=pipe, flush=True)
+        print(json.dumps(measure(run, inputs, int(line))), file=pipe, flush=True)
     return 0
 
 

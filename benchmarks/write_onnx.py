@@ -15,7 +15,7 @@ def write_onnx(network: Network, target: Path) -> None:
     parts = Parts()
     for layer in network.layers:
         _add(parts, layer)
-    parts.save(network.shape, network.output, target)
+    parts.save({"data": network.shape}, network.output, target)
 
 
 def _add(parts: Parts, layer: Layer) -> None:

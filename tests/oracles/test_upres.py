@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from benchmarks.__main__ import as_tensor
 from benchmarks.contenders import CONTENDERS, Workload
+from benchmarks.models import as_tensor
 from examples.upscale import assets, pictures
 
 pytest.importorskip("ncnn")
@@ -24,7 +24,7 @@ def workload(tmp_path_factory):
     made = Workload(tmp_path_factory.mktemp("upres"))
     made.param.write_bytes(assets.NETWORK_PARAM.path.read_bytes())
     made.weights.write_bytes(assets.NETWORK_BIN.path.read_bytes())
-    np.save(made.input, as_tensor(pictures.small_photo(assets.PHOTO.path, SIZE)))
+    made.save_inputs({"data": as_tensor(pictures.small_photo(assets.PHOTO.path, SIZE))})
     return made
 
 
@@ -39,12 +39,12 @@ def graph(workload):
 @pytest.fixture(scope="module")
 def expected(workload):
     (ncnn,) = [c for c in CONTENDERS if c.key == "ncnn-cpu"]
-    return ncnn.load(workload).run(np.load(workload.input))
+    return ncnn.load(workload).run(workload.load_inputs())
 
 
 def check(graph, backend, workload, expected):
-    (source,), (target,) = graph.inputs, graph.outputs
-    found = cml.Session(graph, backend).run({source: np.load(workload.input)})[target]
+    (target,) = graph.outputs
+    found = cml.Session(graph, backend).run(workload.load_inputs())[target]
     assert found.shape == expected.shape == (1, 3, 4 * SIZE[1], 4 * SIZE[0])
     assert np.abs(found - expected).max() <= 1e-4
 
@@ -59,6 +59,6 @@ def test_gpu_agrees_with_ncnn(graph, gpu, workload, expected):
 
 def test_the_reference_is_a_picture_and_not_zeros(workload, expected):
     """An enlargement keeps its small photo's averages; a constant would pass no such check."""
-    small = np.load(workload.input)
+    small = workload.load_inputs()["data"]
     blocks = expected.reshape(1, 3, SIZE[1], 4, SIZE[0], 4).mean(axis=(3, 5))
     assert np.corrcoef(blocks.ravel(), small.ravel())[0, 1] > 0.98

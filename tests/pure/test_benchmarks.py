@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from benchmarks import layers, table
+from benchmarks import facts, layers, table
 from benchmarks.contenders import CONTENDERS, Workload
+from benchmarks.export import CannotWrite, bilinear
+from benchmarks.graph_ncnn import graph_to_ncnn
+from benchmarks.models import AGENTS, MODELS
 from benchmarks.rounds import Result
 from benchmarks.write_ncnn import write_ncnn
 from cml_engine.convert import convert
+from cml_engine.convert.builder import GraphBuilder
+from cml_engine.ops import load_families
+from cml_engine.passes.infer import infer_node
+from examples.stylegan2.network import build
+from examples.stylegan2.parameters import Config, random_parameters
 
 BY_KEY = {contender.key: contender for contender in CONTENDERS}
 
@@ -96,3 +104,90 @@ def test_a_network_of_the_bench_is_the_same_for_all_engines(make, tmp_path):
         str(tmp_path / "n.onnx"), providers=["CPUExecutionProvider"]
     )
     np.testing.assert_allclose(ours, peer.run(None, {"data": x})[0], atol=2e-5)
+
+
+def test_a_difference_is_measured_by_the_size_of_the_values(tmp_path):
+    workload = Workload(tmp_path)
+    assert table.tolerance(workload) == table.TOLERANCE
+    for largest, wanted in ((0.5, 1e-4), (300.0, 3e-2)):
+        np.save(workload.output("ncnn-cpu"), np.array([0.0, -largest]))
+        assert table.tolerance(workload) == pytest.approx(wanted)
+    ours = result("ours-gpu", [1.0])
+    for difference, holds in ((2e-2, True), (4e-2, False)):
+        verdicts = table.verdicts("unet", [ours], {"ours-gpu": difference}, 3e-2)
+        assert [v for v, _ in verdicts] == [holds]
+
+
+def graph_of(name):
+    if name == "stylegan2":
+        config = Config(16, channel_base=256, channel_most=16, latent=32)
+        return build(config, random_parameters(config, 1))
+    return cml.load(AGENTS / f"{name}.nnef")
+
+
+def inputs_of(graph):
+    random = np.random.default_rng(3)
+    made = {name: random.random(graph.facts[name].shape, np.float32) for name in graph.inputs}
+    return made | ({"cell": np.full((1, 1, 1, 1), 8, np.float32)} if "cell" in made else {})
+
+
+@pytest.mark.parametrize("name", ["stylegan2", "upres", "texture", "population"])
+@pytest.mark.parametrize("key", ["onnxruntime", "ncnn-cpu"])
+def test_a_network_of_ours_is_the_same_in_other_engines_files(name, key, tmp_path):
+    pytest.importorskip(BY_KEY[key].module)
+    workload, graph = Workload(tmp_path), graph_of(name)
+    if key == "onnxruntime":
+        pytest.importorskip("onnx")
+        from benchmarks.graph_onnx import graph_to_onnx
+
+        graph_to_onnx(graph, workload.onnx)
+    else:
+        graph_to_ncnn(graph, workload.param, workload.weights)
+    inputs = inputs_of(graph)
+    (ours,) = cml.Session(graph, "cpu").run(inputs).values()
+    found = BY_KEY[key].load(workload).run(inputs)
+    np.testing.assert_allclose(found, ours, atol=1e-5 * max(1, np.abs(ours).max()))
+
+
+def test_what_a_format_cannot_say_is_refused_by_name(tmp_path):
+    load_families()
+    make = GraphBuilder(infer_node)
+    make.node("softmax", [make.input("x", (1, 4))], "y", axes=[1])
+    with pytest.raises(CannotWrite, match="softmax 'y'"):
+        graph_to_ncnn(make.graph("g", ["y"]), tmp_path / "n.param", tmp_path / "n.bin")
+    wide = make.node(
+        "multilinear_upsample", [make.input("image", (1, 1, 2, 2))], "z", factor=[4, 4],
+        method="symmetric", border="constant",
+    )  # fmt: skip
+    with pytest.raises(CannotWrite, match=wide):
+        bilinear(make.nodes[-1], 1)
+
+
+def test_inputs_come_back_in_their_order(tmp_path):
+    workload = Workload(tmp_path)
+    workload.save_inputs({"z": np.zeros(2, np.float32), "a": np.ones(3, np.float32)})
+    assert [(k, v.size) for k, v in workload.load_inputs().items()] == [("z", 2), ("a", 3)]
+
+
+def test_the_bench_has_every_network_that_is_promised():
+    agents = {f"agent-{name}" for name in ("upres", "texture", "population")}
+    assert set(MODELS) == agents | {"upres64", "upres128", "mobilenet", "unet", "stylegan2"}
+
+
+def test_facts_fail_beyond_their_limits():
+    def holds(arena=105, divergence=""):
+        found = facts.Facts(9, 4, 3, arena, 100, 8, 1.0, 2.0, divergence)
+        return [holds for holds, _ in facts.verdicts(found)]
+
+    assert holds() == [True, True]
+    assert holds(arena=106) == [False, True]
+    assert holds(divergence="conv 'c': nan") == [True, False]
+    assert [v for v, _ in facts.verdicts("no GPU")] == [False]
+
+
+def test_the_table_of_facts_has_a_row_for_each():
+    found = facts.Facts(9, 4, 3, 1_000_000, 1_000_000, 8_000_000, 12.0, 34.0, "conv 'c': nan")
+    lines = facts.markdown({"a": found, "b": "no GPU"}).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[2] == "| a | 9 | 4 | 3 | 1.00 | 1.000 | 8.00 | 12 | 34 | DIVERGES |"
+    assert "no GPU" in lines[3]

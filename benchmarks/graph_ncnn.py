@@ -1,0 +1,250 @@
+"""A network of the engine's as ncnn's .param and .bin, with the operators that the bench's have.
+
+ncnn has no batch: a tensor [1, C, H, W] is one of three axes there, [1, W] one of one. Activations
+go into the convolution before them, and a filter that is scaled along its inputs becomes a scaled
+input, for ncnn's convolutions on a GPU want constant filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.export import CannotWrite, bilinear
+from benchmarks.ncnn_model import Array, NcnnParts
+from cml_engine.graph import Graph, Node
+
+_UNARY = {"abs": 0, "floor": 2, "sqr": 4, "sqrt": 5, "rsqrt": 6, "log2": 8}
+_BINARY = {"add": 0, "sub": 1, "mul": 2, "div": 3}
+#: what ncnn calls - and / with a number on the left
+_REVERSED = {"sub": 7, "div": 8}
+#: how the axes of [1, C, r, r, H, W] go where pixels are shuffled
+_SHUFFLE = [0, 1, 4, 2, 5, 3]
+
+
+def graph_to_ncnn(graph: Graph, param: Path, weights: Path) -> None:
+    """Both files; :class:`CannotWrite` where an operator has no counterpart here."""
+    writer = _Writer(graph)
+    for name in graph.inputs:
+        writer.parts.input(name, graph.facts[name].shape)
+    for node in graph.nodes:
+        if not writer.written.issuperset(node.outputs):
+            writer.node(node)
+    writer.parts.save(param, weights)
+
+
+class _Writer:
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.parts = graph, NcnnParts()
+        self.facts, self.constants = graph.facts, graph.constants
+        self.readers = graph.consumers()
+        self.makers = {name: node for node in graph.nodes for name in node.outputs}
+        #: what is there by now: results, and constants that were read as tensors
+        self.written: set[str] = set()
+
+    def node(self, node: Node) -> None:
+        """One operator, and those after it that go with it."""
+        if node.op in _BINARY:
+            self.binary(node)
+        elif node.op in _UNARY:
+            self.unary(node)
+        else:
+            write = getattr(self, f"write_{node.op}", None)
+            if write is None:
+                raise CannotWrite(f"no ncnn layer is known for {node.title}")
+            write(node)
+        self.written.update(node.outputs)
+
+    # -- names and numbers
+
+    def blob(self, tensor: str) -> str:
+        """The tensor's name; a constant becomes a blob at its first use."""
+        if tensor in self.constants and tensor not in self.written:
+            self.written.add(tensor)
+            self.parts.constant(tensor, self.constants[tensor])
+        return tensor
+
+    def number(self, tensor: str) -> float | None:
+        """The value of a constant that is one number."""
+        values = self.constants.get(tensor)
+        return float(values) if values is not None and values.shape == () else None
+
+    def weights(self, node: Node, index: int) -> Array:
+        """A constant operand's values."""
+        found = self.constants.get(node.inputs[index])
+        if found is None:
+            raise CannotWrite(f"{node.title}: ncnn wants operand {index} to be constant")
+        return found
+
+    def bias(self, node: Node, channels: int) -> Array:
+        return np.broadcast_to(self.weights(node, 2).reshape(-1), (channels,))
+
+    def only_reader(self, tensor: str) -> Node | None:
+        """The one operator that reads it, where nothing else does."""
+        readers = self.readers.get(tensor, [])
+        return readers[0] if len(readers) == 1 and tensor not in self.graph.roots else None
+
+    # -- elementwise
+
+    def scalar(self, number: int, x: str, value: float, output: str) -> str:
+        return self.parts.layer("BinaryOp", [x], output, f"0={number} 1=1 2={value!r}")
+
+    def pair(self, op: str, a: str, b: str, output: str) -> str:
+        return self.parts.layer("BinaryOp", [a, b], output, f"0={_BINARY[op]}")
+
+    def binary(self, node: Node) -> None:
+        (a, b), output = node.inputs, node.outputs[0]
+        left, right = self.number(a), self.number(b)
+        if right is not None:
+            self.scalar(_BINARY[node.op], self.blob(a), right, output)
+        elif left is not None:
+            self.scalar(_REVERSED.get(node.op, _BINARY[node.op]), self.blob(b), left, output)
+        elif not self.scales_filter(node):
+            self.pair(node.op, self.blob(a), self.blob(b), output)
+
+    def scales_filter(self, node: Node) -> bool:
+        """Whether all it does is scaling filters, which :meth:`write_conv` does to the input."""
+        filter, style = node.inputs
+        readers = self.readers.get(node.outputs[0], [])
+        return (
+            node.op == "mul" and filter in self.constants and self.facts[style].rank == 2
+            and all(r.op == "conv" and r.inputs[1] == node.outputs[0] for r in readers)
+        )  # fmt: skip
+
+    def unary(self, node: Node) -> None:
+        output = node.outputs[0]
+        result = f"{output}_ln" if node.op == "log2" else output
+        self.parts.layer("UnaryOp", [self.blob(node.inputs[0])], result, f"0={_UNARY[node.op]}")
+        if node.op == "log2":
+            self.scalar(_BINARY["mul"], result, 1 / log(2), output)
+
+    def write_clamp(self, node: Node) -> None:
+        low, high = (float(self.weights(node, i)) for i in (1, 2))
+        self.parts.layer("Clip", [self.blob(node.inputs[0])], node.outputs[0], f"0={low} 1={high}")
+
+    def write_relu(self, node: Node) -> None:
+        self.parts.layer("ReLU", [self.blob(node.inputs[0])], node.outputs[0])
+
+    def write_leaky_relu(self, node: Node) -> None:
+        slope = f"0={node.attrs.alpha}"
+        self.parts.layer("ReLU", [self.blob(node.inputs[0])], node.outputs[0], slope)
+
+    def write_batch_normalization(self, node: Node) -> None:
+        """``x a - mean a + offset`` with ``a = scale / sqrt(variance + epsilon)``, all of them
+        computed at run time; ``scale`` is a number."""
+        x, mean, variance, offset = map(self.blob, node.inputs[:4])
+        scale, output = self.number(node.inputs[4]), node.outputs[0]
+        if scale is None:
+            raise CannotWrite(f"{node.title}: a scale that is no number")
+        safe = self.scalar(_BINARY["add"], variance, node.attrs.epsilon, f"{output}_safe")
+        root = self.parts.layer("UnaryOp", [safe], f"{output}_root", "0=6")
+        factor = self.scalar(_BINARY["mul"], root, scale, f"{output}_factor")
+        shift = self.pair("mul", mean, factor, f"{output}_shift")
+        scaled = self.pair("mul", x, factor, f"{output}_scaled")
+        shifted = self.pair("sub", scaled, shift, f"{output}_shifted")
+        self.pair("add", shifted, offset, output)
+
+    # -- products
+
+    def write_conv(self, node: Node) -> None:
+        x, filter = self.blob(node.inputs[0]), self.constants.get(node.inputs[1])
+        if filter is None:
+            maker = self.makers[node.inputs[1]]
+            if not self.scales_filter(maker):
+                raise CannotWrite(f"{node.title}: a filter that is computed")
+            filter = self.weights(maker, 0)
+            x = self.pair("mul", x, self.blob(maker.inputs[1]), f"{node.outputs[0]}_scaled")
+        self.window("Convolution", node, x, filter, len(filter))
+
+    def write_deconv(self, node: Node) -> None:
+        filter = self.weights(node, 1)
+        if node.attrs.groups != 1:
+            raise CannotWrite(f"{node.title}: groups")
+        kernel = filter.swapaxes(0, 1)
+        self.window("Deconvolution", node, self.blob(node.inputs[0]), kernel, len(kernel))
+
+    def window(self, type: str, node: Node, x: str, filter: Array, channels: int) -> None:
+        """What convolution and deconvolution share: windows, bias, and the activation."""
+        groups = node.attrs.groups or self.facts[node.inputs[0]].shape[1]
+        (top, bottom), (left, right) = node.attrs.padding
+        stride, dilation = node.attrs.stride or (1, 1), node.attrs.dilation or (1, 1)
+        numbers = {
+            0: channels, 1: filter.shape[3], 11: filter.shape[2], 2: dilation[1], 12: dilation[0],
+            3: stride[1], 13: stride[0], 4: left, 15: right, 14: top, 16: bottom, 5: 1,
+            6: filter.size,
+        }  # fmt: skip
+        if groups > 1:
+            type, numbers[7] = f"{type}DepthWise", groups
+        output, activation = self.activation(node)
+        words = " ".join(f"{key}={value}" for key, value in numbers.items())
+        bias = self.bias(node, channels)
+        self.parts.layer(type, [x], output, f"{words} {activation}".rstrip(), filter, bias)
+        self.written.add(output)
+
+    def write_linear(self, node: Node) -> None:
+        filter = self.weights(node, 1)
+        output, activation = self.activation(node)
+        numbers = f"0={len(filter)} 1=1 2={filter.size} {activation}".rstrip()
+        x, bias = self.blob(node.inputs[0]), self.bias(node, len(filter))
+        self.parts.layer("InnerProduct", [x], output, numbers, filter, bias)
+        self.written.add(output)
+
+    def activation(self, node: Node) -> tuple[str, str]:
+        """The result's name and the parameters of an activation, where one follows alone."""
+        reader = self.only_reader(node.outputs[0])
+        if reader and reader.op == "relu":
+            return reader.outputs[0], "9=1"
+        if reader and reader.op == "leaky_relu":
+            return reader.outputs[0], f"9=2 -23310=1,{reader.attrs.alpha}"
+        return node.outputs[0], ""
+
+    # -- moving and resampling
+
+    def write_copy(self, node: Node) -> None:
+        self.parts.layer("Noop", [self.blob(node.inputs[0])], node.outputs[0])
+
+    def write_concat(self, node: Node) -> None:
+        if node.attrs.axis != 1:
+            raise CannotWrite(f"{node.title}: along another axis than the channels")
+        self.parts.layer("Concat", [self.blob(x) for x in node.inputs], node.outputs[0], "0=0")
+
+    def write_slice(self, node: Node) -> None:
+        a, shape = node.attrs, self.facts[node.inputs[0]].shape
+        ends = [end or shape[axis] for axis, end in zip(a.axes, a.end, strict=True)]
+        lists = ((9, a.begin), (10, ends), (11, [axis - 1 for axis in a.axes]))
+        numbers = " ".join(f"{-23300 - key}={_list(values)}" for key, values in lists)
+        self.parts.layer("Crop", [self.blob(node.inputs[0])], node.outputs[0], numbers)
+
+    def write_mean_reduce(self, node: Node) -> None:
+        if self.facts[node.inputs[0]].rank != 2 or node.attrs.axes != [1]:
+            raise CannotWrite(f"{node.title}: a mean of other than all numbers")
+        self.parts.layer("Reduction", [self.blob(node.inputs[0])], node.outputs[0], "0=3 1=1 4=1")
+
+    def write_reshape(self, node: Node) -> None:
+        """Pixels shuffled: a reshape, a transpose and another reshape."""
+        turn = self.only_reader(node.outputs[0])
+        back = self.only_reader(turn.outputs[0]) if turn else None
+        shape = self.facts[node.outputs[0]].shape
+        if not (turn and back and turn.op == "transpose" and back.op == "reshape"):
+            raise CannotWrite(f"{node.title}: a reshape that is no shuffling of pixels")
+        _, channels, r, _, height, width = shape
+        shuffled = (1, channels, r * height, r * width)
+        if turn.attrs.axes != _SHUFFLE or self.facts[back.outputs[0]].shape != shuffled:
+            raise CannotWrite(f"{node.title}: a reshape that is no shuffling of pixels")
+        self.parts.layer("PixelShuffle", [self.blob(node.inputs[0])], back.outputs[0], f"0={r}")
+        self.written.update((*turn.outputs, *back.outputs))
+
+    def write_multilinear_upsample(self, node: Node) -> None:
+        channels = self.facts[node.inputs[0]].shape[1]
+        filter = bilinear(node, channels)
+        numbers = f"0={channels} 1=4 3=2 4=1 5=0 6={filter.size} 7={channels}"
+        x, output = self.blob(node.inputs[0]), node.outputs[0]
+        self.parts.layer("DeconvolutionDepthWise", [x], output, numbers, filter)
+
+
+def _list(values: Sequence[int]) -> str:
+    """How .param writes an array: its length first."""
+    return ",".join(map(str, (len(values), *values)))

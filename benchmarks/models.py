@@ -1,0 +1,128 @@
+"""The networks that are measured, each written for every engine, with an input."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import cml_engine as cml
+from benchmarks import layers, rounds
+from benchmarks.contenders import Array, Workload
+from benchmarks.graph_ncnn import graph_to_ncnn
+from benchmarks.write_ncnn import write_ncnn
+from cml_engine.graph import Graph
+from examples.stylegan2.network import build
+from examples.stylegan2.parameters import Config, random_parameters
+from examples.upscale import assets, pictures
+
+AGENTS = Path(__file__).resolve().parents[1] / "demo_game" / "models"
+#: metres between two heights of the agents' input
+_CELL = 32.0
+
+
+def _upres(side: int) -> Callable[[Workload], None]:
+    """The trained network at a square input of ``side`` pixels, and the photo."""
+
+    def write(workload: Workload) -> None:
+        shutil.copy(assets.NETWORK_PARAM.path, workload.param)
+        shutil.copy(assets.NETWORK_BIN.path, workload.weights)
+        shape = (1, 3, side, side)
+        photo = pictures.small_photo(assets.PHOTO.path, (side, side))
+        workload.save_inputs({"data": as_tensor(photo)})
+        _convert(workload, shape)
+        if rounds.installed("onnx"):
+            from benchmarks.onnx_model import write_onnx
+
+            write_onnx(workload.param, workload.weights, shape, workload.onnx)
+
+    return write
+
+
+def _made(network: Callable[[], layers.Network]) -> Callable[[Workload], None]:
+    """A network of the bench's own, and noise."""
+
+    def write(workload: Workload) -> None:
+        net = network()
+        write_ncnn(net, workload.param, workload.weights)
+        workload.save_inputs({"data": np.random.default_rng(0).random(net.shape, np.float32)})
+        _convert(workload, net.shape)
+        if rounds.installed("onnx"):
+            from benchmarks.write_onnx import write_onnx
+
+            write_onnx(net, workload.onnx)
+
+    return write
+
+
+def _stylegan2(workload: Workload) -> None:
+    """The generator for pictures of 256x256, with random weights and a random latent vector."""
+    config = Config(256)
+    z = np.random.default_rng(0).standard_normal((1, config.latent), np.float32)
+    _write_graph(build(config, random_parameters(config, 1)), {"z": z}, workload)
+
+
+def _agent(name: str) -> Callable[[Workload], None]:
+    """A network of the demo game, as trained, and hills with noise on them."""
+
+    def write(workload: Workload) -> None:
+        graph = cml.load(AGENTS / f"{name}.nnef")
+        inputs = {name: _landscape(name, graph.facts[name].shape) for name in graph.inputs}
+        _write_graph(graph, inputs, workload)
+
+    return write
+
+
+def _write_graph(graph: Graph, inputs: Mapping[str, Array], workload: Workload) -> None:
+    """A network of ours for all."""
+    cml.save(graph, workload.nnef)
+    workload.save_inputs(inputs)
+    graph_to_ncnn(graph, workload.param, workload.weights)
+    if rounds.installed("onnx"):
+        from benchmarks.graph_onnx import graph_to_onnx
+
+        graph_to_onnx(graph, workload.onnx)
+
+
+MODELS: dict[str, Callable[[Workload], None]] = {
+    "upres64": _upres(64),
+    "upres128": _upres(128),
+    "mobilenet": _made(lambda: layers.mobilenet(128)),
+    "unet": _made(lambda: layers.unet(128)),
+    "stylegan2": _stylegan2,
+    "agent-upres": _agent("upres"),
+    "agent-texture": _agent("texture"),
+    "agent-population": _agent("population"),
+}
+
+
+def as_tensor(photo: Image.Image) -> Array:
+    """[1, 3, H, W] in [0, 1]."""
+    pixels = np.asarray(photo, np.float32) / 255
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])
+
+
+def _landscape(name: str, shape: tuple[int, ...]) -> Array:
+    """An agent's input: hills in metres, the distance of their points, or noise."""
+    noise: Array = np.random.default_rng(0).random(shape, np.float32)
+    if name == "cell":
+        return np.full(shape, _CELL, np.float32)
+    if name not in ("coarse", "heights"):
+        return noise
+    rows, columns = (np.arange(extent, dtype=np.float32) for extent in shape[2:])
+    hills: Any = 200 * (np.sin(rows / 9)[:, None] + np.cos(columns / 7))
+    return np.asarray(hills + 5 * noise, np.float32)
+
+
+def _convert(workload: Workload, shape: tuple[int, ...]) -> None:
+    """The network as NNEF, by the command that users have."""
+    size = ",".join(map(str, shape))
+    words = ["convert", str(workload.param), str(workload.nnef), "--shape", size]
+    command = [sys.executable, "-m", "cml_engine", *words]
+    subprocess.run(command, check=False, stdout=subprocess.DEVNULL)

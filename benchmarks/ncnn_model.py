@@ -1,0 +1,94 @@
+"""ncnn's .param (text) and .bin (weights), put together layer by layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+_MAGIC = 7767517
+#: before weights that are 32-bit floats
+_FLAG = np.uint32(0).tobytes()
+
+
+@dataclass(frozen=True)
+class _Layer:
+    type: str
+    inputs: tuple[str, ...]
+    output: str
+    numbers: str
+    weights: bytes
+
+
+class NcnnParts:
+    """A network being put together; every layer has one output, which names the layer too."""
+
+    def __init__(self) -> None:
+        self._layers: list[_Layer] = []
+
+    def layer(
+        self,
+        type: str,
+        inputs: Sequence[str],
+        output: str,
+        numbers: str = "",
+        flagged: Array | None = None,
+        plain: Array | None = None,
+    ) -> str:
+        """``numbers`` are ncnn's parameters as text; ``flagged`` weights stand behind a flag that
+        says how they are stored, ``plain`` ones do not."""
+        weights = b""
+        if flagged is not None:
+            weights += _FLAG + np.ascontiguousarray(flagged, np.float32).tobytes()
+        if plain is not None:
+            weights += np.ascontiguousarray(plain, np.float32).tobytes()
+        self._layers.append(_Layer(type, tuple(inputs), output, numbers, weights))
+        return output
+
+    def input(self, name: str, shape: Sequence[int]) -> None:
+        """A graph input of ``shape`` [1, C, H, W] or [1, W]; ncnn has no batch."""
+        self.layer("Input", (), name, extents(shape))
+
+    def constant(self, name: str, values: Array) -> str:
+        """Values [1, C, H, W] or [1, W] that are read as a tensor."""
+        return self.layer("MemoryData", (), name, extents(values.shape), plain=values)
+
+    def save(self, param: Path, weights: Path) -> None:
+        """Write both files. A tensor that is read more than once is split, as ncnn wants it."""
+        readers = Counter(name for layer in self._layers for name in layer.inputs)
+        given: dict[str, int] = dict.fromkeys(readers, 0)
+        lines: list[str] = []
+        for layer in self._layers:
+            names = [_reader(name, readers, given) for name in layer.inputs]
+            words = [layer.type, layer.output, len(names), 1, *names, layer.output, layer.numbers]
+            lines.append(" ".join(map(str, words)).rstrip())
+            lines += _split(layer.output, readers[layer.output])
+        tensors = sum(int(line.split()[3]) for line in lines)
+        head = f"{_MAGIC}\n{len(lines)} {tensors}\n"
+        param.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+        with weights.open("wb") as file:
+            file.writelines(layer.weights for layer in self._layers)
+
+
+def extents(shape: Sequence[int]) -> str:
+    """ncnn's parameters 0, 1, 2 (width, height, channels) of a shape with a batch of one."""
+    return " ".join(f"{key}={extent}" for key, extent in enumerate(reversed(shape[1:])))
+
+
+def _reader(name: str, readers: Mapping[str, int], given: dict[str, int]) -> str:
+    """The tensor's name for its next reader."""
+    if readers[name] == 1:
+        return name
+    given[name] += 1
+    return f"{name}_{given[name] - 1}"
+
+
+def _split(name: str, count: int) -> Iterator[str]:
+    if count > 1:
+        copies = " ".join(f"{name}_{i}" for i in range(count))
+        yield f"Split split_{name} 1 {count} {name} {copies}"
