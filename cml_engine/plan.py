@@ -127,6 +127,8 @@ class Plan:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: which kernel was taken where there was a choice
     choices: tuple[Choice, ...] = ()
+    #: how tensors lie that are not plain
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cost(self) -> Cost:

@@ -14,12 +14,14 @@ from cml_engine.backends.cpu import CpuProgram
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops import load_families
+from cml_engine.ops.choice import NO_VARIANTS
 from cml_engine.passes import optimize
 from cml_engine.passes.choose_layout import choose_layout
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.plan import Plan
 from cml_engine.report.rank import OpTime, RankReport
 from cml_engine.report.stub import StubReport, check_stub, time_in_turns
+from cml_engine.tuning.tables import table_for
 
 if TYPE_CHECKING:
     from cml_engine.gpu.device import Gpu
@@ -37,11 +39,13 @@ class Program(Protocol):
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
     """``without``: names of passes to leave out, ``"views"`` (``passes/views.py``) among them;
-    ``plan``: see :class:`PlanOptions`."""
+    ``tuned``: take the kernels that the device's table of variants has (docs/tuning.md), where
+    ``plan`` brings no table of its own; ``plan``: see :class:`PlanOptions`."""
 
     without: frozenset[str] = frozenset()
     blocked_layout: bool = True
     plan: PlanOptions = PlanOptions()
+    tuned: bool = True
 
 
 class Session:
@@ -196,6 +200,8 @@ def make_plan(graph: Graph, gpu: Gpu, options: CompileOptions) -> Plan:
     plan = options.plan
     if "views" in options.without:
         plan = replace(plan, views=False)
+    if options.tuned and plan.variants is NO_VARIANTS:
+        plan = replace(plan, variants=table_for(gpu.name))
     return lower(graph, gpu.limits, layouts, plan)
 
 

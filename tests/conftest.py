@@ -57,6 +57,15 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(seed_of(request.node.nodeid))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_tables_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernels are chosen by the engine's rules and the tables that it ships, whatever was tuned on
+    the machine that the tests run on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CML_TUNING_DIR", str(tmp_path_factory.mktemp("tuning")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
     """Global generators are seeded too, for code that uses them."""

@@ -84,6 +84,7 @@ def lower(
         updates=tuple((locate(value), locate(variable)) for variable, value in graph.updates),
         options={"keep": options.keep, "guard": options.guard},
         choices=tuple(draft.choices),
+        layouts=chosen,
     )
 
 

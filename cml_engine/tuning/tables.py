@@ -1,0 +1,168 @@
+"""What was measured, as readable files: one for each device and driver, and those that we ship.
+
+A file says for every key what each option took, so that it can be judged, and which was kept. The
+shipped ones (``defaults/*.json``) are for devices whose name their ``devices``, a regular
+expression, is found in; what was measured on the machine itself counts more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cml_engine.ops.choice import NO_VARIANTS, Pick, VariantTable
+
+FORMAT = "cml variant table 1"
+_DEFAULTS = Path(__file__).with_name("defaults")
+_read_tables: dict[Path, VariantTable] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What was found for a key: ``ms`` is the fastest run of each option that was tried,
+    ``ratio`` the median over the rounds of the kept option's time over the default's."""
+
+    key: str
+    default: str
+    chosen: str
+    ms: Mapping[str, float]
+    ratio: float
+    rounds: int
+    #: where it was measured: model and node
+    source: str
+
+    @property
+    def won(self) -> bool:
+        """Whether an option beat the default."""
+        return self.chosen != self.default
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, without the key."""
+        return {
+            "chosen": self.chosen,
+            "default": self.default,
+            "ratio": round(self.ratio, 4),
+            "rounds": self.rounds,
+            "ms": {name: round(ms, 5) for name, ms in self.ms.items()},
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_json(cls, key: str, data: Mapping[str, Any]) -> Record:
+        """Inverse of :meth:`to_json`; ``ValueError`` if it is something else."""
+        try:
+            ms = {str(name): float(value) for name, value in data["ms"].items()}
+            default, chosen = str(data["default"]), str(data["chosen"])
+            ratio, rounds = float(data["ratio"]), int(data["rounds"])
+            source = str(data["source"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"choice '{key}' is no measurement: {error!r}") from error
+        if chosen not in ms:
+            raise ValueError(f"choice '{key}': '{chosen}' was chosen and not measured")
+        return cls(key, default, chosen, ms, ratio, rounds, source)
+
+
+def table_file(device: str) -> Path:
+    """Where the table of a device and driver (``gpu.name``) lies: ``tuning/`` in the cache folder,
+    or the folder that ``CML_TUNING_DIR`` names."""
+    from cml_engine.gpu.hlsl import cache_folder
+
+    folder = os.environ.get("CML_TUNING_DIR")
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-").lower()
+    return (Path(folder) if folder else cache_folder() / "tuning") / f"{name}.json"
+
+
+def table_for(device: str) -> VariantTable:
+    """The variants that are known to be faster on the device: the shipped ones, and over them
+    those measured here. The file is read once; one that cannot be used is named in a warning."""
+    file = table_file(device)
+    if file not in _read_tables:
+        _read_tables[file] = variants_of(known(device))
+    return _read_tables[file]
+
+
+def variants_of(records: Mapping[str, Record]) -> VariantTable:
+    """The table that lowering takes."""
+    picks = {key: Pick(record.chosen, record.default) for key, record in records.items()}
+    return VariantTable(picks) if picks else NO_VARIANTS
+
+
+def measured(device: str) -> dict[str, Record]:
+    """What was measured on this machine for the device and driver, by key."""
+    return _read_or_warn(table_file(device), device)
+
+
+def known(device: str) -> dict[str, Record]:
+    """What is known of the device: the shipped records, and over them those measured here."""
+    return {**_shipped_for(device), **measured(device)}
+
+
+def save(device: str, records: Iterable[Record]) -> Path:
+    """Add the records to the device's table, over those of the same keys; sessions that are made
+    from now on use them. Returns the file, which is written whole or not at all."""
+    file = table_file(device)
+    kept = {**measured(device), **{record.key: record for record in records}}
+    data = {
+        "format": FORMAT,
+        "device": device,
+        "choices": {key: kept[key].to_json() for key in sorted(kept)},
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".part")
+    partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    partial.replace(file)
+    _read_tables.pop(file, None)
+    return file
+
+
+def records_in(text: str) -> dict[str, Record]:
+    """The records of a table's text; ``ValueError`` where it is none."""
+    data = json.loads(text)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f"its format is not '{FORMAT}'")
+    choices = data.get("choices")
+    if not isinstance(choices, dict):
+        raise ValueError("it has no choices")
+    return {key: Record.from_json(key, value) for key, value in choices.items()}
+
+
+def _read_or_warn(file: Path, device: str) -> dict[str, Record]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeError) as error:
+        return _ignored(file, str(error))
+    try:
+        records = records_in(text)
+        if (of := json.loads(text).get("device")) != device:
+            raise ValueError(f"it was measured on '{of}', this is '{device}'")
+    except ValueError as error:
+        return _ignored(file, str(error))
+    return records
+
+
+def _ignored(file: Path, why: str) -> dict[str, Record]:
+    warnings.warn(
+        f"the tuning table '{file}' is ignored: {why}. `cml tune MODEL` writes a new one",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+    return {}
+
+
+@cache
+def _shipped_for(device: str) -> dict[str, Record]:
+    found: dict[str, Record] = {}
+    for path in sorted(_DEFAULTS.glob("*.json")):
+        text = path.read_text(encoding="utf-8")
+        if re.search(json.loads(text)["devices"], device, re.IGNORECASE):
+            found.update(records_in(text))
+    return found
