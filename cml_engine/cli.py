@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cml_engine import __version__, array_files
-from cml_engine.cli_common import load_model, named_files, progress
+from cml_engine.cli_common import (
+    compile_options,
+    load_model,
+    named_files,
+    progress,
+    storage_of,
+)
 from cml_engine.errors import CmlError, InputError
 from cml_engine.loading import save
 from cml_engine.plugins import load_entry_points, load_file
@@ -19,7 +25,9 @@ from cml_engine.session import Session, check_inputs, random_inputs
 
 if TYPE_CHECKING:
     from cml_engine.gpu.device import Gpu
+    from cml_engine.graph import Graph
     from cml_engine.report.rank import RankReport
+    from cml_engine.report.storage import StorageReport
     from cml_engine.report.stub import StubReport
 
 T = TypeVar("T")
@@ -65,7 +73,7 @@ def _run(a: argparse.Namespace) -> int:
     files = named_files(a.input, facts, "input")
     arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
     arrays = check_inputs(facts, arrays)
-    session = Session(graph, _backend(a))
+    session = Session(graph, _backend(a), compile_options(a))
     results = session.run(arrays)
     written: dict[Path, dict[str, Any]] = {}
     for name, path in outputs.items():
@@ -81,7 +89,7 @@ def _info(a: argparse.Namespace) -> int:
     from cml_engine.report.info import model_info
 
     graph = load_model(a)
-    info = model_info(graph)
+    info = model_info(graph, storage=storage_of(a))
     if a.json:
         print(info.json())
         return 0
@@ -96,7 +104,7 @@ def _info(a: argparse.Namespace) -> int:
 
 
 def _rank(a: argparse.Namespace) -> int:
-    session = Session(load_model(a), _backend(a))
+    session = Session(load_model(a), _backend(a), compile_options(a))
     if a.stub:
         report: RankReport | StubReport = session.rank_without(a.stub, runs=a.runs)
     else:
@@ -118,10 +126,23 @@ def _validate(a: argparse.Namespace) -> int:
     files = named_files(a.input, facts, "input")
     arrays = random_inputs(facts, a.seed)
     arrays |= {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
-    checks = shadow_run(graph, gpu, check_inputs(facts, arrays))
+    arrays = check_inputs(facts, arrays)
+    checks = shadow_run(graph, gpu, arrays, storage_of(a))
     report = Validation.of(graph.name, gpu.name, progress(checks, len(graph.nodes), "validate"))
     print(report)
-    return 0 if report.ok else 1
+    stored = _storage_report(graph, arrays) if a.half else None
+    return 0 if report.ok and (stored is None or stored.ok) else 1
+
+
+def _storage_report(graph: Graph, arrays: dict[str, Any]) -> StorageReport:
+    from cml_engine.backends.half import storage_errors
+    from cml_engine.passes.choose_storage import layouts_for
+    from cml_engine.report.storage import StorageReport
+
+    errors = storage_errors(graph, layouts_for(graph, "half"), arrays)
+    report = StorageReport.of(graph, progress(errors, len(graph.nodes), "storage"))
+    print(report)
+    return report
 
 
 def _in_frames(name: str) -> Callable[[argparse.Namespace], int]:
@@ -154,6 +175,8 @@ def _convert(a: argparse.Namespace) -> int:
 
 def _backend(a: argparse.Namespace) -> Gpu | str:
     """The backend asked for; a GPU that leaves its kernels in a folder, where one is named."""
+    if a.half and a.backend == "cpu":
+        raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
     if not a.dump_kernels:
         return str(a.backend)
     if a.backend == "cpu":
@@ -207,6 +230,13 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
     "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
     "json": (("--json",), {"action": "store_true"}),
+    "half": (
+        ("--half",),
+        {
+            "action": "store_true",
+            "help": "keep feature maps and weights in 16 bits on the GPU (docs/half.md)",
+        },
+    ),
     "budget": (("--budget-ms",), {"type": _ms, "default": 4.0, "metavar": "MS"}),
     "frame": (("--frame-ms",), {"type": _ms, "default": 1000 / 60, "metavar": "MS"}),
     "ops": (
@@ -255,36 +285,36 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     sub = command("run", _run, "Run a model on tensors from .npy, .npz or .png files.")
-    _add(sub, "model", "inputs", "backend", "dump")
+    _add(sub, "model", "inputs", "backend", "half", "dump")
     sub.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
     sub = command("info", _info, "Inputs, outputs, operators, weights, memory, predicted time.")
-    _add(sub, "model", "json")
+    _add(sub, "model", "half", "json")
     sub.add_argument("--plan", action="store_true", help="list every dispatch")
     sub.add_argument("--budget-ms", type=_ms, metavar="MS", help="how a run in frames would go")
     _add(sub, "frame")
     sub = command("rank", _rank, "Which operators the time goes to.")
-    _add(sub, "model", "backend", "json", "dump")
+    _add(sub, "model", "backend", "half", "json", "dump")
     sub.add_argument("--runs", type=_positive, default=10)
     sub.add_argument("--csv", action="store_true")
     sub.add_argument(
         "--stub", metavar="NAME", help="whole runs without that operator against runs with it"
     )
     sub = command("validate", _validate, "Check the GPU against NumPy, operator by operator.")
-    _add(sub, "model", "inputs", "dump")
+    _add(sub, "model", "inputs", "half", "dump")
     sub.add_argument("--seed", type=int, default=0, help="of the random inputs")
     _add(command("ops", _ops, "Every operator, and how each backend runs it."), "ops")
     sub = command(
         "frames", _in_frames("frames"), "The model in frames: is the budget kept, and used?"
     )
-    _add(sub, "model", "inputs", "budget", "frame", "json")
+    _add(sub, "model", "inputs", "half", "budget", "frame", "json")
     sub.add_argument("--frames", type=_positive, default=600, help="of ours, full ones")
     sub.add_argument("--layers", type=_positive, default=4, help="of the usual way beside it")
     sub = command("trace", _in_frames("trace"), "Write a trace of frames and slices for Perfetto.")
-    _add(sub, "model", "inputs", "budget", "frame")
+    _add(sub, "model", "inputs", "half", "budget", "frame")
     sub.add_argument("-o", "--output", default="trace.json", metavar="FILE")
     sub.add_argument("--runs", type=_positive, default=3)
     sub = command("simulate", _in_frames("simulate"), "Policies compared, on a device on paper.")
-    _add(sub, "model", "budget", "frame")
+    _add(sub, "model", "half", "budget", "frame")
     sub.add_argument("--speed", type=float, default=1.0, help="of this device, 0.1 is a tenth")
     sub.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
     sub = command("convert", _convert, "Turn a model of another format into an NNEF folder.")

@@ -13,6 +13,8 @@ from cml_engine import array_files
 from cml_engine.errors import InputError
 from cml_engine.graph import Fact, Graph
 from cml_engine.loading import load
+from cml_engine.passes.choose_storage import Storage
+from cml_engine.session import CompileOptions
 
 T = TypeVar("T")
 
@@ -20,6 +22,16 @@ T = TypeVar("T")
 def load_model(a: argparse.Namespace) -> Graph:
     """The model that the command line names."""
     return load(a.model, fragments=a.fragments)
+
+
+def compile_options(a: argparse.Namespace) -> CompileOptions:
+    """What the command line says of how the model is compiled."""
+    return CompileOptions(storage=storage_of(a))
+
+
+def storage_of(a: argparse.Namespace) -> Storage:
+    """``--half`` or not."""
+    return "half" if a.half else "float"
 
 
 def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, Path]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from cml_engine import array_files
-from cml_engine.cli_common import bar, load_model, named_files
+from cml_engine.cli_common import bar, compile_options, load_model, named_files, storage_of
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.graph import Graph
 from cml_engine.session import Session, check_inputs, random_inputs
@@ -29,7 +29,7 @@ def forecast_text(graph: Graph, a: argparse.Namespace) -> str:
     from cml_engine.report.info import plan_for
     from scheduler.commands import forecast, known_costs
 
-    plan, device = plan_for(graph)
+    plan, device = plan_for(graph, storage_of(a))
     model = known_costs(device, _costs_file(device) if device else None)
     return str(forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model))
 
@@ -72,7 +72,7 @@ def simulate(a: argparse.Namespace) -> int:
     from scheduler.simulate import table
 
     graph = load_model(a)
-    plan, device = plan_for(graph)
+    plan, device = plan_for(graph, storage_of(a))
     model = commands.known_costs(device, _costs_file(device) if device else None)
     outcomes = commands.policies(
         graph.name, plan.step_costs(), budget_ms=a.budget_ms, frame_ms=a.frame_ms, speed=a.speed,
@@ -99,7 +99,7 @@ def _plot(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> None:
 
 def _gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """A session on a GPU that can time its own work, and inputs for it."""
-    session = Session(load_model(a), "gpu")
+    session = Session(load_model(a), "gpu", compile_options(a))
     assert session.gpu is not None
     if not session.gpu.has_timestamps:
         raise DeviceError(f"{session.gpu.name} has no timestamp queries: frames cannot be timed")

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.choice import NO_VARIANTS
 from cml_engine.passes import optimize
-from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.choose_storage import Storage, layouts_for
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.plan import Plan
 from cml_engine.report.rank import OpTime, RankReport
@@ -39,11 +39,14 @@ class Program(Protocol):
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
     """``without``: names of passes to leave out, ``"views"`` (``passes/views.py``) among them;
+    ``storage``: ``"half"`` keeps a GPU's feature maps and the weights that meet them in 16 bits
+    (docs/half.md); arithmetic is in 32 bits in any case, and the CPU stores 32 bits too;
     ``tuned``: take the kernels that the device's table of variants has (docs/tuning.md), where
     ``plan`` brings no table of its own; ``plan``: see :class:`PlanOptions`."""
 
     without: frozenset[str] = frozenset()
     blocked_layout: bool = True
+    storage: Storage = "float"
     plan: PlanOptions = PlanOptions()
     tuned: bool = True
 
@@ -196,7 +199,9 @@ class Session:
 
 def make_plan(graph: Graph, gpu: Gpu, options: CompileOptions) -> Plan:
     """The plan that a GPU session runs."""
-    layouts = choose_layout(graph) if options.blocked_layout else {}
+    if options.storage not in get_args(Storage):
+        raise InputError(f"storage '{options.storage}', wanted {' or '.join(get_args(Storage))}")
+    layouts = layouts_for(graph, options.storage) if options.blocked_layout else {}
     plan = options.plan
     if "views" in options.without:
         plan = replace(plan, views=False)

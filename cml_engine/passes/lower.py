@@ -17,6 +17,7 @@ from cml_engine.ops.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration import fault
 from cml_engine.ops.lowering import Limits, Lowering
 from cml_engine.ops.spec import Cost, Dispatch, Kernel, OpSpec, lookup
+from cml_engine.passes.choose_storage import rounded_weights
 from cml_engine.passes.plan_memory import Item, place
 from cml_engine.passes.views import View, Views, find_views, is_view_copy, whole
 from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace, stored_bytes
@@ -273,14 +274,16 @@ def node_cost(
         others = [facts[n] for n in epilogue.inputs]
         flops = lookup(epilogue.op).cost(epilogue.attrs, [*outputs, *others], outputs).flops
         cost = cost + Cost(flops, sum(f.nbytes for f in others), 0)
-    read = cost.read * _share_of_bytes(node.reads, graph, layouts)
-    return Cost(cost.flops, read, cost.written * _share_of_bytes(node.outputs, graph, layouts))
+    halves = {n for n in (*node.reads, *node.outputs) if layouts.get(n) == C4H}
+    halves.update(rounded_weights(node, graph, layouts))
+    read, written = (_stored_share(names, graph, halves) for names in (node.reads, node.outputs))
+    return Cost(cost.flops, cost.read * read, cost.written * written)
 
 
-def _share_of_bytes(names: Sequence[str], graph: Graph, layouts: Mapping[str, str]) -> float:
+def _stored_share(names: Sequence[str], graph: Graph, halves: set[str]) -> float:
     """What the tensors take in memory over what they take in 32 bits."""
     full = sum(graph.facts[n].nbytes for n in names)
-    saved = sum(graph.facts[n].nbytes / 2 for n in names if layouts.get(n) == C4H)
+    saved = sum(graph.facts[n].nbytes / 2 for n in names if n in halves)
     return 1 - saved / full if full else 1.0
 
 

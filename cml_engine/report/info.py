@@ -10,7 +10,7 @@ from cml_engine.errors import DeviceError
 from cml_engine.graph import Graph
 from cml_engine.ops.lowering import Limits
 from cml_engine.passes import optimize
-from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.choose_storage import Storage, layouts_for
 from cml_engine.passes.lower import lower
 from cml_engine.plan import Plan
 
@@ -18,6 +18,7 @@ from cml_engine.plan import Plan
 REFERENCE_FLOPS = 1e12
 REFERENCE_BYTES_PER_S = 50e9
 _STEP_OVERHEAD_S = 5e-6
+_HALF_NOTE = "storage    16 bits for feature maps between operators and the weights that meet them"
 #: what WebGPU guarantees, but memory of any size: a model that is too large for a device is told of
 #: by that device, and here one wants to see how large it is
 PORTABLE = Limits(max_binding_bytes=1 << 40, max_buffer_bytes=1 << 40)
@@ -41,6 +42,7 @@ class ModelInfo:
     gflop: float
     moved_bytes: float
     predicted_ms: float
+    storage: str
     layers: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -55,6 +57,7 @@ class ModelInfo:
             f"weights    {self.parameters} values in the model, {_mib(self.weights_bytes)} packed",
             f"memory     peak {_mib(self.arena_bytes)} for activations, "
             f"{self.arena_ratio:.3f} of the lower bound ({_mib(self.arena_lower_bound)})",
+            *([_HALF_NOTE] if self.storage == "half" else []),
             f"work       {self.gflop:.3f} GFLOP, {_mib(self.moved_bytes)} moved at least, in "
             f"{self.steps} dispatches of {self.variants} kernel variants",
             f"predicted  {self.predicted_ms:.2f} ms on a reference GPU of "
@@ -68,11 +71,11 @@ class ModelInfo:
         return json.dumps(asdict(self), indent=2)
 
 
-def model_info(graph: Graph, limits: Limits | None = None) -> ModelInfo:
+def model_info(graph: Graph, limits: Limits | None = None, storage: Storage = "float") -> ModelInfo:
     """Plan the graph (for :data:`PORTABLE` limits if none are given) and sum it up; runs nothing
     and needs no GPU."""
     optimized = optimize(graph)
-    plan = lower(optimized, limits or PORTABLE, choose_layout(optimized))
+    plan = lower(optimized, limits or PORTABLE, layouts_for(optimized, storage))
     operators = Counter(node.op for node in graph.nodes)
     return ModelInfo(
         model=graph.name,
@@ -89,11 +92,12 @@ def model_info(graph: Graph, limits: Limits | None = None) -> ModelInfo:
         gflop=plan.cost.flops / 1e9,
         moved_bytes=plan.cost.bytes,
         predicted_ms=predicted_ms(plan),
+        storage=storage,
         layers=tuple(str(step) for step in plan.steps),
     )
 
 
-def plan_for(graph: Graph) -> tuple[Plan, str]:
+def plan_for(graph: Graph, storage: Storage = "float") -> tuple[Plan, str]:
     """The plan on this machine's GPU and the GPU's name; for :data:`PORTABLE` limits and "" where
     there is none."""
     try:
@@ -104,7 +108,7 @@ def plan_for(graph: Graph) -> tuple[Plan, str]:
     except (DeviceError, ImportError):
         limits, name = PORTABLE, ""
     optimized = optimize(graph)
-    return lower(optimized, limits, choose_layout(optimized)), name
+    return lower(optimized, limits, layouts_for(optimized, storage)), name
 
 
 def predicted_ms(plan: Plan) -> float:
