@@ -17,6 +17,7 @@ from typing import Any
 
 import cml_engine as cml
 from benchmarks.contenders import Array, Workload
+from benchmarks.table import one_line
 from cml_engine.ops import load_families
 
 #: the most that the arena may be of what no placement can undercut
@@ -111,7 +112,7 @@ def markdown(found: Mapping[str, Facts | str]) -> str:
 
 def _row(model: str, facts: Facts | str) -> Sequence[str]:
     if isinstance(facts, str):
-        return (model, facts, *[""] * (len(_HEAD) - 2))
+        return (model, one_line(facts), *[""] * (len(_HEAD) - 2))
     megabytes = [f"{n / 1e6:.2f}" for n in (facts.arena_bytes, facts.weights_bytes)]
     return (
         model,

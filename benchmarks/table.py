@@ -77,7 +77,7 @@ def _row(
 ) -> tuple[str, ...]:
     title = f"{result.contender.title} {result.about.get('version', '')}".strip()
     if result.problem or not result.turns:
-        return (title, result.problem, *[""] * (len(_HEAD) - 2))
+        return (title, one_line(result.problem), *[""] * (len(_HEAD) - 2))
     low, high = np.percentile(result.times, (10, 90))
     difference = differences.get(result.contender.key)
     return (
@@ -87,6 +87,11 @@ def _row(
         *(_ratio(result, find(results, key)) for key in ("ours-gpu", "ours-cpu")),
         "" if difference is None else f"{difference:.1e}",
     )
+
+
+def one_line(text: str) -> str:
+    """A message as a cell of a table."""
+    return " ".join(text.split()).replace("|", "¦")
 
 
 def find(results: Sequence[Result], key: str) -> Result | None:

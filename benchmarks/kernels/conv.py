@@ -13,16 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-import wgpu
-
+from benchmarks.kernels.controls import Control
 from cml_engine.backends.gpu import GpuProgram
 from cml_engine.gpu.device import Gpu
-from cml_engine.gpu.hlsl import shader_key
-from cml_engine.gpu.params import parse_params
 from cml_engine.layout import C4
 from cml_engine.ops import load_families, lookup, winograd
 from cml_engine.ops.conv_cases import conv_case, deconv_case
@@ -48,8 +42,6 @@ SHAPES: tuple[tuple[str, str, Case, bool], ...] = (
     ("deconv 4x4 s2 64>32 32²", "deconv",
      deconv_case((1, 64, 32, 32), (64, 32, 4, 4), stride=[2, 2], padding=_AROUND), True),
 )  # fmt: skip
-_FMA_ROUNDS, _FMA_GROUPS = 128, 256
-_COPY_VECTORS = 1 << 20
 
 
 def main() -> None:
@@ -59,10 +51,9 @@ def main() -> None:
     load_families()
     gpu = Gpu()
     works: dict[str, tuple[Callable[[], object], float]] = {}
-    fma = 256.0 * _FMA_ROUNDS * _FMA_GROUPS * 64
-    works["control: products on registers"] = (_control(gpu, fma=True), fma)
-    copied = 32.0 * _COPY_VECTORS
-    works["control: copy (GB/s)"] = (_control(gpu, fma=False), copied)
+    fma, copy = Control(gpu, fma=True), Control(gpu, fma=False)
+    works["control: products on registers"] = (fma.run, fma.flops)
+    works["control: copy (GB/s)"] = (copy.run, copy.nbytes)
     for name, op, case, allowed in SHAPES:
         with _winograd(allowed):
             works[name] = _shape(gpu, op, case)
@@ -102,43 +93,6 @@ def _numpy(case: Case) -> tuple[Callable[[], object], float]:
     facts = [graph.facts[n] for n in node.inputs], [graph.facts["y0"]]
     cost = lookup("conv").cost(node.attrs, *facts)
     return lambda: conv_cpu(node.attrs, x, filter, bias), cost.flops
-
-
-def _control(gpu: Gpu, fma: bool) -> Callable[[], object]:
-    """A launch of ``control.hlsl``."""
-    vectors: dict[str, int | str] = {"T0_TYPE": "float4", "T1_TYPE": "float" if fma else "float4"}
-    defines: dict[str, int | str] = {"GROUP": 64, "FMA": int(fma), **vectors}
-    path = Path(__file__).with_name("control.hlsl")
-    pipeline = gpu.pipeline(shader_key(path, "rounds:u", 2, defines, trusted=True))
-    groups = _FMA_GROUPS if fma else _COPY_VECTORS // 64
-    params = parse_params("rounds:u").pack({"rounds": _FMA_ROUNDS})
-    slots = np.array([0, groups, groups, 0], np.uint32)
-    uniform, storage = wgpu.BufferUsage.UNIFORM, wgpu.BufferUsage.STORAGE
-    buffers = [_buffer(gpu, slots.tobytes(), uniform), _buffer(gpu, params, uniform)]
-    for _ in range(2):
-        data = np.full(4 * _COPY_VECTORS, 0.5, np.float32).tobytes()
-        buffers.append(_buffer(gpu, data, storage | wgpu.BufferUsage.COPY_SRC))
-    entries = [
-        {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
-        for i, b in enumerate(buffers)
-    ]
-    bind_group = gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
-
-    def run() -> None:
-        encoder = gpu.device.create_command_encoder()
-        compute = encoder.begin_compute_pass()
-        compute.set_pipeline(pipeline.pipeline)
-        compute.set_bind_group(0, bind_group, [0])
-        compute.dispatch_workgroups(groups)
-        compute.end()
-        gpu.queue.submit([encoder.finish()])
-        gpu.queue.read_buffer(buffers[3], 0, 16)
-
-    return run
-
-
-def _buffer(gpu: Gpu, data: bytes, usage: int) -> Any:
-    return gpu.device.create_buffer_with_data(data=data, usage=usage)
 
 
 @contextmanager

@@ -10,13 +10,19 @@ from benchmarks import facts, layers, table
 from benchmarks.contenders import CONTENDERS, Workload
 from benchmarks.export import CannotWrite, bilinear
 from benchmarks.graph_ncnn import graph_to_ncnn
+from benchmarks.kernels.roofline import Kernel, Peaks, markdown, work_of
 from benchmarks.models import AGENTS, MODELS
 from benchmarks.rounds import Result
 from benchmarks.write_ncnn import write_ncnn
 from cml_engine.convert import convert
 from cml_engine.convert.builder import GraphBuilder
-from cml_engine.ops import load_families
+from cml_engine.layout import C4
+from cml_engine.ops import load_families, lookup
+from cml_engine.ops.conv_cases import conv_case
+from cml_engine.ops.lowering import Limits
 from cml_engine.passes.infer import infer_node
+from cml_engine.passes.lower import lower
+from cml_engine.testing import case_graph
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Config, random_parameters
 
@@ -79,13 +85,13 @@ def test_nothing_is_compared_without_the_reference(tmp_path):
 
 
 def test_table_shows_who_is_absent_and_why():
-    absent = Result(BY_KEY["tract"], problem="not installed: pip install tract")
+    absent = Result(BY_KEY["tract"], problem="not installed:\n  pip | install tract")
     text = table.markdown([result("ours-cpu", [3.0, 1.0, 2.0]), absent], {"ours-cpu": 2e-6})
     lines = text.splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert "| 2.0 | 1.0 |" in lines[2]
     assert "2.0e-06" in lines[2]
-    assert "not installed: pip install tract" in lines[3]
+    assert "not installed: pip ¦ install tract" in lines[3]
 
 
 @pytest.mark.parametrize("make", [layers.mobilenet, layers.unet])
@@ -191,3 +197,53 @@ def test_the_table_of_facts_has_a_row_for_each():
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2] == "| a | 9 | 4 | 3 | 1.00 | 1.000 | 8.00 | 12 | 34 | DIVERGES |"
     assert "no GPU" in lines[3]
+
+
+@pytest.fixture(scope="module")
+def winograd():
+    """The steps of a convolution that is done by Winograd, and its cost as a convolution."""
+    load_families()
+    case = conv_case((1, 64, 32, 32), (64, 64, 3, 3))
+    graph, _ = case_graph("conv", case, constants=True)
+    node = graph.nodes[0]
+    facts = [graph.facts[n] for n in node.inputs], [graph.facts[n] for n in node.outputs]
+    steps = lower(graph, Limits(), {"x0": C4, "y0": C4}).steps
+    assert [step.path for step in steps] == ["winograd.hlsl"] * 3
+    return steps, lookup("conv").cost(node.attrs, *facts)
+
+
+def test_winograds_stages_count_what_they_do(winograd):
+    """36 products for 16 results of nine each: a quarter. Both transforms move 36 for 16 values."""
+    (first, product, last), direct = winograd
+    assert work_of(product).flops == pytest.approx(direct.flops / 4, rel=0.01)
+    for step in (first, last):
+        values = 32 * 32 * 64 * 4
+        assert sorted((work_of(step).read, work_of(step).written)) == [values, values * 36 / 16]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "limit"),
+    [
+        (Peaks(4e8, 1e15, 1e-9), "products"),
+        (Peaks(1e15, 1e7, 1e-9), "memory"),
+        (Peaks(1e15, 1e15, 5e-2), "launches"),
+        (Peaks(1e15, 1e15, 1e-9), "instructions"),
+    ],
+)
+def test_the_nearest_limit_of_a_kernel(winograd, peaks, limit):
+    (_, product, _), _ = winograd
+    kernel = Kernel.of("m", [product], [0.1, 0.1, 9.0], [0.2, 0.2, 9.0], [peaks] * 3)
+    assert kernel.limit == limit
+    assert (kernel.ms, kernel.time_share) == (100.0, 0.5)
+    assert kernel.flops == pytest.approx(work_of(product).flops / 0.1)
+
+
+def test_the_table_of_kernels_sums_up_what_is_short(winograd):
+    steps, _ = winograd
+    peaks = [Peaks(1e9, 1e9, 1e-6)]
+    times = (0.90, 0.09, 0.01)
+    kernels = [Kernel.of("m", [s], [t], [1.0], peaks) for s, t in zip(steps, times, strict=True)]
+    lines = markdown(kernels, 0.1).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[2].startswith("| conv | winograd input | 1 | 900.00 | 90.0% |")
+    assert lines[3].startswith("| 2 more |  | 2 | 100.00 | 10.0% |")

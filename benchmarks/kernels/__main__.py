@@ -1,0 +1,124 @@
+"""Every kernel of the bench's networks against what the driver does at best.
+
+Each round times every dispatch of a network by itself, and beside them the controls: products on
+registers, a copy of 16 MiB, a dispatch of one workgroup. The shares of the driver's peaks are the
+medians over the rounds. A copy goes to memory; a network whose values fit into a cache can be
+faster than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import cml_engine as cml
+from benchmarks import table
+from benchmarks.contenders import Workload
+from benchmarks.kernels.controls import PeakMeter
+from benchmarks.kernels.roofline import Kernel, Peaks, markdown
+from benchmarks.models import MODELS
+from cml_engine.backends.gpu import GpuProgram
+from cml_engine.gpu.hlsl import ShaderKey
+from cml_engine.gpu.preparation import step_key
+from examples.upscale import assets
+
+OUT = Path(__file__).resolve().parents[2] / "out"
+
+
+def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[Kernel]:
+    """One network's kernel variants."""
+    with tempfile.TemporaryDirectory(prefix="cml-kernels-") as folder:
+        workload = Workload(Path(folder))
+        MODELS[model](workload)
+        session = cml.Session(cml.load(workload.nnef), gpu)
+        inputs = session.check_inputs(workload.load_inputs())
+    program = session.program
+    assert isinstance(program, GpuProgram)
+    program.time_steps(inputs, 1)
+    times, peaks = [], []
+    for _ in range(rounds):
+        times.append(1e-3 * program.time_steps(inputs, 1)[0])
+        peaks.append(meter.measure())
+    variants: dict[ShaderKey, list[int]] = {}
+    for step in program.plan.steps:
+        variants.setdefault(step_key(step), []).append(step.index)
+    totals = [float(t.sum()) for t in times]
+    return [
+        Kernel.of(
+            model,
+            [program.plan.steps[i] for i in mine],
+            [max(float(t[mine].sum()), 1e-9) for t in times],
+            totals,
+            peaks,
+        )
+        for mine in variants.values()
+    ]
+
+
+def peaks_of(meter: PeakMeter, rounds: int) -> Peaks:
+    """Medians, for the head of the table."""
+    found = [meter.measure() for _ in range(rounds)]
+    return Peaks(*(statistics.median(getattr(p, name) for p in found) for name in Peaks.__slots__))
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks.kernels", description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=[*MODELS, "all"], default=["all"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--least", type=float, default=0.02, help="share of the time from which a row is shown"
+    )
+    parser.add_argument("--json", type=Path, default=OUT / "kernels.json")
+    parser.add_argument("--markdown", type=Path, default=OUT / "kernels.md")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    try:
+        assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO)
+        gpu = cml.Gpu()
+    except (assets.AssetError, cml.CmlError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    warning = table.busy()
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+    meter = PeakMeter(gpu)
+    peak = peaks_of(meter, options.rounds)
+    texts = [
+        f"{gpu.name}: products on registers {peak.flops / 1e9:.0f} GFLOPS, copy "
+        f"{peak.nbytes / 1e9:.1f} GB/s, a dispatch {1e6 * peak.launch:.0f} µs; "
+        f"{options.rounds} rounds"
+    ]
+    print(texts[0])
+    found: list[Kernel] = []
+    for model in list(MODELS) if "all" in options.models else options.models:
+        kernels = measure(model, gpu, meter, options.rounds)
+        found += kernels
+        texts.append(f"### {model}\n\n{markdown(kernels, options.least)}")
+        print(f"\n{texts[-1]}", flush=True)
+    report = {
+        "machine": {**table.machine(), "gpu": gpu.name},
+        "warning": warning,
+        "peaks": asdict(peak),
+        "kernels": [{**asdict(kernel), "limit": kernel.limit} for kernel in found],
+    }
+    for path, text in (
+        (options.json, json.dumps(report, indent=1)),
+        (options.markdown, "\n\n".join(texts)),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    print(f"\nall numbers: {options.json}; the tables: {options.markdown}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""What a kernel's speed is compared with, from ``control.hlsl``: products on registers, a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from benchmarks.kernels.roofline import Peaks
+from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.hlsl import shader_key
+from cml_engine.gpu.params import parse_params
+from cml_engine.gpu.timers import PassTimer
+
+_GROUP = 64
+#: a thread's products in one turn of its loop, and how many turns and workgroups there are
+_PRODUCTS, _TURNS, _FMA_GROUPS = 128, 128, 256
+_COPY_VECTORS = 1 << 20
+_VECTOR_BYTES = 16
+
+
+class Control:
+    """One dispatch of known work: ``flops`` of products, or ``nbytes`` read and written."""
+
+    def __init__(self, gpu: Gpu, fma: bool, groups: int = 0) -> None:
+        self.gpu, self.groups = gpu, groups or (_FMA_GROUPS if fma else _COPY_VECTORS // _GROUP)
+        threads = self.groups * _GROUP
+        self.flops = 2.0 * _PRODUCTS * _TURNS * threads if fma else 0.0
+        self.nbytes = 0.0 if fma else 2.0 * _VECTOR_BYTES * threads
+        vectors: dict[str, int | str] = {"T0_TYPE": "float4"}
+        defines = {"GROUP": _GROUP, "FMA": int(fma), "T1_TYPE": "float" if fma else "float4"}
+        path = Path(__file__).with_name("control.hlsl")
+        key = shader_key(path, "rounds:u", 2, vectors | defines, trusted=True)
+        self._pipeline = gpu.pipeline(key)
+        params = parse_params("rounds:u").pack({"rounds": _TURNS})
+        slots = np.array([0, self.groups, self.groups, 0], np.uint32).tobytes()
+        uniform, storage = wgpu.BufferUsage.UNIFORM, wgpu.BufferUsage.STORAGE
+        data = np.full(4 * _COPY_VECTORS, 0.5, np.float32).tobytes()
+        made = [(slots, uniform), (params, uniform)]
+        made += [(data, storage | wgpu.BufferUsage.COPY_SRC)] * 2
+        self._buffers: list[Any] = [
+            gpu.device.create_buffer_with_data(data=d, usage=u) for d, u in made
+        ]
+        entries: list[dict[str, Any]] = [
+            {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
+            for i, b in enumerate(self._buffers)
+        ]
+        layout = self._pipeline.layout
+        self._bind_group = gpu.device.create_bind_group(layout=layout, entries=entries)
+
+    def encode(self, compute: wgpu.GPUComputePassEncoder) -> None:
+        """The dispatch."""
+        compute.set_pipeline(self._pipeline.pipeline)
+        compute.set_bind_group(0, self._bind_group, [0])
+        compute.dispatch_workgroups(self.groups)
+
+    def run(self) -> None:
+        """The dispatch in a submit of its own, and the wait for it."""
+        encoder = self.gpu.device.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        self.encode(compute)
+        compute.end()
+        self.gpu.queue.submit([encoder.finish()])
+        self.gpu.queue.read_buffer(self._buffers[3], 0, 16)
+
+
+class PeakMeter:
+    """Measures the peaks whenever it is asked, so that they share a round with what is compared."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._timer = PassTimer(gpu)
+        self._controls = [Control(gpu, True), Control(gpu, False), Control(gpu, False, groups=1)]
+
+    def measure(self) -> Peaks:
+        """The peaks now."""
+        fma, copy, least = self._controls
+        times = self._timer.time([0, 1, 2], lambda compute, i: self._controls[i].encode(compute))
+        seconds = [1e-3 * max(ms, 1e-6) for ms in times]
+        return Peaks(fma.flops / seconds[0], copy.nbytes / seconds[1], seconds[2])

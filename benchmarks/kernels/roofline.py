@@ -1,0 +1,159 @@
+"""What limits a kernel: products, memory or launches (Williams et al., *Roofline*, 2009)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cml_engine.ops.spec import Cost
+from cml_engine.plan import Step
+
+#: a kernel that takes more than three times as long as any of its limits lets it has another one:
+#: the instructions around its products, which no peak is measured of
+_NEAR = 1 / 3
+#: of Winograd's transforms of a tile's six by six values, four at a time: twelve of six values with
+#: 20 operations each, then ten of six sums with 16
+_INPUT_FLOPS, _OUTPUT_FLOPS = 4 * 12 * 20, 4 * 10 * 16
+_VECTOR = 16
+_POINTS = 36
+_TILE_IN, _TILE_OUT = 36, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What the driver does at best: FLOPs and bytes per second, and the seconds of a dispatch that
+    does next to nothing."""
+
+    flops: float
+    nbytes: float
+    launch: float
+
+
+def work_of(step: Step) -> Cost:
+    """What the dispatch itself computes, reads and writes, every value once. Winograd's stages are
+    stated as shares of the convolution that they stand for; here it is what they really do."""
+    if Path(step.path).stem != "winograd":
+        return step.cost
+    p = step.params
+    ins, outs = p["tiles"] * p["in_blocks"], p["tiles"] * p["out_blocks"]
+    stage = step.defines["STAGE"]
+    if stage == 0:
+        return Cost(ins * _INPUT_FLOPS, ins * _TILE_OUT * _VECTOR, ins * _TILE_IN * _VECTOR)
+    if stage == 2:
+        return Cost(outs * _OUTPUT_FLOPS, outs * _TILE_IN * _VECTOR, outs * _TILE_OUT * _VECTOR)
+    filter = _POINTS * p["in_blocks"] * p["out_blocks"] * 4 * _VECTOR
+    products = 2.0 * 16 * _POINTS * ins * p["out_blocks"]
+    return Cost(products, _POINTS * ins * _VECTOR + filter, _POINTS * outs * _VECTOR)
+
+
+def name_of(step: Step) -> str:
+    """The kernel's file and what tells its variants apart, in short."""
+    d, stem = step.defines, Path(step.path).stem
+    words = [stem]
+    if stem == "winograd":
+        words.append(("input", "product", "output")[int(d["STAGE"])])
+    if "TAPS" in d:
+        words.append(f"{d['TAPS']} taps")
+    if "ROWS" in d and "COLUMNS" in d:
+        words.append(f"{d['ROWS']}×{d['COLUMNS']}")
+    if stem == "movement":
+        words.append(f"{d['RANK']} axes")
+    return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel variant of one network: medians over the rounds. Rates are per second; ``of_…``
+    are shares of what the driver did at best in the same round."""
+
+    model: str
+    operator: str
+    kernel: str
+    defines: str
+    dispatches: int
+    ms: float
+    time_share: float
+    flops: float
+    nbytes: float
+    of_flops: float
+    of_nbytes: float
+    of_launches: float
+
+    @property
+    def limit(self) -> str:
+        """The nearest of the three limits, or what is left where none is near."""
+        shares = {
+            "products": self.of_flops,
+            "memory": self.of_nbytes,
+            "launches": self.of_launches,
+        }
+        nearest = max(shares, key=lambda name: shares[name])
+        return nearest if shares[nearest] >= _NEAR else "instructions"
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        steps: Sequence[Step],
+        seconds: Sequence[float],
+        totals: Sequence[float],
+        peaks: Sequence[Peaks],
+    ) -> Kernel:
+        """From the ``seconds`` that its steps took together in each round, the network's
+        ``totals`` and the ``peaks`` of the same rounds."""
+        work = sum((work_of(step) for step in steps), Cost(0, 0, 0))
+        rounds = list(zip(seconds, totals, peaks, strict=True))
+        median = statistics.median
+        first = steps[0]
+        return cls(
+            model,
+            "+".join((first.op, *first.fused)),
+            name_of(first),
+            " ".join(f"{k}={v}" for k, v in sorted(first.defines.items())),
+            len(steps),
+            1e3 * median(seconds),
+            median(s / total for s, total, _ in rounds),
+            work.flops / median(seconds),
+            work.bytes / median(seconds),
+            median(work.flops / s / p.flops for s, _, p in rounds),
+            median(work.bytes / s / p.nbytes for s, _, p in rounds),
+            median(len(steps) * p.launch / s for s, _, p in rounds),
+        )
+
+
+_HEAD = (
+    "operator", "kernel", "dispatches", "ms", "of the time", "GFLOPS", "of peak", "GB/s",
+    "of peak", "limited by",
+)  # fmt: skip
+
+
+def markdown(kernels: Sequence[Kernel], least: float) -> str:
+    """One network's kernels, the longest first; those below a share ``least`` of the time in one
+    row together."""
+    shown = sorted((k for k in kernels if k.time_share >= least), key=lambda k: -k.ms)
+    rest = [k for k in kernels if k.time_share < least]
+    rows = [_row(kernel) for kernel in shown]
+    if rest:
+        dispatches, ms = sum(k.dispatches for k in rest), sum(k.ms for k in rest)
+        share = f"{sum(k.time_share for k in rest):.1%}"
+        rows.append((f"{len(rest)} more", "", str(dispatches), f"{ms:.2f}", share, *[""] * 5))
+    lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
+    lines.insert(1, "|---|---|" + "--:|" * 7 + "---|")
+    return "\n".join(lines)
+
+
+def _row(k: Kernel) -> tuple[str, ...]:
+    return (
+        k.operator,
+        k.kernel,
+        str(k.dispatches),
+        f"{k.ms:.2f}",
+        f"{k.time_share:.1%}",
+        f"{k.flops / 1e9:.1f}",
+        f"{k.of_flops:.0%}",
+        f"{k.nbytes / 1e9:.1f}",
+        f"{k.of_nbytes:.0%}",
+        k.limit,
+    )
