@@ -156,6 +156,12 @@ def _in_frames(name: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
+def _tune(a: argparse.Namespace) -> int:
+    from cml_engine.cli_tune import tune
+
+    return tune(a)
+
+
 def _ops(a: argparse.Namespace) -> int:
     from cml_engine.report.operators import operator_table
 
@@ -299,6 +305,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--stub", metavar="NAME", help="whole runs without that operator against runs with it"
     )
+    text = "Measure which kernels are fastest on this device, for all sessions on it."
+    _tune_options(command("tune", _tune, text))
     sub = command("validate", _validate, "Check the GPU against NumPy, operator by operator.")
     _add(sub, "model", "inputs", "half", "dump")
     sub.add_argument("--seed", type=int, default=0, help="of the random inputs")
@@ -317,12 +325,22 @@ def _parser() -> argparse.ArgumentParser:
     _add(sub, "model", "half", "budget", "frame")
     sub.add_argument("--speed", type=float, default=1.0, help="of this device, 0.1 is a tenth")
     sub.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
-    sub = command("convert", _convert, "Turn a model of another format into an NNEF folder.")
+    text = "Turn a model of another format into an NNEF folder."
+    _convert_options(command("convert", _convert, text))
+    return parser
+
+
+def _tune_options(sub: argparse.ArgumentParser) -> None:
+    _add(sub, "model", "half", "json")
+    sub.add_argument("--rounds", type=_positive, default=15, help="for each option")
+    sub.add_argument("--dry-run", action="store_true", help="measure, and write nothing")
+
+
+def _convert_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("source", help="ncnn .param file, its .bin beside it")
     sub.add_argument("destination", help="folder or .tgz to write")
     sub.add_argument("--shape", help="the input's extents, as in 1,3,64,64")
     sub.add_argument("--overwrite", action="store_true")
-    return parser
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def _fitting(conv: Conv, sizes: Iterable[tuple[int, int]], group: int) -> Iterat
 
 
 def conv_key(conv: Conv) -> str:
-    """What decides which variant is fastest, in words: ``conv 3x3 64>64 at 4096, c4>c4``."""
+    """What decides which variant is fastest, in words: ``conv 3x3 64>64 at ~4096, c4>c4``."""
     op, shape = conv.op, conv.shape
     words = [op.node.op, _extents(axis.kernel for axis in shape.axes)]
     for word, values in (
@@ -119,7 +119,7 @@ def conv_key(conv: Conv) -> str:
         words.append(f"in {shape.groups} groups")
     positions = op.outputs[0].size // shape.out_channels
     layouts = f"{op.layout(op.in_names[0])}>{op.layout(op.out_names[0])}"
-    words.append(f"at {about(positions)}, {layouts}")
+    words.append(f"at ~{about(positions)}, {layouts}")
     return " ".join(words) + ("" if conv.constant else ", computed filter")
 
 

@@ -129,11 +129,11 @@ def _chosen(op: Lowering, p: Product) -> Tile | None:
 
 
 def _key(op: Lowering, p: Product) -> str:
-    """What decides which is fastest, in words: ``matmul 64x512 by 512x256, AB, B constant``."""
+    """What decides which is fastest, in words: ``matmul ~64x512 by 512x256, AB``."""
     rows, inner, columns = (about(x) for x in (p.rows, p.inner, p.columns))
-    words = [f"{op.node.op} {rows}x{inner} by {inner}x{columns}"]
+    words = [f"{op.node.op} ~{rows}x{inner} by {inner}x{columns}"]
     if (batch := prod(p.batch)) != 1:
-        words.append(f"{about(batch)} times")
+        words.append(f"~{about(batch)} times")
     words.append(("A" if p.a.k_last else "A^T") + ("B^T" if p.b.k_last else "B"))
     return ", ".join(words) + (", B constant" if op.constant(p.b.name) is not None else "")
 

@@ -248,9 +248,9 @@ def _first_stage(
 
 
 def _key(op: Lowering, stage: _Stage) -> str:
-    """What decides which way is fastest, in words: ``sum_reduce 64 times 1024 side by side``."""
+    """What decides which way is fastest, in words: ``sum_reduce ~64 times 1024 side by side``."""
     lie = "side by side" if stage.neighbours else "apart"
-    return f"{op.node.op} {about(stage.kept.size)} times {about(stage.reduced.size)} {lie}"
+    return f"{op.node.op} ~{about(stage.kept.size)} times {about(stage.reduced.size)} {lie}"
 
 
 def _order(places: Shape, layout: str) -> Shape:

@@ -122,8 +122,11 @@ class Trial:
         fought = {name: duel for name, duel in self.duels.items() if duel.rounds}
         if not fought:
             return {}
-        default = min(other for duel in fought.values() for _, other in duel.rounds)
-        return {self.default: default, **{name: duel.ms for name, duel in fought.items()}}
+        found = {name: duel.ms for name, duel in fought.items()}
+        if self.winner != self.default:
+            found[self.winner] = min(found[self.winner], self.final.ms)
+        rounds = [pair for duel in (*fought.values(), self.final) for pair in duel.rounds]
+        return {self.default: min(other for _, other in rounds), **found}
 
     def _current(self) -> tuple[str | None, Duel]:
         for option in self.options:

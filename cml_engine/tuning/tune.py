@@ -51,11 +51,6 @@ def tune(
     return TuneReport(bench.model, bench.device, source, rounds, measured, before_after, file)
 
 
-def count_choices(session: Session) -> int:
-    """How many keys :func:`tune` will measure."""
-    return len(Bench(session).candidates)
-
-
 def _decide(bench: Bench, candidate: Candidate, rounds: int) -> Trial:
     plans = bench.plans(candidate)
     trial = Trial(candidate.choice.default, tuple(plans), rounds)

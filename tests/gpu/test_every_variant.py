@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine.layout import C4
+from cml_engine.layout import C4, C4H
 from cml_engine.ops import load_families, registered
 from cml_engine.ops.choice import VariantTable
 from cml_engine.ops.lowering import Limits
@@ -31,7 +31,13 @@ def choices_of(op, case, software):
 
 
 CASES = [
-    pytest.param(name, case, software, id=f"{name}-{i}-{'software' if software else 'hardware'}")
+    pytest.param(
+        name,
+        case,
+        software,
+        C4H if i // 2 % 2 else C4,
+        id=f"{name}-{i}-{'software' if software else 'hardware'}",
+    )
     for name, spec in registered().items()
     if spec.kernel is not None
     for i, case in enumerate(spec.cases)
@@ -40,11 +46,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("op", "case", "software"), CASES)
-def test_every_option_gives_the_reference(op, case, software, gpu, monkeypatch):
+@pytest.mark.parametrize(("op", "case", "software", "blocked"), CASES)
+def test_every_option_gives_the_reference(op, case, software, blocked, gpu, monkeypatch):
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))
     graph, inputs = graph_of(op, case)
-    layouts = {"x0": C4, "y0": C4} if lookup(op).kernel.layouts == "any" else {}
+    layouts = {"x0": blocked, "y0": blocked} if lookup(op).kernel.layouts == "any" else {}
     choices = lower(graph, gpu.limits, layouts).choices
     assert choices
     for choice in choices:

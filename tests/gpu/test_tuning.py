@@ -1,11 +1,13 @@
 """Tuning on a device: one-node networks, the report, and sessions that take the table."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.cli import main
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.passes.infer import infer_facts
@@ -13,6 +15,7 @@ from cml_engine.session import CompileOptions
 from cml_engine.testing import full_attrs
 from cml_engine.tuning import Bench, tables, tune
 from cml_engine.tuning.tables import Record, save, table_file
+from tests.models import write_model_abc
 
 load_families()
 
@@ -159,3 +162,14 @@ def test_an_option_that_the_driver_refuses_is_left_out(gpu, monkeypatch):
 def test_there_is_nothing_to_tune_on_the_cpu():
     with pytest.raises(cml.InputError, match="nothing to tune"):
         tune(cml.Session(net(), "cpu"))
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, capsys, gpu):
+    model = str(write_model_abc(tmp_path / "abc"))
+    assert main(["tune", model, "--rounds", "1", "--dry-run"]) == 0
+    assert "nothing was written" in capsys.readouterr().out and not table_file(gpu.name).exists()
+    assert main(["tune", model, "--rounds", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["choices"]) == set(tables.measured(gpu.name)) != set()
+    assert told["file"] == str(table_file(gpu.name))
