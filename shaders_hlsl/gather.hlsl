@@ -3,6 +3,7 @@
 // gather: `row` items follow each index (1 where the last axis is gathered), a thread takes ITEMS
 // of one row, `blocks` apart. An item is a word or, where rows are aligned, a uint4. An index that
 // is not in the axis reads its first or last entry: the CPU refuses it, a shader cannot.
+#include "divide.hlsli"
 
 #ifdef CAST
 
@@ -44,9 +45,9 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     if (group >= cml_end) { return; }
     uint rest = group * GROUP + lane;
     if (rest >= n) { return; }
-    uint at = rest % blocks;
-    rest /= blocks;
-    uint outer = rest / indices;
+    uint at = rest;
+    rest = cml_divide_rest(at, blocks);
+    uint outer = cml_divide(rest, indices);
     uint from = uint(clamp(T1[rest - outer * indices], 0, int(extent) - 1));
     uint src = (outer * extent + from) * row + at;
     uint dst = rest * row + at;

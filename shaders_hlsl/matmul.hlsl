@@ -10,6 +10,7 @@
 //
 // A sum longer than one dispatch may take goes on in the next: `accumulate` starts from C.
 
+#include "divide.hlsli"
 #include "epilogue.hlsli"
 
 #define LANE_ROWS (GROUP / COLUMN_LANES)
@@ -19,8 +20,8 @@ uint batch_offset(uint batch, bool left)
     uint offset = 0;
     [ForceUnroll]
     for (uint d = 0; d < BATCH_RANK; d++) {
-        uint index = d + 1 == BATCH_RANK ? batch : batch % batch_shape(d);
-        batch /= batch_shape(d);
+        uint index = batch;
+        if (d + 1 < BATCH_RANK) { batch = cml_divide_rest(index, batch_shape(d)); }
         offset += index * (left ? a_batch(d) : b_batch(d));
     }
     return offset;
@@ -48,10 +49,10 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 {
     uint rest = CML_GROUP(gid);
     if (rest >= cml_end) { return; }
-    uint tile_n = rest % tiles_n;
-    rest /= tiles_n;
-    uint m0 = rest % tiles_m * ROWS;
-    uint batch = rest / tiles_m;
+    uint tile_n = rest;
+    uint m0 = cml_divide_rest(tile_n, tiles_n);
+    uint batch = cml_divide_rest(m0, tiles_m);
+    m0 *= ROWS;
     uint n0 = tile_n * COLS;
     uint a = batch_offset(batch, true);
     uint b = batch_offset(batch, false);
@@ -115,10 +116,9 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 {
     uint rest = CML_GROUP(gid);
     if (rest >= cml_end) { return; }
-    uint tile_n = rest % tiles_n;
-    rest /= tiles_n;
-    uint tile_m = rest % tiles_m;
-    uint batch = rest / tiles_m;
+    uint tile_n = rest;
+    uint tile_m = cml_divide_rest(tile_n, tiles_n);
+    uint batch = cml_divide_rest(tile_m, tiles_m);
     uint m0 = (tile_m * LANE_ROWS + (LANE_ROWS > 1 ? lane / COLUMN_LANES : 0)) * ROWS;
     uint column = LANE_ROWS > 1 ? lane % COLUMN_LANES : lane;
     uint a = batch_offset(batch, true);

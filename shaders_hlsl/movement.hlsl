@@ -6,6 +6,7 @@
 // (short rows) a thread takes ITEMS consecutive indices and carries from dimension to dimension
 // instead of dividing again. TILE: a matrix transpose through groupshared memory, so that reads
 // and writes both run along memory.
+#include "divide.hlsli"
 
 #ifndef ITEMS
 #define ITEMS 4
@@ -24,16 +25,18 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     if (rest >= cml_end) { return; }
     uint tiles0 = (shape(0) + SIDE - 1) / SIDE;
     uint tiles1 = (shape(1) + SIDE - 1) / SIDE;
-    uint base0 = rest % tiles0 * SIDE;
-    rest /= tiles0;
-    uint base1 = rest % tiles1 * SIDE;
-    rest /= tiles1;
+    uint base0 = rest;
+    rest = cml_divide_rest(base0, tiles0);
+    uint base1 = rest;
+    rest = cml_divide_rest(base1, tiles1);
+    base0 *= SIDE;
+    base1 *= SIDE;
     uint src = uint(src_offset);
     uint dst = uint(dst_offset);
     [ForceUnroll]
     for (uint d = 2; d < RANK; d++) {
-        uint at = d + 1 == RANK ? rest : rest % shape(d);
-        rest /= shape(d);
+        uint at = rest;
+        if (d + 1 < RANK) { rest = cml_divide_rest(at, shape(d)); }
         src += at * uint(src_stride(d));
         dst += at * uint(dst_stride(d));
     }
@@ -60,14 +63,14 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     if (group >= cml_end) { return; }
     uint rest = group * GROUP + lane;
     if (rest >= n) { return; }
-    uint at = RANK == 1 ? rest : rest % blocks;
-    rest /= blocks;
+    uint at = rest;
+    if (RANK > 1) { rest = cml_divide_rest(at, blocks); }
     uint src = uint(src_offset) + at * uint(src_stride(0));
     uint dst = uint(dst_offset) + at * uint(dst_stride(0));
     [ForceUnroll]
     for (uint d = 1; d < RANK; d++) {
-        uint index = d + 1 == RANK ? rest : rest % shape(d);
-        rest /= shape(d);
+        uint index = rest;
+        if (d + 1 < RANK) { rest = cml_divide_rest(index, shape(d)); }
         src += index * uint(src_stride(d));
         dst += index * uint(dst_stride(d));
     }
@@ -94,8 +97,8 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     uint dst = uint(dst_offset);
     [ForceUnroll]
     for (uint d = 0; d < RANK; d++) {
-        index[d] = d + 1 == RANK ? rest : rest % shape(d);
-        rest /= shape(d);
+        index[d] = rest;
+        if (d + 1 < RANK) { rest = cml_divide_rest(index[d], shape(d)); }
         src += index[d] * uint(src_stride(d));
         dst += index[d] * uint(dst_stride(d));
     }

@@ -5,6 +5,7 @@
 // output, `blocks` apart. An item is a word or, where rows are aligned, a uint4.
 
 #include "border.hlsli" // outside of a constant border: -1
+#include "divide.hlsli"
 
 [numthreads(GROUP, 1, 1)]
 void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
@@ -13,15 +14,15 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     if (group >= cml_end) { return; }
     uint rest = group * GROUP + lane;
     if (rest >= n) { return; }
-    uint at = rest % blocks;
-    rest /= blocks;
+    uint at = rest;
+    rest = cml_divide_rest(at, blocks);
     uint dst = rest * out_extent(0) + at;
     uint src = 0;
     bool inside = true;
     [ForceUnroll]
     for (uint d = 1; d < RANK; d++) {
-        uint index = d + 1 == RANK ? rest : rest % out_extent(d);
-        rest /= out_extent(d);
+        uint index = rest;
+        if (d + 1 < RANK) { rest = cml_divide_rest(index, out_extent(d)); }
         int from = cml_border(int(index) - before(d), int(in_extent(d)));
         inside = inside && uint(from) < in_extent(d);
         src += uint(from) * src_stride(d);

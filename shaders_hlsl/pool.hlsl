@@ -11,6 +11,7 @@
 //          `out_unit`; coordinate c of window dimension w lies at (c >> 2) * high + (c & 3) * low.
 #include "pointwise.hlsli"
 #include "border.hlsli"
+#include "divide.hlsli"
 
 #define SUM 0
 #define MAX 1
@@ -83,7 +84,7 @@ void visit(inout State state, uint at, bool inside, int tap) {
 int coordinate(int o, int t, uint w) {
 #if REVERSE
     int up = o + before(w) - t * dilation(w);
-    int window = up / stride(w);
+    int window = int(cml_divide(uint(max(up, 0)), uint(stride(w))));
     return up >= 0 && window * stride(w) == up && window < extent(w) ? window : -1;
 #else
     return cml_border(o * stride(w) - before(w) + t * dilation(w), extent(w));
@@ -92,12 +93,12 @@ int coordinate(int o, int t, uint w) {
 
 #if FAST
 void slide(inout State state, uint item) {
-    uint rest = item / inner;
-    uint base = (item - rest * inner) * inner_step;
-    uint row = rest / out_extent(0);
-    int x = int(rest - row * out_extent(0));
-    uint plane = row / out_extent(1);
-    int y = int(row - plane * out_extent(1));
+    uint column = cml_divide_rest(item, inner);
+    uint base = item * inner_step;
+    uint row = cml_divide_rest(column, out_extent(0));
+    int x = int(column);
+    uint plane = cml_divide_rest(row, out_extent(1));
+    int y = int(row);
     base += plane * outer_step;
     for (int ty = 0; ty < size(1); ++ty) {
         int from_y = coordinate(y, ty, 1);
@@ -119,7 +120,7 @@ void slide(inout State state, uint item) {
     uint base = 0;
     uint rest = item;
     for (uint d = 0; d < out_dims; ++d) {
-        uint next = rest / out_extent(d);
+        uint next = cml_divide(rest, out_extent(d));
         uint at = rest - next * out_extent(d);
         rest = next;
         if (owner(d) < windows) { position[owner(d)] += int(at * out_unit(d)); }
@@ -130,7 +131,7 @@ void slide(inout State state, uint item) {
         uint at = base;
         bool inside = true;
         for (uint w = 0; w < windows; ++w) {
-            int next = left / size(w);
+            int next = int(cml_divide(uint(left), uint(size(w))));
             int c = coordinate(position[w], left - next * size(w), w);
             left = next;
             inside = inside && c >= 0;

@@ -70,7 +70,7 @@ Place place_of(uint output) {
     Place place = { 0, 0, 0 };
     uint rest = output;
     for (uint d = 0; d < kept_dims; ++d) {
-        uint next = d + 1 < kept_dims ? rest / kept(d) : 0;
+        uint next = d + 1 < kept_dims ? cml_divide(rest, kept(d)) : 0;
         uint coordinate = d + 1 < kept_dims ? rest - next * kept(d) : rest;
         place.from += coordinate * kept_in(d);
         place.to += coordinate * kept_out(d);
@@ -143,8 +143,8 @@ void share(uint at, Item item) {
 void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     uint group = CML_GROUP(gid);
     if (group >= cml_end) { return; }
-    uint part = group % chunks;
-    Place place = place_of(group / chunks);
+    uint part = group;
+    Place place = place_of(cml_divide_rest(part, chunks));
     uint begin = part * chunk;
     Item item = reduce(place, begin + tid.x, min(begin + chunk, total), GROUP);
     share(tid.x, item);
@@ -163,7 +163,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     uint thread = group * GROUP + tid.x;
     if (thread >= outputs * chunks) { return; }
     // neighbouring threads: the same chunk of neighbouring results
-    uint part = thread / outputs;
+    uint part = cml_divide(thread, outputs);
     Place place = place_of(thread - part * outputs);
     uint begin = part * chunk;
     store(place, part, reduce(place, begin, min(begin + chunk, total), 1));

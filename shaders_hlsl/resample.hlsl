@@ -4,6 +4,7 @@
 // ITEM is a float, or a float4 of four channels where the tensors are blocked: the arithmetic is
 // the same. A thread makes ITEMS results of one row, `blocks` apart, so that neighbouring lanes
 // write neighbouring results.
+#include "divide.hlsli"
 
 #ifdef AREA
 
@@ -39,16 +40,16 @@ Taps taps(uint i, uint extent, uint f)
     // neighbour
 #if METHOD == SYMMETRIC
     uint scaled = 2 * i + 1 + f;
-    int first = int(scaled / (2 * f)) - 1;
-    float part = float(scaled % (2 * f)) / float(2 * f);
+    int first = int(cml_divide_rest(scaled, 2 * f)) - 1;
+    float part = float(scaled) / float(2 * f);
 #elif METHOD == ASYMMETRIC
-    int first = int(i / f);
-    float part = float(i % f) / float(f);
+    int first = int(cml_divide_rest(i, f));
+    float part = float(i) / float(f);
 #else
     // i (x - 1) / (x f - 1) = i / f - i (f - 1) / (f (x f - 1)): the product with x could overflow
     float back = float(i) * float(f - 1) / float(max(extent * f - 1, 1));
-    int first = int(i / f);
-    float part = (float(i % f) - back) / float(f);
+    int first = int(cml_divide_rest(i, f));
+    float part = (float(i) - back) / float(f);
     if (part < 0.0) {
         first -= 1;
         part += 1.0;
@@ -81,12 +82,19 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     if (group >= cml_end) { return; }
     uint rest = group * GROUP + lane;
     if (rest >= n) { return; }
-    uint x = rest % blocks;
-    uint line = rest / blocks;
-    uint y = SPATIAL > 1 ? line % out_extent(1) : 0;
-    rest = SPATIAL > 1 ? line / out_extent(1) : line;
-    uint z = SPATIAL > 2 ? rest % out_extent(2) : 0;
-    uint outer = SPATIAL > 2 ? rest / out_extent(2) : rest;
+    uint x = rest;
+    uint line = cml_divide_rest(x, blocks);
+    uint outer = line;
+    uint y = 0;
+    uint z = 0;
+    if (SPATIAL > 1) {
+        y = outer;
+        outer = cml_divide_rest(y, out_extent(1));
+    }
+    if (SPATIAL > 2) {
+        z = outer;
+        outer = cml_divide_rest(z, out_extent(2));
+    }
 #ifndef AREA
     uint row_at[ROWS];
     float row_weight[ROWS];

@@ -1,6 +1,8 @@
 // resize to any extents, on up to three spatial axes, the innermost first. A thread makes one
 // result. Positions are whole numbers over a denominator: no rounding picks a neighbour.
 
+#include "divide.hlsli"
+
 #define NEAREST 0
 #define LINEAR 1
 #define CUBIC 2
@@ -98,21 +100,24 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     if (group >= cml_end) { return; }
     uint i = group * GROUP + lane;
     if (i >= n) { return; }
-    Taps x = taps(i % out_extent(0), 0);
-    uint rest = i / out_extent(0);
+    uint column = i;
+    uint rest = cml_divide_rest(column, out_extent(0));
+    Taps x = taps(column, 0);
 #if SPATIAL == 1
     T1[i] = line(rest * in_extent(0), x);
 #else
-    Taps y = taps(rest % out_extent(1), 1);
-    rest /= out_extent(1);
+    uint row = rest;
+    rest = cml_divide_rest(row, out_extent(1));
+    Taps y = taps(row, 1);
 #if SPATIAL == 2
     float sum = 0.0;
     for (uint j = 0; j < TAPS; j++) {
         sum += line((rest * in_extent(1) + y.at[j]) * in_extent(0), x) * y.weight[j];
     }
 #else
-    Taps z = taps(rest % out_extent(2), 2);
-    rest /= out_extent(2);
+    uint slice = rest;
+    rest = cml_divide_rest(slice, out_extent(2));
+    Taps z = taps(slice, 2);
     float sum = 0.0;
     for (uint k = 0; k < TAPS; k++) {
         uint plane = (rest * in_extent(2) + z.at[k]) * in_extent(1);

@@ -8,7 +8,7 @@ uint kept_offset(uint output) {
     uint at = 0;
     uint rest = output;
     for (uint d = 0; d + 1 < kept_dims; ++d) {
-        uint next = rest / kept(d);
+        uint next = cml_divide(rest, kept(d));
         at += (rest - next * kept(d)) * kept_in(d);
         rest = next;
     }

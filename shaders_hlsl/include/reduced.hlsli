@@ -2,12 +2,14 @@
 #ifndef CML_REDUCED
 #define CML_REDUCED
 
+#include "divide.hlsli"
+
 // Relative to its result's first element; dimensions innermost first.
 uint reduced_offset(uint element) {
     uint at = 0;
     uint rest = element;
     for (uint d = 0; d + 1 < reduced_dims; ++d) {
-        uint next = rest / reduced(d);
+        uint next = cml_divide(rest, reduced(d));
         at += (rest - next * reduced(d)) * reduced_in(d);
         rest = next;
     }
