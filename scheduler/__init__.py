@@ -15,6 +15,7 @@ from scheduler.job import Job, JobOutput
 from scheduler.policy import by_priority, fair_share, least_laxity
 from scheduler.reports import FrameReport, SliceReport
 from scheduler.trace import write_trace
+from scheduler.tuning import Tuning
 
 __all__ = [
     "AdmissionError",
@@ -33,6 +34,7 @@ __all__ = [
     "SpareBudget",
     "StepCost",
     "Timing",
+    "Tuning",
     "VirtualClock",
     "by_priority",
     "fair_share",

@@ -84,6 +84,10 @@ class Bench:
         """See :meth:`Candidate.plans`; of any thread."""
         return candidate.plans(self.gpu.limits)
 
+    def trial(self, candidate: Candidate, plans: Mapping[str, Plan], rounds: int) -> Trial:
+        """The duels between these plans' options, none fought yet."""
+        return Trial(candidate.choice.default, tuple(plans), rounds)
+
     def program(self, plan: Plan, *, deferred: bool = False) -> GpuProgram:
         """What runs such a plan."""
         from cml_engine.backends.gpu import GpuProgram

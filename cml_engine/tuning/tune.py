@@ -53,7 +53,7 @@ def tune(
 
 def _decide(bench: Bench, candidate: Candidate, rounds: int) -> Trial:
     plans = bench.plans(candidate)
-    trial = Trial(candidate.choice.default, tuple(plans), rounds)
+    trial = bench.trial(candidate, plans, rounds)
     watch = _Watch(bench, plans, trial.default)
     while pair := trial.next():
         times: dict[str, float] = {}

@@ -1,0 +1,240 @@
+"""Tuning in a running game: kernels are measured in what the other networks leave of the budget.
+
+>>> bench = cml_engine.tuning.Bench(session, again=False)               # doctest: +SKIP
+>>> tuning = Tuning(scheduler, bench)                                   # doctest: +SKIP
+>>> tuning.observe(scheduler.end_frame())       # in every frame        # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scheduler.executor import Network
+from scheduler.feedback import WALL_CLOCK
+from scheduler.frame_scheduler import FrameScheduler
+from scheduler.job import Job
+from scheduler.reports import FrameReport, SliceReport
+
+#: frames after a job's end in which its last timings must arrive, else the pair is run again
+_PATIENCE = 60
+#: pairs run again in a row before the option counts as one that cannot be timed
+_MOST_VAIN = 8
+
+
+class Workbench(Protocol):
+    """The choices to measure: :class:`cml_engine.tuning.Bench`."""
+
+    candidates: Sequence[Any]
+
+    def plans(self, candidate: Any) -> Mapping[str, Any]:
+        """What each option comes to; may take its time, and is called by a thread of its own."""
+        ...
+
+    def program(self, plan: Any, *, deferred: bool) -> Network:
+        """What runs such a plan, not prepared yet."""
+        ...
+
+    def trial(self, candidate: Any, plans: Mapping[str, Any], rounds: int) -> Any:
+        """Who is timed next, and what is decided: a :class:`cml_engine.tuning.Trial`."""
+        ...
+
+    def record(self, candidate: Any, trial: Any) -> Any:
+        """The decision to keep, or None."""
+        ...
+
+    def save(self, records: list[Any]) -> Any:
+        """Keep it; called by the same thread as :meth:`plans`."""
+        ...
+
+
+@dataclass
+class _Run:
+    """A job that is timed: its milliseconds and workgroups so far."""
+
+    option: str
+    job: Job
+    groups: int
+    ms: float = 0.0
+    timed: int = 0
+    exact: bool = True
+
+    def add(self, part: SliceReport, exact: bool) -> None:
+        self.ms += part.measured_ms or 0.0
+        self.timed += part.count
+        self.exact &= exact
+
+    @property
+    def complete(self) -> bool:
+        return self.job.state == "done" and self.timed == self.groups
+
+
+class Tuning:
+    """Measures a bench's choices in a scheduler's frames, as jobs of the lowest priority.
+
+    Pairs of an option and the default run one after the other within the frames' budget, in parts
+    as all jobs do, and are timed by the frames' own timestamps. Plans are made, pipelines built and
+    decisions written by threads; a frame neither waits nor builds. What is decided is kept at
+    once, and sessions that are made from then on use it.
+
+    Parameters
+    ----------
+    rounds : for each option, see :class:`cml_engine.tuning.Trial`.
+    priority : of the jobs; those of a game have 1 unless it says otherwise.
+    """
+
+    def __init__(
+        self, scheduler: FrameScheduler, bench: Workbench, *, rounds: int = 9,
+        priority: float = 1e-6,
+    ) -> None:  # fmt: skip
+        if scheduler.executor.clock_source == WALL_CLOCK:
+            raise ValueError("this device times nothing in a frame: tune it with `cml tune MODEL`")
+        self.scheduler, self.bench = scheduler, bench
+        self.rounds, self.priority = rounds, priority
+        self.total = len(bench.candidates)
+        #: what was decided so far
+        self.records: list[Any] = []
+        self.decided = 0
+        self._waiting = list(bench.candidates)
+        self._thread = ThreadPoolExecutor(1, "cml-tuning")
+        self._saving: list[Future[Any]] = []
+        self._plans: Future[Mapping[str, Any]] | None = None
+        self._trial: Any = None
+        self._programs: dict[str, Network] = {}
+        self._runs: list[_Run] = []
+        self._vain = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all is decided, and written."""
+        return not self._waiting and not self._saving
+
+    def observe(self, measured: Sequence[FrameReport]) -> bool:
+        """Take what :meth:`FrameScheduler.end_frame` returned, and go on; whether all is done."""
+        self._take(measured)
+        self._look_at_saves()
+        if not self._waiting:
+            self._thread.shutdown(wait=False)
+        elif self._trial is None:
+            self._begin()
+        elif self._runs:
+            self._judge()
+        else:
+            self._submit()
+        return self.done
+
+    def stop(self) -> None:
+        """End it now; what was decided is kept, and a later bench with ``again=False`` goes on."""
+        self._clear()
+        self._waiting.clear()
+        self._thread.shutdown(wait=False, cancel_futures=False)
+
+    def _look_at_saves(self) -> None:
+        for saved in [s for s in self._saving if s.done()]:
+            self._saving.remove(saved)
+            if (error := saved.exception()) is not None:
+                said = f"what tuning found is not kept: {error}"
+                warnings.warn(said, RuntimeWarning, stacklevel=3)
+
+    def _take(self, measured: Sequence[FrameReport]) -> None:
+        by_job = {run.job.number: run for run in self._runs}
+        for report in measured:
+            # more slices than can be timed one by one share their times by prediction
+            exact = len(report.slices) <= self.scheduler.executor.max_groups
+            for part in report.slices:
+                if part.job in by_job:
+                    by_job[part.job].add(part, exact)
+
+    def _begin(self) -> None:
+        """Have the next candidate's plans made, and look whether they are."""
+        if self._plans is None:
+            self._plans = self._thread.submit(self.bench.plans, self._waiting[0])
+        elif self._plans.done():
+            try:
+                plans = self._plans.result()
+            except Exception as error:  # the game goes on without this one
+                warnings.warn(f"tuning leaves out a choice: {error}", RuntimeWarning, stacklevel=3)
+                self._next()
+                return
+            self._trial = self.bench.trial(self._waiting[0], plans, self.rounds)
+
+    def _submit(self) -> None:
+        pair = self._trial.next()
+        if pair is None:
+            self._decide()
+            return
+        for option in pair:
+            try:
+                self._runs.append(self._run(option, pair))
+            except Exception as error:  # no memory for it
+                self._give_up(option, str(error))
+                return
+
+    def _run(self, option: str, pair: tuple[str, str]) -> _Run:
+        assert self._plans is not None
+        if option not in self._programs:
+            # at most two at a time are on the device
+            self._programs = {k: v for k, v in self._programs.items() if k in pair}
+            plan = self._plans.result()[option]
+            self._programs[option] = self.bench.program(plan, deferred=True)
+        program = self._programs[option]
+        # no inputs: their values make no difference to the time
+        job = self.scheduler.submit(program, {}, priority=self.priority, name=f"tuning {option}")
+        return _Run(option, job, sum(step.groups for step in program.step_costs()))
+
+    def _judge(self) -> None:
+        """Tell the trial the pair's times once they are here."""
+        for run in self._runs:
+            if run.job.state in ("failed", "cancelled"):
+                self._give_up(run.option, run.job.error or run.job.state)
+                return
+        if all(run.complete for run in self._runs):
+            exact = all(run.exact for run in self._runs)
+            times = {run.option: run.ms for run in self._runs}
+            self._clear()
+            if exact:
+                self._vain = 0
+                self._trial.told(times)
+            else:
+                self._again(times)
+        elif all(self._overdue(run) for run in self._runs):
+            self._again({run.option: 0.0 for run in self._runs})
+
+    def _overdue(self, run: _Run) -> bool:
+        ended = run.job.ended_frame
+        return ended is not None and self.scheduler.frame > ended + _PATIENCE
+
+    def _again(self, pair: Mapping[str, float]) -> None:
+        self._clear()
+        self._vain += 1
+        if self._vain >= _MOST_VAIN:
+            for option in pair:
+                if option != self._trial.default:
+                    self._give_up(option, "its time could not be told from that of others")
+
+    def _give_up(self, option: str, why: str) -> None:
+        self._clear()
+        self._vain = 0
+        self._trial.drop(option, why)
+
+    def _decide(self) -> None:
+        record = self.bench.record(self._waiting[0], self._trial)
+        if record is not None:
+            self.records.append(record)
+            self._saving.append(self._thread.submit(self.bench.save, [record]))
+        self._next()
+
+    def _next(self) -> None:
+        self._waiting.pop(0)
+        self.decided += 1
+        self._plans, self._trial = None, None
+        self._programs.clear()
+
+    def _clear(self) -> None:
+        for run in self._runs:
+            run.job.cancel()
+            run.job.release()
+        self._runs.clear()

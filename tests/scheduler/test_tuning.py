@@ -1,0 +1,214 @@
+"""Tuning in frames, on the virtual clock: who wins, what is kept, and that no budget suffers."""
+
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from cml_engine.tuning.trial import Trial
+from scheduler import FrameScheduler, Tuning, VirtualClock
+from scheduler.sim_device import EXACT, Noise, SimGpu, SimNetwork, SimStep
+
+BUDGET = 2.0
+#: what the sim device's guess takes a workgroup of this work for
+FLOPS, GROUP_MS = 1e6, 0.05
+
+
+@dataclass
+class Bench:
+    """Choices on paper: for each candidate the true milliseconds of its options."""
+
+    choices: dict[str, dict[str, float]]
+    prepare_frames: int = 3
+    saved: list = field(default_factory=list)
+    made: list = field(default_factory=list)
+    broken: tuple[str, ...] = ()
+
+    @property
+    def candidates(self):
+        return list(self.choices)
+
+    def plans(self, candidate):
+        if candidate in self.broken:
+            raise RuntimeError(f"{candidate} cannot be planned")
+        return {option: (candidate, option, ms) for option, ms in self.choices[candidate].items()}
+
+    def trial(self, candidate, plans, rounds):
+        return Trial(next(iter(plans)), tuple(plans), rounds)
+
+    def program(self, plan, *, deferred):
+        assert deferred
+        candidate, option, ms = plan
+        if option in self.broken:
+            raise MemoryError("no memory for it")
+        self.made.append(option)
+        groups = max(1, round(ms / GROUP_MS))
+        step = SimStep(f"{candidate} {option}", groups, ms / groups, flops=FLOPS)
+        return SimNetwork(option, [step], ready=False, prepare_frames=self.prepare_frames)
+
+    def record(self, candidate, trial):
+        return (candidate, trial.winner) if trial.ms() else None
+
+    def save(self, records):
+        self.saved += records
+
+
+class Game:
+    """Frames of a scheduler on paper, a network of its own beside the tuning."""
+
+    def __init__(self, bench, noise=EXACT, own_ms=0.0, **options):
+        self.gpu = SimGpu(noise, **options)
+        self.clock = VirtualClock()
+        self.scheduler = FrameScheduler(self.gpu, budget_ms=BUDGET, clock=self.clock)
+        self.tuning = Tuning(self.scheduler, bench)
+        groups = max(1, round(own_ms / GROUP_MS))
+        step = SimStep("own", groups, GROUP_MS, flops=FLOPS)
+        self.own = SimNetwork("own", [step]) if own_ms else None
+        self.jobs, self.measured, self.encoded = [], [], []
+
+    def frame(self):
+        if self.own and (not self.jobs or self.jobs[-1].ended):
+            self.jobs.append(self.scheduler.submit(self.own, {}))
+        self.encoded.append(self.scheduler.encode(None))
+        self.clock.advance(1000 / 60)
+        reports = self.scheduler.end_frame()
+        self.measured += reports
+        return self.tuning.observe(reports)
+
+    def until_done(self, limit=5000):
+        for _ in range(limit):
+            if self.frame():
+                return
+            time.sleep(1e-5)  # the tuning's thread has the word
+        raise AssertionError(f"not done after {limit} frames: {self.tuning.decided} decided")
+
+
+def test_the_fastest_options_are_found_and_kept():
+    bench = Bench({
+        "one": {"a": 3.0, "b": 1.5, "c": 2.0},
+        "two": {"d": 1.0, "e": 4.0},
+    })  # fmt: skip
+    game = Game(bench)
+    game.until_done()
+    assert bench.saved == [("one", "b"), ("two", "d")] == game.tuning.records
+    assert game.tuning.decided == game.tuning.total == 2
+
+
+def test_a_choice_that_is_longer_than_a_budget_is_measured_in_parts():
+    bench = Bench({"long": {"a": 9.0, "b": 6.0}})
+    game = Game(bench)
+    game.until_done()
+    assert bench.saved == [("long", "b")]
+    assert all(len({p.job for p in r.slices}) <= 2 for r in game.measured)
+
+
+def test_no_frame_is_over_its_budget():
+    bench = Bench({f"choice {k}": {"a": 1.0 + k, "b": 1.7 + k, "c": 0.8 + k} for k in range(6)})
+    game = Game(bench)
+    game.until_done()
+    busy = [r for r in game.measured if r.slices]
+    assert len(busy) > 100 and not any(r.over_budget for r in busy)
+
+
+def test_noise_exceeds_no_more_budgets_than_it_does_without_tuning():
+    bench = Bench({f"choice {k}": {"a": 2.0, "b": 1.0 + k, "c": 0.8 + k} for k in range(12)})
+    game = Game(bench, Noise.of_tail(1.3), seed=3)
+    game.until_done()
+    busy = [r for r in game.measured if r.slices]
+    assert sum(r.over_budget for r in busy) <= max(2, 0.02 * len(busy))
+
+
+def test_the_game_s_own_network_is_hardly_slowed():
+    """It gets what it would get alone: the tuning has what is left, and a slice in half a second
+    as everyone has."""
+
+    def runs(bench):
+        game = Game(bench, own_ms=5.0)
+        for _ in range(600):
+            game.frame()
+        return sum(job.state == "done" for job in game.jobs)
+
+    alone, beside = runs(Bench({})), runs(Bench({"k": {"a": 3.0, "b": 2.0}}))
+    assert alone > 100 and beside >= 0.9 * alone
+
+
+def test_nothing_is_run_before_it_is_prepared():
+    bench = Bench({"k": {"a": 1.0, "b": 0.5}}, prepare_frames=40)
+    game = Game(bench)
+    for _ in range(30):
+        game.frame()
+        time.sleep(1e-4)
+    assert not any(r.slices for r in game.encoded)
+    assert "preparing" in {r.reason for r in game.encoded}
+    game.until_done()
+    assert bench.saved == [("k", "b")]
+
+
+def test_what_has_no_memory_is_left_out():
+    bench = Bench({"k": {"a": 1.0, "b": 0.5, "c": 0.7}}, broken=("b",))
+    game = Game(bench)
+    game.until_done()
+    assert bench.saved == [("k", "c")]
+
+
+def test_a_choice_that_cannot_be_planned_is_left_out_with_a_word():
+    bench = Bench({"k": {"a": 1.0}, "l": {"a": 1.0, "b": 0.5}}, broken=("k",))
+    game = Game(bench)
+    with pytest.warns(RuntimeWarning, match="k cannot be planned"):
+        game.until_done()
+    assert bench.saved == [("l", "b")]
+
+
+def test_a_table_that_cannot_be_written_is_told_and_harms_nothing():
+    bench = Bench({"k": {"a": 1.0, "b": 0.5}})
+
+    def save(records):
+        raise OSError("disk full")
+
+    bench.save = save
+    game = Game(bench)
+    with pytest.warns(RuntimeWarning, match="disk full"):
+        game.until_done()
+    assert game.tuning.records == [("k", "b")]
+
+
+def test_it_can_be_stopped_and_leaves_nothing_running():
+    bench = Bench({"k": {"a": 1.0, "b": 0.5}, "l": {"a": 1.0, "b": 0.5}})
+    game = Game(bench)
+    for _ in range(2000):
+        game.frame()
+        if game.tuning.decided == 1:
+            break
+        time.sleep(1e-5)
+    for _ in range(10):
+        game.frame()
+    game.tuning.stop()
+    game.until_done()
+    for _ in range(5):
+        game.frame()
+    assert [r.slices for r in game.encoded[-5:]] == [[]] * 5
+    assert bench.saved == [("k", "b")]
+
+
+def test_times_that_were_shared_out_by_prediction_do_not_count():
+    """With too many slices in a frame to time each, nothing is decided by what was predicted."""
+    bench = Bench({"k": {"a": 1.0, "b": 0.5}})
+    game = Game(bench, max_groups=1)
+    game.until_done()
+    assert bench.saved == []
+
+
+def test_only_few_networks_are_on_the_device_at_a_time():
+    bench = Bench({"k": {name: 1.0 + i / 10 for i, name in enumerate("abcdef")}})
+    game = Game(bench)
+    while not game.frame():
+        assert len(game.tuning._programs) <= 2
+        time.sleep(1e-5)
+    assert bench.made.count("a") == 1
+
+
+def test_a_device_without_timestamps_is_refused():
+    bench = Bench({"k": {"a": 1.0, "b": 0.5}})
+    scheduler = FrameScheduler(SimGpu(clock_source="wall clock"), budget_ms=1.0)
+    with pytest.raises(ValueError, match="cml tune"):
+        Tuning(scheduler, bench)
