@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.nnef.tensor_file import write_tensor
+from cml_engine.nnef import write_tensor
 from demo_game.training.networks import AGENTS
 
 Array = np.ndarray[Any, Any]

@@ -93,6 +93,17 @@ def test_graph_and_plan_know_no_gpu() -> None:
         assert offenders(f"cml_engine/{part}", backends) == []
 
 
+def test_the_game_uses_public_names_only() -> None:
+    """It is the engine's first customer: what it needs, any game can have."""
+    public = {"cml_engine", "cml_engine.memory", "cml_engine.nnef", "scheduler"}
+    inner = [
+        line
+        for line in offenders("demo_game", ("cml_engine", "scheduler"))
+        if line.rsplit(" ", 1)[1] not in public
+    ]
+    assert inner == []
+
+
 @pytest.mark.parametrize(
     "source, expected",
     [
