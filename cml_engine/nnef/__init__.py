@@ -20,7 +20,7 @@ from cml_engine.nnef.nodes import Infer
 from cml_engine.nnef.parser import parse_document
 from cml_engine.nnef.quant import parse_quant
 from cml_engine.nnef.signatures import Param, Signature, signature, standard_signatures
-from cml_engine.nnef.tensor_file import read_tensor, write_tensor
+from cml_engine.nnef.tensor_file import write_tensor
 from cml_engine.nnef.warning import NnefWarning
 from cml_engine.nnef.weights import load_variables
 from cml_engine.nnef.writer import save
@@ -31,7 +31,6 @@ __all__ = [
     "Signature",
     "load",
     "load_text",
-    "read_tensor",
     "save",
     "signature",
     "standard_signatures",
