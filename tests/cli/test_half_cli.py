@@ -1,0 +1,74 @@
+"""``--half`` of the commands."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cml_engine.cli import main
+from cml_engine.loading import save
+from tests.graphs import Net
+
+
+def write(folder, scale=1.0):
+    """Three convolutions, the second one's results multiplied."""
+    net = Net(1, 3, 12, 12)
+    h = net.op("tanh", net.conv("x", 8))
+    h = net.op("mul", net.op("tanh", net.conv(h, 8)), net.constant(scale))
+    graph = net.graph(net.conv(h, 3))
+    save(graph, folder)
+    return str(folder)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write(tmp_path / "small.nnef")
+
+
+def test_info_plans_for_16_bits(model, capsys):
+    told = []
+    for half in ([], ["--half"]):
+        assert main(["info", model, "--json", *half]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    full, half = told
+    assert (full["storage"], half["storage"]) == ("float", "half")
+    for what in ("arena_bytes", "weights_bytes", "moved_bytes"):
+        assert half[what] < full[what]
+    assert main(["info", model, "--half"]) == 0
+    assert "16 bits" in capsys.readouterr().out
+
+
+def test_run_and_rank(model, tmp_path, capsys, gpu):
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", rng.standard_normal((1, 3, 12, 12)).astype(np.float32))
+    results = []
+    for i, half in enumerate(([], ["--half"])):
+        out = tmp_path / f"{i}.npy"
+        given = ["-i", f"x={tmp_path / 'x.npy'}", "-o", f"t5={out}", "--backend", "gpu"]
+        assert main(["run", model, *given, *half]) == 0
+        results.append(np.load(out))
+    full, half = results
+    assert 0 < np.abs(full - half).max() < 1e-2 * np.abs(full).max()
+    assert main(["rank", model, "--half", "--runs", "1", "--backend", "gpu"]) == 0
+
+
+def test_validate_tells_what_storage_costs(model, capsys, gpu):
+    assert main(["validate", model, "--half"]) == 0
+    said = capsys.readouterr().out
+    assert "all operators agree" in said and "16-bit storage against 32 bits" in said
+    assert main(["validate", model]) == 0
+    assert "16-bit storage" not in capsys.readouterr().out
+
+
+def test_validate_names_the_operator_whose_values_do_not_fit(tmp_path, capsys, gpu):
+    assert main(["validate", write(tmp_path / "large.nnef", 1e6), "--half"]) == 1
+    said = capsys.readouterr().out
+    assert "first value too large for 16 bits" in said and "graph.nnef:" in said and "mul" in said
+    assert main(["validate", str(tmp_path / "large.nnef")]) == 0
+
+
+def test_the_cpu_is_refused(model, tmp_path, capsys):
+    given = ["-i", f"x={tmp_path / 'x.npy'}"]
+    np.save(tmp_path / "x.npy", np.zeros((1, 3, 12, 12), np.float32))
+    assert main(["run", model, *given, "--half", "--backend", "cpu"]) == 2
+    assert "--half wants the GPU" in capsys.readouterr().err
