@@ -18,7 +18,7 @@ from cml_engine.testing import case_graph, check_graph
 load_families()
 #: kernels that take minutes to build: a declared case is for one kind of device, the next for the
 #: other; both kinds' kernels meet every kind of case (test_operators.py runs the defaults on all)
-SLOW = ("conv", "deconv")
+SLOW = ("conv", "deconv", "matmul", "linear")
 
 
 def graph_of(op, case):
@@ -46,6 +46,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "case", "software", "blocked"), CASES)
 def test_every_option_gives_the_reference(op, case, software, blocked, gpu, monkeypatch):
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))

@@ -1,7 +1,10 @@
 """Tuning on a device: one-node networks, the report, and sessions that take the table."""
 
 import json
+import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from cml_engine.session import CompileOptions
 from cml_engine.testing import full_attrs
 from cml_engine.tuning import Bench, tables, tune
 from cml_engine.tuning.tables import Record, save, table_file
+from scheduler import FrameScheduler, Tuning
 from tests.models import write_model_abc
 
 load_families()
@@ -173,3 +177,62 @@ def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, caps
     told = json.loads(capsys.readouterr().out)
     assert set(told["choices"]) == set(tables.measured(gpu.name)) != set()
     assert told["file"] == str(table_file(gpu.name))
+
+
+@pytest.fixture
+def game(gpu):
+    """Frames that run a scheduler and a tuning, and their reports."""
+    if not gpu.has_timestamps:
+        pytest.skip("no timestamp queries")
+    session = cml.Session(net(layers=1, size=16), gpu)
+    scheduler = FrameScheduler(gpu, budget_ms=2.0)
+    tuning = Tuning(scheduler, Bench(session, again=False), rounds=2)
+    reports, measured = [], []
+
+    def frame():
+        encoder = gpu.device.create_command_encoder()
+        reports.append(scheduler.encode(encoder))
+        gpu.queue.submit([encoder.finish()])
+        ended = scheduler.end_frame()
+        measured.extend(ended)
+        time.sleep(1e-3)  # the rest of a frame: threads have the word
+        return tuning.observe(ended)
+
+    return SimpleNamespace(
+        session=session, tuning=tuning, frame=frame, reports=reports, measured=measured
+    )
+
+
+def test_a_running_game_is_tuned_without_waiting_or_building(game, gpu, monkeypatch):
+    """Every pipeline is built by another thread, nothing is waited for, no frame is planned to
+    take more than it may; then a new session takes what was found."""
+    builders, waits = set(), []
+    build, read = gpu._build, gpu.queue.read_buffer
+
+    def building(key):
+        builders.add(threading.current_thread() is threading.main_thread())
+        return build(key)
+
+    monkeypatch.setattr(gpu, "_build", building)
+    monkeypatch.setattr(gpu, "_pipelines", {})
+    monkeypatch.setattr(gpu, "wait", lambda: waits.append("wait"))
+    monkeypatch.setattr(gpu.queue, "read_buffer", lambda *a: waits.append("read") or read(*a))
+    for _ in range(60_000):
+        if game.frame():
+            break
+    assert game.tuning.done and game.tuning.decided == game.tuning.total > 1
+    assert builders == {False} and waits == []
+    busy = [r for r in game.reports if r.slices]
+    assert all(r.predicted_ms <= r.aim_ms for r in busy if len(r.slices) > 1)
+    assert sum(r.over_budget for r in game.measured) < 0.5 * len(busy), "a shared machine hitches"
+    kept = tables.measured(gpu.name)
+    assert set(kept) == {c.key for c in game.session.plan.choices}
+    assert all(len(record.ms) > 1 and min(record.ms.values()) > 0 for record in kept.values())
+
+
+def test_a_tuned_game_has_nothing_left_to_tune(gpu, folder):
+    session = cml.Session(net(layers=1, size=16), gpu)
+    save(gpu.name, [record_for(c, c.default) for c in session.plan.choices])
+    scheduler = FrameScheduler(gpu, budget_ms=2.0)
+    tuning = Tuning(scheduler, Bench(session, again=False))
+    assert tuning.observe(()) and tuning.total == 0
