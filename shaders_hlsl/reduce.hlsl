@@ -5,9 +5,13 @@
 //          INDEX   wanted is the position of the extreme; partial results are value and position
 //          TREE    1: a workgroup reduces a chunk; 0: a thread does
 //          FIRST   reads the tensor itself, not partial results; LAST writes the result
+//          HALF    T0 is words of two numbers in 16 bits
 // params:  dimensions innermost first; element r of result o lies at in(o) + in(r)
 #include "pointwise.hlsli"
 #include "reduced.hlsli"
+#if HALF
+#include "packed4.hlsli"
+#endif
 
 #define SUM 0
 #define MIN 1
@@ -80,6 +84,15 @@ Place place_of(uint output) {
     return place;
 }
 
+VALUE value_at(uint at) {
+#if HALF
+    float2 pair = cml_from_half(T0[at / 2]);
+    return at % 2 == 0 ? pair.x : pair.y;
+#else
+    return T0[at];
+#endif
+}
+
 // Elements first, first + step, … below end, in this order.
 Item reduce(Place place, uint first, uint end, uint step) {
     Item item = nothing();
@@ -88,7 +101,7 @@ Item reduce(Place place, uint first, uint end, uint step) {
 #endif
     for (uint r = first; r < end; r += step) {
         uint at = place.from + reduced_offset(r);
-        VALUE v = T0[at];
+        VALUE v = value_at(at);
         Item element;
         element.value = TERM;
 #if INDEX && !FIRST

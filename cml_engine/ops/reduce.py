@@ -203,7 +203,7 @@ def _declare(
     name: str, infer: Callable[..., Any], cpu: Callable[..., Any], lower: Callable[..., Any],
     cases: Sequence[Case], tolerance: Tolerance, cost: Callable[..., Cost],
 ) -> None:  # fmt: skip
-    kernel = base_kernel(lower)
+    kernel = base_kernel(lower, "none" if name == "softmax" else "reads")
     register(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Fact
-from cml_engine.layout import C4, HLSL_TYPE, PLAIN
+from cml_engine.layout import BLOCKED, C4H, HLSL_TYPE, PLAIN
 from cml_engine.ops.broadcast import (
     Shape,
     Walk,
@@ -29,7 +29,7 @@ from cml_engine.ops.broadcast import (
 from cml_engine.ops.choice import about
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.pointwise import Operand, Row, launch
-from cml_engine.ops.spec import Dispatch, Kernel
+from cml_engine.ops.spec import Dispatch, Half, Kernel
 
 _MAX_DIMS = 9
 #: threads of a workgroup that reduces by a tree, and the elements it takes at most
@@ -50,9 +50,9 @@ def _kernel(path: str, group: int, lower: Callable[..., Any] | None = None) -> K
     return Kernel(path, params, lower, group=group, layouts="same", trusted=True)
 
 
-def base_kernel(lower: Callable[[Lowering], Iterable[Dispatch]]) -> Kernel:
+def base_kernel(lower: Callable[[Lowering], Iterable[Dispatch]], half: Half) -> Kernel:
     """The kernel of an operator that is lowered by ``lower``; each dispatch names its own."""
-    return _kernel("reduce.hlsl", _THREADS.group, lower)
+    return replace(_kernel("reduce.hlsl", _THREADS.group, lower), half=half)
 
 
 _FINISH_SOFTMAX = Row(
@@ -197,7 +197,8 @@ def _defines(
     what: Reduction, x: Operand, other: bool, tree: bool, first: bool, last: bool
 ) -> dict[str, int | str]:
     value = HLSL_TYPE[x.fact.dtype]
-    types = [value]
+    half = first and x.layout == C4H
+    types = ["uint" if half else value]
     if other:
         types.append("float")
     elif what.index and not first:
@@ -207,6 +208,7 @@ def _defines(
     return {
         "KIND": what.kind,
         "VALUE": value,
+        "HALF": int(half),
         "TERM": what.term if first else "v",
         "OTHER": int(other),
         "INDEX": int(what.index),
@@ -226,7 +228,7 @@ def _first_stage(
     NNEF's own where positions are counted (``natural``)."""
     tensors = (x, out, other)
     rank = x.fact.rank
-    if any(t.layout == C4 for t in tensors):
+    if any(t.layout in BLOCKED for t in tensors):
         extents = split_channels(x.fact, x.layout, rank)[0]
         strides = [split_channels(t.fact, t.layout, rank)[1] for t in tensors]
         axis_of: Shape = (0, 1, 1, *range(2, rank))

@@ -171,11 +171,11 @@ def test_memory_and_weights_are_half(gpu):
     h = net.conv("x", 32, 1)
     for _ in range(3):
         h = net.conv(h, 32, 1)
-    graph = net.graph(net.op("mean_reduce", h, axes=[2, 3]))
+    graph = net.graph(net.conv(net.op("mean_reduce", h, axes=[2, 3]), 4, 1))
     full, half = (
         Session(graph, gpu, dataclasses.replace(HALF, storage=s)).plan for s in ("float", "half")
     )
-    assert half.memory.peak < 0.8 * full.memory.peak  # what is reduced stays in 32 bits
+    assert half.memory.peak < 0.6 * full.memory.peak
     filters = [name for name in half.weights if "bias" not in name]
     assert sum(half.weights[n][1].nbytes for n in filters) * 2 == sum(
         array.nbytes for name, (_, array) in full.weights.items() if "bias" not in name

@@ -33,11 +33,18 @@ def test_the_ends_of_a_network_stay_plain_and_what_is_between_is_half():
 def test_what_one_reader_takes_in_32_bits_is_stored_in_32():
     net = Net(1, 3, 8, 8)
     first = convs(net, 8)
-    mean = net.op("mean_reduce", first, axes=[2, 3])
-    scale = net.conv(mean, 8, 1)
+    share = net.conv(net.op("softmax", first, axes=[2, 3]), 8, 1)
     second = convs(net, 8, source=first)
-    graph = net.graph(scale, convs(net, 4, source=second))
-    assert layouts_for(graph, "half") == {first: C4, mean: C4, second: C4H}
+    graph = net.graph(share, convs(net, 4, source=second))
+    assert layouts_for(graph, "half") == {first: C4, "t1": C4, second: C4H}
+
+
+def test_reductions_read_halves_and_write_32_bits():
+    net = Net(1, 3, 8, 8)
+    first = convs(net, 8)
+    mean = net.op("mean_reduce", first, axes=[2, 3])
+    graph = net.graph(net.conv(mean, 8, 1))
+    assert layouts_for(graph, "half") == {first: C4H, mean: C4}
 
 
 def test_what_a_copy_of_words_ties_together_is_stored_alike():
@@ -46,9 +53,9 @@ def test_what_a_copy_of_words_ties_together_is_stored_alike():
     joined = net.op("concat", left, right, axis=1)
     last = convs(net, 4, source=joined)
     assert layouts_for(net.graph(last), "half") == dict.fromkeys((left, right, joined), C4H)
-    mean = net.op("mean_reduce", right, axes=[2, 3])
-    both = net.graph(last, net.conv(mean, 4, 1))
-    assert layouts_for(both, "half") == dict.fromkeys((left, right, joined, mean), C4)
+    share = net.op("softmax", right, axes=[2, 3])
+    both = net.graph(last, net.conv(share, 4, 1))
+    assert layouts_for(both, "half") == dict.fromkeys((left, right, joined, share), C4)
 
 
 @pytest.mark.parametrize(("begin", "half"), [(4, "alike"), (2, "none")])
