@@ -20,6 +20,7 @@ from cml_engine.ops.spec import Tolerance, lookup
 from cml_engine.passes.choose_storage import Storage, layouts_for
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.report.compare import Comparison, compare
+from cml_engine.tuning.tables import table_for
 
 Array = np.ndarray[Any, Any]
 
@@ -40,10 +41,11 @@ class NodeCheck:
 def shadow_run(
     graph: Graph, gpu: Gpu, inputs: Mapping[str, Array], storage: Storage = "float"
 ) -> Iterator[NodeCheck]:
-    """Run the (optimized) graph once on the GPU, then check its nodes in order. With ``"half"``
-    NumPy's results are rounded as they are stored."""
+    """Run the (optimized) graph once on the GPU, by the kernels that sessions on it have, then
+    check its nodes in order. With ``"half"`` NumPy's results are rounded as they are stored."""
     layouts = layouts_for(graph, storage)
-    plan = lower(graph, gpu.limits, layouts, PlanOptions(keep=True))
+    options = PlanOptions(keep=True, variants=table_for(gpu.name))
+    plan = lower(graph, gpu.limits, layouts, options)
     in_steps = counted_in_steps(plan)
     program = GpuProgram(plan, gpu)
     program.run(inputs)

@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass
 
 from cml_engine.errors import DeviceError
 from cml_engine.graph import Graph
+from cml_engine.ops.choice import NO_VARIANTS
 from cml_engine.ops.lowering import Limits
 from cml_engine.passes import optimize
 from cml_engine.passes.choose_storage import Storage, layouts_for
-from cml_engine.passes.lower import lower
+from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.plan import Plan
+from cml_engine.tuning.tables import table_for
 
 #: the device of the prediction: a small integrated GPU. A measured table replaces it later.
 REFERENCE_FLOPS = 1e12
@@ -98,8 +100,8 @@ def model_info(graph: Graph, limits: Limits | None = None, storage: Storage = "f
 
 
 def plan_for(graph: Graph, storage: Storage = "float") -> tuple[Plan, str]:
-    """The plan on this machine's GPU and the GPU's name; for :data:`PORTABLE` limits and "" where
-    there is none."""
+    """The plan of a session on this machine's GPU, and the GPU's name; for :data:`PORTABLE` limits
+    and "" where there is none."""
     try:
         from cml_engine.gpu.device import Gpu
 
@@ -108,7 +110,8 @@ def plan_for(graph: Graph, storage: Storage = "float") -> tuple[Plan, str]:
     except (DeviceError, ImportError):
         limits, name = PORTABLE, ""
     optimized = optimize(graph)
-    return lower(optimized, limits, layouts_for(optimized, storage)), name
+    options = PlanOptions(variants=table_for(name) if name else NO_VARIANTS)
+    return lower(optimized, limits, layouts_for(optimized, storage), options), name
 
 
 def predicted_ms(plan: Plan) -> float:
