@@ -1,0 +1,66 @@
+"""Networks in 32 and in 16 bits: ``python -m benchmarks.kernels.half MODEL.nnef ...``.
+
+Memory is exact, the error is that of ``cml validate --half`` on random inputs, and the times are of
+both in turns, of the computation alone: on a shared machine compare only those of one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import cml_engine as cml
+from cml_engine.backends.half import storage_errors
+from cml_engine.graph import Graph
+from cml_engine.passes import optimize
+from cml_engine.passes.choose_storage import layouts_for
+from cml_engine.report.storage import StorageReport
+from cml_engine.session import CompileOptions, random_inputs
+
+_HEAD = (
+    "| network | arena KiB | in 16 bits | weights KiB | in 16 bits | largest error | rms | ms | "
+    "in 16 bits | times as fast |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+)
+
+
+def compare(graph: Graph, gpu: cml.Gpu, rounds: int) -> str:
+    """A line of the table."""
+    options = (CompileOptions(), CompileOptions(storage="half"))
+    sessions = [cml.Session(graph, gpu, chosen) for chosen in options]
+    timers = [session.timer() for session in sessions]
+    pairs = [[timer() for timer in timers] for _ in range(rounds + 1)][1:]
+    ms = [statistics.median(column) for column in zip(*pairs, strict=True)]
+    ratio = statistics.median(full / half for full, half in pairs)
+    full, half = (session.plan for session in sessions)
+    assert full is not None and half is not None
+    largest, rms = _errors(graph)
+    return (
+        f"| {graph.name} | {full.memory.peak / 1024:.0f} | {half.memory.peak / 1024:.0f} | "
+        f"{full.weights_bytes / 1024:.0f} | {half.weights_bytes / 1024:.0f} | {largest:.1e} | "
+        f"{rms:.1e} | {ms[0]:.1f} | {ms[1]:.1f} | {ratio:.2f} |"
+    )
+
+
+def _errors(graph: Graph) -> tuple[float, float]:
+    """The largest and the rms error of the outputs, over their largest value."""
+    graph = optimize(graph)
+    inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
+    errors = storage_errors(graph, layouts_for(graph, "half"), inputs)
+    outputs = StorageReport.of(graph, errors).outputs
+    return max(row.largest for row in outputs), max(row.rms for row in outputs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", type=Path, nargs="+", help="NNEF folders")
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    gpu = cml.Gpu()
+    print(f"{gpu.name}\n\n{_HEAD}")
+    for path in args.models:
+        print(compare(cml.load(path), gpu, args.rounds))
+
+
+if __name__ == "__main__":
+    main()
