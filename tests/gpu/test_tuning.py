@@ -13,7 +13,9 @@ import cml_engine as cml
 from cml_engine.cli import main
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
+from cml_engine.ops.choice import VariantTable
 from cml_engine.passes.infer import infer_facts
+from cml_engine.passes.lower import PlanOptions
 from cml_engine.session import CompileOptions
 from cml_engine.testing import full_attrs
 from cml_engine.tuning import Bench, tables, tune
@@ -236,3 +238,51 @@ def test_a_tuned_game_has_nothing_left_to_tune(gpu, folder):
     scheduler = FrameScheduler(gpu, budget_ms=2.0)
     tuning = Tuning(scheduler, Bench(session, again=False))
     assert tuning.observe(()) and tuning.total == 0
+
+
+SCALE = """
+void kernel(uint thread) {
+    for (uint i = 0; i < WIDTH; i++) {
+        uint at = thread * WIDTH + i;
+        if (at < x_size) { y[at] = 2.0 * x[at]; }
+    }
+}
+"""
+
+
+def test_a_game_s_own_operator_takes_part(gpu, rng):
+    """Its ``lower`` states a choice: all options are right, and the tuner measures them."""
+
+    def lower_scale(op):
+        size = op.inputs[0].size
+        width = op.choose(f"doubled {size}", {"narrow": 1, "wide": 8}, "narrow")
+        reads, writes = {"x": op.in_names[0]}, {"y": op.out_names[0]}
+        yield op.launch(-(-size // width), reads=reads, writes=writes, defines={"WIDTH": width})
+
+    cml.register(
+        cml.OpSpec(
+            "doubled",
+            cml.same_as(0),
+            lambda attrs, x: 2 * x,
+            kernel=cml.Kernel(source=SCALE, lower=lower_scale),
+            signature="fragment doubled(x: tensor<scalar>) -> (y: tensor<scalar>)",
+        )
+    )
+    try:
+        node = Node("doubled", ("x",), ("y",))
+        graph = Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (1, 1000))})
+        graph = infer_facts(graph)
+        report = tune(cml.Session(graph, gpu), rounds=2)
+        assert {key: set(r.ms) for key, r in tables.measured(gpu.name).items()} == {
+            "doubled 1000": {"narrow", "wide"}
+        }
+        assert len(report.measured) == 1
+        x = rng.standard_normal((1, 1000)).astype(np.float32)
+        for option in ("narrow", "wide"):
+            table = VariantTable.forcing("doubled 1000", option)
+            options = CompileOptions(plan=PlanOptions(variants=table))
+            session = cml.Session(graph, gpu, options)
+            assert session.plan.choices[0].chosen == option
+            np.testing.assert_array_equal(session.run({"x": x})["y"], 2 * x)
+    finally:
+        cml.unregister("doubled")
