@@ -15,6 +15,7 @@ pipeline that is built from then on:
 from __future__ import annotations
 
 import tempfile
+import threading
 from pathlib import Path
 
 from cml_engine.errors import InputError
@@ -30,12 +31,18 @@ _TARGETS = {
     "glsl": "glsl",
 }
 INDEX = "kernels.txt"
+#: pipelines are built by several threads, and the index is read before it is written
+_one_by_one = threading.Lock()
 
 
 def dump_kernel(key: ShaderKey, folder: str | Path) -> Path:
     """Write one variant's files; the path of its HLSL. :class:`InputError` where the folder
     cannot be written."""
-    folder = Path(folder)
+    with _one_by_one:
+        return _dump(key, Path(folder))
+
+
+def _dump(key: ShaderKey, folder: Path) -> Path:
     source = standalone_source(key)
     hlsl = folder / f"{key.path.stem}-{digest(key)[:8]}.hlsl"
     try:

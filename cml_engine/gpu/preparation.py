@@ -1,13 +1,15 @@
 """What a program needs before it can run: weights on the device, pipelines built.
 
-Either all at once (:meth:`Preparation.finish`, for tools), or a little in every frame: weights go
-up in chunks, pipelines are built by a thread of their own, bind groups follow.
+Either all at once (:meth:`Preparation.finish`, for tools): as many threads as there are cores build
+pipelines while the weights go up. Or a little in every frame: weights go up in chunks, one thread
+builds pipelines and leaves the other cores to the game, bind groups follow.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +57,12 @@ class Preparation:
         """Do all of it now."""
         if self._building is not None:
             self._building.result()
+        keys = dict.fromkeys(step_key(step) for step in self._plan.steps)
+        building = [_builders().submit(self._gpu.pipeline, key) for key in keys]
         self._upload(program, 1 << 62)
+        wait(building)
+        for pipeline in building:
+            pipeline.result()
         for step in self._steps:
             program.make_launch(step)
         self._steps.clear()
@@ -105,5 +112,11 @@ def _weight_chunks(plan: Plan) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
 
 @cache
 def _builder() -> ThreadPoolExecutor:
-    """One thread for all programs: drivers compile faster one by one than in each other's way."""
+    """The one thread that builds the pipelines of all programs while a game runs."""
     return ThreadPoolExecutor(1, "cml-pipelines")
+
+
+@cache
+def _builders() -> ThreadPoolExecutor:
+    """The threads that build pipelines where somebody waits for them (docs/performance.md)."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, "cml-pipelines-now")

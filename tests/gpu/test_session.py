@@ -1,11 +1,15 @@
 """Sessions: the GPU gives NumPy's answer, however the work is cut, and builds nothing twice."""
 
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 
 import cml_engine as cml
 from cml_engine.backends.shadow import shadow_run
 from cml_engine.errors import InputError
+from cml_engine.gpu import preparation
 from cml_engine.ops.spec import OpSpec, lookup, register, unregister
 from cml_engine.passes import optimize
 from cml_engine.report.validation import Validation
@@ -106,6 +110,30 @@ def test_a_second_session_builds_no_pipeline(mixed, gpu):
     built = gpu.pipelines_built
     cml.Session(mixed, gpu)
     assert gpu.pipelines_built == built
+
+
+def test_pipelines_are_built_beside_each_other_each_once(mixed, inputs, monkeypatch):
+    """The first two builds wait for each other, which one thread could not do."""
+    gpu = cml.Gpu()
+    build, built, meet = gpu._build, [], threading.Barrier(2)
+
+    def watched(key):
+        built.append((threading.current_thread(), key))
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meet.wait(timeout=20)
+            meet.abort()  # only the first two
+        return build(key)
+
+    monkeypatch.setattr(gpu, "_build", watched)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    preparation._builders.cache_clear()
+    session = cml.Session(mixed, gpu)
+    threads, keys = ({pair[i] for pair in built} for i in (0, 1))
+    assert len(keys) == len(built) == gpu.pipelines_built > 2
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
+    alone = cml.Session(mixed, "cpu").run(inputs)
+    np.testing.assert_allclose(session.run(inputs)["a"], alone["a"], atol=1e-4)
 
 
 def test_another_shape_builds_no_pipeline(tmp_path, gpu):
