@@ -15,6 +15,7 @@ from cml_engine.passes.fuse_elementwise import fuse_elementwise
 from cml_engine.passes.fuse_epilogues import fuse_epilogues
 from cml_engine.passes.infer import infer_facts
 from cml_engine.passes.rules import apply_registered
+from cml_engine.passes.sink_transposes import sink_transposes
 
 #: what happens to a graph before any backend sees it, and why there
 STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
@@ -23,6 +24,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("fold", fold_constants, "a slope or bias that is computed becomes a constant for fusing"),
     ("rules", apply_registered, "a game's own rules see its operators as it wrote them"),
     ("common", merge_common_subexpressions, "one result with two readers is computed once"),
+    ("transposes", sink_transposes, "before bypass, which makes one or none of two that meet"),
     ("bypass", bypass, "what changes nothing stands between operators that belong together"),
     ("padding", fold_padding, "a pad before a conv is a tensor less to write and read"),
     ("affine", fold_affine, "before fusing: what is in the weights costs nothing at all"),

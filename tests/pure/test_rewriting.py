@@ -16,6 +16,7 @@ from cml_engine.passes.fold_padding import fold_padding
 from cml_engine.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
 from cml_engine.passes.lower import lower
 from cml_engine.passes.rules import Rule, register_rule, rewrite, unregister_rule
+from cml_engine.passes.sink_transposes import sink_transposes
 from tests.graphs import BLOCKS, Net
 
 
@@ -231,3 +232,69 @@ def test_a_rule_that_changes_the_shape_is_refused_by_name():
         rewrite(graph, [wrong])
     with pytest.raises(OperatorError, match="empty pattern"):
         register_rule(Rule("nothing", (), lambda m: None))
+
+
+TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+
+
+def channels_last(between):
+    """conv, its result with channels last, ``between(net, h)``, channels first, conv."""
+    net = Net(2, 3, 6, 5)
+    h = net.op("transpose", net.conv("x", 4), axes=TO_LAST)
+    h = net.op("transpose", between(net, h), axes=TO_FIRST)
+    return net, net.graph(net.conv(h, 2))
+
+
+@pytest.mark.parametrize(
+    ("between", "left"),
+    [
+        (lambda net, h: net.op("relu", h), ["conv", "conv"]),
+        (lambda net, h: net.op("mul", h, net.constant(0.5)), ["conv", "conv"]),
+        (lambda net, h: net.op("mul", h, net.random(1, 1, 1, 4)), ["conv", "conv"]),
+        (lambda net, h: net.op("add", h, net.random(1, 6, 1, 4)), ["conv", "add", "conv"]),
+        (lambda net, h: net.op("exp", net.op("neg", h)), ["conv", "neg", "conv"]),
+        (
+            lambda net, h: net.op("pad", h, padding=[(0, 0), (1, 2), (0, 1), (0, 0)]),
+            ["conv", "conv"],
+        ),
+        (
+            lambda net, h: net.op("slice", h, axes=[3, 1], begin=[1, 2], end=[3, 5]),
+            ["conv", "slice", "conv"],
+        ),
+        (
+            lambda net, h: net.op("sub", h, net.op("mean_reduce", h, axes=[1, 2])),
+            ["conv", "transpose", "mean_reduce", "sub", "transpose", "conv"],  # h has two readers
+        ),
+        (
+            lambda net, h: net.op("mean_reduce", h, axes=[1, 3]),
+            ["conv", "mean_reduce", "reshape", "reshape", "conv"],  # nothing wide moves
+        ),
+    ],
+)
+def test_transposes_meet_behind_what_does_not_care(between, left):
+    net, graph = channels_last(between)
+    optimized = optimize(graph)
+    assert operators(optimized) == left
+    agree(graph, optimized, net.input())
+
+
+def test_a_sum_or_concat_of_what_is_transposed_alike():
+    for op, attrs, channels in (("add", {}, 4), ("concat", {"axis": 3}, 8)):
+        net = Net(1, 3, 6, 5)
+        a, b = (net.op("transpose", net.conv("x", 4), axes=TO_LAST) for _ in range(2))
+        h = net.op(op, a, b, **attrs)
+        graph = net.graph(net.conv(net.op("transpose", h, axes=TO_FIRST), 2))
+        assert net.shape(h)[3] == channels
+        optimized = optimize(graph)
+        assert "transpose" not in operators(optimized)
+        agree(graph, optimized, net.input())
+
+
+def test_transposes_that_must_stay_where_they_are():
+    net = Net(1, 3, 4, 5)
+    one = net.op("transpose", "x", axes=TO_LAST)
+    other = net.op("transpose", net.op("neg", "x"), axes=[0, 3, 2, 1])
+    line = net.op("transpose", net.op("max_reduce", "x", axes=[2, 3]), axes=TO_LAST)
+    grown = net.op("add", line, net.op("transpose", net.op("exp", "x"), axes=TO_LAST))
+    graph = net.graph(net.op("mul", one, net.op("relu", one)), other, grown)
+    assert sink_transposes(graph).nodes == graph.nodes
