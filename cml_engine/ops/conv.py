@@ -12,11 +12,11 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.conv_cases import CONV_CASES, DECONV_CASES
 from cml_engine.ops.conv_cpu import conv_cpu, deconv_cpu
 from cml_engine.ops.conv_gpu import lower_conv, lower_deconv
+from cml_engine.ops.conv_last_cpu import prepare_conv
 from cml_engine.ops.conv_shapes import conv_shape, deconv_shape
 from cml_engine.ops.conv_tile import PARAMS
 from cml_engine.ops.epilogue import SUPPORTED
 from cml_engine.ops.spec import Cost, Kernel, OpSpec, Tolerance, register
-from cml_engine.ops.winograd_cpu import prepare_conv
 
 TOLERANCE = Tolerance(
     1e-5,

@@ -6,7 +6,7 @@ between the copy that makes it and the product that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -24,16 +24,18 @@ _STRETCH = 1 << 20
 _DEEP = 64
 
 
-def conv_cpu(
-    attrs: Attrs, x: Array, filter: Array, bias: Array, scratch: Scratch | None = None
-) -> Array:
-    shape = conv_shape(attrs, *_facts(x, filter, bias))
-    out = np.empty((shape.batch, shape.out_channels, *shape.narrow), np.float32)
+def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
+    return convolve(conv_shape(attrs, *_facts(x, filter, bias)), x, filter, bias, Scratch())
+
+
+def convolve(shape: ConvShape, x: Array, filter: Array, bias: Array, scratch: Scratch) -> Array:
+    """``conv`` of a shape that is known."""
+    out = scratch.result(shape.batch, shape.out_channels, *shape.narrow)
     if out.size == 0:
         return out
     padded = pad_border(x, shape.axes, shape.border)
     for image, result in zip(padded, out, strict=True):
-        _conv_image(shape, image, filter, result, scratch or Scratch())
+        _conv_image(shape, image, filter, result, scratch)
     _add_bias(out, bias)
     return out
 
@@ -42,7 +44,7 @@ def _conv_image(
     shape: ConvShape, image: Array, filter: Array, result: Array, scratch: Scratch
 ) -> None:
     unit = all(a.stride == 1 for a in shape.axes)
-    if shape.group_in == 1:
+    if shape.group_in == 1 and shape.groups > 1:
         _conv_by_taps(shape, image, filter, result)
     elif unit and len(shape.axes) > 1 and shape.group_in * shape.axes[-1].kernel >= _DEEP:
         _conv_by_rows(shape, image, filter, result, scratch)
@@ -86,8 +88,18 @@ def border_indices(axis: Axis, border: str) -> Array:
     return np.where((at < 0) | (at > last), -1, at)
 
 
-def pad_border(x: Array, axes: Sequence[Axis], border: str) -> Array:
-    """The input with its border around it, less what negative padding crops; a view if it can."""
+def _zeros(shape: tuple[int, ...]) -> Array:
+    return np.zeros(shape, np.float32)
+
+
+def pad_border(
+    x: Array,
+    axes: Sequence[Axis],
+    border: str,
+    zeros: Callable[[tuple[int, ...]], Array] = _zeros,
+) -> Array:
+    """The input with its border around it, less what negative padding crops; a view if it can.
+    ``zeros`` gives the memory of one that is padded with them."""
     lead = x.ndim - len(axes)
     if border != "constant":
         for i, axis in enumerate(axes):
@@ -99,7 +111,7 @@ def pad_border(x: Array, axes: Sequence[Axis], border: str) -> Array:
     if all(a.before <= 0 and a.after <= 0 for a in axes):
         return inner
     extents = [max(a.before + a.wide + a.after, 0) for a in axes]
-    padded = np.zeros((*x.shape[:lead], *extents), np.float32)
+    padded = zeros((*x.shape[:lead], *extents))
     place: Any = [
         slice(max(a.before, 0), max(a.before, 0) + n)
         for a, n in zip(axes, inner.shape[lead:], strict=True)

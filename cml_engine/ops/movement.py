@@ -16,6 +16,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.sampling_cpu import prepare_concat
 from cml_engine.ops.shapes import (
     check_axes,
     check_axis,
@@ -263,6 +264,7 @@ register(
         "concat",
         infer=_concat_infer,
         cpu=lambda attrs, *values: np.concatenate(values, attrs.axis),
+        prepare=prepare_concat,
         kernel=Kernel(
             "movement.hlsl", lower=_join_lower, layouts="blocks", half="alike", trusted=True
         ),

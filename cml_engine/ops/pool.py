@@ -19,7 +19,18 @@ from cml_engine.ops import pool_cpu
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.pointwise import Operand
 from cml_engine.ops.pool_kernel import Sliding, pool_kernel, slide
-from cml_engine.ops.spec import EXACT, Case, Cost, Dispatch, OpSpec, Random, Tolerance, register
+from cml_engine.ops.sampling_cpu import prepare_max_pool
+from cml_engine.ops.spec import (
+    EXACT,
+    Case,
+    Cost,
+    Dispatch,
+    OpSpec,
+    Prepare,
+    Random,
+    Tolerance,
+    register,
+)
 from cml_engine.ops.window import reverse_window_of, window_of
 
 Array = np.ndarray[Any, Any]
@@ -175,10 +186,11 @@ Layouts = Literal["plain", "same", "any"]
 def _declare(
     name: str, infer: Callable[..., Any], cpu: Callable[..., Any], what: Sliding,
     cases: Sequence[Case], tolerance: Tolerance, layouts: Layouts = "same",
+    prepare: Prepare | None = None,
 ) -> None:  # fmt: skip
     kernel = pool_kernel(partial(_lower, what), layouts)
     cost = partial(_cost, 2 if what.root else 1)
-    register(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance))
+    register(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare))
 
 
 _value = partial(_wide_to_narrow, ("scalar",))
@@ -210,7 +222,10 @@ _declare(
     "rms_pool", _value, pool_cpu.rms_pool,
     Sliding("SUM", term="v * v", mean=True, root=True), _cases(), SUM,
 )  # fmt: skip
-_declare("max_pool", _value, pool_cpu.max_pool, Sliding("MAX"), _cases(), EXACT)
+_declare(
+    "max_pool", _value, pool_cpu.max_pool, Sliding("MAX"), _cases(), EXACT,
+    prepare=prepare_max_pool,
+)  # fmt: skip
 _TIES = Case(
     (np.zeros((1, 1, 3, 3), np.float32),), _attrs((1, 1, 2, 2)), "equals, the border among them"
 )

@@ -31,7 +31,7 @@ def _positions(axis: WindowAxis, border: str) -> tuple[Array, Array]:
     return np.where(inside, index, 0), inside
 
 
-def _padded(x: Array, window: Window, border: str, fill: float) -> Array:
+def pad_window(x: Array, window: Window, border: str, fill: float) -> Array:
     """The input with its border as far as windows reach; ``fill`` where there is no value."""
     for i, axis in enumerate(window):
         index, inside = _positions(axis, border)
@@ -45,7 +45,7 @@ def _padded(x: Array, window: Window, border: str, fill: float) -> Array:
     return x
 
 
-def _taps(padded: Array, window: Window) -> Iterator[Array]:
+def taps_of(padded: Array, window: Window) -> Iterator[Array]:
     """A view per tap, row-major: the value that each window has there."""
     for tap in product(*(range(axis.size) for axis in window)):
         parts = [
@@ -74,7 +74,7 @@ def _valid_taps(window: Window) -> Array:
 
 def _sum(x: Array, window: Window, border: str) -> Array:
     total = np.zeros(_narrow(window), np.float64)
-    for value in _taps(_padded(x, window, border, 0.0), window):
+    for value in taps_of(pad_window(x, window, border, 0.0), window):
         total += value
     return total
 
@@ -107,8 +107,8 @@ def max_with_index(attrs: Attrs, x: Array) -> tuple[Array, Array]:
     index = np.full(best.shape, -1, np.int32)
     valid = None
     if border == "ignore":
-        valid = _taps(_padded(np.ones(x.shape, np.bool_), window, border, 0.0), window)
-    for tap, value in enumerate(_taps(_padded(x, window, border, 0.0), window)):
+        valid = taps_of(pad_window(np.ones(x.shape, np.bool_), window, border, 0.0), window)
+    for tap, value in enumerate(taps_of(pad_window(x, window, border, 0.0), window)):
         # a NaN beats everything, as in max_reduce
         take = (value > best) | (np.isnan(value) & ~np.isnan(best)) | (index < 0)
         if valid is not None:
@@ -129,7 +129,7 @@ def sample(attrs: Attrs, x: Array, index: Array) -> Array:
     """Of each window the value at ``index``; 0 where that is no place of the window."""
     window = _window(attrs, x)
     result = np.zeros(_narrow(window), np.float32)
-    for tap, value in enumerate(_taps(_padded(x, window, attrs["border"], 0.0), window)):
+    for tap, value in enumerate(taps_of(pad_window(x, window, attrs["border"], 0.0), window)):
         result = np.where(index == tap, value, result)
     return result
 
@@ -141,7 +141,7 @@ def _spread(terms: Iterable[Array], window: Window) -> Array:
     canvas: Array = np.zeros([a + b for a, b in zip(left, reach, strict=True)], np.float64)
     inside: tuple[Any, ...] = (*(slice(n, None) for n in left), ...)
     inner = canvas[inside]
-    for view, term in zip(_taps(inner, window), terms, strict=True):
+    for view, term in zip(taps_of(inner, window), terms, strict=True):
         view += term
     starts = [n + a.before for n, a in zip(left, window, strict=True)]
     return canvas[tuple(slice(s, s + a.wide) for s, a in zip(starts, window, strict=True))]

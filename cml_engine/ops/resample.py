@@ -15,6 +15,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.sampling_cpu import prepare_nearest_upsample
 from cml_engine.ops.shapes import check_length
 from cml_engine.ops.spec import (
     EXACT,
@@ -272,6 +273,7 @@ register(
         "nearest_upsample",
         infer=_up_infer,
         cpu=_nearest_up_cpu,
+        prepare=prepare_nearest_upsample,
         kernel=_kernel(_nearest_lower(up=True), "alike"),
         cost=elementwise_cost(0),
         tolerance=EXACT,

@@ -6,7 +6,9 @@ first time costs as much as what is computed into them.
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -16,14 +18,26 @@ Array = np.ndarray[Any, Any]
 
 #: floats (48 MB): what is larger is not kept
 _MOST = 12 << 20
+#: floats (16 KB): results that are smaller are fresh, the system has those at hand
+_LEAST = 1 << 12
+
+
+def _references(arrays: Sequence[Array], index: int) -> int:
+    return sys.getrefcount(arrays[index])
+
+
+#: how many there are to an array that nothing but a list holds; views hold what they are views of
+_IDLE = _references([np.empty(0, np.float32)], 0)
 
 
 class Scratch(threading.local):
     """Buffers by name, as large as the largest use so far. Each thread has its own, so that two
-    may run one program at a time. What an operator takes is its own until it returns."""
+    may run one program at a time. What an operator takes is its own until it returns; a result
+    is its holders' until there are none."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Array] = {}
+        self._results: list[Array] = []
 
     def take(self, name: str, *shape: int) -> Array:
         """Uninitialised memory for floats of that shape."""
@@ -34,3 +48,31 @@ class Scratch(threading.local):
         if buffer is None or buffer.size < size:
             buffer = self._buffers[name] = np.empty(size, np.float32)
         return buffer[:size].reshape(shape)
+
+    def result(self, *shape: int) -> Array:
+        """The same for what an operator returns: memory that no array uses any more, or fresh."""
+        size = prod(shape)
+        if not _LEAST <= size <= _MOST:
+            return np.empty(shape, np.float32)
+        results = self._results
+        idle = [i for i in range(len(results)) if _references(results, i) == _IDLE]
+        fitting = [i for i in idle if results[i].size >= size]
+        if fitting:
+            index = min(fitting, key=lambda i: results[i].size)
+        else:
+            if idle:  # one that was too small gives way, so that there are as many as live at once
+                del results[max(idle, key=lambda i: results[i].size)]
+            index = len(results)
+            results.append(np.empty(size, np.float32))
+        return results[index][:size].reshape(shape)
+
+    def result_as(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """A result whose dimensions lie in memory in the order of those of ``x``."""
+        order = memory_order(x)
+        laid = self.result(*(shape[axis] for axis in order))
+        return laid.transpose([order.index(axis) for axis in range(x.ndim)])
+
+
+def memory_order(x: Array) -> list[int]:
+    """The dimensions, those with the longest strides first."""
+    return sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]) if x.shape[axis] > 1 else 0)

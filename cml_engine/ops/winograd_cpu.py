@@ -7,20 +7,18 @@ are copied in runs of whole positions, and the next such ``conv`` finds its inpu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.conv_cpu import conv_cpu, pad_border
-from cml_engine.ops.conv_shapes import ConvShape, conv_shape
+from cml_engine.graph import Attrs
+from cml_engine.ops.conv_cpu import pad_border
+from cml_engine.ops.conv_shapes import ConvShape
 from cml_engine.ops.scratch import Scratch
-from cml_engine.ops.spec import Cpu
 
 Array = np.ndarray[Any, Any]
 
@@ -54,17 +52,6 @@ _POINTS = 36
 _MOST_SCRATCH = 1 << 21
 #: the same where a single row of tiles is wider than that (48 MB)
 _MOST_FOR_A_ROW = 12 << 20
-
-
-def prepare_conv(
-    attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
-) -> Cpu:
-    """By tiles where that pays; or else the definition, with memory that lasts."""
-    shape = conv_shape(attrs, *facts)
-    filter = constants[1]
-    if filter is None or not pays(shape):
-        return partial(conv_cpu, scratch=scratch)
-    return Winograd(shape, filter, scratch)
 
 
 def pays(shape: ConvShape) -> bool:
@@ -121,7 +108,7 @@ class Winograd:
     def __call__(self, attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
         shape = self._shape
         rows, columns = _tiles(shape)
-        out = np.empty((shape.batch, 4 * rows, 4 * columns, shape.out_channels), np.float32)
+        out = self._scratch.result(shape.batch, 4 * rows, 4 * columns, shape.out_channels)
         inner, before = x, (shape.axes[0].before, shape.axes[1].before)
         if shape.border != "constant":
             inner, before = pad_border(x, shape.axes, shape.border), (0, 0)
