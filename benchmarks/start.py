@@ -1,47 +1,126 @@
-"""Where a start's time goes before the network runs: ``python -m benchmarks.start MODEL``.
+"""Where a start's time goes before a network runs, from a warm shader cache.
 
-From a warm shader cache. What the driver takes for its own start and for its pipelines is shown
-apart.
+``python -m benchmarks.start MODEL`` or ``--stylegan2 1024`` or ``--operators 600``: a model, the
+generator with random weights, or a network of residual blocks with so many operators.
 """
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
+import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+#: what parsing and planning of _LIMIT_OPERATORS operators may take, in ms
+_LIMIT_MS, _LIMIT_OPERATORS = 1000.0, 600
+_CHANNELS, _SIDE = 32, 32
 
-def main(model: str) -> None:
-    """Print milliseconds by phase."""
+
+def residual_network(operators: int, folder: Path) -> None:
+    """Blocks of convolutions, normalizations, activations and sums, ``operators`` in all."""
+    import numpy as np
+
+    import cml_engine as cml
+    from cml_engine.convert.builder import GraphBuilder
+    from cml_engine.ops import load_families
+    from cml_engine.passes.infer import infer_node
+
+    load_families()
+    make, random = GraphBuilder(infer_node), np.random.default_rng(0)
+    x = skip = make.input("x", (1, _CHANNELS, _SIDE, _SIDE))
+    around = [(1, 1), (1, 1)]
+    for i in range(operators):
+        kind = i % 7
+        if kind in (0, 3):
+            values = random.standard_normal((_CHANNELS, _CHANNELS, 3, 3)) / 17
+            filter = make.variable(f"filter{i}", values)
+            x = make.node("conv", [x, filter, make.literal(0.0)], f"conv{i}", padding=around)
+        elif kind in (1, 4):
+            names = ("mean", "variance", "offset", "scale")
+            parts = [make.variable(f"{n}{i}", random.random((1, _CHANNELS))) for n in names]
+            x = make.node("batch_normalization", [x, *parts], f"normal{i}", epsilon=1e-5)
+        elif kind == 5:
+            x = make.node("add", [x, skip], f"sum{i}")
+        else:
+            x = make.node("relu", [x], f"relu{i}")
+        skip = x if kind == 6 else skip
+    cml.save(make.graph("residual", [x]), folder)
+
+
+def stylegan2(resolution: int, folder: Path) -> None:
+    """The generator with random weights."""
+    import cml_engine as cml
+    from examples.stylegan2.network import build
+    from examples.stylegan2.parameters import Config, random_parameters
+
+    config = Config(resolution)
+    cml.save(build(config, random_parameters(config, 1)), folder)
+
+
+def measure(model: Path, rounds: int) -> tuple[int, float]:
+    """Print milliseconds by phase; the operators, and what parsing and planning takes."""
     begin = time.perf_counter()
     import cml_engine as cml
+    from cml_engine.ops import load_families
+    from cml_engine.ops.lowering import Lowering
+    from cml_engine.passes import optimize
+    from cml_engine.session import CompileOptions, make_plan
 
-    rows = [("import cml_engine", _since(begin))]
-    graph, took = _timed(lambda: cml.load(model))
-    rows.append(("load the model", took))
+    load_families()
+    rows = {"import the engine and its operators": [_since(begin)]}
     gpu, took = _timed(cml.Gpu)
-    rows.append(("device (the driver's own start included)", took))
-    driver = _Clock(gpu.device.create_compute_pipeline)
-    gpu.device.create_compute_pipeline = driver
-    _, took = _timed(lambda: cml.Session(graph, gpu))
-    rows.append(("session without the driver's pipelines", took - driver.ms))
-    rows.append(("  the driver's pipelines", driver.ms))
-    for name, ms in rows:
-        print(f"{name:44s} {ms:8.1f} ms")
-    print(f"{'sum without the pipelines':44s} {sum(ms for _, ms in rows[:-1]):8.1f} ms")
+    rows["device, the driver's own start included"] = [took]
+    pack = _Clock(Lowering.pack)
+    phases: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        pack.ms = 0.0
+        graph, parsed = _timed(partial(cml.load, model))
+        small, optimized = _timed(partial(optimize, graph))
+        Lowering.pack = pack.method()  # type: ignore[method-assign]
+        plan, planned = _timed(partial(make_plan, small, gpu, CompileOptions()))
+        Lowering.pack = pack.function  # type: ignore[method-assign]
+        for name, ms in (
+            ("parse: the text and the weights' files", parsed),
+            ("passes over the graph", optimized),
+            ("plan, without packing", planned - pack.ms),
+            ("  weights packed", pack.ms),
+            ("parse and plan", parsed + optimized + planned),
+        ):
+            phases.setdefault(name, []).append(ms)
+    session, whole = _timed(lambda: cml.Session(graph, gpu))
+    again = phases["parse and plan"][-1] - phases["parse: the text and the weights' files"][-1]
+    rows |= phases
+    rows["session without its plan: upload, pipelines"] = [max(0.0, whole - again)]
+    timer = session.timer()
+    rows["first run"], rows["second run"] = [timer()], [timer()]
+    print(f"{len(graph.nodes)} operators, {len(plan.steps)} dispatches, {gpu.pipelines_built} "
+          f"pipelines, {plan.weights_bytes / 1e6:.1f} MB of weights; {gpu.name}")  # fmt: skip
+    print(f"{'':44s} {'median ms':>10s} {'first':>8s} {'least':>8s}")
+    for name, times in rows.items():
+        print(f"{name:44s} {statistics.median(times):10.1f} {times[0]:8.1f} {min(times):8.1f}")
+    return len(graph.nodes), statistics.median(phases["parse and plan"])
 
 
 class _Clock:
-    """A function that counts the milliseconds it takes."""
+    """A method that counts the milliseconds it takes."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function, self.ms = function, 0.0
+        self.function, self.ms = function, 0.0
 
-    def __call__(self, **arguments: Any) -> Any:
-        result, took = _timed(lambda: self._function(**arguments))
-        self.ms += took
-        return result
+    def method(self) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            result, took = _timed(lambda: self.function(*arguments, **named))
+            self.ms += took
+            return result
+
+        return timed
 
 
 def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
@@ -54,5 +133,30 @@ def _since(begin: float) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.start", description=__doc__)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("model", type=Path, nargs="?")
+    source.add_argument("--stylegan2", type=int, metavar="RESOLUTION")
+    source.add_argument("--operators", type=int, metavar="COUNT")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="cml-start-") as folder:
+        made = Path(folder, "model.nnef")
+        # made by another process: here nothing is imported yet
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
+            if options.operators:
+                other.submit(residual_network, options.operators, made).result()
+            elif options.stylegan2:
+                other.submit(stylegan2, options.stylegan2, made).result()
+        operators, ms = measure(options.model or made, options.rounds)
+    if operators < _LIMIT_OPERATORS:
+        return 0
+    holds = ms / operators <= _LIMIT_MS / _LIMIT_OPERATORS
+    print(f"{'holds' if holds else 'FAILS'}: parse and plan of {operators} operators {ms:.0f} ms, "
+          f"at most {_LIMIT_MS:.0f} for {_LIMIT_OPERATORS}")  # fmt: skip
+    return 0 if holds else 1
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main(sys.argv[1:]))
