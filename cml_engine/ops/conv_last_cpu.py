@@ -41,9 +41,9 @@ def prepare_conv(
         if pays(shape):
             return Winograd(shape, filter, scratch)
         if _is_depthwise(shape):
-            return Depthwise(shape, filter, scratch)
+            return Depthwise(shape, filter, scratch, constants[2])
         if shape.groups == 1 and min(shape.in_channels, shape.out_channels) >= _MANY:
-            return Windows(shape, filter, scratch)
+            return Windows(shape, filter, scratch, constants[2])
     return partial(_defined, shape, scratch)
 
 
@@ -62,9 +62,16 @@ def _is_depthwise(shape: ConvShape) -> bool:
 class _ChannelsLast:
     """What the ways below share: the padded input, and the result."""
 
-    def __init__(self, shape: ConvShape, scratch: Scratch) -> None:
+    def __init__(self, shape: ConvShape, scratch: Scratch, bias: Array | None) -> None:
         self._shape = shape
         self._scratch = scratch
+        self._bias = None if bias is None else self._row(bias)
+
+    def _row(self, bias: Array) -> Array:
+        """The bias of all positions and channels of a row."""
+        values = np.asarray(bias, np.float32).reshape(-1)
+        width = self._shape.axes[-1].narrow
+        return np.broadcast_to(values, (width, self._shape.out_channels)).reshape(-1)
 
     def _padded(self, x: Array) -> Array:
         """(batch, padded extents…, channels), in whichever order of memory it comes for nothing."""
@@ -84,11 +91,9 @@ class _ChannelsLast:
 
     def _finished(self, out: Array, bias: Array) -> Array:
         """With the bias, which is added to whole rows at a time, and channels second."""
-        values = np.asarray(bias, np.float32).reshape(-1)
-        if values.any():
-            row = np.broadcast_to(values, (out.shape[-2], out.shape[-1])).reshape(-1)
-            rows = out.reshape(-1, row.size)
-            np.add(rows, row, out=rows)
+        row = self._row(bias) if self._bias is None else self._bias
+        rows = out.reshape(-1, row.size)
+        np.add(rows, row, out=rows)
         return out.transpose(0, -1, *range(1, out.ndim - 1))
 
 
@@ -96,8 +101,10 @@ class Depthwise(_ChannelsLast):
     """One filter per channel. A row of the result, all its positions and channels, is a run of
     memory for every tap, and ``einsum`` multiplies and adds whole runs."""
 
-    def __init__(self, shape: ConvShape, filter: Array, scratch: Scratch) -> None:
-        super().__init__(shape, scratch)
+    def __init__(
+        self, shape: ConvShape, filter: Array, scratch: Scratch, bias: Array | None = None
+    ) -> None:
+        super().__init__(shape, scratch, bias)
         taps = np.moveaxis(filter[:, 0], 0, -1)
         kernel, width = taps.shape[:-1], shape.axes[-1].narrow
         rows = np.broadcast_to(taps[..., None, :], (*kernel, width, shape.out_channels))
@@ -161,14 +168,23 @@ class Windows(_ChannelsLast):
     """Windows as rows of a matrix, a band of them at a time; of a pointwise filter the input is
     that matrix already."""
 
-    def __init__(self, shape: ConvShape, filter: Array, scratch: Scratch) -> None:
-        super().__init__(shape, scratch)
+    def __init__(
+        self, shape: ConvShape, filter: Array, scratch: Scratch, bias: Array | None = None
+    ) -> None:
+        super().__init__(shape, scratch, bias)
         self._weights = np.ascontiguousarray(np.moveaxis(filter, (0, 1), (-1, -2))).reshape(
             -1, shape.out_channels
         )
+        plain = all(a.stride == 1 and a.before == 0 == a.after for a in shape.axes)
+        self._pointwise = plain and shape.taps == 1
 
     def __call__(self, attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
         out = self._result()
+        last = x.transpose(0, *range(2, x.ndim), 1)
+        if self._pointwise and last.flags.c_contiguous:
+            positions = last.reshape(-1, x.shape[1])
+            np.matmul(positions, self._weights, out=out.reshape(-1, out.shape[-1]))
+            return self._finished(out, bias)
         for image, result in zip(self._padded(x), out, strict=True):
             windows = self._windows(image)
             step = max(1, _BAND // (self._weights.shape[0] * prod(self._shape.narrow[1:])))
