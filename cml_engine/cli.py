@@ -130,17 +130,19 @@ def _validate(a: argparse.Namespace) -> int:
     checks = shadow_run(graph, gpu, arrays, storage_of(a))
     report = Validation.of(graph.name, gpu.name, progress(checks, len(graph.nodes), "validate"))
     print(report)
-    stored = _storage_report(graph, arrays) if a.half else None
+    stored = _storage_report(graph, gpu, arrays) if a.half else None
     return 0 if report.ok and (stored is None or stored.ok) else 1
 
 
-def _storage_report(graph: Graph, arrays: dict[str, Any]) -> StorageReport:
+def _storage_report(graph: Graph, gpu: Gpu, arrays: dict[str, Any]) -> StorageReport:
     from cml_engine.backends.half import storage_errors
+    from cml_engine.backends.shadow import measured_errors
     from cml_engine.passes.choose_storage import layouts_for
     from cml_engine.report.storage import StorageReport
 
     errors = storage_errors(graph, layouts_for(graph, "half"), arrays)
-    report = StorageReport.of(graph, progress(errors, len(graph.nodes), "storage"))
+    errors = progress(errors, len(graph.nodes), "storage")
+    report = StorageReport.of(graph, errors, measured_errors(graph, gpu, arrays))
     print(report)
     return report
 

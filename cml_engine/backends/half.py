@@ -57,7 +57,7 @@ def storage_errors(
                 other,
             )
             if graph.facts[name].dtype == "scalar" and exact[name].size:
-                yield _difference(node, name, exact[name], other)
+                yield difference(node, name, exact[name], other)
         readers.subtract(node.reads)
         for name in node.reads:
             if not readers[name]:
@@ -83,7 +83,8 @@ def rounded(array: Array) -> Array:
     return to_half(array).astype(np.float32)
 
 
-def _difference(node: Node, name: str, wanted: Array, got: Array) -> StorageError:
+def difference(node: Node, name: str, wanted: Array, got: Array) -> StorageError:
+    """How far the tensor in 16 bits, ``got``, is from what it is in 32."""
     both = np.isfinite(wanted) & np.isfinite(got)
     size = float(np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted)).max())
     lost = bool((np.isfinite(wanted) & ~np.isfinite(got)).any())

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from cml_engine.backends.gpu import GpuProgram
-from cml_engine.backends.half import counted_in_steps, run_stored, stored_tolerance
+from cml_engine.backends.half import (
+    StorageError,
+    counted_in_steps,
+    difference,
+    run_stored,
+    stored_tolerance,
+)
 from cml_engine.gpu.device import Gpu
 from cml_engine.graph import Graph, Node
 from cml_engine.ops.spec import Tolerance, lookup
@@ -59,6 +65,23 @@ def shadow_run(
             continue
         tolerance = stored_tolerance(node, node_tolerance(node), layouts, node.title in in_steps)
         yield _check(node, got, run_stored(node, graph, layouts, known), tolerance)
+
+
+def measured_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Iterator[StorageError]:
+    """The error of every scalar output in 16 bits against 32, both as the GPU computes them."""
+    full, half = (_outputs(graph, gpu, inputs, storage) for storage in get_args(Storage))
+    for node in graph.nodes:
+        for name in node.outputs:
+            if name in graph.outputs and full[name].dtype.kind == "f" and full[name].size:
+                yield difference(node, name, full[name], half[name])
+
+
+def _outputs(
+    graph: Graph, gpu: Gpu, inputs: Mapping[str, Array], storage: Storage
+) -> dict[str, Array]:
+    options = PlanOptions(variants=table_for(gpu.name))
+    plan = lower(graph, gpu.limits, layouts_for(graph, storage), options)
+    return GpuProgram(plan, gpu).run(inputs)
 
 
 def _check(node: Node, got: list[Array], wanted: list[Array], tolerance: Tolerance) -> NodeCheck:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from cml_engine.backends.half import StorageError
 
 
+_UNKNOWN = "outputs: not known to NumPy, for an operator before them has no CPU function"
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
     """The largest and the root-mean-square error, over the largest value of its tensor, among the
@@ -26,11 +29,13 @@ class ErrorRow:
 
 @dataclass(frozen=True)
 class StorageReport:
-    """``overflow`` describes the first value that 16 bits cannot hold, empty where all can."""
+    """``outputs`` by NumPy, ``measured`` on the GPU. ``overflow`` describes the first value that
+    16 bits cannot hold, empty where all can."""
 
     model: str
     operators: tuple[ErrorRow, ...]
     outputs: tuple[ErrorRow, ...]
+    measured: tuple[ErrorRow, ...]
     overflow: str
 
     @property
@@ -38,7 +43,10 @@ class StorageReport:
         return not self.overflow
 
     @classmethod
-    def of(cls, graph: Graph, errors: Iterable[StorageError]) -> StorageReport:
+    def of(
+        cls, graph: Graph, errors: Iterable[StorageError], measured: Iterable[StorageError] = ()
+    ) -> StorageReport:
+        """``errors`` of all results, ``measured`` of the outputs."""
         by_op: dict[str, list[StorageError]] = {}
         found: dict[str, StorageError] = {}
         overflow = ""
@@ -55,7 +63,8 @@ class StorageReport:
         return cls(
             graph.name,
             tuple(_worst(op, rows) for op, rows in by_op.items()),
-            tuple(ErrorRow(e.tensor, 1, e.largest, e.rms, e.node.title) for e in outputs),
+            tuple(map(_row, outputs)),
+            tuple(map(_row, measured)),
             overflow,
         )
 
@@ -65,12 +74,16 @@ class StorageReport:
             "which grow from operator to operator",
             f"{'operator':28s} {'count':>6s} {'largest':>10s} {'rms':>10s}  largest at",
             *map(_line, self.operators),
-            f"{'output':28s}",
-            *map(_line, self.outputs),
+            *(["outputs", *map(_line, self.outputs)] if self.outputs else [_UNKNOWN]),
+            *(["outputs on the GPU", *map(_line, self.measured)] if self.measured else []),
         ]
         if self.overflow:
             lines.append(f"first value too large for 16 bits: {self.overflow}")
         return "\n".join(lines)
+
+
+def _row(error: StorageError) -> ErrorRow:
+    return ErrorRow(error.tensor, 1, error.largest, error.rms, error.node.title)
 
 
 def _worst(op: str, errors: list[StorageError]) -> ErrorRow:

@@ -56,6 +56,8 @@ def test_validate_tells_what_storage_costs(model, capsys, gpu):
     assert main(["validate", model, "--half"]) == 0
     said = capsys.readouterr().out
     assert "all operators agree" in said and "16-bit storage against 32 bits" in said
+    *_, output = (line.split() for line in said.splitlines() if line.startswith("t5 "))
+    assert "outputs on the GPU" in said and 0 < float(output[2]) < 1e-2
     assert main(["validate", model]) == 0
     assert "16-bit storage" not in capsys.readouterr().out
 

@@ -212,3 +212,6 @@ def test_a_report_shows_the_worst_of_every_operator_and_the_outputs():
     assert max(row.largest for row in report.operators) == max(e.largest for e in found)
     assert [row.name for row in report.outputs] == list(graph.outputs)
     assert isinstance(found[0], StorageError) and f"{found[-1].rms:10.2e}" in str(report)
+    assert "on the GPU" not in str(report)
+    assert "on the GPU" in str(StorageReport.of(graph, found, found[-1:]))
+    assert "not known to NumPy" in str(StorageReport.of(graph, found[:1]))
