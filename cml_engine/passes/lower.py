@@ -19,7 +19,7 @@ from cml_engine.ops.lowering import Limits, Lowering
 from cml_engine.ops.spec import Cost, Dispatch, Kernel, OpSpec, lookup
 from cml_engine.passes.choose_storage import rounded_weights
 from cml_engine.passes.plan_memory import Item, place
-from cml_engine.passes.views import View, Views, find_views, is_view_copy, whole
+from cml_engine.passes.views import Views, find_views, is_view_copy, merged, whole
 from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace, stored_bytes
 
 Array = np.ndarray[Any, Any]
@@ -61,11 +61,9 @@ def lower(
     """The plan of a graph whose facts are known. Pure: the same arguments give the same plan."""
     chosen = dict(layouts or {})
     alias = _aliases(graph)
-    views: dict[str, View] = {}
-    if options.views and not (options.keep or options.guard):
-        views = find_views(graph, chosen, alias, limits.storage_offset_alignment)
-    draft = _dispatches(graph, limits, chosen, options, views, alias)
-    places, memory = _place_arena(graph, draft, alias, views, chosen, limits, options)
+    draft = _dispatches(graph, limits, chosen, options)
+    items = _items(graph, draft, alias, chosen, options)
+    places, memory = _place_arena(graph, items, draft, alias, chosen, limits, options)
     weights, weights_bytes = _place_weights(graph, draft, alias, limits)
     locate = _Locator(graph, chosen, alias, places, weights, draft)
     steps = tuple(
@@ -94,8 +92,6 @@ def _dispatches(
     limits: Limits,
     layouts: dict[str, str],
     options: PlanOptions,
-    views: Views,
-    alias: Mapping[str, str],
 ) -> _Draft:
     draft, stub = _Draft(), options.stub
     for node in graph.nodes:
@@ -114,8 +110,6 @@ def _dispatches(
         total = sum(d.groups for d in dispatches if d.cost is None)
         cost = node_cost(spec, node, graph, layouts)
         for dispatch in dispatches:
-            if is_view_copy(node, dispatch.tensors, views, alias):
-                continue
             share = dispatch.cost or cost.scaled(dispatch.groups / total)
             draft.dispatches.append((node, dispatch.kernel or spec.kernel, dispatch, share))
         draft.scratch.update(op.scratch_words)
@@ -149,29 +143,28 @@ def _aliases(graph: Graph) -> dict[str, str]:
     return alias
 
 
-def _place_arena(
+def _items(
     graph: Graph,
     draft: _Draft,
     alias: Mapping[str, str],
-    views: Views,
     layouts: Mapping[str, str],
-    limits: Limits,
     options: PlanOptions,
-) -> tuple[dict[str, int], Memory]:
+) -> list[Item]:
+    """Every tensor in the arena, and the steps that need it where each has memory of its own."""
     last_step = len(draft.dispatches)
     used: dict[str, tuple[int, int]] = dict.fromkeys(graph.inputs, (-1, -1))
     for node in graph.nodes:  # a result that no dispatch writes (zero extents) has a place too
         for name in node.outputs:
-            if name not in alias and name not in views:
+            if name not in alias:
                 used.setdefault(name, (last_step, -1))
     for step, (_, _, dispatch, _) in enumerate(draft.dispatches):
         for name in dispatch.tensors:
-            root, _ = whole(views, alias.get(name, name))
+            root = alias.get(name, name)
             if root not in graph.constants and root not in draft.packed:
                 first, last = used.get(root, (step, step))
                 used[root] = (min(first, step), max(last, step))
     for name in graph.roots:
-        root, _ = whole(views, alias.get(name, name))
+        root = alias.get(name, name)
         if root in used:
             used[root] = (used[root][0], last_step)
     items = []
@@ -180,11 +173,40 @@ def _place_arena(
         size = max(size, _MIN_BYTES) + 2 * options.guard
         lifetime = (-1, last_step) if options.keep else (first, max(first, last))
         items.append(Item(name, size, *lifetime))
-    offsets, memory = place(items, limits.storage_offset_alignment)
+    return items
+
+
+def _place_arena(
+    graph: Graph,
+    items: list[Item],
+    draft: _Draft,
+    alias: Mapping[str, str],
+    layouts: Mapping[str, str],
+    limits: Limits,
+    options: PlanOptions,
+) -> tuple[dict[str, int], Memory]:
+    """Every tensor's place. Parts lie in the whole, and what would copy them leaves the draft,
+    unless that makes the arena larger."""
+    align = limits.storage_offset_alignment
+    offsets, memory = place(items, align)
+    views: Views = {}
+    if options.views and not (options.keep or options.guard):
+        views = find_views(graph, layouts, alias, align, items)
+    if views:
+        with_views, smaller = place(merged(items, views), align)
+        if smaller.peak <= memory.peak:
+            offsets, memory = with_views, smaller
+        else:
+            views = {}
     places = {name: offset + options.guard for name, offset in offsets.items()}
     for name in views:
         root, words_before = whole(views, name)
         places[name] = places[root] + 4 * words_before
+    draft.dispatches = [
+        (node, kernel, dispatch, cost)
+        for node, kernel, dispatch, cost in draft.dispatches
+        if not is_view_copy(node, dispatch.tensors, views, alias)
+    ]
     return places, memory
 
 

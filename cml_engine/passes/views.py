@@ -3,12 +3,12 @@
 Where the parts follow one another in memory, a concat's producers write into its result and a
 split's readers read from its operand; neither needs a dispatch, and no part has memory of its own.
 A view keeps the whole tensor alive as long as any part of it, so a node's views are only taken
-where they do not raise the least memory that the network needs.
+where they do not raise the least memory that the network needs, its kernels' scratch included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -36,20 +36,37 @@ def whole(views: Views, name: str) -> tuple[str, int]:
     return name, offset
 
 
+def merged(items: Iterable[Item], views: Views) -> list[Item]:
+    """The tensors with memory of their own, alive as long as any part of them."""
+    wholes: dict[str, Item] = {}
+    lives: dict[str, tuple[int, int]] = {}
+    for item in items:
+        root, _ = whole(views, item.name)
+        if root == item.name:
+            wholes[root] = item
+        first, last = lives.get(root, (item.first, item.last))
+        lives[root] = (min(first, item.first), max(last, item.last))
+    return [Item(name, item.nbytes, *lives[name]) for name, item in wholes.items()]
+
+
 def find_views(
-    graph: Graph, layouts: Mapping[str, str], alias: Mapping[str, str], alignment: int
+    graph: Graph,
+    layouts: Mapping[str, str],
+    alias: Mapping[str, str],
+    alignment: int,
+    items: Sequence[Item],
 ) -> dict[str, View]:
-    """The parts that need no copy. ``alignment`` is in bytes: that of a part's beginning."""
+    """The parts that need no copy. ``alignment`` is in bytes: that of a part's beginning.
+    ``items`` are all tensors in the arena, with the steps that need them if none is a view."""
     views: dict[str, View] = {}
-    lifetimes = _lifetimes(graph, alias)
-    bound = _bound(graph, layouts, lifetimes, views)
+    bound = lower_bound(items)
     for node in graph.nodes:
         found = {
             name: view
             for name, view in _parts(graph, node, layouts, alias)
             if name not in views and 4 * view.offset % alignment == 0
         }
-        with_them = _bound(graph, layouts, lifetimes, views | found) if found else bound + 1
+        with_them = lower_bound(merged(items, views | found)) if found else bound + 1
         if with_them <= bound:
             views |= found
             bound = with_them
@@ -96,41 +113,3 @@ def _follow_in_memory(fact: Fact, axis: int, layout: str) -> bool:
     """Whether parts along the axis are runs of memory: no dimension outside of it has an extent.
     Blocks of four channels lie outside of the positions as channels do."""
     return (layout == PLAIN or axis == 1) and prod(fact.shape[:axis]) == 1
-
-
-def _lifetimes(graph: Graph, alias: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """For every tensor with memory the first and last node that needs it."""
-    end = len(graph.nodes)
-    lives = dict.fromkeys(graph.inputs, (-1, -1))
-    for i, node in enumerate(graph.nodes):
-        for name in (*node.reads, *node.outputs):
-            root = alias.get(name, name)
-            if root not in graph.constants:
-                lives[root] = (lives.get(root, (i, i))[0], i)
-    for name in graph.roots:
-        root = alias.get(name, name)
-        if root in lives:
-            lives[root] = (lives[root][0], end)
-    return lives
-
-
-def _bound(
-    graph: Graph,
-    layouts: Mapping[str, str],
-    lifetimes: Mapping[str, tuple[int, int]],
-    views: Views,
-) -> int:
-    """The least memory with those views, as far as it shows before operators are lowered."""
-    lives: dict[str, tuple[int, int]] = {}
-    for name, (first, last) in lifetimes.items():
-        root, _ = whole(views, name)
-        known = lives.get(root, (first, last))
-        lives[root] = (min(first, known[0]), max(last, known[1]))
-    return lower_bound(_items(graph, layouts, lives.items()))
-
-
-def _items(
-    graph: Graph, layouts: Mapping[str, str], lives: Iterable[tuple[str, tuple[int, int]]]
-) -> Iterator[Item]:
-    for name, (first, last) in lives:
-        yield Item(name, 4 * words(graph.facts[name], layouts.get(name, PLAIN)), first, last)
