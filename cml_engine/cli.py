@@ -334,7 +334,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _tune_options(sub: argparse.ArgumentParser) -> None:
     _add(sub, "model", "half", "json")
-    sub.add_argument("--rounds", type=_positive, default=15, help="for each option")
+    sub.add_argument("--rounds", type=_positive, default=30, help="for each option")
     sub.add_argument("--dry-run", action="store_true", help="measure, and write nothing")
 
 

@@ -132,7 +132,7 @@ def _account(s: FrameScheduler, job: Job, part: Slice, report: FrameReport, now:
     cost = job.costs[part.step]
     spent = s.cost_model.predict_ms(cost, part.count)
     job.given_ms += spent
-    job.virtual_ms += spent / job.priority
+    job.virtual_ms += spent / (job.priority or 1.0)
     job.last_served_ms = now
     report.predicted_ms += spent
     report.slices.append(

@@ -128,14 +128,15 @@ class FrameScheduler:
         Parameters
         ----------
         inputs : arrays, GPU tensors, or other jobs' :meth:`Job.output`, which it then waits for.
-        priority : its share against other jobs, 2 is twice 1.
+        priority : its share against other jobs, 2 is twice 1; 0 is only what all others leave of
+            a frame, and nothing where they leave nothing.
         deadline_ms : from now; see :func:`scheduler.policy.least_laxity`.
         slot : a job that waits with the same slot is superseded (cancelled) by this one.
         admission : what to do with a deadline that cannot be held beside what is there already:
             nothing, warn, or raise :class:`AdmissionError`.
         """
-        if priority <= 0:
-            raise ValueError(f"priority {priority} must be greater than 0")
+        if priority < 0:
+            raise ValueError(f"priority {priority} must not be less than 0")
         network = getattr(session, "program", session)
         if not hasattr(network, "step_costs"):
             raise TypeError("a FrameScheduler runs sessions on a GPU; this one runs on the CPU")
@@ -148,7 +149,8 @@ class FrameScheduler:
             if slot is not None:
                 self._supersede(slot)
             # a newcomer starts level with the others: it may not make up for its absence
-            job.virtual_ms = min((j.virtual_ms for j in self.jobs), default=0.0)
+            level = [j.virtual_ms for j in self.jobs if j.idle == job.idle]
+            job.virtual_ms = min(level, default=0.0)
             self.jobs.append(job)
             if self._recorder:
                 self._recorder.submitted(job)

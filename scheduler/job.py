@@ -77,6 +77,11 @@ class Job:
     def ended(self) -> bool:
         return self.state in ENDED
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has no share of its own, only what the others leave (priority 0)."""
+        return self.priority == 0
+
     def output(self, name: str) -> JobOutput:
         """The future tensor, as an input for another job."""
         return JobOutput(self, name)

@@ -25,14 +25,15 @@ def least_laxity(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
 
     A job that cannot hold its deadline any more has no claim before others because of it: it joins
     the fair share, where the one that had the least GPU time for its priority goes first. So an
-    overdue job neither starves others nor is starved.
+    overdue job neither starves others nor is starved. Jobs of priority 0 come after all.
     """
 
     def laxity(job: Job) -> float:
         sticky = STICKINESS_MS if job.group or job.step else 0.0
         return job.laxity_ms(now_ms, rate) - sticky
 
-    feasible = [j for j in jobs if j.deadline_at_ms is not None and j.laxity_ms(now_ms, rate) >= 0]
+    dated = [j for j in jobs if j.deadline_at_ms is not None and not j.idle]
+    feasible = [j for j in dated if j.laxity_ms(now_ms, rate) >= 0]
     feasible.sort(key=lambda j: (laxity(j), -j.priority, j.number))
     urgent = {j.number for j in feasible}
     others = fair_share([j for j in jobs if j.number not in urgent], now_ms, rate)
@@ -41,7 +42,7 @@ def least_laxity(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
 
 def fair_share(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
     """The job with the least GPU time over priority first; deadlines do not count."""
-    return sorted(jobs, key=lambda j: (j.virtual_ms, -j.priority, j.number))
+    return sorted(jobs, key=lambda j: (j.idle, j.virtual_ms, -j.priority, j.number))
 
 
 def by_priority(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
@@ -50,7 +51,7 @@ def by_priority(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
 
 
 def _starved_first(ordered: list[Job], now_ms: float) -> list[Job]:
-    starved = [j for j in ordered if now_ms - j.last_served_ms > STARVED_MS]
+    starved = [j for j in ordered if now_ms - j.last_served_ms > STARVED_MS and not j.idle]
     if not starved:
         return ordered
     first = min(starved, key=lambda j: (j.last_served_ms, j.number))

@@ -73,7 +73,7 @@ class _Run:
 
 
 class Tuning:
-    """Measures a bench's choices in a scheduler's frames, as jobs of the lowest priority.
+    """Measures a bench's choices in a scheduler's frames, as jobs of no priority at all.
 
     Pairs of an option and the default run one after the other within the frames' budget, in parts
     as all jobs do, and are timed by the frames' own timestamps. Plans are made, pipelines built and
@@ -83,13 +83,12 @@ class Tuning:
     Parameters
     ----------
     rounds : for each option, see :class:`cml_engine.tuning.Trial`.
-    priority : of the jobs; those of a game have 1 unless it says otherwise.
+    priority : of the jobs; 0 is only what the game's own leave of a frame.
     """
 
     def __init__(
-        self, scheduler: FrameScheduler, bench: Workbench, *, rounds: int = 9,
-        priority: float = 1e-6,
-    ) -> None:  # fmt: skip
+        self, scheduler: FrameScheduler, bench: Workbench, *, rounds: int = 15, priority: float = 0
+    ) -> None:
         if scheduler.executor.clock_source == WALL_CLOCK:
             raise ValueError("this device times nothing in a frame: tune it with `cml tune MODEL`")
         self.scheduler, self.bench = scheduler, bench

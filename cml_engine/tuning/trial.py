@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from statistics import median
 
 #: an option must take this share of the default's time, or less, to replace it
 WINS_BELOW = 0.95
-#: and be the faster one in this share of the rounds
-_CONSISTENT = 0.8
 #: after so many rounds an option that lost all of them, by this ratio in the median, is out
 _FEW, _HOPELESS = 3, 1.05
 
@@ -48,8 +47,9 @@ class Duel:
         if not self.rounds:
             return False
         best = self.ms / min(other for _, other in self.rounds)
-        faster = sum(ratio < 1 for ratio in self._ratios)
-        consistent = faster >= _CONSISTENT * len(self.rounds)
+        faster, count = sum(ratio < 1 for ratio in self._ratios), len(self.rounds)
+        # two standard deviations more than a fair coin gives
+        consistent = faster >= min(count, count / 2 + sqrt(count))
         return consistent and max(self.ratio, best) <= WINS_BELOW
 
     @property
@@ -70,7 +70,7 @@ class Trial:
 
     default: str
     options: Sequence[str]
-    rounds: int = 15
+    rounds: int = 30
     #: the duels by option
     duels: dict[str, Duel] = field(default_factory=dict)
     #: the best option's second duel

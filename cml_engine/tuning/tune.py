@@ -25,7 +25,7 @@ _MOST_REPEATS = 32
 
 
 def tune(
-    session: Session, *, rounds: int = 15, dry_run: bool = False,
+    session: Session, *, rounds: int = 30, dry_run: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> TuneReport:  # fmt: skip
     """Time every option of every choice of the session's plan against the default, ``rounds``

@@ -140,6 +140,31 @@ def test_shares_follow_priority():
     assert a.given_ms / b.given_ms == pytest.approx(3.0, rel=0.1)
 
 
+def test_a_job_of_no_priority_has_what_is_left():
+    """Nothing of a full frame, however long it waits; the rest of one that is not full."""
+    big, idle, small = network("big", 400.0), network("idle", 40.0), network("small", 1.0)
+    loop = Loop(big, idle, small)
+    first, last = loop.submit(big), loop.submit(idle, priority=0)
+    loop.frames(60)
+    assert not first.ended and last.given_ms == 0
+    first.cancel()
+    loop.frames()
+    assert last.given_ms > 0 and not last.ended, "the only job gets all"
+    beside = loop.submit(small)
+    report = loop.frames()
+    assert report.slices[0].job == beside.number
+    assert beside.ended and report.slices[-1].job == last.number
+    loop.until_done(last)
+
+
+def test_no_deadline_makes_a_job_of_no_priority_urgent():
+    big, idle = network("big", 40.0), network("idle", 4.0)
+    loop = Loop(big, idle)
+    first, last = loop.submit(big), loop.submit(idle, priority=0, deadline_ms=40)
+    loop.frames(5)
+    assert first.given_ms > 0 and last.given_ms == 0
+
+
 def test_strict_priority_is_another_policy():
     one, two = network("one", 40.0), network("two", 40.0)
     loop = Loop(one, two, policy=by_priority)
@@ -299,4 +324,4 @@ def test_wrong_submissions_are_refused():
     with pytest.raises(TypeError, match="on a GPU"):
         loop.scheduler.submit(object(), {})
     with pytest.raises(ValueError, match="priority"):
-        loop.submit(network("n", 1.0), priority=0)
+        loop.submit(network("n", 1.0), priority=-1)
