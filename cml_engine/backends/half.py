@@ -52,10 +52,8 @@ def storage_errors(
         wanted = run_node(node, [exact[name] for name in node.reads])
         got = run_stored(node, graph, layouts, stored)
         for name, value, other in zip(node.outputs, wanted, got, strict=True):
-            exact[name], stored[name] = (
-                np.asarray(value, NUMPY_DTYPE[graph.facts[name].dtype]),
-                other,
-            )
+            exact[name] = np.asarray(value, NUMPY_DTYPE[graph.facts[name].dtype])
+            stored[name] = other
             if graph.facts[name].dtype == "scalar" and exact[name].size:
                 yield difference(node, name, exact[name], other)
         readers.subtract(node.reads)
