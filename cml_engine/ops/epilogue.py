@@ -23,9 +23,12 @@ MAX_STEPS = 4
 #: the shader's number of each operator
 _CODES = {
     "relu": 1, "leaky_relu": 2, "prelu": 3, "sigmoid": 4, "tanh": 5, "clamp": 6, "add": 7,
-    "silu": 8,
+    "silu": 8, "mul": 9, "sub": 10, "div": 11,
 }  # fmt: skip
 SUPPORTED = frozenset(_CODES)
+#: those with a tensor beside the result, and the shader's number of what it has a value for
+_WITH_TENSOR = frozenset({"prelu", "add", "mul", "sub", "div"})
+_BY_PLACE, _BY_CHANNEL, _BY_ONE = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,8 @@ def epilogue_of(
 ) -> EpilogueArgs:
     """The arguments of ``op``'s epilogues, their tensors bound as ``T<slot>``, ``T<slot+1>``, ….
 
-    ``vector``: the kernel stores ``float4`` of four channels. A PReLU has one slope per index of
-    ``channel_axis`` of the result.
+    ``vector``: the kernel stores ``float4`` of four channels. An operand has a value for every
+    place of the result, for every index of its ``channel_axis``, or one for all.
     """
     if len(op.epilogues) > MAX_STEPS:
         raise op.refuse(f"{len(op.epilogues)} fused operators, at most {MAX_STEPS} are possible")
@@ -56,10 +59,11 @@ def epilogue_of(
             raise op.refuse(f"cannot apply '{epilogue.op}' to its result; run it as its own node")
         defines[f"EPI{i}"] = _CODES[epilogue.op]
         values[2 * i : 2 * i + 2] = _numbers(op, epilogue)
-        operand = _operand(op, epilogue, channel_axis)
-        if operand is not None:
-            defines[f"EPI{i}_TENSOR"] = f"T{slot + len(tensors)}"
-            defines[f"T{slot + len(tensors)}_TYPE"] = _type_of(op, operand, kind)
+        if epilogue.op in _WITH_TENSOR:
+            by, operand = _operand(op, epilogue, channel_axis)
+            tensor = f"T{slot + len(tensors)}"
+            defines |= {f"EPI{i}_BY": by, f"EPI{i}_TENSOR": tensor}
+            defines[f"{tensor}_TYPE"] = _type_of(op, operand, by, kind)
             tensors.append(operand)
     return EpilogueArgs(defines, {"epi_value": values}, tuple(tensors))
 
@@ -75,37 +79,33 @@ def _numbers(op: Lowering, epilogue: Epilogue) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _operand(op: Lowering, epilogue: Epilogue, channel_axis: int) -> str | None:
-    if epilogue.op == "prelu":
-        return _slopes(op, epilogue, channel_axis)
-    if epilogue.op != "add":
-        return None
-    other, result = epilogue.inputs[0], op.out_names[0]
-    if op.fact(other) != op.fact(result) or op.is_blocked(other) != op.is_blocked(result):
-        raise op.refuse(
-            f"a fused add takes a tensor that lies as the result does, {op.fact(result)} "
-            f"({op.layout(result)}); got {op.fact(other)} ({op.layout(other)})"
-        )
-    return other
+def _operand(op: Lowering, epilogue: Epilogue, channel_axis: int) -> tuple[int, str]:
+    """What the operand has a value for, and the tensor that has them."""
+    name, result = epilogue.inputs[0], op.out_names[0]
+    fact, channels = op.fact(name), op.outputs[0].shape[channel_axis]
+    value, slopes = op.constant(name), epilogue.op == "prelu"
+    if fact.size == 1 and not slopes:
+        return _BY_ONE, name
+    if value is not None and value.size in (1, channels):
+        constant = value
+        key = f"{name}.channels{channels}"
+        return _BY_CHANNEL, op.pack(key, lambda: per_channel(constant, channels))
+    if value is None and not slopes:
+        if fact == op.fact(result) and op.is_blocked(name) == op.is_blocked(result):
+            return _BY_PLACE, name
+        if fact.size == channels and not op.is_blocked(name):
+            return _BY_CHANNEL, name
+    raise op.refuse(
+        f"cannot apply '{epilogue.op}' with '{name}', {fact} ({op.layout(name)}), to its result, "
+        f"{op.fact(result)} ({op.layout(result)}); run it as its own node"
+    )
 
 
-def _type_of(op: Lowering, operand: str, kind: str) -> str:
-    """A feature map's own type; slopes are packed as the shader computes."""
-    return op.vector_type(operand) if operand in op.graph.facts else kind
-
-
-def _slopes(op: Lowering, epilogue: Epilogue, channel_axis: int) -> str:
-    """One slope per channel, filled up to whole vectors."""
-    name = epilogue.inputs[0]
-    channels = op.outputs[0].shape[channel_axis]
-    value = _constant(op, epilogue, name)
-    if value.size not in (1, channels):
-        raise op.refuse(f"a fused prelu takes 1 or {channels} slopes, got {list(value.shape)}")
-
-    def make() -> Array:
-        return per_channel(value, channels)
-
-    return op.pack(f"{name}.slopes{channels}", make)
+def _type_of(op: Lowering, operand: str, by: int, kind: str) -> str:
+    """A feature map's own type; values for channels lie one after the other."""
+    if by == _BY_PLACE:
+        return op.vector_type(operand)
+    return kind if by == _BY_CHANNEL else "float"
 
 
 def per_channel(value: Array, channels: int, multiple: int = 4) -> Array:

@@ -54,8 +54,11 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[st
     ends = [node.inputs[0], node.outputs[0]]
     wanted.update(n for n in ends if graph.facts[n].shape[1] >= 4)
     plain.update(n for n in ends if graph.facts[n].shape[1] < 4)
-    # an epilogue's tensor operand is read as the result lies; filters are packed at load
-    ties.join([node.outputs[0], *(n for e in node.epilogues for n in e.inputs if n in maps)])
+    # an epilogue's operand of the result's shape is read as that lies, values of channels one
+    # after the other; filters are packed at load
+    operands = [n for e in node.epilogues for n in e.inputs if n in maps]
+    ties.join([node.outputs[0], *(n for n in operands if graph.facts[n] == result)])
+    plain.update(n for n in operands if graph.facts[n] != result)
     plain.update(n for n in node.inputs[1:] if n in maps)
 
 

@@ -15,32 +15,37 @@ from cml_engine.ops.spec import lookup
 #: a chain longer than this is rare, and each entry is registers of the producer's kernel
 MAX_EPILOGUES = 4
 
-#: ``rule(graph, result fact, other operands) -> may it be fused``
-Rule = Callable[[Graph, Fact, tuple[str, ...]], bool]
+#: ``rule(graph, result fact, other operands, whether the kernel takes values per channel) ->
+#: may it be fused``
+Rule = Callable[[Graph, Fact, tuple[str, ...], bool], bool]
 
 
-def _always(graph: Graph, result: Fact, others: tuple[str, ...]) -> bool:
+def _always(graph: Graph, result: Fact, others: tuple[str, ...], channels: bool) -> bool:
     return True
 
 
-def _per_channel_constant(graph: Graph, result: Fact, others: tuple[str, ...]) -> bool:
-    """Constant, and one value for all or one per channel: ``[]``, ``[1,C]``, ``[1,C,1…]``."""
-
-    def fits(name: str) -> bool:
-        shape = graph.facts[name].shape
-        wide = len(shape) >= 2 and shape[1] == result.shape[1]
-        ones = all(extent == 1 for axis, extent in enumerate(shape) if axis != 1 or not wide)
-        return graph.is_constant(name) and ones and len(shape) <= result.rank
-
-    return all(fits(name) for name in others)
+def _per_channel(graph: Graph, result: Fact, name: str) -> bool:
+    """One value for all or one per channel: ``[]``, ``[1,C]``, ``[1,C,1…]``."""
+    shape = graph.facts[name].shape
+    wide = len(shape) >= 2 and shape[1] == result.shape[1]
+    ones = all(extent == 1 for axis, extent in enumerate(shape) if axis != 1 or not wide)
+    return ones and len(shape) <= result.rank
 
 
-def _single_constants(graph: Graph, result: Fact, others: tuple[str, ...]) -> bool:
+def _slopes(graph: Graph, result: Fact, others: tuple[str, ...], channels: bool) -> bool:
+    return all(graph.is_constant(n) and _per_channel(graph, result, n) for n in others)
+
+
+def _single_constants(graph: Graph, result: Fact, others: tuple[str, ...], channels: bool) -> bool:
     return all(graph.is_constant(n) and graph.facts[n].size == 1 for n in others)
 
 
-def _same_fact(graph: Graph, result: Fact, others: tuple[str, ...]) -> bool:
-    return all(graph.facts[n] == result and n not in graph.constants for n in others)
+def _one_operand(graph: Graph, result: Fact, others: tuple[str, ...], channels: bool) -> bool:
+    """One value for all, one per channel, or a computed tensor of the result's shape."""
+    (name,) = others
+    computed = graph.facts[name] == result and name not in graph.constants
+    by_channel = channels or graph.facts[name].size == 1
+    return computed or (by_channel and _per_channel(graph, result, name))
 
 
 RULES: Mapping[str, Rule] = {
@@ -49,12 +54,15 @@ RULES: Mapping[str, Rule] = {
     "sigmoid": _always,
     "tanh": _always,
     "silu": _always,
-    "prelu": _per_channel_constant,
+    "prelu": _slopes,
     "clamp": _single_constants,
-    "add": _same_fact,
+    "add": _one_operand,
+    "mul": _one_operand,
+    "sub": _one_operand,
+    "div": _one_operand,
 }
 #: operators whose operands may stand in either order
-_COMMUTATIVE = frozenset({"add"})
+_COMMUTATIVE = frozenset({"add", "mul"})
 
 
 def fuse_epilogues(graph: Graph) -> Graph:
@@ -100,6 +108,7 @@ def _fusable_producer(
             continue
         result = graph.facts[node.outputs[0]]
         fits = len(producer.epilogues) < MAX_EPILOGUES and graph.facts[name] == result
-        if fits and rule(graph, result, others):
+        # a kernel that takes slopes knows channels
+        if fits and rule(graph, result, others, "prelu" in kernel.epilogues):
             return producer, others
     return None

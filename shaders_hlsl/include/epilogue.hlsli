@@ -1,8 +1,8 @@
 // Elementwise operators that a kernel applies to its result before storing it, in the node's order.
 //
 // cml_engine/ops/epilogue.py chooses them by defines: EPI<i> is the operator of step i,
-// EPI<i>_TENSOR the name of its operand's buffer, if it has one; epi_value(2 * i) and (2 * i + 1)
-// are its numbers. EPI_TYPE is what the kernel stores at once: float, or float4 for four channels.
+// EPI<i>_TENSOR the name of its operand's buffer, if it has one, and EPI<i>_BY what that has a
+// value for; epi_value(2 * i) and (2 * i + 1) are its numbers. EPI_TYPE is what the kernel stores at once: float, or float4 for four channels.
 #ifndef CML_EPILOGUE
 #define CML_EPILOGUE
 
@@ -15,6 +15,14 @@
 #define EPI_CLAMP 6
 #define EPI_ADD 7
 #define EPI_SILU 8
+#define EPI_MUL 9
+#define EPI_SUB 10
+#define EPI_DIV 11
+
+#define BY_NONE 0
+#define BY_PLACE 1
+#define BY_CHANNEL 2
+#define BY_ONE 3
 
 #ifndef EPI_TYPE
 #define EPI_TYPE float
@@ -22,14 +30,26 @@
 #ifndef EPI0
 #define EPI0 EPI_NONE
 #endif
+#ifndef EPI0_BY
+#define EPI0_BY BY_NONE
+#endif
 #ifndef EPI1
 #define EPI1 EPI_NONE
+#endif
+#ifndef EPI1_BY
+#define EPI1_BY BY_NONE
 #endif
 #ifndef EPI2
 #define EPI2 EPI_NONE
 #endif
+#ifndef EPI2_BY
+#define EPI2_BY BY_NONE
+#endif
 #ifndef EPI3
 #define EPI3 EPI_NONE
+#endif
+#ifndef EPI3_BY
+#define EPI3_BY BY_NONE
 #endif
 
 EPI_TYPE cml_epi_sigmoid(EPI_TYPE v) {
@@ -58,10 +78,14 @@ EPI_TYPE cml_epi_step(uint op, EPI_TYPE v, EPI_TYPE operand, float first, float 
     if (op == EPI_TANH) { return cml_epi_tanh(v); }
     if (op == EPI_CLAMP) { return max(min(v, EPI_TYPE(second)), EPI_TYPE(first)); }
     if (op == EPI_SILU) { return v * cml_epi_sigmoid(v); }
+    if (op == EPI_ADD) { return v + operand; }
+    if (op == EPI_MUL) { return v * operand; }
+    if (op == EPI_SUB) { return v - operand; }
+    if (op == EPI_DIV) { return v / operand; }
     return v;
 }
 
-// What the steps read per channel: a kernel that stores many positions reads it once.
+// What the steps read per channel or once: a kernel that stores many positions reads it once.
 struct EpiOperands {
     EPI_TYPE channel[4];
 };
@@ -70,41 +94,53 @@ struct EpiOperands {
 EpiOperands cml_epilogue_operands(uint channel) {
     EpiOperands operands;
     {[ForceUnroll] for (int i = 0; i < 4; i++) { operands.channel[i] = EPI_TYPE(0.0); }}
-#if EPI0 == EPI_PRELU
+#if EPI0_BY == BY_CHANNEL
     operands.channel[0] = EPI0_TENSOR[channel];
+#elif EPI0_BY == BY_ONE
+    operands.channel[0] = EPI_TYPE(EPI0_TENSOR[0]);
 #endif
-#if EPI1 == EPI_PRELU
+#if EPI1_BY == BY_CHANNEL
     operands.channel[1] = EPI1_TENSOR[channel];
+#elif EPI1_BY == BY_ONE
+    operands.channel[1] = EPI_TYPE(EPI1_TENSOR[0]);
 #endif
-#if EPI2 == EPI_PRELU
+#if EPI2_BY == BY_CHANNEL
     operands.channel[2] = EPI2_TENSOR[channel];
+#elif EPI2_BY == BY_ONE
+    operands.channel[2] = EPI_TYPE(EPI2_TENSOR[0]);
 #endif
-#if EPI3 == EPI_PRELU
+#if EPI3_BY == BY_CHANNEL
     operands.channel[3] = EPI3_TENSOR[channel];
+#elif EPI3_BY == BY_ONE
+    operands.channel[3] = EPI_TYPE(EPI3_TENSOR[0]);
 #endif
     return operands;
 }
 
-// `at` is where the result is stored, in EPI_TYPEs: there a residual's values are.
+// `at` is where the result is stored, in EPI_TYPEs: there an operand of its shape has its values.
 EPI_TYPE cml_epilogue(EPI_TYPE v, EpiOperands operands, uint at) {
-#if EPI0 == EPI_ADD
-    v += EPI0_TENSOR[at];
-#elif EPI0 != EPI_NONE
+#if EPI0_BY == BY_PLACE
+    operands.channel[0] = EPI0_TENSOR[at];
+#endif
+#if EPI0 != EPI_NONE
     v = cml_epi_step(EPI0, v, operands.channel[0], epi_value(0), epi_value(1));
 #endif
-#if EPI1 == EPI_ADD
-    v += EPI1_TENSOR[at];
-#elif EPI1 != EPI_NONE
+#if EPI1_BY == BY_PLACE
+    operands.channel[1] = EPI1_TENSOR[at];
+#endif
+#if EPI1 != EPI_NONE
     v = cml_epi_step(EPI1, v, operands.channel[1], epi_value(2), epi_value(3));
 #endif
-#if EPI2 == EPI_ADD
-    v += EPI2_TENSOR[at];
-#elif EPI2 != EPI_NONE
+#if EPI2_BY == BY_PLACE
+    operands.channel[2] = EPI2_TENSOR[at];
+#endif
+#if EPI2 != EPI_NONE
     v = cml_epi_step(EPI2, v, operands.channel[2], epi_value(4), epi_value(5));
 #endif
-#if EPI3 == EPI_ADD
-    v += EPI3_TENSOR[at];
-#elif EPI3 != EPI_NONE
+#if EPI3_BY == BY_PLACE
+    operands.channel[3] = EPI3_TENSOR[at];
+#endif
+#if EPI3 != EPI_NONE
     v = cml_epi_step(EPI3, v, operands.channel[3], epi_value(6), epi_value(7));
 #endif
     return v;
