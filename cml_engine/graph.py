@@ -7,14 +7,16 @@ output of exactly one :class:`Node`. Nodes stand in an order in which they can r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cml_engine.errors import Source
+
+T = TypeVar("T")
 
 #: NNEF's three tensor types and how they lie in memory, on the CPU and on the GPU alike but for
 #: ``logical``, which is one byte in NumPy and a 32-bit word on the GPU.
@@ -88,13 +90,26 @@ class Epilogue:
     """An elementwise operator done on a producer's result before it is stored.
 
     ``inputs`` are the names of its other operands (a PReLU's slopes, a residual's other side);
-    the result so far is the operand at ``position``.
+    the result so far is the operand at ``position`` (None: it is no operand). In a chain of
+    elementwise operators more operands may be results of operators before: ``own`` pairs their
+    positions with the operators' numbers, 0 for the node's own.
     """
 
     op: str
     inputs: tuple[str, ...] = ()
     attrs: Attrs = field(default_factory=Attrs)
-    position: int = 0
+    position: int | None = 0
+    own: tuple[tuple[int, int], ...] = ()
+
+    def operands(self, others: Sequence[T], results: Sequence[T]) -> list[T]:
+        """All operands in order: ``others`` stand for ``inputs``, ``results`` for the results of
+        the node's operator and of the epilogues before."""
+        places = dict(self.own)
+        if self.position is not None:
+            places[self.position] = len(results) - 1
+        rest = iter(others)
+        count = len(others) + len(places)
+        return [results[places[i]] if i in places else next(rest) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,17 @@ def run_node(node: Node, arrays: Sequence[Array], prepared: Cpu | None = None) -
     count = len(node.inputs)
     with np.errstate(all="ignore"):
         results = _call(node.op, node, node.attrs, arrays[:count], prepared)
+        needed = any(epilogue.own for epilogue in node.epilogues)
+        so_far = results[:1]
         for epilogue in node.epilogues:
             others = arrays[count : count + len(epilogue.inputs)]
             count += len(epilogue.inputs)
-            own = epilogue.position == 0 and _is_own(node, results[0], arrays)
+            own = epilogue.position == 0 and not needed and _is_own(node, results[0], arrays)
             if own and apply_in_place(epilogue.op, epilogue.attrs, results[0], others):
                 continue
-            operands = list(others)
-            operands.insert(epilogue.position, results[0])
+            operands = epilogue.operands(others, so_far)
             results = _call(epilogue.op, node, epilogue.attrs, operands)
+            so_far = so_far + results[:1] if needed else results[:1]
     return results
 
 

@@ -141,11 +141,11 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class Link:
     """One operator of a chain: its row, its attributes' values, and for each operand which of the
-    kernel's tensors it is; None is the result of the operator before."""
+    kernel's tensors it is, or ``~i`` for the result of the chain's operator i."""
 
     row: Row
     values: tuple[float, ...]
-    operands: tuple[int | None, ...]
+    operands: tuple[int, ...]
 
 
 def launch(
@@ -186,8 +186,8 @@ def _chain(row: Row, op: Lowering, names: Sequence[str]) -> list[Link]:
         return [Link(row, tuple(row.values(op.attrs)), tuple(range(row.arity)))]
     links = [Link(row, tuple(row.values(op.attrs)), tuple(names.index(n) for n in op.in_names))]
     for epilogue in op.epilogues:
-        operands: list[int | None] = [names.index(n) for n in epilogue.inputs]
-        operands.insert(epilogue.position, None)
+        others = [names.index(n) for n in epilogue.inputs]
+        operands = epilogue.operands(others, [~i for i in range(len(links))])
         fused = ROWS[epilogue.op]
         links.append(Link(fused, tuple(fused.values(epilogue.attrs)), tuple(operands)))
     return links
@@ -235,8 +235,8 @@ def _chain_defines(
     for i, link in enumerate(chain):
         operands = []
         for letter, k in zip("abcde", link.operands, strict=False):
-            kind = element if k is None else HLSL_TYPE[inputs[k].dtype]
-            value = f"cml_sealed(r{i - 1})" if k is None else f"p{k}"
+            kind = element if k < 0 else HLSL_TYPE[inputs[k].dtype]
+            value = f"cml_sealed(r{~k})" if k < 0 else f"p{k}"
             operands.append(f"{kind} {letter} = {value};")
         text = link.row.expression(lambda j, first=first: f"attr({first + j})")  # type: ignore[misc]
         statements.append(f"{element} r{i}; {{ {' '.join(operands)} r{i} = {element}({text}); }}")

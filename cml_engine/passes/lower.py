@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import CmlError, DeviceError, InternalError, UnsupportedOp
-from cml_engine.graph import Fact, Graph, Node
+from cml_engine.graph import Epilogue, Fact, Graph, Node
 from cml_engine.layout import C4H, PLAIN, words
 from cml_engine.ops import accessors
 from cml_engine.ops.choice import NO_VARIANTS, Choice, VariantTable
@@ -99,8 +99,7 @@ def _dispatches(
         if spec.alias or node.op == stub:
             continue
         if any(epilogue.op == stub for epilogue in node.epilogues):
-            kept = tuple(e for e in node.epilogues if e.op != stub)
-            node = replace(node, epilogues=kept)
+            node = replace(node, epilogues=_without(node.epilogues, stub))
         if spec.kernel is None:
             raise UnsupportedOp(
                 f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
@@ -115,6 +114,18 @@ def _dispatches(
         draft.scratch.update(op.scratch_words)
         draft.choices += op.choices
     return draft
+
+
+def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
+    """Those of other operators; what read a result of the one left out reads the one before."""
+    kept: list[Epilogue] = []
+    number = [0]  # by the operator's number before: that of the last one kept until there
+    for epilogue in epilogues:
+        if epilogue.op != op:
+            own = tuple((place, number[link]) for place, link in epilogue.own)
+            kept.append(replace(epilogue, own=own))
+        number.append(len(kept))
+    return tuple(kept)
 
 
 def _lower_node(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:

@@ -147,3 +147,18 @@ def test_a_chain_rounds_after_every_operator(gpu):
     assert session.plan is not None and len(session.plan.steps) == 1
     wanted = ((x + operand) - operand) * operand + x
     np.testing.assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted)
+
+
+def test_a_tree_rounds_after_every_operator(gpu):
+    """A driver makes a multiply-add of a sum of products, and ``b`` of ``(h + b) - h``."""
+    net = Net(4, 256)
+    b, c, d = (net.random(4, 256, low=10.0, high=1000.0) for _ in range(3))
+    h = net.op("add", net.op("mul", "x", b), net.op("mul", c, d))
+    back = net.op("sub", net.op("add", h, b), h)
+    graph, inputs = net.graph(net.op("mul", back, back)), net.input()
+    x, (b, c, d) = inputs["x"], (graph.constants[n] for n in (b, c, d))
+    session = Session(graph, gpu)
+    assert session.plan is not None and len(session.plan.steps) == 1
+    wanted = x * b + c * d
+    wanted = (wanted + b) - wanted
+    np.testing.assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted * wanted)

@@ -14,7 +14,7 @@ from cml_engine.passes.common_subexpressions import merge_common_subexpressions
 from cml_engine.passes.fold_affine import fold_affine
 from cml_engine.passes.fold_padding import fold_padding
 from cml_engine.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
-from cml_engine.passes.lower import lower
+from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.passes.rules import Rule, register_rule, rewrite, unregister_rule
 from cml_engine.passes.sink_transposes import sink_transposes
 from tests.graphs import BLOCKS, Net
@@ -187,15 +187,78 @@ def test_chains_are_as_long_as_kernels_allow():
     agree(net.graph(h), fused, net.input())
 
 
-def test_a_chain_stops_where_the_shape_grows_or_a_result_is_read_twice():
+def test_a_chain_stops_where_the_shape_grows_or_another_node_reads_it():
     net = Net(1, 3)
     grown = net.op("add", net.op("exp", "x"), net.random(2, 3))
     graph = net.graph(grown)
     assert operators(fuse_elementwise(graph)) == ["exp", "add"]
     net = Net(2, 3)
     e = net.op("exp", "x")
-    graph = net.graph(net.op("mul", e, e))
-    assert operators(fuse_elementwise(graph)) == ["exp", "mul"]
+    graph = net.graph(net.op("mul", e, "x"), net.op("neg", e))
+    assert operators(fuse_elementwise(graph)) == ["exp", "mul", "neg"]
+    net = Net(2, 3)
+    e = net.op("exp", "x")
+    graph = net.graph(net.op("abs", e), e)
+    assert operators(fuse_elementwise(graph)) == ["exp", "abs"]
+
+
+def tree(net, depth):
+    """Sums of products whose sides are such sums themselves, of other tensors each."""
+    if depth == 0:
+        return net.op("exp", net.random(2, 3))
+    return net.op("sub", tree(net, depth - 1), tree(net, depth - 1))
+
+
+def test_branches_that_meet_are_one_kernel():
+    net = Net(2, 3)
+    a, b = net.op("mul", "x", net.random(2, 3)), net.op("div", net.random(2, 3), "x")
+    difference = net.op("sub", net.op("abs", a), b)
+    graph = net.graph(difference)
+    fused = fuse_elementwise(graph)
+    assert operators(fused) == ["div"]
+    assert [(e.op, e.position, e.own) for e in fused.nodes[0].epilogues] == [
+        ("mul", None, ()),
+        ("abs", 0, ()),
+        ("sub", 0, ((1, 0),)),
+    ]
+    agree(graph, fused, net.input())
+
+
+def test_a_result_that_is_read_twice_in_one_kernel():
+    net = Net(2, 3)
+    h = net.op("add", "x", net.random(2, 3))
+    gated = net.op("mul", net.op("sigmoid", net.op("neg", h)), h)
+    squared = net.op("mul", gated, gated)
+    graph = net.graph(net.op("clamp", squared, h, gated))
+    fused = fuse_elementwise(graph)
+    assert operators(fused) == ["add"]
+    assert [(e.op, e.position, e.own) for e in fused.nodes[0].epilogues] == [
+        ("neg", 0, ()),
+        ("sigmoid", 0, ()),
+        ("mul", 0, ((1, 0),)),
+        ("mul", 0, ((1, 3),)),
+        ("clamp", 0, ((1, 0), (2, 3))),
+    ]
+    agree(graph, fused, net.input())
+
+
+def test_trees_are_as_large_as_kernels_allow():
+    net = Net(2, 3)
+    graph = net.graph(tree(net, 3))
+    fused = fuse_elementwise(graph)
+    assert all(1 + len(node.epilogues) <= MAX_CHAIN for node in fused.nodes)
+    assert all(len(set(node.reads)) <= MAX_OPERANDS for node in fused.nodes)
+    assert len(fused.nodes) < 5
+    agree(graph, fused, net.input())
+
+
+def test_a_stubbed_operator_leaves_a_tree_of_the_others():
+    net = Net(2, 3)
+    h = net.op("add", "x", net.random(2, 3))
+    graph = fuse_elementwise(net.graph(net.op("mul", net.op("neg", net.op("exp", h)), h)))
+    (step,) = lower(graph, Limits(), {}, PlanOptions(stub="neg")).steps
+    assert step.fused == ("exp", "mul")
+    assert "a = cml_sealed(r1); float b = cml_sealed(r0);" in str(step.defines["CHAIN"])
 
 
 def test_the_plan_of_a_chain_names_it_and_sums_its_cost():
