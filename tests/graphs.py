@@ -200,3 +200,52 @@ def _random_node(net: Net, maps: list[str], rng: np.random.Generator) -> str:
         case _:
             axes = ([0, 1, 3, 2], [0, 1, 2, 3], [1, 0, 2, 3])[rng.integers(3)]
             return net.op("transpose", x, axes=axes)
+
+
+def random_maps(seed: int, nodes: int = 12) -> tuple[Graph, dict[str, Array]]:
+    """Operators that take feature maps in blocks of four channels, in any order, between two
+    convolutions."""
+    rng = np.random.default_rng(seed)
+    net = Net(int(rng.integers(1, 3)), 3, 6, 8, seed=seed)
+    maps = [net.conv("x", int(rng.choice([8, 12, 16])))]
+    for _ in range(nodes):
+        x = maps[-1] if rng.random() < 0.7 else str(rng.choice(maps))
+        maps.append(_random_map(net, x, maps, rng))
+    return net.graph(net.conv(maps[-1], 3)), net.input()
+
+
+def _random_map(net: Net, x: str, maps: list[str], rng: np.random.Generator) -> str:
+    batch, channels, *size = net.shape(x)
+    pool: dict[str, Any] = {"size": [1, 1, 2, 3], "border": "ignore", "stride": [1, 1, 1, 2]}
+    match rng.integers(12):
+        case 0 | 1:
+            groups = int(rng.choice([1, 1, 0, 2])) if channels % 2 == 0 else 1
+            count = channels if groups != 1 else int(rng.choice([4, 6, 8, 12]))
+            stride = [int(rng.integers(1, 3))] * 2
+            return net.conv(x, count, int(rng.choice([1, 3])), groups=groups, stride=stride)
+        case 2 if max(size) < 20:
+            return net.deconv(x, int(rng.choice([4, 8])))
+        case 3:
+            return net.op(str(rng.choice(_UNARY)), x)
+        case 4 | 5:
+            alike = [n for n in maps if net.shape(n) == net.shape(x)]
+            return net.op(str(rng.choice(_BINARY)), x, str(rng.choice(alike)))
+        case 6:
+            mean = net.op("mean_reduce", x, axes=[2, 3])
+            return net.op("mul", x, net.op("sigmoid", net.conv(mean, channels, 1)))
+        case 7 if min(size) > 1:
+            return net.op(str(rng.choice(["max_pool", "avg_pool"])), x, **pool)
+        case 8 if max(size) < 20:
+            return net.op("nearest_upsample", x, factor=[2, 1])
+        case 9 if max(size) < 20:
+            linear = {"method": "symmetric", "border": "replicate"}
+            return net.op("multilinear_upsample", x, factor=[1, 2], **linear)
+        case 10 if channels % 8 == 0:
+            maps.append(net.split(x, 1, [1, 1])[0])
+            begin = {"axes": [1], "begin": [int(rng.integers(4, 6))], "end": [channels]}
+            return net.op("slice", x, **begin, stride=[])
+        case 11 if channels < 30:
+            like = [n for n in maps if net.shape(n)[2:] == tuple(size)]
+            return net.op("concat", x, str(rng.choice(like)), axis=1)
+        case _:
+            return net.op("prelu", x, net.random(1, channels))

@@ -14,7 +14,7 @@ from cml_engine.passes.lower import lower
 from cml_engine.plan import stored_bytes
 from cml_engine.report.storage import StorageReport
 from cml_engine.testing import full_attrs
-from tests.graphs import Net, dense_block, mobilenet_block, unet_block
+from tests.graphs import Net, dense_block, mobilenet_block, random_maps, unet_block
 
 
 def convs(net, *channels, source="x"):
@@ -99,6 +99,12 @@ def test_a_pool_takes_halves_where_it_slides_over_positions(size, half):
     facts = {"x": Fact("scalar", (1, 8, 9, 9)), "y": Fact("scalar", (1, 8, 9, 9))}
     node = Node("max_pool", ("x",), ("y",), full_attrs("max_pool", attrs))
     assert half_of(node, facts) == half
+
+
+def test_random_networks_have_halves_to_try():
+    """What tests/gpu/test_half_storage.py runs: most of it is in 16 bits."""
+    chosen = [layouts_for(optimize(random_maps(seed)[0]), "half") for seed in range(16)]
+    assert sum(list(layouts.values()).count(C4H) for layouts in chosen) > 80
 
 
 def test_choosing_changes_nothing_else():
