@@ -36,7 +36,7 @@ class Benched:
     record: dict[str, Any]
 
     def __str__(self) -> str:
-        lines = [f"{'holds' if holds else 'FAILS'}: {text}" for holds, text in self.verdicts]
+        lines = [f"- {'holds' if holds else 'FAILS'}: {text}" for holds, text in self.verdicts]
         return "\n".join((self.text, "", *lines))
 
 

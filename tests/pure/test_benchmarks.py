@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from benchmarks import facts, layers, table
+from benchmarks import facts, layers, table, write_docs
 from benchmarks.contenders import CONTENDERS, Workload
 from benchmarks.export import CannotWrite, bilinear
 from benchmarks.graph_ncnn import graph_to_ncnn
@@ -247,3 +247,17 @@ def test_the_table_of_kernels_sums_up_what_is_short(winograd):
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| conv | winograd input | 1 | 900.00 | 90.0% |")
     assert lines[3].startswith("| 2 more |  | 2 | 100.00 | 10.0% |")
+
+
+def test_the_docs_keep_what_is_written_by_hand():
+    machine = {"time": "2026-01-02T03:04", "commit": "abc", "cores": 2, "cpu": "a CPU"}
+    before = f"# Benchmarks\n\nby hand\n\n{write_docs.MARK}\n\nold tables\n"
+    once = write_docs.page(before, "| bench |\n", "| kernels |\n", (machine, machine))
+    assert once.startswith("# Benchmarks\n\nby hand\n")
+    assert "old tables" not in once
+    assert once.index("| bench |") < once.index("| kernels |")
+    assert "2026-01-02, commit abc, 2 cores of a CPU." in once
+    assert write_docs.page(once, "| bench |\n", "| kernels |\n", (machine, machine)) == once
+    with pytest.raises(ValueError, match="no line"):
+        write_docs.page("# Benchmarks\n", "", "", (machine, machine))
+    assert write_docs.MARK in write_docs.PAGE.read_text(encoding="utf-8")
