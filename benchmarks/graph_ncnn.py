@@ -107,10 +107,12 @@ class _Writer:
 
     def scales_filter(self, node: Node) -> bool:
         """Whether all it does is scaling filters, which :meth:`write_conv` does to the input."""
+        if node.op != "mul":
+            return False
         filter, style = node.inputs
         readers = self.readers.get(node.outputs[0], [])
         return (
-            node.op == "mul" and filter in self.constants and self.facts[style].rank == 2
+            filter in self.constants and self.facts[style].rank == 2
             and all(r.op == "conv" and r.inputs[1] == node.outputs[0] for r in readers)
         )  # fmt: skip
 
@@ -152,8 +154,8 @@ class _Writer:
     def write_conv(self, node: Node) -> None:
         x, filter = self.blob(node.inputs[0]), self.constants.get(node.inputs[1])
         if filter is None:
-            maker = self.makers[node.inputs[1]]
-            if not self.scales_filter(maker):
+            maker = self.makers.get(node.inputs[1])
+            if maker is None or not self.scales_filter(maker):
                 raise CannotWrite(f"{node.title}: a filter that is computed")
             filter = self.weights(maker, 0)
             x = self.pair("mul", x, self.blob(maker.inputs[1]), f"{node.outputs[0]}_scaled")

@@ -261,3 +261,12 @@ def test_the_docs_keep_what_is_written_by_hand():
     with pytest.raises(ValueError, match="no line"):
         write_docs.page("# Benchmarks\n", "", "", (machine, machine))
     assert write_docs.MARK in write_docs.PAGE.read_text(encoding="utf-8")
+
+
+def test_a_filter_that_is_an_input_is_no_layer_of_ncnn(tmp_path):
+    load_families()
+    make = GraphBuilder(infer_node)
+    x, filter = make.input("x", (1, 1, 8, 8)), make.input("filter", (4, 1, 3, 3))
+    make.node("conv", [x, filter, make.literal(0.0)], "y", padding=[(1, 1), (1, 1)])
+    with pytest.raises(CannotWrite, match="a filter that is computed"):
+        graph_to_ncnn(make.graph("g", ["y"]), tmp_path / "n.param", tmp_path / "n.bin")
