@@ -64,7 +64,7 @@ class TuneReport:
         lines = [
             f"{self.model} on {self.device}: {len(self.measured)} choices, {self.rounds} rounds "
             f"for each option in turns with the default, clock: {self.clock}",
-            "times are those of the fastest run; beside them the median ratio to the default",
+            "times are the default's median, and that times an option's median ratio to it",
         ]
         lines += [line for m in self.measured for line in m.lines()]
         lines.append(

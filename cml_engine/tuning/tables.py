@@ -26,8 +26,8 @@ _read_tables: dict[Path, VariantTable] = {}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was found for a key: ``ms`` is the fastest run of each option that was tried,
-    ``ratio`` the median over the rounds of the kept option's time over the default's."""
+    """What was found for a key: ``ms`` of each option that was tried (:meth:`Trial.ms`), and
+    ``ratio``, the median over the rounds of the kept option's time over the default's."""
 
     key: str
     default: str

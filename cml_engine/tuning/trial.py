@@ -2,8 +2,8 @@
 
 Options are timed in pairs with the default, close in time, so that whatever else the machine does
 touches both alike; the order in a pair changes from round to round. What counts is the ratio in a
-pair, and that of the fastest runs. Of many options one is always lucky: so the best of them must
-beat the default once more, in as many rounds of which none was seen before.
+pair. Of many options one is always lucky: so the best of them must beat the default once more, in
+as many rounds of which none was seen before.
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ class Duel:
         return median(self._ratios) if self.rounds else 1.0
 
     @property
-    def ms(self) -> float:
-        """The option's fastest run: what it takes where nothing disturbs."""
-        return min(own for own, _ in self.rounds)
-
-    @property
     def lost(self) -> bool:
         """Whether a few rounds are enough to see that it is slower."""
         enough = len(self.rounds) >= _FEW
@@ -43,14 +38,11 @@ class Duel:
 
     @property
     def won(self) -> bool:
-        """Whether it is faster by more than chance: in the median, in most rounds, at its best."""
-        if not self.rounds:
-            return False
-        best = self.ms / min(other for _, other in self.rounds)
+        """Whether it is faster by more than chance: in the median, and in so many rounds that a
+        fair coin is two standard deviations away."""
         faster, count = sum(ratio < 1 for ratio in self._ratios), len(self.rounds)
-        # two standard deviations more than a fair coin gives
-        consistent = faster >= min(count, count / 2 + sqrt(count))
-        return consistent and max(self.ratio, best) <= WINS_BELOW
+        often = faster >= min(count, count / 2 + sqrt(count))
+        return count > 0 and often and self.ratio <= WINS_BELOW
 
     @property
     def _ratios(self) -> list[float]:
@@ -118,15 +110,14 @@ class Trial:
         return self.duels[option].ratio if option in self.duels else 1.0
 
     def ms(self) -> dict[str, float]:
-        """The fastest run of each option that was timed."""
-        fought = {name: duel for name, duel in self.duels.items() if duel.rounds}
-        if not fought:
+        """The median time of the default in all rounds, and that times the ratio of each option
+        that was timed: rounds of different options had different company on the machine."""
+        fought = [name for name, duel in self.duels.items() if duel.rounds]
+        rounds = [pair for duel in (*self.duels.values(), self.final) for pair in duel.rounds]
+        if not rounds:
             return {}
-        found = {name: duel.ms for name, duel in fought.items()}
-        if self.winner != self.default:
-            found[self.winner] = min(found[self.winner], self.final.ms)
-        rounds = [pair for duel in (*fought.values(), self.final) for pair in duel.rounds]
-        return {self.default: min(other for _, other in rounds), **found}
+        usual = median(other for _, other in rounds)
+        return {self.default: usual, **{name: usual * self.ratio(name) for name in fought}}
 
     def _current(self) -> tuple[str | None, Duel]:
         for option in self.options:
