@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 Range = tuple[int, int, int]
 
 
-def _ranges(attrs: Attrs, x: Fact) -> list[Range]:
+def ranges(attrs: Attrs, x: Fact) -> list[Range]:
     """What is taken of every axis, those that the slice does not name included."""
     axes = check_axes(attrs.axes, x.rank)
     steps = list(attrs.stride) or [1] * len(axes)
@@ -37,30 +37,30 @@ def _ranges(attrs: Attrs, x: Fact) -> list[Range]:
         check_length(name, values, len(axes), "each of the axes")
     # NNEF 1.0.5: an end of 0 is the end of the axis, unless the slice has strides
     to_end = all(step == 1 for step in steps)
-    ranges = [(0, extent, 1) for extent in x.shape]
+    taken = [(0, extent, 1) for extent in x.shape]
     for axis, begin, end, step in zip(axes, attrs.begin, attrs.end, steps, strict=True):
         first, count = slice_range(x.shape[axis], begin, end, step, to_end)
-        ranges[axis] = (first, count, step)
-    return ranges
+        taken[axis] = (first, count, step)
+    return taken
 
 
 def _slice_infer(attrs: Attrs, x: Fact) -> Fact:
-    return Fact(x.dtype, tuple(count for _, count, _ in _ranges(attrs, x)))
+    return Fact(x.dtype, tuple(count for _, count, _ in ranges(attrs, x)))
 
 
 def _slice_cpu(attrs: Attrs, x: Array) -> Array:
-    for axis, (first, count, step) in enumerate(_ranges(attrs, fact_from(x))):
+    for axis, (first, count, step) in enumerate(ranges(attrs, fact_from(x))):
         x = x.take(first + step * np.arange(count), axis)
     return x
 
 
 def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
     source, target = op.in_names[0], op.out_names[0]
-    ranges = _ranges(op.attrs, op.inputs[0])
+    taken = ranges(op.attrs, op.inputs[0])
     if not op.is_blocked(source):
-        copies = [_taken(ranges, strides(op.inputs[0].shape), strides(op.outputs[0].shape))]
+        copies = [_taken(taken, strides(op.inputs[0].shape), strides(op.outputs[0].shape))]
     else:
-        copies = list(_blocked(ranges, lying_shape(op, source), lying_shape(op, target)))
+        copies = list(_blocked(taken, lying_shape(op, source), lying_shape(op, target)))
     for copy in copies:
         if dispatch := copy_dispatch(op, source, target, copy):
             yield dispatch
@@ -99,7 +99,7 @@ def _keeps_blocks(channels: Range) -> bool:
 def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
     """Words are moved, of which a channel in 16 bits is but a part."""
     x = facts[node.inputs[0]]
-    whole = x.rank > 1 and _keeps_blocks(_ranges(node.attrs, x)[1])
+    whole = x.rank > 1 and _keeps_blocks(ranges(node.attrs, x)[1])
     return "alike" if whole else "none"
 
 

@@ -1,7 +1,8 @@
-"""Tensors that are a part of another one's memory: concat's operands, and split's results.
+"""Tensors that are a part of another one's memory: concat's and stack's operands, and the results
+of split, unstack and slice.
 
-Where the parts follow one another in memory, a concat's producers write into its result and a
-split's readers read from its operand; neither needs a dispatch, and no part has memory of its own.
+Where the parts are runs of memory, a concat's producers write into its result and a split's readers
+read from its operand; neither needs a dispatch, and no part has memory of its own.
 A view keeps the whole tensor alive as long as any part of it, so a node's views are only taken
 where they do not raise the least memory that the network needs, its kernels' scratch included.
 """
@@ -14,7 +15,14 @@ from math import prod
 
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import PLAIN, words
+from cml_engine.ops.slicing import ranges
 from cml_engine.passes.plan_memory import Item, lower_bound
+
+#: operators whose operands are parts of the result, and whose results are parts of the operand
+_JOINS = ("concat", "stack")
+_PARTS = ("split", "unstack", "slice")
+#: of a slice that is no run of memory
+_NO_AXIS = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +86,30 @@ def is_view_copy(
 ) -> bool:
     """Whether a dispatch of the node, which binds those tensors, copies what lies there already:
     from a part to its whole, or the other way."""
-    if node.op not in ("concat", "split"):
+    if node.op not in (*_JOINS, *_PARTS):
         return False
     source, target = (alias.get(name, name) for name in (tensors[0], tensors[-1]))
-    part, parent = (source, target) if node.op == "concat" else (target, source)
+    part, parent = (source, target) if node.op in _JOINS else (target, source)
     return part in views and views[part].parent == parent
 
 
 def _parts(
     graph: Graph, node: Node, layouts: Mapping[str, str], alias: Mapping[str, str]
 ) -> Iterator[tuple[str, View]]:
-    if node.op not in ("concat", "split"):
+    if node.op not in (*_JOINS, *_PARTS):
         return
-    joined = node.op == "concat"
+    joined = node.op in _JOINS
     parent = node.outputs[0] if joined else node.inputs[0]
     parts = node.inputs if joined else node.outputs
     layout = layouts.get(parent, PLAIN)
     if alias.get(parent, parent) in graph.constants:
         return
-    if not _follow_in_memory(graph.facts[parent], int(node.attrs["axis"]), layout):
+    axis, offset = _axis_and_offset(node, graph.facts[parent], layout)
+    if not _follow_in_memory(graph.facts[parent], axis, layout):
         return
     fixed = {*graph.inputs, *graph.constants, *graph.roots, *alias}
     # what another name or another reader after the run holds must be a tensor of its own
     fixed.update(alias.get(name, name) for name in graph.roots)
-    offset = 0
     for name in parts:
         alike = layouts.get(name, PLAIN) == layout and parts.count(name) == 1
         if alike and name not in fixed and graph.facts[name].size:
@@ -109,7 +117,23 @@ def _parts(
         offset += words(graph.facts[name], layout)
 
 
+def _axis_and_offset(node: Node, fact: Fact, layout: str) -> tuple[int, int]:
+    """The axis along which the parts follow one another, and where the first begins, in words.
+    A slice's is the outermost axis that it does not take all of; it is a run of memory if it takes
+    all of those inside."""
+    if node.op != "slice":
+        return int(node.attrs["axis"]), 0
+    taken = ranges(node.attrs, fact)
+    cut = [i for i, part in enumerate(taken) if part != (0, fact.shape[i], 1)]
+    if not cut:
+        return 0, 0
+    axis, (first, count, step) = cut[0], taken[cut[0]]
+    inner = len(cut) > 1 or (step != 1 and count > 1) or (layout != PLAIN and first % 4)
+    before = Fact(fact.dtype, (*fact.shape[:axis], first, *fact.shape[axis + 1 :]))
+    return (_NO_AXIS, 0) if inner else (axis, words(before, layout))
+
+
 def _follow_in_memory(fact: Fact, axis: int, layout: str) -> bool:
     """Whether parts along the axis are runs of memory: no dimension outside of it has an extent.
     Blocks of four channels lie outside of the positions as channels do."""
-    return (layout == PLAIN or axis == 1) and prod(fact.shape[:axis]) == 1
+    return (layout == PLAIN or axis == 1) and axis != _NO_AXIS and prod(fact.shape[:axis]) == 1

@@ -162,3 +162,22 @@ def test_a_tree_rounds_after_every_operator(gpu):
     wanted = x * b + c * d
     wanted = (wanted + b) - wanted
     np.testing.assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted * wanted)
+
+
+def test_slices_and_stacks_in_place_have_the_bits_of_copies(gpu):
+    net = Net(1, 64, 8, 8)
+    h = net.op("sin", "x")
+    parts = [
+        net.op("slice", h, axes=[1], begin=[16 * i], end=[16 * i + 16], stride=[1])
+        for i in range(4)
+    ]
+    gated = [net.op("mul", net.op("tanh", parts[i]), parts[i + 1]) for i in range(3)]
+    rows = [net.op("reshape", g, shape=[16, 64]) for g in gated]
+    apart = [net.op("exp", row) for row in rows]
+    graph = net.graph(net.op("neg", net.op("stack", *apart, axis=0)))
+    inputs, fused = net.input(), optimize(graph)
+    plans = [lower(fused, gpu.limits, {}, PlanOptions(views=v)) for v in (True, False)]
+    assert [[s.op for s in plan.steps].count("slice") for plan in plans] == [0, 4]
+    assert [[s.op for s in plan.steps].count("stack") for plan in plans] == [0, 3]
+    one, other = bits(fused, inputs, gpu), bits(fused, inputs, gpu, views=False)
+    np.testing.assert_array_equal(one[graph.outputs[0]], other[graph.outputs[0]])

@@ -5,13 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine.layout import PLAIN, words
+from cml_engine.graph import Node
+from cml_engine.layout import C4, PLAIN, words
 from cml_engine.ops.lowering import Limits
 from cml_engine.passes import optimize
 from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.infer import infer_node
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.passes.plan_memory import Item, place
 from cml_engine.passes.views import View, find_views, is_view_copy, whole
+from cml_engine.testing import full_attrs
 from tests.graphs import BLOCKS, Net
 
 ALIGNED = replace(Limits(), storage_offset_alignment=32)
@@ -98,6 +101,58 @@ def test_a_split_s_results_are_parts_of_its_operand():
     graph = net.graph(net.op("neg", b), net.op("abs", a))
     assert found(graph) == {a: View("t0", 0), b: View("t0", 32)}
     assert "split" not in steps(graph)[1]
+
+
+@pytest.mark.parametrize(
+    ("axes", "begin", "end", "stride", "offset"),
+    [
+        ([1], [2], [6], [1], 32),
+        ([1], [5], [0], [1], 80),
+        ([1, 2], [2, 0], [3, 4], [1, 1], 32),
+        ([1], [4], [5], [2], 64),  # a single one, so its stride does not matter
+        ([1], [0], [8], [2], None),
+        ([1, 2], [2, 1], [6, 3], [1, 1], None),
+        ([2], [0], [2], [1], None),
+    ],
+)
+def test_a_slice_that_is_a_run_of_memory_is_no_copy(axes, begin, end, stride, offset):
+    net = Net(1, 8, 4, 4)
+    h = net.op("exp", "x")
+    part = net.op("slice", h, axes=axes, begin=begin, end=end, stride=stride)
+    graph = net.graph(net.op("neg", part))
+    plain = find_views(graph, {}, {}, 32, items_of(graph, {}))
+    assert plain == ({} if offset is None else {part: View(h, offset)})
+
+
+@pytest.mark.parametrize(("first", "found_it"), [(4, True), (3, False)])
+def test_a_slice_of_whole_blocks_of_channels_is_no_copy(first, found_it):
+    net = Net(1, 16, 4, 4)
+    h = net.op("exp", "x")
+    part = net.op("slice", h, axes=[1], begin=[first], end=[first + 8], stride=[1])
+    graph = net.graph(net.op("neg", part))
+    layouts = dict.fromkeys((h, part), C4)
+    views = find_views(graph, layouts, {}, 32, items_of(graph, layouts))
+    assert views == ({part: View(h, 64)} if found_it else {})
+
+
+def test_stacked_and_unstacked_rows_are_parts():
+    net = Net(16, 8)
+    a, b = net.op("exp", "x"), net.op("neg", "x")
+    rows = net.op("stack", a, b, axis=0)
+    graph = net.graph(net.op("tanh", rows))
+    assert found(graph) == {a: View(rows, 0), b: View(rows, 128)}
+    assert "stack" not in steps(graph)[1]
+    net = Net(16, 8)
+    rows = net.op("stack", net.op("exp", "x"), net.op("neg", "x"), axis=1)
+    assert found(net.graph(net.op("tanh", rows))) == {}
+    net = Net(2, 8, 4)
+    h = net.op("exp", "x")
+    node = Node("unstack", (h,), ("a", "b"), full_attrs("unstack", {"axis": 0}))
+    net.facts |= zip(node.outputs, infer_node(node, net.facts), strict=True)
+    net.nodes.append(node)
+    graph = net.graph(net.op("sub", "b", "a"))
+    assert found(graph) == {"a": View(h, 0), "b": View(h, 32)}
+    assert "unstack" not in steps(graph)[1]
 
 
 def test_a_split_s_result_that_lies_in_a_concat_is_copied_there():
