@@ -4,6 +4,7 @@
 neighbouring channels in one ``float4``, stored ``[N, ceil(C/4), spatial…, 4]``; lanes past C hold
 zeros. Kernels that work on channels read a quarter of the addresses that way. ``c4h`` is the same
 in 16 bits for each number (IEEE's binary16): half of the memory, and 11 significant bits.
+``half`` is for matrices of weights, which their kernels pack in an order of their own, in 16 bits.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Array = np.ndarray[Any, Any]
 PLAIN = "plain"
 C4 = "c4"
 C4H = "c4h"
+HALF = "half"
 #: the layouts in blocks of four channels
 BLOCKED = (C4, C4H)
 
@@ -34,8 +36,8 @@ PACKED_TYPES = ("Half4", FIXED4)
 
 def words(fact: Fact, layout: str) -> int:
     """32-bit words that the tensor takes in that layout."""
-    if layout == PLAIN:
-        return fact.size
+    if layout in (PLAIN, HALF):
+        return fact.size if layout == PLAIN else -(-fact.size // 2)
     batch, channels, *spatial = fact.shape
     return batch * -(-channels // 4) * prod(spatial) * (2 if layout == C4H else 4)
 

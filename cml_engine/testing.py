@@ -20,12 +20,12 @@ import numpy as np
 from cml_engine.backends.half import counted_in_steps, rounded, run_stored, stored_tolerance
 from cml_engine.errors import CmlError, InputError
 from cml_engine.graph import Attrs, Fact, Graph, Node
-from cml_engine.layout import C4, C4H
+from cml_engine.layout import C4, C4H, HALF
 from cml_engine.nnef.signatures import REQUIRED
 from cml_engine.ops.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration import signature_of
 from cml_engine.ops.spec import Case, OpSpec, Random, lookup
-from cml_engine.passes.choose_storage import half_of
+from cml_engine.passes.choose_storage import half_of, matrices_in_half
 from cml_engine.passes.infer import infer_facts
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.report.compare import compare
@@ -219,6 +219,8 @@ def random_partition(
 def blocked_layouts(graph: Graph) -> Iterable[dict[str, str]]:
     """The layouts besides plain in which a node's kernel must work too."""
     node = graph.nodes[0]
+    if weights := matrices_in_half(graph):
+        yield dict.fromkeys(weights, HALF)
     taken = half_of(node, graph.facts)
     for layouts in _in_blocks(graph):
         yield layouts

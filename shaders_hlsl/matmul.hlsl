@@ -71,7 +71,7 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
         for (uint r = 0; r < ROWS; r++) { x[r] = T0[a_at[r] + k * a_k]; }
         [ForceUnroll]
         for (uint j = 0; j < COLS; j++) {
-            T1_TYPE w = T1[b_at[j] + k * b_k];
+            T0_TYPE w = T1[b_at[j] + k * b_k];
             [ForceUnroll]
             for (uint i = 0; i < ROWS; i++) {
 #ifdef A_VECTOR

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from cml_engine.graph import Fact, Node
+from cml_engine.layout import C4, C4H, HALF, VECTOR_TYPE, to_half
 from cml_engine.ops.choice import about
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.epilogue import epilogue_of
@@ -68,6 +70,14 @@ class Product:
         return prod(self.batch) * self.rows * self.columns
 
 
+def takes_half_weights(node: Node, facts: Mapping[str, Fact]) -> bool:
+    """Whether the node is a product that reads the matrix on its right four numbers at a time."""
+    if node.op not in ("linear", "matmul") or node.attrs.get("transposeA"):
+        return False
+    shape = facts[node.inputs[0]].shape
+    return bool(shape) and shape[-1] % 4 == 0 and facts[node.outputs[0]].size > 0
+
+
 def lower_matmul(op: Lowering) -> Iterator[Dispatch]:
     a, c = op.inputs[0], op.outputs[0]
     flip_a, flip_b = op.attrs.transposeA, op.attrs.transposeB
@@ -112,10 +122,23 @@ def _lower(op: Lowering, product: Product) -> Iterator[Dispatch]:
     if tile is None:
         yield from _reduce(op, product)
         return
-    if product.b.outer != 1 or not product.b.vectors(product.b.outer, product.b.inner):
+    half = _is_half(op, product)
+    if half or product.b.outer != 1 or not product.b.vectors(product.b.outer, product.b.inner):
         product, copies = _columns_last(op, product)
         yield from copies
-    yield from _tiles(op, product, tile)
+    yield from _tiles(op, product, tile, half)
+
+
+def _is_half(op: Lowering, p: Product) -> bool:
+    """Whether B is stored in 16 bits."""
+    return op.layout(p.b.name) == HALF
+
+
+def _pack(op: Lowering, p: Product, key: str, make: Callable[[], Array]) -> str:
+    """B as ``make()`` lays it out, in as many bits as it is stored in."""
+    if _is_half(op, p):
+        return op.pack(f"{p.b.name}.{key}.half", lambda: to_half(make()))
+    return op.pack(f"{p.b.name}.{key}", make)
 
 
 def _chosen(op: Lowering, p: Product) -> Tile | None:
@@ -135,7 +158,8 @@ def _key(op: Lowering, p: Product) -> str:
     if (batch := prod(p.batch)) != 1:
         words.append(f"~{about(batch)} times")
     words.append(("A" if p.a.k_last else "A^T") + ("B^T" if p.b.k_last else "B"))
-    return ", ".join(words) + (", B constant" if op.constant(p.b.name) is not None else "")
+    constant = ", B constant" if op.constant(p.b.name) is not None else ""
+    return ", ".join(words) + constant + (" in 16 bits" if _is_half(op, p) else "")
 
 
 def _reduces(op: Lowering, p: Product) -> bool:
@@ -164,7 +188,7 @@ def _columns_last(op: Lowering, p: Product) -> tuple[Product, list[Dispatch]]:
             rows = np.asarray(value).swapaxes(-1, -2) if p.b.k_last else np.asarray(value)
             return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, width - p.columns)])
 
-        name = op.pack(f"{p.b.name}.columns{int(p.b.k_last)}", make)
+        name = _pack(op, p, f"columns{int(p.b.k_last)}", make)
         return replace(p, b=Matrix(name, 1, width, steps)), []
     name = op.scratch(prod(shape) * p.inner * width)
     walk = strides(op.fact(p.b.name).shape)[: len(p.batch)]
@@ -174,7 +198,7 @@ def _columns_last(op: Lowering, p: Product) -> tuple[Product, list[Dispatch]]:
     return replace(p, b=Matrix(name, 1, width, steps)), [dispatch] if dispatch else []
 
 
-def _tiles(op: Lowering, p: Product, tile: Tile) -> Iterator[Dispatch]:
+def _tiles(op: Lowering, p: Product, tile: Tile, half: bool) -> Iterator[Dispatch]:
     a_vector = p.a.vectors(p.a.inner, p.a.outer) and p.inner % 4 == 0
     b_vector = p.b.vectors(p.b.outer, p.b.inner)
     defines: dict[str, int | str] = {
@@ -182,7 +206,7 @@ def _tiles(op: Lowering, p: Product, tile: Tile) -> Iterator[Dispatch]:
         "COLS": tile.cols,
         "COLUMN_LANES": tile.lanes,
         **({"A_VECTOR": 1, "T0_TYPE": "float4"} if a_vector else {}),
-        **({"B_VECTOR": 1, "T1_TYPE": "float4"} if b_vector else {}),
+        **({"B_VECTOR": 1, "T1_TYPE": VECTOR_TYPE[C4H if half else C4]} if b_vector else {}),
     }
     yield from _launches(
         op,
@@ -197,15 +221,17 @@ def _tiles(op: Lowering, p: Product, tile: Tile) -> Iterator[Dispatch]:
 
 def _reduce(op: Lowering, p: Product) -> Iterator[Dispatch]:
     value = op.constant(p.b.name)
-    if not p.b.k_last and value is not None:
-        name = op.pack(f"{p.b.name}.rows", lambda: np.asarray(value).swapaxes(-1, -2))
+    half = _is_half(op, p)
+    if value is not None and (half or not p.b.k_last):
+        matrix = value if p.b.k_last else value.swapaxes(-1, -2)
+        name = _pack(op, p, f"rows{int(p.b.k_last)}", lambda: matrix)
         p = replace(p, b=Matrix(name, p.inner, 1, p.b.batch))
     vector = p.inner % 4 == 0 and all(m.vectors(m.inner, m.outer) for m in (p.a, p.b))
     rows, cols = (1 if x == 1 else 4 for x in (p.rows, p.columns))
     width = 4 if vector else 1
     types: dict[str, int | str] = {}
     if vector:
-        types = {"A_VECTOR": 1, "T0_TYPE": "float4", "T1_TYPE": "float4"}
+        types = {"A_VECTOR": 1, "T0_TYPE": "float4", "T1_TYPE": VECTOR_TYPE[C4H if half else C4]}
     yield from _launches(
         op,
         p,

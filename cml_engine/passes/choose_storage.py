@@ -1,8 +1,9 @@
-"""Decide which feature maps are stored in 16 bits (``c4h`` of ``cml_engine/layout.py``).
+"""Decide which feature maps and weights are stored in 16 bits (``cml_engine/layout.py``).
 
 Of those in blocks of four channels it is every one whose producer and readers all take it so:
 ``Kernel.half`` says what an operator takes. Operators that move memory without looking at it tie
-their tensors together, and a tie decides as one. Arithmetic is in 32 bits in any case.
+their tensors together, and a tie decides as one. A convolution's filter is where what it reads or
+what it writes is, a matrix of weights where its product takes it so. Arithmetic is in 32 bits.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 from cml_engine.graph import Fact, Graph, Node
-from cml_engine.layout import C4, C4H
+from cml_engine.layout import C4, C4H, HALF
 from cml_engine.ops.conv_tile import takes_half
+from cml_engine.ops.matmul_gpu import takes_half_weights
 from cml_engine.ops.spec import Half, lookup
 from cml_engine.passes.choose_layout import Ties, choose_layout
 
@@ -41,10 +43,23 @@ def choose_storage(graph: Graph, layouts: Mapping[str, str]) -> dict[str, str]:
         elif taken == "alike":
             ties.join(read | results)
     refused = {ties.find(name) for name in full}
-    return {
+    maps = {
         name: C4H if layout == C4 and ties.find(name) not in refused else layout
         for name, layout in layouts.items()
     }
+    return maps | dict.fromkeys(matrices_in_half(graph), HALF)
+
+
+def matrices_in_half(graph: Graph) -> set[str]:
+    """Constants that are nothing but weights of products that take them in 16 bits."""
+    found: set[str] = set()
+    others: set[str] = set(graph.roots)
+    for node in graph.nodes:
+        weights = {n for n in node.inputs[1:2] if graph.is_constant(n)}
+        taken = weights if takes_half_weights(node, graph.facts) else set()
+        found |= taken
+        others.update(n for n in node.reads if n not in taken or node.reads.count(n) > 1)
+    return found - others
 
 
 def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
@@ -56,8 +71,7 @@ def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tuple[str, ...]:
-    """The constants that the node's kernel stores in 16 bits: a convolution's filter, where what
-    it reads or what it writes is stored so."""
-    if node.op not in ("conv", "deconv") or not graph.is_constant(node.inputs[1]):
-        return ()
-    return (node.inputs[1],) if takes_half(node, layouts) else ()
+    """The constants that the node's kernel stores in 16 bits."""
+    if node.op in ("conv", "deconv") and graph.is_constant(node.inputs[1]):
+        return (node.inputs[1],) if takes_half(node, layouts) else ()
+    return tuple(name for name in node.inputs if layouts.get(name) == HALF)

@@ -15,6 +15,8 @@ from cml_engine.backends.half import rounded, run_stored
 from cml_engine.backends.shadow import shadow_run
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H
+from cml_engine.layout import HALF as HALF_WEIGHTS
+from cml_engine.ops.choice import VariantTable
 from cml_engine.ops.conv_cases import conv_case, deconv_case
 from cml_engine.ops.spec import Case
 from cml_engine.passes import optimize
@@ -184,6 +186,28 @@ def test_parts_of_a_concat_lie_in_it(gpu):
     (got,) = session.run(inputs).values()
     (wanted,) = Session(graph, gpu).run(inputs).values()
     assert np.abs(got - wanted).max() < 2e-3 * np.abs(wanted).max()
+
+
+PRODUCTS = {
+    "linear": Case(((3, 96), (21, 96), (1, 21))),
+    "linear of one": Case(((1, 96), (21, 96), (1, 21))),
+    "matmul": Case(((9, 96), (96, 21)), {"transposeA": False, "transposeB": False}),
+    "matmul of rows": Case(((2, 9, 96), (2, 21, 96)), {"transposeA": False, "transposeB": True}),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_every_kernel_of_a_product_takes_weights_in_16_bits(name, gpu):
+    graph, inputs = case_graph(name.split()[0], PRODUCTS[name], constants=True)
+    layouts = {"x1": HALF_WEIGHTS}
+    plan = lower(graph, gpu.limits, layouts)
+    (choice,) = plan.choices
+    assert {choice.default, "reduce"} <= set(choice.options)
+    for option in choice.options:
+        table = VariantTable.forcing(choice.key, option)
+        chosen = lower(graph, gpu.limits, layouts, PlanOptions(variants=table))
+        assert [a.dtype for n, (_, a) in chosen.weights.items() if "half" in n] == [np.float16]
+        check_graph(graph, inputs, gpu, layouts=layouts, variants=table)
 
 
 def test_unknown_storage_is_refused(gpu):

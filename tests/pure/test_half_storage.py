@@ -5,7 +5,7 @@ import pytest
 
 from cml_engine.backends.half import StorageError, rounded, storage_errors
 from cml_engine.graph import Fact, Node
-from cml_engine.layout import C4, C4H, PLAIN, to_half, words
+from cml_engine.layout import C4, C4H, HALF, PLAIN, to_half, words
 from cml_engine.ops.lowering import Limits
 from cml_engine.ops.winograd import in_steps, transformed_filter
 from cml_engine.passes import optimize
@@ -84,6 +84,22 @@ def test_elementwise_operators_take_halves_four_channels_at_a_time(op, shapes, r
     assert half_of(Node(op, names, ("y",), full_attrs(op, {})), facts) == half
 
 
+def test_matrices_of_weights_are_half_where_nothing_else_reads_them():
+    net = Net(6, 8)
+    weights, shared, short = net.random(12, 8), net.random(12, 12), net.random(8, 6)
+    bias = net.random(1, 12)
+    first = net.op("linear", "x", weights, bias)
+    second = net.op("matmul", first, shared, transposeA=False, transposeB=False)
+    third = net.op("matmul", short, second, transposeA=False, transposeB=False)
+    graph = net.graph(third, net.op("relu", shared))
+    assert layouts_for(graph, "half") == {weights: HALF}
+    assert rounded_weights(graph.nodes[0], graph, {weights: HALF}) == (weights,)
+    assert layouts_for(graph) == {}
+    odd = Net(6, 6)
+    product = odd.op("matmul", "x", odd.random(6, 4), transposeA=False, transposeB=False)
+    assert layouts_for(odd.graph(product), "half") == {}  # a sum of six: no vectors of four
+
+
 def test_a_comparison_writes_no_halves():
     facts = {"a": Fact("scalar", (1, 8, 2, 2)), "y": Fact("logical", (1, 8, 2, 2))}
     assert half_of(Node("lt", ("a", "a"), ("y",), full_attrs("lt", {})), facts) == "none"
@@ -117,6 +133,7 @@ def test_sizes():
     fact = Fact("scalar", (2, 6, 5, 3))
     assert words(fact, C4) == 2 * 8 * 15
     assert words(fact, C4H) == words(fact, C4) // 2
+    assert words(fact, HALF) == words(fact, PLAIN) // 2 == 90
     for dtype, each in ((np.float32, 4), (np.int32, 4), (np.bool_, 4), (np.float16, 2)):
         assert stored_bytes(np.zeros((3, 4), dtype)) == 12 * each
 
