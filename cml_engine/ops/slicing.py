@@ -10,10 +10,12 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Node
 from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.scratch import Scratch
 from cml_engine.ops.shapes import check_axes, check_length, fact_from, slice_range
 from cml_engine.ops.spec import (
     EXACT,
     Case,
+    Cpu,
     Dispatch,
     Half,
     Kernel,
@@ -52,6 +54,19 @@ def _slice_cpu(attrs: Attrs, x: Array) -> Array:
     for axis, (first, count, step) in enumerate(ranges(attrs, fact_from(x))):
         x = x.take(first + step * np.arange(count), axis)
     return x
+
+
+def _prepare_slice(
+    attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
+) -> Cpu:
+    """A session's slices are views."""
+    taken = ranges(attrs, facts[0])
+    ends = [first + count * step for first, count, step in taken]
+    places = tuple(
+        slice(first, end if end >= 0 else None, step) if count else slice(0, 0)
+        for (first, count, step), end in zip(taken, ends, strict=True)
+    )
+    return lambda attrs, x: x[(*places, ...)]  # the dots make a view of rank 0 too
 
 
 def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -117,6 +132,7 @@ register(
         "slice",
         infer=_slice_infer,
         cpu=_slice_cpu,
+        prepare=_prepare_slice,
         kernel=Kernel(
             "movement.hlsl", lower=_slice_lower, layouts="blocks", half=_half, trusted=True
         ),

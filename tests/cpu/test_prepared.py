@@ -82,7 +82,8 @@ def by(way, case, rng):
     wanted = conv_cpu(attrs, *arrays)
     for given in orders(arrays):
         got = way(shape, arrays[1], Scratch())(attrs, *given)
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5, err_msg=str(case))
+        bound = 5e-6 * np.abs(wanted).max(initial=1)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=bound, err_msg=str(case))
 
 
 def shape_of(case):
@@ -191,7 +192,7 @@ def test_a_session_keeps_its_results_apart(rng):
     results = [session.run({"x": x}) for x in given]
     for x, result in zip(given, results, strict=True):
         for name, wanted in zip(graph.outputs, defined(graph, x), strict=True):
-            np.testing.assert_allclose(result[name], wanted, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(result[name], wanted, rtol=1e-5, atol=2e-5)
 
 
 def test_results_last_as_long_as_a_view_of_them():
