@@ -1,5 +1,6 @@
-// conv and deconv whose windows slide by one input: ROWS output channels x COLUMNS neighbouring
-// results of a line per thread, which share the inputs under their windows.
+// conv and deconv whose windows overlap: ROWS output channels x COLUMNS neighbouring results of a
+// line per thread, which share the inputs under their windows. Windows lie STRIDE inputs apart,
+// their taps DILATION; of a deconv both are 1 here.
 //
 // The results of a workgroup share one phase (result % up), as in conv.hlsl: of a deconv's taps a
 // phase meets every up-th, TAPS of them along a line, whose inputs are neighbours too.
@@ -11,7 +12,7 @@
 #include "conv_store.hlsli"
 
 // inputs of a line under the windows of a thread's results
-#define SPAN (COLUMNS + TAPS - 1)
+#define SPAN ((COLUMNS - 1) * STRIDE + (TAPS - 1) * DILATION + 1)
 
 #include "conv_line.hlsli"
 
@@ -26,7 +27,7 @@ void add_line(uint weight, uint step, uint blocks, uint volume) {
         {[ForceUnroll] for (int t = 0; t < TAPS; t++) {
             float4 part[COLUMNS];
             {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-                part[j] = x[TRANSPOSED ? j + TAPS - 1 - t : j + t];
+                part[j] = x[j * STRIDE + (TRANSPOSED ? TAPS - 1 - t : t * DILATION)];
             }}
             cml_multiply(part, weight + t * step + c * ROWS);
         }}
@@ -49,7 +50,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     int at_origin = part.phase.z + origin(2);
     int first_input = cml_floor_up(at_origin, 2);
     int first_tap = TRANSPOSED ? at_origin - first_input * up(2) : 0;
-    int leftmost = p.at.z + first_input - (TRANSPOSED ? TAPS - 1 : 0);
+    int leftmost = p.at.z * STRIDE + first_input - (TRANSPOSED ? TAPS - 1 : 0);
     for (int kz = 0; kz < k_size(0); kz++) {
         int oz = part.phase.x * y_mul(0) + kz * k_step(0) + origin(0);
         int dz = cml_floor_up(oz, 0);

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.layout import PLAIN
-from cml_engine.ops.conv_slide import run_params, takes, usual_tile
+from cml_engine.ops.conv_slide import fast_tiles, run_params
 from cml_engine.ops.conv_tile import (
     GROUP,
     PARAMS,
@@ -34,7 +34,7 @@ _MOST_CHANNELS = 8
 
 def gains(conv: Conv) -> bool:
     """Whether it should be faster than blocks of four channels: see ``conv_slide.gains``."""
-    return conv.op.limits.software and is_possible(conv) and takes(conv, usual_tile(conv))
+    return conv.op.limits.software and is_possible(conv) and bool(fast_tiles(conv))
 
 
 def is_possible(conv: Conv) -> bool:

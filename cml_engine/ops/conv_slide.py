@@ -1,4 +1,4 @@
-"""``conv`` and ``deconv`` whose windows slide by one input along a line.
+"""``conv`` and ``deconv`` whose windows overlap along a line.
 
 Neighbouring results of a line need mostly the same inputs, so a thread that computes a run of them
 loads each input once for all taps of the line. Shader: ``shaders_hlsl/conv_slide.hlsl``.
@@ -7,6 +7,7 @@ loads each input once for all taps of the line. Shader: ``shaders_hlsl/conv_slid
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from cml_engine.ops.conv_tile import (
@@ -21,49 +22,68 @@ from cml_engine.ops.conv_tile import (
     packed_filter,
     phases_of,
     product_defines,
-    rows_of,
     store_defines,
 )
 from cml_engine.ops.epilogue import epilogue_of
 from cml_engine.ops.spec import Dispatch, Kernel
 
 _KERNEL = Kernel("conv_slide.hlsl", PARAMS, group=GROUP, trusted=True)
-#: neighbouring results per thread: with more, sums leave the nearest cache
-_COLUMNS = 4
+#: rows and columns -> how fast a software driver's products are with them, beside the best
+_SPEED = {(16, 4): 1.0, (8, 8): 0.88, (8, 4): 0.77, (4, 4): 0.5}
+_LEAST_COLUMNS = min(columns for _, columns in _SPEED)
 #: threads of a workgroup: a software driver wastes less with few
 _GROUP = 16
-#: products of a line of taps with a run of results, per input: more take long to build
-_MOST_PRODUCTS = 512
+#: products of a line of taps with a run of results, per input: code of more leaves the nearest
+#: cache; even more takes long to build
+_MOST_PRODUCTS, _MOST_BUILT = 256, 512
 
 
 def gains(conv: Conv) -> bool:
     """Whether it should be faster than ``conv_tile.py``: on a software driver only. There a load
     costs the same at any address, and this saves half of them; hardware reads neighbouring
     addresses by neighbouring threads, which this gives up."""
-    return conv.op.limits.software and is_possible(conv) and takes(conv, usual_tile(conv))
+    return conv.op.limits.software and is_possible(conv) and bool(fast_tiles(conv))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Whether the node's windows overlap along a line."""
+    """Whether the node's windows overlap along a line, so that a run of them needs fewer inputs
+    than its windows have taps."""
+    line = conv.shape.axes3[2]
     if is_depthwise(conv):
         return False
-    line = conv.shape.axes3[2]
-    step = 1 if conv.transposed else line.stride
-    if step != 1 or line.dilation != 1:
+    if conv.transposed and (line.dilation != 1 or line.kernel % line.stride):
         return False
-    if conv.transposed and line.kernel % line.stride:
-        return False
-    return _taps(conv) > 1
+    taps = _taps(conv)
+    span = (_LEAST_COLUMNS - 1) * _stride(conv) + (taps - 1) * line.dilation + 1
+    return span < _LEAST_COLUMNS * taps
 
 
 def takes(conv: Conv, tile: Tile) -> bool:
     """Whether a driver builds the kernel of that tile in reasonable time."""
-    return _taps(conv) * tile.rows * tile.columns <= _MOST_PRODUCTS
+    return _taps(conv) * tile.rows * tile.columns <= _MOST_BUILT
 
 
 def usual_tile(conv: Conv) -> Tile:
-    """The tile that the rules take: as many rows as the registers hold."""
-    return Tile(rows_of(conv), _COLUMNS, _GROUP)
+    """The tile that the rules take: the fastest with what it computes for nothing."""
+    line = phases_of(conv)[0][2]
+
+    def time(tile: Tile) -> float:
+        rows = -(-conv.shape.out_channels // tile.rows) * tile.rows
+        columns = -(-line // tile.columns) * tile.columns
+        return rows * max(band_of(conv, tile.rows), 1) * columns / _SPEED[tile.rows, tile.columns]
+
+    return min(fast_tiles(conv), key=time)
+
+
+def fast_tiles(conv: Conv) -> list[Tile]:
+    """Those whose code stays in the nearest cache."""
+    sizes = [size for size in _SPEED if _taps(conv) * prod(size) <= _MOST_PRODUCTS]
+    return [Tile(rows, columns, _GROUP) for rows, columns in sizes]
+
+
+def _stride(conv: Conv) -> int:
+    """Inputs between the windows of neighbouring results."""
+    return 1 if conv.transposed else conv.shape.axes3[2].stride
 
 
 def _taps(conv: Conv) -> int:
@@ -89,6 +109,8 @@ def lower_slide(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
             **conv.vectors,
             "BORDER": conv.border,
             "TAPS": _taps(conv),
+            "STRIDE": _stride(conv),
+            "DILATION": conv.shape.axes3[2].dilation,
             "TRANSPOSED": int(conv.transposed),
         },
         kernel=_KERNEL,

@@ -27,9 +27,11 @@ KERNELS = {
     "computed filter": ("conv", conv_case((1, 8, 9, 7), (10, 8, 3, 3)), False),
     "plain": ("conv", conv_case((2, 3, 9, 7), (10, 3, 3, 4), stride=[1, 2]), True),
     "slide": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[2, 1]), True),
-    "tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 2]), True),
+    "tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 3]), True),
     "winograd": ("conv", conv_case((2, 48, 15, 30), (50, 48, 3, 3)), True),
-    "groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), stride=[1, 2], groups=5), True),
+    "groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), stride=[1, 3], groups=5), True),
+    "slide strided": ("conv", conv_case((2, 8, 9, 11), (10, 8, 3, 4), stride=[2, 2]), True),
+    "slide dilated": ("conv", conv_case((1, 8, 9, 15), (5, 8, 3, 3), dilation=[2, 2]), True),
     "slide groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), groups=5), True),
     "depthwise": ("conv", conv_case((1, 10, 9, 7), (10, 1, 3, 3), groups=0), True),
     "depthwise strided": (
