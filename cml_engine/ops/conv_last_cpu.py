@@ -25,10 +25,14 @@ Array = np.ndarray[Any, Any]
 
 #: floats of a depthwise filter repeated for each position of a row (2 MB)
 _MOST_WEIGHTS = 1 << 19
-#: channels from which runs of them are worth having one after the other
+#: floats from which runs of them are worth having one after the other
 _MANY = 8
 #: floats of one band of windows: 4 MB
 _BAND = 1 << 20
+#: multiply-adds for which OpenBLAS wakes no other thread
+_ALONE = 1 << 18
+#: those that gain less by a second thread than is lost where another process has its core
+_SMALL = 1 << 25
 
 
 def prepare_conv(
@@ -42,7 +46,8 @@ def prepare_conv(
             return Winograd(shape, filter, scratch)
         if _is_depthwise(shape):
             return Depthwise(shape, filter, scratch, constants[2])
-        if shape.groups == 1 and min(shape.in_channels, shape.out_channels) >= _MANY:
+        run = shape.in_channels * shape.axes[-1].kernel
+        if shape.groups == 1 and min(run, shape.out_channels) >= _MANY:
             return Windows(shape, filter, scratch, constants[2])
     return partial(_defined, shape, scratch)
 
@@ -183,16 +188,15 @@ class Windows(_ChannelsLast):
         last = x.transpose(0, *range(2, x.ndim), 1)
         if self._pointwise and last.flags.c_contiguous:
             positions = last.reshape(-1, x.shape[1])
-            np.matmul(positions, self._weights, out=out.reshape(-1, out.shape[-1]))
+            _multiply(positions, self._weights, out.reshape(-1, out.shape[-1]))
             return self._finished(out, bias)
         for image, result in zip(self._padded(x), out, strict=True):
             windows = self._windows(image)
             step = max(1, _BAND // (self._weights.shape[0] * prod(self._shape.narrow[1:])))
             for first in range(0, self._shape.narrow[0], step):
                 rows = self._matrix(windows[first : first + step])
-                np.matmul(
-                    rows, self._weights, out=result[first : first + step].reshape(len(rows), -1)
-                )
+                band = result[first : first + step].reshape(len(rows), -1)
+                _multiply(rows, self._weights, band)
         return self._finished(out, bias)
 
     def _windows(self, image: Array) -> Array:
@@ -213,6 +217,21 @@ class Windows(_ChannelsLast):
         columns = self._scratch.take("last.columns", *windows.shape)
         np.copyto(columns, windows)
         return columns.reshape(prod(positions), -1)
+
+
+def _multiply(rows: Array, weights: Array, out: Array) -> None:
+    """``out = rows @ weights``; small products a few rows at a time, so that BLAS's threads sleep.
+    In a game they have no core of their own, and each product would wait for its turn."""
+    count = len(rows)
+    if count * weights.size > _SMALL:
+        np.matmul(rows, weights, out=out)
+        return
+    step = min(count, max(1, _ALONE // weights.size))
+    even = count // step * step
+    parts = rows[:even].reshape(-1, step, rows.shape[1])
+    np.matmul(parts, weights, out=out[:even].reshape(-1, step, out.shape[1]))
+    if even < count:
+        np.matmul(rows[even:], weights, out=out[even:])
 
 
 def _is_run(extents: Sequence[int], strides: Sequence[int]) -> bool:

@@ -98,6 +98,14 @@ def test_windows_of_every_shape(rng):
         by(conv_last_cpu.Windows, case, rng)
 
 
+@pytest.mark.parametrize("alone", [1, 3000, 100_000])
+def test_products_a_few_rows_at_a_time(rng, monkeypatch, alone):
+    """One row, rows that leave a remainder, all at once; of inputs in either order."""
+    monkeypatch.setattr(conv_last_cpu, "_ALONE", alone)
+    by(conv_last_cpu.Windows, conv_case((2, 9, 11, 17), (11, 9, 1, 1)), rng)
+    by(conv_last_cpu.Windows, conv_case((1, 9, 11, 17), (11, 9, 3, 3)), rng)
+
+
 def test_windows_in_bands(rng, monkeypatch):
     monkeypatch.setattr(conv_last_cpu, "_BAND", 1000)
     by(conv_last_cpu.Windows, conv_case((2, 9, 21, 17), (11, 9, 3, 3)), rng)
@@ -140,7 +148,8 @@ def test_what_is_chosen():
     assert chosen((1, 16, 9, 9), (16, 1, 3, 3), given=False, groups=16) == "partial"
     assert chosen((1, 512, 9, 900), (512, 1, 3, 3), groups=512) == "partial", "a filter of 16 MB"
     assert chosen((1, 16, 9, 9), (24, 16, 1, 1)) == "Windows"
-    assert chosen((1, 3, 9, 9), (24, 3, 3, 3)) == "partial"
+    assert chosen((1, 3, 9, 9), (24, 3, 3, 3)) == "Windows"
+    assert chosen((1, 1, 9, 9), (24, 1, 3, 3)) == "partial"
     assert chosen((1, 64, 64, 64), (64, 64, 3, 3), padding=[(1, 1), (1, 1)]) == "Winograd"
     assert chosen((1, 16, 0, 9), (24, 16, 1, 1)) == "partial"
 
