@@ -252,6 +252,7 @@ def _first_stage(
 def _key(op: Lowering, stage: _Stage) -> str:
     """What decides which way is fastest, in words: ``sum_reduce ~64 times 1024 side by side``."""
     lie = "side by side" if stage.neighbours else "apart"
+    lie += " in 16 bits" if op.layout(op.in_names[0]) == C4H else ""
     return f"{op.node.op} ~{about(stage.kept.size)} times {about(stage.reduced.size)} {lie}"
 
 
