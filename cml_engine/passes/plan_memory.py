@@ -12,8 +12,9 @@ from cml_engine.plan import Memory
 
 #: a placement this close to the lower bound is not improved any further
 GOOD_RATIO = 1.02
-#: how many random orders are tried when the fixed ones are not good
-_TRIES = 40
+#: how many tensors are placed in random orders, each many times, when the fixed ones are not good;
+#: and the least number of orders
+_TRIED_ITEMS, _LEAST_TRIES = 10_000, 40
 #: above this many tensors a try takes too long for a load
 _MAX_ITEMS_FOR_TRIES = 600
 #: arenas that are tried, as multiples of the lower bound
@@ -38,7 +39,7 @@ def place(items: Sequence[Item], alignment: int) -> tuple[dict[str, int], Memory
 
     In order of need first, each tensor beside what outlives it, into an arena hardly larger than
     the bound; where that finds no room, greedy best-fit placement in several orders (largest
-    first, longest-lived first), then random exchanges of the best order. The smallest arena wins.
+    first, longest-lived first), then random exchanges in each order. The smallest arena wins.
     Sizes are rounded up to ``alignment``, in the lower bound too. Deterministic.
     """
     rounded = [Item(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items]
@@ -51,17 +52,17 @@ def place(items: Sequence[Item], alignment: int) -> tuple[dict[str, int], Memory
         lambda i: (-i.last, -i.nbytes),
     ]
     best = _place_in_time(rounded, bound, alignment)
-    best_order = rounded
+    starts = [rounded]
     for order in orders:
         if best is not None and best[0] <= GOOD_RATIO * bound:
             break
-        ordered = sorted(rounded, key=order)
-        candidate = _place_in_order(ordered)
+        starts.append(sorted(rounded, key=order))
+        candidate = _place_in_order(starts[-1])
         if best is None or candidate[0] < best[0]:
-            best, best_order = candidate, ordered
+            best = candidate
     assert best is not None
     if best[0] > GOOD_RATIO * bound and len(items) <= _MAX_ITEMS_FOR_TRIES:
-        best = _improve(best, best_order, bound)
+        best = _improve(best, starts, bound)
     return best[1], Memory(best[0], bound)
 
 
@@ -126,19 +127,24 @@ def _beside_longest(item: Item, alive: Sequence[tuple[int, Item]], capacity: int
 
 
 def _improve(
-    best: tuple[int, dict[str, int]], order: list[Item], bound: int
+    best: tuple[int, dict[str, int]], starts: Sequence[list[Item]], bound: int
 ) -> tuple[int, dict[str, int]]:
-    """Exchange two items of the order; keep what does not make the arena larger."""
+    """From each order in turn: exchange two items, keep what does not make the arena larger. Many
+    short ways find more than a long one, which stays where it cannot get better."""
     generator = random.Random(0)
-    for _ in range(_TRIES):
-        a, b = generator.randrange(len(order)), generator.randrange(len(order))
-        candidate = order.copy()
-        candidate.insert(a, candidate.pop(b))
-        placed = _place_in_order(candidate)
-        if placed[0] <= best[0]:
-            best, order = placed, candidate
-        if best[0] <= GOOD_RATIO * bound:
-            break
+    tries = max(_LEAST_TRIES, _TRIED_ITEMS // len(starts[0])) // len(starts)
+    for start in starts:
+        order, found = start, _place_in_order(start)
+        for _ in range(tries):
+            a, b = generator.randrange(len(order)), generator.randrange(len(order))
+            candidate = order.copy()
+            candidate.insert(a, candidate.pop(b))
+            placed = _place_in_order(candidate)
+            if placed[0] <= found[0]:
+                found, order = placed, candidate
+            if found[0] <= GOOD_RATIO * bound:
+                return found
+        best = min(best, found, key=lambda placed: placed[0])
     return best
 
 

@@ -1,5 +1,7 @@
 """The memory plan: tensors alive at the same time never overlap, and the arena is small."""
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +74,22 @@ def test_convolutions_of_three_steps_take_no_more_than_their_largest():
         step += 3
     _, memory = place(tensors, 256)
     assert memory.peak == 2 * 2304
+
+
+def test_what_lives_long_among_others_is_found_a_place_for():
+    """The demo game's network for colours, in units of 16 bytes: (size, first step, last step)."""
+    lives = [
+        (2304, -1, 1), (2304, -1, 5), (9216, -1, 4), (1, -1, 2), (8836, 0, 16), (1156, 1, 6),
+        (1156, 2, 8), (18496, 3, 23), (2312, 8, 9), (6348, 16, 17), (5808, 17, 18), (4800, 18, 19),
+        (3888, 19, 20), (3468, 20, 21), (24576, 21, 22), (24576, 22, 25), (18496, 23, 24),
+        (26136, 24, 25), (24576, 25, 26), (24576, 26, 27), (32768, 27, 28), (32768, 28, 29),
+        (16384, 29, 30), (16384, 30, 31), (16384, 31, 32),
+    ]  # fmt: skip
+    tensors = [Item(f"t{i}", 16 * size, first, last) for i, (size, first, last) in enumerate(lives)]
+    for seed in range(5):
+        random.Random(seed).shuffle(tensors)
+        _, memory = place(tensors, 32)
+        assert memory.ratio <= 1.02
 
 
 def test_placing_is_deterministic():
