@@ -18,19 +18,23 @@ MARK = "<!-- below: python -m benchmarks.write_docs -->"
 
 
 def page(
-    before: str, bench: str, kernels: str, machines: tuple[Mapping[str, Any], Mapping[str, Any]]
+    before: str, bench: str, kernels: str, reports: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> str:
-    """The page with new tables; :class:`ValueError` where it has no mark."""
+    """The page with new tables, each with where it was measured, and whether others were busy
+    there; :class:`ValueError` where the page has no mark."""
     head, mark, _ = before.partition(MARK)
     if not mark:
         raise ValueError(f"no line '{MARK}'")
-    first, second = (
-        f"{m['time'][:10]}, commit {m['commit']}, {m['cores']} cores of {m['cpu']}"
-        for m in machines
-    )
-    parts = [head.rstrip(), MARK, f"## Beside other engines\n\n{first}.", bench.strip()]
-    parts += [f"## Kernels\n\n{second}.", kernels.strip()]
+    first, second = map(_where, reports)
+    parts = [head.rstrip(), MARK, f"## Beside other engines\n\n{first}", bench.strip()]
+    parts += [f"## Kernels\n\n{second}", kernels.strip()]
     return "\n\n".join(parts) + "\n"
+
+
+def _where(report: Mapping[str, Any]) -> str:
+    m = report["machine"]
+    text = f"{m['time'][:10]}, commit {m['commit']}, {m['cores']} cores of {m['cpu']}."
+    return f"{text} Warning: {report['warning']}." if report["warning"] else text
 
 
 def main() -> int:
@@ -40,8 +44,7 @@ def main() -> int:
         beside, alone = (
             (out / f"{n}.md").read_text(encoding="utf-8") for n in ("bench", "kernels")
         )
-        machines = bench["machine"], kernels["machine"]
-        made = page(PAGE.read_text(encoding="utf-8"), beside, alone, machines)
+        made = page(PAGE.read_text(encoding="utf-8"), beside, alone, (bench, kernels))
         PAGE.write_text(made, encoding="utf-8")
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {error}; run the bench and benchmarks.kernels first", file=sys.stderr)

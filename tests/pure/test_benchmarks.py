@@ -251,15 +251,17 @@ def test_the_table_of_kernels_sums_up_what_is_short(winograd):
 
 def test_the_docs_keep_what_is_written_by_hand():
     machine = {"time": "2026-01-02T03:04", "commit": "abc", "cores": 2, "cpu": "a CPU"}
+    quiet, busy = ({"machine": machine, "warning": text} for text in ("", "it is busy"))
     before = f"# Benchmarks\n\nby hand\n\n{write_docs.MARK}\n\nold tables\n"
-    once = write_docs.page(before, "| bench |\n", "| kernels |\n", (machine, machine))
+    once = write_docs.page(before, "| bench |\n", "| kernels |\n", (quiet, busy))
     assert once.startswith("# Benchmarks\n\nby hand\n")
     assert "old tables" not in once
     assert once.index("| bench |") < once.index("| kernels |")
-    assert "2026-01-02, commit abc, 2 cores of a CPU." in once
-    assert write_docs.page(once, "| bench |\n", "| kernels |\n", (machine, machine)) == once
+    assert "2026-01-02, commit abc, 2 cores of a CPU.\n\n| bench |" in once
+    assert "2 cores of a CPU. Warning: it is busy.\n\n| kernels |" in once
+    assert write_docs.page(once, "| bench |\n", "| kernels |\n", (quiet, busy)) == once
     with pytest.raises(ValueError, match="no line"):
-        write_docs.page("# Benchmarks\n", "", "", (machine, machine))
+        write_docs.page("# Benchmarks\n", "", "", (quiet, busy))
     assert write_docs.MARK in write_docs.PAGE.read_text(encoding="utf-8")
 
 
