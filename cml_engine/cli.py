@@ -18,6 +18,7 @@ from cml_engine.cli_common import (
     progress,
     storage_of,
 )
+from cml_engine.cli_options import add_options, milliseconds, positive
 from cml_engine.errors import CmlError, InputError
 from cml_engine.loading import save
 from cml_engine.plugins import load_entry_points, load_file
@@ -218,68 +219,6 @@ def _notice(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"cml: notice: {message}", file=sys.stderr)
 
 
-def _ms(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"wanted milliseconds greater than 0, got {text}")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"wanted at least 1, got {value}")
-    return value
-
-
-#: options that several commands share: name or flags, and what argparse is told of them
-_SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "model": (("model",), {"help": "NNEF folder, graph.nnef inside one, or .tgz of one"}),
-    "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
-    "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
-    "json": (("--json",), {"action": "store_true"}),
-    "half": (
-        ("--half",),
-        {
-            "action": "store_true",
-            "help": "keep feature maps and weights in 16 bits on the GPU (docs/half.md)",
-        },
-    ),
-    "budget": (("--budget-ms",), {"type": _ms, "default": 4.0, "metavar": "MS"}),
-    "frame": (("--frame-ms",), {"type": _ms, "default": 1000 / 60, "metavar": "MS"}),
-    "ops": (
-        ("--ops",),
-        {
-            "action": "append",
-            "default": [],
-            "metavar": "FILE.py",
-            "help": "a Python file that registers operators; may be given again",
-        },
-    ),
-    "fragments": (
-        ("--fragments",),
-        {
-            "action": "append",
-            "default": [],
-            "metavar": "FILE.nnef",
-            "help": "a library of NNEF fragments that the model calls; may be given again",
-        },
-    ),
-    "dump": (
-        ("--dump-kernels",),
-        {"metavar": "DIR", "help": "write every kernel: its HLSL, SPIR-V and translations"},
-    ),
-}
-#: what goes wherever the option on the left does
-_WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments")}
-
-
-def _add(parser: argparse.ArgumentParser, *names: str) -> None:
-    for name in (*names, *(more for n in names for more in _WITH.get(n, ()))):
-        flags, options = _SHARED[name]
-        parser.add_argument(*flags, **options)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cml", description="Run, rank and check NNEF networks on the GPU or the CPU."
@@ -293,16 +232,18 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     sub = command("run", _run, "Run a model on tensors from .npy, .npz or .png files.")
-    _add(sub, "model", "inputs", "backend", "half", "dump")
+    add_options(sub, "model", "inputs", "backend", "half", "dump")
     sub.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
     sub = command("info", _info, "Inputs, outputs, operators, weights, memory, predicted time.")
-    _add(sub, "model", "half", "json")
+    add_options(sub, "model", "half", "json")
     sub.add_argument("--plan", action="store_true", help="list every dispatch")
-    sub.add_argument("--budget-ms", type=_ms, metavar="MS", help="how a run in frames would go")
-    _add(sub, "frame")
+    sub.add_argument(
+        "--budget-ms", type=milliseconds, metavar="MS", help="how a run in frames would go"
+    )
+    add_options(sub, "frame")
     sub = command("rank", _rank, "Which operators the time goes to.")
-    _add(sub, "model", "backend", "half", "json", "dump")
-    sub.add_argument("--runs", type=_positive, default=10)
+    add_options(sub, "model", "backend", "half", "json", "dump")
+    sub.add_argument("--runs", type=positive, default=10)
     sub.add_argument("--csv", action="store_true")
     sub.add_argument(
         "--stub", metavar="NAME", help="whole runs without that operator against runs with it"
@@ -310,21 +251,21 @@ def _parser() -> argparse.ArgumentParser:
     text = "Measure which kernels are fastest on this device, for all sessions on it."
     _tune_options(command("tune", _tune, text))
     sub = command("validate", _validate, "Check the GPU against NumPy, operator by operator.")
-    _add(sub, "model", "inputs", "half", "dump")
+    add_options(sub, "model", "inputs", "half", "dump")
     sub.add_argument("--seed", type=int, default=0, help="of the random inputs")
-    _add(command("ops", _ops, "Every operator, and how each backend runs it."), "ops")
+    add_options(command("ops", _ops, "Every operator, and how each backend runs it."), "ops")
     sub = command(
         "frames", _in_frames("frames"), "The model in frames: is the budget kept, and used?"
     )
-    _add(sub, "model", "inputs", "half", "budget", "frame", "json")
-    sub.add_argument("--frames", type=_positive, default=600, help="of ours, full ones")
-    sub.add_argument("--layers", type=_positive, default=4, help="of the usual way beside it")
+    add_options(sub, "model", "inputs", "half", "budget", "frame", "json")
+    sub.add_argument("--frames", type=positive, default=600, help="of ours, full ones")
+    sub.add_argument("--layers", type=positive, default=4, help="of the usual way beside it")
     sub = command("trace", _in_frames("trace"), "Write a trace of frames and slices for Perfetto.")
-    _add(sub, "model", "inputs", "half", "budget", "frame")
+    add_options(sub, "model", "inputs", "half", "budget", "frame")
     sub.add_argument("-o", "--output", default="trace.json", metavar="FILE")
-    sub.add_argument("--runs", type=_positive, default=3)
+    sub.add_argument("--runs", type=positive, default=3)
     sub = command("simulate", _in_frames("simulate"), "Policies compared, on a device on paper.")
-    _add(sub, "model", "half", "budget", "frame")
+    add_options(sub, "model", "half", "budget", "frame")
     sub.add_argument("--speed", type=float, default=1.0, help="of this device, 0.1 is a tenth")
     sub.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
     text = "Turn a model of another format into an NNEF folder."
@@ -333,8 +274,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tune_options(sub: argparse.ArgumentParser) -> None:
-    _add(sub, "model", "half", "json")
-    sub.add_argument("--rounds", type=_positive, default=30, help="for each option")
+    add_options(sub, "model", "half", "json")
+    sub.add_argument("--rounds", type=positive, default=30, help="for each option")
     sub.add_argument("--dry-run", action="store_true", help="measure, and write nothing")
 
 

@@ -1,0 +1,71 @@
+"""Options that several commands of ``cml`` share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def milliseconds(text: str) -> float:
+    """A number greater than 0."""
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"wanted milliseconds greater than 0, got {text}")
+    return value
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"wanted at least 1, got {value}")
+    return value
+
+
+#: options that several commands share: name or flags, and what argparse is told of them
+_SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "model": (("model",), {"help": "NNEF folder, graph.nnef inside one, or .tgz of one"}),
+    "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
+    "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
+    "json": (("--json",), {"action": "store_true"}),
+    "half": (
+        ("--half",),
+        {
+            "action": "store_true",
+            "help": "keep feature maps and weights in 16 bits on the GPU (docs/half.md)",
+        },
+    ),
+    "budget": (("--budget-ms",), {"type": milliseconds, "default": 4.0, "metavar": "MS"}),
+    "frame": (("--frame-ms",), {"type": milliseconds, "default": 1000 / 60, "metavar": "MS"}),
+    "ops": (
+        ("--ops",),
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "FILE.py",
+            "help": "a Python file that registers operators; may be given again",
+        },
+    ),
+    "fragments": (
+        ("--fragments",),
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "FILE.nnef",
+            "help": "a library of NNEF fragments that the model calls; may be given again",
+        },
+    ),
+    "dump": (
+        ("--dump-kernels",),
+        {"metavar": "DIR", "help": "write every kernel: its HLSL, SPIR-V and translations"},
+    ),
+}
+#: what goes wherever the option on the left does
+_WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments")}
+
+
+def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Give a command the shared options of these names, and what goes with them."""
+    for name in (*names, *(more for n in names for more in _WITH.get(n, ()))):
+        flags, options = _SHARED[name]
+        parser.add_argument(*flags, **options)
