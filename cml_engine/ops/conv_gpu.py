@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cml_engine.ops.conv_node import Conv
 from cml_engine.ops.conv_shapes import conv_shape, deconv_shape
-from cml_engine.ops.conv_tile import Conv
 from cml_engine.ops.conv_variants import chosen_variant
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.spec import Dispatch

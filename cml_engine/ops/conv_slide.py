@@ -10,20 +10,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from cml_engine.ops.conv_tile import (
-    GROUP,
-    PARAMS,
-    Conv,
-    Tile,
-    band_of,
-    blocks_of,
-    is_depthwise,
-    packed_bias,
-    packed_filter,
-    phases_of,
-    product_defines,
-    store_defines,
-)
+from cml_engine.ops.conv_node import GROUP, Conv, band_of, is_depthwise, phases_of
+from cml_engine.ops.conv_pack import blocks_of, packed_bias, packed_filter
+from cml_engine.ops.conv_tile import PARAMS, Tile, product_defines, store_defines
 from cml_engine.ops.epilogue import epilogue_of
 from cml_engine.ops.spec import Dispatch, Kernel
 

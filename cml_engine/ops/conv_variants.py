@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from cml_engine.ops import conv_plain, conv_slide, conv_tile, depthwise, winograd
 from cml_engine.ops.choice import about
-from cml_engine.ops.conv_tile import GROUP, Conv, Tile, is_depthwise
+from cml_engine.ops.conv_node import GROUP, Conv, is_depthwise
+from cml_engine.ops.conv_tile import Tile
 from cml_engine.ops.spec import Dispatch
 
 #: a variant that computes more than so many results for one that is asked for is not worth a try

@@ -8,16 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cml_engine.ops.conv_tile import (
-    GROUP,
-    Conv,
-    Tile,
-    blocks_of,
-    is_depthwise,
-    packed_bias,
-    packed_depthwise,
-    store_defines,
-)
+from cml_engine.ops.conv_node import GROUP, Conv, is_depthwise
+from cml_engine.ops.conv_pack import blocks_of, packed_bias, packed_depthwise
+from cml_engine.ops.conv_tile import Tile, store_defines
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.epilogue import epilogue_of
 from cml_engine.ops.spec import Dispatch, Kernel

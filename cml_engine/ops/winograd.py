@@ -13,16 +13,9 @@ from typing import Any
 import numpy as np
 
 from cml_engine.layout import FIXED4
-from cml_engine.ops.conv_tile import (
-    GROUP,
-    Conv,
-    Tile,
-    blocks_of,
-    packed_bias,
-    product_defines,
-    store_defines,
-    tile_of,
-)
+from cml_engine.ops.conv_node import GROUP, Conv
+from cml_engine.ops.conv_pack import blocks_of, packed_bias
+from cml_engine.ops.conv_tile import Tile, product_defines, store_defines, tile_of
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.epilogue import epilogue_of
 from cml_engine.ops.spec import Dispatch, Kernel

@@ -13,7 +13,7 @@ from typing import Literal
 
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H, HALF
-from cml_engine.ops.conv_tile import takes_half
+from cml_engine.ops.conv_node import takes_half
 from cml_engine.ops.matmul_gpu import takes_half_weights
 from cml_engine.ops.spec import Half, lookup
 from cml_engine.passes.choose_layout import Ties, choose_layout
