@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from scheduler.cost_model import CostModel
@@ -17,6 +18,9 @@ Chosen = tuple[Slice, StepCost, float]
 _TELLING = 0.25
 #: nor do frames with a step that was measured less often than this
 _KNOWN = 6
+#: where all steps are known, the slices of only one frame in so many are timed one by one: each
+#: timing makes the device wait for what came before it (50 µs on a software driver)
+_APART_EVERY = 16
 #: what :attr:`Executor.clock_source` says of a device that cannot time its own work
 WALL_CLOCK = "wall clock"
 #: a frame this much longer than it should be is late, not just jittery
@@ -143,16 +147,31 @@ def _share_out(slices: Sequence[SliceReport], ms: float) -> None:
         part.measured_ms = ms * share
 
 
-def in_groups(chosen: Sequence[Chosen], limit: int) -> list[list[Chosen]]:
-    """At most ``limit`` runs of neighbours, of about the same predicted time; a run is timed."""
-    if len(chosen) <= limit:
-        return [[part] for part in chosen]
+def in_groups(
+    chosen: Sequence[Chosen], limit: int, frame: int, model: CostModel
+) -> list[list[Chosen]]:
+    """The frame's slices as at most ``limit`` runs of neighbours, each of which is timed: a slice
+    each where something is to be learned of single steps, else a job each."""
+    known = all(model.samples(step.key) >= _KNOWN for _, step, _ in chosen)
+    if known and frame % _APART_EVERY:
+        parts = [list(run) for _, run in groupby(chosen, key=lambda part: id(part[0].network))]
+    else:
+        parts = [[part] for part in chosen]
+    return parts if len(parts) <= limit else _balanced(chosen, limit)
+
+
+def jobs_apart(groups: Sequence[Sequence[Chosen]]) -> bool:
+    """Whether no two jobs share a timing."""
+    return all(len({id(part.network) for part, _, _ in group}) == 1 for group in groups)
+
+
+def _balanced(chosen: Sequence[Chosen], limit: int) -> list[list[Chosen]]:
+    """At most ``limit`` runs of neighbours, of about the same predicted time."""
     target = sum(ms for _, _, ms in chosen) / limit
     groups: list[list[Chosen]] = [[]]
     filled = 0.0
-    for index, part in enumerate(chosen):
-        rest = len(chosen) - index
-        if groups[-1] and filled >= target and len(groups) < limit and rest:
+    for part in chosen:
+        if groups[-1] and filled >= target and len(groups) < limit:
             groups.append([])
             filled = 0.0
         groups[-1].append(part)

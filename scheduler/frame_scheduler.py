@@ -13,7 +13,7 @@ from scheduler.budget import FixedBudget, SpareBudget
 from scheduler.clock import Clock, RealClock
 from scheduler.cost_model import CostModel
 from scheduler.executor import Executor, Slice
-from scheduler.feedback import WALL_CLOCK, Feedback, in_groups
+from scheduler.feedback import WALL_CLOCK, Feedback, in_groups, jobs_apart
 from scheduler.filling import fill
 from scheduler.first_guess import FirstGuess
 from scheduler.job import Job, JobOutput, State
@@ -327,7 +327,8 @@ class FrameScheduler:
             # one may have lost its memory to another's preparation
             ready = {key: was and _ready_now(self.jobs, key) for key, was in ready.items()}
             self._recorder.encoded(report, ready, waiting, self.operators_per_frame)
-        groups = in_groups(chosen, self.executor.max_groups)
+        groups = in_groups(chosen, self.executor.max_groups, self.frame, self.cost_model)
+        report.jobs_apart = jobs_apart(groups)
         encoding = _cpu_ms()
         self._append(encoder, report, [[part for part, _, _ in group] for group in groups])
         report.encode_ms = _cpu_ms() - encoding

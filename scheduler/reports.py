@@ -21,7 +21,8 @@ class SliceReport:
     """A part of a frame: workgroups ``[first, first + count)`` of ``step`` of a job.
 
     ``measured_ms`` comes with the frame's: the slice's own time where it was timed alone, else its
-    predicted share of the group of neighbours that was timed as one. It stays None without
+    predicted share of the group of neighbours that was timed as one (a job's, in most frames where
+    all steps are known). It stays None without
     timestamps.
     """
 
@@ -54,6 +55,8 @@ class FrameReport:
     measured_ms: float | None = None
     #: whether the budget decided what ran (False with ``operators_per_frame``)
     planned: bool = True
+    #: whether no two jobs share a timing, so that each has its own time
+    jobs_apart: bool = True
     #: CPU time of :meth:`FrameScheduler.encode`, and of it the part that encoded dispatches
     cpu_ms: float = 0.0
     encode_ms: float = 0.0

@@ -141,11 +141,9 @@ class Tuning:
     def _take(self, measured: Sequence[FrameReport]) -> None:
         by_job = {run.job.number: run for run in self._runs}
         for report in measured:
-            # more slices than can be timed one by one share their times by prediction
-            exact = len(report.slices) <= self.scheduler.executor.max_groups
             for part in report.slices:
                 if part.job in by_job:
-                    by_job[part.job].add(part, exact)
+                    by_job[part.job].add(part, report.jobs_apart)
 
     def _begin(self) -> None:
         """Have the next candidate's plans made, and look whether they are."""

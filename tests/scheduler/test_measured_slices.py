@@ -51,3 +51,28 @@ def test_until_the_timings_arrive_nothing_is_claimed():
 def test_without_timestamps_slices_are_not_timed():
     report, measured = measured_frames(max_groups=3, clock_source="wall clock")
     assert measured == [] and {part.measured_ms for part in report.slices} == {None}
+
+
+def test_known_steps_are_timed_as_one_job_and_one_by_one_now_and_then():
+    """Each timing costs the device time; but an operator that alone became slower must show."""
+    steps = [SimStep(f"k{i}", 4, 0.02) for i in range(3)]
+    gpu = SimGpu()
+    groups = {}
+    encode = gpu.encode
+
+    def seen(encoder, frame, parts):
+        groups[frame] = parts
+        encode(encoder, frame, parts)
+
+    gpu.encode = seen
+    scheduler = FrameScheduler(gpu, budget_ms=8.0, clock=VirtualClock())
+    nets = [SimNetwork("a", steps), SimNetwork("b", steps)]
+    jobs = []
+    for _ in range(80):
+        if all(job.ended for job in jobs):
+            jobs = [scheduler.submit(net, {}) for net in nets]
+        assert scheduler.encode(None).jobs_apart
+        scheduler.end_frame()
+    sizes = [[len(group) for group in groups[frame]] for frame in range(80)]
+    assert sizes[49:64] == [[3, 3]] * 15
+    assert sizes[48] == sizes[64] == [1] * 6
