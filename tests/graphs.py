@@ -140,7 +140,70 @@ def dense_block(size: int = 12, channels: int = 8) -> Net:
     return net
 
 
+def styled_block(size: int = 12, channels: int = 8) -> Net:
+    """Two convolutions by a style, as in StyleGAN2: their inputs scaled by it, their results
+    divided by what it makes of the weights, with noise for each position."""
+    net = Net(1, channels, size, size)
+    w = net.op("reshape", net.op("mean_reduce", "x", axes=[2, 3]), shape=[1, channels])
+    h = "x"
+    for _ in range(2):
+        style = net.op(
+            "sigmoid", net.op("linear", w, net.random(channels, channels), net.constant(0.0))
+        )
+        squares = net.random(channels, channels, low=0.5)
+        variance = net.op("linear", net.op("sqr", style), squares, net.constant(0.0))
+        conv = net.conv(net.op("mul", h, style), channels)
+        noise, mean = net.random(1, 1, size, size), net.op("sqrt", variance)
+        h = net.op(
+            "batch_normalization", conv, mean, variance, noise, net.constant(1.5), epsilon=1e-3
+        )
+        h = net.op("leaky_relu", h, alpha=0.2)
+    return net
+
+
+def gate(size: int = 12, channels: int = 8) -> Net:
+    """``h * sigmoid(h)`` of ``h = x * a + b``."""
+    net = Net(1, channels, size, size)
+    a, b = net.random(1, channels, size, size), net.random(1, channels, size, size)
+    h = net.op("add", net.op("mul", "x", a), b)
+    net.op("mul", h, net.op("sigmoid", h))
+    return net
+
+
+def sum_of_products(rows: int = 24, width: int = 20) -> Net:
+    """``x * a + b * x``."""
+    net = Net(1, rows, width)
+    a, b = net.random(1, rows, width), net.random(1, rows, width)
+    net.op("add", net.op("mul", "x", a), net.op("mul", b, "x"))
+    return net
+
+
+def gated_slices(size: int = 12, channels: int = 8) -> Net:
+    """The slices of a convolution's result, one of which gates the other."""
+    net = Net(1, channels, size, size)
+    h = net.conv("x", 2 * channels)
+    value, gate = (
+        net.op("slice", h, axes=[1], begin=[i * channels], end=[(i + 1) * channels], stride=[1])
+        for i in range(2)
+    )
+    net.conv(net.op("mul", net.op("tanh", value), net.op("sigmoid", gate)), channels)
+    return net
+
+
+def stacked_rows(rows: int = 24, width: int = 20) -> Net:
+    """Four tensors, stacked and summed."""
+    net = Net(rows, width)
+    parts = [net.op("exp", net.op("mul", "x", net.random(rows, width))) for _ in range(4)]
+    net.op("sum_reduce", net.op("stack", *parts, axis=0), axes=[0])
+    return net
+
+
 BLOCKS = {
+    "styled": styled_block,
+    "gate": gate,
+    "sum of products": sum_of_products,
+    "gated slices": gated_slices,
+    "stacked rows": stacked_rows,
     "dense": dense_block,
     "mobilenet": mobilenet_block,
     "unet": unet_block,

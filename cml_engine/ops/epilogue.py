@@ -12,14 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Epilogue
+from cml_engine.graph import Epilogue, Fact
 from cml_engine.ops.lowering import Lowering
 
 Array = np.ndarray[Any, Any]
 
+#: a longer chain is rare, and each step is registers of the producer's kernel
+MAX_STEPS = 5
+#: tensors that the steps read: with a conv's input, filter, bias and result, as many as every
+#: device of WebGPU's binds
+MAX_TENSORS = 4
 #: two numbers for each step
-PARAMS = "epi_value:f8"
-MAX_STEPS = 4
+PARAMS = f"epi_value:f{2 * MAX_STEPS}"
 #: the shader's number of each operator
 _CODES = {
     "relu": 1, "leaky_relu": 2, "prelu": 3, "sigmoid": 4, "tanh": 5, "clamp": 6, "add": 7,
@@ -27,8 +31,10 @@ _CODES = {
 }  # fmt: skip
 SUPPORTED = frozenset(_CODES)
 #: those with a tensor beside the result, and the shader's number of what it has a value for
-_WITH_TENSOR = frozenset({"prelu", "add", "mul", "sub", "div"})
-_BY_PLACE, _BY_CHANNEL, _BY_ONE = 1, 2, 3
+WITH_TENSOR = frozenset({"prelu", "add", "mul", "sub", "div"})
+_BY_PLACE, _BY_CHANNEL, _BY_ONE, _BY_POSITION = 1, 2, 3, 4
+#: larger numbers of positions are not exact in a float
+_MOST_POSITIONS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,8 @@ def epilogue_of(
     """The arguments of ``op``'s epilogues, their tensors bound as ``T<slot>``, ``T<slot+1>``, ….
 
     ``vector``: the kernel stores ``float4`` of four channels. An operand has a value for every
-    place of the result, for every index of its ``channel_axis``, or one for all.
+    place of the result, for every index of its ``channel_axis``, one for all, or
+    (:func:`is_by_position`) one for every position.
     """
     if len(op.epilogues) > MAX_STEPS:
         raise op.refuse(f"{len(op.epilogues)} fused operators, at most {MAX_STEPS} are possible")
@@ -59,11 +66,13 @@ def epilogue_of(
             raise op.refuse(f"cannot apply '{epilogue.op}' to its result; run it as its own node")
         defines[f"EPI{i}"] = _CODES[epilogue.op]
         values[2 * i : 2 * i + 2] = _numbers(op, epilogue)
-        if epilogue.op in _WITH_TENSOR:
+        if epilogue.op in WITH_TENSOR:
             by, operand = _operand(op, epilogue, channel_axis)
             tensor = f"T{slot + len(tensors)}"
             defines |= {f"EPI{i}_BY": by, f"EPI{i}_TENSOR": tensor}
             defines[f"{tensor}_TYPE"] = _type_of(op, operand, by, kind)
+            if by == _BY_POSITION:
+                values[2 * i] = float(op.fact(operand).size)
             tensors.append(operand)
     return EpilogueArgs(defines, {"epi_value": values}, tuple(tensors))
 
@@ -79,6 +88,14 @@ def _numbers(op: Lowering, epilogue: Epilogue) -> tuple[float, float]:
     return 0.0, 0.0
 
 
+def is_by_position(operand: Fact, result: Fact) -> bool:
+    """Whether the operand has one value for all channels at each position of a single picture:
+    ``[1,1,H,W]``."""
+    shape = (1, 1, *result.shape[2:])
+    single = result.rank > 2 and result.shape[0] == 1
+    return single and operand.shape == shape and operand.size <= _MOST_POSITIONS
+
+
 def _operand(op: Lowering, epilogue: Epilogue, channel_axis: int) -> tuple[int, str]:
     """What the operand has a value for, and the tensor that has them."""
     name, result = epilogue.inputs[0], op.out_names[0]
@@ -86,6 +103,9 @@ def _operand(op: Lowering, epilogue: Epilogue, channel_axis: int) -> tuple[int, 
     value, slopes = op.constant(name), epilogue.op == "prelu"
     if fact.size == 1 and not slopes:
         return _BY_ONE, name
+    by_place = value is None and fact == op.fact(result)
+    if not slopes and not by_place and channel_axis == 1 and is_by_position(fact, op.outputs[0]):
+        return _BY_POSITION, name
     if value is not None and value.size in (1, channels):
         constant = value
         key = f"{name}.channels{channels}"

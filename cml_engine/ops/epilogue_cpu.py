@@ -102,10 +102,22 @@ def _add(attrs: Attrs, x: Array, other: Array) -> bool:
     return True
 
 
+def _sub(attrs: Attrs, x: Array, other: Array) -> bool:
+    np.subtract(x, other, out=x)
+    return True
+
+
+def _mul(attrs: Attrs, x: Array, other: Array) -> bool:
+    np.multiply(x, other, out=x)
+    return True
+
+
 _FORMS: Mapping[str, Callable[..., bool]] = {
     "relu": _relu,
     "prelu": _prelu,
     "leaky_relu": _leaky_relu,
     "clamp": _clamp,
     "add": _add,
+    "sub": _sub,
+    "mul": _mul,
 }

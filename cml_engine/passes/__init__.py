@@ -8,6 +8,7 @@ from cml_engine.graph import Graph
 from cml_engine.passes.bypass import bypass
 from cml_engine.passes.common_subexpressions import merge_common_subexpressions
 from cml_engine.passes.dead_code import eliminate_dead_code
+from cml_engine.passes.expand_normalization import expand_normalization
 from cml_engine.passes.fold_affine import fold_affine
 from cml_engine.passes.fold_constants import fold_constants
 from cml_engine.passes.fold_padding import fold_padding
@@ -28,6 +29,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("bypass", bypass, "what changes nothing stands between operators that belong together"),
     ("padding", fold_padding, "a pad before a conv is a tensor less to write and read"),
     ("affine", fold_affine, "before fusing: what is in the weights costs nothing at all"),
+    ("normalization", expand_normalization, "what the weights could not take, an epilogue can"),
     ("fuse", fuse_epilogues, "it hides nodes that the passes before look for"),
     ("chains", fuse_elementwise, "of the elementwise operators that no producer took"),
     ("sweep", eliminate_dead_code, "the constants and nodes that the passes before used up"),

@@ -6,14 +6,12 @@ the producer's kernel lists the operators it can apply, :data:`RULES` says on wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.ops.epilogue import MAX_STEPS, MAX_TENSORS, WITH_TENSOR, is_by_position
 from cml_engine.ops.spec import lookup
-
-#: a chain longer than this is rare, and each entry is registers of the producer's kernel
-MAX_EPILOGUES = 4
 
 #: ``rule(graph, result fact, other operands, whether the kernel takes values per channel) ->
 #: may it be fused``
@@ -24,7 +22,7 @@ def _always(graph: Graph, result: Fact, others: tuple[str, ...], channels: bool)
     return True
 
 
-def _per_channel(graph: Graph, result: Fact, name: str) -> bool:
+def per_channel(graph: Graph, result: Fact, name: str) -> bool:
     """One value for all or one per channel: ``[]``, ``[1,C]``, ``[1,C,1…]``."""
     shape = graph.facts[name].shape
     wide = len(shape) >= 2 and shape[1] == result.shape[1]
@@ -33,19 +31,23 @@ def _per_channel(graph: Graph, result: Fact, name: str) -> bool:
 
 
 def _slopes(graph: Graph, result: Fact, others: tuple[str, ...], channels: bool) -> bool:
-    return all(graph.is_constant(n) and _per_channel(graph, result, n) for n in others)
+    return all(graph.is_constant(n) and per_channel(graph, result, n) for n in others)
 
 
 def _single_constants(graph: Graph, result: Fact, others: tuple[str, ...], channels: bool) -> bool:
     return all(graph.is_constant(n) and graph.facts[n].size == 1 for n in others)
 
 
-def _one_operand(graph: Graph, result: Fact, others: tuple[str, ...], channels: bool) -> bool:
-    """One value for all, one per channel, or a computed tensor of the result's shape."""
+def one_operand(graph: Graph, result: Fact, others: tuple[str, ...], channels: bool) -> bool:
+    """One value for all, one per channel, one per position of a single picture, or a computed
+    tensor of the result's shape."""
     (name,) = others
-    computed = graph.facts[name] == result and name not in graph.constants
-    by_channel = channels or graph.facts[name].size == 1
-    return computed or (by_channel and _per_channel(graph, result, name))
+    fact = graph.facts[name]
+    if fact == result and name not in graph.constants:
+        return True
+    if not channels:
+        return fact.size == 1 and per_channel(graph, result, name)
+    return per_channel(graph, result, name) or is_by_position(fact, result)
 
 
 RULES: Mapping[str, Rule] = {
@@ -56,10 +58,10 @@ RULES: Mapping[str, Rule] = {
     "silu": _always,
     "prelu": _slopes,
     "clamp": _single_constants,
-    "add": _one_operand,
-    "mul": _one_operand,
-    "sub": _one_operand,
-    "div": _one_operand,
+    "add": one_operand,
+    "mul": one_operand,
+    "sub": one_operand,
+    "div": one_operand,
 }
 #: operators whose operands may stand in either order
 _COMMUTATIVE = frozenset({"add", "mul"})
@@ -86,6 +88,12 @@ def fuse_epilogues(graph: Graph) -> Graph:
     return graph.with_(nodes=tuple(nodes.values()))
 
 
+def has_room(producer: Node, operators: Sequence[str]) -> bool:
+    """Whether the node can have these as epilogues too."""
+    steps = [*(e.op for e in producer.epilogues), *operators]
+    return len(steps) <= MAX_STEPS and sum(op in WITH_TENSOR for op in steps) <= MAX_TENSORS
+
+
 def _fusable_producer(
     graph: Graph,
     node: Node,
@@ -107,7 +115,7 @@ def _fusable_producer(
         if kernel is None or node.op not in kernel.epilogues or name in others:
             continue
         result = graph.facts[node.outputs[0]]
-        fits = len(producer.epilogues) < MAX_EPILOGUES and graph.facts[name] == result
+        fits = has_room(producer, (node.op,)) and graph.facts[name] == result
         # a kernel that takes slopes knows channels
         if fits and rule(graph, result, others, "prelu" in kernel.epilogues):
             return producer, others

@@ -20,7 +20,7 @@ from cml_engine.session import CompileOptions, Session
 from cml_engine.testing import SENTINEL, random_partition
 from tests.graphs import BLOCKS, Net, random_graph
 
-REWRITING = ("common", "bypass", "padding", "affine", "fuse", "chains", "views")
+REWRITING = ("common", "bypass", "padding", "affine", "normalization", "fuse", "chains", "views")
 
 
 def close(got, wanted, why, largest=1.0):

@@ -1,0 +1,109 @@
+"""Write a batch normalization as operators that its producer can apply before it stores its result.
+
+Where the numbers are constants :mod:`cml_engine.passes.fold_affine` puts them into the weights.
+Where they are computed, or differ from place to place, the node would be a pass over the whole map.
+``(x - mean) * (scale / sqrt(variance + epsilon)) + offset`` is three epilogues, the factor one
+number for each channel. A node whose producer cannot take these stays as it is: alone or in a chain
+of elementwise operators it is one kernel already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ops.spec import lookup
+from cml_engine.passes.fold_constants import fold_constants
+from cml_engine.passes.fuse_epilogues import fuse_epilogues, has_room, one_operand, per_channel
+from cml_engine.passes.infer import infer_node
+
+Array = np.ndarray[Any, Any]
+
+_STEPS = ("sub", "mul", "add")
+
+
+def expand_normalization(graph: Graph) -> Graph:
+    """The graph with every batch normalization that its producer can apply written as three
+    operators, and a small one that computes their factor."""
+    chosen = _applicable(graph)
+    if not chosen:
+        return graph
+    facts, constants = dict(graph.facts), dict(graph.constants)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.outputs[0] in chosen:
+            nodes += _expanded(node, facts, constants)
+        else:
+            nodes.append(node)
+    return fold_constants(graph.with_(nodes=tuple(nodes), facts=facts, constants=constants))
+
+
+def _applicable(graph: Graph) -> set[str]:
+    """The results of those that the node before can apply behind the epilogues it will have."""
+    if not any(node.op == "batch_normalization" for node in graph.nodes):
+        return set()
+    fused = fuse_epilogues(graph)
+    producers = {node.outputs[0]: node for node in fused.nodes if len(node.outputs) == 1}
+    consumers, roots = fused.consumers(), set(fused.roots)
+    found = set()
+    for node in fused.nodes:
+        if node.op != "batch_normalization" or node.epilogues or not _is_by_channel(fused, node):
+            continue
+        x = node.inputs[0]
+        alone = len(consumers[x]) == 1 and node.inputs.count(x) == 1 and x not in roots
+        if alone and x in producers and _takes(producers[x]):
+            found.add(node.outputs[0])
+    return found
+
+
+def _is_by_channel(graph: Graph, node: Node) -> bool:
+    """Whether the factor is a value for all or for each channel, and the rest fits an epilogue."""
+    x, mean, variance, offset, scale = node.inputs
+    result = graph.facts[node.outputs[0]]
+    factor = all(per_channel(graph, result, name) for name in (variance, scale))
+    others = all(one_operand(graph, result, (name,), True) for name in (mean, offset))
+    return factor and others and graph.facts[x] == result
+
+
+def _takes(producer: Node) -> bool:
+    kernel = lookup(producer.op).kernel
+    if kernel is None or not kernel.epilogues.issuperset({*_STEPS, "prelu"}):
+        return False  # a kernel that takes slopes knows channels
+    return has_room(producer, _STEPS)
+
+
+def _expanded(node: Node, facts: dict[str, Fact], constants: dict[str, Array]) -> list[Node]:
+    """The nodes in its place; what they compute is added to the facts."""
+    x, mean, variance, offset, scale = node.inputs
+    names = _new_names(node.outputs[0], facts)
+    constants[names["epsilon"]] = np.asarray(node.attrs["epsilon"], np.float32)
+    facts[names["epsilon"]] = Fact("scalar", ())
+    steps = (
+        ("add", (variance, names["epsilon"]), names["safe"]),
+        ("sqrt", (names["safe"],), names["deviation"]),
+        ("div", (scale, names["deviation"]), names["factor"]),
+        ("sub", (x, mean), names["centred"]),
+        ("mul", (names["centred"], names["factor"]), names["scaled"]),
+        ("add", (names["scaled"], offset), node.outputs[0]),
+    )
+    nodes = []
+    for op, inputs, output in steps:
+        made = replace(node, op=op, inputs=inputs, outputs=(output,), attrs=Attrs())
+        (facts[output],) = infer_node(made, facts)
+        nodes.append(made)
+    return nodes
+
+
+def _new_names(result: str, facts: Mapping[str, Fact]) -> dict[str, str]:
+    """Names that no tensor has yet, by what they stand for."""
+    names = {}
+    for what in ("epsilon", "safe", "deviation", "factor", "centred", "scaled"):
+        name = f"{result}.{what}"
+        while name in facts:
+            name += "_"
+        names[what] = name
+    return names
