@@ -82,7 +82,7 @@ void add_tap(uint weight, uint blocks, uint volume) {
     for (uint c = 0; c < blocks; c++) {
         float4 x[COLUMNS];
         {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) { x[j] = input_at(j, c * volume); }}
-        cml_multiply(x, weight + c * ROWS);
+        cml_multiply(x, weight + c * ROWS, 0);
     }
 }
 #endif

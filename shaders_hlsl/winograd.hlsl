@@ -111,7 +111,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
         {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
             x[j] = T0[values + c * tiles + min(at[j], tiles - 1)];
         }}
-        cml_multiply(x, weight + c * ROWS);
+        cml_multiply(x, weight + c * ROWS, 0);
     }
     {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
         uint block = row_block * VECTORS + o;

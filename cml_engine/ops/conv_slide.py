@@ -1,4 +1,4 @@
-"""``conv`` and ``deconv`` whose windows overlap along a line.
+"""``conv`` whose windows overlap along a line.
 
 Neighbouring results of a line need mostly the same inputs, so a thread that computes a run of them
 loads each input once for all taps of the line. Shader: ``shaders_hlsl/conv_slide.hlsl``.
@@ -24,7 +24,7 @@ _LEAST_COLUMNS = min(columns for _, columns in _SPEED)
 _GROUP = 16
 #: products of a line of taps with a run of results, per input: code of more leaves the nearest
 #: cache; even more takes long to build
-_MOST_PRODUCTS, _MOST_BUILT = 256, 512
+MOST_PRODUCTS, MOST_BUILT = 256, 512
 
 
 def gains(conv: Conv) -> bool:
@@ -38,18 +38,15 @@ def is_possible(conv: Conv) -> bool:
     """Whether the node's windows overlap along a line, so that a run of them needs fewer inputs
     than its windows have taps."""
     line = conv.shape.axes3[2]
-    if is_depthwise(conv):
+    if is_depthwise(conv) or conv.transposed:
         return False
-    if conv.transposed and (line.dilation != 1 or line.kernel % line.stride):
-        return False
-    taps = _taps(conv)
-    span = (_LEAST_COLUMNS - 1) * _stride(conv) + (taps - 1) * line.dilation + 1
-    return span < _LEAST_COLUMNS * taps
+    span = (_LEAST_COLUMNS - 1) * line.stride + (line.kernel - 1) * line.dilation + 1
+    return span < _LEAST_COLUMNS * line.kernel
 
 
 def takes(conv: Conv, tile: Tile) -> bool:
     """Whether a driver builds the kernel of that tile in reasonable time."""
-    return _taps(conv) * tile.rows * tile.columns <= _MOST_BUILT
+    return conv.shape.axes3[2].kernel * tile.rows * tile.columns <= MOST_BUILT
 
 
 def usual_tile(conv: Conv) -> Tile:
@@ -66,23 +63,14 @@ def usual_tile(conv: Conv) -> Tile:
 
 def fast_tiles(conv: Conv) -> list[Tile]:
     """Those whose code stays in the nearest cache."""
-    sizes = [size for size in _SPEED if _taps(conv) * prod(size) <= _MOST_PRODUCTS]
+    taps = conv.shape.axes3[2].kernel
+    sizes = [size for size in _SPEED if taps * prod(size) <= MOST_PRODUCTS]
     return [Tile(rows, columns, _GROUP) for rows, columns in sizes]
-
-
-def _stride(conv: Conv) -> int:
-    """Inputs between the windows of neighbouring results."""
-    return 1 if conv.transposed else conv.shape.axes3[2].stride
-
-
-def _taps(conv: Conv) -> int:
-    """Taps along a line that one result meets."""
-    line = conv.shape.axes3[2]
-    return line.kernel // line.stride if conv.transposed else line.kernel
 
 
 def lower_slide(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
     op = conv.op
+    line = conv.shape.axes3[2]
     x = yield from blocks_of(conv)
     groups, params = run_params(conv, tile)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
@@ -97,22 +85,22 @@ def lower_slide(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
             **product_defines(conv, tile),
             **conv.vectors,
             "BORDER": conv.border,
-            "TAPS": _taps(conv),
-            "STRIDE": _stride(conv),
-            "DILATION": conv.shape.axes3[2].dilation,
-            "TRANSPOSED": int(conv.transposed),
+            "TAPS": line.kernel,
+            "STRIDE": line.stride,
+            "DILATION": line.dilation,
+            "TRANSPOSED": 0,
         },
         kernel=_KERNEL,
     )
 
 
-def run_params(conv: Conv, tile: Tile) -> tuple[int, dict[str, Any]]:
-    """Workgroups, and the parameters of conv_line.hlsli."""
+def run_params(conv: Conv, tile: Tile, woven: int = 1) -> tuple[int, dict[str, Any]]:
+    """Workgroups, and the parameters of conv_line.hlsli; ``woven`` phases of a line are one run."""
     shape = conv.shape
     steps, phases = phases_of(conv)
-    runs = shape.batch * steps[0] * steps[1] * -(-steps[2] // tile.columns)
+    runs = shape.batch * steps[0] * steps[1] * -(-steps[2] * woven // tile.columns)
     row_blocks, tiles = -(-shape.out_channels // tile.rows), -(-runs // tile.group)
-    return phases * tiles * row_blocks, {
+    return phases // woven * tiles * row_blocks, {
         **conv.position(),
         "batch": shape.batch,
         "out_c": shape.out_channels,

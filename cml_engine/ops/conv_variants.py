@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from cml_engine.ops import conv_plain, conv_slide, conv_tile, depthwise, winograd
+from cml_engine.ops import conv_plain, conv_slide, conv_tile, conv_weave, depthwise, winograd
 from cml_engine.ops.choice import about
 from cml_engine.ops.conv_node import GROUP, Conv, is_depthwise
 from cml_engine.ops.conv_tile import Tile
@@ -45,6 +45,7 @@ class ConvVariant:
 _LOWER: dict[str, Callable[[Conv, Tile], Iterator[Dispatch]]] = {
     "tile": conv_tile.lower_tile,
     "slide": conv_slide.lower_slide,
+    "weave": conv_weave.lower_weave,
     "plain": conv_plain.lower_plain,
     "winograd": winograd.lower_winograd,
     "depthwise": depthwise.lower_depthwise,
@@ -60,8 +61,8 @@ def chosen_variant(conv: Conv) -> ConvVariant:
 
 def usual_variant(conv: Conv) -> ConvVariant:
     """Winograd tiles where they gain, tiles of positions for depthwise windows that overlap, else
-    a register tile of output channels by positions: a run of neighbours where that saves loads,
-    any positions where not; of a plain input where it has few channels."""
+    a register tile of output channels by positions: a run of neighbours where that saves loads, of
+    all phases of a deconv, any positions where not; of a plain input where it has few channels."""
     if winograd.is_possible(conv) and winograd.gains(conv):
         return ConvVariant("winograd", winograd.usual_tile(conv))
     if depthwise.is_possible(conv):
@@ -70,6 +71,8 @@ def usual_variant(conv: Conv) -> ConvVariant:
         return ConvVariant("plain", conv_slide.usual_tile(conv))
     if conv_slide.gains(conv):
         return ConvVariant("slide", conv_slide.usual_tile(conv))
+    if conv_weave.gains(conv):
+        return ConvVariant("weave", conv_weave.usual_tile(conv))
     return ConvVariant("tile", conv_tile.usual_tile(conv))
 
 
@@ -92,6 +95,8 @@ def _others(conv: Conv) -> Iterator[ConvVariant]:
         if possible(conv):
             tiles = _fitting(conv, _SLIDES, group)
             yield from (ConvVariant(kernel, tile) for tile in tiles if conv_slide.takes(conv, tile))
+    if conv_weave.is_possible(conv):
+        yield from (ConvVariant("weave", tile) for tile in conv_weave.tiles(conv, group))
     if winograd.is_possible(conv):
         for tile in _fitting(conv, _SOFTWARE_PRODUCTS if software else _PRODUCTS, group):
             if winograd.waste(conv, tile) <= _MOST_WASTE:

@@ -1,5 +1,5 @@
-// What conv_slide.hlsl and conv_plain.hlsl share: a thread computes a run of COLUMNS neighbouring
-// results of a line, under which lie SPAN inputs of each line of inputs.
+// What conv_slide.hlsl, conv_weave.hlsl and conv_plain.hlsl share: a thread computes a run of COLUMNS
+// results of a line, neighbours in their phases, under which lie SPAN inputs of each line of inputs.
 #ifndef CML_CONV_LINE
 #define CML_CONV_LINE
 
@@ -14,7 +14,7 @@ static bool cml_found[SPAN];
 
 Run cml_run(uint index) {
     int3 steps = int3(steps3(0), steps3(1), steps3(2));
-    uint runs = (uint(steps.z) + COLUMNS - 1) / COLUMNS;
+    uint runs = (uint(steps.z) + STEPS - 1) / STEPS;
     Run p;
     uint last = batch * cml_volume(steps.x, steps.y, runs);
     p.inside = index < last;
@@ -22,7 +22,7 @@ Run cml_run(uint index) {
     uint line = cml_divide_rest(index, runs);
     uint plane = cml_divide_rest(line, uint(steps.y));
     p.image = cml_divide_rest(plane, uint(steps.x));
-    p.at = int3(int(plane), int(line), int(index) * COLUMNS);
+    p.at = int3(int(plane), int(line), int(index) * STEPS);
     return p;
 }
 
@@ -46,7 +46,7 @@ void cml_store_run(Run p, uint row_block, int3 phase) {
         if (4 * number < out_c) {
             Block block = cml_block(number);
             {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-                int x = at.z + j * up(2);
+                int x = at.z + j / PHASES * up(2) + j % PHASES;
                 if (inside && x < y_size(2)) {
                     cml_store(cml_result(o, j), block, p.image, line + uint(x), volume);
                 }

@@ -10,6 +10,11 @@
 
 uint cml_volume(uint a, uint b, uint c) { return a * b * c; }
 
+// Phases along a line that workgroups share out.
+#ifndef LINE_PHASES
+#define LINE_PHASES uint(up(2))
+#endif
+
 // What a launch's workgroups count: blocks of rows within tiles within phases.
 struct Part {
     uint row_block;
@@ -24,7 +29,7 @@ Part cml_part(uint group) {
     uint nth = cml_divide_rest(tile, tiles);
     part.tile = tile;
 #if TRANSPOSED
-    uint line = cml_divide_rest(nth, uint(up(2)));
+    uint line = cml_divide_rest(nth, LINE_PHASES);
     uint plane = cml_divide_rest(line, uint(up(1)));
     part.phase = int3(int(plane), int(line), int(nth));
 #else

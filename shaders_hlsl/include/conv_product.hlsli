@@ -12,6 +12,12 @@
 #define SHARERS 8
 #define HELD ((ROWS + SHARERS - 1) / SHARERS)
 
+// PHASES of neighbouring columns take other taps; a product is of every PHASES-th column.
+#ifndef PHASES
+#define PHASES 1
+#endif
+#define STEPS (COLUMNS / PHASES)
+
 static float cml_sum[ROWS * COLUMNS];
 
 void cml_clear() {
@@ -25,8 +31,8 @@ float4 cml_result(int o, int column) {
                   cml_sum[at + 3 * COLUMNS]);
 }
 
-// Adds the products of four input channels, whose filter begins at vector `w`.
-void cml_multiply(float4 x[COLUMNS], uint w) {
+// Adds the products of four input channels, whose filter begins at vector `w`, to a phase's columns.
+void cml_multiply(float4 x[STEPS], uint w, int phase) {
 #if SHARE
     uint sharer = WaveGetLaneIndex() % SHARERS;
     float4 held[HELD];
@@ -40,8 +46,8 @@ void cml_multiply(float4 x[COLUMNS], uint w) {
 #else
         float4 f = T1[w + i];
 #endif
-        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-            int at = i % VECTORS * 4 * COLUMNS + j;
+        {[ForceUnroll] for (int j = 0; j < STEPS; j++) {
+            int at = i % VECTORS * 4 * COLUMNS + j * PHASES + phase;
             float v = x[j][i / VECTORS];
             cml_sum[at] = mad(f.x, v, cml_sum[at]);
             cml_sum[at + COLUMNS] = mad(f.y, v, cml_sum[at + COLUMNS]);

@@ -39,8 +39,15 @@ KERNELS = {
         conv_case((1, 10, 9, 7), (10, 1, 3, 3), stride=[2, 1], groups=0),
         True,
     ),
-    "deconv": ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 3, 3), (6,), stride=[2, 2]), True),
-    "slide deconv": ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 4, 4), (6,), stride=[2, 2]), True),
+    "deconv": ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 2, 2), (6,), stride=[3, 3]), True),
+    "weave": ("deconv", deconv_case((2, 8, 5, 6), (8, 6, 3, 3), (6,), stride=[2, 2]), True),
+    "weave groups": (
+        "deconv",
+        deconv_case(
+            (1, 10, 5, 7), (10, 3, 3, 4), stride=[1, 3], padding=[(1, 0), (2, 1)], groups=5
+        ),
+        True,
+    ),
 }
 #: ends of a node: operators with their constant operands by shape
 EPILOGUES = {
@@ -147,9 +154,22 @@ def test_each_kernel_is_the_one_meant(gpu):
     for kernel in KERNELS:
         graph, _ = graph_with(kernel, [], np.random.default_rng(0))
         plan = lower(graph, gpu.limits, {} if kernel == "plain" else {"x0": C4})
-        meant_by_default = "conv_slide.hlsl" if kernel.startswith("slide") else "conv.hlsl"
-        assert meant.get(kernel, meant_by_default) in {step.path for step in plan.steps}
+        kind = kernel.split()[0]
+        by_kind = {"slide": "conv_slide.hlsl", "weave": "conv_weave.hlsl"}.get(kind, "conv.hlsl")
+        assert meant.get(kernel, by_kind) in {step.path for step in plan.steps}
         assert plan.steps[-1].defines.get("DEPTHWISE", 0) == int(kernel == "depthwise strided")
+
+
+@pytest.mark.parametrize("stride, kernel", [(1, 2), (2, 2), (2, 5), (3, 4), (4, 9), (5, 5)])
+def test_weave_of_any_stride_and_padding(stride, kernel, gpu):
+    """Where the first tap's phase lies depends on the padding, up to more than a kernel's size."""
+    for before, after in ((0, 0), (1, 2), (kernel, 1), (2 * kernel + 1, kernel)):
+        size = max(3, (before + after) // stride + 3)
+        axis = {"stride": [1, stride], "padding": [(0, 0), (before, after)]}
+        case = deconv_case((1, 5, 2, size), (5, 7, 1, kernel), (7,), **axis)
+        graph, inputs = case_graph("deconv", case, constants=True)
+        assert lower(graph, gpu.limits, {"x0": C4}).steps[-1].path == "conv_weave.hlsl"
+        check_graph(graph, inputs, gpu, layouts={"x0": C4}, partitions=3)
 
 
 def test_winograd_in_several_rounds(gpu, monkeypatch):

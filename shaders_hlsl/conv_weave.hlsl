@@ -1,0 +1,67 @@
+// deconv with a stride along lines: ROWS output channels x COLUMNS neighbouring results of a line per
+// thread, PHASES (the stride) of which follow each other before the taps repeat. Together they meet
+// every one of the TAPS of a line, so inputs are loaded once for all phases, and no tap is in vain.
+//
+// The results of a workgroup share the other axes' phases (result % up), as in conv.hlsl.
+// T0 input (blocks of four channels), T1 filter [row block][tap][band][4 in][ROWS], T2 bias, then
+// the epilogues' operands, then OUT.
+#define LINE_PHASES 1u
+#include "conv_position.hlsli"
+#include "conv_product.hlsli"
+#define BIAS T2
+#include "conv_store.hlsli"
+
+// ORIGIN is origin(2). A tap's phase is where `result + ORIGIN - tap` is a multiple of PHASES, and
+// then its input lies so many steps from the result's own; LEAST and MOST are of all taps.
+#define STEPS_BACK(tap) ((tap - ORIGIN + 8 * PHASES) / PHASES - 8)
+#define LEAST (-STEPS_BACK(TAPS - 1))
+#define MOST (-STEPS_BACK(0))
+#define SPAN (COLUMNS / PHASES + MOST - LEAST)
+
+#include "conv_line.hlsli"
+
+// The products of a line of taps, which begins at vector `weight`, with `blocks` of inputs.
+void add_line(uint weight, uint vectors, uint blocks, uint volume) {
+    for (uint c = 0; c < blocks; c++) {
+        float4 x[SPAN];
+        {[ForceUnroll] for (int i = 0; i < SPAN; i++) {
+            float4 value = T0[cml_from[i] + c * volume];
+            x[i] = cml_found[i] ? value : float4(0.0, 0.0, 0.0, 0.0);
+        }}
+        {[ForceUnroll] for (int t = 0; t < TAPS; t++) {
+            int back = STEPS_BACK(t);
+            float4 part[STEPS];
+            {[ForceUnroll] for (int j = 0; j < STEPS; j++) { part[j] = x[j - back - LEAST]; }}
+            cml_multiply(part, weight + t * vectors + c * ROWS, t - ORIGIN - back * PHASES);
+        }}
+    }
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    Part part = cml_part(group);
+    Run p = cml_run(part.tile * GROUP + tid.x);
+    cml_clear();
+
+    uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
+    uint vectors = band * ROWS; // of the filter, per tap
+    uint weight = part.row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
+    uint base = (p.image * in_blocks + cml_first_block(part.row_block)) * volume;
+    for (int kz = 0; kz < k_size(0); kz++) {
+        int oz = part.phase.x + kz * k_step(0) + origin(0);
+        int dz = cml_floor_up(oz, 0);
+        for (int ky = 0; ky < k_size(1); ky++) {
+            int oy = part.phase.y + ky * k_step(1) + origin(1);
+            int dy = cml_floor_up(oy, 1);
+            bool meets = dz * up(0) == oz && dy * up(1) == oy;
+            int sz = cml_border(p.at.x + dz, x_size(0));
+            int sy = cml_border(p.at.y + dy, x_size(1));
+            cml_find_inputs(sz, sy, p.at.z + LEAST, base);
+            add_line(weight, vectors, meets ? band : 0u, volume);
+            weight += TAPS * vectors;
+        }
+    }
+    cml_store_run(p, part.row_block, part.phase);
+}
