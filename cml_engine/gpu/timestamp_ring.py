@@ -60,10 +60,12 @@ class TimestampRing:
     def __init__(self, gpu: Gpu, owner: str, passes: int, *, chained: bool = False) -> None:
         self._leads = chained and gpu.limits.software and gpu.has_timestamps
         self.passes = passes = passes + self._leads
+        # of a chained pass only the end is written: a timestamp takes such a driver 20 to 50 µs
+        self._each = 1 if self._leads else 2
         #: frames that ran without timings because all slots were taken
         self.dropped = 0
         self._gpu, self._owner = gpu, owner
-        self._receipt_at = 16 * passes
+        self._receipt_at = 8 * self._each * passes
         self._slot_bytes = -(-(self._receipt_at + 4) // _ALIGNMENT) * _ALIGNMENT
         self._table_at = SLOTS * self._slot_bytes
         self._receipt = 0
@@ -73,9 +75,12 @@ class TimestampRing:
         usage = _Usage.COPY_SRC | _Usage.COPY_DST
         self._writes: list[dict[str, Any]] = []
         if gpu.has_timestamps:
-            count = SLOTS * 2 * passes
+            count = SLOTS * self._each * passes
             self._queries = gpu.device.create_query_set(type="timestamp", count=count)
-            self._writes = [_writes(self._queries, first) for first in range(0, count, 2)]
+            ends = ("beginning", "end")[-self._each :]
+            for first in range(0, count, self._each):
+                at = {f"{end}_of_pass_write_index": first + i for i, end in enumerate(ends)}
+                self._writes.append({"query_set": self._queries, **at})
             usage |= _Usage.QUERY_RESOLVE
         # resolved timestamps of every slot, then the table of receipts
         self._resolved = self._kept(self._table_at + 4 * _RECEIPTS, usage)
@@ -120,11 +125,11 @@ class TimestampRing:
         """Append the copies that bring the frame's timestamps and its receipt home."""
         buffer, back = self._resolved.buffer, slot.readback
         if slot.passes:
-            first = slot.index * 2 * self.passes
+            first = slot.index * self._each * self.passes
+            count = self._each * slot.passes
             offset = self._resolved.offset + slot.index * self._slot_bytes
-            encoder.resolve_query_set(self._queries, first, 2 * slot.passes, buffer, offset)
-            nbytes = 16 * slot.passes
-            encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, nbytes)
+            encoder.resolve_query_set(self._queries, first, count, buffer, offset)
+            encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, 8 * count)
         offset = self._resolved.offset + self._table_at + 4 * (slot.receipt - self._first_receipt)
         target = back.offset + self._receipt_at
         encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, target, 4)
@@ -153,9 +158,8 @@ class TimestampRing:
                 yield slot, self._milliseconds(slot, data)
 
     def _milliseconds(self, slot: FrameSlot, data: bytes) -> list[float]:
-        ticks = np.frombuffer(data, np.int64, 2 * slot.passes).reshape(-1, 2)
-        taken = np.diff(ticks[:, 1]) if self._leads else ticks[:, 1] - ticks[:, 0]
-        spent = taken.tolist()
+        ticks = np.frombuffer(data, np.int64, self._each * slot.passes)
+        spent = (np.diff(ticks) if self._leads else ticks[1::2] - ticks[::2]).tolist()
         scale = self._gpu.timestamp_period_ns * 1e-6
         return [max(0.0, t * scale) for t in spent]
 
@@ -178,11 +182,3 @@ class TimestampRing:
     def check(self) -> None:
         """:class:`DeviceError` where the device is lost."""
         self._resolved.write(np.array([self._first_receipt], np.uint32), self._table_at)
-
-
-def _writes(queries: wgpu.GPUQuerySet, first: int) -> dict[str, Any]:
-    return {
-        "query_set": queries,
-        "beginning_of_pass_write_index": first,
-        "end_of_pass_write_index": first + 1,
-    }
