@@ -1,0 +1,101 @@
+"""What a device is believed to do before anything is measured there, from the bench's networks.
+
+``python -m benchmarks.first_guess`` times every operator of them by itself and writes
+``scheduler/defaults/1-software.json`` (see :class:`scheduler.first_guess.FirstGuess`): how many
+times a roofline each kernel takes on this device, and its variants where they differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+import cml_engine as cml
+from benchmarks import table
+from benchmarks.contenders import Workload
+from benchmarks.models import MODELS
+from cml_engine.backends.gpu import GpuProgram
+from examples.upscale import assets
+from scheduler.executor import StepCost
+
+FILE = Path(__file__).resolve().parents[1] / "scheduler" / "defaults" / "1-software.json"
+#: the roofline that kernels are compared with
+_FLOPS_PER_MS, _BYTES_PER_MS, _LAUNCH_MS = 3e7, 3e6, 0.03
+#: a shorter step tells of its launch only
+_LEAST_MS = 0.1
+#: steps that a number is made of at least
+_ENOUGH = 2
+#: a variant so many times faster or slower than its kernel has a number of its own
+_APART = 1.5
+
+
+def measure(model: str, gpu: cml.Gpu, rounds: int) -> list[tuple[StepCost, float]]:
+    """Each step of a network, and its milliseconds: the median of the rounds."""
+    with tempfile.TemporaryDirectory(prefix="cml-first-guess-") as folder:
+        workload = Workload(Path(folder))
+        MODELS[model](workload)
+        session = cml.Session(cml.load(workload.nnef), gpu)
+        inputs = session.check_inputs(workload.load_inputs())
+    program = session.program
+    assert isinstance(program, GpuProgram)
+    program.time_steps(inputs, 1)
+    times = np.median(program.time_steps(inputs, rounds), axis=0)
+    return list(zip(program.step_costs(), times.tolist(), strict=True))
+
+
+def factors(measured: Sequence[tuple[StepCost, float]]) -> dict[str, float]:
+    """How many times the roofline's time kernels take, by kernel and by variant: the geometric
+    mean of their steps."""
+    logs: dict[str, list[float]] = defaultdict(list)
+    for step, ms in measured:
+        roof = step.groups * max(step.flops / _FLOPS_PER_MS, step.nbytes / _BYTES_PER_MS)
+        if roof > 0 and ms >= _LEAST_MS:
+            variant = step.key.split()[1]
+            for name in (variant, variant.rpartition("-")[0]):
+                logs[name].append(float(np.log((ms - _LAUNCH_MS) / roof)))
+    means = {name: fmean(values) for name, values in logs.items() if len(values) >= _ENOUGH}
+    return {
+        name: float(f"{np.exp(mean):.2g}")
+        for name, mean in sorted(means.items())
+        if abs(mean - means.get(name.rpartition("-")[0], np.inf)) > np.log(_APART)
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.first_guess", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--file", type=Path, default=FILE)
+    options = parser.parse_args(arguments)
+    try:
+        assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO)
+        gpu = cml.Gpu()
+    except (assets.AssetError, cml.CmlError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    measured = [row for model in MODELS for row in measure(model, gpu, options.rounds)]
+    where = table.machine()
+    kernels = factors(measured)
+    written = {
+        "devices": "llvmpipe|softpipe|SwiftShader|Software Rasterizer",
+        "source": f"measured by benchmarks.first_guess: {len(measured)} operators of the bench's "
+        f"networks, each alone in a pass, on {gpu.name}, {where['cores']} cores of {where['cpu']}",
+        "flops_per_ms": _FLOPS_PER_MS,
+        "bytes_per_ms": _BYTES_PER_MS,
+        "launch_ms": _LAUNCH_MS,
+        "kernels": kernels,
+    }
+    options.file.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    print(f"{options.file}: {len(kernels)} kernels and variants")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
