@@ -20,7 +20,7 @@ REFERENCE = "ncnn-cpu"
 #: (whose time, beside whose, at most how many times as long): of the upres network, of the others
 _UPRES = (
     ("ours-gpu", "ncnn-vulkan", 1 / 1.5),
-    ("ours-gpu", "ort-webgpu", 1.0),
+    ("ours-gpu", "ort-webgpu", 0.1),
     ("ours-cpu", "onnxruntime", 1.8),
     ("ours-cpu", "tract", 1.0),
 )
