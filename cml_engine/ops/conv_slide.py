@@ -12,13 +12,21 @@ from typing import Any
 
 from cml_engine.ops.conv_node import GROUP, Conv, band_of, is_depthwise, phases_of
 from cml_engine.ops.conv_pack import blocks_of, packed_bias, packed_filter
-from cml_engine.ops.conv_tile import PARAMS, Tile, product_defines, store_defines
+from cml_engine.ops.conv_tile import (
+    PARAMS,
+    Tile,
+    product_defines,
+    shares_loads,
+    store_defines,
+)
 from cml_engine.ops.epilogue import epilogue_of
 from cml_engine.ops.spec import Dispatch, Kernel
 
 _KERNEL = Kernel("conv_slide.hlsl", PARAMS, group=GROUP, trusted=True)
 #: rows and columns -> how fast a software driver's products are with them, beside the best
 _SPEED = {(16, 4): 1.0, (8, 8): 0.88, (8, 4): 0.77, (4, 4): 0.5}
+#: the same where lanes load the filter each for themselves
+_SPEED_APART = {(16, 8): 1.0, (8, 8): 0.85, (16, 4): 0.65, (8, 4): 0.6, (4, 4): 0.5}
 _LEAST_COLUMNS = min(columns for _, columns in _SPEED)
 #: threads of a workgroup: a software driver wastes less with few
 _GROUP = 16
@@ -56,16 +64,22 @@ def usual_tile(conv: Conv) -> Tile:
     def time(tile: Tile) -> float:
         rows = -(-conv.shape.out_channels // tile.rows) * tile.rows
         columns = -(-line // tile.columns) * tile.columns
-        return rows * max(band_of(conv, tile.rows), 1) * columns / _SPEED[tile.rows, tile.columns]
+        speed = _speeds(conv)[tile.rows, tile.columns]
+        return rows * max(band_of(conv, tile.rows), 1) * columns / speed
 
     return min(fast_tiles(conv), key=time)
 
 
 def fast_tiles(conv: Conv) -> list[Tile]:
-    """Those whose code stays in the nearest cache."""
+    """Those whose code stays in the nearest cache, as far as products wait for it."""
     taps = conv.shape.axes3[2].kernel
-    sizes = [size for size in _SPEED if taps * prod(size) <= MOST_PRODUCTS]
+    most = MOST_PRODUCTS if shares_loads(conv) else MOST_BUILT
+    sizes = [size for size in _speeds(conv) if taps * prod(size) <= most]
     return [Tile(rows, columns, _GROUP) for rows, columns in sizes]
+
+
+def _speeds(conv: Conv) -> dict[tuple[int, int], float]:
+    return _SPEED if shares_loads(conv) else _SPEED_APART
 
 
 def lower_slide(conv: Conv, tile: Tile) -> Iterator[Dispatch]:

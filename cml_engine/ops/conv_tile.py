@@ -24,6 +24,8 @@ PARAMS = (
 #: gain little, but take the driver long to build, and hardware has not the registers)
 _ROWS_SPEED = {4: 23, 8: 38, 16: 54}
 _COLUMNS = (4, 2, 1)
+#: where a software driver's lanes load the filter each for themselves, more positions share a load
+_COLUMNS_APART = 8
 #: workgroups that keep hardware busy: below, threads take fewer positions each
 _BUSY_GROUPS = 256
 
@@ -53,7 +55,7 @@ def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
     shape = conv.shape
     rows = rows_of(conv)
     if conv.op.limits.software:
-        return Tile(rows, _COLUMNS[0], 16)
+        return Tile(rows, _COLUMNS[0] if shares_loads(conv) else _COLUMNS_APART, 16)
     row_blocks = -(-shape.out_channels // rows)
     for columns in _COLUMNS:
         if batches * row_blocks * positions // (columns * GROUP) >= _BUSY_GROUPS:
@@ -128,10 +130,13 @@ def bindings(epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
     return {**epilogue.defines, "OUT": f"T{first + len(epilogue.tensors)}", "GROUP": GROUP}
 
 
+def shares_loads(conv: Conv) -> bool:
+    """Whether eight lanes load the filter together: on a software driver with so many lanes.
+    Hardware reads an address that all lanes share at no cost."""
+    return conv.op.limits.software and conv.op.limits.subgroup_size >= 8
+
+
 def product_defines(conv: Conv, tile: Tile) -> dict[str, int | str]:
-    """Defines of conv_product.hlsli. Hardware reads an address that all lanes share at no cost."""
-    limits = conv.op.limits
-    share = limits.software and limits.subgroup_size >= 8
-    return {
-        "ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group, "SHARE": int(share)
-    }  # fmt: skip
+    """Defines of conv_product.hlsli."""
+    share = int(shares_loads(conv))
+    return {"ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group, "SHARE": share}

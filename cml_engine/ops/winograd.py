@@ -15,7 +15,13 @@ import numpy as np
 from cml_engine.layout import FIXED4
 from cml_engine.ops.conv_node import GROUP, Conv
 from cml_engine.ops.conv_pack import blocks_of, packed_bias
-from cml_engine.ops.conv_tile import Tile, product_defines, store_defines, tile_of
+from cml_engine.ops.conv_tile import (
+    Tile,
+    product_defines,
+    shares_loads,
+    store_defines,
+    tile_of,
+)
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.epilogue import epilogue_of
 from cml_engine.ops.spec import Dispatch, Kernel
@@ -31,9 +37,9 @@ _INPUT, _PRODUCT, _OUTPUT = range(3)
 _POINTS = 36
 #: bytes of one scratch tensor: tiles beyond are done in a further round
 _MAX_SCRATCH = 16 << 20
-#: fewer channels leave the transforms dearer than the products that they save; a software driver's
-#: direct way (``conv_slide.py``) is fast enough to be better with some more
-LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 48
+#: fewer channels leave the transforms dearer than the products that they save: on hardware; where a
+#: software driver shares loads, so that its direct way (``conv_slide.py``) is fast; where it does not
+_LEAST_CHANNELS, _SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 48, 12
 #: fewer tiles leave the filter, four times as large as it was, dearer to read than to multiply
 _LEAST_TILES = 64
 #: results that are computed for one that is asked for, by whole tiles and whole workgroups
@@ -51,8 +57,10 @@ def is_possible(conv: Conv) -> bool:
 def gains(conv: Conv) -> bool:
     """Whether a node for which it is possible should be faster by it."""
     shape = conv.shape
-    least = _SOFTWARE_LEAST_CHANNELS if conv.op.limits.software else 0
-    if min(shape.in_channels, shape.out_channels) < max(LEAST_CHANNELS, least):
+    least = _LEAST_CHANNELS
+    if conv.op.limits.software:
+        least = _SHARED_LEAST_CHANNELS if shares_loads(conv) else _SOFTWARE_LEAST_CHANNELS
+    if min(shape.in_channels, shape.out_channels) < least:
         return False
     tiles = _count_tiles(conv)
     if tiles < _LEAST_TILES:

@@ -183,8 +183,9 @@ def test_winograd_in_several_rounds(gpu, monkeypatch):
 
 def test_winograd_where_it_would_not_gain(gpu, monkeypatch):
     """Every border, padding and size that is declared, by Winograd's tiles."""
-    for name in ("LEAST_CHANNELS", "_SOFTWARE_LEAST_CHANNELS", "_LEAST_TILES"):
-        monkeypatch.setattr(cml_engine.ops.winograd, name, 1)
+    for least in ("_LEAST_CHANNELS", "_SHARED_LEAST_CHANNELS", "_SOFTWARE_LEAST_CHANNELS"):
+        monkeypatch.setattr(cml_engine.ops.winograd, least, 1)
+    monkeypatch.setattr(cml_engine.ops.winograd, "_LEAST_TILES", 1)
     monkeypatch.setattr(cml_engine.ops.winograd, "_MOST_WASTE", float("inf"))
     ran = 0
     for case in CONV_CASES:
