@@ -37,8 +37,8 @@ _INPUT, _PRODUCT, _OUTPUT = range(3)
 _POINTS = 36
 #: bytes of one scratch tensor: tiles beyond are done in a further round
 _MAX_SCRATCH = 16 << 20
-#: fewer channels leave the transforms dearer than the products that they save: on hardware; where a
-#: software driver shares loads, so that its direct way (``conv_slide.py``) is fast; where it does not
+#: fewer channels leave the transforms dearer than the products that they save: on hardware; where
+#: a software driver shares loads, so that its direct way (``conv_slide.py``) is fast; where not
 _LEAST_CHANNELS, _SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 48, 12
 #: fewer tiles leave the filter, four times as large as it was, dearer to read than to multiply
 _LEAST_TILES = 64
