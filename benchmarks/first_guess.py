@@ -85,8 +85,8 @@ def main(arguments: Sequence[str]) -> int:
     kernels = factors(measured)
     written = {
         "devices": "llvmpipe|softpipe|SwiftShader|Software Rasterizer",
-        "source": f"measured by benchmarks.first_guess: {len(measured)} operators of the bench's "
-        f"networks, each alone in a pass, on {gpu.name}, {where['cores']} cores of {where['cpu']}",
+        "source": f"measured on such a device: {len(measured)} operators of the bench's networks, "
+        f"each alone in a pass by benchmarks.first_guess, on {gpu.name}, {where['cores']} cores of {where['cpu']}",
         "flops_per_ms": _FLOPS_PER_MS,
         "bytes_per_ms": _BYTES_PER_MS,
         "launch_ms": _LAUNCH_MS,
