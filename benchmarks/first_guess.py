@@ -86,7 +86,8 @@ def main(arguments: Sequence[str]) -> int:
     written = {
         "devices": "llvmpipe|softpipe|SwiftShader|Software Rasterizer",
         "source": f"measured on such a device: {len(measured)} operators of the bench's networks, "
-        f"each alone in a pass by benchmarks.first_guess, on {gpu.name}, {where['cores']} cores of {where['cpu']}",
+        f"each alone in a pass by benchmarks.first_guess, on {gpu.name}, {where['cores']} cores of "
+        f"{where['cpu']}",
         "flops_per_ms": _FLOPS_PER_MS,
         "bytes_per_ms": _BYTES_PER_MS,
         "launch_ms": _LAUNCH_MS,
