@@ -14,6 +14,7 @@
 #define LINE_VECTORS (TAPS * VECTORS)
 #define LINE_HELD ((LINE_VECTORS + SHARERS - 1) / SHARERS)
 
+#define INPUT float
 #include "conv_line.hlsli"
 
 // The products of a channel's inputs with a line of taps, which begins at vector `w`.
@@ -61,10 +62,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
                     p.at.z * STRIDE + origin(2), p.image * group_in * volume);
         for (uint c = 0; c < group_in; c++) {
             float x[SPAN];
-            {[ForceUnroll] for (int i = 0; i < SPAN; i++) {
-                float value = T0[cml_from[i] + c * volume];
-                x[i] = cml_found[i] ? value : 0.0;
-            }}
+            {[ForceUnroll] for (int i = 0; i < SPAN; i++) { x[i] = cml_input(i, c * volume); }}
             add_line(x, weight);
             weight += LINE_VECTORS;
         }

@@ -17,10 +17,7 @@
 void add_line(uint weight, uint vectors, uint volume) {
     for (uint c = 0; c < band; c++) {
         float4 x[SPAN];
-        {[ForceUnroll] for (int i = 0; i < SPAN; i++) {
-            float4 value = T0[cml_from[i] + c * volume];
-            x[i] = cml_found[i] ? value : float4(0.0, 0.0, 0.0, 0.0);
-        }}
+        {[ForceUnroll] for (int i = 0; i < SPAN; i++) { x[i] = cml_input(i, c * volume); }}
         {[ForceUnroll] for (int t = 0; t < TAPS; t++) {
             float4 part[COLUMNS];
             {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {

@@ -16,8 +16,9 @@ from cml_engine.ops.lowering import Lowering
 
 Array = np.ndarray[Any, Any]
 
-#: threads of a workgroup, where a kernel has no reason for others
-GROUP = 64
+#: threads of a workgroup, where a kernel has no reason for others; a software driver runs few as
+#: well, and wastes less
+GROUP, SOFTWARE_GROUP = 64, 16
 
 #: both operators' windows, see conv_position.hlsli
 POSITION = "x_size:i3 y_size:i3 k_size:i3 y_mul:i3 k_step:i3 origin:i3 up:i3"

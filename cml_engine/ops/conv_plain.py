@@ -14,7 +14,8 @@ import numpy as np
 from cml_engine.layout import PLAIN
 from cml_engine.ops.conv_node import GROUP, Conv
 from cml_engine.ops.conv_pack import packed_bias
-from cml_engine.ops.conv_slide import fast_tiles, run_params
+from cml_engine.ops.conv_run import run_params
+from cml_engine.ops.conv_slide import fast_tiles
 from cml_engine.ops.conv_tile import PARAMS, Tile, product_defines, store_defines
 from cml_engine.ops.epilogue import epilogue_of
 from cml_engine.ops.spec import Dispatch, Kernel

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from cml_engine.ops.conv_node import GROUP, POSITION, Conv, band_of, is_depthwise, phases_of
+from cml_engine.ops.conv_node import (
+    GROUP,
+    POSITION,
+    SOFTWARE_GROUP,
+    Conv,
+    band_of,
+    is_depthwise,
+    phases_of,
+)
 from cml_engine.ops.conv_pack import blocks_of, packed_bias, packed_filter
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.epilogue import EpilogueArgs, epilogue_of
@@ -55,7 +63,7 @@ def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
     shape = conv.shape
     rows = rows_of(conv)
     if conv.op.limits.software:
-        return Tile(rows, _COLUMNS[0] if shares_loads(conv) else _COLUMNS_APART, 16)
+        return Tile(rows, _COLUMNS[0] if shares_loads(conv) else _COLUMNS_APART, SOFTWARE_GROUP)
     row_blocks = -(-shape.out_channels // rows)
     for columns in _COLUMNS:
         if batches * row_blocks * positions // (columns * GROUP) >= _BUSY_GROUPS:

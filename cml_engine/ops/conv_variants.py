@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from cml_engine.ops import conv_plain, conv_slide, conv_tile, conv_weave, depthwise, winograd
 from cml_engine.ops.choice import about
-from cml_engine.ops.conv_node import GROUP, Conv, is_depthwise
+from cml_engine.ops.conv_node import GROUP, SOFTWARE_GROUP, Conv, is_depthwise
 from cml_engine.ops.conv_tile import Tile
 from cml_engine.ops.spec import Dispatch
 
 #: a variant that computes more than so many results for one that is asked for is not worth a try
 _MOST_WASTE = 4.0
-_SOFTWARE_GROUP = 16
 #: rows and columns of the tiles worth a try; a CPU holds more sums than a GPU's registers do
 _SOFTWARE_TILES = ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8), (32, 4))
 _TILES = ((4, 4), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
@@ -79,7 +78,7 @@ def usual_variant(conv: Conv) -> ConvVariant:
 def _others(conv: Conv) -> Iterator[ConvVariant]:
     """The other variants that could be faster, in some order."""
     software = conv.op.limits.software
-    group = _SOFTWARE_GROUP if software else GROUP
+    group = SOFTWARE_GROUP if software else GROUP
     if is_depthwise(conv):
         if depthwise.is_possible(conv):
             yield from (ConvVariant("depthwise", Tile(*size, GROUP)) for size in _DEPTHWISE)

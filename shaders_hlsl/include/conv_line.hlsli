@@ -3,6 +3,11 @@
 #ifndef CML_CONV_LINE
 #define CML_CONV_LINE
 
+// what an input is, in arithmetic
+#ifndef INPUT
+#define INPUT float4
+#endif
+
 struct Run {
     uint image;
     int3 at; // of the first result, in steps of `up`
@@ -34,6 +39,12 @@ void cml_find_inputs(int sz, int sy, int first, uint base) {
         cml_found[i] = min(min(sz, sy), sx) >= 0;
         cml_from[i] = base + (cml_found[i] ? uint(line + sx) : 0u);
     }}
+}
+
+// What lies under the windows at position i of the span: zero where the border is.
+INPUT cml_input(int i, uint offset) {
+    INPUT value = T0[cml_from[i] + offset];
+    return cml_found[i] ? value : INPUT(0.0);
 }
 
 void cml_store_run(Run p, uint row_block, int3 phase) {
