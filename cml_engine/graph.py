@@ -7,7 +7,7 @@ output of exactly one :class:`Node`. Nodes stand in an order in which they can r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeVar
@@ -177,3 +177,10 @@ class Graph:
     def is_constant(self, name: str) -> bool:
         """True where the value never changes: a constant that no ``update`` writes."""
         return name in self.constants and all(name != variable for variable, _ in self.updates)
+
+
+def unused_name(name: str, *taken: Container[str]) -> str:
+    """The name, with underscores behind it until none of ``taken`` has it."""
+    while any(name in names for names in taken):
+        name += "_"
+    return name

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ModelError, ShapeError
-from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.nnef.signatures import Signature, standard_signatures
 
 Array = np.ndarray[Any, Any]
@@ -97,8 +97,7 @@ class _Insertion:
             )
 
     def _free(self, name: str) -> str:
-        while name in self.facts:
-            name += "_"
+        name = unused_name(name, self.facts)
         self.facts[name] = Fact("scalar", ())  # taken; its fact comes with its node
         return name
 

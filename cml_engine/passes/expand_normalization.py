@@ -9,13 +9,12 @@ of elementwise operators it is one kernel already.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ops.spec import lookup
 from cml_engine.passes.fold_constants import fold_constants
 from cml_engine.passes.fuse_epilogues import fuse_epilogues, has_room, one_operand, per_channel
@@ -24,6 +23,8 @@ from cml_engine.passes.infer import infer_node
 Array = np.ndarray[Any, Any]
 
 _STEPS = ("sub", "mul", "add")
+#: what the operators compute on the way
+_TENSORS = ("epsilon", "safe", "deviation", "factor", "centred", "scaled")
 
 
 def expand_normalization(graph: Graph) -> Graph:
@@ -79,7 +80,7 @@ def _takes(producer: Node) -> bool:
 def _expanded(node: Node, facts: dict[str, Fact], constants: dict[str, Array]) -> list[Node]:
     """The nodes in its place; what they compute is added to the facts."""
     x, mean, variance, offset, scale = node.inputs
-    names = _new_names(node.outputs[0], facts)
+    names = {what: unused_name(f"{node.outputs[0]}.{what}", facts) for what in _TENSORS}
     constants[names["epsilon"]] = np.asarray(node.attrs["epsilon"], np.float32)
     facts[names["epsilon"]] = Fact("scalar", ())
     steps = (
@@ -96,14 +97,3 @@ def _expanded(node: Node, facts: dict[str, Fact], constants: dict[str, Array]) -
         (facts[output],) = infer_node(made, facts)
         nodes.append(made)
     return nodes
-
-
-def _new_names(result: str, facts: Mapping[str, Fact]) -> dict[str, str]:
-    """Names that no tensor has yet, by what they stand for."""
-    names = {}
-    for what in ("epsilon", "safe", "deviation", "factor", "centred", "scaled"):
-        name = f"{result}.{what}"
-        while name in facts:
-            name += "_"
-        names[what] = name
-    return names

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import OperatorError
-from cml_engine.graph import Fact, Graph, Node
+from cml_engine.graph import Fact, Graph, Node, unused_name
 from cml_engine.passes.dead_code import eliminate_dead_code
 from cml_engine.passes.infer import infer_node
 
@@ -53,9 +53,7 @@ class Match:
 
     def add_constant(self, suffix: str, value: Array) -> str:
         """A new constant for the replacement; returns its name."""
-        name = f"{self.last.outputs[0]}.{suffix}"
-        while name in self.graph.facts or name in self.added:
-            name += "_"
+        name = unused_name(f"{self.last.outputs[0]}.{suffix}", self.graph.facts, self.added)
         self.added[name] = value
         return name
 

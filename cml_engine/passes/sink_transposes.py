@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ops.pointwise import ROWS
 from cml_engine.passes.dead_code import eliminate_dead_code
 
@@ -48,7 +48,7 @@ class _Sinking:
             self._nodes[node.outputs[0]] = node
             return
         result = node.outputs[0]
-        before = self._new_name(result)
+        before = unused_name(f"{result}.before", self._facts)
         inputs = tuple(self._source(name, order) for name in node.inputs)
         transpose = Node(
             "transpose", (before,), (result,), Attrs({"axes": list(order)}), source=node.source
@@ -105,17 +105,11 @@ class _Sinking:
         value = self._graph.constants[name]
         if value.size == 1:
             return name
-        turned = self._new_name(name)
+        turned = unused_name(f"{name}.before", self._facts)
         wide = value.reshape(*value.shape, *[1] * (len(order) - value.ndim))
         self._constants[turned] = np.ascontiguousarray(wide.transpose(np.argsort(order)))
         self._facts[turned] = Fact(self._facts[name].dtype, self._constants[turned].shape)
         return turned
-
-    def _new_name(self, name: str) -> str:
-        name = f"{name}.before"
-        while name in self._facts:
-            name += "_"
-        return name
 
 
 def _fact_before(fact: Fact, order: Order) -> Fact:
