@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,9 +19,7 @@ import numpy as np
 
 import cml_engine as cml
 from benchmarks import table
-from benchmarks.contenders import Workload
-from benchmarks.models import MODELS
-from cml_engine.backends.gpu import GpuProgram
+from benchmarks.models import MODELS, ready_program
 from examples.upscale import assets
 from scheduler.executor import StepCost
 
@@ -39,14 +36,7 @@ _APART = 1.5
 
 def measure(model: str, gpu: cml.Gpu, rounds: int) -> list[tuple[StepCost, float]]:
     """Each step of a network, and its milliseconds: the median of the rounds."""
-    with tempfile.TemporaryDirectory(prefix="cml-first-guess-") as folder:
-        workload = Workload(Path(folder))
-        MODELS[model](workload)
-        session = cml.Session(cml.load(workload.nnef), gpu)
-        inputs = session.check_inputs(workload.load_inputs())
-    program = session.program
-    assert isinstance(program, GpuProgram)
-    program.time_steps(inputs, 1)
+    program, inputs = ready_program(model, gpu)
     times = np.median(program.time_steps(inputs, rounds), axis=0)
     return list(zip(program.step_costs(), times.tolist(), strict=True))
 

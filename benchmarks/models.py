@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from benchmarks import layers, rounds
 from benchmarks.contenders import Array, Workload
 from benchmarks.graph_ncnn import graph_to_ncnn
 from benchmarks.write_ncnn import write_ncnn
+from cml_engine.backends.gpu import GpuProgram
 from cml_engine.graph import Graph
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Config, random_parameters
@@ -100,6 +102,18 @@ MODELS: dict[str, Callable[[Workload], None]] = {
     "agent-texture": _agent("texture"),
     "agent-population": _agent("population"),
 }
+
+
+def ready_program(model: str, gpu: cml.Gpu) -> tuple[GpuProgram, dict[str, Array]]:
+    """One of :data:`MODELS` on the GPU, ready to be timed step by step, and its inputs."""
+    with tempfile.TemporaryDirectory(prefix="cml-model-") as folder:
+        workload = Workload(Path(folder))
+        MODELS[model](workload)
+        session = cml.Session(cml.load(workload.nnef), gpu)
+        inputs = session.check_inputs(workload.load_inputs())
+    assert isinstance(session.program, GpuProgram)
+    session.program.time_steps(inputs, 1)
+    return session.program, inputs
 
 
 def as_tensor(photo: Image.Image) -> Array:

@@ -12,18 +12,15 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import cml_engine as cml
 from benchmarks import table
-from benchmarks.contenders import Workload
 from benchmarks.kernels.controls import PeakMeter
 from benchmarks.kernels.roofline import Kernel, Peaks, markdown
-from benchmarks.models import MODELS
-from cml_engine.backends.gpu import GpuProgram
+from benchmarks.models import MODELS, ready_program
 from cml_engine.gpu.hlsl import ShaderKey
 from cml_engine.gpu.preparation import step_key
 from examples.upscale import assets
@@ -33,14 +30,7 @@ OUT = Path(__file__).resolve().parents[2] / "out"
 
 def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[Kernel]:
     """One network's kernel variants."""
-    with tempfile.TemporaryDirectory(prefix="cml-kernels-") as folder:
-        workload = Workload(Path(folder))
-        MODELS[model](workload)
-        session = cml.Session(cml.load(workload.nnef), gpu)
-        inputs = session.check_inputs(workload.load_inputs())
-    program = session.program
-    assert isinstance(program, GpuProgram)
-    program.time_steps(inputs, 1)
+    program, inputs = ready_program(model, gpu)
     times, peaks = [], []
     for _ in range(rounds):
         times.append(1e-3 * program.time_steps(inputs, 1)[0])
