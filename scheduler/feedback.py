@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -16,7 +16,7 @@ from scheduler.reports import FrameReport, SliceReport
 Chosen = tuple[Slice, StepCost, float]
 #: frames whose prediction is below this share of the budget say nothing about the tail
 _TELLING = 0.25
-#: nor do frames with a step that was measured less often than this
+#: nor do frames with a step that was measured less often than this: it is not known yet
 _KNOWN = 6
 #: where all steps are known, the slices of only one frame in so many are timed one by one: each
 #: timing makes the device wait for what came before it (50 µs on a software driver)
@@ -126,9 +126,8 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     report.measured_ms = sum(entry.ms.values())
     # what was guessed wrongly is learned; it does not make a device noisy
     # and frames that nobody planned say nothing about how plans are met
-    known = report.planned and all(
-        model.samples(step.key) >= _KNOWN for parts in entry.groups for step, _ in parts
-    )
+    steps = (step for parts in entry.groups for step, _ in parts)
+    known = report.planned and _all_known(steps, model)
     if known and report.predicted_ms > _TELLING * report.aim_ms:
         model.learn_frame(report.predicted_ms, report.measured_ms, report.budget_ms)
     first = 0
@@ -147,13 +146,16 @@ def _share_out(slices: Sequence[SliceReport], ms: float) -> None:
         part.measured_ms = ms * share
 
 
+def _all_known(steps: Iterable[StepCost], model: CostModel) -> bool:
+    return all(model.samples(step.key) >= _KNOWN for step in steps)
+
+
 def in_groups(
     chosen: Sequence[Chosen], limit: int, frame: int, model: CostModel
 ) -> list[list[Chosen]]:
     """The frame's slices as at most ``limit`` runs of neighbours, each of which is timed: a slice
     each where something is to be learned of single steps, else a job each."""
-    known = all(model.samples(step.key) >= _KNOWN for _, step, _ in chosen)
-    if known and frame % _APART_EVERY:
+    if _all_known((step for _, step, _ in chosen), model) and frame % _APART_EVERY:
         parts = [list(run) for _, run in groupby(chosen, key=lambda part: id(part[0].network))]
     else:
         parts = [[part] for part in chosen]
