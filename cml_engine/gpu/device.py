@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -100,7 +102,8 @@ class Gpu:
         #: memory for networks and for the host's renderer (docs/memory.md)
         self.memory = Allocator(self.device, budget_bytes, source=memory)
         self.shared_arenas: WeakValueDictionary[str, SharedArena] = WeakValueDictionary()
-        self._pipelines: dict[ShaderKey, Pipeline] = {}
+        self._pipelines: dict[ShaderKey, Future[Pipeline]] = {}
+        self._pipelines_lock = Lock()
         self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
 
     @property
@@ -114,11 +117,19 @@ class Gpu:
         return len(self._pipelines)
 
     def pipeline(self, key: ShaderKey) -> Pipeline:
-        """The variant's pipeline, built at its first use."""
-        found = self._pipelines.get(key)
-        if found is None:
-            found = self._pipelines[key] = self._build(key)
-        return found
+        """The variant's pipeline, built at its first use; who else wants it meanwhile waits. One
+        that could not be built is tried again by the next who asks."""
+        mine: Future[Pipeline] = Future()
+        with self._pipelines_lock:
+            found = self._pipelines.setdefault(key, mine)
+        if found is mine:
+            try:
+                mine.set_result(self._build(key))
+            except BaseException as error:
+                with self._pipelines_lock:
+                    self._pipelines.pop(key, None)
+                mine.set_exception(error)
+        return found.result()
 
     def shader(
         self,

@@ -1,7 +1,10 @@
 """Sessions: the GPU gives NumPy's answer, however the work is cut, and builds nothing twice."""
 
 import contextlib
+import queue
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -134,6 +137,36 @@ def test_pipelines_are_built_beside_each_other_each_once(mixed, inputs, monkeypa
     assert threading.main_thread() not in threads
     alone = cml.Session(mixed, "cpu").run(inputs)
     np.testing.assert_allclose(session.run(inputs)["a"], alone["a"], atol=1e-4)
+
+
+def test_a_pipeline_that_many_threads_want_is_built_once_and_again_after_a_failure(
+    gpu, monkeypatch
+):
+    asked, started, answers = [], [], queue.Queue()
+
+    class Watched(dict):
+        def setdefault(self, key, value):
+            asked.append(key)
+            return super().setdefault(key, value)
+
+    def build(key):
+        started.append(key)
+        answer = answers.get(timeout=20)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(gpu, "_build", build)
+    monkeypatch.setattr(gpu, "_pipelines", Watched())
+    with ThreadPoolExecutor(4) as pool:
+        for answer in (cml.DeviceError("refused"), "pipeline"):
+            asked.clear(), started.clear()
+            wanted = [pool.submit(gpu.pipeline, "key") for _ in range(4)]
+            while len(asked) < 4 and not any(future.done() for future in wanted):
+                time.sleep(0.01)
+            answers.put(answer)
+            ended = [future.exception() or future.result() for future in wanted]
+            assert ended == [answer] * 4 and started == ["key"]
 
 
 def test_another_shape_builds_no_pipeline(tmp_path, gpu):
