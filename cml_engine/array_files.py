@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from cml_engine.atomic_write import write_atomically
 from cml_engine.errors import InputError
 from cml_engine.graph import Fact
 
@@ -72,13 +74,9 @@ def check_image_fact(name: str, fact: Fact, path: Path) -> None:
 def write_all(files: Mapping[Path, Mapping[str, Array]]) -> None:
     """Write each file's tensors; a ``.npz`` may take several."""
     for path, arrays in files.items():
+        write = partial(_WRITERS[path.suffix], arrays)
         try:
-            if path.suffix == ".npz":
-                np.savez(path, **arrays)  # type: ignore[arg-type]
-            elif path.suffix == ".npy":
-                np.save(path, next(iter(arrays.values())))
-            else:
-                _write_png(path, next(iter(arrays.values())))
+            write_atomically(path, write)
         except OSError as error:
             raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
 
@@ -114,9 +112,27 @@ def _read_png(path: Path, name: str, channels: int) -> Array:
     return np.ascontiguousarray(planes[None] / np.float32(255))
 
 
-def _write_png(path: Path, array: Array) -> None:
+def _write_npy(arrays: Mapping[str, Array], file: BinaryIO) -> None:
+    (array,) = arrays.values()
+    np.save(file, array, allow_pickle=False)
+
+
+def _write_npz(arrays: Mapping[str, Array], file: BinaryIO) -> None:
+    """``np.savez`` takes names as keywords, and so not every name."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+
+def _write_png(arrays: Mapping[str, Array], file: BinaryIO) -> None:
     from PIL import Image
 
+    (array,) = arrays.values()
     planes = np.nan_to_num(np.clip(array[0], 0, 1))
     pixels = np.rint(planes * 255).astype(np.uint8)
-    Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(path)
+    image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+    image.save(file, format="PNG")
+
+
+_WRITERS = {".npy": _write_npy, ".npz": _write_npz, ".png": _write_png}

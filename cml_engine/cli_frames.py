@@ -7,16 +7,14 @@ it, and only when one of them is asked for.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
 from cml_engine import array_files
 from cml_engine.cli_common import bar, compile_options, load_model, named_files, storage_of
 from cml_engine.errors import DeviceError, InputError
+from cml_engine.folders import costs_file
 from cml_engine.graph import Graph
 from cml_engine.session import Session, check_inputs, random_inputs
 
@@ -30,7 +28,7 @@ def forecast_text(graph: Graph, a: argparse.Namespace) -> str:
     from scheduler.commands import forecast, known_costs
 
     plan, device = plan_for(graph, storage_of(a))
-    model = known_costs(device, _costs_file(device) if device else None)
+    model = known_costs(device, costs_file(device) if device else None)
     return str(forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model))
 
 
@@ -43,7 +41,7 @@ def frames(a: argparse.Namespace) -> int:
     with bar("frames", a.frames) as done:
         report = commands.frames(
             session, arrays, budget_ms=a.budget_ms, frame_ms=a.frame_ms, count=a.frames,
-            layers=a.layers, same=np.array_equal, costs_file=_costs_file(session.gpu.name),
+            layers=a.layers, same=np.array_equal, costs_file=costs_file(session.gpu.name),
             progress=done,
         )  # fmt: skip
     print(report.json() if a.json else report)
@@ -73,7 +71,7 @@ def simulate(a: argparse.Namespace) -> int:
 
     graph = load_model(a)
     plan, device = plan_for(graph, storage_of(a))
-    model = commands.known_costs(device, _costs_file(device) if device else None)
+    model = commands.known_costs(device, costs_file(device) if device else None)
     outcomes = commands.policies(
         graph.name, plan.step_costs(), budget_ms=a.budget_ms, frame_ms=a.frame_ms, speed=a.speed,
         model=model,
@@ -108,9 +106,3 @@ def _gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     for name, path in files.items():
         arrays[name] = array_files.read(path, name, session.inputs[name])
     return session, check_inputs(session.inputs, arrays)
-
-
-def _costs_file(device: str) -> Path:
-    """Where the learned costs of a device and driver are kept."""
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-").lower()
-    return Path(platformdirs.user_data_dir("cml_engine")) / "costs" / f"{name}.json"

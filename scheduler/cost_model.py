@@ -221,10 +221,9 @@ class CostModel:
 
     def save(self, path: Path) -> None:
         """Write the table, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
-        partial.replace(path)
+        from cml_engine.atomic_write import write_atomically
+
+        write_atomically(path, json.dumps(self.to_json(), indent=1))
 
     @classmethod
     def load(cls, path: Path, share: float = 0.01, guess: FirstGuess | None = None) -> CostModel:

@@ -16,6 +16,8 @@ def plot_outcomes(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> N
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    from cml_engine.atomic_write import write_atomically
+
     figure, axes = pyplot.subplots(
         len(outcomes), 1, sharex=True, figsize=(10, 2 * len(outcomes)), squeeze=False
     )
@@ -33,5 +35,5 @@ def plot_outcomes(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> N
     axes[0, 0].legend(loc="upper right", fontsize=8, ncols=3)
     axes[-1, 0].set_xlabel("frame")
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=110))
     pyplot.close(figure)

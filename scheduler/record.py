@@ -34,9 +34,10 @@ class Recording:
     decisions: list[list[list[int]]] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
-        data = {"format": _FORMAT, **asdict(self)}
-        path.write_text(json.dumps(data), encoding="utf-8")
+        """Write it as JSON, whole or not at all."""
+        from cml_engine.atomic_write import write_atomically
+
+        write_atomically(path, json.dumps({"format": _FORMAT, **asdict(self)}))
 
     @classmethod
     def load(cls, path: Path) -> Recording:

@@ -43,12 +43,14 @@ def write_trace(
     about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the trace as one JSON object; ``about`` is kept in it for people."""
+    from cml_engine.atomic_write import write_atomically
+
     data = {
         "traceEvents": trace_events(reports, names, memory),
         "displayTimeUnit": "ms",
         "otherData": dict(about or {}),
     }
-    path.write_text(json.dumps(data), encoding="utf-8")
+    write_atomically(path, json.dumps(data))
 
 
 def _tracks(reports: Sequence[FrameReport], names: Mapping[int, str]) -> dict[int, str]:

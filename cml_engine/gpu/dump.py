@@ -18,6 +18,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from cml_engine.atomic_write import write_atomically
 from cml_engine.errors import InputError
 from cml_engine.gpu import slang
 from cml_engine.gpu.hlsl import ShaderKey, compile_spirv, digest, include_flags, standalone_source
@@ -46,11 +47,10 @@ def _dump(key: ShaderKey, folder: Path) -> Path:
     source = standalone_source(key)
     hlsl = folder / f"{key.path.stem}-{digest(key)[:8]}.hlsl"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        hlsl.write_text(source, encoding="utf-8")
-        hlsl.with_suffix(".spv").write_bytes(compile_spirv(key))
+        write_atomically(hlsl, source)
+        write_atomically(hlsl.with_suffix(".spv"), compile_spirv(key))
         for suffix, text in _translations(source, key).items():
-            hlsl.with_suffix(f".{suffix}").write_bytes(text)
+            write_atomically(hlsl.with_suffix(f".{suffix}"), text)
         _list(key, hlsl)
     except OSError as error:
         raise InputError(
@@ -81,4 +81,4 @@ def _list(key: ShaderKey, hlsl: Path) -> None:
     line = f"{hlsl.stem}  {key.path}  {checks}  {' '.join(f'{k}={v}' for k, v in key.defines)}\n"
     known = index.read_text(encoding="utf-8") if index.is_file() else ""
     if line not in known:
-        index.write_text(known + line, encoding="utf-8")
+        write_atomically(index, known + line)

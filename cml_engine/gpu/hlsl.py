@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 import shaders_hlsl
 from cml_engine.errors import InputError, ShaderCompileError
+from cml_engine.folders import cache_folder
 from cml_engine.gpu import slang
 from cml_engine.gpu.params import parse_params
 from cml_engine.layout import PACKED_TYPES
@@ -183,11 +182,6 @@ def compile_spirv(key: ShaderKey) -> bytes:
             ) from None
         store(cached, code)
         return code
-
-
-def cache_folder() -> Path:
-    """Where compiled shaders lie; ``CML_CACHE_DIR`` overrides the platform's own place."""
-    return Path(os.environ.get("CML_CACHE_DIR") or platformdirs.user_cache_dir("cml_engine"))
 
 
 def _compile(source: str, key: ShaderKey, target: str = "spirv") -> bytes:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import shaders_hlsl
 from cml_engine.errors import InputError, ShaderCompileError
+from cml_engine.folders import cache_folder
 from cml_engine.gpu import slang
-from cml_engine.gpu.hlsl import cache_folder, included, is_misread, store
+from cml_engine.gpu.hlsl import included, is_misread, store
 
 STAGES = ("vertex", "fragment", "compute")
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cml_engine.atomic_write import write_atomically
 from cml_engine.errors import TensorFileError
 from cml_engine.nnef import bits as bit_packing
 
@@ -184,9 +185,7 @@ def write_tensor(
     path: Path, array: np.ndarray[Any, Any], bits: int | None = None, item: Item | None = None
 ) -> None:
     """Write a tensor file; its folder is made where it is missing."""
-    data = tensor_bytes(array, bits, item)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    write_atomically(path, tensor_bytes(array, bits, item))
 
 
 def _item(blob: Blob, code: int, params: bytes, bits: int) -> Item:

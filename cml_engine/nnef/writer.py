@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gzip
 import io
+import secrets
+import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
+from cml_engine.atomic_write import PARTIAL, write_atomically
 from cml_engine.errors import CmlError, InputError
 from cml_engine.graph import Attrs, Graph
 from cml_engine.nnef.ast import Argument, Call
@@ -15,6 +19,8 @@ from cml_engine.nnef.compose import Composed, compose, expression
 from cml_engine.nnef.files import GRAPH_FILE, QUANT_FILE, tensor_file_name
 from cml_engine.nnef.printer import print_document, print_expression
 from cml_engine.nnef.tensor_file import tensor_bytes
+
+_OVERWRITE = "allow to overwrite it (--overwrite, overwrite=True)"
 
 
 def save(
@@ -65,35 +71,57 @@ def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
 
 
 def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
+    """All files are written in a folder of their own first: what is in the way of the first one
+    to be moved is in the way of nothing yet."""
     if path.exists() and not path.is_dir():
         raise InputError(f"'{path}' is a file: name a folder")
     if path.is_dir() and any(path.iterdir()) and not overwrite:
-        raise InputError(f"'{path}' is not empty: name another folder, or allow to overwrite it")
+        raise InputError(f"'{path}' is not empty: name another folder, or {_OVERWRITE}")
+    made = not path.exists()
+    partial = path / f"{PARTIAL}{secrets.token_hex(8)}"
+    try:
+        names = [_written(partial, name, data) for name, data in _files(composed)]
+        _move(names, partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if made and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _written(folder: Path, name: str, data: bytes) -> str:
+    write_atomically(folder / name, data)
+    return name
+
+
+def _move(names: Sequence[str], partial: Path, path: Path) -> None:
+    """Put the files in their places; until the last, the graph, is there, there is no model."""
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        if (path / name).is_dir():
+            raise InputError(f"cannot write '{path / name}': it is a folder")
     (path / GRAPH_FILE).unlink(missing_ok=True)
     (path / QUANT_FILE).unlink(missing_ok=True)
-    for name, data in _files(composed):
-        file = path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
+    for name in names:
+        (partial / name).replace(path / name)
 
 
 def _write_archive(composed: Composed, path: Path, overwrite: bool) -> None:
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder: name a file")
     if path.exists() and not overwrite:
-        raise InputError(f"'{path}' exists: name another file, or allow to overwrite it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    try:
-        with (
-            gzip.GzipFile(partial, "wb", mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w|") as tar,
-        ):
-            for name, data in _files(composed):
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        raise InputError(f"'{path}' exists: name another file, or {_OVERWRITE}")
+    write_atomically(path, lambda file: _pack(composed, file))
+
+
+def _pack(composed: Composed, file: BinaryIO) -> None:
+    with (
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w|") as tar,
+    ):
+        for name, data in _files(composed):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
 
 
 def _quant_text(quantization: Mapping[str, Attrs]) -> str:

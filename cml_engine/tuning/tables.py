@@ -8,7 +8,6 @@ expression, is found in; what was measured on the machine itself counts more.
 from __future__ import annotations
 
 import json
-import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cml_engine.atomic_write import write_atomically
+from cml_engine.folders import tuning_file
 from cml_engine.ops.choice import NO_VARIANTS, Pick, VariantTable
 
 FORMAT = "cml variant table 1"
@@ -69,20 +70,10 @@ class Record:
         return cls(key, default, chosen, ms, ratio, rounds, source)
 
 
-def table_file(device: str) -> Path:
-    """Where the table of a device and driver (``gpu.name``) lies: ``tuning/`` in the cache folder,
-    or the folder that ``CML_TUNING_DIR`` names."""
-    from cml_engine.gpu.hlsl import cache_folder
-
-    folder = os.environ.get("CML_TUNING_DIR")
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-").lower()
-    return (Path(folder) if folder else cache_folder() / "tuning") / f"{name}.json"
-
-
 def table_for(device: str) -> VariantTable:
     """The variants that are known to be faster on the device: the shipped ones, and over them
     those measured here. The file is read once; one that cannot be used is named in a warning."""
-    file = table_file(device)
+    file = tuning_file(device)
     if file not in _read_tables:
         _read_tables[file] = variants_of(known(device))
     return _read_tables[file]
@@ -96,7 +87,7 @@ def variants_of(records: Mapping[str, Record]) -> VariantTable:
 
 def measured(device: str) -> dict[str, Record]:
     """What was measured on this machine for the device and driver, by key."""
-    return _read_or_warn(table_file(device), device)
+    return _read_or_warn(tuning_file(device), device)
 
 
 def known(device: str) -> dict[str, Record]:
@@ -107,17 +98,14 @@ def known(device: str) -> dict[str, Record]:
 def save(device: str, records: Iterable[Record]) -> Path:
     """Add the records to the device's table, over those of the same keys; sessions that are made
     from now on use them. Returns the file, which is written whole or not at all."""
-    file = table_file(device)
+    file = tuning_file(device)
     kept = {**measured(device), **{record.key: record for record in records}}
     data = {
         "format": FORMAT,
         "device": device,
         "choices": {key: kept[key].to_json() for key in sorted(kept)},
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".part")
-    partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
-    partial.replace(file)
+    write_atomically(file, json.dumps(data, indent=1))
     _read_tables.pop(file, None)
     return file
 

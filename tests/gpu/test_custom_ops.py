@@ -11,7 +11,8 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
-from cml_engine.gpu.hlsl import cache_folder, compile_spirv, is_misread
+from cml_engine.folders import cache_folder
+from cml_engine.gpu.hlsl import compile_spirv, is_misread
 from cml_engine.gpu.preparation import step_key
 from cml_engine.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families, registered

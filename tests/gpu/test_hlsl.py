@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cml_engine.errors import InputError, ShaderCompileError
-from cml_engine.gpu import hlsl, slang
+from cml_engine.folders import cache_folder
+from cml_engine.gpu import slang
 from cml_engine.gpu.hlsl import compile_spirv, shader_key
 
 GOOD = """\
@@ -46,7 +47,7 @@ def test_a_source_is_compiled_once(kernel, monkeypatch):
 
 def test_everything_that_matters_is_in_the_key(kernel):
     def files():
-        return len(list(hlsl.cache_folder().glob("*.spv")))
+        return len(list(cache_folder().glob("*.spv")))
 
     compile_spirv(key_of(kernel))
     compile_spirv(key_of(kernel, A=1))

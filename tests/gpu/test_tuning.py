@@ -11,6 +11,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cli import main
+from cml_engine.folders import tuning_file
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.choice import VariantTable
@@ -19,7 +20,7 @@ from cml_engine.passes.lower import PlanOptions
 from cml_engine.session import CompileOptions
 from cml_engine.testing import full_attrs
 from cml_engine.tuning import Bench, tables, tune
-from cml_engine.tuning.tables import Record, save, table_file
+from cml_engine.tuning.tables import Record, save
 from scheduler import FrameScheduler, Tuning
 from tests.models import write_model_abc
 
@@ -115,7 +116,7 @@ def test_tune_measures_every_choice_and_writes_the_table(gpu):
     done = []
     report = tune(session, rounds=2, progress=done.append)
     assert done == list(range(1, len(Bench(session).candidates) + 1))
-    assert report.file == table_file(gpu.name)
+    assert report.file == tuning_file(gpu.name)
     kept = tables.measured(gpu.name)
     assert set(kept) == {choice.key for choice in session.plan.choices}
     for record in kept.values():
@@ -174,11 +175,11 @@ def test_there_is_nothing_to_tune_on_the_cpu():
 def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, capsys, gpu):
     model = str(write_model_abc(tmp_path / "abc"))
     assert main(["tune", model, "--rounds", "1", "--dry-run"]) == 0
-    assert "nothing was written" in capsys.readouterr().out and not table_file(gpu.name).exists()
+    assert "nothing was written" in capsys.readouterr().out and not tuning_file(gpu.name).exists()
     assert main(["tune", model, "--rounds", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert set(told["choices"]) == set(tables.measured(gpu.name)) != set()
-    assert told["file"] == str(table_file(gpu.name))
+    assert told["file"] == str(tuning_file(gpu.name))
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ import warnings
 
 import pytest
 
+from cml_engine.folders import tuning_file
 from cml_engine.ops.choice import Pick, VariantTable, about
 from cml_engine.tuning import tables
-from cml_engine.tuning.tables import Record, records_in, save, table_file, table_for
+from cml_engine.tuning.tables import Record, records_in, save, table_for
 from cml_engine.tuning.trial import Trial
 
 DEVICE = "some GPU (driver 1.2)"
@@ -91,7 +92,7 @@ def test_a_time_of_nothing_is_no_time():
 
 def test_a_table_is_written_and_read(folder):
     file = save(DEVICE, [RECORD])
-    assert file == table_file(DEVICE) and file.parent == folder
+    assert file == tuning_file(DEVICE) and file.parent == folder
     assert records_in(file.read_text())["conv 3x3"] == RECORD
     table = table_for(DEVICE)
     assert table.name_for("conv 3x3", ("a", "b"), "a") == "b"
@@ -115,7 +116,7 @@ def test_a_session_made_after_a_save_sees_it():
 def test_the_file_is_read_once(monkeypatch):
     save(DEVICE, [RECORD])
     first = table_for(DEVICE)
-    table_file(DEVICE).write_text("changed by hand")
+    tuning_file(DEVICE).write_text("changed by hand")
     assert table_for(DEVICE) is first
 
 
@@ -150,7 +151,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_table_is_ignored_and_named(kind):
-    file, content = table_file(DEVICE), BAD[kind]
+    file, content = tuning_file(DEVICE), BAD[kind]
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.warns(RuntimeWarning, match="is ignored") as caught:
         assert len(table_for(DEVICE)) == 0

@@ -1,0 +1,85 @@
+"""A file is written whole or not at all: beside its place first, and then put into it.
+
+Every writer of this project goes through :func:`write_atomically`. A full disk, a fault or an
+interrupt halfway leaves what was there before, and two programs that write one file at once each
+succeed: the later one stays.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+#: what files on their way begin with; nothing of that name outlives a write
+PARTIAL = ".cml-partial-"
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
+Content = bytes | str | Callable[[BinaryIO], object]
+
+
+def write_atomically(path: str | Path, content: Content) -> None:
+    """Write a file, its folder with it where that is missing.
+
+    A link is followed, and a file that is there keeps its mode. What is no plain file (a pipe, a
+    device) cannot be replaced and is written as it is.
+
+    Parameters
+    ----------
+    path : the file.
+    content : its bytes, its text (UTF-8), or a function that writes into the open file.
+
+    Raises
+    ------
+    OSError
+        where it cannot be written; its ``filename`` is ``path``.
+    """
+    path = Path(path)
+    try:
+        if _is_plain(path):
+            _replace(Path(os.path.realpath(path)), content)
+        else:
+            with path.open("wb") as file:
+                _put(file, content)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        # the name of a partial file would tell nobody anything
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether the file is a plain one, or will be; ``OSError`` where it must stay as it is."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return True
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not os.access(path, os.W_OK):  # to replace it would ask its folder only
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return stat.S_ISREG(mode)
+
+
+def _replace(target: Path, content: Content) -> None:
+    partial = target.with_name(PARTIAL + secrets.token_hex(8))
+    try:
+        with os.fdopen(os.open(partial, _FLAGS, 0o666), "wb") as file:
+            _put(file, content)
+        if target.exists():
+            partial.chmod(stat.S_IMODE(target.stat().st_mode))
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _put(file: BinaryIO, content: Content) -> None:
+    if callable(content):
+        content(file)
+    else:
+        file.write(content.encode() if isinstance(content, str) else content)
