@@ -122,7 +122,8 @@ class Plan:
     weights: Mapping[str, tuple[int, np.ndarray[Any, Any]]]
     weights_bytes: int
     memory: Memory
-    #: copies of variables' new values after a run: (from arena, to weights)
+    #: copies (from, to) that give variables their new values after a run, in this order: what
+    #: lies in the weights goes by way of the arena, so that all change at once
     updates: tuple[tuple[Binding, Binding], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     #: which kernel was taken where there was a choice

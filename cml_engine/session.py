@@ -161,7 +161,8 @@ class Session:
         on a GPU of its computation alone, without upload and readback."""
         arrays = check_inputs(self.inputs, inputs or random_inputs(self.inputs))
         if self.gpu is None:
-            return lambda: _wall_ms(lambda: self._program.run(arrays))
+            alone = CpuProgram(self.graph)  # the session's variables stay as they are
+            return lambda: _wall_ms(lambda: alone.run(arrays))
         from cml_engine.backends.gpu import GpuProgram
         from cml_engine.gpu.timers import PassTimer
 

@@ -180,6 +180,7 @@ def measure_frames(
     ``same(a, b)`` says whether two outputs are equal to the bit. The session must be on a GPU
     with timestamp queries.
     """
+    session.reset()  # and before every run: a network's variables must not tell runs apart
     reference = session.run(inputs)
     # a network of their own for the other kinds of frame: they must not touch our job's memory
     other = type(session)(session.source_graph, session.gpu, session.options)
@@ -240,6 +241,7 @@ class _Loop:
     def frame(self) -> bool:
         """One frame; whether a job ended in it."""
         if self._job is None:
+            self.session.reset()
             self._job = self.scheduler.submit(self.session, self.inputs)
         report = self._encode()
         self.counted += 1

@@ -103,7 +103,8 @@ class CpuProgram:
                 watch(node, [values[name] for name in node.outputs])
             for name in self._last_use[index]:
                 del values[name]
-        self._state = {variable: values[value] for variable, value in self.graph.updates}
+        # copies: a value may be the caller's own array, or lie in memory that the next run uses
+        self._state = {variable: values[value].copy() for variable, value in self.graph.updates}
         return {name: np.array(values[name], order="C") for name in self.graph.outputs}
 
     def _checked(self, node: Node, name: str, value: Array) -> Array:

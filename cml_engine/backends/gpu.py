@@ -19,8 +19,7 @@ from cml_engine.gpu.readback import Readback
 from cml_engine.gpu.residency import Residency
 from cml_engine.gpu.timers import PassTimer
 from cml_engine.gpu.uniforms import RANGE_SLOTS, Uniforms
-from cml_engine.gpu.words import from_words, to_words
-from cml_engine.graph import NUMPY_DTYPE
+from cml_engine.gpu.words import empty, from_words, to_words
 from cml_engine.plan import Binding, Plan, Step, StepCost, TensorPlace
 
 Array = np.ndarray[Any, Any]
@@ -178,8 +177,8 @@ class GpuProgram:
         for step in self.plan.steps:
             self.encode_all(compute, step.index)
         compute.end()
-        self.encode_updates(encoder)
         self._readback.encode(encoder, self.place, staging)
+        self.encode_updates(encoder)
         self.gpu.queue.submit([encoder.finish()])
         return self._readback.read(staging)
 
@@ -266,16 +265,17 @@ class GpuProgram:
     def reset(self) -> None:
         """Give the variables the values that they have in the model's files."""
         self.load()
-        for _, variable in self.plan.updates:
-            offset, array = self.plan.weights[variable.tensor]
-            self.write_weights(offset, array)
+        for _, target in self.plan.updates:
+            if target.space == "weights":
+                offset, array = self.plan.weights[target.tensor]
+                self.write_weights(offset, array)
 
     # --- looking at it
 
     def read_tensor(self, place: TensorPlace) -> Array:
         """A tensor's value now; blocks. Only tensors that still have their memory make sense."""
         if place.fact.size == 0:
-            return np.zeros(place.fact.shape, NUMPY_DTYPE[place.fact.dtype])
+            return empty(place.fact)
         data = self.read_bytes(place.binding)
         return from_words(data, place)
 
@@ -349,7 +349,8 @@ class GpuProgram:
             compute.dispatch_workgroups(width, -(-count // width))
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder) -> None:
-        """Give the network's variables their new values."""
+        """Give the network's variables their new values. An output may be a variable, and is its
+        value before: copy outputs first."""
         for source, target in self.plan.updates:
             nbytes = min(source.nbytes, target.nbytes)
             encoder.copy_buffer_to_buffer(*self.place(source), *self.place(target), nbytes)

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import wgpu
 
 from cml_engine.backends.gpu import GpuProgram
@@ -24,7 +23,7 @@ from cml_engine.gpu.device import Gpu
 from cml_engine.gpu.native import PendingMap, device_error, poll
 from cml_engine.gpu.residency import TENSOR_USAGE
 from cml_engine.gpu.timestamp_ring import AGE, TimestampRing
-from cml_engine.gpu.words import from_words
+from cml_engine.gpu.words import empty, from_words
 from cml_engine.graph import Fact
 from cml_engine.plan import Binding, TensorPlace
 
@@ -146,8 +145,7 @@ class FrameExecutor:
             )
 
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result:
-        """Copy the outputs into memory that stays theirs."""
-        network.encode_updates(encoder)
+        """Copy the outputs into memory that stays theirs; then the variables may change."""
         places, size = _output_places(network)
         memory = self.gpu.memory.allocate(
             size, TENSOR_USAGE, owner=network.name, category="output", alignment=256
@@ -160,6 +158,7 @@ class FrameExecutor:
                 memory.offset + place.binding.offset,
                 source.nbytes,
             )
+        network.encode_updates(encoder)
         return Result(memory, places, size)
 
     def end_job(self, network: GpuProgram) -> None:
@@ -211,7 +210,7 @@ class FrameExecutor:
             return None
         place = result.places[name]
         if not place.fact.size:
-            return np.zeros(place.fact.shape, np.float32)
+            return empty(place.fact)
         start = place.binding.offset
         return from_words(result.data[start : start + place.binding.nbytes], place)
 

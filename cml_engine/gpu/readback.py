@@ -10,8 +10,7 @@ import wgpu
 
 from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import Gpu
-from cml_engine.gpu.words import from_words
-from cml_engine.graph import NUMPY_DTYPE
+from cml_engine.gpu.words import empty, from_words
 from cml_engine.plan import Binding, Plan
 
 Array = np.ndarray[Any, Any]
@@ -23,11 +22,7 @@ class Readback:
     def __init__(self, plan: Plan) -> None:
         self._name = plan.name
         self._places = [(n, p) for n, p in plan.outputs.items() if p.fact.size]
-        self._empty = {
-            n: np.zeros(p.fact.shape, NUMPY_DTYPE[p.fact.dtype])
-            for n, p in plan.outputs.items()
-            if not p.fact.size
-        }
+        self._empty = {n: empty(p.fact) for n, p in plan.outputs.items() if not p.fact.size}
         self._order = list(plan.outputs)
         self._offsets: list[int] = []
         end = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import NUMPY_DTYPE
+from cml_engine.graph import NUMPY_DTYPE, Fact
 from cml_engine.layout import BLOCKED, C4H, to_half
 from cml_engine.plan import TensorPlace
 
@@ -28,6 +28,11 @@ def from_words(data: Any, place: TensorPlace) -> Array:
     words = np.frombuffer(data, np.float16 if place.layout == C4H else dtype)
     plain = unblock(words, fact.shape) if place.layout in BLOCKED else words[: fact.size]
     return np.array(plain.reshape(fact.shape), NUMPY_DTYPE[fact.dtype])
+
+
+def empty(fact: Fact) -> Array:
+    """A tensor without elements: nothing of it is on the GPU."""
+    return np.zeros(fact.shape, NUMPY_DTYPE[fact.dtype])
 
 
 def block(array: Array) -> Array:

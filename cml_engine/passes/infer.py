@@ -21,6 +21,12 @@ def infer_facts(graph: Graph) -> Graph:
     for node in graph.nodes:
         for name, fact in zip(node.outputs, infer_node(node, facts), strict=True):
             facts[name] = fact
+    for variable, value in graph.updates:
+        if facts[variable] != facts[value]:
+            raise ShapeError(
+                f"update of '{variable}' wants {facts[variable]}, '{value}' is {facts[value]}",
+                graph.sources.get(variable),
+            )
     return graph.with_(facts=facts)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import CmlError, DeviceError, InternalError, UnsupportedOp
-from cml_engine.graph import Epilogue, Fact, Graph, Node
+from cml_engine.graph import Epilogue, Fact, Graph, Node, unused_name
 from cml_engine.layout import C4H, PLAIN, words
 from cml_engine.ops import accessors
 from cml_engine.ops.choice import NO_VARIANTS, Choice, VariantTable
@@ -49,6 +49,8 @@ class _Draft:
     dispatches: list[tuple[Node, Kernel, Dispatch, Cost]] = field(default_factory=list)
     packed: dict[str, Array] = field(default_factory=dict)
     scratch: dict[str, int] = field(default_factory=dict)
+    #: by variable: where a new value that lies in the weights waits until all were read
+    passed_on: dict[str, str] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
 
 
@@ -62,6 +64,8 @@ def lower(
     chosen = dict(layouts or {})
     alias = _aliases(graph)
     draft = _dispatches(graph, limits, chosen, options)
+    draft.passed_on = _passed_on(graph, alias)
+    draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
     items = _items(graph, draft, alias, chosen, options)
     places, memory = _place_arena(graph, items, draft, alias, chosen, limits, options)
     weights, weights_bytes = _place_weights(graph, draft, alias, limits)
@@ -80,7 +84,7 @@ def lower(
         weights=weights,
         weights_bytes=weights_bytes,
         memory=memory,
-        updates=tuple((locate(value), locate(variable)) for variable, value in graph.updates),
+        updates=_updates(graph, alias, draft, locate),
         options={"keep": options.keep, "guard": options.guard},
         choices=tuple(draft.choices),
         layouts=chosen,
@@ -154,6 +158,31 @@ def _aliases(graph: Graph) -> dict[str, str]:
     return alias
 
 
+def _passed_on(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
+    """For every variable whose new value is a constant's or a variable's: a tensor to hold it. One
+    buffer cannot be copied within itself, and two variables may change places."""
+    return {
+        variable: unused_name(f"{variable}.next", graph.facts)
+        for variable, value in graph.updates
+        if alias.get(value, value) in graph.constants
+    }
+
+
+def _updates(
+    graph: Graph, alias: Mapping[str, str], draft: _Draft, locate: _Locator
+) -> tuple[tuple[Binding, Binding], ...]:
+    """The copies after a run: first into what is passed on, then into the variables."""
+    first, then = [], []
+    for variable, value in graph.updates:
+        source = locate(value)
+        if variable in draft.passed_on:
+            waiting = locate(draft.passed_on[variable])
+            first.append((source, waiting))
+            source = waiting
+        then.append((source, locate(variable)))
+    return (*first, *then)
+
+
 def _items(
     graph: Graph,
     draft: _Draft,
@@ -178,6 +207,7 @@ def _items(
         root = alias.get(name, name)
         if root in used:
             used[root] = (used[root][0], last_step)
+    used |= dict.fromkeys(draft.passed_on.values(), (last_step, last_step))
     items = []
     for name, (first, last) in used.items():
         size = 4 * draft.scratch[name] if name in draft.scratch else _nbytes(graph, layouts, name)

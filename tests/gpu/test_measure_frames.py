@@ -8,6 +8,7 @@ import pytest
 import cml_engine as cml
 from scheduler.measure import Percentiles, measure_frames
 from tests.gpu.test_frame_scheduler import conv_net
+from tests.graphs import Net
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,14 @@ def measured(gpu):
 def test_the_sliced_runs_are_the_unsliced_one_to_the_bit(measured):
     report, _ = measured
     assert report.identical and report.jobs >= 1 and report.frames_per_job >= 1
+
+
+def test_runs_of_a_network_with_variables_begin_alike(gpu):
+    net = Net(2, 4)
+    total = net.random(2, 4)
+    graph = net.graph(net.op("add", total, "x")).with_(updates=((total, "t0"),))
+    options = {"budget_ms": 4.0, "frames": 3, "layers": 2, "same": np.array_equal}
+    assert measure_frames(cml.Session(graph, gpu), net.input(), **options).identical
 
 
 def test_the_gpu_times_are_of_the_same_work(measured):
