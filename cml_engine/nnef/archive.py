@@ -8,10 +8,9 @@ more than a model can be is given up.
 from __future__ import annotations
 
 import gzip
-import io
-import struct
-import tarfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,60 +18,22 @@ import numpy as np
 
 from cml_engine.errors import ModelError, Source, TensorFileError
 from cml_engine.nnef.files import GRAPH_FILE, MAX_TEXT, decode, tensor_file_name
+from cml_engine.nnef.tar import Member, Refused, TarError, members
 from cml_engine.nnef.tensor_file import Blob
 
 #: An archive may unpack to the larger of these, but never to more than the last.
 _ALWAYS_FINE = 256 * 2**20
 _MAX_RATIO = 100
 _MAX_TOTAL = 16 * 2**30
-_MAX_MEMBERS = 100_000
-
-_DAMAGE = (
-    tarfile.TarError,
-    EOFError,
-    OSError,
-    zlib.error,
-    struct.error,
-    ValueError,
-    OverflowError,
-    IndexError,
-    KeyError,
-)
-
-
-class TooLarge(Exception):
-    """The stream unpacks to more than the limit."""
-
-
-class CappedStream(io.RawIOBase):
-    """A decompressed stream that refuses to go beyond ``limit`` bytes."""
-
-    def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
-        self._stream = stream
-        self._limit = limit
-
-    def read(self, size: int = -1, /) -> bytes:
-        self._check(self._stream.tell() + max(size, 0) if size >= 0 else self._limit + 1)
-        return self._stream.read(size)
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        self._check(offset + (self._stream.tell() if whence == 1 else 0))
-        return self._stream.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._stream.tell()
-
-    def _check(self, end: int) -> None:
-        if end > self._limit:
-            raise TooLarge
 
 
 class ArchiveBlob:
     """A file in an archive."""
 
-    def __init__(self, archive: ArchiveFiles, member: tarfile.TarInfo) -> None:
+    def __init__(self, archive: ArchiveFiles, member: Member) -> None:
         self.name = member.name
         self.size = member.size
+        self.offset = member.offset
         self._archive = archive
         self._member = member
 
@@ -90,8 +51,9 @@ class ArchiveFiles:
     def __init__(self, path: Path) -> None:
         self._path = path
         limit = min(_MAX_TOTAL, max(_ALWAYS_FINE, _MAX_RATIO * path.stat().st_size))
-        self._stream = CappedStream(gzip.GzipFile(path, "rb"), limit)
-        self._members = self._index()
+        with self._checked():
+            self._stream = gzip.GzipFile(path, "rb")
+            self._members = members(self._stream, limit)
         graphs = [n for n in self._members if PurePosixPath(n).name == GRAPH_FILE]
         if not graphs:
             raise ModelError(f"'{path}' has no {GRAPH_FILE} in it: pack the model's folder")
@@ -115,45 +77,21 @@ class ArchiveFiles:
             raise TensorFileError(message, source)
         return ArchiveBlob(self, member)
 
-    def read(self, member: tarfile.TarInfo, offset: int, count: int) -> bytes:
+    def read(self, member: Member, offset: int, count: int) -> bytes:
         """Some bytes of a member. A stream can only go forward cheaply: ask in file order."""
-        try:
-            self._stream.seek(member.offset_data + offset)
+        with self._checked():
+            self._stream.seek(member.offset + offset)
             data = self._stream.read(count)
-        except TooLarge:
-            raise self._too_large() from None
-        except _DAMAGE as error:
-            raise self._damaged(error) from None
-        if len(data) != count:
-            raise self._damaged(EOFError(f"'{member.name}' ends early"))
+            if len(data) != count:
+                raise EOFError(f"'{member.name}' ends early")
         return data
 
-    def _index(self) -> dict[str, tarfile.TarInfo]:
-        found: dict[str, tarfile.TarInfo] = {}
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        """What can be wrong with an archive, as an error that names it."""
         try:
-            with tarfile.open(fileobj=self._stream, mode="r:") as tar:
-                for count, member in enumerate(tar):
-                    if count >= _MAX_MEMBERS:
-                        raise TooLarge
-                    if not member.isdir():
-                        found[self._member_name(member)] = member
-        except TooLarge:
-            raise self._too_large() from None
-        except _DAMAGE as error:
-            raise self._damaged(error) from None
-        return found
-
-    def _member_name(self, member: tarfile.TarInfo) -> str:
-        name = PurePosixPath(member.name)
-        if not member.isreg() or member.sparse is not None:
-            what = "a link" if member.issym() or member.islnk() else "not a plain file"
-            raise ModelError(f"'{self._path}': '{member.name}' is {what}: pack plain files only")
-        if name.is_absolute() or ".." in name.parts or "\\" in member.name:
-            raise ModelError(f"'{self._path}': '{member.name}' leads out of the archive")
-        return str(name)
-
-    def _too_large(self) -> ModelError:
-        return ModelError(f"'{self._path}' unpacks to more than a model of its size can: refused")
-
-    def _damaged(self, error: Exception) -> ModelError:
-        return ModelError(f"'{self._path}' is damaged ({error}): pack it again")
+            yield
+        except Refused as error:
+            raise ModelError(f"'{self._path}': {error}") from None
+        except (TarError, EOFError, OSError, zlib.error) as error:
+            raise ModelError(f"'{self._path}' is damaged ({error}): pack it again") from None

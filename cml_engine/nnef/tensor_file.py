@@ -54,10 +54,13 @@ class Item(enum.IntEnum):
 
 
 class Blob(Protocol):
-    """Bytes that can be looked at before they are all read."""
+    """Bytes that can be looked at before they are all read.
+
+    ``offset`` is where they lie in an archive, which can only be read forwards cheaply."""
 
     name: str
     size: int
+    offset: int
 
     def head(self, count: int) -> bytes:
         """The first bytes."""
@@ -97,6 +100,8 @@ class StoredTensor:
 class FileBlob:
     """A file on disk."""
 
+    offset = 0
+
     def __init__(self, path: Path, name: str = "") -> None:
         self.path = path
         self.name = name or str(path)
@@ -124,6 +129,8 @@ class FileBlob:
 
 class MemoryBlob:
     """Bytes in memory."""
+
+    offset = 0
 
     def __init__(self, data: bytes, name: str) -> None:
         self.data = data

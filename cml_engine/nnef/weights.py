@@ -16,25 +16,41 @@ from cml_engine.nnef.tensor_file import Blob, Header, Item, StoredTensor, read_h
 from cml_engine.nnef.warning import warn
 
 Array = np.ndarray[Any, Any]
+#: of values that no line of ``graph.quant`` changes
+_ANY_LINE = ""
 
 
 def load_variables(
     variables: Iterable[Variable], files: ModelFiles, quantization: Mapping[str, Attrs]
 ) -> dict[str, Array]:
-    """The values of all variables; those with one label (whatever its case) share them."""
-    found: dict[str, Array] = {}
-    shared: dict[tuple[str, str], Array] = {}
-    halves: list[Variable] = []
+    """The values of all variables; those with one label (whatever its case) share them, each
+    read by the line of its own name in ``graph.quant``."""
+    variables = tuple(variables)
+    blobs: dict[str, Blob] = {}
     for variable in variables:
-        key = (variable.label.lstrip("/").lower(), variable.fact.dtype)
-        if key not in shared:
-            blob = files.tensor(variable.label, variable.source)
-            shared[key], bits = _read(variable, blob, quantization.get(variable.name))
-            halves += [variable] if bits == (Item.FLOAT, 16) else []
-        found[variable.name] = _shared(variable, shared[key])
+        if _file(variable) not in blobs:
+            blobs[_file(variable)] = files.tensor(variable.label, variable.source)
+    found: dict[str, Array] = {}
+    shared: dict[tuple[str, str, str], Array] = {}
+    halves: list[Variable] = []
+    for variable in sorted(variables, key=lambda v: blobs[_file(v)].offset):
+        blob, quant = blobs[_file(variable)], quantization.get(variable.name)
+        key = (_file(variable), variable.fact.dtype)
+        values = shared.get((*key, _ANY_LINE), shared.get((*key, repr(quant))))
+        if values is None:
+            values, header = _read(variable, blob, quant)
+            is_plain = header.item is Item.FLOAT or variable.fact.dtype != "scalar"
+            shared[*key, _ANY_LINE if is_plain else repr(quant)] = values
+            halves += [variable] if (header.item, header.bits) == (Item.FLOAT, 16) else []
+        found[variable.name] = _shared(variable, values)
     if halves:  # once for the model: there may be hundreds
         warn(f"{len(halves)} files hold 16-bit floats: they take 32 bits here", halves[0].source)
-    return found
+    return {variable.name: found[variable.name] for variable in variables}
+
+
+def _file(variable: Variable) -> str:
+    """What variables that share a file have in common."""
+    return variable.label.lstrip("/").lower()
 
 
 def to_engine(
@@ -57,8 +73,8 @@ def to_engine(
         return stored.values.astype(np.float32, copy=False)
 
 
-def _read(variable: Variable, blob: Blob, quant: Attrs | None) -> tuple[Array, tuple[Item, int]]:
-    """The values, and the type and width of the items that hold them."""
+def _read(variable: Variable, blob: Blob, quant: Attrs | None) -> tuple[Array, Header]:
+    """The values, and what the file says of them."""
     try:
         header = read_header(blob)
         _check(variable.fact, header, blob.name, quant is not None)
@@ -68,7 +84,7 @@ def _read(variable: Variable, blob: Blob, quant: Attrs | None) -> tuple[Array, t
     except TensorFileError as error:
         raise TensorFileError(error.message, variable.source) from None
     values.flags.writeable = False
-    return values, (header.item, header.bits)
+    return values, header
 
 
 def _shared(variable: Variable, values: Array) -> Array:

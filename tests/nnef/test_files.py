@@ -212,26 +212,6 @@ def test_an_archive_that_unpacks_without_end_is_given_up(
         load(path)
 
 
-def test_an_archive_that_is_cut(write_model: Write, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    weights = rng.normal(size=(2, 3)).astype(np.float32)
-    path = archive(
-        tmp_path / "m.tgz",
-        ("graph.nnef", text_with().encode()),
-        ("w.dat", tensor_bytes(weights)),
-    )
-    whole = path.read_bytes()
-    intact = 0
-    for size in (*range(0, len(whole), 7), len(whole) - 1):
-        path.write_bytes(whole[:size])
-        try:
-            np.testing.assert_array_equal(load(path), weights)
-            intact += 1
-        except ModelError:
-            pass
-    assert intact < 10  # only the padding behind the last file may be missing
-
-
 # -- graph.quant -------------------------------------------------------------------------------
 
 
@@ -343,3 +323,30 @@ def test_hints_for_activations_are_kept(write_model: Write) -> None:
     (folder / "graph.quant").write_text('"y": linear_quantize(min = 0.0, max = 1.0, bits = 8);')
     graph = nnef.load(folder, lambda op: True)
     assert graph.quantization["y"].op == "linear_quantize"
+
+
+def test_variables_of_one_label_are_each_read_by_their_own_line(write_model: Write) -> None:
+    more = "    v = variable(shape = [2, 3], label = 'w');\n"
+    folder = write_model(
+        text_with().replace("    y =", f"{more}{more.replace('v', 'u', 1)}    y =")
+    )
+    line = '"{}": zero_point_linear_quantize(zero_point = {}, scale = {}, bits = 4);\n'
+    (folder / "w.dat").write_bytes(tensor_bytes(CODES, 4, Item.QUANTIZED_UINT))
+    lines = [line.format("w", 3, 0.5), line.format("v", 0, 2.0), line.format("u", 3, 0.5)]
+    (folder / "graph.quant").write_text("".join(lines))
+    constants = nnef.load(folder, lambda op: True).constants
+    np.testing.assert_array_equal(constants["w"], (CODES - 3) * 0.5)
+    np.testing.assert_array_equal(constants["v"], CODES * 2.0)
+    assert constants["u"] is constants["w"]
+    (folder / "graph.quant").write_text(lines[0])
+    with pytest.raises(TensorFileError, match=r"graph\.nnef:6:9: .*says nothing of its tensor"):
+        nnef.load(folder, lambda op: True)
+
+
+def test_lines_for_floats_divide_no_shared_tensor(write_model: Write) -> None:
+    """A file of floats holds the values themselves: a line says only how they were quantised."""
+    more = "    v = variable(shape = [2, 3], label = 'w');\n"
+    folder = write_model(text_with().replace("    y =", f"{more}    y ="), w=VALUES)
+    (folder / "graph.quant").write_text('"v": linear_quantize(min = 0.0, max = 1.0, bits = 8);')
+    constants = nnef.load(folder, lambda op: True).constants
+    assert constants["v"] is constants["w"]

@@ -1,0 +1,217 @@
+"""Models in archives: read by their own checksums, and with care."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cml_engine import nnef
+from cml_engine.errors import ModelError
+from cml_engine.nnef import tar as tar_reader
+from cml_engine.nnef.tensor_file import tensor_bytes
+
+TEXT = b"""version 1.0;
+graph net(x) -> (y)
+{
+    x = external<scalar>(shape = [4, 4]);
+    w = variable<scalar>(shape = [4, 4], label = 'w');
+    v = variable<scalar>(shape = [4, 4], label = 'v');
+    u = add(w, v);
+    y = add(x, u);
+}
+"""
+VALUES = {
+    label: np.random.default_rng(i).normal(size=(4, 4)).astype(np.float32)
+    for i, label in enumerate("wv")
+}
+FILES = [(f"{label}.dat", tensor_bytes(values)) for label, values in VALUES.items()]
+FILES.append(("graph.nnef", TEXT))
+
+
+def header(name: str, size: int, kind: bytes = b"0", size_field: bytes | None = None) -> bytes:
+    """A header of the oldest form."""
+    field = b"%011o\0" % size if size_field is None else size_field
+    block = bytearray(name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2)
+    block += field + b"0" * 11 + b"\0" + b" " * 8 + kind
+    block = block.ljust(512, b"\0")
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def member(name: str, data: bytes, kind: bytes = b"0") -> bytes:
+    return header(name, len(data), kind) + data + bytes(-len(data) % 512)
+
+
+END = bytes(1024)
+
+
+def pack(path: Path, content: bytes) -> Path:
+    path.write_bytes(gzip.compress(content, mtime=0))
+    return path
+
+
+def packed(path: Path, format: int = tarfile.PAX_FORMAT, prefix: str = "") -> Path:
+    """The model as the standard library packs it."""
+    with tarfile.open(path, "w:gz", format=format) as tar:
+        for name, data in FILES:
+            info = tarfile.TarInfo(prefix + name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def loaded(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    graph = nnef.load(path, lambda op: True)
+    assert [node.op for node in graph.nodes] == ["add", "add"]
+    return dict(graph.constants)
+
+
+def check_values(found: dict[str, np.ndarray[Any, Any]]) -> None:
+    assert found.keys() == VALUES.keys()
+    for name, values in VALUES.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+@pytest.mark.parametrize(
+    ("format", "longest"),
+    [
+        (tarfile.USTAR_FORMAT, "a" * 80 + "/b/" * 20),  # in two parts of the header
+        (tarfile.GNU_FORMAT, "é" * 40 + "/" + "a/" * 40),
+        (tarfile.PAX_FORMAT, "é" * 40 + "/" + "a/" * 40),
+    ],
+)
+def test_every_format_is_read(tmp_path: Path, format: int, longest: str) -> None:
+    for prefix in ("", "./", "net/", longest):
+        check_values(loaded(packed(tmp_path / "m.tgz", format, prefix)))
+
+
+def test_folders_and_other_files_are_passed_over(tmp_path: Path) -> None:
+    content = header("net", 0, b"5") + member("net/readme.md", b"text" * 200)
+    content += b"".join(member(f"net/{name}", data) for name, data in FILES) + END
+    check_values(loaded(pack(tmp_path / "m.tgz", content)))
+    check_values(loaded(pack(tmp_path / "m.tgz", content[:-1024])))  # without the zeros
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
+    """Or it changes nothing: the time of packing is in the file, too."""
+    path = packed(tmp_path / "m.tgz")
+    whole = path.read_bytes()
+    chance = random.Random(0)
+    found = []
+    for at in range(0, len(whole), 2):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            check_values(loaded(path))
+        except ModelError:
+            continue
+        found.append(at)
+    assert len(found) < 10, found  # in gzip's header, and bits that fill its last byte
+
+
+def test_damage_before_packing_is_found(tmp_path: Path) -> None:
+    """Gzip's own checksum is right here: what tar's headers say is not."""
+    content = b"".join(member(name, data) for name, data in FILES) + END
+    starts = [content.index(name.encode().ljust(100, b"\0")) for name, _ in FILES]
+    for start in starts:
+        for at in range(start, start + 157, 7):
+            damaged = bytearray(content)
+            damaged[at] ^= 4
+            with pytest.raises(ModelError, match=r"m\.tgz' is damaged \("):
+                loaded(pack(tmp_path / "m.tgz", bytes(damaged)))
+
+
+GOOD = b"".join(member(name, data) for name, data in FILES)
+HOSTILE = {
+    "more behind the end": (GOOD + END + member("w.dat", FILES[0][1]), "more behind its end"),
+    "a size below zero": (
+        header("w.dat", 0, size_field=b"\xff" * 12) + GOOD + END, "is no number"
+    ),
+    "a size of many digits": (
+        member("x", b"29 size=%s\n" % (b"9" * 20), b"x") + header("w.dat", 0), "it ends early"
+    ),
+    "a size below zero in words": (
+        member("x", b"11 size=-5\n", b"x") + header("w.dat", 0), "a member of '-5' bytes"
+    ),
+    "a size beyond the stream": (header("w.dat", 2**33 - 1) + bytes(512), "it ends early"),
+    "a size of 2**95": (
+        header("w.dat", 0, size_field=b"\x80" + b"\xff" * 11), "it ends early"
+    ),
+    "a header of 200 MiB": (header("x", 200 * 2**20, b"x"), "a header of 209,715,200 bytes"),
+    "a name of 1 MiB": (member("x", b"a" * 2**20, b"L"), "a header of 1,048,576 bytes"),
+    "words without lengths": (member("x", b"path=graph.nnef\n", b"x"), "cannot be read"),
+    "words of length zero": (member("x", b"0 a=b\n", b"x"), "cannot be read"),
+    "words that end elsewhere": (member("x", b"99 a=b\n", b"x"), "cannot be read"),
+    "digits without end": (member("x", b"9" * 60_000, b"x"), "cannot be read"),
+    "a sparse file": (header("w.dat", 512, b"S") + bytes(512), "'w.dat' is not a plain file"),
+    "a sparse file in words": (
+        member("x", b"22 GNU.sparse.major=1\n", b"x") + GOOD, "a file with holes"
+    ),
+    "a device": (header("graph.nnef", 0, b"3"), "'graph.nnef' is not a plain file"),
+    "a link": (header("graph.nnef", 0, b"2"), "'graph.nnef' is a link"),
+    "a name in words that leads out": (
+        member("x", b"22 path=../graph.nnef\n", b"x") + header("y", 0), "leads out of the archive"
+    ),
+    "a long name that leads out": (
+        member("x", b"/etc/graph.nnef\0", b"L") + header("y", 0), "leads out of the archive"
+    ),
+    "no archive": (TEXT * 20, "it is no tar archive"),
+    "nothing": (b"", "has no graph.nnef in it"),
+    "half a header": (GOOD + header("y", 0)[:300], "it ends early"),
+    "files without end": (header("y", 0) * 1001, "it holds more than 1,000 files"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_archives_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(tar_reader, "_MAX_MEMBERS", 1000)
+    content, message = HOSTILE[what]
+    with pytest.raises(ModelError) as error:
+        loaded(pack(tmp_path / "m.tgz", content))
+    assert message in str(error.value) and "m.tgz'" in str(error.value)
+
+
+@pytest.mark.parametrize("more", [b"garbage", b"\0\0garbage", gzip.compress(b"more")])
+def test_what_follows_the_stream_is_refused(tmp_path: Path, more: bytes) -> None:
+    path = packed(tmp_path / "m.tgz")
+    path.write_bytes(path.read_bytes() + more)
+    with pytest.raises(ModelError, match="is damaged"):
+        loaded(path)
+
+
+def test_every_length_of_a_cut_archive(tmp_path: Path) -> None:
+    path = packed(tmp_path / "m.tgz")
+    whole = path.read_bytes()
+    for size in range(2, len(whole), 4):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ModelError, match="is damaged"):
+            loaded(path)
+
+
+def test_the_order_of_files_does_not_matter(tmp_path: Path) -> None:
+    """Each pass forwards reads the weights as they lie, however the graph names them."""
+    reads: list[int] = []
+    path = pack(tmp_path / "m.tgz", b"".join(member(n, d) for n, d in reversed(FILES)) + END)
+    original: Callable[..., Any] = gzip.GzipFile.seek
+
+    def seek(self: gzip.GzipFile, offset: int, whence: int = 0) -> int:
+        reads.append(offset)
+        return int(original(self, offset, whence))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gzip.GzipFile, "seek", seek)
+        found = loaded(path)
+    assert list(found) == ["w", "v"]
+    check_values(found)
+    assert reads == sorted(reads)
