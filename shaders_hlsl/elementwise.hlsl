@@ -11,6 +11,7 @@
 //          seal    0, which no compiler knows: bits xor it are as good as loaded
 //          dims, extent(d), stride(K * MAX_DIMS + d): innermost dimension first
 #include "divide.hlsli"
+#include "integral.hlsli"
 #include "pointwise.hlsli"
 
 #define PER_THREAD 4

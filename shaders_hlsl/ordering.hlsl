@@ -78,6 +78,7 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     uint from = 0;
     for (uint axis = 0; axis < places; axis++) {
         int index = T1[place * places + axis];
+        if (index < 0) { index += int(limit(axis)); }
         from = from * limit(axis) + uint(clamp(index, 0, int(limit(axis)) - 1));
     }
     T2[i] = T0[from * row + i % row];

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tests import extension_formulas
 from tests.naive import left, logarithmic_quantize, min_max_quantize, zero_point_quantize
 
 Array = np.ndarray[Any, Any]
@@ -63,7 +64,7 @@ ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "zero_point_linear_quantize": zero_point_quantize,
     "linear_quantize": lambda x, low, high, bits:
         min_max_quantize(x, low, high, bits, False, False),
-    "logarithmic_quantize": logarithmic_quantize,
+    "logarithmic_quantize": logarithmic_quantize, **extension_formulas.ELEMENTWISE,
 }  # fmt: skip
 
 
@@ -633,7 +634,7 @@ def _add_n(*arrays: Array) -> list[Array]:
 
 
 FORMULAS: dict[str, Formula] = {
-    **{op: _elementwise(op) for op in ELEMENTWISE},
+    **{op: _elementwise(op) for op in ELEMENTWISE}, **extension_formulas.FORMULAS,
     "box": _box, "debox": _debox, "avg_pool": _pool(_mean), "rms_pool": _rms,
     "max_pool": _pool(lambda v: _greatest(v)[:1]), "max_pool_with_index": _pool(_greatest),
     "argmax_pool": _pool(lambda v: _greatest(v)[1:]), "sample": _sample, "desample": _desample,

@@ -11,7 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from tests import extension_calls
 from tests.calls import OPERATORS, SIGNATURES, Call
+from tests.extension_formulas import INTEGERS
 from tests.formulas import ELEMENTWISE, Window
 
 Array = np.ndarray[Any, Any]
@@ -94,7 +96,7 @@ _ATTRS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "batch_normalization": lambda d: {"epsilon": d.choice([0.0, 0.001, 0.5])},
     "hard_sigmoid": lambda d: {"alpha": d.choice([0.2, 1.0]), "beta": d.choice([0.5, 0.0])},
 }
-_TYPES = {"and": "b", "or": "b", "not": "b"}
+_LOGICAL = {"and", "or", "not"}
 
 
 def _elementwise(op: str, d: Draw) -> Call:
@@ -106,7 +108,10 @@ def _elementwise(op: str, d: Draw) -> Call:
         shape = [1 if i and d.integer(0, 3) == 0 else e for e in whole]
         if i and d.flag():
             shape = shape[: d.integer(0, len(shape))]
-        arrays.append(d.logicals(shape) if op in _TYPES else d.scalars(shape, low, high))
+        if op in INTEGERS:
+            arrays.append(d.integers(shape, *d.choice([(40, -40), (2**31, -(2**31)), (9, -2)])))
+        else:
+            arrays.append(d.logicals(shape) if op in _LOGICAL else d.scalars(shape, low, high))
     if op == "select":
         arrays[0] = d.logicals(arrays[0].shape)
     return Call(op, tuple(arrays), _ATTRS[op](d) if op in _ATTRS else {})
@@ -437,7 +442,7 @@ def _gather_of(op: str, d: Draw) -> Call:
     shape = [max(e, 1) for e in d.shape(d.integer(1, 4), 5)]
     if op == "gather_nd":
         places = d.integer(1, len(shape))
-        parts = [d.integers([3, 1], shape[i]) for i in range(places)]
+        parts = [d.integers([3, 1], shape[i], -shape[i]) for i in range(places)]
         return Call(op, (d.any(shape), np.hstack(parts)))
     axis = d.integer(0, len(shape) - 1)
     indices = d.integers(d.shape(d.integer(0, 3), 3), shape[axis])
@@ -491,7 +496,7 @@ _FAMILIES: tuple[tuple[Callable[[str, Draw], Call], str], ...] = (
     (_axes_of, "squeeze unsqueeze"), (_tile_of, "tile"), (_pad_of, "pad"),
     (_gather_of, "gather gather_nd"), (_cast_of, "cast"),
     (_blocks_of, "depth_to_space space_to_depth"), (_lines_of, "top_k cumsum"),
-    (_many, "copy_n add_n"),
+    (_many, "copy_n add_n"), *extension_calls.FAMILIES,
     (_quantize, " ".join(op for op in OPERATORS if op.endswith("quantize"))),
 )  # fmt: skip
 MAKERS: dict[str, Callable[[str, Draw], Call]] = {

@@ -22,6 +22,7 @@ from cml_engine.ops.spec import (
 #: the families; importing one registers its operators
 FAMILIES = (
     "elementwise",
+    "integers",
     "conv",
     "matmul",
     "pool",
@@ -35,6 +36,7 @@ FAMILIES = (
     "erf",
     "resize",
     "ordering",
+    "scatter",
 )
 
 

@@ -199,7 +199,8 @@ def _gather_nd_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
 
 def _gather_nd_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
     limits = np.array(x.shape[: indices.shape[-1]], np.int64)
-    wrong = ((indices < 0) | (indices >= limits)).any(-1)
+    places = np.where(indices < 0, indices + limits, indices)
+    wrong = ((places < 0) | (places >= limits)).any(-1)
     if wrong.any():
         row = indices[wrong][0].tolist()
         raise InputError(
@@ -208,7 +209,7 @@ def _gather_nd_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
         )
     flat = np.zeros(indices.shape[:-1], np.int64)
     for axis, extent in enumerate(limits):
-        flat = flat * extent + indices[..., axis]
+        flat = flat * extent + places[..., axis]
     return x.reshape(prod(limits.tolist()), *x.shape[len(limits) :])[flat]
 
 
@@ -245,6 +246,7 @@ register(
         cases=[
             Case(((4, 5), _rows((0, 0), (3, 4), (1, 2))), {}, "single values"),
             Case(((4, 5, 3), _rows((3, 0), (0, 4))), {}, "rows"),
+            Case(((4, 5, 3), _rows((-4, 0), (2, -1))), {}, "from the end"),
             Case(((4, 5, 3), _rows((2,), (0,), (1,))), {}, "planes"),
             Case(
                 ((2, 3, 2, 2), _rows((1, 2, 0, 1), (0, 0, 1, 1))[:, None]), {}, "rank 3 of places"

@@ -91,8 +91,46 @@ LSTM = {"x": FLAT, **STATE, "w": uniform(8, 8), "r": uniform(8, 2), "b": uniform
 GRU = {"x": FLAT, "h": STATE["h"], "w": uniform(6, 8), "r": uniform(6, 2), "b": uniform(1, 6),
        "q": uniform(1, 6)}  # fmt: skip
 PICK = np.array([[0, 1, 5], [1, 3, 0]], np.int32)
+PAIRS = {"i": np.array([-7, 7, -8, 5]), "j": np.array([3, -3, 2, 0])}
+OF_PAIRS = {
+    "int_add": [-4, 4, -6, 5], "int_sub": [-10, 10, -10, 5], "int_mul": [-21, -21, -16, 0],
+    "int_div": [-2, -2, -4, 0], "int_rem": [-1, 1, 0, 0], "int_mod": [2, -2, 0, 0],
+    "int_min": [-7, -3, -8, 0], "int_max": [3, 7, 2, 5], "bit_and": [1, 5, 0, 0],
+    "bit_or": [-5, -1, -6, 5], "bit_xor": [-6, -6, -6, 5], "shift_left": [-56, 0, -32, 5],
+    "shift_right": [2**29 - 1, 0, 2**30 - 2, 5],
+    "int_lt": [True, False, True, False], "int_gt": [False, True, False, True],
+    "int_le": [True, False, True, False], "int_ge": [False, True, False, True],
+    "int_eq": [False] * 4, "int_ne": [True] * 4,
+}  # fmt: skip
+OF_ONE = {"int_neg": [7, -7, 8, -5], "int_abs": [7, 7, 8, 5], "int_sign": [-1, 1, -1, 1],
+          "bit_not": [6, -8, 7, -6]}  # fmt: skip
+ODD = np.array([np.nan, np.inf, -np.inf, 0.5, 1.5, -2.5])
+SQUARE = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+TURNED = np.array([[0, -1], [1, 0]])
+PARTS = np.array([[10.0, 20.0], [30.0, 40.0]])
 
 CASES = [
+    *((op, f"y = {op}(i, j);", PAIRS, wanted) for op, wanted in OF_PAIRS.items()),
+    *((op, f"y = {op}(i);", {"i": PAIRS["i"]}, wanted) for op, wanted in OF_ONE.items()),
+    ("is_nan", "y = is_nan(x);", {"x": ODD}, [True] + [False] * 5),
+    ("is_inf", "y = is_inf(x);", {"x": ODD}, [False, True, True, False, False, False]),
+    ("round_even", "y = round_even(x);", {"x": ODD[3:]}, [0, 2, -2]),
+    ("fmod", "y = fmod(x, z);", {"x": np.array([7.5, -7.5, 1e9]), "z": np.array([2, -2, 0.7])},
+     np.fmod(np.float32([7.5, -7.5, 1e9]), np.float32([2, -2, 0.7]))),
+    ("gather_elements", "y = gather_elements(x, i, axis = 1);", {"x": SQUARE, "i": TURNED},
+     [[1, 3], [5, 4]]),
+    ("scatter_elements", "y = scatter_elements(x, i, u, axis = 1);",
+     {"x": SQUARE, "i": TURNED, "u": PARTS}, [[10, 2, 20], [40, 30, 6]]),
+    *(("scatter_elements", f"y = scatter_elements(x, i, u, axis = 0, reduction = '{how}');",
+       {"x": SQUARE, "i": np.array([[1, 1, 0], [1, 0, 0]]), "u": -SQUARE}, wanted)
+      for how, wanted in (("add", [[1, -3, -6], [-1, 3, 6]]), ("max", [[1, 2, 3], [4, 5, 6]]),
+                          ("mul", [[1, -10, 54], [16, -10, 6]]),
+                          ("min", [[1, -5, -6], [-4, -2, 6]]))),
+    ("scatter_nd", "y = scatter_nd(x, i, u);",
+     {"x": SQUARE, "i": np.array([[-1], [0]]), "u": np.ones((2, 3))}, np.ones((2, 3))),
+    ("scatter_nd", "y = scatter_nd(x, i, u, reduction = 'add');",
+     {"x": SQUARE, "i": np.array([[1, 2], [1, -1], [5, 0]]), "u": np.ones(3)},
+     [[1, 2, 3], [4, 5, 8]]),
     ("erf", "y = erf(x);", {"x": X}, np.vectorize(math.erf)(X)),
     ("gelu_erf", "y = gelu_erf(x);", {"x": X},
      X * 0.5 * (1 + np.vectorize(math.erf)(X / math.sqrt(2)))),
@@ -177,7 +215,8 @@ def wanted_of(op, body, inputs):
 def test_extension(op, body, inputs, wanted, backend, tmp_path, request):
     device = request.getfixturevalue("gpu") if backend == "gpu" else "cpu"
     wanted = wanted_of(op, body, inputs) if wanted is None else wanted
-    everything = wanted if isinstance(wanted, list) else [wanted]
+    several = isinstance(wanted, list) and isinstance(wanted[0], np.ndarray)
+    everything = wanted if several else [np.array(wanted)]
     for fixed in {frozenset(), frozenset(list(inputs)[1:])}:
         got = run_text(tmp_path, body, inputs, device, head=declaration(op), fixed=fixed)
         for result, right in zip(got, everything, strict=True):

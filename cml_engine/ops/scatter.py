@@ -1,0 +1,357 @@
+"""Elements by an index each: gather_elements reads them, scatter_elements and scatter_nd write.
+
+A negative index counts from the end. Where several updates meet in one place they are done in
+their order, so the result has the same bits in every run. Indices are data that other operators
+computed: an update with an index that is in no place does nothing, on both backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError, ShapeError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.broadcast import contiguous_strides
+from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.shapes import MAX_RANK, check_axis
+from cml_engine.ops.spec import (
+    EXACT,
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+_GROUP = 64
+#: what happens to a place, in the kernel's order
+REDUCTIONS = ("none", "add", "mul", "min", "max")
+_MEET = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+#: threads that keep a GPU, or a driver that runs shaders on the CPU, busy
+_BUSY, _BUSY_SOFTWARE = 4096, 64
+
+
+# --- shapes -------------------------------------------------------------------------------------
+
+
+def _check_indices(indices: Fact) -> None:
+    if indices.dtype != "integer":
+        raise ShapeError(f"indices are {indices}, wanted integer; cast them")
+
+
+def _check_beside(x: Fact, indices: Fact, axis: int) -> None:
+    """That the indices' lines along the axis are among those of ``x``."""
+    _check_indices(indices)
+    check_axis(axis, x.rank)
+    fits = indices.rank == x.rank and all(
+        i <= e for d, (i, e) in enumerate(zip(indices.shape, x.shape, strict=True)) if d != axis
+    )
+    if not fits:
+        raise ShapeError(
+            f"indices {indices} of {x}: wanted rank {x.rank}, and in every axis but {axis} at most "
+            "the input's extent"
+        )
+
+
+def _gather_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
+    _check_beside(x, indices, attrs.axis)
+    if x.shape[attrs.axis] == 0 < indices.size:
+        raise ShapeError(f"axis {attrs.axis} of {x} is empty: {indices} find nothing in it")
+    return Fact(x.dtype, indices.shape)
+
+
+def _check_updates(attrs: Attrs, x: Fact, updates: Fact, shape: Sequence[int]) -> None:
+    if updates != Fact(x.dtype, tuple(shape)):
+        raise ShapeError(f"updates are {updates}, wanted {x.dtype}{list(shape)}")
+    if attrs.reduction not in REDUCTIONS:
+        raise ShapeError(f"reduction '{attrs.reduction}', wanted one of {', '.join(REDUCTIONS)}")
+    if x.dtype == "logical" and attrs.reduction != "none":
+        raise ShapeError(f"reduction '{attrs.reduction}' of {x}: logical has 'none' only; cast it")
+
+
+def _elements_infer(attrs: Attrs, x: Fact, indices: Fact, updates: Fact) -> Fact:
+    _check_beside(x, indices, attrs.axis)
+    _check_updates(attrs, x, updates, indices.shape)
+    return x
+
+
+def _nd_infer(attrs: Attrs, x: Fact, indices: Fact, updates: Fact) -> Fact:
+    _check_indices(indices)
+    if indices.rank == 0 or indices.shape[-1] > x.rank:
+        raise ShapeError(f"indices {indices}, wanted rows of at most {x.rank} numbers for {x}")
+    shape = (*indices.shape[:-1], *x.shape[indices.shape[-1] :])
+    _check_updates(attrs, x, updates, shape)
+    return x
+
+
+# --- on the CPU ---------------------------------------------------------------------------------
+
+
+def _gather_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
+    axis = attrs.axis
+    extent = x.shape[axis]
+    places = np.where(indices < 0, indices + extent, indices)
+    wrong = indices[(places < 0) | (places >= extent)]
+    if wrong.size:
+        raise InputError(
+            f"gather_elements index {wrong.flat[0]} is not in axis {axis}, wanted {-extent} to "
+            f"{extent - 1} ({wrong.size} of {indices.size} are wrong); on a GPU they are clamped"
+        )
+    beside = [slice(None) if d == axis else slice(n) for d, n in enumerate(indices.shape)]
+    return np.take_along_axis(x[tuple(beside)], places, axis)
+
+
+def _meet(reduction: str, y: Array, at: tuple[Array, ...], updates: Array) -> None:
+    """The updates done in their order; places are along the first axis of each."""
+    if reduction == "none":
+        y[at] = updates
+    else:
+        _MEET[reduction].at(y, at, updates)
+
+
+def _elements_cpu(attrs: Attrs, x: Array, indices: Array, updates: Array) -> Array:
+    y, extent = np.array(x), x.shape[attrs.axis]
+    at: list[Array] = list(np.indices(indices.shape, np.int64))
+    places: Array = np.where(indices < 0, indices.astype(np.int64) + extent, indices)
+    at[attrs.axis] = places
+    inside = (places >= 0) & (places < extent)
+    _meet(attrs.reduction, y, tuple(a[inside] for a in at), updates[inside])
+    return y
+
+
+def _nd_cpu(attrs: Attrs, x: Array, indices: Array, updates: Array) -> Array:
+    y, places = np.array(x), indices.shape[-1]
+    extents = np.array(x.shape[:places], np.int64)
+    rows = indices.reshape(prod(indices.shape[:-1]), places).astype(np.int64)
+    rows = np.where(rows < 0, rows + extents, rows)
+    inside = ((rows >= 0) & (rows < extents)).all(-1)
+    slots = np.zeros(int(inside.sum()), np.int64)
+    for axis, extent in enumerate(extents):
+        slots = slots * extent + rows[inside, axis]
+    lines = y.reshape(prod(x.shape[:places]), prod(x.shape[places:]))
+    values = updates.reshape(len(rows), lines.shape[1])[inside]
+    _meet(attrs.reduction, lines, (slots,), values)
+    return lines.reshape(x.shape)
+
+
+# --- on the GPU ---------------------------------------------------------------------------------
+
+
+def _gather_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, indices = op.inputs
+    if indices.size == 0:
+        return
+    axis, strides = op.attrs.axis, contiguous_strides(x.shape)
+    yield Dispatch(
+        groups=-(-indices.size // _GROUP),
+        tensors=(*op.in_names, *op.out_names),
+        params={
+            "n": indices.size,
+            "rank": x.rank,
+            "extent": indices.shape,
+            "stride": [0 if d == axis else s for d, s in enumerate(strides)],
+            "slots": x.shape[axis],
+            "step": strides[axis],
+        },
+        defines={"GATHER": 1, "T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint"},
+    )
+
+
+def _scatter(op: Lowering, lines: int, slots: int, geometry: Mapping[str, Any]) -> Dispatch:
+    """A thread has a range of a line's slots, and looks through all updates of that line: one for
+    each slot where updates are few, fewer where looking would be most of the work."""
+    x, updates = op.inputs[0], geometry["updates"]
+    busy = _BUSY_SOFTWARE if op.limits.software else _BUSY
+    segment = max(1, min(updates, -(-x.size // busy), slots))
+    segments = -(-slots // segment)
+    kind = REDUCTIONS.index(op.attrs.reduction)
+    return Dispatch(
+        groups=-(-lines * segments // _GROUP),
+        tensors=(*op.in_names, *op.out_names),
+        params={
+            "n": lines * segments,
+            "lines": lines,
+            "slots": slots,
+            "segment": segment,
+            "kind": kind + len(REDUCTIONS) * (x.dtype == "integer" and kind > 0),
+            **geometry,
+        },
+        defines={"T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint", "T3_TYPE": "uint"},
+    )
+
+
+def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, indices, _ = op.inputs
+    if x.size == 0:
+        return
+    axis = op.attrs.axis
+    beside = [d for d in range(x.rank) if d != axis]
+    to, start = contiguous_strides(x.shape), contiguous_strides(indices.shape)
+    geometry = {
+        "updates": indices.shape[axis],
+        "by_rows": 0,
+        "places": 0,
+        "limit": [0],
+        "rank": len(beside),
+        "extent": [x.shape[d] for d in beside] or [1],
+        "reach": [indices.shape[d] for d in beside] or [1],
+        "to": [to[d] for d in beside] or [0],
+        "start": [start[d] for d in beside] or [0],
+        "to_step": to[axis],
+        "step": start[axis],
+    }
+    yield _scatter(op, x.size // x.shape[axis], x.shape[axis], geometry)
+
+
+def _nd_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, indices, _ = op.inputs
+    if x.size == 0:
+        return
+    places = indices.shape[-1]
+    row = prod(x.shape[places:])
+    geometry = {
+        "updates": prod(indices.shape[:-1]),
+        "by_rows": 1,
+        "places": places,
+        "limit": x.shape[:places] or [0],
+        "rank": 1,
+        "extent": [row],
+        "reach": [row],
+        "to": [1],
+        "start": [1],
+        "to_step": row,
+        "step": row,
+    }
+    yield _scatter(op, row, prod(x.shape[:places]), geometry)
+
+
+_GATHER = Kernel(
+    "scatter.hlsl",
+    f"n:u rank:u extent:u{MAX_RANK} stride:u{MAX_RANK} slots:u step:u",
+    lower=_gather_lower,
+    group=_GROUP,
+    trusted=True,
+)
+_LINES = " ".join(f"{name}:u{MAX_RANK}" for name in ("limit", "extent", "reach", "to", "start"))
+
+
+def _scatter_kernel(lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
+    params = (
+        "n:u lines:u slots:u segment:u kind:u updates:u by_rows:u places:u rank:u to_step:u step:u"
+    )
+    return Kernel("scatter.hlsl", f"{params} {_LINES}", lower=lower, group=_GROUP, trusted=True)
+
+
+# --- the operators ------------------------------------------------------------------------------
+
+
+def _gather_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    moved = outputs[0].nbytes
+    return Cost(0, inputs[1].nbytes + moved, moved)
+
+
+def _scatter_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    """Without the looking for updates, which depends on the device."""
+    return Cost(inputs[2].size, sum(f.nbytes for f in inputs), outputs[0].nbytes)
+
+
+_IN_ORDER = Tolerance(
+    1e-5, 1e-5, "up to 100 updates of one place, each rounded; in the same order on both backends"
+)
+
+
+def _index(high: int, *shape: int) -> Random:
+    """Some of them from the end."""
+    return Random(shape, -high, high, "integer")
+
+
+def _whole(*shape: int) -> Random:
+    return Random(shape, -9, 9, "integer")
+
+
+def _logical(*shape: int) -> Random:
+    return Random(shape, dtype="logical")
+
+
+register(
+    OpSpec(
+        "gather_elements",
+        infer=_gather_infer,
+        cpu=_gather_cpu,
+        kernel=_GATHER,
+        cost=_gather_cost,
+        tolerance=EXACT,
+        cases=[
+            Case(((4, 5), _index(4, 3, 5)), {"axis": 0}, "first axis"),
+            Case(((4, 5), _index(5, 2, 70)), {"axis": 1}, "fewer lines, longer ones"),
+            Case((_whole(2, 3, 4, 5), _index(3, 1, 6, 4, 2)), {"axis": 1}, "integers"),
+            Case((_logical(7), _index(7, 3)), {"axis": 0}, "logical"),
+            Case(((1, 1), _index(1, 1, 9)), {"axis": 1}, "extent 1"),
+            Case(((2, 0), _index(2, 2, 0)), {"axis": 0}, "empty"),
+            Case(((1, 2, 1, 3, 1, 2, 1, 3), _index(2, 1, 4, 1, 3, 1, 2, 1, 3)), {"axis": 1}),
+        ],
+    )
+)
+
+
+def _elements_cases() -> Iterator[Case]:
+    for reduction in REDUCTIONS:
+        how = {"reduction": reduction}
+        yield Case(((4, 5), _index(4, 3, 5), (3, 5)), {"axis": 0, **how}, "first axis")
+        yield Case(((3, 9, 2), _index(9, 2, 70, 1), (2, 70, 1)), {"axis": 1, **how}, "fewer lines")
+        yield Case((_whole(30), _index(30, 100), _whole(100)), {"axis": 0, **how}, "integers")
+    none = {"axis": 1, "reduction": "none"}
+    yield Case(((300, 3), _index(300, 5, 3), (5, 3)), {**none, "axis": 0}, "few of many")
+    yield Case((_logical(3, 4), _index(4, 3, 2), _logical(3, 2)), none, "logical")
+    yield Case(((2, 4), np.array([[4, -5, 0]]), (1, 3)), none, "indices that are nowhere")
+    yield Case(((2, 3), _index(3, 2, 0), (2, 0)), none, "no updates")
+    yield Case(((2, 0), _index(1, 2, 1), (2, 1)), none, "no places")
+    yield Case(((1, 1), _index(1, 1, 1), (1, 1)), none, "extent 1")
+
+
+register(
+    OpSpec(
+        "scatter_elements",
+        infer=_elements_infer,
+        cpu=_elements_cpu,
+        kernel=_scatter_kernel(_elements_lower),
+        cost=_scatter_cost,
+        tolerance=_IN_ORDER,
+        cases=list(_elements_cases()),
+    )
+)
+
+
+def _nd_cases() -> Iterator[Case]:
+    for reduction in REDUCTIONS:
+        how = {"reduction": reduction}
+        yield Case(((3, 5), np.array([[2, 4], [0, -5], [2, -1]]), (3,)), how, "single values")
+        yield Case(((6, 70), _index(6, 4, 2, 1), (4, 2, 70)), how, "rows")
+        yield Case((_whole(2, 3, 4), _index(2, 9, 2), _whole(9, 4)), how, "integers")
+    none = {"reduction": "none"}
+    yield Case((_logical(4), _index(4, 3, 1), _logical(3)), none, "logical")
+    yield Case(((3, 2), np.array([[3], [-4], [1]]), (3, 2)), none, "indices that are nowhere")
+    yield Case(((3, 2), np.zeros((2, 0), np.int32), (2, 3, 2)), {"reduction": "add"}, "all of it")
+    yield Case(((3, 2), np.zeros((0, 2), np.int32), (0,)), none, "no updates")
+    yield Case(((0, 2), np.zeros((3, 1), np.int32), (3, 2)), none, "no places")
+
+
+register(
+    OpSpec(
+        "scatter_nd",
+        infer=_nd_infer,
+        cpu=_nd_cpu,
+        kernel=_scatter_kernel(_nd_lower),
+        cost=_scatter_cost,
+        tolerance=_IN_ORDER,
+        cases=list(_nd_cases()),
+    )
+)

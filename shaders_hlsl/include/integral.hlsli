@@ -1,0 +1,59 @@
+// The functions behind the operators of integers, and those that make whole numbers of floats
+// (cml_engine/ops/integers.py). What C leaves open has one meaning here.
+#ifndef CML_INTEGRAL
+#define CML_INTEGRAL
+
+#include "pointwise.hlsli"
+
+// Towards zero. By 0 it is 0; the one quotient that 32 bits cannot hold wraps around.
+int cml_int_div(int a, int b) {
+    if (b == 0) { return 0; }
+    if (b == -1) { return 0 - a; }
+    return a / b;
+}
+
+// The remainder of that division, of the sign of a; by 0 it is 0.
+int cml_int_rem(int a, int b) {
+    if (b == 0 || b == -1) { return 0; }
+    return a - a / b * b;
+}
+
+// Of the sign of b.
+int cml_int_mod(int a, int b) {
+    int rest = cml_int_rem(a, b);
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+int cml_shift_left(int a, int by) {
+    return by < 0 || by > 31 ? 0 : int(uint(a) << uint(by));
+}
+
+int cml_shift_right(int a, int by) {
+    return by < 0 || by > 31 ? 0 : int(uint(a) >> uint(by));
+}
+
+bool cml_isinf(float x) { return (asuint(x) & 0x7fffffffu) == 0x7f800000u; }
+
+// Halves go to the even number.
+float cml_round_even(float x) {
+    float low = floor(x);
+    float part = x - low;
+    return part > 0.5 || (part == 0.5 && cml_odd(low)) ? low + 1.0 : low;
+}
+
+// The remainder of C's fmod, without any rounding: by long division, a turn for each bit of the
+// quotient. What a device may take for 0 is no divisor.
+float cml_fmod(float x, float y) {
+    float rest = abs(x);
+    float divisor = abs(y);
+    if (cml_isnan(x) || cml_isnan(y) || cml_isinf(x) || divisor < 1.1754944e-38) { return cml_nan(x); }
+    while (rest >= divisor && !cml_isinf(y)) {
+        uint turns = (asuint(rest) >> 23) - (asuint(divisor) >> 23);
+        float term = asfloat(asuint(divisor) + (turns << 23));
+        if (term > rest) { term = asfloat(asuint(term) - (1u << 23)); }
+        rest -= term;
+    }
+    return x < 0.0 ? -rest : rest;
+}
+
+#endif

@@ -1,0 +1,114 @@
+// GATHER: T2[c] = T0[c with T1[c] on one axis]. Else T3 = T0, then T2's updates at the places that
+// T1 says.
+//
+// Scattering knows lines of `slots` places, `to_step` apart, each with `updates` of its own, `step`
+// apart; a thread has `segment` slots of a line, and looks through all of the line's updates in
+// their order. So every place is written by one thread, in one order.
+#include "divide.hlsli"
+#include "pointwise.hlsli"
+
+#ifdef GATHER
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint i = group * GROUP + lane;
+    if (i >= n) { return; }
+    uint rest = i;
+    uint from = 0;
+    for (uint d = rank; d > 0; d--) {
+        uint next = cml_divide(rest, extent(d - 1));
+        from += (rest - next * extent(d - 1)) * stride(d - 1);
+        rest = next;
+    }
+    int index = T1[i];
+    if (index < 0) { index += int(slots); }
+    T2[i] = T0[from + uint(clamp(index, 0, int(slots) - 1)) * step];
+}
+
+#else
+
+// no loop of one piece may take more turns than a driver lets it
+#define TURNS 32768
+
+// The line's slot that update j is for, from the index at `at`; what is nowhere is no slot.
+uint slot_of(uint j, uint at)
+{
+    if (by_rows == 0) {
+        int index = T1[at];
+        return uint(index < 0 ? index + int(slots) : index);
+    }
+    uint slot = 0;
+    bool inside = true;
+    for (uint d = 0; d < places; d++) {
+        int index = T1[j * places + d];
+        if (index < 0) { index += int(limit(d)); }
+        inside = inside && index >= 0 && index < int(limit(d));
+        slot = slot * limit(d) + uint(index);
+    }
+    return inside ? slot : 0xffffffffu;
+}
+
+// What a place becomes; kinds are those of REDUCTIONS, once for floats and once for integers.
+uint met(uint before, uint update)
+{
+    float a = asfloat(before);
+    float b = asfloat(update);
+    int p = int(before);
+    int q = int(update);
+    uint result = update;
+    if (kind == 1) { result = asuint(a + b); }
+    if (kind == 2) { result = asuint(a * b); }
+    // a NaN wins
+    if (kind == 3) { result = b < a || cml_isnan(b) ? update : before; }
+    if (kind == 4) { result = b > a || cml_isnan(b) ? update : before; }
+    if (kind == 6) { result = uint(p + q); }
+    if (kind == 7) { result = uint(p * q); }
+    if (kind == 8) { result = q < p ? update : before; }
+    if (kind == 9) { result = q > p ? update : before; }
+    return result;
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint i = group * GROUP + lane;
+    if (i >= n) { return; }
+    uint part = cml_divide(i, lines);
+    uint rest = i - part * lines;
+    uint line_to = 0;
+    uint line_from = 0;
+    bool reached = true;
+    for (uint d = rank; d > 0; d--) {
+        uint next = cml_divide(rest, extent(d - 1));
+        uint coordinate = rest - next * extent(d - 1);
+        line_to += coordinate * to(d - 1);
+        line_from += coordinate * start(d - 1);
+        reached = reached && coordinate < reach(d - 1);
+        rest = next;
+    }
+    uint first = part * segment;
+    uint last = min(first + segment, slots);
+    for (uint a = first; a < last; a += TURNS) {
+        for (uint slot = a; slot < min(a + TURNS, last); slot++) {
+            T3[line_to + slot * to_step] = T0[line_to + slot * to_step];
+        }
+    }
+    uint count = reached ? updates : 0;
+    for (uint b = 0; b < count; b += TURNS) {
+        for (uint j = b; j < min(b + TURNS, count); j++) {
+            uint at = line_from + j * step;
+            uint slot = slot_of(j, at);
+            if (slot >= first && slot < last) {
+                uint place = line_to + slot * to_step;
+                T3[place] = met(T3[place], T2[at]);
+            }
+        }
+    }
+}
+
+#endif
