@@ -116,8 +116,9 @@ class Session:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name; blocks until they are there. For tools and tests: a game submits to a
-        :class:`scheduler.FrameScheduler`. :class:`InputError` where an input is missing, unknown,
-        or of another shape or type than :attr:`inputs` says."""
+        :class:`scheduler.FrameScheduler`. Runs of several threads wait for each other.
+        :class:`InputError` where an input is missing, unknown, or of another shape or type than
+        :attr:`inputs` says, and while a job is running in the session's memory."""
         return self._program.run(check_inputs(self.inputs, inputs))
 
     def check_inputs(
@@ -174,7 +175,7 @@ class Session:
                 program.encode_all(compute, step.index)
 
         def run() -> float:
-            with program.pinned():
+            with program.exclusive():
                 program.write_inputs(arrays)
                 return timer.time([0], encode)[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -78,21 +79,28 @@ def _call(
 
 class CpuProgram:
     """A graph ready to run in NumPy. Variables that the graph updates keep their values between
-    runs, until :meth:`reset`."""
+    runs, until :meth:`reset`. Runs of several threads wait for each other: they have those values
+    and some memory in common."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._last_use = _last_uses(graph)
         self._functions = _prepared(graph)
         self._state: dict[str, Array] = {}
+        self._lock = RLock()
         self.reset()
 
     def reset(self) -> None:
         """Give the variables the values that they have in the model's files."""
-        self._state = {name: self.graph.constants[name] for name, _ in self.graph.updates}
+        with self._lock:
+            self._state = {name: self.graph.constants[name] for name, _ in self.graph.updates}
 
     def run(self, inputs: Mapping[str, Array], watch: Watch | None = None) -> dict[str, Array]:
         """Outputs by name; every tensor is freed after its last use."""
+        with self._lock:
+            return self._run(inputs, watch)
+
+    def _run(self, inputs: Mapping[str, Array], watch: Watch | None) -> dict[str, Array]:
         values: dict[str, Array] = {**self.graph.constants, **self._state, **inputs}
         for index, node in enumerate(self.graph.nodes):
             arrays = [values[name] for name in node.reads]

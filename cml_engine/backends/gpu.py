@@ -41,7 +41,8 @@ class GpuProgram:
     """A plan whose weights are on the device and whose pipelines are built.
 
     A whole run is one compute pass in one command buffer. :meth:`encode_range` puts any range of
-    workgroups of any step into a pass; ranges may come in any order and in different submits.
+    workgroups of any step into a pass; ranges may come in any order and in different submits. Runs
+    of several threads wait for each other; a scheduler's job has the arena for itself.
 
     While it is idle its arena and weights may be taken away (:meth:`evict`); they come back when
     it is next run or prepared. Variables that the network updates would be lost with them, so a
@@ -104,36 +105,60 @@ class GpuProgram:
 
     def evict(self) -> None:
         """Give arena and weights back now. :class:`InputError` where it must not be."""
-        if self._in_use or self.plan.updates:
-            why = "is running" if self._in_use else "has variables that would be lost"
-            raise InputError(f"model '{self.name}' cannot be evicted: it {why}")
-        self._launches.clear()
-        self._preparation = Preparation(self.plan, self.gpu)
-        self.residency.release(now=True)
+        with self._if_free() as free:
+            if not free or self._in_use or self.plan.updates:
+                why = "has variables that would be lost" if self.plan.updates else "is running"
+                raise InputError(f"model '{self.name}' cannot be evicted: it {why}")
+            self._launches.clear()
+            self._preparation = Preparation(self.plan, self.gpu)
+            self.residency.release(now=True)
 
     def load(self) -> None:
         """Have weights, pipelines and bind groups now; at once where they are there already."""
         self.last_used = self.gpu.memory.tick()
-        if not self.ready:
-            with self.pinned():
+        with self.pinned():
+            if not self._prepared:
                 self._acquire()
                 self._preparation.finish(self)
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """Not to be evicted inside the ``with`` block."""
-        self._pins += 1
-        try:
+        """In the ``with`` block it is not evicted, and other threads wait with their runs."""
+        with self.residency.lock:
+            self._pins += 1
+            try:
+                yield
+            finally:
+                self._pins -= 1
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """As :meth:`pinned`, and no scheduler has a job running in the memory: what this writes
+        there is nobody else's. :class:`InputError` where one has."""
+        with self.pinned():
+            if self.residency.busy:
+                raise InputError(
+                    f"{self._called} has a running job, whose tensors this would overwrite. Wait "
+                    "until it has ended, submit a run to the scheduler too, or use a second session"
+                )
             yield
+
+    @contextmanager
+    def _if_free(self) -> Iterator[bool]:
+        """Whether nobody else is at it now, who then waits until the end of the ``with`` block."""
+        free = self.residency.lock.acquire(blocking=False)
+        try:
+            yield free
         finally:
-            self._pins -= 1
+            if free:
+                self.residency.lock.release()
 
     def hold(self, executor: Any) -> None:
         """A job begins: until :meth:`let_go` the memory is the job's."""
-        busy = self.residency.shared.busy if self.residency.shared else self.residency.holders
-        if busy:
-            raise InputError(f"{self._called} has a running job already")
-        self.residency.holders.add(executor)
+        with self.residency.lock:  # free, or nearly: see ready
+            if self.residency.busy:
+                raise InputError(f"{self._called} has a running job already")
+            self.residency.holders.add(executor)
         self.last_used = self.gpu.memory.tick()
         self._stays_until = 0
 
@@ -166,11 +191,10 @@ class GpuProgram:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Upload, run everything, read back; blocks until the outputs are here."""
-        with self.pinned(), self._readback.staging(self.gpu) as staging:
+        with self.exclusive(), self._readback.staging(self.gpu) as staging:
             return self._run(inputs, staging)
 
     def _run(self, inputs: Mapping[str, Array], staging: Allocation) -> dict[str, Array]:
-        self.check_idle()
         self.write_inputs(inputs)
         encoder = self.gpu.device.create_command_encoder(label=self.plan.name)
         compute = encoder.begin_compute_pass(label=self.plan.name)
@@ -181,15 +205,6 @@ class GpuProgram:
         self.encode_updates(encoder)
         self.gpu.queue.submit([encoder.finish()])
         return self._readback.read(staging)
-
-    def check_idle(self) -> None:
-        """:class:`InputError` where a run would write over what a scheduler's job has there."""
-        shared = self.residency.shared
-        if shared.busy if shared else self.residency.holders:
-            raise InputError(
-                f"{self._called} has a running job, whose tensors a run would overwrite. "
-                "Submit this run to the scheduler too, or use a second session."
-            )
 
     def write_inputs(self, inputs: Mapping[str, Array]) -> None:
         """Put these of the graph's inputs into the arena (queued before the next submit)."""
@@ -209,25 +224,36 @@ class GpuProgram:
 
     def measure_at_load(self) -> None:
         """Time every step once by the wall clock, for a device that cannot time its own work in a
-        frame; :attr:`load_times_ms` has the result. Blocks."""
+        frame; :attr:`load_times_ms` has the result. Blocks; does nothing where a job is running in
+        the memory."""
         timer = PassTimer(self.gpu)
         with self.pinned():
+            if self.residency.busy:
+                return
+            self.load()
             timer.time([step.index for step in self.plan.steps], self.encode_all)
             times = timer.time([step.index for step in self.plan.steps], self.encode_all)
         self.load_times_ms = tuple(times)
 
     @property
     def ready(self) -> bool:
-        """Whether weights are uploaded and pipelines built."""
+        """Whether weights are uploaded and pipelines built, and no other thread is running it."""
+        with self._if_free() as free:
+            return free and self._prepared
+
+    @property
+    def _prepared(self) -> bool:
         return self._preparation.done and self.residency.complete
 
     def prepare(self, budget_ms: float) -> None:
         """Take memory, upload some weights, look whether the pipelines are built; never waits.
-        Where other models' running jobs hold the memory nothing happens until they end."""
+        Where other models' running jobs hold the memory nothing happens until they end, and while
+        another thread is running it until that has its result."""
         self.last_used = self.gpu.memory.tick()
         self._stays_until = self.gpu.memory.frame + _GRACE_FRAMES
-        if self._take_memory():
-            self._preparation.advance(self, budget_ms)
+        with self._if_free() as free:
+            if free and self._take_memory():
+                self._preparation.advance(self, budget_ms)
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder, step: int) -> None:
         """The whole step."""
@@ -249,7 +275,7 @@ class GpuProgram:
 
     def run_ranges(self, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> None:
         """Run ``(step, first, count)`` in this order, a submit for every :data:`RANGE_SLOTS`."""
-        with self.pinned():
+        with self.exclusive():
             self._run_ranges(inputs, ranges)
 
     def _run_ranges(self, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> None:
@@ -264,11 +290,14 @@ class GpuProgram:
 
     def reset(self) -> None:
         """Give the variables the values that they have in the model's files."""
-        self.load()
-        for _, target in self.plan.updates:
-            if target.space == "weights":
-                offset, array = self.plan.weights[target.tensor]
-                self.write_weights(offset, array)
+        if not self.plan.updates:
+            return
+        with self.exclusive():
+            self.load()
+            for _, target in self.plan.updates:
+                if target.space == "weights":
+                    offset, array = self.plan.weights[target.tensor]
+                    self.write_weights(offset, array)
 
     # --- looking at it
 
@@ -290,16 +319,17 @@ class GpuProgram:
 
     def fill_arena(self, word: int) -> None:
         """Set every word of the arena (tests: what a kernel did not write shows)."""
-        self.load()
-        assert self.residency.arena is not None
-        self.residency.arena.write(np.full(self.residency.arena_bytes // 4, word, np.uint32))
+        with self.exclusive():
+            self.load()
+            assert self.residency.arena is not None
+            self.residency.arena.write(np.full(self.residency.arena_bytes // 4, word, np.uint32))
 
     def time_steps(self, inputs: Mapping[str, Array], runs: int) -> Array:
         """Milliseconds of every step, ``[runs, steps]``, each step in a pass of its own: passes
         cannot overlap, so the sum is somewhat more than an undisturbed run takes."""
         timer = PassTimer(self.gpu)
         steps = [step.index for step in self.plan.steps]
-        with self.pinned():
+        with self.exclusive():
             self.write_inputs(inputs)
             return np.array([timer.time(steps, self.encode_all) for _ in range(runs)])
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import RLock
 from typing import Any, Protocol
 
@@ -116,7 +117,8 @@ class Allocator:
         self._encoding: weakref.WeakSet[Any] = weakref.WeakSet()
         # finalizers may run in the middle of anything: they only leave their work here
         self._later: deque[Callable[[], None]] = deque()
-        self._lock = RLock()
+        #: whoever holds it takes no lock of a program's, unless that is free
+        self.lock = RLock()
         self._clock = 0
         self._foreign: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -143,7 +145,7 @@ class Allocator:
                 f"'{owner}' wants {size} bytes for {category}; the largest buffer of this device "
                 f"has {self._limits['max-buffer-size']}"
             )
-        with self._lock:
+        with self.lock:
             self.settle()
             found = self._obtain(
                 size, owner, category, lambda: self._from_source(size, usage, step, owner, category)
@@ -187,7 +189,7 @@ class Allocator:
 
     def give_back(self, allocation: Allocation, found: MemoryRange) -> None:
         """For :class:`Allocation`."""
-        with self._lock:
+        with self.lock:
             self._ledger.remove(allocation.owner, allocation.category, allocation.nbytes)
             found.free()
 
@@ -205,7 +207,7 @@ class Allocator:
             samples=descriptor.get("sample_count", 1),
             dimension=str(descriptor.get("dimension", "2d")),
         )
-        with self._lock:
+        with self.lock:
             self.settle()
             texture = self._obtain(
                 nbytes, owner, category, lambda: self._new_texture(nbytes, descriptor)
@@ -225,7 +227,7 @@ class Allocator:
 
     def texture_gone(self, account: TextureAccount) -> None:
         """For :class:`TextureAccount`."""
-        with self._lock:
+        with self.lock:
             self._ledger.remove(account.owner, account.category, account.nbytes)
             self._texture_bytes -= account.nbytes
 
@@ -239,7 +241,8 @@ class Allocator:
 
     def add_tenant(self, tenant: Tenant) -> None:
         """A model that may be evicted (it is forgotten when it is collected)."""
-        self._tenants.add(tenant)
+        with self.lock:
+            self._tenants.add(tenant)
 
     def tick(self) -> int:
         """A number larger than any before: what :attr:`Tenant.last_used` is set to."""
@@ -248,7 +251,8 @@ class Allocator:
 
     def may_come_free(self, but: Tenant | None = None) -> bool:
         """Whether a model, another one than ``but``, holds memory that it can lose later."""
-        return any(t.passing for t in list(self._tenants) if t is not but)
+        with self.lock:
+            return any(t.passing for t in list(self._tenants) if t is not but)
 
     def _may_reserve(self, nbytes: int) -> bool:
         return self.budget_bytes is None or self.reserved_bytes + nbytes <= self.budget_bytes
@@ -281,8 +285,9 @@ class Allocator:
                 return  # it would be in vain
         for tenant in sorted(idle, key=lambda t: t.last_used):
             if tenant.evictable:
-                tenant.evict()
-                self.evictions += 1
+                with suppress(InputError):  # another thread began to run it just now
+                    tenant.evict()
+                    self.evictions += 1
                 self._trim()
                 yield
 
@@ -299,7 +304,7 @@ class Allocator:
     def settle(self) -> None:
         """Do what was put off, unless a frame is being encoded."""
         if self._later and not self._encoding:
-            with self._lock:
+            with self.lock:
                 while self._later:
                     self._later.popleft()()
 
@@ -338,7 +343,7 @@ class Allocator:
     def stats(self) -> MemoryStats:
         """Everything, as data; ``str()`` of it is a map."""
         self.settle()
-        with self._lock:
+        with self.lock:
             return MemoryStats(
                 self._ledger.held,
                 self.reserved_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import wgpu
@@ -29,6 +30,8 @@ class SharedArena:
 
     def __init__(self, memory: Allocator, name: str) -> None:
         self.name = name
+        #: held by the program of the group that is running
+        self.lock = RLock()
         self._memory = memory
         self._members: weakref.WeakSet[Residency] = weakref.WeakSet()
         self._current: Allocation | None = None
@@ -39,19 +42,22 @@ class SharedArena:
         """The device's arena of that name, ``"shared:NAME"``."""
         if not name.startswith(_PREFIX) or name == _PREFIX:
             raise InputError(f"arena '{name}': wanted '{_PREFIX}NAME', with a name of your own")
-        found = gpu.shared_arenas.get(name)
-        if found is None:
-            found = gpu.shared_arenas[name] = SharedArena(gpu.memory, name)
-        return found
+        with gpu.memory.lock:
+            found = gpu.shared_arenas.get(name)
+            if found is None:
+                found = gpu.shared_arenas[name] = SharedArena(gpu.memory, name)
+            return found
 
     def join(self, member: Residency) -> None:
         """The member will take its arena here."""
-        self._members.add(member)
+        with self._memory.lock:
+            self._members.add(member)
 
     @property
     def busy(self) -> bool:
         """Whether a program of the group has a running job."""
-        return any(member.holders for member in self._members)
+        with self._memory.lock:
+            return any(member.holders for member in self._members)
 
     def is_current(self, arena: Allocation | None) -> bool:
         """Whether that is the memory which members take now."""
@@ -59,25 +65,27 @@ class SharedArena:
 
     def take(self) -> Allocation:
         """Memory that is large enough for every member alive."""
-        needed = max(member.arena_bytes for member in self._members)
-        if self._current is None or self._current.nbytes < needed:
-            for member in list(self._members):
-                if not member.holders:
-                    member.drop_arena()
-            self._current = self._memory.allocate(
-                needed, TENSOR_USAGE, owner=self.name, category="activations"
-            )
-        self._users[self._current] = self._users.get(self._current, 0) + 1
-        return self._current
+        with self._memory.lock:
+            needed = max(member.arena_bytes for member in self._members)
+            if self._current is None or self._current.nbytes < needed:
+                for member in list(self._members):
+                    if not member.holders:
+                        member.drop_arena()
+                self._current = self._memory.allocate(
+                    needed, TENSOR_USAGE, owner=self.name, category="activations"
+                )
+            self._users[self._current] = self._users.get(self._current, 0) + 1
+            return self._current
 
     def give_back(self, arena: Allocation, now: bool) -> None:
         """A member does not use it any more."""
-        self._users[arena] -= 1
-        if not self._users[arena]:
-            del self._users[arena]
-            if arena is self._current:
-                self._current = None
-            free(arena, now)
+        with self._memory.lock:
+            self._users[arena] -= 1
+            if not self._users[arena]:
+                del self._users[arena]
+                if arena is self._current:
+                    self._current = None
+                free(arena, now)
 
 
 class Residency:
@@ -89,12 +97,19 @@ class Residency:
         self._weights_bytes = max(plan.weights_bytes, 256)
         self._memory = gpu.memory
         self.shared = None if arena is None else SharedArena.named(gpu, arena)
+        #: held by who is running it, or another of its group; taken before the allocator's
+        self.lock = RLock() if self.shared is None else self.shared.lock
         self.arena: Allocation | None = None
         self.weights: Allocation | None = None
         #: frame schedulers that have a job of the program running (forgotten when they are gone)
         self.holders: weakref.WeakSet[Any] = weakref.WeakSet()
         if self.shared is not None:
             self.shared.join(self)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a scheduler has a job running in its memory."""
+        return self.shared.busy if self.shared is not None else bool(self.holders)
 
     @property
     def complete(self) -> bool:

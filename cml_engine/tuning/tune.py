@@ -93,7 +93,7 @@ class _Watch:
                 for step in program.plan.steps:
                     program.encode_all(compute, step.index)
 
-        with program.pinned():
+        with program.exclusive():
             program.load()
             return self._timer.time([0], encode)[0] / repeats
 
