@@ -40,7 +40,8 @@ def write_atomically(path: str | Path, content: Content) -> None:
     """
     path = Path(path)
     try:
-        if _is_plain(path):
+        if check_writable(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             _replace(Path(os.path.realpath(path)), content)
         else:
             with path.open("wb") as file:
@@ -52,12 +53,14 @@ def write_atomically(path: str | Path, content: Content) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _is_plain(path: Path) -> bool:
-    """Whether the file is a plain one, or will be; ``OSError`` where it must stay as it is."""
+def check_writable(path: Path) -> bool:
+    """Whether the file is a plain one, or will be; ``OSError`` where it cannot be written, as far
+    as can be known before."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
         return True
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

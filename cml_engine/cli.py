@@ -68,18 +68,13 @@ def _run(a: argparse.Namespace) -> int:
     graph = load_model(a)
     facts = {name: graph.facts[name] for name in graph.inputs}
     outputs = named_files(a.output, {n: graph.facts[n] for n in graph.outputs}, "output")
-    for name, path in outputs.items():
-        array_files.check_image_fact(name, graph.facts[name], path)
-        array_files.check_writable(path)
+    array_files.check_outputs(outputs, graph.facts)
     files = named_files(a.input, facts, "input")
     arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
     arrays = check_inputs(facts, arrays)
     session = Session(graph, _backend(a), compile_options(a))
     results = session.run(arrays)
-    written: dict[Path, dict[str, Any]] = {}
-    for name, path in outputs.items():
-        written.setdefault(path, {})[name] = results[name]
-    array_files.write_all(written)
+    array_files.write_outputs(outputs, results)
     for name, value in results.items():
         place = f" -> {outputs[name]}" if name in outputs else _summary(value)
         print(f"{name}: {session.outputs[name]}{place}")

@@ -52,7 +52,7 @@ def trace(a: argparse.Namespace) -> int:
     from scheduler import commands
 
     path = Path(a.output)
-    array_files.check_folder(path)
+    array_files.check_place(path)
     session, arrays = _gpu_session(a)
     plan = session.plan
     memory = {"weights": plan.weights_bytes, "activations": plan.memory.peak}
@@ -69,6 +69,8 @@ def simulate(a: argparse.Namespace) -> int:
     from scheduler import commands
     from scheduler.simulate import table
 
+    if a.plot:
+        array_files.check_place(Path(a.plot))
     graph = load_model(a)
     plan, device = plan_for(graph, storage_of(a))
     model = commands.known_costs(device, costs_file(device) if device else None)
@@ -85,7 +87,6 @@ def simulate(a: argparse.Namespace) -> int:
 def _plot(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> None:
     from scheduler.plot import plot_outcomes
 
-    array_files.check_folder(path)
     try:
         plot_outcomes(outcomes, frame_ms, path)
     except ImportError:

@@ -225,12 +225,18 @@ def check_inputs(facts: Mapping[str, Fact], given: Mapping[str, Array]) -> dict[
     return {name: _checked(name, fact, given[name]) for name, fact in facts.items()}
 
 
+def check_shape(name: str, fact: Fact, shape: tuple[int, ...]) -> None:
+    """:class:`InputError` where an input of that shape does not fit."""
+    if shape != fact.shape:
+        raise InputError(
+            f"input '{name}': wanted shape {list(fact.shape)}, got {list(shape)}; the model's line "
+            f"'{name} = external(shape = ...)' fixes it: change the input, or that line"
+        )
+
+
 def _checked(name: str, fact: Fact, given: Array) -> Array:
     array = np.asarray(given)
-    if array.shape != fact.shape:
-        raise InputError(
-            f"input '{name}': wanted shape {list(fact.shape)}, got {list(array.shape)}"
-        )
+    check_shape(name, fact, array.shape)
     wanted = NUMPY_DTYPE[fact.dtype]
     kinds = {"scalar": "fiu", "integer": "iu", "logical": "b"}[fact.dtype]
     if array.dtype.kind not in kinds:

@@ -33,7 +33,7 @@ def write(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> None:
     """A picture, at once and in slices, and where the time goes."""
     options.picture.parent.mkdir(parents=True, exist_ok=True)
-    array_files.check_folder(options.picture)
+    array_files.check_place(options.picture)
     start = time.perf_counter()
     graph = cml.load(options.model)
     loaded = time.perf_counter()
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     z = latent(session, options.latent)
     image, seconds = at_once(session, z)
     picture = np.clip(image / 2 + 0.5, 0, 1)
-    array_files.write_all({options.picture: {"image": picture}})
+    array_files.write_outputs({"image": options.picture}, {"image": picture})
     print(f"{options.picture}: {picture.shape[3]} x {picture.shape[2]} pixels")
     print(f"at once    {seconds:.2f} s, NumPy to NumPy")
     sliced = in_slices(gpu, session, z, options.budget_ms)

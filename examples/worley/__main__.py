@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         session = cml.Session(cml.load(HERE / "worley.nnef"), gpu)
         noise = session.run({"points": grid(256, 12.0)})["noise"]
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        array_files.write_all({options.out: {"noise": np.repeat(noise, 3, axis=1)}})
+        array_files.write_outputs({"noise": options.out}, {"noise": np.repeat(noise, 3, 1)})
         print(f"{options.out}; {session.timer()():.2f} ms on {gpu.name}")
     except cml.CmlError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -188,7 +188,7 @@ def test_inputs_are_checked_with_names_and_shapes(abc, tmp_path, capsys):
         ([one, f"input2={tmp_path}/text.npy"], "wanted scalar"),
         ([one, f"input2={tmp_path}/none.npy"], "no such file"),
         ([one, f"input2={tmp_path}/broken.npy"], "cannot read"),
-        ([one, f"input2={tmp_path}/broken.png"], "cannot read"),
+        ([one, f"input2={tmp_path}/broken.png"], "a PNG holds scalar[1,C,H,W]"),
         ([one, f"input2={tmp_path}/x.jpeg"], "wanted a file in"),
         ([one, one], "given twice"),
         (["input1"], "wanted NAME=FILE"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from cml_engine import nnef
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.nnef import writer
 from cml_engine.nnef.writer import to_text
 
 Write = Callable[..., Path]
@@ -122,7 +124,7 @@ def test_the_text_is_canonical(everything: Graph) -> None:
 def test_nothing_is_overwritten_unasked(everything: Graph, tmp_path: Path) -> None:
     for name in ("out", "out.tgz"):
         nnef.save(everything, tmp_path / name)
-        with pytest.raises(InputError, match="overwrite it"):
+        with pytest.raises(InputError, match=r"overwrite it \(--overwrite, overwrite=True\)"):
             nnef.save(everything, tmp_path / name)
         nnef.save(everything, tmp_path / name, overwrite=True)
     (tmp_path / "empty").mkdir()
@@ -132,6 +134,55 @@ def test_nothing_is_overwritten_unasked(everything: Graph, tmp_path: Path) -> No
         nnef.save(everything, tmp_path / "file")
     with pytest.raises(InputError, match="cannot write"):
         nnef.save(everything, tmp_path / "file" / "below")
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if not p.is_dir()}
+
+
+@pytest.mark.parametrize("name", ["out", "out.tgz"])
+@pytest.mark.parametrize("failing", ["block/w.dat", "graph.nnef"])
+def test_a_write_that_fails_leaves_the_model_before(
+    everything: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, failing: str
+) -> None:
+    def files(composed: Any) -> Iterator[tuple[str, bytes]]:
+        for file, data in original(composed):
+            if file == failing:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            yield file, data
+
+    original = writer._files
+    nnef.save(small(), tmp_path / name)
+    before = tree(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_files", files)
+        for target in (tmp_path / name, tmp_path / f"new_{name}"):
+            with pytest.raises(InputError, match=f"cannot write '{target}': No space left"):
+                nnef.save(everything, target, overwrite=True)
+    assert tree(tmp_path) == before
+    assert {p.name for p in tmp_path.iterdir()} == {name, "model"}  # the fixture wrote that
+
+
+def test_what_is_in_the_way_is_found_before_anything_is_replaced(
+    everything: Graph, tmp_path: Path
+) -> None:
+    nnef.save(small(), tmp_path / "out")
+    (tmp_path / "out" / "block" / "w.dat").mkdir(parents=True)
+    before = tree(tmp_path)
+    with pytest.raises(InputError, match=r"w\.dat': it is a folder"):
+        nnef.save(everything, tmp_path / "out", overwrite=True)
+    assert tree(tmp_path) == before
+    (tmp_path / "folder.tgz").mkdir()
+    with pytest.raises(InputError, match="is a folder: name a file"):
+        nnef.save(everything, tmp_path / "folder.tgz", overwrite=True)
+
+
+def test_files_of_others_in_the_folder_stay(everything: Graph, tmp_path: Path) -> None:
+    nnef.save(everything, tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    nnef.save(everything, tmp_path / "out", overwrite=True)
+    assert tree(tmp_path / "out")["notes.txt"] == b"mine"
 
 
 def test_archives_hold_the_graph_last_and_no_owner(everything: Graph, tmp_path: Path) -> None:
