@@ -15,12 +15,14 @@ from cml_engine.cli_common import (
     compile_options,
     load_model,
     named_files,
+    named_shapes,
+    one_shape,
     progress,
     storage_of,
 )
 from cml_engine.cli_options import add_options, milliseconds, positive
 from cml_engine.errors import CmlError, InputError
-from cml_engine.loading import save
+from cml_engine.loading import load, save
 from cml_engine.plugins import load_entry_points, load_file
 from cml_engine.session import Session, check_inputs, random_inputs
 
@@ -169,12 +171,21 @@ def _ops(a: argparse.Namespace) -> int:
 
 
 def _convert(a: argparse.Namespace) -> int:
-    from cml_engine.convert import convert
-
-    graph = convert(Path(a.source), shape=_shape(a.shape))
+    graph = _converted(Path(a.source), a.shape)
     save(graph, a.destination, overwrite=a.overwrite)
     print(f"{a.destination}: {len(graph.nodes)} operations, {len(graph.labels)} weight files")
     return 0
+
+
+def _converted(source: Path, shapes: list[str]) -> Graph:
+    """The graph of another format's file."""
+    if source.suffix.lower() == ".onnx":
+        return load(source, shapes=named_shapes(shapes))
+    from cml_engine.convert import convert
+
+    if len(shapes) > 1:
+        raise InputError(f"'{source}' has one input: give --shape once")
+    return convert(source, shape=one_shape(shapes[0]) if shapes else None)
 
 
 def _backend(a: argparse.Namespace) -> Gpu | str:
@@ -190,18 +201,6 @@ def _backend(a: argparse.Namespace) -> Gpu | str:
     gpu = Gpu()
     gpu.dump_kernels = a.dump_kernels
     return gpu
-
-
-def _shape(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        shape = tuple(int(extent) for extent in text.split(","))
-    except ValueError:
-        raise InputError(f"--shape '{text}': wanted integers, as in 1,3,64,64") from None
-    if any(extent < 1 for extent in shape):
-        raise InputError(f"--shape '{text}': every extent must be at least 1")
-    return shape
 
 
 def _summary(value: Any) -> str:
@@ -275,9 +274,15 @@ def _tune_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _convert_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("source", help="ncnn .param file, its .bin beside it")
+    sub.add_argument("source", help=".onnx file, or ncnn .param file, its .bin beside it")
     sub.add_argument("destination", help="folder or .tgz to write")
-    sub.add_argument("--shape", help="the input's extents, as in 1,3,64,64")
+    sub.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="[NAME=]1,3,64,64",
+        help="an input's extents; the name is for .onnx, where it may be given again",
+    )
     sub.add_argument("--overwrite", action="store_true")
 
 

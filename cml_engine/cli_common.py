@@ -21,7 +21,31 @@ T = TypeVar("T")
 
 def load_model(a: argparse.Namespace) -> Graph:
     """The model that the command line names."""
-    return load(a.model, fragments=a.fragments)
+    return load(a.model, fragments=a.fragments, shapes=named_shapes(a.shape))
+
+
+def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """``NAME=1,3,64,64`` pairs by name."""
+    found: dict[str, tuple[int, ...]] = {}
+    for pair in pairs:
+        name, equals, extents = pair.rpartition("=")
+        if not equals or not name:
+            raise InputError(f"--shape '{pair}': wanted NAME=1,3,64,64")
+        if name in found:
+            raise InputError(f"--shape '{pair}': '{name}' has a shape already")
+        found[name] = one_shape(extents)
+    return found
+
+
+def one_shape(text: str) -> tuple[int, ...]:
+    """``1,3,64,64`` as numbers; nothing is the shape of a single number."""
+    try:
+        shape = tuple(int(extent) for extent in text.split(",")) if text else ()
+    except ValueError:
+        raise InputError(f"--shape '{text}': wanted integers, as in 1,3,64,64") from None
+    if any(extent < 1 for extent in shape):
+        raise InputError(f"--shape '{text}': every extent must be at least 1")
+    return shape
 
 
 def compile_options(a: argparse.Namespace) -> CompileOptions:

@@ -24,7 +24,7 @@ def positive(text: str) -> int:
 
 #: options that several commands share: name or flags, and what argparse is told of them
 _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "model": (("model",), {"help": "NNEF folder, graph.nnef inside one, or .tgz of one"}),
+    "model": (("model",), {"help": "NNEF folder, graph.nnef inside one, .tgz of one, or .onnx"}),
     "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
     "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
     "json": (("--json",), {"action": "store_true"}),
@@ -55,13 +55,22 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "help": "a library of NNEF fragments that the model calls; may be given again",
         },
     ),
+    "shape": (
+        ("--shape",),
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "NAME=1,3,64,64",
+            "help": "the shape of an .onnx model's input; may be given again",
+        },
+    ),
     "dump": (
         ("--dump-kernels",),
         {"metavar": "DIR", "help": "write every kernel: its HLSL, SPIR-V and translations"},
     ),
 }
 #: what goes wherever the option on the left does
-_WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments")}
+_WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments", "shape")}
 
 
 def add_options(parser: argparse.ArgumentParser, *names: str) -> None:

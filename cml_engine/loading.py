@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from cml_engine import nnef
+from cml_engine.backends.cpu import run_node
+from cml_engine.convert.engine import Engine
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph
 from cml_engine.nnef.fake_quantize import fake_quantized
@@ -17,23 +22,55 @@ from cml_engine.plugins import load_entry_points
 
 
 def load(
-    path: str | Path, *, fragments: Sequence[str | Path] = (), fake_quantize: bool = False
+    path: str | Path | bytes,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    constants: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    fragments: Sequence[str | Path] = (),
+    fake_quantize: bool = False,
 ) -> Graph:
-    """The network in an NNEF folder, in the ``graph.nnef`` inside one, or in a ``.tgz`` of one.
+    """The network in an NNEF folder, in the ``graph.nnef`` inside one, in a ``.tgz`` of one, or
+    in an ``.onnx`` file or the bytes of one.
 
     Operators that the engine knows, or that a game has registered, become nodes; other fragments
     with a body are expanded. ``fragments`` are files of fragments that the model calls and does
     not bring itself. With ``fake_quantize`` every tensor that a ``graph.quant`` names is rounded
-    to the values that its line says; else such lines are read for stored integers only. Every
-    error in the model is a :class:`ModelError` with file, line and operator.
+    to the values that its line says; else such lines are read for stored integers only.
+
+    ``shapes`` are the shapes of an ONNX model's inputs, by name: where the file has symbols, or
+    instead of what it has. ``constants`` are inputs of an ONNX model that are the same in every
+    run: they are known when it is loaded, and inputs no more.
+
+    Every error in the model is a :class:`ModelError` with file, line and operator.
     """
     load_families()
     load_entry_points()
+    if isinstance(path, bytes) or Path(path).suffix.lower() == ".onnx":
+        if fragments or fake_quantize:
+            raise InputError("fragments and fake_quantize are for NNEF: leave them out for .onnx")
+        return _load_onnx(path, shapes, constants)
+    if shapes or constants:
+        raise InputError(f"'{path}': shapes and constants are for .onnx: leave them out for NNEF")
     declarations = {**_library(fragments), **_declared()}
     graph = nnef.load(path, is_registered, infer_node, declarations)
     if fake_quantize:
         graph = fake_quantized(graph, _built)
     return infer_facts(graph)
+
+
+def _load_onnx(
+    model: str | Path | bytes,
+    shapes: Mapping[str, Sequence[int]] | None,
+    constants: Mapping[str, np.ndarray[Any, Any]] | None,
+) -> Graph:
+    from cml_engine.convert.onnx import load_onnx
+
+    engine = Engine(infer_node, _expanded, run_node)
+    return infer_facts(load_onnx(model, engine, shapes, constants))
+
+
+def _expanded(text: str) -> Graph:
+    return nnef.load_text(text, "<compound>", is_registered, infer_node)
 
 
 def save(graph: Graph, path: str | Path, *, overwrite: bool = False) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, Source
-from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.nnef.compose import is_identifier
+from cml_engine.nnef.extensions import extension_signatures
 from cml_engine.nnef.nodes import literal_name
-from cml_engine.nnef.signatures import REQUIRED, signature
+from cml_engine.nnef.signatures import REQUIRED, Signature, signature
 
 Array = np.ndarray[Any, Any]
 Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
@@ -44,28 +45,40 @@ class GraphBuilder:
         self._taken.add(found)
         return found
 
+    def reserve(self, names: Iterable[str]) -> None:
+        """Names that stay as they are, identifiers or not: nothing else is called so."""
+        self._taken.update(names)
+
     def input(self, wanted: str, shape: Sequence[int]) -> str:
         name = self.name(wanted)
         self.inputs.append(name)
         self._declare(name, Fact("scalar", tuple(shape)))
         return name
 
-    def variable(self, wanted: str, values: Array) -> str:
+    def exact_input(self, name: str, fact: Fact) -> str:
+        """An input of a reserved name."""
+        self.inputs.append(name)
+        self._declare(name, fact)
+        return name
+
+    def variable(self, wanted: str, values: Array, dtype: str = "scalar") -> str:
         """Weights, which become a file of that label."""
         name = self.name(wanted)
-        values = np.ascontiguousarray(values, np.float32)
+        values = np.array(values, NUMPY_DTYPE[dtype], order="C")
         values.flags.writeable = False
         self.constants[name] = values
         self.labels[name] = name
-        self._declare(name, Fact("scalar", values.shape))
+        self._declare(name, Fact(dtype, values.shape))
         return name
 
-    def literal(self, value: float) -> str:
-        array = np.array(value, np.float32)
+    def literal(self, value: Any, dtype: str = "scalar") -> str:
+        array = np.array(value, NUMPY_DTYPE[dtype])
         array.flags.writeable = False
         name = literal_name(array)
+        while name in self._taken:  # an input that is called "0.5"
+            name += "'"
         self.constants[name] = array
-        self._declare(name, Fact("scalar", ()))
+        self._declare(name, Fact(dtype, ()))
         return name
 
     def node(self, op: str, inputs: Sequence[str], wanted: str, **attrs: Any) -> str:
@@ -76,11 +89,14 @@ class GraphBuilder:
         self, op: str, inputs: Sequence[str], wanted: Sequence[str], **attrs: Any
     ) -> list[str]:
         """One operator with several results."""
+        declared = _signature(op)
         given = {
             p.name: attrs[p.name] if p.name in attrs else deepcopy(p.default)
-            for p in signature(op).attrs
+            for p in declared.attrs
             if p.name in attrs or p.default is not REQUIRED
         }
+        if declared.needs_dtype:
+            given["dtype"] = attrs["dtype"]
         outputs = tuple(self.name(name) for name in wanted)
         node = Node(op, tuple(inputs), outputs, Attrs(given), self.source)
         self.nodes.append(node)
@@ -113,3 +129,7 @@ class GraphBuilder:
             self.facts.update(zip(node.outputs, self._infer(node, self.facts), strict=True))
         except CmlError as error:
             raise type(error)(error.message, error.source or node.source) from error
+
+
+def _signature(op: str) -> Signature:
+    return extension_signatures().get(op) or signature(op)

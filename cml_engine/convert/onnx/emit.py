@@ -1,0 +1,240 @@
+"""NNEF operators from values: the graph that an importer writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cml_engine.convert.builder import GraphBuilder
+from cml_engine.convert.engine import Engine
+from cml_engine.convert.onnx.values import Value
+from cml_engine.errors import Source, TensorFileError
+from cml_engine.graph import NUMPY_DTYPE, Graph, Node
+from cml_engine.nnef.compose import expression
+from cml_engine.nnef.printer import print_expression
+
+Array = np.ndarray[Any, Any]
+_INT32 = np.iinfo(np.int32)
+
+
+def clean(name: str) -> str:
+    """A name without what no identifier has."""
+    return re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")
+
+
+class Emitter:
+    """The graph so far. ``base`` is what the tensors of the next nodes are called."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.builder = GraphBuilder(engine.infer)
+        self.base = "t"
+        self._expanded: dict[tuple[Any, ...], Graph] = {}
+        self._names: dict[str, str] = {}
+
+    @property
+    def source(self) -> Source | None:
+        return self.builder.source
+
+    def at(self, source: Source | None, base: str) -> None:
+        """Where the next nodes come from, and what they are called."""
+        self.builder.source = source
+        self.base = clean(base) or "t"
+
+    # -- operands -------------------------------------------------------------------------------
+
+    def value(self, x: Value | float | int | bool) -> Value:
+        """A number as a value: of Python's types, float is a scalar and int an integer."""
+        if isinstance(x, Value):
+            return x
+        dtype = np.bool_ if isinstance(x, bool) else np.int64 if isinstance(x, int) else np.float32
+        return Value.known(np.array(x, dtype))
+
+    def tensor(self, value: Value) -> str:
+        """The value's tensor in the graph; a known one becomes a literal or a variable."""
+        if value.tensor is None or value.tensor not in self.builder.facts:
+            assert value.array is not None
+            value.tensor = self._constant(value.array, value.kind, value.name)
+        return value.tensor
+
+    def _constant(self, array: Array, kind: str, name: str) -> str:
+        if kind == "integer" and array.size and array.dtype.itemsize >= 4:
+            low, high = int(array.min()), int(array.max())
+            if low < _INT32.min or high > _INT32.max:
+                raise TensorFileError(
+                    f"a constant has values from {low} to {high}, and the network computes with "
+                    "32 bits: give it values that fit",
+                    self.source,
+                )
+        with np.errstate(over="ignore"):
+            array = array.astype(NUMPY_DTYPE[kind])
+        if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
+            return self.builder.literal(array, kind)
+        return self.builder.variable(clean(name) or f"{self.base}_constant", array, kind)
+
+    # -- operators ------------------------------------------------------------------------------
+
+    def node(
+        self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, Any]
+    ) -> list[Value]:
+        names = [self.tensor(value) for value in inputs]
+        wanted = [f"{self.base}_{op}"] * results
+        outputs = self.builder.split_node(op, names, wanted, **attrs)
+        return [Value.computed(name, self.builder.facts[name]) for name in outputs]
+
+    def fragment(
+        self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, Any]
+    ) -> list[Value]:
+        """A compound operator as the operators that it is made of."""
+        names = [self.tensor(value) for value in inputs]
+        facts = tuple(self.builder.facts[name] for name in names)
+        text = _call_text(op, facts, results, attrs)
+        graph = self._expanded.get((text,))
+        if graph is None:
+            graph = self._expanded[(text,)] = self._engine.expand(text)
+        outputs = self._spliced(graph, names)
+        return [Value.computed(name, self.builder.facts[name]) for name in outputs]
+
+    def _spliced(self, graph: Graph, inputs: Sequence[str]) -> list[str]:
+        """The nodes of another graph, its inputs being these tensors."""
+        builder = self.builder
+        names = dict(zip(graph.inputs, inputs, strict=True))
+        for name, array in graph.constants.items():
+            kind = graph.facts[name].dtype
+            new = builder.literal(array, kind) if not array.ndim else ""
+            names[name] = new or builder.variable(f"{self.base}_constant", array, kind)
+        for node in graph.nodes:
+            for name in node.outputs:
+                names[name] = builder.name(f"{self.base}_{node.op}")
+                builder.facts[names[name]] = graph.facts[name]
+            builder.nodes.append(_renamed(node, names, builder.source))
+        return [names[name] for name in graph.outputs]
+
+    # -- folding --------------------------------------------------------------------------------
+
+    def mark(self) -> int:
+        """How many nodes there are."""
+        return len(self.builder.nodes)
+
+    def evaluate(self, values: Sequence[Value | None], mark: int) -> list[Value | None]:
+        """The values computed now, by the nodes since the mark, which are taken back."""
+        nodes = self.builder.nodes[mark:]
+        del self.builder.nodes[mark:]
+        arrays: dict[str, Array] = dict(self.builder.constants)
+        for node in nodes:
+            results = self._engine.run(node, [arrays[name] for name in node.inputs])
+            arrays.update(zip(node.outputs, results, strict=True))
+        for node in nodes:
+            for name in node.outputs:
+                del self.builder.facts[name]
+        return [
+            v
+            if v is None or v.array is not None
+            else Value.known(arrays[v.tensor or ""].astype(v.dtype))
+            for v in values
+        ]
+
+    def origins(self, value: Value) -> tuple[str, ...]:
+        """The graph's inputs from which a tensor is computed."""
+        wanted = {value.tensor}
+        for node in reversed(self.builder.nodes):
+            if not wanted.isdisjoint(node.outputs):
+                wanted.update(node.inputs)
+        return tuple(name for name in self.builder.inputs if name in wanted)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def call(self, tensor: str, wanted: str) -> None:
+        """Give a node's result a name of its own."""
+        if tensor not in self._names and tensor not in self.builder.inputs:
+            self._names[tensor] = self.builder.name(clean(wanted) or "t")
+
+    def graph(self, name: str, outputs: Mapping[str, Value]) -> Graph:
+        """The finished graph; outputs have exactly these names."""
+        builder = self.builder
+        computed = {out for node in builder.nodes for out in node.outputs}
+        exact: dict[str, str] = {}
+        for output, value in outputs.items():
+            tensor = self.tensor(value)
+            if tensor not in computed or tensor in exact:
+                builder.source = None
+                tensor = builder.node("copy", [tensor], output)
+            exact[tensor] = output
+        return _pruned(_named(builder, name, exact, {**self._names, **exact}))
+
+
+def _call_text(op: str, facts: Sequence[Any], results: int, attrs: Mapping[str, Any]) -> str:
+    inputs = [f"x{i}" for i in range(len(facts))]
+    outputs = ", ".join(f"y{i}" for i in range(results))
+    given = "".join(f", {k} = {print_expression(expression(v))}" for k, v in attrs.items())
+    operands = f"[{', '.join(inputs)}]" if op in _OF_ARRAYS else ", ".join(inputs)
+    lines = [
+        f"{name} = external<{fact.dtype}>(shape = {list(fact.shape)});"
+        for name, fact in zip(inputs, facts, strict=True)
+    ]
+    body = "\n".join([*lines, f"{outputs} = {op}({operands}{given});"])
+    return (
+        "version 1.0;\nextension KHR_enable_fragment_definitions;\n"
+        f"graph g({', '.join(inputs)}) -> ({outputs})\n{{\n{body}\n}}\n"
+    )
+
+
+#: compounds that take an array of tensors
+_OF_ARRAYS = ("einsum", "add_n")
+
+
+def _renamed(node: Node, names: Mapping[str, str], source: Source | None) -> Node:
+    def new(old: Iterable[str]) -> tuple[str, ...]:
+        return tuple(names.get(name, name) for name in old)
+
+    epilogues = tuple(replace(e, inputs=new(e.inputs)) for e in node.epilogues)
+    return replace(
+        node,
+        inputs=new(node.inputs),
+        outputs=new(node.outputs),
+        source=source if source is not None else node.source,
+        epilogues=epilogues,
+    )
+
+
+def _named(
+    builder: GraphBuilder, name: str, exact: Mapping[str, str], names: Mapping[str, str]
+) -> Graph:
+    def new(old: Mapping[str, Any]) -> dict[str, Any]:
+        return {names.get(key, key): value for key, value in old.items()}
+
+    return Graph(
+        name=builder.name(name or "graph"),
+        inputs=tuple(builder.inputs),
+        outputs=tuple(exact.values()),
+        nodes=tuple(_renamed(node, names, None) for node in builder.nodes),
+        facts=new(builder.facts),
+        constants=builder.constants,
+        labels=builder.labels,
+        sources=new(builder.sources),
+    )
+
+
+def _pruned(graph: Graph) -> Graph:
+    """Without nodes and constants that nothing needs."""
+    wanted, nodes = set(graph.outputs), list[Node]()
+    for node in reversed(graph.nodes):
+        if not wanted.isdisjoint(node.outputs):
+            nodes.append(node)
+            wanted.update(node.inputs)
+    kept = {*wanted, *graph.inputs, *(name for node in nodes for name in node.outputs)}
+
+    def known(of: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in of.items() if name in kept}
+
+    return graph.with_(
+        nodes=tuple(reversed(nodes)),
+        facts=known(graph.facts),
+        constants=known(graph.constants),
+        labels=known(graph.labels),
+        sources=known(graph.sources),
+    )

@@ -1,0 +1,357 @@
+"""From an ONNX model to a :class:`Graph`: nodes in order, each by its row of the table.
+
+What is known is computed on the way: the values of a graph are its inputs, known arrays, and
+tensors whose shapes are known, so integer arithmetic on shapes is done in int64 as the nodes come.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cml_engine.convert.engine import Engine
+from cml_engine.convert.onnx import operators
+from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.emit import Emitter
+from cml_engine.convert.onnx.inputs import bind_inputs
+from cml_engine.convert.onnx.model import Function, Model, OnnxGraph, OnnxNode, Reference
+from cml_engine.convert.onnx.rows import (
+    FIRST_OPSET,
+    LAST_OPSET,
+    Row,
+    all_rows,
+    row_for,
+    rows_of,
+)
+from cml_engine.convert.onnx.values import Value
+from cml_engine.errors import CmlError, ModelError, Source, UnsupportedOp
+from cml_engine.graph import Graph
+
+Array = np.ndarray[Any, Any]
+
+#: functions within functions, and elements of a tensor that is computed at import
+MAX_DEPTH = 64
+MAX_FOLDED = 1 << 26
+#: nodes of unrolled loops and inlined functions
+MAX_NODES = 200_000
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Names where a node stands: those of its graph, and of the graphs around it."""
+
+    values: dict[str, Value]
+    opsets: Mapping[str, int]
+    outer: Scope | None = None
+    prefix: str = ""
+    chain: tuple[str, ...] = ()
+
+    def find(self, name: str) -> Value | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.outer
+        return None
+
+
+@dataclass
+class Summary:
+    """What became of the nodes, for ``cml info``."""
+
+    nodes: int = 0
+    folded: Counter[str] = field(default_factory=Counter)
+    composed: Counter[str] = field(default_factory=Counter)
+
+
+class Importer:
+    """One import."""
+
+    def __init__(self, model: Model, engine: Engine) -> None:
+        self._model = model
+        self.emit = Emitter(engine)
+        self._count = 0
+        self.summary = Summary()
+
+    def graph(
+        self, shapes: Mapping[str, Sequence[int]], constants: Mapping[str, Array], name: str
+    ) -> Graph:
+        model, graph = self._model, self._model.graph
+        _check_opset(model)
+        _check_operators(model)
+        inputs = [info for info in graph.inputs if info.name not in graph.initializers]
+        self.emit.builder.reserve(
+            [info.name for info in inputs] + [info.name for info in graph.outputs]
+        )
+        values = bind_inputs(inputs, shapes, constants, self.emit.builder, model.file)
+        scope = Scope(values, model.opsets)
+        results = self.body(graph, scope)
+        outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
+        if len(outputs) < len(graph.outputs):
+            raise ModelError(f"'{model.file}': two outputs have one name: export it again")
+        return self.emit.graph(name, outputs)
+
+    # -- graphs ---------------------------------------------------------------------------------
+
+    def body(self, graph: OnnxGraph, scope: Scope) -> list[Value]:
+        """Run a graph's nodes in a scope that has its inputs; gives its outputs."""
+        for name, tensor in graph.initializers.items():
+            if name not in scope.values:
+                scope.values[name] = Value.known(tensor.values(), name)
+        wanted = [info.name for info in graph.outputs]
+        self._nodes(graph.nodes, wanted, scope)
+        return [self._found(name, scope, "the graph's output") for name in wanted]
+
+    def inner(
+        self, graph: OnnxGraph, values: dict[str, Value], scope: Scope, prefix: str
+    ) -> list[Value]:
+        """A graph within a node, which sees the names around it."""
+        source, base = self.emit.source, self.emit.base
+        if len(scope.chain) > MAX_DEPTH:
+            raise ModelError(f"graphs nest more than {MAX_DEPTH} deep")
+        chain = (*scope.chain, "")
+        inner = Scope(values, scope.opsets, scope, f"{base}_{prefix}", chain)
+        results = self.body(graph, inner)
+        self.emit.at(source, base)
+        return results
+
+    def _nodes(self, nodes: Sequence[OnnxNode], wanted: Sequence[str], scope: Scope) -> None:
+        for node, needed in needed_nodes(nodes, wanted):
+            self._count += 1
+            if self._count > MAX_NODES:
+                raise ModelError(
+                    f"'{self._model.file}': loops and functions make more than {MAX_NODES:,} nodes"
+                )
+            self._node(node, needed, scope)
+
+    def _node(self, node: OnnxNode, needed: set[str], scope: Scope) -> None:
+        base = node.name or next((name for name in node.outputs if name), node.op)
+        source = Source(f"{self._model.file}: {node.title}")
+        self.emit.at(source, scope.prefix + base)
+        inputs = [
+            self._found(name, scope, f"{node.title}: its input") if name else None
+            for name in node.inputs
+        ]
+        results = self._results(node, inputs, needed, scope, source)
+        for name, value in zip(node.outputs, results, strict=False):
+            if not name or value is None:
+                continue
+            if name in scope.values:
+                raise ModelError(f"'{name}' is made twice: export the model again", source)
+            scope.values[name] = value
+            if value.tensor is not None and value.array is None:
+                self.emit.call(value.tensor, scope.prefix + base)
+
+    def _results(
+        self,
+        node: OnnxNode,
+        inputs: Sequence[Value | None],
+        needed: set[str],
+        scope: Scope,
+        source: Source,
+    ) -> Sequence[Value | None]:
+        opset = scope.opsets.get(node.domain, 1)
+        row = row_for(node.domain, node.op, opset)
+        function = self._model.functions.get((node.domain, node.op, node.overload))
+        if row is None and function is not None:
+            return self._inlined(node, function, inputs, scope)
+        if row is None:
+            raise _unsupported([(node, opset)], self._model.file)
+        control = operators.CONTROL.get(node.op) if not node.domain else None
+        wants = [name in needed for name in node.outputs]
+        call = Call(node, row, opset, inputs, self.emit, wants)
+        self.summary.nodes += 1
+        try:
+            if control is not None:
+                return control(call, self, scope)
+            return self._of_row(row, call)
+        except CmlError as error:
+            if error.source is None:
+                raise type(error)(error.message, source) from error
+            raise
+        except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError) as e:
+            shown = ", ".join("nothing" if v is None else str(v) for v in inputs)
+            raise ModelError(f"cannot take inputs ({shown}): {e}", source) from e
+        except MemoryError as e:
+            raise ModelError("not enough memory for its result", source) from e
+
+    def _of_row(self, row: Row, call: Call) -> Sequence[Value | None]:
+        known = all(v is None or v.array is not None for v in call.inputs)
+        if known and call.inputs and row.fold is not None:
+            arrays = [None if v is None else v.array for v in call.inputs]
+            with np.errstate(all="ignore"):
+                folded = row.fold(call, *arrays)
+            results = folded if isinstance(folded, (list, tuple)) else [folded]
+            self.summary.folded[call.node.op] += 1
+            return [r if r is None or isinstance(r, Value) else Value.known(r) for r in results]
+        mark = self.emit.mark()
+        found = row.form(call)
+        values: Sequence[Value | None] = [found] if isinstance(found, Value) else list(found)
+        made = self.emit.mark() - mark
+        if made == 0:
+            self.summary.folded[call.node.op] += 1
+        elif known and _is_small(values):
+            self.summary.folded[call.node.op] += 1
+            return self.emit.evaluate(values, mark)
+        elif made > 1:
+            self.summary.composed[call.node.op] += 1
+        return values
+
+    # -- functions ------------------------------------------------------------------------------
+
+    def _inlined(
+        self, node: OnnxNode, function: Function, inputs: Sequence[Value | None], scope: Scope
+    ) -> list[Value | None]:
+        """A function's nodes in the place of its call."""
+        chain = (*scope.chain, node.qualified)
+        if node.qualified in scope.chain or len(chain) > MAX_DEPTH:
+            raise ModelError(f"functions call each other without end: {' -> '.join(chain[:8])}")
+        values = {
+            name: value
+            for name, value in zip(function.inputs, inputs, strict=False)
+            if value is not None
+        }
+        attributes = {**function.defaults, **node.attributes}
+        nodes = [_with_attributes(n, attributes) for n in function.nodes]
+        missing = set(function.inputs) - set(values)
+        nodes = [replace(n, inputs=_without(n.inputs, missing)) for n in nodes]
+        prefix = f"{scope.prefix}{node.name}_" if node.name else scope.prefix
+        opsets = function.opsets or scope.opsets
+        inner = Scope(values, opsets, None, prefix, chain)
+        wanted = function.outputs[: len(node.outputs)]
+        self._nodes(nodes, wanted, inner)
+        return [inner.find(name) for name in wanted]
+
+    def _found(self, name: str, scope: Scope, what: str) -> Value:
+        value = scope.find(name)
+        if value is None:
+            raise ModelError(
+                f"'{self._model.file}': {what} '{name}' comes from no node before it: the model is "
+                "damaged or has a cycle, export it again"
+            )
+        return value
+
+
+# -- which nodes ---------------------------------------------------------------------------------
+
+
+def needed_nodes(
+    nodes: Sequence[OnnxNode], wanted: Sequence[str]
+) -> list[tuple[OnnxNode, set[str]]]:
+    """The nodes that the wanted names need, in order, each with the outputs that are needed."""
+    needed, found = set(wanted), list[tuple[OnnxNode, set[str]]]()
+    for node in reversed(nodes):
+        outputs = needed.intersection(node.outputs) - {""}
+        if outputs:
+            found.append((node, outputs))
+            needed.update(_reads(node))
+    return found[::-1]
+
+
+def _reads(node: OnnxNode) -> Iterator[str]:
+    """Every name that a node reads, those in its graphs included."""
+    yield from node.inputs
+    for graph in _graphs(node):
+        for inner in graph.nodes:
+            yield from _reads(inner)
+        yield from (info.name for info in graph.outputs)
+
+
+def _graphs(node: OnnxNode) -> Iterator[OnnxGraph]:
+    for value in node.attributes.values():
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, OnnxGraph):
+                yield item
+
+
+def _without(names: Sequence[str], missing: set[str]) -> tuple[str, ...]:
+    return tuple("" if name in missing else name for name in names)
+
+
+def _with_attributes(node: OnnxNode, attributes: Mapping[str, Any]) -> OnnxNode:
+    """A function's node with the attributes of the call; what the call leaves out is left out."""
+    given: dict[str, Any] = {}
+    for name, value in node.attributes.items():
+        if isinstance(value, Reference):
+            if value.name in attributes:
+                given[name] = attributes[value.name]
+        elif isinstance(value, OnnxGraph):
+            inner = tuple(_with_attributes(n, attributes) for n in value.nodes)
+            given[name] = replace(value, nodes=inner)
+        else:
+            given[name] = value
+    return replace(node, attributes=given)
+
+
+# -- what cannot be imported ---------------------------------------------------------------------
+
+
+def _check_opset(model: Model) -> None:
+    opset = model.opsets.get("")
+    if opset is not None and not FIRST_OPSET <= opset <= LAST_OPSET:
+        raise UnsupportedOp(
+            f"'{model.file}' is of opset {opset}, wanted {FIRST_OPSET} to {LAST_OPSET}: export it "
+            "with another opset_version"
+        )
+
+
+def _check_operators(model: Model) -> None:
+    """All operators without a row, in one message."""
+    missing = list(_missing(model.graph.nodes, [i.name for i in model.graph.outputs], model, ()))
+    if missing:
+        raise _unsupported(missing, model.file)
+
+
+def _missing(
+    nodes: Sequence[OnnxNode],
+    wanted: Sequence[str],
+    model: Model,
+    chain: tuple[str, ...],
+    opsets: Mapping[str, int] | None = None,
+) -> Iterator[tuple[OnnxNode, int]]:
+    opsets = opsets or model.opsets
+    for node, _ in needed_nodes(nodes, wanted):
+        opset = opsets.get(node.domain, 1)
+        function = model.functions.get((node.domain, node.op, node.overload))
+        if row_for(node.domain, node.op, opset) is None:
+            if function is None:
+                yield node, opset
+            elif node.qualified not in chain:
+                inner = (*chain, node.qualified)
+                used = function.outputs
+                yield from _missing(function.nodes, used, model, inner, function.opsets)
+        for graph in _graphs(node):
+            names = [info.name for info in graph.outputs]
+            yield from _missing(graph.nodes, names, model, chain, opsets)
+
+
+def _unsupported(missing: Sequence[tuple[OnnxNode, int]], file: str) -> UnsupportedOp:
+    counts = Counter((node.qualified, opset) for node, opset in missing)
+    first = {(node.qualified, opset): node for node, opset in reversed(missing)}
+    lines = [_line(first[key], key[1], count) for key, count in counts.items()]
+    what = "an operator" if len(lines) == 1 else f"{len(lines)} operators"
+    return UnsupportedOp(
+        f"'{file}' has {what} that cannot be imported; docs/onnx.md lists those that can:\n"
+        + "\n".join(lines)
+    )
+
+
+def _line(node: OnnxNode, opset: int, count: int) -> str:
+    known = sorted({row.qualified for row in all_rows()})
+    name = node.name or next(iter(node.outputs), "")
+    times = f"{count} nodes, first '{name}'" if count > 1 else f"'{name}'"
+    if rows := rows_of(node.domain, node.op):
+        hint = f"known in opsets {', '.join(row.opsets for row in rows)}"
+    else:
+        near = difflib.get_close_matches(node.qualified, known, n=1, cutoff=0.5)
+        hint = f"near: {near[0]}" if near else "nothing is near"
+    return f"  {node.qualified} (opset {opset}): {times}; {hint}"
+
+
+def _is_small(values: Sequence[Value | None]) -> bool:
+    return all(v is None or np.prod(v.shape, dtype=object) <= MAX_FOLDED for v in values)

@@ -1,0 +1,115 @@
+"""The graph's inputs: their shapes, from the file and from the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cml_engine.convert.builder import GraphBuilder
+from cml_engine.convert.onnx.model import ValueInfo
+from cml_engine.convert.onnx.tensors import element_dtype
+from cml_engine.convert.onnx.values import Value, kind_of
+from cml_engine.errors import InputError, ModelError, UnsupportedOp
+from cml_engine.graph import Fact
+
+Array = np.ndarray[Any, Any]
+_MAX_EXTENT = 1 << 31
+
+
+def bind_inputs(
+    inputs: Sequence[ValueInfo],
+    shapes: Mapping[str, Sequence[int]],
+    constants: Mapping[str, Array],
+    builder: GraphBuilder,
+    file: str,
+) -> dict[str, Value]:
+    """A value for every input: of the given shape, or one of ``constants``."""
+    _check_names([*shapes, *constants], inputs, file)
+    symbols = _symbols(inputs, shapes, file)
+    values: dict[str, Value] = {}
+    for info in inputs:
+        dtype = _dtype(info, file)
+        if info.name in values:
+            raise ModelError(f"'{file}': two inputs are called '{info.name}': export it again")
+        if info.name in constants:
+            given = np.asarray(constants[info.name])
+            if info.shape is not None and given.ndim != len(info.shape):
+                raise InputError(
+                    f"the constant '{info.name}' has rank {given.ndim}, the model wants {info}"
+                )
+            values[info.name] = Value.known(given.astype(dtype))
+            continue
+        shape = _shape(info, shapes, symbols, file)
+        builder.exact_input(info.name, Fact(kind_of(dtype), shape))
+        values[info.name] = Value(dtype, shape, None, info.name)
+    return values
+
+
+def _check_names(given: Sequence[str], inputs: Sequence[ValueInfo], file: str) -> None:
+    known = {info.name for info in inputs}
+    for name in given:
+        if name not in known:
+            listed = ", ".join(f"{info.name}: {info}" for info in inputs) or "(none)"
+            raise InputError(f"'{file}' has no input '{name}'; its inputs are {listed}")
+
+
+def _symbols(
+    inputs: Sequence[ValueInfo], shapes: Mapping[str, Sequence[int]], file: str
+) -> dict[str, int]:
+    """What the given shapes say of the symbols."""
+    found: dict[str, int] = {}
+    for info in inputs:
+        given = shapes.get(info.name)
+        if given is None or info.shape is None:
+            continue
+        if len(given) != len(info.shape):
+            raise InputError(
+                f"the shape {list(given)} of '{info.name}' has {len(given)} extents, the model "
+                f"wants {info}"
+            )
+        for dim, extent in zip(info.shape, given, strict=True):
+            if isinstance(dim, str) and found.setdefault(dim, int(extent)) != int(extent):
+                raise InputError(
+                    f"the shapes give '{dim}' as {found[dim]} and as {extent}: '{file}' wants one"
+                )
+    return found
+
+
+def _dtype(info: ValueInfo, file: str) -> np.dtype[Any]:
+    dtype = element_dtype(info.element) if info.kind == "tensor" else None
+    if dtype is None:
+        what = info.type_name if info.kind == "tensor" else f"a {info.kind}"
+        raise UnsupportedOp(
+            f"'{file}': input '{info.name}' is {what}: wanted a tensor of floats, integers or "
+            "truth values"
+        )
+    return dtype
+
+
+def _shape(
+    info: ValueInfo, shapes: Mapping[str, Sequence[int]], symbols: Mapping[str, int], file: str
+) -> tuple[int, ...]:
+    if info.name in shapes:
+        found = tuple(int(n) for n in shapes[info.name])
+    elif info.shape is None:
+        raise _unknown(info, "its rank", "1,3,64,64", file)
+    else:
+        dims = [symbols.get(d, d) if isinstance(d, str) else d for d in info.shape]
+        unknown = [d for d in dims if not isinstance(d, int)]
+        if unknown:
+            named = ", ".join(f"'{d}'" if d else "an extent" for d in dict.fromkeys(unknown))
+            sample = ",".join(str(d) if isinstance(d, int) else str(d or "N") for d in dims)
+            raise _unknown(info, named, sample, file)
+        found = tuple(d for d in dims if isinstance(d, int))
+    if any(not 0 <= n < _MAX_EXTENT for n in found):
+        raise InputError(f"'{file}': input '{info.name}' has the shape {list(found)[:8]}")
+    return found
+
+
+def _unknown(info: ValueInfo, what: str, sample: str, file: str) -> InputError:
+    return InputError(
+        f"'{file}': input '{info.name}' is {info}, which leaves {what} open: say "
+        f"--shape {info.name}={sample} with numbers, or cml.load(…, shapes={{'{info.name}': …}})"
+    )

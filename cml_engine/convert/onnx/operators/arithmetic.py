@@ -1,0 +1,254 @@
+"""Arithmetic, of floats by NNEF's operators and of integers by the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+
+from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.values import Value
+
+Array = np.ndarray[Any, Any]
+
+
+def binary(call: Call, name: str, x: Value, y: Value) -> Value:
+    """``add``, ``sub``, ``mul``, ``div``, ``min`` or ``max`` of two values of one type."""
+    if x.kind != y.kind:
+        raise call.wrong(f"it has operands of {x.dtype} and {y.dtype}")
+    if x.kind == "integer":
+        return wrapped(call.zip(f"int_{name}", x, y), x.dtype, call)
+    return call.zip(name, x, y).typed(x.dtype)
+
+
+def wrapped(value: Value, dtype: np.dtype[Any], call: Call) -> Value:
+    """An integer result as its type holds it: those of fewer than 32 bits wrap around."""
+    bits = 8 * dtype.itemsize
+    if bits < 32 and dtype.kind == "u":
+        value = call.op("bit_and", value, (1 << bits) - 1)
+    elif bits < 32:
+        half = 1 << (bits - 1)
+        value = call.op("bit_and", call.op("int_add", value, half), (1 << bits) - 1)
+        value = call.op("int_sub", value, half)
+    return value.typed(dtype)
+
+
+def integer_division(x: Array, y: Array) -> Array:
+    """ONNX's division, towards zero."""
+    if x.dtype.kind not in "iu":
+        return np.asarray(x / y, x.dtype)
+    whole = np.where(y == 0, 1, y).astype(x.dtype)
+    quotient = x // whole
+    cut = quotient + ((x % whole != 0) & ((x < 0) != (whole < 0)))
+    return np.asarray(np.where(y == 0, 0, cut), x.dtype)
+
+
+def _fold(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda call, *arrays: np.asarray(function(*arrays), arrays[0].dtype)
+
+
+def _plain(name: str) -> Callable[[Call], Value]:
+    return lambda call: binary(call, name, call[0], call[1])
+
+
+for _name, _nnef, _function in (
+    ("Add", "add", np.add),
+    ("Sub", "sub", np.subtract),
+    ("Mul", "mul", np.multiply),
+    ("Div", "div", integer_division),
+):
+    op(_name, nnef=f"{_nnef}, int_{_nnef}", fold=_fold(_function))(_plain(_nnef))
+
+
+def _many(name: str) -> Callable[[Call], Value]:
+    def form(call: Call) -> Value:
+        values = [call[i] for i in range(len(call.inputs))]
+        if len(values) == 1:
+            return values[0]
+        return reduce(partial(binary, call, name), values)
+
+    return form
+
+
+for _name, _nnef, _many_of in (
+    ("Sum", "add", np.add),
+    ("Max", "max", np.maximum),
+    ("Min", "min", np.minimum),
+):
+    op(_name, nnef=_nnef, fold=_fold(lambda *a, f=_many_of: reduce(f, a)))(_many(_nnef))
+
+
+@op("Mean", nnef="add, mul")
+def mean(call: Call) -> Value:
+    total = _many("add")(call)
+    return call.op("mul", total, 1.0 / len(call.inputs))
+
+
+def _mod_fold(call: Call, x: Array, y: Array) -> Array:
+    return np.asarray(np.fmod(x, y) if call.attr("fmod") else np.mod(x, y), x.dtype)
+
+
+@op("Mod", nnef="mod, fmod, int_mod, int_rem", attrs={"fmod": 0}, fold=_mod_fold)
+def mod(call: Call) -> Value:
+    x, y, cut = call[0], call[1], call.attr("fmod")
+    if x.kind == "integer":
+        return call.zip("int_rem" if cut else "int_mod", x, y).typed(x.dtype)
+    if not cut:
+        raise call.refuse("floats with fmod=0")
+    return call.zip("fmod", x, y)
+
+
+def _pow_fold(call: Call, x: Array, y: Array) -> Array:
+    return np.asarray(np.power(x.astype(np.float64), y), x.dtype)
+
+
+@op("Pow", nnef="pow, sqr, sqrt, rcp, mul", fold=_pow_fold)
+def power(call: Call) -> Value:
+    x, y = call[0], call[1]
+    exponent = None
+    if y.array is not None and y.array.size == 1 and y.rank <= x.rank:
+        exponent = float(y.array.reshape(())[()])
+    if x.kind == "integer":
+        return _integer_power(call, x, y, exponent)
+    simple = {2.0: "sqr", 0.5: "sqrt", -1.0: "rcp", -0.5: "rsqrt", -2.0: "rsqr"}
+    if exponent == 1.0:
+        return x
+    if exponent in simple:
+        return call.op(simple[exponent], x)
+    if exponent == 3.0:
+        return call.op("mul", call.op("sqr", x), x)
+    return call.zip("pow", x, call.scalar(y))
+
+
+def _integer_power(call: Call, x: Value, y: Value, exponent: float | None) -> Value:
+    """By products where the exponent is a small integer, for floats hold 2^24 only."""
+    if exponent is not None and exponent == int(exponent) and 1 <= exponent <= 16:
+        result = x
+        for _ in range(int(exponent) - 1):
+            result = binary(call, "mul", result, x)
+        return result
+    result = call.zip("pow", call.scalar(x), call.scalar(y))
+    return call.cast(call.op("round_even", result), "integer").typed(x.dtype)
+
+
+def _signed(name: str) -> Callable[[Call], Value]:
+    def form(call: Call) -> Value:
+        x = call[0]
+        integer = x.kind == "integer"
+        if integer and x.dtype.kind == "u":
+            if name == "abs":
+                return x
+            if name == "sign":
+                return call.op("int_min", x, 1).typed(x.dtype)
+        return call.op(f"int_{name}" if integer else name, x).typed(x.dtype)
+
+    return form
+
+
+for _name, _nnef, _unary in (
+    ("Abs", "abs", np.abs),
+    ("Neg", "neg", np.negative),
+    ("Sign", "sign", np.sign),
+):
+    op(_name, nnef=f"{_nnef}, int_{_nnef}", fold=_fold(_unary))(_signed(_nnef))
+
+
+def _unary_op(name: str) -> Callable[[Call], Value]:
+    return lambda call: call.op(name, call.scalar(call[0])).typed(call[0].dtype)
+
+
+for _name, _nnef, _fold_of in (
+    ("Exp", "exp", np.exp),
+    ("Log", "log", np.log),
+    ("Sqrt", "sqrt", np.sqrt),
+    ("Reciprocal", "rcp", np.reciprocal),
+    ("Floor", "floor", np.floor),
+    ("Ceil", "ceil", np.ceil),
+    ("Round", "round_even", np.rint),
+    ("Sin", "sin", np.sin),
+    ("Cos", "cos", np.cos),
+    ("Tan", "tan", np.tan),
+    ("Sinh", "sinh", np.sinh),
+    ("Cosh", "cosh", np.cosh),
+    ("Tanh", "tanh", np.tanh),
+    ("Asin", "asin", np.arcsin),
+    ("Acos", "acos", np.arccos),
+    ("Atan", "atan", np.arctan),
+    ("Asinh", "asinh", np.arcsinh),
+    ("Acosh", "acosh", np.arccosh),
+    ("Atanh", "atanh", np.arctanh),
+):
+    op(_name, nnef=_nnef, fold=_fold(_fold_of))(_unary_op(_nnef))
+
+op("Erf", nnef="erf")(_unary_op("erf"))
+
+
+# -- Clip: its bounds were attributes once -------------------------------------------------------
+
+
+@op("Clip", nnef="clamp, max, min", attrs={"min": None, "max": None}, until=10)
+def clip_6(call: Call) -> Value:
+    low, high = call.attr("min"), call.attr("max")
+    low_value = None if low is None else call.emit.value(float(low))
+    high_value = None if high is None else call.emit.value(float(high))
+    return _clipped(call, call[0], low_value, high_value)
+
+
+@op("Clip", nnef="clamp, max, min, int_max, int_min", since=11)
+def clip(call: Call) -> Value:
+    low = call[1] if call.has(1) else None
+    high = call[2] if call.has(2) else None
+    return _clipped(call, call[0], low, high)
+
+
+def _clipped(call: Call, x: Value, low: Value | None, high: Value | None) -> Value:
+    if low is not None and high is not None and x.kind == "scalar" and _in_order(low, high):
+        return call.zip("clamp", x, low, high)
+    if low is not None:
+        x = binary(call, "max", x, low)
+    if high is not None:
+        x = binary(call, "min", x, high)
+    return x
+
+
+def _in_order(low: Value, high: Value) -> bool:
+    """Whether the bounds are known to be so: of others ONNX takes the upper, NNEF the lower."""
+    return (
+        low.array is not None and high.array is not None and bool(np.all(low.array <= high.array))
+    )
+
+
+# -- bits ----------------------------------------------------------------------------------------
+
+
+def _bits(name: str) -> Callable[[Call], Value]:
+    return lambda call: call.zip(name, call[0], call[1]).typed(call[0].dtype)
+
+
+for _name, _nnef, _bitwise in (
+    ("BitwiseAnd", "bit_and", np.bitwise_and),
+    ("BitwiseOr", "bit_or", np.bitwise_or),
+    ("BitwiseXor", "bit_xor", np.bitwise_xor),
+):
+    op(_name, nnef=_nnef, fold=_fold(_bitwise))(_bits(_nnef))
+
+
+@op("BitwiseNot", nnef="bit_not", fold=_fold(np.bitwise_not))
+def bitwise_not(call: Call) -> Value:
+    return wrapped(call.op("bit_not", call[0]), call[0].dtype, call)
+
+
+@op("BitShift", nnef="shift_left, shift_right", attrs={"direction": str})
+def bit_shift(call: Call) -> Value:
+    x, by = call[0], call[1]
+    if call.attr("direction") == "LEFT":
+        return wrapped(call.zip("shift_left", x, by), x.dtype, call)
+    shifted = call.zip("shift_right", x, by).typed(x.dtype)
+    if x.dtype.kind == "u":
+        return shifted
+    # a negative number keeps its sign: it is the complement of a shifted complement
+    other = call.op("bit_not", call.zip("shift_right", call.op("bit_not", x), by))
+    return call.zip("select", call.op("int_lt", x, 0), other, shifted).typed(x.dtype)

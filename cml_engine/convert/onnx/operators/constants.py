@@ -1,0 +1,144 @@
+"""Operators that make tensors, or tell of their shapes: known when the model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.operators.comparisons import attribute_tensor
+from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.tensors import element_dtype
+from cml_engine.convert.onnx.values import Value
+
+Array = np.ndarray[Any, Any]
+#: elements of a tensor that a few numbers of the file ask for
+MAX_ELEMENTS = 1 << 28
+
+_KINDS = {
+    "value": None,
+    "value_float": None,
+    "value_floats": None,
+    "value_int": None,
+    "value_ints": None,
+    "value_string": None,
+    "value_strings": None,
+    "sparse_value": None,
+}
+
+
+@op("Constant", nnef="known", attrs=_KINDS)
+def constant(call: Call) -> Value:
+    name = next(iter(call.node.attributes), "")
+    if name == "value":
+        return Value.known(attribute_tensor(call.attr(name)))
+    if name in ("value_float", "value_floats"):
+        return Value.known(np.array(call.attr(name), np.float32))
+    if name in ("value_int", "value_ints"):
+        return Value.known(np.array(call.attr(name), np.int64))
+    raise call.refuse(f"a constant of texts ({name})" if name else "a constant without a value")
+
+
+def _end(call: Call, name: str, rank: int, default: int) -> int:
+    found = call.attr(name)
+    return max(0, min(rank, found + rank if found < 0 else found)) if call.given(name) else default
+
+
+@op("Shape", nnef="known", attrs={"start": 0, "end": 0})
+def shape(call: Call) -> Value:
+    rank = call[0].rank
+    begin, end = _end(call, "start", rank, 0), _end(call, "end", rank, rank)
+    return Value.known(np.array(call[0].shape[begin:end], np.int64))
+
+
+@op("Size", nnef="known")
+def size(call: Call) -> Value:
+    return Value.known(np.array(np.prod(call[0].shape, dtype=np.int64)))
+
+
+def checked_shape(call: Call, shape: list[int]) -> list[int]:
+    """A shape that a tensor can have."""
+    if any(n < 0 for n in shape) or np.prod(shape, dtype=object) > MAX_ELEMENTS:
+        raise call.wrong(f"the shape {shape[:8]}")
+    return shape
+
+
+@op("ConstantOfShape", nnef="known", attrs={"value": None})
+def constant_of_shape(call: Call) -> Value:
+    shape = checked_shape(call, call.ints(0, "the shape"))
+    given = call.attr("value")
+    value = np.zeros(1, np.float32) if given is None else attribute_tensor(given)
+    return Value.known(np.full(shape, value.reshape(-1)[0], value.dtype))
+
+
+@op("Range", nnef="known", attrs={"stash_type": 1})
+def arange(call: Call) -> Value:
+    start, limit, step = (call.array(i).reshape(()) for i in range(3))
+    if step == 0:
+        raise call.wrong("a step of 0")
+    count = max(0, int(np.ceil((limit.astype(np.float64) - start) / step)))
+    checked_shape(call, [count])
+    return Value.known((start + np.arange(count).astype(start.dtype) * step).astype(start.dtype))
+
+
+@op("EyeLike", nnef="known", attrs={"dtype": None, "k": 0})
+def eye_like(call: Call) -> Value:
+    if call[0].rank != 2:
+        raise call.wrong(f"it wants a matrix, got {call[0]}")
+    element = call.attr("dtype")
+    dtype = call[0].dtype if element is None else element_dtype(element)
+    return Value.known(
+        np.eye(call[0].shape[0], call[0].shape[1], k=call.attr("k")).astype(dtype or np.float32)
+    )
+
+
+def _window(call: Call, weights: tuple[float, ...]) -> Value:
+    count = call.ints(0, "the size")[0]
+    checked_shape(call, [count])
+    steps = count if call.attr("periodic") else count - 1
+    angle = 2 * np.pi * np.arange(count) / max(steps, 1)
+    wave = sum(w * np.cos(k * angle) for k, w in enumerate(weights))
+    dtype = element_dtype(call.attr("output_datatype"))
+    return Value.known(np.asarray(wave, np.float64).astype(dtype or np.float32))
+
+
+def _window_of(*weights: float) -> Callable[[Call], Value]:
+    return lambda call: _window(call, weights)
+
+
+for _name, _weights in (
+    ("HannWindow", (0.5, -0.5)),
+    ("HammingWindow", (25 / 46, -21 / 46)),
+    ("BlackmanWindow", (0.42, -0.5, 0.08)),
+):
+    op(_name, nnef="known", attrs={"output_datatype": 1, "periodic": 1})(_window_of(*_weights))
+
+
+@op("MelWeightMatrix", nnef="known", attrs={"output_datatype": 1})
+def mel_weight_matrix(call: Call) -> Value:
+    """Triangles on the mel scale over a spectrum's bins."""
+    bins, length, rate = (call.ints(i)[0] for i in range(3))
+    low, high = call.number(3), call.number(4)
+    checked_shape(call, [bins + 2, length // 2 + 1])
+
+    def mel(hertz: Any) -> Any:
+        return 2595 * np.log10(1 + hertz / 700)
+
+    step = (mel(high) - mel(low)) / (bins + 2)
+    edges = 700 * (10 ** ((np.arange(bins + 2) * step + mel(low)) / 2595) - 1)
+    place = ((length + 1) * edges // rate).astype(int)
+    weights = np.zeros((length // 2 + 1, bins))
+    for i in range(bins):
+        below, centre, above = place[i : i + 3]
+        if below == centre:
+            weights[centre, i] = 1
+        else:
+            rising = np.arange(below, centre + 1)
+            weights[rising, i] = (rising - below) / (centre - below)
+        if above > centre:
+            falling = np.arange(centre, above)
+            weights[falling, i] = (above - falling) / (above - centre)
+    dtype = element_dtype(call.attr("output_datatype"))
+    return Value.known(weights.astype(dtype or np.float32))

@@ -1,0 +1,124 @@
+"""If, Loop and Scan: what is known decides which nodes there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.model import OnnxGraph
+from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.values import Value
+
+if TYPE_CHECKING:
+    from cml_engine.convert.onnx.importer import Importer, Scope
+
+Control = Callable[[Call, "Importer", "Scope"], Sequence["Value | None"]]
+
+#: times that a loop is written out
+MAX_ITERATIONS = 4096
+#: operators that run graphs, by name
+CONTROL: dict[str, Control] = {}
+
+
+def _graph_op(name: str, nnef: str, **attrs: Any) -> Callable[[Control], Control]:
+    def declare(control: Control) -> Control:
+        op(name, nnef=nnef, attrs=attrs)(_never)
+        CONTROL[name] = control
+        return control
+
+    return declare
+
+
+def _never(call: Call) -> Value:
+    raise call.refuse(f"{call.node.op} outside a graph")
+
+
+@_graph_op("If", "the branch that is taken", then_branch=OnnxGraph, else_branch=OnnxGraph)
+def if_(call: Call, importer: Importer, scope: Scope) -> Sequence[Value | None]:
+    condition = call.array(0, "the condition")
+    if condition.size != 1:
+        raise call.wrong(f"a condition of {condition.size} values")
+    branch = call.attr("then_branch" if condition.reshape(-1)[0] else "else_branch")
+    return importer.inner(branch, {}, scope, "")
+
+
+@_graph_op("Loop", "its body, again and again", body=OnnxGraph)
+def loop(call: Call, importer: Importer, scope: Scope) -> Sequence[Value | None]:
+    body: OnnxGraph = call.attr("body")
+    trips = call.ints(0, "the number of iterations")[0] if call.has(0) else None
+    go_on = call[1] if call.has(1) else Value.known(np.array(True))
+    carried = [call[i] for i in range(2, len(call.inputs))]
+    stacked: list[list[Value]] = [[] for _ in range(len(body.outputs) - 1 - len(carried))]
+    count = 0
+    while (trips is None or count < trips) and bool(
+        call.known(go_on, "the loop's condition").reshape(-1)[0]
+    ):
+        _check_count(call, count)
+        inputs = [Value.known(np.array(count, np.int64)), go_on, *carried]
+        names = [info.name for info in body.inputs]
+        values = dict(zip(names, inputs, strict=True))
+        go_on, *results = importer.inner(body, values, scope, f"{count}_")
+        carried = results[: len(carried)]
+        for parts, value in zip(stacked, results[len(carried) :], strict=True):
+            parts.append(call.unsqueeze(value, [0]))
+        count += 1
+    return [*carried, *(_joined(call, parts, 0) for parts in stacked)]
+
+
+def _check_count(call: Call, count: int) -> None:
+    if count >= MAX_ITERATIONS:
+        raise call.refuse(f"a loop of more than {MAX_ITERATIONS:,} iterations")
+
+
+def _joined(call: Call, parts: list[Value], axis: int) -> Value:
+    if not parts:
+        raise call.refuse("a loop that never runs and gives a list of results")
+    return call.concat(parts, axis)
+
+
+@_graph_op(
+    "Scan",
+    "its body, again and again",
+    body=OnnxGraph,
+    num_scan_inputs=int,
+    scan_input_axes=None,
+    scan_input_directions=None,
+    scan_output_axes=None,
+    scan_output_directions=None,
+)
+def scan(call: Call, importer: Importer, scope: Scope) -> Sequence[Value | None]:
+    if call.opset < 9:
+        raise call.refuse("Scan of opset 8")
+    body: OnnxGraph = call.attr("body")
+    lists = call.attr("num_scan_inputs")
+    inputs = [call[i] for i in range(len(call.inputs))]
+    state, scanned = inputs[: len(inputs) - lists], inputs[len(inputs) - lists :]
+    axes = call.attr("scan_input_axes") or [0] * lists
+    axes = [call.axis(a, v.rank) for a, v in zip(axes, scanned, strict=True)]
+    back = call.attr("scan_input_directions") or [0] * lists
+    lengths = {v.shape[a] for a, v in zip(axes, scanned, strict=True)}
+    if len(lengths) != 1:
+        raise call.wrong(f"it goes over {sorted(lengths)} elements at once")
+    length = lengths.pop()
+    _check_count(call, length)
+    stacked: list[list[Value]] = [[] for _ in range(len(body.outputs) - len(state))]
+    out_axes = call.attr("scan_output_axes") or [0] * len(stacked)
+    out_back = call.attr("scan_output_directions") or [0] * len(stacked)
+    for step in range(length):
+        parts = []
+        for value, axis, turned in zip(scanned, axes, back, strict=True):
+            at = length - 1 - step if turned else step
+            parts.append(call.squeeze(call.slice(value, axis, at, at + 1), [axis]))
+        values = dict(zip([info.name for info in body.inputs], [*state, *parts], strict=True))
+        results = importer.inner(body, values, scope, f"{step}_")
+        state = results[: len(state)]
+        for found, value, axis in zip(stacked, results[len(state) :], out_axes, strict=True):
+            found.append(call.unsqueeze(value, [call.axis(axis, value.rank + 1)]))
+    finished = []
+    for found, axis, turned in zip(stacked, out_axes, out_back, strict=True):
+        parts = found[::-1] if turned else found
+        finished.append(_joined(call, parts, call.axis(axis, parts[0].rank if parts else 1)))
+    return [*state, *finished]

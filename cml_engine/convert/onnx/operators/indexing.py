@@ -1,0 +1,133 @@
+"""Elements by index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.operators.comparisons import compare
+from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.values import Value
+
+Array = np.ndarray[Any, Any]
+
+
+def _known_indices(call: Call, array: Array, extent: int) -> Array:
+    """Indices from 0 on."""
+    if array.size and (array.min() < -extent or array.max() >= extent):
+        wrong = array[(array < -extent) | (array >= extent)].flat[0]
+        raise call.wrong(f"index {wrong} of {extent} elements")
+    return np.asarray(array % extent if extent else array, np.int64)
+
+
+def from_zero(call: Call, indices: Value, extents: list[int]) -> Value:
+    """Indices from 0 on, of negative ones that count from the end; one extent for all, or one for
+    each element of the last axis."""
+    if indices.array is not None:
+        whole = np.array(extents).reshape(-1)
+        return Value.known(np.where(indices.array < 0, indices.array + whole, indices.array))
+    added: Any = extents[0] if len(extents) == 1 else Value.known(np.array(extents, np.int64))
+    back = call.zip("int_add", indices, added)
+    return call.op("select", call.op("int_lt", indices, 0), back, indices).typed(indices.dtype)
+
+
+def _gather_fold(call: Call, x: Array, indices: Array) -> Array:
+    axis = call.axis(call.attr("axis"), x.ndim)
+    return x.take(_known_indices(call, indices, x.shape[axis]), axis)
+
+
+@op("Gather", nnef="gather; or slice, squeeze", attrs={"axis": 0}, fold=_gather_fold)
+def gather(call: Call) -> Value:
+    x, indices = call[0], call[1]
+    axis = call.axis(call.attr("axis"), x.rank)
+    extent = x.shape[axis]
+    if indices.array is None:
+        return call.op("gather", x, from_zero(call, indices, [extent]), axis=axis).typed(x.dtype)
+    places = _known_indices(call, indices.array, extent)
+    flat = places.reshape(-1).tolist()
+    if flat and places.ndim <= 1 and flat == list(range(flat[0], flat[0] + len(flat))):
+        part = call.slice(x, axis, flat[0], flat[0] + len(flat))
+        return part if places.ndim else call.squeeze(part, [axis])
+    return call.op("gather", x, Value.known(places), axis=axis).typed(x.dtype)
+
+
+@op("GatherND", nnef="gather_nd", attrs={"batch_dims": 0})
+def gather_nd(call: Call) -> Value:
+    x, indices, batch = call[0], call[1], call.attr("batch_dims")
+    depth = indices.shape[-1]
+    indices = from_zero(call, indices, list(x.shape[batch : batch + depth]))
+    if batch:
+        # the places of the batch's elements stand before those that are given
+        grid = np.indices(indices.shape[:-1])[:batch]
+        own = Value.known(np.moveaxis(grid, 0, -1).astype(np.int64))
+        indices = call.concat([own, indices], indices.rank - 1)
+    return call.op("gather_nd", x, indices).typed(x.dtype)
+
+
+@op("GatherElements", nnef="gather_elements", attrs={"axis": 0})
+def gather_elements(call: Call) -> Value:
+    axis = call.axis(call.attr("axis"), call[0].rank)
+    return call.op("gather_elements", call[0], call[1], axis=axis).typed(call[0].dtype)
+
+
+_SCATTER_FROM_16 = {"axis": 0, "reduction": "none"}
+
+
+@op("Scatter", nnef="scatter_elements", attrs={"axis": 0}, until=10)
+@op("ScatterElements", nnef="scatter_elements", attrs={"axis": 0}, until=15)
+@op("ScatterElements", nnef="scatter_elements", attrs=_SCATTER_FROM_16, since=16)
+def scatter_elements(call: Call) -> Value:
+    x = call[0]
+    axis, reduction = call.axis(call.attr("axis"), x.rank), call.attributes.get("reduction", "none")
+    y = call.op("scatter_elements", x, call[1], call[2], axis=axis, reduction=reduction)
+    return y.typed(x.dtype)
+
+
+@op("ScatterND", nnef="scatter_nd", attrs={}, until=15)
+@op("ScatterND", nnef="scatter_nd", attrs={"reduction": "none"}, since=16)
+def scatter_nd(call: Call) -> Value:
+    reduction = call.attributes.get("reduction", "none")
+    y = call.op("scatter_nd", call[0], call[1], call[2], reduction=reduction)
+    return y.typed(call[0].dtype)
+
+
+# -- one hot -------------------------------------------------------------------------------------
+
+
+@op("OneHot", nnef="int_eq, select", attrs={"axis": -1})
+def one_hot(call: Call) -> Value:
+    indices, depth = call[0], int(call.number(1))
+    values = call[2]
+    axis = call.axis(call.attr("axis"), indices.rank + 1)
+    lifted = call.unsqueeze(indices, [axis])
+    whole = from_zero(call, lifted, [depth])
+    shape = [depth if a == axis else 1 for a in range(lifted.rank)]
+    places = np.arange(depth).reshape(shape)
+    if indices.kind == "integer":
+        hit = call.zip("int_eq", whole, Value.known(places))
+    else:
+        hit = compare(call, "eq", whole, Value.known(places.astype(np.float32)))
+    off, on = (call.reshape(call.slice(values, 0, i, i + 1), []) for i in range(2))
+    return call.zip("select", hit, on, off).typed(values.dtype)
+
+
+# -- what depends on values ----------------------------------------------------------------------
+
+
+@op("NonZero", nnef="known")
+def non_zero(call: Call) -> Value:
+    return Value.known(np.array(np.nonzero(call.array(0)), np.int64))
+
+
+@op("Compress", nnef="gather", attrs={"axis": None})
+def compress(call: Call) -> Value:
+    x, axis = call[0], call.attr("axis")
+    kept = np.flatnonzero(call.array(1, "the condition"))
+    if axis is None:
+        x, axis = call.reshape(x, [int(np.prod(x.shape))]), 0
+    axis = call.axis(axis, x.rank)
+    if x.array is not None:
+        return Value.known(x.array.take(kept, axis))
+    return call.op("gather", x, Value.known(kept), axis=axis).typed(x.dtype)

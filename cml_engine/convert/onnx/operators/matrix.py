@@ -1,0 +1,164 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import numpy as np
+
+from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.rows import MICROSOFT, op
+from cml_engine.convert.onnx.values import Value
+
+Array = np.ndarray[Any, Any]
+
+
+def matmul(call: Call, x: Value, y: Value, *, turn_x: bool = False, turn_y: bool = False) -> Value:
+    """NumPy's matmul; a vector is a row on the left and a column on the right."""
+    row, column = x.rank == 1, y.rank == 1
+    if not x.rank or not y.rank:
+        raise call.wrong(f"a product of {x} and {y}")
+    x = call.unsqueeze(x, [0]) if row else x
+    y = call.unsqueeze(y, [1]) if column else y
+    rank = max(x.rank, y.rank)
+    x = call.unsqueeze(x, list(range(rank - x.rank)))
+    y = call.unsqueeze(y, list(range(rank - y.rank)))
+    result = call.op("matmul", x, y, transposeA=turn_x, transposeB=turn_y)
+    return call.squeeze(result, [rank - 2] * row + [rank - 1] * column)
+
+
+@op("MatMul", nnef="matmul", fold=lambda call, x, y: np.matmul(x, y))
+def mat_mul(call: Call) -> Value:
+    x, y = call[0], call[1]
+    if x.kind == "integer":
+        product = matmul(call, call.scalar(x), call.scalar(y))
+        return call.cast(product, "integer").typed(x.dtype)
+    return matmul(call, x, y)
+
+
+_GEMM = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+
+
+@op("Gemm", nnef="linear; or matmul, mul, add", attrs=_GEMM)
+def gemm(call: Call) -> Value:
+    alpha, beta = call.attr("alpha"), call.attr("beta")
+    x, weights = call[0], call[1]
+    if weights.array is not None and not call.attr("transA") and x.rank == 2:
+        rows = weights.array if call.attr("transB") else weights.array.T
+        bias = _linear_bias(call, beta, rows.shape[0])
+        if bias is not None:
+            scaled = rows * np.float32(alpha) if alpha != 1.0 else rows
+            return call.op("linear", x, Value.known(scaled, weights.name), bias)
+    turns = {"turn_x": bool(call.attr("transA")), "turn_y": bool(call.attr("transB"))}
+    result = matmul(call, x, weights, **turns)
+    if alpha != 1.0:
+        result = call.op("mul", result, alpha)
+    if not call.has(2) or beta == 0.0:
+        return result
+    added = call[2] if beta == 1.0 else call.op("mul", call[2], beta)
+    return call.zip("add", result, added)
+
+
+def _linear_bias(call: Call, beta: float, count: int) -> Value | None:
+    """The bias as [1, N], or None where it is not one number for each column."""
+    if not call.has(2) or beta == 0.0:
+        return call.emit.value(0.0)
+    bias = call[2].array
+    if bias is None or bias.shape not in ((count,), (1, count)):
+        return None
+    return Value.known((bias * np.float32(beta)).reshape(1, count), call[2].name)
+
+
+_FUSED = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
+
+
+@op("FusedMatMul", "TransposeMatMul", nnef="matmul, mul", attrs=_FUSED, domain=MICROSOFT)
+def fused_matmul(call: Call) -> Value:
+    if call.attr("transBatchA") or call.attr("transBatchB"):
+        raise call.refuse("transBatchA or transBatchB")
+    turns = {"turn_x": bool(call.attr("transA")), "turn_y": bool(call.attr("transB"))}
+    result = matmul(call, call[0], call[1], **turns)
+    return result if call.attr("alpha") == 1.0 else call.op("mul", result, call.attr("alpha"))
+
+
+# -- Einsum --------------------------------------------------------------------------------------
+
+
+@op("Einsum", nnef="einsum, expanded", attrs={"equation": str})
+def einsum(call: Call) -> Value:
+    values = [call.scalar(call[i]) for i in range(len(call.inputs))]
+    terms, result = _parsed(call, call.attr("equation"), values)
+    for i, labels in enumerate(terms):
+        values[i], terms[i] = _without_repeats(call, values[i], labels)
+    values, terms = _without_ones(call, values, terms)
+    missing = [label for label in result if not any(label in term for term in terms)]
+    if missing:
+        raise call.wrong(f"equation '{call.attr('equation')}': no operand has '{missing[0]}'")
+    equation = f"{','.join(terms)}->{result}"
+    return call.fragment("einsum", 1, *values, equation=equation)[0]
+
+
+def _parsed(call: Call, equation: str, values: list[Value]) -> tuple[list[str], str]:
+    """Letters for every axis; dots become letters that the equation does not use."""
+    text = equation.replace(" ", "")
+    left, arrow, result = text.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(values):
+        raise call.wrong(f"equation '{equation}' has {len(terms)} operands, got {len(values)}")
+    free = [c for c in string.ascii_letters if c not in text]
+    hidden = [v.rank - len(t.replace("...", "")) for t, v in zip(terms, values, strict=True)]
+    depth = max((n for n, t in zip(hidden, terms, strict=True) if "..." in t), default=0)
+    if depth > len(free) or any(n < 0 for n in hidden):
+        raise call.wrong(f"equation '{equation}' of {', '.join(map(str, values))}")
+    dots = "".join(free[:depth])
+    filled = [
+        t.replace("...", dots[depth - n :]) if "..." in t else t
+        for t, n in zip(terms, hidden, strict=True)
+    ]
+    for term, value in zip(filled, values, strict=True):
+        if len(term) != value.rank or not term.isalpha() and term:
+            raise call.wrong(f"equation '{equation}': '{term}' does not fit {value}")
+    if not arrow:
+        once = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
+        return filled, dots + "".join(once)
+    return filled, result.replace("...", dots)
+
+
+def _without_repeats(call: Call, value: Value, labels: str) -> tuple[Value, str]:
+    """A letter twice in one operand is a diagonal: one axis is left of two."""
+    for label in dict.fromkeys(labels):
+        while labels.count(label) > 1:
+            first = labels.index(label)
+            second = labels.index(label, first + 1)
+            value = _diagonal(call, value, first, second)
+            labels = labels[:second] + labels[second + 1 :]
+    return value, labels
+
+
+def _diagonal(call: Call, value: Value, first: int, second: int) -> Value:
+    n = value.shape[first]
+    order = [a for a in range(value.rank) if a not in (first, second)]
+    moved = call.transpose(value, [first, second, *order])
+    rest = [value.shape[a] for a in order]
+    flat = call.reshape(moved, [n * n, *rest])
+    places = Value.known(np.arange(n, dtype=np.int64) * (n + 1))
+    taken = call.op("gather", flat, places, axis=0)
+    # the diagonal's axis goes back to where the first one was
+    back = [*range(1, first + 1), 0, *range(first + 1, taken.rank)]
+    return call.transpose(taken, back)
+
+
+def _without_ones(
+    call: Call, values: list[Value], terms: list[str]
+) -> tuple[list[Value], list[str]]:
+    """Axes of 1 that broadcast against longer ones are left out."""
+    extents: dict[str, int] = {}
+    for value, term in zip(values, terms, strict=True):
+        for label, n in zip(term, value.shape, strict=True):
+            extents[label] = max(extents.get(label, 1), n)
+    for i, (value, term) in enumerate(zip(values, terms, strict=True)):
+        ones = [a for a, c in enumerate(term) if value.shape[a] == 1 < extents[c]]
+        values[i] = call.squeeze(value, ones)
+        terms[i] = "".join(c for a, c in enumerate(term) if a not in ones)
+    return values, terms

@@ -1,0 +1,48 @@
+"""Order and running sums."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.values import Value
+
+
+@op("TopK", nnef="top_k", attrs={"axis": -1, "k": int}, until=9)
+def top_k_1(call: Call) -> list[Value]:
+    return _top_k(call, call.attr("k"), True)
+
+
+@op("TopK", nnef="top_k", attrs={"axis": -1}, since=10, until=10)
+def top_k_10(call: Call) -> list[Value]:
+    return _top_k(call, call.ints(1, "k")[0], True)
+
+
+@op("TopK", nnef="top_k", attrs={"axis": -1, "largest": 1, "sorted": 1}, since=11)
+def top_k(call: Call) -> list[Value]:
+    return _top_k(call, call.ints(1, "k")[0], bool(call.attr("largest")))
+
+
+def _top_k(call: Call, k: int, largest: bool) -> list[Value]:
+    axis = call.axis(call.attr("axis"), call[0].rank)
+    x = call.scalar(call[0])
+    values, indices = call.ops("top_k", 2, x, k=k, axis=axis, largest=largest)
+    return [call.cast(values, call[0].kind).typed(call[0].dtype), indices.typed(np.int64)]
+
+
+@op("CumSum", nnef="cumsum", attrs={"exclusive": 0, "reverse": 0})
+def cumsum(call: Call) -> Value:
+    return _running(call, "cumsum")
+
+
+@op("CumProd", nnef="cumprod", attrs={"exclusive": 0, "reverse": 0})
+def cumprod(call: Call) -> Value:
+    return _running(call, "cumprod")
+
+
+def _running(call: Call, name: str) -> Value:
+    axis = call.axis(call.ints(1, "the axis")[0], call[0].rank)
+    flags = {key: bool(call.attr(key)) for key in ("exclusive", "reverse")}
+    y = call.op(name, call.scalar(call[0]), axis=axis, **flags)
+    return call.cast(y, call[0].kind).typed(call[0].dtype)

@@ -1,0 +1,138 @@
+"""Protocol Buffers' wire format: the fields of a message, one after the other.
+
+Nothing is copied: what has a length is a view of the file. Every length is checked against the
+message that it lies in, so a damaged file gives an error and allocates nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ModelError
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_WIRE_NAMES = {VARINT: "a varint", FIXED64: "8 bytes", BYTES: "a length", FIXED32: "4 bytes"}
+_MAX_VARINT_BYTES = 10
+_SIGN, _WRAP = 1 << 63, 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field as it lies in the file: an integer, or the view of its bytes."""
+
+    number: int
+    wire: int
+    integer: int
+    data: memoryview
+    message: Message
+
+    def whole(self) -> int:
+        """A signed integer of up to 64 bits."""
+        self._want(VARINT)
+        return self.integer - _WRAP if self.integer >= _SIGN else self.integer
+
+    def real(self) -> float:
+        self._want(FIXED32)
+        return float(struct.unpack("<f", self.data)[0])
+
+    def view(self) -> memoryview:
+        self._want(BYTES)
+        return self.data
+
+    def text(self) -> str:
+        try:
+            return str(self.view(), "utf-8")
+        except UnicodeDecodeError:
+            raise self.damaged("a text is not UTF-8") from None
+
+    def nested(self) -> Message:
+        """The message in this field."""
+        self._want(BYTES)
+        return self.message.inner(self.data)
+
+    def wholes(self) -> list[int]:
+        """A repeated integer: one, or many packed into one field."""
+        if self.wire == VARINT:
+            return [self.whole()]
+        found, at, view = [], 0, self.view()
+        while at < len(view):
+            value, at = _varint(view, at, self.message)
+            found.append(value - _WRAP if value >= _SIGN else value)
+        return found
+
+    def numbers(self, dtype: str) -> np.ndarray[Any, Any]:
+        """A repeated number of fixed size, ``<f4`` or ``<f8``: one, or many packed."""
+        kind = np.dtype(dtype)
+        single = FIXED32 if kind.itemsize == 4 else FIXED64
+        if self.wire != single:
+            self._want(BYTES)
+        if len(self.data) % kind.itemsize:
+            raise self.damaged(f"{len(self.data)} bytes of {kind.itemsize}-byte numbers")
+        return np.frombuffer(self.data, kind)
+
+    def damaged(self, what: str) -> ModelError:
+        return self.message.damaged(what)
+
+    def _want(self, wire: int) -> None:
+        if self.wire != wire:
+            got = _WIRE_NAMES[self.wire]
+            raise self.damaged(f"field {self.number} wants {_WIRE_NAMES[wire]}, got {got}")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message's bytes; ``what`` and ``depth`` are for errors and against endless nesting."""
+
+    data: memoryview
+    file: str
+    depth: int = 0
+
+    def inner(self, data: memoryview) -> Message:
+        if self.depth >= MAX_DEPTH:
+            raise self.damaged(f"messages nest more than {MAX_DEPTH} deep")
+        return Message(data, self.file, self.depth + 1)
+
+    def fields(self) -> Iterator[Field]:
+        """The fields in the order of the file."""
+        at, view = 0, self.data
+        while at < len(view):
+            key, at = _varint(view, at, self)
+            number, wire = key >> 3, key & 7
+            if number == 0 or wire not in _WIRE_NAMES:
+                raise self.damaged(f"field {number} of wire type {wire}")
+            integer, size = 0, {FIXED64: 8, FIXED32: 4}.get(wire, 0)
+            if wire == VARINT:
+                integer, at = _varint(view, at, self)
+            elif wire == BYTES:
+                size, at = _varint(view, at, self)
+            if size > len(view) - at:
+                left = len(view) - at
+                raise self.damaged(f"field {number} wants {size:,} bytes, {left:,} are left")
+            yield Field(number, wire, integer, view[at : at + size], self)
+            at += size
+
+    def damaged(self, what: str) -> ModelError:
+        message = f"'{self.file}' is damaged or no ONNX model: {what}: export or download it again"
+        return ModelError(message)
+
+
+#: a graph within an If within a Loop is eight messages deeper; nobody writes a hundred
+MAX_DEPTH = 100
+
+
+def _varint(view: memoryview, at: int, message: Message) -> tuple[int, int]:
+    value = shift = 0
+    for index in range(at, min(at + _MAX_VARINT_BYTES, len(view))):
+        byte = view[index]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (_WRAP - 1), index + 1
+        shift += 7
+    if len(view) - at < _MAX_VARINT_BYTES:
+        raise message.damaged("it ends within a number")
+    raise message.damaged(f"a number of more than {_MAX_VARINT_BYTES} bytes")

@@ -1,0 +1,112 @@
+"""The table of ONNX operators: a row for each range of opsets in which one means the same.
+
+A row is declared once, by :func:`op` above the function that gives its NNEF form. The importer and
+the documents read the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cml_engine.convert.onnx.values import Value
+
+if TYPE_CHECKING:
+    from cml_engine.convert.onnx.call import Call
+
+Form = Callable[["Call"], "Value | Sequence[Value | None]"]
+Fold = Callable[..., Any]
+
+#: the opsets of ONNX's own domain that are read
+FIRST_OPSET, LAST_OPSET = 7, 28
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operator in some opsets.
+
+    Parameters
+    ----------
+    since, until : the first and the last opset; an ``until`` of 0 is none.
+    attrs : each attribute's default; a type where it must be given, ``None`` where it is optional
+        and has no default.
+    form : gives the results in NNEF's operators, or known values.
+    fold : the NumPy function of inputs that are all known: ``fold(call, *arrays)``.
+    nnef : what it becomes, for the documents.
+    """
+
+    name: str
+    domain: str
+    since: int
+    until: int
+    attrs: Mapping[str, Any]
+    form: Form
+    fold: Fold | None
+    nnef: str
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.domain}:{self.name}" if self.domain else self.name
+
+    @property
+    def opsets(self) -> str:
+        first = max(self.since, FIRST_OPSET) if not self.domain else self.since
+        return f"{first}-{self.until}" if self.until else f"{first}-"
+
+
+@dataclass(frozen=True)
+class _Table:
+    rows: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
+
+
+_TABLE = _Table()
+
+
+def op(
+    *names: str,
+    nnef: str,
+    attrs: Mapping[str, Any] | None = None,
+    since: int = 1,
+    until: int = 0,
+    domain: str = "",
+    fold: Fold | None = None,
+) -> Callable[[Form], Form]:
+    """Declare a row, or one for each name, with the function below as its form."""
+
+    def declare(form: Form) -> Form:
+        for name in names:
+            row = Row(name, domain, since, until, attrs or {}, form, fold, nnef)
+            others = _TABLE.rows.setdefault((domain, name), [])
+            for other in others:
+                if _overlap(row, other):
+                    raise ValueError(f"two rows for {name} of opset {max(since, other.since)}")
+            others.append(row)
+        return form
+
+    return declare
+
+
+def _overlap(a: Row, b: Row) -> bool:
+    first, last = max(a.since, b.since), min(a.until or LAST_OPSET, b.until or LAST_OPSET)
+    return first <= last
+
+
+def rows_of(domain: str, name: str) -> Sequence[Row]:
+    """All rows of an operator."""
+    return _TABLE.rows.get((domain, name), ())
+
+
+def row_for(domain: str, name: str, opset: int) -> Row | None:
+    """The row that an opset's operator has."""
+    for row in rows_of(domain, name):
+        if row.since <= opset and (not row.until or opset <= row.until):
+            return row
+    return None
+
+
+def all_rows() -> list[Row]:
+    """Every row, by domain, name and opset."""
+    rows = [row for found in _TABLE.rows.values() for row in found]
+    return sorted(rows, key=lambda row: (row.domain, row.name, row.since))

@@ -1,0 +1,243 @@
+"""ONNX's tensors: where their values lie, and the values as NumPy arrays."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cml_engine.convert.onnx.protobuf import Message
+from cml_engine.errors import ModelError, TensorFileError, UnsupportedOp
+
+Array = np.ndarray[Any, Any]
+
+#: ONNX's numbers of element types
+ELEMENT_TYPES: Mapping[int, str] = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    8: "string", 9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64",
+    14: "complex64", 15: "complex128", 16: "bfloat16", 17: "float8e4m3fn", 18: "float8e4m3fnuz",
+    19: "float8e5m2", 20: "float8e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4e2m1",
+    24: "float8e8m0", 25: "uint2", 26: "int2",
+}  # fmt: skip
+
+#: the types whose values are numbers of NumPy's
+_NUMPY: Mapping[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in (
+        *("float16", "float32", "float64", "bool"),
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    )
+}
+#: the types that NumPy lacks, and what holds their values here
+_HELD_AS = {"bfloat16": "float32", "uint4": "uint8", "int4": "int8"}
+
+_EXTERNAL = 1
+_MAX_RANK = 32
+
+
+def element_dtype(element: int) -> np.dtype[Any] | None:
+    """What holds values of that type here; ``None`` for types that nothing can hold."""
+    name = ELEMENT_TYPES.get(element, "")
+    return _NUMPY.get(_HELD_AS.get(name, name))
+
+
+class Folder:
+    """The model's folder, from which external data may come; ``None`` where there is none."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._open: dict[str, memoryview] = {}
+
+    def bytes(self, location: str, tensor: str) -> memoryview:
+        """The whole file of external data, mapped into memory."""
+        if location not in self._open:
+            self._open[location] = self._map(location, tensor)
+        return self._open[location]
+
+    def _map(self, location: str, tensor: str) -> memoryview:
+        if self._path is None:
+            raise TensorFileError(
+                f"the values of '{tensor}' are in the file '{location}', and the model was given "
+                "as bytes: give its path"
+            )
+        root = self._path.resolve()
+        try:
+            path = (root / location).resolve()
+        except (OSError, ValueError):
+            path = root.parent
+        if not location or "\\" in location or not path.is_relative_to(root) or path == root:
+            raise TensorFileError(
+                f"the values of '{tensor}' are in '{location}', which is not in the model's "
+                f"folder '{self._path}': put them there"
+            )
+        try:
+            return map_file(path)
+        except OSError as error:
+            raise TensorFileError(
+                f"cannot read '{path}', which has the values of '{tensor}': {error.strerror}: it "
+                "belongs beside the model"
+            ) from None
+
+
+def map_file(path: Path) -> memoryview:
+    """A file's bytes, which are read when they are looked at."""
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor whose values are still in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    element: int
+    file: str
+    folder: Folder
+    raw: memoryview | None = None
+    typed: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
+    external: Mapping[str, str] | None = None
+
+    @property
+    def type_name(self) -> str:
+        return ELEMENT_TYPES.get(self.element, f"type {self.element}")
+
+    def values(self) -> Array:
+        """The values; of types that NumPy lacks as the next wider one."""
+        dtype = element_dtype(self.element)
+        if dtype is None:
+            raise UnsupportedOp(
+                f"'{self.file}': the tensor '{self.name}' is of {self.type_name}: "
+                "wanted floats, integers or truth values"
+            )
+        count = prod(self.shape)
+        data = self._bytes()
+        if data is not None:
+            flat = _from_bytes(data, self, count)
+        else:
+            flat = _from_fields(self, dtype)
+        if flat.size != count:
+            raise self.damaged(f"{flat.size:,} values for the shape {list(self.shape)}")
+        return flat.astype(dtype, copy=False).reshape(self.shape)
+
+    def _bytes(self) -> memoryview | None:
+        if self.external is None:
+            return self.raw
+        whole = self.folder.bytes(self.external.get("location", ""), self.name)
+        offset = _whole(self.external.get("offset", "0"), self)
+        length = _whole(self.external.get("length", str(len(whole) - offset)), self)
+        if offset + length > len(whole):
+            where = self.external.get("location", "")
+            raise TensorFileError(
+                f"'{where}' is truncated: '{self.name}' wants {length:,} bytes at {offset:,}, the "
+                f"file has {len(whole):,}"
+            )
+        return whole[offset : offset + length]
+
+    def damaged(self, what: str) -> ModelError:
+        return TensorFileError(
+            f"'{self.file}': the tensor '{self.name}' has {what}: export or download it again"
+        )
+
+
+def read_tensor(message: Message, folder: Folder) -> Tensor:
+    """A ``TensorProto``; of its values only where they lie is looked at."""
+    dims: list[int] = []
+    element, name, location = 0, "", 0
+    raw: memoryview | None = None
+    typed: dict[int, list[Any]] = {}
+    external: dict[str, str] = {}
+    for f in message.fields():
+        if f.number == 1:
+            dims += f.wholes()
+        elif f.number == 2:
+            element = f.whole()
+        elif f.number in (4, 10):
+            typed.setdefault(f.number, []).append(f.numbers("<f4" if f.number == 4 else "<f8"))
+        elif f.number in (5, 7, 11):
+            typed.setdefault(f.number, []).append(f)
+        elif f.number == 8:
+            name = f.text()
+        elif f.number == 9:
+            raw = f.view()
+        elif f.number == 13:
+            external.update([_entry(f.nested())])
+        elif f.number == 14:
+            location = f.whole()
+    if len(dims) > _MAX_RANK or any(n < 0 for n in dims):
+        raise message.damaged(f"the tensor '{name}' has the shape {dims[:8]}")
+    return Tensor(
+        name=name,
+        shape=tuple(dims),
+        element=element,
+        file=message.file,
+        folder=folder,
+        raw=raw,
+        typed={number: tuple(parts) for number, parts in typed.items()},
+        external=external if location == _EXTERNAL else None,
+    )
+
+
+def _entry(message: Message) -> tuple[str, str]:
+    texts = {1: "", 2: ""}
+    for f in message.fields():
+        if f.number in texts:
+            texts[f.number] = f.text()
+    return texts[1], texts[2]
+
+
+def _whole(text: str, tensor: Tensor) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise tensor.damaged(f"the offset or length '{text[:20]}'")
+    return int(text)
+
+
+def _from_bytes(data: memoryview, tensor: Tensor, count: int) -> Array:
+    """Little-endian bytes; four-bit numbers lie two in a byte, the lower half first."""
+    kind = tensor.type_name
+    if kind in ("uint4", "int4"):
+        if len(data) != (count + 1) // 2:
+            raise tensor.damaged(f"{len(data):,} bytes for {count:,} values of {kind}")
+        return _nibbles(np.frombuffer(data, np.uint8), kind)[:count]
+    stored = np.dtype("<u2") if kind == "bfloat16" else _NUMPY[kind].newbyteorder("<")
+    if len(data) != count * stored.itemsize:
+        raise tensor.damaged(f"{len(data):,} bytes for {count:,} values of {kind}")
+    flat = np.frombuffer(data, stored)
+    return _widened(flat) if kind == "bfloat16" else flat
+
+
+def _from_fields(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
+    """Values in the field of their type; small types lie in ``int32_data``, floats as bits."""
+    kind = tensor.type_name
+    number = {"float32": 4, "float64": 10, "int64": 7, "uint64": 11, "uint32": 11}.get(kind, 5)
+    parts = tensor.typed.get(number, ())
+    if number in (4, 10):
+        return np.concatenate(parts) if parts else np.zeros(0, dtype)
+    values = [value for part in parts for value in part.wholes()]
+    bits = 64 if number in (7, 11) else 32
+    whole = np.array([value & ((1 << bits) - 1) for value in values], np.uint64)
+    if kind == "bfloat16":
+        return _widened(whole.astype(np.uint16))
+    if kind == "float16":
+        return whole.astype(np.uint16).view(np.float16)
+    if kind in ("uint4", "int4"):
+        return _nibbles(whole.astype(np.uint8), kind)[: prod(tensor.shape)]
+    return whole.astype(dtype)
+
+
+def _widened(bits: Array) -> Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _nibbles(data: Array, kind: str) -> Array:
+    both = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)
+    if kind == "uint4":
+        return both
+    return ((both.astype(np.int8) + 8) % 16 - 8).astype(np.int8)

@@ -1,0 +1,195 @@
+"""ONNX's own backend node tests on the engine: ``python -m tests.onnx_nodes --backend gpu``.
+
+Every case within float32, integers and truth values is one of three: PASS (the results agree
+within the case's own tolerance), UNSUPPORTED (the import refuses it, by name and with the reason),
+FAIL (anything else). With ``--write`` the tables of docs/onnx.md are made anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from cml_engine.convert.onnx.call import NeedsConstant
+from cml_engine.errors import CmlError, UnsupportedOp
+
+Array = np.ndarray[Any, Any]
+
+#: the types of inputs and outputs that fit
+FITTING = frozenset(
+    f"tensor({name})"
+    for name in (
+        *("float", "bool"),
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    )
+)
+#: operators that are for training, or make random numbers: out of scope
+LEFT_OUT = re.compile(r"^test_(adagrad|adam|momentum|nesterov|gradient|training|random)")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a case."""
+
+    name: str
+    operator: str
+    verdict: str
+    reason: str = ""
+    bound: tuple[str, ...] = ()
+
+
+@cache
+def cases() -> dict[str, Any]:
+    """All cases that fit, by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnx.backend.test.loader import load_model_tests
+
+        found = load_model_tests(kind="node")
+    return {case.name: case for case in found if _fits(case)}
+
+
+def _fits(case: Any) -> bool:
+    model = _model(case)
+    domains = {node.domain for node in model.graph.node}
+    if LEFT_OUT.match(case.name) or "ai.onnx.preview.training" in domains:
+        return False
+    return _types(model) <= FITTING
+
+
+def _model(case: Any) -> Any:
+    import onnx
+
+    return case.model or onnx.load(str(Path(case.model_dir) / "model.onnx"))
+
+
+def _types(model: Any) -> set[str]:
+    import onnx
+
+    names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+    found = set()
+    for value in (*model.graph.input, *model.graph.output):
+        kind = value.type.WhichOneof("value")
+        element = value.type.tensor_type.elem_type
+        found.add(f"tensor({names[element]})" if kind == "tensor_type" else str(kind))
+    return found
+
+
+def data_sets(case: Any) -> Iterator[tuple[list[Array], list[Array]]]:
+    """Inputs and expected outputs."""
+    if case.data_sets:
+        for inputs, outputs in case.data_sets:
+            yield [np.asarray(x) for x in inputs], [np.asarray(y) for y in outputs]
+        return
+    for folder in sorted(Path(case.model_dir).glob("test_data_set_*")):
+        yield _arrays(folder, "input"), _arrays(folder, "output")
+
+
+def _arrays(folder: Path, what: str) -> list[Array]:
+    import onnx
+
+    files = sorted(folder.glob(f"{what}_*.pb"), key=lambda p: int(p.stem.split("_")[1]))
+    found = []
+    for file in files:
+        tensor = onnx.TensorProto()
+        tensor.ParseFromString(file.read_bytes())
+        found.append(onnx.numpy_helper.to_array(tensor))
+    return found
+
+
+def run_case(case: Any, backend: Any) -> Verdict:
+    """One case on a backend."""
+    model = _model(case)
+    ops = Counter(node.op_type for node in model.graph.node)
+    operator = case.name if not ops else ops.most_common(1)[0][0]
+    bound: tuple[str, ...] = ()
+    try:
+        for inputs, wanted in data_sets(case):
+            got, bound = _outputs(model, inputs, backend)
+            for name, have, want in zip(got, got.values(), wanted, strict=True):
+                _compare(name, have, want, case)
+    except UnsupportedOp as error:
+        return Verdict(case.name, operator, "UNSUPPORTED", str(error), bound)
+    except (CmlError, AssertionError) as error:
+        return Verdict(case.name, operator, "FAIL", f"{type(error).__name__}: {error}", bound)
+    except Exception as error:
+        return Verdict(
+            case.name, operator, "FAIL", f"raised {type(error).__name__}: {error}", bound
+        )
+    return Verdict(case.name, operator, "PASS", "", bound)
+
+
+def _outputs(
+    model: Any, inputs: Sequence[Array], backend: Any
+) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """The outputs, and which inputs had to be known when the model was loaded."""
+    data = model.SerializeToString()
+    given = dict(zip([value.name for value in model.graph.input], inputs, strict=False))
+    constants: dict[str, Array] = {}
+    while True:
+        rest = {name: array for name, array in given.items() if name not in constants}
+        shapes = {name: array.shape for name, array in rest.items()}
+        try:
+            graph = cml.load(data, shapes=shapes, constants=constants)
+            break
+        except NeedsConstant as error:
+            new = [name for name in error.inputs if given[name].size <= _BINDABLE]
+            if not new or any(given[name].dtype.kind not in "iub" for name in new):
+                raise
+            constants |= {name: given[name] for name in new}
+    return cml.Session(graph, backend).run(rest), tuple(constants)
+
+
+#: an integer input of up to so many elements is taken for a shape, and bound when it has to be
+_BINDABLE = 64
+
+
+def _compare(name: str, have: Array, want: Array, case: Any) -> None:
+    assert have.shape == want.shape, f"'{name}' has the shape {have.shape}, wanted {want.shape}"
+    if want.dtype.kind == "f":
+        np.testing.assert_allclose(
+            have.astype(np.float64), want, case.rtol, max(case.atol, 1e-6), err_msg=name
+        )
+    else:
+        np.testing.assert_array_equal(have.astype(want.dtype), want, err_msg=name)
+
+
+def run(backend: Any, names: Sequence[str] = ()) -> list[Verdict]:
+    """The cases of these names, or all."""
+    found = cases()
+    return [run_case(found[name], backend) for name in names or found]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.onnx_nodes", description=__doc__)
+    parser.add_argument("--backend", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--match", default="", help="only cases with this in their name")
+    parser.add_argument("--verbose", action="store_true", help="say every case that does not pass")
+    a = parser.parse_args(argv)
+    backend = cml.Gpu() if a.backend == "gpu" else "cpu"
+    verdicts = run(backend, [name for name in cases() if a.match in name])
+    for v in verdicts:
+        if v.verdict == "FAIL" or (a.verbose and v.verdict != "PASS"):
+            reason = " ".join(v.reason.split())[:300]
+            print(f"{v.verdict} {v.name}: {reason}")  # noqa: T201
+    counts = Counter(v.verdict for v in verdicts)
+    listed = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+    print(f"{len(verdicts)} cases on {a.backend}: {listed}")  # noqa: T201
+    return 1 if counts["FAIL"] else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    sys.exit(main())

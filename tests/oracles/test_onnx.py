@@ -1,0 +1,81 @@
+"""ONNX models, against ONNX Runtime and the ``onnx`` package's own reading of the files."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+import cml_engine as cml  # noqa: E402
+from cml_engine.cli import main  # noqa: E402
+from tests.onnx_models import exported_cnn, saved  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+
+
+def reference(made: Any, inputs: dict[str, Array]) -> dict[str, Array]:
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+@pytest.fixture
+def cnn(rng: np.random.Generator, tmp_path: Path) -> Any:
+    return saved(exported_cnn(rng), tmp_path / "cnn.onnx")
+
+
+SHAPE = (1, 3, 8, 8)
+
+
+def test_exported_network(rng, cnn):
+    made = exported_cnn(rng)
+    graph = cml.load(made.SerializeToString(), shapes={"image": SHAPE})
+    x = rng.standard_normal(SHAPE).astype(np.float32)
+    wanted = reference(made, {"image": x})
+    got = cml.Session(graph, "cpu").run({"image": x})
+    assert got.keys() == wanted.keys()
+    np.testing.assert_allclose(got["output"], wanted["output"], rtol=1e-5, atol=1e-6)
+    assert {n.op for n in graph.nodes} >= {"conv", "prelu", "deconv", "linear", "softmax"}
+    assert "conv1_Conv" in graph.facts
+    assert str(graph.nodes[0].source).endswith("<bytes>: Conv '/conv1/Conv'")
+
+
+def test_shapes_are_asked_for_by_name(cnn):
+    with pytest.raises(cml.InputError, match="'image'.*'batch', 'height', 'width'.*--shape image="):
+        cml.load(cnn)
+    with pytest.raises(cml.InputError, match="no input 'picture'.*image"):
+        cml.load(cnn, shapes={"picture": SHAPE})
+    with pytest.raises(cml.InputError, match="3 extents"):
+        cml.load(cnn, shapes={"image": (1, 3, 8)})
+
+
+def test_a_converted_model_gives_the_same(rng, cnn, tmp_path, capsys):
+    folder = tmp_path / "cnn.nnef"
+    assert main(["convert", str(cnn), str(folder), "--shape", "image=1,3,8,8"]) == 0
+    assert "weight files" in capsys.readouterr().out
+    x = rng.standard_normal(SHAPE).astype(np.float32)
+    direct = cml.Session(cml.load(cnn, shapes={"image": SHAPE}), "cpu").run({"image": x})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written = cml.Session(cml.load(folder), "cpu").run({"image": x})
+    np.testing.assert_array_equal(written["output"], direct["output"])
+
+
+def test_every_command_takes_it(cnn, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.zeros(SHAPE, np.float32))
+    shape = ["--shape", "image=1,3,8,8"]
+    run = ["run", str(cnn), *shape, "-i", f"image={tmp_path / 'x.npy'}", "--backend", "cpu"]
+    assert main(run) == 0
+    assert main(["info", str(cnn), *shape]) == 0
+    assert main(["rank", str(cnn), *shape, "--backend", "cpu", "--runs", "1"]) == 0
+    assert "model cnn" in capsys.readouterr().out
+    assert main(["info", str(cnn)]) == 2
+    assert "--shape image=" in capsys.readouterr().err
+    assert main(["info", str(cnn), "--shape", "1,3,8,8"]) == 2
+    assert "wanted NAME=1,3,64,64" in capsys.readouterr().err
