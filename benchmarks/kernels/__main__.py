@@ -22,7 +22,7 @@ from benchmarks.kernels.controls import PeakMeter
 from benchmarks.kernels.roofline import Kernel, Peaks, markdown
 from benchmarks.models import MODELS, ready_program
 from cml_engine.gpu.hlsl import ShaderKey
-from cml_engine.gpu.preparation import step_key
+from cml_engine.gpu.preparation import step_keys
 from examples.upscale import assets
 
 OUT = Path(__file__).resolve().parents[2] / "out"
@@ -36,8 +36,8 @@ def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[Ker
         times.append(1e-3 * program.time_steps(inputs, 1)[0])
         peaks.append(meter.measure())
     variants: dict[ShaderKey, list[int]] = {}
-    for step in program.plan.steps:
-        variants.setdefault(step_key(step), []).append(step.index)
+    for step, key in zip(program.plan.steps, step_keys(program.plan), strict=True):
+        variants.setdefault(key, []).append(step.index)
     totals = [float(t.sum()) for t in times]
     return [
         Kernel.of(

@@ -14,7 +14,7 @@ import wgpu
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import SLICE_BYTES, Gpu, Pipeline
-from cml_engine.gpu.preparation import Preparation, step_key
+from cml_engine.gpu.preparation import Preparation
 from cml_engine.gpu.readback import Readback
 from cml_engine.gpu.residency import Residency
 from cml_engine.gpu.timers import PassTimer
@@ -350,9 +350,8 @@ class GpuProgram:
             assert self.residency.weights is not None
             self.residency.weights.write(np.ascontiguousarray(words), offset)
 
-    def make_launch(self, step: Step) -> None:
-        """Build what the next step needs; its pipeline too, where no other step had it built."""
-        pipeline = self.gpu.pipeline(step_key(step))
+    def make_launch(self, step: Step, pipeline: Pipeline) -> None:
+        """Make what the next step needs beside its pipeline."""
         uniforms = self._uniforms
         assert uniforms is not None
         entries: list[dict[str, Any]] = [

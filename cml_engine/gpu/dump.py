@@ -14,14 +14,13 @@ pipeline that is built from then on:
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from pathlib import Path
 
 from cml_engine.atomic_write import write_atomically
 from cml_engine.errors import InputError
-from cml_engine.gpu import slang
-from cml_engine.gpu.hlsl import ShaderKey, compile_spirv, digest, include_flags, standalone_source
+from cml_engine.gpu import compilers
+from cml_engine.gpu.hlsl import ShaderKey, compile_spirv, digest, standalone_source
 
 #: the compiler's names of its targets, and the files that they become
 _TARGETS = {
@@ -45,7 +44,7 @@ def dump_kernel(key: ShaderKey, folder: str | Path) -> Path:
 
 def _dump(key: ShaderKey, folder: Path) -> Path:
     source = standalone_source(key)
-    hlsl = folder / f"{key.path.stem}-{digest(key)[:8]}.hlsl"
+    hlsl = folder / f"{key.path.stem}-{digest(key, 'spirv')[:8]}.hlsl"
     try:
         write_atomically(hlsl, source)
         write_atomically(hlsl.with_suffix(".spv"), compile_spirv(key))
@@ -62,15 +61,12 @@ def _dump(key: ShaderKey, folder: Path) -> Path:
 def _translations(source: str, key: ShaderKey) -> dict[str, bytes]:
     """The kernel for every target; the compiler's words where it has no translation."""
     found: dict[str, bytes] = {}
-    with tempfile.TemporaryDirectory(prefix="cml-dump-") as folder:
-        file = Path(folder, f"{key.path.stem}.hlsl")
-        file.write_text(source, encoding="utf-8")
-        for target, suffix in _TARGETS.items():
-            try:
-                code = slang.Slang.get().compile(file, include_flags(key), target)
-                found[suffix] = code.rstrip(b"\0")
-            except slang.SlangError as error:
-                found[suffix] = f"// no translation to {target}:\n// {error}\n".encode()
+    for target, suffix in _TARGETS.items():
+        request = compilers.Request(source, key.path, target)
+        try:
+            found[suffix] = compilers.compile(request).rstrip(b"\0")
+        except compilers.CompilerError as error:
+            found[suffix] = f"// no translation to {target}:\n// {error}\n".encode()
     return found
 
 

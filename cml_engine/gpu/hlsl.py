@@ -1,29 +1,24 @@
 """A kernel variant's HLSL source -> SPIR-V, compiled once per machine.
 
 What is compiled is a generated prelude (slice, parameters, tensors) before the kernel's own file.
-The result is kept on disk under a key of everything that could change it: source, included files,
-defines, prelude and compiler version. A second process compiles nothing.
+The result is kept on disk under a digest of everything that goes into it: source, included files,
+defines, prelude and the compiler's options. A second process compiles nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import shaders_hlsl
 from cml_engine.errors import InputError, ShaderCompileError
-from cml_engine.folders import cache_folder
-from cml_engine.gpu import slang
+from cml_engine.gpu import compilers
+from cml_engine.gpu.includes import digest_of, read_source, with_includes
 from cml_engine.gpu.params import parse_params
+from cml_engine.gpu.shader_cache import Code, cached
 from cml_engine.layout import PACKED_TYPES
-
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
-_INCLUDE_LINE = re.compile(_INCLUDE.pattern + r".*$", re.MULTILINE)
 
 #: SPIR-V's numbers of the instructions that is_misread looks at
 _OP_LABEL, _OP_LOOP_MERGE, _OP_SWITCH = 248, 246, 251
@@ -48,6 +43,8 @@ class ShaderKey:
     interface: str = ""
     #: the kernel's HLSL, where it is not what stands in ``path``
     inline: str = ""
+    #: digest of the kernel's HLSL and of what that includes
+    content: str = ""
 
     @property
     def label(self) -> str:
@@ -64,17 +61,27 @@ def shader_key(
     *,
     interface: str = "",
     inline: str = "",
+    content: str = "",
 ) -> ShaderKey:
-    """The key of a variant; a bare file name is looked up in ``shaders_hlsl/``."""
+    """The key of a variant; a bare file name is looked up in ``shaders_hlsl/``. ``content`` is
+    :func:`kernel_content`, where it is known already."""
+    file = Path(path) if inline else resolve(path)
     return ShaderKey(
-        Path(path) if inline else resolve(path),
+        file,
         params,
         tensors,
         tuple(sorted((k, str(v)) for k, v in defines.items())),
         trusted,
         interface,
         inline,
+        content or kernel_content(file, inline),
     )
+
+
+def kernel_content(path: str | Path, inline: str = "") -> str:
+    """A digest of the kernel's HLSL and of what that includes, as the files are now."""
+    file = Path(path) if inline else resolve(path)
+    return digest_of(inline or read_source(file), file.parent)
 
 
 def resolve(path: str | Path) -> Path:
@@ -89,18 +96,21 @@ def resolve(path: str | Path) -> Path:
 
 def resolved_source(key: ShaderKey) -> str:
     """What the compiler sees: defines, prelude, and the kernel's file with its line numbers."""
+    return f'{_prelude(key)}#line {_first_line(key)} "{key.path.as_posix()}"\n{own_source(key)}'
+
+
+def _prelude(key: ShaderKey) -> str:
     lines = [f"#define {name} {value}" for name, value in key.defines]
     lines += [_PRELUDE, parse_params(key.params).hlsl()]
     if any(value in PACKED_TYPES for _, value in key.defines):
         lines.append('#include "packed4.hlsli"')
     lines += [key.interface] if key.interface else _tensors(key.tensors)
-    lines.append(f'#line {_first_line(key)} "{key.path.as_posix()}"')
-    return "\n".join(lines) + "\n" + own_source(key)
+    return "\n".join(lines) + "\n"
 
 
 def own_source(key: ShaderKey) -> str:
     """The kernel's own HLSL."""
-    return key.inline or key.path.read_text(encoding="utf-8")
+    return key.inline or read_source(key.path)
 
 
 def _tensors(count: int) -> list[str]:
@@ -119,7 +129,7 @@ def _first_line(key: ShaderKey) -> int:
     return before.count("\n") + 1 if found else 1
 
 
-def compile_kernel(key: ShaderKey) -> bytes | str:
+def compile_kernel(key: ShaderKey) -> Code:
     """What wgpu gets: SPIR-V of the engine's own kernels, WGSL of a game's.
 
     naga misreads SPIR-V in which a branch leaves two constructs at once (gfx-rs/wgpu#4449), which
@@ -129,26 +139,40 @@ def compile_kernel(key: ShaderKey) -> bytes | str:
     """
     if not key.interface:
         return compile_spirv(key)
-    wgsl = cache_folder() / f"{digest(key)}.wgsl"
-    spirv = wgsl.with_suffix(".safe.spv")
-    for cached in (wgsl, spirv):
-        if cached.is_file():
-            return cached.read_text(encoding="utf-8") if cached is wgsl else cached.read_bytes()
+    return cached(digest(key, "wgsl"), compilers.version(), lambda: _portable(key))
+
+
+def _portable(key: ShaderKey) -> Code:
+    """WGSL, or SPIR-V that is read right."""
     try:
-        text = _compile(resolved_source(key), key, "wgsl").rstrip(b"\0").decode()
+        text = _compile(key, "wgsl").rstrip(b"\0").decode()
     except ShaderCompileError as refused:
-        code = compile_spirv(key)
+        code = _compile(key, "spirv")
         if is_misread(code):
             raise ShaderCompileError(
                 f"{refused.message}\nWhat WGSL lacks can be used only where no loop has a "
                 "`continue` or a `return`: write the loop without them"
             ) from None
-        store(spirv, code)
         return code
     # naga has subgroups, and refuses the line that asks for them
-    text = text.replace("enable subgroups;", "")
-    store(wgsl, text.encode())
-    return text
+    return text.replace("enable subgroups;", "")
+
+
+def compile_spirv(key: ShaderKey) -> bytes:
+    """SPIR-V of the variant, from the cache if it is there."""
+    code = cached(digest(key, "spirv"), compilers.version(), lambda: _spirv(key))
+    assert isinstance(code, bytes)
+    return code
+
+
+def _spirv(key: ShaderKey) -> bytes:
+    code = _compile(key, "spirv")
+    if not key.interface and is_misread(code):
+        raise ShaderCompileError(
+            f"kernel '{key.label}' has a loop with `continue`, which the driver's "
+            "translator misreads in SPIR-V: write the loop without it"
+        )
+    return code
 
 
 def is_misread(spirv: bytes) -> bool:
@@ -168,91 +192,22 @@ def is_misread(spirv: bytes) -> bool:
     return False
 
 
-def compile_spirv(key: ShaderKey) -> bytes:
-    """SPIR-V of the variant, from the cache if it is there."""
-    cached = cache_folder() / f"{digest(key)}.spv"
+def _compile(key: ShaderKey, target: str) -> bytes:
+    request = compilers.Request(resolved_source(key), key.path, target)
     try:
-        return cached.read_bytes()
-    except OSError:
-        code = _compile(resolved_source(key), key)
-        if not key.interface and is_misread(code):
-            raise ShaderCompileError(
-                f"kernel '{key.label}' has a loop with `continue`, which the driver's translator "
-                "misreads in SPIR-V: write the loop without it"
-            ) from None
-        store(cached, code)
-        return code
+        return compilers.compile(request)
+    except compilers.CompilerError as error:
+        raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{error}") from None
 
 
-def _compile(source: str, key: ShaderKey, target: str = "spirv") -> bytes:
-    with tempfile.TemporaryDirectory(prefix="cml-hlsl-") as folder:
-        file = Path(folder, f"{key.path.stem}.hlsl")
-        file.write_text(source, encoding="utf-8")
-        try:
-            return slang.Slang.get().compile(file, include_flags(key), target)
-        except slang.SlangError as error:
-            raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{error}") from None
-
-
-def include_flags(key: ShaderKey) -> list[str]:
-    """Where ``#include`` looks: beside the kernel, then in the engine's own folder."""
-    return [f"-I{key.path.parent}", f"-I{shaders_hlsl.FOLDER / 'include'}"]
-
-
-def digest(key: ShaderKey) -> str:
-    """Changes with everything that could change the variant's SPIR-V."""
-    source, path = resolved_source(key), key.path
-    hasher = hashlib.sha256(slang.version().encode())
-    hasher.update(source.replace(str(path.parent.as_posix()), "").encode())
-    for text in included(source, path.parent, set()):
-        hasher.update(text.encode())
-    return hasher.hexdigest()
+def digest(key: ShaderKey, target: str) -> str:
+    """Changes with everything that goes into the variant's code for this target."""
+    # not the file's place, nor a line's: the same kernel elsewhere is the same
+    source = _prelude(key) + own_source(key)
+    parts = (compilers.OPTIONS, target, digest_of(source, key.path.parent))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def standalone_source(key: ShaderKey) -> str:
     """The resolved source with its includes in their places: one text that any compiler takes."""
-    return _expanded(resolved_source(key), key.path.parent, set())
-
-
-def _expanded(source: str, folder: Path, seen: set[Path]) -> str:
-    def text_of(match: re.Match[str]) -> str:
-        file = _find_include(match[1], folder)
-        if file is None:
-            return match[0]
-        text = file.read_text(encoding="utf-8")
-        if file in seen and "#pragma once" in text:
-            return f"// {match[1]} is above"
-        seen.add(file)
-        shown = _expanded(text.replace("#pragma once", ""), file.parent, seen)
-        return f"// ---- {match[1]}\n{shown}\n// ---- end of {match[1]}"
-
-    return _INCLUDE_LINE.sub(text_of, source)
-
-
-def _find_include(name: str, folder: Path) -> Path | None:
-    candidates = (folder / name, shaders_hlsl.FOLDER / "include" / name)
-    return next((file for file in candidates if file.is_file()), None)
-
-
-def included(source: str, folder: Path, seen: set[Path]) -> list[str]:
-    """The text of every file that the source includes, directly or not, each once."""
-    texts: list[str] = []
-    for name in _INCLUDE.findall(source):
-        file = _find_include(name, folder)
-        if file is not None and file not in seen:
-            seen.add(file)
-            text = file.read_text(encoding="utf-8")
-            texts += [text, *included(text, file.parent, seen)]
-    return texts
-
-
-def store(cached: Path, code: bytes) -> None:
-    """Write whole or not at all; a cache that cannot be written is only slower."""
-    try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=cached.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(code)
-        os.replace(name, cached)
-    except OSError:
-        return
+    return with_includes(resolved_source(key), key.path.parent)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cml_engine.gpu.hlsl import ShaderKey, shader_key
-from cml_engine.plan import Plan, Step, stored_bytes
+from cml_engine.gpu.hlsl import ShaderKey, kernel_content, shader_key
+from cml_engine.plan import Plan, stored_bytes
 
 if TYPE_CHECKING:
     from cml_engine.backends.gpu import GpuProgram
@@ -28,17 +28,26 @@ UPLOAD_BYTES_PER_MS = 256 << 10
 _LAUNCHES_PER_FRAME = 32
 
 
-def step_key(step: Step) -> ShaderKey:
-    """The kernel variant of a step."""
-    return shader_key(
-        step.path,
-        step.params_layout,
-        len(step.bindings),
-        step.defines,
-        step.trusted,
-        interface=step.interface,
-        inline=step.inline,
-    )
+def step_keys(plan: Plan) -> list[ShaderKey]:
+    """The kernel variant of every step, of the files as they are now."""
+    contents: dict[tuple[str, str], str] = {}
+    keys = []
+    for step in plan.steps:
+        kernel = str(step.path), step.inline
+        if kernel not in contents:
+            contents[kernel] = kernel_content(*kernel)
+        key = shader_key(
+            step.path,
+            step.params_layout,
+            len(step.bindings),
+            step.defines,
+            step.trusted,
+            interface=step.interface,
+            inline=step.inline,
+            content=contents[kernel],
+        )
+        keys.append(key)
+    return keys
 
 
 class Preparation:
@@ -50,23 +59,22 @@ class Preparation:
         self._chunks = _weight_chunks(plan)
         self._uploaded = False
         self._building: Future[None] | None = None
-        self._steps = list(plan.steps)
+        self._keys = step_keys(plan)
+        self._next = 0
         self.done = False
 
     def finish(self, program: GpuProgram) -> None:
         """Do all of it now."""
         if self._building is not None:
             self._building.result()
-        keys = dict.fromkeys(step_key(step) for step in self._plan.steps)
-        building = [_builders().submit(self._gpu.pipeline, key) for key in keys]
+        building = [
+            _builders().submit(self._gpu.pipeline, key) for key in dict.fromkeys(self._keys)
+        ]
         self._upload(program, 1 << 62)
         wait(building)
         for pipeline in building:
             pipeline.result()
-        for step in self._steps:
-            program.make_launch(step)
-        self._steps.clear()
-        self.done = True
+        self._make_launches(program, len(self._keys))
 
     def advance(self, program: GpuProgram, budget_ms: float) -> None:
         """Do a frame's worth of it. Raises what building a pipeline raised."""
@@ -76,19 +84,24 @@ class Preparation:
         if not (self._building.done() and self._uploaded):
             return
         self._building.result()
-        batch, self._steps = self._steps[:_LAUNCHES_PER_FRAME], self._steps[_LAUNCHES_PER_FRAME:]
-        for step in batch:
-            program.make_launch(step)
-        self.done = not self._steps
+        self._make_launches(program, _LAUNCHES_PER_FRAME)
 
     def bind_again(self) -> None:
         """The tensors lie elsewhere now: the bind groups must be made anew."""
-        self._steps = list(self._plan.steps)
+        self._next = 0
         self.done = False
 
+    def _make_launches(self, program: GpuProgram, count: int) -> None:
+        """Those of the next ``count`` steps."""
+        end = self._next + count
+        for step in self._plan.steps[self._next : end]:
+            program.make_launch(step, self._gpu.pipeline(self._keys[step.index]))
+        self._next = min(end, len(self._keys))
+        self.done = self._next == len(self._keys)
+
     def _build_pipelines(self) -> None:
-        for step in self._plan.steps:
-            self._gpu.pipeline(step_key(step))
+        for key in dict.fromkeys(self._keys):
+            self._gpu.pipeline(key)
 
     def _upload(self, program: GpuProgram, limit: int) -> None:
         if self._uploaded:

@@ -1,30 +1,21 @@
 """HLSL -> SPIR-V by the Slang compiler, through its C interface and without a device.
 
-The compiler is the shared library inside the ``slangpy`` wheel; the wheel's Python module is never
-imported. A session of the compiler takes half a second to make, so it is made at the first source
-that the cache does not have, and not before.
+The compiler is a shared library inside the ``slangpy`` wheel, whose Python module is never
+imported. A session of the compiler takes half a second to make and compiles one source at a time.
+
+This file imports nothing of ours: run as a program with the library's path it is a compiler in a
+process of its own (``cml_engine/gpu/compilers.py``).
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import json
+import os
+import sys
 import threading
-from importlib import metadata
-from pathlib import Path
-
-from cml_engine.errors import DeviceError
-
-_LIBRARY_PATTERNS = ("libslang-compiler.so*", "slang-compiler.dll", "libslang-compiler*.dylib")
-_PACKAGE = "slangpy"
-
-
-def version() -> str:
-    """Name and version of the compiler, part of every cache key; loads nothing."""
-    try:
-        return f"{_PACKAGE}-{metadata.version(_PACKAGE)}"
-    except metadata.PackageNotFoundError:
-        return "none"
+from collections.abc import Sequence
+from typing import IO
 
 
 class SlangError(Exception):
@@ -34,45 +25,25 @@ class SlangError(Exception):
 class Slang:
     """One compiler session; :meth:`compile` may be called from any thread, one at a time."""
 
-    _instance: Slang | None = None
-    _lock = threading.Lock()
-
-    @classmethod
-    def get(cls) -> Slang:
-        with cls._lock:
-            if cls._instance is None:
-                cls._instance = cls(_find_library())
-            return cls._instance
-
-    def __init__(self, library: Path) -> None:
-        self._lib = ctypes.CDLL(str(library))
+    def __init__(self, library: str) -> None:
+        self._lib = ctypes.CDLL(library)
         _declare(self._lib)
+        self._lock = threading.Lock()
         self._session = self._lib.spCreateSession(None)
         if not self._session:
-            raise DeviceError(f"the Slang compiler in {library} gave no session")
+            raise SlangError(f"the Slang compiler in {library} gave no session")
 
-    def compile(
-        self,
-        path: Path,
-        arguments: list[str],
-        target: str = "spirv",
-        stage: str = "compute",
-        entry: str = "main",
-    ) -> bytes:
-        """The function ``entry`` of the file ``path`` as SPIR-V, or as another of the compiler's
-        targets; ``stage`` is ``"compute"``, ``"vertex"`` or ``"fragment"``, ``arguments`` are
-        ``-I`` and ``-D`` options. Raises :class:`SlangError` with the compiler's diagnostics."""
-        chosen = ["-profile", _PROFILES[stage], "-entry", entry]
+    def compile(self, arguments: Sequence[str]) -> tuple[bytes, list[str]]:
+        """The code of what the command line ``arguments`` asks for, and the files that were read
+        for it. Raises :class:`SlangError` with the compiler's diagnostics."""
         with self._lock:
             request = self._lib.spCreateCompileRequest(self._session)
             try:
-                return self._run(
-                    request, [*arguments, *_FLAGS, *chosen, "-target", target, str(path)]
-                )
+                return self._run(request, arguments)
             finally:
                 self._lib.spDestroyCompileRequest(request)
 
-    def _run(self, request: int, arguments: list[str]) -> bytes:
+    def _run(self, request: int, arguments: Sequence[str]) -> tuple[bytes, list[str]]:
         argv = (ctypes.c_char_p * len(arguments))(*(a.encode() for a in arguments))
         failed = self._lib.spProcessCommandLineArguments(request, argv, len(arguments)) < 0
         failed = failed or self._lib.spCompile(request) < 0
@@ -81,42 +52,69 @@ class Slang:
             raise SlangError(said.decode(errors="replace").strip())
         size = ctypes.c_size_t()
         code = self._lib.spGetCompileRequestCode(request, ctypes.byref(size))
-        return ctypes.string_at(code, size.value)
-
-
-_PROFILES = {"compute": "cs_6_2", "vertex": "vs_6_2", "fragment": "ps_6_2"}
-_FLAGS = [
-    "-lang", "hlsl", "-O2", "-matrix-layout-row-major", "-fp-mode", "precise",
-]  # fmt: skip
-
-
-def _find_library() -> Path:
-    spec = importlib.util.find_spec(_PACKAGE)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for pattern in _LIBRARY_PATTERNS:
-            for found in sorted(Path(folder).glob(pattern)):
-                return found
-    raise DeviceError(
-        "no HLSL compiler: the package 'slangpy' is not installed. "
-        "Install it (pip install slangpy) or use --backend cpu."
-    )
+        count = self._lib.spGetDependencyFileCount(request)
+        files = [self._lib.spGetDependencyFilePath(request, i).decode() for i in range(count)]
+        return ctypes.string_at(code, size.value), files
 
 
 def _declare(lib: ctypes.CDLL) -> None:
-    """C signatures of the seven functions used (slang-deprecated.h, Slang 2026)."""
-    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    """C signatures of the functions used (slang-deprecated.h, Slang 2026)."""
+    pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     for name, result, arguments in (
-        ("spCreateSession", pointer, [ctypes.c_char_p]),
+        ("spCreateSession", pointer, [text]),
         ("spCreateCompileRequest", pointer, [pointer]),
         ("spDestroyCompileRequest", None, [pointer]),
-        (
-            "spProcessCommandLineArguments",
-            integer,
-            [pointer, ctypes.POINTER(ctypes.c_char_p), integer],
-        ),
+        ("spProcessCommandLineArguments", integer, [pointer, ctypes.POINTER(text), integer]),
         ("spCompile", integer, [pointer]),
-        ("spGetDiagnosticOutput", ctypes.c_char_p, [pointer]),
+        ("spGetDiagnosticOutput", text, [pointer]),
         ("spGetCompileRequestCode", pointer, [pointer, ctypes.POINTER(ctypes.c_size_t)]),
+        ("spGetDependencyFileCount", integer, [pointer]),
+        ("spGetDependencyFilePath", text, [pointer, integer]),
     ):
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
+
+
+# ------------------------------------------------------------------ as a process of its own
+
+
+def write_message(stream: IO[bytes], head: object, body: bytes = b"") -> None:
+    """A line of JSON, which says how many bytes follow it, and those."""
+    stream.write(json.dumps([head, len(body)]).encode() + b"\n" + body)
+    stream.flush()
+
+
+def read_message(stream: IO[bytes]) -> tuple[object, bytes]:
+    """What :func:`write_message` wrote. :class:`EOFError` where the other side is gone."""
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError("the other process is gone")
+    head, size = json.loads(line)
+    body = stream.read(size)
+    if len(body) < size:
+        raise EOFError("the other process is gone")
+    return head, body
+
+
+def _serve(library: str) -> None:
+    """Compile what comes in, until nobody asks any more."""
+    # what a library prints must not come between the answers
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    compiler = Slang(library)
+    while True:
+        try:
+            arguments, _ = read_message(sys.stdin.buffer)
+        except EOFError:
+            return
+        assert isinstance(arguments, list)
+        try:
+            code, files = compiler.compile(arguments)
+        except SlangError as error:
+            write_message(answers, {"refused": str(error)})
+        else:
+            write_message(answers, {"files": files}, code)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

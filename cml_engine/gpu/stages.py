@@ -6,11 +6,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import shaders_hlsl
 from cml_engine.errors import InputError, ShaderCompileError
-from cml_engine.folders import cache_folder
-from cml_engine.gpu import slang
-from cml_engine.gpu.hlsl import included, is_misread, store
+from cml_engine.gpu import compilers
+from cml_engine.gpu.hlsl import is_misread
+from cml_engine.gpu.includes import digest_of, read_source
+from cml_engine.gpu.shader_cache import cached
 
 STAGES = ("vertex", "fragment", "compute")
 
@@ -35,21 +35,17 @@ def compile_stage(key: StageKey) -> bytes:
         raise InputError(f"unknown stage '{key.stage}'; one of {', '.join(STAGES)}")
     if not key.path.is_file():
         raise InputError(f"shader source '{key.path}' not found")
-    cached = cache_folder() / f"{_digest(key)}.spv"
-    try:
-        return cached.read_bytes()
-    except OSError:
-        code = _compile(key)
-        store(cached, code)
-        return code
+    code = cached(_digest(key), compilers.version(), lambda: _compile(key))
+    assert isinstance(code, bytes)
+    return code
 
 
 def _compile(key: StageKey) -> bytes:
-    flags = [f"-I{key.path.parent}", f"-I{shaders_hlsl.FOLDER / 'include'}"]
-    flags += [f"-D{name}={value}" for name, value in key.defines]
+    source = f'{_defines(key)}#line 1 "{key.path.as_posix()}"\n{read_source(key.path)}'
+    request = compilers.Request(source, key.path, "spirv", key.stage, key.entry)
     try:
-        code = slang.Slang.get().compile(key.path, flags, "spirv", key.stage, key.entry)
-    except slang.SlangError as error:
+        code = compilers.compile(request)
+    except compilers.CompilerError as error:
         raise ShaderCompileError(f"shader '{key.label}' does not compile:\n{error}") from None
     if is_misread(code):
         raise ShaderCompileError(
@@ -59,10 +55,12 @@ def _compile(key: StageKey) -> bytes:
     return code
 
 
+def _defines(key: StageKey) -> str:
+    return "".join(f"#define {name} {value}\n" for name, value in key.defines)
+
+
 def _digest(key: StageKey) -> str:
-    """Changes with everything that could change the stage's SPIR-V."""
-    source = key.path.read_text(encoding="utf-8")
-    hasher = hashlib.sha256(repr((slang.version(), key.stage, key.entry, key.defines)).encode())
-    for text in (source, *included(source, key.path.parent, set())):
-        hasher.update(text.encode())
-    return hasher.hexdigest()
+    """Changes with everything that goes into the stage's SPIR-V."""
+    content = digest_of(_defines(key) + read_source(key.path), key.path.parent)
+    parts = (compilers.OPTIONS, key.stage, key.entry, content)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

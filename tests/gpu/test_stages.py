@@ -82,7 +82,7 @@ def test_a_changed_include_is_compiled_anew_and_an_unchanged_one_is_not(
     gpu: cml.Gpu, shader: Path
 ) -> None:
     def compiled() -> set[str]:
-        return {file.name for file in (shader.parent / "cache").glob("*.spv")}
+        return {file.name for file in (shader.parent / "cache").rglob("*.shader")}
 
     draw(gpu, shader, "1.0")
     before = compiled()

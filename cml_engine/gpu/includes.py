@@ -1,0 +1,82 @@
+"""What an HLSL source includes: found, hashed, and put in its place.
+
+Which files a shader is made of must be known without the compiler, which is slow and may not even
+be installed. So includes name their files, in quotes or angle brackets; where the compiler reads a
+file that was not found this way, the shader is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from pathlib import Path
+
+import shaders_hlsl
+
+_INCLUDE = re.compile(
+    r'^[ \t]*(?:/\*.*?\*/[ \t]*)?#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE
+)
+_INCLUDE_LINE = re.compile(_INCLUDE.pattern + r".*$", re.MULTILINE)
+
+
+def read_source(file: Path) -> str:
+    """A source's text, read again only when the file has changed."""
+    stat = file.stat()
+    return _read(file, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=512)
+def _read(file: Path, _changed: int, _size: int) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def included(source: str, folder: Path) -> dict[Path, str]:
+    """Every file that the source includes, directly or not, and its text. Includes are looked for
+    beside the file that has them, in ``folder``, then among the engine's own."""
+    found: dict[Path, str] = {}
+    _collect(source, folder, folder, found)
+    return found
+
+
+def _collect(source: str, beside: Path, folder: Path, found: dict[Path, str]) -> None:
+    for names in _INCLUDE.findall(source):
+        file = _find(names[0] or names[1], beside, folder)
+        if file is not None and file not in found:
+            found[file] = read_source(file)
+            _collect(found[file], file.parent, folder, found)
+
+
+def _find(name: str, *folders: Path) -> Path | None:
+    candidates = (folder / name for folder in (*folders, shaders_hlsl.FOLDER / "include"))
+    return next((file.resolve() for file in candidates if file.is_file()), None)
+
+
+def digest_of(source: str, folder: Path) -> str:
+    """Changes with the source and with every file that it includes."""
+    hasher = hashlib.sha256()
+    for text in (source, *included(source, folder).values()):
+        encoded = text.encode()
+        hasher.update(len(encoded).to_bytes(8, "little") + encoded)
+    return hasher.hexdigest()
+
+
+def with_includes(source: str, folder: Path) -> str:
+    """The source with its includes in their places: one text that any compiler takes."""
+    return _expanded(source, folder, folder, set())
+
+
+def _expanded(source: str, beside: Path, folder: Path, seen: set[Path]) -> str:
+    def text_of(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        file = _find(name, beside, folder)
+        if file is None:
+            return match[0]
+        text = read_source(file)
+        if file in seen and "#pragma once" in text:
+            return f"// {name} is above"
+        seen.add(file)
+        shown = _expanded(text.replace("#pragma once", ""), file.parent, folder, seen)
+        return f"// ---- {name}\n{shown}\n// ---- end of {name}"
+
+    return _INCLUDE_LINE.sub(text_of, source)
