@@ -1,6 +1,6 @@
 // One stage of a reduction: `chunks` partial results for each of `outputs` results.
 //
-// defines: KIND    SUM, MIN, MAX, ANY, ALL;  VALUE its element type
+// defines: KIND    SUM, MIN, MAX, ANY, ALL, PROD;  VALUE its element type
 //          TERM    what is reduced: the element v, and m of the other tensor (OTHER) if there is one
 //          INDEX   wanted is the position of the extreme; partial results are value and position
 //          TREE    1: a workgroup reduces a chunk; 0: a thread does
@@ -18,6 +18,7 @@
 #define MAX 2
 #define ANY 3
 #define ALL 4
+#define PROD 5
 
 struct Item {
     VALUE value;
@@ -36,6 +37,9 @@ bool beats(float value, float best) {
 Item merge(Item a, Item b) {
 #if KIND == SUM
     a.value += b.value;
+    return a;
+#elif KIND == PROD
+    a.value *= b.value;
     return a;
 #elif KIND == ANY
     a.value |= b.value;

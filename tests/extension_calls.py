@@ -45,7 +45,47 @@ def _scatter_nd_of(op: str, d: Draw) -> Call:
     return Call(op, (x, np.concatenate(parts, -1), updates), {"reduction": reduction})
 
 
+def _reversed_of(op: str, d: Draw) -> Call:
+    shape = d.shape(d.integer(2, 4), 5)
+    time, batch = d.integer(0, len(shape) - 1), d.integer(0, len(shape) - 2)
+    batch += batch >= time
+    lengths = d.integers([shape[batch]], shape[time] + 1)
+    return Call(op, (d.any(shape), lengths), {"time_axis": time, "batch_axis": batch})
+
+
+def _product_of(op: str, d: Draw) -> Call:
+    shape = d.shape(d.integer(1, 4), 6)
+    return Call(op, (d.scalars(shape),), {"axes": d.axes(len(shape), least=1)})
+
+
+def _grid_of(op: str, d: Draw) -> Call:
+    spatial = d.integer(1, 3)
+    extents = [d.integer(1, 5) for _ in range(spatial)]
+    batch = d.integer(1, 2)
+    grid = d.scalars([batch, *d.shape(spatial, 3), spatial], -1.6, 1.6)
+    attrs = {
+        "method": d.choice(["nearest", "linear", "cubic"]),
+        "border": d.choice(["constant", "replicate", "reflect"]), "align_corners": d.flag(),
+    }  # fmt: skip
+    return Call(op, (d.scalars([batch, d.integer(1, 5), *extents]), grid), attrs)
+
+
+def _roi_of(op: str, d: Draw) -> Call:
+    x, count = d.scalars([2, d.integer(1, 3), d.integer(1, 7), d.integer(1, 7)]), d.integer(0, 3)
+    low = d.scalars([count, 2], -2, 5)
+    rois = np.hstack([low, low + d.scalars([count, 2], -1, 6)])
+    index = d.integers(d.choice([[count], [count, 1], []]), 2)
+    return Call(op, (x, rois.astype(np.float32), index), {
+        "output_size": [d.integer(1, 3), d.integer(1, 3)], "sampling_ratio": d.integer(0, 2),
+        "scale": d.choice([1.0, 0.5]), "half_pixel": d.flag(), "mode": d.choice(["avg", "max"]),
+    })  # fmt: skip
+
+
 FAMILIES: tuple[tuple[Callable[[str, Draw], Call], str], ...] = (
     (_elements_of, "gather_elements scatter_elements"),
     (_scatter_nd_of, "scatter_nd"),
+    (_reversed_of, "reverse_sequence"),
+    (_product_of, "prod_reduce"),
+    (_grid_of, "grid_sample"),
+    (_roi_of, "roi_align"),
 )

@@ -464,7 +464,7 @@ def _blocks_of(op: str, d: Draw) -> Call:
 def _lines_of(op: str, d: Draw) -> Call:
     shape = [max(e, 1) for e in d.shape(d.integer(1, 4), 7)]
     axis = d.integer(0, len(shape) - 1)
-    if op == "cumsum":
+    if op in ("cumsum", "cumprod"):
         how = {"exclusive": d.flag(), "reverse": d.flag()}
         return Call(op, (d.scalars(shape),), {"axis": axis, **how})
     attrs = {"k": d.integer(1, shape[axis]), "axis": axis, "largest": d.flag()}
@@ -495,7 +495,7 @@ _FAMILIES: tuple[tuple[Callable[[str, Draw], Call], str], ...] = (
     (_joined, "concat stack"), (_parted, "split unstack"), (_slice_of, "slice"),
     (_axes_of, "squeeze unsqueeze"), (_tile_of, "tile"), (_pad_of, "pad"),
     (_gather_of, "gather gather_nd"), (_cast_of, "cast"),
-    (_blocks_of, "depth_to_space space_to_depth"), (_lines_of, "top_k cumsum"),
+    (_blocks_of, "depth_to_space space_to_depth"), (_lines_of, "top_k cumsum cumprod"),
     (_many, "copy_n add_n"), *extension_calls.FAMILIES,
     (_quantize, " ".join(op for op in OPERATORS if op.endswith("quantize"))),
 )  # fmt: skip

@@ -37,6 +37,8 @@ FAMILIES = (
     "resize",
     "ordering",
     "scatter",
+    "grid_sample",
+    "roi_align",
 )
 
 

@@ -1,8 +1,10 @@
-"""Operators along the lines of one axis, and by places in several: top_k, cumsum, gather_nd."""
+"""Operators along the lines of one axis, and by places in several: top_k, running sums and
+products, reverse_sequence, gather_nd."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -116,26 +118,26 @@ register(
 )
 
 
-# --- cumsum -------------------------------------------------------------------------------------
+# --- cumsum, cumprod ----------------------------------------------------------------------------
 
 
-def _cumsum_infer(attrs: Attrs, x: Fact) -> Fact:
+def _running_infer(attrs: Attrs, x: Fact) -> Fact:
     check_axis(attrs.axis, x.rank)
     return x
 
 
-def _cumsum_cpu(attrs: Attrs, x: Array) -> Array:
+def _running_cpu(product: bool, attrs: Attrs, x: Array) -> Array:
     y = np.flip(x, attrs.axis) if attrs.reverse else x
-    total = np.cumsum(y, attrs.axis, dtype=np.float64)
+    total = (np.cumprod if product else np.cumsum)(y, attrs.axis, dtype=np.float64)
     if attrs.exclusive:
         total = np.roll(total, 1, attrs.axis)
         if total.size:
-            np.moveaxis(total, attrs.axis, 0)[0] = 0
+            np.moveaxis(total, attrs.axis, 0)[0] = int(product)
     total = np.flip(total, attrs.axis) if attrs.reverse else total
     return np.asarray(total.astype(np.float32))
 
 
-def _cumsum_lower(op: Lowering) -> Iterator[Dispatch]:
+def _running_lower(product: bool, op: Lowering) -> Iterator[Dispatch]:
     x, attrs = op.inputs[0], op.attrs
     if x.size == 0:
         return
@@ -147,38 +149,112 @@ def _cumsum_lower(op: Lowering) -> Iterator[Dispatch]:
             "n": x.size // extent,
             "extent": extent,
             "inner": prod(x.shape[attrs.axis + 1 :]),
+            "product": int(product),
+            "exclusive": int(attrs.exclusive),
+            "backwards": int(attrs.reverse),
         },
-        defines={
-            "CUMSUM": 1,
-            "EXCLUSIVE": int(attrs.exclusive),
-            "REVERSE": int(attrs.reverse),
-        },
+        defines={"RUNNING": 1},
     )
 
 
-def _cumsum_cases() -> Iterator[Case]:
+def _running_cases(product: bool) -> Iterator[Case]:
+    def values(*shape: int) -> Random:
+        return Random(shape, *((0.8, 1.25) if product else (-1.0, 1.0)))
+
     for exclusive in (False, True):
         for reverse in (False, True):
             how = {"exclusive": exclusive, "reverse": reverse}
-            yield Case(((2, 9, 3),), {"axis": 1, **how}, "middle axis")
-            yield Case(((3, 130),), {"axis": 1, **how}, "last axis")
-            yield Case(((70, 2),), {"axis": 0, **how}, "first axis")
+            yield Case((values(2, 9, 3),), {"axis": 1, **how}, "middle axis")
+            yield Case((values(3, 130),), {"axis": 1, **how}, "last axis")
+            yield Case((values(70, 2),), {"axis": 0, **how}, "first axis")
     how = {"exclusive": False, "reverse": False}
     yield Case(((3, 0, 2),), {"axis": 1, **how}, "empty")
     yield Case(((1,),), {"axis": 0, **how}, "one value")
 
 
+_RUNNING = {
+    "cumsum": Tolerance(
+        4e-6, 1e-5, "a sum of up to 130 values, whose lost digits are carried along"
+    ),
+    "cumprod": Tolerance(1e-5, 1e-6, "up to 130 factors, each product rounded"),
+}
+for _name, _tolerance in _RUNNING.items():
+    _product = _name == "cumprod"
+    register(
+        OpSpec(
+            _name,
+            infer=_running_infer,
+            cpu=partial(_running_cpu, _product),
+            kernel=_kernel(
+                "n:u extent:u inner:u product:u exclusive:u backwards:u",
+                partial(_running_lower, _product),
+            ),
+            cost=lambda attrs, inputs, outputs: _moved(inputs, outputs, inputs[0].size),
+            tolerance=_tolerance,
+            cases=list(_running_cases(_product)),
+        )
+    )
+
+
+# --- reverse_sequence ---------------------------------------------------------------------------
+
+
+def _reversed_infer(attrs: Attrs, x: Fact, lengths: Fact) -> Fact:
+    time, batch = (check_axis(attrs[name], x.rank, name) for name in ("time_axis", "batch_axis"))
+    if time == batch:
+        raise ShapeError(f"time_axis and batch_axis are both {time}, wanted two axes")
+    if lengths != Fact("integer", (x.shape[batch],)):
+        raise ShapeError(
+            f"lengths are {lengths}, wanted integer[{x.shape[batch]}]: one for each place of axis "
+            f"{batch} of {x}"
+        )
+    return x
+
+
+def _reversed_cpu(attrs: Attrs, x: Array, lengths: Array) -> Array:
+    lines = np.moveaxis(x, (attrs.batch_axis, attrs.time_axis), (0, 1))
+    y = np.array(lines)
+    for line, result, length in zip(lines, y, lengths.clip(0, lines.shape[1]), strict=True):
+        result[:length] = line[:length][::-1]
+    return np.moveaxis(y, (0, 1), (attrs.batch_axis, attrs.time_axis))
+
+
+def _reversed_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, attrs = op.inputs[0], op.attrs
+    if x.size == 0:
+        return
+    yield Dispatch(
+        groups=-(-x.size // _GROUP),
+        tensors=(*op.in_names, *op.out_names),
+        params={
+            "n": x.size,
+            "extent": x.shape[attrs.time_axis],
+            "inner": prod(x.shape[attrs.time_axis + 1 :]),
+            "batch": x.shape[attrs.batch_axis],
+            "batch_inner": prod(x.shape[attrs.batch_axis + 1 :]),
+        },
+        defines={"REVERSED": 1, "T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint"},
+    )
+
+
 register(
     OpSpec(
-        "cumsum",
-        infer=_cumsum_infer,
-        cpu=_cumsum_cpu,
-        kernel=_kernel("n:u extent:u inner:u", _cumsum_lower),
-        cost=lambda attrs, inputs, outputs: _moved(inputs, outputs, inputs[0].size),
-        tolerance=Tolerance(
-            4e-6, 1e-5, "a sum of up to 130 values, whose lost digits are carried along"
-        ),
-        cases=list(_cumsum_cases()),
+        "reverse_sequence",
+        infer=_reversed_infer,
+        cpu=_reversed_cpu,
+        kernel=_kernel("n:u extent:u inner:u batch:u batch_inner:u", _reversed_lower),
+        cost=lambda attrs, inputs, outputs: _moved(inputs, outputs, 0),
+        tolerance=EXACT,
+        cases=[
+            Case(((4, 3), np.array([4, 0, 1])), {"time_axis": 0, "batch_axis": 1}),
+            Case(((2, 3, 9, 2), np.array([2, 9])), {"time_axis": 2, "batch_axis": 0}, "inside"),
+            Case(
+                (Random((2, 70), -9, 9, "integer"), np.array([99, -5])),
+                {"time_axis": 1, "batch_axis": 0},
+                "lengths that are none",
+            ),
+            Case(((0, 3), np.zeros(3, np.int32)), {"time_axis": 0, "batch_axis": 1}, "empty"),
+        ],
     )
 )
 

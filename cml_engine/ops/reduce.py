@@ -1,4 +1,4 @@
-"""Reductions: sum, mean, min, max, their positions, any, all, softmax and moments.
+"""Reductions: sum, mean, product, min, max, their positions, any, all, softmax and moments.
 
 Reduced dimensions keep extent 1. A large reduction is done in stages (``reduce_kernel.py``): every
 workgroup takes a bounded number of elements, so that the scheduler can stop between any two.
@@ -24,6 +24,9 @@ Array = np.ndarray[Any, Any]
 
 SUM = Tolerance(
     4e-6, 1e-5, "sums in another order: at most 256 roundings in a row, then sums of such sums"
+)
+PRODUCT = Tolerance(
+    2e-5, 1e-6, "a rounding for each factor, in another order: up to 1500 of them in these tests"
 )
 SOFTMAX = Tolerance(1e-5, 1e-6, "exp to a few units, and a sum in another order")
 
@@ -94,6 +97,10 @@ def _cpu_sum(attrs: Attrs, x: Array) -> Array:
 
 def _cpu_mean(attrs: Attrs, x: Array) -> Array:
     return _sum(x, _cpu_axes(attrs), True)
+
+
+def _cpu_product(attrs: Attrs, x: Array) -> Array:
+    return np.asarray(np.prod(x, _cpu_axes(attrs), np.float64, keepdims=True), np.float32)
 
 
 def _cpu_moments(attrs: Attrs, x: Array) -> list[Array]:
@@ -217,6 +224,11 @@ _declare(
 _declare(
     "mean_reduce", _scalar, _cpu_mean, partial(_lower, Reduction("SUM", mean=True)),
     _cases("scalar", False), SUM, _one,
+)  # fmt: skip
+_declare(
+    "prod_reduce", _scalar, _cpu_product, partial(_lower, Reduction("PROD")),
+    [Case((Random(shape, 0.9, 1.1),), {"axes": axes}, note)
+     for shape, axes, note in (*_SHAPES, _NOTHING)], PRODUCT, _one,
 )  # fmt: skip
 _declare(
     "min_reduce", _scalar, partial(_cpu_extreme, np.min, np.inf),

@@ -37,7 +37,7 @@ _TREE_GROUP, _TREE_CHUNK = 256, 8192
 #: elements of a thread where there must be several stages anyway
 _ALONE_CHUNK = 128
 #: the value that changes nothing, as bits
-_START = {"SUM": 0, "ANY": 0, "ALL": 1, "MIN": 0x7F800000, "MAX": 0xFF800000}
+_START = {"SUM": 0, "ANY": 0, "ALL": 1, "PROD": 0x3F800000, "MIN": 0x7F800000, "MAX": 0xFF800000}
 
 _DIMS = "kept kept_in kept_out kept_other reduced reduced_in"
 _PARAMS = "outputs:u chunks:u chunk:u total:u chunk_step:u divisor:f start:u " + " ".join(
@@ -62,9 +62,10 @@ _FINISH_SOFTMAX = Row(
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What is done: ``kind`` is SUM, MIN, MAX, ANY or ALL; ``index`` asks for the position of the
-    extreme instead of its value; ``term`` is what is reduced, of the element ``v`` and of ``m``,
-    the value of another tensor at the result's place; ``mean`` divides by the number of elements.
+    """What is done: ``kind`` is SUM, PROD, MIN, MAX, ANY or ALL; ``index`` asks for the position of
+    the extreme instead of its value; ``term`` is what is reduced, of the element ``v`` and of
+    ``m``, the value of another tensor at the result's place; ``mean`` divides by the number of
+    elements.
     """
 
     kind: str

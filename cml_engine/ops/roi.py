@@ -30,8 +30,8 @@ LIMIT = 2.0**24
 
 
 def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
-    spatial = _check_inputs(x, rois, batch_index)
-    _check_sizes("output_size", attrs.output_size, x)
+    spatial = check_inputs(x, rois, batch_index)
+    check_sizes("output_size", attrs.output_size, x)
     if rois.shape[0] and x.shape[0] == 0:
         raise ShapeError(f"{rois.shape[0]} rois of {x}, which has no batch item to take them from")
     shape = (rois.shape[0], x.shape[1], *(int(n) for n in attrs.output_size))
@@ -40,7 +40,7 @@ def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
     return Fact("scalar", shape)
 
 
-def _check_inputs(x: Fact, rois: Fact, batch_index: Fact) -> int:
+def check_inputs(x: Fact, rois: Fact, batch_index: Fact) -> int:
     if x.rank not in (3, 4, 5):
         raise ShapeError(f"rois of {x}, wanted [batch, channels] and 1 to 3 spatial axes")
     spatial = x.rank - 2
@@ -57,7 +57,7 @@ def _check_inputs(x: Fact, rois: Fact, batch_index: Fact) -> int:
     return spatial
 
 
-def _check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
+def check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
     check_length(name, sizes, x.rank - 2, f"each spatial axis of {x}")
     if any(n < 1 for n in sizes):
         raise ShapeError(f"{name} {list(sizes)}, wanted 1 or more in each")
@@ -67,7 +67,7 @@ def _check_resampling(attrs: Attrs, x: Fact, spatial: int, results: int) -> None
     if _method(attrs) not in METHODS:
         raise ShapeError(f"method '{_method(attrs)}', wanted one of {', '.join(METHODS)}")
     if "sampling_rate" in attrs:
-        _check_sizes("sampling_rate", attrs.sampling_rate, x)
+        check_sizes("sampling_rate", attrs.sampling_rate, x)
     if results and 0 in x.shape[2:]:
         raise ShapeError(f"rois of {x}, which is empty: there is nothing to interpolate")
 
@@ -90,7 +90,7 @@ def _corners(rois: Array) -> Array:
     return known.clip(-LIMIT, LIMIT).reshape(len(rois), 2, rois.shape[1] // 2)
 
 
-def _items(x: Array, rois: Array, batch_index: Array) -> list[Array]:
+def items(x: Array, rois: Array, batch_index: Array) -> list[Array]:
     """Of each roi its batch item; an index that is none takes the nearest."""
     index = np.broadcast_to(batch_index.reshape(-1), len(rois)).clip(0, len(x) - 1)
     return [x[i] for i in index]
@@ -110,7 +110,7 @@ def _pool_cpu(reduce: Callable[[Array, tuple[int, ...]], Array], attrs: Attrs, x
     y = np.zeros((len(rois), x.shape[1], *attrs.output_size), np.float32)
     corners = np.floor(_corners(rois) + 0.5).astype(np.int64)
     axes = tuple(range(1, x.ndim - 1))
-    for n, item in enumerate(_items(x, rois, batch_index)):
+    for n, item in enumerate(items(x, rois, batch_index)):
         ranges = [
             _cell_ranges(corners[n, :, i], cells, x.shape[2 + i])
             for i, cells in enumerate(attrs.output_size)
@@ -148,7 +148,7 @@ def _resample_cpu(reduce: Callable[[Array, tuple[int, ...]], Array], attrs: Attr
     y = np.zeros((len(rois), x.shape[1], *sizes), np.float32)
     corners = _corners(rois)
     blocks = [part for pair in zip(sizes, rates, strict=True) for part in pair]
-    for n, item in enumerate(_items(x, rois, batch_index)):
+    for n, item in enumerate(items(x, rois, batch_index)):
         fine = item.astype(np.float64)
         for i, (size, rate) in enumerate(zip(sizes, rates, strict=True)):
             at = _positions(_method(attrs), corners[n, :, i], size * rate)

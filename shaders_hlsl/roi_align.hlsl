@@ -1,0 +1,98 @@
+// T3[roi, channel, y, x] = the average, or the greatest, of samples of T0 inside a cell of roi T1,
+// of batch item T2. A thread has a result; axis 0 is the innermost one, as in a roi's numbers.
+#include "integral.hlsli"
+
+struct Line
+{
+    float start;
+    float cell;
+    uint count;
+};
+
+float coordinate(uint roi, uint which)
+{
+    float value = T1[roi * 4 + which];
+    return cml_isnan(value) ? 0.0 : clamp(value, -16777216.0, 16777216.0);
+}
+
+Line line_of(uint roi, uint axis)
+{
+    float shift = half_pixel != 0 ? 0.5 : 0.0;
+    Line found;
+    found.start = coordinate(roi, axis) * scale - shift;
+    float size = coordinate(roi, axis + 2) * scale - shift - found.start;
+    if (half_pixel == 0) { size = max(size, 1.0); }
+    float cells = float(out_extent(axis));
+    found.cell = size / cells;
+    // the least whole number that covers the cell: a quotient may be a little off
+    float count = clamp(ceil(found.cell), 0.0, float(in_extent(axis)));
+    if (count > 0.0 && (count - 1.0) * cells >= size) { count -= 1.0; }
+    if (count < float(in_extent(axis)) && count * cells < size) { count += 1.0; }
+    found.count = ratio != 0 ? ratio : uint(count);
+    return found;
+}
+
+// a NaN wins
+float greater(float a, float b) { return b > a || cml_isnan(b) ? b : a; }
+
+struct Taps
+{
+    uint at[2];
+    float weight[2];
+};
+
+Taps taps_of(Line given, uint axis, uint place, uint sample)
+{
+    float extent = float(in_extent(axis));
+    float offset = (float(sample) + 0.5) * given.cell / float(given.count);
+    float at = given.start + (float(place) * given.cell + offset);
+    float inside = at >= -1.0 && at <= extent ? 1.0 : 0.0;
+    at = clamp(at, 0.0, extent - 1.0);
+    float low = floor(at);
+    Taps t;
+    t.at[0] = uint(low);
+    t.at[1] = min(uint(low) + 1, in_extent(axis) - 1);
+    t.weight[0] = (1.0 - (at - low)) * inside;
+    t.weight[1] = (at - low) * inside;
+    return t;
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint i = group * GROUP + lane;
+    if (i >= n) { return; }
+    uint column = i % out_extent(0);
+    uint rest = i / out_extent(0);
+    uint row = rest % out_extent(1);
+    rest /= out_extent(1);
+    uint roi = rest / channels;
+    uint item = uint(clamp(T2[roi * per_roi], 0, int(batch) - 1));
+    uint plane = (item * channels + rest % channels) * in_extent(1);
+    Line across = line_of(roi, 0);
+    Line down = line_of(roi, 1);
+    float total = 0.0;
+    for (uint sy = 0; sy < down.count; sy++) {
+        Taps y = taps_of(down, 1, row, sy);
+        for (uint sx = 0; sx < across.count; sx++) {
+            Taps x = taps_of(across, 0, column, sx);
+            float best = 0.0;
+            float sum = 0.0;
+            [ForceUnroll] for (uint k = 0; k < 4; k++) {
+                uint at = (plane + y.at[k / 2]) * in_extent(0) + x.at[k % 2];
+                float term = T0[at] * (y.weight[k / 2] * x.weight[k % 2]);
+                sum += term;
+                best = k == 0 ? term : greater(best, term);
+            }
+            if (greatest == 0) {
+                total += sum;
+            } else {
+                total = sx == 0 && sy == 0 ? best : greater(total, best);
+            }
+        }
+    }
+    uint count = across.count * down.count;
+    T3[i] = greatest != 0 ? total : total / float(max(count, 1));
+}

@@ -1,0 +1,101 @@
+"""Extensions that stand for ONNX's operators, beside ONNX's own reference implementation."""
+
+import numpy as np
+import pytest
+
+from cml_engine.graph import Attrs
+from cml_engine.ops import load_families, lookup
+
+onnx = pytest.importorskip("onnx")
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+load_families()
+
+
+def wanted(op, arrays, outputs=1, opset=22, **attrs):
+    """What ONNX's operator makes of the arrays; None leaves an input out."""
+    names = ["" if a is None else f"x{i}" for i, a in enumerate(arrays)]
+    node = onnx.helper.make_node(op, names, [f"y{i}" for i in range(outputs)], **attrs)
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [node],
+            "one",
+            [onnx.helper.make_empty_tensor_value_info(n) for n in names if n],
+            [onnx.helper.make_empty_tensor_value_info(n) for n in node.output],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", opset)],
+    )
+    given = {n: a for n, a in zip(names, arrays, strict=True) if n}
+    return ReferenceEvaluator(model).run(None, given)
+
+
+def ours(op, *arrays, **attrs):
+    spec = lookup(op)
+    return spec.cpu(Attrs(attrs), *(np.asarray(a) for a in arrays))
+
+
+def scalars(rng, *shape, low=-1.0, high=1.0):
+    return rng.uniform(low, high, shape).astype(np.float32)
+
+
+BORDERS = {"constant": "zeros", "replicate": "border", "reflect": "reflection"}
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("method", ["nearest", "linear", "cubic"])
+def test_grid_sample(method, border, align, rng):
+    attrs = {"mode": method, "padding_mode": BORDERS[border], "align_corners": int(align)}
+    x, grid = scalars(rng, 2, 2, 4, 5), scalars(rng, 2, 3, 6, 2, low=-1.6, high=1.6)
+    (right,) = wanted("GridSample", (x, grid), **attrs)
+    got = ours("grid_sample", x, grid, method=method, border=border, align_corners=align)
+    assert np.allclose(got, right, atol=2e-5)
+
+
+@pytest.mark.parametrize("ratio", [0, 2])
+@pytest.mark.parametrize("half_pixel", [False, True])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_roi_align(mode, half_pixel, ratio, rng):
+    x, index = scalars(rng, 2, 3, 9, 8), np.array([0, 1, 1, 0])
+    rois = np.array([[0, 0, 5, 6], [-3, 2, 9.5, 11], [1, 1, 1.2, 1.1], [3, 3, 8, 8]], np.float32)
+    (right,) = wanted(
+        "RoiAlign", (x, rois, index), mode=mode, sampling_ratio=ratio, spatial_scale=0.75,
+        output_height=3, output_width=2,
+        coordinate_transformation_mode="half_pixel" if half_pixel else "output_half_pixel",
+    )  # fmt: skip
+    got = ours("roi_align", x, rois, index, mode=mode, sampling_ratio=ratio, scale=0.75,
+               output_size=[3, 2], half_pixel=half_pixel)  # fmt: skip
+    assert np.allclose(got, right, atol=2e-5)
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "min", "max"])
+def test_scatter(reduction, rng):
+    x = scalars(rng, 3, 5)
+    indices, updates = rng.integers(-5, 5, (2, 9)), scalars(rng, 2, 9)
+    (right,) = wanted("ScatterElements", (x, indices, updates), axis=1, reduction=reduction)
+    got = ours("scatter_elements", x, indices, updates, axis=1, reduction=reduction)
+    assert np.allclose(got, right, atol=1e-6)
+    rows, updates = rng.integers(-3, 3, (4, 2, 1)), scalars(rng, 4, 2, 5)
+    (right,) = wanted("ScatterND", (x, rows, updates), reduction=reduction)
+    assert np.allclose(ours("scatter_nd", x, rows, updates, reduction=reduction), right, atol=1e-6)
+
+
+def test_moves(rng):
+    x, indices = scalars(rng, 3, 5), rng.integers(-5, 5, (3, 7))
+    (right,) = wanted("GatherElements", (x, indices), axis=1)
+    assert np.array_equal(ours("gather_elements", x, indices, axis=1), right)
+    lengths = np.array([5, 1, 3])
+    (right,) = wanted("ReverseSequence", (x, lengths), time_axis=1, batch_axis=0)
+    assert np.array_equal(ours("reverse_sequence", x, lengths, time_axis=1, batch_axis=0), right)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_whole_numbers(sign):
+    a = np.array([7, -7, 6, -6, 5], np.int32) * sign
+    b = np.array([3, 3, -2, 4, -5], np.int32)
+    assert np.array_equal(ours("int_mod", a, b), wanted("Mod", (a, b))[0])
+    assert np.array_equal(ours("int_rem", a, b), wanted("Mod", (a, b), fmod=1)[0])
+    x = np.array([0.5, 1.5, 2.5, -0.5, -1.5], np.float32) * sign
+    assert np.array_equal(ours("round_even", x), wanted("Round", (x,))[0])
+    assert np.array_equal(ours("fmod", x, b.astype(np.float32)),
+                          wanted("Mod", (x, b.astype(np.float32)), fmod=1)[0])  # fmt: skip
