@@ -26,6 +26,14 @@ NUMPY_DTYPE: Mapping[str, np.dtype[Any]] = {
     "logical": np.dtype(np.bool_),
 }
 
+#: NNEF's type of an array by its ``dtype.kind``
+DTYPE_OF_KIND: Mapping[str, str] = {
+    "f": "scalar",
+    "i": "integer",
+    "u": "integer",
+    "b": "logical",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:

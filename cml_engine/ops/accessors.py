@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from cml_engine.errors import DeviceError
-from cml_engine.graph import Fact
+from cml_engine.graph import DTYPE_OF_KIND, Fact
 from cml_engine.layout import HLSL_TYPE
 from cml_engine.nnef.ast import Type
 from cml_engine.nnef.signatures import Signature
@@ -312,8 +312,7 @@ def _fact(op: Lowering, tensor: str) -> Fact:
         return Fact("scalar", (op.scratch_words[tensor],))
     if tensor in op.packed:
         array = op.packed[tensor]
-        kinds = {"f": "scalar", "b": "logical"}
-        return Fact(kinds.get(array.dtype.kind, "integer"), array.shape)
+        return Fact(DTYPE_OF_KIND[array.dtype.kind], array.shape)
     return op.fact(tensor)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from cml_engine.errors import CmlError, InternalError, ShapeError
-from cml_engine.graph import Fact, Graph, Node
+from cml_engine.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops.spec import lookup
 
+Array = np.ndarray[Any, Any]
 #: more elements than any GPU buffer or index of ours can address
 MAX_ELEMENTS = 1 << 31
 MAX_RANK = 8
@@ -17,6 +21,7 @@ MAX_RANK = 8
 def infer_facts(graph: Graph) -> Graph:
     """The graph with a fact for every tensor; :class:`ShapeError` where an operator cannot take
     its inputs, with the line of the model that asks for it."""
+    constants = {name: _constant(graph, name) for name in graph.constants}
     facts = dict(graph.facts)
     for node in graph.nodes:
         for name, fact in zip(node.outputs, infer_node(node, facts), strict=True):
@@ -27,7 +32,18 @@ def infer_facts(graph: Graph) -> Graph:
                 f"update of '{variable}' wants {facts[variable]}, '{value}' is {facts[value]}",
                 graph.sources.get(variable),
             )
-    return graph.with_(facts=facts)
+    return graph.with_(facts=facts, constants=constants)
+
+
+def _constant(graph: Graph, name: str) -> Array:
+    """The constant in its fact's own type; every backend takes it as it lies there."""
+    value, fact = np.asarray(graph.constants[name]), graph.facts[name]
+    if value.shape != fact.shape or DTYPE_OF_KIND.get(value.dtype.kind) != fact.dtype:
+        raise ShapeError(
+            f"constant '{name}' is {value.dtype}{list(value.shape)}, wanted {fact}",
+            graph.sources.get(name),
+        )
+    return value.astype(NUMPY_DTYPE[fact.dtype], copy=False)
 
 
 def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:

@@ -7,14 +7,14 @@ The engine's own rules are lists in the passes beside this file; a game adds one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import OperatorError
-from cml_engine.graph import Fact, Graph, Node, unused_name
+from cml_engine.errors import CmlError, OperatorError
+from cml_engine.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Fact, Graph, Node, unused_name
 from cml_engine.passes.dead_code import eliminate_dead_code
 from cml_engine.passes.infer import infer_node
 
@@ -52,9 +52,10 @@ class Match:
         return self.graph.constants[name] if self.graph.is_constant(name) else None
 
     def add_constant(self, suffix: str, value: Array) -> str:
-        """A new constant for the replacement; returns its name."""
+        """A new constant for the replacement; returns its name. Floats become a ``scalar``,
+        whole numbers an ``integer``, truth values a ``logical`` tensor of the array's shape."""
         name = unused_name(f"{self.last.outputs[0]}.{suffix}", self.graph.facts, self.added)
-        self.added[name] = value
+        self.added[name] = _tensor(name, np.asarray(value))
         return name
 
     def node(self, op: str, inputs: Sequence[str], attrs: Any) -> Node:
@@ -129,6 +130,8 @@ class _Sweep:
         self._constants: dict[str, Array] = {}
         self._renamed: dict[str, str] = {}
         self._nodes: list[Node] = []
+        #: results of the nodes that are not computed before this one
+        self._to_come = {name for node in graph.nodes for name in node.outputs}
         # readers only ever become more here, so "one reader" is never said of two
         self._uses = Counter(n for node in graph.nodes for n in set(node.reads))
 
@@ -139,6 +142,7 @@ class _Sweep:
             node = self._with_new_names(original)
             found = self._replacement(node)
             changed |= found is not None
+            self._to_come.difference_update(node.outputs)
             if isinstance(found, str):
                 self._renamed[node.outputs[0]] = found
                 continue
@@ -148,7 +152,7 @@ class _Sweep:
         return changed
 
     def result(self) -> Graph:
-        facts = {n: Fact("scalar", v.shape) for n, v in self._constants.items()}
+        facts = _facts_of(self._constants)
         return self._graph.with_(
             nodes=tuple(self._nodes),
             facts={**self._graph.facts, **facts},
@@ -182,7 +186,7 @@ class _Sweep:
         if nodes is None:
             return None
         match = Match(self._graph_now(), nodes, position)
-        found = rule.replace(match)
+        found = _replaced(rule, match)
         if found is None or (isinstance(found, str) and node.outputs[0] in self._roots):
             return None
         self._check(rule, match, found)
@@ -213,12 +217,54 @@ class _Sweep:
     def _check(self, rule: Rule, match: Match, found: Node | str) -> None:
         """A rule that changes the type or shape of a result is wrong wherever it applies."""
         wanted = match.fact(match.last.outputs[0])
-        added = {n: Fact("scalar", v.shape) for n, v in match.added.items()}
-        facts = {**match.graph.facts, **added}
+        facts = {**match.graph.facts, **_facts_of(match.added)}
+        reads = (found,) if isinstance(found, str) else found.reads
+        if unknown := [n for n in reads if n not in facts or n in self._to_come]:
+            raise _at_fault(
+                rule, match, f"its replacement reads '{unknown[0]}', which is not there yet"
+            )
         got = facts[found] if isinstance(found, str) else infer_node(found, facts)[0]
         if got != wanted or (not isinstance(found, str) and found.outputs != match.last.outputs):
-            raise OperatorError(
-                f"rule '{rule.name}' at {match.last.title}: its replacement gives {got}, wanted "
-                f"{wanted} as '{match.last.outputs[0]}'; make it return None where it does not fit",
-                match.last.source,
+            raise _at_fault(
+                rule,
+                match,
+                f"its replacement gives {got}, wanted {wanted} as '{match.last.outputs[0]}'",
             )
+
+
+def _replaced(rule: Rule, match: Match) -> Node | str | None:
+    """What the rule's function says, which may be a game's."""
+    try:
+        found = rule.replace(match)
+    except CmlError:
+        raise
+    except Exception as error:
+        said = f"its function failed: {type(error).__name__}: {error}"
+        raise _at_fault(rule, match, said) from error
+    if found is not None and not isinstance(found, Node | str):
+        raise _at_fault(rule, match, f"it gives {found!r}, wanted a node or a tensor's name")
+    return found
+
+
+def _at_fault(rule: Rule, match: Match, what: str) -> OperatorError:
+    return OperatorError(
+        f"rule '{rule.name}' at {match.last.title}: {what}; make it return None where it does not "
+        "fit",
+        match.last.source,
+    )
+
+
+def _tensor(name: str, value: Array) -> Array:
+    """The value as one of NNEF's types, and nobody else's memory."""
+    dtype = DTYPE_OF_KIND.get(value.dtype.kind)
+    if dtype is None:
+        raise OperatorError(f"constant '{name}': wanted numbers or truth values, got {value.dtype}")
+    with np.errstate(over="ignore"):
+        array = np.array(value, NUMPY_DTYPE[dtype], order="C")
+    if dtype == "integer" and not np.array_equal(array, value):
+        raise OperatorError(f"constant '{name}': a value does not fit into {array.dtype}")
+    return array
+
+
+def _facts_of(constants: Mapping[str, Array]) -> dict[str, Fact]:
+    return {n: Fact(DTYPE_OF_KIND[v.dtype.kind], v.shape) for n, v in constants.items()}

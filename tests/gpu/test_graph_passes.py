@@ -17,7 +17,7 @@ from cml_engine.passes import STAGES, optimize, rules
 from cml_engine.passes.choose_layout import choose_layout
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.session import CompileOptions, Session
-from cml_engine.testing import SENTINEL, random_partition
+from cml_engine.testing import SENTINEL, full_attrs, random_partition
 from tests.graphs import BLOCKS, Net, random_graph
 
 REWRITING = ("common", "bypass", "padding", "affine", "normalization", "fuse", "chains", "views")
@@ -181,3 +181,22 @@ def test_slices_and_stacks_in_place_have_the_bits_of_copies(gpu):
     assert [[s.op for s in plan.steps].count("stack") for plan in plans] == [0, 3]
     one, other = bits(fused, inputs, gpu), bits(fused, inputs, gpu, views=False)
     np.testing.assert_array_equal(one[graph.outputs[0]], other[graph.outputs[0]])
+
+
+def test_a_rule_s_whole_numbers_are_an_operand_on_every_backend(gpu):
+    """``abs(x)`` becomes ``x`` with its rows in another order."""
+    net = Net(2, 3)
+    graph = net.graph(net.op("abs", "x"))
+
+    def reordered(match):
+        rows = match.add_constant("rows", np.array([1, 0]))
+        return match.node("gather", (match.last.inputs[0], rows), full_attrs("gather", {"axis": 0}))
+
+    rule = rules.register_rule(rules.Rule("reordered", ("abs",), reordered))
+    try:
+        sessions = [Session(graph, backend) for backend in ("cpu", gpu)]
+    finally:
+        rules.unregister_rule(rule)
+    inputs = net.input()
+    for session in sessions:
+        np.testing.assert_array_equal(session.run(inputs)["t0"], inputs["x"][::-1])

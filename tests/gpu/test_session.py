@@ -13,11 +13,14 @@ import cml_engine as cml
 from cml_engine.backends.shadow import shadow_run
 from cml_engine.errors import InputError
 from cml_engine.gpu import preparation
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.ops.spec import OpSpec, lookup, register, unregister
 from cml_engine.passes import optimize
+from cml_engine.passes.infer import infer_facts
 from cml_engine.report.validation import Validation
 from cml_engine.session import CompileOptions
-from cml_engine.testing import random_partition
+from cml_engine.testing import full_attrs, random_partition
+from tests.gpu.test_frame_scheduler import Host
 from tests.models import inputs_abc, write_model, write_model_abc
 
 #: the blog's model has no version line, which is a notice
@@ -234,6 +237,42 @@ def test_types_ranks_and_empty_tensors_reach_the_host(tmp_path, gpu):
     np.testing.assert_array_equal(got["l2"], ~values["l"])
     assert got["l2"].dtype == np.bool_ and got["e2"].shape == (2, 0, 3)
     assert got["s2"].shape == () and got["s2"] == -2.5
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 0, 3), (3,)], ids=str)
+@pytest.mark.parametrize("dtype", ["scalar", "integer", "logical"])
+def test_every_output_has_the_type_and_shape_that_it_is_said_to_have(dtype, shape, gpu):
+    """Computed, an input, a constant or a variable; with elements or without; from a run, a job's
+    tensors or a file."""
+    value = np.ones(shape, NUMPY_DTYPE[dtype])
+    turned = full_attrs("transpose", {"axes": list(range(len(shape)))[::-1]})
+    reshaped = full_attrs("reshape", {"shape": [*shape, 1]})
+    nodes = (
+        Node("copy", ("x",), ("copied",), Attrs()),
+        Node("transpose", ("x",), ("turned",), turned),
+        Node("reshape", ("x",), ("shaped",), reshaped),
+    )
+    facts = dict.fromkeys(("x", "k", "v"), Fact(dtype, shape))
+    outputs = ("copied", "turned", "shaped", "x", "k", "v")
+    made = Graph(
+        "g", ("x",), outputs, nodes, facts, {"k": value, "v": value}, updates=(("v", "x"),)
+    )
+    graph = infer_facts(made)
+    inputs = {"x": value}
+    for backend in (gpu, "cpu"):
+        session = cml.Session(graph, backend)
+        found = [session.run(inputs)]
+        if backend is gpu:
+            host = Host(gpu, budget_ms=5.0)
+            job = host.scheduler.submit(session, inputs)
+            host.until(lambda job=job: job.ended and job.read("copied") is not None)
+            found.append({name: job.read(name) for name in outputs})
+            assert {name: job.tensor(name).fact for name in outputs} == session.outputs
+        for arrays in found:
+            for name, fact in session.outputs.items():
+                array = arrays[name]
+                assert isinstance(array, np.ndarray) and array.dtype == NUMPY_DTYPE[dtype], name
+                assert array.shape == fact.shape and np.all(array == 1), name
 
 
 def test_an_input_may_be_an_output_and_so_may_a_constant(tmp_path, gpu):

@@ -1,10 +1,13 @@
 """What each rewriting pass changes, and what it must leave alone."""
 
+import re
+
 import numpy as np
 import pytest
 
 from cml_engine.backends.cpu import CpuProgram
 from cml_engine.errors import OperatorError
+from cml_engine.graph import Fact
 from cml_engine.ops.lowering import Limits
 from cml_engine.ops.pointwise import MAX_OPERANDS
 from cml_engine.passes import optimize
@@ -15,7 +18,7 @@ from cml_engine.passes.fold_affine import fold_affine
 from cml_engine.passes.fold_padding import fold_padding
 from cml_engine.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
 from cml_engine.passes.lower import PlanOptions, lower
-from cml_engine.passes.rules import Rule, register_rule, rewrite, unregister_rule
+from cml_engine.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
 from cml_engine.passes.sink_transposes import sink_transposes
 from tests.graphs import BLOCKS, Net
 
@@ -295,6 +298,61 @@ def test_a_rule_that_changes_the_shape_is_refused_by_name():
         rewrite(graph, [wrong])
     with pytest.raises(OperatorError, match="empty pattern"):
         register_rule(Rule("nothing", (), lambda m: None))
+
+
+@pytest.mark.parametrize(
+    ("value", "fact", "cast"),
+    [
+        (np.array([[1.5]]), Fact("scalar", (1, 1)), np.float32),
+        (np.array([0, 1]), Fact("integer", (2,)), np.int32),
+        (3, Fact("integer", ()), np.int32),
+        (np.zeros((2, 0), np.uint8), Fact("integer", (2, 0)), np.int32),
+        (np.array([True, False]), Fact("logical", (2,)), np.bool_),
+        (np.float16(0.5), Fact("scalar", ()), np.float32),
+    ],
+)
+def test_a_rule_s_constants_keep_their_type_and_shape(value, fact, cast):
+    net = Net(2, 3)
+    graph = net.graph(net.op("neg", "x"))
+
+    def replace(match):
+        name = match.add_constant("k", value)
+        np.testing.assert_array_equal(match.constant(name), value)
+        return match.node("copy", (name,), match.last.attrs)
+
+    with pytest.raises(OperatorError, match=f"its replacement gives {re.escape(str(fact))}, "):
+        rewrite(graph, [Rule("constant", ("neg",), replace)])
+
+    def beside(match):
+        match.add_constant("k", value)
+        return match.node("abs", match.last.inputs, match.last.attrs)
+
+    sweep = _Sweep(graph, [Rule("beside", ("neg",), beside)])
+    assert sweep.run()
+    changed = sweep.result()
+    (name,) = changed.constants
+    assert changed.facts[name] == fact and changed.constants[name].dtype == cast
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (lambda m: m.node("neg", ("nobody",), m.last.attrs), "reads 'nobody', which is not there"),
+        (lambda m: "nobody", "reads 'nobody', which is not there"),
+        (lambda m: m.node("neg", ("t1",), m.last.attrs), "reads 't1', which is not there yet"),
+        (lambda m: m.node("neg", m.last.outputs, m.last.attrs), "reads 't0', which is not there"),
+        (lambda m: ["x"], r"gives \['x'\], wanted a node"),
+        (lambda m: 1 / 0, "its function failed: ZeroDivisionError"),
+        (lambda m: m.add_constant("k", "text"), "wanted numbers or truth values, got <U4"),
+        (lambda m: m.add_constant("k", 2**40), "does not fit into int32"),
+    ],
+)
+def test_what_a_rule_gives_is_looked_at(found, says):
+    net = Net(2, 3)
+    h = net.op("abs", "x")
+    graph = net.graph(net.op("neg", net.op("exp", h)))
+    with pytest.raises(OperatorError, match=says):
+        rewrite(graph, [Rule("wrong", ("abs",), found)])
 
 
 TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
