@@ -22,7 +22,7 @@ from cml_engine.cli_common import (
 )
 from cml_engine.cli_options import add_options, milliseconds, positive
 from cml_engine.errors import CmlError, InputError
-from cml_engine.loading import load, save
+from cml_engine.loading import load, save_checked
 from cml_engine.plugins import load_entry_points, load_file
 from cml_engine.session import Session, check_inputs, random_inputs
 
@@ -172,7 +172,7 @@ def _ops(a: argparse.Namespace) -> int:
 
 def _convert(a: argparse.Namespace) -> int:
     graph = _converted(Path(a.source), a.shape)
-    save(graph, a.destination, overwrite=a.overwrite)
+    save_checked(graph, a.destination, overwrite=a.overwrite)
     print(f"{a.destination}: {len(graph.nodes)} operations, {len(graph.labels)} weight files")
     return 0
 
@@ -183,9 +183,9 @@ def _converted(source: Path, shapes: list[str]) -> Graph:
         return load(source, shapes=named_shapes(shapes))
     from cml_engine.convert import convert
 
-    if len(shapes) > 1:
-        raise InputError(f"'{source}' has one input: give --shape once")
-    return convert(source, shape=one_shape(shapes[0]) if shapes else None)
+    if len(shapes) == 1 and "=" not in shapes[0]:
+        return convert(source, one_shape(shapes[0]))
+    return convert(source, named_shapes(shapes))
 
 
 def _backend(a: argparse.Namespace) -> Gpu | str:
@@ -280,8 +280,8 @@ def _convert_options(sub: argparse.ArgumentParser) -> None:
         "--shape",
         action="append",
         default=[],
-        metavar="[NAME=]1,3,64,64",
-        help="an input's extents; the name is for .onnx, where it may be given again",
+        metavar="[NAME=]1,3,H,W",
+        help="an input's extents, the batch first; of several inputs say which",
     )
     sub.add_argument("--overwrite", action="store_true")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from cml_engine import nnef
 from cml_engine.backends.cpu import run_node
 from cml_engine.convert.engine import Engine
-from cml_engine.errors import InputError
+from cml_engine.errors import InputError, InternalError
 from cml_engine.graph import Graph
 from cml_engine.nnef.fake_quantize import fake_quantized
 from cml_engine.nnef.parser import parse_fragments
@@ -76,6 +77,18 @@ def _expanded(text: str) -> Graph:
 def save(graph: Graph, path: str | Path, *, overwrite: bool = False) -> None:
     """Write the graph as an NNEF folder (or, for a name in ``.tgz``, as an archive of one)."""
     nnef.save(graph, path, overwrite=overwrite)
+
+
+def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> None:
+    """``save``, of what ``load`` surely reads back: nothing is replaced before that is tried."""
+    with TemporaryDirectory() as folder:
+        trial = Path(folder) / "model"
+        save(graph, trial)
+        again = load(trial)
+    wanted, got = ([g.facts[name] for name in (*g.inputs, *g.outputs)] for g in (graph, again))
+    if wanted != got:
+        raise InternalError(f"'{graph.name}' would be read back otherwise than it was converted")
+    save(graph, path, overwrite=overwrite)
 
 
 def _built(text: str) -> Graph:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from cml_engine.convert.builder import Infer
-from cml_engine.convert.ncnn import convert_ncnn
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph
 
@@ -13,17 +12,19 @@ __all__ = ["convert"]
 
 
 def convert(
-    path: str | Path, shape: tuple[int, ...] | None = None, infer: Infer | None = None
+    path: str | Path, shape: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None
 ) -> Graph:
-    """Read a model of another format.
+    """Read a ncnn ``.param`` and the ``.bin`` beside it.
 
-    Parameters
-    ----------
-    path : a ncnn ``.param``, with its ``.bin`` beside it.
-    shape : the input's shape, like ``(1, 3, 64, 64)``, for formats that do not hold it.
-    infer : the engine's shape inference; a few layers need it to be convertible.
+    ``shape`` is the input's, like ``(1, 3, 64, 64)``, where the file does not hold it; of several
+    inputs a mapping from their names.
     """
     path = Path(path)
-    if path.suffix == ".param":
-        return convert_ncnn(path, shape, infer)
-    raise InputError(f"'{path}': the format '{path.suffix}' is unknown: wanted a ncnn .param")
+    if path.suffix != ".param":
+        raise InputError(f"'{path}': the format '{path.suffix}' is unknown: wanted a ncnn .param")
+    from cml_engine.convert.ncnn import convert_ncnn
+    from cml_engine.ops import load_families
+    from cml_engine.passes.infer import infer_node
+
+    load_families()
+    return convert_ncnn(path, infer_node, shape)

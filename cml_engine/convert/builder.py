@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,11 +20,14 @@ from cml_engine.nnef.signatures import REQUIRED, Signature, signature
 Array = np.ndarray[Any, Any]
 Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
 
+#: Names become labels, and so files: the longest that file systems take is 255 characters.
+_LONGEST = 100
+
 
 class GraphBuilder:
     """Nodes, constants and names so far; ``source`` is where the next ones come from."""
 
-    def __init__(self, infer: Infer | None = None) -> None:
+    def __init__(self, infer: Infer) -> None:
         self._infer = infer
         self._taken: set[str] = set()
         self.source: Source | None = None
@@ -35,19 +39,22 @@ class GraphBuilder:
         self.sources: dict[str, Source] = {}
 
     def name(self, wanted: str) -> str:
-        """A free identifier, as near to the wanted one as can be."""
-        base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)
+        """A free identifier, as near to the wanted one as can be.
+
+        Two names differ by more than their case, because labels become files.
+        """
+        base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)[:_LONGEST]
         base = base if is_identifier(base) else f"t{base}"
         found, count = base, 1
-        while found in self._taken:
+        while found.lower() in self._taken:
             count += 1
             found = f"{base}_{count}"
-        self._taken.add(found)
+        self._taken.add(found.lower())
         return found
 
     def reserve(self, names: Iterable[str]) -> None:
         """Names that stay as they are, identifiers or not: nothing else is called so."""
-        self._taken.update(names)
+        self._taken.update(name.lower() for name in names)
 
     def input(self, wanted: str, shape: Sequence[int]) -> str:
         name = self.name(wanted)
@@ -75,7 +82,7 @@ class GraphBuilder:
         array = np.array(value, NUMPY_DTYPE[dtype])
         array.flags.writeable = False
         name = literal_name(array)
-        while name in self._taken:  # an input that is called "0.5"
+        while name.lower() in self._taken:  # an input that is called "0.5"
             name += "'"
         self.constants[name] = array
         self._declare(name, Fact(dtype, ()))
@@ -103,6 +110,18 @@ class GraphBuilder:
         self._infer_facts(node)
         return list(outputs)
 
+    def rename(self, tensor: str, wanted: str, first: int = 0) -> str:
+        """Another name for a result of the nodes from number ``first`` on, which alone read it."""
+        self._taken.discard(tensor.lower())
+        new = self.name(wanted)
+        for i in range(first, len(self.nodes)):
+            node = self.nodes[i]
+            inputs = tuple(new if n == tensor else n for n in node.inputs)
+            outputs = tuple(new if n == tensor else n for n in node.outputs)
+            self.nodes[i] = replace(node, inputs=inputs, outputs=outputs)
+        self.facts[new] = self.facts.pop(tensor)
+        return new
+
     def graph(self, name: str, outputs: Sequence[str]) -> Graph:
         if not outputs or not self.inputs:
             raise ModelError(f"'{name}' has no {'outputs' if self.inputs else 'inputs'}")
@@ -123,8 +142,6 @@ class GraphBuilder:
             self.sources[name] = self.source
 
     def _infer_facts(self, node: Node) -> None:
-        if self._infer is None:
-            return
         try:
             self.facts.update(zip(node.outputs, self._infer(node, self.facts), strict=True))
         except CmlError as error:
@@ -132,4 +149,5 @@ class GraphBuilder:
 
 
 def _signature(op: str) -> Signature:
+    """An operator of NNEF's or of the engine's own library."""
     return extension_signatures().get(op) or signature(op)

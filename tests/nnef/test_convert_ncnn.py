@@ -1,8 +1,10 @@
-"""ncnn models: every layer type's operators, and files that are not right."""
+"""ncnn models: what common layers become, and files that are not right.
+
+``tests/oracles/test_ncnn_layers.py`` compares every layer's numbers with ncnn's.
+"""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cml_engine as cml
 from cml_engine import nnef
+from cml_engine.cli import main
 from cml_engine.convert import convert
+from cml_engine.convert.ncnn import LAYERS, REFUSED
 from cml_engine.errors import CmlError, InputError, ModelError
-from cml_engine.graph import Fact, Graph, Node
+from cml_engine.graph import Fact, Graph
+from tests.ncnn_models import FLOAT16, FLOAT32, write
 
 Array = np.ndarray[Any, Any]
 Convert = Callable[..., Graph]
 
-FLOAT32, FLOAT16 = struct.pack("<I", 0), struct.pack("<I", 0x01306B47)
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "ncnn.md"
 
 
 def raw(*values: float) -> bytes:
@@ -35,15 +41,12 @@ def convert_lines(tmp_path: Path) -> Convert:
 
     def run(*lines: str, weights: bytes = b"", **more: Any) -> Graph:
         every = ("Input input 0 1 in 0=8 1=8 2=4", *lines)
-        text = f"7767517\n{len(every)} {len(every)}\n" + "\n".join(every) + "\n"
-        (tmp_path / "m.param").write_text(text)
-        (tmp_path / "m.bin").write_bytes(weights)
-        return convert(tmp_path / "m.param", **more)
+        return convert(write(tmp_path, every, weights), **more)
 
     return run
 
 
-LAYERS: list[tuple[str, bytes, str, dict[str, Any]]] = [
+COMMON: list[tuple[str, bytes, str, dict[str, Any]]] = [
     ("Convolution c 1 1 in out 0=2 1=3 4=1 5=1 6=72", FLOAT32 + counted(74), "conv",
      {"padding": [(1, 1), (1, 1)], "stride": [1, 1], "dilation": [1, 1], "groups": 1}),
     ("Convolution c 1 1 in out 0=2 1=3 11=1 2=2 12=3 3=4 13=5 4=1 15=2 14=3 16=4 6=24",
@@ -54,7 +57,7 @@ LAYERS: list[tuple[str, bytes, str, dict[str, Any]]] = [
     ("ConvolutionDepthWise c 1 1 in out 0=4 1=3 4=1 6=36 7=4", FLOAT32 + counted(36), "conv",
      {"groups": 4}),
     ("Deconvolution c 1 1 in out 0=2 1=4 3=2 4=1 18=1 6=128", FLOAT32 + counted(128), "deconv",
-     {"padding": [(1, 1), (1, 0)], "stride": [2, 2]}),
+     {"padding": [(1, 0), (1, 0)], "stride": [2, 2]}),
     ("PReLU p 1 1 in out 0=4", counted(4), "prelu", {}),
     ("ReLU r 1 1 in out", b"", "relu", {}),
     ("ReLU r 1 1 in out 0=0.2", b"", "leaky_relu", {"alpha": 0.2}),
@@ -79,7 +82,7 @@ LAYERS: list[tuple[str, bytes, str, dict[str, Any]]] = [
      {"padding": [(0, 0), (0, 0), (1, 2), (3, 4)], "border": "constant", "value": 0.5}),
     ("Padding p 1 1 in out 0=1 1=1 2=1 3=1 4=2", b"", "pad", {"border": "reflect"}),
     ("Crop c 1 1 in out 0=1 1=2 3=4 4=-233 5=-233 7=3", b"", "slice",
-     {"axes": [1, 2, 3], "begin": [0, 2, 1], "end": [0, -3, 5]}),
+     {"axes": [2, 3], "begin": [2, 1], "end": [5, 5]}),
     ("BatchNorm b 1 1 in out 0=4 1=0.001", counted(16), "batch_normalization",
      {"epsilon": 0.001}),
     ("Scale s 1 1 in out 0=4", counted(4), "mul", {}),
@@ -91,7 +94,7 @@ LAYERS: list[tuple[str, bytes, str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("lines", "weights", "op", "attrs"), LAYERS, ids=[a for a, *_ in LAYERS])
+@pytest.mark.parametrize(("lines", "weights", "op", "attrs"), COMMON, ids=[a for a, *_ in COMMON])
 def test_layers(
     convert_lines: Convert,
     tmp_path: Path,
@@ -162,63 +165,166 @@ def test_activations_fused_by_ncnn(
     assert dict(graph.nodes[1].attrs) == attrs
 
 
-def test_pixel_shuffle_moves_channels_to_pixels(convert_lines: Convert) -> None:
-    x = np.arange(1 * 4 * 8 * 8, dtype=np.float32).reshape(1, 4, 8, 8)
-    graph = convert_lines("PixelShuffle p 1 1 in out 0=2")
-    value = x
-    for node in graph.nodes:
-        if node.op == "transpose":
-            value = value.transpose(node.attrs.axes)
-            continue
-        start = node.attrs.axis_start
-        stop = start + node.attrs.axis_count
-        shape = (*value.shape[:start], *node.attrs.shape, *value.shape[stop:])
-        value = value.reshape(shape)
-    wanted = np.zeros((1, 1, 16, 16), np.float32)
-    for i in range(2):
-        for j in range(2):
-            wanted[0, 0, i::2, j::2] = x[0, 2 * i + j]
-    np.testing.assert_array_equal(value, wanted)
-
-
 def test_global_pooling_and_constants(convert_lines: Convert) -> None:
     graph = convert_lines("Pooling p 1 1 in out 0=1 4=1")
     assert [node.op for node in graph.nodes] == ["mean_reduce", "squeeze"]
+    assert graph.facts["out"].shape == (1, 4)
     graph = convert_lines(
-        "MemoryData m 0 1 k 0=2 1=3", "BinaryOp b 2 1 in k out 0=0", weights=counted(6)
+        "MemoryData m 0 1 k 0=1 1=4", "BinaryOp b 2 1 in k out 0=0", weights=counted(4)
     )
-    assert graph.constants["m"].shape == (1, 3, 2)
+    assert graph.constants["k"].shape == (1, 4, 1)
 
 
-def test_pooling_that_rounds_up_needs_shapes(convert_lines: Convert) -> None:
-    line = "Pooling p 1 1 in out 0=0 1=3 2=2"
-    graph = convert_lines(line)
-    assert graph.nodes[0].attrs.padding == [(0, 0), (0, 0), (0, 1), (0, 1)]
-    with pytest.raises(ModelError, match=r"m\.param:5: ncnn Pooling 'p': pooling that rounds up"):
-        convert_lines("ReLU r 1 1 in a", line.replace(" in", " a"))
-
-    def infer(node: Node, facts: Any) -> list[Fact]:
-        return [facts[node.inputs[0]]]
-
-    convert_lines("ReLU r 1 1 in a", line.replace(" in", " a"), infer=infer)
+def test_pooling_that_rounds_up_pads_more_at_the_end(convert_lines: Convert) -> None:
+    """Also where the shape is not the file's but a layer's result."""
+    graph = convert_lines("ReLU r 1 1 in a", "Pooling p 1 1 a out 0=0 1=3 2=2")
+    assert graph.nodes[1].attrs.padding == [(0, 0), (0, 0), (0, 1), (0, 1)]
 
 
 def test_the_shape_of_the_input(tmp_path: Path) -> None:
-    (tmp_path / "m.param").write_text("7767517\n2 2\nInput i 0 1 in\nReLU r 1 1 in out\n")
-    (tmp_path / "m.bin").write_bytes(b"")
-    with pytest.raises(InputError, match="give --shape"):
-        convert(tmp_path / "m.param")
-    with pytest.raises(InputError, match="wanted 4, like"):
-        convert(tmp_path / "m.param", shape=(3, 8, 8))
-    graph = convert(tmp_path / "m.param", shape=(1, 3, 8, 8))
-    assert graph.facts[graph.inputs[0]] == Fact("scalar", (1, 3, 8, 8))
+    path = write(tmp_path, ["Input i 0 1 data", "ReLU r 1 1 data out"])
+    with pytest.raises(
+        InputError, match="does not hold the size of its input 'data': give --shape"
+    ):
+        convert(path)
+    with pytest.raises(InputError, match="has 1 numbers: wanted 2 to 5 numbers, like 1,3,64,64"):
+        convert(path, shape=(3,))
+    graph = convert(path, shape=(1, 3, 8, 8))
+    assert graph.facts["data"] == Fact("scalar", (1, 3, 8, 8))
+    path = write(tmp_path, ["Input i 0 1 data 0=8 1=8 2=3", "ReLU r 1 1 data out"])
+    assert convert(path, shape=(1, 3, 4, 4)).facts["out"].shape == (1, 3, 4, 4)
+    with pytest.raises(InputError, match="has 3 numbers: wanted 4 numbers, like 1,3,8,8"):
+        convert(path, shape=(3, 8, 8))
+
+
+def test_inputs_by_their_names(tmp_path: Path) -> None:
+    lines = ["Input i 0 1 a", "Input j 0 1 b 0=8", "BinaryOp c 2 1 a b out 0=0"]
+    path = write(tmp_path, lines)
+    assert convert(path, {"a": (1, 4, 8)}).facts["out"].shape == (1, 4, 8)
+    with pytest.raises(InputError, match="has the inputs a, b: say which"):
+        convert(path, (1, 4, 8))
+    with pytest.raises(InputError, match="has no input 'c', its inputs: a, b"):
+        convert(path, {"c": (1, 4, 8)})
+
+
+def test_a_file_without_inputs_reads_what_no_layer_makes(tmp_path: Path) -> None:
+    path = write(tmp_path, ["ReLU r 1 1 data out"])
+    assert convert(path, (1, 2, 3)).inputs == ("data",)
+    with pytest.raises(InputError, match="the size of its input 'data'"):
+        convert(path)
+
+
+# -- what is written can be read -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "outputs"),
+    [
+        (["Input i 0 1 a/b:0 0=4", "ReLU r 1 1 a/b:0 c/d:0"], ["c_d_0"]),
+        (["Input i 0 1 graph 0=4", "ReLU r 1 1 graph add"], ["add"]),
+        (["Input i 0 1 x 0=4", "Split s 1 2 x a b"], ["a", "b"]),
+        (["Input i 0 1 x 0=4", "ReLU r 1 1 x y", "Split s 1 3 y a b c"], ["a", "b", "c"]),
+        (["Input i 0 1 x 0=4", "MemoryData m 0 1 k 0=2"], ["x_2", "k_2"]),
+        (["Input i 0 1 x 0=4", "PReLU P 1 1 x y 0=4", "PReLU p 1 1 y z 0=4"], ["z"]),
+        (["Input i 0 1 x 0=4", "ReLU r 1 1 x Y", "ReLU r 1 1 Y y"], ["y_2"]),
+        (["Input i 0 1 x 0=4", f"PReLU {'n' * 300} 1 1 x {'n' * 300} 0=4"], ["n" * 100 + "_2"]),
+        (["Input i 0 1 x 0=4", "PReLU ../../up 1 1 x длина 0=4"], ["_____"]),
+        (["Input i 0 1 inf 0=4", "Clip c 1 1 inf nan"], ["nan"]),
+    ],
+)  # fmt: skip
+def test_names_that_files_and_nnef_do_not_take(
+    tmp_path: Path, lines: list[str], outputs: list[str]
+) -> None:
+    count = 4 * sum(line.startswith("PReLU") for line in lines)
+    count += 2 * sum(line.startswith("Memory") for line in lines)
+    path = write(tmp_path, lines, counted(count))
+    assert main(["convert", str(path), str(tmp_path / "out")]) == 0
+    graph = cml.load(tmp_path / "out")
+    assert list(graph.outputs) == outputs
+    (x,) = graph.inputs
+    cml.Session(graph, "cpu").run({x: np.zeros(graph.facts[x].shape, np.float32)})
+
+
+def test_a_failed_conversion_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, ["Input i 0 1 x 0=4", "ReLU r 1 1 x y"])
+    words = ["convert", str(path), str(tmp_path / "out"), "--overwrite"]
+    assert main(words) == 0
+    before = (tmp_path / "out" / "graph.nnef").read_bytes()
+
+    def refuse(path: object) -> Graph:
+        raise ModelError("it cannot be read back")
+
+    monkeypatch.setattr("cml_engine.loading.load", refuse)
+    assert main(words) == 2
+    assert "it cannot be read back" in capsys.readouterr().err
+    assert (tmp_path / "out" / "graph.nnef").read_bytes() == before
+
+
+def test_the_command_takes_shapes_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["Input i 0 1 a", "Input j 0 1 b", "BinaryOp c 2 1 a b c 0=0",
+             "Pooling p 1 1 c out 0=0 1=3 2=2"]  # fmt: skip
+    words = ["convert", str(write(tmp_path, lines)), str(tmp_path / "out")]
+    assert main([*words, "--shape", "a=1,2,8,8", "--shape", "b=1,2,8,8"]) == 0
+    assert cml.load(tmp_path / "out").facts["out"].shape == (1, 2, 4, 4)
+    for wrong, message in [
+        (["1,2,8,8", "1,2,8,8"], "wanted NAME=1,3,64,64"),
+        (["a=1,2,8,8", "a=1,2,8,8"], "'a' has a shape already"),
+        (["1,2,8,8"], "say which has the shape, NAME=1,2,8,8"),
+    ]:
+        assert main([*words, *(w for shape in wrong for w in ("--shape", shape))]) == 2
+        assert message in capsys.readouterr().err
+
+
+# -- what cannot be converted ---------------------------------------------------------------------
+
+
+def test_all_unknown_layers_are_named_at_once(convert_lines: Convert) -> None:
+    with pytest.raises(ModelError) as error:
+        convert_lines(
+            "PRelu a 1 1 in a", "PRelu b 1 1 a b", "Yolov3DetectionOutput d 1 1 b c",
+            "Frobnicate f 1 1 c out",
+        )  # fmt: skip
+    lines = str(error.value).split("\n")
+    assert lines[0].endswith("has 3 layer types of ncnn's that cannot be converted:")
+    assert [line.strip() for line in lines[1:]] == [
+        "PRelu, 2 x, first in line 4: did you mean PReLU?",
+        f"Yolov3DetectionOutput, 1 x, first in line 6: {REFUSED['Yolov3DetectionOutput']}",
+        "Frobnicate, 1 x, first in line 7: export the network without it",
+    ]
+
+
+def test_the_documentation_lists_what_converts() -> None:
+    """``docs/ncnn.md`` has a line for each layer type, with what of it is refused."""
+    text = DOCS.read_text(encoding="utf-8")
+    rows = [f"| {kind.name} | {kind.limits} |" for _, kind in sorted(LAYERS.items())]
+    rows += [f"| {name} | {todo} |" for name, todo in sorted(REFUSED.items())]
+    found = [line for line in text.splitlines() if line.startswith("| ") and line not in HEADS]
+    assert found == rows, "\n" + "\n".join(rows)
+
+
+HEADS = ("| layer | refused |", "| layer | what to do |")
 
 
 @pytest.mark.parametrize(
     ("line", "weights", "message"),
     [
-        ("HardSwish h 1 1 in out", b"", "m.param:4: ncnn layer 'HardSwish' cannot be converted"),
-        ("PRelu r 1 1 in out", b"", "ncnn layer 'PRelu' cannot be converted (near: PReLU)"),
+        ("ReLU r 2 1 in in out", b"", "ReLU 'r' has 2 inputs: wanted 1"),
+        ("ReLU r 1 2 in out b", b"", "ReLU 'r' has 2 outputs: wanted 1"),
+        ("ReLU r 1 1 in out 5=1", b"", "m.param:4: ncnn ReLU 'r': the parameter 5 is unknown"),
+        ("ReLU r 1 1 in out 0=0.1 0=0.2", b"", "parameter 0 stands twice"),
+        ("ReLU r 1 1 in out 0=1e39", b"", "'0=1e39' is no parameter"),
+        ("ReLU r 1 1 in 0=0.1", b"", "wanted 1 inputs and 1 outputs, the line is too short"),
+        ("ReLU r ² 1 in out", b"", "wanted: type, name, number of inputs"),
+        ('Reshape r 1 1 in out 6="0w,0h"', b"", "a shape that is an expression cannot be conv"),
+        ("Scale s 2 1 in in out 0=4", b"", "2 inputs and 4 factors"),
+        ("Slice s 1 2 in out b -23300=2,1,1", b"", "parts that end at [1, 2] of 4"),
+        ("Slice s 1 2 in out b -23300=3,1,1,2", b"", "3 parts for 2 outputs"),
+        ("Pooling p 1 1 in out 0=2 1=2", b"", "pooling type 2 cannot be converted"),
+        ("Pooling p 1 1 in out 0=0 1=9 5=1", b"", "a kernel of 9 over 8 values"),
         ("ReLU r 1 1 nothing out", b"", "its input 'nothing' comes from no layer before it"),
         ("ReLU r 1 1 in in", b"", "blob 'in' is made twice"),
         ("ReLU r 1 1 in out 0", b"", "'0' is no parameter: wanted id=number"),
@@ -228,16 +334,23 @@ def test_the_shape_of_the_input(tmp_path: Path) -> None:
         ("ReLU r 3 1 in out", b"", "wanted 3 inputs and 1 outputs, the line is too short"),
         ("PReLU p 1 1 in out 0=4", counted(3), "'m.bin' is truncated: PReLU 'p' wants 16 bytes"),
         ("PReLU p 1 1 in out 0=4", counted(5), "has 4 bytes more than its .param takes"),
-        ("PReLU p 1 1 in out 0=-4", b"", "-4 weights: export it again"),
-        ("PReLU p 1 1 in out 0=0.5", b"", "PReLU: parameter 0 wants an integer"),
-        ("PReLU p 1 1 in out 0=99999999999999", b"", "is truncated"),
-        ("Convolution c 1 1 in out 0=3 1=3 6=28", b"", "28 weights are no multiple of 27"),
-        ("Convolution c 1 1 in out 0=0 1=3 6=28", b"", "0 outputs of kernel (3, 3)"),
+        ("PReLU p 1 1 in out 0=-4", b"", "-4 slopes for 4 channels"),
+        ("PReLU p 1 1 in out 0=0.5", b"", "parameter 0 wants an integer, got 0.5"),
+        ("PReLU p 1 1 in out 0=99999999999999", b"", "parameter 0 wants an integer, got 9999"),
+        (
+            "Convolution c 1 1 in out 0=3 1=3 6=28",
+            b"",
+            "28 weights where 4 channels to 3 by a kernel of 3x3 want 108",
+        ),
+        ("Convolution c 1 1 in out 0=0 1=3 6=28", b"", "4 channels to 0 in 1 groups"),
         ("Convolution c 1 1 in out 0=1 1=1 6=4 8=1", b"", "int8 weights cannot be converted"),
-        ("Convolution c 1 1 in out 0=1 1=1 6=4", raw(1) + counted(4), "weights stored as 0x3f80"),
-        ("Convolution c 1 1 in out 0=1 1=1 6=4 9=6", FLOAT32 + counted(4), "the activation 6"),
-        ("Interp i 1 1 in out 0=3 1=2.0 2=2.0", b"", "resize type 3 cannot be converted"),
-        ("Interp i 1 1 in out 0=1 1=1.5 2=2.0", b"", "resizing by 1.5 x 2 or to a fixed size"),
+        ("Convolution c 1 1 in out 0=1 1=1 6=4", raw(1) + counted(4), "stored as 0x3f80"),
+        (
+            "Convolution c 1 1 in out 0=1 1=1 6=4 9=6",
+            FLOAT32 + counted(4),
+            "the activation 6 with 0",
+        ),
+        ("Interp i 1 1 in out 0=4 1=2.0 2=2.0", b"", "resize type 4 cannot be converted"),
         ("BinaryOp b 2 1 in in out 0=20", b"", "operation 20 cannot be converted"),
         ("Concat c 2 1 in in out 0=3", b"", "axis 3 of 3: export it again"),
     ],

@@ -1,8 +1,7 @@
-"""ncnn's two files: ``.param`` (the layers, as text) and ``.bin`` (their weights, in order)."""
+"""ncnn's ``.param``: the layers, as text."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import ModelError, Source, TensorFileError, UnsupportedOp
+from cml_engine.errors import ModelError, Source, UnsupportedOp
 
 MAGIC = "7767517"
 _MAX_TEXT = 16 * 2**20
+_MAX_INT = 2**31
 
-#: The word before a blob of weights: how its items are stored.
-_FLOAT32 = (0x00000000, 0x0002C056)
-_FLOAT16 = 0x01306B47
+#: ncnn's "not given".
+MISSING = -233
 
 #: Keys at or below this hold arrays: ``-23310=1,0.1`` is parameter 10.
 _ARRAY_KEY = -23300
@@ -36,23 +35,38 @@ class Layer:
 
     def whole(self, key: int, default: int = 0) -> int:
         value = self.params.get(key, default)
-        if not isinstance(value, (int, float)) or value != int(value):
-            raise ModelError(f"{self.type}: parameter {key} wants an integer", self.source)
+        if not isinstance(value, (int, float)) or value != int(value) or abs(value) >= _MAX_INT:
+            raise self.damaged(f"parameter {key} wants an integer, got {_shown(value)}")
         return int(value)
 
     def number(self, key: int, default: float = 0.0) -> float:
         value = self.params.get(key, default)
         if not isinstance(value, (int, float)):
-            raise ModelError(f"{self.type}: parameter {key} wants a number", self.source)
+            raise self.damaged(f"parameter {key} wants a number, got {_shown(value)}")
         return float(value)
 
-    def values(self, key: int) -> list[Any]:
+    def values(self, key: int) -> list[float]:
+        """An array; one number where a number stands for one."""
         value = self.params.get(key, [])
-        return list(value) if isinstance(value, (list, tuple)) else [value]
+        if isinstance(value, str):
+            raise self.damaged(f"parameter {key} wants numbers, got {_shown(value)}")
+        return list(value) if isinstance(value, list) else [value]
+
+    def wholes(self, key: int) -> list[int]:
+        """An array of integers."""
+        values = self.values(key)
+        if any(value != int(value) or abs(value) >= _MAX_INT for value in values):
+            raise self.damaged(f"parameter {key} wants integers, got {_shown(values)}")
+        return [int(value) for value in values]
+
+    def refuse(self, key: int, what: str, default: float = 0) -> None:
+        """Raise where a parameter asks for what has no counterpart here."""
+        if self.params.get(key, default) != default:
+            raise self.unsupported(what)
 
     def unsupported(self, what: str) -> UnsupportedOp:
         """The error for a variant of this layer that has no counterpart here."""
-        message = f"ncnn {self.type} '{self.name}': {what} cannot be converted"
+        message = f"ncnn {self.type} '{self.name}': {what} cannot be converted: export it otherwise"
         return UnsupportedOp(message, self.source)
 
     def damaged(self, what: str) -> ModelError:
@@ -68,63 +82,15 @@ def read_param(path: Path) -> list[Layer]:
             f"not a ncnn .param: wanted {MAGIC} first, got {got}", Source(str(path), 1)
         )
     counts = lines[1][1].split() if len(lines) > 1 else []
-    if len(counts) != 2 or not counts[0].isdigit():
+    if len(counts) != 2 or not all(count.isdecimal() for count in counts):
         message = "wanted the numbers of layers and blobs in line 2"
         raise ModelError(message, Source(str(path), 2))
     layers = [_layer(text, Source(str(path), number, 0, text)) for number, text in lines[2:]]
     if len(layers) != int(counts[0][:9]):
-        message = f"line 2 says {counts[0][:9]} layers, got {len(layers)}: the file is truncated"
+        fault = "is truncated" if len(layers) < int(counts[0][:9]) else "has lines more"
+        message = f"line 2 says {counts[0][:9]} layers, got {len(layers)}: the file {fault}"
         raise ModelError(message, Source(str(path), 2))
     return layers
-
-
-class WeightReader:
-    """The ``.bin``, read from front to back."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._data = path.read_bytes()
-        except OSError as error:
-            message = f"cannot read '{path}': {error.strerror}: it belongs beside the .param"
-            raise TensorFileError(message) from None
-        self._at = 0
-
-    def raw(self, count: int, layer: Layer) -> np.ndarray[Any, Any]:
-        """``count`` float32 without a flag: biases, slopes, constants."""
-        return self._take(count, np.dtype("<f4"), layer)
-
-    def flagged(self, count: int, layer: Layer) -> np.ndarray[Any, Any]:
-        """``count`` weights after a word that says how they are stored."""
-        (flag,) = struct.unpack("<I", self._take(4, np.dtype(np.uint8), layer).tobytes())
-        if flag in _FLOAT32:
-            return self.raw(count, layer)
-        if flag != _FLOAT16:
-            raise layer.unsupported(f"weights stored as {flag:#010x} (only float32 and float16)")
-        values = self._take(count, np.dtype("<f2"), layer).astype(np.float32)
-        self._at = -(-self._at // 4) * 4
-        return values
-
-    def finish(self) -> None:
-        """Nothing may be left over: the files would not belong together."""
-        left = len(self._data) - self._at
-        if left > 0:
-            message = f"'{self._path}' has {left:,} bytes more than its .param takes"
-            raise TensorFileError(f"{message}: they do not belong together")
-
-    def _take(self, count: int, dtype: np.dtype[Any], layer: Layer) -> np.ndarray[Any, Any]:
-        if count < 0:
-            raise layer.damaged(f"{count} weights")
-        size = count * dtype.itemsize
-        if self._at + size > len(self._data):
-            message = (
-                f"'{self._path.name}' is truncated: {layer.type} '{layer.name}' wants {size:,} "
-                f"bytes at {self._at:,}, got {max(0, len(self._data) - self._at):,}"
-            )
-            raise TensorFileError(message, layer.source)
-        values = np.frombuffer(self._data, dtype, count, self._at)
-        self._at += size
-        return values
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
@@ -142,15 +108,26 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 def _layer(line: str, source: Source) -> Layer:
     words = line.split()
-    if len(words) < 4 or not (words[2].isdigit() and words[3].isdigit()):
+    if len(words) < 4 or not (words[2].isdecimal() and words[3].isdecimal()):
         message = "wanted: type, name, number of inputs, number of outputs, ..."
         raise ModelError(message, source)
     ins, outs = int(words[2][:6]), int(words[3][:6])
-    if len(words) < 4 + ins + outs:
+    blobs, rest = words[4 : 4 + ins + outs], words[4 + ins + outs :]
+    if len(blobs) < ins + outs or any(_is_param(word) for word in blobs):
         raise ModelError(f"wanted {ins} inputs and {outs} outputs, the line is too short", source)
-    blobs = words[4 : 4 + ins + outs]
-    params = dict(_param(word, source) for word in words[4 + ins + outs :])
+    params: dict[int, Any] = {}
+    for word in rest:
+        key, value = _param(word, source)
+        if key in params:
+            raise ModelError(f"parameter {key} stands twice", source)
+        params[key] = value
     return Layer(words[0], words[1], tuple(blobs[:ins]), tuple(blobs[ins:]), params, source)
+
+
+def _is_param(word: str) -> bool:
+    """A blob may be called anything, but ``0=64`` in its place means that blobs are missing."""
+    key, equals, value = word.partition("=")
+    return bool(equals) and key.lstrip("-").isdecimal() and value[:1] in "-0123456789"
 
 
 def _param(word: str, source: Source) -> tuple[int, Any]:
@@ -160,18 +137,29 @@ def _param(word: str, source: Source) -> tuple[int, Any]:
             raise ValueError
         number = int(key)
         if number > _ARRAY_KEY:
-            return number, _number(value)
+            return number, _value(value)
         count, *items = value.split(",")
         if len(items) != int(count):
             raise ValueError
         return _ARRAY_KEY - number, [_number(item) for item in items]
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ModelError(f"'{word[:60]}' is no parameter: wanted id=number", source) from None
 
 
+def _value(text: str) -> int | float | str:
+    """A number, or the text that newer files have for shapes that are computed."""
+    is_text = text[:1] == '"' or (text[:1].isalpha() and text.lower() not in ("nan", "inf"))
+    return text.strip('"') if is_text else _number(text)
+
+
 def _number(text: str) -> int | float:
+    if not any(c in text for c in ".eE"):
+        return int(text)
     value = float(text)
-    if value != value or abs(value) == float("inf"):
+    if not abs(value) <= float(np.finfo(np.float32).max):
         raise ValueError
-    is_float = any(c in text for c in ".eE")
-    return value if is_float else int(text)
+    return value
+
+
+def _shown(value: Any) -> str:
+    return f"'{value[:40]}'" if isinstance(value, str) else str(value)[:60]

@@ -1,0 +1,85 @@
+"""Which ncnn layers can be converted: each function names its layers, and what they may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+#: ``convert(layer, conversion, *inputs)`` gives the tensors of the layer's outputs: one name, or a
+#: list of them.
+Convert: TypeAlias = Callable[..., Any]
+
+#: What every layer may hold and no result depends on: the shapes of its outputs, and which
+#: instructions of the CPU ncnn may use for it.
+HINTS = frozenset((30, 31))
+
+ANY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class LayerType:
+    """A layer type of ncnn's: the function, its parameters' ids, how many inputs and outputs.
+
+    ``limits`` says, for the documentation, what of it is refused.
+    """
+
+    name: str
+    convert: Convert
+    params: frozenset[int]
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    limits: str
+
+
+LAYERS: dict[str, LayerType] = {}
+
+
+def layer(
+    *names: str,
+    params: str = "",
+    inputs: tuple[int, int] = (1, 1),
+    outputs: tuple[int, int] = (1, 1),
+    limits: str = "",
+) -> Callable[[Convert], Convert]:
+    """Declare that a function converts these layers; ``params`` are ids, like ``"0-6 9"``."""
+
+    def declare(convert: Convert) -> Convert:
+        for name in names:
+            LAYERS[name] = LayerType(name, convert, _ids(params), inputs, outputs, limits)
+        return convert
+
+    return declare
+
+
+def _ids(text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for part in text.split():
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+_DECODE = (
+    "end the network before it (the blobs that it reads become outputs) and decode in the game"
+)
+_QUANTISED = "convert the model before it is quantised"
+_RECURRENT = "unroll it: NNEF has no loops (lstm_step and gru_step are one step)"
+
+#: Layers that have no counterpart, and what to do instead.
+REFUSED: dict[str, str] = {
+    "DetectionOutput": _DECODE,
+    "PriorBox": _DECODE,
+    "Proposal": _DECODE,
+    "PSROIPooling": _DECODE,
+    "ROIAlign": _DECODE,
+    "ROIPooling": _DECODE,
+    "YoloDetectionOutput": _DECODE,
+    "Yolov3DetectionOutput": _DECODE,
+    "Quantize": _QUANTISED,
+    "Dequantize": _QUANTISED,
+    "Requantize": _QUANTISED,
+    "GRU": _RECURRENT,
+    "LSTM": _RECURRENT,
+    "RNN": _RECURRENT,
+}

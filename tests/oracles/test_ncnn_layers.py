@@ -1,0 +1,395 @@
+"""Every ncnn layer that converts, over its parameters: our numbers against ncnn's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.convert import convert
+from cml_engine.convert.ncnn import LAYERS
+from tests.ncnn_models import input_line, run_ncnn, weight_bytes, write
+
+pytest.importorskip("ncnn")
+
+#: A layer's line, its inputs' shapes, its weights (``weight_bytes``), and what inputs may hold.
+Case = tuple[str, Sequence[tuple[int, ...]], str, str]
+
+VOLUME, PLANE, LINE, DEEP = (4, 5, 6), (4, 6), (6,), (4, 3, 4, 5)
+SHAPES = (VOLUME, PLANE, LINE, DEEP)
+
+
+def case(line, *shapes, weights="", values="any"):
+    """``"ReLU 0=0.1"`` becomes a line with the inputs ``x0``, ``x1`` and the output ``out``."""
+    kind, *params = line.split()
+    outputs = ["out"]
+    if params and params[0].startswith("->"):
+        outputs = params.pop(0)[2:].split(",")
+    shapes = shapes or (VOLUME,)
+    names = [f"x{i}" for i in range(len(shapes))]
+    words = [kind, "l", str(len(names)), str(len(outputs)), *names, *outputs, *params]
+    return " ".join(words), shapes, weights, values
+
+
+def activations() -> Iterator[Case]:
+    for line in (
+        "AbsVal", "BNLL", "CELU 0=0.7", "Clip", "Clip 0=-0.5 1=0.5", "Clip 0=-0.2", "Clip 1=0.3",
+        "Clip 0=-3.402823e+38 1=0.5", "ELU", "ELU 0=0.7", "Erf", "GELU", "GELU 0=1", "HardSigmoid",
+        "HardSigmoid 0=0.3 1=0.4", "HardSwish", "HardSwish 0=0.16667 1=0.5", "Mish", "ReLU",
+        "ReLU 0=0.2", "SELU", "SELU 0=1.2 1=0.8", "Shrink", "Shrink 0=0.1 1=0.3", "Sigmoid",
+        "Softplus", "Swish", "TanH", "Threshold 0=0.2",
+    ):  # fmt: skip
+        yield case(line)
+    for shape in SHAPES:
+        yield case(f"PReLU 0={shape[0]}", shape, weights=f"r{shape[0]}")
+        for axis in range(-len(shape), len(shape)):
+            yield case(f"Softmax 0={axis} 1=1", shape)
+            if shape[axis] % 2 == 0:
+                yield case(f"GLU 0={axis}", shape)
+    yield case("PReLU 0=1", weights="r1")
+
+
+def arithmetic() -> Iterator[Case]:
+    domains = {5: "positive", 6: "positive", 8: "positive", 12: "small", 13: "small",
+               17: "positive", 25: "above 1", 26: "small", 27: "positive"}  # fmt: skip
+    for kind in range(28):
+        yield case(f"UnaryOp 0={kind}", values=domains.get(kind, "any"))
+    yield case("UnaryOp 0=18", values="halves")
+    for kind in range(19):
+        values = "positive" if kind in (6, 9) else "any"
+        yield case(f"BinaryOp 0={kind}", VOLUME, VOLUME, values=values)
+        yield case(f"BinaryOp 0={kind} 1=1 2=0.7", values=values)
+    for other in ((4,), (6,), (1,), (4, 5), (4, 1, 1), (1, 5, 6), (4, 1, 6)):
+        yield case("BinaryOp 0=1", VOLUME, other)
+        yield case("BinaryOp 0=1", other, VOLUME)
+    for a, b in ((PLANE, (4,)), (PLANE, (6,)), (DEEP, (4,)), (DEEP, (5,)), (DEEP, (4, 3))):
+        yield case("BinaryOp 0=7", a, b)
+        yield case("BinaryOp 0=7", b, a)
+    for kind in range(3):
+        yield case(f"Eltwise 0={kind}", VOLUME, VOLUME, VOLUME)
+    yield case("Eltwise 0=1 -23301=3,1.0,0.5,-2.0", VOLUME, VOLUME, VOLUME)
+    for line in ("Power 0=2 1=0.5 2=0.3", "Exp", "Exp 0=2 1=0.5 2=0.3", "Log", "Log 0=2 1=0.5 2=1"):
+        yield case(line, values="positive")
+    for shape in (VOLUME, PLANE, LINE):
+        n = shape[0]
+        yield case(f"Scale 0={n}", shape, weights=f"r{n}")
+        yield case(f"Scale 0={n} 1=1", shape, weights=f"r{n} r{n}")
+        yield case("Scale 0=-233", shape, (n,))
+        yield case("CumulativeSum 0=-1", shape)
+        yield case("CumulativeSum 0=0", shape)
+    yield case("Bias 0=4", weights="r4")
+
+
+ACTIVATIONS = ("", "9=1", "9=2 -23310=1,0.1", "9=3 -23310=2,-0.5,0.5", "9=4", "9=5",
+               "9=6 -23310=2,0.2,0.5")  # fmt: skip
+
+
+def convolutions() -> Iterator[Case]:
+    rng = np.random.default_rng(7)
+    for i in range(28):
+        yield from _windowed(rng, ACTIVATIONS[i % 7], i)
+    yield case("Convolution 0=3 1=1 6=18 5=1", LINE, weights="f18 r3")
+    yield case("Convolution 0=3 1=1 6=12 5=1", weights="h12 r3")
+
+
+def _windowed(rng: np.random.Generator, activation: str, i: int) -> Iterator[Case]:
+    """A convolution and a deconvolution of each number of axes, all parameters at random."""
+    kw, kh, kd = rng.integers(1, 5, 3)
+    stride, dilation = rng.integers(1, 4, 3), rng.integers(1, 3, 3)
+    before, behind = rng.integers(0, 3, 3), rng.integers(0, 3, 3)
+    groups, count = int(rng.choice([1, 2, 4])), int(rng.choice([4, 8]))
+    same = [None, None, -233, -234][i % 4]
+    deep = "DepthWise" if groups > 1 else ""
+    group = f"7={groups}" if deep else ""
+    wide = f"1={kw} 2={dilation[0]} 3={stride[0]}"
+    high = f"11={kh} 12={dilation[1]} 13={stride[1]}"
+    sides = [f"4={before[0]} 15={behind[0]}", f"14={before[1]} 16={behind[1]}",
+             f"24={before[2]} 17={behind[2]}"]  # fmt: skip
+    if same:
+        sides = [f"4={same}"]
+    value = "18=0.5" if i % 3 == 0 else ""
+    size = count * 4 // groups
+    end = f"5=1 {group} {activation}"
+    made = [count, size * kw, size * kw * kh, size * kw * kh * kd]
+    weights = [f"f{n} r{count}" for n in made]
+    yield case(f"Convolution{deep}1D 0={count} {wide} {sides[0]} 6={made[1]} {value} {end}",
+               (4, 13), weights=weights[1])  # fmt: skip
+    yield case(f"Convolution{deep} 0={count} {wide} {high} {' '.join(sides[:2])} "
+               f"6={made[2]} {value} {end}", (4, 11, 13), weights=weights[2])  # fmt: skip
+    more, less = int(rng.integers(0, 2)), int(rng.integers(0, 2))
+    wanted = [(n - 1) * s + (k - 1) * d + 1 + more - less for n, s, k, d in
+              zip((6, 5), stride, (kw, kh), dilation, strict=False)]  # fmt: skip
+    extra = ["", "18=1", "18=1 19=0", "19=1"][i % 3] if not same else f"18={more}"
+    fixed = [f"20={wanted[0]}", f"21={wanted[1]}"] if same else ["", ""]
+    yield case(f"Deconvolution{deep}1D 0={count} {wide} {sides[0]} {fixed[0]} "
+               f"{'' if '19' in extra else extra} 6={made[1]} {end}",
+               (4, 6), weights=weights[1])  # fmt: skip
+    yield case(f"Deconvolution{deep} 0={count} {wide} {high} {' '.join(sides[:2])} "
+               f"{' '.join(fixed)} {extra} 6={made[2]} {end}",
+               (4, 5, 6), weights=weights[2])  # fmt: skip
+    if i % 4 == 0:
+        depth = f"21={kd} 22={dilation[2]} 23={stride[2]}"
+        every = f"{wide} {high} {depth} {' '.join(sides)} 6={made[3]} {end}"
+        yield case(f"Convolution{deep}3D 0={count} {every}", (4, 6, 7, 8), weights=weights[3])
+        every += " 18=1 20=0"
+        yield case(f"Deconvolution{deep}3D 0={count} {every}", (4, 4, 5, 6), weights=weights[3])
+
+
+def poolings() -> Iterator[Case]:
+    rng = np.random.default_rng(8)
+    for i in range(32):
+        kind, mode, divisor = i % 2, (i // 2) % 4, (i // 8) % 2
+        stride = rng.integers(1, 4, 2)
+        # ncnn itself reads past its memory where "same" windows are smaller than strides
+        kernel = np.maximum(rng.integers(2, 5, 2), stride)
+        sides = [] if mode > 1 else [f"{key}={rng.integers(0, k)}" for key, k in
+                 zip((3, 13, 14, 15), (*kernel, *kernel), strict=True)]  # fmt: skip
+        window = f"0={kind} 5={mode} 6={divisor} 1={kernel[0]} 2={stride[0]}"
+        lines = [s for s in sides if s.startswith(("3=", "14="))]
+        yield case(f"Pooling1D {window} {' '.join(lines)}", (4, 11))
+        yield case(f"Pooling {window} 11={kernel[1]} 12={stride[1]} {' '.join(sides)}", (4, 9, 11))
+        if mode != 3:
+            more = f"11={kernel[1]} 12={stride[1]} 21=2 22=2 23=0 16=0"
+            yield case(f"Pooling3D {window} {more} {' '.join(sides)}", (4, 5, 6, 7))
+    yield case("Pooling 0=0 1=1 2=3", (1, 9, 11))
+    for kind in range(2):
+        for shape, sizes in (((3, 7, 9), "8=3 18=2"), ((3, 8, 8), "8=4"), ((3, 5, 5), "8=7"),
+                             ((3, 5, 5), "8=-233 18=2"), ((3, 5, 6), "8=1")):  # fmt: skip
+            yield case(f"Pooling 0={kind} 7=1 {sizes}", shape)
+        yield case(f"Pooling1D 0={kind} 7=1 8=3", (3, 7))
+        yield case(f"Pooling3D 0={kind} 7=1 8=3 18=2 28=1", (3, 4, 5, 7))
+        for name, shape in (("Pooling1D", PLANE), ("Pooling", VOLUME), ("Pooling3D", DEEP)):
+            yield case(f"{name} 0={kind} 4=1", shape)
+
+
+def normalizations() -> Iterator[Case]:
+    for shape in (VOLUME, PLANE, LINE, DEEP):
+        n = shape[0]
+        if shape != DEEP:
+            yield case(f"BatchNorm 0={n} 1=0.01", shape, weights=f"r{n} r{n} p{n} r{n}")
+        yield case(f"GroupNorm 0=2 1={n} 2=0.01", shape, weights=f"r{n} r{n}")
+        yield case(f"GroupNorm 0={n} 1={n} 3=0", shape)
+        for count in (1, 2):
+            size = int(np.prod(shape[-count:]))
+            if len(shape) <= count:
+                continue
+            yield case(f"LayerNorm 0={size} 1=0.01", shape, weights=f"r{size} r{size}")
+            yield case(f"LayerNorm 0={size} 2=0", shape)
+            yield case(f"RMSNorm 0={size} 1=0.01", shape, weights=f"r{size}")
+            yield case(f"RMSNorm 0={size} 2=0", shape)
+    yield case("InstanceNorm 0=4 1=0.01", weights="r4 r4")
+    yield case("InstanceNorm 0=0 2=0")
+    for variance in range(2):
+        for across in range(2):
+            yield case(f"MVN 0={variance} 1={across} 2=0.01")
+    for mode in range(3):
+        for shared, count in ((0, 4), (1, 1)):
+            for over in ("0=1 4=0", "0=0 4=1", "0=1 4=1"):
+                line = f"Normalize {over} 1={shared} 2=0.01 3={count} 9={mode}"
+                yield case(line, weights=f"r{count}")
+    for region in range(2):
+        for size in (1, 3, 4, 5):
+            yield case(f"LRN 0={region} 1={size} 2=0.9 3=0.6 4=1.5", (5, 6, 7))
+
+
+def reductions() -> Iterator[Case]:
+    axes = {1: ("1,0",), 2: ("1,0", "1,-1", "2,0,1"), 3: ("1,0", "2,1,2", "2,-1,-2", "3,0,1,2"),
+            4: ("2,0,-1", "2,1,2")}  # fmt: skip
+    for kind in (0, 1, 2, 3, 4, 5, 7, 8, 9, 10):
+        values = "positive" if kind > 8 else "any"
+        for shape in SHAPES:
+            yield case(f"Reduction 0={kind} 1=1 2=0.5 4={kind % 2} 5=1", shape, values=values)
+            for found in axes[len(shape)]:
+                line = f"Reduction 0={kind} 1=0 2=0.5 -23303={found} 4={(kind + 1) % 2} 5=1"
+                yield case(line, shape, values=values)
+
+
+def resizings() -> Iterator[Case]:
+    sizes = ("1=2.0 2=2.0", "1=3.0 2=2.0", "1=0.5 2=0.5", "1=1.5 2=2.5", "1=0.7 2=0.4", "3=5 4=4",
+             "3=14 4=18", "3=1 4=1", "3=13 4=7")  # fmt: skip
+    for kind in (1, 2, 3):
+        for shape in ((3, 7, 9), (2, 4, 3), (5, 7)):
+            for size in sizes:
+                yield case(f"Interp 0={kind} {size}", shape)
+                if kind > 1:
+                    yield case(f"Interp 0={kind} {size} 6=1", shape)
+        yield case(f"Interp 0={kind} 3=4 4=5", (3,))
+        yield case(f"Interp 0={kind} 5=1", (3, 4, 5), (1, 9, 7))
+
+
+def parts() -> Iterator[Case]:
+    for shape in SHAPES:
+        for axis in range(-len(shape), len(shape)):
+            yield case(f"Concat 0={axis}", shape, shape)
+            yield case(f"Slice ->out,b 1={axis} -23300=2,-233,-233", shape)
+            yield case(f"Slice ->out,b,c 1={axis} -23300=3,1,-233,-233", shape)
+            yield case(f"Slice ->out,b 1={axis} -23300=2,2,-233", shape)
+            yield case(f"Slice ->out,b,c 1={axis} -23302=2,1,-1", shape)
+            if axis >= 0:
+                yield case(f"Tile 0={axis} 1=3", shape)
+        for count in range(1, min(5, len(shape) + 2)):
+            yield case(f"Tile -23302={count},{','.join('2312'[:count])}", shape)
+    for shape in ((4, 6, 7), (6, 7), (7,)):
+        for line in ("0=1 1=1 2=1 3=3 4=2 5=2", "0=1 1=1 3=-233 4=-233 5=-233 6=1 7=1",
+                     "0=1 3=9 4=3 5=1"):  # fmt: skip
+            yield case(f"Crop {line}", shape)
+    yield case("Crop 0=1 1=1 2=1 13=1 14=2 3=2 4=2 5=1", (3, 4, 6, 7))
+    for shape in ((4, 6, 7), (3, 4, 6, 7)):
+        yield case("Crop -23309=1,-3 -23310=1,-1 -23311=1,-1", shape)
+        yield case("Crop -23309=1,1 -23310=1,100 -23311=1,-1", shape)
+        yield case("Crop -23309=2,1,0 -23310=2,3,-233 -23311=2,0,1", shape)
+    yield case("Crop -23309=3,1,1,1 -23310=3,3,-1,-233", (4, 6, 7))
+    yield case("Crop 0=1 1=2 2=1", (4, 6, 7), (2, 3, 4))
+    yield case("Crop 0=1 1=2", (4, 6, 7), (3, 4))
+    for kind in range(3):
+        for shape in (VOLUME, (4, 5), (5,)):
+            yield case(f"Padding 0=1 1=2 2=3 3=1 4={kind} 5=0.5", shape)
+        yield case(f"Padding 0=1 1=2 2=3 3=1 4={kind} 5=0.5 7=1 8=2", VOLUME)
+        yield case(f"Padding 0=1 1=2 2=3 3=1 4={kind} 5=0.5 7=1 8=2", (2, 3, 4, 5))
+
+
+def moves() -> Iterator[Case]:
+    for shape, orders in ((PLANE, 2), (VOLUME, 6), (DEEP, 24)):
+        for order in range(orders):
+            yield case(f"Permute 0={order}", shape)
+    for shape in (VOLUME, PLANE, DEEP):
+        yield case("Flatten", shape)
+        for reverse in range(2):
+            yield case(f"ShuffleChannel 0=2 1={reverse}", shape)
+    for mode in range(2):
+        yield case(f"ShuffleChannel 0=3 1={mode}", (12, 3, 4))
+        yield case(f"PixelShuffle 0=2 1={mode}", (12, 3, 4))
+        yield case(f"Reorg 0=2 1={mode}", (3, 4, 6))
+    for shape, line in (
+        (VOLUME, "0=30 1=4"), (VOLUME, "0=6 1=-1"), (VOLUME, "0=0 1=-1"),
+        (VOLUME, "0=-1 1=0 2=2"), (VOLUME, "0=-1"), (VOLUME, "0=0 1=0 2=0"),
+        (PLANE, "0=3 1=2 2=-1"), (PLANE, "0=0 1=2 2=2"), (PLANE, "0=6 1=4 2=0"),
+        ((24,), "0=2 1=3 2=4"), ((24,), "0=2 1=3 11=2 2=-1"),
+        ((2, 3, 4, 5), "0=0 1=0 11=-1 2=1"), ((2, 3, 4, 5), "0=20 1=-1"),
+    ):  # fmt: skip
+        yield case(f"Reshape {line}", shape)
+
+
+def axes() -> Iterator[Case]:
+    for shape in ((1, 5, 1), (1, 1, 6), (4, 1), (1,), (1, 3, 1, 5), (2, 3)):
+        for line in ("0=1", "1=1", "2=1", "11=1", "0=1 1=1 2=1", "-23303=1,0", "-23303=1,-1"):
+            yield case(f"Squeeze {line}", shape)
+    for shape in ((4, 5, 6), (5, 6), (6,)):
+        for line in ("1,0", "1,-1", "1,1"):
+            yield case(f"ExpandDims -23303={line}", shape)
+    for line in ("2,0,-1", "2,0,1"):
+        yield case(f"ExpandDims -23303={line}", PLANE)
+    for line in ("Dropout 0=0.4", "Dropout", "DeepCopy", "Noop", "Cast 0=1 1=1", "Split ->out,b"):
+        yield case(line)
+
+
+def products() -> Iterator[Case]:
+    yield case("InnerProduct 0=3 2=18 1=1", LINE, weights="f18 r3")
+    yield case("InnerProduct 0=3 2=18", (2, 3), weights="h18")
+    for activation in ACTIVATIONS:
+        yield case(f"InnerProduct 0=3 2=18 1=1 {activation}", (3, 2, 1), weights="f18 r3")
+    yield case("InnerProduct 0=3 2=18 1=1", (5, 6), weights="f18 r3")
+    yield case("InnerProduct 0=3 2=18 1=1", (1, 6), weights="f18 r3")
+    for turned in range(2):
+        for a, b in (
+            ((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 3, 4), (1, 4, 5)), ((2, 3, 4), (4, 5)),
+            ((3, 4), (2, 4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4,)),
+            ((2, 2, 3, 4), (2, 2, 4, 5)), ((2, 2, 3, 4), (4, 5)),
+        ):  # fmt: skip
+            second = (*b[:-2], b[-1], b[-2]) if turned and len(b) > 1 else b
+            yield case(f"MatMul 0={turned}", a, second)
+    yield case("Gemm", (3, 4), (4, 5))
+    yield case("Gemm 2=1 3=1 0=0.5", (4, 3), (5, 4))
+    for c in ((1,), (3,), (5,), (3, 5), (1, 5), (3, 1)):
+        yield case("Gemm 0=0.5 1=2.0", (3, 4), (4, 5), c)
+    for line in ("14=1", "11=1", "14=1 11=1"):
+        yield case(f"Gemm {line}", (3, 4), (4, 5))
+    for kind, count in ((-1, 0), (0, 1), (1, 3), (2, 3), (3, 15), (4, 5)):
+        line = f"Gemm 6=1 7=3 8=5 9=4 10={kind} 1=0.7"
+        yield case(line, (3, 4), (4, 5), weights=f"f{count}" if count else "")
+    yield case("Gemm 5=1 7=3 8=5 9=4", (3, 4), weights="f20")
+    yield case("Gemm 4=1 2=1 7=3 8=5 9=4", (4, 5), weights="h12")
+    yield case("Gemm 3=1 5=1 6=1 8=5 9=4 10=4", (3, 4), weights="f20 f5")
+    yield case("Gemm 3=1 5=1 6=1 8=5 9=4 10=4 11=1", (3, 1, 4), weights="f20 f5")
+    same = "f64 r8 f64 r8 f64 r8 f64 r8"
+    attention = "MultiHeadAttention 0=8"
+    yield case(f"{attention} 1=2 2=64", (5, 8), weights=same)
+    yield case(f"{attention} 1=2 2=64 5=1", (5, 8), (5, 5), weights=same)
+    yield case(
+        f"{attention} 1=2 2=64 3=6 4=6", (5, 8), (7, 6), weights="f64 r8 f48 r8 f48 r8 f64 r8"
+    )
+    yield case(f"{attention} 1=4 2=64 3=6 4=5", (5, 8), (7, 6), (7, 5),
+               weights="f64 r8 f48 r8 f40 r8 f64 r8")  # fmt: skip
+    yield case(f"{attention} 1=2 2=64 5=1 6=0.3", (5, 8), (7, 8), (7, 8), (2, 5, 7), weights=same)
+    yield case(f"{attention} 1=2 2=48 3=6 4=6", (5, 6), weights="f48 r8 f48 r8 f48 r8 f48 r6")
+
+
+FAMILIES: tuple[Callable[[], Iterator[Case]], ...] = (
+    activations, arithmetic, convolutions, poolings, normalizations, reductions, resizings, parts,
+    moves, axes, products,
+)  # fmt: skip
+
+#: Of each, another test has the numbers.
+ELSEWHERE = {"Input", "MemoryData", "Packing"}
+
+
+def test_every_layer_type_is_compared():
+    compared = {line.split()[0] for family in FAMILIES for line, *_ in family()}
+    assert compared | ELSEWHERE == set(LAYERS)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_numbers_are_ncnns(family, tmp_path, rng):
+    wrong = []
+    for line, shapes, weights, values in family():
+        fault = compare(tmp_path, rng, line, shapes, weights, values)
+        wrong += [f"{line} {shapes}: {fault}"] if fault else []
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_wrong_number_is_found(tmp_path, rng, monkeypatch):
+    right = run_ncnn
+    monkeypatch.setitem(globals(), "run_ncnn", lambda *given: [1.001 * v for v in right(*given)])
+    line, *rest = case("ReLU")
+    assert "differs by" in compare(tmp_path, rng, line, *rest)
+
+
+def test_stored_tensors(tmp_path, rng):
+    for line, shape, weights in (("0=6 1=5 2=4", VOLUME, "r120"), ("0=6 1=4", PLANE, "r24"),
+                                 ("0=6 1=5 2=4 21=0", VOLUME, "h120"),
+                                 ("0=5 1=4 11=3 2=4", DEEP, "r240")):  # fmt: skip
+        lines = f"MemoryData m 0 1 k {line}\nBinaryOp b 2 1 x0 k out 0=0"
+        assert compare(tmp_path, rng, lines, (shape,), weights, "any") == ""
+
+
+def compare(folder, rng, line, shapes, weights, values):
+    """What is wrong with our results, in words."""
+    last = line.split("\n")[-1].split()
+    outputs = last[4 + int(last[2]) : 4 + int(last[2]) + int(last[3])]
+    arrays = {f"x{i}": _values(rng, shape, values) for i, shape in enumerate(shapes)}
+    lines = [input_line(name, x.shape) for name, x in arrays.items()] + line.split("\n")
+    path = write(folder, lines, weight_bytes(weights, rng))
+    theirs = run_ncnn(path, arrays, outputs)
+    session = cml.Session(convert(path), "cpu")
+    ours = session.run({name: x[None] for name, x in arrays.items()})
+    for name, wanted in zip(outputs, theirs, strict=True):
+        got = ours[name][0]
+        if got.shape != wanted.shape:
+            return f"{name} is {got.shape}, wanted {wanted.shape}"
+        apart = np.abs(got - wanted)
+        if not (apart <= 2e-5 * (1 + np.abs(wanted).max())).all():
+            return f"{name} differs by {apart.max()}"
+    return ""
+
+
+def _values(rng, shape, values):
+    x = rng.standard_normal(shape).astype(np.float32)
+    if values == "positive":
+        return np.abs(x) + np.float32(0.1)
+    if values == "above 1":
+        return np.abs(x) + np.float32(1)
+    if values == "small":
+        return (np.tanh(x) * np.float32(0.95)).astype(np.float32)
+    return np.round(4 * x) / 2 if values == "halves" else x
