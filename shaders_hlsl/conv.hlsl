@@ -5,10 +5,26 @@
 // fall between its inputs. DEPTHWISE: each of four channels takes its own input alone.
 // T0 input (blocks of four channels), T1 filter [row block][tap][band][4 in][ROWS], or
 // [block][tap][4] where DEPTHWISE, T2 bias, then the epilogues' operands, then OUT.
+//
+// PART SUMS and FINISH are for a window of more products than a loop may have turns: a launch adds
+// those of the taps [tap_begin, tap_end) and their blocks of inputs [block_begin, block_end) to the
+// sums in T2; the last makes results of the sums in T0, T1 is the bias, then as above.
+#ifndef PART
+#define PART ALL
+#endif
+#define ALL 0
+#define SUMS 1
+#define FINISH 2
 #include "conv_position.hlsli"
 #include "conv_product.hlsli"
+#if PART == FINISH
+#define BIAS T1
+#else
 #define BIAS T2
+#endif
+#if PART != SUMS
 #include "conv_store.hlsli"
+#endif
 
 // vectors of the filter per tap and block of inputs
 #define TAP_VECTORS (DEPTHWISE ? 1 : ROWS)
@@ -37,6 +53,7 @@ Place place_of(uint index) {
     return p;
 }
 
+#if PART != FINISH
 // Input index under a tap; -1 where there is zero. `offset` is phase + tap, in steps.
 int source_index(int axis, int step, int offset) {
     return cml_border(step * y_mul(axis) + offset, x_size(axis));
@@ -87,6 +104,9 @@ void add_tap(uint weight, uint blocks, uint volume) {
 }
 #endif
 
+#endif
+
+#if PART != SUMS
 void store(uint row_block, int3 phase) {
     uint volume = cml_volume(y_size(0), y_size(1), y_size(2));
     {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
@@ -105,20 +125,10 @@ void store(uint row_block, int3 phase) {
     }}
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    Part part = cml_part(group);
-    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-        place[j] = place_of((part.tile * COLUMNS + j) * GROUP + tid.x);
-    }}
-    cml_clear();
+#endif
 
-    uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
-    uint vectors = band * TAP_VECTORS;
-    uint first_block = DEPTHWISE ? part.row_block : cml_first_block(part.row_block);
-    uint weight = part.row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
+#if PART == ALL
+void add_window(Part part, uint weight, uint first_block, uint vectors, uint volume) {
     for (int kz = 0; kz < k_size(0); kz++) {
         int oz = part.phase.x * y_mul(0) + kz * k_step(0) + origin(0);
         int dz = cml_floor_up(oz, 0);
@@ -136,5 +146,60 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
             }
         }
     }
+}
+#elif PART == SUMS
+void add_window(Part part, uint weight, uint first_block, uint vectors, uint volume) {
+    for (uint tap = tap_begin; tap < tap_end; tap++) {
+        uint kx = tap;
+        uint line = cml_divide_rest(kx, uint(k_size(2)));
+        uint kz = cml_divide_rest(line, uint(k_size(1)));
+        int3 at = int3(int(kz), int(line), int(kx)) * int3(k_step(0), k_step(1), k_step(2));
+        at += part.phase * int3(y_mul(0), y_mul(1), y_mul(2));
+        at += int3(origin(0), origin(1), origin(2));
+        int3 from = int3(cml_floor_up(at.x, 0), cml_floor_up(at.y, 1), cml_floor_up(at.z, 2));
+        bool meets = all(from * int3(up(0), up(1), up(2)) == at);
+        find_rows(from.x, from.y);
+        find_inputs(from.z, first_block + block_begin, volume);
+        uint block_weight = weight + tap * vectors + block_begin * TAP_VECTORS;
+        add_tap(block_weight, meets ? block_end - block_begin : 0u, volume);
+    }
+}
+#endif
+
+#if PART != ALL
+// Where a thread's sums of four rows at a column lie.
+uint sum_place(uint vector, uint thread) { return vector * (groups * GROUP) + thread; }
+#endif
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    Part part = cml_part(group);
+    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        place[j] = place_of((part.tile * COLUMNS + j) * GROUP + tid.x);
+    }}
+    cml_clear();
+
+#if PART == FINISH
+    {[ForceUnroll] for (int v = 0; v < VECTORS * COLUMNS; v++) {
+        cml_add_result(v / COLUMNS, v % COLUMNS, T0[sum_place(v, group * GROUP + tid.x)]);
+    }}
+#else
+    uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
+    uint vectors = band * TAP_VECTORS;
+    uint first_block = DEPTHWISE ? part.row_block : cml_first_block(part.row_block);
+    uint weight = part.row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
+    add_window(part, weight, first_block, vectors, volume);
+#endif
+#if PART == SUMS
+    {[ForceUnroll] for (int v = 0; v < VECTORS * COLUMNS; v++) {
+        uint at = sum_place(v, group * GROUP + tid.x);
+        float4 before = float4(0.0, 0.0, 0.0, 0.0);
+        if (tap_begin + block_begin > 0) { before = T2[at]; }
+        T2[at] = before + cml_result(v / COLUMNS, v % COLUMNS);
+    }}
+#else
     store(part.row_block, part.phase);
+#endif
 }

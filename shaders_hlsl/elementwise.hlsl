@@ -8,11 +8,11 @@
 //          SPLATK  operand K is one value for all four neighbours, read as a scalar (0 if VEC is 1)
 //          FLAT    one dimension: element i of the result needs element i (or 0) of the operands
 // params:  count   elements (vectors) in the result
-//          seal    0, which no compiler knows: bits xor it are as good as loaded
 //          dims, extent(d), stride(K * MAX_DIMS + d): innermost dimension first
 #include "divide.hlsli"
 #include "integral.hlsli"
 #include "pointwise.hlsli"
+#include "seal.hlsli"
 
 #define PER_THREAD 4
 #define MAX_DIMS 9
@@ -55,10 +55,6 @@ void locate(uint i, out uint at[ARITY]) {
     }
 }
 #endif
-
-float cml_sealed(float value) { return asfloat(asuint(value) ^ seal); }
-int cml_sealed(int value) { return value; }
-uint cml_sealed(uint value) { return value; }
 
 OUT_TYPE compute(uint i) {
     uint at[ARITY];

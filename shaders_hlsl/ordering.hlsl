@@ -1,13 +1,12 @@
-// TOP_K: a thread finds the place of one value among its line, and writes it there if it is in
-// front. RUNNING: a thread adds up one line, or multiplies. REVERSED, GATHER_ND: a thread moves one
-// value.
+// TOP_K: a thread finds the place of one value among its chunk of a line, and writes it there if it
+// is in front. MERGE: the same among two neighbouring runs of values in order, by bisection.
+// RUNNING: a thread adds up a line, or one chunk of it, or multiplies. REVERSED, GATHER_ND: a thread
+// moves one value.
 //
 // A line's values are `inner` apart; lines are [outer, extent, inner].
+#include "seal.hlsli"
 
-// no loop of one piece may take more turns than a driver lets it
-#define TURNS 32768
-
-#if defined(TOP_K)
+#if defined(TOP_K) || defined(MERGE)
 
 // Integers in the order of the values: a NaN above infinity, both zeros the same.
 uint sort_key(uint bits)
@@ -18,6 +17,10 @@ uint sort_key(uint bits)
     if (magnitude > 0x7f800000u) { key = 0xffffffffu; }
     return LARGEST ? key : ~key;
 }
+
+#endif
+
+#if defined(TOP_K)
 
 [numthreads(GROUP, 1, 1)]
 void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
@@ -31,22 +34,23 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     uint start = outer * extent * inner + i % inner;
     uint own = sort_key(T0[i]);
     uint place = 0;
-    for (uint first = 0; first < extent; first += TURNS) {
-        for (uint j = first; j < min(first + TURNS, extent); j++) {
-            uint other = sort_key(T0[start + j * inner]);
-            // of equals the first comes first: every value has a place of its own
-            if (other > own || (other == own && j < at)) { place++; }
-        }
+    uint nth = at / chunk;
+    uint end = min((nth + 1) * chunk, extent);
+    for (uint j = nth * chunk; j < end; j++) {
+        uint other = sort_key(T0[start + j * inner]);
+        // of equals the first comes first: every value has a place of its own
+        if (other > own || (other == own && j < at)) { place++; }
     }
-    if (place < k) {
-        uint target = (outer * k + place) * inner + i % inner;
+    if (place < kept) {
+        uint target = (outer * total + nth * kept + place) * inner + i % inner;
         T1[target] = T0[i];
         T2[target] = int(at);
     }
 }
 
-#elif defined(RUNNING)
+#elif defined(MERGE)
 
+// T0 values and T1 where they were, in runs of `chunk`; T2 and T3 the same in runs of `kept`.
 [numthreads(GROUP, 1, 1)]
 void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 {
@@ -54,27 +58,85 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     if (group >= cml_end) { return; }
     uint i = group * GROUP + lane;
     if (i >= n) { return; }
-    uint start = i / inner * extent * inner + i % inner;
-    float total = product != 0 ? 1.0 : 0.0;
-    float lost = 0.0;  // what rounding took from a sum
-    for (uint first = 0; first < extent; first += TURNS) {
-        for (uint j = first; j < min(first + TURNS, extent); j++) {
-            uint at = start + (backwards != 0 ? extent - 1 - j : j) * inner;
-            float value = T0[at];
-            if (exclusive != 0) { T1[at] = total; }
-            if (product != 0) {
-                total *= value;
-            } else {
-                float term = value - lost;
-                float next = total + term;
-                lost = (next - total) - term;
-                // infinities have no lost digits
-                if (!(abs(lost) <= 3.0e38)) { lost = 0.0; }
-                total = next;
-            }
-            if (exclusive == 0) { T1[at] = total; }
-        }
+    uint at = i / inner % extent;
+    uint outer = i / (inner * extent);
+    uint start = outer * extent * inner + i % inner;
+    uint own = sort_key(T0[i]);
+    uint nth = at / chunk;
+    uint other = nth ^ 1u;
+    uint first = min(other * chunk, extent);
+    uint low = first;
+    uint high = min(first + chunk, extent);
+    while (low < high) {
+        uint middle = (low + high) / 2;
+        uint key = sort_key(T0[start + middle * inner]);
+        // of equals those of the first run come first
+        bool before = key > own || (key == own && other < nth);
+        low = before ? middle + 1 : low;
+        high = before ? high : middle;
     }
+    uint place = at - nth * chunk + low - first;
+    if (place < kept) {
+        uint target = (outer * total + nth / 2 * kept + place) * inner + i % inner;
+        T2[target] = T0[i];
+        T3[target] = T1[i];
+    }
+}
+
+#elif defined(RUNNING)
+
+#define WHOLE 0
+#define SUMS 1
+#define BEFORE 2
+#define REST 3
+
+// A term more, or a factor.
+void join(inout CmlSum total, float term)
+{
+    if (product != 0) { total.value *= term; } else { cml_add(total, term); }
+}
+
+// WHOLE lines by a thread each. Of a long one every thread has a chunk: STEP SUMS adds each up,
+// BEFORE makes of these what lies before each, REST goes on from there.
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint i = group * GROUP + lane;
+    if (i >= n) { return; }
+    CmlSum sum = { product != 0 ? 1.0 : 0.0, 0.0 };
+#if STEP == BEFORE
+    for (uint c = 0; c < chunks; c++) {
+        uint at = (i / inner * chunks + c) * inner + i % inner;
+        float2 whole = T0[at];
+        T0[at] = float2(sum.value, sum.lost);
+        sum.lost += whole.y;
+        join(sum, whole.x);
+    }
+#else
+    uint start = i / (inner * chunks) * extent * inner + i % inner;
+    uint begin = i / inner % chunks * chunk;
+    uint end = min(begin + chunk, extent);
+#if STEP == REST
+    sum.value = T1[i].x;
+    sum.lost = T1[i].y;
+#endif
+    for (uint j = begin; j < end; j++) {
+        uint at = start + (backwards != 0 ? extent - 1 - j : j) * inner;
+        float value = T0[at];
+#if STEP == SUMS
+        join(sum, value);
+#else
+        if (exclusive != 0) { OUT[at] = sum.value; }
+        join(sum, value);
+        if (exclusive == 0) { OUT[at] = sum.value; }
+#endif
+    }
+#if STEP == SUMS
+    T1[i] = float2(sum.value, sum.lost);
+#endif
+#endif
 }
 
 #elif defined(REVERSED)

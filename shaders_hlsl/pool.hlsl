@@ -6,12 +6,17 @@
 //          TERM      what is summed of a value v;  DIVIDE 1: by volume, 2: by taps inside; ROOT
 //          FAST      at most two neighbouring dimensions have windows: [outer, H, W, inner]
 //          VEC       4: four neighbours along `inner` at a time
+//          PARTS     a launch does the taps [tap_begin, tap_end) of a window that has too many for
+//                    one loop; what a result is so far lies in PART_VALUE and PART_COUNT
 // params:  dimensions innermost first. Fast: [0] is W, [1] is H. Else `out` dimensions stand in
 //          the order of memory, each belongs to a window dimension (or to none) in units of
 //          `out_unit`; coordinate c of window dimension w lies at (c >> 2) * high + (c & 3) * low.
 #include "pointwise.hlsli"
 #include "border.hlsli"
 #include "divide.hlsli"
+#if PARTS
+#include "seal.hlsli"
+#endif
 
 #define SUM 0
 #define MAX 1
@@ -34,8 +39,21 @@ struct State {
     VALUE value;
     int index;
     int inside;
-    int wanted;
+#if PARTS
+    float lost;
+#endif
 };
+
+void add(inout State state, VALUE term) {
+#if PARTS
+    CmlSum sum = { state.value, state.lost };
+    cml_add(sum, term);
+    state.value = sum.value;
+    state.lost = sum.lost;
+#else
+    state.value += term;
+#endif
+}
 
 // A NaN beats everything, as in max_reduce.
 bool beats(float v, float best) { return v > best || (cml_isnan(v) && !cml_isnan(best)); }
@@ -55,13 +73,13 @@ void visit(inout State state, uint at, bool inside, int tap) {
 #if KIND == SUM
     if (inside) {
         VALUE v = T0[at];
-        state.value += TERM;
+        add(state, TERM);
         state.inside += 1;
     }
 #elif KIND == SAMPLE
-    if (inside && tap == state.wanted) { state.value = T0[at]; }
+    if (inside) { state.value = T0[at]; }
 #elif KIND == DESAMPLE
-    if (inside && T1[at] == tap) { state.value += T0[at]; }
+    if (inside && T1[at] == tap) { add(state, T0[at]); }
 #else
 #if BORDER == 4
     if (!inside) { return; }
@@ -93,6 +111,16 @@ int coordinate(int o, int t, uint w) {
 
 #if FAST
 void slide(inout State state, uint item) {
+    // rows and columns of the window: all, or the one place that is asked for
+    int2 begin = int2(0, 0);
+    int2 end = int2(size(1), size(0));
+#if KIND == SAMPLE
+    uint wanted = uint(T1[item]);
+    if (wanted >= taps) { return; }
+    begin.x = int(cml_divide_rest(wanted, uint(size(0))));
+    begin.y = int(wanted);
+    end = begin + 1;
+#endif
     uint column = cml_divide_rest(item, inner);
     uint base = item * inner_step;
     uint row = cml_divide_rest(column, out_extent(0));
@@ -100,12 +128,12 @@ void slide(inout State state, uint item) {
     uint plane = cml_divide_rest(row, out_extent(1));
     int y = int(row);
     base += plane * outer_step;
-    for (int ty = 0; ty < size(1); ++ty) {
+    for (int ty = begin.x; ty < end.x; ++ty) {
         int from_y = coordinate(y, ty, 1);
         // not `continue`: without its loop checks naga (wgpu-native 29.0) makes a shader of it
         // that writes nothing
         if (ZEROS_COUNT || from_y >= 0) {
-            for (int tx = 0; tx < size(0); ++tx) {
+            for (int tx = begin.y; tx < end.y; ++tx) {
                 int from_x = coordinate(x, tx, 0);
                 uint at = base + uint(from_y) * low(1) + uint(from_x) * low(0);
                 visit(state, at, from_y >= 0 && from_x >= 0, ty * size(0) + tx);
@@ -115,6 +143,16 @@ void slide(inout State state, uint item) {
 }
 #else
 void slide(inout State state, uint item) {
+    uint begin = 0;
+    uint end = taps;
+#if PARTS
+    begin = tap_begin;
+    end = tap_end;
+#elif KIND == SAMPLE
+    begin = uint(T1[item]);
+    if (begin >= taps) { return; }
+    end = begin + 1;
+#endif
     int position[MAX_DIMS];
     { for (uint w = 0; w < windows; ++w) { position[w] = 0; } }
     uint base = 0;
@@ -126,8 +164,8 @@ void slide(inout State state, uint item) {
         if (owner(d) < windows) { position[owner(d)] += int(at * out_unit(d)); }
         else { base += at * out_unit(d); }
     }
-    for (int tap = 0; tap < taps; ++tap) {
-        int left = tap;
+    for (uint tap = begin; tap < end; ++tap) {
+        int left = int(tap);
         uint at = base;
         bool inside = true;
         for (uint w = 0; w < windows; ++w) {
@@ -137,7 +175,7 @@ void slide(inout State state, uint item) {
             inside = inside && c >= 0;
             at += (uint(c) >> 2) * high(w) + (uint(c) & 3) * low(w);
         }
-        visit(state, at, inside, tap);
+        visit(state, at, inside, int(tap));
     }
 }
 #endif
@@ -165,11 +203,19 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     state.value = VALUE(asfloat(start));
     state.index = -1;
     state.inside = 0;
-    state.wanted = 0;
-#if KIND == SAMPLE
-    state.wanted = T1[item];
+#if PARTS
+    state.lost = 0.0;
+    if (tap_begin > 0) {
+        state.value = PART_VALUE[item];
+        state.index = PART_COUNT[item];
+        state.inside = PART_COUNT[item];
+    }
 #endif
     slide(state, item);
+#if PARTS
+    PART_VALUE[item] = state.value;
+    PART_COUNT[item] = COUNTS_TAPS ? state.index : state.inside;
+#endif
 #if KIND == INDEX
     T1[item] = max(state.index, 0);
 #elif KIND == BOTH

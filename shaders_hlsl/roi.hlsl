@@ -5,7 +5,9 @@
 //          SAMPLE, AVG_ALIGN, MAX_ALIGN     rate samples of a result between neighbours, METHOD
 // tensors: the maps, rois (first corner, second corner, outermost axis first), batch index, result
 //
-// Rois are data: whatever they hold, every index below is clamped to the input.
+// Rois are data: whatever they hold, every index below is clamped to the input. What a thread may
+// meet at most, values of the map or samples of a result, is shared out to launches where it is too
+// much for one: each does [x_begin, x_end) of the rows [row_begin, row_end), and goes on from T3.
 #include "pointwise.hlsli"
 
 #if defined(AVG_POOL) || defined(MAX_POOL)
@@ -22,22 +24,14 @@ float coordinate(uint roi, uint corner, uint axis)
     return cml_isnan(at) ? 0.0 : clamp(at, -16777216.0, 16777216.0);
 }
 
-struct Total
-{
-    float value;
-    uint count;
-};
-
-void take(inout Total total, float value)
+void take(inout float total, float value)
 {
 #ifdef MAX
     // a NaN beats everything, as in max_pool
-    bool beats = value > total.value || (cml_isnan(value) && !cml_isnan(total.value));
-    total.value = total.count == 0 || beats ? value : total.value;
+    total = value > total || (cml_isnan(value) && !cml_isnan(total)) ? value : total;
 #else
-    total.value += value;
+    total += value;
 #endif
-    total.count += 1;
 }
 
 #ifdef POOL
@@ -53,7 +47,8 @@ int2 cell(uint roi, uint axis, uint i)
     return clamp(int2(start, end), 0, int(in_extent(axis)));
 }
 
-Total pooled(uint roi, uint plane, uint3 at)
+// The values of a cell, and how many there are in all.
+float pooled(uint roi, uint plane, uint3 at, float total, out uint count)
 {
     int2 xs = cell(roi, 0, at.x);
     int2 ys = int2(0, 1);
@@ -64,18 +59,19 @@ Total pooled(uint roi, uint plane, uint3 at)
 #if SPATIAL > 2
     zs = cell(roi, 2, at.z);
 #endif
-    Total total = { 0.0, 0 };
-    for (int z = zs.x; z < zs.y; z++) {
-        for (int y = ys.x; y < ys.y; y++) {
+    count = uint(max(xs.y - xs.x, 0) * max(ys.y - ys.x, 0) * max(zs.y - zs.x, 0));
+    int height = int(in_extent(1));
+    int columns_end = min(xs.y, int(x_end));
+    for (int z = max(zs.x, int(row_begin) / height); z < zs.y && z * height < int(row_end); z++) {
+        int y_end = min(ys.y, int(row_end) - z * height);
+        for (int y = max(ys.x, int(row_begin) - z * height); y < y_end; y++) {
             uint row = ((plane * in_extent(2) + uint(z)) * in_extent(1) + uint(y)) * in_extent(0);
             // a sum of sums of rows: its rounding error grows with a side, not with the area
-            Total line = { 0.0, 0 };
-            for (int x = xs.x; x < xs.y; x++) { take(line, T0[row + uint(x)]); }
-            if (line.count > 0) {
-                uint count = total.count + line.count;
-                take(total, line.value);
-                total.count = count;
+            float line = asfloat(nothing);
+            for (int x = max(xs.x, int(x_begin)); x < columns_end; x++) {
+                take(line, T0[row + uint(x)]);
             }
+            take(total, line);
         }
     }
     return total;
@@ -132,28 +128,26 @@ float on_plane(uint plane, Taps x, Taps y)
 }
 #endif
 
-Total sampled(uint roi, uint plane, uint3 at)
+float sampled(uint roi, uint plane, uint3 at, float total, out uint count)
 {
-    Total total = { 0.0, 0 };
-    for (uint k = 0; k < rate(2); k++) {
-        for (uint j = 0; j < rate(1); j++) {
-            for (uint i = 0; i < rate(0); i++) {
-                Taps x = taps(roi, 0, at.x * rate(0) + i);
+    count = rate(0) * rate(1) * rate(2);
+    for (uint row = row_begin; row < row_end; row++) {
+        for (uint i = x_begin; i < x_end; i++) {
+            Taps x = taps(roi, 0, at.x * rate(0) + i);
 #if SPATIAL == 1
-                float value = on_line(plane * in_extent(0), x);
+            float value = on_line(plane * in_extent(0), x);
 #else
-                Taps y = taps(roi, 1, at.y * rate(1) + j);
+            Taps y = taps(roi, 1, at.y * rate(1) + row % rate(1));
 #if SPATIAL == 2
-                float value = on_plane(plane, x, y);
+            float value = on_plane(plane, x, y);
 #else
-                Taps z = taps(roi, 2, at.z * rate(2) + k);
-                uint depth = plane * in_extent(2);
-                float a = on_plane(depth + z.at[0], x, y);
-                float value = between(a, on_plane(depth + z.at[1], x, y), z.part);
+            Taps z = taps(roi, 2, at.z * rate(2) + row / rate(1));
+            uint depth = plane * in_extent(2);
+            float a = on_plane(depth + z.at[0], x, y);
+            float value = between(a, on_plane(depth + z.at[1], x, y), z.part);
 #endif
 #endif
-                take(total, value);
-            }
+            take(total, value);
         }
     }
     return total;
@@ -178,13 +172,18 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     uint roi = rest / channels;
     uint item = uint(clamp(T2[roi * per_roi], 0, int(batch) - 1));
     uint plane = item * channels + rest % channels;
+    uint count;
+    float total = row_begin + x_begin == 0 ? asfloat(nothing) : T3[i];
 #ifdef POOL
-    Total total = pooled(roi, plane, at);
+    total = pooled(roi, plane, at, total, count);
 #else
-    Total total = sampled(roi, plane, at);
+    total = sampled(roi, plane, at, total, count);
 #endif
+    if (last != 0) {
 #ifndef MAX
-    total.value /= float(max(total.count, 1));
+        total /= float(max(count, 1));
 #endif
-    T3[i] = total.value;
+        total = count == 0 ? 0.0 : total;
+    }
+    T3[i] = total;
 }

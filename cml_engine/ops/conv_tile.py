@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from cml_engine.ops.conv_node import (
     GROUP,
@@ -89,41 +90,49 @@ def usual_tile(conv: Conv) -> Tile:
 
 
 def lower_tile(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
-    op, shape = conv.op, conv.shape
-    depthwise = is_depthwise(conv)
+    op = conv.op
     x = yield from blocks_of(conv)
-    position = conv.position()
-    steps, phases = phases_of(conv)
-    row_blocks = -(-shape.out_channels // tile.rows)
-    tiles = -(-shape.batch * prod(steps) // tile.positions)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
     filter = yield from packed_filter(conv, tile.rows)
     bias = yield from packed_bias(conv)
+    groups, params = tile_params(conv, tile)
     yield Dispatch(
-        groups=phases * tiles * row_blocks,
+        groups=groups,
         tensors=(x, filter, bias, *epilogue.tensors, op.out_names[0]),
-        params={
-            **position,
-            **epilogue.params,
-            "batch": shape.batch,
-            "out_c": shape.out_channels,
-            "in_blocks": conv.in_blocks,
-            "band": 1 if depthwise else band_of(conv, tile.rows),
-            "group_in": shape.group_in,
-            "group_out": shape.group_out,
-            "row_blocks": row_blocks,
-            "tiles": tiles,
-            "steps3": steps,
-        },
-        defines={
-            **store_defines(conv, epilogue, 3),
-            **product_defines(conv, tile),
-            **conv.vectors,
-            "BORDER": conv.border,
-            "DEPTHWISE": int(depthwise),
-            "TRANSPOSED": int(conv.transposed),
-        },
+        params={**params, **epilogue.params},
+        defines={**store_defines(conv, epilogue, 3), **tile_defines(conv, tile)},
     )
+
+
+def tile_params(conv: Conv, tile: Tile) -> tuple[int, dict[str, Any]]:
+    """Workgroups, and the parameters of conv.hlsl but for the epilogues'."""
+    shape = conv.shape
+    steps, phases = phases_of(conv)
+    row_blocks = -(-shape.out_channels // tile.rows)
+    tiles = -(-shape.batch * prod(steps) // tile.positions)
+    return phases * tiles * row_blocks, {
+        **conv.position(),
+        "batch": shape.batch,
+        "out_c": shape.out_channels,
+        "in_blocks": conv.in_blocks,
+        "band": 1 if is_depthwise(conv) else band_of(conv, tile.rows),
+        "group_in": shape.group_in,
+        "group_out": shape.group_out,
+        "row_blocks": row_blocks,
+        "tiles": tiles,
+        "steps3": steps,
+    }
+
+
+def tile_defines(conv: Conv, tile: Tile) -> dict[str, int | str]:
+    """Defines of conv.hlsl but for how results are stored."""
+    return {
+        **product_defines(conv, tile),
+        **conv.vectors,
+        "BORDER": conv.border,
+        "DEPTHWISE": int(is_depthwise(conv)),
+        "TRANSPOSED": int(conv.transposed),
+    }
 
 
 def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from cml_engine.ops import conv_plain, conv_slide, conv_tile, conv_weave, depthwise, winograd
+from cml_engine.ops import (
+    conv_long,
+    conv_plain,
+    conv_slide,
+    conv_tile,
+    conv_weave,
+    depthwise,
+    winograd,
+)
 from cml_engine.ops.choice import about
 from cml_engine.ops.conv_node import GROUP, SOFTWARE_GROUP, Conv, is_depthwise
 from cml_engine.ops.conv_tile import Tile
@@ -43,6 +51,7 @@ class ConvVariant:
 
 _LOWER: dict[str, Callable[[Conv, Tile], Iterator[Dispatch]]] = {
     "tile": conv_tile.lower_tile,
+    "long": conv_long.lower_long,
     "slide": conv_slide.lower_slide,
     "weave": conv_weave.lower_weave,
     "plain": conv_plain.lower_plain,
@@ -53,6 +62,8 @@ _LOWER: dict[str, Callable[[Conv, Tile], Iterator[Dispatch]]] = {
 
 def chosen_variant(conv: Conv) -> ConvVariant:
     """The variant that is fastest on the device as far as it was measured, else the usual one."""
+    if conv_long.is_needed(conv):
+        return ConvVariant("long", conv_tile.usual_tile(conv))
     usual = usual_variant(conv)
     options = {variant.name: variant for variant in (usual, *_others(conv))}
     return conv.op.choose(conv_key(conv), options, usual.name)

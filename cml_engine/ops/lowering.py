@@ -18,6 +18,11 @@ from cml_engine.ops.spec import Cost, Dispatch, Kernel
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
+#: how often all loops of one thread together may turn. Mesa's software driver counts the turns of
+#: all loops that a thread runs, one after the other or one in another, and ends every loop after
+#: 65 535 without a word. A kernel that may need more does its work in several steps.
+MOST_TURNS = 60_000
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -14,7 +14,7 @@ from cml_engine.layout import C4, C4H, HALF, VECTOR_TYPE, to_half
 from cml_engine.ops.choice import about
 from cml_engine.ops.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.epilogue import epilogue_of
-from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.lowering import MOST_TURNS, Lowering
 from cml_engine.ops.matmul_tiles import Tile, choose_tile, tiles_for
 from cml_engine.ops.spec import Cost, Dispatch, Kernel
 from cml_engine.ops.strided import Dim, box, collapse, copy_dispatch, strides
@@ -214,7 +214,7 @@ def _tiles(op: Lowering, p: Product, tile: Tile, half: bool) -> Iterator[Dispatc
         defines,
         tiles=(-(-p.rows // tile.height), -(-p.columns // tile.width)),
         widths=(4 if a_vector else 1, 4 if b_vector else 1),
-        step=_steps(tile.height * tile.width),
+        step=_steps(tile.height * tile.width, a_turn=4 if a_vector else 1),
         kernel=_KERNELS[tile.group],
     )
 
@@ -229,6 +229,7 @@ def _reduce(op: Lowering, p: Product) -> Iterator[Dispatch]:
     vector = p.inner % 4 == 0 and all(m.vectors(m.inner, m.outer) for m in (p.a, p.b))
     rows, cols = (1 if x == 1 else 4 for x in (p.rows, p.columns))
     width = 4 if vector else 1
+    group = _SOFTWARE_REDUCE_GROUP if op.limits.software else _REDUCE_GROUP
     types: dict[str, int | str] = {}
     if vector:
         types = {"A_VECTOR": 1, "T0_TYPE": "float4", "T1_TYPE": VECTOR_TYPE[C4H if half else C4]}
@@ -238,15 +239,17 @@ def _reduce(op: Lowering, p: Product) -> Iterator[Dispatch]:
         {"REDUCE": 1, "ROWS": rows, "COLS": cols, **types},
         tiles=(-(-p.rows // rows), -(-p.columns // cols)),
         widths=(width, width),
-        step=_steps(rows * cols),
-        kernel=_KERNELS[_SOFTWARE_REDUCE_GROUP if op.limits.software else _REDUCE_GROUP],
+        step=_steps(rows * cols, a_turn=group * width),
+        kernel=_KERNELS[group],
         k_unit=width,
     )
 
 
-def _steps(results: int) -> int:
-    """How many products one launch may add to each of a workgroup's results."""
-    return max(256, _GROUP_FLOPS // (2 * results) // 256 * 256)
+def _steps(results: int, a_turn: int) -> int:
+    """How many products one launch may add to each of a workgroup's results, whose loop does so
+    many of them in ``a_turn``."""
+    worth = max(256, _GROUP_FLOPS // (2 * results) // 256 * 256)
+    return min(worth, MOST_TURNS // 2 // 256 * 256 * a_turn)
 
 
 def _launches(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ from cml_engine.ops.spec import (
 
 Array = np.ndarray[Any, Any]
 _GROUP = 64
+#: a longer line is cut into chunks, so that no thread's loop is long (MOST_TURNS in lowering.py)
+_LONG_LINE, _CHUNK = 4096, 1024
 
 
 def _moved(inputs: Sequence[Fact], outputs: Sequence[Fact], flops: float) -> Cost:
@@ -64,27 +66,61 @@ def _top_k_cpu(attrs: Attrs, x: Array) -> list[Array]:
 
 
 def _top_k_lower(op: Lowering) -> Iterator[Dispatch]:
-    x, axis = op.inputs[0], op.attrs.axis
+    """Each value's place is counted among the others of its line; a long line is cut into chunks,
+    and their values in order are merged, two runs at a time."""
+    x, axis, k = op.inputs[0], op.attrs.axis, int(op.attrs.k)
     if op.outputs[0].size == 0:
         return
+    extent, inner = x.shape[axis], prod(x.shape[axis + 1 :])
+    outer = x.size // (extent * inner)
+    chunk = extent if extent <= _LONG_LINE else _CHUNK
+    run, left = min(k, chunk), _front(extent, chunk, k)
+
+    def targets(total: int, last: bool) -> tuple[str, ...]:
+        if last:
+            return op.out_names
+        return op.scratch(outer * total * inner), op.scratch(outer * total * inner)
+
+    source = targets(left, left == run == k)
+    shared: dict[str, int | str] = {"LARGEST": int(op.attrs.largest)}
     yield Dispatch(
         groups=-(-x.size // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
+        tensors=(*op.in_names, *source),
         params={
-            "n": x.size,
-            "extent": x.shape[axis],
-            "inner": prod(x.shape[axis + 1 :]),
-            "k": op.attrs.k,
+            "n": x.size, "extent": extent, "inner": inner, "chunk": chunk, "kept": run,
+            "total": left,
         },
-        defines={
-            "TOP_K": 1,
-            "LARGEST": int(op.attrs.largest),
-            "T0_TYPE": "uint",
-            "T1_TYPE": "uint",
-            "T2_TYPE": "int",
-        },
+        defines={**shared, "TOP_K": 1, "T0_TYPE": "uint", "T1_TYPE": "uint", "T2_TYPE": "int"},
         writes=2,
-    )
+    )  # fmt: skip
+    while source != op.out_names:
+        extent, merged = left, min(2 * run, k)
+        left = _front(extent, 2 * run, k)
+        target = targets(left, extent <= 2 * run)
+        yield Dispatch(
+            groups=-(-outer * extent * inner // _GROUP),
+            tensors=(*source, *target),
+            params={
+                "n": outer * extent * inner, "extent": extent, "inner": inner, "chunk": run,
+                "kept": merged, "total": left,
+            },
+            defines={
+                **shared, "MERGE": 1,
+                "T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint", "T3_TYPE": "int",
+            },
+            writes=2,
+            cost=_merge_cost(outer * extent * inner, outer * left * inner),
+        )  # fmt: skip
+        source, run = target, merged
+
+
+def _front(extent: int, chunk: int, k: int) -> int:
+    """How many values of a line are left, where each of its chunks leaves ``k`` at most."""
+    return extent // chunk * min(k, chunk) + min(k, extent % chunk)
+
+
+def _merge_cost(read: int, written: int) -> Cost:
+    return Cost(0, 12 * read, 8 * written)
 
 
 def _top_k_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
@@ -110,7 +146,7 @@ register(
         "top_k",
         infer=_top_k_infer,
         cpu=_top_k_cpu,
-        kernel=_kernel("n:u extent:u inner:u k:u", _top_k_lower),
+        kernel=_kernel("n:u extent:u inner:u chunk:u kept:u total:u", _top_k_lower),
         cost=_top_k_cost,
         tolerance=EXACT,
         cases=list(_top_k_cases()),
@@ -141,20 +177,36 @@ def _running_lower(product: bool, op: Lowering) -> Iterator[Dispatch]:
     x, attrs = op.inputs[0], op.attrs
     if x.size == 0:
         return
-    extent = x.shape[attrs.axis]
-    yield Dispatch(
-        groups=-(-(x.size // extent) // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": x.size // extent,
-            "extent": extent,
-            "inner": prod(x.shape[attrs.axis + 1 :]),
-            "product": int(product),
-            "exclusive": int(attrs.exclusive),
-            "backwards": int(attrs.reverse),
-        },
-        defines={"RUNNING": 1},
-    )
+    extent, lines = x.shape[attrs.axis], x.size // x.shape[attrs.axis]
+    chunk = extent if extent <= _LONG_LINE else max(_CHUNK, isqrt(extent))
+    chunks = -(-extent // chunk)
+    params = {
+        "extent": extent,
+        "inner": prod(x.shape[attrs.axis + 1 :]),
+        "chunk": chunk,
+        "chunks": chunks,
+        "product": int(product),
+        "exclusive": int(attrs.exclusive),
+        "backwards": int(attrs.reverse),
+    }
+
+    def step(name: str, threads: int, *tensors: str, **defines: int | str) -> Dispatch:
+        return Dispatch(
+            groups=-(-threads // _GROUP),
+            tensors=tensors,
+            params={"n": threads, **params},
+            defines={"RUNNING": 1, "STEP": name, **defines},
+            cost=None if chunks == 1 else Cost(4 * threads, 4 * threads, 8 * threads),
+        )
+
+    source, target = op.in_names[0], op.out_names[0]
+    if chunks == 1:
+        yield step("WHOLE", lines, source, target, OUT="T1")
+        return
+    sums = op.scratch(2 * lines * chunks)
+    yield step("SUMS", lines * chunks, source, sums, T1_TYPE="float2")
+    yield step("BEFORE", lines, sums, T0_TYPE="float2")
+    yield step("REST", lines * chunks, source, sums, target, OUT="T2", T1_TYPE="float2")
 
 
 def _running_cases(product: bool) -> Iterator[Case]:
@@ -186,7 +238,7 @@ for _name, _tolerance in _RUNNING.items():
             infer=_running_infer,
             cpu=partial(_running_cpu, _product),
             kernel=_kernel(
-                "n:u extent:u inner:u product:u exclusive:u backwards:u",
+                "n:u extent:u inner:u chunk:u chunks:u product:u exclusive:u backwards:u",
                 partial(_running_lower, _product),
             ),
             cost=lambda attrs, inputs, outputs: _moved(inputs, outputs, inputs[0].size),

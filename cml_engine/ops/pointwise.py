@@ -217,7 +217,6 @@ def _params(
     return {
         "count": steps.size // width,
         "dims": len(extents),
-        "seal": 0,
         "extent": extents[::-1],
         "stride": stride.ravel(),
         "attr": values or [0.0],
@@ -287,7 +286,7 @@ def kernel_of(row: Row) -> Kernel:
 def _kernel(operands: int, attrs: int) -> Kernel:
     return Kernel(
         "elementwise.hlsl",
-        params=f"count:u dims:u seal:u extent:u{_MAX_DIMS} stride:u{operands * _MAX_DIMS} "
+        params=f"count:u dims:u extent:u{_MAX_DIMS} stride:u{operands * _MAX_DIMS} "
         f"attr:f{max(1, attrs)}",
         group=_GROUP,
         layouts="same",

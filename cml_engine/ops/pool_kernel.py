@@ -15,7 +15,7 @@ from typing import Any
 from cml_engine.graph import Fact, Node
 from cml_engine.layout import BLOCKED, C4H, PLAIN, VECTOR_TYPE
 from cml_engine.ops.broadcast import contiguous_strides
-from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.lowering import MOST_TURNS, Lowering
 from cml_engine.ops.pointwise import Operand
 from cml_engine.ops.reduce_kernel import Reduction, reduction
 from cml_engine.ops.spec import Dispatch, Half, Kernel
@@ -32,7 +32,8 @@ _ARRAYS = (
 )
 _PARAMS = " ".join(
     [
-        "count:u taps:u start:u inner:u inner_step:u outer_step:u windows:u out_dims:u",
+        "count:u taps:u tap_begin:u tap_end:u start:u inner:u inner_step:u outer_step:u",
+        "windows:u out_dims:u",
         *(f"{name}{_MAX_DIMS}" for name in _ARRAYS.split()),
     ]
 )
@@ -71,12 +72,20 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
     moving = [axis for axis, one in enumerate(window) if not one.trivial]
     if not moving or moving[0] < 2 or moving[-1] - moving[0] > 1 or _reduces(window, moving):
         return "none"
+    if _turns(volume(window), 2) > MOST_TURNS:
+        return "none"
     return "each"
 
 
 def _reduces(window: Window, moving: Sequence[int]) -> bool:
     """Whether the window is all there is, and large."""
     return all(window[i].whole for i in moving) and volume(window) >= _MANY_TAPS
+
+
+def _turns(taps: int, windows: int) -> int:
+    """How often a thread's loops turn at most: for each tap once, and once for each of so many
+    dimensions that have a window; a loop ends with a turn of its own."""
+    return taps * (2 + windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,12 @@ def slide(
         yield from reduction(op, what.reduction, axes, x, out)
         return
     walk = _walk(window, x, out)
+    start = 0xFF800000 if what.kind in ("MAX", "INDEX", "BOTH") else 0
+    taps = volume(window)
+    if what.kind != "SAMPLE" and _turns(taps, max(sum(walk.windowed), 2)) > MOST_TURNS:
+        params = {**_general(walk, what.reverse), "taps": taps, "start": start}
+        yield from _in_parts(op, what, params, inputs, outs)
+        return
     fast = _fast(walk, what.reverse)
     wide = fast is not None and what.kind in ("SUM", "MAX") and _vectorises(fast)
     width = 4 if wide else 1
@@ -138,14 +153,43 @@ def slide(
     params = _general(walk, what.reverse) if fast is None else fast
     if wide:
         params = _in_vectors(params)
-    start = 0xFF800000 if what.kind in ("MAX", "INDEX", "BOTH") else 0
     yield Dispatch(
         groups=-(-count // _GROUP),
         tensors=tuple(o.name for o in (*inputs, *outs)),
-        params={**params, "count": count, "taps": volume(window), "start": start},
+        params={
+            **params, "count": count, "taps": taps, "tap_begin": 0, "tap_end": taps, "start": start
+        },
         defines=_defines(op, what, [*inputs, *outs], width) | {"FAST": int(fast is not None)},
         writes=len(outs),
-    )
+    )  # fmt: skip
+
+
+def _in_parts(
+    op: Lowering, what: Sliding, params: dict[str, Any], inputs: Sequence[Operand],
+    outs: Sequence[Operand],
+) -> Iterator[Dispatch]:  # fmt: skip
+    """A window of so many taps that a thread's loop may not turn so often: some in each launch."""
+    count, taps = outs[0].fact.size, params["taps"]
+    parts = (op.scratch(count), op.scratch(count))
+    first = len(inputs) + len(outs)
+    step = MOST_TURNS // _turns(1, params["windows"])
+    for begin in range(0, taps, step):
+        yield Dispatch(
+            groups=-(-count // _GROUP),
+            tensors=(*(o.name for o in (*inputs, *outs)), *parts),
+            params={
+                **params, "count": count, "tap_begin": begin, "tap_end": min(begin + step, taps)
+            },
+            defines={
+                **_defines(op, what, [*inputs, *outs], 1),
+                "FAST": 0,
+                "PARTS": 1,
+                "PART_VALUE": f"T{first}",
+                "PART_COUNT": f"T{first + 1}",
+                f"T{first + 1}_TYPE": "int",
+            },
+            writes=len(outs) + 2,
+        )  # fmt: skip
 
 
 def _defines(

@@ -6,15 +6,17 @@ blocks of four channels, where one item is four channels' values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.graph import Attrs, Fact, Node
 from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.pointwise import Operand
+from cml_engine.ops.reduce_kernel import Reduction, reduction
 from cml_engine.ops.sampling_cpu import prepare_nearest_upsample
 from cml_engine.ops.shapes import check_length
 from cml_engine.ops.spec import (
@@ -190,7 +192,27 @@ def _resample(op: Lowering, defines: dict[str, int | str]) -> Iterator[Dispatch]
 
 
 def _area_lower(op: Lowering) -> Iterator[Dispatch]:
-    yield from _resample(op, {"AREA": 1})
+    if prod(op.attrs.factor) > _MOST_OF_A_THREAD:
+        yield from _area_reduced(op)
+    else:
+        yield from _resample(op, {"AREA": 1})
+
+
+def _area_reduced(op: Lowering) -> Iterator[Dispatch]:
+    """The mean of what would be too long for a thread, as a reduction of every second axis."""
+    (source, target), factors = (op.in_names[0], op.out_names[0]), op.attrs.factor
+    lanes = (4,) if op.is_blocked(source) else ()
+    outer = prod(op.inputs[0].shape[:2]) // (4 if lanes else 1)
+    results = op.outputs[0].shape[2:]
+    halves = [part for pair in zip(results, factors, strict=True) for part in pair]
+    kept = [part for extent in results for part in (extent, 1)]
+    x = Operand(source, Fact("scalar", (outer, *halves, *lanes)))
+    y = Operand(target, Fact("scalar", (outer, *kept, *lanes)))
+    yield from reduction(op, Reduction("SUM", mean=True), range(2, 1 + len(halves), 2), x, y)
+
+
+def _area_half(node: Node, facts: Mapping[str, Fact]) -> Half:
+    return "none" if prod(node.attrs["factor"]) > _MOST_OF_A_THREAD else "each"
 
 
 def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -207,10 +229,15 @@ def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 _GROUP = 64
+#: values that a thread adds up; more are shared out (and see MOST_TURNS in lowering.py)
+_MOST_OF_A_THREAD = 4096
 _PARAMS = "n:u blocks:u in_extent:u3 out_extent:u3 factor:u3"
 
 
-def _kernel(lower: Callable[[Lowering], Iterator[Dispatch]], half: Half) -> Kernel:
+def _kernel(
+    lower: Callable[[Lowering], Iterator[Dispatch]],
+    half: Half | Callable[[Node, Mapping[str, Fact]], Half],
+) -> Kernel:
     return Kernel(
         "resample.hlsl", _PARAMS, lower, group=_GROUP, layouts="same", half=half, trusted=True
     )
@@ -296,7 +323,7 @@ register(
         "area_downsample",
         infer=_down_infer,
         cpu=_area_cpu,
-        kernel=_kernel(_area_lower, "each"),
+        kernel=_kernel(_area_lower, _area_half),
         cost=_read_cost,
         tolerance=Tolerance(2e-6, 1e-6, "a sum of a block's values, each addition rounded"),
         cases=_DOWN_CASES,

@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.lowering import MOST_TURNS, Lowering
 from cml_engine.ops.shapes import check_length
 from cml_engine.ops.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance, register
 
@@ -187,16 +187,41 @@ def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
         "in_extent": [*x.shape[:1:-1], *fill],
         "out_extent": [*sizes, *fill],
         "rate": [1, 1, 1],
+        "nothing": 0xFF800000 if "MAX" in kind else 0,
     }
     if {"method", "resize_method"} & set(op.attrs):
         defines["METHOD"] = METHODS.index(_method(op.attrs))
         params["rate"] = [*_rates(op.attrs)[::-1], *fill]
-    groups = -(-result.size // _GROUP)
-    yield Dispatch(groups, (*op.in_names, *op.out_names), params, defines)
+    width, *lines = x.shape[:1:-1] if "_POOL" in kind else params["rate"]
+    parts = list(_parts(prod(lines), width))
+    for part in parts:
+        yield Dispatch(
+            groups=-(-result.size // _GROUP),
+            tensors=(*op.in_names, *op.out_names),
+            params={**params, **part, "last": int(part is parts[-1])},
+            defines=defines,
+        )
+
+
+def _parts(rows: int, width: int) -> Iterator[dict[str, int]]:
+    """What launches do of ``rows`` times ``width`` values that a thread may meet."""
+    columns = min(width, MOST_TURNS // 4)
+    step = MOST_TURNS // (columns + 4)  # a loop ends with a turn of its own
+    for row in range(0, max(rows, 1), step):
+        for column in range(0, max(width, 1), max(columns, 1)):
+            yield {
+                "row_begin": row,
+                "row_end": min(row + step, rows),
+                "x_begin": column,
+                "x_end": min(column + columns, width),
+            }
 
 
 _GROUP = 64
-_PARAMS = "n:u batch:u channels:u per_roi:u in_extent:u3 out_extent:u3 rate:u3"
+_PARAMS = (
+    "n:u batch:u channels:u per_roi:u in_extent:u3 out_extent:u3 rate:u3 "
+    "nothing:u row_begin:u row_end:u x_begin:u x_end:u last:u"
+)
 
 
 def _kernel(kind: str) -> Kernel:

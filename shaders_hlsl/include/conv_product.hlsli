@@ -31,6 +31,11 @@ float4 cml_result(int o, int column) {
                   cml_sum[at + 3 * COLUMNS]);
 }
 
+void cml_add_result(int o, int column, float4 sums) {
+    int at = 4 * o * COLUMNS + column;
+    {[ForceUnroll] for (int i = 0; i < 4; i++) { cml_sum[at + i * COLUMNS] += sums[i]; }}
+}
+
 // Adds the products of four input channels, whose filter begins at vector `w`, to a phase's columns.
 void cml_multiply(float4 x[STEPS], uint w, int phase) {
 #if SHARE

@@ -1,0 +1,169 @@
+"""Work of any length: a software driver ends the loops of a thread after 65 535 turns in all, one
+after the other and one in another, and says nothing. So no kernel may need that many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cml_engine.ops import load_families
+from cml_engine.ops.spec import Case
+from cml_engine.testing import blocked_layouts, case_graph, check_graph
+
+load_families()
+#: below the driver's bound, at it, above it, far above it
+LENGTHS = (65_534, 65_535, 65_536, 70_000)
+
+
+def check(op, inputs, attrs, gpu, **more):
+    graph, given = case_graph(op, Case(tuple(inputs), attrs), **more)
+    check_graph(graph, given, gpu, partitions=1)
+
+
+def ramp(*shape):
+    """Values whose sum is far from 0, and of which each is another."""
+    size = int(np.prod(shape))
+    return (0.5 + np.arange(size) % 4099 / 4099).astype(np.float32).reshape(shape)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("how", [(False, False), (True, True)], ids=["plain", "reversed"])
+def test_cumsum(n, how, gpu):
+    exclusive, reverse = how
+    check("cumsum", [ramp(n)], {"axis": 0, "exclusive": exclusive, "reverse": reverse}, gpu)
+
+
+def test_cumsum_of_long_lines_beside_each_other(gpu, rng):
+    x = rng.uniform(-1, 1, (2, 9001, 3)).astype(np.float32)
+    check("cumsum", [x], {"axis": 1, "exclusive": False, "reverse": True}, gpu)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("k", [3, None])
+def test_top_k(n, k, gpu, rng):
+    x = rng.integers(0, 40_000, n).astype(np.float32)  # many equals
+    check("top_k", [x], {"k": k or n, "axis": 0, "largest": True}, gpu)
+
+
+def test_top_k_of_long_lines_beside_each_other(gpu, rng):
+    x = rng.integers(0, 3000, (2, 5000, 3)).astype(np.float32)
+    x[0, 7], x[1, 4999] = np.nan, -np.inf
+    check("top_k", [x], {"k": 1500, "axis": 1, "largest": False}, gpu)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_products(n, gpu):
+    # lanes of a workgroup share a sum
+    long = ramp(2, 8 * n + 1) - 1
+    check("matmul", [long, long[:1]], {"transposeA": False, "transposeB": True}, gpu)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("op", ["sum_reduce", "max_reduce", "argmax_reduce"])
+def test_reductions(n, op, gpu):
+    attrs = {"axes": [0]} | ({"normalize": False} if op == "sum_reduce" else {})
+    for x in (ramp(n, 1), ramp(n, 3)):  # by trees, and by threads
+        x[n - 1, 0] = 7
+        check(op, [x], attrs, gpu)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_softmax(n, gpu):
+    check("softmax", [ramp(1, n)], {"axes": [1]}, gpu)
+    check("softmax", [ramp(1, n, 2)], {"axes": [1]}, gpu)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 4, n) for n in LENGTHS] + [(1, 4, 256, 256), (1, 1, 530, 264)]
+)
+def test_area_downsample(shape, gpu):
+    graph, given = case_graph("area_downsample", Case((ramp(*shape),), {"factor": list(shape[2:])}))
+    for layouts in ({}, *blocked_layouts(graph)):
+        check_graph(graph, given, gpu, partitions=1, layouts=layouts)
+
+
+def window(size, **more):
+    """One that is not all there is: a reduction would do that."""
+    attrs = {"border": "ignore", "padding": [(0, 0)] * len(size), "stride": [], "dilation": []}
+    return {"size": list(size), **attrs, **more}
+
+
+@pytest.mark.parametrize(
+    ("op", "n"),
+    [("avg_pool", n) for n in LENGTHS]
+    + [(op, 70_000) for op in ("box", "rms_pool", "argmax_pool", "max_pool_with_index")],
+)
+def test_pools_of_a_long_window(op, n, gpu):
+    x = ramp(1, n + 2)
+    x[0, n] = 9
+    more = {"normalize": False} if op == "box" else {}
+    check(op, [x], window((1, n), **more), gpu)
+
+
+@pytest.mark.parametrize("op", ["avg_pool", "max_pool"])
+def test_pools_of_a_large_window(op, gpu):
+    x = ramp(1, 1, 258, 257)
+    x[0, 0, 257, 256] = 9
+    check(op, [x], window((1, 1, 257, 257), border="constant"), gpu)
+
+
+@pytest.mark.parametrize("n", LENGTHS[::3])
+def test_sample_and_desample_of_a_long_window(n, gpu):
+    check("sample", [ramp(1, n + 1), np.array([[n - 1, 0]], np.int32)], window((1, n)), gpu)
+    # two results in the middle of two windows, whose other places are outside
+    attrs = window((1, n), padding=[(0, 0), (n - 3, 2)], output_shape=[1, 2])
+    check("desample", [ramp(1, 2), np.array([[n - 2, n - 3]], np.int32)], attrs, gpu)
+    check("debox", [ramp(1, 2)], {**attrs, "normalize": False}, gpu)
+
+
+CONV = {"stride": [], "dilation": [], "groups": 1, "border": "constant", "padding": []}
+
+
+def whole(shape, **more):
+    """A conv's attributes without padding."""
+    return {**CONV, "padding": [(0, 0)] * (len(shape) - 2), **more}
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_conv_of_a_long_filter(n, gpu, rng):
+    filter = rng.uniform(-1, 1, (3, 1, n)).astype(np.float32)
+    x = rng.uniform(-1, 1, (1, 1, n + 1)).astype(np.float32)
+    bias = np.array([[1, 2, 3]], np.float32)
+    check("conv", [x, filter, bias], whole(x.shape), gpu, constants=True)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_conv_of_many_channels(n, gpu, rng):
+    filter = rng.uniform(-1, 1, (5, 4 * n, 1)).astype(np.float32)
+    x = rng.uniform(-1, 1, (1, 4 * n, 2)).astype(np.float32)
+    check("conv", [x, filter, np.float32(0)], whole(x.shape), gpu, constants=True)
+
+
+def test_convs_of_many_taps_and_channels(gpu, rng):
+    """In two groups and in blocks of channels; a filter for each channel; transposed, computed."""
+    x = rng.uniform(-1, 1, (2, 8, 67, 70)).astype(np.float32)
+    filter = rng.uniform(-1, 1, (8, 4, 66, 67)).astype(np.float32)
+    case = Case((x, filter, np.float32(0.5)), whole(x.shape, groups=2))
+    graph, values = case_graph("conv", case, constants=True)
+    for layouts in ({}, next(iter(blocked_layouts(graph)))):
+        check_graph(graph, values, gpu, partitions=1, layouts=layouts)
+    apart = whole(x.shape, groups=0)
+    check("conv", [x, filter[:, :1], np.float32(0.5)], apart, gpu, constants=True)
+    attrs = whole(x.shape, output_shape=[], stride=[2, 2])
+    check("deconv", [x[:1, :, :3, :2], filter, np.float32(0)], attrs, gpu)
+
+
+@pytest.mark.parametrize("op", ["avg_roi_pool", "max_roi_pool"])
+@pytest.mark.parametrize("shape", [(400, 400), (1, 70_000), (70_000, 1), (65_534, 1)])
+def test_roi_pools(op, shape, gpu):
+    x = ramp(1, 1, *shape)
+    x[0, 0, -1, -1] = 9
+    rois = np.array([(0, 0, *shape), (1, 1, shape[0] - 1, shape[1] - 1)], np.float32)
+    check(op, [x, rois, np.int32(0)], {"output_size": [1, 1]}, gpu)
+
+
+@pytest.mark.parametrize("op", ["avg_roi_align", "max_roi_align"])
+@pytest.mark.parametrize("rate", [(300, 300), (70_000, 1)])
+def test_roi_align(op, rate, gpu):
+    attrs = {"output_size": [1, 1], "sampling_rate": list(rate), "resize_method": "symmetric"}
+    check(op, [ramp(1, 1, 5, 6), np.array([(0, 1, 4, 5)], np.float32), np.int32(0)], attrs, gpu)
