@@ -91,10 +91,17 @@ def data_sets(case: Any) -> Iterator[tuple[list[Array], list[Array]]]:
     """Inputs and expected outputs."""
     if case.data_sets:
         for inputs, outputs in case.data_sets:
-            yield [np.asarray(x) for x in inputs], [np.asarray(y) for y in outputs]
+            yield [_array(x) for x in inputs], [_array(y) for y in outputs]
         return
     for folder in sorted(Path(case.model_dir).glob("test_data_set_*")):
         yield _arrays(folder, "input"), _arrays(folder, "output")
+
+
+def _array(value: Any) -> Array:
+    import onnx
+
+    is_tensor = isinstance(value, onnx.TensorProto)
+    return np.asarray(onnx.numpy_helper.to_array(value) if is_tensor else value)
 
 
 def _arrays(folder: Path, what: str) -> list[Array]:
@@ -105,7 +112,7 @@ def _arrays(folder: Path, what: str) -> list[Array]:
     for file in files:
         tensor = onnx.TensorProto()
         tensor.ParseFromString(file.read_bytes())
-        found.append(onnx.numpy_helper.to_array(tensor))
+        found.append(_array(tensor))
     return found
 
 
@@ -146,13 +153,14 @@ def _outputs(
             break
         except NeedsConstant as error:
             new = [name for name in error.inputs if given[name].size <= _BINDABLE]
-            if not new or any(given[name].dtype.kind not in "iub" for name in new):
+            if not new or any(given[name].ndim > 1 for name in new):
                 raise
             constants |= {name: given[name] for name in new}
     return cml.Session(graph, backend).run(rest), tuple(constants)
 
 
-#: an integer input of up to so many elements is taken for a shape, and bound when it has to be
+#: an input of rank 0 or 1 and of up to so many elements (a shape, axes, scales) is bound when the
+#: import has to know it
 _BINDABLE = 64
 
 

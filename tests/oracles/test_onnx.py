@@ -79,3 +79,45 @@ def test_every_command_takes_it(cnn, tmp_path, capsys):
     assert "--shape image=" in capsys.readouterr().err
     assert main(["info", str(cnn), "--shape", "1,3,8,8"]) == 2
     assert "wanted NAME=1,3,64,64" in capsys.readouterr().err
+
+
+# -- the table against the operators' schemas ------------------------------------------------------
+
+
+def test_rows_have_the_attributes_and_defaults_of_every_opset():
+    """Every attribute of every version that an opset has, with its default."""
+    import onnx
+
+    from cml_engine.convert.onnx import operators  # noqa: F401
+    from cml_engine.convert.onnx.rows import FIRST_OPSET, LAST_OPSET, row_for, rows_of
+
+    assert onnx.defs.onnx_opset_version() <= LAST_OPSET
+    wrong = []
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain or schema.deprecated or not rows_of("", schema.name):
+            continue
+        opset = max(schema.since_version, FIRST_OPSET)
+        newest = onnx.defs.get_schema(schema.name, opset, "")
+        if newest.since_version != schema.since_version:
+            continue  # of opsets before the first that is read
+        row = row_for("", schema.name, opset)
+        if row is None:
+            wrong.append(f"{schema.name} {opset}: no row")
+            continue
+        for name, attribute in schema.attributes.items():
+            default = onnx.helper.get_attribute_value(attribute.default_value)
+            has_default = attribute.default_value.type != 0
+            if name not in row.attrs:
+                wrong.append(f"{schema.name} {opset}: lacks {name}")
+            elif has_default and not _same(row.attrs[name], default):
+                wrong.append(f"{schema.name} {opset}: {name}={row.attrs[name]}, wanted {default}")
+            elif attribute.required and not isinstance(row.attrs[name], type):
+                wrong.append(f"{schema.name} {opset}: {name} must be given")
+    assert wrong == []
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    theirs = theirs.decode() if isinstance(theirs, bytes) else theirs
+    if isinstance(theirs, float):
+        return bool(np.float32(ours) == np.float32(theirs))
+    return bool(ours == theirs)

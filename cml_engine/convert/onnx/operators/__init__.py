@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from cml_engine.convert.onnx.operators import (
+from cml_engine.convert.onnx.operators import (  # noqa: F401
     activations,
     arithmetic,
+    attention,
     comparisons,
     constants,
     convolution,
     indexing,
+    losses,
     matrix,
     movement,
     normalization,
     ordering,
     pooling,
+    quantized,
+    recurrent,
     reduction,
     resize,
+    sampling,
+    signal,
 )
 from cml_engine.convert.onnx.operators.control import CONTROL
 
-__all__ = [
-    "CONTROL",
-    "activations",
-    "arithmetic",
-    "comparisons",
-    "constants",
-    "convolution",
-    "indexing",
-    "matrix",
-    "movement",
-    "normalization",
-    "ordering",
-    "pooling",
-    "reduction",
-    "resize",
-]
+__all__ = ["CONTROL"]

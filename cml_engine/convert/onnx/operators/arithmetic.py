@@ -91,14 +91,17 @@ def _mod_fold(call: Call, x: Array, y: Array) -> Array:
     return np.asarray(np.fmod(x, y) if call.attr("fmod") else np.mod(x, y), x.dtype)
 
 
-@op("Mod", nnef="mod, fmod, int_mod, int_rem", attrs={"fmod": 0}, fold=_mod_fold)
+@op("Mod", nnef="fmod, int_mod, int_rem", attrs={"fmod": 0}, fold=_mod_fold)
 def mod(call: Call) -> Value:
     x, y, cut = call[0], call[1], call.attr("fmod")
     if x.kind == "integer":
         return call.zip("int_rem" if cut else "int_mod", x, y).typed(x.dtype)
-    if not cut:
-        raise call.refuse("floats with fmod=0")
-    return call.zip("fmod", x, y)
+    rest = call.zip("fmod", x, y)
+    if cut:
+        return rest
+    # of the divisor's sign, as Python's
+    signs = call.zip("mul", call.op("sign", rest), call.zip("sign", y))
+    return call.zip("select", call.op("lt", signs, 0.0), call.zip("add", rest, y), rest)
 
 
 def _pow_fold(call: Call, x: Array, y: Array) -> Array:

@@ -7,10 +7,10 @@ from cml_engine.convert.onnx.operators.windows import WINDOW, explicit_padding, 
 from cml_engine.convert.onnx.rows import MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
 
-_CONV = {**WINDOW, "group": 1, "kernel_shape": None}
+CONV = {**WINDOW, "group": 1, "kernel_shape": None}
 
 
-@op("Conv", nnef="conv", attrs=_CONV)
+@op("Conv", nnef="conv", attrs=CONV)
 def conv(call: Call) -> Value:
     return convolved(call, call[0], call[1], bias_of(call, 2))
 
@@ -42,7 +42,7 @@ def convolved(call: Call, x: Value, weights: Value, bias: Value) -> Value:
     )
 
 
-@op("ConvTranspose", nnef="deconv", attrs={**_CONV, "output_padding": None, "output_shape": None})
+@op("ConvTranspose", nnef="deconv", attrs={**CONV, "output_padding": None, "output_shape": None})
 def conv_transpose(call: Call) -> Value:
     x, weights = call[0], call[1]
     if x.rank < 3 or weights.rank != x.rank:
@@ -92,7 +92,7 @@ def _up_padding(
     return [(a, b - e) for (a, b), e in zip(split, extra, strict=True)]
 
 
-_FUSED = {**_CONV, "activation": "", "activation_params": None}
+_FUSED = {**CONV, "activation": "", "activation_params": None}
 
 
 @op("FusedConv", nnef="conv, and its activation", attrs=_FUSED, domain=MICROSOFT)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
-from cml_engine.convert.onnx.operators.comparisons import compare
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
@@ -101,14 +100,10 @@ def one_hot(call: Call) -> Value:
     indices, depth = call[0], int(call.number(1))
     values = call[2]
     axis = call.axis(call.attr("axis"), indices.rank + 1)
-    lifted = call.unsqueeze(indices, [axis])
-    whole = from_zero(call, lifted, [depth])
+    lifted = call.unsqueeze(call.cast(indices, "integer"), [axis])
     shape = [depth if a == axis else 1 for a in range(lifted.rank)]
-    places = np.arange(depth).reshape(shape)
-    if indices.kind == "integer":
-        hit = call.zip("int_eq", whole, Value.known(places))
-    else:
-        hit = compare(call, "eq", whole, Value.known(places.astype(np.float32)))
+    places = Value.known(np.arange(depth).reshape(shape))
+    hit = call.zip("int_eq", from_zero(call, lifted, [depth]), places)
     off, on = (call.reshape(call.slice(values, 0, i, i + 1), []) for i in range(2))
     return call.zip("select", hit, on, off).typed(values.dtype)
 

@@ -1,0 +1,310 @@
+"""Attention and what stands around it in transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.operators.movement import taken
+from cml_engine.convert.onnx.rows import MICROSOFT, op
+from cml_engine.convert.onnx.values import Value
+
+Array = np.ndarray[Any, Any]
+
+_NNEF = "matmul, mul, add, softmax"
+_ATTENTION = {
+    "is_causal": 0,
+    "kv_num_heads": None,
+    "q_num_heads": None,
+    "qk_matmul_output_mode": 0,
+    "scale": None,
+    "softcap": 0.0,
+    "softmax_precision": None,
+}
+_WINDOWED = {**_ATTENTION, "left_window_size": -1, "right_window_size": -1}
+
+
+@op("Attention", nnef=_NNEF, attrs=_ATTENTION, until=24)
+@op("Attention", nnef=_NNEF, attrs=_WINDOWED, since=25)
+def attention(call: Call) -> list[Value | None]:
+    flat = call[0].rank == 3
+    q = _heads(call, call[0], call.attr("q_num_heads"))
+    k = _heads(call, call[1], call.attr("kv_num_heads"))
+    v = _heads(call, call[2], call.attr("kv_num_heads"))
+    past = call[4].shape[2] if call.has(4) else 0
+    if past:
+        k, v = call.concat([call[4], k], 2), call.concat([call[5], v], 2)
+    present = [k, v]
+    bias = _bias(call, q.shape[2], k.shape[2], past)
+    repeats = q.shape[1] // k.shape[1]
+    k, v = (repeated_heads(call, x, repeats) for x in (k, v))
+    scale = call.attr("scale")
+    scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
+    logits = call.op("matmul", call.op("mul", q, float(scale)), k, transposeB=True)
+    if call.attr("softcap") > 0:
+        cap = call.attr("softcap")
+        logits = call.op("mul", call.op("tanh", call.op("mul", logits, 1 / cap)), cap)
+    biased = logits if bias is None else call.zip("add", logits, bias)
+    weights = masked_softmax(call, biased, bias)
+    y = call.op("matmul", weights, v)
+    shown = [logits, logits, biased, weights][call.attr("qk_matmul_output_mode")]
+    return [_flat(call, y) if flat else y, *present, shown]
+
+
+def _heads(call: Call, x: Value, heads: int | None) -> Value:
+    """[batch, length, heads * size] as [batch, heads, length, size]."""
+    if x.rank == 4:
+        return x
+    if x.rank != 3 or not heads or x.shape[2] % heads:
+        raise call.wrong(f"{x} of {heads} heads")
+    batch, length, width = x.shape
+    return call.transpose(call.reshape(x, [batch, length, heads, width // heads]), [0, 2, 1, 3])
+
+
+def _flat(call: Call, x: Value) -> Value:
+    batch, heads, length, size = x.shape
+    return call.reshape(call.transpose(x, [0, 2, 1, 3]), [batch, length, heads * size])
+
+
+def repeated_heads(call: Call, x: Value, times: int) -> Value:
+    """Every head several times: queries share keys and values."""
+    if times == 1:
+        return x
+    batch, heads, length, size = x.shape
+    each = call.expand(call.unsqueeze(x, [2]), [batch, heads, times, length, size])
+    return call.reshape(each, [batch, heads * times, length, size])
+
+
+def _bias(call: Call, queries: int, keys: int, past: int) -> Value | None:
+    """What is added before the softmax: 0 where a query may look, minus infinity elsewhere."""
+    found: Value | None = _mask(call, keys) if call.has(3) else None
+    offset = _offset(call, queries, past)
+    left = call.attributes.get("left_window_size", -1)
+    right = call.attributes.get("right_window_size", -1)
+    bounds: list[tuple[str, int]] = [("le", 0)] if call.attr("is_causal") else []
+    bounds += [("le", right)] if right >= 0 else []
+    bounds += [("ge", -left)] if left >= 0 else []
+    ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None]
+    for comparison, bound in bounds:
+        found = _sum(call, found, _within(call, ahead, offset, comparison, bound))
+    if call.has(6):
+        places = Value.known(np.arange(keys).reshape(1, 1, 1, keys))
+        lengths = call.reshape(call[6], [call[6].shape[0], 1, 1, 1])
+        found = _sum(call, found, _additive(call, _compare(call, "lt", places, lengths)))
+    return found
+
+
+def _offset(call: Call, queries: int, past: int) -> Value:
+    """How far ahead of its own number a query's place among the keys is."""
+    if call.has(6) and not past:
+        lengths = call.reshape(call[6], [call[6].shape[0], 1, 1, 1])
+        if lengths.array is not None:
+            return Value.known(lengths.array - queries)
+        return call.op("int_sub", lengths, queries)
+    return Value.known(np.array(past, np.int64))
+
+
+def _within(call: Call, ahead: Array, offset: Value, comparison: str, bound: int) -> Value:
+    """Where a key is so far ahead of a query's place."""
+    limit = (
+        Value.known(offset.array + bound)
+        if offset.array is not None
+        else call.op("int_add", offset, bound)
+    )
+    return _additive(call, _compare(call, comparison, Value.known(ahead), limit))
+
+
+def _compare(call: Call, name: str, x: Value, y: Value) -> Value:
+    if x.array is not None and y.array is not None:
+        functions = {"le": np.less_equal, "ge": np.greater_equal, "lt": np.less}
+        return Value.known(functions[name](x.array, y.array))
+    return call.zip(f"int_{name}", x, y)
+
+
+def _mask(call: Call, keys: int) -> Value:
+    """The mask, as long as the keys; nothing is allowed where it ends early."""
+    mask, missing = call[3], keys - call[3].shape[-1]
+    if missing > 0:
+        shape = [*mask.shape[:-1], missing]
+        rest = np.zeros(shape, np.bool_) if mask.kind == "logical" else np.full(shape, -np.inf)
+        mask = call.concat([mask, Value.known(rest.astype(mask.dtype))], mask.rank - 1)
+    return _additive(call, mask) if mask.kind == "logical" else mask
+
+
+def _additive(call: Call, allowed: Value) -> Value:
+    if allowed.array is not None:
+        return Value.known(np.where(allowed.array, 0, -np.inf).astype(np.float32))
+    return call.op("select", allowed, 0.0, float("-inf"))
+
+
+def _sum(call: Call, x: Value | None, y: Value) -> Value:
+    if x is None:
+        return y
+    if x.array is not None and y.array is not None:
+        return Value.known(x.array + y.array)
+    return call.zip("add", x, y)
+
+
+def masked_softmax(call: Call, logits: Value, bias: Value | None) -> Value:
+    """Softmax over the last axis; 0 in rows in which nothing is allowed."""
+    last = logits.rank - 1
+    weights = call.op("softmax", logits, axes=[last])
+    if bias is None:
+        return weights
+    if bias.array is not None:
+        empty = np.isneginf(bias.array.max(-1, keepdims=True))
+        if not empty.any():
+            return weights
+        return call.zip("select", Value.known(empty), 0.0, weights)
+    top = call.op("max_reduce", bias, axes=[bias.rank - 1])
+    nothing = call.op("lt", top, float(np.finfo(np.float32).min))
+    return call.zip("select", nothing, 0.0, weights)
+
+
+_MULTI = {"num_heads": int, "mask_filter_value": -10000.0, "scale": 0.0, "unidirectional": 0}
+
+
+@op("MultiHeadAttention", nnef=_NNEF, domain=MICROSOFT, attrs=_MULTI)
+def multi_head_attention(call: Call) -> list[Value | None]:
+    """Query, key, value, bias, key_padding_mask, attention_bias, past_key, past_value."""
+    if any(call.has(i) for i in (3, 4, 6, 7)) or call.attr("unidirectional"):
+        raise call.refuse("a bias, a padding mask, past keys or unidirectional")
+    heads = call.attr("num_heads")
+    q, k, v = (_heads(call, call[i], heads) for i in range(3))
+    scale = call.attr("scale") or 1 / np.sqrt(q.shape[3])
+    logits = call.op("matmul", call.op("mul", q, float(scale)), k, transposeB=True)
+    logits = call.zip("add", logits, call[5]) if call.has(5) else logits
+    weights = call.op("softmax", logits, axes=[3])
+    return [_flat(call, call.op("matmul", weights, v)), k, v]
+
+
+# -- positions -----------------------------------------------------------------------------------
+
+_ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
+
+
+@op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", attrs=_ROTARY)
+def rotary_embedding(call: Call) -> Value:
+    return _rotated(call, call[1], call[2], call[3] if call.has(3) else None)
+
+
+@op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", domain=MICROSOFT,
+    attrs={**_ROTARY, "is_packed_batching": 0, "scale": 1.0})  # fmt: skip
+def microsoft_rotary_embedding(call: Call) -> Value:
+    if call[1].shape == (1,):
+        raise call.refuse("a single first position")
+    return _rotated(call, call[2], call[3], call[1])
+
+
+def _rotated(call: Call, cosines: Value, sines: Value, positions: Value | None) -> Value:
+    x = call[0]
+    flat, heads = x.rank == 3, call.attr("num_heads")
+    if flat:
+        batch, length, width = x.shape
+        if not heads:
+            raise call.wrong("num_heads is missing")
+        x = call.reshape(x, [batch, length, heads, width // heads])
+    else:
+        x = call.transpose(x, [0, 2, 1, 3])
+    size = call.attr("rotary_embedding_dim") or x.shape[3]
+    turned, rest = call.slice(x, 3, 0, size), call.slice(x, 3, size, x.shape[3])
+    c, s = (_cache(call, v, positions, x.shape) for v in (cosines, sines))
+    a, b = _halves(call, turned, size)
+    real = call.op("sub", call.op("mul", a, c), call.op("mul", b, s))
+    imaginary = call.op("add", call.op("mul", a, s), call.op("mul", b, c))
+    if call.attr("interleaved"):
+        both = call.op("stack", real, imaginary, axis=4)
+        turned = call.reshape(both, [*x.shape[:3], size])
+    else:
+        turned = call.concat([real, imaginary], 3)
+    y = call.concat([turned, rest], 3)
+    return call.reshape(y, call[0].shape) if flat else call.transpose(y, [0, 2, 1, 3])
+
+
+def _halves(call: Call, x: Value, size: int) -> list[Value]:
+    if not call.attr("interleaved"):
+        return call.split(x, 3, [size // 2, size // 2])
+    return [taken(call, x, {3: range(first, size, 2)}) for first in (0, 1)]
+
+
+def _cache(call: Call, cache: Value, positions: Value | None, shape: Sequence[int]) -> Value:
+    """The cosines or sines of every place, [batch, length, 1, half the size]."""
+    if positions is not None:
+        cache = call.op("gather", cache, positions, axis=0)
+    cache = call.unsqueeze(cache, [cache.rank - 1])
+    return cache if cache.rank == 4 else call.unsqueeze(cache, [0])
+
+
+# -- recurrent attention -------------------------------------------------------------------------
+
+_LINEAR = {
+    "chunk_size": 64,
+    "kv_num_heads": int,
+    "q_num_heads": int,
+    "scale": 0.0,
+    "update_rule": "gated_delta",
+}
+#: steps of a recurrence that are written out
+MAX_STEPS = 1024
+
+
+@op("LinearAttention", nnef="matmul, mul, add, exp", attrs=_LINEAR)
+def linear_attention(call: Call) -> list[Value | None]:
+    heads, groups, rule = (
+        call.attr("kv_num_heads"),
+        call.attr("q_num_heads"),
+        call.attr("update_rule"),
+    )
+    q, k, v = (
+        _heads(call, call[0], groups),
+        _heads(call, call[1], heads),
+        _heads(call, call[2], heads),
+    )
+    batch, _, length, size = k.shape
+    if length > MAX_STEPS:
+        raise call.refuse(f"more than {MAX_STEPS} steps")
+    gating, delta = rule in ("gated", "gated_delta"), rule in ("delta", "gated_delta")
+    decay = call.op("exp", _by_head(call, call[4], heads)) if gating else None
+    beta = _by_head(call, call[5], call[5].shape[2]) if delta else None
+    zero = Value.known(np.zeros((batch, heads, size, v.shape[3]), np.float32))
+    state = call[3] if call.has(3) else zero
+    outputs = []
+    for t in range(length):
+        key, value = (call.slice(x, 2, t, t + 1) for x in (k, v))
+        if decay is not None:
+            state = call.op(
+                "mul", state, call.transpose(call.slice(decay, 2, t, t + 1), [0, 1, 3, 2])
+            )
+        if beta is not None:
+            old = call.op("matmul", key, state)
+            value = call.op("mul", call.op("sub", value, old), call.slice(beta, 2, t, t + 1))
+        state = call.op("add", state, call.op("matmul", key, value, transposeA=True))
+        read = repeated_heads(call, state, groups // heads)
+        outputs.append(call.op("matmul", call.slice(q, 2, t, t + 1), read))
+    scale = call.attr("scale") or 1 / np.sqrt(size)
+    y = call.op("mul", call.concat(outputs, 2), float(scale))
+    return [_flat(call, y), state]
+
+
+def _by_head(call: Call, x: Value, heads: int) -> Value:
+    """[batch, length, heads * n] as [batch, heads, length, n]."""
+    return _heads(call, x, heads)
+
+
+@op("CausalConvWithState", nnef="concat, conv, silu", attrs={"activation": "none"})
+def causal_conv(call: Call) -> list[Value | None]:
+    x, weights = call[0], call[1]
+    batch, channels, length = x.shape
+    before = weights.shape[2] - 1
+    zero = Value.known(np.zeros((batch, channels, before), np.float32))
+    padded = call.concat([call[3] if call.has(3) else zero, x], 2)
+    bias = call.unsqueeze(call[2], [0]) if call.has(2) else call.emit.value(0.0)
+    y = call.op("conv", padded, weights, bias, border="constant", padding=[(0, 0)], stride=[1],
+                dilation=[1], groups=channels)  # fmt: skip
+    if call.attr("activation") not in ("none", "silu", "swish"):
+        raise call.refuse(f"the activation '{call.attr('activation')}'")
+    y = y if call.attr("activation") == "none" else call.op("silu", y)
+    return [y, call.slice(padded, 2, length, length + before)]

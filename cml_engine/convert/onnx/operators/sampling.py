@@ -1,0 +1,109 @@
+"""Images sampled at places that are computed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.values import Value
+
+
+@op(
+    "MaxUnpool",
+    nnef="scatter_elements, pad",
+    attrs={"kernel_shape": list, "pads": None, "strides": None},
+)
+def max_unpool(call: Call) -> Value:
+    x, rank = call[0], call[0].rank - 2
+    strides = call.attr("strides") or [1] * rank
+    pads = call.attr("pads") or [0] * (2 * rank)
+    extents = [
+        (n - 1) * s - a - b + k
+        for n, s, a, b, k in zip(
+            x.shape[2:], strides, pads[:rank], pads[rank:], call.attr("kernel_shape"), strict=True
+        )
+    ]
+    shape = [*x.shape[:2], *extents]
+    zero = Value.known(np.zeros(int(np.prod(shape)), np.float32))
+    count = int(np.prod(x.shape))
+    places = call.reshape(call[1], [count])
+    flat = call.op("scatter_elements", zero, places, call.reshape(x, [count]), axis=0)
+    y = call.reshape(flat, shape)
+    if not call.has(2):
+        return y
+    wanted = call.ints(2, "the output's shape")
+    sides = [(0, w - n) for w, n in zip(wanted, shape, strict=True)]
+    if not any(after for _, after in sides):
+        return y
+    return call.op("pad", y, padding=sides, border="constant", value=0.0)
+
+
+@op("TensorScatter", nnef="scatter_elements", attrs={"axis": -2, "mode": "linear"})
+def tensor_scatter(call: Call) -> Value:
+    """The update at places of one axis that each element of the batch has its own of."""
+    cache, update = call[0], call[1]
+    axis = call.axis(call.attr("axis"), cache.rank)
+    along = [-1 if a == axis else 1 for a in range(cache.rank)]
+    steps = Value.known(np.broadcast_to(np.arange(update.shape[axis]).reshape(along), update.shape))
+    if not call.has(2):
+        places = steps
+    else:
+        first = call.reshape(call[2], [call[2].shape[0], *[1] * (cache.rank - 1)])
+        places = call.op("int_add", steps, first)
+    if call.attr("mode") == "circular":
+        places = call.op("int_mod", places, cache.shape[axis])
+    return call.op("scatter_elements", cache, places, update, axis=axis).typed(cache.dtype)
+
+
+@op("ReverseSequence", nnef="reverse_sequence", attrs={"batch_axis": 1, "time_axis": 0})
+def reverse_sequence(call: Call) -> Value:
+    axes = {key: call.attr(key) for key in ("batch_axis", "time_axis")}
+    return call.op("reverse_sequence", call[0], call[1], **axes).typed(call[0].dtype)
+
+
+# -- grids and regions ---------------------------------------------------------------------------
+
+_METHODS = {"bilinear": "linear", "bicubic": "cubic", "linear": "linear", "cubic": "cubic",
+            "nearest": "nearest"}  # fmt: skip
+_BORDERS = {"zeros": "constant", "border": "replicate", "reflection": "reflect"}
+
+
+@op("GridSample", nnef="grid_sample",
+    attrs={"align_corners": 0, "mode": "bilinear", "padding_mode": "zeros"}, until=19)  # fmt: skip
+@op("GridSample", nnef="grid_sample",
+    attrs={"align_corners": 0, "mode": "linear", "padding_mode": "zeros"}, since=20)  # fmt: skip
+def grid_sample(call: Call) -> Value:
+    method, border = call.attr("mode"), call.attr("padding_mode")
+    if method not in _METHODS or border not in _BORDERS:
+        raise call.wrong(f"mode '{method}' with padding_mode '{border}'")
+    return call.op(
+        "grid_sample",
+        call[0],
+        call[1],
+        method=_METHODS[method],
+        border=_BORDERS[border],
+        align_corners=bool(call.attr("align_corners")),
+    )
+
+
+_ROI = {"mode": "avg", "output_height": 1, "output_width": 1, "sampling_ratio": 0,
+        "spatial_scale": 1.0}  # fmt: skip
+
+
+@op("RoiAlign", nnef="roi_align", attrs=_ROI, until=15)
+@op("RoiAlign", nnef="roi_align", since=16,
+    attrs={**_ROI, "coordinate_transformation_mode": "half_pixel"})  # fmt: skip
+def roi_align(call: Call) -> Value:
+    centred = call.attributes.get("coordinate_transformation_mode", "output_half_pixel")
+    return call.op(
+        "roi_align",
+        call[0],
+        call[1],
+        call[2],
+        output_size=[call.attr("output_height"), call.attr("output_width")],
+        sampling_ratio=call.attr("sampling_ratio"),
+        scale=call.attr("spatial_scale"),
+        half_pixel=centred == "half_pixel",
+        mode=call.attr("mode"),
+    )
