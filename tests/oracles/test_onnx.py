@@ -107,6 +107,8 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
         for name, attribute in schema.attributes.items():
             default = onnx.helper.get_attribute_value(attribute.default_value)
             has_default = attribute.default_value.type != 0
+            if (schema.name, name) in EXCEPTIONS:
+                continue
             if name not in row.attrs:
                 wrong.append(f"{schema.name} {opset}: lacks {name}")
             elif has_default and not _same(row.attrs[name], default):
@@ -114,6 +116,14 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
             elif attribute.required and not isinstance(row.attrs[name], type):
                 wrong.append(f"{schema.name} {opset}: {name} must be given")
     assert wrong == []
+
+
+#: Constant has its value by any of its attributes; Clip's bounds are none; an RNN's activations are
+#: one for each direction; Scan of opset 8 is refused
+EXCEPTIONS = {
+    ("Constant", "value"), ("Clip", "min"), ("Clip", "max"), ("RNN", "activations"),
+    ("Scan", "directions"),
+}  # fmt: skip
 
 
 def _same(ours: Any, theirs: Any) -> bool:

@@ -98,14 +98,9 @@ def swish_of(call: Call, x: Value, alpha: float) -> Value:
     return call.op("mul", x, call.op("sigmoid", call.op("mul", x, alpha)))
 
 
-@op("SwiGLU", nnef="silu, mul, split", attrs={"alpha": 1.0, "axis": -1})
+@op("SwiGLU", nnef="silu, mul", attrs={"alpha": 1.0})
 def swiglu(call: Call) -> Value:
-    if call.has(1):
-        gate, linear = call[0], call[1]
-    else:
-        axis = call.axis(call.attr("axis"), call[0].rank)
-        gate, linear = call.split(call[0], axis, [call[0].shape[axis] // 2] * 2)
-    return call.op("mul", swish_of(call, gate, call.attr("alpha")), linear)
+    return call.zip("mul", swish_of(call, call[0], call.attr("alpha")), call[1])
 
 
 @op("Celu", nnef="mul, elu", attrs={"alpha": 1.0})
