@@ -13,7 +13,7 @@ import importlib.util
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cml_engine.errors import CmlError, InputError, OperatorError
-from cml_engine.ops import load_families, registered, unregister
+from cml_engine.ops import OpSpec, load_families, registered, unregister
 
 GROUP = "cml_engine.operators"
 
@@ -38,20 +38,25 @@ def load_file(path: str | Path) -> tuple[str, ...]:
     load_families()
     for name in _loaded.pop(file, ()):
         unregister(name)
-    before = set(registered())
+    before = registered()
     try:
         _execute(file)
     except BaseException as error:
-        for name in set(registered()) - before:
+        for name in _new(before):
             unregister(name)
         if isinstance(error, KeyboardInterrupt):
             raise
         raise OperatorError(_described(error, file)) from error
-    names = tuple(name for name in registered() if name not in before)
+    names = _new(before)
     if not names:
         raise OperatorError(f"{path}: registers no operator; call cml.register(cml.OpSpec(…))")
     _loaded[file] = names
     return names
+
+
+def _new(before: Mapping[str, OpSpec]) -> tuple[str, ...]:
+    """What was registered since, in the place of another operator too."""
+    return tuple(name for name, spec in registered().items() if before.get(name) is not spec)
 
 
 @cache

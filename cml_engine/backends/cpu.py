@@ -12,7 +12,7 @@ from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
 from cml_engine.ops.epilogue_cpu import apply_in_place
 from cml_engine.ops.scratch import Scratch
-from cml_engine.ops.spec import Cpu, is_registered, lookup
+from cml_engine.ops.spec import Cpu, is_own, is_registered, lookup
 
 Array = np.ndarray[Any, Any]
 #: called after each node with its results
@@ -33,8 +33,9 @@ def run_node(node: Node, arrays: Sequence[Array], prepared: Cpu | None = None) -
         for epilogue in node.epilogues:
             others = arrays[count : count + len(epilogue.inputs)]
             count += len(epilogue.inputs)
-            own = epilogue.position == 0 and not needed and _is_own(node, results[0], arrays)
-            if own and apply_in_place(epilogue.op, epilogue.attrs, results[0], others):
+            alone = epilogue.position == 0 and not needed and _is_unseen(node, results[0], arrays)
+            in_place = alone and is_own(epilogue.op)
+            if in_place and apply_in_place(epilogue.op, epilogue.attrs, results[0], others):
                 continue
             operands = epilogue.operands(others, so_far)
             results = _call(epilogue.op, node, epilogue.attrs, operands)
@@ -42,7 +43,7 @@ def run_node(node: Node, arrays: Sequence[Array], prepared: Cpu | None = None) -
     return results
 
 
-def _is_own(node: Node, result: Any, arrays: Sequence[Array]) -> bool:
+def _is_unseen(node: Node, result: Any, arrays: Sequence[Array]) -> bool:
     """Whether nobody else sees a change of the node's result; a game's function may keep it."""
     if lookup(node.op).from_game or not isinstance(result, np.ndarray):
         return False

@@ -238,6 +238,8 @@ class OpSpec:
 
 
 _REGISTRY: dict[str, OpSpec] = {}
+#: the operators of this package, whether or not a game has put its own in the place of some
+_OWN: dict[str, OpSpec] = {}
 
 
 def register(spec: OpSpec) -> OpSpec:
@@ -248,7 +250,9 @@ def register(spec: OpSpec) -> OpSpec:
     Returns the operator as it is known from now on.
     """
     caller = sys._getframe(1)
-    if not str(caller.f_globals.get("__name__")).startswith("cml_engine."):
+    if str(caller.f_globals.get("__name__")).startswith("cml_engine."):
+        _OWN[spec.name] = spec
+    elif _OWN.get(getattr(spec, "name", "")) is not spec:
         from cml_engine.ops import load_families
         from cml_engine.ops.declaration import checked
 
@@ -261,8 +265,11 @@ def register(spec: OpSpec) -> OpSpec:
 
 
 def unregister(name: str) -> None:
-    """Forget an operator (a hot reload, a test)."""
-    _REGISTRY.pop(name, None)
+    """Forget an operator (a hot reload, a test). Where it stood in the place of one of the
+    engine's, that one is there again."""
+    found = _REGISTRY.pop(name, None)
+    if found is not None and found.from_game and name in _OWN:
+        _REGISTRY[name] = _OWN[name]
 
 
 def lookup(name: str) -> OpSpec:
@@ -277,6 +284,12 @@ def lookup(name: str) -> OpSpec:
 
 def is_registered(name: str) -> bool:
     return name in _REGISTRY
+
+
+def is_own(*names: str) -> bool:
+    """Whether all of these are this package's own operators. What passes know of an operator is
+    known of ours: where a game has put its own in the place of one, they leave it alone."""
+    return all(name in _REGISTRY and not _REGISTRY[name].from_game for name in names)
 
 
 def registered() -> Mapping[str, OpSpec]:

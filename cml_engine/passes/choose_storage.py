@@ -15,7 +15,7 @@ from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H, HALF
 from cml_engine.ops.conv_node import takes_half
 from cml_engine.ops.matmul_gpu import takes_half_weights
-from cml_engine.ops.spec import Half, lookup
+from cml_engine.ops.spec import Half, is_own, lookup
 from cml_engine.passes.choose_layout import Ties, choose_layout
 
 #: how blocked feature maps and the weights that meet them are stored
@@ -72,6 +72,6 @@ def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tuple[str, ...]:
     """The constants that the node's kernel stores in 16 bits."""
-    if node.op in ("conv", "deconv") and graph.is_constant(node.inputs[1]):
+    if node.op in ("conv", "deconv") and is_own(node.op) and graph.is_constant(node.inputs[1]):
         return (node.inputs[1],) if takes_half(node, layouts) else ()
     return tuple(name for name in node.inputs if layouts.get(name) == HALF)

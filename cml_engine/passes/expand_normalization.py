@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ops.spec import lookup
+from cml_engine.ops.spec import is_own, lookup
 from cml_engine.passes.fold_constants import fold_constants
 from cml_engine.passes.fuse_epilogues import fuse_epilogues, has_room, one_operand, per_channel
 from cml_engine.passes.infer import infer_node
@@ -46,6 +46,8 @@ def expand_normalization(graph: Graph) -> Graph:
 def _applicable(graph: Graph) -> set[str]:
     """The results of those that the node before can apply behind the epilogues it will have."""
     if not any(node.op == "batch_normalization" for node in graph.nodes):
+        return set()
+    if not is_own("batch_normalization", "sqrt", "div", *_STEPS):
         return set()
     fused = fuse_epilogues(graph)
     producers = {node.outputs[0]: node for node in fused.nodes if len(node.outputs) == 1}

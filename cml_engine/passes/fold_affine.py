@@ -12,14 +12,14 @@ import numpy as np
 
 from cml_engine.graph import Graph, Node
 from cml_engine.ops.conv_shapes import deconv_shape
-from cml_engine.passes.rules import Match, Rule, rewrite
+from cml_engine.passes.rules import Match, Rule, rewrite_own
 
 Array = np.ndarray[Any, Any]
 
 
 def fold_affine(graph: Graph) -> Graph:
     """The graph with what is linear per channel folded into conv, deconv and linear."""
-    return rewrite(graph, RULES)
+    return rewrite_own(graph, RULES)
 
 
 def _fold(match: Match) -> Node | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from cml_engine.graph import Attrs, Graph, Node
 from cml_engine.ops.conv_shapes import conv_shape
-from cml_engine.passes.rules import Match, Rule, rewrite
+from cml_engine.passes.rules import Match, Rule, rewrite_own
 
 
 def fold_padding(graph: Graph) -> Graph:
     """The graph without pads that a conv can do by itself."""
-    return rewrite(graph, RULES)
+    return rewrite_own(graph, RULES)
 
 
 def _fold(match: Match) -> Node | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
 from cml_engine.ops.epilogue import MAX_STEPS, MAX_TENSORS, WITH_TENSOR, is_by_position
-from cml_engine.ops.spec import lookup
+from cml_engine.ops.spec import is_own, lookup
 
 #: ``rule(graph, result fact, other operands, whether the kernel takes values per channel) ->
 #: may it be fused``
@@ -103,7 +103,7 @@ def _fusable_producer(
 ) -> tuple[Node, tuple[str, ...]] | None:
     """The node that can apply ``node``, and the operands other than its own result."""
     rule = RULES.get(node.op)
-    if rule is None or node.epilogues:
+    if rule is None or node.epilogues or not is_own(node.op):
         return None
     candidates = node.inputs if node.op in _COMMUTATIVE else node.inputs[:1]
     for position, name in enumerate(candidates):

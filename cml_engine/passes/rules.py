@@ -15,6 +15,7 @@ import numpy as np
 
 from cml_engine.errors import CmlError, OperatorError
 from cml_engine.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Fact, Graph, Node, unused_name
+from cml_engine.ops.spec import is_own
 from cml_engine.passes.dead_code import eliminate_dead_code
 from cml_engine.passes.infer import infer_node
 
@@ -105,6 +106,20 @@ def unregister_rule(rule: Rule) -> None:
 def apply_registered(graph: Graph) -> Graph:
     """The graph after the rules that a game registered."""
     return rewrite(graph, tuple(_REGISTERED))
+
+
+def rewrite_own(graph: Graph, rules: Sequence[Rule]) -> Graph:
+    """The same by rules of the engine's own, which are of its own operators: they match no other
+    one of the same name, and make none."""
+    return rewrite(graph, [_of_own(rule) for rule in rules if is_own(*rule.pattern)])
+
+
+def _of_own(rule: Rule) -> Rule:
+    def replaced(match: Match) -> Node | str | None:
+        found = rule.replace(match)
+        return found if not isinstance(found, Node) or is_own(found.op) else None
+
+    return replace(rule, replace=replaced)
 
 
 def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:

@@ -15,6 +15,7 @@ import numpy as np
 
 from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ops.pointwise import ROWS
+from cml_engine.ops.spec import is_own
 from cml_engine.passes.dead_code import eliminate_dead_code
 
 Array = np.ndarray[Any, Any]
@@ -25,6 +26,8 @@ Order = tuple[int, ...]
 def sink_transposes(graph: Graph) -> Graph:
     """The graph with transposes behind elementwise operators, concat, pads, slices and reductions
     whose tensors are all transposed alike, by transposes that nothing else reads."""
+    if not is_own("transpose"):
+        return graph
     sinking = _Sinking(graph)
     for node in graph.nodes:
         sinking.visit(node)
@@ -69,7 +72,7 @@ class _Sinking:
         """How all feature maps that the node reads are transposed, where it may go before that."""
         if len(node.outputs) != 1 or node.epilogues:
             return None
-        if node.op not in _MOVES and node.op not in ROWS:
+        if not is_own(node.op) or (node.op not in _MOVES and node.op not in ROWS):
             return None
         orders = {self._order_of(n) for n in node.inputs if not self._graph.is_constant(n)}
         order = orders.pop() if len(orders) == 1 else None

@@ -16,6 +16,7 @@ from math import prod
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import PLAIN, words
 from cml_engine.ops.slicing import ranges
+from cml_engine.ops.spec import is_own
 from cml_engine.passes.plan_memory import Item, lower_bound
 
 #: operators whose operands are parts of the result, and whose results are parts of the operand
@@ -86,17 +87,21 @@ def is_view_copy(
 ) -> bool:
     """Whether a dispatch of the node, which binds those tensors, copies what lies there already:
     from a part to its whole, or the other way."""
-    if node.op not in (*_JOINS, *_PARTS):
+    if not _has_parts(node):
         return False
     source, target = (alias.get(name, name) for name in (tensors[0], tensors[-1]))
     part, parent = (source, target) if node.op in _JOINS else (target, source)
     return part in views and views[part].parent == parent
 
 
+def _has_parts(node: Node) -> bool:
+    return node.op in (*_JOINS, *_PARTS) and is_own(node.op)
+
+
 def _parts(
     graph: Graph, node: Node, layouts: Mapping[str, str], alias: Mapping[str, str]
 ) -> Iterator[tuple[str, View]]:
-    if node.op not in (*_JOINS, *_PARTS):
+    if not _has_parts(node):
         return
     joined = node.op in _JOINS
     parent = node.outputs[0] if joined else node.inputs[0]
