@@ -27,7 +27,9 @@ SIGNATURES: Mapping[str, Signature] = {**standard_signatures(), **extension_sign
 OPERATORS = tuple(op for op in SIGNATURES if op not in GRAPH_LEVEL)
 COMPOUND = Tolerance(2e-5, 2e-5, "several operators, each with a tolerance of its own")
 #: their results jump where a rounding decides; one value in fifty may be a step away
-JUMPS = frozenset(op for op in SIGNATURES if op.endswith("_quantize")) | {"mod"}
+JUMPS = frozenset(op for op in SIGNATURES if op.endswith(("_quantize", "quantize_linear"))) - {
+    "dequantize_linear"
+} | {"mod"}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.calls import Call
+from tests.formulas import Window
 
 if TYPE_CHECKING:
     from tests.generate import Draw
@@ -81,6 +82,108 @@ def _roi_of(op: str, d: Draw) -> Call:
     })  # fmt: skip
 
 
+def _nonzero_of(op: str, d: Draw) -> Call:
+    shape = d.shape(d.integer(0, 4), 4)
+    x = d.any(shape)
+    x = x * d.logicals(shape) if x.dtype.kind != "b" else x
+    attrs = {"capacity": d.integer(0, 12), "fill": d.choice([-1, 0, 99])}
+    return Call(op, (np.asarray(x),), attrs)
+
+
+def _nms_of(op: str, d: Draw) -> Call:
+    batch, kinds, count = d.integer(1, 2), d.integer(1, 3), d.integer(1, 12)
+    first, size = d.scalars([batch, count, 2], 0, 4), d.scalars([batch, count, 2], 0.3, 3)
+    centers = d.flag()
+    boxes = np.concatenate([first, size if centers else first + size], -1)
+    return Call(op, (boxes, d.scalars([batch, kinds, count])), {
+        "max_per_class": d.integer(0, 5), "iou_threshold": d.choice([0.0, 0.35, 0.7]),
+        "score_threshold": d.choice([-3.4e38, 0.1]), "center_point_box": centers,
+        "fill": d.choice([-1, 0]),
+    })  # fmt: skip
+
+
+def _windows(d: Draw, spatial: int) -> tuple[list[int], dict[str, Any]]:
+    """Extents and windows that fit into them."""
+    size, stride, dilation, padding, extents = [], [], [], [], []
+    for _ in range(spatial):
+        size.append(d.integer(1, 3))
+        stride.append(d.integer(1, 2))
+        dilation.append(d.integer(1, 2))
+        padding.append((d.integer(0, 2), d.integer(0, 2)))
+        extents.append((size[-1] - 1) * dilation[-1] + d.integer(1, 4))
+    attrs = {"padding": padding, "stride": stride, "dilation": dilation}
+    return extents, {"size": size, **{k: v for k, v in attrs.items() if k == "padding" or d.flag()}}
+
+
+def _counts(extents: list[int], attrs: dict[str, Any]) -> list[int]:
+    window = Window(extents, attrs["size"], attrs["padding"], attrs.get("stride", ()),
+                    attrs.get("dilation", ()))  # fmt: skip
+    return window.narrow
+
+
+def _col2im_of(op: str, d: Draw) -> Call:
+    extents, attrs = _windows(d, d.integer(1, 3))
+    rows = d.integer(1, 3) * int(np.prod(attrs["size"]))
+    x = d.scalars([d.integer(1, 2), rows, int(np.prod(_counts(extents, attrs)))])
+    return Call(op, (x,), {"output_size": extents, **attrs})
+
+
+def _deform_of(op: str, d: Draw) -> Call:
+    extents, attrs = _windows(d, 2)
+    moved, groups, each = d.integer(1, 2), d.integer(1, 2), d.integer(1, 2)
+    batch, channels = d.integer(1, 2), moved * groups * each
+    rows = moved * int(np.prod(attrs["size"]))
+    places = _counts(extents, attrs)
+    mask = d.scalars([batch, rows, *places]) if d.flag() else np.float32(1)
+    arrays = [d.scalars([batch, channels, *extents]), d.scalars([batch, 2 * rows, *places])]
+    attrs["offset_groups"] = moved
+    if op == "deform_columns":
+        return Call(op, (*arrays, np.asarray(mask)), attrs)
+    out = groups * d.integer(1, 2)
+    filter = d.scalars([out, channels // groups, *attrs["size"]])
+    bias = d.choice([np.asarray(np.float32(0.5)), d.scalars([1, out])])
+    return Call(op, (arrays[0], filter, arrays[1], np.asarray(mask), bias),
+                {**attrs, "groups": groups})  # fmt: skip
+
+
+def _int_product_of(op: str, d: Draw) -> Call:
+    def values(shape: Any) -> Array:
+        return d.integers(shape, *d.choice([(256, -128), (2**31 - 1, -(2**31))]))
+
+    if op == "int_matmul":
+        m, n, k = d.integer(1, 5), d.integer(1, 5), d.integer(1, 9)
+        batch = d.shape(d.integer(0, 2), 3)
+        parts = [[1 if d.integer(0, 3) == 0 else e for e in batch] for _ in range(2)]
+        return Call(op, (values([*parts[0], m, k]), values([*parts[1], k, n])))
+    extents, attrs = _windows(d, d.integer(1, 3))
+    groups, each, out = d.integer(1, 2), d.integer(1, 3), d.integer(1, 2)
+    size = attrs.pop("size")
+    x = values([d.integer(1, 2), groups * each, *extents])
+    return Call(op, (x, values([groups * out, each, *size])), {**attrs, "groups": groups})
+
+
+def _nbits_of(op: str, d: Draw) -> Call:
+    bits, rows, inner = d.choice([2, 4, 8]), d.integer(1, 5), d.integer(1, 70)
+    block = d.choice([16, 32])
+    blocks = -(-inner // block)
+    words = d.integers([rows, blocks * block * bits // 32], 2**31 - 1, -(2**31))
+    zero = d.choice([np.asarray(np.float32(8)), d.scalars([rows, blocks], 0, 8)])
+    x, scales = d.scalars([*d.shape(d.integer(1, 2), 3), inner]), d.scalars([rows, blocks])
+    return Call(op, (x, words, scales, zero), {"block_size": block, "bits": bits})
+
+
+def _codes_of(op: str, d: Draw) -> Call:
+    shape = [max(e, 1) for e in d.shape(d.integer(1, 3), 5)]
+    if op == "dynamic_quantize_linear":
+        return Call(op, (d.scalars(shape),), {"axes": list(range(len(shape)))})
+    beside = shape[:1] if d.flag() else []
+    zero = d.integers(beside, 9, -9).astype(np.float32)
+    if op == "dequantize_linear":
+        return Call(op, (d.integers(shape, 256, -128), d.scalars(beside, 0.01, 2), zero))
+    limits = d.choice([{"low": -128.0, "high": 127.0}, {"low": 0.0, "high": 255.0}])
+    return Call(op, (d.scalars(shape), d.scalars(beside, 0.01, 0.5), zero), limits)
+
+
 FAMILIES: tuple[tuple[Callable[[str, Draw], Call], str], ...] = (
     (_elements_of, "gather_elements scatter_elements"),
     (_scatter_nd_of, "scatter_nd"),
@@ -88,4 +191,11 @@ FAMILIES: tuple[tuple[Callable[[str, Draw], Call], str], ...] = (
     (_product_of, "prod_reduce"),
     (_grid_of, "grid_sample"),
     (_roi_of, "roi_align"),
+    (_nonzero_of, "nonzero"),
+    (_nms_of, "non_max_suppression"),
+    (_col2im_of, "col2im"),
+    (_deform_of, "deform_columns deform_conv"),
+    (_int_product_of, "int_matmul int_conv"),
+    (_nbits_of, "matmul_nbits"),
+    (_codes_of, "quantize_linear dequantize_linear dynamic_quantize_linear"),
 )

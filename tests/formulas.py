@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests import extension_formulas
+from tests import extension_formulas, extension_formulas_windows
 from tests.naive import left, logarithmic_quantize, min_max_quantize, zero_point_quantize
 
 Array = np.ndarray[Any, Any]
@@ -635,6 +635,7 @@ def _add_n(*arrays: Array) -> list[Array]:
 
 FORMULAS: dict[str, Formula] = {
     **{op: _elementwise(op) for op in ELEMENTWISE}, **extension_formulas.FORMULAS,
+    **extension_formulas_windows.FORMULAS,
     "box": _box, "debox": _debox, "avg_pool": _pool(_mean), "rms_pool": _rms,
     "max_pool": _pool(lambda v: _greatest(v)[:1]), "max_pool_with_index": _pool(_greatest),
     "argmax_pool": _pool(lambda v: _greatest(v)[1:]), "sample": _sample, "desample": _desample,

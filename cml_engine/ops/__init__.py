@@ -39,6 +39,9 @@ FAMILIES = (
     "scatter",
     "grid_sample",
     "roi_align",
+    "selection",
+    "products",
+    "columns",
 )
 
 

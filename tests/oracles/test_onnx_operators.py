@@ -99,3 +99,59 @@ def test_whole_numbers(sign):
     assert np.array_equal(ours("round_even", x), wanted("Round", (x,))[0])
     assert np.array_equal(ours("fmod", x, b.astype(np.float32)),
                           wanted("Mod", (x, b.astype(np.float32)), fmod=1)[0])  # fmt: skip
+
+
+@pytest.mark.parametrize("centers", [0, 1])
+def test_non_max_suppression(centers, rng):
+    first, size = rng.uniform(0, 4, (2, 40, 2)), rng.uniform(0.5, 3, (2, 40, 2))
+    boxes = np.concatenate([first, size if centers else first + size], -1).astype(np.float32)
+    scores = scalars(rng, 2, 3, 40)
+    limits = [np.array([n]) for n in (5, np.float32(0.4), np.float32(0.1))]
+    (right,) = wanted("NonMaxSuppression", (boxes, scores, *limits), center_point_box=centers)
+    got, (count,) = ours("non_max_suppression", boxes, scores, max_per_class=5, fill=-1,
+                         iou_threshold=0.4, score_threshold=0.1,
+                         center_point_box=bool(centers))  # fmt: skip
+    assert np.array_equal(got[:count], right)
+    assert (got[count:] == -1).all()
+
+
+def test_nonzero(rng):
+    x = rng.integers(0, 2, (3, 4, 5)).astype(np.float32)
+    (right,) = wanted("NonZero", (x,))
+    got, (count,) = ours("nonzero", x, capacity=60, fill=-1)
+    assert np.array_equal(got[:, :count], right)
+
+
+def test_col2im(rng):
+    x = scalars(rng, 2, 3 * 4, 12)
+    geometry = {"strides": [2, 1], "dilations": [1, 2]}
+    (right,) = wanted("Col2Im", (x, np.array([5, 6]), np.array([2, 2])), pads=[1, 0, 0, 0],
+                      **geometry)  # fmt: skip
+    got = ours("col2im", x, output_size=[5, 6], size=[2, 2], padding=[(1, 0), (0, 0)],
+               stride=[2, 1], dilation=[1, 2])  # fmt: skip
+    assert np.allclose(got, right, atol=1e-6)
+
+
+def test_deform_columns(rng):
+    """With a filter, as ONNX has it."""
+    x, filter = scalars(rng, 1, 4, 5, 4), scalars(rng, 3, 4, 2, 2)
+    offset, mask = scalars(rng, 1, 16, 4, 3, low=-2, high=2), scalars(rng, 1, 8, 4, 3)
+    (right,) = wanted("DeformConv", (x, filter, offset, None, mask), offset_group=2,
+                      kernel_shape=[2, 2], pads=[0, 0, 0, 0])  # fmt: skip
+    columns = ours("deform_columns", x, offset, mask, size=[2, 2], padding=[(0, 0)] * 2, stride=[],
+                   dilation=[], offset_groups=2)  # fmt: skip
+    got = np.einsum("nkij,ok->noij", columns, filter.reshape(3, -1))
+    assert np.allclose(got, right, atol=1e-4)
+
+
+def test_products_of_integers(rng):
+    a, b = rng.integers(0, 256, (3, 300)).astype(np.uint8), rng.integers(0, 256, (300, 4))
+    (right,) = wanted("MatMulInteger", (a, b.astype(np.uint8), np.uint8(7), np.uint8(130)))
+    got = ours("int_matmul", a.astype(np.int32) - 7, b.astype(np.int32) - 130)
+    assert np.array_equal(got, right)
+    x, w = rng.integers(0, 256, (1, 2, 5, 5)), rng.integers(0, 256, (3, 2, 2, 3))
+    given = (x.astype(np.uint8), w.astype(np.uint8), np.uint8(9))
+    (right,) = wanted("ConvInteger", given, pads=[1, 0, 0, 2], strides=[2, 1])
+    got = ours("int_conv", (x - 9).astype(np.int32), w.astype(np.int32), stride=[2, 1],
+               padding=[(1, 0), (0, 2)], dilation=[], groups=1)  # fmt: skip
+    assert np.array_equal(got, right)

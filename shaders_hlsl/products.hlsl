@@ -1,0 +1,114 @@
+// MATMUL, CONV: sums of products of integers, which wrap around. NBITS: products of floats and
+// weights of a few bits, which have a scale and a zero point for each block. A thread has a result.
+#include "divide.hlsli"
+
+// no loop of one piece may take more turns than a driver lets it
+#define TURNS 32768
+
+#if defined(MATMUL)
+
+int result_of(uint i)
+{
+    uint rest = i;
+    uint row = cml_divide(rest, columns);
+    uint column = rest - row * columns;
+    rest = cml_divide(row, rows);
+    row -= rest * rows;
+    uint a = row * inner;
+    uint b = column;
+    for (uint d = rank; d > 0; d--) {
+        uint next = cml_divide(rest, extent(d - 1));
+        uint coordinate = rest - next * extent(d - 1);
+        a += coordinate * a_stride(d - 1);
+        b += coordinate * b_stride(d - 1);
+        rest = next;
+    }
+    int total = 0;
+    for (uint first = 0; first < inner; first += TURNS) {
+        for (uint k = first; k < min(first + TURNS, inner); k++) {
+            total += T0[a + k] * T1[b + k * columns];
+        }
+    }
+    return total;
+}
+
+#define RESULT T2
+
+#elif defined(CONV)
+
+int result_of(uint i)
+{
+    uint rest = i;
+    int at[3];
+    for (uint d = 0; d < 3; d++) {
+        uint next = cml_divide(rest, narrow(d));
+        at[d] = int((rest - next * narrow(d)) * stride(d)) - before(d);
+        rest = next;
+    }
+    uint item = cml_divide(rest, out_channels);
+    uint channel = rest - item * out_channels;
+    uint first = item * channels + cml_divide(channel, group_out) * group_in;
+    uint weight = channel * group_in * taps(0) * taps(1) * taps(2);
+    int total = 0;
+    for (uint c = 0; c < group_in; c++) {
+        for (uint tz = 0; tz < taps(2); tz++) {
+            int z = at[2] + int(tz * dilation(2));
+            for (uint ty = 0; ty < taps(1); ty++) {
+                int y = at[1] + int(ty * dilation(1));
+                for (uint tx = 0; tx < taps(0); tx++) {
+                    int x = at[0] + int(tx * dilation(0));
+                    bool inside = x >= 0 && y >= 0 && z >= 0 && x < int(wide(0)) &&
+                        y < int(wide(1)) && z < int(wide(2));
+                    if (inside) {
+                        uint from = ((first + c) * wide(2) + uint(z)) * wide(1) + uint(y);
+                        total += T0[from * wide(0) + uint(x)] * T1[weight];
+                    }
+                    weight++;
+                }
+            }
+        }
+    }
+    return total;
+}
+
+#define RESULT T2
+
+#else
+
+float result_of(uint i)
+{
+    uint row = cml_divide(i, columns);
+    uint column = i - row * columns;
+    uint per_word = 32 / bits;
+    uint mask = (1u << bits) - 1;
+    float total = 0.0;
+    for (uint b = 0; b < blocks; b++) {
+        uint block = column * blocks + b;
+        float zero = T3[block * zero_per_block];
+        float sum = 0.0;
+        for (uint w = 0; w < words_per_block; w++) {
+            uint at = b * words_per_block + w;
+            uint word = T1[column * words + at];
+            for (uint k = 0; k < per_word; k++) {
+                uint from = at * per_word + k;
+                float code = float((word >> (k * bits)) & mask);
+                if (from < inner) { sum += T0[row * inner + from] * (code - zero); }
+            }
+        }
+        total += sum * T2[block];
+    }
+    return total;
+}
+
+#define RESULT T4
+
+#endif
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint i = group * GROUP + lane;
+    if (i < n) { RESULT[i] = result_of(i); }
+}

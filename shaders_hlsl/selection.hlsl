@@ -1,0 +1,177 @@
+// NONZERO: 1 counts T0's values that are not 0, by blocks; 2 adds the counts up; 3 fills what is left
+// over; 4 writes the places. SELECT: a workgroup picks the boxes of one class, greatest score first.
+// ROWS: every row of the result finds its box.
+
+// no loop of one piece may take more turns than a driver lets it
+#define TURNS 32768
+
+#if defined(NONZERO)
+
+#define BLOCK 128
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint i = group * GROUP + lane;
+    if (i >= n) { return; }
+#if NONZERO == 1
+    uint found = 0;
+    for (uint at = i * BLOCK; at < min(i * BLOCK + BLOCK, size); at++) {
+        if ((T0[at] & mask) != 0) { found++; }
+    }
+    T1[i] = found;
+#elif NONZERO == 2
+    uint total = 0;
+    for (uint first = 0; first < blocks; first += TURNS) {
+        for (uint b = first; b < min(first + TURNS, blocks); b++) {
+            uint own = T1[b];
+            T1[b] = total;
+            total += own;
+        }
+    }
+    T1[blocks] = total;
+    T0[0] = int(total);
+#elif NONZERO == 3
+    if (i >= T0[blocks]) {
+        for (uint d = 0; d < rank; d++) { T1[d * room + i] = fill; }
+    }
+#else
+    uint to = T1[i];
+    for (uint at = i * BLOCK; at < min(i * BLOCK + BLOCK, size); at++) {
+        if ((T0[at] & mask) != 0) {
+            if (to < room) {
+                uint rest = at;
+                for (uint d = rank; d > 0; d--) {
+                    T2[(d - 1) * room + to] = int(rest % extent(d - 1));
+                    rest /= extent(d - 1);
+                }
+            }
+            to++;
+        }
+    }
+#endif
+}
+
+#elif defined(SELECT)
+
+#define NONE 0xffffffffu
+
+groupshared uint best_box[GROUP];
+groupshared float best_score[GROUP];
+
+// The least and the greatest coordinates.
+float4 edges(uint box)
+{
+    uint at = box * 4;
+    float2 a = float2(T0[at], T0[at + 1]);
+    float2 b = float2(T0[at + 2], T0[at + 3]);
+    if (centers != 0) { return float4(a - b * 0.5, a + b * 0.5); }
+    return float4(min(a, b), max(a, b));
+}
+
+bool overlapping(float4 a, float4 b)
+{
+    float2 both = min(a.zw, b.zw) - max(a.xy, b.xy);
+    float shared_area = both.x * both.y;
+    float area_a = (a.z - a.x) * (a.w - a.y);
+    float area_b = (b.z - b.x) * (b.w - b.y);
+    float joined = area_a + area_b - shared_area;
+    bool meet = both.x > 0.0 && both.y > 0.0 && shared_area > 0.0 && area_a > 0.0 &&
+        area_b > 0.0 && joined > 0.0;
+    return meet && shared_area > overlap * joined;
+}
+
+// Of equal scores the first box.
+bool before(float score, uint box, float other, uint other_box)
+{
+    if (box == NONE) { return false; }
+    return other_box == NONE || score > other || (score == other && box < other_box);
+}
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint line = CML_GROUP(gid);
+    if (line >= cml_end) { return; }
+    uint first = line * boxes;
+    uint box_first = line / classes * boxes;
+    for (uint j = lane; j < boxes; j += GROUP) {
+        T2[first + j] = T1[first + j] > least ? 1.0 : 0.0;
+    }
+    uint picked = 0;
+    for (uint outer = 0; outer < most; outer += TURNS) {
+        for (uint round = outer; round < min(outer + TURNS, most); round++) {
+            uint own = NONE;
+            float own_score = 0.0;
+            for (uint j = lane; j < boxes; j += GROUP) {
+                float score = T1[first + j];
+                if (T2[first + j] != 0.0 && before(score, j, own_score, own)) {
+                    own = j;
+                    own_score = score;
+                }
+            }
+            best_box[lane] = own;
+            best_score[lane] = own_score;
+            GroupMemoryBarrierWithGroupSync();
+            for (uint half = GROUP / 2; half > 0; half /= 2) {
+                if (lane < half) {
+                    uint other = best_box[lane + half];
+                    float other_score = best_score[lane + half];
+                    if (before(other_score, other, best_score[lane], best_box[lane])) {
+                        best_box[lane] = other;
+                        best_score[lane] = other_score;
+                    }
+                }
+                GroupMemoryBarrierWithGroupSync();
+            }
+            uint best = best_box[0];
+            GroupMemoryBarrierWithGroupSync();
+            if (best != NONE) {
+                float4 chosen_edges = edges(box_first + best);
+                for (uint j = lane; j < boxes; j += GROUP) {
+                    bool alive = T2[first + j] != 0.0 && j != best;
+                    if (alive && overlapping(chosen_edges, edges(box_first + j))) { alive = false; }
+                    T2[first + j] = alive ? 1.0 : 0.0;
+                }
+                if (lane == 0) { T3[line * most + picked] = best; }
+                picked++;
+            }
+        }
+    }
+    if (lane == 0) { T4[line] = picked; }
+}
+
+#else
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint i = group * GROUP + lane;
+    if (i >= n) { return; }
+    uint total = 0;
+    uint own_line = lines;
+    uint own_place = 0;
+    for (uint first = 0; first < lines; first += TURNS) {
+        for (uint line = first; line < min(first + TURNS, lines); line++) {
+            uint picked = T1[line];
+            if (i >= total && i - total < picked) {
+                own_line = line;
+                own_place = i - total;
+            }
+            total += picked;
+        }
+    }
+    if (i == 0) { T2[0] = int(total); }
+#if ROWS
+    bool there = own_line < lines;
+    T3[i * 3] = there ? int(own_line / classes) : fill;
+    T3[i * 3 + 1] = there ? int(own_line % classes) : fill;
+    T3[i * 3 + 2] = there ? int(T0[own_line * most + own_place]) : fill;
+#endif
+}
+
+#endif
