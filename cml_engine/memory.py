@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -157,6 +157,12 @@ class Ledger:
         if not holding.count:
             del self._holdings[owner, category]
 
+    def of(self, categories: Collection[str]) -> int:
+        """Bytes in use of these categories."""
+        return sum(
+            h.nbytes for (_, category), h in self._holdings.items() if category in categories
+        )
+
     def holdings(self) -> dict[tuple[str, str], Holding]:
         """A copy, by (owner, category)."""
         return {k: Holding(h.nbytes, h.count) for k, h in sorted(self._holdings.items())}
@@ -206,6 +212,11 @@ class MemoryStats:
         return max((heap.largest_free for heap in self.heaps), default=0)
 
     @property
+    def over_budget(self) -> int:
+        """Bytes that are reserved beyond a budget that was lowered."""
+        return 0 if self.budget_bytes is None else max(0, self.reserved_bytes - self.budget_bytes)
+
+    @property
     def fragmentation(self) -> float:
         free = sum(heap.nbytes - heap.held for heap in self.heaps)
         return 1 - sum(heap.largest_free for heap in self.heaps) / free if free else 0.0
@@ -220,6 +231,7 @@ class MemoryStats:
             "reserved_bytes": self.reserved_bytes,
             "peak_bytes": self.peak_bytes,
             "budget_bytes": self.budget_bytes,
+            "over_budget_bytes": self.over_budget,
             "largest_free": self.largest_free,
             "fragmentation": self.fragmentation,
             "evictions": self.evictions,
@@ -231,6 +243,8 @@ class MemoryStats:
 
     def __str__(self) -> str:
         budget = "no budget" if self.budget_bytes is None else f"budget {mib(self.budget_bytes)}"
+        if self.over_budget:
+            budget += f" (exceeded by {mib(self.over_budget)}, until these owners give it back)"
         lines = [
             f"GPU memory: held {mib(self.held_bytes)}, peak {mib(self.peak_bytes)}, reserved "
             f"{mib(self.reserved_bytes)}, {budget}, fragmentation {self.fragmentation:.0%}",
@@ -307,6 +321,15 @@ def leak_report(holdings: Mapping[tuple[str, str], Holding]) -> str:
         f"{owner}: {holding.count} x {category}, {mib(holding.nbytes)}"
         for (owner, category), holding in holdings.items()
     )
+
+
+def checked_budget(nbytes: object) -> int | None:
+    """The budget as a number of bytes; :class:`InputError` where it is none."""
+    if nbytes is None:
+        return None
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int | float) or not 0 <= nbytes < 1 << 63:
+        raise InputError(f"a memory budget of {nbytes!r} bytes: wanted a number of 0 or more")
+    return int(nbytes)
 
 
 def checked_category(category: str) -> str:

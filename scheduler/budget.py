@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler.checks import checked
+
 
 @dataclass(slots=True)
 class FixedBudget:
@@ -11,11 +13,17 @@ class FixedBudget:
 
     ms: float
 
+    def __post_init__(self) -> None:
+        checked("ms", self.ms)
+
     def next_ms(self) -> float:
         return self.ms
 
     def observe(self, render_ms: float) -> None:
         """A fixed budget does not care."""
+
+    def begin_frame(self) -> None:
+        """Nor about how many frames there are."""
 
 
 @dataclass(slots=True)
@@ -26,7 +34,9 @@ class SpareBudget:
     slowly, by ``rise`` of the gap per frame, and only if the gap is larger than ``hysteresis`` ms,
     so that it does not swing. It stays between ``floor_ms`` (the networks always get on) and
     ``ceiling_ms``. When rendering alone exceeds the frame by ``emergency`` it is zero (shedding),
-    for at most ``shed_frames`` frames in a row: then the floor holds again.
+    for at most ``shed_frames`` frames in a row: then the floor holds again. So it does where no
+    render time has come for as many frames: a renderer that says nothing must not hold up the
+    networks with what it said last.
     """
 
     frame_ms: float
@@ -40,14 +50,25 @@ class SpareBudget:
     _render_ms: float = 0.0
     _current: float = -1.0
     _shed: int = 0
+    _unheard: int = 0
+
+    def __post_init__(self) -> None:
+        checked("frame_ms", self.frame_ms, above=True)
+        for name in ("floor_ms", "ceiling_ms", "headroom", "rise", "hysteresis", "emergency"):
+            checked(name, getattr(self, name))
 
     def next_ms(self) -> float:
-        if 0 < self._shed <= self.shed_frames:
+        if 0 < self._shed <= self.shed_frames and self._unheard <= self.shed_frames:
             return 0.0
         return self._current if self._current >= 0 else self.floor_ms
 
+    def begin_frame(self) -> None:
+        """Another frame is filled."""
+        self._unheard += 1
+
     def observe(self, render_ms: float) -> None:
         """The renderer's own GPU time in a frame."""
+        self._unheard = 0
         self._render_ms += (render_ms - self._render_ms) * (
             0.5 if render_ms > self._render_ms else 0.1
         )

@@ -83,16 +83,36 @@ class Executor(Protocol):
     #: how many groups of slices can be timed in one frame
     max_groups: int
 
+    def accept(self, network: Network, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Check the inputs of a job to come, copy host arrays and keep GPU tensors until
+        :meth:`let_go`. :class:`cml_engine.InputError` where the network or a tensor is another
+        device's, or an input does not fit. A value with ``job`` and ``name`` is the output of that
+        name of the network ``job.network``."""
+        ...
+
+    def let_go(self, value: Any) -> None:
+        """An accepted input is not needed any more."""
+        ...
+
+    def reserve(self, network: Network) -> str:
+        """Take the memory that the outputs of a job need, before it begins. "" where it is there,
+        else what it waits for, in words; raises where it can never be had."""
+        ...
+
     def begin_job(self, encoder: Any, network: Network, inputs: Mapping[str, Any]) -> None:
         """Put the inputs (host arrays or GPU tensors) where the network reads them."""
         ...
 
-    def encode(self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]]) -> None:
-        """Append the slices; each group is timed as one."""
+    def encode(
+        self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]]
+    ) -> Sequence[tuple[Network, Exception]] | None:
+        """Append the slices; each group is timed as one. Returns the networks whose slices could
+        not be encoded, with the reason; those of all others were."""
         ...
 
     def finish_job(self, encoder: Any, network: Network) -> Any:
-        """Append copies of the outputs into memory that stays theirs; returns a handle."""
+        """Append copies of the outputs into memory that stays theirs; returns a handle, or None
+        where there is no memory for them now, but will be."""
         ...
 
     def end_job(self, network: Network) -> None:
@@ -115,6 +135,10 @@ class Executor(Protocol):
         """The output as a host array, or None while it is on its way."""
         ...
 
+    def is_reading(self, result: Any) -> bool:
+        """Whether a readback of it is on its way."""
+        ...
+
     def release(self, result: Any) -> None:
         """The outputs are not needed any more."""
         ...
@@ -129,6 +153,10 @@ class Executor(Protocol):
 
     def check(self) -> None:
         """Raises where the device is lost."""
+        ...
+
+    def preparing(self) -> str:
+        """What the thread that makes networks ready is doing, and its last error, in words."""
         ...
 
     def take_unsubmitted(self) -> Sequence[int]:

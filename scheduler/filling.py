@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scheduler.executor import Slice
 from scheduler.feedback import Chosen
 from scheduler.job import Job, JobOutput
+from scheduler.queues import NetworkQueue
 from scheduler.reports import FrameReport, SliceReport
 
 if TYPE_CHECKING:
@@ -73,59 +74,80 @@ def _fill_operators(
 
 def _in_turn(s: FrameScheduler, encoder: Any, runnable: list[Job], now: float) -> Iterator[Job]:
     """Jobs in the policy's order, started where they are new and their seat is free."""
-    taken = {seat(job) for job in s.jobs if job.state == "running"}
+    taken = {seat(job) for job in s.roster.running.values()}
     for job in s.policy(runnable, now, s.rate) if runnable else ():
-        if job.state == "queued" and seat(job) not in taken:
+        if job.state == "queued" and seat(job) not in taken and job.network.ready:
             _start(s, encoder, job, now)
             taken.add(seat(job))
         yield job
 
 
 def _runnable(s: FrameScheduler, report: FrameReport) -> list[Job]:
-    """Jobs that could run now: not paused, inputs there, network ready and not taken."""
-    busy = {seat(job) for job in s.jobs if job.state == "running"}
-    ready: list[Job] = []
-    for job in s.jobs:
-        _check_dependencies(s, job)
-        if job.paused or job.ended or job.waits_for():
-            report.reason = "all waiting"
+    """Jobs that could run now: not paused, inputs there, network ready and not taken. Of those that
+    wait for the same network only the few that may come first (:mod:`scheduler.queues`)."""
+    _fail_doomed(s)
+    s.roster.look_abroad()
+    if s.roster.held_back:
+        report.reason = "all waiting"
+    running = list(s.roster.running.values())
+    busy = {seat(job) for job in running}
+    ready: list[NetworkQueue] = []
+    for queue in s.roster.queues:
+        if not _is_prepared(s, queue, report):
             continue
-        if job.state == "queued":
-            if not job.network.ready:
-                _prepare(s, job, report)
-                continue
-            if seat(job) in busy:
-                continue
-        ready.append(job)
-    # preparing one network may have taken the memory of another that is idle
-    return [job for job in ready if job.state == "running" or job.network.ready]
+        if _seat(queue.network) not in busy:
+            ready.append(queue)
+    found = [job for job in running if not job.paused]
+    now, rate = report.now_ms, s.rate
+    for queue in ready:
+        # preparing one network may have taken the memory of another that is idle
+        if queue.network.ready:
+            found += queue.first(s.policy, now, rate)
+    return sorted(found, key=lambda job: job.number)
 
 
-def _prepare(s: FrameScheduler, job: Job, report: FrameReport) -> None:
-    report.reason = "preparing"
+def _is_prepared(s: FrameScheduler, queue: NetworkQueue, report: FrameReport) -> bool:
+    """Whether the network is ready; else get on with what it lacks. All who wait for it fail where
+    that cannot be done."""
     try:
-        job.network.prepare(report.budget_ms)
+        if queue.network.ready:
+            return True
+        report.reason = "preparing"
+        queue.network.prepare(report.budget_ms)
     except Exception as error:
-        s.end(job, "failed", str(error))
+        for job in queue.jobs:
+            s.fail(job, error)
+    return False
 
 
-def _check_dependencies(s: FrameScheduler, job: Job) -> None:
-    for value in job.inputs.values():
-        if isinstance(value, JobOutput) and value.job.state in ("cancelled", "failed"):
-            s.end(job, "failed", f"its input's job '{value.job.name}' {value.job.state}")
+def _fail_doomed(s: FrameScheduler) -> None:
+    while s.roster.doomed:
+        job = s.roster.doomed.popleft()
+        makers = [v.job for v in job.inputs.values() if isinstance(v, JobOutput)]
+        lost = next((m for m in makers if m.state in ("cancelled", "failed")), None)
+        if lost is not None:
+            s.end(job, "failed", f"its input's job '{lost.name}' {lost.state}")
+        else:
+            s.end(job, "failed", "the outputs that it takes were released before it was submitted")
 
 
 def _start(s: FrameScheduler, encoder: Any, job: Job, now: float) -> None:
-    inputs = {
-        name: value.job.tensor(value.name) if isinstance(value, JobOutput) else value
-        for name, value in job.inputs.items()
-    }
     try:
+        inputs = {
+            name: value.job.for_taker(value.name) if isinstance(value, JobOutput) else value
+            for name, value in job.inputs.items()
+        }
+        job.held_up = s.executor.reserve(job.network)
+        if job.held_up:
+            s.held_up.append(job.number)
+            return
+        s.will_start(job)
         s.executor.begin_job(encoder, job.network, inputs)
     except Exception as error:
-        s.end(job, "failed", str(error))
+        s.fail(job, error)
         return
     job.state, job.started_ms = "running", now
+    s.roster.started(job)
 
 
 def _account(s: FrameScheduler, job: Job, part: Slice, report: FrameReport, now: float) -> float:
@@ -143,4 +165,8 @@ def _account(s: FrameScheduler, job: Job, part: Slice, report: FrameReport, now:
 
 def seat(job: Job) -> str | int:
     """What only one running job has at a time: its network, or the memory that several share."""
-    return getattr(job.network, "exclusive_group", None) or id(job.network)
+    return _seat(job.network)
+
+
+def _seat(network: Any) -> str | int:
+    return getattr(network, "exclusive_group", None) or id(network)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 from scheduler.cost_model import CostModel
 from scheduler.executor import Network, Slice, StepCost
+from scheduler.status import waiting_for
 
 if TYPE_CHECKING:
     from scheduler.frame_scheduler import FrameScheduler
@@ -16,6 +18,8 @@ State = Literal["queued", "running", "done", "cancelled", "failed"]
 #: a kernel never measured before gets this share of the time: the guess may be off by its inverse
 _PROBE_SHARE = 0.25
 ENDED: frozenset[str] = frozenset({"done", "cancelled", "failed"})
+#: jobs of several schedulers may take each other's outputs, so this is not a scheduler's own
+_takers_lock = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +33,12 @@ class JobOutput:
 
 @dataclass(eq=False)
 class Job:
-    """A submitted run. :attr:`state`, :attr:`progress` and :attr:`eta_ms` may be read at any time;
-    :meth:`tensor` and :meth:`read` give the outputs once it is done."""
+    """A submitted run. :attr:`state`, :attr:`progress`, :attr:`eta_ms` and :attr:`waiting_for` may
+    be read at any time; :meth:`tensor` and :meth:`read` give the outputs once it is done."""
 
     number: int
     network: Network
+    #: what it still needs; empty once they are in the network's memory, and when it has ended
     inputs: Mapping[str, Any]
     priority: float
     submitted_ms: float
@@ -56,7 +61,15 @@ class Job:
     last_served_ms: float = 0.0
     result: Any = None
     wants_read: bool = False
+    #: why a readback will not come
+    read_error: Exception | None = None
+    #: why it could not start in the frame before, where that is not for ever
+    held_up: str = ""
     costs: tuple[StepCost, ...] = ()
+    #: numbers of the jobs whose outputs it took
+    needs: tuple[int, ...] = ()
+    _takers: int = 0
+    _released: bool = False
 
     # --- what a game looks at
 
@@ -91,6 +104,11 @@ class Job:
         self._need_done(name)
         return self.scheduler.executor.tensor(self.result, name)
 
+    @property
+    def waiting_for(self) -> str:
+        """Its state and what it waits for, in a line of text for people."""
+        return waiting_for(self)
+
     def read(self, name: str) -> Any:
         """The output as a NumPy array, or None until it has arrived: the copy goes with the next
         frame, and arrives some frames later. Raises where the job was cancelled or failed."""
@@ -113,17 +131,67 @@ class Job:
         self.scheduler.pause(self, False)
 
     def release(self) -> None:
-        """Give its outputs' memory back now, not when the object goes."""
-        if self.result is not None:
-            self.scheduler.executor.release(self.result)
-            self.result = None
+        """Give its outputs' memory back now, not when the object goes. What jobs that were
+        submitted before still need of them is kept until they have taken it."""
+        with _takers_lock:
+            self._released = True
+            idle = not self._takers
+        if idle:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        result, self.result = self.result, None
+        if result is not None:
+            self.scheduler.executor.release(result)
 
     def _need_done(self, name: str) -> None:
         if self.state != "done":
             why = f": {self.error}" if self.error else ""
             raise RuntimeError(f"job '{self.name}' has no output '{name}', it is {self.state}{why}")
-        if self.result is None:
+        if self._released or self.result is None:
             raise RuntimeError(f"job '{self.name}': its outputs were released")
+
+    def take_back_end(self) -> None:
+        """The frame in which it ended is abandoned: it goes on."""
+        self.ended_ms = self.ended_frame = None
+        self._released = False
+        self._give_back()
+
+    # --- those who take its outputs
+
+    def keep_for_taker(self) -> bool:
+        """Another job will take an output: it stays until :meth:`taken`. False where it is gone."""
+        with _takers_lock:
+            if self._released:
+                return False
+            self._takers += 1
+            return True
+
+    def taken(self) -> None:
+        """A job of :meth:`keep_for_taker` has what it needs, or needs it no longer."""
+        with _takers_lock:
+            self._takers -= 1
+            last = self._released and not self._takers
+        if last:
+            self._give_back()
+
+    def for_taker(self, name: str) -> Any:
+        """The output on the GPU, for a job that it is kept for."""
+        if self.result is None:
+            raise RuntimeError(f"job '{self.name}' has no output '{name}' any more")
+        return self.scheduler.executor.tensor(self.result, name)
+
+    def let_inputs_go(self) -> None:
+        """It needs its inputs no longer: they are in the network's memory, or it has ended."""
+        inputs, self.inputs = self.inputs, {}
+        for value in inputs.values():
+            try:
+                if isinstance(value, JobOutput):
+                    value.job.taken()
+                else:
+                    self.scheduler.executor.let_go(value)
+            except Exception as error:  # in the middle of a frame, where it is nobody's fault
+                self.scheduler.note(error)
 
     # --- what the scheduler looks at
 

@@ -7,42 +7,46 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from scheduler.job import Job, JobOutput
-
 if TYPE_CHECKING:
     from scheduler.executor import Executor
-    from scheduler.job import State
+    from scheduler.job import Job, State
+    from scheduler.roster import Roster
 
 #: frames whose jobs are remembered until the device has shown that it ran them
 _REMEMBERED = 64
 
 
 class Before:
-    """The jobs as they were before a frame was encoded."""
+    """The jobs that a frame works on as they were before it was encoded."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._was: list[tuple[Job, State, int, int, float, float]] = [
-            (job, job.state, job.step, job.group, job.given_ms, job.virtual_ms) for job in jobs
-        ]
+    def __init__(self, running: Iterable[Job]) -> None:
+        self._was: list[tuple[Job, State, int, int, float, float]] = []
+        for job in running:
+            self.add(job)
 
-    def restore(self, executor: Executor) -> list[Job]:
-        """Let the jobs go on from there; one that the frame started, starts again. Returns the
-        jobs that have not ended."""
-        going_on = []
+    def add(self, job: Job) -> None:
+        """The frame is about to start it."""
+        now = (job, job.state, job.step, job.group, job.given_ms, job.virtual_ms)
+        self._was.append(now)
+
+    def restore(self, executor: Executor, roster: Roster) -> None:
+        """Let the jobs go on from there; one that the frame started, starts again."""
         for job, state, step, group, given_ms, virtual_ms in self._was:
             if job.state in ("cancelled", "failed"):
                 continue
-            if job.state == "done":
-                job.release()
-                job.ended_ms = job.ended_frame = None
+            was_done = job.state == "done"
+            if was_done:
+                job.take_back_end()
                 executor.resume_job(job.network)
             if state == "queued" and job.state != "queued":
                 executor.end_job(job.network)
                 job.started_ms = None
             job.state, job.step, job.group = state, step, group
             job.given_ms, job.virtual_ms = given_ms, virtual_ms
-            going_on.append(job)
-        return going_on
+            if was_done:
+                roster.going_on(job)
+            if state == "queued":
+                roster.queued(job)
 
 
 class Witness:
@@ -70,11 +74,6 @@ class Witness:
             if frame in frames and job is not None
         }
         for number in sorted(everyone):  # a job takes outputs of older ones only
-            needs = (v.job.number for v in everyone[number].inputs.values() if _is_output(v))
-            if any(need in lost for need in needs):
+            if any(need in lost for need in everyone[number].needs):
                 lost.add(number)
         return [job for number, job in sorted(everyone.items()) if number in lost]
-
-
-def _is_output(value: object) -> bool:
-    return isinstance(value, JobOutput)

@@ -25,23 +25,29 @@ class Periodic:
 
     scheduler: FrameScheduler
     session: Any
-    make_inputs: Callable[[], Mapping[str, Any]]
+    make_inputs: Callable[[], Mapping[str, Any]] | None
     period_ms: float
     options: dict[str, Any] = field(default_factory=dict)
     next_ms: float = 0.0
     stopped: bool = False
     error: str = ""
-    latest: Job | None = None
+    _latest: Job | None = None
     _under_way: list[Job] = field(default_factory=list)
+
+    @property
+    def latest(self) -> Job | None:
+        """The newest job that is done."""
+        for job in self._under_way:
+            if job.state == "done":
+                self._latest = job
+        self._under_way = [job for job in self._under_way if not job.ended]
+        return self._latest
 
     def due(self, now_ms: float) -> None:
         """Submit the next run if its time has come; a host that was away does not get all that
         it missed."""
-        for job in self._under_way:
-            if job.state == "done":
-                self.latest = job
-        self._under_way = [job for job in self._under_way if not job.ended]
-        if self.stopped or now_ms < self.next_ms:
+        _ = self.latest  # let those go that have ended
+        if self.make_inputs is None or now_ms < self.next_ms:
             return
         missed = (now_ms - self.next_ms) // self.period_ms
         self.next_ms += (missed + 1) * self.period_ms
@@ -59,5 +65,7 @@ class Periodic:
         self._under_way.append(job)
 
     def stop(self) -> None:
-        """No more runs; the one under way goes on."""
+        """No more runs; the one under way goes on. The session is not needed from then on."""
         self.stopped = True
+        self.session = self.make_inputs = None
+        self.scheduler.forget_periodic(self)

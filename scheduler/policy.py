@@ -42,7 +42,12 @@ def least_laxity(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
 
 def fair_share(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
     """The job with the least GPU time over priority first; deadlines do not count."""
-    return sorted(jobs, key=lambda j: (j.idle, j.virtual_ms, -j.priority, j.number))
+    return sorted(jobs, key=fair_share_key)
+
+
+def fair_share_key(job: Job) -> tuple[bool, float, float, int]:
+    """What :func:`fair_share` sorts by."""
+    return job.idle, job.virtual_ms, -job.priority, job.number
 
 
 def by_priority(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:

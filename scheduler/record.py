@@ -68,9 +68,9 @@ class Recorder:
             }
         )
         self._networks: dict[int, int] = {}
+        self._seen: list[Any] = []  # kept, so that no other comes to lie where one of them was
 
     def submitted(self, job: Job) -> None:
-        needs = [value.job.number for value in job.inputs.values() if hasattr(value, "job")]
         self.recording.events.append(
             {
                 "kind": "submit",
@@ -80,7 +80,7 @@ class Recorder:
                 "priority": job.priority,
                 "deadline": job.deadline_at_ms,
                 "slot": job.slot,
-                "needs": needs,
+                "needs": list(job.needs),
             }
         )
 
@@ -94,8 +94,10 @@ class Recorder:
         ready: Mapping[int, bool],
         waiting: bool,
         operators: int | None,
+        held: list[int],
     ) -> None:
-        """A frame was filled; ``ready`` tells which networks of waiting jobs were prepared."""
+        """A frame was filled; ``ready`` tells which networks of waiting jobs were prepared, and
+        ``held`` which jobs could not go on for want of memory: it grows until the frame ends."""
         known = {str(self._networks[key]): value for key, value in ready.items()}
         self.recording.events.append(
             {
@@ -105,6 +107,7 @@ class Recorder:
                 "ready": known,
                 "waiting": waiting,
                 "operators": operators,
+                "held": held,
             }
         )
         self.recording.decisions.append(decisions_of(report))
@@ -120,6 +123,7 @@ class Recorder:
         key = id(job.network)
         if key not in self._networks:
             self._networks[key] = len(self._networks)
+            self._seen.append(job.network)
             steps = [[c.key, c.op, c.title, c.groups, c.flops, c.nbytes] for c in job.costs]
             group = getattr(job.network, "exclusive_group", None)
             load_ms = list(getattr(job.network, "load_times_ms", None) or ())

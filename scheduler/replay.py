@@ -22,6 +22,13 @@ class _Echo(SimGpu):
         super().__init__(**{name: options[name] for name in kept})
         self.arrived: list[SimTiming] = []
         self.busy = 0
+        self.held: set[int] = set()
+
+    def reserve(self, network: Any) -> str:
+        return "memory" if id(network) in self.held else ""
+
+    def finish_job(self, encoder: Any, network: Any) -> Any:
+        return None if id(network) in self.held else network
 
     def encode(self, encoder: Any, frame: int, groups: Any) -> None: ...
 
@@ -75,9 +82,8 @@ class _Replay:
         self.budget.ms = event["budget"]
         self.scheduler.operators_per_frame = event["operators"]
         self.device.busy = 1 << 30 if event["waiting"] else 0
-        report = self.scheduler.encode(None)
-        named = {job.number: number for number, job in self.jobs.items()}
-        return [[named[job], *rest] for job, *rest in decisions_of(report)]
+        self.device.held = {id(self.jobs[n].network) for n in event.get("held", ())}
+        return decisions_of(self.scheduler.encode(None))
 
     def _apply(self, event: Mapping[str, Any]) -> None:
         kind = event["kind"]
@@ -91,19 +97,24 @@ class _Replay:
         elif kind in ("cancelled", "failed"):
             self.scheduler.end(self.jobs[event["job"]], kind)
         else:
-            self.jobs[event["job"]].paused = kind == "paused"
+            self.scheduler.pause(self.jobs[event["job"]], kind == "paused")
 
     def _submit(self, event: Mapping[str, Any]) -> None:
-        deadline = event["deadline"]
-        needs = {f"in{n}": self.jobs[n].output("out") for n in event["needs"] if n in self.jobs}
-        job = self.jobs[event["job"]] = self.scheduler.submit(
-            self.networks[event["network"]],
-            needs,
+        network, now = self.networks[event["network"]], self.clock.now_ms()
+        job = Job(
+            number=event["job"],
+            network=network,
+            inputs={f"in{n}": self.jobs[n].output("out") for n in event["needs"] if n in self.jobs},
             priority=event["priority"],
-            deadline_ms=None if deadline is None else deadline - self.clock.now_ms(),
+            submitted_ms=now,
+            deadline_at_ms=event["deadline"],
+            name=network.name,
             slot=event["slot"],
+            scheduler=self.scheduler,
+            last_served_ms=now,
+            costs=tuple(network.step_costs()),
         )
-        job.deadline_at_ms = deadline  # to the last bit
+        self.jobs[job.number] = self.scheduler.enlist(job)
 
 
 def _network(data: Mapping[str, Any]) -> SimNetwork:

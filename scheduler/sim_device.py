@@ -153,12 +153,23 @@ class SimGpu:
 
     def check(self) -> None: ...
 
+    def preparing(self) -> str:
+        return ""
+
     def take_unsubmitted(self) -> list[int]:
         return []
 
     @property
     def frames_in_flight(self) -> int:
         return 0
+
+    def accept(self, network: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(inputs)
+
+    def let_go(self, value: Any) -> None: ...
+
+    def reserve(self, network: Any) -> str:
+        return ""
 
     def begin_job(self, encoder: Any, network: Any, inputs: Mapping[str, Any]) -> None: ...
 
@@ -176,5 +187,8 @@ class SimGpu:
 
     def read(self, result: Any, name: str) -> Any:
         return name
+
+    def is_reading(self, result: Any) -> bool:
+        return False
 
     def release(self, result: Any) -> None: ...

@@ -38,10 +38,10 @@ class LayersPerFrame:
     def encode(self) -> FrameReport:
         inner = self._inner
         report = FrameReport(self.frame, inner.clock.now_ms(), inner.budget.next_ms(), 0.0)
-        inner.jobs = [j for j in inner.jobs if not j.ended]
+        jobs = inner.jobs
         parts: list[Slice] = []
-        if inner.jobs:
-            job = inner.jobs[0]
+        if jobs:
+            job = jobs[0]
             last = len(job.costs) if self._layers is None else job.step + self._layers
             for step in range(job.step, min(last, len(job.costs))):
                 parts.append(Slice(job.network, step, 0, job.costs[step].groups))

@@ -63,6 +63,7 @@ class GpuProgram:
         self._preparation = Preparation(plan, gpu)
         self._pins = 0
         self._stays_until = 0
+        self._lacking = ""
         self.last_used = gpu.memory.tick()
         #: milliseconds of each step as measured at load, where a frame cannot measure them
         self.load_times_ms: tuple[float, ...] = ()
@@ -182,10 +183,20 @@ class GpuProgram:
         try:
             with self.pinned():
                 self._acquire()
-        except OutOfGpuMemory:
-            if not self.gpu.memory.may_come_free(self):
+        except OutOfGpuMemory as error:
+            if not self.gpu.memory.may_ever_fit(self.residency.missing_bytes, but=self):
                 raise
+            self._lacking = str(error).splitlines()[0]
         return self.residency.complete
+
+    @property
+    def waiting_for(self) -> str:
+        """What it lacks to be ready, in words; "" where it is."""
+        if self.ready:
+            return ""
+        if not self.residency.complete:
+            return f"memory: {self._lacking}" if self._lacking else "memory"
+        return self._preparation.waiting_for
 
     # --- running
 
@@ -247,8 +258,8 @@ class GpuProgram:
 
     def prepare(self, budget_ms: float) -> None:
         """Take memory, upload some weights, look whether the pipelines are built; never waits.
-        Where other models' running jobs hold the memory nothing happens until they end, and while
-        another thread is running it until that has its result."""
+        Where others hold the memory, and will give it back, nothing happens until they do, nor
+        while another thread is running it until that has its result."""
         self.last_used = self.gpu.memory.tick()
         self._stays_until = self.gpu.memory.frame + _GRACE_FRAMES
         with self._if_free() as free:

@@ -28,6 +28,7 @@ from cml_engine.memory import (
     MemoryRange,
     MemorySource,
     MemoryStats,
+    checked_budget,
     checked_category,
     exhausted_message,
     leak_report,
@@ -36,6 +37,8 @@ from cml_engine.memory import (
 
 _Usage = wgpu.BufferUsage
 HEAP_BYTES = 64 << 20
+#: what jobs and models may give back
+_PASSING, _MODELS = frozenset({"output"}), frozenset({"weights", "activations"})
 _LIMITS = (
     "max-buffer-size",
     "min-storage-buffer-offset-alignment",
@@ -76,7 +79,7 @@ class Allocator:
     Parameters
     ----------
     budget_bytes : never ask the driver for more than that in all (None: as much as it gives).
-        :attr:`budget_bytes` may be changed at any time.
+        It may be changed at any time.
     heap_bytes : the largest heap; what is larger gets a buffer of its own.
     source : the host's allocator; without one, our own heaps.
 
@@ -97,7 +100,7 @@ class Allocator:
         source: MemorySource | None = None,
     ) -> None:
         self.device = device
-        self.budget_bytes = budget_bytes
+        self._budget = checked_budget(budget_bytes)
         #: how often a model lost its memory
         self.evictions = 0
         #: frames that schedulers on this device have ended
@@ -106,9 +109,7 @@ class Allocator:
         self._heaps: Heaps | None = None
         if source is None:
             largest = min(heap_bytes, self._limits["max-buffer-size"] & ~255)
-            source = self._heaps = Heaps(
-                device, largest, self._may_reserve, lambda: self.budget_bytes
-            )
+            source = self._heaps = Heaps(device, largest, self._may_reserve, lambda: self._budget)
         self._source = source
         self._ledger = Ledger()
         self._texture_bytes = 0
@@ -121,6 +122,39 @@ class Allocator:
         self.lock = RLock()
         self._clock = 0
         self._foreign: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The most that the driver is asked for. Where it is set below :attr:`reserved_bytes`, what
+        can go goes at once, as where there is no room, and the rest as soon as it is given back;
+        :attr:`over_budget_bytes` says how much that is, and ``str()`` who holds it."""
+        return self._budget
+
+    @budget_bytes.setter
+    def budget_bytes(self, nbytes: int | None) -> None:
+        self._budget = checked_budget(nbytes)
+        self._shrink()
+
+    @property
+    def over_budget_bytes(self) -> int:
+        """How much more is reserved than the budget allows: what holders have not given back since
+        it was lowered."""
+        return 0 if self._budget is None else max(0, self.reserved_bytes - self._budget)
+
+    def _shrink(self) -> None:
+        """Give back what can go, until the budget is kept."""
+        if not self.over_budget_bytes:
+            return
+        with self.lock:
+            self.settle()
+            self._trim()
+            for callback in list(self._callbacks):
+                if self.over_budget_bytes and callback(self.over_budget_bytes) > 0:
+                    self.settle()
+                    self._trim()
+            for tenant in sorted(self._tenants, key=lambda t: t.last_used):
+                if self.over_budget_bytes and tenant.evictable:
+                    self._evict(tenant)
 
     # --- buffers
 
@@ -254,8 +288,22 @@ class Allocator:
         with self.lock:
             return any(t.passing for t in list(self._tenants) if t is not but)
 
+    def may_ever_fit(self, nbytes: int, but: Tenant | None = None) -> bool:
+        """Whether so much more would fit if others gave back what they may: other models than
+        ``but`` their memory, jobs their outputs and readbacks."""
+        if self.may_come_free(but):
+            return True
+        if self._budget is None or not self._ledger.of(_PASSING):
+            return False
+        if self._heaps is None:
+            lasting = self._ledger.held - self._ledger.of(_PASSING | _MODELS)
+        else:
+            lasting = self._heaps.lasting_bytes(_PASSING | _MODELS) + self._texture_bytes
+        stays = [t for t in list(self._tenants) if t is but or not (t.evictable or t.passing)]
+        return lasting + sum(t.resident_bytes for t in stays) + nbytes <= self._budget
+
     def _may_reserve(self, nbytes: int) -> bool:
-        return self.budget_bytes is None or self.reserved_bytes + nbytes <= self.budget_bytes
+        return self._budget is None or self.reserved_bytes + nbytes <= self._budget
 
     def _obtain(self, nbytes: int, owner: str, category: str, make: Callable[[], Any]) -> Any:
         reason = ""
@@ -279,17 +327,20 @@ class Allocator:
                 self._trim()
                 yield
         idle = [t for t in list(self._tenants) if t.evictable]
-        if self.budget_bytes is not None:
+        if self._budget is not None:
             least = self._ledger.held - sum(t.resident_bytes for t in idle)
-            if least + nbytes > self.budget_bytes:
+            if least + nbytes > self._budget:
                 return  # it would be in vain
         for tenant in sorted(idle, key=lambda t: t.last_used):
             if tenant.evictable:
-                with suppress(InputError):  # another thread began to run it just now
-                    tenant.evict()
-                    self.evictions += 1
-                self._trim()
+                self._evict(tenant)
                 yield
+
+    def _evict(self, tenant: Tenant) -> None:
+        with suppress(InputError):  # another thread began to run it just now
+            tenant.evict()
+            self.evictions += 1
+        self._trim()
 
     def _trim(self) -> None:
         if self._heaps is not None:
@@ -319,6 +370,7 @@ class Allocator:
         self.frame += 1
         self._encoding.discard(executor)
         self.settle()
+        self._shrink()  # what was in use when the budget was lowered may be free by now
 
     # --- looking at it
 
@@ -348,7 +400,7 @@ class Allocator:
                 self._ledger.held,
                 self.reserved_bytes,
                 self._ledger.peak,
-                self.budget_bytes,
+                self._budget,
                 self._ledger.holdings(),
                 self._heaps.heaps() if self._heaps else (),
                 self.evictions,

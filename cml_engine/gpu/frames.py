@@ -9,25 +9,22 @@ arrived is asked for again in the next frame. (The scheduler sees this class as
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import wgpu
 
 from cml_engine.backends.gpu import GpuProgram
-from cml_engine.errors import DeviceError, InputError, OutOfGpuMemory
-from cml_engine.gpu.allocation import Allocation
+from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import Gpu
-from cml_engine.gpu.native import PendingMap, device_error, poll
-from cml_engine.gpu.residency import TENSOR_USAGE
+from cml_engine.gpu.job_inputs import check_input, check_inputs, is_array
+from cml_engine.gpu.native import device_error, poll
+from cml_engine.gpu.outputs import GpuTensor, Result, output_bytes
+from cml_engine.gpu.preparation import BUILDER
 from cml_engine.gpu.timestamp_ring import AGE, TimestampRing
-from cml_engine.gpu.words import empty, from_words
-from cml_engine.graph import Fact
-from cml_engine.plan import Binding, TensorPlace
 
-_Usage = wgpu.BufferUsage
 #: slices of a frame that are timed one by one
 MAX_GROUPS = 12
 
@@ -54,42 +51,6 @@ class Timing:
     ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class GpuTensor:
-    """A tensor on the GPU: plain row-major words in ``buffer`` from byte ``offset`` on. The
-    renderer binds it, or copies it to a texture; another job takes it as an input."""
-
-    buffer: wgpu.GPUBuffer
-    offset: int
-    nbytes: int
-    fact: Fact
-
-
-@dataclass(eq=False)
-class Result:
-    """The outputs of a finished job, in memory of their own until it is released."""
-
-    memory: Allocation
-    places: dict[str, TensorPlace]
-    nbytes: int
-    staging: Allocation | None = None
-    asked_frame: int = -1
-    mapping: PendingMap | None = None
-    data: bytes | None = None
-    #: why a readback is not to be had
-    error: DeviceError | None = None
-
-    def __post_init__(self) -> None:
-        give_back = self.memory.allocator.later
-        self._release = weakref.finalize(self, give_back, self.memory.free)
-        self._release.atexit = False
-
-    def release(self) -> None:
-        """Give the outputs' memory back."""
-        if self._release.detach():
-            self.memory.free()
-
-
 class FrameExecutor:
     """Encodes into the host's encoders on one device."""
 
@@ -104,22 +65,59 @@ class FrameExecutor:
         self.granule = (os.cpu_count() or 1) if gpu.limits.software else 1
         self._frame = -1
         self._ended: list[GpuProgram] = []
+        self._reserved: dict[GpuProgram, Result] = {}
         self._unasked: list[Result] = []
         self._reading: list[Result] = []
+        self._untold: set[int] = set()
         self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS, chained=True)
 
     # --- jobs
+
+    def accept(self, network: GpuProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Check the inputs of a job to come; copy arrays, and keep tensors until :meth:`let_go`."""
+        check_inputs(self.gpu, network, inputs)
+        accepted: dict[str, Any] = {}
+        for name, value in inputs.items():
+            accepted[name] = np.array(value) if is_array(value) else value
+            if isinstance(value, GpuTensor):
+                value.keep()
+        return accepted
+
+    def let_go(self, value: Any) -> None:
+        """An accepted input is not needed any more."""
+        if isinstance(value, GpuTensor):
+            value.let_go()
+
+    def reserve(self, network: GpuProgram) -> str:
+        """Take the memory for a job's outputs before it begins; what it waits for, where there is
+        none now and others can give some back."""
+        self._let_ended_go()
+        try:
+            self._reserved[network] = self._new_result(network)
+        except OutOfGpuMemory as error:
+            if not self.gpu.memory.may_ever_fit(output_bytes(network), but=network):
+                raise
+            return f"memory for its outputs: {str(error).splitlines()[0]}"
+        return ""
+
+    def _new_result(self, network: GpuProgram) -> Result:
+        with network.pinned():
+            return Result.of(network)
 
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
     ) -> None:
         """Upload host arrays; copy GPU tensors where they come from."""
         self._let_ended_go()
-        network.hold(self)
         try:
-            self._write_inputs(encoder, network, inputs)
+            network.hold(self)
+            try:
+                self._write_inputs(encoder, network, inputs)
+            except Exception:
+                network.let_go(self)
+                raise
         except Exception as error:
-            network.let_go(self)
+            self._give_up_reserved(network)
             if isinstance(error, wgpu.GPUError):
                 raise device_error(error) from error
             raise
@@ -136,34 +134,34 @@ class FrameExecutor:
     def _copy_in(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, name: str, tensor: GpuTensor
     ) -> None:
+        check_input(self.gpu, network, name, tensor)
+        if tensor.released:
+            raise InputError(f"input '{name}': the GPU tensor's memory was released before")
         place = network.plan.inputs[name]
-        if tensor.fact != place.fact:
-            raise InputError(f"input '{name}': wanted {place.fact}, got a GPU tensor {tensor.fact}")
         if place.fact.size:
             encoder.copy_buffer_to_buffer(
                 tensor.buffer, tensor.offset, *network.place(place.binding), place.fact.nbytes
             )
 
-    def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result:
-        """Copy the outputs into memory that stays theirs; then the variables may change."""
-        places, size = _output_places(network)
-        memory = self.gpu.memory.allocate(
-            size, TENSOR_USAGE, owner=network.name, category="output", alignment=256
-        )
-        for name, place in places.items():
-            source = network.plan.outputs[name].binding
-            encoder.copy_buffer_to_buffer(
-                *network.place(source),
-                memory.buffer,
-                memory.offset + place.binding.offset,
-                source.nbytes,
-            )
+    def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
+        """Copy the outputs into the memory that was reserved for them; then the variables may
+        change. Where it went with a frame that was abandoned, there may be none for now."""
+        if network not in self._reserved and self.reserve(network):
+            return None
+        result = self._reserved.pop(network)
+        result.copy_from(encoder, network)
         network.encode_updates(encoder)
-        return Result(memory, places, size)
+        return result
+
+    def _give_up_reserved(self, network: GpuProgram) -> None:
+        reserved = self._reserved.pop(network, None)
+        if reserved is not None:
+            reserved.release()
 
     def end_job(self, network: GpuProgram) -> None:
         """The network's job is over; its memory is its own again after this frame's submit."""
         self._ended.append(network)
+        self._give_up_reserved(network)
 
     def resume_job(self, network: GpuProgram) -> None:
         """Its end was part of a frame that is being abandoned: the memory is still the job's."""
@@ -175,44 +173,30 @@ class FrameExecutor:
 
     def tensor(self, result: Result, name: str) -> GpuTensor:
         """An output on the GPU."""
-        place = result.places[name]
-        offset = result.memory.offset + place.binding.offset
-        return GpuTensor(result.memory.buffer, offset, place.fact.nbytes, place.fact)
+        return result.tensor(name)
 
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
         """Append the copy into mappable memory; in a later frame, where models that are running
         have all of it."""
         try:
-            result.staging = self.gpu.memory.allocate(
-                result.nbytes,
-                _Usage.MAP_READ | _Usage.COPY_DST,
-                owner=result.memory.owner,
-                category="staging",
-            )
+            result.begin_read(encoder, self._frame)
         except OutOfGpuMemory as error:
-            if self.gpu.memory.may_come_free():
+            if self.gpu.memory.may_ever_fit(result.nbytes):
                 self._unasked.append(result)
             else:
                 result.error = error
-            return
-        source, target = result.memory, result.staging
-        encoder.copy_buffer_to_buffer(
-            source.buffer, source.offset, target.buffer, target.offset, result.nbytes
-        )
-        result.asked_frame = self._frame
-        self._reading.append(result)
+        except wgpu.GPUError as error:
+            result.error = device_error(error)
+        else:
+            self._reading.append(result)
 
     def read(self, result: Result, name: str) -> Any:
         """The output if it has arrived, else None."""
-        if result.error is not None:
-            raise result.error
-        if result.data is None:
-            return None
-        place = result.places[name]
-        if not place.fact.size:
-            return empty(place.fact)
-        start = place.binding.offset
-        return from_words(result.data[start : start + place.binding.nbytes], place)
+        return result.value(name)
+
+    def is_reading(self, result: Result) -> bool:
+        """Whether a readback of it is on its way."""
+        return result in self._reading or result in self._unasked
 
     def release(self, result: Result) -> None:
         """Give the outputs' memory back."""
@@ -225,33 +209,48 @@ class FrameExecutor:
         encoder: wgpu.GPUCommandEncoder,
         frame: int,
         groups: Sequence[Sequence[SliceLike]],
-    ) -> None:
-        """A compute pass for each group, with timestamps at its ends where they can be had."""
+    ) -> list[tuple[GpuProgram, Exception]]:
+        """A compute pass for each group, with timestamps at its ends where they can be had; the
+        networks whose slices the device refused, with its reason."""
         self._frame = frame
         self.gpu.memory.open_frame(self)
         unasked, self._unasked = self._unasked, []
         for result in unasked:  # there was no memory for these in an earlier frame
             if not result.memory.freed:
                 self.request_read(encoder, result)
+        failed: dict[GpuProgram, Exception] = {}
         slot = self._ring.begin(frame) if groups else None
         try:
             if slot is not None:
                 self._ring.lead(encoder, slot)
             for group in groups:
                 writes = None if slot is None else self._ring.writes(slot)
-                self._encode_group(encoder, group, writes)
+                self._encode_group(encoder, group, writes, failed)
             if slot is not None:
                 self._ring.resolve(encoder, slot)
         except wgpu.GPUError as error:
             raise device_error(error) from error
+        if failed:  # what ran instead says nothing of what the slices take
+            self._untold.add(frame)
+        return list(failed.items())
 
     def _encode_group(
-        self, encoder: wgpu.GPUCommandEncoder, group: Sequence[SliceLike], writes: Any
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        group: Sequence[SliceLike],
+        writes: Any,
+        failed: dict[GpuProgram, Exception],
     ) -> None:
         compute = encoder.begin_compute_pass(label="cml", timestamp_writes=writes)
         try:
             for part in group:
-                part.network.encode_range(compute, part.step, part.first, part.count)
+                if part.network in failed:
+                    continue
+                try:
+                    part.network.encode_range(compute, part.step, part.first, part.count)
+                except Exception as error:
+                    is_wgpu = isinstance(error, wgpu.GPUError)
+                    failed[part.network] = device_error(error) if is_wgpu else error
         finally:  # the host goes on with its encoder whatever happens here
             compute.end()
 
@@ -273,24 +272,28 @@ class FrameExecutor:
             self._ask(frame)
         except wgpu.GPUError as error:  # the device is lost: nothing will come
             for result in self._reading:
-                result.error, result.staging = device_error(error), None
+                result.lose(device_error(error))
             self._reading.clear()
             return []
-        self._take_readbacks()
-        return [
-            Timing(slot.frame, group, ms)
-            for slot, spent in self._ring.take()
-            for group, ms in enumerate(spent)
-        ]
+        self._reading = [result for result in self._reading if not result.take()]
+        timings = []
+        for slot, spent in self._ring.take():
+            if slot.frame in self._untold:
+                self._untold.discard(slot.frame)
+                continue
+            timings += [Timing(slot.frame, group, ms) for group, ms in enumerate(spent)]
+        return timings
 
     def _ask(self, frame: int) -> None:
         timings_awaited = self._ring.ask(frame)
         for result in self._reading:
-            if result.mapping is None and frame - result.asked_frame >= AGE:
-                assert result.staging is not None
-                result.mapping = PendingMap(result.staging.buffer, result.nbytes)
+            result.ask(frame - AGE)
         if timings_awaited or self._reading:
             poll(self.gpu.device)
+
+    def preparing(self) -> str:
+        """What the thread that builds pipelines is doing, and its last error, in words."""
+        return BUILDER.doing()
 
     def take_unsubmitted(self) -> list[int]:
         """Frames that were ended and never ran: their receipts did not come."""
@@ -303,34 +306,10 @@ class FrameExecutor:
     def abandon_frame(self, frame: int) -> None:
         """The frame's encoder is thrown away: what it would have copied did not happen."""
         self._ring.abandon(frame)
+        self._untold.discard(frame)
         for result in [r for r in self._reading if r.asked_frame == frame]:
             self._reading.remove(result)
-            assert result.staging is not None
-            result.staging.free()
-            result.staging = None
+            result.stop_reading()
             self._unasked.append(result)
         self._let_ended_go()
         self.gpu.memory.close_frame(self)
-
-    def _take_readbacks(self) -> None:
-        for result in self._reading:
-            if result.mapping is not None and result.mapping.done:
-                assert result.staging is not None
-                try:
-                    result.data = result.mapping.take()
-                except DeviceError as error:
-                    result.error = error
-                result.staging.free()
-                result.staging = None
-        self._reading = [r for r in self._reading if r.staging is not None]
-
-
-def _output_places(network: GpuProgram) -> tuple[dict[str, TensorPlace], int]:
-    """Where each output lies in the outputs' own buffer, and that buffer's size."""
-    places: dict[str, TensorPlace] = {}
-    end = 0
-    for name, place in network.plan.outputs.items():
-        nbytes = place.binding.nbytes
-        places[name] = TensorPlace(Binding(name, "outputs", end, nbytes), place.fact, place.layout)
-        end += -(-nbytes // 256) * 256
-    return places, max(end, 256)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import wgpu
@@ -129,7 +129,8 @@ class Heaps:
             alike = self._classes[heap.key]
             spare = [h for h in alike if h.whole == heap.whole and h.ranges.empty]
             many = heap.whole and heap.key[0] & _MAPPABLE
-            if len(spare) > (_SPARE_WHOLE if many else 1):
+            kept = 0 if not self._may_reserve(0) else _SPARE_WHOLE if many else 1
+            if len(spare) > kept:
                 self._destroy(min(spare, key=lambda h: h.ranges.nbytes))
 
     def trim(self) -> None:
@@ -137,6 +138,16 @@ class Heaps:
         for heaps in list(self._classes.values()):
             for heap in [h for h in heaps if h.ranges.empty]:
                 self._destroy(heap)
+
+    def lasting_bytes(self, passing: Collection[str]) -> int:
+        """Bytes of the buffers whose content is of none of these categories, or is not on its way
+        to the host: what is left when all of those have gone."""
+        return sum(
+            heap.ranges.nbytes
+            for (usage, category), heaps in self._classes.items()
+            if category not in passing and not usage & _MAPPABLE
+            for heap in heaps
+        )
 
     def _destroy(self, heap: _Heap) -> None:
         self._classes[heap.key].remove(heap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import wgpu
 
@@ -79,8 +79,11 @@ class PendingMap:
 
     wgpu-py's own ``map_async`` submits an empty command buffer first and starts a thread that
     blocks until the device is idle; both may hold up the frame. Here the callback comes with
-    :func:`poll`, and :attr:`done` says whether it has.
+    :func:`poll`, and :attr:`done` says whether it has. Until then this object stays alive, whoever
+    forgets it: the driver calls into it.
     """
+
+    _awaited: ClassVar[set[PendingMap]] = set()
 
     def __init__(self, buffer: wgpu.GPUBuffer, nbytes: int) -> None:
         from wgpu.backends.wgpu_native import _api
@@ -98,12 +101,29 @@ class PendingMap:
             mode=self._api.lib.WGPUCallbackMode_AllowProcessEvents,
             callback=self._callback,
         )
+        self._awaited.add(self)
+        try:
+            self._api.libf.wgpuBufferMapAsync(
+                buffer._internal, int(wgpu.MapMode.READ), 0, nbytes, info
+            )
+        except wgpu.GPUError:
+            self._awaited.discard(self)
+            raise
         buffer._map_state = "pending"
-        self._api.libf.wgpuBufferMapAsync(buffer._internal, int(wgpu.MapMode.READ), 0, nbytes, info)
 
     def _arrived(self, status: int, message: Any, _a: Any, _b: Any) -> None:
-        self.done = True
         self.failed = status != self._api.lib.WGPUMapAsyncStatus_Success
+        self.done = True
+        self._awaited.discard(self)
+
+    def abort(self) -> None:
+        """Not wanted any more: the buffer is unmapped, whether its bytes have arrived or not."""
+        if not (self.done and self.failed):
+            try:
+                self._api.libf.wgpuBufferUnmap(self._buffer._internal)
+            except wgpu.GPUError as error:  # the device is lost: there is nothing to unmap
+                _log.debug("unmapping: %s", error)
+        self._buffer._map_state = "unmapped"
 
     def take(self) -> bytes:
         """The bytes, once :attr:`done`; the buffer is unmapped."""

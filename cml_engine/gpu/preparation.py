@@ -8,9 +8,11 @@ builds pipelines and leaves the other cores to the game, bind groups follow.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +63,7 @@ class Preparation:
         self._building: Future[None] | None = None
         self._keys = step_keys(plan)
         self._next = 0
+        self._built = 0
         self.done = False
 
     def finish(self, program: GpuProgram) -> None:
@@ -79,7 +82,7 @@ class Preparation:
     def advance(self, program: GpuProgram, budget_ms: float) -> None:
         """Do a frame's worth of it. Raises what building a pipeline raised."""
         if self._building is None:
-            self._building = _builder().submit(self._build_pipelines)
+            self._building = BUILDER.submit(program.name, self._build_pipelines)
         self._upload(program, max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
         if not (self._building.done() and self._uploaded):
             return
@@ -91,6 +94,17 @@ class Preparation:
         self._next = 0
         self.done = False
 
+    @property
+    def waiting_for(self) -> str:
+        """What is missing, in words."""
+        if self._building is None:
+            return "its first frame"
+        if not self._building.done():
+            count = len(set(self._keys))
+            doing = BUILDER.doing() or "nothing"
+            return f"its pipelines ({self._built} of {count} are built); the builder: {doing}"
+        return "its bind groups" if self._uploaded else "its weights' upload"
+
     def _make_launches(self, program: GpuProgram, count: int) -> None:
         """Those of the next ``count`` steps."""
         end = self._next + count
@@ -101,7 +115,9 @@ class Preparation:
 
     def _build_pipelines(self) -> None:
         for key in dict.fromkeys(self._keys):
+            BUILDER.now(f"kernel '{key.label}'")
             self._gpu.pipeline(key)
+            self._built += 1
 
     def _upload(self, program: GpuProgram, limit: int) -> None:
         if self._uploaded:
@@ -123,10 +139,54 @@ def _weight_chunks(plan: Plan) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
             yield offset + stored_bytes(flat[:start]), flat[start : start + count]
 
 
-@cache
-def _builder() -> ThreadPoolExecutor:
-    """The one thread that builds the pipelines of all programs while a game runs."""
-    return ThreadPoolExecutor(1, "cml-pipelines")
+class Builder:
+    """The one thread that builds the pipelines of all programs while a game runs; it can say what
+    it is doing."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "cml-pipelines")
+        self._lock = Lock()
+        self._waiting = 0
+        self._network = self._what = self._error = ""
+        self._since = 0.0
+
+    def submit(self, network: str, work: Callable[[], None]) -> Future[None]:
+        """Do this when all that was submitted before is done."""
+        with self._lock:
+            self._waiting += 1
+        return self._thread.submit(self._do, network, work)
+
+    def _do(self, network: str, work: Callable[[], None]) -> None:
+        with self._lock:
+            self._waiting -= 1
+        self._network = network
+        try:
+            work()
+        except BaseException as error:
+            self._error = f"'{network}', {self._what}: {type(error).__name__}: {error}"
+            raise
+        finally:
+            self._network = self._what = ""
+
+    def now(self, what: str) -> None:
+        """The thread begins with this."""
+        self._what, self._since = what, time.perf_counter()
+
+    def doing(self) -> str:
+        """What it is at, for how long, what waits for it, and its last error; "" where all is
+        done and none failed."""
+        said = []
+        if self._network:
+            seconds = time.perf_counter() - self._since
+            said.append(f"'{self._network}', {self._what or 'beginning'} for {seconds:.1f} s")
+        if self._waiting:
+            said.append(f"{self._waiting} networks wait")
+        if self._error:
+            said.append(f"last error: {self._error}")
+        return "; ".join(said)
+
+
+BUILDER = Builder()
 
 
 @cache

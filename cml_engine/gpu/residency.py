@@ -121,6 +121,12 @@ class Residency:
         """What of it is there, the whole of a shared arena included."""
         return sum(part.nbytes for part in (self.arena, self.weights) if part is not None)
 
+    @property
+    def missing_bytes(self) -> int:
+        """What of it is not there."""
+        missing = 0 if self.weights is not None else self._weights_bytes
+        return missing + (0 if self.arena is not None else self.arena_bytes)
+
     def acquire(self) -> bool:
         """Take what is missing; whether the arena is another one than before."""
         if self.weights is None:

@@ -20,7 +20,7 @@ import wgpu
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import Gpu
-from cml_engine.gpu.native import PendingMap
+from cml_engine.gpu.staging import Staging
 
 _Usage = wgpu.BufferUsage
 #: frames whose timings may be on their way at a time; a frame beyond is run untimed
@@ -40,11 +40,10 @@ class FrameSlot:
     """Where one frame's timestamps go; ``passes`` of them are timed."""
 
     index: int
-    readback: Allocation
+    readback: Staging
     frame: int = -1
     passes: int = 0
     receipt: int = 0
-    mapping: PendingMap | None = None
 
 
 class TimestampRing:
@@ -86,8 +85,9 @@ class TimestampRing:
         self._resolved = self._kept(self._table_at + 4 * _RECEIPTS, usage)
         table = np.arange(_RECEIPTS, dtype=np.uint32) + np.uint32(self._first_receipt)
         self._resolved.write(table, self._table_at)
-        readback = _Usage.MAP_READ | _Usage.COPY_DST
-        self._free = [FrameSlot(i, self._kept(self._slot_bytes, readback)) for i in range(SLOTS)]
+        self._free = [
+            FrameSlot(i, Staging(gpu.memory, self._slot_bytes, owner)) for i in range(SLOTS)
+        ]
 
     def _kept(self, nbytes: int, usage: int) -> Allocation:
         """Memory that is given back when this object goes."""
@@ -102,7 +102,7 @@ class TimestampRing:
             self.dropped += 1
             return None
         slot = self._free.pop(0)
-        slot.frame, slot.passes, slot.mapping = frame, 0, None
+        slot.frame, slot.passes = frame, 0
         slot.receipt = self._first_receipt + self._receipt
         self._receipt = (self._receipt + 1) % _RECEIPTS
         self._busy.append(slot)
@@ -123,7 +123,7 @@ class TimestampRing:
 
     def resolve(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
         """Append the copies that bring the frame's timestamps and its receipt home."""
-        buffer, back = self._resolved.buffer, slot.readback
+        buffer, back = self._resolved.buffer, slot.readback.memory
         if slot.passes:
             first = slot.index * self._each * self.passes
             count = self._each * slot.passes
@@ -138,17 +138,17 @@ class TimestampRing:
         """Ask for what is old enough at the end of ``frame``; whether something is awaited, so
         that the device has to be polled."""
         for slot in self._busy:
-            if slot.mapping is None and frame - slot.frame >= AGE:
-                slot.mapping = PendingMap(slot.readback.buffer, self._slot_bytes)
+            if not slot.readback.asked and frame - slot.frame >= AGE:
+                slot.readback.ask()
         return self.in_flight > 0
 
     def take(self) -> Iterator[tuple[FrameSlot, list[float]]]:
         """Frames whose timings have arrived, oldest first, and milliseconds pass by pass."""
-        while self._busy and (mapping := self._busy[0].mapping) is not None and mapping.done:
+        while self._busy and self._busy[0].readback.arrived:
             slot = self._busy.pop(0)
             self._free.append(slot)
             try:
-                data = mapping.take()
+                data = slot.readback.take()
             except DeviceError:  # the next frame's commands will say so
                 continue
             receipt = data[self._receipt_at : self._receipt_at + 4]
@@ -166,6 +166,7 @@ class TimestampRing:
     def abandon(self, frame: int) -> None:
         """The frame's encoder is thrown away."""
         for slot in [s for s in self._busy if s.frame == frame]:
+            slot.readback.forget()
             self._busy.remove(slot)
             self._free.append(slot)
 
@@ -177,7 +178,7 @@ class TimestampRing:
     @property
     def in_flight(self) -> int:
         """Frames that were asked for and have not arrived."""
-        return sum(slot.mapping is not None for slot in self._busy)
+        return sum(slot.readback.asked for slot in self._busy)
 
     def check(self) -> None:
         """:class:`DeviceError` where the device is lost."""

@@ -193,3 +193,139 @@ def test_threads_submit_and_cancel_while_frames_run(scheduler, device):
         frame(scheduler)
     assert {job.state for job in jobs} == {"done", "cancelled"}
     assert len({job.number for job in jobs}) == len(jobs)
+
+
+# --- what one job does must not reach the host's frame
+
+
+class Planted(Exception):
+    """What a test makes go wrong."""
+
+
+def raising(*args, **kwargs):
+    raise Planted("planted")
+
+
+class BrokenNetwork(SimNetwork):
+    """Goes wrong where it is told to."""
+
+    broken = ""
+
+    @property
+    def ready(self):
+        return self.broken != "prepare" if self.broken != "ready" else raising()
+
+    @ready.setter
+    def ready(self, value): ...
+
+    def prepare(self, budget_ms):
+        raising()
+
+
+#: in which stages the job fails, stays done with a note for the scheduler, or fails to be read
+FAILS = ["ready", "prepare", "reserve", "begin_job", "tensor", "encode", "one slice", "finish_job"]
+NOTES = ["end_job", "end_frame", "take_unsubmitted", "let_go"]
+
+
+def plant(device, stage, bad, monkeypatch):
+    """Let the device go wrong there, for that network where it knows of one."""
+    bad.broken = stage
+    if stage == "one slice":
+
+        def refuses_some(encoder, frame, groups):
+            Device.encode(device, encoder, frame, groups)
+            found = [part.network for group in groups for part in group]
+            return [(bad, Planted("planted"))] if bad in found else None
+
+        monkeypatch.setattr(device, "encode", refuses_some)
+    elif stage not in ("ready", "prepare"):
+        usual = getattr(device, stage)
+
+        def selective(*args):
+            groups = args[2] if stage == "encode" else []
+            about = [part.network for group in groups for part in group] or args
+            everyone = stage in ("tensor", "request_read", *NOTES)
+            return raising() if everyone or bad in about else usual(*args)
+
+        monkeypatch.setattr(device, stage, selective)
+
+
+@pytest.mark.parametrize("stage", [*FAILS, *NOTES, "request_read"])
+def test_an_error_in_one_job_s_stage_is_that_job_s_alone(scheduler, device, stage, monkeypatch):
+    plain = network("a", 8.0)
+    broken = BrokenNetwork("b", plain.steps)
+    maker = scheduler.submit(network("m", 1.0), {})
+    while not maker.ended:
+        frame(scheduler)
+    plant(device, stage, broken, monkeypatch)
+    inputs = {"x": maker.output("y")} if stage == "tensor" else {"x": 3}
+    # a deadline, so that it has frames of its own before the other's
+    bad = scheduler.submit(broken, inputs, deadline_ms=200)
+    bad.wants_read = stage == "request_read"
+    good = scheduler.submit(plain, {})
+    for _ in range(60):
+        frame(scheduler)
+        # where a device refuses a frame as a whole, that fails all who are in it
+        good = scheduler.submit(plain, {}) if good.state == "failed" else good
+    assert good.state == "done" and scheduler.jobs == []
+    if stage in FAILS:
+        assert (bad.state, bad.error) == ("failed", "planted")
+    elif stage in NOTES:
+        assert bad.state == "done" and "planted" in scheduler.describe()
+    else:
+        assert bad.state == "done" and "planted" in bad.waiting_for
+        with pytest.raises(Planted):
+            bad.read("y")
+
+
+def test_a_slice_that_is_refused_harms_no_neighbour_in_its_frame(scheduler, device):
+    bad, good = network("a", 1.0), network("b", 1.0)
+
+    def refuse(encoder, frame, groups):
+        SimGpu.encode(device, encoder, frame, groups)
+        return [(bad, Planted("planted"))]
+
+    device.encode, scheduler.budget.ms = refuse, 400.0
+    first, second = scheduler.submit(bad, {}), scheduler.submit(good, {})
+    report = scheduler.encode(None)
+    assert {part.job for part in report.slices} == {first.number, second.number}
+    assert (first.state, second.state) == ("failed", "done")
+
+
+def test_outputs_that_were_released_fail_only_who_takes_them(scheduler):
+    maker = scheduler.submit(network("a", 2.0), {})
+    while not maker.ended:
+        frame(scheduler)
+    maker.release()
+    taker = scheduler.submit(network("b", 2.0), {"x": maker.output("y")})
+    other = scheduler.submit(network("c", 2.0), {})
+    for _ in range(20):
+        frame(scheduler)
+    assert taker.state == "failed" and "released" in taker.error
+    assert other.state == "done"
+
+
+def test_a_lost_device_fails_all_at_once(scheduler, device):
+    jobs = [scheduler.submit(network(name), {}) for name in "abc" for _ in range(5)]
+    frame(scheduler)
+    device.check = raising
+    device.encode = raising
+    report = scheduler.encode(None)
+    scheduler.end_frame()
+    assert report.reason == "device error"
+    assert {job.state for job in jobs} == {"failed"} and scheduler.jobs == []
+
+
+def test_takers_wait_again_where_the_frame_of_their_input_is_abandoned(scheduler, device):
+    scheduler.budget.ms = 100.0
+    maker = scheduler.submit(network("a", 2.0), {})
+    before = scheduler.submit(network("b", 2.0), {"x": maker.output("y")})
+    scheduler.encode(None)
+    assert maker.state == "done"
+    after = scheduler.submit(network("c", 2.0), {"x": maker.output("y")})
+    scheduler.abandon_frame()
+    assert maker.state == "queued"
+    assert "'a'" in before.waiting_for and "'a'" in after.waiting_for
+    for _ in range(20):
+        frame(scheduler)
+    assert [job.state for job in (maker, before, after)] == ["done"] * 3

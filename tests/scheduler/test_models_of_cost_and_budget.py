@@ -2,6 +2,7 @@
 
 import pytest
 
+from cml_engine.errors import InputError
 from scheduler import CostModel, SpareBudget, VirtualClock
 from scheduler.sim_device import SimStep
 
@@ -109,5 +110,5 @@ def test_a_virtual_clock_does_not_go_back():
     clock = VirtualClock()
     clock.advance(5)
     assert clock.now_ms() == 5
-    with pytest.raises(ValueError, match="back"):
+    with pytest.raises(InputError, match="of 0 or more"):
         clock.advance(-1)

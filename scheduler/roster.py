@@ -1,0 +1,187 @@
+"""Who is there: jobs that have not ended, filed by what they wait for, so that no frame has to look
+at all of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from scheduler.job import JobOutput
+from scheduler.queues import Heap, NetworkQueue
+
+if TYPE_CHECKING:
+    from scheduler.job import Job
+
+
+class Roster:
+    """The jobs of one scheduler."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, Job] = {}
+        #: those that have begun, by number
+        self.running: dict[int, Job] = {}
+        #: those whose input will never come; they fail in the next frame
+        self.doomed: deque[Job] = deque()
+        self._queues: dict[int, NetworkQueue] = {}
+        self._paused: dict[int, Job] = {}
+        self._blocked: dict[int, set[int]] = {}  # numbers of the jobs that each one waits for
+        self._takers: dict[int, dict[int, Job]] = {}
+        self._just_ended: set[int] = set()
+        self._abroad: dict[int, Job] = {}  # those that wait for jobs of another scheduler
+        self._slots: dict[str, dict[int, Job]] = {}
+        self._levels = {idle: Heap(lambda job: (job.virtual_ms, job.number)) for idle in (0, 1)}
+        self._left: list[tuple[bool, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All of them, the oldest first."""
+        return [job for _, job in sorted(self._jobs.items())]
+
+    @property
+    def queues(self) -> list[NetworkQueue]:
+        """The networks that could start a job, with those that could be it."""
+        return list(self._queues.values())
+
+    @property
+    def held_back(self) -> bool:
+        """Whether jobs are paused, or wait for others' outputs."""
+        return bool(self._paused or self._blocked or self.doomed)
+
+    # --- coming and going
+
+    def add(self, job: Job) -> None:
+        """A new job; it starts level with the others: it may not make up for its absence."""
+        job.virtual_ms = self._level(job.idle)
+        self.queued(job)
+
+    def queued(self, job: Job) -> None:
+        """It is new, or back from a frame that was abandoned."""
+        self.running.pop(job.number, None)
+        self._levels[job.idle].add(job)
+        self._jobs[job.number] = job
+        if job.slot is not None:
+            self._slots.setdefault(job.slot, {})[job.number] = job
+        self._file(job)
+
+    def started(self, job: Job) -> None:
+        self._no_longer_queued(job)
+        self.running[job.number] = job
+
+    def going_on(self, job: Job) -> None:
+        """Its end was part of a frame that was abandoned: who took its outputs waits again."""
+        self._jobs[job.number] = job
+        self.running[job.number] = job
+        self._just_ended.discard(job.number)
+        for taker in list(self._takers.get(job.number, {}).values()):
+            if taker.state == "queued" and taker.number in self._jobs:
+                self._take_out(taker)
+                self._file(taker)
+
+    def ended(self, job: Job) -> None:
+        if self._jobs.pop(job.number, None) is None:
+            return
+        self._no_longer_queued(job)
+        self.running.pop(job.number, None)
+        self._left.append((job.idle, job.virtual_ms))
+        self._just_ended.add(job.number)
+        for taker in list(self._takers.get(job.number, {}).values()):
+            needs = self._blocked.get(taker.number)
+            if needs is None:
+                continue
+            needs.discard(job.number)
+            if job.state != "done":
+                self.doom(taker)
+            elif not needs:
+                self._take_out(taker)
+                self._file(taker)
+
+    def frame_is_over(self) -> None:
+        """Nobody's end can be taken back any more."""
+        for number in self._just_ended:
+            self._takers.pop(number, None)
+        self._just_ended.clear()
+
+    def doom(self, job: Job) -> None:
+        """One of its inputs will never come."""
+        self._take_out(job)
+        self.doomed.append(job)
+
+    def file_anew(self, job: Job) -> None:
+        """It was paused or resumed."""
+        if job.state == "queued" and job.number in self._jobs:
+            self._take_out(job)
+            self._file(job)
+
+    def forget_left(self) -> None:
+        """Those who have ended count for the newcomers' level until here."""
+        self._left.clear()
+
+    # --- asking
+
+    def waiting_in(self, slot: str) -> list[Job]:
+        """The jobs of that slot that have not begun."""
+        return list(self._slots.get(slot, {}).values())
+
+    def look_abroad(self) -> None:
+        """File the jobs anew whose inputs other schedulers' jobs have made since."""
+        for job in list(self._abroad.values()):
+            self._take_out(job)
+            self._file(job)
+
+    # --- filing
+
+    def _file(self, job: Job) -> None:
+        makers = [v.job for v in job.inputs.values() if isinstance(v, JobOutput)]
+        if any(maker.state in ("cancelled", "failed") for maker in makers):
+            self.doom(job)
+            return
+        for maker in makers:
+            self._remember_taker(maker, job)
+        needs = {maker.number for maker in makers if not maker.ended}
+        if needs:
+            self._blocked[job.number] = needs
+            if any(maker.scheduler is not job.scheduler for maker in makers):
+                self._abroad[job.number] = job
+        elif job.paused:
+            self._paused[job.number] = job
+        else:
+            key = id(job.network)
+            if key not in self._queues:
+                self._queues[key] = NetworkQueue(job.network)
+            self._queues[key].add(job)
+
+    def _remember_taker(self, maker: Job, taker: Job) -> None:
+        """To be told of the maker's end, and where the frame of its end is taken back."""
+        here = self._just_ended if maker.ended else self._jobs
+        if maker.scheduler is taker.scheduler and maker.number in here:
+            self._takers.setdefault(maker.number, {})[taker.number] = taker
+
+    def _take_out(self, job: Job) -> None:
+        self._blocked.pop(job.number, None)
+        self._abroad.pop(job.number, None)
+        self._paused.pop(job.number, None)
+        queue = self._queues.get(id(job.network))
+        if queue is not None:
+            queue.remove(job)
+            if not len(queue):
+                del self._queues[id(job.network)]
+
+    def _no_longer_queued(self, job: Job) -> None:
+        self._take_out(job)
+        for level in self._levels.values():
+            level.remove(job)
+        mates = self._slots.get(job.slot or "", {})
+        mates.pop(job.number, None)
+        if job.slot is not None and not mates:
+            self._slots.pop(job.slot, None)
+
+    def _level(self, idle: bool) -> float:
+        first = self._levels[idle].first()
+        known = [job.virtual_ms for job in self.running.values() if job.idle == idle]
+        known += [level for was_idle, level in self._left if was_idle == idle]
+        if first is not None:
+            known.append(first.virtual_ms)
+        return min(known, default=0.0)

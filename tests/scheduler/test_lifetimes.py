@@ -1,0 +1,172 @@
+"""What is not needed any more is let go: outputs, sessions, inputs."""
+
+import gc
+import weakref
+
+import pytest
+
+from scheduler import FrameScheduler, VirtualClock
+from scheduler.sim_device import SimGpu, SimNetwork, SimStep
+
+FRAME = 1000 / 60
+
+
+class Outputs:
+    """What a job leaves on the device."""
+
+
+class Device(SimGpu):
+    """Counts what is held."""
+
+    def __init__(self):
+        super().__init__()
+        self.released, self.let = [], []
+
+    def finish_job(self, encoder, network):
+        return Outputs()
+
+    def release(self, result):
+        self.released.append(result)
+
+    def let_go(self, value):
+        self.let.append(value)
+
+
+def network(name, total_ms=2.0):
+    return SimNetwork(name, [SimStep(f"{name}{i}", 50, total_ms / 100) for i in range(2)])
+
+
+@pytest.fixture
+def scheduler():
+    return FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
+
+
+def frames(scheduler, count=1):
+    for _ in range(count):
+        scheduler.encode(None)
+        scheduler.clock.advance(FRAME)
+        scheduler.end_frame()
+
+
+def until(scheduler, *jobs):
+    for _ in range(300):
+        if all(job.ended for job in jobs):
+            return
+        frames(scheduler)
+    raise AssertionError([job.waiting_for for job in jobs])
+
+
+def alive(refs):
+    gc.collect()
+    return sum(ref() is not None for ref in refs)
+
+
+def test_a_job_that_feeds_the_next_is_let_go(scheduler):
+    """A recurrent network: each run takes the one before."""
+    net, refs, last = network("n"), [], None
+    for _ in range(20):
+        last = scheduler.submit(net, {} if last is None else {"state": last.output("state")})
+        until(scheduler, last)
+        refs += [weakref.ref(last), weakref.ref(last.result)]
+    frames(scheduler, 2)
+    assert alive(refs) == 2, "the last one and its outputs"
+    assert last.inputs == {} and last.needs != ()
+
+
+def test_a_chain_that_is_submitted_at_once_lets_go_as_it_runs(scheduler):
+    nets = [network(f"n{k}") for k in range(10)]
+    jobs = [scheduler.submit(nets[0], {})]
+    for net in nets[1:]:
+        jobs.append(scheduler.submit(net, {"x": jobs[-1].output("y")}))
+    refs, last = [weakref.ref(job) for job in jobs], jobs[-1]
+    until(scheduler, *jobs)
+    frames(scheduler)
+    del jobs
+    assert alive(refs) == 1 and last.state == "done"
+
+
+@pytest.mark.parametrize("end", ["stop", "error"])
+def test_a_periodic_job_that_stopped_keeps_no_session(scheduler, end):
+    made = []
+
+    def inputs():
+        made.append(1)
+        if end == "error" and len(made) > 3:
+            raise KeyError("camera")
+        return {}
+
+    net = network("n")
+    every = scheduler.submit_periodic(net, inputs, 2 * FRAME)
+    frames(scheduler, 20)
+    every.stop()
+    frames(scheduler, 5)
+    assert every.latest.state == "done"
+    every.latest.network = None  # a job's own, which the host may keep
+    refs = [weakref.ref(net)]
+    del net
+    scheduler.last_report = None
+    assert alive(refs) == 0 and scheduler._periodic == []
+    jobs = [weakref.ref(every.latest)]
+    del every
+    assert alive(jobs) == 0
+
+
+def test_outputs_stay_for_the_jobs_that_wait_for_them(scheduler):
+    """Released by the host while a job is queued that takes them."""
+    device, slow = scheduler.executor, network("slow", 40.0)
+    maker = scheduler.submit(network("m"), {})
+    until(scheduler, maker)
+    blocker = scheduler.submit(slow, {})
+    frames(scheduler)
+    taker = scheduler.submit(slow, {"x": maker.output("y")})
+    outputs = maker.result
+    maker.release()
+    assert device.released == []
+    with pytest.raises(RuntimeError, match="released"):
+        maker.tensor("y")
+    until(scheduler, blocker)
+    assert device.released == []
+    until(scheduler, taker)
+    frames(scheduler)
+    assert taker.state == "done" and device.released == [outputs]
+    late = scheduler.submit(network("late"), {"x": maker.output("y")})
+    until(scheduler, late)
+    assert late.state == "failed" and "released" in late.error
+
+
+@pytest.mark.parametrize("end", ["cancel", "fail", "done", "abandon", "refused"])
+def test_inputs_are_let_go_however_a_job_ends(scheduler, end, monkeypatch):
+    device = scheduler.executor
+    maker = scheduler.submit(network("m"), {})
+    until(scheduler, maker)
+    outputs, device.let[:] = maker.result, []
+    if end == "refused":
+        with pytest.raises(RuntimeError, match="cannot hold"):
+            scheduler.submit(network("t", 1000.0), {"x": maker.output("y"), "a": 1},
+                             deadline_ms=1, admission="refuse")  # fmt: skip
+    else:
+        taker = scheduler.submit(network("t"), {"x": maker.output("y"), "a": 1})
+        if end == "abandon":
+            scheduler.encode(None)
+            assert taker.inputs
+            scheduler.abandon_frame()
+            assert taker.inputs, "it starts again, and needs them"
+        if end == "fail":
+            monkeypatch.setattr(device, "begin_job", lambda *a: 1 / 0)
+        if end == "cancel":
+            taker.cancel()
+        until(scheduler, taker)
+        frames(scheduler)
+        assert taker.inputs == {}
+    maker.release()
+    assert device.let == [1] and device.released == [outputs]
+
+
+def test_a_dropped_scheduler_goes_with_all_its_jobs():
+    made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
+    net = network("n", 100.0)
+    jobs = [made.submit(net, {}) for _ in range(3)]
+    frames(made, 3)
+    refs = [weakref.ref(made), *(weakref.ref(job) for job in jobs)]
+    del made, jobs
+    assert alive(refs) == 0

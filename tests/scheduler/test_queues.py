@@ -1,0 +1,172 @@
+"""Ten thousand jobs wait: no frame looks at all of them, and decides as if it did."""
+
+import random
+import sys
+
+import pytest
+
+from scheduler import CostModel, FrameScheduler, VirtualClock, by_priority, fair_share, least_laxity
+from scheduler.queues import Heap
+from scheduler.record import decisions_of
+from scheduler.replay import replay
+from scheduler.sim_device import Noise, SimGpu, SimNetwork, SimStep
+
+FRAME = 1000 / 60
+
+
+def network(name, total_ms, group=None):
+    steps = [SimStep(f"{name}{i}", 50, total_ms / 200) for i in range(4)]
+    return SimNetwork(name, steps, exclusive_group=group)
+
+
+def networks():
+    return [network("a", 3.0), network("b", 11.0), network("c", 40.0),
+            network("d", 6.0, "shared:x"), network("e", 9.0, "shared:x")]  # fmt: skip
+
+
+def scheduler_for(nets, policy, seed=0):
+    model = CostModel()
+    for step in (step for net in nets for step in net.steps):
+        model.learn([(step, step.groups)], step.groups * step.ms_per_group)
+    gpu = SimGpu(Noise(0.2, 0.1), seed=seed)
+    return FrameScheduler(gpu, FRAME, 4.0, clock=VirtualClock(), cost_model=model, policy=policy)
+
+
+def eventful_run(policy, seed, other=None, frames=220, record=False):
+    """Everything that a host may do, by chance; the decisions and how the jobs ended."""
+    chance, nets, jobs, decided = random.Random(seed), networks(), [], []
+    s = scheduler_for(nets, policy, seed)
+    recording = s.record() if record else None
+    for frame in range(frames):
+        for _ in range(chance.choice([0, 0, 0, 1, 1, 2, 4]) if frame < 150 else 0):
+            taken = chance.random() < 0.3 and jobs
+            jobs.append(
+                s.submit(
+                    chance.choice(nets),
+                    {"x": chance.choice(jobs[-5:]).output("y")} if taken else {},
+                    priority=chance.choice([0, 0.5, 1, 1, 1, 3]),
+                    deadline_ms=chance.choice([None, None, 50, 200, 1000, 3000]),
+                    slot=chance.choice([None] * 6 + ["s", "t"]),
+                )
+            )
+        recent = jobs[-10:]
+        if recent and chance.random() < 0.1:
+            chance.choice(recent).cancel()
+        if recent and chance.random() < 0.1:
+            chance.choice(recent).pause()
+        if chance.random() < 0.2:
+            for job in (job for job in jobs if job.paused):
+                job.resume()
+        if other is not None and frame == 110:
+            s.policy = other
+        s.budget.ms = chance.choice([4.0, 4.0, 4.0, 2.0, 8.0, 0.0])
+        decided.append(decisions_of(s.encode(None)))
+        s.clock.advance(FRAME * chance.choice([1, 1, 1, 2, 0.5]))
+        if chance.random() < 0.05:
+            s.abandon_frame()
+        else:
+            s.end_frame()
+    return decided, [job.state for job in jobs], recording
+
+
+POLICIES = [least_laxity, fair_share, by_priority]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_few_that_may_be_first_decide_as_all_would(policy, seed):
+    """A policy of the game's own is given everyone who waits, so it is the same without queues."""
+    other = POLICIES[seed % 3]
+    few = eventful_run(policy, seed, other)
+    everyone = eventful_run(lambda *a: policy(*a), seed, lambda *a: other(*a))
+    assert few == everyone
+    assert {"done", "cancelled", "failed"} <= set(few[1])
+
+
+def test_an_eventful_run_replays_exactly():
+    decided, _, recording = eventful_run(least_laxity, 7, record=True)
+    assert recording.decisions == decided and replay(recording) == decided
+
+
+def calls(work):
+    """Python functions that the work calls: the same on every machine."""
+    count = 0
+
+    def saw(frame, event, arg):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(saw)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def work_beside(waiting, policy=least_laxity):
+    """Calls of one submit and of one frame beside so many jobs that wait."""
+    nets = networks()
+    s = scheduler_for(nets, policy)
+    chance = random.Random(3)
+    first = s.submit(nets[0], {})
+    for number in range(waiting):
+        needs = {"x": first.output("y")} if number % 50 == 0 else {}
+        deadline = None if number % 3 else 1000.0 + 10 * number
+        s.submit(nets[number % 5], needs, priority=chance.random(), deadline_ms=deadline)
+
+    def frames():
+        for _ in range(10):
+            s.encode(None)
+            s.clock.advance(FRAME)
+            s.end_frame()
+
+    frames()  # what comes first is filed
+    return calls(lambda: s.submit(nets[0], {}, deadline_ms=5.0)), calls(frames)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
+def test_ten_times_the_jobs_are_not_twice_the_work(policy):
+    submit, frames = work_beside(500, policy)
+    more_submit, more_frames = work_beside(5000, policy)
+    assert more_submit < 2 * submit and more_frames < 2 * frames
+
+
+def test_a_scan_over_all_jobs_would_be_seen():
+    _, frames = work_beside(100, lambda *a: least_laxity(*a))
+    _, more = work_beside(1000, lambda *a: least_laxity(*a))
+    assert more > 4 * frames
+
+
+def test_cancelling_ten_thousand_jobs_leaves_nothing():
+    nets = networks()
+    s = scheduler_for(nets, least_laxity)
+    jobs = [s.submit(nets[n % 5], {}, deadline_ms=100.0 + n) for n in range(2000)]
+    for job in jobs:
+        job.cancel()
+    assert s.jobs == [] and s.roster.queues == []
+    assert s.encode(None).reason == "nothing to do"
+
+
+class Entry:
+    def __init__(self, number, value):
+        self.number, self.value = number, value
+
+
+def test_a_heap_forgets_what_left_and_what_changed():
+    heap = Heap(lambda entry: entry.value)
+    entries = [Entry(n, (7 * n) % 100) for n in range(100)]
+    for entry in entries:
+        heap.add(entry)
+    for entry in entries[::2]:
+        heap.remove(entry)
+        entry.value += 1000
+        heap.add(entry)
+    found = []
+    while (first := heap.first()) is not None:
+        found.append(first.value)
+        heap.remove(first)
+    assert found == sorted(entry.value for entry in entries)
+    for _ in range(1000):
+        heap.add(entries[0])
+    assert len(heap._entries) < 200
