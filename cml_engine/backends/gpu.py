@@ -371,7 +371,10 @@ class GpuProgram:
         ]
         for i, binding in enumerate(step.bindings):
             buffer, offset = self.place(binding)
-            resource = {"buffer": buffer, "offset": offset, "size": binding.nbytes}
+            # a device keeps a kernel inside its bindings: one that writes beyond its tensor is
+            # seen only where the guard behind it is bound too
+            guard = self.plan.options.get("guard", 0) if binding.space == "arena" else 0
+            resource = {"buffer": buffer, "offset": offset, "size": binding.nbytes + guard}
             entries.append({"binding": i + 2, "resource": resource})
         bind_group = self.gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
         slot = uniforms.slots.step_offset(step.index)

@@ -336,6 +336,10 @@ def test_a_workgroup_that_the_device_does_not_allow(gpu, monkeypatch):
 WRONG = {
     "values": ("y[thread] = x[thread] + 0.001;", "differ"),
     "input": ("y[thread] = x[thread]; x[thread] = 0;", "wrote to its input 'x0'"),
+    "outside": (
+        "y[thread] = x[thread]; if (thread == 0) { y[y_size + 3] = 1; }",
+        "outside its tensors",
+    ),
     "partition": ("y[thread] = x[thread] + 1e-7 * (cml_first == 0);", "partition"),
 }
 

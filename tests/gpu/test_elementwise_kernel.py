@@ -1,6 +1,7 @@
 """Elementwise kernels beyond their declared cases: the edges of float, sizes, mixed layouts."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,15 @@ def test_any_mix_of_layouts(op, chosen, gpu):
 @pytest.mark.parametrize("size", [1, 3, 4, 255, 256, 257, 1023, 1024, 1025, 65535 * 4])
 def test_sizes_around_the_workgroup(size, gpu):
     check_on_gpu("neg", Case(((size,),)), gpu)
+
+
+def test_more_workgroups_than_a_dimension_takes(gpu, monkeypatch):
+    """A device takes 65535 workgroups in a row, or 7: the next ones make further rows."""
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_groups_per_dimension=7))
+    graph, _ = case_graph("neg", Case(((65535 * 4,),)))
+    (step,) = lower(graph, gpu.limits).steps
+    assert step.groups > 49 and step.groups % 7
+    check_on_gpu("neg", Case(((65535 * 4,),)), gpu, partitions=3)
 
 
 def test_a_new_shape_needs_no_new_pipeline(gpu):

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from cml_engine.graph import Attrs, Epilogue, Fact
-from cml_engine.ops import elementwise, matmul, movement, resample, slicing  # noqa: F401
+from cml_engine.ops import load_families
 from cml_engine.ops.spec import Case, lookup
+from cml_engine.session import Session
 from cml_engine.testing import case_graph, check_graph, check_on_gpu
 
+load_families()
 OPS = ("transpose", "slice", "tile", "concat", "nearest_upsample", "matmul", "linear")
 LARGER = {
     "transpose": [
@@ -36,6 +38,17 @@ def test_variant(op, case, software, gpu, monkeypatch):
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))
     for constants in (False, True) if len(case.inputs) > 1 else (False,):
         check_on_gpu(op, case, gpu, constants=constants)
+
+
+def test_an_index_that_is_not_in_the_axis_reads_its_end(gpu):
+    """The CPU refuses it; a kernel must stay inside whatever the index is."""
+    x = np.arange(1, 5, dtype=np.float32)
+    index = np.array([-1, 4, -(2**31), 2**31 - 1, 2], np.int32)
+    graph, inputs = case_graph("gather", Case((x, index), {"axis": 0}))
+    np.testing.assert_array_equal(Session(graph, gpu).run(inputs)["y0"], [1, 4, 1, 4, 3])
+    # gather_nd counts from the end below 0
+    graph, inputs = case_graph("gather_nd", Case((x, index[:, None])))
+    np.testing.assert_array_equal(Session(graph, gpu).run(inputs)["y0"], [4, 4, 1, 4, 3])
 
 
 STEPS = {

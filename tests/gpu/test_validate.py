@@ -2,9 +2,10 @@
 
 import pytest
 
+from cml_engine.backends.shadow import shadow_run
 from cml_engine.cli import main
 from cml_engine.ops.spec import Case, OpSpec, Random, lookup, register, unregister
-from cml_engine.testing import check_on_gpu
+from cml_engine.testing import case_graph, check_on_gpu
 from tests.models import write_model_abc
 
 #: the blog's model has no version line, which is a notice
@@ -35,3 +36,21 @@ def test_large_activations_are_judged_by_their_size(gpu):
     """Rounding goes by what is added: a trained network's values reach hundreds."""
     case = Case((Random((1, 64, 24, 24), -300, 300), (64, 64, 3, 3), (1, 64)))
     assert check_on_gpu("conv", case, gpu, constants=True) < 1
+
+
+def test_every_result_of_an_operator_is_looked_at(gpu):
+    graph, inputs = case_graph("moments", Case(((2, 3, 4),), {"axes": [2]}))
+    right = lookup("moments")
+    unregister("moments")
+
+    def wrong(attrs, x):
+        mean, variance = right.cpu(attrs, x)
+        return mean, variance * 1.01
+
+    register(OpSpec(**{**vars(right), "cpu": wrong}))
+    try:
+        (found,) = shadow_run(graph, gpu, inputs)
+    finally:
+        unregister("moments")
+        register(right)
+    assert not found.ok

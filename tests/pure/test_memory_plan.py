@@ -27,7 +27,9 @@ def test_living_tensors_never_overlap(tensors, alignment):
         assert offsets[a.name] % alignment == 0
         assert offsets[a.name] + a.nbytes <= memory.peak
         for b in tensors[:i]:
-            if a.overlaps(b) and a.nbytes and b.nbytes:
+            both = max(a.first, b.first) <= min(a.last, b.last)
+            assert a.overlaps(b) == both
+            if both and a.nbytes and b.nbytes:
                 apart = (
                     offsets[a.name] + a.nbytes <= offsets[b.name]
                     or offsets[b.name] + b.nbytes <= offsets[a.name]

@@ -12,10 +12,14 @@ from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.lowering import Limits
 from cml_engine.passes import STAGES, optimize
+from cml_engine.passes.bypass import bypass
 from cml_engine.passes.choose_layout import choose_layout
+from cml_engine.passes.common_subexpressions import merge_common_subexpressions
+from cml_engine.passes.dead_code import eliminate_dead_code
 from cml_engine.passes.infer import infer_facts
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.testing import full_attrs
+from tests.graphs import Net
 
 load_families()
 
@@ -48,6 +52,40 @@ def conv_chain(tail=()):
 def run(graph, seed=0):
     x = np.random.default_rng(seed).standard_normal((1, 3, 9, 7)).astype(np.float32)
     return CpuProgram(graph).run({"x": x})
+
+
+def test_nodes_are_one_only_where_their_attributes_are():
+    """The same operator of the same tensor: by another attribute it is another result."""
+    net = Net(1, 4, 3, 5)
+    sums = [net.op("sum_reduce", "x", axes=axes) for axes in ([2], [3], [2])]
+    graph = net.graph(net.op("mul", net.op("mul", sums[0], sums[1]), sums[2]))
+    merged = merge_common_subexpressions(graph)
+    assert [n.attrs["axes"] for n in merged.nodes if n.op == "sum_reduce"] == [[2], [3]]
+    inputs = net.input()
+    wanted, got = CpuProgram(graph).run(inputs), CpuProgram(merged).run(inputs)
+    np.testing.assert_array_equal(got[graph.outputs[0]], wanted[graph.outputs[0]])
+
+
+def test_what_only_an_update_needs_stays():
+    net = Net(1, 4)
+    state = net.constant(np.ones((1, 4)))
+    new = net.op("add", "x", state)
+    graph = net.graph(net.op("relu", "x")).with_(updates=((state, new),))
+    kept = eliminate_dead_code(graph)
+    assert {n.op for n in kept.nodes} == {"add", "relu"} and state in kept.constants
+    without = eliminate_dead_code(graph.with_(updates=()))
+    assert {n.op for n in without.nodes} == {"relu"} and state not in without.constants
+
+
+def test_two_transposes_are_one_in_their_order():
+    """Turns of three axes, which do not commute: neither is the other's inverse."""
+    net = Net(2, 3, 4, 5)
+    h = net.op("transpose", net.op("transpose", "x", axes=[1, 2, 0]), axes=[0, 2, 3, 1])
+    graph, inputs = net.graph(h), net.input()
+    (node_,) = bypass(graph).nodes
+    assert node_.attrs["axes"] == [1, 0, 3, 2]
+    np.testing.assert_array_equal(CpuProgram(bypass(graph)).run(inputs)[h],
+                                  CpuProgram(graph).run(inputs)[h])  # fmt: skip
 
 
 def test_every_stage_gives_equal_results():

@@ -134,6 +134,17 @@ def test_nobody_starves_for_an_hour():
     assert sum(j.state == "done" for j in by_name["greedy"]) >= 1000
 
 
+def test_a_job_without_a_deadline_gets_a_slice_beside_one_that_can_be_held():
+    urgent, humble = network("urgent", 4000.0), network("humble", 1.0)
+    loop = Loop(urgent, humble)
+    held = loop.submit(urgent, deadline_ms=60_000)
+    job = loop.submit(humble)
+    loop.frames(25)
+    assert job.progress == 0 and held.progress > 0
+    loop.frames(10)
+    assert job.state == "done" and held.laxity_ms(loop.clock.now_ms(), loop.scheduler.rate) > 0
+
+
 def test_an_overdue_job_has_no_claim_but_its_share():
     late, fine = network("late", 200.0), network("fine", 30.0)
     loop = Loop(late, fine)

@@ -1,0 +1,155 @@
+"""Plants faults into a copy of the tree, one at a time: the tests that should notice must fail.
+
+    python -m tests.plant                  # all of tests/faults.py; exit code 1 if one survives
+    python -m tests.plant pool readback    # those with one of these words in their names
+    python -m tests.plant --jobs 2         # as many copies at a time
+    python -m tests.plant --tests tests/gpu/test_session.py    # these tests for every fault
+
+A fault that makes the tests fail to start, or that the tests notice without it too, proves nothing
+and counts as surviving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.faults import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parent.parent
+#: a test that does not end by then has not said what is wrong
+SECONDS = 180
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "dist", "shared")
+_PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-p", "no:cacheprovider")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``test`` is the first that failed; ``why`` says why the fault counts as surviving."""
+
+    fault: Fault
+    seconds: float
+    test: str = ""
+    why: str = ""
+
+
+def places(fault: Fault, root: Path = ROOT) -> int:
+    """How often the text that the fault replaces stands in its file: once, or it does not fit."""
+    return (root / fault.file).read_text(encoding="utf-8").count(fault.old)
+
+
+@contextmanager
+def planted(fault: Fault, root: Path) -> Iterator[None]:
+    """The tree with the fault in it."""
+    file = root / fault.file
+    before, stamp = file.read_text(encoding="utf-8"), file.stat().st_mtime
+    # compiled Python is told apart by size and time: every text has a time of its own
+    try:
+        file.write_text(before.replace(fault.old, fault.new), encoding="utf-8")
+        os.utime(file, (stamp + 7, stamp + 7))
+        yield
+    finally:
+        file.write_text(before, encoding="utf-8")
+        os.utime(file, (stamp, stamp))
+
+
+def run(tests: Sequence[str], root: Path) -> tuple[int, list[str], str]:
+    """Exit code, failed tests and last lines of a run in that tree."""
+    try:
+        done = subprocess.run(
+            [*_PYTEST, *tests], cwd=root, capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return -1, [], f"not done after {SECONDS} s"
+    return done.returncode, _FAILED.findall(done.stdout), (done.stdout + done.stderr)[-1500:]
+
+
+def judge(fault: Fault, root: Path, tests: Sequence[str] = ()) -> Outcome:
+    """Whether the tests notice the fault."""
+    start = time.monotonic()
+    if (count := places(fault, root)) != 1:
+        return Outcome(fault, 0.0, why=f"its text stands {count} times in {fault.file}")
+    with planted(fault, root):
+        code, failed, said = run(tests or shlex.split(fault.tests), root)
+    spent = time.monotonic() - start
+    if code == 1 and failed:
+        return Outcome(fault, spent, failed[0])
+    why = "no test fails" if code == 0 else f"the tests do not run (exit code {code}):\n{said}"
+    return Outcome(fault, spent, why=why)
+
+
+@contextmanager
+def copies(count: int) -> Iterator[SimpleQueue[Path]]:
+    """Trees to plant in."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="cml-plant-") as folder:
+        for i in range(count):
+            shutil.copytree(ROOT, Path(folder, str(i)), ignore=_LEFT_OUT)
+            free.put(Path(folder, str(i)))
+        yield free
+
+
+def campaign(faults: Sequence[Fault], jobs: int, tests: Sequence[str] = ()) -> list[Outcome]:
+    """All of them; those that are noticed without the fault too are counted as surviving."""
+    with copies(jobs) as free, ThreadPoolExecutor(jobs) as pool:
+
+        def one(fault: Fault) -> Outcome:
+            tree = free.get()
+            try:
+                outcome = judge(fault, tree, tests)
+            finally:
+                free.put(tree)
+            print(_line(outcome), flush=True)
+            return outcome
+
+        outcomes = list(pool.map(one, faults))
+        tree = free.get()
+        failing = sorted({o.test for o in outcomes if o.test})
+        _, wrong, _ = run([*failing, "--maxfail=1000"], tree) if failing else (0, [], "")
+    return [
+        Outcome(o.fault, o.seconds, why=f"{o.test} fails without it too") if o.test in wrong else o
+        for o in outcomes
+    ]
+
+
+def _line(o: Outcome) -> str:
+    return f"{o.seconds:5.1f} s  {'noticed ' if o.test else 'SURVIVES'}  {o.fault.name}: " + (
+        o.test or o.why
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("words", nargs="*", help="only faults with one of these in their names")
+    parser.add_argument("--jobs", type=int, default=1, help="copies of the tree at a time")
+    parser.add_argument("--tests", default="", help="pytest's arguments, instead of each fault's")
+    parser.add_argument("--list", action="store_true", help="print the faults and plant none")
+    a = parser.parse_args(arguments)
+    faults = [f for f in FAULTS if not a.words or any(w in f.name for w in a.words)]
+    if a.list:
+        print("\n".join(f"{f.name}  ({f.file}; {f.tests})" for f in faults))
+        return 0
+    outcomes = campaign(faults, a.jobs, shlex.split(a.tests))
+    survivors = [o for o in outcomes if not o.test]
+    print(f"{len(faults) - len(survivors)} of {len(faults)} faults noticed")
+    for o in survivors:
+        print(f"SURVIVES  {o.fault.name} ({o.fault.file}): {o.why}")
+    return int(bool(survivors) or not faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
