@@ -49,9 +49,10 @@ def test_what_is_no_fault_survives(tree, monkeypatch):
     assert plant.main([]) == 1 and plant.main(["no such name"]) == 1
 
 
-def test_what_does_not_start_or_fit_proves_nothing(tree):
-    broken = Fault("b", "cml_engine/report/compare.py", "import numpy as np", "import", COMPARE)
-    assert "do not run" in plant.judge(broken, tree).why
+def test_what_does_not_start_or_fit_proves_nothing(tree, monkeypatch):
+    fault = next(f for f in FAULTS if f.name.startswith("compare: whole numbers"))
+    monkeypatch.setattr(plant, "run", lambda tests, root: (2, [], "SyntaxError"))
+    assert "do not run" in plant.judge(fault, tree).why
     gone = Fault("g", "cml_engine/report/compare.py", "not there", "", COMPARE)
     assert "stands 0 times" in plant.judge(gone, tree).why
 
