@@ -18,9 +18,8 @@ from cml_engine.nnef.values import TensorRef, Value, describe, kind_of
 #: ``infer(node, facts)`` gives the facts of a node's outputs.
 Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
 
-#: Tensors that one call may give, and nodes that one model may have.
-MAX_RESULTS = 100_000
-MAX_NODES = 1_000_000
+#: Tensors that one operator may take, and that all operators of a model together may give.
+MAX_TENSORS = 100_000
 
 _INT32 = 2**31
 
@@ -36,6 +35,7 @@ class NodeBuilder:
         self.sources: dict[str, Source] = {}
         self._taken: set[str] = set()
         self._counters: dict[str, int] = {}
+        self._made = 0
 
     # -- names ----------------------------------------------------------------------------------
 
@@ -114,9 +114,14 @@ class NodeBuilder:
         return [self.tensor(value, site).name]
 
     def _add(self, node: Node, site: Site) -> None:
-        if len(self.nodes) >= MAX_NODES:
-            message = f"more than {MAX_NODES:,} operators: a fragment multiplies itself without end"
-            raise site.error(ModelError, message)
+        self._made += len(node.outputs)
+        for count, what in ((self._made, "tensors"), (len(node.inputs), f"inputs of {node.op}")):
+            if count > MAX_TENSORS:
+                message = (
+                    f"more than {MAX_TENSORS:,} {what}: a fragment or a comprehension multiplies "
+                    "itself, or the model is too large for this engine"
+                )
+                raise site.error(ModelError, message)
         self.nodes.append(node)
         self._infer_facts(node)
 
@@ -162,8 +167,8 @@ class NodeBuilder:
             message = f"{sig.name} gives {count} tensors, but the left side names {wanted}"
             raise site.error(ShapeError, message)
         found = count if count is not None else wanted or 0
-        if not 0 <= found <= MAX_RESULTS:
-            message = f"{sig.name} would give {found:,} tensors: wanted 0 to {MAX_RESULTS:,}"
+        if not 0 <= found <= MAX_TENSORS:
+            message = f"{sig.name} would give {found:,} tensors: wanted 0 to {MAX_TENSORS:,}"
             raise site.error(ShapeError, message)
         return found
 

@@ -9,7 +9,7 @@ import pytest
 
 from cml_engine.errors import CmlError, ModelError
 from cml_engine.graph import Graph
-from cml_engine.nnef import evaluate
+from cml_engine.nnef import evaluate, nodes
 
 Load = Callable[..., Graph]
 
@@ -100,6 +100,26 @@ def test_no_text_takes_unbounded_time_or_memory(load_body: Load, body: str) -> N
     with pytest.raises(CmlError):
         load_body(body)
     assert time.perf_counter() - start < 15
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("a = [for i in range_of([0] * 900000) yield relu(x)]; y = relu(x);", "tensors"),
+        ("y = concat([for i in range_of([0] * 900000) yield x], axis = 0);", "inputs of concat"),
+        ("a = copy_n(x, times = 60000); b = copy_n(x, times = 60000); y = relu(x);", "tensors"),
+    ],
+)
+def test_models_of_too_many_tensors_are_stopped(
+    load_body: Load, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    """At the limit that is stated, which is lower here: a comprehension is taken apart item by
+    item, as many as there are."""
+    assert nodes.MAX_TENSORS == 100_000
+    monkeypatch.setattr(nodes, "MAX_TENSORS", 1_000)
+    small = body.replace("900000", "1001").replace("60000", "600")
+    with pytest.raises(ModelError, match=f"7:.*more than 1,000 {message}"):
+        load_body(small)
 
 
 def test_fragments_that_double_are_stopped(
