@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,10 +19,12 @@ from cml_engine.cli_common import (
     progress,
     storage_of,
 )
-from cml_engine.cli_options import add_options, milliseconds, positive
-from cml_engine.errors import CmlError, InputError
+from cml_engine.cli_errors import exit_code
+from cml_engine.cli_options import Parser, add_options, number
+from cml_engine.errors import InputError
 from cml_engine.loading import load, save_checked
 from cml_engine.plugins import load_entry_points, load_file
+from cml_engine.ranges import BUDGET_MS, SEED, SPEED, TIMES
 from cml_engine.session import Session, check_inputs, random_inputs
 
 if TYPE_CHECKING:
@@ -40,28 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code and never raises for bad input."""
     arguments = _parser().parse_args(argv)
     warnings.showwarning = _notice
-    try:
-        for file in getattr(arguments, "ops", ()):
-            load_file(file)
-        return int(arguments.command(arguments) or 0)
-    except CmlError as error:
-        print(f"cml: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("cml: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of a pipe has gone: nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        if os.environ.get("CML_DEBUG"):
-            raise
-        print(
-            f"cml: internal error: {type(error).__name__}: {error}\n"
-            "This is a fault of cml, not of the model: please report it. CML_DEBUG=1 shows where.",
-            file=sys.stderr,
-        )
-        return 1
+    return exit_code(lambda: _started(arguments))
+
+
+def _started(a: argparse.Namespace) -> int:
+    for file in getattr(a, "ops", ()):
+        load_file(file)
+    return int(a.command(a) or 0)
 
 
 def _run(a: argparse.Namespace) -> int:
@@ -214,7 +200,7 @@ def _notice(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="cml", description="Run, rank and check NNEF networks on the GPU or the CPU."
     )
     parser.add_argument("--version", action="version", version=f"cml {__version__}")
@@ -232,12 +218,12 @@ def _parser() -> argparse.ArgumentParser:
     add_options(sub, "model", "half", "json")
     sub.add_argument("--plan", action="store_true", help="list every dispatch")
     sub.add_argument(
-        "--budget-ms", type=milliseconds, metavar="MS", help="how a run in frames would go"
+        "--budget-ms", type=number(BUDGET_MS), metavar="MS", help="how a run in frames would go"
     )
     add_options(sub, "frame")
     sub = command("rank", _rank, "Which operators the time goes to.")
     add_options(sub, "model", "backend", "half", "json", "dump")
-    sub.add_argument("--runs", type=positive, default=10)
+    sub.add_argument("--runs", type=number(TIMES), default=10)
     sub.add_argument("--csv", action="store_true")
     sub.add_argument(
         "--stub", metavar="NAME", help="whole runs without that operator against runs with it"
@@ -246,21 +232,23 @@ def _parser() -> argparse.ArgumentParser:
     _tune_options(command("tune", _tune, text))
     sub = command("validate", _validate, "Check the GPU against NumPy, operator by operator.")
     add_options(sub, "model", "inputs", "half", "dump")
-    sub.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    sub.add_argument("--seed", type=number(SEED), default=0, help="of the random inputs")
     add_options(command("ops", _ops, "Every operator, and how each backend runs it."), "ops")
     sub = command(
         "frames", _in_frames("frames"), "The model in frames: is the budget kept, and used?"
     )
     add_options(sub, "model", "inputs", "half", "budget", "frame", "json")
-    sub.add_argument("--frames", type=positive, default=600, help="of ours, full ones")
-    sub.add_argument("--layers", type=positive, default=4, help="of the usual way beside it")
+    sub.add_argument("--frames", type=number(TIMES), default=600, help="of ours, full ones")
+    sub.add_argument("--layers", type=number(TIMES), default=4, help="of the usual way beside it")
     sub = command("trace", _in_frames("trace"), "Write a trace of frames and slices for Perfetto.")
     add_options(sub, "model", "inputs", "half", "budget", "frame")
     sub.add_argument("-o", "--output", default="trace.json", metavar="FILE")
-    sub.add_argument("--runs", type=positive, default=3)
+    sub.add_argument("--runs", type=number(TIMES), default=3)
     sub = command("simulate", _in_frames("simulate"), "Policies compared, on a device on paper.")
     add_options(sub, "model", "half", "budget", "frame")
-    sub.add_argument("--speed", type=float, default=1.0, help="of this device, 0.1 is a tenth")
+    sub.add_argument(
+        "--speed", type=number(SPEED), default=1.0, help="of this device, 0.1 is a tenth"
+    )
     sub.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
     text = "Turn a model of another format into an NNEF folder."
     _convert_options(command("convert", _convert, text))
@@ -269,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _tune_options(sub: argparse.ArgumentParser) -> None:
     add_options(sub, "model", "half", "json")
-    sub.add_argument("--rounds", type=positive, default=30, help="for each option")
+    sub.add_argument("--rounds", type=number(TIMES), default=30, help="for each option")
     sub.add_argument("--dry-run", action="store_true", help="measure, and write nothing")
 
 

@@ -14,6 +14,7 @@ from cml_engine.errors import InputError
 from cml_engine.graph import Fact, Graph
 from cml_engine.loading import load
 from cml_engine.passes.choose_storage import Storage
+from cml_engine.ranges import EXTENT
 from cml_engine.session import CompileOptions
 
 T = TypeVar("T")
@@ -40,12 +41,9 @@ def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
 def one_shape(text: str) -> tuple[int, ...]:
     """``1,3,64,64`` as numbers; nothing is the shape of a single number."""
     try:
-        shape = tuple(int(extent) for extent in text.split(",")) if text else ()
-    except ValueError:
-        raise InputError(f"--shape '{text}': wanted integers, as in 1,3,64,64") from None
-    if any(extent < 1 for extent in shape):
-        raise InputError(f"--shape '{text}': every extent must be at least 1")
-    return shape
+        return tuple(EXTENT.parse(extent) for extent in text.split(",")) if text else ()
+    except InputError as error:
+        raise InputError(f"--shape '{text}': {error.message}; write it as 1,3,64,64") from None
 
 
 def compile_options(a: argparse.Namespace) -> CompileOptions:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from cml_engine.errors import InputError
+from cml_engine.ranges import BUDGET_MS, FRAME_MS, Real, Whole
 
 
-def milliseconds(text: str) -> float:
-    """A number greater than 0."""
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"wanted milliseconds greater than 0, got {text}")
-    return value
+def number(wanted: Whole | Real) -> Callable[[str], float]:
+    """A type of argparse's: a number in that range."""
+
+    def parse(text: str) -> float:
+        try:
+            return wanted.parse(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(error.message) from None
+
+    return parse
 
 
-def positive(text: str) -> int:
-    """An integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"wanted at least 1, got {value}")
-    return value
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"cml: error: {message}; see '{self.prog} --help'\n")
 
 
 #: options that several commands share: name or flags, and what argparse is told of them
@@ -35,8 +42,8 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "help": "keep feature maps and weights in 16 bits on the GPU (docs/half.md)",
         },
     ),
-    "budget": (("--budget-ms",), {"type": milliseconds, "default": 4.0, "metavar": "MS"}),
-    "frame": (("--frame-ms",), {"type": milliseconds, "default": 1000 / 60, "metavar": "MS"}),
+    "budget": (("--budget-ms",), {"type": number(BUDGET_MS), "default": 4.0, "metavar": "MS"}),
+    "frame": (("--frame-ms",), {"type": number(FRAME_MS), "default": 1000 / 60, "metavar": "MS"}),
     "ops": (
         ("--ops",),
         {

@@ -19,6 +19,7 @@ from cml_engine.passes import optimize
 from cml_engine.passes.choose_storage import Storage, layouts_for
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.plan import Plan
+from cml_engine.ranges import SEED, TIMES
 from cml_engine.report.rank import OpTime, RankReport
 from cml_engine.report.stub import StubReport, check_stub, time_in_turns
 from cml_engine.tuning.tables import table_for
@@ -138,6 +139,7 @@ class Session:
     def rank(self, inputs: Mapping[str, Array] | None = None, *, runs: int = 10) -> RankReport:
         """Time per operator over ``runs`` runs, after one that is not counted. Without ``inputs``
         random ones are used. ``str()`` of the report is the table."""
+        TIMES.check(runs, "runs")
         arrays = check_inputs(self.inputs, inputs or random_inputs(self.inputs))
         if self.gpu is None:
             return self._rank_cpu(arrays, runs)
@@ -150,6 +152,7 @@ class Session:
         as many with one that does nothing in its place, in turns. The GPU only."""
         if self.gpu is None:
             raise InputError("an operator can be replaced by a stub on the GPU only")
+        TIMES.check(runs, "runs")
         check_stub(self.graph, operator)
         options = replace(self.options, plan=replace(self.options.plan, stub=operator))
         stubbed = Session(self.source_graph, self.gpu, options)
@@ -252,7 +255,7 @@ def _checked(name: str, fact: Fact, given: Array) -> Array:
 
 def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
     """Inputs for a measurement: uniform in [0, 1), small integers, coin flips."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(SEED.check(seed, "seed"))
     made: dict[str, Array] = {}
     for name, fact in facts.items():
         if fact.dtype == "scalar":

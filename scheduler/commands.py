@@ -6,6 +6,7 @@ one of these commands is asked for.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +99,17 @@ def frames(
         same=same, cost_model=model, progress=progress,
     )  # fmt: skip
     if costs_file:
-        model.save(costs_file)
+        _keep(model, costs_file)
     return report
+
+
+def _keep(model: CostModel, file: Path) -> None:
+    """Learned costs that cannot be kept are learned again."""
+    try:
+        model.save(file)
+    except OSError as error:
+        message = f"the learned costs are not kept: cannot write '{file}': {error.strerror}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def trace(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from scheduler.first_guess import FirstGuess
 from scheduler.tail import TailMargin
 
 _FORMAT = "cml cost table 2"
+#: what a table may say: anything else is no measurement
+_LEAST_MS, _MOST_MS, _MOST_COUNT = 1e-12, 1e12, 1e15
 #: after this many samples the newest one always weighs the same
 _MEMORY = 48
 #: numbers shipped kernel by kernel count as so many samples of how fast the device is
@@ -210,13 +213,18 @@ class CostModel:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], share: float = 0.01) -> CostModel:
         """Inverse of :meth:`to_json`; ``ValueError`` if it is something else."""
-        if data.get("format") != _FORMAT:
+        from cml_engine.json_files import finite
+
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ValueError(f"not a cost table (wanted format '{_FORMAT}')")
-        model = cls(share, FirstGuess.from_json(data["guess"]))
-        model._unknown = math.log(float(data["unknown_ratio"]))
-        model._unknown_samples = int(data["unknown_samples"])
-        for key, rows in data["steps"].items():
-            model._curves[key] = _curve_of(rows)
+        try:
+            model = cls(share, FirstGuess.from_json(data["guess"]))
+            model._unknown = math.log(finite(data["unknown_ratio"], _LEAST_MS, _MOST_MS))
+            model._unknown_samples = int(finite(data["unknown_samples"], 0, _MOST_COUNT))
+            for key, rows in data["steps"].items():
+                model._curves[key] = _curve_of(rows)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a cost table: {error!r}") from error
         return model
 
     def save(self, path: Path) -> None:
@@ -227,17 +235,33 @@ class CostModel:
 
     @classmethod
     def load(cls, path: Path, share: float = 0.01, guess: FirstGuess | None = None) -> CostModel:
-        """The table in that file, or an empty one with that first guess where there is none that
-        can be read."""
+        """The table in that file, or an empty one with that first guess where there is none. One
+        that cannot be used is named in a warning."""
+        from cml_engine.json_files import read_json
+
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")), share)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return cls(share, guess)
+            return cls.from_json(read_json(path), share)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except (OSError, ValueError) as error:
+            warnings.warn(
+                f"the learned costs in '{path}' are ignored: {error}. They are learned again",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return cls(share, guess)
 
 
-def _curve_of(rows: Iterable[Sequence[float]]) -> _Curve:
+def _curve_of(rows: Iterable[Sequence[Any]]) -> _Curve:
+    from cml_engine.json_files import finite
+
     curve = _Curve()
     for count, ms, samples, spread in rows:
-        point = _Point(math.log(count), math.log(ms), int(samples), float(spread))
+        point = _Point(
+            math.log(finite(count, 1 - 1e-9, _MOST_COUNT)),
+            math.log(finite(ms, _LEAST_MS, _MOST_MS)),
+            int(finite(samples, 1, _MOST_COUNT)),
+            finite(spread, 0, _MOST_MS),
+        )
         curve.points[_bucket(max(1, round(count)))] = point
     return curve

@@ -18,6 +18,8 @@ from typing import Any
 
 from scheduler.executor import StepCost
 
+#: what is divided by is not less
+_LEAST = 1e-9
 _DEFAULTS = Path(__file__).with_name("defaults")
 
 
@@ -47,16 +49,18 @@ class FirstGuess:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FirstGuess:
         """Of a shipped file or of :meth:`to_json`; ``ValueError`` where numbers are missing."""
+        from cml_engine.json_files import finite
+
         try:
             return cls(
-                float(data["flops_per_ms"]),
-                float(data["bytes_per_ms"]),
-                float(data["launch_ms"]),
-                {str(key): float(value) for key, value in data["kernels"].items()},
+                finite(data["flops_per_ms"], _LEAST),
+                finite(data["bytes_per_ms"], _LEAST),
+                finite(data["launch_ms"], 0),
+                {key: finite(value, _LEAST) for key, value in data["kernels"].items()},
                 str(data["source"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a device's first guess: {error!r} in {dict(data)}") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"not a device's first guess: {error!r}") from error
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

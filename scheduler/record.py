@@ -42,9 +42,17 @@ class Recording:
     @classmethod
     def load(cls, path: Path) -> Recording:
         """Inverse of :meth:`save`; ``ValueError`` for another file."""
-        data = json.loads(path.read_text(encoding="utf-8"))
+        from cml_engine.json_files import read_json
+
+        try:
+            data = read_json(path)
+        except ValueError as error:
+            raise ValueError(f"'{path}' is not a recording: {error}") from None
         if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
             raise ValueError(f"'{path}' is not a recording (wanted format '{_FORMAT}')")
+        kinds = {key: type(value) for key, value in asdict(cls()).items()}
+        if not all(isinstance(value, kinds.get(key, ())) for key, value in data.items()):
+            raise ValueError(f"'{path}' is not a recording: wanted {', '.join(kinds)}")
         return cls(**data)
 
 

@@ -16,8 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cml_engine.atomic_write import write_atomically
+from cml_engine.atomic_write import check_writable, write_atomically
+from cml_engine.errors import InputError
 from cml_engine.folders import tuning_file
+from cml_engine.json_files import finite, parse_json, read_json
 from cml_engine.ops.choice import NO_VARIANTS, Pick, VariantTable
 
 FORMAT = "cml variant table 1"
@@ -59,11 +61,11 @@ class Record:
     def from_json(cls, key: str, data: Mapping[str, Any]) -> Record:
         """Inverse of :meth:`to_json`; ``ValueError`` if it is something else."""
         try:
-            ms = {str(name): float(value) for name, value in data["ms"].items()}
+            ms = {name: finite(value, 0) for name, value in data["ms"].items()}
             default, chosen = str(data["default"]), str(data["chosen"])
-            ratio, rounds = float(data["ratio"]), int(data["rounds"])
+            ratio, rounds = finite(data["ratio"], 0), int(finite(data["rounds"], 0))
             source = str(data["source"])
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"choice '{key}' is no measurement: {error!r}") from error
         if chosen not in ms:
             raise ValueError(f"choice '{key}': '{chosen}' was chosen and not measured")
@@ -110,9 +112,21 @@ def save(device: str, records: Iterable[Record]) -> Path:
     return file
 
 
+def check_place(device: str) -> None:
+    """:class:`InputError` where the device's table cannot be written, before it is measured."""
+    file = tuning_file(device)
+    try:
+        check_writable(file)
+    except OSError as error:
+        raise InputError(f"cannot write the table '{file}': {error.strerror}") from None
+
+
 def records_in(text: str) -> dict[str, Record]:
     """The records of a table's text; ``ValueError`` where it is none."""
-    data = json.loads(text)
+    return _records_of(parse_json(text))
+
+
+def _records_of(data: Any) -> dict[str, Record]:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"its format is not '{FORMAT}'")
     choices = data.get("choices")
@@ -123,16 +137,13 @@ def records_in(text: str) -> dict[str, Record]:
 
 def _read_or_warn(file: Path, device: str) -> dict[str, Record]:
     try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeError) as error:
-        return _ignored(file, str(error))
-    try:
-        records = records_in(text)
-        if (of := json.loads(text).get("device")) != device:
+        data = read_json(file)
+        records = _records_of(data)
+        if (of := data.get("device")) != device:
             raise ValueError(f"it was measured on '{of}', this is '{device}'")
-    except ValueError as error:
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
         return _ignored(file, str(error))
     return records
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cml_engine.errors import CmlError
 from cml_engine.plan import Plan
+from cml_engine.ranges import TIMES
 from cml_engine.report.stub import time_in_turns
 from cml_engine.tuning import tables
 from cml_engine.tuning.bench import Bench, Candidate
@@ -37,7 +38,10 @@ def tune(
     """
     from cml_engine.gpu.timers import PassTimer
 
+    TIMES.check(rounds, "rounds")
     bench = Bench(session)
+    if not dry_run:
+        tables.check_place(bench.device)
     measured = []
     for done, candidate in enumerate(bench.candidates):
         trial = _decide(bench, candidate, rounds)

@@ -6,11 +6,13 @@ import warnings
 
 import pytest
 
+from cml_engine.errors import InputError
 from cml_engine.folders import tuning_file
 from cml_engine.ops.choice import Pick, VariantTable, about
 from cml_engine.tuning import tables
 from cml_engine.tuning.tables import Record, records_in, save, table_for
 from cml_engine.tuning.trial import Trial
+from tests import hostile_json
 
 DEVICE = "some GPU (driver 1.2)"
 RECORD = Record("conv 3x3", "a", "b", {"a": 2.0, "b": 1.0}, 0.5, 9, "net, conv 'y'")
@@ -159,6 +161,29 @@ def test_a_bad_table_is_ignored_and_named(kind):
     with warnings.catch_warnings():  # and it is not read a second time
         warnings.simplefilter("error")
         table_for(DEVICE)
+
+
+def test_no_content_of_a_table_is_more_than_a_warning():
+    good = {"format": tables.FORMAT, "device": DEVICE, "choices": {"k": RECORD.to_json()}}
+    refused = 0
+    for text in hostile_json.texts(good):
+        tuning_file(DEVICE).write_text(text)
+        tables._read_tables.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            table = table_for(DEVICE)
+        assert table.name_for("k", ("a", "b"), "a") in ("a", "b")
+        if caught:
+            assert "is ignored" in str(caught[0].message) and len(table) == 0
+        refused += len(caught)
+    assert refused > 50
+
+
+def test_a_table_that_cannot_be_written_is_told_before_it_is_measured(folder):
+    tables.check_place(DEVICE)
+    tuning_file(DEVICE).mkdir()
+    with pytest.raises(InputError, match="cannot write the table .*some-gpu.*Is a directory"):
+        tables.check_place(DEVICE)
 
 
 def test_a_pick_holds_only_against_the_default_that_it_beat():

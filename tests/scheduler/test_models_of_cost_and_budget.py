@@ -1,10 +1,14 @@
 """The cost model as a file, the spare budget's law, and clocks."""
 
+import warnings
+
 import pytest
 
+from cml_engine import json_files
 from cml_engine.errors import InputError
 from scheduler import CostModel, SpareBudget, VirtualClock
 from scheduler.sim_device import SimStep
+from tests import hostile_json
 
 
 def taught():
@@ -43,12 +47,39 @@ def test_the_table_survives_the_file(tmp_path):
     assert again.samples(step.key) == model.samples(step.key)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": "other"}', "\0\0"])
-def test_a_file_that_is_no_table_is_as_none(tmp_path, text):
+def test_a_file_that_is_no_table_is_as_none_and_named(tmp_path):
+    model, step = taught()
     file = tmp_path / "t.json"
-    file.write_text(text)
-    assert CostModel.load(file).samples("conv k") == 0
-    assert CostModel.load(tmp_path / "missing.json").samples("conv k") == 0
+    refused = 0
+    for text in hostile_json.texts(model.to_json()):
+        file.write_text(text)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = CostModel.load(file)
+        for message in caught:
+            assert f"'{file}' are ignored: " in str(message.message)
+            assert found.samples(step.key) == 0
+        refused += len(caught)
+        for count in (1, 64):
+            assert 0 <= found.predict_ms(step, count) < 1e15
+        assert 0 <= found.groups_within(step, 64, 1.0) <= 64
+        found.learn([(step, 64)], 1.0)
+    assert refused > 100
+
+
+def test_a_file_that_is_not_there_is_no_fault(tmp_path):
+    for missing in (tmp_path / "no.json", tmp_path / "no" / "no.json"):
+        assert CostModel.load(missing).samples("conv k") == 0
+    (tmp_path / "file").write_text("")
+    assert CostModel.load(tmp_path / "file" / "no.json").samples("conv k") == 0
+
+
+def test_a_file_without_end_is_not_read(tmp_path, monkeypatch):
+    model, _ = taught()
+    model.save(tmp_path / "t.json")
+    monkeypatch.setattr(json_files, "MAX_BYTES", 100)
+    with pytest.warns(RuntimeWarning, match="it is larger than"):
+        CostModel.load(tmp_path / "t.json")
 
 
 def test_one_wild_sample_moves_little():

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from scheduler import FrameScheduler, VirtualClock
-from scheduler.record import Recording, decisions_of
+from scheduler.record import _FORMAT, Recording, decisions_of
 from scheduler.replay import replay
 from scheduler.sim_device import Noise, SimGpu, SimNetwork, SimStep
 from scheduler.trace import trace_events, write_trace
+from tests import hostile_json
 
 
 def network(name, groups=50, ms=0.05, steps=5):
@@ -69,6 +70,12 @@ def test_another_file_is_no_recording(tmp_path):
     file.write_text('{"format": "other"}')
     with pytest.raises(ValueError, match="not a recording"):
         Recording.load(file)
+    more = json.dumps({"format": _FORMAT, "more": 1})
+    kinds = json.dumps({"format": _FORMAT, "events": {}})
+    for text in (more, kinds, *hostile_json.texts({})):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"x\.json' is not a recording"):
+            Recording.load(file)
 
 
 def test_recording_starts_before_the_first_job():

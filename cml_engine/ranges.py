@@ -1,0 +1,86 @@
+"""Numbers that callers give: whole or not, and from where to where.
+
+One rule for the command line, which parses text, and for functions, which get numbers. Neither
+takes nan or infinity, which compare with nothing and of which loops end never.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from cml_engine.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Whole numbers of ``low`` to ``high``."""
+
+    low: int
+    high: int
+
+    def parse(self, text: str) -> int:
+        """The number that a text is; :class:`InputError` says what is wanted."""
+        try:
+            return self.check(int(text))
+        except ValueError:
+            raise self._wanted(text) from None
+
+    def check(self, value: Any, what: str = "") -> int:
+        """``value``, if it is such a number; ``what`` it is begins the message."""
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise self._wanted(value, what) from None
+        if not self.low <= number <= self.high:
+            raise self._wanted(value, what)
+        return number
+
+    def _wanted(self, got: Any, what: str = "") -> InputError:
+        return _wanted(f"a whole number of {self.low:,} to {self.high:,}", got, what)
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """Finite numbers of ``low`` to ``high``, of that ``unit``."""
+
+    low: float
+    high: float
+    unit: str = ""
+
+    def parse(self, text: str) -> float:
+        """The number that a text is; :class:`InputError` says what is wanted."""
+        try:
+            return self.check(float(text))
+        except ValueError:
+            raise self._wanted(text) from None
+
+    def check(self, value: Any, what: str = "") -> float:
+        """``value``, if it is such a number; ``what`` it is begins the message."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise self._wanted(value, what) from None
+        if isinstance(value, str) or not self.low <= number <= self.high:  # nan is neither
+            raise self._wanted(value, what)
+        return number
+
+    def _wanted(self, got: Any, what: str = "") -> InputError:
+        kind = f"{self.unit} of" if self.unit else "a number of"
+        return _wanted(f"{kind} {self.low:,} to {self.high:,}", got, what)
+
+
+def _wanted(wanted: str, got: Any, what: str) -> InputError:
+    shown = str(got) if len(str(got)) <= 40 else f"{str(got)[:40]}…"
+    return InputError(f"{what}: wanted {wanted}, got {shown}".removeprefix(": "))
+
+
+#: how often something is measured, or how many frames it is watched
+TIMES = Whole(1, 1_000_000)
+SEED = Whole(0, 2**64 - 1)
+BUDGET_MS = Real(0.001, 60_000, "milliseconds")
+FRAME_MS = Real(0.1, 60_000, "milliseconds")
+#: of a device on paper, against this one
+SPEED = Real(0.001, 1000)
+EXTENT = Whole(1, 2**31 - 1)

@@ -1,0 +1,199 @@
+"""How commands end: every kind of fault at every command, every number out of range."""
+
+import argparse
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine import cli, ranges
+from cml_engine.errors import InputError, InternalError
+from tests.models import write_model
+
+ROOT = Path(__file__).parents[2]
+
+SMALL = """version 1.0;
+graph small(x) -> (y)
+{
+    x = external<scalar>(shape = [1, 3, 4, 4]);
+    y = relu(x);
+}
+"""
+#: a fault is planted where each command asks for what it works on
+PLACES = {
+    "run": "cml_engine.cli_common.load",
+    "info": "cml_engine.cli_common.load",
+    "rank": "cml_engine.cli_common.load",
+    "tune": "cml_engine.cli_common.load",
+    "validate": "cml_engine.cli_common.load",
+    "frames": "cml_engine.cli_common.load",
+    "trace": "cml_engine.cli_common.load",
+    "simulate": "cml_engine.cli_common.load",
+    "ops": "cml_engine.report.operators.operator_table",
+    "convert": "cml_engine.convert.convert",
+}
+REPORT = "please report it"
+FAULTS = [
+    (InputError("the input is too long"), 2, "error: the input is too long"),
+    (cml.ModelError("no line 7"), 2, "error: no line 7"),
+    (cml.DeviceError("no GPU"), 2, "error: no GPU"),
+    (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 2, "'/x/y': No space left on"),
+    (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 2, "'/x/y': Permission denied"),
+    (IsADirectoryError(errno.EISDIR, "Is a directory", "/x/y"), 2, "'/x/y': Is a directory"),
+    (OSError("no such device"), 2, "error: no such device"),
+    (MemoryError("40 GiB"), 2, "not enough memory (40 GiB): close other programs"),
+    (MemoryError(), 2, "not enough memory: close other programs"),
+    (InternalError("the plan overlaps"), 1, REPORT),
+    (ZeroDivisionError("division by zero"), 1, REPORT),
+    (RecursionError("too deep"), 1, REPORT),
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (BrokenPipeError(errno.EPIPE, "Broken pipe"), 0, ""),
+]
+
+
+def commands():
+    """The parser of every command by its name."""
+    (action,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return action.choices
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_model(tmp_path / "small", SMALL)
+
+
+def arguments(command, model):
+    """What the command needs at least."""
+    return {
+        "run": ["run", str(model), "-i", "x=x.npy"],
+        "ops": ["ops"],
+        "convert": ["convert", "x.param", "out"],
+    }.get(command, [command, str(model)])
+
+
+def end(capsys, argv):
+    """Exit code, standard output and error."""
+    try:
+        code = cli.main(argv)
+    except SystemExit as left:
+        code = left.code
+    return code, *capsys.readouterr()
+
+
+def test_every_command_has_a_place():
+    assert commands().keys() == PLACES.keys()
+
+
+@pytest.mark.parametrize("command", PLACES)
+def test_every_fault_at_every_command(command, model, capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv("CML_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for fault, code, says in FAULTS:
+
+        def fail(*_, fault=fault, **__):
+            raise fault
+
+        monkeypatch.setattr(PLACES[command], fail)
+        found, out, err = end(capsys, arguments(command, model))
+        assert (found, out) == (code, ""), fault
+        assert says in err and "Traceback" not in err and bool(err) == bool(says)
+        assert (REPORT in err) == (code == 1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["small"]
+
+
+def test_faults_of_ours_are_shown_where_they_are_asked_for(model, monkeypatch):
+    monkeypatch.setenv("CML_DEBUG", "1")
+    monkeypatch.setattr("cml_engine.cli_common.load", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["info", str(model)])
+
+
+HOSTILE = ["-1", "0", "nan", "inf", "-inf", "1e999", "1e300", "9" * 30, "9" * 5000, "", "x", "0x10",
+           "1,5", "٣x"]  # fmt: skip
+
+
+def numeric_options():
+    for name, parser in commands().items():
+        for action in parser._actions:
+            if action.type is not None:
+                yield name, action.option_strings[-1]
+
+
+def test_every_number_of_every_command_is_checked(model, capsys):
+    options = list(numeric_options())
+    assert len(options) == 15
+    for command, option in options:
+        hostile = [text for text in HOSTILE if (option, text) != ("--seed", "0")]
+        for text in hostile:
+            code, out, err = end(capsys, [*arguments(command, model), f"{option}={text}"])
+            assert (code, out) == (2, ""), (command, option, text)
+            assert err.startswith(f"cml: error: argument {option}: wanted "), err
+            assert " to " in err and len(err.splitlines()) == 1 and len(err) < 200
+            assert f"see 'cml {command} --help'" in err
+
+
+@pytest.mark.parametrize("shape", ["1,3,nan,4", "0", "-1,3", "1,,3", "x", "1.5", "9" * 30])
+def test_shapes_are_numbers_too(shape, capsys):
+    code, _, err = end(capsys, ["convert", "x.param", "out", f"--shape={shape}"])
+    assert code == 2
+    assert f"--shape '{shape}': wanted a whole number of 1 to 2,147,483,647" in err
+
+
+def test_numbers_are_what_they_say():
+    assert ranges.TIMES.parse("7") == 7 and ranges.TIMES.check(np.int64(7)) == 7
+    assert ranges.SPEED.parse("1e-2") == 0.01 and ranges.SPEED.check(np.float32(2)) == 2.0
+    for value in (0, 2.5, "7", None, float("nan"), [7]):
+        with pytest.raises(InputError, match=r"^runs: wanted a whole number of 1 to 1,000,000, "):
+            ranges.TIMES.check(value, "runs")
+    for value in (0, "7", None, float("nan"), float("inf"), 10**400, [7]):
+        with pytest.raises(InputError, match="^budget: wanted milliseconds of 0.001 to 60,000"):
+            ranges.BUDGET_MS.check(value, "budget")
+
+
+def test_functions_check_their_numbers_as_commands_do(model):
+    session = cml.Session(cml.load(model), "cpu")
+    for runs in (0, -1, 1.5, float("nan"), "3"):
+        with pytest.raises(InputError, match="runs: wanted a whole number"):
+            session.rank(runs=runs)
+
+
+def test_unknown_words_are_told_in_one_line(capsys):
+    for argv in (["frobnicate"], [], ["info"], ["info", "a", "b"], ["run", "m", "--backend", "x"]):
+        code, out, err = end(capsys, argv)
+        assert (code, out) == (2, "") and err.startswith("cml: error: "), argv
+        assert len(err.splitlines()) == 1 and "--help" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["info", "ops"])
+def test_a_full_disk_behind_the_output_is_told(command, model):
+    argv = [sys.executable, "-m", "cml_engine", *arguments(command, model)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(argv, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 2
+    assert done.stderr.decode() == "cml: error: cannot write: No space left on device\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pipe of POSIX")
+def test_a_pipe_that_is_closed_is_no_fault(model):
+    reading, writing = os.pipe()
+    os.close(reading)
+    argv = [sys.executable, "-m", "cml_engine", "ops"]
+    done = subprocess.run(argv, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_output_that_cannot_be_encoded_is_no_fault(model, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((1, 3, 4, 4), np.float32))
+    files = ["-i", f"x={tmp_path}/x.npy", "-o", f"y={tmp_path}/größe.npy", "--backend", "cpu"]
+    argv = [sys.executable, "-m", "cml_engine", "run", str(model), *files]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"gr\\xf6\\xdfe.npy" in done.stdout and (tmp_path / "größe.npy").is_file()
