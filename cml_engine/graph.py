@@ -150,7 +150,8 @@ class Graph:
     pairs a variable with the tensor that becomes its value after a run (NNEF ``update``).
     ``sources`` says where an input or constant was declared. ``quantization`` holds what a
     ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
-    ``declarations`` has the fragment declarations of operators that are not NNEF's own.
+    ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
+    are lines for people: what a converter did.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Graph:
     sources: Mapping[str, Source] = field(default_factory=dict)
     quantization: Mapping[str, Attrs] = field(default_factory=dict)
     declarations: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def with_(self, **changes: Any) -> Graph:
         """A copy with some fields changed."""

@@ -67,7 +67,7 @@ def _load_onnx(
     from cml_engine.convert.onnx import load_onnx
 
     engine = Engine(infer_node, _expanded, run_node)
-    return infer_facts(load_onnx(model, engine, shapes, constants))
+    return load_onnx(model, engine, shapes, constants)
 
 
 def _expanded(text: str) -> Graph:

@@ -46,13 +46,14 @@ class ModelInfo:
     predicted_ms: float
     storage: str
     layers: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         def block(title: str, rows: dict[str, str]) -> list[str]:
             return [title] + [f"  {name:24s} {value}" for name, value in rows.items()]
 
         counts = ", ".join(f"{name} {n}" for name, n in self.operators.items())
-        lines = [f"model {self.model}"]
+        lines = [f"model {self.model}", *self.notes]
         lines += block("inputs", self.inputs) + block("outputs", self.outputs)
         lines += [
             f"operators  {sum(self.operators.values())}: {counts}",
@@ -96,6 +97,7 @@ def model_info(graph: Graph, limits: Limits | None = None, storage: Storage = "f
         predicted_ms=predicted_ms(plan),
         storage=storage,
         layers=tuple(str(step) for step in plan.steps),
+        notes=graph.notes,
     )
 
 

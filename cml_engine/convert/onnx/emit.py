@@ -108,6 +108,9 @@ class Emitter:
             new = builder.literal(array, kind) if not array.ndim else ""
             names[name] = new or builder.variable(f"{self.base}_constant", array, kind)
         for node in graph.nodes:
+            if node.op == "copy":  # an output of the text's that is another name of a tensor
+                names[node.outputs[0]] = names[node.inputs[0]]
+                continue
             for name in node.outputs:
                 names[name] = builder.name(f"{self.base}_{node.op}")
                 builder.facts[names[name]] = graph.facts[name]

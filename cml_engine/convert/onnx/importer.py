@@ -65,8 +65,27 @@ class Summary:
     """What became of the nodes, for ``cml info``."""
 
     nodes: int = 0
+    inlined: int = 0
     folded: Counter[str] = field(default_factory=Counter)
     composed: Counter[str] = field(default_factory=Counter)
+
+    def lines(self, model: Model) -> tuple[str, ...]:
+        made = f" by {model.producer}" if model.producer else ""
+        opset = f", opset {model.opsets['']}" if "" in model.opsets else ""
+        direct = self.nodes - self.folded.total() - self.composed.total()
+        inlined = f", {self.inlined} functions inlined" if self.inlined else ""
+        return (
+            f"imported   from ONNX{opset}{made}: {self.nodes} nodes{inlined}",
+            f"  {direct} are one operator or none",
+            *_listed("were known and folded", self.folded),
+            *_listed("are composed of several operators", self.composed),
+        )
+
+
+def _listed(what: str, counts: Counter[str]) -> list[str]:
+    if not counts:
+        return []
+    return [f"  {counts.total()} {what}: {', '.join(f'{k} {n}' for k, n in counts.most_common())}"]
 
 
 class Importer:
@@ -94,7 +113,7 @@ class Importer:
         outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
         if len(outputs) < len(graph.outputs):
             raise ModelError(f"'{model.file}': two outputs have one name: export it again")
-        return self.emit.graph(name, outputs)
+        return self.emit.graph(name, outputs).with_(notes=self.summary.lines(model))
 
     # -- graphs ---------------------------------------------------------------------------------
 
@@ -211,6 +230,7 @@ class Importer:
         chain = (*scope.chain, node.qualified)
         if node.qualified in scope.chain or len(chain) > MAX_DEPTH:
             raise ModelError(f"functions call each other without end: {' -> '.join(chain[:8])}")
+        self.summary.inlined += 1
         values = {
             name: value
             for name, value in zip(function.inputs, inputs, strict=False)

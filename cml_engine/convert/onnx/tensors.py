@@ -38,6 +38,7 @@ _HELD_AS = {"bfloat16": "float32", "uint4": "uint8", "int4": "int8"}
 
 _EXTERNAL = 1
 _MAX_RANK = 32
+_MAX_EXTENT = 1 << 31
 
 
 def element_dtype(element: int) -> np.dtype[Any] | None:
@@ -171,7 +172,7 @@ def read_tensor(message: Message, folder: Folder) -> Tensor:
             external.update([_entry(f.nested())])
         elif f.number == 14:
             location = f.whole()
-    if len(dims) > _MAX_RANK or any(n < 0 for n in dims):
+    if len(dims) > _MAX_RANK or any(not 0 <= n < _MAX_EXTENT for n in dims):
         raise message.damaged(f"the tensor '{name}' has the shape {dims[:8]}")
     return Tensor(
         name=name,
