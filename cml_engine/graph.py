@@ -189,6 +189,11 @@ class Graph:
         return name in self.constants and all(name != variable for variable, _ in self.updates)
 
 
+def is_whole(value: Any) -> bool:
+    """Whether that is a whole number (a truth value is none)."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def unused_name(name: str, *taken: Container[str]) -> str:
     """The name, with underscores behind it until none of ``taken`` has it."""
     while any(name in names for names in taken):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError, UnsupportedOp
-from cml_engine.graph import NUMPY_DTYPE, Graph, Node
+from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops.epilogue_cpu import apply_in_place
 from cml_engine.ops.scratch import Scratch
 from cml_engine.ops.spec import Cpu, is_own, is_registered, lookup
@@ -61,7 +61,7 @@ def _call(
         # ours may leave a result in another order of memory; a game's function need not know
         arrays = [np.asarray(a, order="C") for a in arrays]
     try:
-        results = function(attrs, *arrays)
+        results: Any = function(attrs, *arrays)
     except CmlError as error:
         if error.source is None and node.source is not None:
             raise type(error)(f"{node.title}: {error.message}", node.source) from None
@@ -75,7 +75,37 @@ def _call(
         raise OperatorError(
             f"{node.title}: its cpu function failed: {said}", node.source
         ) from error
-    return [results] if isinstance(results, np.ndarray | np.generic) else list(results)
+    if isinstance(results, np.ndarray | np.generic):
+        found: list[Any] = [results]
+    else:
+        found = list(results) if isinstance(results, Iterable) else [results]
+    if spec.from_game:
+        _check_results(node, found)
+    return found
+
+
+def _check_results(node: Node, results: Sequence[Any]) -> None:
+    """A game's function may give anything."""
+    kinds = [np.asarray(r).dtype.kind if r is not None else "O" for r in results]
+    if len(results) != len(node.outputs) or not set(kinds) <= set("fiub"):
+        shown = ", ".join(type(r).__name__ for r in results)
+        raise OperatorError(
+            f"{node.title}: its cpu function gave {shown or 'nothing'}; wanted "
+            f"{len(node.outputs)} of arrays of numbers",
+            node.source,
+        )
+
+
+def as_stated(node: Node, fact: Fact, value: Any) -> Array:
+    """A result in the type that ``infer`` said, if it has the shape."""
+    if np.shape(value) != fact.shape:
+        kind = OperatorError if lookup(node.op).from_game else InternalError
+        raise kind(
+            f"{node.title}: CPU function gave the shape {list(np.shape(value))}, "
+            f"infer said {list(fact.shape)}",
+            node.source,
+        )
+    return np.asarray(value, NUMPY_DTYPE[fact.dtype])
 
 
 class CpuProgram:
@@ -107,7 +137,7 @@ class CpuProgram:
             arrays = [values[name] for name in node.reads]
             results = run_node(node, arrays, self._functions[index])
             for name, value in zip(node.outputs, results, strict=True):
-                values[name] = self._checked(node, name, value)
+                values[name] = as_stated(node, self.graph.facts[name], value)
             if watch is not None:
                 watch(node, [values[name] for name in node.outputs])
             for name in self._last_use[index]:
@@ -115,17 +145,6 @@ class CpuProgram:
         # copies: a value may be the caller's own array, or lie in memory that the next run uses
         self._state = {variable: values[value].copy() for variable, value in self.graph.updates}
         return {name: np.array(values[name], order="C") for name in self.graph.outputs}
-
-    def _checked(self, node: Node, name: str, value: Array) -> Array:
-        fact = self.graph.facts[name]
-        if np.shape(value) != fact.shape:
-            kind = OperatorError if lookup(node.op).from_game else InternalError
-            raise kind(
-                f"{node.title}: CPU function gave the shape {list(np.shape(value))}, "
-                f"infer said {list(fact.shape)}",
-                node.source,
-            )
-        return np.asarray(value, NUMPY_DTYPE[fact.dtype])
 
 
 def _prepared(graph: Graph) -> list[Cpu | None]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.backends.cpu import run_node
-from cml_engine.graph import NUMPY_DTYPE, Graph, Node
+from cml_engine.backends.cpu import as_stated, run_node
+from cml_engine.graph import Graph, Node
 from cml_engine.layout import C4H, FIXED4, to_half
 from cml_engine.ops.spec import Tolerance, lookup
 from cml_engine.passes.choose_storage import rounded_weights
@@ -52,7 +52,7 @@ def storage_errors(
         wanted = run_node(node, [exact[name] for name in node.reads])
         got = run_stored(node, graph, layouts, stored)
         for name, value, other in zip(node.outputs, wanted, got, strict=True):
-            exact[name] = np.asarray(value, NUMPY_DTYPE[graph.facts[name].dtype])
+            exact[name] = as_stated(node, graph.facts[name], value)
             stored[name] = other
             if graph.facts[name].dtype == "scalar" and exact[name].size:
                 yield difference(node, name, exact[name], other)
@@ -71,7 +71,7 @@ def run_stored(
     arrays = [rounded(values[n]) if n in weights else values[n] for n in node.reads]
     results = []
     for name, value in zip(node.outputs, run_node(node, arrays), strict=True):
-        array = np.asarray(value, NUMPY_DTYPE[graph.facts[name].dtype])
+        array = as_stated(node, graph.facts[name], value)
         results.append(rounded(array) if layouts.get(name) == C4H else array)
     return results
 

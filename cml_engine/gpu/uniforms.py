@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
+from cml_engine.errors import OperatorError
 from cml_engine.gpu.allocation import Allocation
 from cml_engine.gpu.device import SLICE_BYTES, Gpu
 from cml_engine.gpu.params import parse_params
@@ -57,7 +58,7 @@ class Uniforms:
         block = bytearray()
         self._ranges: list[tuple[int, int]] = []
         for step in plan.steps:
-            data = parse_params(step.params_layout).pack(step.params)
+            data = _packed(step)
             self._ranges.append((len(block), len(data)))
             block += data + bytes(-len(data) % align)
         self._params = _filled(plan, gpu, block or bytearray(16))
@@ -67,6 +68,13 @@ class Uniforms:
     def params_binding(self, step: Step) -> dict[str, Any]:
         """The step's parameters as a bind group's resource."""
         return self._params.binding(*self._ranges[step.index])
+
+
+def _packed(step: Step) -> bytes:
+    try:
+        return parse_params(step.params_layout).pack(step.params)
+    except (ValueError, TypeError, OverflowError) as error:  # what a lower gave
+        raise OperatorError(f"{step.title}: {error}", step.source) from error
 
 
 def _filled(plan: Plan, gpu: Gpu, data: bytearray) -> Allocation:

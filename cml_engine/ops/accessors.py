@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cml_engine.errors import DeviceError
 from cml_engine.graph import DTYPE_OF_KIND, Fact
-from cml_engine.layout import HLSL_TYPE
+from cml_engine.layout import BLOCKED, HLSL_TYPE
 from cml_engine.nnef.ast import Type
 from cml_engine.nnef.signatures import Signature
 from cml_engine.ops.declaration import entry_of, fault, located, signature_of, text_of
@@ -166,6 +166,13 @@ def _dispatch(
     made.parameter("threads", "u", threads)
     made.lines.append("static uint CML_THREADS = cml_p_threads;")
     operands = [*reads, *writes]
+    if in_blocks := [o.tensor for o in operands if op.layout(o.tensor) in BLOCKED]:
+        raise fault(
+            spec,
+            f"its kernel states layouts, but `void kernel(…)` reads '{in_blocks[0]}' as plain; "
+            "leave them out",
+            op.node.source,
+        )
     for i, operand in enumerate(operands):
         made.tensor(operand, i + 2)
     for name, parts in _lists(spec, operands).items():
@@ -313,6 +320,11 @@ def _fact(op: Lowering, tensor: str) -> Fact:
     if tensor in op.packed:
         array = op.packed[tensor]
         return Fact(DTYPE_OF_KIND[array.dtype.kind], array.shape)
+    if tensor not in (*op.node.reads, *op.out_names):
+        raise fault(
+            lookup(op.node.op), f"{op.node.title}: a launch of its lower binds '{tensor}', which "
+            "is no tensor of this node", op.node.source,
+        )  # fmt: skip
     return op.fact(tensor)
 
 

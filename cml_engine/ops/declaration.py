@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from dataclasses import replace
 from functools import cache
+from math import inf
 from pathlib import Path
+from typing import get_args
 
 import shaders_hlsl
 from cml_engine.errors import CmlError, OperatorError, Source
+from cml_engine.graph import is_whole
 from cml_engine.nnef.extensions import extension_signatures
 from cml_engine.nnef.signatures import Signature, declared_signature, standard_signatures
-from cml_engine.ops.spec import Case, Kernel, OpSpec
+from cml_engine.ops.spec import Case, Half, Kernel, OpSpec, Tolerance
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARAM = re.compile(r"\w+:[uif]\d*")
 _BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"//[^\n]*")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _ENTRY = re.compile(r"\bvoid\s+kernel\s*\(([^)]*)\)")
+_LAYOUTS = ("plain", "same", "blocks", "any")
 #: the most threads that any device of WebGPU's lets a workgroup have
 _MAX_GROUP = 1024
 #: what a kernel finds of a tensor ``a`` besides ``a`` itself, as ``a_size`` and so on
@@ -117,9 +123,20 @@ def _check_functions(spec: OpSpec) -> None:
         raise fault(spec, "it can run nowhere: give it a kernel, a cpu function, or both")
     if spec.kernel is not None and not isinstance(spec.kernel, Kernel):
         raise fault(spec, f"kernel must be a cml.Kernel, got {spec.kernel!r}")
+    if spec.prepare is not None and not callable(spec.prepare):
+        raise fault(spec, f"prepare must be a function or None, got {spec.prepare!r}")
+    _check_tolerance(spec)
     for case in spec.cases:
         if not isinstance(case, Case):
             raise fault(spec, f"cases must be cml.Case objects, got {case!r}")
+
+
+def _check_tolerance(spec: OpSpec) -> None:
+    given = spec.tolerance
+    if not isinstance(given, Tolerance):
+        raise fault(spec, f"tolerance must be a cml.Tolerance, got {given!r}")
+    if not all(0 <= part < inf for part in (given.rtol, given.atol, given.of_largest)):
+        raise fault(spec, f"its tolerance must be of finite numbers, 0 or more: {given!r}")
 
 
 def _check_names(spec: OpSpec) -> None:
@@ -152,11 +169,16 @@ def _check_names(spec: OpSpec) -> None:
 def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
     if kernel.lower is not None and kernel.threads is not None:
         raise fault(spec, "its kernel states both threads and lower; keep one")
-    if not 1 <= kernel.group <= _MAX_GROUP:
+    for name in ("lower", "threads"):
+        function = getattr(kernel, name)
+        if function is not None and not callable(function):
+            raise fault(spec, f"its kernel's {name} must be a function or None, got {function!r}")
+    if not is_whole(kernel.group) or not 1 <= kernel.group <= _MAX_GROUP:
         raise fault(spec, f"its kernel's group is {kernel.group}; wanted 1 to {_MAX_GROUP}")
     for word in kernel.params.split():
         if not _PARAM.fullmatch(word):
             raise fault(spec, f"its kernel's params have '{word}'; wanted name:u, name:i3, name:f")
+    _check_promises(kernel, spec)
     if kernel.lower is None:
         if kernel.params:
             raise fault(
@@ -165,6 +187,70 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
                 "attributes are there by their names",
             )
         entry_of(text_of(kernel, spec), kernel, spec)
+
+
+def _check_promises(kernel: Kernel, spec: OpSpec) -> None:
+    """Passes take a kernel at its word, so a word too much is a wrong number later."""
+    from cml_engine.ops.epilogue import SUPPORTED
+
+    allowed = (("layouts", _LAYOUTS, kernel.layouts), ("half", get_args(Half), kernel.half))
+    for what, words, given in allowed:
+        if given not in words and not (what == "half" and callable(given)):
+            listed = ", ".join(repr(word) for word in words)
+            raise fault(spec, f"its kernel's {what} are {given!r}; wanted one of {listed}")
+    if not isinstance(kernel.epilogues, Set):
+        raise fault(spec, f"its kernel's epilogues are {kernel.epilogues!r}; wanted a set of names")
+    if unknown := sorted(map(str, set(kernel.epilogues) - SUPPORTED)):
+        listed = ", ".join(sorted(SUPPORTED))
+        raise fault(spec, f"its kernel's epilogues have '{unknown[0]}'; wanted some of {listed}")
+    if kernel.interface:
+        raise fault(spec, "its kernel states an interface, which the engine writes; leave it out")
+    usual = Kernel()
+    stated = [
+        n for n in ("layouts", "half", "epilogues") if getattr(kernel, n) != getattr(usual, n)
+    ]
+    if not stated:
+        return
+    text = _without_comments(_with_own_includes(kernel, spec))
+    if kernel.lower is None or _ENTRY.search(text):
+        raise fault(
+            spec,
+            f"its kernel states {' and '.join(stated)}, which `void kernel(…)` does not honour: "
+            "that needs a main and a lower of its own. Leave it out",
+        )
+    if kernel.half != "none" and kernel.layouts == "plain":
+        raise fault(
+            spec,
+            "its kernel states half, which is for feature maps in blocks of four channels, and "
+            "takes none: its layouts are plain",
+        )
+    if kernel.epilogues and _is_game_file(kernel) and "cml_epilogue(" not in text:
+        raise fault(
+            spec,
+            f"its kernel states epilogues, but '{_shown(kernel)}' never calls cml_epilogue (of "
+            "epilogue.hlsli), so they would be skipped. Leave them out",
+        )
+
+
+def _is_game_file(kernel: Kernel) -> bool:
+    return bool(kernel.source) or Path(kernel.path).is_absolute()
+
+
+def _with_own_includes(kernel: Kernel, spec: OpSpec) -> str:
+    """The kernel's HLSL and that of the game's files which it includes."""
+    folder = spec.folder or Path.cwd()
+    if Path(kernel.path).is_absolute():
+        folder = Path(kernel.path).parent
+    texts, pending, seen = [], [text_of(kernel, spec)], set()
+    while pending:
+        text = pending.pop()
+        texts.append(text)
+        for name in _INCLUDE.findall(text):
+            file = (folder / name).resolve()
+            if file not in seen and file.is_file():
+                seen.add(file)
+                pending.append(file.read_text(encoding="utf-8", errors="replace"))
+    return "\n".join(texts)
 
 
 def text_of(kernel: Kernel, spec: OpSpec) -> str:

@@ -8,12 +8,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.errors import OperatorError, ShapeError
+from cml_engine.graph import (
+    DTYPE_OF_KIND,
+    NUMPY_DTYPE,
+    Attrs,
+    Epilogue,
+    Fact,
+    Graph,
+    Node,
+    is_whole,
+)
 from cml_engine.layout import BLOCKED, PLAIN, VECTOR_TYPE
 from cml_engine.ops import accessors
 from cml_engine.ops.choice import NO_VARIANTS, Choice, VariantTable
-from cml_engine.ops.spec import Cost, Dispatch, Kernel
+from cml_engine.ops.declaration import fault
+from cml_engine.ops.spec import Cost, Dispatch, Kernel, lookup
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -107,12 +117,34 @@ class Lowering:
     def pack(self, key: str, make: Callable[[], Array]) -> str:
         """A new constant of the plan with the value ``make()``; ``key`` names it (once made,
         it is not made again). It is bound like any tensor."""
-        if key not in self.packed:
+        if lookup(self.node.op).from_game:
+            self._pack_for_game(key, make)
+        elif key not in self.packed:
             self.packed[key] = np.ascontiguousarray(make())
         return key
 
+    def _pack_for_game(self, key: str, make: Callable[[], Array]) -> None:
+        """A game's key must be no tensor's name, and stand for the same numbers in every node."""
+        made = np.ascontiguousarray(make())
+        if made.dtype.kind not in DTYPE_OF_KIND:
+            raise self._fault(f"pack('{key}') wants numbers or truth values, got {made.dtype}")
+        if made.dtype.itemsize > 4:
+            made = made.astype(NUMPY_DTYPE[DTYPE_OF_KIND[made.dtype.kind]])
+        if key in self.graph.facts:
+            raise self._fault(f"pack('{key}'): the model has a tensor of that name; use another")
+        if not np.array_equal(self.packed.setdefault(key, made), made):
+            raise self._fault(
+                f"pack('{key}') means other numbers in another node; put what they depend on into "
+                "the key"
+            )
+
+    def _fault(self, what: str) -> OperatorError:
+        return fault(lookup(self.node.op), f"{self.node.title}: {what}", self.node.source)
+
     def scratch(self, words: int) -> str:
         """A temporary tensor of so many 32-bit words, alive during this node only."""
+        if not is_whole(words) or words < 0:
+            raise self._fault(f"scratch({words!r}): wanted a whole number of 32-bit words")
         name = f"{self.node.outputs[0]}.scratch{len(self.scratch_words)}"
         self.scratch_words[name] = words
         return name

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from cml_engine.backends.cpu import run_node
-from cml_engine.graph import NUMPY_DTYPE, Graph
+from cml_engine.backends.cpu import as_stated, run_node
+from cml_engine.graph import Graph
 from cml_engine.ops.spec import lookup
 
 #: a folded result may not take more than this, so that `tile` of a constant cannot fill the disk
@@ -25,5 +23,5 @@ def fold_constants(graph: Graph) -> Graph:
             continue
         results = run_node(node, [constants[n] for n in node.reads])
         for name, value in zip(node.outputs, results, strict=True):
-            constants[name] = np.asarray(value, NUMPY_DTYPE[graph.facts[name].dtype])
+            constants[name] = as_stated(node, graph.facts[name], value)
     return graph.with_(nodes=tuple(kept), constants=constants)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import CmlError, InternalError, ShapeError
-from cml_engine.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Fact, Graph, Node
-from cml_engine.ops.spec import lookup
+from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError
+from cml_engine.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Fact, Graph, Node, is_whole
+from cml_engine.ops.spec import OpSpec, lookup
 
 Array = np.ndarray[Any, Any]
 #: more elements than any GPU buffer or index of ours can address
@@ -48,8 +48,7 @@ def _constant(graph: Graph, name: str) -> Array:
 
 def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
     """The facts of one node's outputs (its epilogues change values, not facts)."""
-    inferred = _call(node, [facts[name] for name in node.inputs])
-    found = [inferred] if isinstance(inferred, Fact) else list(inferred)
+    found = _call(node, [facts[name] for name in node.inputs])
     if len(found) != len(node.outputs):
         raise ShapeError(
             f"{node.title}: gives {len(found)} results, the graph names {len(node.outputs)}. "
@@ -61,7 +60,7 @@ def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
     return found
 
 
-def _call(node: Node, facts: list[Fact]) -> Fact | list[Fact]:
+def _call(node: Node, facts: list[Fact]) -> list[Fact]:
     spec = lookup(node.op)
     try:
         result = spec.infer(node.attrs, *facts)
@@ -74,11 +73,32 @@ def _call(node: Node, facts: list[Fact]) -> Fact | list[Fact]:
         raise ShapeError(
             f"{node.title}: cannot take inputs ({shown}) with {node.attrs!r}: {e}", node.source
         ) from e
-    if not isinstance(result, Fact):
-        result = list(result)
-        if not all(isinstance(f, Fact) for f in result):
-            raise InternalError(f"operator '{node.op}': infer gave {result!r}, not facts")
-    return result
+    except Exception as e:
+        if not spec.from_game:
+            raise
+        said = f"{node.title}: its infer function failed: {type(e).__name__}: {e}"
+        raise OperatorError(said, node.source) from e
+    return _facts(node, spec, result)
+
+
+def _facts(node: Node, spec: OpSpec, result: Any) -> list[Fact]:
+    """One fact or several, or what a function that gave something else is told."""
+    found = list(result) if isinstance(result, list | tuple) else [result]
+    if all(map(_is_fact, found)):
+        return found
+    kind = OperatorError if spec.from_game else InternalError
+    raise kind(
+        f"{node.title}: its infer function gave {result!r}; wanted a cml.Fact of "
+        f"{', '.join(NUMPY_DTYPE)} and a tuple of whole numbers, or a list of them",
+        node.source,
+    )
+
+
+def _is_fact(given: Any) -> bool:
+    if not isinstance(given, Fact) or given.dtype not in NUMPY_DTYPE:
+        return False
+    shape: Any = given.shape
+    return isinstance(shape, tuple) and all(map(is_whole, shape))
 
 
 def _check_size(node: Node, fact: Fact) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,7 @@ from cml_engine.ops.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration import fault
 from cml_engine.ops.lowering import Limits, Lowering
 from cml_engine.ops.spec import Cost, Dispatch, Kernel, OpSpec, lookup
+from cml_engine.passes.check_dispatches import check_dispatches
 from cml_engine.passes.choose_storage import rounded_weights
 from cml_engine.passes.plan_memory import Item, place
 from cml_engine.passes.views import Views, find_views, is_view_copy, merged, whole
@@ -134,9 +136,8 @@ def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
 
 def _lower_node(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
     try:
-        if kernel.lower is None:
-            return [accessors.whole(op, spec, kernel)]
-        return list(kernel.lower(op))
+        given = [accessors.whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
+        dispatches = list(given)
     except CmlError:
         raise
     except Exception as error:
@@ -146,13 +147,19 @@ def _lower_node(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
         raise fault(
             spec, f"its {what} function failed: {type(error).__name__}: {error}", op.node.source
         ) from error
+    check_dispatches(spec, op, dispatches)
+    return dispatches
 
 
 def _aliases(graph: Graph) -> dict[str, str]:
     """For every result that is another tensor's memory: that tensor."""
     alias: dict[str, str] = {}
     for node in graph.nodes:
-        if lookup(node.op).alias:
+        spec = lookup(node.op)
+        if spec.alias:
+            facts = [graph.facts[name] for name in (node.inputs[0], node.outputs[0])]
+            if (facts[0].size, facts[0].dtype) != (facts[1].size, facts[1].dtype):
+                raise fault(spec, f"{node.title}: an alias of {facts[0]} cannot be {facts[1]}")
             source = node.inputs[0]
             alias[node.outputs[0]] = alias.get(source, source)
     return alias
@@ -352,12 +359,15 @@ def _stored_share(names: Sequence[str], graph: Graph, halves: set[str]) -> float
 
 def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact]) -> Cost:
     try:
-        return spec.cost(node.attrs, inputs, outputs)
+        cost: Any = spec.cost(node.attrs, inputs, outputs)
     except Exception as error:
         if not spec.from_game:
             raise
         said = f"its cost function failed: {type(error).__name__}: {error}"
         raise fault(spec, said, node.source) from error
+    if not isinstance(cost, Cost) or not all(0 <= n < inf for n in (cost.flops, cost.bytes)):
+        raise fault(spec, f"its cost function gave {cost!r}; wanted a cml.Cost", node.source)
+    return cost
 
 
 def _readable(graph: Graph, locate: _Locator, options: PlanOptions) -> dict[str, TensorPlace]:

@@ -1,5 +1,7 @@
 """A game's own operator: mistakes show when it is registered, and what its kernel finds by name."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,10 +10,13 @@ from cml_engine.errors import OperatorError
 from cml_engine.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families, registered
 from cml_engine.ops.lowering import Limits
-from cml_engine.passes.lower import lower
+from cml_engine.passes import optimize
+from cml_engine.passes.infer import infer_facts, infer_node
+from cml_engine.passes.lower import lower as plan
 
 load_families()
 KERNEL = "void kernel(uint thread) { y[thread] = x[thread]; }"
+MAIN = "[numthreads(GROUP, 1, 1)] void main() { /* cml_epilogue( */ }"
 SIGNATURE = "fragment twice(x: tensor<scalar>, k: scalar = 2.0) -> (y: tensor<scalar>);"
 
 
@@ -65,6 +70,36 @@ WRONG = [
         "keep one",
     ),
     ({"cases": [((3,),)]}, "cases must be cml.Case"),
+    ({"prepare": 3}, "prepare must be a function"),
+    ({"tolerance": 1e-5}, "tolerance must be a cml.Tolerance"),
+    ({"tolerance": cml.Tolerance(float("nan"), 0.0, "none")}, "of finite numbers, 0 or more"),
+    ({"tolerance": cml.Tolerance(0.0, -1.0, "none")}, "of finite numbers, 0 or more"),
+    ({"kernel": cml.Kernel(source=KERNEL, group=64.0)}, "wanted 1 to 1024"),
+    ({"kernel": cml.Kernel(source=KERNEL, threads=64)}, "threads must be a function"),
+    ({"kernel": cml.Kernel(source=KERNEL, lower=3)}, "lower must be a function"),
+    (
+        {"kernel": cml.Kernel(source=KERNEL, layouts="c4")},
+        "layouts are 'c4'; wanted one of 'plain'",
+    ),
+    ({"kernel": cml.Kernel(source=KERNEL, half=True)}, "half are True; wanted one of 'none'"),
+    ({"kernel": cml.Kernel(source=KERNEL, epilogues=True)}, "epilogues are True; wanted a set"),
+    ({"kernel": cml.Kernel(source=KERNEL, epilogues="relu")}, "are 'relu'; wanted a set of names"),
+    ({"kernel": cml.Kernel(source=KERNEL, epilogues={"relo"})}, "have 'relo'; wanted some of add,"),
+    ({"kernel": cml.Kernel(source=KERNEL, epilogues={"relu"})}, "states epilogues, which `void"),
+    ({"kernel": cml.Kernel(source=KERNEL, layouts="any")}, "states layouts, which `void kernel"),
+    (
+        {"kernel": cml.Kernel(source=KERNEL, layouts="same", half="each", lower=lambda op: [])},
+        "states layouts and half, which `void kernel",
+    ),
+    (
+        {"kernel": cml.Kernel(source=MAIN, half="each", lower=lambda op: [])},
+        "takes none: its layouts are plain",
+    ),
+    (
+        {"kernel": cml.Kernel(source=MAIN, epilogues={"relu"}, lower=lambda op: [])},
+        "never calls cml_epilogue",
+    ),
+    ({"kernel": cml.Kernel(source=KERNEL, interface="float x;")}, "which the engine writes"),
 ]
 
 
@@ -112,7 +147,7 @@ def graph_of(shape, attrs, op="twice", dtype="scalar"):
 def step_of(shape, attrs, **changes):
     cml.register(spec(**changes))
     try:
-        (step,) = lower(graph_of(shape, attrs), Limits()).steps
+        (step,) = plan(graph_of(shape, attrs), Limits()).steps
     finally:
         cml.unregister("twice")
     return step
@@ -216,7 +251,7 @@ def test_a_cost_function_that_fails_is_the_operator_s_fault():
 def test_an_operator_without_kernel_is_refused_on_the_gpu_only():
     cml.register(spec(kernel=None, cpu=lambda attrs, x: attrs.k * x))
     with pytest.raises(cml.ModelError, match="has no GPU kernel"):
-        lower(graph_of((4,), {"k": 2.0}), Limits())
+        plan(graph_of((4,), {"k": 2.0}), Limits())
     out = cml.Session(graph_of((2,), {"k": 2.0}), "cpu").run({"a": np.ones(2, np.float32)})
     assert out["b"].tolist() == [2, 2]
 
@@ -242,7 +277,7 @@ def test_passes_of_one_operator_name_their_own_tensors():
         )
 
     cml.register(spec(kernel=cml.Kernel(source=KERNEL, lower=both)))
-    first, second = lower(graph_of((64,), {"k": 1.0}), Limits()).steps
+    first, second = plan(graph_of((64,), {"k": 1.0}), Limits()).steps
     assert "RWStructuredBuffer<float> part;" in first.interface
     assert first.bindings[1] == second.bindings[0]
     assert second.defines["PASS"] == 1 and second.params["cml_p_scale"] == 0.5
@@ -251,3 +286,157 @@ def test_passes_of_one_operator_name_their_own_tensors():
 def test_a_bare_name_may_be_one_of_the_engine_s_files():
     with pytest.raises(OperatorError, match=r"'conv\.hlsl' has no function `void kernel"):
         cml.register(spec(kernel=cml.Kernel("conv.hlsl")))
+
+
+# ---------------------------------------------------------------- what functions of a game give
+
+
+def plan_of(lower=None, kernel=None, op="twice", nodes=1):
+    """The plan of ``twice`` of ``twice`` …, beside a constant and a tensor of somebody else's."""
+    kernel = kernel or cml.Kernel(source=KERNEL, lower=lower)
+    cml.register(spec(kernel=kernel))
+    facts = {name: Fact("scalar", (8,)) for name in ("x", "k")}
+    made = [Node("neg", ("x",), ("other",), Attrs())]
+    for i in range(nodes):
+        inputs = ("x" if i == 0 else f"y{i - 1}",)
+        made.append(Node(op, inputs, (f"y{i}",), Attrs({"k": 2.0 + i})))
+    outputs = ("other", f"y{nodes - 1}")
+    graph = Graph("g", ("x",), outputs, tuple(made), facts, {"k": np.ones(8, np.float32)})
+    return plan(infer_facts(graph), Limits())
+
+
+def launch(op, reads="x", writes="y0"):
+    return op.launch(8, reads={"x": reads}, writes={"y": writes})
+
+
+LAUNCHES = [
+    (lambda op: [launch(op, "y0", "x")], "writes to 'x', its input"),
+    (lambda op: [launch(op, writes="other")], "binds 'other', which is no tensor of this node"),
+    (lambda op: [launch(op, reads="k")], "binds 'k', which is no tensor of this node"),
+    (lambda op: [launch(op, writes=op.pack("t", lambda: np.ones(8)))], "writes to 't', a constant"),
+    (lambda op: [launch(op, writes=op.scratch(8))], "writes nothing to its result 'y0'"),
+    (lambda op: [], "writes nothing to its result 'y0'"),
+    (lambda op: None, "its lower function failed: TypeError"),
+    (lambda op: ["y0"], "gives 'y0', wanted a cml.Dispatch"),
+    (lambda op: [replace(launch(op), groups=1.5)], "wants 1.5 workgroups"),
+    (lambda op: [replace(launch(op), groups=-1)], "wants -1 workgroups"),
+    (lambda op: [replace(launch(op), writes=3)], "writes 3 of 2 tensors"),
+    (lambda op: [replace(launch(op), writes=2)], "writes to 'x', its input"),
+    (lambda op: [replace(launch(op), tensors=("gone", "y0"))], "binds 'gone'"),
+    (lambda op: [replace(launch(op), cost=3.0)], "has a kernel or a cost of another type"),
+    (lambda op: [launch(op, op.scratch(2.5))], r"scratch\(2.5\): wanted a whole number"),
+    (lambda op: [launch(op, op.pack("x", lambda: np.ones(8)))], "the model has a tensor of that"),
+    (
+        lambda op: [launch(op, op.pack("t", lambda: np.array(["a"])))],
+        "wants numbers or truth values",
+    ),
+]
+
+
+@pytest.mark.parametrize(("lower", "says"), LAUNCHES, ids=[says for _, says in LAUNCHES])
+def test_a_launch_binds_what_is_its_own(lower, says):
+    with pytest.raises(OperatorError, match=f"operator 'twice'.*{says}"):
+        plan_of(lower)
+
+
+def test_a_launch_of_its_own_is_planned():
+    (_, step) = plan_of(lambda op: [launch(op)]).steps
+    assert [binding.tensor for binding in step.bindings] == ["x", "y0"]
+
+
+def test_a_key_of_packed_numbers_means_the_same_in_every_node():
+    def lower(op):
+        table = op.pack("table", lambda: np.full(8, op.attrs.k))
+        yield op.launch(8, reads={"x": table}, writes={"y": op.out_names[0]})
+
+    with pytest.raises(OperatorError, match=r"pack\('table'\) means other numbers in another node"):
+        plan_of(lower, nodes=2)
+    cml.unregister("twice")
+    weights = plan_of(lower).weights["table"][1]
+    assert weights.dtype == np.float32 and np.all(weights == 2)
+
+
+def test_epilogues_that_are_stated_must_be_applied():
+    source = "void main() { float v = cml_epilogue(1.0, 0, 0); }"
+
+    def lower(op):
+        yield cml.Dispatch(1, (op.in_names[0], op.out_names[0]))
+
+    kernel = cml.Kernel(source=source, lower=lower, epilogues=frozenset({"relu"}))
+    cml.register(spec(kernel=kernel))
+    facts = {"x": Fact("scalar", (8,))}
+    nodes = (
+        Node("twice", ("x",), ("y",), Attrs({"k": 2.0})),
+        Node("relu", ("y",), ("z",), Attrs()),
+    )
+    graph = optimize(Graph("g", ("x",), ("z",), nodes, facts))
+    with pytest.raises(OperatorError, match=r"does not apply the epilogues .* states \(relu\)"):
+        plan(graph, Limits())
+
+
+INFERRED = [
+    (None, "gave None; wanted a cml.Fact"),
+    ("scalar", "gave 'scalar'; wanted"),
+    (Fact("float32", (8,)), "wanted a cml.Fact of scalar, integer, logical"),
+    (Fact("scalar", [8]), "a tuple of whole numbers"),
+    (Fact("scalar", (8.0,)), "a tuple of whole numbers"),
+    (Fact("scalar", (True,)), "a tuple of whole numbers"),
+    ([Fact("scalar", (8,)), None], "a tuple of whole numbers"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), INFERRED, ids=[says for _, says in INFERRED])
+def test_infer_gives_facts_or_its_operator_is_named(given, says):
+    cml.register(spec(infer=lambda attrs, x: given))
+    node = Node("twice", ("x",), ("y",), Attrs({"k": 2.0}))
+    with pytest.raises(OperatorError, match=f"twice 'y': its infer function .*{says}"):
+        infer_node(node, {"x": Fact("scalar", (8,))})
+
+
+def test_infer_that_fails_is_named():
+    def infer(attrs, x):
+        raise RuntimeError("no idea")
+
+    cml.register(spec(infer=infer))
+    node = Node("twice", ("x",), ("y",), Attrs({"k": 2.0}))
+    with pytest.raises(OperatorError, match="infer function failed: RuntimeError: no idea"):
+        infer_node(node, {"x": Fact("scalar", (8,))})
+
+
+COMPUTED = [
+    (None, "gave NoneType; wanted 1 of arrays"),
+    ([], "gave nothing; wanted 1 of arrays"),
+    ([np.ones(8), np.ones(8)], "gave ndarray, ndarray; wanted 1"),
+    (np.array(["a"] * 8), "gave ndarray; wanted 1 of arrays of numbers"),
+    (np.ones(8, complex), "gave ndarray; wanted 1 of arrays of numbers"),
+    (np.ones(9), r"gave the shape \[9\], infer said \[8\]"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), COMPUTED, ids=[says for _, says in COMPUTED])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_cpu_function_gives_arrays_or_its_operator_is_named(given, says, constant):
+    cml.register(spec(cpu=lambda attrs, x: given))
+    node = Node("twice", ("k" if constant else "x",), ("y",), Attrs({"k": 2.0}))
+    facts = {name: Fact("scalar", (8,)) for name in ("x", "k")}
+    graph = Graph("g", ("x",), ("y",), (node,), facts, {"k": np.ones(8, np.float32)})
+    with pytest.raises(OperatorError, match=f"twice 'y'.*{says}"):
+        cml.Session(graph, "cpu").run({"x": np.ones(8, np.float32)})
+
+
+@pytest.mark.parametrize("cost", [None, 3.0, cml.Cost(float("nan"), 0, 0), cml.Cost(-1, 0, 0)])
+def test_a_cost_is_a_cost(cost):
+    cml.register(spec(cost=lambda attrs, inputs, outputs: cost))
+    node = Node("twice", ("x",), ("y",), Attrs({"k": 2.0}))
+    graph = infer_facts(Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (8,))}))
+    with pytest.raises(OperatorError, match="operator 'twice': its cost function gave"):
+        plan(graph, Limits())
+
+
+def test_an_alias_is_as_large_as_what_it_is_an_alias_of():
+    larger = {"infer": lambda attrs, x: Fact("scalar", (16,)), "kernel": None, "alias": True}
+    cml.register(spec(cpu=lambda attrs, x: np.tile(x, 2), **larger))
+    node = Node("twice", ("x",), ("y",), Attrs({"k": 2.0}))
+    graph = infer_facts(Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (8,))}))
+    with pytest.raises(OperatorError, match=r"an alias of scalar\[8\] cannot be scalar\[16\]"):
+        plan(graph, Limits())
