@@ -643,3 +643,93 @@ def test_a_host_s_allocator_that_breaks_the_rules_is_named(gpu):
         Allocator(gpu.device, source=Crooked(gpu.device)).allocate(
             64, STORAGE, owner="a", category="output"
         )
+
+
+# --- a budget that is lowered
+
+
+class Model:
+    """A tenant of so many bytes."""
+
+    last_used, passing, running = 0, False, False
+
+    def __init__(self, memory, name, nbytes):
+        self.name = name
+        self.held = memory.allocate(nbytes, STORAGE, owner=name, category="weights")
+        memory.add_tenant(self)
+
+    @property
+    def resident_bytes(self):
+        return 0 if self.held is None else self.held.nbytes
+
+    @property
+    def evictable(self):
+        return self.held is not None and not self.running
+
+    def evict(self):
+        self.held.free_now()
+        self.held = None
+
+
+def test_a_lowered_budget_gives_back_what_is_free(gpu):
+    memory = Allocator(gpu.device)
+    kept = memory.allocate(1 << 16, STORAGE, owner="kept", category="weights")
+    many = [memory.allocate(3 << 20, STORAGE, owner="many", category="output") for _ in range(4)]
+    for allocation in many:
+        allocation.free()
+    assert memory.reserved_bytes > kept.nbytes
+    memory.budget_bytes = 2 << 20
+    assert memory.reserved_bytes <= memory.budget_bytes and memory.over_budget_bytes == 0
+
+
+def test_a_lowered_budget_evicts_idle_models_and_says_what_stays(gpu):
+    memory = Allocator(gpu.device)
+    idle = Model(memory, "idle", 4 << 20)
+    used = Model(memory, "used", 4 << 20)
+    used.running = True
+    memory.budget_bytes = 3 << 20
+    assert (idle.held, used.held) == (None, used.held) and used.held is not None
+    over = memory.over_budget_bytes
+    assert over == memory.reserved_bytes - (3 << 20) > 0
+    assert "exceeded by" in str(memory) and "used" in str(memory)
+    assert memory.stats().to_json()["over_budget_bytes"] == over
+    used.running = False
+    memory.open_frame(used)
+    memory.close_frame(used)
+    assert used.held is None and memory.over_budget_bytes == 0
+    assert "exceeded" not in str(memory)
+
+
+def test_what_is_freed_beyond_a_budget_is_not_kept(gpu):
+    memory = Allocator(gpu.device)
+    held = memory.allocate(2 << 20, STORAGE, owner="a", category="render")
+    memory.budget_bytes = 1 << 20
+    assert memory.over_budget_bytes
+    held.free()
+    assert memory.reserved_bytes == 0
+
+
+def test_a_lowered_budget_asks_the_game_before_it_evicts(gpu):
+    memory = Allocator(gpu.device)
+    tiles = [memory.allocate(2 << 20, STORAGE, owner="tile", category="render")]
+    model = Model(memory, "model", 2 << 20)
+    asked = []
+
+    def spare(needed):
+        asked.append(needed)
+        tiles.pop().free()
+        return 2 << 20
+
+    memory.on_pressure(spare)
+    memory.budget_bytes = memory.reserved_bytes - (1 << 20)
+    assert asked == [1 << 20] and model.held is not None and not memory.over_budget_bytes
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "64", True])
+def test_a_budget_that_is_no_number_of_bytes_is_refused(gpu, value):
+    memory = Allocator(gpu.device, 1 << 20)
+    with pytest.raises(cml.InputError, match="memory budget"):
+        memory.budget_bytes = value
+    assert memory.budget_bytes == 1 << 20
+    with pytest.raises(cml.InputError, match="memory budget"):
+        Allocator(gpu.device, value)
