@@ -76,7 +76,7 @@ class HeadlessRun:
         counts = self.game.streaming.counts
         finished, since = counts.finished, time.perf_counter()
         while True:
-            self._frame(pose, draw=False)
+            sample = self._frame(pose, draw=False)
             if self.game.complete and not self.digests.pending:
                 return
             if self.game.streaming.error:
@@ -86,10 +86,11 @@ class HeadlessRun:
             elif time.perf_counter() - since > _PATIENCE_S:
                 raise cml.CmlError(
                     f"no tile has come for {_PATIENCE_S:g} s: "
-                    f"{len(self.game.selection.wanted)} are missing"
+                    f"{len(self.game.selection.wanted)} are missing\n"
+                    f"{self.game.streaming.describe()}\n{self.game.scheduler.describe()}"
                 )
-            if not finished:
-                time.sleep(0.002)  # pipelines are being built on another thread
+            if sample.inference_ms == 0.0:  # nothing ran: others build pipelines, or bring bytes
+                time.sleep(0.002)
 
     def fly(self) -> None:
         """The measured frames."""

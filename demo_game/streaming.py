@@ -95,6 +95,11 @@ class Streaming:
         """Tiles in a few words."""
         return f"{len(self.shown)} tiles there, {len(self.making)} being made"
 
+    def describe(self) -> str:
+        """What the tiles under way wait for, a line each."""
+        lines = [f"tile {tile}: {_waits_for(made)}" for tile, made in self.making.items()]
+        return "\n".join([self.summary, *lines])
+
     def want(self, selection: Selection, in_view: Collection[TileId], now_s: float) -> None:
         """Take the tiles that this frame needs: keep those in use, drop the jobs of those that
         nobody wants any more, and ask for the most urgent ones, ``in_view`` before others. Call it
@@ -179,6 +184,13 @@ class Streaming:
         for made in self.making.values():
             made.cancel()
         self.making.clear()
+
+
+def _waits_for(made: TileJobs) -> str:
+    job = next((job for job in made.jobs.values() if job.state != "done"), None)
+    if job is None:
+        return "made, and no slot is free: all tiles there are in use"
+    return f"{job.name}, {job.waiting_for}"
 
 
 def _rank(tile: TileId, away: float, in_view: bool) -> tuple[float, TileId]:

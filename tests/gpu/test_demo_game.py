@@ -51,6 +51,23 @@ def test_the_world_is_the_same_for_any_budget_mode_and_rate(runs: dict[str, Any]
     assert len(set(worlds.values())) == 1, worlds
 
 
+def test_a_run_that_stalls_says_what_everybody_waits_for(
+    gpu: cml.Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("demo_game.headless._PATIENCE_S", 0.2)
+    monkeypatch.setattr("cml_engine.backends.gpu.GpuProgram.prepare", lambda *_: None)
+    flown = HeadlessRun(gpu, SMALL, NEAR, Options())
+    try:
+        with pytest.raises(cml.CmlError, match=r"no tile has come for 0.2 s: \d+ are") as told:
+            flown.load()
+    finally:
+        flown.close()
+    said = str(told.value)
+    assert "terrain, queued: waits for its network to be ready: its first frame" in said
+    assert "the last frame stopped at: preparing" in said and "preparation: " in said
+    assert "upres" in said and "waits for the outputs of 'terrain'" in said
+
+
 def test_another_seed_is_another_world(gpu: cml.Gpu, runs: dict[str, Any]) -> None:
     other = run(gpu, SMALL, replace(NEAR, seed=8), Options(frames=1, clock="virtual"))
     assert other.world != runs["sliced"].world

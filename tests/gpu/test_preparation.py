@@ -1,0 +1,100 @@
+"""Networks made ready during frames, by a thread that is slow, fails, or is in the way."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import ShaderCompileError
+from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.preparation import BUILDER, Builder
+from tests.gpu.test_faults import Host, within
+from tests.gpu.test_frame_scheduler import conv_net
+
+
+@pytest.fixture
+def image(rng):
+    return rng.standard_normal((1, 8, 24, 24)).astype(np.float32)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Every pipeline takes up to some milliseconds, found or built; the labels that are refused."""
+    refused, chance, usual = set(), random.Random(5), Gpu.pipeline
+
+    def pipeline(self, key):
+        time.sleep(0.004 * chance.random())
+        if refused & set(key.label.split()):
+            raise ShaderCompileError("planted")
+        return usual(self, key)
+
+    monkeypatch.setattr(Gpu, "pipeline", pipeline)
+    return refused
+
+
+def sessions(gpu, count, **options):
+    return [cml.Session(conv_net(f"net{k}", seed=k), gpu, **options) for k in range(count)]
+
+
+@within(60)
+def test_networks_that_are_prepared_slowly_all_come(gpu, image, slow):
+    """Evicted, dropped and run by the host in the meantime."""
+    wanted = [session.run({"x": image})["y"] for session in sessions(gpu, 6)]
+    chance, host = random.Random(1), Host(gpu, budget_ms=1.0)
+    for _ in range(3):
+        nets = sessions(gpu, 6, deferred=True)
+        jobs = [host.scheduler.submit(net, {"x": image}) for net in nets]
+        dropped = host.scheduler.submit(sessions(gpu, 1, deferred=True)[0], {"x": image})
+        for turn in range(40):
+            host.frame()
+            net = chance.choice(nets)
+            if turn % 5 == 0 and net.program.evictable:
+                net.program.evict()
+            if turn == 20:
+                dropped.cancel()
+                dropped = None
+                gc.collect()
+            time.sleep(0.001)
+        for result, want in zip(host.finish(*jobs), wanted, strict=True):
+            np.testing.assert_array_equal(result, want)
+    deadline = time.perf_counter() + 20
+    while BUILDER.doing().partition("last error")[0] and time.perf_counter() < deadline:
+        time.sleep(0.01)
+    assert not BUILDER.doing().partition("last error")[0], "the thread has nothing left to do"
+
+
+@within(60)
+def test_a_pipeline_that_cannot_be_built_fails_its_jobs_and_is_remembered(gpu, image, slow):
+    good, bad = sessions(gpu, 2, deferred=True)
+    host = Host(gpu, budget_ms=1.0)
+    jobs = [host.scheduler.submit(bad, {"x": image}) for _ in range(3)]
+    slow.update(bad.program._preparation._keys[0].label.split()[:1])
+    host.until(lambda: all(job.ended for job in jobs), limit=20_000)
+    slow.clear()
+    fine = host.scheduler.submit(good, {"x": image})
+    assert {(job.state, job.error) for job in jobs} == {("failed", "planted")}
+    assert "last error: 'net1'" in host.scheduler.describe()
+    host.finish(fine)
+
+
+def test_a_builder_says_what_it_does_and_what_waits():
+    builder, said = Builder(), []
+
+    def work():
+        builder.now("kernel 'a'")
+        said.append(builder.doing())
+
+    def fails():
+        builder.now("kernel 'b'")
+        raise ValueError("no such thing")
+
+    assert builder.doing() == ""
+    futures = [builder.submit("one", work), builder.submit("two", fails)]
+    assert futures[0].result(10) is None and isinstance(futures[1].exception(10), ValueError)
+    assert said[0].startswith("'one', kernel 'a' for 0.")
+    assert builder.doing() == "last error: 'two', kernel 'b': ValueError: no such thing"
