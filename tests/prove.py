@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.nnef.signatures import standard_signatures
+from cml_engine.report.compare import Comparison
 from cml_engine.report.operators import operator_support
 from tests import texts
 from tests.calls import (
@@ -60,24 +61,23 @@ def prove(op: str, count: int, backend: Any, folder: Path) -> Tally:
     tally = Tally()
     if op in GRAPH_LEVEL:
         for seed in range(count):
-            _count(tally, op, graph_level(op, seed, folder, backend), f"seed {seed}")
+            pairs = graph_level(op, seed, folder, backend)
+            _count(tally, [judge(op, got, right) for got, right in pairs], f"seed {seed}")
         return tally
     for i, call in enumerate(calls_of(op, count)):
-        right = call.answers()
         try:
-            got = call.run(folder, backend, len(right), fixed=i % 2 == 1)
+            got = call.run(folder, backend, len(call.answers()), fixed=i % 2 == 1)
         except cml.CmlError as error:
             tally.cases += 1
             tally.wrong.append(f"{shown(call)}: {error}")
             continue
-        _count(tally, op, list(zip(got, right, strict=True)), shown(call))
+        _count(tally, call.verdicts(got), shown(call))
     return tally
 
 
-def _count(tally: Tally, op: str, pairs: list[Any], what: str) -> None:
+def _count(tally: Tally, verdicts: Sequence[Comparison], what: str) -> None:
     tally.cases += 1
-    for got, right in pairs:
-        verdict = judge(op, got, right)
+    for verdict in verdicts:
         tally.worst = max(tally.worst, verdict.worst)
         if not verdict.ok:
             tally.wrong.append(f"{what}: {verdict.problem}")
@@ -126,8 +126,8 @@ def document(tallies: dict[str, dict[str, Tally]], names: dict[str, str]) -> str
         "with the operator's formula in double precision (`tests/formulas.py`, which shares no",
         "line with the engine). The calls are those of the declaration and random ones. The worst",
         "error is a share of the tolerance, which is absolute and relative: |got - wanted| <=",
-        "atol + rtol |wanted|. Quantising operators and `mod` jump where a rounding decides: of",
-        "their values one in fifty may be on the other side of a step.",
+        "atol + rtol |wanted|. Quantising operators and `mod` jump where a rounding of theirs",
+        "decides: there the answer on either side is right, for an operand moved by a millionth.",
         "",
     ]
     for title, chosen in (

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import calls, naive, prove
-from tests.calls import OPERATORS, SIGNATURES, Call, judge
+from tests.calls import OPERATORS, SIGNATURES, Call
 from tests.formulas import Window, taps
 from tests.generate import Numbers, random_call
 
@@ -38,11 +38,9 @@ def calls_of(draw, op):
 
 
 def check(call, folder, backend):
-    right = call.answers()
+    count = len(call.answers())
     for fixed in (False, True):
-        got = call.run(folder, backend, len(right), fixed=fixed)
-        for a, b in zip(got, right, strict=True):
-            verdict = judge(call.op, a, b)
+        for verdict in call.verdicts(call.run(folder, backend, count, fixed=fixed)):
             assert verdict.ok, f"{prove.shown(call)}: {verdict.problem}"
 
 
@@ -84,7 +82,8 @@ def test_the_formulas_windows_are_those_of_loops(rng):
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_a_wrong_answer_is_noticed(op):
-    """Of one value, by a thousandth: or, of a whole or logical one, by the least step."""
+    """Of one value, by a thousandth: or, of a whole or logical one, by the least step. Nor does an
+    answer pass that broadcasts, that is zero, or that has a NaN."""
     for seed in range(50):
         call = random_call(op, Numbers(seed))
         right = call.answers()
@@ -99,12 +98,36 @@ def test_a_wrong_answer_is_noticed(op):
         wrong[at] += 1
     else:
         wrong[at] += 1e-3 * max(1, abs(wrong[at]))
-    if op in calls.JUMPS:  # one value may be on the other side of a step, not three
-        wrong = first + np.float32(1e-3)
-        if first.size < 3:
-            return
-    assert judge(op, first, first).ok
-    assert not judge(op, wrong, first).ok
+    assert all(v.ok for v in call.verdicts(right))
+    bad = [wrong, first[None], first.astype(np.complex64)]
+    if first.any():
+        bad.append(np.zeros_like(first))
+    if first.dtype.kind == "f":
+        bad.append(np.where(np.arange(first.size).reshape(first.shape) == 0, np.nan, first))
+    for other in bad:
+        assert not all(v.ok for v in call.verdicts([other, *right[1:]]))
+
+
+STEP = np.float32(0.1)
+AT_STEPS = {
+    "mod": ((np.float32([0.3, 0.25]), STEP), {}, ([0.0, 0.05], [0.1, 0.05]), [0.0, 0.15]),
+    "zero_point_linear_quantize": (
+        (np.float32([0.25, 0.27]), np.int32(0), STEP),
+        {"bits": 8, "signed": True, "symmetric": False},
+        ([0.2, 0.3], [0.3, 0.3]), [0.3, 0.2],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", AT_STEPS)
+def test_either_side_of_a_step_is_right_and_only_there(op):
+    arrays, attrs, right, wrong = AT_STEPS[op]
+    call = Call(op, tuple(np.asarray(a) for a in arrays), attrs)
+    for values in right:
+        assert all(v.ok for v in call.verdicts([np.float32(values)]))
+    between, there = np.mean([side[0] for side in right]), right[0][1]
+    for values in (wrong, [between, there], [np.nan, there]):
+        assert not all(v.ok for v in call.verdicts([np.float32(values)]))
 
 
 def test_a_broken_formula_makes_the_proof_fail(tmp_path, monkeypatch):
