@@ -1,9 +1,7 @@
 // MATMUL, CONV: sums of products of integers, which wrap around. NBITS: products of floats and
-// weights of a few bits, which have a scale and a zero point for each block. A thread has a result.
+// weights of a few bits, which have a scale and a zero point for each block. A thread has a result,
+// and of its sum the parts from `begin` to `end`.
 #include "divide.hlsli"
-
-// no loop of one piece may take more turns than a driver lets it
-#define TURNS 32768
 
 #if defined(MATMUL)
 
@@ -24,11 +22,7 @@ int result_of(uint i)
         rest = next;
     }
     int total = 0;
-    for (uint first = 0; first < inner; first += TURNS) {
-        for (uint k = first; k < min(first + TURNS, inner); k++) {
-            total += T0[a + k] * T1[b + k * columns];
-        }
-    }
+    for (uint k = begin; k < end; k++) { total += T0[a + k] * T1[b + k * columns]; }
     return total;
 }
 
@@ -48,9 +42,9 @@ int result_of(uint i)
     uint item = cml_divide(rest, out_channels);
     uint channel = rest - item * out_channels;
     uint first = item * channels + cml_divide(channel, group_out) * group_in;
-    uint weight = channel * group_in * taps(0) * taps(1) * taps(2);
+    uint weight = (channel * group_in + begin) * taps(0) * taps(1) * taps(2);
     int total = 0;
-    for (uint c = 0; c < group_in; c++) {
+    for (uint c = begin; c < end; c++) {
         for (uint tz = 0; tz < taps(2); tz++) {
             int z = at[2] + int(tz * dilation(2));
             for (uint ty = 0; ty < taps(1); ty++) {
@@ -82,7 +76,7 @@ float result_of(uint i)
     uint per_word = 32 / bits;
     uint mask = (1u << bits) - 1;
     float total = 0.0;
-    for (uint b = 0; b < blocks; b++) {
+    for (uint b = begin; b < end; b++) {
         uint block = column * blocks + b;
         float zero = T3[block * zero_per_block];
         float sum = 0.0;
@@ -110,5 +104,10 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     uint group = CML_GROUP(gid);
     if (group >= cml_end) { return; }
     uint i = group * GROUP + lane;
-    if (i < n) { RESULT[i] = result_of(i); }
+    if (i >= n) { return; }
+    if (begin == 0) {
+        RESULT[i] = result_of(i);
+    } else {
+        RESULT[i] += result_of(i);
+    }
 }

@@ -1,5 +1,6 @@
 // T3[roi, channel, y, x] = the average, or the greatest, of samples of T0 inside a cell of roi T1,
-// of batch item T2. A thread has a result; axis 0 is the innermost one, as in a roi's numbers.
+// of batch item T2. A thread has a result, and of its samples the rows from `begin` to `end`; axis 0
+// is the innermost one, as in a roi's numbers.
 #include "integral.hlsli"
 
 struct Line
@@ -25,9 +26,9 @@ Line line_of(uint roi, uint axis)
     float cells = float(out_extent(axis));
     found.cell = size / cells;
     // the least whole number that covers the cell: a quotient may be a little off
-    float count = clamp(ceil(found.cell), 0.0, float(in_extent(axis)));
+    float count = clamp(ceil(found.cell), 0.0, float(most(axis)));
     if (count > 0.0 && (count - 1.0) * cells >= size) { count -= 1.0; }
-    if (count < float(in_extent(axis)) && count * cells < size) { count += 1.0; }
+    if (count < float(most(axis)) && count * cells < size) { count += 1.0; }
     found.count = ratio != 0 ? ratio : uint(count);
     return found;
 }
@@ -73,8 +74,8 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     uint plane = (item * channels + rest % channels) * in_extent(1);
     Line across = line_of(roi, 0);
     Line down = line_of(roi, 1);
-    float total = 0.0;
-    for (uint sy = 0; sy < down.count; sy++) {
+    float total = begin > 0 ? T3[i] : 0.0;
+    for (uint sy = begin; sy < min(end, down.count); sy++) {
         Taps y = taps_of(down, 1, row, sy);
         for (uint sx = 0; sx < across.count; sx++) {
             Taps x = taps_of(across, 0, column, sx);
@@ -94,5 +95,6 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
         }
     }
     uint count = across.count * down.count;
-    T3[i] = greatest != 0 ? total : total / float(max(count, 1));
+    if (greatest == 0 && last != 0) { total /= float(max(count, 1)); }
+    T3[i] = total;
 }

@@ -1,9 +1,9 @@
 // GATHER: T2[c] = T0[c with T1[c] on one axis]. Else T3 = T0, then T2's updates at the places that
 // T1 says.
 //
-// Scattering knows lines of `slots` places, `to_step` apart, each with `updates` of its own, `step`
-// apart; a thread has `segment` slots of a line, and looks through all of the line's updates in
-// their order. So every place is written by one thread, in one order.
+// Scattering knows lines of `slots` places, `to_step` apart, each with updates of its own, `step`
+// apart; a thread has `segment` slots of a line, and looks through the line's updates from `begin`
+// to `end` in their order. So every place is written by one thread, in one order.
 #include "divide.hlsli"
 #include "pointwise.hlsli"
 
@@ -29,9 +29,6 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 }
 
 #else
-
-// no loop of one piece may take more turns than a driver lets it
-#define TURNS 32768
 
 // The line's slot that update j is for, from the index at `at`; what is nowhere is no slot.
 uint slot_of(uint j, uint at)
@@ -93,20 +90,18 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     }
     uint first = part * segment;
     uint last = min(first + segment, slots);
-    for (uint a = first; a < last; a += TURNS) {
-        for (uint slot = a; slot < min(a + TURNS, last); slot++) {
+    if (begin == 0) {
+        for (uint slot = first; slot < last; slot++) {
             T3[line_to + slot * to_step] = T0[line_to + slot * to_step];
         }
     }
-    uint count = reached ? updates : 0;
-    for (uint b = 0; b < count; b += TURNS) {
-        for (uint j = b; j < min(b + TURNS, count); j++) {
-            uint at = line_from + j * step;
-            uint slot = slot_of(j, at);
-            if (slot >= first && slot < last) {
-                uint place = line_to + slot * to_step;
-                T3[place] = met(T3[place], T2[at]);
-            }
+    uint stop = reached ? end : 0;
+    for (uint j = begin; j < stop; j++) {
+        uint at = line_from + j * step;
+        uint slot = slot_of(j, at);
+        if (slot >= first && slot < last) {
+            uint place = line_to + slot * to_step;
+            T3[place] = met(T3[place], T2[at]);
         }
     }
 }

@@ -1,13 +1,9 @@
 // NONZERO: 1 counts T0's values that are not 0, by blocks; 2 adds the counts up; 3 fills what is left
-// over; 4 writes the places. SELECT: a workgroup picks the boxes of one class, greatest score first.
+// over; 4 writes the places. SELECT: a workgroup picks the boxes of one class, greatest score first,
+// those from `begin` to `end`.
 // ROWS: every row of the result finds its box.
 
-// no loop of one piece may take more turns than a driver lets it
-#define TURNS 32768
-
 #if defined(NONZERO)
-
-#define BLOCK 128
 
 [numthreads(GROUP, 1, 1)]
 void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
@@ -18,18 +14,16 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     if (i >= n) { return; }
 #if NONZERO == 1
     uint found = 0;
-    for (uint at = i * BLOCK; at < min(i * BLOCK + BLOCK, size); at++) {
+    for (uint at = i * block; at < min(i * block + block, size); at++) {
         if ((T0[at] & mask) != 0) { found++; }
     }
     T1[i] = found;
 #elif NONZERO == 2
     uint total = 0;
-    for (uint first = 0; first < blocks; first += TURNS) {
-        for (uint b = first; b < min(first + TURNS, blocks); b++) {
-            uint own = T1[b];
-            T1[b] = total;
-            total += own;
-        }
+    for (uint b = 0; b < blocks; b++) {
+        uint own = T1[b];
+        T1[b] = total;
+        total += own;
     }
     T1[blocks] = total;
     T0[0] = int(total);
@@ -39,7 +33,7 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     }
 #else
     uint to = T1[i];
-    for (uint at = i * BLOCK; at < min(i * BLOCK + BLOCK, size); at++) {
+    for (uint at = i * block; at < min(i * block + block, size); at++) {
         if ((T0[at] & mask) != 0) {
             if (to < room) {
                 uint rest = at;
@@ -97,47 +91,50 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     if (line >= cml_end) { return; }
     uint first = line * boxes;
     uint box_first = line / classes * boxes;
-    for (uint j = lane; j < boxes; j += GROUP) {
-        T2[first + j] = T1[first + j] > least ? 1.0 : 0.0;
-    }
     uint picked = 0;
-    for (uint outer = 0; outer < most; outer += TURNS) {
-        for (uint round = outer; round < min(outer + TURNS, most); round++) {
-            uint own = NONE;
-            float own_score = 0.0;
+    if (begin == 0) {
+        for (uint j = lane; j < boxes; j += GROUP) {
+            T2[first + j] = T1[first + j] > least ? 1.0 : 0.0;
+        }
+    } else {
+        picked = T4[line];
+    }
+    GroupMemoryBarrierWithGroupSync();
+    for (uint round = begin; round < end; round++) {
+        uint own = NONE;
+        float own_score = 0.0;
+        for (uint j = lane; j < boxes; j += GROUP) {
+            float score = T1[first + j];
+            if (T2[first + j] != 0.0 && before(score, j, own_score, own)) {
+                own = j;
+                own_score = score;
+            }
+        }
+        best_box[lane] = own;
+        best_score[lane] = own_score;
+        GroupMemoryBarrierWithGroupSync();
+        for (uint half = GROUP / 2; half > 0; half /= 2) {
+            if (lane < half) {
+                uint other = best_box[lane + half];
+                float other_score = best_score[lane + half];
+                if (before(other_score, other, best_score[lane], best_box[lane])) {
+                    best_box[lane] = other;
+                    best_score[lane] = other_score;
+                }
+            }
+            GroupMemoryBarrierWithGroupSync();
+        }
+        uint best = best_box[0];
+        GroupMemoryBarrierWithGroupSync();
+        if (best != NONE) {
+            float4 chosen_edges = edges(box_first + best);
             for (uint j = lane; j < boxes; j += GROUP) {
-                float score = T1[first + j];
-                if (T2[first + j] != 0.0 && before(score, j, own_score, own)) {
-                    own = j;
-                    own_score = score;
-                }
+                bool alive = T2[first + j] != 0.0 && j != best;
+                if (alive && overlapping(chosen_edges, edges(box_first + j))) { alive = false; }
+                T2[first + j] = alive ? 1.0 : 0.0;
             }
-            best_box[lane] = own;
-            best_score[lane] = own_score;
-            GroupMemoryBarrierWithGroupSync();
-            for (uint half = GROUP / 2; half > 0; half /= 2) {
-                if (lane < half) {
-                    uint other = best_box[lane + half];
-                    float other_score = best_score[lane + half];
-                    if (before(other_score, other, best_score[lane], best_box[lane])) {
-                        best_box[lane] = other;
-                        best_score[lane] = other_score;
-                    }
-                }
-                GroupMemoryBarrierWithGroupSync();
-            }
-            uint best = best_box[0];
-            GroupMemoryBarrierWithGroupSync();
-            if (best != NONE) {
-                float4 chosen_edges = edges(box_first + best);
-                for (uint j = lane; j < boxes; j += GROUP) {
-                    bool alive = T2[first + j] != 0.0 && j != best;
-                    if (alive && overlapping(chosen_edges, edges(box_first + j))) { alive = false; }
-                    T2[first + j] = alive ? 1.0 : 0.0;
-                }
-                if (lane == 0) { T3[line * most + picked] = best; }
-                picked++;
-            }
+            if (lane == 0) { T3[line * most + picked] = best; }
+            picked++;
         }
     }
     if (lane == 0) { T4[line] = picked; }
@@ -155,15 +152,13 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
     uint total = 0;
     uint own_line = lines;
     uint own_place = 0;
-    for (uint first = 0; first < lines; first += TURNS) {
-        for (uint line = first; line < min(first + TURNS, lines); line++) {
-            uint picked = T1[line];
-            if (i >= total && i - total < picked) {
-                own_line = line;
-                own_place = i - total;
-            }
-            total += picked;
+    for (uint line = 0; line < lines; line++) {
+        uint picked = T1[line];
+        if (i >= total && i - total < picked) {
+            own_line = line;
+            own_place = i - total;
         }
+        total += picked;
     }
     if (i == 0) { T2[0] = int(total); }
 #if ROWS

@@ -216,7 +216,8 @@ def _roi_align(x: Array, rois: Array, index: Array, output_size: Any, sampling_r
             start = corners[1 - axis] * scale - shift
             size = corners[3 - axis] * scale - shift - start
             size = size if half_pixel else max(size, 1.0)
-            count = sampling_ratio or min(max(math.ceil(size / cells), 0), plane.shape[axis])
+            most = math.ceil(2 * plane.shape[axis] / cells)
+            count = sampling_ratio or min(max(math.ceil(size / cells), 0), most)
             lines.append([start + (place + (k + 0.5) / count) * size / cells for k in range(count)])
         samples = [_bilinear(plane, *at) for at in itertools.product(*lines)]
         if samples:

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.shapes import check_length
 from cml_engine.ops.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance, register
 from cml_engine.ops.window import Window, WindowAxis, resolve_window, volume
@@ -91,14 +91,14 @@ def _col2im_lower(op: Lowering) -> Iterator[Dispatch]:
     y = op.outputs[0]
     if y.size == 0:
         return
+    geometry = _geometry(_window(op.attrs, op.attrs.output_size))
+    across, down, deep = geometry["taps"]
+    if ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep > MOST_TURNS:
+        raise op.refuse(f"windows of {list(op.attrs.size)}, wanted some 50000 values at most")
     yield Dispatch(
         groups=-(-y.size // _GROUP),
         tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": y.size,
-            "channels": y.shape[1],
-            **_geometry(_window(op.attrs, op.attrs.output_size)),
-        },
+        params={"n": y.size, "channels": y.shape[1], **geometry},
         defines={"COL2IM": 1},
     )
 

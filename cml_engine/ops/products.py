@@ -17,7 +17,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.broadcast import broadcast_strides
 from cml_engine.ops.conv_shapes import ConvShape, conv_shape
-from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.shapes import MAX_RANK
 from cml_engine.ops.spec import (
     EXACT,
@@ -43,6 +43,25 @@ def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Ker
 
 def _cost(products: float, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     return Cost(2 * products, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
+
+
+def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
+           defines: dict[str, int | str]) -> Iterator[Dispatch]:  # fmt: skip
+    """A thread for each result, and as many launches as its sum of ``count`` parts needs, each of
+    which takes so many turns: the later ones go on from what is there."""
+    size = op.outputs[0].size
+    if size == 0:
+        return
+    step = (MOST_TURNS - 64) // turns
+    if step < 1:
+        raise op.refuse(f"one result has parts of {turns} products each, wanted less")
+    for begin in range(0, max(count, 1), step):
+        yield Dispatch(
+            groups=-(-size // _GROUP),
+            tensors=(*op.in_names, *op.out_names),
+            params={"n": size, "begin": begin, "end": min(begin + step, count), **params},
+            defines=defines,
+        )
 
 
 def _check_integers(*facts: Fact) -> None:
@@ -86,23 +105,16 @@ def _matmul_cpu(attrs: Attrs, a: Array, b: Array) -> Array:
 
 def _matmul_lower(op: Lowering) -> Iterator[Dispatch]:
     (a, b), (y,) = op.inputs, op.outputs
-    if y.size == 0:
-        return
-    yield Dispatch(
-        groups=-(-y.size // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": y.size,
-            "rows": y.shape[-2],
-            "columns": y.shape[-1],
-            "inner": a.shape[-1],
-            "rank": y.rank - 2,
-            "extent": y.shape[:-2] or [1],
-            "a_stride": broadcast_strides(a.shape)[:-2] or [0],
-            "b_stride": broadcast_strides(b.shape)[:-2] or [0],
-        },
-        defines={"MATMUL": 1, **_INTEGERS},
-    )
+    params = {
+        "rows": y.shape[-2],
+        "columns": y.shape[-1],
+        "inner": a.shape[-1],
+        "rank": y.rank - 2,
+        "extent": y.shape[:-2] or [1],
+        "a_stride": broadcast_strides(a.shape)[:-2] or [0],
+        "b_stride": broadcast_strides(b.shape)[:-2] or [0],
+    }
+    yield from _parts(op, a.shape[-1], 1, params, {"MATMUL": 1, **_INTEGERS})
 
 
 def _bytes(*shape: int) -> Random:
@@ -115,7 +127,7 @@ register(
         infer=_matmul_infer,
         cpu=_matmul_cpu,
         kernel=_kernel(
-            "n:u rows:u columns:u inner:u rank:u "
+            "n:u begin:u end:u rows:u columns:u inner:u rank:u "
             + " ".join(f"{name}:u{MAX_RANK - 2}" for name in ("extent", "a_stride", "b_stride")),
             _matmul_lower,
         ),
@@ -177,29 +189,23 @@ def _conv_cpu(attrs: Attrs, x: Array, filter: Array) -> Array:
 
 
 def _conv_lower(op: Lowering) -> Iterator[Dispatch]:
-    (x, filter), (y,) = op.inputs, op.outputs
-    if y.size == 0:
-        return
-    shape = _shape(op.attrs, x, filter)
+    shape = _shape(op.attrs, *op.inputs)
     axes = shape.axes3[::-1]
-    yield Dispatch(
-        groups=-(-y.size // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": y.size,
-            "channels": shape.in_channels,
-            "group_in": shape.group_in,
-            "group_out": shape.group_out,
-            "out_channels": shape.out_channels,
-            "wide": [a.wide for a in axes],
-            "narrow": [a.narrow for a in axes],
-            "taps": [a.kernel for a in axes],
-            "stride": [a.stride for a in axes],
-            "dilation": [a.dilation for a in axes],
-            "before": [a.before for a in axes],
-        },
-        defines={"CONV": 1, **_INTEGERS},
-    )
+    params = {
+        "channels": shape.in_channels,
+        "group_in": shape.group_in,
+        "group_out": shape.group_out,
+        "out_channels": shape.out_channels,
+        "wide": [a.wide for a in axes],
+        "narrow": [a.narrow for a in axes],
+        "taps": [a.kernel for a in axes],
+        "stride": [a.stride for a in axes],
+        "dilation": [a.dilation for a in axes],
+        "before": [a.before for a in axes],
+    }
+    across, down, deep = (a.kernel for a in axes)
+    turns = ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep + LOOP_TURNS
+    yield from _parts(op, shape.group_in, turns, params, {"CONV": 1, **_INTEGERS})
 
 
 def _conv_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
@@ -227,8 +233,8 @@ register(
         infer=_conv_infer,
         cpu=_conv_cpu,
         kernel=_kernel(
-            "n:u channels:u group_in:u group_out:u out_channels:u wide:u3 narrow:u3 taps:u3 "
-            "stride:u3 dilation:u3 before:i3",
+            "n:u begin:u end:u channels:u group_in:u group_out:u out_channels:u wide:u3 narrow:u3 "
+            "taps:u3 stride:u3 dilation:u3 before:i3",
             _conv_lower,
         ),
         cost=_conv_cost,
@@ -276,24 +282,18 @@ def _nbits_cpu(attrs: Attrs, x: Array, weights: Array, scales: Array, zero_point
 
 def _nbits_lower(op: Lowering) -> Iterator[Dispatch]:
     x, weights, scales, zero_points = op.inputs
-    y = op.outputs[0]
-    if y.size == 0:
-        return
-    yield Dispatch(
-        groups=-(-y.size // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": y.size,
-            "columns": weights.shape[0],
-            "inner": x.shape[-1],
-            "bits": op.attrs.bits,
-            "words": weights.shape[1],
-            "blocks": scales.shape[1],
-            "words_per_block": op.attrs.block_size * op.attrs.bits // 32,
-            "zero_per_block": int(zero_points.rank > 0),
-        },
-        defines={"NBITS": 1, "T1_TYPE": "uint"},
-    )
+    words = op.attrs.block_size * op.attrs.bits // 32
+    params = {
+        "columns": weights.shape[0],
+        "inner": x.shape[-1],
+        "bits": op.attrs.bits,
+        "words": weights.shape[1],
+        "blocks": scales.shape[1],
+        "words_per_block": words,
+        "zero_per_block": int(zero_points.rank > 0),
+    }
+    turns = op.attrs.block_size + LOOP_TURNS * (words + 1)
+    yield from _parts(op, scales.shape[1], turns, params, {"NBITS": 1, "T1_TYPE": "uint"})
 
 
 def _nbits_cases() -> Iterator[Case]:
@@ -314,7 +314,8 @@ register(
         infer=_nbits_infer,
         cpu=_nbits_cpu,
         kernel=_kernel(
-            "n:u columns:u inner:u bits:u words:u blocks:u words_per_block:u zero_per_block:u",
+            "n:u begin:u end:u columns:u inner:u bits:u words:u blocks:u words_per_block:u "
+            "zero_per_block:u",
             _nbits_lower,
         ),
         cost=lambda attrs, inputs, outputs: _cost(

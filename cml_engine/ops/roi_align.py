@@ -2,8 +2,8 @@
 
 A row of ``rois`` is ``x0 y0 x1 y1``. Every result is the average (or the greatest value) of samples
 inside its cell; of how many may depend on the region's size. Rois are data that other operators
-computed: a NaN is 0, numbers beyond ``LIMIT`` are brought back to it, and a region that is larger
-than the map by far takes no more samples than the map has values.
+computed: a NaN is 0, numbers beyond ``LIMIT`` are brought back to it, and a region that is longer
+than two maps takes no more samples than one of two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.roi import LIMIT, check_inputs, check_sizes, items
 from cml_engine.ops.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance, register
 
@@ -41,6 +41,11 @@ def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
 # --- on the CPU ---------------------------------------------------------------------------------
 
 
+def _most(extent: int, cells: int) -> int:
+    """Samples of a result on an axis, where they go by the region's size."""
+    return -(-2 * extent // cells)
+
+
 def _samples(attrs: Attrs, first: Any, last: Any, cells: int, extent: int) -> tuple[Array, int]:
     """Positions on one axis, and how many belong to a cell."""
     shift = np.float32(0.5 if attrs.half_pixel else 0.0)
@@ -48,7 +53,7 @@ def _samples(attrs: Attrs, first: Any, last: Any, cells: int, extent: int) -> tu
     size = last * np.float32(attrs.scale) - shift - start
     if not attrs.half_pixel:
         size = max(size, np.float32(1))
-    count = attrs.sampling_ratio or min(max(-int(-size // cells), 0), extent)
+    count = attrs.sampling_ratio or min(max(-int(-size // cells), 0), _most(extent, cells))
     cell = size / np.float32(cells)
     place, sample = np.divmod(np.arange(cells * count), max(count, 1))
     at = place * cell + (sample + np.float32(0.5)) * cell / np.float32(max(count, 1))
@@ -96,29 +101,39 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
     result, attrs = op.outputs[0], op.attrs
     if result.size == 0:
         return
-    yield Dispatch(
-        groups=-(-result.size // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": result.size,
-            "batch": x.shape[0],
-            "channels": x.shape[1],
-            "per_roi": int(batch_index.rank > 0),
-            "in_extent": x.shape[:1:-1],
-            "out_extent": attrs.output_size[::-1],
-            "ratio": attrs.sampling_ratio,
-            "scale": attrs.scale,
-            "half_pixel": int(attrs.half_pixel),
-            "greatest": int(attrs.mode == "max"),
-        },
-        defines={"T2_TYPE": "int"},
-    )
+    sizes = list(zip(attrs.output_size, x.shape[2:], strict=True))
+    rows, columns = (attrs.sampling_ratio or _most(extent, cells) for cells, extent in sizes)
+    step = MOST_TURNS // (columns + LOOP_TURNS)
+    if step < 1:
+        raise op.refuse(f"{columns} samples in a row of one result, wanted less")
+    for begin in range(0, rows, step):
+        yield Dispatch(
+            groups=-(-result.size // _GROUP),
+            tensors=(*op.in_names, *op.out_names),
+            params={
+                "n": result.size,
+                "batch": x.shape[0],
+                "channels": x.shape[1],
+                "per_roi": int(batch_index.rank > 0),
+                "in_extent": x.shape[:1:-1],
+                "out_extent": attrs.output_size[::-1],
+                "ratio": attrs.sampling_ratio,
+                "most": [columns, rows],
+                "begin": begin,
+                "end": begin + step,
+                "last": int(begin + step >= rows),
+                "scale": attrs.scale,
+                "half_pixel": int(attrs.half_pixel),
+                "greatest": int(attrs.mode == "max"),
+            },
+            defines={"T2_TYPE": "int"},
+        )
 
 
 _KERNEL = Kernel(
     "roi_align.hlsl",
-    "n:u batch:u channels:u per_roi:u in_extent:u2 out_extent:u2 ratio:u scale:f half_pixel:u "
-    "greatest:u",
+    "n:u batch:u channels:u per_roi:u in_extent:u2 out_extent:u2 ratio:u most:u2 begin:u "
+    "end:u last:u scale:f half_pixel:u greatest:u",
     lower=_lower,
     group=_GROUP,
     trusted=True,

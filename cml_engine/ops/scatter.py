@@ -16,7 +16,7 @@ import numpy as np
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.broadcast import contiguous_strides
-from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.shapes import MAX_RANK, check_axis
 from cml_engine.ops.spec import (
     EXACT,
@@ -165,27 +165,34 @@ def _gather_lower(op: Lowering) -> Iterator[Dispatch]:
     )
 
 
-def _scatter(op: Lowering, lines: int, slots: int, geometry: Mapping[str, Any]) -> Dispatch:
+def _scatter(
+    op: Lowering, lines: int, slots: int, updates: int, geometry: Mapping[str, Any]
+) -> Iterator[Dispatch]:
     """A thread has a range of a line's slots, and looks through all updates of that line: one for
-    each slot where updates are few, fewer where looking would be most of the work."""
-    x, updates = op.inputs[0], geometry["updates"]
+    each slot where updates are few, fewer where looking would be most of the work. Of very many
+    updates a launch does those that a thread's loops may turn for."""
+    x = op.inputs[0]
     busy = _BUSY_SOFTWARE if op.limits.software else _BUSY
-    segment = max(1, min(updates, -(-x.size // busy), slots))
+    segment = max(1, min(updates, -(-x.size // busy), slots, MOST_TURNS // 4))
     segments = -(-slots // segment)
     kind = REDUCTIONS.index(op.attrs.reduction)
-    return Dispatch(
-        groups=-(-lines * segments // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": lines * segments,
-            "lines": lines,
-            "slots": slots,
-            "segment": segment,
-            "kind": kind + len(REDUCTIONS) * (x.dtype == "integer" and kind > 0),
-            **geometry,
-        },
-        defines={"T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint", "T3_TYPE": "uint"},
-    )
+    part = MOST_TURNS // 2 // (geometry["places"] + LOOP_TURNS * geometry["by_rows"] or 1)
+    for begin in range(0, max(updates, 1), part):
+        yield Dispatch(
+            groups=-(-lines * segments // _GROUP),
+            tensors=(*op.in_names, *op.out_names),
+            params={
+                "n": lines * segments,
+                "lines": lines,
+                "slots": slots,
+                "segment": segment,
+                "kind": kind + len(REDUCTIONS) * (x.dtype == "integer" and kind > 0),
+                "begin": begin,
+                "end": min(begin + part, updates),
+                **geometry,
+            },
+            defines={"T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint", "T3_TYPE": "uint"},
+        )
 
 
 def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -196,7 +203,6 @@ def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
     beside = [d for d in range(x.rank) if d != axis]
     to, start = contiguous_strides(x.shape), contiguous_strides(indices.shape)
     geometry = {
-        "updates": indices.shape[axis],
         "by_rows": 0,
         "places": 0,
         "limit": [0],
@@ -208,7 +214,8 @@ def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
         "to_step": to[axis],
         "step": start[axis],
     }
-    yield _scatter(op, x.size // x.shape[axis], x.shape[axis], geometry)
+    lines = x.size // x.shape[axis]
+    yield from _scatter(op, lines, x.shape[axis], indices.shape[axis], geometry)
 
 
 def _nd_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -218,7 +225,6 @@ def _nd_lower(op: Lowering) -> Iterator[Dispatch]:
     places = indices.shape[-1]
     row = prod(x.shape[places:])
     geometry = {
-        "updates": prod(indices.shape[:-1]),
         "by_rows": 1,
         "places": places,
         "limit": x.shape[:places] or [0],
@@ -230,7 +236,7 @@ def _nd_lower(op: Lowering) -> Iterator[Dispatch]:
         "to_step": row,
         "step": row,
     }
-    yield _scatter(op, row, prod(x.shape[:places]), geometry)
+    yield from _scatter(op, row, prod(x.shape[:places]), prod(indices.shape[:-1]), geometry)
 
 
 _GATHER = Kernel(
@@ -245,7 +251,8 @@ _LINES = " ".join(f"{name}:u{MAX_RANK}" for name in ("limit", "extent", "reach",
 
 def _scatter_kernel(lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
     params = (
-        "n:u lines:u slots:u segment:u kind:u updates:u by_rows:u places:u rank:u to_step:u step:u"
+        "n:u lines:u slots:u segment:u kind:u begin:u end:u by_rows:u places:u rank:u to_step:u "
+        "step:u"
     )
     return Kernel("scatter.hlsl", f"{params} {_LINES}", lower=lower, group=_GROUP, trusted=True)
 

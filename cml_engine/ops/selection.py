@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.shapes import MAX_RANK
 from cml_engine.ops.spec import EXACT, Case, Cost, Dispatch, Kernel, OpSpec, Random, register
 
@@ -34,7 +34,7 @@ def _moved(inputs: Sequence[Fact], outputs: Sequence[Fact], flops: float) -> Cos
 
 # --- nonzero ------------------------------------------------------------------------------------
 
-#: values that one thread counts
+#: values that one thread counts at least; more where the blocks would be too many for one thread
 _BLOCK = 128
 
 
@@ -57,10 +57,12 @@ def _nonzero_lower(op: Lowering) -> Iterator[Dispatch]:
     """Counts by blocks; where each block's begin; what is left over, and the places."""
     (x,), (y, count) = op.in_names, op.out_names
     fact, room = op.inputs[0], int(op.attrs.capacity)
-    blocks = -(-fact.size // _BLOCK)
+    block = max(_BLOCK, min(isqrt(fact.size), MOST_TURNS // (fact.rank + 1 + LOOP_TURNS)))
+    blocks = -(-fact.size // block)
     starts = op.scratch(blocks + 1)
     params = {
         "size": fact.size,
+        "block": block,
         "blocks": blocks,
         # a float is 0 with either sign
         "mask": 0x7FFFFFFF if fact.dtype == "scalar" else 0xFFFFFFFF,
@@ -92,7 +94,8 @@ register(
         infer=_nonzero_infer,
         cpu=_nonzero_cpu,
         kernel=_kernel(
-            f"n:u size:u blocks:u mask:u room:u rank:u fill:i extent:u{MAX_RANK}", _nonzero_lower
+            f"n:u size:u block:u blocks:u mask:u room:u rank:u fill:i extent:u{MAX_RANK}",
+            _nonzero_lower,
         ),
         cost=lambda attrs, inputs, outputs: _moved([*inputs, *inputs], outputs, inputs[0].size),
         tolerance=EXACT,
@@ -190,11 +193,15 @@ def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
         "centers": int(attrs.center_point_box),
         "fill": attrs.fill,
     }
-    if lines:
+    per_round = 2 * (-(-fact.shape[2] // _GROUP) + LOOP_TURNS) + 2 * LOOP_TURNS + 6
+    rounds = (MOST_TURNS - per_round) // per_round
+    if rounds < 1 or lines > MOST_TURNS:
+        raise op.refuse(f"too many boxes or classes: {fact}; select from fewer (top_k)")
+    for begin in range(0, max(most, 1), rounds) if lines else ():
         yield Dispatch(
             groups=lines,
             tensors=(boxes, scores, alive, chosen, counts),
-            params={"n": lines, **params},
+            params={"n": lines, "begin": begin, "end": min(begin + rounds, most), **params},
             defines={"SELECT": 1, "T3_TYPE": "uint", "T4_TYPE": "uint"},
             writes=3,
         )
@@ -202,7 +209,7 @@ def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
     yield Dispatch(
         groups=-(-rows // _GROUP),
         tensors=(chosen, counts, count, y) if lines * most else (chosen, counts, count),
-        params={"n": rows, **params},
+        params={"n": rows, "begin": 0, "end": 0, **params},
         defines={
             "ROWS": int(lines * most > 0),
             **{f"T{i}_TYPE": kind for i, kind in enumerate(("uint", "uint", "int", "int"))},
@@ -247,7 +254,8 @@ register(
         infer=_nms_infer,
         cpu=_nms_cpu,
         kernel=_kernel(
-            "n:u lines:u classes:u boxes:u most:u overlap:f least:f centers:u fill:i", _nms_lower
+            "n:u lines:u classes:u boxes:u most:u begin:u end:u overlap:f least:f centers:u fill:i",
+            _nms_lower,
         ),
         cost=_nms_cost,
         tolerance=EXACT,

@@ -167,3 +167,54 @@ def test_roi_pools(op, shape, gpu):
 def test_roi_align(op, rate, gpu):
     attrs = {"output_size": [1, 1], "sampling_rate": list(rate), "resize_method": "symmetric"}
     check(op, [ramp(1, 1, 5, 6), np.array([(0, 1, 4, 5)], np.float32), np.int32(0)], attrs, gpu)
+
+
+def counts(rng, *shape, low=-128, high=128):
+    return rng.integers(low, high, shape).astype(np.int32)
+
+
+@pytest.mark.parametrize("op", ["scatter_elements", "scatter_nd"])
+@pytest.mark.parametrize("places", [1, 2**18], ids=["one place", "many places"])
+def test_updates(op, places, gpu, rng):
+    n = 70_000
+    x, values = counts(rng, max(places, 3)), counts(rng, n)
+    indices = counts(rng, n, low=0, high=places)
+    if op == "scatter_nd":
+        check(op, [x, indices[:, None], values], {"reduction": "add"}, gpu)
+    else:
+        check(op, [x, indices, values], {"axis": 0, "reduction": "none"}, gpu)
+
+
+def test_what_is_found(gpu, rng):
+    x = (rng.random((3, 70_001)) < 0.01).astype(np.bool_)
+    check("nonzero", [x], {"capacity": 1000, "fill": -1}, gpu)
+
+
+def test_boxes(gpu, rng):
+    first = rng.uniform(0, 100, (1, 4000, 2))
+    boxes = np.concatenate([first, first + 1.5], -1).astype(np.float32)
+    attrs = {"max_per_class": 600, "iou_threshold": 0.2, "score_threshold": 0.0,
+             "center_point_box": False, "fill": -1}  # fmt: skip
+    check("non_max_suppression", [boxes, rng.random((1, 1, 4000), np.float32)], attrs, gpu)
+
+
+def test_products_of_integers(gpu, rng):
+    check("int_matmul", [counts(rng, 2, 70_000), counts(rng, 70_000, 1)], {}, gpu)
+    attrs = {"padding": [], "stride": [], "dilation": [], "groups": 1}
+    check("int_conv", [counts(rng, 1, 9000, 2, 2), counts(rng, 1, 9000, 3, 3)], attrs, gpu)
+
+
+def test_products_of_codes(gpu, rng):
+    words = counts(rng, 2, 70_016 // 8, low=-(2**31), high=2**31 - 1)
+    scales = rng.uniform(-0.01, 0.01, (2, 70_016 // 32)).astype(np.float32)
+    x = rng.uniform(-1, 1, (1, 70_000)).astype(np.float32)
+    check("matmul_nbits", [x, words, scales, np.float32(8)], {"block_size": 32, "bits": 4}, gpu)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_samples_of_a_region(mode, gpu, rng):
+    x = rng.uniform(-1, 1, (1, 1, 260, 270)).astype(np.float32)
+    attrs = {"output_size": [1, 1], "sampling_ratio": 0, "scale": 1.0, "half_pixel": True,
+             "mode": mode}  # fmt: skip
+    rois = np.array([[0, 0, 270, 260], [-100, 5, 400, 250], [3, 3, 9, 250]], np.float32)
+    check("roi_align", [x, rois, np.zeros(3, np.int32)], attrs, gpu)
