@@ -221,13 +221,7 @@ def _parser() -> argparse.ArgumentParser:
         "--budget-ms", type=number(BUDGET_MS), metavar="MS", help="how a run in frames would go"
     )
     add_options(sub, "frame")
-    sub = command("rank", _rank, "Which operators the time goes to.")
-    add_options(sub, "model", "backend", "half", "json", "dump")
-    sub.add_argument("--runs", type=number(TIMES), default=10)
-    sub.add_argument("--csv", action="store_true")
-    sub.add_argument(
-        "--stub", metavar="NAME", help="whole runs without that operator against runs with it"
-    )
+    _rank_options(command("rank", _rank, "Which operators the time goes to."))
     text = "Measure which kernels are fastest on this device, for all sessions on it."
     _tune_options(command("tune", _tune, text))
     sub = command("validate", _validate, "Check the GPU against NumPy, operator by operator.")
@@ -253,6 +247,17 @@ def _parser() -> argparse.ArgumentParser:
     text = "Turn a model of another format into an NNEF folder."
     _convert_options(command("convert", _convert, text))
     return parser
+
+
+def _rank_options(sub: argparse.ArgumentParser) -> None:
+    add_options(sub, "model", "backend", "half", "dump")
+    sub.add_argument("--runs", type=number(TIMES), default=10)
+    table = sub.add_mutually_exclusive_group()
+    add_options(table, "json")
+    table.add_argument("--csv", action="store_true")
+    sub.add_argument(
+        "--stub", metavar="NAME", help="whole runs without that operator against runs with it"
+    )
 
 
 def _tune_options(sub: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ it, and only when one of them is asked for.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,7 @@ def simulate(a: argparse.Namespace) -> int:
     from scheduler.simulate import table
 
     if a.plot:
-        array_files.check_place(Path(a.plot))
+        _check_plot(Path(a.plot))
     graph = load_model(a)
     plan, device = plan_for(graph, storage_of(a))
     model = commands.known_costs(device, costs_file(device) if device else None)
@@ -89,11 +90,16 @@ def _plot(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> None:
 
     try:
         plot_outcomes(outcomes, frame_ms, path)
-    except ImportError:
-        raise InputError("--plot needs matplotlib: pip install matplotlib") from None
-    except (OSError, ValueError) as error:
+    except ValueError as error:  # matplotlib's words for a suffix that it does not know
         raise InputError(f"cannot write '{path}': {error}") from None
     print(f"plot: {path}")
+
+
+def _check_plot(path: Path) -> None:
+    """Raise for a picture that could not be made, before the work for it is done."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("--plot needs matplotlib: pip install matplotlib")
+    array_files.check_place(path)
 
 
 def _gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:

@@ -80,7 +80,7 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 _WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments", "shape")}
 
 
-def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
+def add_options(parser: argparse._ActionsContainer, *names: str) -> None:
     """Give a command the shared options of these names, and what goes with them."""
     for name in (*names, *(more for n in names for more in _WITH.get(n, ()))):
         flags, options = _SHARED[name]

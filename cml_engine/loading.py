@@ -114,7 +114,9 @@ def _library(files: Sequence[str | Path]) -> dict[str, str]:
     for file in files:
         try:
             text = Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise InputError(f"'{file}': cannot read the fragments: {error.strerror}") from None
+        except ValueError as error:
             raise InputError(f"'{file}': cannot read the fragments: {error}") from None
         for fragment in parse_fragments(text, str(file)):
             if not _is_new(fragment.name):

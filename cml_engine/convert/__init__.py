@@ -21,7 +21,9 @@ def convert(
     """
     path = Path(path)
     if path.suffix != ".param":
-        raise InputError(f"'{path}': the format '{path.suffix}' is unknown: wanted a ncnn .param")
+        raise InputError(
+            f"'{path}': the format '{path.suffix}' is unknown: wanted .onnx, or .param of ncnn"
+        )
     from cml_engine.convert.ncnn import convert_ncnn
     from cml_engine.ops import load_families
     from cml_engine.passes.infer import infer_node

@@ -14,7 +14,19 @@ QUANT_FILE = "graph.quant"
 #: Text longer than this is not a graph.
 MAX_TEXT = 64 * 2**20
 
+#: what a model can be, for messages
+KINDS = f"a folder with {GRAPH_FILE}, that file itself, a .tgz of the folder, or an .onnx file"
+
 _GZIP = b"\x1f\x8b"
+_OTHERS = {
+    b"PK\3\4": "a zip archive",
+    b"PK\5\6": "a zip archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"\xfd7zXZ\0": "packed by xz",
+    b"BZh": "packed by bzip2",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
+    b"N\xef": "a tensor file",
+}
 
 
 class ModelFiles(Protocol):
@@ -74,16 +86,32 @@ def open_model(path: str | Path) -> ModelFiles:
         if path.is_dir():
             return _folder(path)
         if not path.is_file():
-            raise ModelError(f"there is no '{path}': wanted a folder with {GRAPH_FILE}, or a .tgz")
+            raise ModelError(f"there is no '{path}': wanted {KINDS}")
         with path.open("rb") as file:
-            packed = file.read(2) == _GZIP
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read '{path}': {error}") from None
-    if not packed:
-        return FolderFiles(path)
-    from cml_engine.nnef.archive import ArchiveFiles
+            head = file.read(512)
+    except OSError as error:
+        raise ModelError(f"cannot read '{path}': {error.strerror}") from None
+    except ValueError as error:  # no name of a file
+        raise ModelError(f"cannot read {str(path)!r}: {error}") from None
+    if head.startswith(_GZIP):
+        from cml_engine.nnef.archive import ArchiveFiles
 
-    return ArchiveFiles(path)
+        return ArchiveFiles(path)
+    if other := _other_kind(path, head):
+        raise ModelError(f"'{path}' is {other}: wanted {KINDS}")
+    return FolderFiles(path)
+
+
+def _other_kind(path: Path, head: bytes) -> str | None:
+    """What a file is that is no text of a graph, as far as its beginning shows."""
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic):
+            return what
+    if head[257:262] == b"ustar":
+        return "a tar archive that is not packed"
+    if path.suffix.lower() == ".param":
+        return "a file of ncnn ('cml convert' makes NNEF of it)"
+    return "no text" if b"\0" in head else None
 
 
 def tensor_file_name(label: str, source: Source | None = None) -> str:
@@ -110,7 +138,7 @@ def decode(data: bytes, file: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        message = f"byte {error.start} is not UTF-8: this is not an NNEF text file"
+        message = f"byte {error.start} is not UTF-8: this is no text of NNEF"
         raise NnefSyntaxError(message, Source(file)) from None
 
 

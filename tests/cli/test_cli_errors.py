@@ -197,3 +197,16 @@ def test_output_that_cannot_be_encoded_is_no_fault(model, tmp_path):
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"gr\\xf6\\xdfe.npy" in done.stdout and (tmp_path / "größe.npy").is_file()
+
+
+def test_a_picture_that_cannot_be_made_is_told_before_the_work(model, capsys, monkeypatch):
+    monkeypatch.setattr("cml_engine.cli_common.load", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["simulate", str(model), "--plot", "x.png"]) == 2
+    assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
+def test_the_shortest_frames_end_soon(model, capsys):
+    """Jobs came in twenty times as fast as frames could take them up."""
+    assert cli.main(["simulate", str(model), "--frame-ms", "0.1", "--budget-ms", "0.1"]) == 0
+    assert capsys.readouterr().out.count("operators per frame") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from cml_engine import nnef
 from cml_engine.errors import ModelError, NnefSyntaxError, TensorFileError
 from cml_engine.nnef import NnefWarning
-from cml_engine.nnef.files import tensor_file_name
+from cml_engine.nnef.files import KINDS, tensor_file_name
 from cml_engine.nnef.quant import parse_quant
 from cml_engine.nnef.tensor_file import Item, tensor_bytes, write_tensor
 
@@ -154,8 +155,13 @@ def test_file_names() -> None:
         (lambda p: None, "there is no '"),
         (lambda p: p.mkdir(), "has no graph.nnef: name the folder that has it"),
         (lambda p: p.write_bytes(b"\x1f\x8bxyz"), "is damaged"),
-        (lambda p: p.write_bytes(b"\xff\xfe\x00"), "byte 0 is not UTF-8"),
-        (lambda p: p.write_bytes(b"PK\3\4"), "unexpected character"),
+        (lambda p: p.write_bytes(b"\xff\xfe"), "byte 0 is not UTF-8: this is no text of NNEF"),
+        (lambda p: p.write_bytes(b"\xff\xfe\x00"), f"is no text: wanted {KINDS}"),
+        (lambda p: p.write_bytes(b"PK\3\4"), f"is a zip archive: wanted {KINDS}"),
+        (lambda p: p.write_bytes(b"BZh91AY"), "is packed by bzip2: wanted a folder"),
+        (lambda p: p.write_bytes(lzma.compress(b"x")), "is packed by xz: wanted a folder"),
+        (lambda p: p.write_bytes(tensor_bytes(VALUES)), "is a tensor file: wanted a folder"),
+        (lambda p: p.write_bytes(tarfile.TarInfo("a").tobuf()), "is a tar archive that is not pa"),
     ],
 )
 def test_what_is_no_model(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
