@@ -19,8 +19,9 @@ def value(name: str, shape: Sequence[int | str] | None, dtype: str = "float32") 
 
 
 def node(op: str, inputs: str, outputs: str, **attrs: Any) -> Any:
-    """A node; inputs and outputs in one text each."""
-    return helper.make_node(op, inputs.split(), outputs.split(), **attrs)
+    """A node; inputs and outputs in one text each, ``_`` for an input that is left out."""
+    given = ["" if name == "_" else name for name in inputs.split()]
+    return helper.make_node(op, given, outputs.split(), **attrs)
 
 
 def model(

@@ -13,7 +13,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -125,8 +125,9 @@ def run_case(case: Any, backend: Any) -> Verdict:
     try:
         for inputs, wanted in data_sets(case):
             got, bound = _outputs(model, inputs, backend)
-            for name, have, want in zip(got, got.values(), wanted, strict=True):
-                _compare(name, have, want, case)
+            names = [value.name for value in model.graph.output]
+            for name, want in zip(names, wanted, strict=True):
+                _compare(name, _found(name, got), want, case)
     except UnsupportedOp as error:
         return Verdict(case.name, operator, "UNSUPPORTED", str(error), bound)
     except (CmlError, AssertionError) as error:
@@ -162,6 +163,17 @@ def _outputs(
 #: an input of rank 0 or 1 and of up to so many elements (a shape, axes, scales) is bound when the
 #: import has to know it
 _BINDABLE = 64
+
+
+def _found(name: str, got: Mapping[str, Array]) -> Array:
+    """A result; of one with room for more than was found, what was found."""
+    have, count = got[name], got.get(f"{name}_count")
+    if count is None:
+        return have
+    along = 0 if have.shape[-1] == 3 and have.ndim == 2 and "selected" in name else have.ndim - 1
+    found, rest = np.split(have, [int(count.reshape(-1)[0])], along)
+    assert (rest == -1).all(), f"'{name}' has {rest} after what was found"
+    return found
 
 
 def _compare(name: str, have: Array, want: Array, case: Any) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
 from cml_engine.cli import main  # noqa: E402
-from tests.onnx_models import exported_cnn, saved  # noqa: E402
+from tests.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 
@@ -81,13 +81,124 @@ def test_every_command_takes_it(cnn, tmp_path, capsys):
     assert "wanted NAME=1,3,64,64" in capsys.readouterr().err
 
 
+def test_what_is_found_among_many_has_a_count():
+    """NonZero has room for everything; what was found comes first, the rest is -1."""
+    made = model([node("NonZero", "x", "y")], [value("x", [2, 3])], [value("y", None, "int64")])
+    graph = cml.load(made.SerializeToString())
+    assert graph.outputs == ("y", "y_count")
+    x = np.array([[0, 2, 0], [0, 0, 3]], np.float32)
+    got = cml.Session(graph, "cpu").run({"x": x})
+    assert got["y_count"] == 2
+    np.testing.assert_array_equal(got["y"], [[0, 1, -1, -1, -1, -1], [1, 2, -1, -1, -1, -1]])
+
+
+def test_local_functions_are_inlined():
+    """A function of two nodes with an attribute of its own and one of the call's."""
+    inner = node("LeakyRelu", "scaled", "b")
+    inner.attribute.add(name="alpha", ref_attr_name="slope", type=1)
+    nodes = [node("Add", "a a", "scaled"), inner]
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    function = onnx.helper.make_function("my.ops", "Sharp", ["a"], ["b"], nodes, opsets, ["slope"])
+    calls = [
+        onnx.helper.make_node("Sharp", ["x"], ["h"], "first", domain="my.ops", slope=0.5),
+        onnx.helper.make_node("Sharp", ["h"], ["y"], "second", domain="my.ops"),
+    ]
+    made = model(calls, [value("x", [3])], [value("y", [3])], domains={"my.ops": 1},
+                 functions=[function])  # fmt: skip
+    graph = cml.load(made.SerializeToString())
+    x = np.array([-1, 0, 2], np.float32)
+    got = cml.Session(graph, "cpu").run({"x": x})
+    np.testing.assert_allclose(got["y"], [-0.02, 0, 8], rtol=1e-6)
+    assert "2 functions inlined" in graph.notes[0]
+    assert "first_b" in graph.facts
+
+
+def test_loops_and_branches_are_written_out(rng):
+    body = onnx.helper.make_graph(
+        [
+            node("Add", "a w", "b"),  # a name of the graph around
+            node("Mul", "b b", "s"),
+            node("Identity", "go", "more"),
+        ],
+        "body",
+        [value("i", [], "int64"), value("go", [], "bool"), value("a", [4])],
+        [value("more", [], "bool"), value("b", [4]), value("s", [4])],
+    )
+    then = onnx.helper.make_graph([node("Neg", "last", "t")], "then", [], [value("t", [4])])
+    other = onnx.helper.make_graph([node("Abs", "last", "t")], "else", [], [value("t", [4])])
+    nodes = [
+        node("Shape", "x", "n"), node("Squeeze", "n", "trips"),
+        node("Loop", "trips true x", "last all", body=body),
+        node("Less", "trips five", "few"),
+        node("If", "few", "y", then_branch=then, else_branch=other),
+    ]  # fmt: skip
+    weights = {"true": np.array(True), "five": np.array(5), "w": np.ones(4, np.float32)}
+    made = model(nodes, [value("x", [4])], [value("y", [4]), value("all", None)], weights)
+    x = rng.standard_normal(4).astype(np.float32)
+    got = cml.Session(cml.load(made.SerializeToString()), "cpu").run({"x": x})
+    np.testing.assert_allclose(got["y"], -(x + 4), rtol=1e-6)
+    np.testing.assert_allclose(got["all"], [(x + k) ** 2 for k in range(1, 5)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float16", "bfloat16", "float32", "float64", "bool", "int4", "uint4", "int8", "uint8",
+     "int16", "uint16", "int32", "int64", "uint32", "uint64"],
+)  # fmt: skip
+def test_tensors_are_read_as_the_package_reads_them(dtype, raw):
+    from cml_engine.convert.onnx.protobuf import Message
+    from cml_engine.convert.onnx.tensors import Folder, read_tensor
+
+    element = onnx.TensorProto.DataType.Value(dtype.upper().replace("FLOAT64", "DOUBLE")
+                                              .replace("FLOAT32", "FLOAT"))  # fmt: skip
+    numbers = [0, 1, 3, 7, 5] if dtype[0] in "ub" else [0, -1, 3, 7, -8]
+    values = np.array([n % 2 for n in numbers] if dtype == "bool" else numbers, np.float32)
+    array = values.astype(onnx.helper.tensor_dtype_to_np_dtype(element))
+    if raw:
+        made = onnx.numpy_helper.from_array(array.reshape(1, 5), "t")
+    else:
+        made = onnx.helper.make_tensor("t", element, [1, 5], array.tolist())
+    data = memoryview(made.SerializeToString())
+    tensor = read_tensor(Message(data, "m.onnx"), Folder(None))
+    assert tensor.name == "t"
+    np.testing.assert_array_equal(tensor.values(), values.reshape(1, 5))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_floats_are_computed_in_32_bits(rng, dtype):
+    weights = {"w": rng.standard_normal((4, 4)).astype(dtype), "k": np.array(1, dtype)}
+    nodes = [node("MatMul", "x w", "a"), node("Add", "a k", "b"), node("Cast", "b", "y", to=1)]
+    made = model(nodes, [value("x", [2, 4], dtype)], [value("y", [2, 4])], weights)
+    x = rng.standard_normal((2, 4)).astype(dtype)
+    graph = cml.load(made.SerializeToString())
+    got = cml.Session(graph, "cpu").run({"x": x})
+    wanted = x.astype(np.float64) @ weights["w"].astype(np.float64) + 1
+    np.testing.assert_allclose(got["y"], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_names_that_nnef_cannot_have(rng, tmp_path):
+    """Numbers, dots and slashes: the session takes the names of the file."""
+    nodes = [node("Mul", "1 half", "0.5"), node("Add", "0.5 1", "out:0"), node("Relu", "1", "true")]
+    outputs = [value("out:0", [2]), value("0.5", [2]), value("true", [2])]
+    made = model(nodes, [value("1", [2])], outputs, {"half": np.float32(0.5)})
+    graph = cml.load(made.SerializeToString())
+    x = np.array([1, -2], np.float32)
+    got = cml.Session(graph, "cpu").run({"1": x})
+    np.testing.assert_array_equal(got["out:0"], 1.5 * x)
+    np.testing.assert_array_equal(got["0.5"], 0.5 * x)
+    cml.save(graph, tmp_path / "m")
+    again = cml.Session(cml.load(tmp_path / "m"), "cpu")
+    (name,) = again.inputs
+    got = list(again.run({name: x}).values())
+    np.testing.assert_array_equal(got[0], 1.5 * x)
+
+
 # -- the table against the operators' schemas ------------------------------------------------------
 
 
 def test_rows_have_the_attributes_and_defaults_of_every_opset():
     """Every attribute of every version that an opset has, with its default."""
-    import onnx
-
     from cml_engine.convert.onnx import operators  # noqa: F401
     from cml_engine.convert.onnx.rows import FIRST_OPSET, LAST_OPSET, row_for, rows_of
 

@@ -35,6 +35,7 @@ class Emitter:
         self.base = "t"
         self._expanded: dict[tuple[Any, ...], Graph] = {}
         self._names: dict[str, str] = {}
+        self._extra: dict[str, Value] = {}
 
     @property
     def source(self) -> Source | None:
@@ -156,9 +157,14 @@ class Emitter:
         if tensor not in self._names and tensor not in self.builder.inputs:
             self._names[tensor] = self.builder.name(clean(wanted) or "t")
 
+    def also(self, wanted: str, value: Value) -> None:
+        """One more output of the graph: how much of a result that has a fixed size is found."""
+        self._extra[self.builder.name(clean(wanted) or "count")] = value
+
     def graph(self, name: str, outputs: Mapping[str, Value]) -> Graph:
         """The finished graph; outputs have exactly these names."""
         builder = self.builder
+        outputs = {**outputs, **self._extra}
         computed = {out for node in builder.nodes for out in node.outputs}
         exact: dict[str, str] = {}
         for output, value in outputs.items():

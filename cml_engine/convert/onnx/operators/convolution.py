@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.operators.matrix import less_zero
 from cml_engine.convert.onnx.operators.windows import WINDOW, explicit_padding, halves, window
 from cml_engine.convert.onnx.rows import MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
@@ -90,6 +93,87 @@ def _up_padding(
     upper = mode != "SAME_LOWER" if wanted is None else mode == "SAME_UPPER"
     split = [halves(total, upper) for total in totals]
     return [(a, b - e) for (a, b), e in zip(split, extra, strict=True)]
+
+
+@op("ConvInteger", nnef="int_sub, int_conv", attrs=CONV)
+def conv_integer(call: Call) -> Value:
+    x, weights = call[0], call[1]
+    if call.has(2):
+        x = less_zero(call, x, call[2])
+    if call.has(3):
+        zero, rank = call[3], weights.rank
+        each = call.reshape(zero, [zero.shape[0], *[1] * (rank - 1)]) if zero.rank else zero
+        weights = less_zero(call, weights, each)
+    shape = window(call, x.shape[2:], list(weights.shape[2:]))
+    y = call.op(
+        "int_conv",
+        x,
+        weights,
+        padding=shape.padding,
+        stride=shape.stride,
+        dilation=shape.dilation,
+        groups=call.attr("group"),
+    )
+    return y.typed(np.int32)
+
+
+_DEFORM = {
+    "dilations": None,
+    "group": 1,
+    "kernel_shape": None,
+    "offset_group": 1,
+    "pads": None,
+    "strides": None,
+}
+
+
+@op("DeformConv", nnef="deform_columns, conv", attrs=_DEFORM)
+def deform_conv(call: Call) -> Value:
+    x, weights = call[0], call[1]
+    rank = x.rank - 2
+    pads = call.attr("pads") or [0] * (2 * rank)
+    columns = call.op(
+        "deform_columns",
+        x,
+        call[2],
+        call.get(4, 1.0),
+        size=list(weights.shape[2:]),
+        padding=list(zip(pads[:rank], pads[rank:], strict=True)),
+        stride=call.attr("strides") or [1] * rank,
+        dilation=call.attr("dilations") or [1] * rank,
+        offset_groups=call.attr("offset_group"),
+    )
+    flat = call.reshape(weights, [weights.shape[0], int(np.prod(weights.shape[1:])), 1, 1])
+    return call.op(
+        "conv",
+        columns,
+        flat,
+        bias_of(call, 3),
+        border="constant",
+        padding=[(0, 0)] * rank,
+        stride=[1] * rank,
+        dilation=[1] * rank,
+        groups=call.attr("group"),
+    )
+
+
+_COL2IM = {"dilations": None, "pads": None, "strides": None}
+
+
+@op("Col2Im", nnef="col2im", attrs=_COL2IM)
+def col2im(call: Call) -> Value:
+    extents, size = call.ints(1, "the image's shape"), call.ints(2, "the block's shape")
+    rank = len(extents)
+    pads = call.attr("pads") or [0] * (2 * rank)
+    return call.op(
+        "col2im",
+        call[0],
+        output_size=extents,
+        size=size,
+        padding=list(zip(pads[:rank], pads[rank:], strict=True)),
+        stride=call.attr("strides") or [1] * rank,
+        dilation=call.attr("dilations") or [1] * rank,
+    )
 
 
 _FUSED = {**CONV, "activation": "", "activation_params": None}

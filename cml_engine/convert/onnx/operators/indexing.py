@@ -111,9 +111,35 @@ def one_hot(call: Call) -> Value:
 # -- what depends on values ----------------------------------------------------------------------
 
 
-@op("NonZero", nnef="known")
+@op("NonZero", nnef="nonzero", fold=lambda call, x: np.array(np.nonzero(x), np.int64))
 def non_zero(call: Call) -> Value:
-    return Value.known(np.array(np.nonzero(call.array(0)), np.int64))
+    x = call[0]
+    room = int(np.prod(x.shape))
+    places, count = call.ops("nonzero", 2, x, capacity=room)
+    call.emit.also(f"{call.node.outputs[0]}_count", count)
+    return places.typed(np.int64)
+
+
+@op("NonMaxSuppression", nnef="non_max_suppression", attrs={"center_point_box": 0})
+def non_max_suppression(call: Call) -> Value:
+    """As many rows as there can be; those after what was found are -1, and the count is an output
+    of its own."""
+    limit = int(call.number(2)) if call.has(2) else 0
+    if limit < 1:
+        return Value.known(np.zeros((0, 3), np.int64))
+    more = {"score_threshold": call.number(4)} if call.has(4) else {}
+    chosen, count = call.ops(
+        "non_max_suppression",
+        2,
+        call[0],
+        call[1],
+        max_per_class=min(limit, call[0].shape[1]),
+        iou_threshold=call.number(3),
+        center_point_box=bool(call.attr("center_point_box")),
+        **more,
+    )
+    call.emit.also(f"{call.node.outputs[0]}_count", count)
+    return chosen.typed(np.int64)
 
 
 @op("Compress", nnef="gather", attrs={"axis": None})

@@ -24,16 +24,18 @@ def matmul(call: Call, x: Value, y: Value, *, turn_x: bool = False, turn_y: bool
     rank = max(x.rank, y.rank)
     x = call.unsqueeze(x, list(range(rank - x.rank)))
     y = call.unsqueeze(y, list(range(rank - y.rank)))
-    result = call.op("matmul", x, y, transposeA=turn_x, transposeB=turn_y)
+    if x.kind == "integer":
+        result = call.op("int_matmul", x, y)
+    else:
+        result = call.op("matmul", x, y, transposeA=turn_x, transposeB=turn_y)
     return call.squeeze(result, [rank - 2] * row + [rank - 1] * column)
 
 
-@op("MatMul", nnef="matmul", fold=lambda call, x, y: np.matmul(x, y))
+@op("MatMul", nnef="matmul, int_matmul", fold=lambda call, x, y: np.matmul(x, y))
 def mat_mul(call: Call) -> Value:
     x, y = call[0], call[1]
     if x.kind == "integer":
-        product = matmul(call, call.scalar(x), call.scalar(y))
-        return call.cast(product, "integer").typed(x.dtype)
+        return matmul(call, x, y).typed(x.dtype)
     return matmul(call, x, y)
 
 
@@ -162,3 +164,57 @@ def _without_ones(
         values[i] = call.squeeze(value, ones)
         terms[i] = "".join(c for a, c in enumerate(term) if a not in ones)
     return values, terms
+
+
+# -- products of integers --------------------------------------------------------------------------
+
+
+def less_zero(call: Call, x: Value, zero: Value) -> Value:
+    """An integer tensor less its zero point, which broadcasts."""
+    if zero.array is not None and not zero.array.any():
+        return x
+    if x.array is not None and zero.array is not None:
+        return Value.known(x.array.astype(np.int64) - zero.array)
+    return call.zip("int_sub", x, zero)
+
+
+@op("MatMulInteger", nnef="int_sub, int_matmul")
+def matmul_integer(call: Call) -> Value:
+    a, b = call[0], call[1]
+    if call.has(2):
+        zero = call[2]
+        rows = zero.rank == 1 and zero.shape != (1,) and a.rank > 1
+        a = less_zero(call, a, call.unsqueeze(zero, [1]) if rows else zero)
+    if call.has(3):
+        b = less_zero(call, b, call[3])
+    return matmul(call, a, b).typed(np.int32)
+
+
+_NBITS = {"K": int, "N": int, "accuracy_level": 0, "bits": 4, "block_size": int}
+
+
+@op("MatMulNBits", nnef="matmul_nbits, add", attrs=_NBITS, domain=MICROSOFT)
+def matmul_nbits(call: Call) -> Value:
+    """Weights of a few bits: codes in bytes, the first in the lowest bits."""
+    rows, bits, size = call.attr("N"), call.attr("bits"), call.attr("block_size")
+    blocks = -(-call.attr("K") // size)
+    if call.has(4) and call[4].shape != (0,):
+        raise call.refuse("g_idx")
+    codes = call.array(1, "the weights").reshape(rows, -1).astype(np.uint8)
+    codes = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 4)))
+    scales = call.reshape(call[2], [rows, blocks])
+    zeros: Value | float = float(1 << (bits - 1))
+    if call.has(3):
+        stored = call.array(3, "the zero points")
+        zeros = Value.known(_zero_points(stored, rows, blocks, bits))
+    words = Value.known(codes.view("<i4"))
+    y = call.op("matmul_nbits", call[0], words, scales, zeros, block_size=size, bits=bits)
+    return call.zip("add", y, call[5]) if call.has(5) else y
+
+
+def _zero_points(stored: Array, rows: int, blocks: int, bits: int) -> Array:
+    if stored.dtype.kind == "f":
+        return stored.reshape(rows, blocks).astype(np.float32)
+    single = np.unpackbits(stored.reshape(rows, -1).astype(np.uint8), axis=1, bitorder="little")
+    numbers = single[:, : single.shape[1] // bits * bits].reshape(rows, -1, bits)
+    return (numbers @ (1 << np.arange(bits)))[:, :blocks].astype(np.float32)
