@@ -27,7 +27,7 @@ uint batch_offset(uint batch, bool left)
     return offset;
 }
 
-#if defined(BIAS) || defined(EPI0)
+#if defined(BIAS) || EPI0 != 0
 #define FINISHES
 #endif
 

@@ -2,62 +2,47 @@
 //
 // cml_engine/ops/epilogue.py chooses them by defines: EPI<i> is the operator of step i,
 // EPI<i>_TENSOR the name of its operand's buffer, if it has one, and EPI<i>_BY what that has a
-// value for; epi_value(2 * i) and (2 * i + 1) are its numbers (with BY_POSITION, how many positions
-// there are). EPI_TYPE is what the kernel stores at once: float, or float4 for four channels.
+// value for; epi_value(2 * i) and (2 * i + 1) are its numbers (with CML_BY_POSITION, how many
+// positions there are). EPI_TYPE is what the kernel stores at once: float, or float4 for four
+// channels.
+//
+// A step is chosen by the preprocessor. A function of all operators that is called with a constant
+// leaves the same code, but a kernel stores some thirty results, and the compiler took twice as long.
 #ifndef CML_EPILOGUE
 #define CML_EPILOGUE
-
-#define EPI_NONE 0
-#define EPI_RELU 1
-#define EPI_LEAKY_RELU 2
-#define EPI_PRELU 3
-#define EPI_SIGMOID 4
-#define EPI_TANH 5
-#define EPI_CLAMP 6
-#define EPI_ADD 7
-#define EPI_SILU 8
-#define EPI_MUL 9
-#define EPI_SUB 10
-#define EPI_DIV 11
-
-#define BY_NONE 0
-#define BY_PLACE 1
-#define BY_CHANNEL 2
-#define BY_ONE 3
-#define BY_POSITION 4
 
 #ifndef EPI_TYPE
 #define EPI_TYPE float
 #endif
 #ifndef EPI0
-#define EPI0 EPI_NONE
+#define EPI0 0
 #endif
 #ifndef EPI0_BY
-#define EPI0_BY BY_NONE
+#define EPI0_BY 0
 #endif
 #ifndef EPI1
-#define EPI1 EPI_NONE
+#define EPI1 0
 #endif
 #ifndef EPI1_BY
-#define EPI1_BY BY_NONE
+#define EPI1_BY 0
 #endif
 #ifndef EPI2
-#define EPI2 EPI_NONE
+#define EPI2 0
 #endif
 #ifndef EPI2_BY
-#define EPI2_BY BY_NONE
+#define EPI2_BY 0
 #endif
 #ifndef EPI3
-#define EPI3 EPI_NONE
+#define EPI3 0
 #endif
 #ifndef EPI3_BY
-#define EPI3_BY BY_NONE
+#define EPI3_BY 0
 #endif
 #ifndef EPI4
-#define EPI4 EPI_NONE
+#define EPI4 0
 #endif
 #ifndef EPI4_BY
-#define EPI4_BY BY_NONE
+#define EPI4_BY 0
 #endif
 
 EPI_TYPE cml_epi_sigmoid(EPI_TYPE v) {
@@ -77,108 +62,71 @@ EPI_TYPE cml_epi_tanh(EPI_TYPE v) {
     return select(v < EPI_TYPE(0.0), -y, y);
 }
 
-// `op` is a constant at every call, so that one branch is left of these.
-EPI_TYPE cml_epi_step(uint op, EPI_TYPE v, EPI_TYPE operand, float first, float second) {
-    if (op == EPI_RELU) { return max(v, EPI_TYPE(0.0)); }
-    if (op == EPI_LEAKY_RELU) { return select(v < EPI_TYPE(0.0), v * first, v); }
-    if (op == EPI_PRELU) { return select(v < EPI_TYPE(0.0), v * operand, v); }
-    if (op == EPI_SIGMOID) { return cml_epi_sigmoid(v); }
-    if (op == EPI_TANH) { return cml_epi_tanh(v); }
-    if (op == EPI_CLAMP) { return max(min(v, EPI_TYPE(second)), EPI_TYPE(first)); }
-    if (op == EPI_SILU) { return v * cml_epi_sigmoid(v); }
-    if (op == EPI_ADD) { return v + operand; }
-    if (op == EPI_MUL) { return v * operand; }
-    if (op == EPI_SUB) { return v - operand; }
-    if (op == EPI_DIV) { return v / operand; }
-    return v;
-}
+#define CML_NAMED_(name, number) name##number
+#define CML_NAMED(name, number) CML_NAMED_(name, number)
+
+// Operators by their numbers: what becomes of v. `o` is the operand, `p` and `q` are the numbers.
+#define CML_EPI_0(v, o, p, q) v                                                 // none
+#define CML_EPI_1(v, o, p, q) max(v, EPI_TYPE(0.0))                             // relu
+#define CML_EPI_2(v, o, p, q) select(v < EPI_TYPE(0.0), v * p, v)               // leaky_relu
+#define CML_EPI_3(v, o, p, q) select(v < EPI_TYPE(0.0), v * o, v)               // prelu
+#define CML_EPI_4(v, o, p, q) cml_epi_sigmoid(v)                                // sigmoid
+#define CML_EPI_5(v, o, p, q) cml_epi_tanh(v)                                   // tanh
+#define CML_EPI_6(v, o, p, q) max(min(v, EPI_TYPE(q)), EPI_TYPE(p))             // clamp
+#define CML_EPI_7(v, o, p, q) v + o                                             // add
+#define CML_EPI_8(v, o, p, q) v * cml_epi_sigmoid(v)                            // silu
+#define CML_EPI_9(v, o, p, q) v * o                                             // mul
+#define CML_EPI_10(v, o, p, q) v - o                                            // sub
+#define CML_EPI_11(v, o, p, q) v / o                                            // div
+
+// What an operand has a value for: nothing, a place, a channel, all, a position of the picture.
+// READ is done once for each channel, the operand once for each place; `number` is the channel's.
+#define CML_READ_0(tensor, number) EPI_TYPE(0.0)
+#define CML_READ_1(tensor, number) EPI_TYPE(0.0)
+#define CML_READ_2(tensor, number) tensor[number]
+#define CML_READ_3(tensor, number) EPI_TYPE(tensor[0])
+#define CML_READ_4(tensor, number) EPI_TYPE(0.0)
+#define CML_OPERAND_0(tensor, read, at, number, positions) read
+#define CML_OPERAND_1(tensor, read, at, number, positions) tensor[at]
+#define CML_OPERAND_2(tensor, read, at, number, positions) read
+#define CML_OPERAND_3(tensor, read, at, number, positions) read
+#define CML_OPERAND_4(tensor, read, at, number, positions) \
+    EPI_TYPE(tensor[at - number * uint(positions)])
 
 // What the steps read per channel or once: a kernel that stores many positions reads it once.
 struct EpiOperands {
-    EPI_TYPE channel[5];
     uint number;  // of the channel, in EPI_TYPEs
+    EPI_TYPE read0;
+    EPI_TYPE read1;
+    EPI_TYPE read2;
+    EPI_TYPE read3;
+    EPI_TYPE read4;
 };
 
 // `channel` counts EPI_TYPEs: blocks of four channels where that is float4.
 EpiOperands cml_epilogue_operands(uint channel) {
     EpiOperands operands;
     operands.number = channel;
-    {[ForceUnroll] for (int i = 0; i < 5; i++) { operands.channel[i] = EPI_TYPE(0.0); }}
-#if EPI0_BY == BY_CHANNEL
-    operands.channel[0] = EPI0_TENSOR[channel];
-#elif EPI0_BY == BY_ONE
-    operands.channel[0] = EPI_TYPE(EPI0_TENSOR[0]);
-#endif
-#if EPI1_BY == BY_CHANNEL
-    operands.channel[1] = EPI1_TENSOR[channel];
-#elif EPI1_BY == BY_ONE
-    operands.channel[1] = EPI_TYPE(EPI1_TENSOR[0]);
-#endif
-#if EPI2_BY == BY_CHANNEL
-    operands.channel[2] = EPI2_TENSOR[channel];
-#elif EPI2_BY == BY_ONE
-    operands.channel[2] = EPI_TYPE(EPI2_TENSOR[0]);
-#endif
-#if EPI3_BY == BY_CHANNEL
-    operands.channel[3] = EPI3_TENSOR[channel];
-#elif EPI3_BY == BY_ONE
-    operands.channel[3] = EPI_TYPE(EPI3_TENSOR[0]);
-#endif
-#if EPI4_BY == BY_CHANNEL
-    operands.channel[4] = EPI4_TENSOR[channel];
-#elif EPI4_BY == BY_ONE
-    operands.channel[4] = EPI_TYPE(EPI4_TENSOR[0]);
-#endif
+    operands.read0 = CML_NAMED(CML_READ_, EPI0_BY)(EPI0_TENSOR, channel);
+    operands.read1 = CML_NAMED(CML_READ_, EPI1_BY)(EPI1_TENSOR, channel);
+    operands.read2 = CML_NAMED(CML_READ_, EPI2_BY)(EPI2_TENSOR, channel);
+    operands.read3 = CML_NAMED(CML_READ_, EPI3_BY)(EPI3_TENSOR, channel);
+    operands.read4 = CML_NAMED(CML_READ_, EPI4_BY)(EPI4_TENSOR, channel);
     return operands;
 }
 
-// Where a single picture's result is stored, without the channels before its own.
-uint cml_epi_position(uint at, EpiOperands operands, float positions) {
-    return at - operands.number * uint(positions);
-}
+#define CML_STEP(op, by, tensor, read, first)                                                   \
+    CML_NAMED(CML_EPI_, op)(v,                                                                  \
+        CML_NAMED(CML_OPERAND_, by)(tensor, read, at, operands.number, epi_value(first)),       \
+        epi_value(first), epi_value(first + 1))
 
 // `at` is where the result is stored, in EPI_TYPEs: there an operand of its shape has its values.
 EPI_TYPE cml_epilogue(EPI_TYPE v, EpiOperands operands, uint at) {
-#if EPI0_BY == BY_PLACE
-    operands.channel[0] = EPI0_TENSOR[at];
-#elif EPI0_BY == BY_POSITION
-    operands.channel[0] = EPI_TYPE(EPI0_TENSOR[cml_epi_position(at, operands, epi_value(0))]);
-#endif
-#if EPI0 != EPI_NONE
-    v = cml_epi_step(EPI0, v, operands.channel[0], epi_value(0), epi_value(1));
-#endif
-#if EPI1_BY == BY_PLACE
-    operands.channel[1] = EPI1_TENSOR[at];
-#elif EPI1_BY == BY_POSITION
-    operands.channel[1] = EPI_TYPE(EPI1_TENSOR[cml_epi_position(at, operands, epi_value(2))]);
-#endif
-#if EPI1 != EPI_NONE
-    v = cml_epi_step(EPI1, v, operands.channel[1], epi_value(2), epi_value(3));
-#endif
-#if EPI2_BY == BY_PLACE
-    operands.channel[2] = EPI2_TENSOR[at];
-#elif EPI2_BY == BY_POSITION
-    operands.channel[2] = EPI_TYPE(EPI2_TENSOR[cml_epi_position(at, operands, epi_value(4))]);
-#endif
-#if EPI2 != EPI_NONE
-    v = cml_epi_step(EPI2, v, operands.channel[2], epi_value(4), epi_value(5));
-#endif
-#if EPI3_BY == BY_PLACE
-    operands.channel[3] = EPI3_TENSOR[at];
-#elif EPI3_BY == BY_POSITION
-    operands.channel[3] = EPI_TYPE(EPI3_TENSOR[cml_epi_position(at, operands, epi_value(6))]);
-#endif
-#if EPI3 != EPI_NONE
-    v = cml_epi_step(EPI3, v, operands.channel[3], epi_value(6), epi_value(7));
-#endif
-#if EPI4_BY == BY_PLACE
-    operands.channel[4] = EPI4_TENSOR[at];
-#elif EPI4_BY == BY_POSITION
-    operands.channel[4] = EPI_TYPE(EPI4_TENSOR[cml_epi_position(at, operands, epi_value(8))]);
-#endif
-#if EPI4 != EPI_NONE
-    v = cml_epi_step(EPI4, v, operands.channel[4], epi_value(8), epi_value(9));
-#endif
+    v = CML_STEP(EPI0, EPI0_BY, EPI0_TENSOR, operands.read0, 0);
+    v = CML_STEP(EPI1, EPI1_BY, EPI1_TENSOR, operands.read1, 2);
+    v = CML_STEP(EPI2, EPI2_BY, EPI2_TENSOR, operands.read2, 4);
+    v = CML_STEP(EPI3, EPI3_BY, EPI3_TENSOR, operands.read3, 6);
+    v = CML_STEP(EPI4, EPI4_BY, EPI4_TENSOR, operands.read4, 8);
     return v;
 }
 
