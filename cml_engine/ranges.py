@@ -1,4 +1,4 @@
-"""Numbers that callers give: whole or not, and from where to where.
+"""Numbers and words that callers give: whole or not, and from where to where; which there are.
 
 One rule for the command line, which parses text, and for functions, which get numbers. Neither
 takes nan or infinity, which compare with nothing and of which loops end never.
@@ -7,10 +7,14 @@ takes nan or infinity, which compare with nothing and of which loops end never.
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from difflib import SequenceMatcher
+from typing import Any, TypeVar
 
 from cml_engine.errors import InputError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,38 @@ class Real:
         return _wanted(f"{kind} {self.low:,} to {self.high:,}", got, what)
 
 
+def one_of(words: Sequence[str], value: Any, what: str) -> str:
+    """``value``, if it is one of the words."""
+    if not isinstance(value, str) or value not in words:
+        raise _wanted(" or ".join(f"'{word}'" for word in words), repr(value), what)
+    return value
+
+
+def flag(value: Any, what: str) -> bool:
+    """``value``, if it is True or False."""
+    if not isinstance(value, bool):
+        raise _wanted("True or False", repr(value), what)
+    return value
+
+
+def an_object(kind: type[T], value: Any, what: str) -> T:
+    """``value``, if it is an object of that class."""
+    if not isinstance(value, kind):
+        raise _wanted(f"a {kind.__name__}", repr(value), what)
+    return value
+
+
+def some_of(words: Sequence[str], value: Any, what: str) -> frozenset[str]:
+    """``value``, if it is a collection of some of the words; the error names the nearest first."""
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise _wanted(f"a set of names, {{'{words[0]}'}} for example", repr(value), what)
+    for name in value:
+        if name not in words:
+            near = sorted(words, key=lambda w: -SequenceMatcher(None, str(name), w).ratio())
+            raise _wanted(f"some of {', '.join(near)}", repr(name), what)
+    return frozenset(value)
+
+
 def _wanted(wanted: str, got: Any, what: str) -> InputError:
     shown = str(got) if len(str(got)) <= 40 else f"{str(got)[:40]}…"
     return InputError(f"{what}: wanted {wanted}, got {shown}".removeprefix(": "))
@@ -83,4 +119,6 @@ BUDGET_MS = Real(0.001, 60_000, "milliseconds")
 FRAME_MS = Real(0.1, 60_000, "milliseconds")
 #: of a device on paper, against this one
 SPEED = Real(0.001, 1000)
+#: unused memory around a tensor
+GUARD_BYTES = Whole(0, 1 << 30)
 EXTENT = Whole(1, 2**31 - 1)

@@ -15,11 +15,11 @@ from cml_engine.errors import DeviceError, InputError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.choice import NO_VARIANTS
-from cml_engine.passes import optimize
+from cml_engine.passes import NAMES, optimize
 from cml_engine.passes.choose_storage import Storage, layouts_for
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.plan import Plan
-from cml_engine.ranges import SEED, TIMES
+from cml_engine.ranges import SEED, TIMES, an_object, flag, one_of, some_of
 from cml_engine.report.rank import OpTime, RankReport
 from cml_engine.report.stub import StubReport, check_stub, time_in_turns
 from cml_engine.tuning.tables import table_for
@@ -51,6 +51,13 @@ class CompileOptions:
     plan: PlanOptions = PlanOptions()
     tuned: bool = True
 
+    def __post_init__(self) -> None:
+        some_of(NAMES, self.without, "passes to leave out")
+        one_of(get_args(Storage), self.storage, "storage")
+        flag(self.blocked_layout, "blocked_layout")
+        flag(self.tuned, "tuned")
+        an_object(PlanOptions, self.plan, "plan")
+
 
 class Session:
     """A network ready to run.
@@ -81,6 +88,11 @@ class Session:
         deferred: bool = False,
         arena: str | None = None,
     ) -> None:
+        an_object(Graph, graph, "a session's graph, from cml.load,")
+        an_object(CompileOptions, options, "options")
+        flag(deferred, "deferred")
+        if arena is not None:
+            an_object(str, arena, "arena")
         load_families()  # a graph that was not loaded from a file may be the first use
         self.source_graph = graph
         self.options = options
@@ -204,8 +216,6 @@ class Session:
 
 def make_plan(graph: Graph, gpu: Gpu, options: CompileOptions) -> Plan:
     """The plan that a GPU session runs."""
-    if options.storage not in get_args(Storage):
-        raise InputError(f"storage '{options.storage}', wanted {' or '.join(get_args(Storage))}")
     layouts = layouts_for(graph, options.storage) if options.blocked_layout else {}
     plan = options.plan
     if "views" in options.without:
@@ -217,6 +227,10 @@ def make_plan(graph: Graph, gpu: Gpu, options: CompileOptions) -> Plan:
 
 def check_inputs(facts: Mapping[str, Fact], given: Mapping[str, Array]) -> dict[str, Array]:
     """The given arrays in the network's own types; :class:`InputError` where they do not fit."""
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"wanted inputs as a dictionary of arrays by name, got {type(given).__name__}"
+        )
     for name in given:
         if name not in facts:
             raise InputError(f"unknown input '{name}'; the model's inputs are {_listed(facts)}")
@@ -238,7 +252,11 @@ def check_shape(name: str, fact: Fact, shape: tuple[int, ...]) -> None:
 
 
 def _checked(name: str, fact: Fact, given: Array) -> Array:
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except Exception as error:  # whatever it is, it is no array
+        shown = f"{type(given).__name__}: {error}"
+        raise InputError(f"input '{name}': wanted an array, got a {shown}") from None
     check_shape(name, fact, array.shape)
     wanted = NUMPY_DTYPE[fact.dtype]
     kinds = {"scalar": "fiu", "integer": "iu", "logical": "b"}[fact.dtype]
@@ -267,10 +285,10 @@ def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
 
 def _choose(backend: Gpu | str) -> Gpu | None:
     """The GPU to use, or None for the CPU."""
-    if not isinstance(backend, str):
+    if not isinstance(backend, str) and hasattr(backend, "limits") and hasattr(backend, "memory"):
         return backend
-    if backend not in ("auto", "gpu", "cpu"):
-        raise InputError(f"unknown backend '{backend}'; wanted a Gpu, 'auto', 'gpu' or 'cpu'")
+    if not isinstance(backend, str) or backend not in ("auto", "gpu", "cpu"):
+        raise InputError(f"unknown backend {backend!r}; wanted a Gpu, 'auto', 'gpu' or 'cpu'")
     if backend == "cpu":
         return None
     try:

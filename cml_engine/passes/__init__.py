@@ -17,6 +17,7 @@ from cml_engine.passes.fuse_epilogues import fuse_epilogues
 from cml_engine.passes.infer import infer_facts
 from cml_engine.passes.rules import apply_registered
 from cml_engine.passes.sink_transposes import sink_transposes
+from cml_engine.ranges import some_of
 
 #: what happens to a graph before any backend sees it, and why there
 STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
@@ -35,9 +36,14 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("sweep", eliminate_dead_code, "the constants and nodes that the passes before used up"),
 )
 
+#: what may be left out by its name: the stages, and views in a GPU's plan
+NAMES = (*(name for name, _, _ in STAGES), "views")
+
 
 def optimize(graph: Graph, without: frozenset[str] = frozenset()) -> Graph:
-    """The graph after all stages but those named in ``without``."""
+    """The graph after all stages but those named in ``without``; :class:`InputError` where that
+    has a name that no pass has."""
+    some_of(NAMES, without, "passes to leave out")
     for name, stage, _ in STAGES:
         if name not in without:
             graph = stage(graph)

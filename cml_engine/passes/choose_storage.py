@@ -9,7 +9,7 @@ what it writes is, a matrix of weights where its product takes it so. Arithmetic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H, HALF
@@ -17,6 +17,7 @@ from cml_engine.ops.conv_node import takes_half
 from cml_engine.ops.matmul_gpu import takes_half_weights
 from cml_engine.ops.spec import Half, is_own, lookup
 from cml_engine.passes.choose_layout import Ties, choose_layout
+from cml_engine.ranges import one_of
 
 #: how blocked feature maps and the weights that meet them are stored
 Storage = Literal["float", "half"]
@@ -24,6 +25,7 @@ Storage = Literal["float", "half"]
 
 def layouts_for(graph: Graph, storage: Storage = "float") -> dict[str, str]:
     """The layout of every tensor that is not plain."""
+    one_of(get_args(Storage), storage, "storage")
     layouts = choose_layout(graph)
     return choose_storage(graph, layouts) if storage == "half" else layouts
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import CmlError, DeviceError, InternalError, UnsupportedOp
+from cml_engine.errors import CmlError, DeviceError, InputError, InternalError, UnsupportedOp
 from cml_engine.graph import Epilogue, Fact, Graph, Node, unused_name
 from cml_engine.layout import C4H, PLAIN, words
 from cml_engine.ops import accessors
@@ -23,6 +23,7 @@ from cml_engine.passes.choose_storage import rounded_weights
 from cml_engine.passes.plan_memory import Item, place
 from cml_engine.passes.views import Views, find_views, is_view_copy, merged, whole
 from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace, stored_bytes
+from cml_engine.ranges import GUARD_BYTES, an_object, flag
 
 Array = np.ndarray[Any, Any]
 #: a binding is never smaller, so that a vector load at its start stays inside
@@ -42,6 +43,13 @@ class PlanOptions:
     stub: str = ""
     views: bool = True
     variants: VariantTable = NO_VARIANTS
+
+    def __post_init__(self) -> None:
+        flag(self.keep, "keep")
+        flag(self.views, "views")
+        GUARD_BYTES.check(self.guard, "guard")
+        an_object(str, self.stub, "stub")
+        an_object(VariantTable, self.variants, "variants")
 
 
 @dataclass
@@ -63,6 +71,11 @@ def lower(
     options: PlanOptions = PlanOptions(),
 ) -> Plan:
     """The plan of a graph whose facts are known. Pure: the same arguments give the same plan."""
+    if options.guard % limits.storage_offset_alignment:
+        raise InputError(
+            f"guard: wanted a multiple of {limits.storage_offset_alignment}, at which tensors lie "
+            f"on this device, got {options.guard}"
+        )
     chosen = dict(layouts or {})
     alias = _aliases(graph)
     draft = _dispatches(graph, limits, chosen, options)
@@ -100,6 +113,10 @@ def _dispatches(
     options: PlanOptions,
 ) -> _Draft:
     draft, stub = _Draft(), options.stub
+    if stub and stub not in {
+        op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues))
+    }:
+        raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     for node in graph.nodes:
         spec = lookup(node.op)
         if spec.alias or node.op == stub:

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from cml_engine import InputError, Session
+from cml_engine import Session
 from cml_engine.backends.gpu import GpuProgram
 from cml_engine.backends.half import rounded, run_stored
 from cml_engine.backends.shadow import shadow_run
@@ -208,9 +208,3 @@ def test_every_kernel_of_a_product_takes_weights_in_16_bits(name, gpu):
         chosen = lower(graph, gpu.limits, layouts, PlanOptions(variants=table))
         assert [a.dtype for n, (_, a) in chosen.weights.items() if "half" in n] == [np.float16]
         check_graph(graph, inputs, gpu, layouts=layouts, variants=table)
-
-
-def test_unknown_storage_is_refused(gpu):
-    net = Net(1, 4, 4, 4)
-    with pytest.raises(InputError, match="storage 'quarter', wanted float or half"):
-        Session(net.graph(net.op("relu", "x")), gpu, CompileOptions(storage="quarter"))
