@@ -46,7 +46,7 @@ ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x), "log2": np.log2,
     "min": lambda x, y: np.where(x < y, x, y), "max": lambda x, y: np.where(x > y, x, y),
     "clamp": lambda x, a, b: np.maximum(np.minimum(x, b), a),
-    "relu": lambda x: np.where(x > 0, x, 0), "sigmoid": _sigmoid,
+    "relu": lambda x: np.where(x < 0, 0, x), "sigmoid": _sigmoid,
     "softabs": lambda x, epsilon: np.sqrt(x * x + epsilon),
     "softplus": lambda x: np.logaddexp(0, x), "elu": _elu,
     "selu": lambda x, alpha, scale: scale * _elu(x, alpha),

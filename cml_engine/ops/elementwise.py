@@ -52,6 +52,17 @@ def _sigmoid(x: Array) -> Any:
     return np.where(x < 0, t, np.float32(1)) / (1 + t)
 
 
+def _round(x: Array) -> Any:
+    low = np.floor(x)
+    return np.where(x - low >= 0.5, low + 1, low)
+
+
+def _clamp(x: Array, low: Array, high: Array) -> Any:
+    """A NaN stays one; a bound that is one does not bound."""
+    y = np.where(x > high, high, x)
+    return np.where(y < low, low, y)
+
+
 def _batch_normalization(
     x: Array, mean: Array, variance: Array, offset: Array, scale: Array, epsilon: np.float32
 ) -> Any:
@@ -85,8 +96,8 @@ _ARITHMETIC = (
     Row("pow", "cml_pow(a, b)", np.power, _TWO, flops=20, tolerance=POWER, low=0.1,
         extra=(_POWERS,)),
     # NNEF's own definition, select(x < y, x, y): where x is NaN the result is y
-    Row("min", "a < b ? a : b", lambda x, y: np.where(x < y, x, y), _TWO, tolerance=EXACT),
-    Row("max", "a > b ? a : b", lambda x, y: np.where(x > y, x, y), _TWO, tolerance=EXACT),
+    Row("min", "cml_min(a, b)", lambda x, y: np.where(x < y, x, y), _TWO, tolerance=EXACT),
+    Row("max", "cml_max(a, b)", lambda x, y: np.where(x > y, x, y), _TWO, tolerance=EXACT),
 )  # fmt: skip
 
 _COMPARISONS = tuple(
@@ -119,7 +130,7 @@ _SIMPLE = (
     Row("floor", "floor(a)", np.floor, tolerance=EXACT, extra=((_HALVES,),)),
     Row("ceil", "ceil(a)", np.ceil, tolerance=EXACT, extra=((_HALVES,),)),
     # NNEF: halves go up, which is neither C's round nor NumPy's
-    Row("round", "cml_round(a)", lambda x: np.floor(x) + (x - np.floor(x) >= 0.5),
+    Row("round", "cml_round(a)", _round,
         tolerance=EXACT, extra=((_HALVES,),)),
     Row("rcp", "1.0 / a", np.reciprocal, tolerance=DIVISION, low=0.1),
     Row("sqr", "a * a", np.square),
@@ -127,8 +138,7 @@ _SIMPLE = (
     Row("rsqr", "1.0 / (a * a)", lambda x: 1 / (x * x), flops=2, tolerance=DIVISION, low=0.1),
     Row("rsqrt", "1.0 / sqrt(a)", lambda x: 1 / np.sqrt(x), flops=2, tolerance=DIVISION, low=0.1),
     Row("clamp", "cml_clamp(a, b, c)",
-        lambda x, low, high: np.maximum(np.minimum(x, high), low),
-        ("scalar",) * 3, flops=2, tolerance=EXACT,
+        _clamp, ("scalar",) * 3, flops=2, tolerance=EXACT,
         extra=((_EDGES, _floats(0.0), _floats(1.0)),)),
 )  # fmt: skip
 
@@ -153,8 +163,8 @@ _FUNCTIONS = (
 )  # fmt: skip
 
 _ACTIVATIONS = (
-    # fmax makes 0 of NaN, as the expression does
-    Row("relu", "a > 0.0 ? a : 0.0", lambda x: np.fmax(x, 0), tolerance=EXACT),
+    # a NaN stays one
+    Row("relu", "cml_negative(a) ? 0.0 : a", lambda x: np.maximum(x, 0), tolerance=EXACT),
     Row("leaky_relu", "a < 0.0 ? {alpha} * a : a", _prelu,
         flops=2, attrs={"alpha": (0.1, 0.0, 2.0)}),
     Row("prelu", "a < 0.0 ? b * a : a", _prelu, _TWO, flops=2),

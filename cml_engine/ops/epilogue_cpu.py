@@ -42,12 +42,14 @@ def _fits(x: Array, other: Array) -> bool:
 def _relu(attrs: Attrs, x: Array) -> bool:
     laid = x.transpose(sorted(range(x.ndim), key=lambda i: -x.strides[i]))
     if not laid.flags.c_contiguous:
-        np.fmax(x, _ZERO, out=x)  # as x > 0 ? x : 0 does, fmax makes 0 of NaN
+        np.maximum(x, _ZERO, out=x)
         return True
     flat = laid.reshape(-1)
     for first in range(0, flat.size, _BLOCK):
         part = flat[first : first + _BLOCK]
-        np.fmax(part, _ZEROS[: part.size], out=part)  # by a single number it takes thrice as long
+        np.maximum(
+            part, _ZEROS[: part.size], out=part
+        )  # by a single number it takes thrice as long
     return True
 
 
@@ -92,8 +94,8 @@ def _clamp(attrs: Attrs, x: Array, low: Array, high: Array) -> bool:
     if low.size == high.size == 1 and low.item() <= high.item():
         np.clip(x, low.item(), high.item(), out=x)  # one pass in the place of two slow ones
         return True
-    np.minimum(x, high, out=x)
-    np.maximum(x, low, out=x)
+    np.copyto(x, high, where=x > high)
+    np.copyto(x, low, where=x < low)
     return True
 
 

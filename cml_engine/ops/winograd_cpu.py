@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.graph import Attrs
-from cml_engine.ops.conv_cpu import pad_border
+from cml_engine.ops.conv_cpu import convolve, pad_border
 from cml_engine.ops.conv_shapes import ConvShape
 from cml_engine.ops.scratch import Scratch
 
@@ -106,6 +106,13 @@ class Winograd:
         self._gather = np.kron(np.array(_OUTPUT), np.array(_OUTPUT)).astype(np.float32)
 
     def __call__(self, attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
+        """The convolution; where a value that is not finite would be spread over its tiles, the
+        way that has no tiles."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = self._by_tiles(x, bias)
+        return convolve(self._shape, x, filter, bias, self._scratch) if result is None else result
+
+    def _by_tiles(self, x: Array, bias: Array) -> Array | None:
         shape = self._shape
         rows, columns = _tiles(shape)
         out = self._scratch.result(shape.batch, 4 * rows, 4 * columns, shape.out_channels)
@@ -117,7 +124,8 @@ class Winograd:
             values = self._transformed(self._tiles_of(part, inner, before))
             sums = self._scratch.take("winograd.a", _POINTS, values.shape[1], shape.out_channels)
             np.matmul(values, self._filter, out=sums)
-            self._store(part, sums, bias.reshape(-1), out)
+            if not self._store(part, sums, bias.reshape(-1), out):
+                return None
         return out[:, : shape.narrow[0], : shape.narrow[1]].transpose(0, 3, 1, 2)
 
     def _parts(self) -> Iterator[_Part]:
@@ -167,14 +175,18 @@ class Winograd:
         np.matmul(self._spread, tiles, out=values)
         return values.reshape(_POINTS, -1, self._shape.in_channels)
 
-    def _store(self, part: _Part, sums: Array, bias: Array, out: Array) -> None:
+    def _store(self, part: _Part, sums: Array, bias: Array, out: Array) -> bool:
+        """Whether all results are numbers."""
         results = self._scratch.take("winograd.b", 16, sums[0].size)
         np.matmul(self._gather, sums.reshape(_POINTS, -1), out=results)
+        if not np.isfinite(results.sum()):
+            return False
         columns, channels = _tiles(self._shape)[1], self._shape.out_channels
         tiled = results.reshape(4, 4, part.count, part.rows, columns, channels)
         band = out[part.images, 4 * part.first : 4 * (part.first + part.rows)]
         places = band.reshape(part.count, part.rows, 4, columns, 4, channels)
         np.add(tiled, bias, out=places.transpose(2, 4, 0, 1, 3, 5))
+        return True
 
 
 def _overlap(start: int, count: int, extent: int) -> tuple[slice, slice]:

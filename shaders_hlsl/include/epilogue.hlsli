@@ -62,17 +62,28 @@ EPI_TYPE cml_epi_tanh(EPI_TYPE v) {
     return select(v < EPI_TYPE(0.0), -y, y);
 }
 
+// By its bits, for drivers may give the other number for a NaN: -0 and NaN are not below 0.
+EPI_TYPE cml_epi_relu(EPI_TYPE v) {
+    return select(asuint(v) - 0x80000001u <= 0x7f7fffffu, EPI_TYPE(0.0), v);
+}
+
+EPI_TYPE cml_epi_clamp(EPI_TYPE v, float low, float high) {
+    EPI_TYPE y = select(v > EPI_TYPE(high), EPI_TYPE(high), v);
+    y = select(y < EPI_TYPE(low), EPI_TYPE(low), y);
+    return select((asuint(v) & 0x7fffffffu) > 0x7f800000u, v, y);
+}
+
 #define CML_NAMED_(name, number) name##number
 #define CML_NAMED(name, number) CML_NAMED_(name, number)
 
 // Operators by their numbers: what becomes of v. `o` is the operand, `p` and `q` are the numbers.
 #define CML_EPI_0(v, o, p, q) v                                                 // none
-#define CML_EPI_1(v, o, p, q) max(v, EPI_TYPE(0.0))                             // relu
+#define CML_EPI_1(v, o, p, q) cml_epi_relu(v)                                   // relu
 #define CML_EPI_2(v, o, p, q) select(v < EPI_TYPE(0.0), v * p, v)               // leaky_relu
 #define CML_EPI_3(v, o, p, q) select(v < EPI_TYPE(0.0), v * o, v)               // prelu
 #define CML_EPI_4(v, o, p, q) cml_epi_sigmoid(v)                                // sigmoid
 #define CML_EPI_5(v, o, p, q) cml_epi_tanh(v)                                   // tanh
-#define CML_EPI_6(v, o, p, q) max(min(v, EPI_TYPE(q)), EPI_TYPE(p))             // clamp
+#define CML_EPI_6(v, o, p, q) cml_epi_clamp(v, p, q)                            // clamp
 #define CML_EPI_7(v, o, p, q) v + o                                             // add
 #define CML_EPI_8(v, o, p, q) v * cml_epi_sigmoid(v)                            // silu
 #define CML_EPI_9(v, o, p, q) v * o                                             // mul

@@ -7,6 +7,8 @@
 #ifndef CML_POINTWISE
 #define CML_POINTWISE
 
+#include "seal.hlsli"
+
 static const float CML_LN2 = 0.69314718;
 static const float CML_PI = 3.14159265;
 
@@ -20,41 +22,100 @@ bool cml_unequal(float a, float b) {
 // Built from a value of run time: a compiler may refuse a literal that is not a number.
 float cml_nan(float x) { return asfloat(asuint(x) | 0x7fc00000u); }
 
+// y, which is of |x|, with the sign of x: also where that is -0.
+float cml_odd_of(float y, float x) { return asfloat(asuint(y) ^ (asuint(x) & 0x80000000u)); }
+
+// Below 0, by its bits: neither -0 nor a NaN is.
+bool cml_negative(float x) { return asuint(x) - 0x80000001u <= 0x7f7fffffu; }
+
 float cml_sign(float x) { return cml_isnan(x) ? x : float(x > 0.0) - float(x < 0.0); }
 
-// Half an odd number ends in .5; an infinity does not.
 // Halves go up. Not floor(x + 0.5): the sum rounds for 0.49999997 and for odd numbers past 2^23.
 float cml_round(float x) {
     float low = floor(x);
     return x - low >= 0.5 ? low + 1.0 : low;
 }
 
+// A driver may make the smaller of two numbers of `a < b ? a : b`, which is another one for a NaN:
+// what depends on that asks first.
+float cml_min(float a, float b) { return cml_isnan(b) ? b : (a < b ? a : b); }
+float cml_max(float a, float b) { return cml_isnan(b) ? b : (a > b ? a : b); }
+
+// A NaN stays one; a bound that is one does not bound.
 float cml_clamp(float x, float low, float high) {
-    float y = x < high ? x : high;
-    return y > low ? y : low;
+    if (cml_isnan(x)) { return x; }
+    float y = x > high ? high : x;
+    return y < low ? low : y;
 }
 
 // Half an odd number ends in .5; an infinity does not.
 bool cml_odd(float integral) { return frac(abs(integral) * 0.5) == 0.5; }
 
+// sin(r) for r within a quarter of a turn, negated after an odd number of half turns.
+float cml_sin_near(float r, bool odd) {
+    float z = r * r;
+    float p = ((2.60009938e-6 * z - 1.98066391e-4) * z + 8.3330177e-3) * z - 0.166666571;
+    float s = r + r * z * p;
+    return odd ? -s : s;
+}
+
 // sin(x - turns * pi), negated where `halves` is odd. Pi in three parts, the first of few bits,
 // keeps the difference exact for thousands of turns.
 float cml_sin_reduced(float x, float turns, float halves) {
     float r = ((x - turns * 3.140625) - turns * 9.6750259e-4) - turns * 1.509958e-7;
-    float z = r * r;
-    float p = ((2.60009938e-6 * z - 1.98066391e-4) * z + 8.3330177e-3) * z - 0.166666571;
-    float s = r + r * z * p;
-    return cml_odd(halves) ? -s : s;
+    return cml_sin_near(r, cml_odd(halves));
+}
+
+// More than that needs more digits of pi. So far it is exact enough.
+#define CML_MANY_TURNS 8192.0
+
+// 32 bits of 1 / (2 pi), `word` words behind the point; before it there is nothing.
+uint cml_turn_digits(uint word) {
+    uint low = word == 1 ? 0x28be60dbu : (word == 2 ? 0x9391054au : 0x7f09d5f4u);
+    uint high = word == 4 ? 0x7d4d3770u : (word == 5 ? 0x36d8a566u : 0x4f10e410u);
+    return word == 0 ? 0 : (word < 4 ? low : high);
+}
+
+// The fraction of a turn that is left of an angle of many, in 2^-32 turns. An angle is a whole number
+// of 24 bits times a power of two: of its product with the digits of 1 / (2 pi), only those after
+// the point count, and of these 64 bits that the power of two picks are enough for any angle.
+uint cml_turn(float angle) {
+    uint number = (asuint(angle) & 0x7fffffu) | 0x800000u;
+    uint first = (asuint(angle) >> 23) - 118u;
+    uint word = first >> 5;
+    uint shift = first & 31u;
+    uint middle = cml_turn_digits(word + 1);
+    uint high = (cml_turn_digits(word) << shift) | ((middle >> 1) >> (31u - shift));
+    uint low = (middle << shift) | ((cml_turn_digits(word + 2) >> 1) >> (31u - shift));
+    // the upper 32 of number * low, in halves that do not overflow
+    uint carry = (number >> 8) * (low >> 16);
+    carry += ((number & 0xffu) * (low >> 16)) >> 8;
+    carry += ((number >> 8) * (low & 0xffffu)) >> 16;
+    return number * high + (carry >> 8);
+}
+
+float cml_sin_of_turn(uint turn) {
+    uint halves = (turn + 0x40000000u) >> 31;
+    float r = float(int(turn - (halves << 31))) * 1.46291808e-9;
+    return cml_sin_near(r, halves != 0);
 }
 
 float cml_sin(float x) {
-    float k = floor(x * (1.0 / CML_PI) + 0.5);
-    return cml_sin_reduced(x, k, k);
+    float a = abs(x);
+    if (asuint(a) >= 0x7f800000u) { return cml_nan(x); }
+    float k = floor(a * (1.0 / CML_PI) + 0.5);
+    float s = cml_sin_reduced(a, k, k);
+    if (a >= CML_MANY_TURNS) { s = cml_sin_of_turn(cml_turn(a)); }
+    return cml_odd_of(s, x);
 }
 
 float cml_cos(float x) {
-    float k = floor(x * (1.0 / CML_PI) + 1.0);
-    return cml_sin_reduced(x, k - 0.5, k);
+    float a = abs(x);
+    if (asuint(a) >= 0x7f800000u) { return cml_nan(x); }
+    float k = floor(a * (1.0 / CML_PI) + 1.0);
+    float c = cml_sin_reduced(a, k - 0.5, k);
+    if (a >= CML_MANY_TURNS) { c = cml_sin_of_turn(cml_turn(a) + 0x40000000u); }
+    return c;
 }
 
 float cml_tan(float x) { return cml_sin(x) / cml_cos(x); }
@@ -68,8 +129,7 @@ float cml_atan(float x) {
     float base = high ? 0.5 * CML_PI : (middle ? 0.25 * CML_PI : 0.0);
     float z = r * r;
     float p = ((0.07906006 * z - 0.13825786) * z + 0.19972044) * z - 0.33332763;
-    float y = base + (r + r * z * p);
-    return x < 0.0 ? -y : y;
+    return cml_odd_of(base + (r + r * z * p), x);
 }
 
 // asin on [0, 0.5]
@@ -84,8 +144,7 @@ float cml_asin(float x) {
     float a = abs(x);
     if (a > 1.0) { return cml_nan(x); }
     float high = 0.5 * CML_PI - 2.0 * cml_asin_low(sqrt(0.5 * (1.0 - a)));
-    float y = a > 0.5 ? high : cml_asin_low(a);
-    return x < 0.0 ? -y : y;
+    return cml_odd_of(a > 0.5 ? high : cml_asin_low(a), x);
 }
 
 float cml_acos(float x) {
@@ -99,15 +158,15 @@ float cml_acos(float x) {
 
 float cml_sinh(float x) {
     float a = abs(x);
-    if (a < 1.0) {
-        // where exp(x) - exp(-x) would cancel
-        float z = x * x;
-        return x + x * z * (0.166666667 + z * (8.33333333e-3 + z * (1.984127e-4 + z * 2.7557e-6)));
-    }
+    float z = a * a;
     // by halves: exp(x) overflows before sinh(x) does
     float e = exp(0.5 * a);
     float y = 0.5 * e * e - 0.5 / e / e;
-    return x < 0.0 ? -y : y;
+    if (a < 1.0) {
+        // where exp(x) - exp(-x) would cancel
+        y = a + a * z * (0.166666667 + z * (8.33333333e-3 + z * (1.984127e-4 + z * 2.7557e-6)));
+    }
+    return cml_odd_of(y, x);
 }
 
 float cml_cosh(float x) {
@@ -117,16 +176,16 @@ float cml_cosh(float x) {
 
 float cml_tanh(float x) {
     float a = abs(x);
-    float z = x * x;
-    if (a < 0.2) { return x + x * z * (-0.333333333 + z * (0.133333333 - z * 0.0539682540)); }
+    float z = a * a;
     float t = exp(-2.0 * a);
     float y = (1.0 - t) / (1.0 + t);
-    return x < 0.0 ? -y : y;
+    if (a < 0.2) { y = a + a * z * (-0.333333333 + z * (0.133333333 - z * 0.0539682540)); }
+    return cml_odd_of(y, x);
 }
 
 // log(1 + u), u >= 0: the rounding of 1 + u is undone to first order
 float cml_log1p(float u) {
-    float w = 1.0 + u;
+    float w = cml_sealed(1.0 + u);
     return log(w) + (u - (w - 1.0)) / w;
 }
 
@@ -134,7 +193,7 @@ float cml_asinh(float x) {
     float a = abs(x);
     // a * a would overflow; far out asinh(a) is log(2 a)
     float y = a > 1e9 ? log(a) + CML_LN2 : cml_log1p(a + a * a / (1.0 + sqrt(1.0 + a * a)));
-    return x < 0.0 ? -y : y;
+    return cml_odd_of(y, x);
 }
 
 float cml_acosh(float x) {
@@ -147,7 +206,7 @@ float cml_atanh(float x) {
     float a = abs(x);
     if (a > 1.0) { return cml_nan(x); }
     float y = a == 1.0 ? 1.0 / (1.0 - a) : 0.5 * cml_log1p(2.0 * a / (1.0 - a));
-    return x < 0.0 ? -y : y;
+    return cml_odd_of(y, x);
 }
 
 // As C's pow and NumPy's: negative bases with integral exponents, and 0^0 = 1.
@@ -178,8 +237,7 @@ float cml_erf(float x) {
     // Abramowitz and Stegun 7.1.26
     float t = 1.0 / (1.0 + 0.3275911 * a);
     float p = (1.061405429 * t - 1.453152027) * t + 1.421413741;
-    float y = 1.0 - ((p * t - 0.284496736) * t + 0.254829592) * t * exp(-z);
-    return x < 0.0 ? -y : y;
+    return cml_odd_of(1.0 - ((p * t - 0.284496736) * t + 0.254829592) * t * exp(-z), x);
 }
 
 float cml_sigmoid(float x) {

@@ -212,6 +212,22 @@ def test_a_games_function_gets_arrays_in_order(rng):
     assert seen == [True]
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 3e37])
+def test_what_is_not_finite_stays_in_its_windows(rng, odd):
+    """Tiles would spread it over sixteen results, and a transform overflow where a sum does not."""
+    attrs, x, filter, bias = random_conv(rng, (1, 8, 13, 14), 8, [(1, 1), (1, 1)])
+    x[0, 3, 6, 7] = odd
+    got, shape = by_tiles(attrs, x, filter, bias)
+    with np.errstate(invalid="ignore"):
+        wanted = by_shifts(attrs, x, filter, bias, shape.narrow).astype(np.float32)
+    assert (~np.isfinite(wanted)).sum() == (9 * 8 if abs(odd) > 1e38 or odd != odd else 0)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(wanted))
+    far = np.ones((13, 14), bool)
+    far[5:8, 6:9] = False
+    np.testing.assert_allclose(got[:, :, far], wanted[:, :, far], rtol=0, atol=2e-5)
+
+
 LOOK = "fragment look_at_it(x: tensor<scalar>) -> (y: tensor<scalar>);"
 
 # ---------------------------------------------------------------- in place
