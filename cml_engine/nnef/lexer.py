@@ -40,7 +40,10 @@ _TOKEN = re.compile(
 
 _BLANK = re.compile(r"(?:[ \t\r\n\f\v]++|#[^\n]*+)*+")
 _ESCAPE = re.compile(r"\\(['\"\\])")
-_LONGEST_NUMBER = 400
+_LONGEST = {"name": 1000, "whole": 400, "real": 400}
+#: a text of more words and signs takes minutes and gigabytes
+MAX_TOKENS = 3_000_000
+_TOO_MANY = "more than {:,} words and signs: numbers belong into files, as variables"
 
 
 class Token(NamedTuple):
@@ -97,8 +100,11 @@ def tokenize(source: SourceText) -> Tokens:
         start = pos - len(found)
         if kind == "operator" or found in KEYWORDS:
             kind = found
-        elif kind in ("whole", "real") and len(found) > _LONGEST_NUMBER:
-            raise source.error(f"a number of {len(found)} characters: shorten it", start)
+        elif len(found) > _LONGEST.get(kind, len(found)):
+            what = "name" if kind == "name" else "number"
+            raise source.error(f"a {what} of {len(found)} characters: shorten it", start)
+        if len(tokens.kinds) >= MAX_TOKENS:
+            raise source.error(_TOO_MANY.format(MAX_TOKENS), start)
         tokens.kinds.append(kind)
         tokens.texts.append(found)
         tokens.starts.append(start)

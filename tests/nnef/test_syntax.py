@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cml_engine.errors import NnefSyntaxError
+from cml_engine.nnef import lexer
 from cml_engine.nnef.ast import Binary, Literal, Name
 from cml_engine.nnef.expressions import ExpressionParser
 from cml_engine.nnef.lexer import SourceText
@@ -136,3 +137,17 @@ def test_long_chains_are_no_nesting() -> None:
     chain = " + ".join(["1"] * 20_000)
     tree = expression(chain)
     assert print_expression(tree) == chain
+
+
+@pytest.mark.parametrize("text", ["a" * 1001, "1" * 401, "1." + "0" * 400])
+def test_words_of_any_length_are_shown_short(text: str) -> None:
+    with pytest.raises(NnefSyntaxError, match=f" of {len(text)} characters: shorten it") as error:
+        parse(f"version 1.0; graph g(x) -> (y) {{ y = f({text}); }}")
+    assert len(str(error.value)) < 700
+
+
+def test_a_text_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lexer.MAX_TOKENS == 3_000_000
+    monkeypatch.setattr(lexer, "MAX_TOKENS", 1000)
+    with pytest.raises(NnefSyntaxError, match="more than 1,000 words and signs: numbers belong"):
+        parse("graph g(x) -> (y) { y = f([" + "1," * 500 + "1]); }")
