@@ -48,6 +48,7 @@ class Verdict:
     verdict: str
     reason: str = ""
     bound: tuple[str, ...] = ()
+    known: bool = False
 
 
 @cache
@@ -122,9 +123,10 @@ def run_case(case: Any, backend: Any) -> Verdict:
     ops = Counter(node.op_type for node in model.graph.node)
     operator = case.name if not ops else ops.most_common(1)[0][0]
     bound: tuple[str, ...] = ()
+    known = False
     try:
         for inputs, wanted in data_sets(case):
-            got, bound = _outputs(model, inputs, backend)
+            got, bound, known = _outputs(model, inputs, backend)
             names = [value.name for value in model.graph.output]
             for name, want in zip(names, wanted, strict=True):
                 _compare(name, _found(name, got), want, case)
@@ -136,13 +138,14 @@ def run_case(case: Any, backend: Any) -> Verdict:
         return Verdict(
             case.name, operator, "FAIL", f"raised {type(error).__name__}: {error}", bound
         )
-    return Verdict(case.name, operator, "PASS", "", bound)
+    return Verdict(case.name, operator, "PASS", "", bound, known)
 
 
 def _outputs(
     model: Any, inputs: Sequence[Array], backend: Any
-) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """The outputs, and which inputs had to be known when the model was loaded."""
+) -> tuple[dict[str, Array], tuple[str, ...], bool]:
+    """The outputs, which inputs had to be known when the model was loaded, and whether nothing was
+    left to compute then."""
     data = model.SerializeToString()
     given = dict(zip([value.name for value in model.graph.input], inputs, strict=False))
     constants: dict[str, Array] = {}
@@ -157,7 +160,8 @@ def _outputs(
             if not new or any(given[name].ndim > 1 for name in new):
                 raise
             constants |= {name: given[name] for name in new}
-    return cml.Session(graph, backend).run(rest), tuple(constants)
+    nothing = all(node.op == "copy" for node in graph.nodes)
+    return cml.Session(graph, backend).run(rest), tuple(constants), nothing
 
 
 #: an input of rank 0 or 1 and of up to so many elements (a shape, axes, scales) is bound when the
@@ -186,10 +190,75 @@ def _compare(name: str, have: Array, want: Array, case: Any) -> None:
         np.testing.assert_array_equal(have.astype(want.dtype), want, err_msg=name)
 
 
-def run(backend: Any, names: Sequence[str] = ()) -> list[Verdict]:
+def run(backend: Any, names: Sequence[str] | None = None) -> list[Verdict]:
     """The cases of these names, or all."""
     found = cases()
-    return [run_case(found[name], backend) for name in names or found]
+    return [run_case(found[name], backend) for name in (found if names is None else names)]
+
+
+# -- what docs/onnx.md says ------------------------------------------------------------------------
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx.md"
+MARK = "<!-- {} -->"
+
+
+def operator_table() -> str:
+    """The rows of the importer, a line for each operator and range of opsets."""
+    from cml_engine.convert.onnx import operators  # noqa: F401
+    from cml_engine.convert.onnx.rows import all_rows
+
+    lines = ["| operator | opsets | becomes |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {r.qualified} | {r.opsets} | {r.nnef} |" for r in all_rows())])
+
+
+def conformance(verdicts: Sequence[Verdict]) -> str:
+    """How many cases pass, and which are unsupported."""
+    counts = Counter(v.verdict for v in verdicts)
+    share = 100 * counts["PASS"] / len(verdicts)
+    by_operator: dict[str, list[str]] = {}
+    for v in verdicts:
+        if v.verdict == "UNSUPPORTED":
+            by_operator.setdefault(v.operator, []).append(v.name.removeprefix("test_"))
+    bound = Counter(v.operator for v in verdicts if v.bound and v.verdict == "PASS")
+    listed = ", ".join(f"{name} {n}" for name, n in sorted(bound.items()))
+    lines = [
+        f"Of {len(verdicts)} cases {counts['PASS']} pass ({share:.1f} %), {counts['FAIL']} fail, "
+        f"{counts['UNSUPPORTED']} are unsupported, on NumPy and on a GPU alike.",
+        "",
+        f"In {sum(bound.values())} of those that pass an input was given as a constant: {listed}.",
+        f"In {sum(v.known for v in verdicts)} everything is known when the model is loaded.",
+        "",
+        "| unsupported | cases |",
+        "|---|---|",
+        *(f"| {op} | {', '.join(names)} |" for op, names in sorted(by_operator.items())),
+    ]
+    return "\n".join(lines)
+
+
+def page(conformance_text: str, table: str, text: str) -> str:
+    """The page with its two generated parts made anew."""
+    first, _, rest = text.partition(MARK.format("conformance"))
+    _, heading, rest = rest.partition("\n## Operators\n")
+    middle, mark, _ = rest.partition(MARK.format("operators"))
+    return (
+        f"{first}{MARK.format('conformance')}\n\n{conformance_text}\n{heading}{middle}{mark}\n\n"
+        f"{table}\n"
+    )
+
+
+def write() -> int:
+    """Run every case on both backends and write the page."""
+    verdicts, on_gpu = run("cpu"), run(cml.Gpu())
+    differ = [
+        f"{a}, but {b}" for a, b in zip(verdicts, on_gpu, strict=True) if a.verdict != b.verdict
+    ]
+    failed = [str(v) for v in (*verdicts, *on_gpu) if v.verdict == "FAIL"]
+    if differ or failed:
+        print("\n".join([*differ, *failed]))  # noqa: T201
+        return 1
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(page(conformance(verdicts), operator_table(), text), encoding="utf-8")
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -197,7 +266,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--match", default="", help="only cases with this in their name")
     parser.add_argument("--verbose", action="store_true", help="say every case that does not pass")
+    parser.add_argument("--write", action="store_true", help="both backends, and docs/onnx.md")
     a = parser.parse_args(argv)
+    if a.write:
+        return write()
     backend = cml.Gpu() if a.backend == "gpu" else "cpu"
     verdicts = run(backend, [name for name in cases() if a.match in name])
     for v in verdicts:

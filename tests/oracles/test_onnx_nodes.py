@@ -48,6 +48,11 @@ def test_what_is_unsupported_says_why(verdicts):
             assert "'" in v.reason and len(v.reason) > 30, v
 
 
+def test_the_page_says_what_passes(verdicts):
+    text = onnx_nodes.PAGE.read_text(encoding="utf-8")
+    assert onnx_nodes.conformance(verdicts) in text, "run python -m tests.onnx_nodes --write"
+
+
 def test_a_wrong_answer_is_a_failure(monkeypatch):
     case = onnx_nodes.cases()["test_add_bcast"]
     real: Any = onnx_nodes.data_sets
