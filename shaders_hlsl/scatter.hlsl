@@ -5,7 +5,9 @@
 // apart; a thread has `segment` slots of a line, and looks through the line's updates from `begin`
 // to `end` in their order. So every place is written by one thread, in one order.
 #include "divide.hlsli"
-#include "pointwise.hlsli"
+#ifndef GATHER
+#include "met.hlsli"
+#endif
 
 #ifdef GATHER
 
@@ -46,26 +48,6 @@ uint slot_of(uint j, uint at)
         slot = slot * limit(d) + uint(index);
     }
     return inside ? slot : 0xffffffffu;
-}
-
-// What a place becomes; kinds are those of REDUCTIONS, once for floats and once for integers.
-uint met(uint before, uint update)
-{
-    float a = asfloat(before);
-    float b = asfloat(update);
-    int p = int(before);
-    int q = int(update);
-    uint result = update;
-    if (kind == 1) { result = asuint(a + b); }
-    if (kind == 2) { result = asuint(a * b); }
-    // a NaN wins
-    if (kind == 3) { result = b < a || cml_isnan(b) ? update : before; }
-    if (kind == 4) { result = b > a || cml_isnan(b) ? update : before; }
-    if (kind == 6) { result = uint(p + q); }
-    if (kind == 7) { result = uint(p * q); }
-    if (kind == 8) { result = q < p ? update : before; }
-    if (kind == 9) { result = q > p ? update : before; }
-    return result;
 }
 
 [numthreads(GROUP, 1, 1)]

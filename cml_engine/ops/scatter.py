@@ -7,8 +7,8 @@ computed: an update with an index that is in no place does nothing, on both back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ import numpy as np
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.broadcast import contiguous_strides
-from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.scatter_gpu import ELEMENTS, REDUCTIONS, ROWS
+from cml_engine.ops.scatter_places import PlacesOf, element_places, row_places
 from cml_engine.ops.shapes import MAX_RANK, check_axis
 from cml_engine.ops.spec import (
     EXACT,
@@ -32,11 +34,7 @@ from cml_engine.ops.spec import (
 
 Array = np.ndarray[Any, Any]
 _GROUP = 64
-#: what happens to a place, in the kernel's order
-REDUCTIONS = ("none", "add", "mul", "min", "max")
 _MEET = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
-#: threads that keep a GPU, or a driver that runs shaders on the CPU, busy
-_BUSY, _BUSY_SOFTWARE = 4096, 64
 
 
 # --- shapes -------------------------------------------------------------------------------------
@@ -109,37 +107,19 @@ def _gather_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
     return np.take_along_axis(x[tuple(beside)], places, axis)
 
 
-def _meet(reduction: str, y: Array, at: tuple[Array, ...], updates: Array) -> None:
-    """The updates done in their order; places are along the first axis of each."""
-    if reduction == "none":
-        y[at] = updates
+def _scatter_cpu(
+    places_of: PlacesOf, attrs: Attrs, x: Array, indices: Array, updates: Array
+) -> Array:
+    if x.size == 0:
+        return np.array(x)
+    places, slots = places_of(attrs, indices, x.shape)
+    y, inside = np.array(x).reshape(slots, x.size // slots), places >= 0
+    at, values = places[inside], updates.reshape(len(places), y.shape[1])[inside]
+    if attrs.reduction == "none":
+        y[at] = values  # of several the last one
     else:
-        _MEET[reduction].at(y, at, updates)
-
-
-def _elements_cpu(attrs: Attrs, x: Array, indices: Array, updates: Array) -> Array:
-    y, extent = np.array(x), x.shape[attrs.axis]
-    at: list[Array] = list(np.indices(indices.shape, np.int64))
-    places: Array = np.where(indices < 0, indices.astype(np.int64) + extent, indices)
-    at[attrs.axis] = places
-    inside = (places >= 0) & (places < extent)
-    _meet(attrs.reduction, y, tuple(a[inside] for a in at), updates[inside])
-    return y
-
-
-def _nd_cpu(attrs: Attrs, x: Array, indices: Array, updates: Array) -> Array:
-    y, places = np.array(x), indices.shape[-1]
-    extents = np.array(x.shape[:places], np.int64)
-    rows = indices.reshape(prod(indices.shape[:-1]), places).astype(np.int64)
-    rows = np.where(rows < 0, rows + extents, rows)
-    inside = ((rows >= 0) & (rows < extents)).all(-1)
-    slots = np.zeros(int(inside.sum()), np.int64)
-    for axis, extent in enumerate(extents):
-        slots = slots * extent + rows[inside, axis]
-    lines = y.reshape(prod(x.shape[:places]), prod(x.shape[places:]))
-    values = updates.reshape(len(rows), lines.shape[1])[inside]
-    _meet(attrs.reduction, lines, (slots,), values)
-    return lines.reshape(x.shape)
+        _MEET[attrs.reduction].at(y, at, values)
+    return y.reshape(x.shape)
 
 
 # --- on the GPU ---------------------------------------------------------------------------------
@@ -165,80 +145,6 @@ def _gather_lower(op: Lowering) -> Iterator[Dispatch]:
     )
 
 
-def _scatter(
-    op: Lowering, lines: int, slots: int, updates: int, geometry: Mapping[str, Any]
-) -> Iterator[Dispatch]:
-    """A thread has a range of a line's slots, and looks through all updates of that line: one for
-    each slot where updates are few, fewer where looking would be most of the work. Of very many
-    updates a launch does those that a thread's loops may turn for."""
-    x = op.inputs[0]
-    busy = _BUSY_SOFTWARE if op.limits.software else _BUSY
-    segment = max(1, min(updates, -(-x.size // busy), slots, MOST_TURNS // 4))
-    segments = -(-slots // segment)
-    kind = REDUCTIONS.index(op.attrs.reduction)
-    part = MOST_TURNS // 2 // (geometry["places"] + LOOP_TURNS * geometry["by_rows"] or 1)
-    for begin in range(0, max(updates, 1), part):
-        yield Dispatch(
-            groups=-(-lines * segments // _GROUP),
-            tensors=(*op.in_names, *op.out_names),
-            params={
-                "n": lines * segments,
-                "lines": lines,
-                "slots": slots,
-                "segment": segment,
-                "kind": kind + len(REDUCTIONS) * (x.dtype == "integer" and kind > 0),
-                "begin": begin,
-                "end": min(begin + part, updates),
-                **geometry,
-            },
-            defines={"T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint", "T3_TYPE": "uint"},
-        )
-
-
-def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
-    x, indices, _ = op.inputs
-    if x.size == 0:
-        return
-    axis = op.attrs.axis
-    beside = [d for d in range(x.rank) if d != axis]
-    to, start = contiguous_strides(x.shape), contiguous_strides(indices.shape)
-    geometry = {
-        "by_rows": 0,
-        "places": 0,
-        "limit": [0],
-        "rank": len(beside),
-        "extent": [x.shape[d] for d in beside] or [1],
-        "reach": [indices.shape[d] for d in beside] or [1],
-        "to": [to[d] for d in beside] or [0],
-        "start": [start[d] for d in beside] or [0],
-        "to_step": to[axis],
-        "step": start[axis],
-    }
-    lines = x.size // x.shape[axis]
-    yield from _scatter(op, lines, x.shape[axis], indices.shape[axis], geometry)
-
-
-def _nd_lower(op: Lowering) -> Iterator[Dispatch]:
-    x, indices, _ = op.inputs
-    if x.size == 0:
-        return
-    places = indices.shape[-1]
-    row = prod(x.shape[places:])
-    geometry = {
-        "by_rows": 1,
-        "places": places,
-        "limit": x.shape[:places] or [0],
-        "rank": 1,
-        "extent": [row],
-        "reach": [row],
-        "to": [1],
-        "start": [1],
-        "to_step": row,
-        "step": row,
-    }
-    yield from _scatter(op, row, prod(x.shape[:places]), prod(indices.shape[:-1]), geometry)
-
-
 _GATHER = Kernel(
     "scatter.hlsl",
     f"n:u rank:u extent:u{MAX_RANK} stride:u{MAX_RANK} slots:u step:u",
@@ -246,17 +152,6 @@ _GATHER = Kernel(
     group=_GROUP,
     trusted=True,
 )
-_LINES = " ".join(f"{name}:u{MAX_RANK}" for name in ("limit", "extent", "reach", "to", "start"))
-
-
-def _scatter_kernel(lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    params = (
-        "n:u lines:u slots:u segment:u kind:u begin:u end:u by_rows:u places:u rank:u to_step:u "
-        "step:u"
-    )
-    return Kernel("scatter.hlsl", f"{params} {_LINES}", lower=lower, group=_GROUP, trusted=True)
-
-
 # --- the operators ------------------------------------------------------------------------------
 
 
@@ -328,8 +223,8 @@ register(
     OpSpec(
         "scatter_elements",
         infer=_elements_infer,
-        cpu=_elements_cpu,
-        kernel=_scatter_kernel(_elements_lower),
+        cpu=partial(_scatter_cpu, element_places),
+        kernel=ELEMENTS,
         cost=_scatter_cost,
         tolerance=_IN_ORDER,
         cases=list(_elements_cases()),
@@ -355,8 +250,8 @@ register(
     OpSpec(
         "scatter_nd",
         infer=_nd_infer,
-        cpu=_nd_cpu,
-        kernel=_scatter_kernel(_nd_lower),
+        cpu=partial(_scatter_cpu, row_places),
+        kernel=ROWS,
         cost=_scatter_cost,
         tolerance=_IN_ORDER,
         cases=list(_nd_cases()),

@@ -173,16 +173,17 @@ def counts(rng, *shape, low=-128, high=128):
     return rng.integers(low, high, shape).astype(np.int32)
 
 
-@pytest.mark.parametrize("op", ["scatter_elements", "scatter_nd"])
+@pytest.mark.parametrize("constants", [False, True], ids=["computed", "constant"])
 @pytest.mark.parametrize("places", [1, 2**18], ids=["one place", "many places"])
-def test_updates(op, places, gpu, rng):
+def test_updates(places, constants, gpu, rng):
     n = 70_000
     x, values = counts(rng, max(places, 3)), counts(rng, n)
     indices = counts(rng, n, low=0, high=places)
-    if op == "scatter_nd":
-        check(op, [x, indices[:, None], values], {"reduction": "add"}, gpu)
-    else:
-        check(op, [x, indices, values], {"axis": 0, "reduction": "none"}, gpu)
+    for reduction in ("none", "add"):
+        attrs = {"axis": 0, "reduction": reduction}
+        check("scatter_elements", [x, indices, values], attrs, gpu, constants=constants)
+        rows = [x, indices[:, None], values]
+        check("scatter_nd", rows, {"reduction": reduction}, gpu, constants=constants)
 
 
 def test_what_is_found(gpu, rng):

@@ -1,0 +1,27 @@
+// How an update meets what is there, for the parameter `kind` of cml_engine/ops/scatter_gpu.py.
+#ifndef CML_MET
+#define CML_MET
+
+#include "pointwise.hlsli"
+
+// What a place becomes; kinds are those of REDUCTIONS, once for floats and once for integers.
+uint met(uint before, uint update)
+{
+    float a = asfloat(before);
+    float b = asfloat(update);
+    int p = int(before);
+    int q = int(update);
+    uint result = update;
+    if (kind == 1) { result = asuint(a + b); }
+    if (kind == 2) { result = asuint(a * b); }
+    // a NaN wins
+    if (kind == 3) { result = b < a || cml_isnan(b) ? update : before; }
+    if (kind == 4) { result = b > a || cml_isnan(b) ? update : before; }
+    if (kind == 6) { result = uint(p + q); }
+    if (kind == 7) { result = uint(p * q); }
+    if (kind == 8) { result = q < p ? update : before; }
+    if (kind == 9) { result = q > p ? update : before; }
+    return result;
+}
+
+#endif

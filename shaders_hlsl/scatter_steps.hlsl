@@ -1,0 +1,72 @@
+// Steps of scattering: a thread has an element of the result, or an update.
+//
+// COPY: T1 = T0. LISTED: T2's values with the updates T1 that the lists T0 name (`begin` to `end` of
+// each). CLEAR: no slot has a winner. MARK: of the updates for a slot the last one wins, T0 indices,
+// T1 winners. TAKE: T3 = T0, or T1's winners of T2.
+#include "divide.hlsli"
+#ifdef LISTED
+#include "met.hlsli"
+#endif
+
+#ifdef MARK
+// The slot of update j; what is nowhere has none.
+bool find(uint j, out uint slot)
+{
+    slot = 0;
+    bool inside = true;
+    if (by_rows != 0) {
+        for (uint d = 0; d < rank; d++) {
+            int index = T0[j * rank + d];
+            if (index < 0) { index += int(extent(d)); }
+            inside = inside && index >= 0 && index < int(extent(d));
+            slot = slot * extent(d) + uint(index);
+        }
+    } else {
+        uint rest = j;
+        for (uint d = rank; d > 0; d--) {
+            uint next = cml_divide(rest, extent(d - 1));
+            slot += (rest - next * extent(d - 1)) * stride(d - 1);
+            rest = next;
+        }
+        int index = T0[j];
+        if (index < 0) { index += int(slots); }
+        inside = index >= 0 && index < int(slots);
+        slot += uint(index) * step;
+    }
+    return inside;
+}
+#endif
+
+[numthreads(GROUP, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) { return; }
+    uint i = group * GROUP + lane;
+    if (i >= n) { return; }
+#if defined(COPY)
+    T1[i] = T0[i];
+#elif defined(LISTED)
+    uint hits = uint(T0[0]);
+    uint hit = cml_divide(i, row);
+    uint column = i - hit * row;
+    uint place = uint(T0[1 + hit]) * row + column;
+    uint first = uint(T0[1 + hits + hit]);
+    uint last = min(first + end, uint(T0[2 + hits + hit]));
+    uint value = T2[place];
+    for (uint k = first + begin; k < last; k++) {
+        value = met(value, T1[uint(T0[2 + 2 * hits + k]) * row + column]);
+    }
+    T2[place] = value;
+#elif defined(CLEAR)
+    T0[i] = 0;
+#elif defined(MARK)
+    uint slot;
+    if (find(i, slot)) { InterlockedMax(T1[slot], i + 1); }
+#else
+    uint slot = cml_divide(i, row);
+    uint winner = T2[slot];
+    uint from = winner == 0 ? 0 : (winner - 1) * row + i - slot * row;
+    T3[i] = winner == 0 ? T0[i] : T1[from];
+#endif
+}

@@ -1,0 +1,39 @@
+"""The three ways to scatter give the same: each on every case that it takes."""
+
+import pytest
+
+from cml_engine.ops import load_families, lookup, scatter_gpu
+from cml_engine.passes.lower import lower
+from cml_engine.testing import case_graph, check_graph
+
+load_families()
+CASES = [
+    pytest.param(op, case, id=f"{op}-{case.note}".replace(" ", "_"))
+    for op in ("scatter_elements", "scatter_nd")
+    for case in lookup(op).cases
+    if case.attrs["reduction"] == "none"
+]
+
+
+def ways(graph, gpu):
+    """Which kernels run."""
+    return [
+        next((d for d, v in s.defines.items() if v == 1), "LOOKED")
+        for s in lower(graph, gpu.limits).steps
+    ]
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_marking(op, case, gpu, monkeypatch):
+    graph, inputs = case_graph(op, case)
+    monkeypatch.setattr(scatter_gpu, "_LOOKS", -1)
+    check_graph(graph, inputs, gpu)
+    if graph.facts["y0"].size:
+        assert ways(graph, gpu)[-1] == "TAKE"
+
+
+@pytest.mark.parametrize("op", ["scatter_elements", "scatter_nd"])
+def test_the_way_goes_by_what_is_known(op, gpu):
+    case = lookup(op).cases[0]
+    assert ways(case_graph(op, case)[0], gpu) == ["LOOKED"]
+    assert ways(case_graph(op, case, constants=True)[0], gpu) == ["COPY", "LISTED"]
