@@ -221,13 +221,14 @@ def random_graph(seed: int, nodes: int = 14) -> tuple[Graph, dict[str, Array]]:
     net = Net(int(rng.integers(1, 3)), int(rng.choice([3, 4, 8])), 5, 4, seed=seed)
     maps = ["x"]
     for _ in range(nodes):
-        maps.append(_random_node(net, maps, rng))
+        maps.append(random_node(net, maps, rng))
     names = [name for name in maps if name != "x"]
     extra: Any = rng.choice(names, 2) if rng.random() < 0.5 else []
     return net.graph(*dict.fromkeys([names[-1], *map(str, extra)])), net.input()
 
 
-def _random_node(net: Net, maps: list[str], rng: np.random.Generator) -> str:
+def random_node(net: Net, maps: list[str], rng: np.random.Generator) -> str:
+    """One more node on feature maps; its result. Others that it makes are appended to them."""
     x = maps[-1] if rng.random() < 0.7 else str(rng.choice(maps))
     shape = net.shape(x)
     match rng.integers(10):
@@ -273,11 +274,12 @@ def random_maps(seed: int, nodes: int = 12) -> tuple[Graph, dict[str, Array]]:
     maps = [net.conv("x", int(rng.choice([8, 12, 16])))]
     for _ in range(nodes):
         x = maps[-1] if rng.random() < 0.7 else str(rng.choice(maps))
-        maps.append(_random_map(net, x, maps, rng))
+        maps.append(random_map(net, x, maps, rng))
     return net.graph(net.conv(maps[-1], 3)), net.input()
 
 
-def _random_map(net: Net, x: str, maps: list[str], rng: np.random.Generator) -> str:
+def random_map(net: Net, x: str, maps: list[str], rng: np.random.Generator) -> str:
+    """One more operator that takes ``x`` in blocks of four channels; its result."""
     batch, channels, *size = net.shape(x)
     pool: dict[str, Any] = {"size": [1, 1, 2, 3], "border": "ignore", "stride": [1, 1, 1, 2]}
     match rng.integers(12):

@@ -1,0 +1,154 @@
+"""Random graphs agree on every backend; a fault in a pass is found, made small and written.
+
+`python -m tests.fuzz --minutes 5` goes on from here.
+"""
+
+import importlib
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.ops.spec import Tolerance, lookup
+from tests import fuzz
+from tests.fuzz_graphs import Case
+from tests.graphs import Net
+
+CASES = 24
+#: the module, which the package's function of that name hides
+AFFINE = importlib.import_module("cml_engine.passes.fold_affine")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_random_graphs_agree_in_numpy(number, tmp_path):
+    assert fuzz.failures_of(0, number, 12, None, tmp_path, fuzz.ON_CPU) == []
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_random_graphs_agree_on_the_gpu(number, gpu, tmp_path):
+    """Few nodes and few cases: each chain of operators is a kernel of its own."""
+    assert fuzz.failures_of(0, number, 7, gpu, tmp_path, tuple(fuzz.CHECKS)) == []
+
+
+def test_cases_are_the_same_in_every_run_and_not_alike():
+    first, second = (fuzz.drawn(3, 7, 12) for _ in range(2))
+    assert first[1] == second[1]
+    assert str(first[0].graph.nodes) == str(second[0].graph.nodes)
+    for name, value in first[0].inputs.items():
+        np.testing.assert_array_equal(second[0].inputs[name], value)
+    drawn = [fuzz.drawn(0, number, 12) for number in range(CASES)]
+    assert len({op for case, _ in drawn for node in case.graph.nodes for op in [node.op]}) > 60
+    assert sum(bool(case.graph.updates) for case, _ in drawn) > 2
+    assert len({name for _, without in drawn for name in without}) > 8
+    limits = [a for case, _ in drawn for a in fuzz.reference(case).allowed[0].values()]
+    said = np.concatenate([a.ravel() for a in limits])
+    assert np.isnan(said).mean() < 0.15, "most values must be compared"
+
+
+# ---------------------------------------------------------------- it can fail
+
+
+def small():
+    """A convolution, a normalization that goes into its weights, and more that stays apart."""
+    net = Net(1, 4, 5, 5)
+    h = net.op("relu", net.batch_norm(net.conv("x", 4)))
+    net.op("tanh", net.op("transpose", net.op("sin", h), axes=[0, 1, 3, 2]))
+    return Case(net.graph(net.nodes[-1].outputs[0]), net.input())
+
+
+def test_a_wrong_pass_is_found_made_small_and_written(tmp_path, monkeypatch):
+    case, right = small(), AFFINE._affine
+    bench = fuzz.Bench(case, frozenset({"views"}), None, tmp_path / "work")
+    assert fuzz.problem_of("cpu", bench) == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(AFFINE, "_affine", lambda m: (lambda s, t: (s, t + 1e-3))(*right(m)))
+        problem = fuzz.problem_of("cpu", bench)
+        assert "allowed" in problem
+        failure = fuzz.Failure("cpu", problem, case, frozenset({"views"}))
+        smaller = fuzz.minimized(failure, None, tmp_path / "work")
+        assert {n.op for n in smaller.case.graph.nodes} == {"conv", "batch_normalization"}
+        assert smaller.without == frozenset()
+        fuzz.write(smaller, tmp_path / "found")
+        assert "allowed" in fuzz.replay(tmp_path / "found", None)
+        assert fuzz.main(["--replay", str(tmp_path / "found"), "--backends", "cpu"]) == 1
+    assert fuzz.replay(tmp_path / "found", None) == ""
+    assert json.loads((tmp_path / "found/case.json").read_text())["check"] == "cpu"
+
+
+def test_what_raises_is_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(cml.Session, "run", lambda *a: 1 / 0)
+    bench = fuzz.Bench(small(), frozenset(), None, tmp_path)
+    assert "ZeroDivisionError" in fuzz.problem_of("cpu", bench)
+
+
+def test_other_bits_of_a_partition_are_seen(gpu, tmp_path, monkeypatch):
+    def other(program, inputs, ranges):
+        run(program, inputs, ranges[1:])
+
+    run = fuzz.GpuProgram.run_ranges
+    monkeypatch.setattr(fuzz.GpuProgram, "run_ranges", other)
+    bench = fuzz.Bench(small(), frozenset(), gpu, tmp_path)
+    assert "other bits" in fuzz.problem_of("slices", bench)
+
+
+def test_a_wrong_kernel_is_seen(gpu, tmp_path, monkeypatch):
+    spec = lookup("sin")
+    bench = fuzz.Bench(small(), frozenset(), gpu, tmp_path)
+    assert fuzz.problem_of("nodes", bench) == ""
+    monkeypatch.setitem(spec.__dict__, "cpu", lambda attrs, x: np.sin(x) * np.float32(1.001))
+    assert "sin" in fuzz.problem_of("nodes", fuzz.Bench(small(), frozenset(), gpu, tmp_path))
+
+
+# ---------------------------------------------------------------- how far off is allowed
+
+
+RIGHT = np.float32([1.0, np.nan, np.inf, -np.inf, 0.0])
+
+
+def compared(got, value=RIGHT, by=1e-4):
+    moved = [value + np.float32(by), value - np.float32(by)]
+    right = fuzz.Reference([{"y": value}], [{"y": fuzz._allowed(value, moved)}])
+    return fuzz.difference([{"y": np.asarray(got)}], right)
+
+
+@pytest.mark.parametrize(
+    "got",
+    [
+        RIGHT + np.float32(1e-3),
+        np.float32([1.0, 0.0, np.inf, -np.inf, 0.0]),
+        np.float32([np.nan, np.nan, np.inf, -np.inf, 0.0]),
+        np.float32([1.0, np.nan, -np.inf, -np.inf, 0.0]),
+        np.float32([1.0, np.nan, np.inf, 3e38, 0.0]),
+        np.zeros(5, np.float32),
+        RIGHT[None],
+        RIGHT[:1],
+        RIGHT.astype(np.float64),
+    ],
+)
+def test_what_is_too_far_off_is_a_difference(got):
+    assert compared(got)
+
+
+def test_what_roundings_explain_is_none():
+    assert not compared(RIGHT) and not compared(RIGHT + np.float32(3e-4))
+    whole = np.int32([1, 2])
+    assert not compared(whole, whole, 0) and compared(whole + 1, whole, 0)
+    assert np.isnan(fuzz._allowed(whole, [np.int32([1, 3])])).tolist() == [False, True]
+    far = fuzz._allowed(np.float32([1e-3]), [np.float32([5.0])])
+    assert np.isnan(far).all(), "moved by more than its size: nothing is known of it"
+
+
+def test_results_are_moved_by_their_tolerance(rng):
+    value = np.float32([1.0, 100.0, 0.0])
+    by = np.abs(fuzz._moved(value, Tolerance(1e-3, 1e-2, "a test", 1e-3), rng) - value)
+    np.testing.assert_allclose(by, [0.111, 0.21, 0.11], 1e-3)
+    np.testing.assert_array_equal(fuzz._moved(np.int32([3]), Tolerance(1, 1, ""), rng), [3])

@@ -1,0 +1,436 @@
+"""Random graphs on every backend, with passes left out or in: all must agree.
+
+    python -m tests.fuzz --minutes 5 --seed 7      # until the time is up; failures are written
+    python -m tests.fuzz --cases 20 --backends cpu
+    python -m tests.fuzz --replay fuzz-failures/seed-7-12-gpu
+
+A case is a graph of a dozen operators (tests/fuzz_graphs.py), its inputs and the passes that are
+left out. The reference is the graph as it is, node by node in NumPy. Compared with it are NumPy and
+the GPU after the passes, and the graph after it was written and loaded; every node on the GPU is
+compared with NumPy on the GPU's own inputs, in 32 and in 16 bits. To the bit are compared the whole
+run, any partition of its workgroups, and a run in which no memory is used twice. How far results
+of other roundings may be off is measured: the reference is run again with every result moved by
+the tolerance that its operator declares.
+
+A failure is made smaller, node by node, and written as a folder. Exit code 1 where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from cml_engine.backends.cpu import run_node
+from cml_engine.backends.gpu import GpuProgram
+from cml_engine.backends.shadow import node_tolerance, shadow_run
+from cml_engine.graph import NUMPY_DTYPE, Graph, Node
+from cml_engine.nnef.writer import save
+from cml_engine.passes import STAGES
+from cml_engine.passes.dead_code import eliminate_dead_code
+from cml_engine.passes.lower import PlanOptions
+from cml_engine.session import CompileOptions, make_plan
+from cml_engine.testing import SENTINEL, random_partition
+from tests.fuzz_graphs import Case, random_case
+
+Array = np.ndarray[Any, Any]
+Values = dict[str, Array]
+#: passes that may be left out; "infer" may not
+PASSES = (*(name for name, _, _ in STAGES if name not in ("infer", "sweep")), "views")
+#: runs with moved results, and how many times their distance is allowed
+_MOVED, _ALLOWED = 6, 4.0
+#: runs of a graph with variables
+_RUNS = 2
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What every run gives, and how far another right answer may be from it (NaN: any is right)."""
+
+    values: list[Values]
+    allowed: list[Values]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """``check`` is the name in :data:`CHECKS` of what failed."""
+
+    check: str
+    problem: str
+    case: Case
+    without: frozenset[str]
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def evaluate(graph: Graph, inputs: Values, rng: np.random.Generator | None = None) -> list[Values]:
+    """The outputs of every run, node by node in NumPy; with ``rng`` every result is moved by its
+    operator's tolerance, up or down."""
+    state = {name: graph.constants[name] for name, _ in graph.updates}
+    runs = []
+    for _ in range(_RUNS if graph.updates else 1):
+        values: Values = {**graph.constants, **state, **inputs}
+        for node in graph.nodes:
+            results = run_node(node, [values[n] for n in node.reads])
+            for name, result in zip(node.outputs, results, strict=True):
+                value = np.asarray(result, NUMPY_DTYPE[graph.facts[name].dtype])
+                values[name] = value if rng is None else _moved(value, node_tolerance(node), rng)
+        runs.append({name: np.array(values[name]) for name in graph.outputs})
+        state = {variable: values[value] for variable, value in graph.updates}
+    return runs
+
+
+def _moved(value: Array, tolerance: Any, rng: np.random.Generator) -> Array:
+    if value.dtype.kind != "f" or not value.size:
+        return value
+    with np.errstate(all="ignore"):
+        size = np.abs(value, dtype=np.float64)
+        largest = np.where(np.isfinite(size), size, 0).max()
+        by = tolerance.atol + tolerance.rtol * size + tolerance.of_largest * largest
+        return (value + by * rng.choice([-1.0, 1.0], value.shape)).astype(np.float32)
+
+
+def reference(case: Case) -> Reference:
+    """Of the graph as it is."""
+    values = evaluate(case.graph, case.inputs)
+    rng = np.random.default_rng(0)
+    moved = [evaluate(case.graph, case.inputs, rng) for _ in range(_MOVED)]
+    allowed = [
+        {name: _allowed(value, [m[run][name] for m in moved]) for name, value in found.items()}
+        for run, found in enumerate(values)
+    ]
+    return Reference(values, allowed)
+
+
+def _allowed(value: Array, moved: list[Array]) -> Array:
+    """How far a value may be off; NaN where roundings decide whether it is a number, or which."""
+    if value.dtype.kind != "f":
+        stays = np.all([m == value for m in moved], 0)
+        return np.where(stays, 0.0, np.nan)
+    with np.errstate(all="ignore"):
+        stays = np.all([_kind(m) == _kind(value) for m in moved], 0)
+        exact = value.astype(np.float64)
+        spread = np.max([np.abs(m - exact) for m in moved], 0)
+        largest = np.abs(np.where(np.isfinite(exact), exact, 0)).max(initial=0)
+        limit = _ALLOWED * spread + 2e-6 * (np.abs(exact) + largest) + 1e-6
+        # what moves by its own size says nothing any more; past this a sum may overflow or not
+        vague = (spread > 0.1 * (1 + np.abs(exact))) | (np.abs(exact) > 1e30)
+        limit = np.where(np.isfinite(exact), limit, 0.0)
+        return np.where(stays & ~(vague & np.isfinite(exact)), limit, np.nan)
+
+
+def _kind(value: Array) -> Array:
+    """0 for a number, 1 for NaN, 2 and 3 for the infinities."""
+    return np.where(np.isnan(value), 1, 0) + np.isposinf(value) * 2 + np.isneginf(value) * 3
+
+
+def difference(runs: Sequence[Values], right: Reference) -> str:
+    """Where results are further from the reference than is allowed; "" where they are not."""
+    for run, (found, wanted, allowed) in enumerate(
+        zip(runs, right.values, right.allowed, strict=True)
+    ):
+        for name, value in wanted.items():
+            if found[name].shape != value.shape or found[name].dtype != value.dtype:
+                return f"{name}: {found[name].dtype}{list(found[name].shape)}, wanted " + (
+                    f"{value.dtype}{list(value.shape)}"
+                )
+            wrong = _wrong(found[name], value, allowed[name])
+            if wrong.any():
+                at = tuple(int(i) for i in np.argwhere(wrong)[0])
+                return (
+                    f"run {run}, {name} at {list(at)}: got {found[name][at]}, wanted {value[at]}, "
+                    f"allowed {allowed[name][at]:.3g}; {int(wrong.sum())} of {wrong.size}"
+                )
+    return ""
+
+
+def _wrong(got: Array, wanted: Array, allowed: Array) -> Array:
+    if wanted.dtype.kind != "f":
+        return np.asarray((got != wanted) & ~np.isnan(allowed))
+    with np.errstate(invalid="ignore"):
+        far = np.abs(got.astype(np.float64) - wanted) > allowed
+    return np.asarray(((_kind(got) != _kind(wanted)) | far) & ~np.isnan(allowed))
+
+
+# ---------------------------------------------------------------- what is compared with it
+
+
+@dataclass
+class Bench:
+    """A case on its way through the checks; what several of them need is made once."""
+
+    case: Case
+    without: frozenset[str]
+    gpu: Any
+    folder: Path
+    _right: Reference | None = None
+
+    @property
+    def right(self) -> Reference:
+        self._right = self._right or reference(self.case)
+        return self._right
+
+    def session(self, backend: Any, graph: Graph | None = None, **options: Any) -> cml.Session:
+        chosen = CompileOptions(without=self.without, tuned=False, **options)
+        return cml.Session(graph or self.case.graph, backend, chosen)
+
+    def runs(self, session: cml.Session) -> list[Values]:
+        return [session.run(self.case.inputs) for _ in self.right.values]
+
+
+def _on_cpu(bench: Bench) -> str:
+    session = bench.session("cpu")
+    problem = difference(bench.runs(session), bench.right)
+    session.reset()
+    return problem or difference(bench.runs(session), bench.right)
+
+
+def _written(bench: Bench) -> str:
+    """Bit for bit: nothing is lost in the files."""
+    save(bench.case.graph, bench.folder, overwrite=True)
+    graph = cml.load(bench.folder)
+    given = dict(zip(graph.inputs, bench.case.inputs.values(), strict=True))
+    for run, (got, wanted) in enumerate(
+        zip(evaluate(graph, given), bench.right.values, strict=True)
+    ):
+        for (name, value), other in zip(wanted.items(), got.values(), strict=True):
+            if not np.array_equal(other, value, equal_nan=value.dtype.kind == "f"):
+                return f"run {run}, {name} is another after it was written and loaded"
+    return ""
+
+
+def _on_gpu(bench: Bench) -> str:
+    return difference(bench.runs(bench.session(bench.gpu)), bench.right)
+
+
+def _any_slices(bench: Bench) -> str:
+    """The whole run's bits, from any partition of the workgroups and from memory of their own."""
+    session = bench.session(bench.gpu)
+    program = session.program
+    assert isinstance(program, GpuProgram) and session.plan is not None
+    wanted = program.run(bench.case.inputs)
+    whole = [(step.index, 0, step.groups) for step in session.plan.steps]
+    for seed in range(2):
+        session.reset()
+        program.fill_arena(SENTINEL + seed)
+        program.run_ranges(bench.case.inputs, random_partition(whole, seed))
+        for name, place in session.plan.outputs.items():
+            if not _same_bits(program.read_tensor(place), wanted[name]):
+                return f"partition {seed} of the workgroups gives other bits of {name}"
+    options = CompileOptions(bench.without, tuned=False, plan=PlanOptions(keep=True))
+    apart = GpuProgram(make_plan(session.graph, bench.gpu, options), bench.gpu)
+    for name, value in apart.run(bench.case.inputs).items():
+        if not _same_bits(value, wanted[name]):
+            return f"{name} has other bits where no memory is used twice"
+    return ""
+
+
+def _same_bits(a: Array, b: Array) -> bool:
+    """NaN are equal: a driver may make others."""
+    if a.dtype.kind != "f":
+        return np.array_equal(a, b)
+    return bool(np.all((a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))))
+
+
+def _each_node(bench: Bench) -> str:
+    return _shadow(bench, "float")
+
+
+def _in_half(bench: Bench) -> str:
+    return _shadow(bench, "half")
+
+
+def _shadow(bench: Bench, storage: Any) -> str:
+    graph = bench.session("cpu").graph
+    for check in shadow_run(graph, bench.gpu, bench.case.inputs, storage):
+        if check.comparison is not None and not check.ok:
+            fused = "+".join(e.op for e in check.node.epilogues)
+            return f"{check.node.title} {fused}: {check.comparison.problem}"
+    return ""
+
+
+CHECKS: dict[str, Callable[[Bench], str]] = {
+    "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices,
+    "nodes": _each_node, "half": _in_half,
+}  # fmt: skip
+ON_CPU = ("cpu", "written")
+
+
+def problem_of(check: str, bench: Bench) -> str:
+    """What a check says; an error that it raises is one too."""
+    try:
+        return CHECKS[check](bench)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def runs_at_all(case: Case) -> bool:
+    """Whether NumPy takes the case: an index may be in no axis."""
+    try:
+        reference(case)
+    except cml.CmlError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- smaller
+
+
+def minimized(failure: Failure, gpu: Any, folder: Path, seconds: float = 60.0) -> Failure:
+    """The failure without the nodes, passes and odd values that it does not need."""
+    end = time.monotonic() + seconds
+    shrunk = True
+    while shrunk and time.monotonic() < end:
+        shrunk = False
+        for case, without in _smaller(failure):
+            if time.monotonic() > end:
+                break
+            if not runs_at_all(case):
+                continue
+            problem = problem_of(failure.check, Bench(case, without, gpu, folder))
+            if problem:
+                failure, shrunk = Failure(failure.check, problem, case, without), True
+                break
+    return failure
+
+
+def _smaller(failure: Failure) -> Iterator[tuple[Case, frozenset[str]]]:
+    """One change each: an output, an update, a pass left out or a node less."""
+    case, without, graph = failure.case, failure.without, failure.case.graph
+    for name in graph.outputs if len(graph.outputs) > 1 else ():
+        yield _swept(case, outputs=tuple(n for n in graph.outputs if n != name)), without
+    for update in graph.updates:
+        yield _swept(case, updates=tuple(u for u in graph.updates if u != update)), without
+    yield from ((case, without - {name}) for name in without)
+    made = {name for node in graph.nodes for name in node.outputs}
+    for node in reversed(graph.nodes):
+        others = [n for n in graph.outputs if n not in node.outputs]
+        before = [n for n in node.inputs if n in made]
+        if len(others) < len(graph.outputs) and (others or before):
+            yield _swept(case, outputs=tuple(dict.fromkeys([*others, *before]))), without
+        if others:
+            yield _cut(case, node, tuple(others)), without
+
+
+def _cut(case: Case, node: Node, outputs: tuple[str, ...]) -> Case:
+    """The node's results are inputs instead, with the values that they have."""
+    values: Values = {**case.graph.constants, **case.inputs}
+    for other in case.graph.nodes:
+        found = run_node(other, [values[n] for n in other.reads])
+        for name, value in zip(other.outputs, found, strict=True):
+            values[name] = np.asarray(value, NUMPY_DTYPE[case.graph.facts[name].dtype])
+    inputs = (*case.graph.inputs, *node.outputs)
+    nodes = tuple(n for n in case.graph.nodes if n is not node)
+    given = Case(case.graph, {n: values[n] for n in inputs})
+    return _swept(given, inputs=inputs, nodes=nodes, outputs=outputs)
+
+
+def _swept(case: Case, **changes: Any) -> Case:
+    """The changed graph with what it needs, and with the inputs that are read."""
+    swept = eliminate_dead_code(case.graph.with_(**changes))
+    read = {n for node in swept.nodes for n in node.reads} | set(swept.roots)
+    inputs = tuple(n for n in swept.inputs if n in read)
+    return Case(swept.with_(inputs=inputs), {n: case.inputs[n] for n in inputs})
+
+
+# ---------------------------------------------------------------- as a folder
+
+
+def write(failure: Failure, folder: Path) -> None:
+    """All that :func:`replay` needs; the text of the model shows what failed."""
+    save(failure.case.graph, folder / "model", overwrite=True)
+    values = list(failure.case.inputs.values())
+    np.savez(folder / "inputs.npz", *values)
+    said = {
+        "check": failure.check,
+        "without": sorted(failure.without),
+        "problem": failure.problem,
+        "replay": f"python -m tests.fuzz --replay {folder}",
+    }
+    (folder / "case.json").write_text(json.dumps(said, indent=1), encoding="utf-8")
+
+
+def replay(folder: Path, gpu: Any) -> str:
+    """What the check that failed says now."""
+    said = json.loads((folder / "case.json").read_text(encoding="utf-8"))
+    graph = cml.load(folder / "model")
+    with np.load(folder / "inputs.npz") as arrays:
+        inputs = dict(zip(graph.inputs, arrays.values(), strict=True))
+    bench = Bench(Case(graph, inputs), frozenset(said["without"]), gpu, folder / "written")
+    return problem_of(said["check"], bench)
+
+
+# ---------------------------------------------------------------- runs
+
+
+def drawn(seed: int, number: int, nodes: int) -> tuple[Case, frozenset[str]]:
+    """A case by its number: the same in every run. Every fourth has odd values."""
+    rng = np.random.default_rng([seed, number])
+    case = random_case(rng, nodes, odd=number % 4 == 3)
+    left_out = rng.choice(len(PASSES), int(rng.integers(0, 4)), replace=False)
+    return case, frozenset(PASSES[i] for i in left_out)
+
+
+def failures_of(
+    seed: int, number: int, nodes: int, gpu: Any, folder: Path, checks: Sequence[str]
+) -> list[Failure]:
+    """What is wrong with a case."""
+    case, without = drawn(seed, number, nodes)
+    if not runs_at_all(case):
+        return []
+    bench = Bench(case, without, gpu, folder)
+    found = [(check, problem_of(check, bench)) for check in checks]
+    return [Failure(check, problem, case, without) for check, problem in found if problem]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--cases", type=int, default=0, help="so many instead of some minutes")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--nodes", type=int, default=12)
+    parser.add_argument("--backends", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"])
+    parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), metavar="DIR")
+    parser.add_argument("--replay", type=Path, metavar="DIR", help="run a failure again")
+    a = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    gpu = cml.Gpu() if "gpu" in a.backends else None
+    if a.replay:
+        problem = replay(a.replay, gpu)
+        print(problem or "all agree")
+        return int(bool(problem))
+    return _campaign(a, gpu)
+
+
+def _campaign(a: argparse.Namespace, gpu: Any) -> int:
+    end = time.monotonic() + 60 * a.minutes
+    checks = [c for c in CHECKS if gpu is not None or c in ON_CPU]
+    number, failed = a.first, 0
+    while number - a.first < a.cases if a.cases else time.monotonic() < end:
+        for failure in failures_of(a.seed, number, a.nodes, gpu, a.keep / "work", checks):
+            failed += 1
+            folder = a.keep / f"seed-{a.seed}-{number}-{failure.check}"
+            print(f"case {number}, {failure.check}: {failure.problem}", flush=True)
+            smaller = minimized(failure, gpu, a.keep / "work")
+            write(smaller, folder)
+            print(f"  {len(smaller.case.graph.nodes)} nodes in {folder}: {smaller.problem}")
+            if not replay(folder, gpu):
+                print("  the folder does not reproduce it: run the case with --first and --cases 1")
+        number += 1
+    print(f"{number - a.first} cases, {failed} failures")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
