@@ -10,7 +10,7 @@ from cml_engine.ops.conv_node import GROUP, Conv, band_of
 from cml_engine.ops.conv_pack import blocks_of, packed_bias, packed_filter
 from cml_engine.ops.conv_tile import PARAMS, Tile, store_defines, tile_defines, tile_params
 from cml_engine.ops.epilogue import epilogue_of
-from cml_engine.ops.lowering import MOST_TURNS
+from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS
 from cml_engine.ops.spec import Cost, Dispatch, Kernel
 
 _KERNEL = Kernel(
@@ -26,8 +26,8 @@ _MOST_ROWS, _PLAIN_INPUTS = 32, 8
 def is_needed(conv: Conv) -> bool:
     """Whether any of the other kernels could need more turns."""
     inputs = max(band_of(conv, _MOST_ROWS), _PLAIN_INPUTS)
-    # a loop ends with a turn of its own, and taps may be loops of one turn in one another
-    return conv.shape.taps * (inputs + 6) > MOST_TURNS
+    # taps may be three loops of one turn in one another
+    return conv.shape.taps * (inputs + 3 * LOOP_TURNS) > MOST_TURNS
 
 
 def lower_long(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
@@ -40,7 +40,7 @@ def lower_long(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
     sums = op.scratch(groups * tile.rows * tile.positions)
     idle = {"groups": groups, "tap_begin": 0, "tap_end": 0, "block_begin": 0, "block_end": 0}
     blocks = min(params["band"], MOST_TURNS // 2)
-    step = MOST_TURNS // (blocks + 2)
+    step = MOST_TURNS // (blocks + LOOP_TURNS)
     product = 8.0 * groups * tile.rows * tile.positions
     for tap in range(0, taps, step):
         for block in range(0, params["band"], blocks):

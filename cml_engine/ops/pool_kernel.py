@@ -15,7 +15,7 @@ from typing import Any
 from cml_engine.graph import Fact, Node
 from cml_engine.layout import BLOCKED, C4H, PLAIN, VECTOR_TYPE
 from cml_engine.ops.broadcast import contiguous_strides
-from cml_engine.ops.lowering import MOST_TURNS, Lowering
+from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.pointwise import Operand
 from cml_engine.ops.reduce_kernel import Reduction, reduction
 from cml_engine.ops.spec import Dispatch, Half, Kernel
@@ -83,9 +83,9 @@ def _reduces(window: Window, moving: Sequence[int]) -> bool:
 
 
 def _turns(taps: int, windows: int) -> int:
-    """How often a thread's loops turn at most: for each tap once, and once for each of so many
-    dimensions that have a window; a loop ends with a turn of its own."""
-    return taps * (2 + windows)
+    """How often a thread's loops turn at most: for each tap, a loop over so many dimensions that
+    have a window."""
+    return taps * (windows + LOOP_TURNS)
 
 
 @dataclass(frozen=True, slots=True)

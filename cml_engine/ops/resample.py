@@ -229,8 +229,8 @@ def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 _GROUP = 64
-#: values that a thread adds up; more are shared out (and see MOST_TURNS in lowering.py)
-_MOST_OF_A_THREAD = 4096
+#: values that a thread adds up for a result; more are shared out (see MOST_TURNS in lowering.py)
+_MOST_OF_A_THREAD = 1024
 _PARAMS = "n:u blocks:u in_extent:u3 out_extent:u3 factor:u3"
 
 

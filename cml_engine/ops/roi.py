@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.lowering import MOST_TURNS, Lowering
+from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.shapes import check_length
 from cml_engine.ops.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance, register
 
@@ -206,7 +206,7 @@ def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
 def _parts(rows: int, width: int) -> Iterator[dict[str, int]]:
     """What launches do of ``rows`` times ``width`` values that a thread may meet."""
     columns = min(width, MOST_TURNS // 4)
-    step = MOST_TURNS // (columns + 4)  # a loop ends with a turn of its own
+    step = MOST_TURNS // (columns + LOOP_TURNS)
     for row in range(0, max(rows, 1), step):
         for column in range(0, max(width, 1), max(columns, 1)):
             yield {

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cml_engine.ops.elementwise  # noqa: F401
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.layout import C4, PLAIN
+from cml_engine.ops import load_families
 from cml_engine.ops.broadcast import broadcast_shapes, collapse, left_view, walk
 from cml_engine.ops.pointwise import ROWS
 from cml_engine.ops.spec import lookup
+
+load_families()
 
 
 def sigmoid(x):
@@ -122,7 +124,9 @@ def test_values_with_attributes(op, operands, attrs, wanted):
 
 def test_every_operator_has_a_value_here():
     tested = {v[0] for v in VALUES} | {v[0] for v in WITH_ATTRS} | {"select", "copy"}
-    assert tested == set(ROWS)
+    elsewhere = {"fmod", "is_inf", "is_nan", "round_even"}  # as those of integers are
+    floats = {name for name, row in ROWS.items() if "integer" not in row.types}
+    assert tested == floats - elsewhere
 
 
 def test_select_and_copy_keep_the_type():

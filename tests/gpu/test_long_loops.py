@@ -219,3 +219,37 @@ def test_samples_of_a_region(mode, gpu, rng):
              "mode": mode}  # fmt: skip
     rois = np.array([[0, 0, 270, 260], [-100, 5, 400, 250], [3, 3, 9, 250]], np.float32)
     check("roi_align", [x, rois, np.zeros(3, np.int32)], attrs, gpu)
+
+
+@pytest.mark.parametrize(
+    ("op", "taps"),
+    [("conv", t) for t in ((1, 1, 2990), (1, 2990, 1), (2990, 1, 1), (54, 55, 1), (14, 14, 15))]
+    + [("deconv", t) for t in ((1, 1, 2990), (2990, 1, 1), (54, 55, 1))],
+)
+def test_convs_that_one_launch_does(op, taps, gpu):
+    """As long as they may be: whatever nested loops cost, their turns are below the bound."""
+    x = np.ones((1, 1, *(n + 1 if op == "conv" else 1 for n in taps)), np.float32)
+    filter = np.ones((1, 1, *taps), np.float32)
+    attrs = whole(x.shape) | ({"output_shape": []} if op == "deconv" else {})
+    check(op, [x, filter, np.float32(0)], attrs, gpu, constants=True)
+
+
+@pytest.mark.parametrize(
+    "size", [(9900,), (1, 9900), (9900, 1), (99, 99), (20, 20, 21), (9, 9, 9, 10), (8500, 1, 1)]
+)
+def test_windows_that_one_launch_does(size, gpu):
+    shape = [n + 1 for n in size]
+    check("box", [np.ones(shape, np.float32)], window(size, normalize=False), gpu)
+
+
+@pytest.mark.parametrize("factor", [(1024, 1, 1), (1, 1024, 1), (1, 1, 1024), (10, 10, 10)])
+def test_areas_that_one_launch_does(factor, gpu):
+    x = np.ones((1, 1, *factor[:2], 4 * factor[2]), np.float32)
+    check("area_downsample", [x], {"factor": list(factor)}, gpu)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 2, 5, 2, 5, 2, 4), (2, 8, 2, 8, 2, 8, 2, 1)])
+def test_softmax_over_axes_apart(shape, gpu):
+    """Where every element's place takes a loop of its own."""
+    check("softmax", [np.ones(shape, np.float32)], {"axes": [1, 3, 5, 7]}, gpu)
+    check("softmax", [np.ones(shape, np.float32)], {"axes": [0, 2, 4, 6]}, gpu)
