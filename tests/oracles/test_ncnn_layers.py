@@ -10,6 +10,8 @@ import pytest
 import cml_engine as cml
 from cml_engine.convert import convert
 from cml_engine.convert.ncnn import LAYERS
+from cml_engine.errors import InternalError
+from cml_engine.loading import save_checked
 from tests.ncnn_models import input_line, run_ncnn, weight_bytes, write
 
 pytest.importorskip("ncnn")
@@ -36,7 +38,8 @@ def case(line, *shapes, weights="", values="any"):
 def activations() -> Iterator[Case]:
     for line in (
         "AbsVal", "BNLL", "CELU 0=0.7", "Clip", "Clip 0=-0.5 1=0.5", "Clip 0=-0.2", "Clip 1=0.3",
-        "Clip 0=-3.402823e+38 1=0.5", "ELU", "ELU 0=0.7", "Erf", "GELU", "GELU 0=1", "HardSigmoid",
+        "Clip 0=-3.402823e+38 1=0.5", "Clip 0=0.5 1=-0.5", "ELU", "ELU 0=0.7",
+        "Erf", "GELU", "GELU 0=1", "HardSigmoid",
         "HardSigmoid 0=0.3 1=0.4", "HardSwish", "HardSwish 0=0.16667 1=0.5", "Mish", "ReLU",
         "ReLU 0=0.2", "SELU", "SELU 0=1.2 1=0.8", "Shrink", "Shrink 0=0.1 1=0.3", "Sigmoid",
         "Softplus", "Swish", "TanH", "Threshold 0=0.2",
@@ -179,6 +182,9 @@ def normalizations() -> Iterator[Case]:
             yield case(f"LayerNorm 0={size} 2=0", shape)
             yield case(f"RMSNorm 0={size} 1=0.01", shape, weights=f"r{size}")
             yield case(f"RMSNorm 0={size} 2=0", shape)
+
+
+def other_normalizations() -> Iterator[Case]:
     yield case("InstanceNorm 0=4 1=0.01", weights="r4 r4")
     yield case("InstanceNorm 0=0 2=0")
     for variance in range(2):
@@ -189,6 +195,10 @@ def normalizations() -> Iterator[Case]:
             for over in ("0=1 4=0", "0=0 4=1", "0=1 4=1"):
                 line = f"Normalize {over} 1={shared} 2=0.01 3={count} 9={mode}"
                 yield case(line, weights=f"r{count}")
+    for line in ("MVN", "MVN 0=1", "LRN", "InstanceNorm 2=0", "GroupNorm 1=4 3=0", "LayerNorm 0=6 2=0",
+                 "RMSNorm 0=6 2=0"):  # fmt: skip
+        yield case(line)
+    yield case("Normalize 3=4", weights="r4")
     for region in range(2):
         for size in (1, 3, 4, 5):
             yield case(f"LRN 0={region} 1={size} 2=0.9 3=0.6 4=1.5", (5, 6, 7))
@@ -197,6 +207,7 @@ def normalizations() -> Iterator[Case]:
 def reductions() -> Iterator[Case]:
     axes = {1: ("1,0",), 2: ("1,0", "1,-1", "2,0,1"), 3: ("1,0", "2,1,2", "2,-1,-2", "3,0,1,2"),
             4: ("2,0,-1", "2,1,2")}  # fmt: skip
+    yield case("Reduction")
     for kind in (0, 1, 2, 3, 4, 5, 7, 8, 9, 10):
         values = "positive" if kind > 8 else "any"
         for shape in SHAPES:
@@ -243,6 +254,7 @@ def parts() -> Iterator[Case]:
     yield case("Crop -23309=3,1,1,1 -23310=3,3,-1,-233", (4, 6, 7))
     yield case("Crop 0=1 1=2 2=1", (4, 6, 7), (2, 3, 4))
     yield case("Crop 0=1 1=2", (4, 6, 7), (3, 4))
+    yield case("Padding")
     for kind in range(3):
         for shape in (VOLUME, (4, 5), (5,)):
             yield case(f"Padding 0=1 1=2 2=3 3=1 4={kind} 5=0.5", shape)
@@ -327,7 +339,8 @@ def products() -> Iterator[Case]:
 
 
 FAMILIES: tuple[Callable[[], Iterator[Case]], ...] = (
-    activations, arithmetic, convolutions, poolings, normalizations, reductions, resizings, parts,
+    activations, arithmetic, convolutions, poolings, normalizations,
+    other_normalizations, reductions, resizings, parts,
     moves, axes, products,
 )  # fmt: skip
 
@@ -354,6 +367,36 @@ def test_a_wrong_number_is_found(tmp_path, rng, monkeypatch):
     monkeypatch.setitem(globals(), "run_ncnn", lambda *given: [1.001 * v for v in right(*given)])
     line, *rest = case("ReLU")
     assert "differs by" in compare(tmp_path, rng, line, *rest)
+
+
+def test_damaged_layers_are_refused_or_run(tmp_path, rng):
+    """Parameters at random: an error of the model's, or a folder that loads and runs."""
+    cases = [found for family in FAMILIES for found in family()]
+    kept = 0
+    for _ in range(400):
+        line, shapes, weights, _ = cases[rng.integers(len(cases))]
+        words = line.split()
+        at = int(rng.integers(2, len(words)))  # a count, a blob or a parameter
+        key = words[at].partition("=")[0] if "=" in words[at] else str(rng.integers(0, 25))
+        words[at] = f"{key}={DAMAGE[rng.integers(len(DAMAGE))]}"
+        lines = [input_line(f"x{i}", shape) for i, shape in enumerate(shapes)]
+        path = write(tmp_path, [*lines, " ".join(words)], weight_bytes(weights, rng))
+        try:
+            graph = convert(path)
+            save_checked(graph, tmp_path / "out", overwrite=True)
+        except cml.CmlError as error:
+            assert not isinstance(error, InternalError)
+            continue
+        kept += 1
+        if sum(fact.size for fact in graph.facts.values()) < 1e5:
+            facts = [graph.facts[name] for name in graph.inputs]
+            arrays = [np.ones(fact.shape, np.float32) for fact in facts]
+            cml.Session(graph, "cpu").run(dict(zip(graph.inputs, arrays, strict=True)))
+    assert kept > 20
+
+
+DAMAGE = ("0", "1", "-1", "-233", "-234", "3", "7", "65536", "2147483647", "99999999999", "0.5",
+          "1e38", "-1e-40", "nan", "abc", "", "1,2", "2,0,1")  # fmt: skip
 
 
 def test_stored_tensors(tmp_path, rng):

@@ -11,7 +11,7 @@ from cml_engine.convert.builder import GraphBuilder, Infer
 from cml_engine.convert.ncnn.conversion import Conversion
 from cml_engine.convert.ncnn.files import Layer, read_param
 from cml_engine.convert.ncnn.inputs import Shapes, input_shapes
-from cml_engine.convert.ncnn.table import HINTS, LAYERS, REFUSED, LayerType
+from cml_engine.convert.ncnn.table import EXPRESSIONS, HINTS, LAYERS, REFUSED, LayerType
 from cml_engine.convert.ncnn.weights import WeightReader
 from cml_engine.errors import ModelError, UnsupportedOp
 from cml_engine.graph import Graph
@@ -79,6 +79,9 @@ def _check(layer: Layer, kind: LayerType) -> None:
             wanted = f"{least}" if least == most else f"{least} or more"
             message = f"ncnn {layer.type} '{layer.name}' has {got} {what}: wanted {wanted}"
             raise ModelError(f"{message}, export it again", layer.source)
+    texts = [key for key, value in layer.params.items() if isinstance(value, str)]
+    if not set(texts) <= EXPRESSIONS:
+        raise layer.damaged(f"parameter {texts[0]} wants a number")
     strange = sorted(layer.params.keys() - kind.params - HINTS)
     if strange:
         message = f"ncnn {layer.type} '{layer.name}': the parameter {strange[0]} is unknown"

@@ -22,7 +22,9 @@ def relu(to: Conversion, x: str, slope: float = 0.0) -> str:
 
 
 def clip(to: Conversion, x: str, low: float, high: float) -> str:
-    """Between two bounds, of which either may be missing."""
+    """Between two bounds, of which either may be missing; the upper one counts more."""
+    if low > high:
+        return to.op("min", to.op("max", x, low), high)
     if low > -_UNBOUNDED and high < _UNBOUNDED:
         return to.op("clamp", x, low, high)
     if low > -_UNBOUNDED:

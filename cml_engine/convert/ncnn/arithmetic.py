@@ -120,6 +120,8 @@ _OF_TWO: dict[str, OfTwo] = {
 def _eltwise(one: Layer, to: Conversion, *inputs: str) -> str:
     op, coefficients = _choice(one, ("mul", "add", "max")), one.values(1)
     operands = list(inputs)
+    if len({to.extents(x) for x in inputs}) > 1:
+        raise one.damaged(f"shapes that differ: {[list(to.extents(x)) for x in inputs]}")
     if op == "add" and coefficients:
         if len(coefficients) != len(inputs):
             raise one.damaged(f"{len(inputs)} inputs, {len(coefficients)} coefficients")

@@ -137,9 +137,9 @@ def _cut(one: Layer, axes: Sequence[Axis], sizes: Sequence[int]) -> list[tuple[i
         if axis.before not in (SAME_UPPER, SAME_LOWER):
             found.append((axis.before, axis.behind - more))
             continue
-        if wanted <= 0:
-            raise one.unsupported("'same' padding without an output size")
         total = (size - 1) * axis.stride + axis.extent + more - wanted
+        if wanted <= 0 or total < 0:
+            raise one.unsupported(f"'same' padding to an output of {wanted}")
         before, behind = halves(total, axis.before)
         found.append((before, behind - more))
     return found
@@ -162,6 +162,9 @@ def _axes(one: Layer) -> list[Axis]:
         found.append(Axis(kernel, dilation, stride, before, one.whole(ids[4], before)))
         if min(kernel, dilation, stride) < 1:
             raise one.damaged(f"kernel {kernel}, dilation {dilation}, stride {stride}")
+    sides = {side for axis in found for side in (axis.before, axis.behind)}
+    if min(sides) < 0 and sides not in ({SAME_UPPER}, {SAME_LOWER}):
+        raise one.damaged(f"padding by {sorted(sides)}")
     return found[::-1]
 
 

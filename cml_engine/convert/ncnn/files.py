@@ -59,6 +59,11 @@ class Layer:
             raise self.damaged(f"parameter {key} wants integers, got {_shown(values)}")
         return [int(value) for value in values]
 
+    def text(self, key: int) -> str:
+        """An expression that is worked out when the network runs; mostly there is none."""
+        value = self.params.get(key, "")
+        return value if isinstance(value, str) else str(value or "")
+
     def refuse(self, key: int, what: str, default: float = 0) -> None:
         """Raise where a parameter asks for what has no counterpart here."""
         if self.params.get(key, default) != default:

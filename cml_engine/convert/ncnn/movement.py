@@ -58,7 +58,7 @@ def _ends(one: Layer, extent: int) -> list[int]:
 
 @layer("Crop", params="0-11 13-15 19-21", inputs=(1, 2), limits="positions that are computed")
 def _crop(one: Layer, to: Conversion, x: str, *reference: str) -> str:
-    if any(one.params.get(key) for key in (19, 20, 21)):
+    if any(map(one.text, (19, 20, 21))):
         raise one.unsupported("a place that is an expression")
     extents = to.extents(x)
     if one.wholes(9):
@@ -107,6 +107,8 @@ def _by_offsets(
     begin = [one.whole(before[key]) for key in keys]
     if reference:
         wanted = list(to.extents(reference[0]))
+        if len(wanted) != len(extents) and (len(wanted), len(extents)) != (2, 3):
+            raise one.damaged(f"the size {wanted} from {list(extents)}")
         wanted = [*extents[: len(extents) - len(wanted)], *wanted]
         return begin, [first + n for first, n in zip(begin, wanted, strict=True)]
     end = []
@@ -129,6 +131,8 @@ def _padding(one: Layer, to: Conversion, x: str) -> str:
     sides = sides[-rank:] if rank <= 3 else [(0, 0), *sides]
     if any(n < 0 for side in sides for n in side):
         raise one.unsupported(f"padding by {sides}")
+    if kind == 2 and any(max(side) >= n for side, n in zip(sides, to.extents(x), strict=True)):
+        raise one.damaged(f"a reflection by {sides} of {list(to.extents(x))}")
     border = ("constant", "replicate", "reflect")[kind]
     value = one.number(5) if kind == 0 else 0.0
     return to.op("pad", x, padding=[(0, 0), *sides], border=border, value=value)
@@ -174,7 +178,7 @@ def _flatten(one: Layer, to: Conversion, x: str) -> str:
        limits="shapes given as an expression")  # fmt: skip
 def _reshape(one: Layer, to: Conversion, x: str, *rest: str) -> str:
     one.refuse(3, "a reshape with the channels innermost")
-    if rest or one.params.get(6) or 12 in one.params or 13 in one.params:
+    if rest or one.text(6) or 12 in one.params or 13 in one.params:
         raise one.unsupported("a shape that is an expression")
     sizes = [one.whole(key, MISSING) for key in EXTENTS]
     wanted = [size for size in sizes if size != MISSING][::-1]

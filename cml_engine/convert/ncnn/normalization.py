@@ -34,6 +34,7 @@ def _instance_norm(one: Layer, to: Conversion, x: str) -> str:
 @layer("GroupNorm", params="0-3")
 def _group_norm(one: Layer, to: Conversion, x: str) -> str:
     extents, groups = to.extents(x), one.whole(0, 1)
+    _channels(one, to, x, 1)
     if groups < 1 or extents[0] % groups:
         raise one.damaged(f"{extents[0]} channels in {groups} groups")
     scale, offset = _affine(one, to, x, 1, one.whole(3, 1))
@@ -83,9 +84,10 @@ def _mvn(one: Layer, to: Conversion, x: str) -> str:
 def _normalize(one: Layer, to: Conversion, x: str) -> str:
     """Divided by the norm of a channel, of a place, or of all; then scaled."""
     rank = len(to.extents(x))
-    if rank != 3 or not (one.whole(0) or one.whole(4)):
+    across_space, across_channels = one.whole(0), one.whole(4, 1)
+    if rank != 3 or not (across_space or across_channels):
         raise one.unsupported(f"an input of {rank} axes, or a norm over none")
-    axes = ([1] if one.whole(4) else []) + ([2, 3] if one.whole(0) else [])
+    axes = ([1] if across_channels else []) + ([2, 3] if across_space else [])
     squares, epsilon = to.op("sum_reduce", to.op("sqr", x), axes=axes), one.number(2, 0.0001)
     mode = one.whole(9)
     if mode == 0:
@@ -98,7 +100,7 @@ def _normalize(one: Layer, to: Conversion, x: str) -> str:
         raise one.unsupported(f"epsilon mode {mode}")
     even = to.op("mul", x, factor)
     count = one.whole(3)
-    if count not in (1, to.extents(x)[0]) or (one.whole(1) and count != 1):
+    if count != (1 if one.whole(1) else to.extents(x)[0]):
         raise one.damaged(f"{count} factors for {to.extents(x)[0]} channels")
     return to.op("mul", even, to.raw(count, "scale"))
 

@@ -65,18 +65,20 @@ def _window(one: Layer, ids: Sequence[int], extent: int) -> tuple[int, int, tupl
         one.whole(key, default) for key, default in zip(ids[:3], width, strict=True)
     )
     behind = one.whole(ids[3], before)
-    if kernel < 1 or stride < 1:
-        raise one.damaged(f"kernel {kernel}, stride {stride}")
+    if kernel < 1 or stride < 1 or before < 0 or behind < 0:
+        raise one.damaged(f"kernel {kernel}, stride {stride}, padding {before}, {behind}")
     mode = one.whole(5)
+    if mode not in _SAME and extent + before + behind < kernel:
+        raise one.damaged(f"a kernel of {kernel} over {extent} values")
     if mode == 0:  # the output's size is rounded up
         behind += -(extent + before + behind - kernel) % stride
     elif mode in _SAME:
-        total = max(0, kernel + (extent - 1) // stride * stride - extent)
+        total = kernel + (extent - 1) // stride * stride - extent
+        if total < 0:
+            raise one.unsupported("'same' padding of windows smaller than their stride")
         before, behind = halves(total, _SAME[mode])
     elif mode != 1:
         raise one.unsupported(f"padding mode {mode}")
-    if extent + before + behind < kernel:
-        raise one.damaged(f"a kernel of {kernel} over {extent} values")
     return kernel, stride, (before, behind)
 
 

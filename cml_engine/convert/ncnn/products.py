@@ -92,8 +92,6 @@ def _matrix(
     extents = to.extents(x)
     if len(extents) == 3 and extents[1] == 1:
         return to.reshaped(x, [extents[0], extents[2]])
-    if len(extents) == 1:
-        return to.reshaped(x, [1, extents[0]])
     if len(extents) != 2:
         raise one.unsupported(f"an operand of {len(extents)} axes")
     return x
@@ -116,6 +114,8 @@ def _added(one: Layer, to: Conversion, rest: list[str], shape: tuple[int, ...]) 
         return None
     x = rest.pop(0)
     extents = list(to.extents(x))
-    if len(extents) == 1 and extents[0] not in (1, rows):
-        return to.reshaped(x, [1, extents[0]])
-    return to.reshaped(x, [extents[0], 1]) if len(extents) == 1 else x
+    if len(extents) == 1:
+        extents = [1, *extents] if extents[0] not in (1, rows) else [*extents, 1]
+    if len(extents) != 2 or extents[0] not in (1, rows) or extents[1] not in (1, columns):
+        raise one.damaged(f"a sum of {list(to.extents(x))} to {rows} x {columns}")
+    return to.reshaped(x, extents)

@@ -46,11 +46,13 @@ def _reduction(one: Layer, to: Conversion, x: str) -> str:
         raise one.unsupported("a product" if kind == 6 else f"operation {kind}")
     every = list(range(1, 1 + len(extents)))
     axes = every if one.whole(1, 1) else sorted({to.axis(x, a) for a in one.wholes(3)})
-    result = reduce(to, x, axes or every)
+    if not axes:
+        raise one.damaged("no axes")
+    result = reduce(to, x, axes)
     factor = one.number(2, 1.0)
     if factor != 1:
         result = to.op("mul", result, factor)
     if one.whole(4):
         return result
-    kept = [n for axis, n in enumerate(extents, 1) if axis not in (axes or every)]
+    kept = [n for axis, n in enumerate(extents, 1) if axis not in axes]
     return to.reshaped(result, kept or [1])

@@ -14,6 +14,9 @@ Array = np.ndarray[Any, Any]
 
 _KINDS = {1: "nearest", 2: "linear", 3: "cubic"}
 
+#: Extents beyond this are mistakes: positions are worked out for each place.
+_LARGEST = 2**16
+
 #: Of the cubic that ncnn and most frameworks take.
 _CUBIC = -0.75
 
@@ -22,7 +25,7 @@ _CUBIC = -0.75
 def _interp(one: Layer, to: Conversion, x: str, *reference: str) -> str:
     """By factors, to a size, or to the size of a second input."""
     kind = _KINDS.get(one.whole(0))
-    if kind is None or one.params.get(9):
+    if kind is None or one.text(9):
         raise one.unsupported(f"resize type {one.whole(0)}" if not kind else "a computed size")
     if bool(reference) != bool(one.whole(5)):
         raise one.damaged(f"{1 + len(reference)} inputs")
@@ -33,7 +36,7 @@ def _interp(one: Layer, to: Conversion, x: str, *reference: str) -> str:
     if len(spatial) > 2:
         raise one.unsupported(f"an input of {len(extents)} axes")
     sizes, steps = _sizes(one, to, spatial, reference)
-    if min(sizes) < 1:
+    if not 1 <= min(sizes) <= max(sizes) <= _LARGEST:
         raise one.damaged(f"a size of {sizes}")
     if tuple(sizes) == spatial:
         return x
@@ -54,11 +57,12 @@ def _sizes(
     ids = ((1, 3), (2, 4))[-len(spatial) :]
     factors = [float(np.float32(one.number(scale, 1.0))) for scale, _ in ids]
     wanted = [one.whole(size) for _, size in ids]
+    fixed = all(one.whole(key) for key in (3, 4))
     if reference:
-        wanted = list(to.extents(reference[0])[-len(spatial) :])
+        wanted, fixed = list(to.extents(reference[0])[-len(spatial) :]), True
     if min(factors) <= 0:
         raise one.damaged(f"factors of {factors}")
-    if all(wanted):
+    if fixed:
         return wanted, [n / size for n, size in zip(spatial, wanted, strict=True)]
     sizes = [int(np.float32(n) * np.float32(f)) for n, f in zip(spatial, factors, strict=True)]
     return sizes, [1 / factor for factor in factors]

@@ -14,6 +14,9 @@ Convert: TypeAlias = Callable[..., Any]
 #: instructions of the CPU ncnn may use for it.
 HINTS = frozenset((30, 31))
 
+#: The parameters that may be text: shapes, sizes and places that are computed.
+EXPRESSIONS = frozenset((6, 9, 19, 20, 21))
+
 ANY = 10_000
 
 
