@@ -195,8 +195,8 @@ def other_normalizations() -> Iterator[Case]:
             for over in ("0=1 4=0", "0=0 4=1", "0=1 4=1"):
                 line = f"Normalize {over} 1={shared} 2=0.01 3={count} 9={mode}"
                 yield case(line, weights=f"r{count}")
-    for line in ("MVN", "MVN 0=1", "LRN", "InstanceNorm 2=0", "GroupNorm 1=4 3=0", "LayerNorm 0=6 2=0",
-                 "RMSNorm 0=6 2=0"):  # fmt: skip
+    for line in ("MVN", "MVN 0=1", "LRN", "InstanceNorm 2=0", "GroupNorm 1=4 3=0",
+                 "LayerNorm 0=6 2=0", "RMSNorm 0=6 2=0"):  # fmt: skip
         yield case(line)
     yield case("Normalize 3=4", weights="r4")
     for region in range(2):

@@ -55,13 +55,14 @@ def _sizes(
     Sizes are rounded down, but a step is the factor's: their product need not be the extent.
     """
     ids = ((1, 3), (2, 4))[-len(spatial) :]
-    factors = [float(np.float32(one.number(scale, 1.0))) for scale, _ in ids]
+    factors = [one.number(scale, 1.0) for scale, _ in ids]
+    if not 1 / _LARGEST <= min(factors) <= max(factors) <= _LARGEST:
+        raise one.damaged(f"factors of {factors}")
+    factors = [float(np.float32(factor)) for factor in factors]
     wanted = [one.whole(size) for _, size in ids]
     fixed = all(one.whole(key) for key in (3, 4))
     if reference:
         wanted, fixed = list(to.extents(reference[0])[-len(spatial) :]), True
-    if min(factors) <= 0:
-        raise one.damaged(f"factors of {factors}")
     if fixed:
         return wanted, [n / size for n, size in zip(spatial, wanted, strict=True)]
     sizes = [int(np.float32(n) * np.float32(f)) for n, f in zip(spatial, factors, strict=True)]
