@@ -12,7 +12,7 @@ from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops.epilogue_cpu import apply_in_place
 from cml_engine.ops.scratch import Scratch
-from cml_engine.ops.spec import Cpu, is_own, is_registered, lookup
+from cml_engine.ops.spec import Cpu, Prepare, is_own, is_registered, lookup
 
 Array = np.ndarray[Any, Any]
 #: called after each node with its results
@@ -155,8 +155,24 @@ def _prepared(graph: Graph) -> list[Cpu | None]:
         prepare = lookup(node.op).prepare if is_registered(node.op) else None
         facts = [graph.facts[n] for n in node.inputs]
         values = [graph.constants[n] if graph.is_constant(n) else None for n in node.inputs]
-        functions.append(prepare(node.attrs, facts, values, scratch) if prepare else None)
+        functions.append(_prepare(node, prepare, facts, values, scratch) if prepare else None)
     return functions
+
+
+def _prepare(
+    node: Node, prepare: Prepare, facts: list[Fact], values: list[Array | None], scratch: Scratch
+) -> Cpu | None:
+    try:
+        made: Any = prepare(node.attrs, facts, values, scratch)
+    except Exception as error:
+        if not lookup(node.op).from_game:
+            raise
+        said = f"{node.title}: its prepare function failed: {type(error).__name__}: {error}"
+        raise OperatorError(said, node.source) from error
+    if made is not None and not callable(made):
+        said = f"{node.title}: its prepare function gave {made!r}; wanted a function or None"
+        raise OperatorError(said, node.source)
+    return made  # type: ignore[no-any-return]
 
 
 def _last_uses(graph: Graph) -> list[list[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError
+from cml_engine.errors import CmlError, InternalError, ModelError, OperatorError, ShapeError
 from cml_engine.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Fact, Graph, Node, is_whole
 from cml_engine.ops.spec import OpSpec, lookup
 
@@ -21,6 +21,7 @@ MAX_RANK = 8
 def infer_facts(graph: Graph) -> Graph:
     """The graph with a fact for every tensor; :class:`ShapeError` where an operator cannot take
     its inputs, with the line of the model that asks for it."""
+    _check_names(graph)
     constants = {name: _constant(graph, name) for name in graph.constants}
     facts = dict(graph.facts)
     for node in graph.nodes:
@@ -33,6 +34,31 @@ def infer_facts(graph: Graph) -> Graph:
                 graph.sources.get(variable),
             )
     return graph.with_(facts=facts, constants=constants)
+
+
+def _check_names(graph: Graph) -> None:
+    """Every name that is read has been given by then, and once: for graphs that come from code."""
+    known = {*graph.inputs, *graph.constants}
+    for name in (*graph.inputs, *graph.constants):
+        if name not in graph.facts:
+            raise ModelError(f"graph '{graph.name}': '{name}' has no fact (a type and a shape)")
+    for node in graph.nodes:
+        for name in node.reads:
+            if name not in known:
+                raise ModelError(
+                    f"{node.title}: reads '{name}', which nothing before it gives",
+                    node.source,
+                )
+        for name in node.outputs:
+            if name in known:
+                raise ModelError(f"{node.title}: there is a tensor '{name}' already", node.source)
+            known.add(name)
+    for name in graph.roots:
+        if name not in known:
+            raise ModelError(f"graph '{graph.name}': nothing gives its result '{name}'")
+    for variable, _ in graph.updates:
+        if variable not in graph.constants:
+            raise ModelError(f"graph '{graph.name}': update of '{variable}', which is no variable")
 
 
 def _constant(graph: Graph, name: str) -> Array:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import CmlError, OperatorError
-from cml_engine.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Fact, Graph, Node, unused_name
+from cml_engine.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Fact, Graph, Node, is_whole, unused_name
 from cml_engine.ops.spec import is_own
 from cml_engine.passes.dead_code import eliminate_dead_code
 from cml_engine.passes.infer import infer_node
@@ -92,10 +92,28 @@ _REGISTERED: list[Rule] = []
 
 def register_rule(rule: Rule) -> Rule:
     """Add a rule to those that every session applies; the last one registered is tried first."""
-    if not rule.pattern:
-        raise OperatorError(f"rule '{rule.name}' has an empty pattern; name at least one operator")
+    _check_rule(rule)
     _REGISTERED.insert(0, rule)
     return rule
+
+
+def _check_rule(rule: Any) -> None:
+    if not isinstance(rule, Rule):
+        raise OperatorError(f"register_rule wants a Rule, got {type(rule).__name__}")
+    names: Any = rule.pattern
+    operands: Any = rule.operands
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise OperatorError(
+            f"rule '{rule.name}': its pattern is {names!r}; wanted a tuple of operators' names"
+        )
+    if not names:
+        raise OperatorError(f"rule '{rule.name}' has an empty pattern; name at least one operator")
+    if not isinstance(operands, tuple) or not all(is_whole(n) and n >= 0 for n in operands):
+        raise OperatorError(
+            f"rule '{rule.name}': its operands are {operands!r}; wanted a tuple of their numbers"
+        )
+    if not callable(rule.replace):
+        raise OperatorError(f"rule '{rule.name}': replace must be a function, got {rule.replace!r}")
 
 
 def unregister_rule(rule: Rule) -> None:

@@ -424,6 +424,21 @@ def test_a_cpu_function_gives_arrays_or_its_operator_is_named(given, says, const
         cml.Session(graph, "cpu").run({"x": np.ones(8, np.float32)})
 
 
+@pytest.mark.parametrize(
+    ("prepare", "says"),
+    [
+        (lambda attrs, facts, values, scratch: 3, "prepare function gave 3; wanted a function"),
+        (lambda attrs, facts, values, scratch: 1 / 0, "prepare function failed: ZeroDivisionError"),
+    ],
+)
+def test_what_is_prepared_is_a_function(prepare, says):
+    cml.register(spec(cpu=lambda attrs, x: x, prepare=prepare))
+    node = Node("twice", ("x",), ("y",), Attrs({"k": 2.0}))
+    graph = Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (8,))})
+    with pytest.raises(OperatorError, match=says):
+        cml.Session(graph, "cpu")
+
+
 @pytest.mark.parametrize("cost", [None, 3.0, cml.Cost(float("nan"), 0, 0), cml.Cost(-1, 0, 0)])
 def test_a_cost_is_a_cost(cost):
     cml.register(spec(cost=lambda attrs, inputs, outputs: cost))

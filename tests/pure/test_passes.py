@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine.backends.cpu import CpuProgram
 from cml_engine.backends.null import NullProgram
-from cml_engine.errors import DeviceError, ShapeError, Source
+from cml_engine.errors import DeviceError, ModelError, ShapeError, Source
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.lowering import Limits
@@ -180,3 +180,35 @@ def test_a_model_too_large_for_the_device_is_refused_with_numbers():
     graph = optimize(conv_chain())
     with pytest.raises(DeviceError, match="allows buffers of 100"):
         lower(graph, replace(Limits(), max_buffer_bytes=100))
+
+
+WRONG_GRAPHS = [
+    ({"nodes": (Node("neg", ("z",), ("y",)),)}, "neg 'y': reads 'z', which nothing before"),
+    ({"nodes": (Node("neg", ("y",), ("y",)),)}, "neg 'y': reads 'y'"),
+    ({"nodes": (Node("neg", ("x",), ("x",)),)}, "there is a tensor 'x' already"),
+    ({"nodes": (Node("neg", ("x",), ("k",)),)}, "there is a tensor 'k' already"),
+    ({"nodes": 2 * (Node("neg", ("x",), ("y",)),)}, "there is a tensor 'y' already"),
+    ({"outputs": ("nobody",)}, "nothing gives its result 'nobody'"),
+    ({"updates": (("k", "nobody"),)}, "nothing gives its result 'nobody'"),
+    ({"updates": (("x", "y"),)}, "update of 'x', which is no variable"),
+    ({"inputs": ("x", "z")}, "'z' has no fact"),
+    ({"constants": {"k": np.zeros(3, np.float32)}}, r"constant 'k' is float32\[3\], wanted scalar"),
+    ({"constants": {"k": np.zeros(2, np.int32)}}, r"constant 'k' is int32\[2\], wanted scalar"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), WRONG_GRAPHS, ids=[says for _, says in WRONG_GRAPHS])
+def test_a_graph_made_by_code_is_looked_at(changes, says):
+    facts = dict.fromkeys(("x", "k"), Fact("scalar", (2,)))
+    node = Node("neg", ("x",), ("y",))
+    graph = Graph("g", ("x",), ("y",), (node,), facts, {"k": np.zeros(2, np.float32)})
+    optimize(graph)
+    with pytest.raises(ModelError, match=says):
+        optimize(graph.with_(**changes))
+
+
+def test_constants_come_in_the_type_of_their_facts():
+    facts = {"k": Fact("scalar", (2,)), "i": Fact("integer", ())}
+    constants = {"k": np.array([0.5, 1.5]), "i": np.array(3)}
+    made = infer_facts(Graph("g", (), ("k", "i"), (), facts, constants))
+    assert made.constants["k"].dtype == np.float32 and made.constants["i"].dtype == np.int32

@@ -355,6 +355,23 @@ def test_what_a_rule_gives_is_looked_at(found, says):
         rewrite(graph, [Rule("wrong", ("abs",), found)])
 
 
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("neg", "wants a Rule, got str"),
+        (Rule("r", "neg", lambda m: None), "its pattern is 'neg'; wanted a tuple"),
+        (Rule("r", ["neg"], lambda m: None), "wanted a tuple of operators' names"),
+        (Rule("r", ("neg", 1), lambda m: None), "wanted a tuple of operators' names"),
+        (Rule("r", ("neg",), None), "replace must be a function"),
+        (Rule("r", ("neg", "add"), lambda m: None, operands=1), "its operands are 1; wanted"),
+        (Rule("r", ("neg", "add"), lambda m: None, operands=(-1,)), "wanted a tuple of their"),
+    ],
+)
+def test_a_wrong_rule_is_refused_when_it_is_registered(rule, says):
+    with pytest.raises(OperatorError, match=says):
+        register_rule(rule)
+
+
 TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
