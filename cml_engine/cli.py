@@ -6,6 +6,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,12 +40,12 @@ T = TypeVar("T")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code and never raises for bad input."""
-    arguments = _parser().parse_args(argv)
     warnings.showwarning = _notice
-    return exit_code(lambda: _started(arguments))
+    return exit_code(lambda: _started(argv))
 
 
-def _started(a: argparse.Namespace) -> int:
+def _started(argv: Sequence[str] | None) -> int:
+    a = _parser().parse_args(argv)
     for file in getattr(a, "ops", ()):
         load_file(file)
     return int(a.command(a) or 0)
@@ -74,14 +75,17 @@ def _info(a: argparse.Namespace) -> int:
 
     graph = load_model(a)
     info = model_info(graph, storage=storage_of(a))
+    forecast = None
+    if a.budget_ms:
+        from cml_engine.cli_frames import forecast_of
+
+        forecast = forecast_of(graph, a)
     if a.json:
-        print(info.json())
+        print(info.json(forecast=asdict(forecast)) if forecast else info.json())
         return 0
     print(info)
-    if a.budget_ms:
-        from cml_engine.cli_frames import forecast_text
-
-        print(forecast_text(graph, a))
+    if forecast:
+        print(forecast)
     if a.plan:
         print("\n".join(info.layers))
     return 0

@@ -19,9 +19,10 @@ def exit_code(command: Callable[[], int]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may have letters that a pipe has not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = command()
-        sys.stdout.flush()  # what cannot be written is known here and not after the end
-        return code
+        try:
+            return command()
+        finally:  # what cannot be written is known here, and not after the end
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has gone: nothing is left to say
         _drop_output()
         return 0

@@ -20,17 +20,18 @@ from cml_engine.graph import Graph
 from cml_engine.session import Session, check_inputs, random_inputs
 
 if TYPE_CHECKING:
+    from scheduler.commands import Forecast
     from scheduler.simulate import Outcome
 
 
-def forecast_text(graph: Graph, a: argparse.Namespace) -> str:
+def forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
     """How a run under ``--budget-ms`` would go; on a GPU if there is one, for its own costs."""
     from cml_engine.report.info import plan_for
     from scheduler.commands import forecast, known_costs
 
     plan, device = plan_for(graph, storage_of(a))
     model = known_costs(device, costs_file(device) if device else None)
-    return str(forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model))
+    return forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model)
 
 
 def frames(a: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from itertools import cycle
 from statistics import median
 from typing import Any
 
+from scheduler.checks import refused
 from scheduler.cost_model import CostModel
 from scheduler.executor import Slice, StepCost
 from scheduler.frame_scheduler import FrameScheduler
@@ -180,6 +181,8 @@ def measure_frames(
     ``same(a, b)`` says whether two outputs are equal to the bit. The session must be on a GPU
     with timestamp queries.
     """
+    if not session.program.step_costs():
+        raise refused(f"'{session.graph.name}' has nothing to run on the GPU: no frame to measure")
     session.reset()  # and before every run: a network's variables must not tell runs apart
     reference = session.run(inputs)
     # a network of their own for the other kinds of frame: they must not touch our job's memory

@@ -54,11 +54,11 @@ class FolderFiles:
 
     def text(self, name: str) -> str | None:
         path = self._graph if name == GRAPH_FILE else self._root / name
-        if not path.is_file():
-            return None
-        if path.stat().st_size > MAX_TEXT:
-            raise ModelError(f"'{path}' is larger than {MAX_TEXT // 2**20} MiB: not a graph")
         try:
+            if not path.is_file():
+                return None
+            if path.stat().st_size > MAX_TEXT:
+                raise ModelError(f"'{path}' is larger than {MAX_TEXT // 2**20} MiB: not a graph")
             return decode(path.read_bytes(), str(path))
         except OSError as error:
             raise ModelError(f"cannot read '{path}': {error.strerror}") from None

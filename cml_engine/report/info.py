@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from cml_engine.errors import DeviceError
 from cml_engine.graph import Graph
@@ -69,9 +70,9 @@ class ModelInfo:
         ]
         return "\n".join(lines)
 
-    def json(self) -> str:
-        """As a JSON object."""
-        return json.dumps(asdict(self), indent=2)
+    def json(self, **more: Any) -> str:
+        """As a JSON object, with what else is known of the model."""
+        return json.dumps({**asdict(self), **more}, indent=2)
 
 
 def model_info(graph: Graph, limits: Limits | None = None, storage: Storage = "float") -> ModelInfo:

@@ -72,8 +72,8 @@ class RankReport:
     def of(
         cls, model: str, device: str, clock: str, timed: Sequence[OpTime], times: Any
     ) -> RankReport:
-        """From ``times`` in ms, ``[runs, len(timed)]``."""
-        times = np.asarray(times, np.float64).reshape(-1, len(timed))
+        """From ``times`` in ms, ``[runs, len(timed)]``; a network may have nothing to time."""
+        times = np.asarray(times, np.float64).reshape(len(times), len(timed))
         sums = times.sum(axis=1)
         total = float(np.median(sums)) if len(timed) else 0.0
         spread = (float(sums.min()), float(sums.max())) if len(timed) else (0.0, 0.0)

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -183,10 +184,11 @@ def test_a_full_disk_behind_the_output_is_told(command, model):
 def test_a_pipe_that_is_closed_is_no_fault(model):
     reading, writing = os.pipe()
     os.close(reading)
-    argv = [sys.executable, "-m", "cml_engine", "ops"]
-    done = subprocess.run(argv, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
+    for words in (["ops"], ["--help"]):
+        argv = [sys.executable, "-m", "cml_engine", *words]
+        done = subprocess.run(argv, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_output_that_cannot_be_encoded_is_no_fault(model, tmp_path):
@@ -210,3 +212,32 @@ def test_the_shortest_frames_end_soon(model, capsys):
     """Jobs came in twenty times as fast as frames could take them up."""
     assert cli.main(["simulate", str(model), "--frame-ms", "0.1", "--budget-ms", "0.1"]) == 0
     assert capsys.readouterr().out.count("operators per frame") == 1
+
+
+NOTHING = """version 1.0;
+graph nothing(x) -> (y)
+{
+    x = external<scalar>(shape = [1, 0, 4]);
+    y = relu(x);
+}
+"""
+
+
+@pytest.mark.gpu
+def test_networks_with_nothing_to_do(tmp_path, capsys, gpu):
+    """An empty tensor takes no dispatch: there is nothing to divide by."""
+    model = str(write_model(tmp_path / "nothing", NOTHING))
+    assert cli.main(["rank", model, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total_ms"] == 0
+    for argv in (["simulate"], ["trace", "-o", str(tmp_path / "t.json")], ["info", "--plan"],
+                 ["validate"], ["tune", "--dry-run"], ["info", "--budget-ms", "4"]):  # fmt: skip
+        assert cli.main([argv[0], model, *argv[1:]]) == 0
+    assert cli.main(["frames", model]) == 2
+    assert "'nothing' has nothing to run on the GPU" in capsys.readouterr().err
+
+
+def test_info_as_json_has_what_was_asked_for(model, capsys):
+    assert cli.main(["info", str(model), "--json", "--budget-ms", "4"]) == 0
+    assert json.loads(capsys.readouterr().out)["forecast"]["frames"] >= 1
+    assert cli.main(["info", str(model), "--json"]) == 0
+    assert "forecast" not in json.loads(capsys.readouterr().out)
