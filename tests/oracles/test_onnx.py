@@ -55,6 +55,18 @@ def test_shapes_are_asked_for_by_name(cnn):
         cml.load(cnn, shapes={"image": (1, 3, 8)})
 
 
+def test_extents_without_a_name_are_not_all_one():
+    """Some exporters call every open extent '?'."""
+    made = model([node("Relu", "x", "y")], [value("x", ["?", "?"])], [value("y", None)])
+    assert cml.load(made.SerializeToString(), shapes={"x": (2, 3)}).facts["y"].shape == (2, 3)
+    with pytest.raises(cml.InputError, match=r"leaves an extent open.*--shape x=N,N"):
+        cml.load(made.SerializeToString())
+    two = [value("x", ["n", "n"])]
+    made = model([node("Relu", "x", "y")], two, [value("y", None)])
+    with pytest.raises(cml.InputError, match="'n' as 2 and as 3"):
+        cml.load(made.SerializeToString(), shapes={"x": (2, 3)})
+
+
 def test_a_converted_model_gives_the_same(rng, cnn, tmp_path, capsys):
     folder = tmp_path / "cnn.nnef"
     assert main(["convert", str(cnn), str(folder), "--shape", "image=1,3,8,8"]) == 0

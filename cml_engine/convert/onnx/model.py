@@ -307,7 +307,8 @@ def _dim(message: Message) -> Dim:
         if f.number == 1:
             return f.whole()
         if f.number == 2:
-            return f.text() or None
+            text = f.text()
+            return text if text.isidentifier() else None  # "?" names nothing
     return None
 
 
