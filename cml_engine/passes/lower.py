@@ -26,7 +26,8 @@ from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace, stored_byt
 from cml_engine.ranges import GUARD_BYTES, an_object, flag
 
 Array = np.ndarray[Any, Any]
-#: a binding is never smaller, so that a vector load at its start stays inside
+#: a binding takes a multiple of it, so that a vector load at its start or end stays inside, and
+#: copies of several, one behind the other, begin where a device can map them
 _MIN_BYTES = 16
 
 
@@ -297,6 +298,10 @@ def _place_weights(
     return weights, end
 
 
+def _bound(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // _MIN_BYTES) * _MIN_BYTES
+
+
 @dataclass(frozen=True)
 class _Locator:
     """Where a tensor lies, by name."""
@@ -312,14 +317,14 @@ class _Locator:
         root = self.alias.get(name, name)
         if root in self.weights:
             offset, array = self.weights[root]
-            return Binding(name, "weights", offset, max(stored_bytes(array), _MIN_BYTES))
+            return Binding(name, "weights", offset, _bound(stored_bytes(array)))
         if root not in self.arena:
             raise InternalError(f"tensor '{name}' has no place in memory")
         if root in self.draft.scratch:
             size = 4 * self.draft.scratch[root]
         else:
             size = _nbytes(self.graph, self.layouts, root)
-        return Binding(name, "arena", self.arena[root], max(-(-size // 16) * 16, _MIN_BYTES))
+        return Binding(name, "arena", self.arena[root], _bound(size))
 
     def place(self, name: str) -> TensorPlace:
         layout = self.layouts.get(name, PLAIN)

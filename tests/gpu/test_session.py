@@ -292,6 +292,23 @@ def test_an_input_may_be_an_output_and_so_may_a_constant(tmp_path, gpu):
     np.testing.assert_array_equal(got["r"], x.reshape(3, 2))
 
 
+def test_outputs_that_are_constants_of_any_length(tmp_path, gpu):
+    """A copy back begins at a multiple of eight bytes, whatever the outputs before it take."""
+    text = """version 1.0;
+    graph g(x) -> (v, w, r)
+    {
+        x = external<scalar>(shape = [3]);
+        v = variable<scalar>(shape = [5], label = 'v');
+        w = variable<integer>(shape = [7], label = 'w');
+        r = relu(x);
+    }"""
+    v, w = np.arange(5, dtype=np.float32), np.arange(7, dtype=np.int32)
+    session = cml.Session(cml.load(write_model(tmp_path / "m", text, v=v, w=w)), gpu)
+    got = session.run({"x": np.float32([-1, 0, 2])})
+    for name, wanted in (("v", v), ("w", w), ("r", np.float32([0, 0, 2]))):
+        np.testing.assert_array_equal(got[name], wanted)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
