@@ -7,9 +7,13 @@ Where the need is not met the test still appears, skipped and counted, with the 
 from __future__ import annotations
 
 import ast
+import ctypes
 import functools
+import gc
 import importlib.util
+import os
 import random
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +26,14 @@ if TYPE_CHECKING:
     from cml_engine import Gpu
 
 TESTS = Path(__file__).resolve().parent
+
+
+#: pipelines that a device keeps from one test to the next, some 2 MB each
+_MOST_PIPELINES = 150
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # each worker has a core, so that a compiler beside its own has none
+    os.environ.setdefault("CML_COMPILERS", "1")
 
 
 @functools.cache
@@ -64,6 +76,19 @@ def _no_tables_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iter
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CML_TUNING_DIR", str(tmp_path_factory.mktemp("tuning")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _few_pipelines() -> Iterator[None]:
+    """Pipelines that no test uses any more are let go: a suite's worth of them is 5 GB."""
+    yield
+    found = open_gpu() if open_gpu.cache_info().currsize else ""
+    if not isinstance(found, str) and found.pipelines_built > _MOST_PIPELINES:
+        found._pipelines.clear()
+        gc.collect()
+        found.wait()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +158,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     said = report.longrepr
-    text = str(said[2]) if isinstance(said, tuple) else str(said)
+    text = str(said[2]) if isinstance(said, tuple | list) else str(said)
     return text.removeprefix("Skipped: ").splitlines()[0]
 
 
