@@ -21,7 +21,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -216,22 +216,54 @@ def upscale(arguments: Sequence[str]) -> int:
 
 
 def test(arguments: Sequence[str]) -> int:
-    """run the tests; further arguments go to pytest"""
+    """run the tests, on all cores; arguments go to pytest instead (-n 2 is two processes)"""
+    prepare_tests()
+    # more than four processes take more memory than they save time
+    workers = min(os.cpu_count() or 1, 4)
+    parallel = ("-n", str(workers), "--dist", "worksteal")
+    return python("-m", "pytest", *(arguments or parallel))
+
+
+def prove(arguments: Sequence[str]) -> int:
+    """the long proof: every operator, every ONNX case, random graphs, planted faults"""
+    prepare_tests()
+    return python("-m", "tests.proof", *arguments)
+
+
+def cold(arguments: Sequence[str]) -> int:
+    """what the demo's first picture and the tests take where every cache is empty"""
+    prepare_tests()
+    return python("-m", "tests.cold", *arguments)
+
+
+def prepare_tests() -> None:
     prepare("test", "oracles", "pygfx", "game")
     if platform.system() == "Linux" and shutil.which("Xvfb") is None:
         install_debian("a display for tests", ("xvfb",))
-    return python("-m", "pytest", *arguments)
+
+
+#: the checks that run nothing of the project's
+STATIC = {
+    "format": ("ruff", "format", "--check", "."),
+    "lint": ("ruff", "check", "."),
+    "types": ("mypy",),
+}
+
+
+def lint(_arguments: Sequence[str] = ()) -> int:
+    """format, lint and types"""
+    prepare("dev", gpu=False)
+    return check_all(STATIC)
 
 
 def check(arguments: Sequence[str]) -> int:
     """format, lint, types, and the tests that need no GPU"""
     prepare("dev", "test", gpu=False)
-    steps = {
-        "format": ("ruff", "format", "--check", "."),
-        "lint": ("ruff", "check", "."),
-        "types": ("mypy",),
-        "tests": ("pytest", "-m", "not gpu", *arguments),
-    }
+    return check_all({**STATIC, "tests": ("pytest", "-m", "not gpu", *arguments)})
+
+
+def check_all(steps: Mapping[str, Sequence[str]]) -> int:
+    """Run every step, whichever fail; 1 if one does."""
     failed = []
     for name, command in steps.items():
         say(f"check: {name}")
@@ -261,6 +293,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "upscale": upscale,
     "test": test,
     "check": check,
+    "lint": lint,
+    "prove": prove,
+    "cold": cold,
     "bench": bench,
     "help": show_help,
 }

@@ -32,8 +32,9 @@ TESTS = Path(__file__).resolve().parent
 _MOST_PIPELINES = 150
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # each worker has a core, so that a compiler beside its own has none
+    # each worker has a core: there is none for a second compiler or for threads of NumPy's
     os.environ.setdefault("CML_COMPILERS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @functools.cache

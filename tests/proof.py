@@ -1,0 +1,50 @@
+"""The long proof, beside the suite: ``python -m tests.proof``, or some of its parts by name.
+
+=======  ==========================================================================================
+part     what it does
+=======  ==========================================================================================
+calls    some four thousand calls of every operator on both backends, beside the operators' formulas
+onnx     every fitting case of ONNX's own backend tests, on the CPU and on the GPU
+fuzz     random graphs on every backend, with passes left out or in, in any slices
+faults   faults planted into a copy of the tree, which the suite must notice
+=======  ==========================================================================================
+
+Exit code 1 where one part fails; all of them run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "calls": (("tests.prove", "--no-write"),),
+    "onnx": (("tests.onnx_nodes", "--backend", "cpu"), ("tests.onnx_nodes", "--backend", "gpu")),
+    "fuzz": (("tests.fuzz", "--minutes", "10"),),
+    "faults": (("tests.plant", "--jobs", "2"),),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    unknown = [name for name in arguments if name not in PARTS]
+    if unknown:
+        print(f"wanted some of {', '.join(PARTS)}, got {unknown[0]}", file=sys.stderr)
+        return 2
+    failed = []
+    for name in arguments or PARTS:
+        for command in PARTS[name]:
+            print(f"---- {' '.join(command)}", flush=True)
+            started = time.perf_counter()
+            code = subprocess.call([sys.executable, "-m", *command], cwd=ROOT)
+            print(f"---- exit code {code} after {time.perf_counter() - started:.0f} s", flush=True)
+            failed += [" ".join(command)] if code else []
+    print(f"failed: {', '.join(failed)}" if failed else "all parts passed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
