@@ -10,6 +10,7 @@ import numpy as np
 
 from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
+from cml_engine.ops.blas import one_thread
 from cml_engine.ops.epilogue_cpu import apply_in_place
 from cml_engine.ops.scratch import Scratch
 from cml_engine.ops.spec import Cpu, Prepare, is_own, is_registered, lookup
@@ -26,7 +27,7 @@ def run_node(node: Node, arrays: Sequence[Array], prepared: Cpu | None = None) -
     Floating-point exceptions give inf and NaN as on a GPU; they are no error.
     """
     count = len(node.inputs)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), one_thread():
         results = _call(node.op, node, node.attrs, arrays[:count], prepared)
         needed = any(epilogue.own for epilogue in node.epilogues)
         so_far = results[:1]
@@ -128,7 +129,7 @@ class CpuProgram:
 
     def run(self, inputs: Mapping[str, Array], watch: Watch | None = None) -> dict[str, Array]:
         """Outputs by name; every tensor is freed after its last use."""
-        with self._lock:
+        with self._lock, one_thread():
             return self._run(inputs, watch)
 
     def _run(self, inputs: Mapping[str, Array], watch: Watch | None) -> dict[str, Array]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.blas import multiply
 from cml_engine.ops.conv_shapes import Axis, ConvShape, conv_shape, deconv_shape
 from cml_engine.ops.scratch import Scratch
 
@@ -151,7 +152,7 @@ def _conv_by_matmul(
         windows = _windows(shape, image, first, count)
         columns = _copied(windows, scratch).reshape(groups, depth, count * per_row)
         span = slice(first * per_row, (first + count) * per_row)
-        np.matmul(weights, columns, out=flat[:, :, span])
+        multiply(weights, columns, out=flat[:, :, span])
 
 
 def _conv_by_rows(
@@ -183,7 +184,7 @@ def _conv_by_rows(
         )
         for i, tap in enumerate(np.ndindex(*(a.kernel for a in outer))):
             at = sum(t * a.dilation * s for t, a, s in zip(tap, outer, steps, strict=False))
-            np.matmul(weights[i], shifted[:, :, at : at + length], out=product if i else sums)
+            multiply(weights[i], shifted[:, :, at : at + length], out=product if i else sums)
             if i:
                 sums += product
         strides = (length * sums.itemsize, *(s * sums.itemsize for s in steps))
@@ -237,9 +238,7 @@ def _deconv_image(shape: ConvShape, image: Array, filter: Array, result: Array) 
     per_row = prod(shape.narrow[1:])
     for first, count in _stretches(shape.narrow[0], shape.out_channels * taps * per_row):
         rows = image[:, first : first + count].reshape(groups, shape.group_in, count * per_row)
-        spread = np.matmul(weights, rows).reshape(
-            shape.out_channels, taps, count, *shape.narrow[1:]
-        )
+        spread = multiply(weights, rows).reshape(shape.out_channels, taps, count, *shape.narrow[1:])
         for i, tap in enumerate(np.ndindex(*(a.kernel for a in shape.axes))):
             _add_tap(shape, spread[:, i], tap, first, result)
 

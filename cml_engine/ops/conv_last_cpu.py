@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.blas import multiply
 from cml_engine.ops.conv_cpu import convolve, pad_border
 from cml_engine.ops.conv_shapes import ConvShape, conv_shape
 from cml_engine.ops.scratch import Scratch
@@ -29,10 +30,6 @@ _MOST_WEIGHTS = 1 << 19
 _MANY = 8
 #: floats of one band of windows: 4 MB
 _BAND = 1 << 20
-#: multiply-adds for which OpenBLAS wakes no other thread
-_ALONE = 1 << 18
-#: those that gain less by a second thread than is lost where another process has its core
-_SMALL = 1 << 25
 
 
 def prepare_conv(
@@ -188,7 +185,7 @@ class Windows(_ChannelsLast):
         last = x.transpose(0, *range(2, x.ndim), 1)
         if self._pointwise and last.flags.c_contiguous:
             positions = last.reshape(-1, x.shape[1])
-            _multiply(positions, self._weights, out.reshape(-1, out.shape[-1]))
+            multiply(positions, self._weights, out.reshape(-1, out.shape[-1]))
             return self._finished(out, bias)
         for image, result in zip(self._padded(x), out, strict=True):
             windows = self._windows(image)
@@ -196,7 +193,7 @@ class Windows(_ChannelsLast):
             for first in range(0, self._shape.narrow[0], step):
                 rows = self._matrix(windows[first : first + step])
                 band = result[first : first + step].reshape(len(rows), -1)
-                _multiply(rows, self._weights, band)
+                multiply(rows, self._weights, band)
         return self._finished(out, bias)
 
     def _windows(self, image: Array) -> Array:
@@ -217,21 +214,6 @@ class Windows(_ChannelsLast):
         columns = self._scratch.take("last.columns", *windows.shape)
         np.copyto(columns, windows)
         return columns.reshape(prod(positions), -1)
-
-
-def _multiply(rows: Array, weights: Array, out: Array) -> None:
-    """``out = rows @ weights``; small products a few rows at a time, so that BLAS's threads sleep.
-    In a game they have no core of their own, and each product would wait for its turn."""
-    count = len(rows)
-    if count * weights.size > _SMALL:
-        np.matmul(rows, weights, out=out)
-        return
-    step = min(count, max(1, _ALONE // weights.size))
-    even = count // step * step
-    parts = rows[:even].reshape(-1, step, rows.shape[1])
-    np.matmul(parts, weights, out=out[:even].reshape(-1, step, out.shape[1]))
-    if even < count:
-        np.matmul(rows[even:], weights, out=out[even:])
 
 
 def _is_run(extents: Sequence[int], strides: Sequence[int]) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.blas import multiply
 from cml_engine.ops.epilogue import SUPPORTED
 from cml_engine.ops.matmul_gpu import PARAMS, lower_linear, lower_matmul
 from cml_engine.ops.spec import Case, Cost, Kernel, OpSpec, Random, Tolerance, register
@@ -73,11 +74,11 @@ def _linear_infer(attrs: Attrs, x: Fact, weights: Fact, bias: Fact) -> Fact:
 def _matmul_cpu(attrs: Attrs, a: Array, b: Array) -> Array:
     a = a.swapaxes(-1, -2) if attrs.transposeA else a
     b = b.swapaxes(-1, -2) if attrs.transposeB else b
-    return np.asarray(np.matmul(a, b))
+    return multiply(a, b)
 
 
 def _linear_cpu(attrs: Attrs, x: Array, weights: Array, bias: Array) -> Array:
-    return np.asarray(x @ weights.T + bias.reshape(-1))
+    return np.asarray(multiply(x, weights.T) + bias.reshape(-1))
 
 
 def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.graph import Attrs
+from cml_engine.ops.blas import multiply
 from cml_engine.ops.conv_cpu import convolve, pad_border
 from cml_engine.ops.conv_shapes import ConvShape
 from cml_engine.ops.scratch import Scratch
@@ -78,7 +79,7 @@ def _tiles(shape: ConvShape) -> tuple[int, int]:
 def transformed_filter(filter: Array) -> Array:
     """(out, in, 3, 3) as [36][in][out]."""
     taps = filter.reshape(*filter.shape[:2], 9).transpose(2, 1, 0).reshape(9, -1)
-    points = np.kron(np.array(_FILTER), np.array(_FILTER)) @ taps.astype(np.float64)
+    points = multiply(np.kron(np.array(_FILTER), np.array(_FILTER)), taps.astype(np.float64))
     return points.astype(np.float32).reshape(_POINTS, filter.shape[1], filter.shape[0])
 
 
@@ -123,7 +124,7 @@ class Winograd:
         for part in self._parts():
             values = self._transformed(self._tiles_of(part, inner, before))
             sums = self._scratch.take("winograd.a", _POINTS, values.shape[1], shape.out_channels)
-            np.matmul(values, self._filter, out=sums)
+            multiply(values, self._filter, out=sums)
             if not self._store(part, sums, bias.reshape(-1), out):
                 return None
         return out[:, : shape.narrow[0], : shape.narrow[1]].transpose(0, 3, 1, 2)
@@ -172,13 +173,13 @@ class Winograd:
         """[36][tiles][in channels]. Both directions by one matrix: BLAS is faster at 36x36 than
         two passes of additions are through memory."""
         values = self._scratch.take("winograd.b", *tiles.shape)
-        np.matmul(self._spread, tiles, out=values)
+        multiply(self._spread, tiles, out=values)
         return values.reshape(_POINTS, -1, self._shape.in_channels)
 
     def _store(self, part: _Part, sums: Array, bias: Array, out: Array) -> bool:
         """Whether all results are numbers."""
         results = self._scratch.take("winograd.b", 16, sums[0].size)
-        np.matmul(self._gather, sums.reshape(_POINTS, -1), out=results)
+        multiply(self._gather, sums.reshape(_POINTS, -1), out=results)
         if not np.isfinite(results.sum()):
             return False
         columns, channels = _tiles(self._shape)[1], self._shape.out_channels

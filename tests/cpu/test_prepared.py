@@ -7,7 +7,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Graph, Node
-from cml_engine.ops import conv_last_cpu, load_families
+from cml_engine.ops import blas, conv_last_cpu, load_families
 from cml_engine.ops.conv_cases import CONV_CASES, conv_case
 from cml_engine.ops.conv_cpu import conv_cpu
 from cml_engine.ops.conv_shapes import conv_shape
@@ -98,10 +98,10 @@ def test_windows_of_every_shape(rng):
         by(conv_last_cpu.Windows, case, rng)
 
 
-@pytest.mark.parametrize("alone", [1, 3000, 100_000])
-def test_products_a_few_rows_at_a_time(rng, monkeypatch, alone):
-    """One row, rows that leave a remainder, all at once; of inputs in either order."""
-    monkeypatch.setattr(conv_last_cpu, "_ALONE", alone)
+@pytest.mark.parametrize("block", [1, 3000, 100_000])
+def test_products_in_blocks(rng, monkeypatch, block):
+    """Few rows, rows that leave a remainder, all at once; of inputs in either order."""
+    monkeypatch.setattr(blas, "_BLOCK", block)
     by(conv_last_cpu.Windows, conv_case((2, 9, 11, 17), (11, 9, 1, 1)), rng)
     by(conv_last_cpu.Windows, conv_case((1, 9, 11, 17), (11, 9, 3, 3)), rng)
 

@@ -1,0 +1,180 @@
+"""Products of matrices that do not wait for cores that others have.
+
+OpenBLAS, which NumPy's wheels bring, cuts a product into as many equal parts as there are cores,
+and its threads spin until the last part is done: beside a busy process every product waits for the
+time slices of its slowest thread, and burns the others' meanwhile. So a network runs with OpenBLAS
+on one thread (:func:`one_thread`), and large products are cut into blocks here (:func:`multiply`),
+which threads of our own take one by one as they get to it, and sleep between. A thread without a
+core takes none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+#: multiply-adds of a block: a millisecond's fraction, far more than it takes to hand it over
+_BLOCK = 1 << 22
+#: a block's edges are multiples of this, so that BLAS's own tiles stay whole
+_EDGE = 64
+#: what the functions are called in NumPy's wheels: since 2.0, and before
+_PREFIXES = ("scipy_openblas", "openblas")
+
+
+class _OpenBlas:
+    """The number of threads of NumPy's own OpenBLAS."""
+
+    def __init__(self, library: ctypes.CDLL, prefix: str) -> None:
+        self._get = getattr(library, f"{prefix}_get_num_threads64_")
+        self._set = getattr(library, f"{prefix}_set_num_threads64_")
+        self._get.restype, self._get.argtypes = ctypes.c_int, []
+        self._set.restype, self._set.argtypes = None, [ctypes.c_int]
+        self._lock = Lock()
+        self._inside = 0
+        self._before = 1
+
+    @property
+    def threads(self) -> int:
+        """How many threads a product takes now."""
+        return int(self._get())
+
+    def enter(self) -> None:
+        """One thread, until all who entered have left."""
+        with self._lock:
+            if not self._inside:
+                self._before = self.threads
+                self._set(1)
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._set(self._before)
+
+
+@cache
+def openblas() -> _OpenBlas | None:
+    """NumPy's OpenBLAS; None where NumPy was built with another library."""
+    package = Path(np.__file__).parent
+    for folder in (package.parent / "numpy.libs", package / ".dylibs"):
+        for file in sorted(folder.glob("*openblas*")):
+            for prefix in _PREFIXES:
+                try:
+                    return _OpenBlas(ctypes.CDLL(str(file)), prefix)
+                except (OSError, AttributeError):
+                    continue
+    return None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, BLAS has one thread; afterwards as many as before. For the whole process: other
+    threads' products are computed by one thread too in the meantime."""
+    library = openblas()
+    if library is None:
+        yield
+        return
+    library.enter()
+    try:
+        yield
+    finally:
+        library.leave()
+
+
+def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
+    """``np.matmul(a, b, out=out)`` for matrices, or stacks of them. How it is cut depends on the
+    shapes alone, so the result is the same whoever computes it."""
+    if out is None:
+        stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        out = np.empty((*stack, a.shape[-2], b.shape[-1]), np.result_type(a, b))
+    with one_thread():
+        if openblas() is None or out.size * a.shape[-1] < 2 * _BLOCK:
+            np.matmul(a, b, out=out)
+        else:
+            _share(_blocks(a, b, out))
+    return out
+
+
+def _blocks(a: Array, b: Array, out: Array) -> list[Callable[[], object]]:
+    """The product in parts of about :data:`_BLOCK` multiply-adds: some of a stack's matrices, or a
+    part of the longer edge of one."""
+    work = max(out[0].size * a.shape[-1], 1) if len(out) else 1
+    if out.ndim > 2:
+        a = np.broadcast_to(a, (*out.shape[:-2], *a.shape[-2:]))
+        b = np.broadcast_to(b, (*out.shape[:-2], *b.shape[-2:]))
+        if work >= _BLOCK:
+            return [block for i in range(len(out)) for block in _blocks(a[i], b[i], out[i])]
+        return [
+            partial(np.matmul, a[s], b[s], out=out[s]) for s in _spans(len(out), _BLOCK // work)
+        ]
+    rows, columns = out.shape
+    if columns >= rows:
+        step = _BLOCK // max(rows * a.shape[-1], 1) // _EDGE * _EDGE
+        spans = _spans(columns, max(_EDGE, step))
+        return [partial(np.matmul, a, b[:, s], out=out[:, s]) for s in spans]
+    spans = _spans(rows, max(_EDGE, _BLOCK // work // _EDGE * _EDGE))
+    return [partial(np.matmul, a[s], b, out=out[s]) for s in spans]
+
+
+def _spans(length: int, step: int) -> list[slice]:
+    return [slice(first, min(first + step, length)) for first in range(0, length, step)]
+
+
+class _Shared:
+    """Blocks that several threads take one by one."""
+
+    def __init__(self, blocks: Sequence[Callable[[], object]]) -> None:
+        self._waiting = iter(blocks)
+        self._left = len(blocks)
+        self._lock = Lock()
+        self._done = Event()
+        self._error: Exception | None = None
+
+    def work(self) -> None:
+        """Take blocks until there are no more."""
+        with np.errstate(all="ignore"):
+            for block in self._waiting:
+                try:
+                    block()
+                except Exception as error:
+                    self._error = error
+                with self._lock:
+                    self._left -= 1
+                    if not self._left:
+                        self._done.set()
+
+    def finish(self) -> None:
+        """Until all blocks are done. A thread that has got to none of them is not waited for."""
+        self.work()
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+
+def _share(blocks: Sequence[Callable[[], object]]) -> None:
+    """Do all of them, this thread and the helpers each taking the next."""
+    shared = _Shared(blocks)
+    for _ in range(min(_cores(), len(blocks)) - 1):
+        _helpers().submit(shared.work)
+    shared.finish()
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+@cache
+def _helpers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, _cores() - 1), "cml-products")
