@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from scheduler import CostModel, FrameScheduler, VirtualClock, by_priority, fair_share, least_laxity
-from scheduler.queues import Heap
+from scheduler.queues import Heap, NetworkQueue
 from scheduler.record import decisions_of
 from scheduler.replay import replay
 from scheduler.sim_device import Noise, SimGpu, SimNetwork, SimStep
@@ -146,6 +146,39 @@ def test_cancelling_ten_thousand_jobs_leaves_nothing():
         job.cancel()
     assert s.jobs == [] and s.roster.queues == []
     assert s.encode(None).reason == "nothing to do"
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_of_all_is_among_the_few(policy, seed):
+    """Whatever the jobs' shares and deadlines, while they come and go, time passes, and the rate
+    rises and falls, so that deadlines can be held no longer, or again."""
+    chance, (net, *_) = random.Random(seed), networks()
+    s = scheduler_for([net], policy)
+    queue, jobs, now, late = NetworkQueue(net), [], 0.0, 0
+    for _ in range(600):
+        if chance.random() < 0.4 or not jobs:
+            job = s.submit(
+                net,
+                {},
+                priority=chance.choice([0, 0.5, 1, 1, 2]),
+                deadline_ms=chance.choice([None, 1.0, 1.0]) and chance.uniform(0, 400),
+            )
+            job.virtual_ms, job.last_served_ms = chance.uniform(0, 9), now - chance.uniform(0, 300)
+            job.deadline_at_ms = job.deadline_at_ms and now + job.deadline_at_ms
+            jobs.append(job)
+            queue.add(job)
+        if chance.random() < 0.3:
+            queue.remove(jobs.pop(chance.randrange(len(jobs))))
+        now += chance.uniform(0, 1)  # half a second at the end: some are starved then
+        rate = chance.choice([0.01, 0.1, 0.2, 1.0])
+        few = queue.first(policy, now, rate)
+        if jobs:
+            order = policy(jobs, now, rate)
+            assert order[0] in few and policy(few, now, rate)[0] is order[0]
+            late += order[0].deadline_at_ms is not None and order[0].laxity_ms(now, rate) < 0
+        assert len(few) <= 3
+    assert policy is not least_laxity or late > 5
 
 
 class Entry:
