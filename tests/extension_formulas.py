@@ -39,6 +39,7 @@ def _shift(a: int, by: int, left: bool) -> int:
     return a << by if left else (a & 0xFFFFFFFF) >> by
 
 
+#: of integers; the rest of ELEMENTWISE takes floats
 INTEGERS: dict[str, Callable[..., Array]] = {
     "int_add": _wrapped(lambda a, b: a + b), "int_sub": _wrapped(lambda a, b: a - b),
     "int_mul": _wrapped(lambda a, b: a * b), "int_div": _wrapped(_quotient),
@@ -58,6 +59,8 @@ ELEMENTWISE: dict[str, Callable[..., Array]] = {
     **INTEGERS,
     "is_nan": lambda x: x != x,
     "is_inf": lambda x: np.abs(x) == np.inf,
+    "to_bits": lambda x: np.array(x, np.float32).view(np.int32),
+    "from_bits": lambda x: np.array(x).view(np.float32),
     "round_even": np.round,
     "fmod": np.vectorize(
         lambda x, y: math.nan if y == 0 or math.isinf(x) else math.fmod(x, y), [np.float64]

@@ -108,7 +108,9 @@ def _elementwise(op: str, d: Draw) -> Call:
         shape = [1 if i and d.integer(0, 3) == 0 else e for e in whole]
         if i and d.flag():
             shape = shape[: d.integer(0, len(shape))]
-        if op in INTEGERS:
+        if op == "from_bits":
+            arrays.append(d.scalars(shape).view(np.int32))
+        elif op in INTEGERS:
             arrays.append(d.integers(shape, *d.choice([(40, -40), (2**31, -(2**31)), (9, -2)])))
         else:
             arrays.append(d.logicals(shape) if op in _LOGICAL else d.scalars(shape, low, high))

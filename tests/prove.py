@@ -1,6 +1,6 @@
 """Every operator, thousands of calls, both backends: the answers beside the formulas'.
 
-    python -m tests.prove        # some four thousand calls each, writes docs/operators.md
+    python -m tests.prove        # some five thousand calls each, writes docs/operators.md
     python -m tests.prove --random 100 --backends cpu --no-write
 
 Every call goes the way of a user's: NNEF text in a folder, ``cml.load``, a session, a run. Half of

@@ -16,7 +16,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
-from cml_engine.ops.shapes import check_length
+from cml_engine.ops.shapes import check_length, check_type
 from cml_engine.ops.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance, register
 from cml_engine.ops.window import Window, WindowAxis, resolve_window, volume
 
@@ -48,6 +48,7 @@ def _window(attrs: Attrs, extents: Sequence[int]) -> Window:
 
 
 def _col2im_infer(attrs: Attrs, x: Fact) -> Fact:
+    check_type("scalar", input=x)
     if x.rank != 3 or len(attrs.output_size) not in (1, 2, 3):
         raise ShapeError(
             f"col2im of {x} to {list(attrs.output_size)}, wanted [batch, channels * taps, windows] "
@@ -138,6 +139,7 @@ register(
 
 
 def _deform_infer(attrs: Attrs, x: Fact, offset: Fact, mask: Fact) -> Fact:
+    check_type("scalar", input=x, offset=offset, mask=mask)
     if x.rank != 4:
         raise ShapeError(f"deform_columns of {x}, wanted [batch, channels, height, width]")
     window, groups = _window(attrs, x.shape[2:]), attrs.offset_groups

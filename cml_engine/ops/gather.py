@@ -1,8 +1,10 @@
-"""gather: entries of an axis by index. cast: the same values in another dtype."""
+"""gather: entries of an axis by index. cast: the same values in another dtype. to_bits, from_bits:
+the same 32 bits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -12,7 +14,7 @@ from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
 from cml_engine.layout import HLSL_TYPE
 from cml_engine.ops.lowering import Lowering
-from cml_engine.ops.shapes import check_axis, fact_of
+from cml_engine.ops.shapes import check_axis, check_type, fact_of
 from cml_engine.ops.spec import (
     EXACT,
     Case,
@@ -175,3 +177,46 @@ register(
         ],
     )
 )
+
+
+def _bits_infer(source: str, target: str, attrs: Attrs, x: Fact) -> Fact:
+    check_type(source, x=x)
+    return Fact(target, x.shape)
+
+
+def _bits_cpu(target: str, attrs: Attrs, x: Array) -> Array:
+    return np.array(x, order="C").view(NUMPY_DTYPE[target])
+
+
+def _bits_lower(op: Lowering) -> Iterator[Dispatch]:
+    """Words moved as they are: no unit for floats sees them."""
+    size = op.outputs[0].size
+    if size:
+        yield Dispatch(
+            groups=-(-size // (_CAST.group * _ITEMS)),
+            tensors=(*op.in_names, *op.out_names),
+            params={"n": size},
+            defines={"CAST": 1, "ITEMS": _ITEMS, "T0_TYPE": "uint", "T1_TYPE": "uint"},
+        )
+
+
+for _name, _source, _target in (
+    ("to_bits", "scalar", "integer"),
+    ("from_bits", "integer", "scalar"),
+):
+    _patterns = np.array([0x7FC00001, 0x80000000, 1, 0x7FC0BEEF, 0x3F800000], np.uint32)
+    register(
+        OpSpec(
+            _name,
+            infer=partial(_bits_infer, _source, _target),
+            cpu=partial(_bits_cpu, _target),
+            kernel=Kernel("gather.hlsl", "n:u", lower=_bits_lower, trusted=True),
+            cost=elementwise_cost(0),
+            tolerance=EXACT,
+            cases=[
+                Case((Random((3, 700), -99, 99, _source),)),
+                Case((_patterns.view(NUMPY_DTYPE[_source]),), note="NaN, -0, a denormal"),
+                Case((Random((2, 0), dtype=_source),), note="empty"),
+            ],
+        )
+    )

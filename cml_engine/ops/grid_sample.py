@@ -17,6 +17,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.lowering import Lowering
+from cml_engine.ops.shapes import check_type
 from cml_engine.ops.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance, register
 
 Array = np.ndarray[Any, Any]
@@ -30,6 +31,7 @@ _GROUP, _CHANNELS = 64, 4
 
 
 def _infer(attrs: Attrs, x: Fact, grid: Fact) -> Fact:
+    check_type("scalar", input=x, grid=grid)
     spatial = x.rank - 2
     if spatial not in (1, 2, 3):
         raise ShapeError(f"grid_sample of {x}, wanted [batch, channels] and 1 to 3 spatial axes")

@@ -13,7 +13,7 @@ import numpy as np
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.lowering import Lowering
-from cml_engine.ops.shapes import check_axis, fact_of
+from cml_engine.ops.shapes import check_axis, check_type, fact_of
 from cml_engine.ops.spec import (
     EXACT,
     Case,
@@ -158,6 +158,7 @@ register(
 
 
 def _running_infer(attrs: Attrs, x: Fact) -> Fact:
+    check_type("scalar", input=x)
     check_axis(attrs.axis, x.rank)
     return x
 

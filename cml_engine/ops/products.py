@@ -18,7 +18,7 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.broadcast import broadcast_strides
 from cml_engine.ops.conv_shapes import ConvShape, conv_shape
 from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
-from cml_engine.ops.shapes import MAX_RANK
+from cml_engine.ops.shapes import MAX_RANK, check_type
 from cml_engine.ops.spec import (
     EXACT,
     Case,
@@ -64,12 +64,6 @@ def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
         )
 
 
-def _check_integers(*facts: Fact) -> None:
-    for fact in facts:
-        if fact.dtype != "integer":
-            raise ShapeError(f"operand is {fact}, wanted integer; cast it")
-
-
 def _wrapped(wide: Array) -> Array:
     """Whole numbers below 2^53 in size, cut to 32 bits."""
     return wide.astype(np.int64).astype(np.int32)
@@ -85,7 +79,7 @@ def _is_small(a: Array, b: Array, terms: int) -> bool:
 
 
 def _matmul_infer(attrs: Attrs, a: Fact, b: Fact) -> Fact:
-    _check_integers(a, b)
+    check_type("integer", A=a, B=b)
     if a.rank != b.rank or a.rank < 2 or a.shape[-1] != b.shape[-2]:
         raise ShapeError(
             f"int_matmul of {a} and {b}, wanted [… , M, K] and [… , K, N], equal ranks"
@@ -157,7 +151,7 @@ def _shape(attrs: Attrs, x: Fact, filter: Fact) -> ConvShape:
 
 
 def _conv_infer(attrs: Attrs, x: Fact, filter: Fact) -> Fact:
-    _check_integers(x, filter)
+    check_type("integer", input=x, filter=filter)
     shape = _shape(attrs, x, filter)
     return Fact("integer", (shape.batch, shape.out_channels, *shape.narrow))
 
@@ -255,7 +249,8 @@ def _nbits_infer(attrs: Attrs, x: Fact, weights: Fact, scales: Fact, zero_points
         raise ShapeError(f"block_size {attrs.block_size}, wanted a multiple of {per_word}")
     if x.rank < 2 or weights.rank != 2:
         raise ShapeError(f"matmul_nbits of {x} and {weights}, wanted [… , K] and [N, words]")
-    _check_integers(weights)
+    check_type("integer", words=weights)
+    check_type("scalar", input=x)
     blocks = -(-x.shape[-1] // attrs.block_size)
     words = blocks * attrs.block_size // per_word
     wanted = Fact("scalar", (weights.shape[0], blocks))

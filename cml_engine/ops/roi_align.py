@@ -17,6 +17,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.roi import LIMIT, check_inputs, check_sizes, items
+from cml_engine.ops.shapes import check_type
 from cml_engine.ops.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance, register
 
 Array = np.ndarray[Any, Any]
@@ -25,6 +26,7 @@ _GROUP = 64
 
 
 def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
+    check_type("scalar", input=x, rois=rois)
     if x.rank != 4:
         raise ShapeError(f"roi_align of {x}, wanted [batch, channels, height, width]")
     check_inputs(x, rois, batch_index)

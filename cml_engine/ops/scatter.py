@@ -19,7 +19,7 @@ from cml_engine.ops.broadcast import contiguous_strides
 from cml_engine.ops.lowering import Lowering
 from cml_engine.ops.scatter_gpu import ELEMENTS, REDUCTIONS, ROWS
 from cml_engine.ops.scatter_places import PlacesOf, element_places, row_places
-from cml_engine.ops.shapes import MAX_RANK, check_axis
+from cml_engine.ops.shapes import MAX_RANK, check_axis, check_type
 from cml_engine.ops.spec import (
     EXACT,
     Case,
@@ -40,14 +40,9 @@ _MEET = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum
 # --- shapes -------------------------------------------------------------------------------------
 
 
-def _check_indices(indices: Fact) -> None:
-    if indices.dtype != "integer":
-        raise ShapeError(f"indices are {indices}, wanted integer; cast them")
-
-
 def _check_beside(x: Fact, indices: Fact, axis: int) -> None:
     """That the indices' lines along the axis are among those of ``x``."""
-    _check_indices(indices)
+    check_type("integer", indices=indices)
     check_axis(axis, x.rank)
     fits = indices.rank == x.rank and all(
         i <= e for d, (i, e) in enumerate(zip(indices.shape, x.shape, strict=True)) if d != axis
@@ -82,7 +77,7 @@ def _elements_infer(attrs: Attrs, x: Fact, indices: Fact, updates: Fact) -> Fact
 
 
 def _nd_infer(attrs: Attrs, x: Fact, indices: Fact, updates: Fact) -> Fact:
-    _check_indices(indices)
+    check_type("integer", indices=indices)
     if indices.rank == 0 or indices.shape[-1] > x.rank:
         raise ShapeError(f"indices {indices}, wanted rows of at most {x.rank} numbers for {x}")
     shape = (*indices.shape[:-1], *x.shape[indices.shape[-1] :])

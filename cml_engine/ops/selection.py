@@ -16,7 +16,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.lowering import LOOP_TURNS, MOST_TURNS, Lowering
-from cml_engine.ops.shapes import MAX_RANK
+from cml_engine.ops.shapes import MAX_RANK, check_type
 from cml_engine.ops.spec import EXACT, Case, Cost, Dispatch, Kernel, OpSpec, Random, register
 
 Array = np.ndarray[Any, Any]
@@ -117,6 +117,7 @@ register(
 
 
 def _nms_infer(attrs: Attrs, boxes: Fact, scores: Fact) -> list[Fact]:
+    check_type("scalar", boxes=boxes, scores=scores)
     if boxes.rank != 3 or boxes.shape[2] != 4:
         raise ShapeError(f"boxes are {boxes}, wanted [batch, boxes, 4]")
     if scores.rank != 3 or (scores.shape[0], scores.shape[2]) != boxes.shape[:2]:

@@ -49,6 +49,13 @@ def check_axes(axes: Sequence[int], rank: int) -> list[int]:
     return list(axes)
 
 
+def check_type(dtype: str, **facts: Fact) -> None:
+    """That tensors, by their names in the declaration, have that type."""
+    for name, fact in facts.items():
+        if fact.dtype != dtype:
+            raise ShapeError(f"{name} is {fact}, wanted {dtype}; cast it")
+
+
 def check_length(name: str, values: Sequence[object], wanted: int, of: str) -> None:
     """That a list attribute has one value for each of ``wanted`` things."""
     if len(values) != wanted:

@@ -114,6 +114,8 @@ CASES = [
     *((op, f"y = {op}(i);", {"i": PAIRS["i"]}, wanted) for op, wanted in OF_ONE.items()),
     ("is_nan", "y = is_nan(x);", {"x": ODD}, [True] + [False] * 5),
     ("is_inf", "y = is_inf(x);", {"x": ODD}, [False, True, True, False, False, False]),
+    ("to_bits", "y = to_bits(x);", {"x": np.array([1.0, -0.0])}, [0x3F800000, -(2**31)]),
+    ("from_bits", "y = from_bits(i);", {"i": np.array([0x40490FDB, 0])}, [np.float32(np.pi), 0]),
     ("round_even", "y = round_even(x);", {"x": ODD[3:]}, [0, 2, -2]),
     ("fmod", "y = fmod(x, z);", {"x": np.array([7.5, -7.5, 1e9]), "z": np.array([2, -2, 0.7])},
      np.fmod(np.float32([7.5, -7.5, 1e9]), np.float32([2, -2, 0.7]))),
