@@ -195,16 +195,25 @@ def sliced(
     axes: Sequence[int],
     steps: Sequence[int] | None,
 ) -> Value:
-    """ONNX's slice, whose bounds are clamped as Python's."""
+    """ONNX's slice: counted from the front where negative, then clamped."""
     axes = call.axes(axes, x.rank)
     steps = steps or [1] * len(axes)
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
         raise call.wrong(f"starts {list(starts)}, ends {list(ends)}, steps {list(steps)}")
     ranges = {
-        axis: range(x.shape[axis])[slice(start, end, step)]
+        axis: _clamped(x.shape[axis], start, end, step)
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
     }
     return taken(call, x, ranges)
+
+
+def _clamped(extent: int, start: int, end: int, step: int) -> range:
+    """What is taken. Going backwards a start before the first element is the first, which is not
+    what Python does."""
+    start, end = (n + extent if n < 0 else n for n in (start, end))
+    if step > 0:
+        return range(min(max(start, 0), extent), min(max(end, 0), extent), step)
+    return range(min(max(start, 0), extent - 1), min(max(end, -1), extent - 1), step)
 
 
 def taken(call: Call, x: Value, ranges: dict[int, range]) -> Value:
