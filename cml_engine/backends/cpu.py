@@ -13,48 +13,54 @@ from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops.blas import one_thread
 from cml_engine.ops.epilogue_cpu import apply_in_place
 from cml_engine.ops.scratch import Scratch
-from cml_engine.ops.spec import Cpu, Prepare, is_own, is_registered, lookup
+from cml_engine.ops.spec import Cpu, OpSpec, Prepare, lookup
 
 Array = np.ndarray[Any, Any]
 #: called after each node with its results
 Watch = Callable[[Node, Sequence[Array]], None]
 
 
-def run_node(node: Node, arrays: Sequence[Array], prepared: Cpu | None = None) -> list[Array]:
+def run_node(
+    node: Node,
+    arrays: Sequence[Array],
+    prepared: Cpu | None = None,
+    find: Callable[[str], OpSpec] = lookup,
+) -> list[Array]:
     """One node's results in NumPy; ``arrays`` are the values of ``node.reads``. ``prepared`` is
-    its function in the place of the operator's own.
+    its function in the place of the operator's own, ``find`` says what an operator's name means.
 
     Floating-point exceptions give inf and NaN as on a GPU; they are no error.
     """
     count = len(node.inputs)
     with np.errstate(all="ignore"), one_thread():
-        results = _call(node.op, node, node.attrs, arrays[:count], prepared)
+        spec = find(node.op)
+        results = _call(spec, node, node.attrs, arrays[:count], prepared)
         needed = any(epilogue.own for epilogue in node.epilogues)
         so_far = results[:1]
         for epilogue in node.epilogues:
             others = arrays[count : count + len(epilogue.inputs)]
             count += len(epilogue.inputs)
-            alone = epilogue.position == 0 and not needed and _is_unseen(node, results[0], arrays)
-            in_place = alone and is_own(epilogue.op)
+            step = find(epilogue.op)
+            alone = epilogue.position == 0 and not needed and not step.from_game
+            in_place = alone and _is_unseen(spec, results[0], arrays)
             if in_place and apply_in_place(epilogue.op, epilogue.attrs, results[0], others):
                 continue
             operands = epilogue.operands(others, so_far)
-            results = _call(epilogue.op, node, epilogue.attrs, operands)
+            results = _call(step, node, epilogue.attrs, operands)
             so_far = so_far + results[:1] if needed else results[:1]
     return results
 
 
-def _is_unseen(node: Node, result: Any, arrays: Sequence[Array]) -> bool:
-    """Whether nobody else sees a change of the node's result; a game's function may keep it."""
-    if lookup(node.op).from_game or not isinstance(result, np.ndarray):
+def _is_unseen(spec: OpSpec, result: Any, arrays: Sequence[Array]) -> bool:
+    """Whether nobody else sees a change of the operator's result; a game's function may keep it."""
+    if spec.from_game or not isinstance(result, np.ndarray):
         return False
     return result.flags.writeable and not any(np.may_share_memory(result, a) for a in arrays)
 
 
 def _call(
-    op: str, node: Node, attrs: Any, arrays: Sequence[Array], prepared: Cpu | None = None
+    spec: OpSpec, node: Node, attrs: Any, arrays: Sequence[Array], prepared: Cpu | None = None
 ) -> list[Array]:
-    spec = lookup(op)
     function = prepared or spec.cpu
     if function is None:
         raise UnsupportedOp(f"{node.title}: has no CPU function; run it on a GPU", node.source)
@@ -117,6 +123,8 @@ class CpuProgram:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._last_use = _last_uses(graph)
+        # as they are now: what is registered later is for sessions that are made later
+        self._operators = _operators(graph)
         self._functions = _prepared(graph)
         self._state: dict[str, Array] = {}
         self._lock = RLock()
@@ -136,7 +144,7 @@ class CpuProgram:
         values: dict[str, Array] = {**self.graph.constants, **self._state, **inputs}
         for index, node in enumerate(self.graph.nodes):
             arrays = [values[name] for name in node.reads]
-            results = run_node(node, arrays, self._functions[index])
+            results = run_node(node, arrays, self._functions[index], self._operators.__getitem__)
             for name, value in zip(node.outputs, results, strict=True):
                 values[name] = as_stated(node, self.graph.facts[name], value)
             if watch is not None:
@@ -148,12 +156,17 @@ class CpuProgram:
         return {name: np.array(values[name], order="C") for name in self.graph.outputs}
 
 
+def _operators(graph: Graph) -> dict[str, OpSpec]:
+    names = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
+    return {name: lookup(name) for name in names}
+
+
 def _prepared(graph: Graph) -> list[Cpu | None]:
     """For each node the function that its operator made for it, if any."""
     scratch = Scratch()
     functions: list[Cpu | None] = []
     for node in graph.nodes:
-        prepare = lookup(node.op).prepare if is_registered(node.op) else None
+        prepare = lookup(node.op).prepare
         facts = [graph.facts[n] for n in node.inputs]
         values = [graph.constants[n] if graph.is_constant(n) else None for n in node.inputs]
         functions.append(_prepare(node, prepare, facts, values, scratch) if prepare else None)

@@ -258,7 +258,7 @@ def register(spec: OpSpec) -> OpSpec:
 
         load_families()  # so that a name which the engine has is taken already
         spec = checked(spec, caller.f_code.co_filename)
-    if spec.name in _REGISTRY:
+    if _REGISTRY.get(spec.name, spec) is not spec:
         raise OperatorError(f"operator '{spec.name}' is registered already; unregister it first")
     _REGISTRY[spec.name] = spec
     return spec

@@ -118,6 +118,19 @@ def agree_on_the_gpu(name, source, graph, inputs, gpu, options, tolerance):
         np.testing.assert_allclose(got[output], value, rtol=tolerance, atol=atol)
 
 
+def test_a_session_keeps_the_operators_that_it_was_made_with(gpu):
+    net = Net(1, 4)
+    graph = net.graph(net.op("neg", net.op("relu", "x")))
+    inputs = net.input()
+    sessions = [cml.Session(graph, backend) for backend in ("cpu", gpu)]
+    wanted = [session.run(inputs)["t1"] for session in sessions]
+    with overridden("relu"):
+        for session, value in zip(sessions, wanted, strict=True):
+            np.testing.assert_array_equal(session.run(inputs)["t1"], value)
+        later = cml.Session(graph, "cpu")
+    assert not np.allclose(later.run(inputs)["t1"], wanted[0])
+
+
 def test_a_game_s_rule_meets_the_game_s_operator():
     net = Net(2, 3)
     graph = net.graph(net.op("relu", net.op("neg", "x")))

@@ -344,7 +344,7 @@ def test_validation_passes_and_names_the_first_wrong_operator(mixed, inputs, gpu
 
 def test_rank_counts_every_operation(mixed, gpu):
     for backend in (gpu, "cpu"):
-        report = cml.Session(mixed, backend).rank(runs=3)
+        report = cml.Session(mixed, backend).rank(runs=9)
         text = str(report)
         assert "Operation ranking:" in text and "conv+prelu" in text
         assert abs(sum(row.percentage for row in report.rows) - 100) < 30
