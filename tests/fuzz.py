@@ -38,6 +38,7 @@ from cml_engine.nnef.writer import save
 from cml_engine.passes import STAGES
 from cml_engine.passes.dead_code import eliminate_dead_code
 from cml_engine.passes.lower import PlanOptions
+from cml_engine.report.compare import allowance
 from cml_engine.session import CompileOptions, make_plan
 from cml_engine.testing import SENTINEL, random_partition
 from tests.fuzz_graphs import Case, random_case
@@ -94,10 +95,8 @@ def _moved(value: Array, tolerance: Any, rng: np.random.Generator) -> Array:
     if value.dtype.kind != "f" or not value.size:
         return value
     with np.errstate(all="ignore"):
-        size = np.abs(value, dtype=np.float64)
-        largest = np.where(np.isfinite(size), size, 0).max()
-        by = tolerance.atol + tolerance.rtol * size + tolerance.of_largest * largest
-        return (value + by * rng.choice([-1.0, 1.0], value.shape)).astype(np.float32)
+        by = allowance(value, tolerance) * rng.choice([-1.0, 1.0], value.shape)
+        return (value + by).astype(np.float32)
 
 
 def reference(case: Case) -> Reference:

@@ -26,8 +26,11 @@ class Comparison:
         return not self.problem
 
 
-def compare(got: Array, wanted: Array, tolerance: Tolerance) -> Comparison:
-    """Compare shape, then NaN and infinities, then values; the first disagreement is named."""
+def compare(
+    got: Array, wanted: Array, tolerance: Tolerance, more: Array | float = 0.0
+) -> Comparison:
+    """Compare shape, then NaN and infinities, then values; the first disagreement is named.
+    ``more`` is what each value may be off besides."""
     got, wanted = np.asarray(got), np.asarray(wanted)
     if got.shape != wanted.shape:
         return _differs(f"shape {list(got.shape)}, wanted {list(wanted.shape)}")
@@ -39,18 +42,24 @@ def compare(got: Array, wanted: Array, tolerance: Tolerance) -> Comparison:
         odd = test(got) != test(wanted)
         if odd.any():
             return _differs(f"{what} in one only: {_shown(odd, got, wanted)}")
-    return _close(got.astype(np.float64), wanted.astype(np.float64), tolerance)
+    return _close(got.astype(np.float64), wanted.astype(np.float64), tolerance, more)
 
 
-def _close(got: Array, wanted: Array, tolerance: Tolerance) -> Comparison:
+def allowance(values: Array, tolerance: Tolerance) -> Array:
+    """How far each of these values may be off."""
+    size = np.where(np.isfinite(values), np.abs(values), 0).astype(np.float64)
+    largest = size.max(initial=0.0)
+    return np.asarray(tolerance.atol + tolerance.rtol * size + tolerance.of_largest * largest)
+
+
+def _close(got: Array, wanted: Array, tolerance: Tolerance, more: Array | float) -> Comparison:
     finite = np.isfinite(wanted)
     if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
         return _differs("an infinity has the wrong sign")
     if not finite.any():
         return Comparison(0.0, 0.0)
     error = np.abs(np.where(finite, got, 0) - np.where(finite, wanted, 0))
-    size = np.where(finite, np.abs(wanted), 0)
-    allowed = tolerance.atol + tolerance.rtol * size + tolerance.of_largest * size.max()
+    allowed = allowance(wanted, tolerance) + more
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error > 0, error / allowed, 0.0)
     worst, largest = float(ratio.max()), float(error.max())
