@@ -145,8 +145,10 @@ def _tensor(kind: Type, value: Value, dtype: str | None) -> Value:
 def _literal(wanted: str | None, value: Value) -> Value:
     """A number in place of a tensor."""
     got = kind_of(value)
-    if got in ("array", "tuple"):
+    if got == "tuple":
         raise Mismatch("declare it as a variable or a constant")
+    if got == "array":  # as tract writes small constants
+        return [_literal(wanted, item) for item in value]
     if got == "string":
         raise Mismatch
     if not wanted or got == wanted:

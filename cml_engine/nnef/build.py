@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -25,6 +25,11 @@ from cml_engine.nnef.warning import warn
 
 FRAGMENTS = "KHR_enable_fragment_definitions"
 EXPRESSIONS = "KHR_enable_operator_expressions"
+
+#: What extensions of tract's begin with: registries of operators, which are known by their names.
+TRACT = "tract_"
+_DATUM_TYPES = {"f": "scalar", "bf": "scalar", "i": "integer", "u": "integer", "tdim": "integer",
+                "bool": "logical"}  # fmt: skip
 
 #: Elements that a ``constant`` in the text may fill; more belongs in a .dat.
 MAX_CONSTANT = 2**26
@@ -72,6 +77,8 @@ class GraphBuilder:
             "variable": self._variable,
             "constant": self._constant,
             "update": self._update,
+            "tract_core_external": self._tract_external,
+            "tract_core_cast": self._tract_cast,
         }
         self._builder = self._lowering.builder
         self._variables: dict[str, Variable] = {}
@@ -130,11 +137,23 @@ class GraphBuilder:
     # -- operators that make no node ------------------------------------------------------------
 
     def _external(self, sig: Signature, bound: Bound, site: Site) -> Value:
+        return self._input(_fact(bound, site), site)
+
+    def _tract_external(self, sig: Signature, bound: Bound, site: Site) -> Value:
+        dtype = _datum_type(bound.values["datum_type"], site)
+        return self._input(_fact(replace(bound, dtype=dtype), site), site)
+
+    def _tract_cast(self, sig: Signature, bound: Bound, site: Site) -> Value:
+        value, dtype = bound.values["input"], _datum_type(bound.values["to"], site)
+        if isinstance(value, TensorRef) and value.dtype == dtype:
+            return value
+        return self._lowering.operator("cast", [value], site, dtype)
+
+    def _input(self, fact: Fact, site: Site) -> Value:
         name = self._own_name("external", site)
         if name not in self._inputs:
             message = f"external '{name}' is not among the graph's inputs: add it to graph(...)"
             raise site.error(NnefSyntaxError, message)
-        fact = _fact(bound, site)
         self._builder.facts[name] = fact
         self._builder.sources[name] = site.source
         return TensorRef(name, fact.dtype)
@@ -209,6 +228,15 @@ def _fact(bound: Bound, site: Site) -> Fact:
     return Fact(dtype, tuple(shape))
 
 
+def _datum_type(text: str, site: Site) -> str:
+    """What tract's name of a type is here: numbers of all sizes are one type each."""
+    kind = _DATUM_TYPES.get(text.lower().rstrip("0123456789"))
+    if kind is None:
+        wanted = "f32, i64, bool and the like"
+        raise site.error(ShapeError, f"the type '{text[:40]}' is unknown: wanted {wanted}")
+    return kind
+
+
 def _filled(fact: Fact, values: Sequence[Any], site: Site) -> np.ndarray[Any, Any]:
     if fact.dtype == "integer" and any(not -(2**31) <= v < 2**31 for v in values):
         raise site.error(ShapeError, "a value does not fit in 32 bits")
@@ -222,7 +250,10 @@ def _filled(fact: Fact, values: Sequence[Any], site: Site) -> np.ndarray[Any, An
 def _check_extensions(document: Document, text: SourceText) -> None:
     named = {name.id for name in document.extensions}
     for name in document.extensions:
-        if name.id not in (FRAGMENTS, EXPRESSIONS):
+        if name.id == "tract_symbol":
+            message = "shapes with symbols are not read: export with numbers in the inputs' shapes"
+            raise text.error(message, name.pos)
+        if name.id not in (FRAGMENTS, EXPRESSIONS) and not name.id.startswith(TRACT):
             message = f"unknown extension '{name.id}': wanted {FRAGMENTS} or {EXPRESSIONS}"
             raise text.error(f"{message}, export without it", name.pos)
     if document.version is None:
@@ -231,5 +262,6 @@ def _check_extensions(document: Document, text: SourceText) -> None:
         place = text.at(document.fragments[0].pos)
         warn(f"fragments without 'extension {FRAGMENTS};': add that line", place)
     first = next((a for a in document.graph.body if not is_flat(a.value)), None)
-    if first is not None and EXPRESSIONS not in named:
+    is_tracts = any(name.startswith(TRACT) for name in named)
+    if first is not None and EXPRESSIONS not in named and not is_tracts:
         warn(f"expressions without 'extension {EXPRESSIONS};': add that line", text.at(first.pos))

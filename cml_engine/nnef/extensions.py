@@ -1,4 +1,4 @@
-"""The engine's own library of fragments, ``extensions.nnef``: what models need and NNEF lacks."""
+"""Libraries of fragments: the engine's own, of what models need and NNEF lacks, and tract's."""
 
 from __future__ import annotations
 
@@ -12,23 +12,36 @@ from cml_engine.nnef.parser import parse_fragments
 from cml_engine.nnef.signatures import Signature, signature_of
 
 EXTENSIONS_FILE = "extensions.nnef"
+TRACT_FILE = "tract.nnef"
 
 
 @cache
-def extension_source() -> SourceText:
-    """The text of the library."""
-    text = resources.files("cml_engine.nnef").joinpath(EXTENSIONS_FILE).read_text("ascii")
-    return SourceText(text, EXTENSIONS_FILE)
+def library_source(file: str) -> SourceText:
+    """The text of a library."""
+    text = resources.files("cml_engine.nnef").joinpath(file).read_text("ascii")
+    return SourceText(text, file)
 
 
 @cache
-def extension_fragments() -> Mapping[str, Fragment]:
+def library_fragments(file: str) -> Mapping[str, Fragment]:
     """The declarations by name; what the engine can say in NNEF has a body."""
-    found = parse_fragments(extension_source().text, EXTENSIONS_FILE)
+    found = parse_fragments(library_source(file).text, file)
     return {fragment.name: fragment for fragment in found}
 
 
 @cache
+def library_signatures(file: str) -> Mapping[str, Signature]:
+    source = library_source(file)
+    return {name: signature_of(f, source) for name, f in library_fragments(file).items()}
+
+
+def extension_source() -> SourceText:
+    return library_source(EXTENSIONS_FILE)
+
+
+def extension_fragments() -> Mapping[str, Fragment]:
+    return library_fragments(EXTENSIONS_FILE)
+
+
 def extension_signatures() -> Mapping[str, Signature]:
-    source = extension_source()
-    return {name: signature_of(f, source) for name, f in extension_fragments().items()}
+    return library_signatures(EXTENSIONS_FILE)

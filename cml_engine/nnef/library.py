@@ -1,7 +1,8 @@
 """Which operators a model can call: the standard's, its own fragments, the registered ones.
 
 The rule, in order: a name is the standard's (a model may not redefine it), or the model's own
-fragment, or one that a registered operator declares, or an extension (``extensions.nnef``). The
+fragment, or one that a registered operator declares, or an extension (``extensions.nnef``), or
+one of tract's (``tract.nnef``). The
 engine's own operator is used wherever it takes the same parameters as that declaration; else the
 fragment's body is expanded, the extension's where the model declares the same without a body.
 """
@@ -14,9 +15,13 @@ from dataclasses import dataclass, replace
 from cml_engine.errors import UnsupportedOp
 from cml_engine.nnef.ast import Fragment
 from cml_engine.nnef.extensions import (
+    TRACT_FILE,
     extension_fragments,
     extension_signatures,
     extension_source,
+    library_fragments,
+    library_signatures,
+    library_source,
 )
 from cml_engine.nnef.lexer import SourceText
 from cml_engine.nnef.printer import print_fragment
@@ -108,6 +113,8 @@ class Library:
             return self._usable(Operator(name, sig, fragment, text, self._native(name), True))
         if name in extension_fragments():
             return self._extension(name)
+        if name in library_fragments(TRACT_FILE):
+            return self._tract(name)
         known = {*standard_fragments(), *self._own, *self._declarations, *extension_fragments()}
         raise UnsupportedOp(unknown_operator(name, sorted(known)))
 
@@ -146,6 +153,12 @@ class Library:
         native = name in EXPANDED_BY_RULE or self._native(name)
         return self._usable(Operator(name, sig, fragment, extension_source(), native, True))
 
+    def _tract(self, name: str) -> Operator:
+        sig = library_signatures(TRACT_FILE)[name]
+        fragment = library_fragments(TRACT_FILE)[name]
+        native, text = name in GRAPH_LEVEL, library_source(TRACT_FILE)
+        return self._usable(Operator(name, sig, fragment, text, native, True))
+
     def _declared(self, name: str) -> tuple[Signature, Fragment]:
         return declared_signature(self._declarations[name], f"<declaration of {name}>")
 
@@ -163,4 +176,6 @@ class Library:
 EXPANDED_BY_RULE = frozenset(("einsum",))
 
 #: Operators that make no node, whatever the engine has.
-GRAPH_LEVEL = frozenset(("external", "variable", "constant", "update"))
+GRAPH_LEVEL = frozenset(
+    ("external", "variable", "constant", "update", "tract_core_external", "tract_core_cast")
+)

@@ -88,8 +88,10 @@ class Lowering(Evaluator):
         generic = site.scope.dtype if call.generic == "?" else call.generic
         return self._call_bound(operator, positional, named, generic, site)
 
-    def operator(self, op: str, values: list[Value], site: Site) -> Value:
-        return self._call_bound(self._lookup(op, site), values, {}, None, site)
+    def operator(
+        self, op: str, values: list[Value], site: Site, generic: str | None = None
+    ) -> Value:
+        return self._call_bound(self._lookup(op, site), values, {}, generic, site)
 
     def _lookup(self, name: str, site: Site) -> Operator:
         try:

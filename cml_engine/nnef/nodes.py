@@ -67,6 +67,8 @@ class NodeBuilder:
         """A value as a tensor: literals become rank-0 constants named by their text."""
         if isinstance(value, TensorRef):
             return value
+        if isinstance(value, list):
+            return self._nested(value, site)
         dtype = kind_of(value)
         if dtype not in NUMPY_DTYPE:
             raise site.error(ShapeError, f"wanted a tensor, got {describe(value)}")
@@ -74,6 +76,19 @@ class NodeBuilder:
         name = literal_name(array)
         if name not in self.constants:
             self.add_constant(name, array, site.source)
+        return TensorRef(name, dtype)
+
+    def _nested(self, value: list[Value], site: Site) -> TensorRef:
+        """Numbers in brackets as a constant of that shape."""
+        kinds = {kind_of(leaf) for leaf in _leaves(value)}
+        shape = _shape(value)
+        if len(kinds) != 1 or not kinds <= NUMPY_DTYPE.keys() or shape is None:
+            message = f"wanted a tensor, or numbers in even rows, got {describe(value)}"
+            raise site.error(ShapeError, message)
+        (dtype,) = kinds
+        flat = [literal_array(leaf, dtype, site) for leaf in _leaves(value)]
+        name = self.tensor_name(None, "literal")
+        self.add_constant(name, np.array(flat, NUMPY_DTYPE[dtype]).reshape(shape), site.source)
         return TensorRef(name, dtype)
 
     def add_constant(self, name: str, array: np.ndarray[Any, Any], source: Source) -> None:
@@ -92,7 +107,7 @@ class NodeBuilder:
         for param in sig.params:
             value = bound.values[param.name]
             if param.is_tensor:
-                inputs += self._input_names(value, site)
+                inputs += self._input_names(param.type, value, site)
             else:
                 attrs[param.name] = value
         if sig.needs_dtype:
@@ -108,9 +123,11 @@ class NodeBuilder:
         self.nodes.append(node)
         self._infer_facts(node)
 
-    def _input_names(self, value: Value, site: Site) -> list[str]:
-        if isinstance(value, (list, tuple)):
-            return [name for item in value for name in self._input_names(item, site)]
+    def _input_names(self, kind: Type, value: Value, site: Site) -> list[str]:
+        if kind.kind in ("array", "tuple"):
+            kinds = kind.items if kind.kind == "tuple" else kind.items * len(value)
+            pairs = zip(kinds, value, strict=True)
+            return [name for item, part in pairs for name in self._input_names(item, part, site)]
         return [self.tensor(value, site).name]
 
     def _add(self, node: Node, site: Site) -> None:
@@ -182,6 +199,19 @@ class NodeBuilder:
             shape, axis = self.facts[value.name].shape, bound.values["axis"]
             return shape[axis] if 0 <= axis < len(shape) else None
         return None
+
+
+def _leaves(value: Value) -> list[Value]:
+    return [x for item in value for x in _leaves(item)] if isinstance(value, list) else [value]
+
+
+def _shape(value: Value) -> tuple[int, ...] | None:
+    """The extents of nested lists, None where rows differ."""
+    if not isinstance(value, list):
+        return ()
+    inner = {_shape(item) for item in value}
+    (shape,) = inner if len(inner) == 1 else (None,)
+    return None if shape is None else (len(value), *shape)
 
 
 def literal_array(value: Value, dtype: str, site: Site) -> np.ndarray[Any, Any]:

@@ -328,8 +328,8 @@ def test_extensions(write_model: Write) -> None:
     unused = "fragment f(x: scalar) -> (y: scalar);"
     with pytest.warns(NnefWarning, match="extension KHR_enable_fragment_definitions;': add that"):
         nnef.load(write_model(f"version 1.0;\n{unused}\n{flat}"), lambda op: True)
-    with pytest.raises(ModelError, match="unknown extension 'tract_core'"):
-        nnef.load(write_model(f"version 1.0;\nextension tract_core;\n{flat}"), lambda op: True)
+    with pytest.raises(ModelError, match="unknown extension 'vendor_core'"):
+        nnef.load(write_model(f"version 1.0;\nextension vendor_core;\n{flat}"), lambda op: True)
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,15 @@ def _log_sum_exp(to: Conversion, x: str, axes: list[int]) -> str:
     return to.op("add", to.op("log", summed), most)
 
 
-#: By ncnn's numbers; None is the product.
-_KINDS: tuple[_Reduce | None, ...] = (
+#: By ncnn's numbers.
+_KINDS: tuple[_Reduce, ...] = (
     _sum,
     lambda to, x, axes: _sum(to, to.op("abs", x), axes),
     lambda to, x, axes: _sum(to, to.op("sqr", x), axes),
     lambda to, x, axes: to.op("mean_reduce", x, axes=axes),
     lambda to, x, axes: to.op("max_reduce", x, axes=axes),
     lambda to, x, axes: to.op("min_reduce", x, axes=axes),
-    None,
+    lambda to, x, axes: to.op("prod_reduce", x, axes=axes),
     lambda to, x, axes: _sum(to, to.op("abs", x), axes),
     lambda to, x, axes: to.op("sqrt", _sum(to, to.op("sqr", x), axes)),
     lambda to, x, axes: to.op("log", _sum(to, x, axes)),
@@ -38,17 +38,16 @@ _KINDS: tuple[_Reduce | None, ...] = (
 )
 
 
-@layer("Reduction", params="0-5", limits="products")
+@layer("Reduction", params="0-5")
 def _reduction(one: Layer, to: Conversion, x: str) -> str:
     kind, extents = one.whole(0), to.extents(x)
-    reduce = _KINDS[kind] if 0 <= kind < len(_KINDS) else None
-    if reduce is None:
-        raise one.unsupported("a product" if kind == 6 else f"operation {kind}")
+    if not 0 <= kind < len(_KINDS):
+        raise one.unsupported(f"operation {kind}")
     every = list(range(1, 1 + len(extents)))
     axes = every if one.whole(1, 1) else sorted({to.axis(x, a) for a in one.wholes(3)})
     if not axes:
         raise one.damaged("no axes")
-    result = reduce(to, x, axes)
+    result = _KINDS[kind](to, x, axes)
     factor = one.number(2, 1.0)
     if factor != 1:
         result = to.op("mul", result, factor)

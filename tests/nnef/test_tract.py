@@ -1,0 +1,127 @@
+"""NNEF as tract and torch_to_nnef write it: their extension lines, operators and literals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import ModelError
+
+Array = np.ndarray[Any, Any]
+
+HEAD = """version 1.0;
+extension tract_registry tract_core;
+extension KHR_enable_fragment_definitions;
+"""
+
+
+def load(folder: Path, body: str, inputs: str = "x", head: str = HEAD) -> cml.Graph:
+    text = f"{head}graph net({inputs}) -> (y)\n{{\n{body}\n}}\n"
+    (folder / "graph.nnef").write_text(text)
+    return cml.load(folder)
+
+
+def softmax(x: Array, axis: int) -> Array:
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return np.asarray(e / e.sum(axis, keepdims=True))
+
+
+def gelu(x: Array, power: int) -> Array:
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**power))))
+
+
+CALLS: list[tuple[str, Callable[[Array], Array]]] = [
+    ("tract_core_tan(x)", np.tan),
+    ("tract_core_atan(x)", np.arctan),
+    ("tract_core_acos(0.5 * tanh(x))", lambda x: np.arccos(0.5 * np.tanh(x))),
+    ("tract_core_asin(0.5 * tanh(x))", lambda x: np.arcsin(0.5 * np.tanh(x))),
+    ("tract_core_cosh(x)", np.cosh),
+    ("tract_core_sinh(x)", np.sinh),
+    ("tract_core_asinh(x)", np.arcsinh),
+    ("tract_core_acosh(1.0 + exp(x))", lambda x: np.arccosh(1 + np.exp(x))),
+    ("tract_core_atanh(0.5 * tanh(x))", lambda x: np.arctanh(0.5 * np.tanh(x))),
+    ("tract_core_round_even(3.0 * x)", lambda x: np.round(3 * x)),
+    ("tract_core_silu(x)", lambda x: x / (1 + np.exp(-x))),
+    ("tract_core_erf(0.0 * x)", lambda x: 0 * x),
+    ("tract_core_gelu_approx(x, fast_impl = false)", lambda x: gelu(x, 3)),
+    ("tract_core_gelu_approx(x, fast_impl = true)", lambda x: gelu(x, 2)),
+    ("tract_core_softmax(x, axes = [2], exp = 'fast_compact')", lambda x: softmax(x, 2)),
+    ("tract_core_log_softmax(x, axes = [1])", lambda x: np.log(softmax(x, 1))),
+    ("tract_core_rms_norm(x, axis = 2, eps = 0.01)",
+     lambda x: x / np.sqrt((x * x).mean(2, keepdims=True) + 0.01)),
+    ("tract_core_product_reduce(x, axes = [1])", lambda x: x.prod(1, keepdims=True)),
+    ("tract_core_einsum([x, x], expr = 'bij,bkj->bik', acc = 'f32')",
+     lambda x: np.einsum("bij,bkj->bik", x, x)),
+    ("tract_core_gather(x, tract_core_cast([2, 0], to = 'i64'), axis = 2)",
+     lambda x: x[:, :, [2, 0]]),
+    ("tract_core_broadcast(x, shape = [3, 2, 4])", lambda x: np.broadcast_to(x, (3, 2, 4))),
+    ("tract_core_cast(tract_core_cast(2.0 * x, to = 'i32'), to = 'f16')",
+     lambda x: np.trunc(2 * x)),
+    ("tract_core_cast(tract_core_xor(x > 0.0, x > 1.0), to = 'f32')",
+     lambda x: (x > 0) & (x <= 1)),
+    ("x * [[[0.5], [2]]]", lambda x: x * np.array([[[0.5], [2]]])),
+    ("add(x, [1.0])", lambda x: x + 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "wanted"), CALLS, ids=[call for call, _ in CALLS])
+def test_operators(
+    tmp_path: Path, rng: np.random.Generator, call: str, wanted: Callable[[Array], Array]
+) -> None:
+    source = "x = tract_core_external(shape = [1, 2, 4], datum_type = 'f32');"
+    graph = load(tmp_path, f"    {source}\n    y = {call};")
+    x = rng.standard_normal((1, 2, 4)).astype(np.float32)
+    found = cml.Session(graph, "cpu").run({"x": x})["y"]
+    np.testing.assert_allclose(found, wanted(x), rtol=2e-5, atol=2e-6)
+
+
+def test_two_results_and_integers(tmp_path: Path) -> None:
+    body = """    x = tract_core_external(shape = [1, 5], datum_type = 'F32');
+    i = tract_core_external(shape = [1, 2], datum_type = 'i64');
+    v, at = tract_core_topk(x, k = 2, axis = 1, largest = true);
+    y = tract_core_gather_elements(v, i, axis = 1);"""
+    graph = load(tmp_path, body, "x, i")
+    assert [graph.facts[name].dtype for name in graph.inputs] == ["scalar", "integer"]
+    x, i = np.array([[3, 1, 4, 1, 5]], np.float32), np.array([[1, 0]], np.int32)
+    assert cml.Session(graph, "cpu").run({"x": x, "i": i})["y"].tolist() == [[4, 5]]
+
+
+def test_what_is_written_again_is_nnef(tmp_path: Path) -> None:
+    graph = load(
+        tmp_path,
+        "    x = tract_core_external(shape = [1, 3], datum_type = 'f32');\n"
+        "    y = tract_core_silu(x * [[1.0, 2.0, 3.0]]);",
+    )
+    cml.save(graph, tmp_path / "again")
+    text = (tmp_path / "again" / "graph.nnef").read_text()
+    assert "tract" not in text
+    assert [node.op for node in cml.load(tmp_path / "again").nodes] == ["mul", "silu"]
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "message"),
+    [
+        ("extension tract_registry tract_core;\nextension tract_symbol S;\n"
+         "extension tract_assert S >= 1;\n",
+         "x = external(shape = [S, 3]);\n y = relu(x);", "shapes with symbols are not read"),
+        (HEAD, "x = tract_core_external(shape = [3], datum_type = 'blob');\n y = relu(x);",
+         "the type 'blob' is unknown: wanted f32"),
+        (HEAD, "x = external(shape = [3]);\n y = tract_core_fft(x);",
+         "unknown operator 'tract_core_fft'"),
+        (HEAD, "x = external(shape = [2, 2]);\n y = x + [[1.0], [1.0, 2.0]];",
+         "wanted a tensor, or numbers in even rows"),
+        (HEAD, "x = external(shape = [2, 2]);\n y = x + [];", "wanted a tensor, or numbers"),
+        ("extension vendor_things;\n", "x = external(shape = [2]);\n y = relu(x);",
+         "unknown extension 'vendor_things'"),
+        ("extension tract_assert S >= 1", "", "';'"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path: Path, head: str, body: str, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        load(tmp_path, body, head="version 1.0;\n" + head.removeprefix("version 1.0;\n"))
+    assert message in str(error.value)
