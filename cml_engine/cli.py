@@ -21,7 +21,7 @@ from cml_engine.cli_common import (
     storage_of,
 )
 from cml_engine.cli_errors import exit_code
-from cml_engine.cli_options import Parser, add_options, number
+from cml_engine.cli_options import Parser, add_options
 from cml_engine.errors import InputError
 from cml_engine.loading import load, save_checked
 from cml_engine.plugins import load_entry_points, load_file
@@ -222,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     add_options(sub, "model", "half", "json")
     sub.add_argument("--plan", action="store_true", help="list every dispatch")
     sub.add_argument(
-        "--budget-ms", type=number(BUDGET_MS), metavar="MS", help="how a run in frames would go"
+        "--budget-ms", type=BUDGET_MS, metavar="MS", help="how a run in frames would go"
     )
     add_options(sub, "frame")
     _rank_options(command("rank", _rank, "Which operators the time goes to."))
@@ -230,23 +230,21 @@ def _parser() -> argparse.ArgumentParser:
     _tune_options(command("tune", _tune, text))
     sub = command("validate", _validate, "Check the GPU against NumPy, operator by operator.")
     add_options(sub, "model", "inputs", "half", "dump")
-    sub.add_argument("--seed", type=number(SEED), default=0, help="of the random inputs")
+    sub.add_argument("--seed", type=SEED, default=0, help="of the random inputs")
     add_options(command("ops", _ops, "Every operator, and how each backend runs it."), "ops")
     sub = command(
         "frames", _in_frames("frames"), "The model in frames: is the budget kept, and used?"
     )
     add_options(sub, "model", "inputs", "half", "budget", "frame", "json")
-    sub.add_argument("--frames", type=number(TIMES), default=600, help="of ours, full ones")
-    sub.add_argument("--layers", type=number(TIMES), default=4, help="of the usual way beside it")
+    sub.add_argument("--frames", type=TIMES, default=600, help="of ours, full ones")
+    sub.add_argument("--layers", type=TIMES, default=4, help="of the usual way beside it")
     sub = command("trace", _in_frames("trace"), "Write a trace of frames and slices for Perfetto.")
     add_options(sub, "model", "inputs", "half", "budget", "frame")
     sub.add_argument("-o", "--output", default="trace.json", metavar="FILE")
-    sub.add_argument("--runs", type=number(TIMES), default=3)
+    sub.add_argument("--runs", type=TIMES, default=3)
     sub = command("simulate", _in_frames("simulate"), "Policies compared, on a device on paper.")
     add_options(sub, "model", "half", "budget", "frame")
-    sub.add_argument(
-        "--speed", type=number(SPEED), default=1.0, help="of this device, 0.1 is a tenth"
-    )
+    sub.add_argument("--speed", type=SPEED, default=1.0, help="of this device, 0.1 is a tenth")
     sub.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
     text = "Turn a model of another format into an NNEF folder."
     _convert_options(command("convert", _convert, text))
@@ -255,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _rank_options(sub: argparse.ArgumentParser) -> None:
     add_options(sub, "model", "backend", "half", "dump")
-    sub.add_argument("--runs", type=number(TIMES), default=10)
+    sub.add_argument("--runs", type=TIMES, default=10)
     table = sub.add_mutually_exclusive_group()
     add_options(table, "json")
     table.add_argument("--csv", action="store_true")
@@ -266,7 +264,7 @@ def _rank_options(sub: argparse.ArgumentParser) -> None:
 
 def _tune_options(sub: argparse.ArgumentParser) -> None:
     add_options(sub, "model", "half", "json")
-    sub.add_argument("--rounds", type=number(TIMES), default=30, help="for each option")
+    sub.add_argument("--rounds", type=TIMES, default=30, help="for each option")
     sub.add_argument("--dry-run", action="store_true", help="measure, and write nothing")
 
 

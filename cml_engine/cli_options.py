@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cml_engine.errors import InputError
-from cml_engine.ranges import BUDGET_MS, FRAME_MS, Real, Whole
-
-
-def number(wanted: Whole | Real) -> Callable[[str], float]:
-    """A type of argparse's: a number in that range."""
-
-    def parse(text: str) -> float:
-        try:
-            return wanted.parse(text)
-        except InputError as error:
-            raise argparse.ArgumentTypeError(error.message) from None
-
-    return parse
+from cml_engine.ranges import BUDGET_MS, FRAME_MS
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,8 +28,8 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "help": "keep feature maps and weights in 16 bits on the GPU (docs/half.md)",
         },
     ),
-    "budget": (("--budget-ms",), {"type": number(BUDGET_MS), "default": 4.0, "metavar": "MS"}),
-    "frame": (("--frame-ms",), {"type": number(FRAME_MS), "default": 1000 / 60, "metavar": "MS"}),
+    "budget": (("--budget-ms",), {"type": BUDGET_MS, "default": 4.0, "metavar": "MS"}),
+    "frame": (("--frame-ms",), {"type": FRAME_MS, "default": 1000 / 60, "metavar": "MS"}),
     "ops": (
         ("--ops",),
         {

@@ -6,7 +6,9 @@ takes nan or infinity, which compare with nothing and of which loops end never.
 
 from __future__ import annotations
 
+import argparse
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -17,15 +19,28 @@ from cml_engine.errors import InputError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Range(ABC):
+    """A range of numbers; called with a text it is a type of argparse's."""
+
+    @abstractmethod
+    def parse(self, text: str) -> float:
+        """The number that a text is; :class:`InputError` says what is wanted."""
+
+    def __call__(self, text: str) -> float:
+        try:
+            return self.parse(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(error.message) from None
+
+
+@dataclass(frozen=True)
+class Whole(Range):
     """Whole numbers of ``low`` to ``high``."""
 
     low: int
     high: int
 
     def parse(self, text: str) -> int:
-        """The number that a text is; :class:`InputError` says what is wanted."""
         try:
             return self.check(int(text))
         except ValueError:
@@ -45,8 +60,8 @@ class Whole:
         return _wanted(f"a whole number of {self.low:,} to {self.high:,}", got, what)
 
 
-@dataclass(frozen=True, slots=True)
-class Real:
+@dataclass(frozen=True)
+class Real(Range):
     """Finite numbers of ``low`` to ``high``, of that ``unit``."""
 
     low: float
@@ -54,7 +69,6 @@ class Real:
     unit: str = ""
 
     def parse(self, text: str) -> float:
-        """The number that a text is; :class:`InputError` says what is wanted."""
         try:
             return self.check(float(text))
         except ValueError:

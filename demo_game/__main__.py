@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cml_engine as cml
+from cml_engine.atomic_write import write_atomically
+from cml_engine.ranges import BUDGET_MS, TIMES, Real, Whole
 from demo_game.report import RunReport, table
 
 if TYPE_CHECKING:  # what needs a GPU is imported when there is one
@@ -19,6 +21,8 @@ if TYPE_CHECKING:  # what needs a GPU is imported when there is one
     from demo_game.render.quality import Quality
 
 OUT = Path("out")
+MEGABYTES = Real(1, 1_000_000, "MiB")
+SECONDS = Real(0, 1_000_000, "seconds")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.headless = True
     try:
         return run(options)
-    except cml.CmlError as error:
+    except (cml.CmlError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -38,21 +42,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The options of the command line."""
     made = argparse.ArgumentParser(prog="python -m demo_game", description=__doc__)
-    made.add_argument("--seed", type=int, default=7, help="which world (default 7)")
+    made.add_argument("--seed", type=Whole(0, 2**31 - 1), default=7, help="which world (default 7)")
     made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
                       "population.nnef to take instead of ours")  # fmt: skip
     made.add_argument("--texture-upres", type=Path, metavar="MODEL", help="a network that makes "
                       "colours four times as fine: [1, 3, 128, 128] in")  # fmt: skip
     made.add_argument("--quality", choices=("auto", "software", "low", "high"), default="auto")
     made.add_argument("--size", type=size, metavar="WxH", help="of the picture, in pixels")
-    made.add_argument("--budget-ms", type=float, help="for the networks in each frame (default: "
-                      "what the renderer leaves)")  # fmt: skip
-    made.add_argument("--memory-mb", type=float, help="the most GPU memory that it may take")
+    made.add_argument("--budget-ms", type=BUDGET_MS, help="for the networks in each frame "
+                      "(default: what the renderer leaves)")  # fmt: skip
+    made.add_argument("--memory-mb", type=MEGABYTES, help="the most GPU memory that it "
+                      "may take")  # fmt: skip
     made.add_argument("--by-hand", action="store_true", help="begin with the keys, not the path")
-    made.add_argument("--seconds", type=float, help="close the window after so many")
+    made.add_argument("--seconds", type=SECONDS, help="close the window after so many")
     made.add_argument("--headless", action="store_true", help="no window: a scripted flight")
-    made.add_argument("--frames", type=int, default=600, help="headless: how many (default 600)")
-    made.add_argument("--start", type=float, default=0.0, metavar="SECONDS",
+    made.add_argument("--frames", type=TIMES, default=600, help="headless: how many (default 600)")
+    made.add_argument("--start", type=SECONDS, default=0.0, metavar="SECONDS",
                       help="headless: where on the path to begin")  # fmt: skip
     made.add_argument("--clock", choices=("real", "virtual"), default="real", help="headless: "
                       "pace the frames, or run them one after the other")  # fmt: skip
@@ -158,8 +163,7 @@ def run_on_cpu(options: argparse.Namespace) -> int:
     screenshot = options.screenshot or OUT / "demo.png"
     found = make(options.seed, options.models, screenshot)
     print(found.text)
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.write_text(json.dumps(found.to_json(), indent=2), encoding="utf-8")
+    write_atomically(report, json.dumps(found.to_json(), indent=2))
     say(f"report: {report}, map: {screenshot}")
     return 0
 
@@ -169,8 +173,7 @@ def write(path: Path | None, runs: Sequence[RunReport]) -> None:
     if path is None:
         return
     data = [run.to_json() for run in runs]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data[0] if len(data) == 1 else data, indent=2), encoding="utf-8")
+    write_atomically(path, json.dumps(data[0] if len(data) == 1 else data, indent=2))
     say(f"report: {path}")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 import cml_engine as cml
+from cml_engine.atomic_write import write_atomically
 from demo_game.agents import tile_input
 from demo_game.chain import READS_TILE, kept_names, load_chain
 from demo_game.world.scenery import find_start
@@ -84,8 +85,7 @@ def run(seed: int, models: Path | None, picture: Path) -> CpuReport:
         y, x = number // _SIDE * side, number % _SIDE * side
         drawn[y : y + side, x : x + side] = _map(made)
     seconds = time.perf_counter() - start
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(drawn).save(picture)
+    write_atomically(picture, lambda file: Image.fromarray(drawn).save(file, "PNG"))
     return CpuReport(
         seed,
         len(tiles),

@@ -13,6 +13,7 @@ import wgpu
 from PIL import Image
 
 import cml_engine as cml
+from cml_engine.atomic_write import write_atomically
 from demo_game.digest import Digests
 from demo_game.flight import Pose, ScriptedFlight
 from demo_game.game import Game, Settings
@@ -152,8 +153,8 @@ class HeadlessRun:
             (*size, 1),
         )
         pixels = np.frombuffer(data, np.uint8).reshape(size[1], size[0], 4)[..., :3]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.ascontiguousarray(pixels)).save(path)
+        picture = Image.fromarray(np.ascontiguousarray(pixels))
+        write_atomically(path, lambda file: picture.save(file, "PNG"))
 
     def close(self) -> None:
         """Give everything back, so that another run can begin."""

@@ -18,6 +18,7 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("training needs PyTorch: pip install cml-engine[training]") from None
 
+from cml_engine.atomic_write import write_atomically
 from demo_game.training.data import Sample
 from demo_game.training.evaluate import Errors, errors
 from demo_game.training.export import export, imported
@@ -131,7 +132,7 @@ def main() -> None:
     recipe = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name in [args.only] if args.only else AGENTS:
         recipe[name] = one(name, args, console)
-        path.write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+        write_atomically(path, json.dumps(recipe, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from cml_engine.atomic_write import write_atomically
 from cml_engine.nnef import write_tensor
 from demo_game.training.networks import AGENTS
 
@@ -164,7 +165,7 @@ def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
     folder.mkdir(parents=True)
     for label, array in ops.weights.items():
         write_tensor(folder / f"{label}.dat", array)
-    (folder / "graph.nnef").write_text(text, encoding="utf-8")
+    write_atomically(folder / "graph.nnef", text)
     cml.load(folder)  # what cannot be loaded is found out here
     files = sorted(folder.iterdir())
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

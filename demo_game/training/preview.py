@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from cml_engine.atomic_write import write_atomically
 from demo_game.training.data import Sample
 from demo_game.training.torch_ops import Agent
 
@@ -47,5 +48,5 @@ def preview(agent: Agent, samples: list[Sample], path: Path) -> None:
 
     shown = sorted(samples, key=steepness)[len(samples) // 2 :: max(1, len(samples) // 2 // SHOWN)]
     image = np.concatenate([column(s) for s in shown[:SHOWN]], axis=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray((image * 255).astype(np.uint8)).save(path)
+    made = Image.fromarray((image * 255).astype(np.uint8))
+    write_atomically(path, lambda file: made.save(file, "PNG"))

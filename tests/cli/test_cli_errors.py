@@ -241,3 +241,15 @@ def test_info_as_json_has_what_was_asked_for(model, capsys):
     assert json.loads(capsys.readouterr().out)["forecast"]["frames"] >= 1
     assert cli.main(["info", str(model), "--json"]) == 0
     assert "forecast" not in json.loads(capsys.readouterr().out)
+
+
+def test_numbers_of_the_game_are_checked_too(capsys):
+    from demo_game.__main__ import main, parser
+
+    typed = [a for a in parser()._actions if isinstance(a.type, ranges.Range)]
+    assert len(typed) == 6
+    for action in typed:
+        for text in ("nan", "inf", "-1", "x", "9" * 30):
+            with pytest.raises(SystemExit):
+                main([f"{action.option_strings[-1]}={text}"])
+            assert f"argument {action.option_strings[-1]}: wanted " in capsys.readouterr().err

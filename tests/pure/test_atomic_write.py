@@ -147,7 +147,7 @@ WRITES = re.compile(
 def test_every_writer_goes_through_it():
     found = {
         path.relative_to(ROOT / package).as_posix(): line.strip()
-        for package in ("cml_engine", "scheduler")
+        for package in ("cml_engine", "scheduler", "demo_game")
         for path in sorted((ROOT / package).rglob("*.py"))
         for line in path.read_text(encoding="utf-8").splitlines()
         if WRITES.search(line)
