@@ -174,7 +174,7 @@ class CostModel:
 
     def learn_frame(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
         """A full frame took ``measured_ms`` in all of ``budget_ms``."""
-        if predicted_ms > 0 and measured_ms > 0:
+        if predicted_ms > 0 and measured_ms > 0 and math.isfinite(predicted_ms + measured_ms):
             self.tail.learn(predicted_ms, measured_ms, budget_ms)
 
     @property

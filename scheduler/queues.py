@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 #: entries of a heap that may be out of date before it is made anew
 _STALE = 64
 _Dated = tuple[float, float, int]
-_NEVER: _Dated = (float("inf"), 0.0, 0)
 
 
 class Heap:
@@ -77,31 +76,28 @@ class _OneHeap:
 
 
 class _ByLaxity:
-    """For :func:`least_laxity`: the earliest deadline that can be held, the first in turn of those
-    without one, or with one that cannot be held, and the one that waits for the longest.
+    """For :func:`least_laxity`: the earliest deadline that can be held, whoever comes first where
+    none can, and the one that waits for the longest.
 
-    All jobs here have the same work before them, so a deadline alone says whether it can be held;
-    when that border moves, only the jobs that it passes are filed anew.
+    All jobs here have the same work before them, so a deadline alone says whether it can be held.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[int, Job] = {}
         self._entries: dict[int, _Dated] = {}
         self._dated: list[_Dated] = []
-        self._border: _Dated = (-_NEVER[0], 0.0, 0)
         self._in_turn = Heap(fair_share_key)
         self._longest = Heap(lambda job: (job.last_served_ms, job.number))
 
     def add(self, job: Job) -> None:
         self._jobs[job.number] = job
+        self._in_turn.add(job)
         if not job.idle:
             self._longest.add(job)
         entry = _dated(job)
         if entry is not None:
             self._entries[job.number] = entry
             insort(self._dated, entry)
-        if entry is None or entry < self._border:
-            self._in_turn.add(job)
 
     def remove(self, job: Job) -> None:
         if self._jobs.pop(job.number, None) is None:
@@ -113,22 +109,17 @@ class _ByLaxity:
             del self._dated[bisect_left(self._dated, entry)]
 
     def first(self, now_ms: float, rate: float) -> list[Job]:
-        feasible = self._move_border(now_ms, rate)
-        found = (feasible, self._in_turn.first(), self._longest.first())
+        found = (self._earliest(now_ms, rate), self._in_turn.first(), self._longest.first())
         return list({job.number: job for job in found if job is not None}.values())
 
-    def _move_border(self, now_ms: float, rate: float) -> Job | None:
-        """File who can hold the deadline no longer, or again; the first of those who can."""
-        dated, before = self._dated, bisect_left(self._dated, self._border)
-        border = bisect_left(
-            dated, True, key=lambda e: self._jobs[e[2]].laxity_ms(now_ms, rate) >= 0
-        )
-        for entry in dated[before:border]:
-            self._in_turn.add(self._jobs[entry[2]])
-        for entry in dated[border:before]:
-            self._in_turn.remove(self._jobs[entry[2]])
-        self._border = dated[border] if border < len(dated) else _NEVER
-        return self._jobs[dated[border][2]] if border < len(dated) else None
+    def _earliest(self, now_ms: float, rate: float) -> Job | None:
+        """The first whose deadline can still be held."""
+
+        def can_hold(entry: _Dated) -> bool:
+            return self._jobs[entry[2]].laxity_ms(now_ms, rate) >= 0
+
+        at = bisect_left(self._dated, True, key=can_hold)
+        return self._jobs[self._dated[at][2]] if at < len(self._dated) else None
 
 
 def _dated(job: Job) -> _Dated | None:

@@ -196,7 +196,7 @@ FAULTS: tuple[Fault, ...] = (
           "            self.roster.ended(job)\n", "",
           "tests/scheduler/test_exclusive_groups.py tests/scheduler/test_jobs.py"),
     Fault("scheduler: deadlines that pass while a job waits are overlooked", "scheduler/queues.py",
-          "for entry in dated[before:border]:", "for entry in dated[:0]:",
+          "at = bisect_left(self._dated, True, key=can_hold)", "at = 0",
           "tests/scheduler/test_queues.py"),
     Fault("scheduler: inputs are kept for ever", "scheduler/frame_scheduler.py",
           "                job.let_inputs_go()\n            self._begun",

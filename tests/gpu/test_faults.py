@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 import time
 import warnings
@@ -320,6 +321,38 @@ def test_a_dropped_frame_is_noticed_after_its_job_was_done(gpu, image):
             host.submit(encoder)
         host.scheduler.end_frame()
     assert job.state == "failed" and "never submitted" in job.error
+
+
+# --- one job among others
+
+
+@pytest.mark.parametrize("stage", ["prepare", "write_inputs", "encode_range", "encode_updates"])
+@pytest.mark.parametrize("error", [wgpu.GPUError, KeyError])
+@within(60)
+def test_what_goes_wrong_in_one_job_is_its_own_error(gpu, image, monkeypatch, stage, error):
+    bad, good = (cml.Session(conv_net(n, seed=k), gpu) for k, n in enumerate(("bad", "good")))
+    wanted = good.run({"x": image})["y"]
+    if stage == "prepare":
+        bad.program.evict()
+
+    def fails(*args):
+        raise error("planted")
+
+    monkeypatch.setattr(bad.program, stage, fails)
+    held = gpu.memory.held_bytes
+    host = Host(gpu, budget_ms=5.0)
+    jobs = [host.scheduler.submit(session, {"x": image}) for session in (bad, good, bad, good)]
+    host.until(lambda: all(job.ended for job in jobs))
+    assert [job.state for job in jobs] == ["failed", "done", "failed", "done"]
+    assert "planted" in jobs[0].error and "planted" in jobs[2].waiting_for
+    for result in host.finish(jobs[1], jobs[3]):
+        np.testing.assert_array_equal(result, wanted)
+    monkeypatch.undo()
+    again = host.scheduler.submit(bad, {"x": image})
+    host.finish(again)
+    del host, jobs, again
+    gc.collect()
+    assert gpu.memory.held_bytes <= held + bad.program.resident_bytes
 
 
 # --- threads

@@ -143,3 +143,14 @@ def test_a_virtual_clock_does_not_go_back():
     assert clock.now_ms() == 5
     with pytest.raises(InputError, match="of 0 or more"):
         clock.advance(-1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_time_that_is_none_teaches_nothing(value):
+    model, step = taught()
+    before = model.predict_ms(step, 64), model.aim_ms(4.0)
+    model.learn([(step, 64)], value)
+    for _ in range(20):
+        model.learn_frame(1.0, value, 4.0)
+        model.learn_frame(value, 1.0, 4.0)
+    assert (model.predict_ms(step, 64), model.aim_ms(4.0)) == before
