@@ -339,8 +339,8 @@ def test_what_goes_wrong_in_one_job_is_its_own_error(gpu, image, monkeypatch, st
         raise error("planted")
 
     monkeypatch.setattr(bad.program, stage, fails)
-    held = gpu.memory.held_bytes
     host = Host(gpu, budget_ms=5.0)
+    held = gpu.memory.held_bytes
     jobs = [host.scheduler.submit(session, {"x": image}) for session in (bad, good, bad, good)]
     host.until(lambda: all(job.ended for job in jobs))
     assert [job.state for job in jobs] == ["failed", "done", "failed", "done"]
@@ -350,8 +350,10 @@ def test_what_goes_wrong_in_one_job_is_its_own_error(gpu, image, monkeypatch, st
     monkeypatch.undo()
     again = host.scheduler.submit(bad, {"x": image})
     host.finish(again)
-    del host, jobs, again
+    for job in (*jobs, again):
+        job.release()
     gc.collect()
+    host.frame()
     assert gpu.memory.held_bytes <= held + bad.program.resident_bytes
 
 
