@@ -137,12 +137,15 @@ class GpuProgram:
         """As :meth:`pinned`, and no scheduler has a job running in the memory: what this writes
         there is nobody else's. :class:`InputError` where one has."""
         with self.pinned():
-            if self.residency.busy:
-                raise InputError(
-                    f"{self._called} has a running job, whose tensors this would overwrite. Wait "
-                    "until it has ended, submit a run to the scheduler too, or use a second session"
-                )
+            self._refuse(self.residency.busy)
             yield
+
+    def _refuse(self, busy: bool) -> None:
+        if busy:
+            raise InputError(
+                f"{self._called} has a running job, whose tensors this would overwrite. Wait "
+                "until it has ended, submit a run to the scheduler too, or use a second session"
+            )
 
     @contextmanager
     def _if_free(self) -> Iterator[bool]:
@@ -303,7 +306,8 @@ class GpuProgram:
         """Give the variables the values that they have in the model's files."""
         if not self.plan.updates:
             return
-        with self.exclusive():
+        with self.pinned():
+            self._refuse(bool(self.residency.holders))  # others of its arena have other variables
             self.load()
             for _, target in self.plan.updates:
                 if target.space == "weights":

@@ -161,13 +161,17 @@ def test_variables_are_not_reset_under_a_job(gpu):
     state = net.random(2, 4)
     h = net.op("add", "x", state)
     graph = net.graph(net.op("mul", h, h), state).with_(updates=((state, h),))
-    session = cml.Session(graph, gpu, CompileOptions(without=frozenset({"chains"})))
+    options = CompileOptions(without=frozenset({"chains"}))
+    session, other = (cml.Session(graph, gpu, options, arena="shared:reset") for _ in range(2))
+    other.run(net.input())
     host, job = begun(session, gpu, np.ones((2, 4), np.float32))
     with pytest.raises(cml.InputError, match="has a running job"):
         session.reset()
+    other.reset()  # its variables are its own
     host.until(lambda: job.ended)
     session.reset()
-    np.testing.assert_array_equal(session.run(net.input())[state], net.constants[state])
+    for each in (session, other):
+        np.testing.assert_array_equal(each.run(net.input())[state], net.constants[state])
 
 
 def test_a_session_made_beside_a_job_in_its_arena_leaves_it_alone(net, gpu, monkeypatch):
