@@ -1,8 +1,10 @@
 """The three ways to scatter give the same: each on every case that it takes."""
 
+from dataclasses import replace
+
 import pytest
 
-from cml_engine.ops import load_families, lookup, scatter_gpu
+from cml_engine.ops import Case, Random, load_families, lookup, scatter_gpu
 from cml_engine.passes.lower import lower
 from cml_engine.testing import case_graph, check_graph
 
@@ -37,3 +39,16 @@ def test_the_way_goes_by_what_is_known(op, gpu):
     case = lookup(op).cases[0]
     assert ways(case_graph(op, case)[0], gpu) == ["LOOKED"]
     assert ways(case_graph(op, case, constants=True)[0], gpu) == ["COPY", "LISTED"]
+
+
+@pytest.mark.parametrize("software", [True, False])
+@pytest.mark.parametrize("op", ["scatter_elements", "scatter_nd"])
+def test_ranges_of_slots(op, software, gpu, monkeypatch):
+    """More slots than threads: each has a range of them, of lengths that do not divide evenly."""
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))
+    attrs = {"reduction": "add"} | ({"axis": 0} if op == "scatter_elements" else {})
+    indices = Random((99, 3) if op == "scatter_elements" else (99, 1), -5001, 5001, "integer")
+    case = Case(((5001, 3), indices, (99, 3)), attrs)
+    graph, inputs = case_graph(op, case)
+    assert ways(graph, gpu) == ["LOOKED"]
+    check_graph(graph, inputs, gpu)

@@ -108,6 +108,25 @@ def cast(call: Call) -> Value:
     return to_dtype(call, call[0], call.attr("to"))
 
 
+@op("BitCast", nnef="to_bits, from_bits", attrs={"to": int}, since=26)
+def bit_cast(call: Call) -> Value:
+    """The same bits read as another type of the same size."""
+    x, element = call[0], call.attr("to")
+    dtype = element_dtype(element)
+    if dtype is None or dtype.itemsize != x.dtype.itemsize:
+        raise call.wrong(f"{x.dtype} read as {ELEMENT_TYPES.get(element, element)}")
+    if x.array is not None:
+        return Value.known(np.ascontiguousarray(x.array).view(dtype).reshape(x.shape))
+    # small floats are computed in 32 bits, and numbers past 2^31 are none here
+    if "uint32" in (x.dtype.name, dtype.name) or (
+        x.dtype.itemsize < 4 and "scalar" in (x.kind, kind_of(dtype))
+    ):
+        raise call.refuse(f"{x.dtype} read as {dtype}")
+    if x.kind != "logical" and x.kind != kind_of(dtype):
+        return call.op("to_bits" if x.kind == "scalar" else "from_bits", x).typed(dtype)
+    return to_dtype(call, x, element)
+
+
 @op("CastLike", nnef="cast", attrs=_CAST)
 def cast_like(call: Call) -> Value:
     wanted = call[1].dtype.name
