@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -230,6 +231,19 @@ def resizings() -> Iterator[Case]:
         yield case(f"Interp 0={kind} 5=1", (3, 4, 5), (1, 9, 7))
 
 
+def samplings() -> Iterator[Case]:
+    for kind in (1, 2, 3):
+        for border in (1, 2, 3):
+            for aligned in range(2):
+                if (kind, border) == (3, 2) or (kind, border, aligned) == (1, 3, 1):
+                    continue  # refused
+                line = f"GridSample 0={kind} 1={border} 2={aligned}"
+                yield case(line, (3, 6, 7), (4, 5, 2))
+                yield case(f"{line} 3=1", (3, 6, 7), (2, 4, 5))
+                if kind < 3:
+                    yield case(line, (2, 4, 5, 6), (3, 4, 5, 3))
+
+
 def parts() -> Iterator[Case]:
     for shape in SHAPES:
         for axis in range(-len(shape), len(shape)):
@@ -340,7 +354,7 @@ def products() -> Iterator[Case]:
 
 FAMILIES: tuple[Callable[[], Iterator[Case]], ...] = (
     activations, arithmetic, convolutions, poolings, normalizations,
-    other_normalizations, reductions, resizings, parts,
+    other_normalizations, reductions, resizings, samplings, parts,
     moves, axes, products,
 )  # fmt: skip
 
@@ -397,6 +411,17 @@ def test_damaged_layers_are_refused_or_run(tmp_path, rng):
 
 DAMAGE = ("0", "1", "-1", "-233", "-234", "3", "7", "65536", "2147483647", "99999999999", "0.5",
           "1e38", "-1e-40", "nan", "abc", "", "1,2", "2,0,1")  # fmt: skip
+
+
+def test_weights_as_a_table(tmp_path, rng):
+    """A flag that is no type: 256 values, and a byte for each weight."""
+    table, places = rng.standard_normal(256).astype("<f4"), rng.integers(0, 256, 18)
+    weights = struct.pack("<I", 1) + table.tobytes() + places.astype(np.uint8).tobytes() + bytes(2)
+    path = write(tmp_path, [input_line("x", LINE), "InnerProduct i 1 1 x out 0=3 2=18"], weights)
+    x = rng.standard_normal(6).astype(np.float32)
+    (wanted,) = run_ncnn(path, {"x": x}, ["out"])
+    found = cml.Session(convert(path), "cpu").run({"x": x[None]})["out"]
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-5)
 
 
 def test_stored_tensors(tmp_path, rng):

@@ -117,3 +117,28 @@ def _cubic(t: Array) -> Array:
     near = ((_CUBIC + 2) * t - (_CUBIC + 3)) * t * t + 1
     far = _CUBIC * (((t - 5) * t + 8) * t - 4)
     return np.where(t <= 1, near, far)
+
+
+#: Where ncnn reads other values than its source of these modes, PyTorch, does, and so do we.
+_OTHERWISE = {("cubic", "replicate", False), ("cubic", "replicate", True),
+              ("linear", "reflect", True)}  # fmt: skip
+
+
+@layer("GridSample", params="0-3", inputs=(2, 2),
+       limits="cubic beyond a border, linear reflected at corners")  # fmt: skip
+def _grid_sample(one: Layer, to: Conversion, x: str, grid: str) -> str:
+    """Read at positions; where they come as planes, their numbers move to the end."""
+    methods = {1: "linear", 2: "nearest", 3: "cubic"}
+    borders = {1: "constant", 2: "replicate", 3: "reflect"}
+    method, border = methods.get(one.whole(0, 1)), borders.get(one.whole(1, 1))
+    axes = len(to.extents(x)) - 1
+    if method is None or border is None or axes not in (2, 3):
+        raise one.unsupported(f"sampling {one.whole(0, 1)}, padding {one.whole(1, 1)}, {axes} axes")
+    if len(to.extents(grid)) != 1 + axes:
+        raise one.damaged(f"positions of {len(to.extents(grid))} axes")
+    aligned = bool(one.whole(2))
+    if (method, border, aligned) in _OTHERWISE:
+        raise one.unsupported(f"{method} sampling with padding {one.whole(1, 1)}")
+    if one.whole(3):
+        grid = to.permuted(grid, [*range(1, 1 + axes), 0])
+    return to.op("grid_sample", x, grid, method=method, border=border, align_corners=aligned)
