@@ -227,18 +227,16 @@ class _Composer:
         return name == literal_name(values) or not is_identifier(name)
 
     def _label(self, name: str, values: Array) -> str:
-        """A label for a tensor file that no other values have."""
+        """A label for a tensor file that no other values have. Stored integers that two lines of
+        ``graph.quant`` read differently are two tensors by now."""
         label = self._graph.labels.get(name)
-        if label is not None:
-            key = tensor_file_name(label).lower()
-            if self._files.setdefault(key, name) != name:
-                other = self._graph.constants[self._files[key]]
-                if not np.array_equal(other, values, equal_nan=values.dtype.kind == "f"):
-                    message = f"'{name}' and '{self._files[key]}' differ, but share label '{label}'"
-                    raise ModelError(message)
-            self._tensors.setdefault(label, values)
-            return label
-        return self._new_label(self._names.of(name), values)
+        if label is None:
+            return self._new_label(self._names.of(name), values)
+        first = self._files.setdefault(tensor_file_name(label).lower(), name)
+        if not _are_same(self._graph.constants[first], values):
+            return self._new_label(self._names.of(name), values)
+        self._tensors.setdefault(label, values)
+        return label
 
     def _new_label(self, base: str, values: Array) -> str:
         taken = {tensor_file_name(label).lower() for label in self._graph.labels.values()}
@@ -249,6 +247,10 @@ class _Composer:
         self._files[key] = label
         self._tensors[label] = values
         return label
+
+
+def _are_same(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
 def _all_names(graph: Graph) -> Iterable[str]:
