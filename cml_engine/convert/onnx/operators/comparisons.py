@@ -134,7 +134,8 @@ def cast_like(call: Call) -> Value:
     return to_dtype(call, call[0], element)
 
 
-def attribute_tensor(value: Any) -> Array:
+def attribute_tensor(call: Call, value: Any) -> Array:
     """An attribute's tensor as an array."""
-    assert isinstance(value, Tensor)
+    if not isinstance(value, Tensor):
+        raise call.wrong(f"an attribute is {type(value).__name__}, wanted a tensor")
     return value.values()

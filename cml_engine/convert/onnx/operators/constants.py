@@ -15,7 +15,7 @@ from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
 #: elements of a tensor that a few numbers of the file ask for
-MAX_ELEMENTS = 1 << 28
+MAX_ELEMENTS = 1 << 25
 
 _KINDS = {
     "value": None,
@@ -33,7 +33,7 @@ _KINDS = {
 def constant(call: Call) -> Value:
     name = next(iter(call.node.attributes), "")
     if name == "value":
-        return Value.known(attribute_tensor(call.attr(name)))
+        return Value.known(attribute_tensor(call, call.attr(name)))
     if name in ("value_float", "value_floats"):
         return Value.known(np.array(call.attr(name), np.float32))
     if name in ("value_int", "value_ints"):
@@ -69,7 +69,7 @@ def checked_shape(call: Call, shape: list[int]) -> list[int]:
 def constant_of_shape(call: Call) -> Value:
     shape = checked_shape(call, call.ints(0, "the shape"))
     given = call.attr("value")
-    value = np.zeros(1, np.float32) if given is None else attribute_tensor(given)
+    value = np.zeros(1, np.float32) if given is None else attribute_tensor(call, given)
     return Value.known(np.full(shape, value.reshape(-1)[0], value.dtype))
 
 
