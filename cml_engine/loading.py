@@ -66,7 +66,7 @@ def _load_onnx(
 ) -> Graph:
     from cml_engine.convert.onnx import load_onnx
 
-    engine = Engine(infer_node, _expanded, run_node)
+    engine = Engine(infer_node, _expanded, run_node, _declared())
     return load_onnx(model, engine, shapes, constants)
 
 

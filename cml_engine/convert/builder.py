@@ -93,10 +93,15 @@ class GraphBuilder:
         return self.split_node(op, inputs, [wanted], **attrs)[0]
 
     def split_node(
-        self, op: str, inputs: Sequence[str], wanted: Sequence[str], **attrs: Any
+        self,
+        op: str,
+        inputs: Sequence[str],
+        wanted: Sequence[str],
+        declared: Signature | None = None,
+        **attrs: Any,
     ) -> list[str]:
-        """One operator with several results."""
-        declared = _signature(op)
+        """One operator with several results; ``declared`` where it is neither NNEF's nor ours."""
+        declared = declared or _signature(op)
         given = {
             p.name: attrs[p.name] if p.name in attrs else deepcopy(p.default)
             for p in declared.attrs

@@ -125,6 +125,37 @@ def test_local_functions_are_inlined():
     assert "first_b" in graph.facts
 
 
+def test_operators_that_a_game_brought(tmp_path):
+    spec = cml.OpSpec(
+        name="sharpen",
+        infer=cml.same_as(0),
+        cpu=lambda attrs, x, y: x + np.float32(attrs.amount) * y,
+        signature="fragment sharpen(x: tensor<scalar>, y: tensor<scalar>, amount: scalar = 1.0)"
+        " -> (z: tensor<scalar>);",
+    )
+    nodes = [
+        onnx.helper.make_node("sharpen", ["x", "w"], ["h"], domain="my.game", amount=0.5),
+        onnx.helper.make_node("sharpen", ["h", "w"], ["y"], domain="my.game"),
+    ]
+    inputs, outputs = [value("x", [2])], [value("y", [2])]
+    weights = {"w": np.array([2, 4], np.float32)}
+    made = model(nodes, inputs, outputs, weights, domains={"my.game": 1})
+    with pytest.raises(cml.ModelError, match="my.game:sharpen"):
+        cml.load(made.SerializeToString())
+    cml.register(spec)
+    try:
+        graph = cml.load(made.SerializeToString())
+        cml.save(graph, tmp_path / "m")
+        for loaded in (graph, cml.load(tmp_path / "m")):
+            got = cml.Session(loaded, "cpu").run({"x": np.zeros(2, np.float32)})
+            np.testing.assert_array_equal(got["y"], [3, 6])
+        del made.graph.node[1].input[1]
+        with pytest.raises(cml.ModelError, match="1 inputs and 1 outputs, wanted sharpen"):
+            cml.load(made.SerializeToString())
+    finally:
+        cml.unregister("sharpen")
+
+
 def test_loops_and_branches_are_written_out(rng):
     body = onnx.helper.make_graph(
         [

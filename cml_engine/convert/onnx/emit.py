@@ -12,10 +12,11 @@ import numpy as np
 from cml_engine.convert.builder import GraphBuilder
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx.values import Value
-from cml_engine.errors import Source, TensorFileError
+from cml_engine.errors import ShapeError, Source, TensorFileError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
 from cml_engine.nnef.compose import expression
 from cml_engine.nnef.printer import print_expression
+from cml_engine.nnef.signatures import declared_signature
 
 Array = np.ndarray[Any, Any]
 _INT32 = np.iinfo(np.int32)
@@ -36,6 +37,7 @@ class Emitter:
         self._expanded: dict[tuple[Any, ...], Graph] = {}
         self._names: dict[str, str] = {}
         self._extra: dict[str, Value] = {}
+        self.declarations: dict[str, str] = {}
 
     @property
     def source(self) -> Source | None:
@@ -86,6 +88,33 @@ class Emitter:
         wanted = [f"{self.base}_{op}"] * results
         outputs = self.builder.split_node(op, names, wanted, **attrs)
         return [Value.computed(name, self.builder.facts[name]) for name in outputs]
+
+    def custom(
+        self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, Any]
+    ) -> list[Value]:
+        """An operator that a game brought."""
+        declared, _ = declared_signature(self._engine.declarations[op], f"<declaration of {op}>")
+        known = [param.name for param in declared.attrs]
+        for name in attrs:
+            if name not in known:
+                listed = ", ".join(known) or "none"
+                raise UnsupportedOp(f"unknown attribute '{name}': it has {listed}", self.source)
+        for param in declared.attrs:
+            if param.required and param.name not in attrs:
+                raise ShapeError(f"attribute '{param.name}' is missing", self.source)
+        if len(inputs) != len(declared.tensors) or results != len(declared.results):
+            raise ShapeError(
+                f"{len(inputs)} inputs and {results} outputs, wanted {declared}", self.source
+            )
+        self.declarations[op] = self._engine.declarations[op]
+        names = [self.tensor(value) for value in inputs]
+        wanted = [f"{self.base}_{op}"] * results
+        outputs = self.builder.split_node(op, names, wanted, declared, **attrs)
+        return [Value.computed(name, self.builder.facts[name]) for name in outputs]
+
+    def has(self, op: str) -> bool:
+        """Whether a game brought an operator of that name."""
+        return op in self._engine.declarations
 
     def fragment(
         self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, Any]
@@ -173,7 +202,8 @@ class Emitter:
                 builder.source = None
                 tensor = builder.node("copy", [tensor], output)
             exact[tensor] = output
-        return _pruned(_named(builder, name, exact, {**self._names, **exact}))
+        named = _named(builder, name, exact, {**self._names, **exact})
+        return _pruned(named).with_(declarations=self.declarations)
 
 
 def _call_text(op: str, facts: Sequence[Any], results: int, attrs: Mapping[str, Any]) -> str:

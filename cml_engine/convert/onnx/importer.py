@@ -102,7 +102,7 @@ class Importer:
     ) -> Graph:
         model, graph = self._model, self._model.graph
         _check_opset(model)
-        _check_operators(model)
+        _check_operators(model, self.emit)
         inputs = [info for info in graph.inputs if info.name not in graph.initializers]
         self.emit.builder.reserve(
             [info.name for info in inputs] + [info.name for info in graph.outputs]
@@ -179,6 +179,8 @@ class Importer:
         function = self._model.functions.get((node.domain, node.op, node.overload))
         if row is None and function is not None:
             return self._inlined(node, function, inputs, scope)
+        if row is None and self.emit.has(node.op):
+            return self._custom(node, inputs)
         if row is None:
             raise _unsupported([(node, opset)], self._model.file)
         control = operators.CONTROL.get(node.op) if not node.domain else None
@@ -198,6 +200,14 @@ class Importer:
             raise ModelError(f"cannot take inputs ({shown}): {e}", source) from e
         except MemoryError as e:
             raise ModelError("not enough memory for its result", source) from e
+
+    def _custom(self, node: OnnxNode, inputs: Sequence[Value | None]) -> Sequence[Value | None]:
+        """An operator that a game brought, whatever the domain."""
+        if any(value is None for value in inputs):
+            raise ModelError("a game's own operator wants all its inputs", self.emit.source)
+        self.summary.nodes += 1
+        given = [value for value in inputs if value is not None]
+        return self.emit.custom(node.op, given, len(node.outputs), node.attributes)
 
     def _of_row(self, row: Row, call: Call) -> Sequence[Value | None]:
         known = all(v is None or v.array is not None for v in call.inputs)
@@ -320,9 +330,10 @@ def _check_opset(model: Model) -> None:
         )
 
 
-def _check_operators(model: Model) -> None:
+def _check_operators(model: Model, emit: Emitter) -> None:
     """All operators without a row, in one message."""
-    missing = list(_missing(model.graph.nodes, [i.name for i in model.graph.outputs], model, ()))
+    found = _missing(model.graph.nodes, [i.name for i in model.graph.outputs], model, ())
+    missing = [(node, opset) for node, opset in found if not emit.has(node.op)]
     if missing:
         raise _unsupported(missing, model.file)
 
