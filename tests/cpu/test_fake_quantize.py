@@ -36,8 +36,8 @@ def rounded(x):
 
 
 def close(a, b):
-    """But where a rounding decides: a fiftieth may be a step apart."""
-    return np.isclose(a, b, atol=1e-5).mean() > 0.98
+    """Everywhere: no value of these inputs lies where a rounding decides."""
+    return a.shape == b.shape and np.allclose(a, b, atol=1e-5)
 
 
 def test_without_it_lines_of_activations_do_nothing(run):

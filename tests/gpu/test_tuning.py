@@ -104,6 +104,7 @@ def test_a_node_alone_is_the_node_in_the_plan(gpu):
 
 def test_options_that_are_the_same_kernels_are_measured_once(gpu):
     bench = Bench(cml.Session(net(), gpu))
+    assert bench.candidates
     for candidate in bench.candidates:
         plans = bench.plans(candidate)
         seen = {tuple((s.path, repr(s.defines), repr(s.params), s.groups) for s in p.steps)

@@ -49,7 +49,7 @@ def test_grid_sample(method, border, align, rng):
     x, grid = scalars(rng, 2, 2, 4, 5), scalars(rng, 2, 3, 6, 2, low=-1.6, high=1.6)
     (right,) = wanted("GridSample", (x, grid), **attrs)
     got = ours("grid_sample", x, grid, method=method, border=border, align_corners=align)
-    assert np.allclose(got, right, atol=2e-5)
+    np.testing.assert_allclose(got, right, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("ratio", [0, 2])
@@ -65,7 +65,7 @@ def test_roi_align(mode, half_pixel, ratio, rng):
     )  # fmt: skip
     got = ours("roi_align", x, rois, index, mode=mode, sampling_ratio=ratio, scale=0.75,
                output_size=[3, 2], half_pixel=half_pixel)  # fmt: skip
-    assert np.allclose(got, right, atol=2e-5)
+    np.testing.assert_allclose(got, right, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "min", "max"])
@@ -74,10 +74,12 @@ def test_scatter(reduction, rng):
     indices, updates = rng.integers(-5, 5, (2, 9)), scalars(rng, 2, 9)
     (right,) = wanted("ScatterElements", (x, indices, updates), axis=1, reduction=reduction)
     got = ours("scatter_elements", x, indices, updates, axis=1, reduction=reduction)
-    assert np.allclose(got, right, atol=1e-6)
+    np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
     rows, updates = rng.integers(-3, 3, (4, 2, 1)), scalars(rng, 4, 2, 5)
     (right,) = wanted("ScatterND", (x, rows, updates), reduction=reduction)
-    assert np.allclose(ours("scatter_nd", x, rows, updates, reduction=reduction), right, atol=1e-6)
+    np.testing.assert_allclose(
+        ours("scatter_nd", x, rows, updates, reduction=reduction), right, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_moves(rng):
@@ -129,7 +131,7 @@ def test_col2im(rng):
                       **geometry)  # fmt: skip
     got = ours("col2im", x, output_size=[5, 6], size=[2, 2], padding=[(1, 0), (0, 0)],
                stride=[2, 1], dilation=[1, 2])  # fmt: skip
-    assert np.allclose(got, right, atol=1e-6)
+    np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
 
 
 def test_deform_columns(rng):
@@ -141,7 +143,7 @@ def test_deform_columns(rng):
     columns = ours("deform_columns", x, offset, mask, size=[2, 2], padding=[(0, 0)] * 2, stride=[],
                    dilation=[], offset_groups=2)  # fmt: skip
     got = np.einsum("nkij,ok->noij", columns, filter.reshape(3, -1))
-    assert np.allclose(got, right, atol=1e-4)
+    np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-4)
 
 
 def test_products_of_integers(rng):

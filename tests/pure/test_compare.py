@@ -43,6 +43,61 @@ def test_wrong_answers_are_found(got, says):
     assert says in verdict.problem
 
 
+WIDE = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
+
+
+@pytest.mark.parametrize(
+    "got",
+    [
+        np.zeros_like(WIDE),
+        np.full_like(WIDE, np.nan),
+        WIDE.reshape(4, 3),
+        WIDE.T,
+        WIDE[::-1].copy(),
+        WIDE[:, :1],
+        WIDE[None],
+        WIDE[:0],
+        np.float32(1),
+        WIDE > 0,
+        WIDE.astype(np.int32),
+        WIDE.astype(np.complex64),
+        np.roll(WIDE, 1),
+    ],
+)
+def test_what_broadcasts_or_lies_elsewhere_is_wrong(got):
+    assert not compare(got, WIDE, LOOSE).ok
+    assert not compare(WIDE, got, LOOSE).ok
+
+
+@pytest.mark.parametrize("at", [(0, 0), (1, 1), (2, 3)])
+def test_one_value_within_its_tolerance_is_right_and_twice_that_is_wrong(at):
+    """The tolerance is that of the value itself, 1e-6 and 1e-5 of it, wherever it is."""
+    allowed = 1e-6 + 1e-5 * abs(float(WIDE[at]))
+    for by, ok in ((0.5, True), (-0.5, True), (2.0, False), (-2.0, False)):
+        got = WIDE.astype(np.float64)
+        got[at] += by * allowed
+        verdict = compare(got, WIDE.astype(np.float64), LOOSE)
+        assert verdict.ok == ok and verdict.worst == pytest.approx(abs(by), rel=1e-6)
+
+
+def test_empty_arrays_agree_where_their_shapes_do():
+    empty = np.zeros((0, 3), np.float32)
+    assert compare(empty, empty.copy(), EXACT).ok
+    assert not compare(empty, np.zeros((0, 4), np.float32), LOOSE).ok
+    assert not compare(empty, np.zeros((3, 0), np.float32), LOOSE).ok
+    assert not compare(empty, empty.astype(np.int32), LOOSE).ok
+
+
+def test_what_is_allowed_besides_is_allowed_where_it_is_said():
+    more = np.zeros_like(WIDE)
+    more[1, 2] = 0.1
+    got = WIDE.copy()
+    got[1, 2] += 0.09
+    assert compare(got, WIDE, LOOSE, more).ok
+    assert not compare(got, WIDE, LOOSE).ok
+    assert not compare(got.T, WIDE.T, LOOSE, more.reshape(4, 3)).ok
+
+
 def test_the_sign_of_an_infinity_counts():
     verdict = compare(np.array([-np.inf]), np.array([np.inf]), LOOSE)
     assert not verdict.ok and "sign" in verdict.problem
