@@ -35,6 +35,7 @@ class Program(Protocol):
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
     def reset(self) -> None: ...
+    def build_ahead(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,11 @@ class Session:
     def program(self) -> Program:
         """The backend's own view of the network, for tools and the scheduler."""
         return self._program
+
+    def build_ahead(self) -> None:
+        """Begin to build a deferred session's pipelines on all cores, and return at once: for a
+        loading screen. Without it one core builds them, when a job first wants them."""
+        self._program.build_ahead()
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name; blocks until they are there. For tools and tests: a game submits to a

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # what needs a GPU is imported when there is one
 OUT = Path("out")
 MEGABYTES = Real(1, 1_000_000, "MiB")
 SECONDS = Real(0, 1_000_000, "seconds")
+_STARTED = time.perf_counter()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,12 +128,16 @@ def run_headless(
         report, screenshot = OUT / "demo.json", OUT / "demo.png"
     runs: list[RunReport] = []
     for mode in MODES if options.compare else (options.mode,):
-        asked = Options(options.frames, mode, options.clock, options.budget_ms, options.start)
+        asked = Options(
+            options.frames, mode, options.clock, options.budget_ms, options.start,
+            started=time.perf_counter() if runs else _STARTED,
+        )  # fmt: skip
         shot = screenshot if mode in ("sliced", options.mode) else None
         overlay = headless_overlay if options.overlay else None
         runs.append(fly(gpu, quality, settings, asked, screenshot=shot, overlay=overlay))
         if options.compare:
             say(f"{mode}: {runs[-1].frames} frames")
+    say(f"first picture after {runs[0].first_picture_s:.1f} s, loaded in {runs[0].load_s:.1f} s")
     print(table(runs))
     write(report, runs)
     if screenshot is not None:

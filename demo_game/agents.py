@@ -74,6 +74,8 @@ class Agents:
         self.sessions = {
             name: cml.Session(graph, gpu, deferred=True) for name, graph in chain.graphs.items()
         }
+        for session in self.sessions.values():  # in the order in which a tile needs them
+            session.build_ahead()
         #: the session's name by job number, of the last jobs
         self.names: dict[int, str] = {}
 

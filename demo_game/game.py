@@ -204,6 +204,12 @@ class Game:
         return found
 
     @property
+    def covered(self) -> bool:
+        """Whether there is ground wherever one looks, however coarse."""
+        roots = (tile.level == self.settings.detail.coarsest for tile in self.selection.wanted)
+        return self._around is not None and not any(roots)
+
+    @property
     def complete(self) -> bool:
         """Whether every tile of the picture is there."""
         looked = self._around is not None

@@ -130,6 +130,9 @@ class CpuProgram:
         self._lock = RLock()
         self.reset()
 
+    def build_ahead(self) -> None:
+        """NumPy has nothing to build."""
+
     def reset(self) -> None:
         """Give the variables the values that they have in the model's files."""
         with self._lock:

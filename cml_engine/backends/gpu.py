@@ -114,6 +114,10 @@ class GpuProgram:
             self._preparation = Preparation(self.plan, self.gpu)
             self.residency.release(now=True)
 
+    def build_ahead(self) -> None:
+        """Begin to build the pipelines, beside whatever else goes on."""
+        self._preparation.build_ahead()
+
     def load(self) -> None:
         """Have weights, pipelines and bind groups now; at once where they are there already."""
         self.last_used = self.gpu.memory.tick()

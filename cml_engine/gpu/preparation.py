@@ -66,6 +66,11 @@ class Preparation:
         self._built = 0
         self.done = False
 
+    def build_ahead(self) -> None:
+        """Begin to build the pipelines, on all cores; what fails is met again by who needs it."""
+        for key in dict.fromkeys(self._keys):
+            _builders().submit(self._gpu.pipeline, key)
+
     def finish(self, program: GpuProgram) -> None:
         """Do all of it now."""
         if self._building is not None:

@@ -98,3 +98,19 @@ def test_a_builder_says_what_it_does_and_what_waits():
     assert futures[0].result(10) is None and isinstance(futures[1].exception(10), ValueError)
     assert said[0].startswith("'one', kernel 'a' for 0.")
     assert builder.doing() == "last error: 'two', kernel 'b': ValueError: no such thing"
+
+
+@within(60)
+def test_pipelines_are_built_ahead_where_a_host_asks_for_it(gpu, image, monkeypatch):
+    monkeypatch.setattr(gpu, "_pipelines", {})
+    (session,) = sessions(gpu, 1, deferred=True)
+    assert gpu.pipelines_built == 0
+    session.build_ahead()
+    cml.Session(conv_net("net", seed=1), "cpu").build_ahead()
+    program = session.program
+    while not all(pipeline.done() for pipeline in gpu._pipelines.values()) or not gpu._pipelines:
+        time.sleep(0.001)
+    built = gpu.pipelines_built
+    assert not program.ready and built > 0
+    session.run({"x": image})
+    assert gpu.pipelines_built == built
