@@ -93,6 +93,7 @@ class FrameScheduler:
         self._periodics = count()
         self._tails: dict[int, tuple[Any, list[float]]] = {}
         self._begun: list[Job] = []
+        self._ended: list[Job] = []
         self._ignored = 0
         self._budget_ms = 0.0
         self._recorder: Recorder | None = None
@@ -266,6 +267,16 @@ class FrameScheduler:
                     self.note(failed)
             if state != "done":  # the end of one that is done may be taken back with its frame
                 job.let_inputs_go()
+            self._ended.append(job)
+            if self._before is None:
+                self._let_ended_go()
+
+    def _let_ended_go(self) -> None:
+        """No end since the last frame can be taken back any more."""
+        ended, self._ended = self._ended, []
+        for job in ended:
+            if job.ended:
+                job.let_network_go()
 
     def fail(self, job: Job, error: Exception) -> None:
         """The job cannot go on because of this."""
@@ -501,6 +512,7 @@ class FrameScheduler:
             for job in self._begun:
                 job.let_inputs_go()
             self._begun.clear()
+            self._let_ended_go()
             self.roster.frame_is_over()
             timings = self._timings()
             now = self._steady.now_ms()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,17 @@ class JobOutput:
 
     job: Job
     name: str
+
+
+class _Gone:
+    """The network of a job that has ended: whoever keeps the job keeps no session alive."""
+
+    ready, exclusive_group = False, None
+
+    def step_costs(self) -> Sequence[StepCost]:
+        return ()
+
+    def prepare(self, budget_ms: float) -> None: ...
 
 
 @dataclass(eq=False)
@@ -180,6 +191,10 @@ class Job:
         if self.result is None:
             raise RuntimeError(f"job '{self.name}' has no output '{name}' any more")
         return self.scheduler.executor.tensor(self.result, name)
+
+    def let_network_go(self) -> None:
+        """It has ended for good."""
+        self.network = _Gone()
 
     def let_inputs_go(self) -> None:
         """It needs its inputs no longer: they are in the network's memory, or it has ended."""

@@ -10,8 +10,9 @@ import numpy as np
 from cml_engine.backends.gpu import GpuProgram
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Gpu
-from cml_engine.gpu.outputs import GpuTensor
+from cml_engine.gpu.outputs import GpuTensor, Result
 from cml_engine.graph import Fact
+from cml_engine.plan import TensorPlace
 
 
 class _Promised(Protocol):
@@ -56,7 +57,7 @@ def check_input(gpu: Gpu, network: GpuProgram, name: str, value: Any) -> None:
         known = ", ".join(network.plan.inputs) or "(none)"
         raise InputError(f"model '{network.name}' has no input '{name}'; it has {known}")
     if _is_promised(value):
-        found = _promised(gpu, name, value)
+        found = _promised(gpu, name, value) or place.fact
     elif isinstance(value, GpuTensor):
         found = _present(gpu, name, value)
     else:
@@ -67,20 +68,32 @@ def check_input(gpu: Gpu, network: GpuProgram, name: str, value: Any) -> None:
         raise InputError(f"input '{name}': wanted {place.fact}, got a {kind} {found}")
 
 
-def _promised(gpu: Gpu, name: str, value: _Promised) -> Fact:
-    maker = value.job.network
-    if not isinstance(maker, GpuProgram) or maker.gpu is not gpu:
+def _promised(gpu: Gpu, name: str, value: _Promised) -> Fact | None:
+    """What the job's output is; None where the job has ended without any."""
+    places = _outputs_of(gpu, value.job)
+    if places is None:
+        return None
+    if not places:
         raise InputError(
             f"input '{name}': job '{value.job.name}' runs on another device. Read its output "
             "there, and give the array"
         )
-    place = maker.plan.outputs.get(value.name)
+    place = places.get(value.name)
     if place is None:
         raise InputError(
             f"input '{name}': job '{value.job.name}' has no output '{value.name}'; it has "
-            f"{', '.join(maker.plan.outputs)}"
+            f"{', '.join(places)}"
         )
     return place.fact
+
+
+def _outputs_of(gpu: Gpu, job: Any) -> Mapping[str, TensorPlace] | None:
+    """A job's outputs, of its network or, once it has ended, its own; {} on another device."""
+    if isinstance(job.network, GpuProgram):
+        return job.network.plan.outputs if job.network.gpu is gpu else {}
+    if isinstance(job.result, Result):
+        return job.result.places if job.result.memory.allocator is gpu.memory else {}
+    return None if job.ended else {}
 
 
 def _present(gpu: Gpu, name: str, tensor: GpuTensor) -> Fact:

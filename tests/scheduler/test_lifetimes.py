@@ -101,7 +101,6 @@ def test_a_periodic_job_that_stopped_keeps_no_session(scheduler, end):
     every.stop()
     frames(scheduler, 5)
     assert every.latest.state == "done"
-    every.latest.network = None  # a job's own, which the host may keep
     refs = [weakref.ref(net)]
     del net
     scheduler.last_report = None
@@ -160,6 +159,24 @@ def test_inputs_are_let_go_however_a_job_ends(scheduler, end, monkeypatch):
         assert taker.inputs == {}
     maker.release()
     assert device.let == [1] and device.released == [outputs]
+
+
+@pytest.mark.parametrize("end", ["done", "cancel", "cancel in a frame"])
+def test_a_job_that_ended_keeps_no_network(scheduler, end):
+    net = network("n")
+    job = scheduler.submit(net, {})
+    if end == "done":
+        until(scheduler, job)
+    elif end == "cancel":
+        job.cancel()
+    else:
+        scheduler.encode(None)
+        job.cancel()
+        scheduler.end_frame()
+    refs = [weakref.ref(net)]
+    del net
+    scheduler._tails.clear()  # until the next frame
+    assert alive(refs) == 0 and job.progress in (0, 1) and job.waiting_for
 
 
 def test_a_dropped_scheduler_goes_with_all_its_jobs():
