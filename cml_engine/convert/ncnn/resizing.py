@@ -119,17 +119,14 @@ def _cubic(t: Array) -> Array:
     return np.where(t <= 1, near, far)
 
 
-#: Where ncnn reads other values than its source of these modes, PyTorch, does, and so do we.
-_OTHERWISE = {("cubic", "replicate", False), ("cubic", "replicate", True),
-              ("linear", "reflect", True)}  # fmt: skip
-
-
-@layer("GridSample", params="0-3", inputs=(2, 2),
-       limits="cubic beyond a border, linear reflected at corners")  # fmt: skip
+@layer("GridSample", params="0-3", inputs=(2, 2), limits="reflection, cubic beyond a border")
 def _grid_sample(one: Layer, to: Conversion, x: str, grid: str) -> str:
-    """Read at positions; where they come as planes, their numbers move to the end."""
+    """Read at positions; where they come as planes, their numbers move to the end.
+
+    Reflected far outside, and cubic beyond a border, ncnn reads other values than PyTorch does.
+    """
     methods = {1: "linear", 2: "nearest", 3: "cubic"}
-    borders = {1: "constant", 2: "replicate", 3: "reflect"}
+    borders = {1: "constant", 2: "replicate"}
     method, border = methods.get(one.whole(0, 1)), borders.get(one.whole(1, 1))
     axes = len(to.extents(x)) - 1
     if method is None or border is None or axes not in (2, 3):
@@ -137,7 +134,7 @@ def _grid_sample(one: Layer, to: Conversion, x: str, grid: str) -> str:
     if len(to.extents(grid)) != 1 + axes:
         raise one.damaged(f"positions of {len(to.extents(grid))} axes")
     aligned = bool(one.whole(2))
-    if (method, border, aligned) in _OTHERWISE:
+    if (method, border) == ("cubic", "replicate"):
         raise one.unsupported(f"{method} sampling with padding {one.whole(1, 1)}")
     if one.whole(3):
         grid = to.permuted(grid, [*range(1, 1 + axes), 0])
