@@ -333,6 +333,13 @@ def test_types_that_do_not_fit():
     refused(made, "Add 'y'.*1099511627776.*32 bits")
 
 
+def test_bits_that_are_not_those_computed_with():
+    """A float of 64 bits is one of 32 here: its bits would be others."""
+    wide = value("x", [2], "float64")
+    refused(model([node("BitCast", "x", "y", to=7)], [wide], [Y], opset=27),
+            "float64 read as int64", UnsupportedOp)  # fmt: skip
+
+
 def test_the_command_line_says_it_in_one_message(tmp_path, capsys):
     saved(one("Reluu"), tmp_path / "m.onnx")
     assert main(["info", str(tmp_path / "m.onnx")]) == 2

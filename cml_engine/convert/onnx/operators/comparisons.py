@@ -117,9 +117,9 @@ def bit_cast(call: Call) -> Value:
         raise call.wrong(f"{x.dtype} read as {ELEMENT_TYPES.get(element, element)}")
     if x.array is not None:
         return Value.known(np.ascontiguousarray(x.array).view(dtype).reshape(x.shape))
-    # small floats are computed in 32 bits, and numbers past 2^31 are none here
+    # floats of other sizes are computed in 32 bits, and numbers past 2^31 are none here
     if "uint32" in (x.dtype.name, dtype.name) or (
-        x.dtype.itemsize < 4 and "scalar" in (x.kind, kind_of(dtype))
+        x.dtype.itemsize != 4 and "scalar" in (x.kind, kind_of(dtype))
     ):
         raise call.refuse(f"{x.dtype} read as {dtype}")
     if x.kind != "logical" and x.kind != kind_of(dtype):
