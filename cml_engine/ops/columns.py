@@ -94,8 +94,12 @@ def _col2im_lower(op: Lowering) -> Iterator[Dispatch]:
         return
     geometry = _geometry(_window(op.attrs, op.attrs.output_size))
     across, down, deep = geometry["taps"]
-    if ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep > MOST_TURNS:
-        raise op.refuse(f"windows of {list(op.attrs.size)}, wanted some 50000 values at most")
+    turns = ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep
+    if turns > MOST_TURNS:
+        raise op.refuse(
+            f"windows of {list(op.attrs.size)} take {turns} turns of a thread's loops, of which "
+            f"there are {MOST_TURNS}: use smaller windows"
+        )
     yield Dispatch(
         groups=-(-y.size // _GROUP),
         tensors=(*op.in_names, *op.out_names),

@@ -192,8 +192,10 @@ def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
     if {"method", "resize_method"} & set(op.attrs):
         defines["METHOD"] = METHODS.index(_method(op.attrs))
         params["rate"] = [*_rates(op.attrs)[::-1], *fill]
-    width, *lines = x.shape[:1:-1] if "_POOL" in kind else params["rate"]
-    parts = list(_parts(prod(lines), width))
+    pool = "_POOL" in kind
+    width, *lines = x.shape[:1:-1] if pool else params["rate"]
+    # a pool's rows are a loop over lines in one over planes
+    parts = list(_parts(prod(lines), width, nested=2 if pool and spatial == 3 else 1))
     for part in parts:
         yield Dispatch(
             groups=-(-result.size // _GROUP),
@@ -203,10 +205,11 @@ def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
         )
 
 
-def _parts(rows: int, width: int) -> Iterator[dict[str, int]]:
-    """What launches do of ``rows`` times ``width`` values that a thread may meet."""
+def _parts(rows: int, width: int, nested: int) -> Iterator[dict[str, int]]:
+    """What launches do of ``rows`` times ``width`` values that a thread may meet, where each row
+    begins so many loops anew."""
     columns = min(width, MOST_TURNS // 4)
-    step = MOST_TURNS // (columns + LOOP_TURNS)
+    step = MOST_TURNS // (columns + nested * LOOP_TURNS)
     for row in range(0, max(rows, 1), step):
         for column in range(0, max(width, 1), max(columns, 1)):
             yield {

@@ -59,6 +59,8 @@ def _nonzero_lower(op: Lowering) -> Iterator[Dispatch]:
     fact, room = op.inputs[0], int(op.attrs.capacity)
     block = max(_BLOCK, min(isqrt(fact.size), MOST_TURNS // (fact.rank + 1 + LOOP_TURNS)))
     blocks = -(-fact.size // block)
+    if blocks > MOST_TURNS:
+        raise op.refuse(f"{fact} has too many values, wanted {block * MOST_TURNS} at most")
     starts = op.scratch(blocks + 1)
     params = {
         "size": fact.size,

@@ -162,6 +162,14 @@ def test_roi_pools(op, shape, gpu):
     check(op, [x, rois, np.int32(0)], {"output_size": [1, 1]}, gpu)
 
 
+@pytest.mark.parametrize("shape", [(11_900, 1, 1), (1, 11_900, 1), (110, 110, 1)])
+def test_roi_pools_of_volumes(shape, gpu):
+    """Where each row begins a loop over lines, and each of these one over columns."""
+    rois = np.array([(0, 0, 0, *shape)], np.float32)
+    x = ramp(1, 1, *shape)
+    check("avg_roi_pool", [x, rois, np.int32(0)], {"output_size": [1, 1, 1]}, gpu)
+
+
 @pytest.mark.parametrize("op", ["avg_roi_align", "max_roi_align"])
 @pytest.mark.parametrize("rate", [(300, 300), (70_000, 1)])
 def test_roi_align(op, rate, gpu):
