@@ -303,8 +303,9 @@ class FrameScheduler:
 
     def in_its_seat(self, job: Job) -> Job | None:
         """The job that runs on the network's memory."""
-        running = self.roster.running.values()
-        return next((j for j in running if j is not job and seat(j) == seat(job)), None)
+        with self._lock:
+            running = self.roster.running.values()
+            return next((j for j in running if j is not job and seat(j) == seat(job)), None)
 
     @property
     def ignored_values(self) -> int:
@@ -496,7 +497,11 @@ class FrameScheduler:
 
     def read(self, job: Job, name: str) -> Any:
         """See :meth:`Job.read`."""
-        with self._lock:
+        with self._lock:  # or the job ends between a look at its state and what follows from it
+            if not job.ended:
+                job.wants_read = True
+                return None
+            job.need_done(name)
             if not job.wants_read:
                 job.wants_read = True
                 self._reads.append(job)
@@ -556,6 +561,7 @@ class FrameScheduler:
             self._before.restore(self.executor, self.roster)
             self._before = None
             self._begun.clear()
+            self._let_ended_go()
             try:
                 self.executor.abandon_frame(self.frame)
             except Exception as error:

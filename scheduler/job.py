@@ -112,7 +112,7 @@ class Job:
 
     def tensor(self, name: str) -> Any:
         """The output on the GPU, without a readback. Raises where the job is not done."""
-        self._need_done(name)
+        self.need_done(name)
         return self.scheduler.executor.tensor(self.result, name)
 
     @property
@@ -123,10 +123,6 @@ class Job:
     def read(self, name: str) -> Any:
         """The output as a NumPy array, or None until it has arrived: the copy goes with the next
         frame, and arrives some frames later. Raises where the job was cancelled or failed."""
-        if not self.ended:
-            self.wants_read = True
-            return None
-        self._need_done(name)
         return self.scheduler.read(self, name)
 
     def cancel(self) -> None:
@@ -155,7 +151,8 @@ class Job:
         if result is not None:
             self.scheduler.executor.release(result)
 
-    def _need_done(self, name: str) -> None:
+    def need_done(self, name: str) -> None:
+        """Raises where it has no outputs, or no longer."""
         if self.state != "done":
             why = f": {self.error}" if self.error else ""
             raise RuntimeError(f"job '{self.name}' has no output '{name}', it is {self.state}{why}")

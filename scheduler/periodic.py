@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,28 +34,36 @@ class Periodic:
     error: str = ""
     _latest: Job | None = None
     _under_way: list[Job] = field(default_factory=list)
+    #: a host may look at it, or stop it, while a frame makes the next run
+    _lock: Lock = field(default_factory=Lock)
 
     @property
     def latest(self) -> Job | None:
         """The newest job that is done."""
-        for job in self._under_way:
-            if job.state == "done":
-                self._latest = job
-        self._under_way = [job for job in self._under_way if not job.ended]
-        return self._latest
+        with self._lock:
+            under_way = []
+            for job in self._under_way:
+                if not job.ended:
+                    under_way.append(job)
+                elif job.state == "done":
+                    self._latest = job
+            self._under_way = under_way
+            return self._latest
 
     def due(self, now_ms: float) -> None:
         """Submit the next run if its time has come; a host that was away does not get all that
         it missed."""
         _ = self.latest  # let those go that have ended
-        if self.make_inputs is None or now_ms < self.next_ms:
+        with self._lock:
+            session, make_inputs = self.session, self.make_inputs
+        if make_inputs is None or now_ms < self.next_ms:
             return
         missed = (now_ms - self.next_ms) // self.period_ms
         self.next_ms += (missed + 1) * self.period_ms
         try:
-            job = self.scheduler.submit(self.session, self.make_inputs(), **self.options)
+            job = self.scheduler.submit(session, make_inputs(), **self.options)
         except Exception as error:  # the host's own code, in the middle of a frame
-            network = getattr(self.session, "program", self.session)
+            network = getattr(session, "program", session)
             name = self.options.get("name") or getattr(network, "name", "job")
             self.error = (
                 f"periodic job '{name}': its inputs could not be made, it is stopped: "
@@ -62,10 +71,12 @@ class Periodic:
             )
             self.stop()
             return
-        self._under_way.append(job)
+        with self._lock:
+            self._under_way.append(job)
 
     def stop(self) -> None:
         """No more runs; the one under way goes on. The session is not needed from then on."""
-        self.stopped = True
-        self.session = self.make_inputs = None
+        with self._lock:
+            self.stopped = True
+            self.session = self.make_inputs = None
         self.scheduler.forget_periodic(self)

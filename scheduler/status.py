@@ -20,7 +20,7 @@ def waiting_for(job: Job) -> str:
         done = f"running: {100 * job.progress:.0f} % encoded"
         if job.paused:
             return f"{done}, paused until resume()"
-        return f"{done}, waits for {job.held_up or _whole_frames(job)}"
+        return f"{done}, waits for {job.held_up or _room(job)}"
     return f"queued: waits for {_start(job)}"
 
 
@@ -48,10 +48,10 @@ def _start(job: Job) -> str:
     mate = job.scheduler.in_its_seat(job)
     if mate is not None:
         return f"job {mate.number} '{mate.name}' to end, which has its network's memory"
-    return one_line(job.held_up) if job.held_up else f"its turn, {_whole_frames(job)}"
+    return one_line(job.held_up) if job.held_up else f"its turn, {_room(job)}"
 
 
-def _whole_frames(job: Job) -> str:
+def _room(job: Job) -> str:
     report = job.scheduler.last_report
     why = f"; the last frame stopped at: {report.reason}" if report is not None else ""
     return f"room in a frame{why}"

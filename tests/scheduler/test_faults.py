@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from scheduler import CostModel, FrameScheduler, VirtualClock
+from scheduler.job import Job
 from scheduler.record import decisions_of
 from scheduler.replay import replay
 from scheduler.sim_device import SimGpu, SimNetwork, SimStep
@@ -18,7 +19,7 @@ class Device(SimGpu):
     def __init__(self):
         super().__init__()
         self.ran, self.pending, self.refused = [], [], set()
-        self.lost = []
+        self.lost, self.asked = [], []
 
     def encode(self, encoder, frame, groups):
         parts = [part for group in groups for part in group]
@@ -26,6 +27,9 @@ class Device(SimGpu):
             raise RuntimeError("the device refused")
         self.pending = [(p.network.name, p.step, p.first, p.count) for p in parts]
         super().encode(encoder, frame, groups)
+
+    def request_read(self, encoder, result):
+        self.asked.append(result)
 
     def submit(self):
         self.ran += self.pending
@@ -193,6 +197,74 @@ def test_threads_submit_and_cancel_while_frames_run(scheduler, device):
         frame(scheduler)
     assert {job.state for job in jobs} == {"done", "cancelled"}
     assert len({job.number for job in jobs}) == len(jobs)
+
+
+def meanwhile(work):
+    """Let another thread do this in the middle of what the caller is at, as far as it gets."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(0.1)
+    return thread
+
+
+def test_who_asks_for_outputs_just_as_they_come_gets_them(scheduler, monkeypatch):
+    job = scheduler.submit(network("a", 2.0), {})
+    ended, threads = Job.ended, []
+
+    def looked_at(self):
+        found = ended.fget(self)
+        if not threads:  # the job ends between this look and what follows from it
+            threads.append(threading.current_thread())
+            threads.append(meanwhile(lambda: [frame(scheduler) for _ in range(30)]))
+        return found
+
+    monkeypatch.setattr(Job, "ended", property(looked_at))
+    assert job.read("out") is None
+    threads[1].join(10)
+    job.read("out")
+    frame(scheduler)
+    assert job.read("out") == "out"
+    assert len(scheduler.executor.asked) == 1
+
+
+def test_a_job_says_what_it_waits_for_while_others_come_and_go(scheduler):
+    class Watched(SimNetwork):
+        """A job goes while somebody looks at its group."""
+
+        leaving = None
+
+        def _group(self):
+            if self.leaving is not None:
+                meanwhile(self.leaving.cancel)
+            return self.name
+
+        exclusive_group = property(_group, lambda self, group: None)
+
+    nets = [Watched(name, network(name).steps) for name in "ab"]
+    first, second = (scheduler.submit(net, {}, priority=9.0) for net in nets)
+    leaving = scheduler.submit(network("c"), {}, priority=9.0)
+    waiting = scheduler.submit(nets[1], {})
+    for _ in range(200):
+        if "queued" not in (first.state, second.state, leaving.state):
+            break
+        frame(scheduler)
+    nets[0].leaving = leaving
+    assert "has its network's memory" in waiting.waiting_for
+
+
+def test_a_periodic_job_is_stopped_while_a_frame_makes_its_run(scheduler):
+    every = scheduler.submit_periodic(network("a", 2.0), dict, FRAME)
+
+    class Stopping(float):
+        """A period; who counts how many were missed is interrupted."""
+
+        def __rfloordiv__(self, ms):
+            meanwhile(every.stop)
+            return ms // float(self)
+
+    every.period_ms = Stopping(FRAME)
+    frame(scheduler)
+    assert every.stopped and not every.error
 
 
 # --- what one job does must not reach the host's frame

@@ -161,7 +161,7 @@ def test_inputs_are_let_go_however_a_job_ends(scheduler, end, monkeypatch):
     assert device.let == [1] and device.released == [outputs]
 
 
-@pytest.mark.parametrize("end", ["done", "cancel", "cancel in a frame"])
+@pytest.mark.parametrize("end", ["done", "cancel", "cancel in a frame", "abandoned"])
 def test_a_job_that_ended_keeps_no_network(scheduler, end):
     net = network("n")
     job = scheduler.submit(net, {})
@@ -172,7 +172,7 @@ def test_a_job_that_ended_keeps_no_network(scheduler, end):
     else:
         scheduler.encode(None)
         job.cancel()
-        scheduler.end_frame()
+        (scheduler.abandon_frame if end == "abandoned" else scheduler.end_frame)()
     refs = [weakref.ref(net)]
     del net
     scheduler._tails.clear()  # until the next frame
