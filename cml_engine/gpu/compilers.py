@@ -25,6 +25,7 @@ import shaders_hlsl
 from cml_engine.errors import DeviceError
 from cml_engine.gpu import slang
 from cml_engine.gpu.includes import included
+from cml_engine.once import Once
 
 _LIBRARY_PATTERNS = ("libslang-compiler.so*", "slang-compiler.dll", "libslang-compiler*.dylib")
 _PACKAGE = "slangpy"
@@ -140,16 +141,18 @@ class Pool:
 
     def compile(self, arguments: list[str]) -> tuple[bytes, list[str]]:
         """As :meth:`slang.Slang.compile`, by a compiler that nobody else uses."""
+        compiler = self._take()
         try:
-            compiler = self._take()
             found = compiler.compile(arguments)
-        except (EOFError, OSError):
-            # a process that died is not replaced: what killed it may do so again
-            with self._changed:
-                self._most = 1
-            return self.compile(arguments)
         except slang.SlangError:
             self._give(compiler)
+            raise
+        except (EOFError, OSError):
+            # a process that died is not replaced: what killed it may do so again
+            self._lose(most=1)
+            return self.compile(arguments)
+        except BaseException:  # interrupted: nobody knows where it stopped
+            self._lose()
             raise
         self._give(compiler)
         return found
@@ -168,11 +171,12 @@ class Pool:
             self._count += 1
             first = self._count == 1
         try:
-            return slang.Slang(library()) if first else self._start()
+            return _here() if first else self._start()
+        except OSError:  # no process can be started
+            self._lose(most=1)
+            return self._take()
         except BaseException:
-            with self._changed:
-                self._count -= 1
-                self._changed.notify()
+            self._lose()
             raise
 
     def _give(self, compiler: _Compiler) -> None:
@@ -180,20 +184,36 @@ class Pool:
             self._idle.append(compiler)
             self._changed.notify()
 
+    def _lose(self, most: int | None = None) -> None:
+        """There is one less; and ``most`` at a time from now on."""
+        with self._changed:
+            self._count -= 1
+            self._most = self._most if most is None else most
+            self._changed.notify_all()
+
     def _start(self) -> _Process:
         process = _Process(sys.executable, library())
         self._processes.append(process)
         return process
 
 
+def _here() -> slang.Slang:
+    """The compiler in this process."""
+    file = library()
+    try:
+        return slang.Slang(file)
+    except (OSError, slang.SlangError) as error:
+        raise DeviceError(
+            f"the HLSL compiler cannot be loaded: {error}. Install it again (pip install "
+            f"--force-reinstall {_PACKAGE}) or use --backend cpu."
+        ) from error
+
+
+@Once
 def _pool() -> Pool:
-    return _pool_of(os.getpid())  # a process that was forked has compilers of its own
-
-
-@functools.cache
-def _pool_of(_process: int) -> Pool:
-    pool = Pool(_most())
-    atexit.register(pool.close)
+    pool, process = Pool(_most()), os.getpid()
+    # what is forked has the list of what is done at exit, and other processes' pipes to wait for
+    atexit.register(lambda: pool.close() if os.getpid() == process else None)
     return pool
 
 

@@ -11,13 +11,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cml_engine.gpu.hlsl import ShaderKey, kernel_content, shader_key
+from cml_engine.once import Once
 from cml_engine.plan import Plan, stored_bytes
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Builder:
 BUILDER = Builder()
 
 
-@cache
+@Once
 def _builders() -> ThreadPoolExecutor:
     """The threads that build pipelines where somebody waits for them (docs/performance.md)."""
     return ThreadPoolExecutor(os.cpu_count() or 1, "cml-pipelines-now")

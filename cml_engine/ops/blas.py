@@ -15,12 +15,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
 import numpy as np
+
+from cml_engine.once import Once
 
 Array = np.ndarray[Any, Any]
 
@@ -64,7 +66,7 @@ class _OpenBlas:
                 self._set(self._before)
 
 
-@cache
+@Once
 def openblas() -> _OpenBlas | None:
     """NumPy's OpenBLAS; None where NumPy was built with another library."""
     package = Path(np.__file__).parent
@@ -175,6 +177,6 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-@cache
+@Once
 def _helpers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, _cores() - 1), "cml-products")

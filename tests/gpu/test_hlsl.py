@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -229,6 +230,52 @@ def test_a_compiler_process_that_dies_is_done_without(pool, tmp_path):
     pool._give(beside)
     code, _ = pool.compile(arguments_of(tmp_path / "plain.hlsl"))
     assert code[:4] == b"\x03\x02\x23\x07"
+
+
+class Fake:
+    """A compiler that is quick, and interrupted by ``errors`` first."""
+
+    def __init__(self, errors=()):
+        self.errors = errors
+
+    def compile(self, arguments):
+        time.sleep(0.01)  # others come meanwhile
+        if self.errors:
+            raise self.errors.pop()
+        return b"code", []
+
+
+@pytest.mark.parametrize("why", [KeyboardInterrupt, EOFError])
+def test_a_compiler_that_was_interrupted_is_replaced(monkeypatch, why):
+    """By another one in this process, where that was the last."""
+    pool, errors = compilers.Pool(2), [why]
+    monkeypatch.setattr(compilers, "_here", lambda: Fake(errors))
+    if why is KeyboardInterrupt:
+        with pytest.raises(why):
+            pool.compile([])
+    assert pool.compile([]) == (b"code", [])
+    assert pool._count == len(pool._idle) == 1
+
+
+def test_a_compiler_that_cannot_be_loaded_is_an_error_with_the_next_step(monkeypatch):
+    monkeypatch.setattr(compilers, "library", lambda: __file__)
+    pool = compilers.Pool(1)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=r"cannot be loaded: .*test_hlsl.*pip install"):
+            pool.compile([])
+
+
+def test_where_no_process_can_be_started_one_compiler_does_all(monkeypatch):
+    def refused(*_, **__):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(compilers.subprocess, "Popen", refused)
+    monkeypatch.setattr(compilers, "library", lambda: "")
+    monkeypatch.setattr(compilers, "_here", Fake)
+    pool = compilers.Pool(3)
+    with ThreadPoolExecutor(3) as threads:
+        codes = list(threads.map(lambda _: pool.compile([])[0], range(6)))
+    assert codes == [b"code"] * 6 and pool._count == 1
 
 
 def test_sources_compiled_at_once_take_both(pool, tmp_path):

@@ -132,7 +132,7 @@ def test_pipelines_are_built_beside_each_other_each_once(mixed, inputs, monkeypa
 
     monkeypatch.setattr(gpu, "_build", watched)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    preparation._builders.cache_clear()
+    preparation._builders.forget()
     session = cml.Session(mixed, gpu)
     threads, keys = ({pair[i] for pair in built} for i in (0, 1))
     assert len(keys) == len(built) == gpu.pipelines_built > 2
