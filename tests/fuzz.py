@@ -35,6 +35,7 @@ from cml_engine.backends.gpu import GpuProgram
 from cml_engine.backends.shadow import node_tolerance, shadow_run
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
 from cml_engine.nnef.writer import save
+from cml_engine.ops.conv_spread import may_be_nan
 from cml_engine.passes import STAGES
 from cml_engine.passes.dead_code import eliminate_dead_code
 from cml_engine.passes.lower import PlanOptions
@@ -47,8 +48,10 @@ Array = np.ndarray[Any, Any]
 Values = dict[str, Array]
 #: passes that may be left out; "infer" may not
 PASSES = (*(name for name, _, _ in STAGES if name not in ("infer", "sweep")), "views")
-#: runs with moved results, and how many times their distance is allowed
-_MOVED, _ALLOWED = 6, 4.0
+#: of each run with moved results, how much of what a GPU may make NaN of is one
+_SPREAD = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
+#: how many times the distance of moved results is allowed
+_ALLOWED = 4.0
 #: runs of a graph with variables
 _RUNS = 2
 
@@ -74,18 +77,28 @@ class Failure:
 # ---------------------------------------------------------------- the reference
 
 
-def evaluate(graph: Graph, inputs: Values, rng: np.random.Generator | None = None) -> list[Values]:
+def evaluate(
+    graph: Graph, inputs: Values, rng: np.random.Generator | None = None, spread: float = 0.0
+) -> list[Values]:
     """The outputs of every run, node by node in NumPy; with ``rng`` every result is moved by its
-    operator's tolerance, up or down."""
+    operator's tolerance, up or down, and of what a GPU may make NaN of that share is."""
     state = {name: graph.constants[name] for name, _ in graph.updates}
     runs = []
     for _ in range(_RUNS if graph.updates else 1):
         values: Values = {**graph.constants, **state, **inputs}
         for node in graph.nodes:
-            results = run_node(node, [values[n] for n in node.reads])
-            for name, result in zip(node.outputs, results, strict=True):
-                value = np.asarray(result, NUMPY_DTYPE[graph.facts[name].dtype])
-                values[name] = value if rng is None else _moved(value, node_tolerance(node), rng)
+            arrays = [values[n] for n in node.reads]
+            results = [
+                np.asarray(result, NUMPY_DTYPE[graph.facts[name].dtype])
+                for name, result in zip(node.outputs, run_node(node, arrays), strict=True)
+            ]
+            if rng is not None:
+                results = [_moved(value, node_tolerance(node), rng) for value in results]
+                nan = may_be_nan(node, graph, arrays) if spread else None
+                if nan is not None:
+                    some = nan & (rng.random(results[0].shape) < spread)
+                    results = [np.where(some, np.float32(np.nan), results[0])]
+            values.update(zip(node.outputs, results, strict=True))
         runs.append({name: np.array(values[name]) for name in graph.outputs})
         state = {variable: values[value] for variable, value in graph.updates}
     return runs
@@ -99,11 +112,12 @@ def _moved(value: Array, tolerance: Any, rng: np.random.Generator) -> Array:
         return (value + by).astype(np.float32)
 
 
-def reference(case: Case) -> Reference:
-    """Of the graph as it is."""
+def reference(case: Case, spread: bool = False) -> Reference:
+    """Of the graph as it is; ``spread``: as a GPU may run it."""
     values = evaluate(case.graph, case.inputs)
     rng = np.random.default_rng(0)
-    moved = [evaluate(case.graph, case.inputs, rng) for _ in range(_MOVED)]
+    shares = _SPREAD if spread else (0.0,) * len(_SPREAD)
+    moved = [evaluate(case.graph, case.inputs, rng, share) for share in shares]
     allowed = [
         {name: _allowed(value, [m[run][name] for m in moved]) for name, value in found.items()}
         for run, found in enumerate(values)
@@ -209,7 +223,8 @@ def _written(bench: Bench) -> str:
 
 
 def _on_gpu(bench: Bench) -> str:
-    return difference(bench.runs(bench.session(bench.gpu)), bench.right)
+    runs = bench.runs(bench.session(bench.gpu))
+    return difference(runs, bench.right) and difference(runs, reference(bench.case, spread=True))
 
 
 def _any_slices(bench: Bench) -> str:

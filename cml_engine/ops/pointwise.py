@@ -229,15 +229,18 @@ def _chain_defines(
     """``CHAIN``: statements that leave the result of link i in ``r<i>``; ``LAST`` is the last's.
 
     What one link gives another goes through ``cml_sealed``: drivers make one multiply-add of a
-    product and a sum, and ``a`` of ``(a + b) - b``, where they see both.
+    product and a sum, and ``a`` of ``(a + b) - b``, where they see both. All operands but the first
+    have another seal: drivers make 0 of ``a - a``, also where ``a`` is infinite.
     """
     element = HLSL_TYPE[out.dtype]
     statements, first = [], 0
     for i, link in enumerate(chain):
         operands = []
-        for letter, k in zip("abcde", link.operands, strict=False):
+        for j, (letter, k) in enumerate(zip("abcde", link.operands, strict=False)):
             kind = element if k < 0 else HLSL_TYPE[inputs[k].dtype]
-            value = f"cml_sealed(r{~k})" if k < 0 else f"p{k}"
+            value = f"r{~k}" if k < 0 else f"p{k}"
+            if k < 0 or k in link.operands[:j]:
+                value = f"cml_sealed{'_too' if j else ''}({value})"
             operands.append(f"{kind} {letter} = {value};")
         text = link.row.expression(lambda j, first=first: f"attr({first + j})")  # type: ignore[misc]
         statements.append(f"{element} r{i}; {{ {' '.join(operands)} r{i} = {element}({text}); }}")

@@ -13,6 +13,11 @@ float cml_sealed(float value) { return asfloat(asuint(value) ^ CML_SEAL); }
 int cml_sealed(int value) { return value; }
 uint cml_sealed(uint value) { return value; }
 
+// Another seal: x - x and x / x of one value sealed in both ways are not folded into 0 and 1.
+float cml_sealed_too(float value) { return asfloat(asuint(value) | CML_SEAL); }
+int cml_sealed_too(int value) { return value; }
+uint cml_sealed_too(uint value) { return value; }
+
 // A sum, and what rounding took from it: the digits that the next term makes up for.
 struct CmlSum {
     float value;

@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.graph import Graph, Node
+from cml_engine.ops.conv_spread import may_be_nan
 from cml_engine.ops.spec import Tolerance, lookup
+from cml_engine.passes.infer import infer_facts
+from cml_engine.testing import full_attrs
 from tests import fuzz
 from tests.fuzz_graphs import Case
 from tests.graphs import Net
@@ -106,6 +110,98 @@ def test_a_wrong_kernel_is_seen(gpu, tmp_path, monkeypatch):
     assert fuzz.problem_of("nodes", bench) == ""
     monkeypatch.setitem(spec.__dict__, "cpu", lambda attrs, x: np.sin(x) * np.float32(1.001))
     assert "sin" in fuzz.problem_of("nodes", fuzz.Bench(small(), frozenset(), gpu, tmp_path))
+
+
+# ---------------------------------------------------------------- what a GPU may spread
+
+
+def grouped(op="conv", value=np.nan, size=1):
+    """Two groups in a block of channels, and a value that is not finite in the first."""
+    net = Net(1, 4, 5, 5)
+    made = net.conv("x", 4, size, groups=2) if op == "conv" else net.deconv("x", 4, groups=2)
+    x = net.input()
+    x["x"][0, 0, 2, 1] = value
+    return Case(net.graph(made), x)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("op", ["conv", "deconv"])
+def test_a_neighbouring_groups_nan_is_no_failure_of_a_gpu(op, value, gpu, tmp_path):
+    bench = fuzz.Bench(grouped(op, value), frozenset(), gpu, tmp_path)
+    assert [fuzz.problem_of(check, bench) for check in fuzz.CHECKS] == [""] * len(fuzz.CHECKS)
+
+
+@pytest.mark.parametrize("check", ["gpu", "cpu"])
+def test_only_what_it_may_spread_over_is_let_go(check, tmp_path, monkeypatch):
+    """A result of the other group under the NaN may be NaN on a GPU; nothing else, nowhere else."""
+    case = grouped()
+    (right,) = fuzz.evaluate(case.graph, case.inputs)
+    bench = fuzz.Bench(case, frozenset(), None, tmp_path)
+    monkeypatch.setattr(bench, "gpu", "cpu")
+
+    def said(at, value):
+        results = {name: array.copy() for name, array in right.items()}
+        for array in results.values():
+            array[at] = value
+        monkeypatch.setattr(fuzz.Bench, "runs", lambda *_: [results])
+        return fuzz.problem_of(check, bench)
+
+    assert bool(said((0, 3, 2, 1), np.nan)) == (check == "cpu")
+    assert said((0, 3, 2, 2), np.nan)
+    assert said((0, 0, 2, 1), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [((0, 2, 2, 1), 3e4), ((0, 2, 2, 0), np.nan), ((0, 0, 2, 1), 0.0)]
+)
+def test_where_it_may_spread_a_wrong_result_is_seen(at, value, gpu, tmp_path, monkeypatch):
+    """A number that is not the right one, a NaN elsewhere, and a number in the NaN's own group."""
+
+    def other(program, place):
+        result = read(program, place)
+        result[at] = value
+        return result
+
+    bench = fuzz.Bench(grouped(), frozenset(), gpu, tmp_path)
+    read = fuzz.GpuProgram.read_tensor
+    assert fuzz.problem_of("nodes", bench) == ""
+    monkeypatch.setattr(fuzz.GpuProgram, "read_tensor", other)
+    assert "conv" in fuzz.problem_of("nodes", bench)
+
+
+@pytest.mark.parametrize(("groups", "fixed", "some"), [(1, 1, 0), (2, 1, 1), (0, 1, 0), (0, 0, 1)])
+def test_where_a_nan_may_spread(groups, fixed, some):
+    """Over groups that share a block of channels: not within one, and not where each lane of a
+    block is a channel of its own."""
+    net = Net(1, 4, 5, 5)
+    graph = net.graph(net.conv("x", 4, groups=groups))
+    (node,), x = graph.nodes, net.input()["x"]
+    arrays = [x, *(graph.constants[n] for n in node.inputs[1:])]
+    loose = graph if fixed else graph.with_(constants={})
+    assert may_be_nan(node, loose, arrays) is None
+    x[0, 1, 0, 2] = np.inf
+    found = may_be_nan(node, loose, arrays)
+    if some:
+        wanted = np.zeros((1, 1, 5, 5), bool)
+        wanted[0, 0, :2, 1:4] = True
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        assert found is None
+
+
+def test_weights_of_a_deconv_that_are_not_finite(gpu, tmp_path):
+    """Past the input's edges a GPU takes 0 for what is not there: NaN, in their channel alone."""
+    x, w = np.ones((1, 2, 3, 3), np.float32), np.ones((2, 4, 3, 3), np.float32)
+    w[1, 2, 0, 0] = np.inf
+    facts = {"x": cml.Fact("scalar", x.shape), "w": cml.Fact("scalar", w.shape)}
+    facts["bias"] = cml.Fact("scalar", ())
+    node = Node("deconv", ("x", "w", "bias"), ("y",), full_attrs("deconv", {}))
+    zero = {"bias": np.zeros((), np.float32)}
+    graph = infer_facts(Graph("net", ("x", "w"), ("y",), (node,), facts, zero))
+    bench = fuzz.Bench(Case(graph, {"x": x, "w": w}), frozenset(), gpu, tmp_path)
+    assert [fuzz.problem_of(check, bench) for check in fuzz.CHECKS] == [""] * len(fuzz.CHECKS)
+    found = may_be_nan(node, graph, [x, w])
+    assert found is not None and found.ravel().tolist() == [False, False, True, False]
 
 
 # ---------------------------------------------------------------- how far off is allowed

@@ -14,6 +14,7 @@ from cml_engine.ops.pointwise import ROWS
 from cml_engine.ops.spec import Case
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import case_graph, check_on_gpu, full_attrs
+from tests.graphs import Net
 
 load_families()
 VALUES = np.array(
@@ -109,6 +110,21 @@ def test_between_others(op, gpu):
     assert len(session.plan.steps) == 1  # one kernel has them all
     agree(op, session.run(given)["y0"], wanted, arrays)
     agree(op, cml.Session(chain, "cpu").run(given)["y0"], wanted, arrays)
+
+
+@pytest.mark.parametrize("op", ["sub", "div"])
+@pytest.mark.parametrize("twice", ["a result", "the same result", "an input"])
+def test_a_value_and_itself(op, twice, gpu):
+    """A driver makes 0 of x - x and 1 of x / x where it sees that both are one value."""
+    net = Net(1, 1, 1, len(VALUES))
+    first = "x" if twice == "an input" else net.op("sqr", "x")
+    second = net.op("mul", "x", "x") if twice == "the same result" else first
+    graph = net.graph(net.op("neg", net.op(op, first, second)))
+    session, given = cml.Session(graph, gpu), {"x": VALUES.reshape(1, 1, 1, -1)}
+    assert len(session.plan.steps) == 1
+    (wanted,) = cml.Session(graph, "cpu").run(given).values()
+    (got,) = session.run(given).values()
+    agree(op, got.ravel(), wanted.ravel(), [VALUES])
 
 
 def behind(producer, op, x):
