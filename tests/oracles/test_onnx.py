@@ -149,11 +149,25 @@ def test_operators_that_a_game_brought(tmp_path):
         for loaded in (graph, cml.load(tmp_path / "m")):
             got = cml.Session(loaded, "cpu").run({"x": np.zeros(2, np.float32)})
             np.testing.assert_array_equal(got["y"], [3, 6])
+        made.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", "much"))
+        with pytest.raises(cml.ModelError, match="'amount' wants scalar, got string 'much'"):
+            cml.load(made.SerializeToString())
+        made.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", 1))
+        first = cml.load(made.SerializeToString()).nodes[0]
+        assert isinstance(first.attrs["amount"], float)
         del made.graph.node[1].input[1]
         with pytest.raises(cml.ModelError, match="1 inputs and 1 outputs, wanted sharpen"):
             cml.load(made.SerializeToString())
     finally:
         cml.unregister("sharpen")
+
+
+@pytest.mark.parametrize("op, wanted", [("Neg", [-128, 127, 5]), ("Abs", [-128, 127, 5])])
+def test_the_smallest_integer_of_its_type_has_no_opposite(op, wanted):
+    made = model([node(op, "x", "y")], [value("x", [3], "int8")], [value("y", [3], "int8")])
+    session = cml.Session(cml.load(made.SerializeToString()), "cpu")
+    got = session.run({"x": np.array([-128, -127, -5], np.int8)})
+    np.testing.assert_array_equal(got["y"], wanted)
 
 
 def test_loops_and_branches_are_written_out(rng):

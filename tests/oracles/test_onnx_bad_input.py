@@ -199,8 +199,32 @@ def test_absurd_shapes():
         refused(one(op, inputs, big), "shape")
     refused(one("Tile", "x s", {"s": np.array([2**30, 2**30])}), "shape")
     refused(one("Pad", "x s", {"s": np.array([0, 2**40, 0, 0])}), "shape")
+    ends = np.array([0, 1], np.float32)
+    made = one("OneHot", "i d v", {"i": np.arange(4), "d": np.array(2**40), "v": ends})
+    refused(made, "shape")
     refused(one("Reshape", "x s", {"s": np.array([-1, -1])}), "shape")
     refused(one("Reshape", "x s", {"s": np.array([3, 3])}), "does not fit")
+
+
+def test_known_tensors_that_grow():
+    """What two small tensors of the file broadcast to is not computed at import."""
+    tall, wide = np.ones((2**14, 1), np.float32), np.ones((1, 2**14), np.float32)
+    for op in ("Add", "Less", "MatMul"):
+        nodes = [node(op, "a b", "c"), node("Shape", "c", "y")]
+        with little_memory():
+            cml.load(model(nodes, [X], [Y], {"a": tall, "b": wide}).SerializeToString())
+    sizes = {"a": tall, "b": np.array([1, 2**14])}
+    refused(model([node("Expand", "a b", "y")], [X], [Y], sizes), "shape")
+
+
+def test_numbers_that_do_not_fit():
+    """A double that floats cannot hold is refused, not infinity; the limits of doubles are."""
+    nodes = [node("Cast", "x", "d", to=11), node("Add", "d w", "y")]
+    refused(model(nodes, [X], [Y], {"w": np.array([1e300, 1])}), "1e\\+300.*32 bits")
+    limits = np.array([np.finfo(np.float64).min, np.inf, np.nan, 1e-300])
+    loaded = cml.load(model(nodes, [X], [Y], {"w": limits}).SerializeToString())
+    (held,) = loaded.constants.values()
+    np.testing.assert_array_equal(held, np.array([[-np.inf, np.inf, np.nan, 0]], np.float32))
 
 
 def test_loops_without_end():
@@ -225,6 +249,26 @@ def test_functions_without_end():
     call = helper.make_node("F", ["x"], ["y"], domain="my")
     made = model([call], [X], [Y], domains={"my": 1}, functions=[function])
     refused(made, "without end")
+
+
+def test_functions_that_double(monkeypatch):
+    """Forty lines of functions that each call the next one twice are 2^40 nodes."""
+    monkeypatch.setattr("cml_engine.convert.onnx.importer.MAX_NODES", 500)
+    opsets = [helper.make_opsetid("my", 1)]
+    functions = [
+        helper.make_function("my", f"F{i}", ["a"], ["c"], calls, opsets)
+        for i in range(40)
+        for calls in [
+            [helper.make_node(f"F{i + 1}", [a], [b], domain="my") for a, b in ("ab", "bc")]
+        ]
+    ]
+    call = helper.make_node("F0", ["x"], ["y"], domain="my")
+    made = model([call], [X], [Y], domains={"my": 1}, functions=functions)
+    refused(made, "my:F40 .opset 1.", UnsupportedOp)
+    last = helper.make_function("my", "F40", ["a"], ["c"], [node("Relu", "a", "c")],
+                                [helper.make_opsetid("", 17)])  # fmt: skip
+    made = model([call], [X], [Y], domains={"my": 1}, functions=[*functions, last])
+    refused(made, "more than 500 nodes")
 
 
 def field(number: int, payload: bytes) -> bytes:

@@ -93,7 +93,9 @@ class Call:
         inputs = self.emit.origins(value)
         named = ", ".join(f"'{name}'" for name in inputs)
         from_what = f"it is computed from {named}" if inputs else "it is computed"
-        bind = f"constants={{'{inputs[0]}': …}}" if inputs else "a constant in its place"
+        bind = (
+            f"cml.load(…, constants={{'{inputs[0]}': …}})" if inputs else "a constant in its place"
+        )
         raise NeedsConstant(
             f"{what} must be known when the model is loaded, and {from_what}: export the model "
             f"with fixed shapes, or give {bind}",

@@ -12,11 +12,13 @@ import numpy as np
 from cml_engine.convert.builder import GraphBuilder
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx.values import Value
-from cml_engine.errors import ShapeError, Source, TensorFileError, UnsupportedOp
+from cml_engine.errors import ModelError, ShapeError, Source, TensorFileError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
+from cml_engine.nnef.bind import Mismatch, coerce
 from cml_engine.nnef.compose import expression
 from cml_engine.nnef.printer import print_expression
-from cml_engine.nnef.signatures import declared_signature
+from cml_engine.nnef.signatures import Param, declared_signature
+from cml_engine.nnef.values import describe
 
 Array = np.ndarray[Any, Any]
 _INT32 = np.iinfo(np.int32)
@@ -68,16 +70,24 @@ class Emitter:
         if kind == "integer" and array.size and array.dtype.itemsize >= 4:
             low, high = int(array.min()), int(array.max())
             if low < _INT32.min or high > _INT32.max:
-                raise TensorFileError(
-                    f"a constant has values from {low} to {high}, and the network computes with "
-                    "32 bits: give it values that fit",
-                    self.source,
-                )
+                raise self._too_large(low, high)
+        if array.dtype == np.float64:
+            # the limits of doubles stand for no limit: as infinity they still do
+            kept = array[np.abs(array) < np.finfo(np.float64).max]
+            if kept.size and np.abs(kept).max() > np.finfo(np.float32).max:
+                raise self._too_large(kept.min(), kept.max())
         with np.errstate(over="ignore"):
             array = array.astype(NUMPY_DTYPE[kind])
         if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
             return self.builder.literal(array, kind)
         return self.builder.variable(clean(name) or f"{self.base}_constant", array, kind)
+
+    def _too_large(self, low: float, high: float) -> TensorFileError:
+        return TensorFileError(
+            f"a constant has values from {low} to {high}, and the network computes with 32 bits: "
+            "give it values that fit",
+            self.source,
+        )
 
     # -- operators ------------------------------------------------------------------------------
 
@@ -106,11 +116,25 @@ class Emitter:
             raise ShapeError(
                 f"{len(inputs)} inputs and {results} outputs, wanted {declared}", self.source
             )
+        attrs = {
+            p.name: self._attribute(p, attrs[p.name]) for p in declared.attrs if p.name in attrs
+        }
         self.declarations[op] = self._engine.declarations[op]
         names = [self.tensor(value) for value in inputs]
         wanted = [f"{self.base}_{op}"] * results
         outputs = self.builder.split_node(op, names, wanted, declared, **attrs)
         return [Value.computed(name, self.builder.facts[name]) for name in outputs]
+
+    def _attribute(self, param: Param, value: Any) -> Any:
+        """An attribute of ONNX's as the declaration wants it; ONNX has 0 and 1 for truth values."""
+        if str(param.type) == "logical" and value in (0, 1):
+            return bool(value)
+        try:
+            return coerce(param.type, value, None)
+        except Mismatch:
+            wanted, got = param.type, describe(value)
+            message = f"attribute '{param.name}' wants {wanted}, got {got}"
+            raise ModelError(message, self.source) from None
 
     def has(self, op: str) -> bool:
         """Whether a game brought an operator of that name."""

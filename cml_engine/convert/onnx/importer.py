@@ -211,7 +211,7 @@ class Importer:
 
     def _of_row(self, row: Row, call: Call) -> Sequence[Value | None]:
         known = all(v is None or v.array is not None for v in call.inputs)
-        if known and call.inputs and row.fold is not None:
+        if known and call.inputs and row.fold is not None and not _grows(call.inputs):
             arrays = [None if v is None else v.array for v in call.inputs]
             with np.errstate(all="ignore"):
                 folded = row.fold(call, *arrays)
@@ -332,7 +332,8 @@ def _check_opset(model: Model) -> None:
 
 def _check_operators(model: Model, emit: Emitter) -> None:
     """All operators without a row, in one message."""
-    found = _missing(model.graph.nodes, [i.name for i in model.graph.outputs], model, ())
+    outputs = [info.name for info in model.graph.outputs]
+    found = _missing(model.graph.nodes, outputs, model, set(), model.opsets)
     missing = [(node, opset) for node, opset in found if not emit.has(node.op)]
     if missing:
         raise _unsupported(missing, model.file)
@@ -342,23 +343,24 @@ def _missing(
     nodes: Sequence[OnnxNode],
     wanted: Sequence[str],
     model: Model,
-    chain: tuple[str, ...],
-    opsets: Mapping[str, int] | None = None,
+    seen: set[tuple[str, str, str]],
+    opsets: Mapping[str, int],
 ) -> Iterator[tuple[OnnxNode, int]]:
-    opsets = opsets or model.opsets
+    """The nodes without a row; every function is looked at once, however often it is called."""
     for node, _ in needed_nodes(nodes, wanted):
         opset = opsets.get(node.domain, 1)
-        function = model.functions.get((node.domain, node.op, node.overload))
+        key = (node.domain, node.op, node.overload)
+        function = model.functions.get(key)
         if row_for(node.domain, node.op, opset) is None:
             if function is None:
                 yield node, opset
-            elif node.qualified not in chain:
-                inner = (*chain, node.qualified)
-                used = function.outputs
-                yield from _missing(function.nodes, used, model, inner, function.opsets)
+            elif key not in seen:
+                seen.add(key)
+                inner = function.opsets or opsets
+                yield from _missing(function.nodes, function.outputs, model, seen, inner)
         for graph in _graphs(node):
             names = [info.name for info in graph.outputs]
-            yield from _missing(graph.nodes, names, model, chain, opsets)
+            yield from _missing(graph.nodes, names, model, seen, opsets)
 
 
 def _unsupported(missing: Sequence[tuple[OnnxNode, int]], file: str) -> UnsupportedOp:
@@ -382,6 +384,17 @@ def _line(node: OnnxNode, opset: int, count: int) -> str:
         near = difflib.get_close_matches(node.qualified, known, n=1, cutoff=0.5)
         hint = f"near: {near[0]}" if near else "nothing is near"
     return f"  {node.qualified} (opset {opset}): {times}; {hint}"
+
+
+def _grows(inputs: Sequence[Value | None]) -> bool:
+    """Whether tensors broadcast to one that is too large to be computed at import."""
+    try:
+        shape = np.broadcast_shapes(*(v.shape for v in inputs if v is not None))
+    except ValueError:  # of no elementwise operator, or for it to refuse
+        return False
+    return int(np.prod(shape, dtype=object)) > max(
+        MAX_FOLDED, *(int(np.prod(v.shape, dtype=object)) for v in inputs if v is not None)
+    )
 
 
 def _is_small(values: Sequence[Value | None]) -> bool:

@@ -146,7 +146,9 @@ def _signed(name: str) -> Callable[[Call], Value]:
                 return x
             if name == "sign":
                 return call.op("int_min", x, 1).typed(x.dtype)
-        return call.op(f"int_{name}" if integer else name, x).typed(x.dtype)
+        if integer:
+            return wrapped(call.op(f"int_{name}", x), x.dtype, call)
+        return call.op(name, x).typed(x.dtype)
 
     return form
 

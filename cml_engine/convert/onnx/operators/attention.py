@@ -170,7 +170,7 @@ _MULTI = {"num_heads": int, "mask_filter_value": -10000.0, "scale": 0.0, "unidir
 @op("MultiHeadAttention", nnef=_NNEF, domain=MICROSOFT, attrs=_MULTI)
 def multi_head_attention(call: Call) -> list[Value | None]:
     """Query, key, value, bias, key_padding_mask, attention_bias, past_key, past_value."""
-    if any(call.has(i) for i in (3, 4, 6, 7)) or call.attr("unidirectional"):
+    if any(call.has(i) for i in (3, 4, 6, 7, 8, 9)) or call.attr("unidirectional"):
         raise call.refuse("a bias, a padding mask, past keys or unidirectional")
     heads = call.attr("num_heads")
     q, k, v = (_heads(call, call[i], heads) for i in range(3))
@@ -196,6 +196,8 @@ def rotary_embedding(call: Call) -> Value:
 def microsoft_rotary_embedding(call: Call) -> Value:
     if call[1].shape == (1,):
         raise call.refuse("a single first position")
+    if call.attr("is_packed_batching") or call.attr("scale") != 1.0:
+        raise call.refuse("is_packed_batching or a scale")
     return _rotated(call, call[2], call[3], call[1])
 
 

@@ -89,9 +89,8 @@ def eye_like(call: Call) -> Value:
         raise call.wrong(f"it wants a matrix, got {call[0]}")
     element = call.attr("dtype")
     dtype = call[0].dtype if element is None else element_dtype(element)
-    return Value.known(
-        np.eye(call[0].shape[0], call[0].shape[1], k=call.attr("k")).astype(dtype or np.float32)
-    )
+    rows, columns = checked_shape(call, list(call[0].shape))
+    return Value.known(np.eye(rows, columns, k=call.attr("k")).astype(dtype or np.float32))
 
 
 def _window(call: Call, weights: tuple[float, ...]) -> Value:

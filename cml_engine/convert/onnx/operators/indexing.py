@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
@@ -102,6 +103,7 @@ def one_hot(call: Call) -> Value:
     axis = call.axis(call.attr("axis"), indices.rank + 1)
     lifted = call.unsqueeze(call.cast(indices, "integer"), [axis])
     shape = [depth if a == axis else 1 for a in range(lifted.rank)]
+    checked_shape(call, [*indices.shape, depth])
     places = Value.known(np.arange(depth).reshape(shape))
     hit = call.zip("int_eq", from_zero(call, lifted, [depth]), places)
     off, on = (call.reshape(call.slice(values, 0, i, i + 1), []) for i in range(2))

@@ -26,8 +26,9 @@ def dropout(call: Call) -> list[Value | None]:
     training = call.has(2) and bool(call.array(2, "training_mode").reshape(-1)[0])
     if training and call.number(1, 0.5) != 0.0:
         raise call.refuse("training_mode=true")
-    mask = Value.known(np.ones(call[0].shape, np.bool_)) if call.wants(1) else None
-    return [call[0], mask]
+    if not call.wants(1):
+        return [call[0], None]
+    return [call[0], Value.known(np.ones(checked_shape(call, list(call[0].shape)), np.bool_))]
 
 
 # -- shapes --------------------------------------------------------------------------------------
@@ -110,9 +111,8 @@ def transpose(call: Call) -> Value:
 
 @op("Expand", nnef="tile")
 def expand(call: Call) -> Value:
-    shape = checked_shape(call, call.ints(1, "the shape"))
-    common = np.broadcast_shapes(call[0].shape, tuple(shape))
-    return call.expand(call[0], common)
+    common = np.broadcast_shapes(call[0].shape, tuple(call.ints(1, "the shape")))
+    return call.expand(call[0], checked_shape(call, list(common)))
 
 
 @op("Tile", nnef="tile")
