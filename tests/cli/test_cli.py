@@ -235,7 +235,7 @@ def test_unknown_commands_and_missing_models_exit_with_two(tmp_path, capsys):
 
 
 def test_our_own_faults_are_kept_apart_from_the_model_s(abc, capsys, monkeypatch):
-    monkeypatch.setattr("cml_engine.cli_common.load", lambda path: 1 / 0)
+    monkeypatch.setattr("cml_engine.cli.common.load", lambda path: 1 / 0)
     monkeypatch.delenv("CML_DEBUG", raising=False)
     assert main(["info", str(abc)]) == 1
     said = capsys.readouterr().err

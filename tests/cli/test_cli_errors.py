@@ -13,6 +13,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import cli, ranges
+from cml_engine.cli.commands import _parser
 from cml_engine.errors import InputError, InternalError
 from tests.models import write_model
 
@@ -27,14 +28,14 @@ graph small(x) -> (y)
 """
 #: a fault is planted where each command asks for what it works on
 PLACES = {
-    "run": "cml_engine.cli_common.load",
-    "info": "cml_engine.cli_common.load",
-    "rank": "cml_engine.cli_common.load",
-    "tune": "cml_engine.cli_common.load",
-    "validate": "cml_engine.cli_common.load",
-    "frames": "cml_engine.cli_common.load",
-    "trace": "cml_engine.cli_common.load",
-    "simulate": "cml_engine.cli_common.load",
+    "run": "cml_engine.cli.common.load",
+    "info": "cml_engine.cli.common.load",
+    "rank": "cml_engine.cli.common.load",
+    "tune": "cml_engine.cli.common.load",
+    "validate": "cml_engine.cli.common.load",
+    "frames": "cml_engine.cli.common.load",
+    "trace": "cml_engine.cli.common.load",
+    "simulate": "cml_engine.cli.common.load",
     "ops": "cml_engine.report.operators.operator_table",
     "convert": "cml_engine.convert.convert",
 }
@@ -59,7 +60,7 @@ FAULTS = [
 
 def commands():
     """The parser of every command by its name."""
-    (action,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    (action,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
     return action.choices
 
 
@@ -109,7 +110,7 @@ def test_every_fault_at_every_command(command, model, capsys, monkeypatch, tmp_p
 
 def test_faults_of_ours_are_shown_where_they_are_asked_for(model, monkeypatch):
     monkeypatch.setenv("CML_DEBUG", "1")
-    monkeypatch.setattr("cml_engine.cli_common.load", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("cml_engine.cli.common.load", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["info", str(model)])
 
@@ -202,7 +203,7 @@ def test_output_that_cannot_be_encoded_is_no_fault(model, tmp_path):
 
 
 def test_a_picture_that_cannot_be_made_is_told_before_the_work(model, capsys, monkeypatch):
-    monkeypatch.setattr("cml_engine.cli_common.load", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("cml_engine.cli.common.load", lambda *_, **__: 1 / 0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["simulate", str(model), "--plot", "x.png"]) == 2
     assert "--plot needs matplotlib" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cml_engine import __version__, array_files
-from cml_engine.cli_common import (
+from cml_engine.cli.common import (
     compile_options,
     load_model,
     named_files,
@@ -20,8 +20,8 @@ from cml_engine.cli_common import (
     progress,
     storage_of,
 )
-from cml_engine.cli_errors import exit_code
-from cml_engine.cli_options import Parser, add_options
+from cml_engine.cli.exit_codes import exit_code
+from cml_engine.cli.options import Parser, add_options
 from cml_engine.errors import InputError
 from cml_engine.loading import load, save_checked
 from cml_engine.plugins import load_entry_points, load_file
@@ -77,7 +77,7 @@ def _info(a: argparse.Namespace) -> int:
     info = model_info(graph, storage=storage_of(a))
     forecast = None
     if a.budget_ms:
-        from cml_engine.cli_frames import forecast_of
+        from cml_engine.cli.frames import forecast_of
 
         forecast = forecast_of(graph, a)
     if a.json:
@@ -136,18 +136,18 @@ def _storage_report(graph: Graph, gpu: Gpu, arrays: dict[str, Any]) -> StorageRe
 
 
 def _in_frames(name: str) -> Callable[[argparse.Namespace], int]:
-    """A command of ``cli_frames.py``, which is imported when it is asked for."""
+    """A command of ``frames.py``, which is imported when it is asked for."""
 
     def run(a: argparse.Namespace) -> int:
-        from cml_engine import cli_frames
+        from cml_engine.cli import frames
 
-        return int(getattr(cli_frames, name)(a))
+        return int(getattr(frames, name)(a))
 
     return run
 
 
 def _tune(a: argparse.Namespace) -> int:
-    from cml_engine.cli_tune import tune
+    from cml_engine.cli.tune import tune
 
     return tune(a)
 
@@ -279,7 +279,3 @@ def _convert_options(sub: argparse.ArgumentParser) -> None:
         help="an input's extents, the batch first; of several inputs say which",
     )
     sub.add_argument("--overwrite", action="store_true")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

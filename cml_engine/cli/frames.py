@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cml_engine import array_files
-from cml_engine.cli_common import bar, compile_options, load_model, named_files, storage_of
+from cml_engine.cli.common import bar, compile_options, load_model, named_files, storage_of
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.folders import costs_file
 from cml_engine.graph import Graph

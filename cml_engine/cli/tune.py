@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cml_engine.cli_common import bar, compile_options, load_model
+from cml_engine.cli.common import bar, compile_options, load_model
 from cml_engine.session import Session
 
 
