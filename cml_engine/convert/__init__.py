@@ -22,7 +22,8 @@ def convert(
     path = Path(path)
     if path.suffix != ".param":
         raise InputError(
-            f"'{path}': the format '{path.suffix}' is unknown: wanted .onnx, or .param of ncnn"
+            f"'{path}': wanted .param of ncnn, got '{path.suffix}' (.onnx is read by cml.load, "
+            "and by every command as it is)"
         )
     from cml_engine.convert.ncnn import convert_ncnn
     from cml_engine.ops import load_families
