@@ -73,3 +73,14 @@ def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
     assert not compare(wanted + 3 * off, wanted, node_tolerance(node), off).ok
     single = graph.with_(nodes=(replace(node, epilogues=()),))
     assert not propagated(single.nodes[0], [inputs["x"]]).any()
+
+
+def test_the_roundings_of_terms_that_cancel_are_allowed(gpu, monkeypatch):
+    """They go by what was added: 4e-6 of half a million, and no more."""
+    spec, right = lookup("mean_reduce"), lookup("mean_reduce").cpu
+    x = np.linspace(-1e6, 1e6, 64, dtype=np.float32).reshape(1, 64)
+    graph, inputs = case_graph("mean_reduce", Case((x,), {"axes": [1]}))
+    for off, ok in ((0.0, True), (1.0, True), (4.0, False)):
+        monkeypatch.setitem(vars(spec), "cpu", lambda a, x, off=off: right(a, x) + np.float32(off))
+        (check,) = shadow_run(graph, gpu, inputs)
+        assert check.ok == ok
