@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +100,34 @@ class Pipelines:
                 {"binding": 3, "visibility": _FRAGMENT, "sampler": {"type": "filtering"}},
             ]
         )
-        self.terrain = self._build("terrain.hlsl", [_GRID, _TILES], tiles=True, cull="back")
-        self.plants = self._build("plants.hlsl", [_SHAPES, _PLANTS, _ONE_TILE], tiles=True)
-        self.sky = self._build("sky.hlsl", [], compare="greater-equal", write=False)
-        self.sea = self._build("sea.hlsl", [], topology="triangle-strip", write=False, blend=_OVER)
+        # on a thread: the networks of the first tiles are made ready meanwhile
+        thread = ThreadPoolExecutor(1, "demo-pipelines")
+        build = partial(thread.submit, self._build)
+        self._terrain = build("terrain.hlsl", [_GRID, _TILES], tiles=True, cull="back")
+        self._plants = build("plants.hlsl", [_SHAPES, _PLANTS, _ONE_TILE], tiles=True)
+        self._sky = build("sky.hlsl", [], compare="greater-equal", write=False)
+        self._sea = build("sea.hlsl", [], topology="triangle-strip", write=False, blend=_OVER)
+        thread.shutdown(wait=False)
+
+    @property
+    def terrain(self) -> wgpu.GPURenderPipeline:
+        """The ground; waits until it is built, as the others do."""
+        return self._terrain.result()
+
+    @property
+    def plants(self) -> wgpu.GPURenderPipeline:
+        """What grows on it."""
+        return self._plants.result()
+
+    @property
+    def sky(self) -> wgpu.GPURenderPipeline:
+        """What is behind it."""
+        return self._sky.result()
+
+    @property
+    def sea(self) -> wgpu.GPURenderPipeline:
+        """The water over it."""
+        return self._sea.result()
 
     def _build(
         self,
