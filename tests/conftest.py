@@ -7,6 +7,7 @@ Where the need is not met the test still appears, skipped and counted, with the 
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import functools
 import gc
@@ -35,6 +36,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # each worker has a core: there is none for a second compiler or for threads of NumPy's
     os.environ.setdefault("CML_COMPILERS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+# A suite says the same of the same code; `python -m tests.fuzz` is what looks further. Without
+# hypothesis the tests that need it say so themselves.
+with contextlib.suppress(ImportError):
+    from hypothesis import settings
+
+    settings.register_profile("suite", derandomize=True)
+    settings.load_profile("suite")
 
 
 @functools.cache

@@ -115,8 +115,10 @@ def _parts(
     fixed = {*graph.inputs, *graph.constants, *graph.roots, *alias}
     # what another name or another reader after the run holds must be a tensor of its own
     fixed.update(alias.get(name, name) for name in graph.roots)
+    # by whatever name: one tensor cannot lie in two places of the whole
+    places = [alias.get(name, name) for name in parts]
     for name in parts:
-        alike = layouts.get(name, PLAIN) == layout and parts.count(name) == 1
+        alike = layouts.get(name, PLAIN) == layout and places.count(name) == 1
         if alike and name not in fixed and graph.facts[name].size:
             yield name, View(alias.get(parent, parent), offset)
         offset += words(graph.facts[name], layout)

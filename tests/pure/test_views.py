@@ -65,6 +65,16 @@ def test_a_concat_is_written_by_its_producers(extra):
     assert (a.offset, b.offset) == (reader.bindings[0].offset, a.offset + 4 * 96)
 
 
+def test_a_tensor_joined_to_itself_by_another_name_has_a_place_of_its_own():
+    """A reshape is another name: the one tensor cannot lie at both places of the result."""
+    net = Net(1, 8, 3, 4)
+    a = net.op("exp", "x")
+    same = net.op("reshape", net.op("reshape", a, shape=[8, 12]), shape=[1, 8, 3, 4])
+    out = net.op("mean_reduce", net.op("concat", same, net.op("neg", "x"), a, axis=1), axes=[0])
+    _, ops = steps(net.graph(out))
+    assert ops.count("concat") == 2  # neg writes its part itself
+
+
 @pytest.mark.parametrize(
     ("graph", "alignment"),
     [
