@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +101,14 @@ class Pipelines:
         )
         # on a thread: the networks of the first tiles are made ready meanwhile
         thread = ThreadPoolExecutor(1, "demo-pipelines")
-        build = partial(thread.submit, self._build)
-        self._terrain = build("terrain.hlsl", [_GRID, _TILES], tiles=True, cull="back")
-        self._plants = build("plants.hlsl", [_SHAPES, _PLANTS, _ONE_TILE], tiles=True)
-        self._sky = build("sky.hlsl", [], compare="greater-equal", write=False)
-        self._sea = build("sea.hlsl", [], topology="triangle-strip", write=False, blend=_OVER)
+
+        def build(source: str, *buffers: Any, **options: Any) -> Future[wgpu.GPURenderPipeline]:
+            return thread.submit(self._build, source, list(buffers), **options)
+
+        self._terrain = build("terrain.hlsl", _GRID, _TILES, tiles=True, cull="back")
+        self._plants = build("plants.hlsl", _SHAPES, _PLANTS, _ONE_TILE, tiles=True)
+        self._sky = build("sky.hlsl", compare="greater-equal", write=False)
+        self._sea = build("sea.hlsl", topology="triangle-strip", write=False, blend=_OVER)
         thread.shutdown(wait=False)
 
     @property
