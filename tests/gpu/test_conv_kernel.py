@@ -16,6 +16,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Epilogue, Fact
 from cml_engine.layout import C4
 from cml_engine.ops.conv_cases import CONV_CASES, conv_case, deconv_case
+from cml_engine.ops.epilogue import SUPPORTED
 from cml_engine.ops.lowering import Limits
 from cml_engine.passes.lower import lower
 from cml_engine.testing import case_graph, check_graph
@@ -49,19 +50,22 @@ KERNELS = {
         True,
     ),
 }
-#: ends of a node: operators with their constant operands by shape
+#: ends of a node: operators with their constant operands by shape. Each operator and each kind of
+#: operand is in one of them: a chain of several costs no more to compile than one of them alone
 EPILOGUES = {
     "relu": [("relu", (), {})],
-    "leaky_relu": [("leaky_relu", (), {"alpha": 0.1})],
-    "prelu": [("prelu", ("[1,C]",), {})],
-    "prelu one": [("prelu", ("[]",), {})],
-    "prelu rank 4": [("prelu", ("[1,C,1,1]",), {})],
-    "sigmoid": [("sigmoid", (), {})],
-    "tanh": [("tanh", (), {})],
-    "silu": [("silu", (), {})],
-    "clamp": [("clamp", (-0.5, 0.25), {})],
-    "add": [("add", ("same",), {})],
-    "mul by channel": [("mul", ("computed [1,C,1,1]",), {})],
+    "slopes": [
+        ("leaky_relu", (), {"alpha": 0.1}),
+        ("prelu", ("[1,C]",), {}),
+        ("prelu", ("[1,C,1,1]",), {}),
+        ("tanh", (), {}),
+    ],
+    "gates": [
+        ("silu", (), {}),
+        ("prelu", ("[]",), {}),
+        ("clamp", (-0.5, 0.25), {}),
+        ("mul", ("computed [1,C,1,1]",), {}),
+    ],
     "channels": [("div", ("computed []",), {}), ("sub", ("[1,C]",), {}), ("mul", ("same",), {})],
     "all": [
         ("add", ("same",), {}),
@@ -114,7 +118,11 @@ def layouts_with(graph, layouts):
     return {**layouts, **dict.fromkeys(same, C4)}
 
 
-@pytest.mark.parametrize("chain", EPILOGUES, ids=[e.replace(" ", "_") for e in EPILOGUES])
+def test_every_operator_that_a_kernel_may_fuse_is_in_a_chain():
+    assert {op for chain in EPILOGUES.values() for op, _, _ in chain} == SUPPORTED
+
+
+@pytest.mark.parametrize("chain", EPILOGUES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_epilogues_in_every_kernel_and_layout(kernel, chain, gpu, rng):
     graph, inputs = graph_with(kernel, EPILOGUES[chain], rng)
@@ -123,7 +131,7 @@ def test_epilogues_in_every_kernel_and_layout(kernel, chain, gpu, rng):
 
 
 def test_a_wrong_slope_would_be_noticed(gpu, rng):
-    graph, inputs = graph_with("tile", EPILOGUES["prelu"], rng)
+    graph, inputs = graph_with("tile", [("prelu", ("[1,C]",), {})], rng)
     name = graph.nodes[0].epilogues[0].inputs[0]
     changed = graph.constants[name].copy()
     changed[0, 3] += 0.5
@@ -247,6 +255,6 @@ def test_limits_are_kept():
 
 
 def test_a_fused_operand_of_another_layout_is_refused(gpu, rng):
-    graph, _ = graph_with("tile", EPILOGUES["add"], rng)
+    graph, _ = graph_with("tile", [("add", ("same",), {})], rng)
     with pytest.raises(ShapeError, match=r"\(plain\), to its result, .* \(c4\)"):
         lower(graph, gpu.limits, {"y0": C4})

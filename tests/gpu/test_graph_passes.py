@@ -79,7 +79,7 @@ def test_chains_run_in_any_partition_of_their_workgroups(block, gpu):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32 - 1))
 def test_random_graphs_on_the_gpu(seed, gpu):
@@ -105,7 +105,7 @@ def bits(graph, inputs, gpu, **options):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32 - 1))
 def test_chains_and_views_have_the_bits_of_operators_apart(seed, gpu):
