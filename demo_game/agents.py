@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from demo_game.chain import INSTANCES, READS_TILE, TEXELS, Chain
+from demo_game.chain import INSTANCES, POPULATED_LEVELS, READS_TILE, TEXELS, Chain
 from demo_game.world.tile import TileId
 from scheduler import FrameScheduler, Job
 
@@ -74,8 +74,9 @@ class Agents:
         self.sessions = {
             name: cml.Session(graph, gpu, deferred=True) for name, graph in chain.graphs.items()
         }
-        for session in self.sessions.values():  # in the order in which a tile needs them
-            session.build_ahead()
+        # the first picture is of coarse tiles: what those do not need would only be in the way
+        for name in chain.sessions_for(TileId(POPULATED_LEVELS, 0, 0)):
+            self.sessions[name].build_ahead()
         #: the session's name by job number, of the last jobs
         self.names: dict[int, str] = {}
 

@@ -1,13 +1,14 @@
-"""The long proof, beside the suite: ``python -m tests.proof``, or some of its parts by name.
+"""The long proof, beside the suite: ``python -m tests.proof``, or some of its parts.
 
-=======  ==========================================================================================
-part     what it does
-=======  ==========================================================================================
-calls    some four thousand calls of every operator on both backends, beside the operators' formulas
-onnx     every fitting case of ONNX's own backend tests, on the CPU and on the GPU
-fuzz     random graphs on every backend, with passes left out or in, in any slices
-faults   faults planted into a copy of the tree, which the suite must notice
-=======  ==========================================================================================
+========  ==========================================================================================
+part      what it does
+========  ==========================================================================================
+variants  every kernel that an operator can have, tuned or not, beside the reference
+calls     some five thousand calls of the operators on both backends, beside their formulas
+onnx      every fitting case of ONNX's own backend tests, on the CPU and on the GPU
+fuzz      random graphs on every backend, with passes left out or in, in any slices
+faults    faults planted into a copy of the tree, which the suite must notice
+========  ==========================================================================================
 
 Exit code 1 where one part fails; all of them run.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "variants": (("pytest", "-m", "long"),),
     "calls": (("tests.prove", "--no-write"),),
     "onnx": (("tests.onnx_nodes", "--backend", "cpu"), ("tests.onnx_nodes", "--backend", "gpu")),
     "fuzz": (("tests.fuzz", "--minutes", "10"),),

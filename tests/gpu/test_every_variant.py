@@ -15,6 +15,7 @@ from cml_engine.ops.spec import lookup
 from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.testing import case_graph, check_graph
 
+pytestmark = pytest.mark.long
 load_families()
 #: kernels that take minutes to build: a declared case is for one kind of device, the next for the
 #: other; both kinds' kernels meet every kind of case (test_operators.py runs the defaults on all)
