@@ -22,7 +22,7 @@ from cml_engine.plan import Plan, stored_bytes
 
 if TYPE_CHECKING:
     from cml_engine.backends.gpu import GpuProgram
-    from cml_engine.gpu.device import Gpu
+    from cml_engine.gpu.device import Gpu, Pipeline
 
 #: bytes of weights uploaded per millisecond of budget: what a slow bus does in a tenth of it
 UPLOAD_BYTES_PER_MS = 256 << 10
@@ -66,18 +66,15 @@ class Preparation:
         self._built = 0
         self.done = False
 
-    def build_ahead(self) -> None:
+    def build_ahead(self) -> list[Future[Pipeline]]:
         """Begin to build the pipelines, on all cores; what fails is met again by who needs it."""
-        for key in dict.fromkeys(self._keys):
-            _builders().submit(self._gpu.pipeline, key)
+        return [_builders().submit(self._gpu.pipeline, key) for key in dict.fromkeys(self._keys)]
 
     def finish(self, program: GpuProgram) -> None:
         """Do all of it now."""
         if self._building is not None:
             self._building.result()
-        building = [
-            _builders().submit(self._gpu.pipeline, key) for key in dict.fromkeys(self._keys)
-        ]
+        building = self.build_ahead()
         self._upload(program, 1 << 62)
         wait(building)
         for pipeline in building:

@@ -47,13 +47,16 @@ def cached(digest: str, compiler: str | None, compile: Callable[[], Code]) -> Co
 
 def _content(code: Code, compiler: str | None) -> bytes:
     body = code.encode() if isinstance(code, str) else code
+    kind = "wgsl" if isinstance(code, str) else "spirv"
     header = {
-        "format": _FORMAT,
-        "kind": "wgsl" if isinstance(code, str) else "spirv",
-        "compiler": compiler,
-        "sha256": hashlib.sha256(body).hexdigest(),
-    }
+        "format": _FORMAT, "kind": kind, "compiler": compiler, "sha256": _hash(kind, body)
+    }  # fmt: skip
     return json.dumps(header).encode() + b"\n" + body
+
+
+def _hash(kind: str, body: bytes) -> str:
+    """Of the code and of what it is to be read as."""
+    return hashlib.sha256(kind.encode() + b"\n" + body).hexdigest()
 
 
 def _read(file: Path, compiler: str | None) -> Code | None:
@@ -61,15 +64,15 @@ def _read(file: Path, compiler: str | None) -> Code | None:
         content = file.read_bytes()
     except OSError:
         return None
-    line, newline, body = content[:_HEADER_BYTES].partition(b"\n")
+    line = content[:_HEADER_BYTES].partition(b"\n")[0]
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    body = content[len(line) + len(newline) :]
+    body = content[len(line) + 1 :]
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         return None
-    if header.get("sha256") != hashlib.sha256(body).hexdigest():
+    if header.get("sha256") != _hash(str(header.get("kind")), body):
         return None
     if compiler is not None and header.get("compiler") != compiler:
         return None

@@ -135,6 +135,7 @@ def damage(content):
         "cut in the first line": content[:20],
         "foreign": b"\x7fELF" + bytes(200),
         "a changed word": content[:-40] + bytes(4) + content[-36:],
+        "another kind": line.replace(b'"spirv"', b'"wgsl"') + b"\n" + code,
         "another format": line.replace(b'"format": 1', b'"format": 99') + b"\n" + code,
         "code alone": code,
         "nested deep": b"[" * 4000 + b"\n" + code,
