@@ -13,7 +13,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine import array_files
-from examples.stylegan2.measure import at_once, in_slices
+from examples.measure import at_once, in_slices
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Array, Config, random_parameters
 
@@ -45,14 +45,14 @@ def run(options: argparse.Namespace) -> None:
         f"{gpu.pipelines_built} pipelines on {gpu.name}"
     )
     z = latent(session, options.latent)
-    image, seconds = at_once(session, z)
+    image, seconds = at_once(session, {"z": z})
     picture = np.clip(image / 2 + 0.5, 0, 1)
     array_files.write_outputs({"image": options.picture}, {"image": picture})
     print(f"{options.picture}: {picture.shape[3]} x {picture.shape[2]} pixels")
     print(f"at once    {seconds:.2f} s, NumPy to NumPy")
-    sliced = in_slices(gpu, session, z, options.budget_ms)
+    sliced = in_slices(gpu, session, {"z": z}, options.budget_ms)
     print(f"in slices  {sliced} of {options.budget_ms:g} ms")
-    if not np.array_equal(sliced.image, image):
+    if not np.array_equal(sliced.result, image):
         raise cml.CmlError("the run in slices gave other bits than the run at once")
     print("           the same bits\n")
     report = session.rank({"z": z}, runs=options.runs)

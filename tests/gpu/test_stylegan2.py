@@ -11,8 +11,8 @@ from cml_engine.passes import optimize
 from cml_engine.passes.choose_layout import choose_layout
 from cml_engine.passes.lower import lower
 from cml_engine.report.info import model_info
+from examples.measure import in_slices
 from examples.stylegan2 import __main__ as command
-from examples.stylegan2.measure import in_slices
 from examples.stylegan2.network import MOST_BYTES, build
 from examples.stylegan2.parameters import Config, random_parameters
 
@@ -64,8 +64,8 @@ def test_another_latent_is_another_picture(model):
 
 def test_slices_give_the_same_bits(model, gpu):
     session = cml.Session(cml.load(model), gpu)
-    sliced = in_slices(gpu, session, Z, budget_ms=0.5)
-    np.testing.assert_array_equal(sliced.image, session.run({"z": Z})["image"])
+    sliced = in_slices(gpu, session, {"z": Z}, budget_ms=0.5)
+    np.testing.assert_array_equal(sliced.result, session.run({"z": Z})["image"])
     assert len(sliced.frames) > 1 and "frames" in str(sliced)
 
 

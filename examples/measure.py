@@ -1,16 +1,20 @@
-"""One run of the generator at once and one in slices, and what is to say of both."""
+"""One run of a network at once and one in slices, and what is to say of both."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import cml_engine as cml
-from examples.stylegan2.parameters import Array
 from scheduler import FrameReport, FrameScheduler
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+Inputs: TypeAlias = Mapping[str, Array]
 
 #: frames after a job's end in which the last measured times arrive
 _DRAIN = 12
@@ -18,9 +22,9 @@ _DRAIN = 12
 
 @dataclass(frozen=True)
 class Sliced:
-    """A run in frames: its image, its seconds by the wall clock, the frames with parts of it."""
+    """A run in frames: its result, its seconds by the wall clock, the frames with parts of it."""
 
-    image: Array
+    result: Array
     seconds: float
     frames: list[FrameReport]
 
@@ -38,26 +42,26 @@ class Sliced:
         )
 
 
-def at_once(session: cml.Session, z: Array) -> tuple[Array, float]:
-    """The image and the seconds from NumPy to NumPy, of the second of two runs."""
-    session.run({"z": z})
+def at_once(session: cml.Session, inputs: Inputs) -> tuple[Array, float]:
+    """The one result and the seconds from NumPy to NumPy, of the second of two runs."""
+    session.run(inputs)
     start = time.perf_counter()
-    (image,) = session.run({"z": z}).values()
-    return image, time.perf_counter() - start
+    (result,) = session.run(inputs).values()
+    return result, time.perf_counter() - start
 
 
-def in_slices(gpu: cml.Gpu, session: cml.Session, z: Array, budget_ms: float) -> Sliced:
+def in_slices(gpu: cml.Gpu, session: cml.Session, inputs: Inputs, budget_ms: float) -> Sliced:
     """The same in frames of a host that draws nothing; two runs, the second is told of."""
     scheduler = FrameScheduler(gpu, budget_ms=budget_ms)
-    _run(gpu, scheduler, session, z)
-    return _run(gpu, scheduler, session, z)
+    _run(gpu, scheduler, session, inputs)
+    return _run(gpu, scheduler, session, inputs)
 
 
-def _run(gpu: cml.Gpu, scheduler: FrameScheduler, session: cml.Session, z: Array) -> Sliced:
-    job = scheduler.submit(session, {"z": z})
+def _run(gpu: cml.Gpu, scheduler: FrameScheduler, session: cml.Session, inputs: Inputs) -> Sliced:
+    job = scheduler.submit(session, inputs)
     (name,) = session.outputs
     frames: list[FrameReport] = []
-    image: Array | None = None
+    result: Array | None = None
     start, seconds, rest = time.perf_counter(), 0.0, _DRAIN
     while rest:
         encoder = gpu.device.create_command_encoder()
@@ -66,9 +70,9 @@ def _run(gpu: cml.Gpu, scheduler: FrameScheduler, session: cml.Session, z: Array
         scheduler.end_frame()
         if job.state == "failed":
             raise cml.CmlError(job.error)
-        if image is None:
+        if result is None:
             found = job.read(name) if job.state == "done" else None
-            image, seconds = found, time.perf_counter() - start
+            result, seconds = found, time.perf_counter() - start
         else:
             rest -= 1
-    return Sliced(np.asarray(image), seconds, [f for f in frames if f.slices])
+    return Sliced(np.asarray(result), seconds, [f for f in frames if f.slices])

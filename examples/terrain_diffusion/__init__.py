@@ -1,0 +1,1 @@
+"""Terrain by a diffusion network from an ONNX file: ``python -m examples.terrain_diffusion``."""

