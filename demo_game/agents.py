@@ -74,11 +74,15 @@ class Agents:
         self.sessions = {
             name: cml.Session(graph, gpu, deferred=True) for name, graph in chain.graphs.items()
         }
-        # the first picture is of coarse tiles: what those do not need would only be in the way
-        for name in chain.sessions_for(TileId(POPULATED_LEVELS, 0, 0)):
-            self.sessions[name].build_ahead()
         #: the session's name by job number, of the last jobs
         self.names: dict[int, str] = {}
+
+    def build_ahead(self) -> None:
+        """Begin to build all kernels, on all cores: those of the coarse tiles, which come first,
+        before those of the plants."""
+        coarse = self.chain.sessions_for(TileId(POPULATED_LEVELS, 0, 0))
+        for name in sorted(self.sessions, key=lambda name: name not in coarse):
+            self.sessions[name].build_ahead()
 
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float

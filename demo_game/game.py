@@ -18,8 +18,10 @@ from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer, VisibleTile
 from demo_game.streaming import Streaming
 from demo_game.telemetry import Controls, FrameSample, Telemetry
+from demo_game.world.draft import LEVELS as DRAFT_LEVELS
 from demo_game.world.quadtree import Detail, Selection, select
 from demo_game.world.surroundings import Surroundings
+from demo_game.world.tile import TileId
 from scheduler import (
     FixedBudget,
     FrameReport,
@@ -72,8 +74,9 @@ class Game:
         self.controls = Controls()
         self.telemetry = Telemetry(settings.frame_ms)
         self.scheduler = FrameScheduler(gpu, settings.frame_ms, "spare", over_share=_OVER_SHARE)
-        self.agents = Agents(gpu, chain)
+        # first, for it builds its pipelines on threads while the networks are planned
         self.renderer = Renderer(gpu, target_format, quality)
+        self.agents = Agents(gpu, chain)
         self.streaming = Streaming(self.agents, self.scheduler, self.renderer.tiles, settings.seed)
         self.timer = gpu.frame_timer(("render", "overlay"))
         self.times = FrameTimes(self.telemetry)
@@ -89,6 +92,7 @@ class Game:
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
         #: until the first picture is whole the networks come first
         self.loading = True
+        self._began = False
         self._on_cpu = gpu.info.get("adapter_type") == "CPU"
 
     def resize(self, width: int, height: int) -> None:
@@ -108,12 +112,15 @@ class Game:
         start = time.perf_counter()
         self._obey()
         camera = self._camera(pose)
-        self._want(camera, pose, now_s)
+        self._look(camera, pose, now_s)
         encoder = self.gpu.device.create_command_encoder()
         report = self.scheduler.encode(encoder)
         self.streaming.collect(encoder, now_s)
         if target_view is not None:
-            self._draw(encoder, target_view, camera, now_s)
+            if self.renderer.ready:
+                self._draw(encoder, target_view, camera, now_s)
+            else:
+                self.renderer.clear(encoder, target_view)
             if draw_overlay is not None:
                 draw_overlay(encoder, self.timer.writes("overlay"))
         self.timer.resolve(encoder)
@@ -150,7 +157,9 @@ class Game:
         return gpu_ms + (sample.cpu_ms if self._on_cpu else 0.0)
 
     def _count(self) -> None:
-        self.loading = self.loading and not self.complete
+        if self.loading and self.complete:
+            self.loading = False
+            self.streaming.drop_drafts()
         telemetry, streaming = self.telemetry, self.streaming
         telemetry.tiles_ready = len(streaming.shown)
         telemetry.tiles_wanted = len(self.selection.wanted)
@@ -177,35 +186,65 @@ class Game:
     def _camera(self, pose: Pose) -> Camera:
         return self.renderer.camera(pose.position, pose.yaw, pose.pitch)
 
-    def _want(self, camera: Camera, pose: Pose, now_s: float) -> None:
+    def _look(self, camera: Camera, pose: Pose, now_s: float) -> None:
         """Look around again every few frames, and as soon as another tile is there."""
         frame, finished = self.scheduler.frame, self.streaming.counts.finished
-        if self._around is None or frame >= self._look_at or finished != self._finished:
-            settings, streaming = self.settings, self.streaming
-            self.selection = select(pose.position, settings.seed, settings.detail, streaming.ready)
-            self._around = Surroundings(self.selection, settings.seed)
-            self._look_at, self._finished = frame + _LOOK_EVERY, finished
-            in_view = self._around.wanted_in_view(camera)
-            if self.inference:
-                streaming.want(self.selection, in_view, now_s)
+        first = self._around is None
+        if first:
+            self._draft(pose, now_s)
+        if not first and frame < self._look_at and finished == self._finished:
+            return
+        self._look_at, self._finished = frame + _LOOK_EVERY, finished
+        self.selection = self._select(pose)
+        self._around = Surroundings(self.selection, self.settings.seed)
+        if self._begin() and self.inference:
+            self.streaming.want(self.selection, self._around.wanted_in_view(camera), now_s)
+
+    def _select(self, pose: Pose) -> Selection:
+        """What is wanted of the networks, and what is drawn: the finest that there is."""
+        settings, streaming = self.settings, self.streaming
+        found = select(pose.position, settings.seed, settings.detail, streaming.ready)
+        if streaming.drafts:
+            found.draw = select(
+                pose.position,
+                settings.seed,
+                settings.detail,
+                lambda tile: bool(streaming.drawn(tile)),
+            ).draw
+        return found
+
+    def _draft(self, pose: Pose, now_s: float) -> None:
+        """Something to look at while the networks' kernels are compiled."""
+        detail = self.settings.detail
+        detail = replace(detail, finest=max(detail.finest, detail.coarsest - DRAFT_LEVELS + 1))
+        tiles: set[TileId] = set()
+        select(pose.position, self.settings.seed, detail, lambda tile: not tiles.add(tile))  # type: ignore[func-returns-value]
+        self.streaming.draft(tiles, now_s)
+
+    def _begin(self) -> bool:
+        """The networks' kernels come after the picture's: whether it is their turn."""
+        if not self._began and self.renderer.ready:
+            self._began = True
+            self.agents.build_ahead()
+        return self._began
 
     def _visible(self, camera: Camera, now_s: float) -> list[VisibleTile]:
-        shown, detail = self.streaming.shown, self.settings.detail
+        drawn, detail = self.streaming.drawn, self.settings.detail
         found = []
         for tile in self._around.drawn_in_view(camera) if self._around else ():
-            if tile not in shown:  # its slot was taken for another since
+            shown = drawn(tile)
+            if shown is None:  # its slot was taken for another since
                 continue
-            slot = shown[tile].slot
-            parent = shown.get(tile.parent)
+            parent = drawn(tile.parent)
             near_m, far_m = detail.range_m(tile.level)
             fade = self.streaming.fade(tile, now_s) if parent else 0.0
-            parent_slot = parent.slot if parent else slot
-            found.append(VisibleTile(tile, slot, parent_slot, near_m, far_m, fade))
+            parent_slot = parent.slot if parent else shown.slot
+            found.append(VisibleTile(tile, shown.slot, parent_slot, near_m, far_m, fade))
         return found
 
     @property
     def covered(self) -> bool:
-        """Whether there is ground wherever one looks, however coarse."""
+        """Whether the networks have made ground wherever one looks, however coarse."""
         roots = (tile.level == self.settings.detail.coarsest for tile in self.selection.wanted)
         return self._around is not None and not any(roots)
 
@@ -214,6 +253,15 @@ class Game:
         """Whether every tile of the picture is there."""
         looked = self._around is not None
         return looked and not self.selection.wanted and not self.streaming.making
+
+    @property
+    def progress(self) -> str:
+        """How far loading is, in words."""
+        if not self.renderer.ready:
+            return "the picture's shaders are compiled"
+        made, wanted = len(self.streaming.shown), len(self.selection.wanted)
+        kernels = self.gpu.pipelines_built
+        return f"{kernels} kernels of the networks, {made} tiles made, {wanted} wanted next"
 
     @property
     def budget(self) -> FixedBudget | SpareBudget:

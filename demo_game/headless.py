@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from demo_game.telemetry import FrameSample
 FORMAT = "rgba8unorm-srgb"
 #: seconds without another tile after which loading, or finishing the last picture, has failed
 _PATIENCE_S = 120.0
+_SAY_EVERY_S = 1.0
 #: frames until the last GPU times have arrived
 _DRAIN = 12
 MODES = ("off", "sliced", "layer", "unsliced")
@@ -65,13 +67,17 @@ class HeadlessRun:
         self.game.streaming.hand_over = self.digests.take
         self.draw_overlay: OverlayDraw | None = None
         self.samples: list[FrameSample] = []
-        #: by :func:`time.perf_counter`, when a picture without holes was first drawn
-        self.first_picture: float | None = None
+        #: is told, about once a second, how far loading is
+        self.progress: Callable[[str], object] = lambda said: None
+        self._said = time.perf_counter()
+        #: by :func:`time.perf_counter`, when a picture was first drawn (of drafts), and when first
+        #: of what the networks have made
+        self.first_picture = self.first_ground = math.inf
         self._seconds = 0.0
 
     def load(self) -> float:
         """Make everything that is seen at first, without a budget; seconds. The loading screen of
-        a game: the world is drawn as soon as there is ground everywhere, coarse at first."""
+        a game: drafts are drawn at once, then the world when there is ground everywhere."""
         started = time.perf_counter()
         self.game.controls.mode = "unsliced"
         self._until_complete(self._pose(0))
@@ -81,15 +87,13 @@ class HeadlessRun:
         counts = self.game.streaming.counts
         finished, since = counts.finished, time.perf_counter()
         while True:
-            sample = self._frame(pose, draw=False)
-            if self.first_picture is None and self.game.covered:
-                self._frame(pose)
-                self.first_picture = time.perf_counter()
+            sample = self._frame(pose, draw=self._picture_due)
+            self._say_progress()
             if self.game.complete and not self.digests.pending:
                 return
             if self.game.streaming.error:
                 raise cml.CmlError(self.game.streaming.error)
-            if counts.finished != finished:
+            if counts.finished != finished or not self.game.renderer.ready:
                 finished, since = counts.finished, time.perf_counter()
             elif time.perf_counter() - since > _PATIENCE_S:
                 raise cml.CmlError(
@@ -99,6 +103,17 @@ class HeadlessRun:
                 )
             if sample.inference_ms == 0.0:  # nothing ran: others build pipelines, or bring bytes
                 time.sleep(0.002)
+
+    def _say_progress(self) -> None:
+        if time.perf_counter() - self._said > _SAY_EVERY_S:
+            self._said = time.perf_counter()
+            self.progress(self.game.progress)
+
+    @property
+    def _picture_due(self) -> bool:
+        """While the world is loaded, only its first pictures are drawn."""
+        missing = self.first_ground if self.game.covered else self.first_picture
+        return self.game.renderer.ready and missing == math.inf
 
     def fly(self) -> None:
         """The measured frames."""
@@ -134,7 +149,7 @@ class HeadlessRun:
         return sample
 
     def _frame(self, pose: Pose, draw: bool = True) -> FrameSample:
-        start = time.perf_counter()
+        start, covered = time.perf_counter(), self.game.covered
         overlay, view = self.draw_overlay, self.view
 
         def over(encoder: Any, writes: Any) -> None:
@@ -146,7 +161,12 @@ class HeadlessRun:
         )
         # a window's loop would be held by the display; here the frame ends when the GPU is done
         self.gpu.wait()
-        sample.frame_ms = 1e3 * (time.perf_counter() - start)
+        end = time.perf_counter()
+        sample.frame_ms = 1e3 * (end - start)
+        if draw:
+            self.first_picture = min(self.first_picture, end)
+            if covered:
+                self.first_ground = min(self.first_ground, end)
         self._seconds += self.game.settings.frame_ms / 1e3
         self.digests.poll()
         return sample
@@ -177,9 +197,11 @@ def run(
     *,
     screenshot: Path | None = None,
     overlay: Callable[[HeadlessRun], OverlayDraw] | None = None,
+    progress: Callable[[str], object] | None = None,
 ) -> RunReport:
     """Load, fly, settle; the report, and the last frame of the flight as a picture."""
     flown = HeadlessRun(gpu, quality, settings, options)
+    flown.progress = progress or flown.progress
     try:
         load_s = flown.load()
         if overlay is not None:
@@ -200,9 +222,19 @@ def run(
         }
         latencies, cancelled = list(counts.latencies_s), counts.cancelled
         world = flown.settle()
-        first_picture_s = (flown.first_picture or start) - options.started
+        began = options.started
+        first_picture_s, ground_s = flown.first_picture - began, flown.first_ground - began
         return _report(
-            flown, load_s, first_picture_s, seconds, tiles, cancelled, jobs, latencies, world
+            flown,
+            load_s,
+            first_picture_s,
+            ground_s,
+            seconds,
+            tiles,
+            cancelled,
+            jobs,
+            latencies,
+            world,
         )
     finally:
         flown.close()
@@ -212,6 +244,7 @@ def _report(
     flown: HeadlessRun,
     load_s: float,
     first_picture_s: float,
+    ground_s: float,
     seconds: float,
     tiles: int,
     cancelled: int,
@@ -243,6 +276,7 @@ def _report(
         target_ms=round(settings.frame_ms, 3),
         frames=len(samples),
         first_picture_s=round(first_picture_s, 3),
+        ground_s=round(ground_s, 3),
         load_s=round(load_s, 3),
         frame_ms=percentiles([s.frame_ms for s in samples]),
         cpu_ms=percentiles([s.cpu_ms for s in samples]),

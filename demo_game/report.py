@@ -34,8 +34,10 @@ class RunReport:
     clock: str
     target_ms: float
     frames: int
-    #: from the program's start to a picture with ground everywhere, and the time to load all of it
+    #: from the program's start to the first picture, whose ground is a draft without networks; to
+    #: one with the networks' ground everywhere; and the time to load all of it
     first_picture_s: float
+    ground_s: float
     load_s: float
     frame_ms: dict[str, float]
     cpu_ms: dict[str, float]

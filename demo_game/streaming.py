@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from demo_game.agents import Agents, TileJobs
 from demo_game.chain import kept_names
+from demo_game.world.draft import drafts
 from demo_game.world.quadtree import Selection
 from demo_game.world.tile import MAX_LEVEL, TileId
 from scheduler import FrameScheduler, Job
@@ -50,6 +51,12 @@ class Pool(Protocol):
     def acquire(self) -> int | None:
         """A free slot."""
 
+    def release(self, slot: int) -> None:
+        """The slot is free again."""
+
+    def write(self, slot: int, height: Any, shading: Any, colours: Any) -> None:
+        """Put a draft into the slot."""
+
     def fill(
         self,
         encoder: Any,
@@ -73,6 +80,8 @@ class Streaming:
     def __init__(self, agents: Agents, scheduler: FrameScheduler, pool: Pool, seed: int) -> None:
         self.agents, self.scheduler, self.pool, self.seed = agents, scheduler, pool, seed
         self.shown: dict[TileId, Shown] = {}
+        #: tiles that stand in for those that no network has made yet
+        self.drafts: dict[TileId, Shown] = {}
         self.making: dict[TileId, TileJobs] = {}
         self.counts = Counts()
         self.error = ""
@@ -84,6 +93,25 @@ class Streaming:
     def ready(self, tile: TileId) -> bool:
         """Whether the tile can be drawn."""
         return tile in self.shown
+
+    def drawn(self, tile: TileId) -> Shown | None:
+        """The tile, or what stands in for it; None where there is neither."""
+        return self.shown.get(tile) or self.drafts.get(tile)
+
+    def draft(self, tiles: Iterable[TileId], now_s: float) -> None:
+        """Stand-ins for as many of these as there is room, until the networks' own come."""
+        for made in drafts(tiles, self.seed):
+            slot = self.pool.acquire()
+            if slot is None:
+                return
+            self.pool.write(slot, made.height, made.shading, made.colours)
+            self.drafts[made.tile] = Shown(slot, now_s - FADE_S, self._frame)
+
+    def drop_drafts(self) -> None:
+        """Give back what stood in."""
+        for draft in self.drafts.values():
+            self.pool.release(draft.slot)
+        self.drafts.clear()
 
     @property
     def jobs(self) -> list[Job]:
@@ -150,7 +178,7 @@ class Streaming:
         return filled
 
     def _show(self, encoder: Any, tile: TileId, made: TileJobs, now_s: float) -> bool:
-        slot = self._slot()
+        slot = self._slot(tile)
         if slot is None:
             return False
         self.pool.fill(encoder, slot, **{name: made.tensor(name) for name in kept_names(tile)})
@@ -164,12 +192,16 @@ class Streaming:
             self.counts.latencies_s.append(now_s - since)
         return True
 
-    def _slot(self) -> int | None:
-        """A free slot, or that of the tile that was not used for the longest time; None where all
-        are in use now."""
+    def _slot(self, tile: TileId) -> int | None:
+        """That of the tile's draft, a free one, or that of the tile that was not used for the
+        longest time; None where all are in use now."""
+        if tile in self.drafts:
+            return self.drafts.pop(tile).slot
         free = self.pool.acquire()
         if free is not None:
             return free
+        if self.drafts:  # of somewhere else by now
+            return self.drafts.pop(min(self.drafts)).slot
         oldest = min(self.shown, key=lambda t: (self.shown[t].last_used, -t.level, t))
         if self.shown[oldest].last_used >= self._frame:
             return None
@@ -177,7 +209,8 @@ class Streaming:
 
     def fade(self, tile: TileId, now_s: float) -> float:
         """1 when the tile has just come and still has its parent's shape, 0 when it has its own."""
-        return max(0.0, 1.0 - (now_s - self.shown[tile].since_s) / FADE_S)
+        drawn = self.drawn(tile)
+        return max(0.0, 1.0 - (now_s - drawn.since_s) / FADE_S) if drawn else 0.0
 
     def cancel_all(self) -> None:
         """Drop everything that is under way."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,12 @@ _OVER = {
 
 
 class Pipelines:
-    """Pipelines for one target format and one quality."""
+    """Pipelines for one target format and one quality. ``builders`` make them, in the order in
+    which a picture needs them."""
 
-    def __init__(self, gpu: cml.Gpu, target_format: str, quality: Quality) -> None:
+    def __init__(
+        self, gpu: cml.Gpu, target_format: str, quality: Quality, builders: Executor
+    ) -> None:
         self._gpu, self._format, self._samples = gpu, target_format, quality.samples
         self._defines: dict[str, int | str] = {
             "ENCODE": int(not target_format.endswith("-srgb")),
@@ -99,17 +102,19 @@ class Pipelines:
                 {"binding": 3, "visibility": _FRAGMENT, "sampler": {"type": "filtering"}},
             ]
         )
-        # on a thread: the networks of the first tiles are made ready meanwhile
-        thread = ThreadPoolExecutor(1, "demo-pipelines")
 
         def build(source: str, *buffers: Any, **options: Any) -> Future[wgpu.GPURenderPipeline]:
-            return thread.submit(self._build, source, list(buffers), **options)
+            return builders.submit(self._build, source, list(buffers), **options)
 
         self._terrain = build("terrain.hlsl", _GRID, _TILES, tiles=True, cull="back")
-        self._plants = build("plants.hlsl", _SHAPES, _PLANTS, _ONE_TILE, tiles=True)
         self._sky = build("sky.hlsl", compare="greater-equal", write=False)
         self._sea = build("sea.hlsl", topology="triangle-strip", write=False, blend=_OVER)
-        thread.shutdown(wait=False)
+        self._plants = build("plants.hlsl", _SHAPES, _PLANTS, _ONE_TILE, tiles=True)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a picture can be drawn without waiting; plants come later than the land."""
+        return all(made.done() for made in (self._terrain, self._sky, self._sea))
 
     @property
     def terrain(self) -> wgpu.GPURenderPipeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ _COMPUTE = wgpu.ShaderStage.COMPUTE
 
 class Plants:
     """Room for the plants of as many tiles as there are slots. What :meth:`fill` copies in is
-    packed on the GPU, once, to what the vertex shader needs (``prepare.hlsl``)."""
+    packed on the GPU, once, to what the vertex shader needs (``prepare.hlsl``), by a pipeline that
+    ``builders`` make meanwhile."""
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class Plants:
         quality: Quality,
         heights: wgpu.GPUTexture,
         shading: wgpu.GPUTexture,
+        builders: Executor,
     ) -> None:
         slots = quality.slots
 
@@ -52,7 +55,7 @@ class Plants:
         self._numbers = allocate(slots * self._step, _Buffers.UNIFORM)
         padding = [0] * (self._step // 4 - 1)
         self._numbers.write(_words([word for i in range(slots) for word in (i, *padding)]))
-        self._make_pipeline(gpu, quality, heights, shading)
+        self._make_pipeline(gpu, quality, heights, shading, builders)
 
     def _make_pipeline(
         self,
@@ -60,6 +63,7 @@ class Plants:
         quality: Quality,
         heights: wgpu.GPUTexture,
         shading: wgpu.GPUTexture,
+        builders: Executor,
     ) -> None:
         array = {"view_dimension": "2d-array", "sample_type": "unfilterable-float"}
         number = {"type": "uniform", "has_dynamic_offset": True}
@@ -73,12 +77,17 @@ class Plants:
             entries=[{"binding": i, "visibility": _COMPUTE, **k} for i, k in enumerate(kinds)]
         )
         path = Path(__file__).with_name("prepare.hlsl")
-        module = gpu.shader(path, "compute", "prepare", {"STEP": quality.mesh_step}, trusted=True)
-        self._pipeline = gpu.device.create_compute_pipeline(
-            label=path.name,
-            layout=gpu.device.create_pipeline_layout(bind_group_layouts=[layout]),
-            compute={"module": module, "entry_point": "main"},
-        )
+
+        def build() -> wgpu.GPUComputePipeline:
+            defines = {"STEP": quality.mesh_step}
+            module = gpu.shader(path, "compute", "prepare", defines, trusted=True)
+            return gpu.device.create_compute_pipeline(
+                label=path.name,
+                layout=gpu.device.create_pipeline_layout(bind_group_layouts=[layout]),
+                compute={"module": module, "entry_point": "main"},
+            )
+
+        self._pipeline = builders.submit(build)
         resources = [
             self.instances.binding(),
             self._numbers.binding(0, 16),
@@ -100,7 +109,7 @@ class Plants:
         to = self.draws.offset + slot * DRAW_BYTES + 4
         encoder.copy_buffer_to_buffer(draw.buffer, draw.offset + 4, self.draws.buffer, to, 4)
         compute = encoder.begin_compute_pass()
-        compute.set_pipeline(self._pipeline)
+        compute.set_pipeline(self._pipeline.result())
         compute.set_bind_group(0, self._group, [slot * self._step])
         compute.dispatch_workgroups(MOST // _GROUP)
         compute.end()

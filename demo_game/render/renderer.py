@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from demo_game.world.sun import SUN
 from demo_game.world.tile import CELLS, TileId
 
 OWNER = "picture"
+#: threads that build pipelines while the rest of the game is loaded
+_BUILDERS = 2
 SCENE_BYTES = 144
 #: metres after which waves and clouds repeat: a multiple of the periods of all patterns
 _REPEAT_M = 16384.0
@@ -62,8 +65,10 @@ class Renderer:
         layers = int(gpu.device.limits["max-texture-array-layers"])
         quality = replace(quality, slots=min(quality.slots, layers))
         self.gpu, self.quality = gpu, quality
-        self.tiles = TilePool(gpu, quality)
-        self._pipelines = Pipelines(gpu, target_format, quality)
+        builders = ThreadPoolExecutor(_BUILDERS, "demo-pipelines")
+        self._pipelines = Pipelines(gpu, target_format, quality, builders)
+        self.tiles = TilePool(gpu, quality, builders)
+        builders.shutdown(wait=False)
         vertices, indices = grid(quality.mesh_step)
         self._vertices = self._buffer(vertices, _Buffers.VERTEX)
         self._indices = self._buffer(indices, _Buffers.INDEX)
@@ -78,6 +83,11 @@ class Renderer:
         self._format = target_format
         self._targets: list[Any] = []
         self.resize(quality.width, quality.height)
+
+    @property
+    def ready(self) -> bool:
+        """Whether :meth:`draw` would begin at once: it waits for its pipelines."""
+        return self._pipelines.ready
 
     def _buffer(self, data: np.ndarray[Any, Any], usage: int) -> Any:
         made = self.gpu.memory.allocate(
@@ -169,6 +179,12 @@ class Renderer:
         render.draw(4)
         render.end()
         return DrawStats(len(nearest), len(nearest) * self._index_count // 3, planted)
+
+    def clear(self, encoder: Any, target_view: Any) -> None:
+        """An empty picture."""
+        encoder.begin_render_pass(
+            color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}]
+        ).end()
 
     def _begin(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> Any:
         colour = {"view": target_view, "load_op": "clear", "store_op": "store"}

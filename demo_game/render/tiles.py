@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from typing import Any
 
+import numpy as np
 import wgpu
 
 import cml_engine as cml
@@ -25,7 +27,7 @@ class TilePool:
     within the frame, :meth:`release` gives it back. Which tile has to go is the caller's
     business."""
 
-    def __init__(self, gpu: cml.Gpu, quality: Quality) -> None:
+    def __init__(self, gpu: cml.Gpu, quality: Quality, builders: Executor) -> None:
         slots = self.slots = quality.slots
         self._sides = {name: side or quality.texels for name, (_, side) in _ARRAYS.items()}
         self.textures = {
@@ -38,7 +40,9 @@ class TilePool:
             for name, (form, _) in _ARRAYS.items()
             for side in [self._sides[name]]
         }
-        self.plants = Plants(gpu, quality, self.textures["height"], self.textures["shading"])
+        height, shading = self.textures["height"], self.textures["shading"]
+        self.plants = Plants(gpu, quality, height, shading, builders)
+        self._queue = gpu.queue
         self._free = list(range(slots))[::-1]
         self._planted: set[int] = set()
 
@@ -96,6 +100,21 @@ class TilePool:
             _check("draw", draw, DRAW_BYTES)
             self.plants.fill(encoder, slot, instances, draw)
             self._planted.add(slot)
+
+    def write(self, slot: int, height: Any, shading: Any, colours: Any) -> None:
+        """Put a tile that was made in NumPy into a slot: ``height`` (64, 64) metres, ``shading``
+        and ``colours`` (64, 64, 4) bytes. It has no plants."""
+        factor = self._sides["texels"] // len(colours)
+        texels = colours.repeat(factor, 0).repeat(factor, 1)
+        for name, data in (("height", height), ("shading", shading), ("texels", texels)):
+            side = self._sides[name]
+            self._queue.write_texture(
+                {"texture": self.textures[name], "origin": (0, 0, slot)},
+                np.ascontiguousarray(data),
+                {"bytes_per_row": 4 * side, "rows_per_image": side},
+                (side, side, 1),
+            )
+        self._planted.discard(slot)
 
     def close(self) -> None:
         """Give the memory back."""

@@ -245,7 +245,7 @@ def test_info_as_json_has_what_was_asked_for(model, capsys):
 
 
 def test_numbers_of_the_game_are_checked_too(capsys):
-    from demo_game.__main__ import main, parser
+    from demo_game.command import main, parser
 
     typed = [a for a in parser()._actions if isinstance(a.type, ranges.Range)]
     assert len(typed) == 6

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import cml_engine as cml
-from demo_game.__main__ import parser as game_parser
+from demo_game.command import parser as game_parser
 from demo_game.headless import HeadlessRun, Options
 from demo_game.settings import choose
 

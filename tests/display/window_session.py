@@ -15,7 +15,7 @@ from typing import Any
 import glfw
 
 import cml_engine as cml
-from demo_game.__main__ import parser as game_parser
+from demo_game.command import parser as game_parser
 from demo_game.report import percentiles
 from demo_game.settings import choose
 from demo_game.window import Window, open_window, run_window

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from PIL import Image
 
 import cml_engine as cml
-from demo_game.__main__ import main
+from demo_game.command import main
 from demo_game.game import Settings
 from demo_game.headless import HeadlessRun, Options, run
 from demo_game.render.quality import SOFTWARE
@@ -66,6 +67,24 @@ def test_a_run_that_stalls_says_what_everybody_waits_for(
     assert "terrain, queued: waits for its network to be ready: its first frame" in said
     assert "the last frame stopped at: preparing" in said and "preparation: " in said
     assert "upres" in said and "waits for the outputs of 'terrain'" in said
+
+
+def test_something_is_drawn_before_any_network_has_run(gpu: cml.Gpu) -> None:
+    """Drafts are the first picture; when all is loaded none is left, and the slots are free."""
+    flown = HeadlessRun(gpu, SMALL, NEAR, Options())
+    try:
+        while flown.first_picture == math.inf:
+            flown._frame(flown._pose(0), draw=flown._picture_due)
+        streaming = flown.game.streaming
+        assert streaming.drafts and not streaming.shown and flown.first_ground == math.inf
+        assert flown.game.draw_stats is not None and flown.game.draw_stats.tiles > 3
+        flown.load()
+        assert flown.first_picture < flown.first_ground < math.inf
+        assert not streaming.drafts and not flown.game.loading
+        pool = flown.game.renderer.tiles
+        assert pool.free_slots == pool.slots - len(streaming.shown)
+    finally:
+        flown.close()
 
 
 def test_another_seed_is_another_world(gpu: cml.Gpu, runs: dict[str, Any]) -> None:

@@ -54,6 +54,13 @@ class FakePool:
     def acquire(self) -> int | None:
         return self.free.pop() if self.free else None
 
+    def release(self, slot: int) -> None:
+        assert slot not in self.free
+        self.free.append(slot)
+
+    def write(self, slot: int, height: Any, shading: Any, colours: Any) -> None:
+        self.filled[slot] = {"height": height, "colours": colours}
+
     def fill(self, encoder: Any, slot: int, **tensors: Any) -> None:
         self.filled[slot] = tensors
 
@@ -145,3 +152,29 @@ def test_a_failed_tile_is_said_and_dropped() -> None:
     job.state, job.error = "failed", "out of GPU memory"
     world.collect(None, 0.0)
     assert world.error == "tile L2 (0, 0): upres: out of GPU memory" and not world.making
+
+
+def test_a_draft_gives_its_slot_to_the_networks_own_tile() -> None:
+    world = streaming(slots=3)
+    other = TileId(2, 1, 0)
+    world.draft([ROOT, other], 0.0)
+    slot = world.drafts[ROOT].slot
+    assert not world.ready(ROOT) and world.drawn(ROOT) is not None and world.fade(ROOT, 0.0) == 0.0
+    world.want(Selection([], {ROOT: 1.0}), set(), 1.0)
+    finish(world.making[ROOT])
+    assert world.collect(None, 1.0) == 1
+    assert world.shown[ROOT].slot == slot and "texels" in world.pool.filled[slot]
+    assert set(world.drafts) == {other}
+    world.drop_drafts()
+    assert not world.drafts and len(world.pool.free) == 2
+
+
+def test_drafts_take_free_slots_only_and_go_before_tiles_do() -> None:
+    world = streaming(slots=2)
+    tiles = [TileId(2, x, 0) for x in range(4)]
+    world.draft(tiles[:3], 0.0)
+    assert len(world.drafts) == 2
+    world.want(Selection([], {tiles[3]: 1.0}), set(), 0.0)
+    finish(world.making[tiles[3]])
+    assert world.collect(None, 0.0) == 1
+    assert set(world.shown) == {tiles[3]} and len(world.drafts) == 1

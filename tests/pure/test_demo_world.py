@@ -9,8 +9,9 @@ import pytest
 from demo_game.flight import FreeFlight, Pose, ScriptedFlight
 from demo_game.world import noise
 from demo_game.world.bounds import bounds, ground
+from demo_game.world.draft import drafts
 from demo_game.world.quadtree import Detail, select
-from demo_game.world.tile import CELLS, TileId
+from demo_game.world.tile import CELLS, FINE, TileId
 
 SEED = 7
 
@@ -137,3 +138,26 @@ def test_looking_turns_and_stops_at_the_zenith() -> None:
     free = FreeFlight(Pose((0.0, 100.0, 0.0), 0.0, 0.0), SEED)
     free.look(100, -10_000)
     assert free.pose.yaw > 0 and free.pose.pitch == 1.5
+
+
+def test_drafts_are_the_noise_and_meet_their_neighbours() -> None:
+    tiles = [TileId(3, -2, 5), TileId(3, -1, 5), TileId(3, -2, 6), TileId(4, -1, 2)]
+    made = {draft.tile: draft for draft in drafts(tiles, SEED)}
+    assert set(made) == set(tiles)
+    for tile, draft in made.items():
+        x, z = cells(tile.first_cell[0] - 4, tile.first_cell[1] - 4, FINE)
+        assert np.array_equal(draft.height, noise.height(x, z, tile.level, SEED).astype("f4"))
+    first, east, south = (made[tile] for tile in tiles[:3])
+    for name in ("height", "shading", "colours"):
+        grid, beside, below = (getattr(draft, name) for draft in (first, east, south))
+        assert np.array_equal(grid[:, CELLS:], beside[:, : FINE - CELLS]), name
+        assert np.array_equal(grid[CELLS:], below[: FINE - CELLS]), name
+
+
+def test_a_drafts_light_falls_on_slopes_as_it_does_on_the_networks_tiles() -> None:
+    """The normal's bytes point away from where the land rises."""
+    (draft,) = drafts([TileId(3, -3, -2)], SEED)
+    rise = np.gradient(np.maximum(draft.height, 0), axis=1)[1:-1, 1:-1]
+    east = draft.shading[1:-1, 1:-1, 0].astype(float) - 127.5
+    steep = np.abs(rise) > 5
+    assert steep.any() and (np.sign(east[steep]) == -np.sign(rise[steep])).all()

@@ -1,0 +1,201 @@
+"""The game's command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cml_engine as cml
+from cml_engine.atomic_write import write_atomically
+from cml_engine.ranges import BUDGET_MS, TIMES, Real, Whole
+from demo_game import STARTED
+from demo_game.report import RunReport, table
+
+if TYPE_CHECKING:  # what needs a GPU is imported when there is one
+    from demo_game.game import Settings
+    from demo_game.headless import HeadlessRun, OverlayDraw
+    from demo_game.render.quality import Quality
+
+OUT = Path("out")
+MEGABYTES = Real(1, 1_000_000, "MiB")
+SECONDS = Real(0, 1_000_000, "seconds")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    if not (options.headless or options.compare or has_display()):
+        say("no display: flying without a window (--headless says it)")
+        options.headless = True
+    try:
+        return run(options)
+    except (cml.CmlError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m demo_game", description="The game in a window, or without one."
+    )
+    made.add_argument("--seed", type=Whole(0, 2**31 - 1), default=7, help="which world (default 7)")
+    made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
+                      "population.nnef to take instead of ours")  # fmt: skip
+    made.add_argument("--texture-upres", type=Path, metavar="MODEL", help="a network that makes "
+                      "colours four times as fine: [1, 3, 128, 128] in")  # fmt: skip
+    made.add_argument("--quality", choices=("auto", "software", "low", "high"), default="auto")
+    made.add_argument("--size", type=size, metavar="WxH", help="of the picture, in pixels")
+    made.add_argument("--budget-ms", type=BUDGET_MS, help="for the networks in each frame "
+                      "(default: what the renderer leaves)")  # fmt: skip
+    made.add_argument("--memory-mb", type=MEGABYTES, help="the most GPU memory that it "
+                      "may take")  # fmt: skip
+    made.add_argument("--by-hand", action="store_true", help="begin with the keys, not the path")
+    made.add_argument("--seconds", type=SECONDS, help="close the window after so many")
+    made.add_argument("--headless", action="store_true", help="no window: a scripted flight")
+    made.add_argument("--frames", type=TIMES, default=600, help="headless: how many (default 600)")
+    made.add_argument("--start", type=SECONDS, default=0.0, metavar="SECONDS",
+                      help="headless: where on the path to begin")  # fmt: skip
+    made.add_argument("--clock", choices=("real", "virtual"), default="real", help="headless: "
+                      "pace the frames, or run them one after the other")  # fmt: skip
+    made.add_argument("--mode", choices=("sliced", "layer", "unsliced", "off"), default="sliced",
+                      help="networks within the budget, one operator per frame, whole networks "
+                      "in a frame, or none")  # fmt: skip
+    made.add_argument("--unsliced", dest="mode", action="store_const", const="unsliced")
+    made.add_argument("--compare", action="store_true", help="headless: all four modes, one table")
+    made.add_argument("--overlay", action="store_true", help="headless: draw the overlay too")
+    made.add_argument("--report", type=Path, help="write the report as JSON")
+    made.add_argument("--screenshot", type=Path, help="write the last frame as a PNG")
+    return made
+
+
+def size(text: str) -> tuple[int, int]:
+    """``640x360``."""
+    width, _, height = text.partition("x")
+    try:
+        found = int(width), int(height)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"wanted WxH such as 640x360, got '{text}'") from None
+    if not all(64 <= side <= 8192 for side in found):
+        raise argparse.ArgumentTypeError(f"wanted sides of 64 to 8192 pixels, got '{text}'")
+    return found
+
+
+def has_display() -> bool:
+    """Whether a window could be opened."""
+    named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return bool(named) or sys.platform in ("win32", "darwin")
+
+
+def run(options: argparse.Namespace) -> int:
+    """The game as it was asked for."""
+    try:
+        budget = int(options.memory_mb * 2**20) if options.memory_mb else None
+        gpu = cml.Gpu(budget_bytes=budget)
+    except cml.DeviceError as error:
+        say(f"{error}\nWithout a GPU there is no picture: the networks make tiles on the CPU.")
+        return run_on_cpu(options)
+    from demo_game.settings import choose
+
+    quality, settings, notice = choose(gpu, options)
+    say(notice)
+    if options.headless or options.compare:
+        return run_headless(gpu, quality, settings, options)
+    from demo_game.window import open_window, run_window
+
+    window = open_window(
+        gpu, quality, settings, scripted=not options.by_hand, seconds=options.seconds
+    )
+    window.game.controls.budget_ms = options.budget_ms
+    run_window(window)
+    return 0
+
+
+def run_headless(
+    gpu: cml.Gpu, quality: Quality, settings: Settings, options: argparse.Namespace
+) -> int:
+    """Flights without a window, in the modes that were asked for."""
+    from demo_game.headless import MODES, Options
+    from demo_game.headless import run as fly
+
+    report, screenshot = options.report, options.screenshot
+    if report is None and screenshot is None:
+        report, screenshot = OUT / "demo.json", OUT / "demo.png"
+    runs: list[RunReport] = []
+    for mode in MODES if options.compare else (options.mode,):
+        asked = Options(
+            options.frames, mode, options.clock, options.budget_ms, options.start,
+            started=time.perf_counter() if runs else STARTED,
+        )  # fmt: skip
+        shot = screenshot if mode in ("sliced", options.mode) else None
+        overlay = headless_overlay if options.overlay else None
+        runs.append(
+            fly(gpu, quality, settings, asked, screenshot=shot, overlay=overlay, progress=say_after)
+        )
+        if options.compare:
+            say(f"{mode}: {runs[-1].frames} frames")
+    first = runs[0]
+    say(
+        f"first picture, a draft without networks, after {first.first_picture_s:.1f} s; the "
+        f"networks' own ground after {first.ground_s:.1f} s; all loaded in {first.load_s:.1f} s"
+    )
+    print(table(runs))
+    write(report, runs)
+    if screenshot is not None:
+        say(f"picture: {screenshot}")
+    return 0
+
+
+def headless_overlay(flown: HeadlessRun) -> OverlayDraw:
+    """The overlay over a headless run's picture."""
+    from demo_game.headless import FORMAT
+    from demo_game.overlay import Overlay
+    from demo_game.window import overlay_view
+
+    overlay = Overlay(flown.gpu, FORMAT, flown.quality.width, flown.quality.height)
+    dt_s = flown.game.settings.frame_ms / 1e3
+
+    def draw(encoder: Any, view: Any, writes: Any) -> None:
+        shown = overlay_view(flown.game)
+        overlay.draw(encoder, view, shown, flown.game.controls, dt_s, timestamp_writes=writes)
+
+    return draw
+
+
+def run_on_cpu(options: argparse.Namespace) -> int:
+    """Without a GPU: the agents alone, and a map instead of a picture."""
+    from demo_game.cpu_run import run as make
+
+    report = options.report or OUT / "demo.json"
+    screenshot = options.screenshot or OUT / "demo.png"
+    found = make(options.seed, options.models, screenshot)
+    print(found.text)
+    write_atomically(report, json.dumps(found.to_json(), indent=2))
+    say(f"report: {report}, map: {screenshot}")
+    return 0
+
+
+def write(path: Path | None, runs: Sequence[RunReport]) -> None:
+    """One run as an object, several as a list."""
+    if path is None:
+        return
+    data = [run.to_json() for run in runs]
+    write_atomically(path, json.dumps(data[0] if len(data) == 1 else data, indent=2))
+    say(f"report: {path}")
+
+
+def say_after(text: str) -> None:
+    """A line with the seconds since the program began."""
+    say(f"{time.perf_counter() - STARTED:4.1f} s: {text}")
+
+
+def say(text: str) -> None:
+    """A line for the person at the keyboard."""
+    print(f"[demo] {text}", file=sys.stderr, flush=True)
