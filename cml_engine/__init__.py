@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from cml_engine.errors import CmlError, DeviceError, InputError, ModelError
 from cml_engine.graph import Attrs, Fact, Graph
 from cml_engine.loading import load, save
+from cml_engine.model_source import ModelSource
+from cml_engine.nnef import MemoryModel
 from cml_engine.ops import (
     Case,
     Cost,
@@ -45,7 +47,9 @@ __all__ = [
     "Graph",
     "InputError",
     "Kernel",
+    "MemoryModel",
     "ModelError",
+    "ModelSource",
     "OpSpec",
     "Session",
     "Tolerance",

@@ -14,7 +14,9 @@ from cml_engine.backends.cpu import run_node
 from cml_engine.convert.engine import Engine
 from cml_engine.errors import InputError, InternalError
 from cml_engine.graph import Graph
+from cml_engine.model_source import Bytes, ModelSource
 from cml_engine.nnef.fake_quantize import fake_quantized
+from cml_engine.nnef.files import is_archive
 from cml_engine.nnef.parser import parse_fragments
 from cml_engine.nnef.printer import print_fragment
 from cml_engine.ops import is_registered, load_families, registered
@@ -23,15 +25,15 @@ from cml_engine.plugins import load_entry_points
 
 
 def load(
-    path: str | Path | bytes,
+    model: str | Path | Bytes | ModelSource,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     constants: Mapping[str, np.ndarray[Any, Any]] | None = None,
     fragments: Sequence[str | Path] = (),
     fake_quantize: bool = False,
 ) -> Graph:
-    """The network in an NNEF folder, in the ``graph.nnef`` inside one, in a ``.tgz`` of one, or
-    in an ``.onnx`` file or the bytes of one.
+    """The network in an NNEF folder, in the ``graph.nnef`` inside one, in a ``.tgz`` of one, in an
+    ``.onnx`` file, in the bytes of either file, or in a :class:`ModelSource`.
 
     Operators that the engine knows, or that a game has registered, become nodes; other fragments
     with a body are expanded. ``fragments`` are files of fragments that the model calls and does
@@ -46,21 +48,35 @@ def load(
     """
     load_families()
     load_entry_points()
-    if isinstance(path, bytes) or Path(path).suffix.lower() == ".onnx":
+    if _is_onnx(model):
         if fragments or fake_quantize:
             raise InputError("fragments and fake_quantize are for NNEF: leave them out for .onnx")
-        return _load_onnx(path, shapes, constants)
+        return _load_onnx(model, shapes, constants)
     if shapes or constants:
-        raise InputError(f"'{path}': shapes and constants are for .onnx: leave them out for NNEF")
+        raise InputError("shapes and constants are for .onnx: leave them out for NNEF")
     declarations = {**_library(fragments), **_declared()}
-    graph = nnef.load(path, is_registered, infer_node, declarations)
+    graph = nnef.load(model, is_registered, infer_node, declarations)
     if fake_quantize:
         graph = fake_quantized(graph, _built)
     return infer_facts(graph)
 
 
+def _is_onnx(model: str | Path | Bytes | ModelSource) -> bool:
+    """Whether a model is ONNX's: bytes by what they are, others by their file's name."""
+    if isinstance(model, Bytes):
+        return not is_archive(model)
+    if isinstance(model, str | Path):
+        return Path(model).suffix.lower() == ".onnx"
+    if isinstance(model, ModelSource):
+        return model.graph.lower().endswith(".onnx")
+    raise InputError(
+        f"cannot load {type(model).__name__}: wanted a path, the bytes of an .onnx or a .tgz, or a "
+        "cml.ModelSource"
+    )
+
+
 def _load_onnx(
-    model: str | Path | bytes,
+    model: str | Path | Bytes | ModelSource,
     shapes: Mapping[str, Sequence[int]] | None,
     constants: Mapping[str, np.ndarray[Any, Any]] | None,
 ) -> Graph:

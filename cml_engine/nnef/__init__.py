@@ -12,10 +12,12 @@ from pathlib import Path
 
 from cml_engine.errors import ModelError
 from cml_engine.graph import Graph
+from cml_engine.model_source import Bytes, ModelSource, shown
 from cml_engine.nnef.build import build
-from cml_engine.nnef.files import GRAPH_FILE, QUANT_FILE, open_model
+from cml_engine.nnef.files import QUANT_FILE, open_model, read_text
 from cml_engine.nnef.lexer import SourceText
 from cml_engine.nnef.library import Library
+from cml_engine.nnef.memory import MemoryModel
 from cml_engine.nnef.nodes import Infer
 from cml_engine.nnef.parser import parse_document
 from cml_engine.nnef.quant import parse_quant
@@ -26,6 +28,7 @@ from cml_engine.nnef.weights import load_variables
 from cml_engine.nnef.writer import save
 
 __all__ = [
+    "MemoryModel",
     "NnefWarning",
     "Param",
     "Signature",
@@ -39,7 +42,7 @@ __all__ = [
 
 
 def load(
-    path: str | Path,
+    model: str | Path | Bytes | ModelSource,
     native: Callable[[str], bool],
     infer: Infer | None = None,
     declarations: Mapping[str, str] | None = None,
@@ -48,7 +51,8 @@ def load(
 
     Parameters
     ----------
-    path : a folder with ``graph.nnef``, such a file itself, or a ``.tgz`` of such a folder.
+    model : a folder with ``graph.nnef``, such a file itself, a ``.tgz`` of such a folder or the
+        bytes of one, or a source of such files.
     native : whether the engine has an operator of its own; all others are expanded.
     infer : ``infer(node, facts)`` gives the facts of a node's outputs; with it the graph comes
         with the shapes of all tensors, without it with those of inputs and constants only.
@@ -61,7 +65,7 @@ def load(
         for everything that can be wrong with a model, with file, line and column.
     """
     with _collector_paused():
-        return _load(Path(path), Library(native, declarations), infer)
+        return _load(open_model(model), Library(native, declarations), infer)
 
 
 def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer) -> Graph:
@@ -70,20 +74,21 @@ def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer)
     return build(parse_document(source), source, Library(native), infer).graph
 
 
-def _load(path: Path, library: Library, infer: Infer | None) -> Graph:
-    files = open_model(path)
-    text = files.text(GRAPH_FILE)
+def _load(model: ModelSource, library: Library, infer: Infer | None) -> Graph:
+    text = read_text(model, model.graph)
     if text is None:
-        raise ModelError(f"'{path}' has no {GRAPH_FILE}: name the folder that has it")
-    source = SourceText(text, files.graph_name)
-    quant_text = files.text(QUANT_FILE)
+        raise ModelError(f"'{model.name}' has no {model.graph}: name the folder that has it")
+    source = SourceText(text, shown(model, model.graph))
+    quant_text = read_text(model, QUANT_FILE)
     try:
         document = parse_document(source)
         quantization = {} if quant_text is None else parse_quant(quant_text)
         built = build(document, source, library, infer)
     except RecursionError:
-        raise ModelError(f"'{path}' is nested too deep: assign inner parts to names") from None
-    weights = load_variables(built.variables, files, quantization)
+        raise ModelError(
+            f"'{source.file}' is nested too deep: assign inner parts to names"
+        ) from None
+    weights = load_variables(built.variables, model, quantization)
     constants = {**built.graph.constants, **weights}
     return built.graph.with_(constants=constants, quantization=quantization)
 

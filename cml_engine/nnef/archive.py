@@ -12,14 +12,11 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import BinaryIO
 
-import numpy as np
-
-from cml_engine.errors import ModelError, Source, TensorFileError
-from cml_engine.nnef.files import GRAPH_FILE, MAX_TEXT, decode, tensor_file_name
-from cml_engine.nnef.tar import Member, Refused, TarError, members
-from cml_engine.nnef.tensor_file import Blob
+from cml_engine.errors import ModelError
+from cml_engine.nnef.files import GRAPH_FILE
+from cml_engine.nnef.tar import Refused, TarError, members
 
 #: An archive may unpack to the larger of these, but never to more than the last.
 _ALWAYS_FINE = 256 * 2**20
@@ -27,63 +24,41 @@ _MAX_RATIO = 100
 _MAX_TOTAL = 16 * 2**30
 
 
-class ArchiveBlob:
-    """A file in an archive."""
-
-    def __init__(self, archive: ArchiveFiles, member: Member) -> None:
-        self.name = member.name
-        self.size = member.size
-        self.offset = member.offset
-        self._archive = archive
-        self._member = member
-
-    def head(self, count: int) -> bytes:
-        return self._archive.read(self._member, 0, min(count, self.size))
-
-    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
-        data = self._archive.read(self._member, offset, count * dtype.itemsize)
-        return np.frombuffer(data, dtype)
-
-
-class ArchiveFiles:
+class ArchiveSource:
     """A model in an archive: ``graph.nnef`` at its top, or in its topmost folder that has one."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        limit = min(_MAX_TOTAL, max(_ALWAYS_FINE, _MAX_RATIO * path.stat().st_size))
+    graph = GRAPH_FILE
+
+    def __init__(self, file: Path | BinaryIO, name: str, size: int) -> None:
+        self._archive = name
+        limit = min(_MAX_TOTAL, max(_ALWAYS_FINE, _MAX_RATIO * size))
         with self._checked():
-            self._stream = gzip.GzipFile(path, "rb")
+            if isinstance(file, Path):
+                self._stream = gzip.GzipFile(file, "rb")
+            else:
+                self._stream = gzip.GzipFile(fileobj=file, mode="rb")
             self._members = members(self._stream, limit)
         graphs = [n for n in self._members if PurePosixPath(n).name == GRAPH_FILE]
         if not graphs:
-            raise ModelError(f"'{path}' has no {GRAPH_FILE} in it: pack the model's folder")
+            raise ModelError(f"'{name}' has no {GRAPH_FILE} in it: pack the model's folder")
         graph = min(graphs, key=lambda name: (name.count("/"), name))
         self._root = graph[: -len(GRAPH_FILE)]
-        self.graph_name = f"{path}/{graph}"
+        self.name = f"{name}/{self._root}".rstrip("/")
 
-    def text(self, name: str) -> str | None:
-        member = self._members.get(self._root + name)
-        if member is None:
-            return None
-        if member.size > MAX_TEXT:
-            raise ModelError(f"'{member.name}' is larger than {MAX_TEXT // 2**20} MiB: not a graph")
-        return decode(self.read(member, 0, member.size), f"{self._path}/{member.name}")
+    def size(self, file: str) -> int | None:
+        member = self._members.get(self._root + file)
+        return None if member is None else member.size
 
-    def tensor(self, label: str, source: Source) -> Blob:
-        name = tensor_file_name(label, source)
-        member = self._members.get(self._root + name)
-        if member is None:
-            message = f"'{self._path}' has no '{name}': pack the model again with it"
-            raise TensorFileError(message, source)
-        return ArchiveBlob(self, member)
+    def position(self, file: str) -> int:
+        """Where a file begins: a stream can only go forwards cheaply."""
+        return self._members[self._root + file].offset
 
-    def read(self, member: Member, offset: int, count: int) -> bytes:
-        """Some bytes of a member. A stream can only go forward cheaply: ask in file order."""
+    def read(self, file: str, offset: int, count: int) -> bytes:
         with self._checked():
-            self._stream.seek(member.offset + offset)
+            self._stream.seek(self.position(file) + offset)
             data = self._stream.read(count)
             if len(data) != count:
-                raise EOFError(f"'{member.name}' ends early")
+                raise EOFError(f"'{file}' ends early")
         return data
 
     @contextmanager
@@ -92,6 +67,6 @@ class ArchiveFiles:
         try:
             yield
         except Refused as error:
-            raise ModelError(f"'{self._path}': {error}") from None
+            raise ModelError(f"'{self._archive}': {error}") from None
         except (TarError, EOFError, OSError, zlib.error) as error:
-            raise ModelError(f"'{self._path}' is damaged ({error}): pack it again") from None
+            raise ModelError(f"'{self._archive}' is damaged ({error}): pack it again") from None

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import BinaryIO
 
-from cml_engine.errors import ModelError, NnefSyntaxError, Source, TensorFileError
-from cml_engine.nnef.tensor_file import Blob, FileBlob
+from cml_engine.errors import (
+    CmlError,
+    InputError,
+    ModelError,
+    NnefSyntaxError,
+    Source,
+    TensorFileError,
+)
+from cml_engine.model_source import (
+    Bytes,
+    FolderSource,
+    ModelSource,
+    Outside,
+    SourceFile,
+    file_size,
+    shown,
+)
+from cml_engine.nnef.tensor_file import Blob
 
 GRAPH_FILE = "graph.nnef"
 QUANT_FILE = "graph.quant"
@@ -18,6 +36,10 @@ MAX_TEXT = 64 * 2**20
 KINDS = f"a folder with {GRAPH_FILE}, that file itself, a .tgz of the folder, or an .onnx file"
 
 _GZIP = b"\x1f\x8b"
+#: how a text of NNEF begins, behind comments
+_NNEF_TEXT = re.compile(rb"(?:\s|#[^\n]*\n)*(?:version|extension|fragment|graph)\s")
+#: as much as tells what a file is
+_HEAD = 512
 _OTHERS = {
     b"PK\3\4": "a zip archive",
     b"PK\5\6": "a zip archive",
@@ -29,89 +51,105 @@ _OTHERS = {
 }
 
 
-class ModelFiles(Protocol):
-    """The files of one model, by their names within it."""
-
-    #: How messages show the graph's file.
-    graph_name: str
-
-    def text(self, name: str) -> str | None:
-        """A text file, or None where there is none."""
-        ...
-
-    def tensor(self, label: str, source: Source) -> Blob:
-        """The tensor file of a label."""
-        ...
+def read_text(source: ModelSource, name: str) -> str | None:
+    """A text file of a model, or None where there is none."""
+    if file_size(source, name) is None:
+        return None
+    file = SourceFile(source, name)
+    if file.size > MAX_TEXT:
+        where = shown(source, name)
+        raise ModelError(f"'{where}' is larger than {MAX_TEXT // 2**20} MiB: not a graph")
+    return decode(bytes(file.part()), shown(source, name))
 
 
-class FolderFiles:
-    """A model in a folder."""
-
-    def __init__(self, graph: Path) -> None:
-        self.graph_name = str(graph)
-        self._graph = graph
-        self._root = graph.parent.resolve()
-
-    def text(self, name: str) -> str | None:
-        path = self._graph if name == GRAPH_FILE else self._root / name
-        try:
-            if not path.is_file():
-                return None
-            if path.stat().st_size > MAX_TEXT:
-                raise ModelError(f"'{path}' is larger than {MAX_TEXT // 2**20} MiB: not a graph")
-            return decode(path.read_bytes(), str(path))
-        except OSError as error:
-            raise ModelError(f"cannot read '{path}': {error.strerror}") from None
-
-    def tensor(self, label: str, source: Source) -> Blob:
-        name = tensor_file_name(label, source)
-        try:
-            path = (self._root / name).resolve()
-            inside = path.is_relative_to(self._root)
-        except (OSError, RuntimeError, ValueError):
-            inside = False
-        if not inside:
-            message = f"label '{label}' leads out of the model's folder: move the file into it"
-            raise TensorFileError(message, source)
-        try:
-            return FileBlob(path, name)
-        except TensorFileError as error:
-            raise TensorFileError(error.message, source) from None
+def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
+    """The tensor file of a label."""
+    try:
+        return SourceFile(source, tensor_file_name(label, where))
+    except Outside:
+        message = f"label '{label}' leads out of the model's folder: move the file into it"
+        raise TensorFileError(message, where) from None
+    except CmlError as error:
+        raise type(error)(error.message, error.source or where) from error.__cause__
 
 
-def open_model(path: str | Path) -> ModelFiles:
+def open_model(model: str | Path | Bytes | ModelSource) -> ModelSource:
     """Find a model's files; nothing but the archive's index is read yet."""
-    path = Path(path)
+    if isinstance(model, Bytes):
+        return _archive(BytesIO(model), "<bytes>", len(model))
+    if isinstance(model, str | Path):
+        return _of_path(Path(model))
+    return _inner_archive(model)
+
+
+def _of_path(path: Path) -> ModelSource:
     try:
         if path.is_dir():
             return _folder(path)
         if not path.is_file():
             raise ModelError(f"there is no '{path}': wanted {KINDS}")
         with path.open("rb") as file:
-            head = file.read(512)
+            head = file.read(_HEAD)
     except OSError as error:
         raise ModelError(f"cannot read '{path}': {error.strerror}") from None
     except ValueError as error:  # no name of a file
         raise ModelError(f"cannot read {str(path)!r}: {error}") from None
     if head.startswith(_GZIP):
-        from cml_engine.nnef.archive import ArchiveFiles
-
-        return ArchiveFiles(path)
-    if other := _other_kind(path, head):
+        return _archive(path, str(path), path.stat().st_size)
+    if other := _other_kind(path.name, head):
         raise ModelError(f"'{path}' is {other}: wanted {KINDS}")
-    return FolderFiles(path)
+    return FolderSource(path.parent, path.name)
 
 
-def _other_kind(path: Path, head: bytes) -> str | None:
+def is_archive(data: Bytes) -> bool:
+    """Whether bytes are those of a ``.tgz``; raises for what is neither that nor ONNX's."""
+    head = bytes(data[:_HEAD])
+    if head.startswith(_GZIP):
+        return True
+    wanted = "wanted the bytes of an .onnx or a .tgz"
+    if _NNEF_TEXT.match(head):
+        raise InputError(
+            f"these {len(data):,} bytes are NNEF's text, which has no weights in it: {wanted}, or "
+            "cml.MemoryModel(text, {label: array})"
+        )
+    if other := _other_magic(head):
+        raise InputError(f"these {len(data):,} bytes are {other}: {wanted}")
+    return False
+
+
+def _inner_archive(source: ModelSource) -> ModelSource:
+    """A source's graph may itself be an archive of the model."""
+    if file_size(source, source.graph) is None:
+        raise ModelError(f"'{source.name}' has no '{source.graph}': wanted the model's graph")
+    file = SourceFile(source, source.graph)
+    head = file.head(_HEAD)
+    if head.startswith(_GZIP):
+        return _archive(BytesIO(file.part()), shown(source, source.graph), file.size)
+    if other := _other_kind(source.graph, head):
+        raise ModelError(f"'{shown(source, source.graph)}' is {other}: wanted text of NNEF")
+    return source
+
+
+def _archive(file: Path | BinaryIO, name: str, size: int) -> ModelSource:
+    from cml_engine.nnef.archive import ArchiveSource
+
+    return ArchiveSource(file, name, size)
+
+
+def _other_kind(name: str, head: bytes) -> str | None:
     """What a file is that is no text of a graph, as far as its beginning shows."""
+    if other := _other_magic(head):
+        return other
+    if name.lower().endswith(".param"):
+        return "a file of ncnn ('cml convert' makes NNEF of it)"
+    return "no text" if b"\0" in head else None
+
+
+def _other_magic(head: bytes) -> str | None:
     for magic, what in _OTHERS.items():
         if head.startswith(magic):
             return what
-    if head[257:262] == b"ustar":
-        return "a tar archive that is not packed"
-    if path.suffix.lower() == ".param":
-        return "a file of ncnn ('cml convert' makes NNEF of it)"
-    return "no text" if b"\0" in head else None
+    return "a tar archive that is not packed" if head[257:262] == b"ustar" else None
 
 
 def tensor_file_name(label: str, source: Source | None = None) -> str:
@@ -142,8 +180,7 @@ def decode(data: bytes, file: str) -> str:
         raise NnefSyntaxError(message, Source(file)) from None
 
 
-def _folder(path: Path) -> FolderFiles:
-    graph = path / GRAPH_FILE
-    if not graph.is_file():
+def _folder(path: Path) -> FolderSource:
+    if not (path / GRAPH_FILE).is_file():
         raise ModelError(f"'{path}' has no {GRAPH_FILE}: name the folder that has it")
-    return FolderFiles(graph)
+    return FolderSource(path, GRAPH_FILE)

@@ -97,36 +97,6 @@ class StoredTensor:
     values: np.ndarray[Any, Any]
 
 
-class FileBlob:
-    """A file on disk."""
-
-    offset = 0
-
-    def __init__(self, path: Path, name: str = "") -> None:
-        self.path = path
-        self.name = name or str(path)
-        try:
-            self.size = path.stat().st_size
-        except OSError as error:
-            raise TensorFileError(
-                f"cannot read '{self.name}': {error.strerror}: export the model again with it"
-            ) from None
-        if not path.is_file():
-            raise TensorFileError(f"'{self.name}' is not a file")
-
-    def head(self, count: int) -> bytes:
-        return self.array(0, np.dtype(np.uint8), min(count, self.size)).tobytes()
-
-    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
-        try:
-            values = np.fromfile(self.path, dtype, count, offset=offset)
-        except OSError as error:
-            raise TensorFileError(f"cannot read '{self.name}': {error.strerror}") from None
-        if len(values) != count:
-            raise TensorFileError(f"'{self.name}' shrank while it was read: try again")
-        return values
-
-
 class MemoryBlob:
     """Bytes in memory."""
 
@@ -163,9 +133,9 @@ def read_header(blob: Blob) -> Header:
     return header
 
 
-def read_stored(blob: Blob) -> StoredTensor:
+def read_stored(blob: Blob, header: Header | None = None) -> StoredTensor:
     """A tensor's items as the nearest NumPy type: float16/32/64, (u)int8..64, bool."""
-    header = read_header(blob)
+    header = header or read_header(blob)
     return StoredTensor(header, _items(blob, header).reshape(header.shape))
 
 
@@ -174,12 +144,7 @@ def tensor_bytes(
 ) -> bytes:
     """A whole tensor file. By default floats and integers keep their width, bools take 1 bit."""
     array = np.asarray(array)
-    if array.ndim > MAX_RANK:
-        raise TensorFileError(f"rank {array.ndim}: a tensor file holds at most {MAX_RANK}")
-    item = _item_of(array.dtype) if item is None else item
-    if bits is None:
-        bits = 1 if item is Item.BOOL else 8 * array.dtype.itemsize
-    _check_width(f"cannot write {array.dtype}", item, bits)
+    item, bits = _stored_as(array, bits, item)
     payload = _payload(array, item, bits)
     extents = (*array.shape, *(0,) * (MAX_RANK - array.ndim))
     if max(len(payload), *extents) >= 2**32:
@@ -188,11 +153,29 @@ def tensor_bytes(
     return _HEADER.pack(*fields) + payload
 
 
+def tensor_file_size(array: np.ndarray[Any, Any]) -> int:
+    """How long ``tensor_bytes`` of an array are."""
+    return HEADER_SIZE - (-array.size * _stored_as(array)[1] // 8)
+
+
 def write_tensor(
     path: Path, array: np.ndarray[Any, Any], bits: int | None = None, item: Item | None = None
 ) -> None:
     """Write a tensor file; its folder is made where it is missing."""
     write_atomically(path, tensor_bytes(array, bits, item))
+
+
+def _stored_as(
+    array: np.ndarray[Any, Any], bits: int | None = None, item: Item | None = None
+) -> tuple[Item, int]:
+    """What a file would hold an array as."""
+    if array.ndim > MAX_RANK:
+        raise TensorFileError(f"rank {array.ndim}: a tensor file holds at most {MAX_RANK}")
+    item = _item_of(array.dtype) if item is None else item
+    if bits is None:
+        bits = 1 if item is Item.BOOL else 8 * array.dtype.itemsize
+    _check_width(f"cannot write {array.dtype}", item, bits)
+    return item, bits
 
 
 def _item(blob: Blob, code: int, params: bytes, bits: int) -> Item:

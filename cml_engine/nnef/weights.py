@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import Source, TensorFileError
+from cml_engine.errors import ModelError, Source, TensorFileError
 from cml_engine.graph import Attrs, Fact
+from cml_engine.model_source import ModelSource
 from cml_engine.nnef.build import Variable
-from cml_engine.nnef.files import ModelFiles
+from cml_engine.nnef.files import tensor_blob
 from cml_engine.nnef.quant import dequantize
 from cml_engine.nnef.tensor_file import Blob, Header, Item, StoredTensor, read_header, read_stored
 from cml_engine.nnef.warning import warn
@@ -21,7 +22,7 @@ _ANY_LINE = ""
 
 
 def load_variables(
-    variables: Iterable[Variable], files: ModelFiles, quantization: Mapping[str, Attrs]
+    variables: Iterable[Variable], model: ModelSource, quantization: Mapping[str, Attrs]
 ) -> dict[str, Array]:
     """The values of all variables; those with one label (whatever its case) share them, each
     read by the line of its own name in ``graph.quant``."""
@@ -29,7 +30,7 @@ def load_variables(
     blobs: dict[str, Blob] = {}
     for variable in variables:
         if _file(variable) not in blobs:
-            blobs[_file(variable)] = files.tensor(variable.label, variable.source)
+            blobs[_file(variable)] = tensor_blob(model, variable.label, variable.source)
     found: dict[str, Array] = {}
     shared: dict[tuple[str, str, str], Array] = {}
     halves: list[Variable] = []
@@ -78,11 +79,10 @@ def _read(variable: Variable, blob: Blob, quant: Attrs | None) -> tuple[Array, H
     try:
         header = read_header(blob)
         _check(variable.fact, header, blob.name, quant is not None)
-        values = to_engine(
-            read_stored(blob), variable.fact.dtype, quant, blob.name, variable.source
-        )
-    except TensorFileError as error:
-        raise TensorFileError(error.message, variable.source) from None
+        stored = read_stored(blob, header)
+        values = to_engine(stored, variable.fact.dtype, quant, blob.name, variable.source)
+    except ModelError as error:
+        raise type(error)(error.message, variable.source) from error.__cause__
     values.flags.writeable = False
     return values, header
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cml_engine.errors import TensorFileError
+from cml_engine.model_source import FolderSource, SourceFile
 from cml_engine.nnef.tensor_file import (
-    FileBlob,
     Item,
     MemoryBlob,
     read_header,
@@ -81,7 +81,9 @@ def test_the_deprecated_sign_of_unsigned_integers() -> None:
 def test_a_file_on_disk(tmp_path: Path) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     write_tensor(tmp_path / "a" / "b.dat", array)
-    np.testing.assert_array_equal(read_stored(FileBlob(tmp_path / "a" / "b.dat")).values, array)
+    np.testing.assert_array_equal(
+        read_stored(SourceFile(FolderSource(tmp_path, "graph.nnef"), "a/b.dat")).values, array
+    )
 
 
 GOOD = tensor_bytes(np.zeros((2, 3), np.float32))
@@ -137,4 +139,4 @@ def test_what_cannot_be_written() -> None:
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(TensorFileError, match="cannot read '.*w.dat': No such file"):
-        read_header(FileBlob(tmp_path / "w.dat"))
+        read_header(SourceFile(FolderSource(tmp_path, "graph.nnef"), "w.dat"))

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cml_engine import nnef
+from cml_engine.model_source import FolderSource, SourceFile
 from cml_engine.nnef.signatures import Param, Signature, standard_signatures
 from cml_engine.nnef.writer import to_text
 
@@ -161,5 +162,5 @@ def test_tensor_files(tmp_path: Path, dtype: str, rng: np.random.Generator) -> N
         "with open(folder + '/theirs.dat', 'wb') as f: nnef.write_tensor(f, a)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=60, check=True)
-    theirs = nnef.tensor_file.FileBlob(tmp_path / "theirs.dat")
+    theirs = SourceFile(FolderSource(tmp_path, "graph.nnef"), "theirs.dat")
     np.testing.assert_array_equal(nnef.tensor_file.read_stored(theirs).values, array)

@@ -205,7 +205,7 @@ def test_loops_and_branches_are_written_out(rng):
 )  # fmt: skip
 def test_tensors_are_read_as_the_package_reads_them(dtype, raw):
     from cml_engine.convert.onnx.protobuf import Message
-    from cml_engine.convert.onnx.tensors import Folder, read_tensor
+    from cml_engine.convert.onnx.tensors import ExternalData, read_tensor
 
     element = onnx.TensorProto.DataType.Value(dtype.upper().replace("FLOAT64", "DOUBLE")
                                               .replace("FLOAT32", "FLOAT"))  # fmt: skip
@@ -217,7 +217,7 @@ def test_tensors_are_read_as_the_package_reads_them(dtype, raw):
     else:
         made = onnx.helper.make_tensor("t", element, [1, 5], array.tolist())
     data = memoryview(made.SerializeToString())
-    tensor = read_tensor(Message(data, "m.onnx"), Folder(None))
+    tensor = read_tensor(Message(data, "m.onnx"), ExternalData(None))
     assert tensor.name == "t"
     np.testing.assert_array_equal(tensor.values(), values.reshape(1, 5))
 

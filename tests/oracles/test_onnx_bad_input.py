@@ -98,7 +98,7 @@ def test_wrong_wire_types(data):
 
 def test_not_a_model(tmp_path):
     refused(b"", "no graph")
-    refused(b"version 1.0; graph g(x) -> (y) {}", "damaged or no ONNX model")
+    refused(b"some text that is no network's", "damaged or no ONNX model")
     with pytest.raises(CmlError, match="cannot read"):
         cml.load(tmp_path / "missing.onnx")
     (tmp_path / "folder.onnx").mkdir()
@@ -323,6 +323,39 @@ def test_external_data(tmp_path):
     session = cml.Session(cml.load(folder / "m.onnx"), "cpu")
     got = session.run({"x": np.zeros((1, 4), np.float32)})
     np.testing.assert_array_equal(got["y"][0], values[4:])
+
+
+class Pak:
+    """A model and the data beside it, in memory."""
+
+    name, graph = "pak:net", "net.onnx"
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.asked: set[str] = set()
+
+    def size(self, file: str) -> int | None:
+        self.asked.add(file)
+        return len(self.files[file]) if file in self.files else None
+
+    def read(self, file: str, offset: int, count: int) -> bytes:
+        return self.files[file][offset : offset + count]
+
+
+def test_external_data_of_a_source():
+    values = np.arange(8, dtype=np.float32)
+    model = external("./w.bin", offset="16", length="16").SerializeToString()
+    session = cml.Session(cml.load(Pak({"net.onnx": model, "w.bin": values.tobytes()})), "cpu")
+    got = session.run({"x": np.zeros((1, 4), np.float32)})
+    np.testing.assert_array_equal(got["y"][0], values[4:])
+    with pytest.raises(CmlError, match="No such file in 'pak:net'.*belongs beside"):
+        cml.load(Pak({"net.onnx": model}))
+    with pytest.raises(CmlError, match="'w.bin' is truncated|16 bytes at 16"):
+        cml.load(Pak({"net.onnx": model, "w.bin": values.tobytes()[:20]}))
+    outside = Pak({"net.onnx": external("../w.bin").SerializeToString()})
+    with pytest.raises(CmlError, match="'../w.bin', which is not in the model's folder"):
+        cml.load(outside)
+    assert outside.asked == {"net.onnx"}
 
 
 @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "", ".", "link", "a\0b", "..\\x"])

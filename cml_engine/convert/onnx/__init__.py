@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,16 @@ import numpy as np
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx.importer import Importer
 from cml_engine.convert.onnx.model import read_model
-from cml_engine.convert.onnx.tensors import Folder, map_file
+from cml_engine.convert.onnx.tensors import ExternalData
 from cml_engine.errors import ModelError
 from cml_engine.graph import Graph
+from cml_engine.model_source import Bytes, MappedFolder, ModelSource, SourceFile, shown
 
 __all__ = ["load_onnx"]
 
 
 def load_onnx(
-    model: str | Path | bytes,
+    model: str | Path | Bytes | ModelSource,
     engine: Engine,
     shapes: Mapping[str, Sequence[int]] | None = None,
     constants: Mapping[str, np.ndarray[Any, Any]] | None = None,
@@ -28,22 +29,30 @@ def load_onnx(
 
     Parameters
     ----------
-    model : a file, or the bytes of one.
+    model : a file, the bytes of one, or a source of such a file and of the data beside it.
     engine : what the importer asks of the engine.
     shapes : inputs' shapes by name: where the file has symbols, or instead of what it has.
     constants : values of inputs that are the same in every run; they are inputs no more.
     """
-    if isinstance(model, bytes):
-        file, folder, data, name = "<bytes>", Folder(None), memoryview(model), "model"
+    if isinstance(model, Bytes):
+        file, source, data, name = "<bytes>", None, memoryview(model), "model"
     else:
-        path = Path(model)
-        file, folder, name = str(path), Folder(path.parent), path.stem
-        try:
-            data = map_file(path)
-        except OSError as error:
-            raise ModelError(f"cannot read '{path}': {error.strerror}") from None
+        source = _of_path(Path(model)) if isinstance(model, str | Path) else model
+        file, name = shown(source, source.graph), PurePosixPath(source.graph).stem
+        data = SourceFile(source, source.graph).part()
     try:
-        importer = Importer(read_model(data, file, folder), engine)
+        importer = Importer(read_model(data, file, ExternalData(source)), engine)
         return importer.graph(shapes or {}, constants or {}, name)
     except RecursionError:
         raise ModelError(f"'{file}' is nested too deep: export it again") from None
+
+
+def _of_path(path: Path) -> ModelSource:
+    """The folder of a file; a path of bytes that no file can have is refused by its text."""
+    try:
+        if not path.is_file():
+            what = "it is a folder" if path.is_dir() else "there is no such file"
+            raise ModelError(f"cannot read '{path}': {what}")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {str(path)!r}: {error}") from None
+    return MappedFolder(path.parent, path.name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cml_engine.convert.onnx.protobuf import Field, Message
-from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, Folder, Tensor, read_tensor
+from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, ExternalData, Tensor, read_tensor
 from cml_engine.errors import ModelError, UnsupportedOp
 
 #: an extent: a number, a symbol ("batch"), or nothing at all
@@ -105,7 +105,7 @@ class Model:
     functions: Mapping[tuple[str, str, str], Function] = field(default_factory=dict)
 
 
-def read_model(data: memoryview, file: str, folder: Folder) -> Model:
+def read_model(data: memoryview, file: str, folder: ExternalData) -> Model:
     """The model in a file's bytes; ``folder`` has its external data."""
     return _Reader(folder).model(Message(data, file))
 
@@ -119,7 +119,7 @@ _KINDS = {4: "sequence", 5: "map", 8: "sparse tensor", 9: "optional"}
 
 
 class _Reader:
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: ExternalData) -> None:
         self._folder = folder
 
     def model(self, message: Message) -> Model:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cml_engine.convert.onnx.protobuf import Message
-from cml_engine.errors import ModelError, TensorFileError, UnsupportedOp
+from cml_engine.errors import CmlError, ModelError, TensorFileError, UnsupportedOp
+from cml_engine.model_source import ModelSource, Outside, SourceFile, inner_name
 
 Array = np.ndarray[Any, Any]
 
@@ -47,50 +46,37 @@ def element_dtype(element: int) -> np.dtype[Any] | None:
     return _NUMPY.get(_HELD_AS.get(name, name))
 
 
-class Folder:
-    """The model's folder, from which external data may come; ``None`` where there is none."""
+class ExternalData:
+    """The files beside a model, which hold values of its tensors; ``None`` where there are none."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._open: dict[str, memoryview] = {}
+    def __init__(self, source: ModelSource | None) -> None:
+        self._source = source
+        self._files: dict[str, SourceFile] = {}
 
-    def bytes(self, location: str, tensor: str) -> memoryview:
-        """The whole file of external data, mapped into memory."""
-        if location not in self._open:
-            self._open[location] = self._map(location, tensor)
-        return self._open[location]
+    def file(self, location: str, tensor: str) -> SourceFile:
+        """A file, of which nothing is read yet."""
+        if location not in self._files:
+            self._files[location] = self._found(location, tensor)
+        return self._files[location]
 
-    def _map(self, location: str, tensor: str) -> memoryview:
-        if self._path is None:
+    def _found(self, location: str, tensor: str) -> SourceFile:
+        if self._source is None:
             raise TensorFileError(
                 f"the values of '{tensor}' are in the file '{location}', and the model was given "
-                "as bytes: give its path"
+                "as bytes: give its path, or a cml.ModelSource that has both"
             )
-        root = self._path.resolve()
         try:
-            path = (root / location).resolve()
-        except (OSError, ValueError):
-            path = root.parent
-        if not location or "\\" in location or not path.is_relative_to(root) or path == root:
+            return SourceFile(self._source, inner_name(location))
+        except Outside:
             raise TensorFileError(
                 f"the values of '{tensor}' are in '{location}', which is not in the model's "
-                f"folder '{self._path}': put them there"
-            )
-        try:
-            return map_file(path)
-        except OSError as error:
-            raise TensorFileError(
-                f"cannot read '{path}', which has the values of '{tensor}': {error.strerror}: it "
-                "belongs beside the model"
+                f"folder '{self._source.name}': put them there"
             ) from None
-
-
-def map_file(path: Path) -> memoryview:
-    """A file's bytes, which are read when they are looked at."""
-    with path.open("rb") as file:
-        if path.stat().st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except CmlError as error:
+            raise TensorFileError(
+                f"'{tensor}' has its values in '{location}': {error.message}; it belongs beside "
+                "the model"
+            ) from error.__cause__
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +87,7 @@ class Tensor:
     shape: tuple[int, ...]
     element: int
     file: str
-    folder: Folder
+    folder: ExternalData
     raw: memoryview | None = None
     typed: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
     external: Mapping[str, str] | None = None
@@ -131,16 +117,16 @@ class Tensor:
     def _bytes(self) -> memoryview | None:
         if self.external is None:
             return self.raw
-        whole = self.folder.bytes(self.external.get("location", ""), self.name)
+        file = self.folder.file(self.external.get("location", ""), self.name)
         offset = _whole(self.external.get("offset", "0"), self)
-        length = _whole(self.external.get("length", str(len(whole) - offset)), self)
-        if offset + length > len(whole):
+        length = _whole(self.external.get("length", str(max(file.size - offset, 0))), self)
+        if offset + length > file.size:
             where = self.external.get("location", "")
             raise TensorFileError(
                 f"'{where}' is truncated: '{self.name}' wants {length:,} bytes at {offset:,}, the "
-                f"file has {len(whole):,}"
+                f"file has {file.size:,}"
             )
-        return whole[offset : offset + length]
+        return file.part(offset, length)
 
     def damaged(self, what: str) -> ModelError:
         return TensorFileError(
@@ -148,7 +134,7 @@ class Tensor:
         )
 
 
-def read_tensor(message: Message, folder: Folder) -> Tensor:
+def read_tensor(message: Message, folder: ExternalData) -> Tensor:
     """A ``TensorProto``; of its values only where they lie is looked at."""
     dims: list[int] = []
     element, name, location = 0, "", 0

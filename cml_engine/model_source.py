@@ -1,0 +1,185 @@
+"""Where a model's files lie: a folder, an archive, memory, or what a game brings of its own.
+
+Names and bytes of a source are no more trusted than those of a file: sizes are asked for before
+anything is read, and every read is checked.
+"""
+
+from __future__ import annotations
+
+import mmap
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from cml_engine.errors import CmlError, ModelError, TensorFileError
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+
+@runtime_checkable
+class ModelSource(Protocol):
+    """The files of one model, by their names within it: in a pak file, encrypted, in memory.
+
+    A file's name has no ``..`` and does not begin with ``/``; folders are parted by ``/``. A source
+    that can only go forwards cheaply may have ``position(file)``, where a file begins: tensors are
+    read in that order.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages call the model."""
+        ...
+
+    @property
+    def graph(self) -> str:
+        """The file that is the network: ``graph.nnef``, or a name that ends in ``.onnx``."""
+        ...
+
+    def size(self, file: str, /) -> int | None:
+        """How many bytes a file has, ``None`` where there is no such file."""
+        ...
+
+    def read(self, file: str, offset: int, count: int, /) -> Bytes:
+        """Some bytes of a file that is there, all ``count`` of them."""
+        ...
+
+
+class Outside(ModelError):
+    """A name leads out of the model."""
+
+
+def inner_name(name: str) -> str:
+    """A file's name within a model, in its plainest form; :class:`Outside` where it leads out."""
+    plain = posixpath.normpath(name) if name else ""
+    leads_out = plain.startswith(("/", "../")) or plain in ("", ".", "..")
+    if leads_out or any(c in "\\:" or ord(c) < 32 for c in name):
+        raise Outside(f"'{name[:80]}' is no name of a file in the model's folder")
+    return plain
+
+
+class FolderSource:
+    """A model in a folder."""
+
+    def __init__(self, folder: Path, graph: str) -> None:
+        self.name = str(folder)
+        self.graph = graph
+        self._folder = folder
+        self._root = folder.resolve()
+
+    def size(self, file: str) -> int | None:
+        path = self._path(file)
+        return path.stat().st_size if path.is_file() else None
+
+    def read(self, file: str, offset: int, count: int) -> Bytes:
+        with self._path(file).open("rb") as opened:
+            opened.seek(offset)
+            return opened.read(count)
+
+    def _path(self, file: str) -> Path:
+        """Where a file is; a link must not lead out, but for the graph, which was named."""
+        if file == self.graph:
+            return self._folder / file
+        try:
+            path = (self._root / file).resolve()
+            inside = path.is_relative_to(self._root)
+        except (OSError, RuntimeError, ValueError):
+            inside = False
+        if not inside:
+            raise Outside(f"'{file[:80]}' is not in the model's folder '{self._folder}'")
+        return path
+
+
+class MappedFolder(FolderSource):
+    """A folder whose files are mapped into memory: what is not looked at is not read."""
+
+    def __init__(self, folder: Path, graph: str) -> None:
+        super().__init__(folder, graph)
+        self._open: dict[str, memoryview] = {}
+
+    def read(self, file: str, offset: int, count: int) -> Bytes:
+        if file not in self._open:
+            self._open[file] = map_file(self._path(file))
+        return self._open[file][offset : offset + count]
+
+
+class SourceFile:
+    """A file of a source, as a :class:`cml_engine.nnef.tensor_file.Blob`."""
+
+    def __init__(self, source: ModelSource, name: str) -> None:
+        self.name = name
+        self._source = source
+        size = file_size(source, name)
+        if size is None:
+            raise TensorFileError(
+                f"cannot read '{name}': No such file in '{source.name}': export the model again "
+                "with it"
+            )
+        self.size = size
+        position = getattr(source, "position", None)
+        with _asking(source, name):
+            self.offset = 0 if position is None else int(position(name))
+
+    def part(self, offset: int = 0, count: int | None = None) -> memoryview:
+        """Some bytes, or all."""
+        count = self.size - offset if count is None else count
+        if offset < 0 or count < 0 or offset + count > self.size:
+            raise TensorFileError(
+                f"'{self.name}' is truncated: {count:,} bytes at {offset:,} of {self.size:,}"
+            )
+        with _asking(self._source, self.name):
+            data = memoryview(self._source.read(self.name, offset, count)).cast("B")
+        if len(data) != count:
+            raise TensorFileError(
+                f"'{self.name}': asked for {count:,} bytes at {offset:,}, "
+                f"'{self._source.name}' gave {len(data):,}"
+            )
+        return data
+
+    def head(self, count: int) -> bytes:
+        return bytes(self.part(0, min(count, self.size)))
+
+    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self.part(offset, count * dtype.itemsize), dtype)
+
+
+def file_size(source: ModelSource, name: str) -> int | None:
+    """How many bytes a file of a source has, if it is there."""
+    with _asking(source, name):
+        size = source.size(name)
+        if size is not None and size < 0:
+            raise ValueError(f"a size of {size}")
+        return size
+
+
+def shown(source: ModelSource, file: str) -> str:
+    """What messages call a file of a source."""
+    return file if source.name in ("", ".") else f"{source.name}/{file}"
+
+
+def map_file(path: Path) -> memoryview:
+    """A file's bytes, which are read when they are looked at."""
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+@contextmanager
+def _asking(source: ModelSource, file: str) -> Iterator[None]:
+    """Whatever a source raises, as an error that names it and the file."""
+    try:
+        yield
+    except (CmlError, MemoryError):
+        raise
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise ModelError(f"cannot read '{shown(source, file)}': {what}") from None
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ModelError(
+            f"cannot read '{shown(source, file)}': its source raised {what}"
+        ) from error
