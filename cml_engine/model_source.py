@@ -123,7 +123,7 @@ class SourceFile:
         with _asking(source, name):
             self.offset = 0 if position is None else int(position(name))
 
-    def part(self, offset: int = 0, count: int | None = None) -> memoryview:
+    def span(self, offset: int = 0, count: int | None = None) -> memoryview:
         """Some bytes, or all."""
         count = self.size - offset if count is None else count
         if offset < 0 or count < 0 or offset + count > self.size:
@@ -140,10 +140,10 @@ class SourceFile:
         return data
 
     def head(self, count: int) -> bytes:
-        return bytes(self.part(0, min(count, self.size)))
+        return bytes(self.span(0, min(count, self.size)))
 
     def array(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
-        return np.frombuffer(self.part(offset, count * dtype.itemsize), dtype)
+        return np.frombuffer(self.span(offset, count * dtype.itemsize), dtype)
 
 
 def file_size(source: ModelSource, name: str) -> int | None:

@@ -59,7 +59,7 @@ def read_text(source: ModelSource, name: str) -> str | None:
     if file.size > MAX_TEXT:
         where = shown(source, name)
         raise ModelError(f"'{where}' is larger than {MAX_TEXT // 2**20} MiB: not a graph")
-    return decode(bytes(file.part()), shown(source, name))
+    return decode(bytes(file.span()), shown(source, name))
 
 
 def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
@@ -124,7 +124,7 @@ def _inner_archive(source: ModelSource) -> ModelSource:
     file = SourceFile(source, source.graph)
     head = file.head(_HEAD)
     if head.startswith(_GZIP):
-        return _archive(BytesIO(file.part()), shown(source, source.graph), file.size)
+        return _archive(BytesIO(file.span()), shown(source, source.graph), file.size)
     if other := _other_kind(source.graph, head):
         raise ModelError(f"'{shown(source, source.graph)}' is {other}: wanted text of NNEF")
     return source

@@ -39,7 +39,7 @@ def load_onnx(
     else:
         source = _of_path(Path(model)) if isinstance(model, str | Path) else model
         file, name = shown(source, source.graph), PurePosixPath(source.graph).stem
-        data = SourceFile(source, source.graph).part()
+        data = SourceFile(source, source.graph).span()
     try:
         importer = Importer(read_model(data, file, ExternalData(source)), engine)
         return importer.graph(shapes or {}, constants or {}, name)

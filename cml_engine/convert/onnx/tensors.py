@@ -126,7 +126,7 @@ class Tensor:
                 f"'{where}' is truncated: '{self.name}' wants {length:,} bytes at {offset:,}, the "
                 f"file has {file.size:,}"
             )
-        return file.part(offset, length)
+        return file.span(offset, length)
 
     def damaged(self, what: str) -> ModelError:
         return TensorFileError(
