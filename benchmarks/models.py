@@ -18,7 +18,7 @@ from benchmarks import layers, rounds
 from benchmarks.contenders import Array, Workload
 from benchmarks.graph_ncnn import graph_to_ncnn
 from benchmarks.write_ncnn import write_ncnn
-from cml_engine.backends.gpu import GpuProgram
+from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Config, random_parameters

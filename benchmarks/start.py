@@ -69,7 +69,7 @@ def measure(model: Path, rounds: int) -> tuple[int, float]:
     begin = time.perf_counter()
     import cml_engine as cml
     from cml_engine.ops import load_families
-    from cml_engine.ops.lowering import Lowering
+    from cml_engine.ops.declaration.lowering import Lowering
     from cml_engine.passes import optimize
     from cml_engine.session import CompileOptions, make_plan
 

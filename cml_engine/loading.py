@@ -15,10 +15,10 @@ from cml_engine.convert.engine import Engine
 from cml_engine.errors import InputError, InternalError
 from cml_engine.graph import Graph
 from cml_engine.model_source import Bytes, ModelSource
-from cml_engine.nnef.fake_quantize import fake_quantized
-from cml_engine.nnef.files import is_archive
-from cml_engine.nnef.parser import parse_fragments
-from cml_engine.nnef.printer import print_fragment
+from cml_engine.nnef.expansion.fake_quantize import fake_quantized
+from cml_engine.nnef.files.sources import is_archive
+from cml_engine.nnef.text.parser import parse_fragments
+from cml_engine.nnef.text.printer import print_fragment
 from cml_engine.ops import is_registered, load_families, registered
 from cml_engine.passes.infer import infer_facts, infer_node
 from cml_engine.plugins import load_entry_points

@@ -1,7 +1,7 @@
 """The bookkeeping of GPU memory as plain data: free ranges, who holds what, and how it prints.
 
-Knows no GPU API: ``cml_engine/gpu/allocator.py`` puts it over real buffers, and a host that has an
-allocator of its own implements :class:`MemorySource`.
+Knows no GPU API: ``cml_engine/gpu/memory/allocator.py`` puts it over real buffers, and a host
+that has an allocator of its own implements :class:`MemorySource`.
 """
 
 from __future__ import annotations

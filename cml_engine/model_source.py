@@ -107,7 +107,7 @@ class MappedFolder(FolderSource):
 
 
 class SourceFile:
-    """A file of a source, as a :class:`cml_engine.nnef.tensor_file.Blob`."""
+    """A file of a source, as a :class:`cml_engine.nnef.files.tensor_file.Blob`."""
 
     def __init__(self, source: ModelSource, name: str) -> None:
         self.name = name

@@ -16,8 +16,8 @@ import numpy as np
 
 from cml_engine.errors import Source
 from cml_engine.graph import Fact
-from cml_engine.ops.choice import Choice
-from cml_engine.ops.spec import Cost
+from cml_engine.ops.declaration.choice import Choice
+from cml_engine.ops.declaration.spec import Cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from cml_engine.backends.cpu import CpuProgram
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.ops.choice import NO_VARIANTS
+from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.passes import NAMES, optimize
-from cml_engine.passes.choose_storage import Storage, layouts_for
-from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.plan import Plan
+from cml_engine.planning.choose_storage import Storage, layouts_for
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.ranges import SEED, TIMES, an_object, flag, one_of, some_of
 from cml_engine.report.rank import OpTime, RankReport
 from cml_engine.report.stub import StubReport, check_stub, time_in_turns
@@ -103,7 +103,7 @@ class Session:
         if self.gpu is None:
             self._program: Program = CpuProgram(self.graph)
         else:
-            from cml_engine.backends.gpu import GpuProgram
+            from cml_engine.gpu.program.program import GpuProgram
 
             self.plan = make_plan(self.graph, self.gpu, options)
             self._program = GpuProgram(self.plan, self.gpu, deferred=deferred, arena=arena)
@@ -185,8 +185,8 @@ class Session:
         if self.gpu is None:
             alone = CpuProgram(self.graph)  # the session's variables stay as they are
             return lambda: _wall_ms(lambda: alone.run(arrays))
-        from cml_engine.backends.gpu import GpuProgram
-        from cml_engine.gpu.timers import PassTimer
+        from cml_engine.gpu.program.program import GpuProgram
+        from cml_engine.gpu.timing.timers import PassTimer
 
         program, timer = self._program, PassTimer(self.gpu)
         assert isinstance(program, GpuProgram)
@@ -210,7 +210,7 @@ class Session:
         return RankReport.of(self.graph.name, "CPU (NumPy)", "wall clock", operators, times)
 
     def _rank_gpu(self, arrays: Mapping[str, Array], runs: int) -> RankReport:
-        from cml_engine.backends.gpu import GpuProgram
+        from cml_engine.gpu.program.program import GpuProgram
 
         assert isinstance(self._program, GpuProgram) and self.gpu and self.plan
         self._program.time_steps(arrays, 1)

@@ -21,13 +21,13 @@ from cml_engine.backends.half import counted_in_steps, rounded, run_stored, stor
 from cml_engine.errors import CmlError, InputError
 from cml_engine.graph import Attrs, Fact, Graph, Node
 from cml_engine.layout import C4, C4H, HALF
-from cml_engine.nnef.signatures import REQUIRED
-from cml_engine.ops.choice import NO_VARIANTS, VariantTable
-from cml_engine.ops.declaration import signature_of
-from cml_engine.ops.spec import Case, OpSpec, Random, lookup
-from cml_engine.passes.choose_storage import half_of, matrices_in_half
+from cml_engine.nnef.expansion.signatures import REQUIRED
+from cml_engine.ops.declaration.checks import signature_of
+from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
+from cml_engine.ops.declaration.spec import Case, OpSpec, Random, lookup
 from cml_engine.passes.infer import infer_facts
-from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.planning.choose_storage import half_of, matrices_in_half
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.report.compare import compare
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ def check_graph(
 ) -> float:
     """As :func:`check_on_gpu`, for a graph of any nodes, each with its own tolerance. Operators
     without a CPU function are not compared, and what follows them neither."""
-    from cml_engine.backends.gpu import GpuProgram
     from cml_engine.backends.shadow import node_tolerance
+    from cml_engine.gpu.program.program import GpuProgram
 
     layouts = dict(layouts or {})
     options = PlanOptions(keep=True, guard=_GUARD_BYTES, variants=variants)

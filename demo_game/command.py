@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cml_engine as cml
-from cml_engine.atomic_write import write_atomically
+from cml_engine.files.atomic_write import write_atomically
 from cml_engine.ranges import BUDGET_MS, TIMES, Real, Whole
 from demo_game import STARTED
 from demo_game.report import RunReport, table

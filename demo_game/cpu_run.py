@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 import cml_engine as cml
-from cml_engine.atomic_write import write_atomically
+from cml_engine.files.atomic_write import write_atomically
 from demo_game.agents import tile_input
 from demo_game.chain import READS_TILE, kept_names, load_chain
 from demo_game.world.scenery import find_start

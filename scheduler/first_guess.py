@@ -49,7 +49,7 @@ class FirstGuess:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FirstGuess:
         """Of a shipped file or of :meth:`to_json`; ``ValueError`` where numbers are missing."""
-        from cml_engine.json_files import finite
+        from cml_engine.files.json import finite
 
         try:
             return cls(

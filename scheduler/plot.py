@@ -16,7 +16,7 @@ def plot_outcomes(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> N
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from cml_engine.atomic_write import write_atomically
+    from cml_engine.files.atomic_write import write_atomically
 
     figure, axes = pyplot.subplots(
         len(outcomes), 1, sharex=True, figsize=(10, 2 * len(outcomes)), squeeze=False

@@ -43,7 +43,7 @@ def write_trace(
     about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the trace as one JSON object; ``about`` is kept in it for people."""
-    from cml_engine.atomic_write import write_atomically
+    from cml_engine.files.atomic_write import write_atomically
 
     data = {
         "traceEvents": trace_events(reports, names, memory),

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.nnef.extensions import extension_signatures
-from cml_engine.nnef.signatures import Signature, standard_signatures
+from cml_engine.nnef.expansion.extensions import extension_signatures
+from cml_engine.nnef.expansion.signatures import Signature, standard_signatures
 from cml_engine.ops import is_registered, load_families, lookup
-from cml_engine.ops.spec import Tolerance
+from cml_engine.ops.declaration.spec import Tolerance
 from cml_engine.report.compare import Comparison, compare
 from cml_engine.testing import case_graph
 from tests import texts

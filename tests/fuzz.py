@@ -31,14 +31,14 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.backends.cpu import run_node
-from cml_engine.backends.gpu import GpuProgram
 from cml_engine.backends.shadow import node_tolerance, shadow_run
+from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
-from cml_engine.nnef.writer import save
-from cml_engine.ops.conv_spread import may_be_nan
+from cml_engine.nnef.files.writer import save
+from cml_engine.ops.conv.special_values import may_be_nan
 from cml_engine.passes import STAGES
 from cml_engine.passes.dead_code import eliminate_dead_code
-from cml_engine.passes.lower import PlanOptions
+from cml_engine.planning.lower import PlanOptions
 from cml_engine.report.compare import allowance
 from cml_engine.session import CompileOptions, make_plan
 from cml_engine.testing import SENTINEL, random_partition

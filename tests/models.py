@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.nnef.tensor_file import write_tensor
+from cml_engine.nnef.files.tensor_file import write_tensor
 
 Array = np.ndarray[Any, Any]
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.nnef.signatures import standard_signatures
+from cml_engine.nnef.expansion.signatures import standard_signatures
 from cml_engine.report.compare import Comparison
 from cml_engine.report.operators import operator_support
 from tests import texts

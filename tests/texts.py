@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.nnef.extensions import extension_fragments
-from cml_engine.nnef.printer import print_fragment
+from cml_engine.nnef.expansion.extensions import extension_fragments
+from cml_engine.nnef.text.printer import print_fragment
 from tests.models import write_model
 
 Array = np.ndarray[Any, Any]

@@ -21,8 +21,8 @@ from benchmarks import table
 from benchmarks.kernels.controls import PeakMeter
 from benchmarks.kernels.roofline import Kernel, Peaks, markdown
 from benchmarks.models import MODELS, ready_program
-from cml_engine.gpu.hlsl import ShaderKey
-from cml_engine.gpu.preparation import step_keys
+from cml_engine.gpu.program.preparation import step_keys
+from cml_engine.gpu.shaders.hlsl import ShaderKey
 from examples.upscale import assets
 
 OUT = Path(__file__).resolve().parents[2] / "out"

@@ -10,9 +10,9 @@ import wgpu
 
 from benchmarks.kernels.roofline import Peaks
 from cml_engine.gpu.device import Gpu
-from cml_engine.gpu.hlsl import shader_key
-from cml_engine.gpu.params import parse_params
-from cml_engine.gpu.timers import PassTimer
+from cml_engine.gpu.shaders.hlsl import shader_key
+from cml_engine.gpu.shaders.params import parse_params
+from cml_engine.gpu.timing.timers import PassTimer
 
 _GROUP = 64
 #: a thread's products in one turn of its loop, and how many turns and workgroups there are

@@ -15,14 +15,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from benchmarks.kernels.controls import Control
-from cml_engine.backends.gpu import GpuProgram
 from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.layout import C4
-from cml_engine.ops import load_families, lookup, winograd
-from cml_engine.ops.conv_cases import conv_case, deconv_case
-from cml_engine.ops.conv_cpu import conv_cpu
-from cml_engine.ops.spec import Case
-from cml_engine.passes.lower import lower
+from cml_engine.ops import load_families, lookup
+from cml_engine.ops.conv.cases import conv_case, deconv_case
+from cml_engine.ops.conv.cpu import conv_cpu
+from cml_engine.ops.conv.kernels import winograd
+from cml_engine.ops.declaration.spec import Case
+from cml_engine.planning.lower import lower
 from cml_engine.testing import case_graph
 
 #: (name, operator, case, whether Winograd is allowed)

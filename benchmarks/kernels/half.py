@@ -14,7 +14,7 @@ import cml_engine as cml
 from cml_engine.backends.half import storage_errors
 from cml_engine.graph import Graph
 from cml_engine.passes import optimize
-from cml_engine.passes.choose_storage import layouts_for
+from cml_engine.planning.choose_storage import layouts_for
 from cml_engine.report.storage import StorageReport
 from cml_engine.session import CompileOptions, random_inputs
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
-from cml_engine.ops.blas import one_thread
-from cml_engine.ops.epilogue_cpu import apply_in_place
-from cml_engine.ops.scratch import Scratch
-from cml_engine.ops.spec import Cpu, OpSpec, Prepare, lookup
+from cml_engine.ops.common.blas import one_thread
+from cml_engine.ops.declaration.epilogue_cpu import apply_in_place
+from cml_engine.ops.declaration.scratch import Scratch
+from cml_engine.ops.declaration.spec import Cpu, OpSpec, Prepare, lookup
 
 Array = np.ndarray[Any, Any]
 #: called after each node with its results

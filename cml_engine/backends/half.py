@@ -17,9 +17,9 @@ import numpy as np
 from cml_engine.backends.cpu import as_stated, run_node
 from cml_engine.graph import Graph, Node
 from cml_engine.layout import C4H, FIXED4, to_half
-from cml_engine.ops.spec import Tolerance, lookup
-from cml_engine.passes.choose_storage import rounded_weights
+from cml_engine.ops.declaration.spec import Tolerance, lookup
 from cml_engine.plan import Plan
+from cml_engine.planning.choose_storage import rounded_weights
 
 Array = np.ndarray[Any, Any]
 

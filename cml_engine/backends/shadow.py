@@ -14,7 +14,6 @@ from typing import Any, get_args
 import numpy as np
 
 from cml_engine.backends.cpu import run_node
-from cml_engine.backends.gpu import GpuProgram
 from cml_engine.backends.half import (
     StorageError,
     counted_in_steps,
@@ -23,11 +22,12 @@ from cml_engine.backends.half import (
     stored_tolerance,
 )
 from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph, Node
-from cml_engine.ops.conv_spread import may_be_nan
-from cml_engine.ops.spec import Tolerance, lookup
-from cml_engine.passes.choose_storage import Storage, layouts_for
-from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.ops.conv.special_values import may_be_nan
+from cml_engine.ops.declaration.spec import Tolerance, lookup
+from cml_engine.planning.choose_storage import Storage, layouts_for
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.report.compare import Comparison, allowance, compare
 from cml_engine.tuning.tables import table_for
 

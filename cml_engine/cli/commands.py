@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cml_engine import __version__, array_files
+from cml_engine import __version__
 from cml_engine.cli.common import (
     compile_options,
     load_model,
@@ -23,6 +23,7 @@ from cml_engine.cli.common import (
 from cml_engine.cli.exit_codes import exit_code
 from cml_engine.cli.options import Parser, add_options
 from cml_engine.errors import InputError
+from cml_engine.files import arrays as array_files
 from cml_engine.loading import load, save_checked
 from cml_engine.plugins import load_entry_points, load_file
 from cml_engine.ranges import BUDGET_MS, SEED, SPEED, TIMES
@@ -125,7 +126,7 @@ def _validate(a: argparse.Namespace) -> int:
 def _storage_report(graph: Graph, gpu: Gpu, arrays: dict[str, Any]) -> StorageReport:
     from cml_engine.backends.half import storage_errors
     from cml_engine.backends.shadow import measured_errors
-    from cml_engine.passes.choose_storage import layouts_for
+    from cml_engine.planning.choose_storage import layouts_for
     from cml_engine.report.storage import StorageReport
 
     errors = storage_errors(graph, layouts_for(graph, "half"), arrays)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from cml_engine import array_files
 from cml_engine.errors import InputError
+from cml_engine.files import arrays as array_files
 from cml_engine.graph import Fact, Graph
 from cml_engine.loading import load
-from cml_engine.passes.choose_storage import Storage
+from cml_engine.planning.choose_storage import Storage
 from cml_engine.ranges import EXTENT
 from cml_engine.session import CompileOptions
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cml_engine import array_files
 from cml_engine.cli.common import bar, compile_options, load_model, named_files, storage_of
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.folders import costs_file
+from cml_engine.files import arrays as array_files
+from cml_engine.files.folders import costs_file
 from cml_engine.graph import Graph
 from cml_engine.session import Session, check_inputs, random_inputs
 

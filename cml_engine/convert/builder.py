@@ -12,10 +12,10 @@ import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, Source
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
-from cml_engine.nnef.compose import is_identifier
-from cml_engine.nnef.extensions import extension_signatures
-from cml_engine.nnef.nodes import literal_name
-from cml_engine.nnef.signatures import REQUIRED, Signature, signature
+from cml_engine.nnef.expansion.compose import is_identifier
+from cml_engine.nnef.expansion.extensions import extension_signatures
+from cml_engine.nnef.expansion.nodes import literal_name
+from cml_engine.nnef.expansion.signatures import REQUIRED, Signature, signature
 
 Array = np.ndarray[Any, Any]
 Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]

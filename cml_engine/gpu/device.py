@@ -15,8 +15,7 @@ from weakref import WeakValueDictionary
 import wgpu
 
 from cml_engine.errors import DeviceError, ShaderCompileError
-from cml_engine.gpu.allocator import Allocator
-from cml_engine.gpu.hlsl import ShaderKey, compile_kernel
+from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.native import (
     create_shader_module,
     limit_instance,
@@ -24,14 +23,15 @@ from cml_engine.gpu.native import (
     timestamp_period_ns,
     wait,
 )
-from cml_engine.gpu.params import parse_params
-from cml_engine.gpu.stages import StageKey, compile_stage
-from cml_engine.ops.lowering import Limits
+from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_kernel
+from cml_engine.gpu.shaders.params import parse_params
+from cml_engine.gpu.shaders.stages import StageKey, compile_stage
+from cml_engine.ops.declaration.lowering import Limits
 
 if TYPE_CHECKING:
-    from cml_engine.gpu.frame_timer import FrameTimer
-    from cml_engine.gpu.frames import FrameExecutor
-    from cml_engine.gpu.residency import SharedArena
+    from cml_engine.gpu.frames.device import FrameExecutor
+    from cml_engine.gpu.program.residency import SharedArena
+    from cml_engine.gpu.timing.frame_timer import FrameTimer
     from cml_engine.memory import MemorySource
 
 #: features taken where the adapter has them; none is required
@@ -72,7 +72,7 @@ class Gpu:
     """One device and its queue.
 
     Set ``dump_kernels`` to a folder and every pipeline built from then on leaves its sources
-    there (``cml_engine/gpu/dump.py``); it begins as the environment's ``CML_DUMP_KERNELS``.
+    there (``cml_engine/gpu/shaders/dump.py``); it begins as the environment's ``CML_DUMP_KERNELS``.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class Gpu:
 
     def executor(self) -> FrameExecutor:
         """What a :class:`scheduler.FrameScheduler` runs networks with on this device."""
-        from cml_engine.gpu.frames import FrameExecutor
+        from cml_engine.gpu.frames.device import FrameExecutor
 
         return FrameExecutor(self)
 
@@ -164,13 +164,13 @@ class Gpu:
 
     def frame_timer(self, names: Sequence[str]) -> FrameTimer:
         """Times the host's own passes, by these names, without ever waiting."""
-        from cml_engine.gpu.frame_timer import FrameTimer
+        from cml_engine.gpu.timing.frame_timer import FrameTimer
 
         return FrameTimer(self, names)
 
     def _build(self, key: ShaderKey) -> Pipeline:
         if self.dump_kernels is not None:
-            from cml_engine.gpu.dump import dump_kernel
+            from cml_engine.gpu.shaders.dump import dump_kernel
 
             dump_kernel(key, self.dump_kernels)
         module = self._module(key)

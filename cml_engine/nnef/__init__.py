@@ -13,19 +13,19 @@ from pathlib import Path
 from cml_engine.errors import ModelError
 from cml_engine.graph import Graph
 from cml_engine.model_source import Bytes, ModelSource, shown
-from cml_engine.nnef.build import build
-from cml_engine.nnef.files import QUANT_FILE, open_model, read_text
-from cml_engine.nnef.lexer import SourceText
-from cml_engine.nnef.library import Library
+from cml_engine.nnef.expansion.build import build
+from cml_engine.nnef.expansion.library import Library
+from cml_engine.nnef.expansion.nodes import Infer
+from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
+from cml_engine.nnef.files.quant import parse_quant
+from cml_engine.nnef.files.sources import QUANT_FILE, open_model, read_text
+from cml_engine.nnef.files.tensor_file import write_tensor
+from cml_engine.nnef.files.weights import load_variables
+from cml_engine.nnef.files.writer import save
 from cml_engine.nnef.memory import MemoryModel
-from cml_engine.nnef.nodes import Infer
-from cml_engine.nnef.parser import parse_document
-from cml_engine.nnef.quant import parse_quant
-from cml_engine.nnef.signatures import Param, Signature, signature, standard_signatures
-from cml_engine.nnef.tensor_file import write_tensor
+from cml_engine.nnef.text.lexer import SourceText
+from cml_engine.nnef.text.parser import parse_document
 from cml_engine.nnef.warning import NnefWarning
-from cml_engine.nnef.weights import load_variables
-from cml_engine.nnef.writer import save
 
 __all__ = [
     "MemoryModel",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import CmlError, InputError
-from cml_engine.nnef.files import GRAPH_FILE, QUANT_FILE, tensor_file_name
-from cml_engine.nnef.tensor_file import tensor_bytes, tensor_file_size
+from cml_engine.nnef.files.sources import GRAPH_FILE, QUANT_FILE, tensor_file_name
+from cml_engine.nnef.files.tensor_file import tensor_bytes, tensor_file_size
 
 Array = np.ndarray[Any, Any]
 

@@ -1,6 +1,7 @@
-"""Every operator, declared once: ``spec.py`` says what a declaration is, the families hold them."""
+"""Every operator, declared once: ``declaration/`` says what that is, a package
+for each family holds them."""
 
-from cml_engine.ops.spec import (
+from cml_engine.ops.declaration.spec import (
     EXACT,
     ROUNDING,
     Case,
@@ -19,29 +20,29 @@ from cml_engine.ops.spec import (
     unregister,
 )
 
-#: the families; importing one registers its operators
+#: the modules of the families; importing one registers its operators
 FAMILIES = (
-    "elementwise",
-    "integers",
-    "conv",
-    "matmul",
-    "pool",
-    "reduce",
-    "resample",
-    "movement",
-    "slicing",
-    "padding",
-    "gather",
-    "roi",
-    "erf",
-    "resize",
-    "ordering",
-    "scatter",
-    "grid_sample",
-    "roi_align",
-    "selection",
-    "products",
-    "columns",
+    "elementwise.operators",
+    "elementwise.integers",
+    "conv.operators",
+    "matmul.operators",
+    "pooling.operators",
+    "reduction.operators",
+    "resampling.operators",
+    "movement.operators",
+    "movement.slicing",
+    "movement.padding",
+    "indexing.gather",
+    "resampling.roi",
+    "elementwise.erf",
+    "resampling.resize",
+    "reduction.ordering",
+    "indexing.scatter",
+    "resampling.grid_sample",
+    "resampling.roi_align",
+    "reduction.selection",
+    "matmul.integers",
+    "pooling.columns",
 )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ops.spec import is_own, lookup
+from cml_engine.ops.declaration.spec import is_own, lookup
 from cml_engine.passes.fold_constants import fold_constants
 from cml_engine.passes.fuse_epilogues import fuse_epilogues, has_room, one_operand, per_channel
 from cml_engine.passes.infer import infer_node

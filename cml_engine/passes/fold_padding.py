@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cml_engine.graph import Attrs, Graph, Node
-from cml_engine.ops.conv_shapes import conv_shape
+from cml_engine.ops.conv.shapes import conv_shape
 from cml_engine.passes.rules import Match, Rule, rewrite_own
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cml_engine.graph import Attrs, Epilogue, Graph, Node
-from cml_engine.ops.pointwise import MAX_OPERANDS, ROWS
-from cml_engine.ops.spec import is_own
+from cml_engine.ops.declaration.spec import is_own
+from cml_engine.ops.elementwise.row import MAX_OPERANDS, ROWS
 
 #: operators in one kernel; a GELU written out is nine. The kernel has them sixteen times, so each
 #: adds up to 60 ms to building it

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
-from cml_engine.ops.epilogue import MAX_STEPS, MAX_TENSORS, WITH_TENSOR, is_by_position
-from cml_engine.ops.spec import is_own, lookup
+from cml_engine.ops.declaration.epilogue import MAX_STEPS, MAX_TENSORS, WITH_TENSOR, is_by_position
+from cml_engine.ops.declaration.spec import is_own, lookup
 
 #: ``rule(graph, result fact, other operands, whether the kernel takes values per channel) ->
 #: may it be fused``

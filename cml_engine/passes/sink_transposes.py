@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ops.pointwise import ROWS
-from cml_engine.ops.spec import is_own
+from cml_engine.ops.declaration.spec import is_own
+from cml_engine.ops.elementwise.row import ROWS
 from cml_engine.passes.dead_code import eliminate_dead_code
 
 Array = np.ndarray[Any, Any]

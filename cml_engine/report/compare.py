@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.ops.spec import Tolerance
+from cml_engine.ops.declaration.spec import Tolerance
 
 Array = np.ndarray[Any, Any]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from cml_engine.errors import DeviceError
 from cml_engine.graph import Graph
-from cml_engine.ops.choice import NO_VARIANTS
-from cml_engine.ops.lowering import Limits
+from cml_engine.ops.declaration.choice import NO_VARIANTS
+from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes import optimize
-from cml_engine.passes.choose_storage import Storage, layouts_for
-from cml_engine.passes.lower import PlanOptions, lower
 from cml_engine.plan import Plan
+from cml_engine.planning.choose_storage import Storage, layouts_for
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.tuning.tables import table_for
 
 #: the device of the prediction: a small integrated GPU. A measured table replaces it later.

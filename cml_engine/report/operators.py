@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cml_engine.nnef.ast import Binary, Fragment, Unary
-from cml_engine.nnef.evaluate import TENSOR_OPS, TENSOR_UNARY
-from cml_engine.nnef.expressions import BUILTINS
-from cml_engine.nnef.extensions import extension_fragments
-from cml_engine.nnef.library import EXPANDED_BY_RULE
-from cml_engine.nnef.signatures import standard_fragments
-from cml_engine.nnef.walk import called_operators, expressions
+from cml_engine.nnef.expansion.evaluate import TENSOR_OPS, TENSOR_UNARY
+from cml_engine.nnef.expansion.extensions import extension_fragments
+from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE
+from cml_engine.nnef.expansion.signatures import standard_fragments
+from cml_engine.nnef.text.ast import Binary, Fragment, Unary
+from cml_engine.nnef.text.expressions import BUILTINS
+from cml_engine.nnef.text.walk import called_operators, expressions
 from cml_engine.ops import load_families, registered
-from cml_engine.ops.spec import OpSpec
+from cml_engine.ops.declaration.spec import OpSpec
 
 #: consumed by the reader: they become inputs, constants and state of the graph, not nodes
 DECLARATIONS = ("external", "variable", "constant", "update")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Graph, Node
-from cml_engine.ops.spec import Cost, lookup
+from cml_engine.ops.declaration.spec import Cost, lookup
 from cml_engine.plan import Step
 
 
@@ -35,7 +35,7 @@ class OpTime:
 
     @classmethod
     def of_node(cls, node: Node, graph: Graph) -> OpTime:
-        from cml_engine.passes.lower import node_cost
+        from cml_engine.planning.lower import node_cost
 
         cost = node_cost(lookup(node.op), node, graph)
         name = "+".join((node.op, *(e.op for e in node.epilogues)))

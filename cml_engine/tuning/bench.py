@@ -10,10 +10,10 @@ import numpy as np
 
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph, Node
-from cml_engine.ops.choice import Choice, VariantTable
-from cml_engine.ops.lowering import Limits
-from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.ops.declaration.choice import Choice, VariantTable
+from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.plan import Plan
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.tuning import tables
 from cml_engine.tuning.tables import Record
 from cml_engine.tuning.trial import Trial
@@ -21,7 +21,7 @@ from cml_engine.tuning.trial import Trial
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cml_engine.backends.gpu import GpuProgram
+    from cml_engine.gpu.program.program import GpuProgram
     from cml_engine.session import Session
 
 
@@ -90,7 +90,7 @@ class Bench:
 
     def program(self, plan: Plan, *, deferred: bool = False) -> GpuProgram:
         """What runs such a plan."""
-        from cml_engine.backends.gpu import GpuProgram
+        from cml_engine.gpu.program.program import GpuProgram
 
         return GpuProgram(plan, self.gpu, deferred=deferred)
 

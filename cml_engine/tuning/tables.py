@@ -16,11 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cml_engine.atomic_write import check_writable, write_atomically
 from cml_engine.errors import InputError
-from cml_engine.folders import tuning_file
-from cml_engine.json_files import finite, parse_json, read_json
-from cml_engine.ops.choice import NO_VARIANTS, Pick, VariantTable
+from cml_engine.files.atomic_write import check_writable, write_atomically
+from cml_engine.files.folders import tuning_file
+from cml_engine.files.json import finite, parse_json, read_json
+from cml_engine.ops.declaration.choice import NO_VARIANTS, Pick, VariantTable
 
 FORMAT = "cml variant table 1"
 _DEFAULTS = Path(__file__).with_name("defaults")

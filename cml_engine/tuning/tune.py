@@ -17,7 +17,7 @@ from cml_engine.tuning.report import Measured, TuneReport
 from cml_engine.tuning.trial import Trial
 
 if TYPE_CHECKING:
-    from cml_engine.backends.gpu import GpuProgram
+    from cml_engine.gpu.program.program import GpuProgram
     from cml_engine.session import Session
 
 #: a node is run so often in one measurement that it takes about so long
@@ -36,7 +36,7 @@ def tune(
     Then the whole network by the engine's own rules and by the table, in turns. Blocks; for a
     running game there is ``scheduler.Tuning``. :class:`InputError` where the session has no GPU.
     """
-    from cml_engine.gpu.timers import PassTimer
+    from cml_engine.gpu.timing.timers import PassTimer
 
     TIMES.check(rounds, "rounds")
     bench = Bench(session)
@@ -76,7 +76,7 @@ class _Watch:
     """Times options of one candidate; the default and one other are on the device at a time."""
 
     def __init__(self, bench: Bench, plans: Mapping[str, Plan], default: str) -> None:
-        from cml_engine.gpu.timers import PassTimer
+        from cml_engine.gpu.timing.timers import PassTimer
 
         self._bench, self._plans, self._default = bench, plans, default
         self._timer = PassTimer(bench.gpu)

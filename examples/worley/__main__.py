@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
-from cml_engine import array_files
+from cml_engine.files import arrays as array_files
 from cml_engine.plugins import load_file
 from cml_engine.testing import check
 

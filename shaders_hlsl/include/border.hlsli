@@ -1,4 +1,4 @@
-// What lies around a tensor (cml_engine/ops/conv_shapes.py, BORDERS): BORDER is its number there.
+// What lies around a tensor (cml_engine/ops/conv/shapes.py, BORDERS): BORDER is its number there.
 #ifndef CML_BORDER
 #define CML_BORDER
 

@@ -1,6 +1,6 @@
 // Elementwise operators that a kernel applies to its result before storing it, in the node's order.
 //
-// cml_engine/ops/epilogue.py chooses them by defines: EPI<i> is the operator of step i,
+// cml_engine/ops/declaration/epilogue.py chooses them by defines: EPI<i> is the operator of step i,
 // EPI<i>_TENSOR the name of its operand's buffer, if it has one, and EPI<i>_BY what that has a
 // value for; epi_value(2 * i) and (2 * i + 1) are its numbers (with CML_BY_POSITION, how many
 // positions there are). EPI_TYPE is what the kernel stores at once: float, or float4 for four

@@ -1,5 +1,5 @@
 // The functions behind the operators of integers, and those that make whole numbers of floats
-// (cml_engine/ops/integers.py). What C leaves open has one meaning here.
+// (cml_engine/ops/elementwise/integers.py). What C leaves open has one meaning here.
 #ifndef CML_INTEGRAL
 #define CML_INTEGRAL
 

@@ -1,4 +1,4 @@
-// How an update meets what is there, for the parameter `kind` of cml_engine/ops/scatter_gpu.py.
+// How an update meets what is there, for the parameter `kind` of cml_engine/ops/indexing/scatter_gpu.py.
 #ifndef CML_MET
 #define CML_MET
 

@@ -1,4 +1,4 @@
-// Where an element of a reduction lies, for the parameters of cml_engine/ops/reduce_kernel.py.
+// Where an element of a reduction lies, for the parameters of cml_engine/ops/reduction/gpu.py.
 #ifndef CML_REDUCED
 #define CML_REDUCED
 

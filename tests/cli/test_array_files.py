@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cml_engine import array_files, png_files
 from cml_engine.cli import main
 from cml_engine.errors import InputError
+from cml_engine.files import arrays as array_files
+from cml_engine.files import png as png_files
 from cml_engine.graph import Fact
 from tests.models import write_model
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from cml_engine.cli import main
-from cml_engine.nnef.tensor_file import write_tensor
+from cml_engine.nnef.files.tensor_file import write_tensor
 from tests.models import MODEL_ABC, inputs_abc, write_model, write_model_abc
 
 #: the blog's model has no version line, which is a notice

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cml_engine.loading import load
-from cml_engine.ops import blas
-from cml_engine.ops.blas import multiply, one_thread, openblas
+from cml_engine.ops.common import blas
+from cml_engine.ops.common.blas import multiply, one_thread, openblas
 from cml_engine.session import Session, random_inputs
 
 MODEL = Path(__file__).parents[2] / "demo_game" / "models" / "upres.nnef"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cml_engine.nnef.signatures import standard_fragments
+from cml_engine.nnef.expansion.signatures import standard_fragments
 from tests import naive
 from tests.texts import engine, run_text
 

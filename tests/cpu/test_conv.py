@@ -7,10 +7,10 @@ import pytest
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.conv import infer_conv, infer_deconv
-from cml_engine.ops.conv_cases import CONV_CASES, DECONV_CASES, conv_case, deconv_case
-from cml_engine.ops.conv_cpu import conv_cpu, deconv_cpu
-from cml_engine.ops.conv_shapes import conv_shape, deconv_shape
+from cml_engine.ops.conv.cases import CONV_CASES, DECONV_CASES, conv_case, deconv_case
+from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
+from cml_engine.ops.conv.operators import infer_conv, infer_deconv
+from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
 
 
 def arrays_of(case, rng):

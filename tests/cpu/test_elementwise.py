@@ -12,9 +12,9 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.layout import C4, PLAIN
 from cml_engine.ops import load_families
-from cml_engine.ops.broadcast import broadcast_shapes, collapse, left_view, walk
-from cml_engine.ops.pointwise import ROWS
-from cml_engine.ops.spec import lookup
+from cml_engine.ops.common.broadcast import broadcast_shapes, collapse, left_view, walk
+from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.elementwise.row import ROWS
 
 load_families()
 

@@ -5,7 +5,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cli import main
-from cml_engine.nnef.extensions import extension_source
+from cml_engine.nnef.expansion.extensions import extension_source
 from tests import texts
 from tests.calls import GRAPH_LEVEL, OPERATORS, SIGNATURES, judge
 from tests.generate import Numbers, random_call

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.nnef.extensions import extension_fragments, extension_source
+from cml_engine.nnef.expansion.extensions import extension_fragments, extension_source
 from tests.texts import HEADER, declaration, engine, run_text, write_text
 
 RNG = np.random.default_rng(22)

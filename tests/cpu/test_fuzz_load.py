@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cml_engine as cml
-from cml_engine.nnef.tensor_file import tensor_bytes
+from cml_engine.nnef.files.tensor_file import tensor_bytes
 from tests.calls import OPERATORS, literal
 from tests.generate import Numbers, random_call
 from tests.texts import HEADER, model_text, write_text

@@ -7,8 +7,8 @@ import pytest
 
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops import gather as _gather  # noqa: F401
-from cml_engine.ops.spec import lookup
+from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.indexing import gather as _gather  # noqa: F401
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -7,8 +7,8 @@ import pytest
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.padding import border_index
-from cml_engine.ops.spec import lookup
+from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.movement.padding import border_index
 
 NUMPY_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
 

@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-import cml_engine.ops.pool  # noqa: F401
+import cml_engine.ops.pooling.operators  # noqa: F401
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.spec import lookup
-from cml_engine.ops.window import resolve_reverse, resolve_window
+from cml_engine.ops.common.window import resolve_reverse, resolve_window
+from cml_engine.ops.declaration.spec import lookup
 
 NONE = (0, 0)
 

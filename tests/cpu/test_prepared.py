@@ -7,12 +7,14 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Graph, Node
-from cml_engine.ops import blas, conv_last_cpu, load_families
-from cml_engine.ops.conv_cases import CONV_CASES, conv_case
-from cml_engine.ops.conv_cpu import conv_cpu
-from cml_engine.ops.conv_shapes import conv_shape
-from cml_engine.ops.scratch import Scratch
-from cml_engine.ops.spec import EXACT, lookup, registered
+from cml_engine.ops import load_families
+from cml_engine.ops.common import blas
+from cml_engine.ops.conv import cpu_channels_last as conv_last_cpu
+from cml_engine.ops.conv.cases import CONV_CASES, conv_case
+from cml_engine.ops.conv.cpu import conv_cpu
+from cml_engine.ops.conv.shapes import conv_shape
+from cml_engine.ops.declaration.scratch import Scratch
+from cml_engine.ops.declaration.spec import EXACT, lookup, registered
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import case_graph, full_attrs
 

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-import cml_engine.ops.reduce  # noqa: F401
+import cml_engine.ops.reduction.operators  # noqa: F401
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.spec import lookup
+from cml_engine.ops.declaration.spec import lookup
 
 SHAPES = [((2, 3, 4), [1]), ((2, 3, 4), [2, 0]), ((3, 2, 2, 2), [1, 3]), ((4,), []), ((), [])]
 

@@ -8,8 +8,8 @@ import pytest
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops import resample as _resample  # noqa: F401
-from cml_engine.ops.spec import lookup
+from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.resampling import operators as _resample  # noqa: F401
 
 SHAPES = [((1, 2, 5), [3]), ((2, 1, 3, 4), [2, 3]), ((1, 1, 2, 3, 2), [2, 1, 4])]
 

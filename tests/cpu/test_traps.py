@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.nnef.tensor_file import tensor_bytes
+from cml_engine.nnef.files.tensor_file import tensor_bytes
 from tests import naive
 from tests.texts import engine, run_text, write_text
 

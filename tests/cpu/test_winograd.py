@@ -9,13 +9,15 @@ import cml_engine as cml
 from cml_engine.backends.cpu import CpuProgram
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Graph, Node
-from cml_engine.ops import epilogue_cpu, load_families, winograd_cpu
-from cml_engine.ops.conv_cases import conv_case
-from cml_engine.ops.conv_cpu import conv_cpu
-from cml_engine.ops.conv_shapes import conv_shape
-from cml_engine.ops.epilogue_cpu import apply_in_place
-from cml_engine.ops.scratch import Scratch
-from cml_engine.ops.spec import OpSpec, lookup, register, same_as, unregister
+from cml_engine.ops import load_families
+from cml_engine.ops.conv import cpu_winograd as winograd_cpu
+from cml_engine.ops.conv.cases import conv_case
+from cml_engine.ops.conv.cpu import conv_cpu
+from cml_engine.ops.conv.shapes import conv_shape
+from cml_engine.ops.declaration import epilogue_cpu
+from cml_engine.ops.declaration.epilogue_cpu import apply_in_place
+from cml_engine.ops.declaration.scratch import Scratch
+from cml_engine.ops.declaration.spec import OpSpec, lookup, register, same_as, unregister
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import full_attrs
 

@@ -8,7 +8,7 @@ import wgpu
 
 import cml_engine as cml
 from cml_engine.errors import OutOfGpuMemory
-from cml_engine.gpu.allocator import Allocator
+from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.passes.infer import infer_facts

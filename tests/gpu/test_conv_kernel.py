@@ -9,16 +9,16 @@ import itertools
 import numpy as np
 import pytest
 
-import cml_engine.ops.conv
-import cml_engine.ops.elementwise
-import cml_engine.ops.winograd
+import cml_engine.ops.conv.kernels.winograd
+import cml_engine.ops.conv.operators
+import cml_engine.ops.elementwise.operators
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Epilogue, Fact
 from cml_engine.layout import C4
-from cml_engine.ops.conv_cases import CONV_CASES, conv_case, deconv_case
-from cml_engine.ops.epilogue import SUPPORTED
-from cml_engine.ops.lowering import Limits
-from cml_engine.passes.lower import lower
+from cml_engine.ops.conv.cases import CONV_CASES, conv_case, deconv_case
+from cml_engine.ops.declaration.epilogue import SUPPORTED
+from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.planning.lower import lower
 from cml_engine.testing import case_graph, check_graph
 
 PORTABLE = Limits()
@@ -154,16 +154,18 @@ def test_channels_of_any_number(channels, layouts, gpu):
 def test_each_kernel_is_the_one_meant(gpu):
     """The node named after a kernel runs on it, so that the tests here test what they say."""
     meant = {
-        "computed filter": "conv_pack.hlsl",
-        "winograd": "winograd.hlsl",
-        "depthwise": "depthwise.hlsl",
-        "plain": "conv_plain.hlsl",
+        "computed filter": "conv/conv_pack.hlsl",
+        "winograd": "conv/winograd.hlsl",
+        "depthwise": "conv/depthwise.hlsl",
+        "plain": "conv/conv_plain.hlsl",
     }
     for kernel in KERNELS:
         graph, _ = graph_with(kernel, [], np.random.default_rng(0))
         plan = lower(graph, gpu.limits, {} if kernel == "plain" else {"x0": C4})
         kind = kernel.split()[0]
-        by_kind = {"slide": "conv_slide.hlsl", "weave": "conv_weave.hlsl"}.get(kind, "conv.hlsl")
+        by_kind = {"slide": "conv/conv_slide.hlsl", "weave": "conv/conv_weave.hlsl"}.get(
+            kind, "conv/conv.hlsl"
+        )
         assert meant.get(kernel, by_kind) in {step.path for step in plan.steps}
         assert plan.steps[-1].defines.get("DEPTHWISE", 0) == int(kernel == "depthwise strided")
 
@@ -176,13 +178,13 @@ def test_weave_of_any_stride_and_padding(stride, kernel, gpu):
         axis = {"stride": [1, stride], "padding": [(0, 0), (before, after)]}
         case = deconv_case((1, 5, 2, size), (5, 7, 1, kernel), (7,), **axis)
         graph, inputs = case_graph("deconv", case, constants=True)
-        assert lower(graph, gpu.limits, {"x0": C4}).steps[-1].path == "conv_weave.hlsl"
+        assert lower(graph, gpu.limits, {"x0": C4}).steps[-1].path == "conv/conv_weave.hlsl"
         check_graph(graph, inputs, gpu, layouts={"x0": C4}, partitions=3)
 
 
 def test_winograd_in_several_rounds(gpu, monkeypatch):
     """A large image is done in rounds that reuse one scratch; a round ends inside an image."""
-    monkeypatch.setattr(cml_engine.ops.winograd, "_MAX_SCRATCH", 16 * 36 * 12 * 70)
+    monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, "_MAX_SCRATCH", 16 * 36 * 12 * 70)
     graph, inputs = case_graph("conv", conv_case((3, 48, 33, 30), (48, 48, 3, 3)), constants=True)
     assert len(lower(graph, gpu.limits, {"x0": C4}).steps) == 3 * 4
     for layouts in LAYOUTS:
@@ -192,13 +194,13 @@ def test_winograd_in_several_rounds(gpu, monkeypatch):
 def test_winograd_where_it_would_not_gain(gpu, monkeypatch):
     """Every border, padding and size that is declared, by Winograd's tiles."""
     for least in ("_LEAST_CHANNELS", "_SHARED_LEAST_CHANNELS", "_SOFTWARE_LEAST_CHANNELS"):
-        monkeypatch.setattr(cml_engine.ops.winograd, least, 1)
-    monkeypatch.setattr(cml_engine.ops.winograd, "_LEAST_TILES", 1)
-    monkeypatch.setattr(cml_engine.ops.winograd, "_MOST_WASTE", float("inf"))
+        monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, least, 1)
+    monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, "_LEAST_TILES", 1)
+    monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, "_MOST_WASTE", float("inf"))
     ran = 0
     for case in CONV_CASES:
         graph, inputs = case_graph("conv", case, constants=True)
-        if any(step.path == "winograd.hlsl" for step in lower(graph, gpu.limits).steps):
+        if any(step.path == "conv/winograd.hlsl" for step in lower(graph, gpu.limits).steps):
             check_graph(graph, inputs, gpu, partitions=1)
             ran += 1
     assert ran > 8
@@ -208,7 +210,7 @@ def test_winograd_is_near_exact_sums(gpu, rng):
     """Its error is a few times that of direct sums: the points matter (docs/performance.md)."""
     case = conv_case((1, 64, 32, 32), (64, 64, 3, 3), 0.0)
     graph, inputs = case_graph("conv", case, constants=True)
-    assert any(s.path == "winograd.hlsl" for s in lower(graph, gpu.limits).steps)
+    assert any(s.path == "conv/winograd.hlsl" for s in lower(graph, gpu.limits).steps)
     worst = check_graph(graph, inputs, gpu)
     assert worst < 0.5
 

@@ -56,7 +56,7 @@ def test_a_run_that_stalls_says_what_everybody_waits_for(
     gpu: cml.Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("demo_game.headless._PATIENCE_S", 0.2)
-    monkeypatch.setattr("cml_engine.backends.gpu.GpuProgram.prepare", lambda *_: None)
+    monkeypatch.setattr("cml_engine.gpu.program.program.GpuProgram.prepare", lambda *_: None)
     flown = HeadlessRun(gpu, SMALL, NEAR, Options())
     try:
         with pytest.raises(cml.CmlError, match=r"no tile has come for 0.2 s: \d+ are") as told:

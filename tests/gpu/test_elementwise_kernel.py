@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import cml_engine.ops.elementwise  # noqa: F401
+import cml_engine.ops.elementwise.operators  # noqa: F401
 from cml_engine.layout import C4
-from cml_engine.ops.lowering import Limits
-from cml_engine.ops.pointwise import ROWS
-from cml_engine.ops.spec import Case, Random
-from cml_engine.passes.lower import lower
+from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.ops.declaration.spec import Case, Random
+from cml_engine.ops.elementwise.row import ROWS
+from cml_engine.planning.lower import lower
 from cml_engine.testing import case_graph, check_on_gpu
 
 EDGES = np.array(

@@ -9,10 +9,10 @@ import pytest
 
 from cml_engine.layout import C4, C4H
 from cml_engine.ops import load_families, registered
-from cml_engine.ops.choice import VariantTable
-from cml_engine.ops.lowering import Limits
-from cml_engine.ops.spec import lookup
-from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.ops.declaration.spec import lookup
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.testing import case_graph, check_graph
 
 pytestmark = pytest.mark.long

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.gpu.timers import PassTimer
+from cml_engine.gpu.timing.timers import PassTimer
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.passes.infer import infer_facts

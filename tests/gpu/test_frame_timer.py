@@ -7,7 +7,7 @@ import wgpu
 
 import cml_engine as cml
 from cml_engine.gpu.native import limit_instance
-from cml_engine.gpu.timestamp_ring import SLOTS
+from cml_engine.gpu.timing.timestamp_ring import SLOTS
 
 SHADER = """
 @group(0) @binding(0) var<storage, read_write> sums: array<f32>;

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 import cml_engine as cml
 from cml_engine.backends.cpu import CpuProgram
-from cml_engine.backends.gpu import GpuProgram
 from cml_engine.backends.shadow import shadow_run
-from cml_engine.ops.pointwise import ROWS
+from cml_engine.gpu.program.program import GpuProgram
+from cml_engine.ops.elementwise.row import ROWS
 from cml_engine.passes import STAGES, optimize, rules
-from cml_engine.passes.choose_layout import choose_layout
-from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.session import CompileOptions, Session
 from cml_engine.testing import SENTINEL, full_attrs, random_partition
 from tests.graphs import BLOCKS, Net, random_graph

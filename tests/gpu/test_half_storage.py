@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from cml_engine import Session
-from cml_engine.backends.gpu import GpuProgram
 from cml_engine.backends.half import rounded, run_stored
 from cml_engine.backends.shadow import shadow_run
+from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H
 from cml_engine.layout import HALF as HALF_WEIGHTS
-from cml_engine.ops.choice import VariantTable
-from cml_engine.ops.conv_cases import conv_case, deconv_case
-from cml_engine.ops.spec import Case
+from cml_engine.ops.conv.cases import conv_case, deconv_case
+from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.ops.declaration.spec import Case
 from cml_engine.passes import optimize
-from cml_engine.passes.choose_storage import layouts_for
-from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.planning.choose_storage import layouts_for
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.session import CompileOptions
 from cml_engine.testing import case_graph, check_graph, full_attrs, random_partition, reference
 from tests.graphs import BLOCKS, Net, random_maps
@@ -110,7 +110,7 @@ def test_winograd_loses_no_more_than_a_direct_kernel(gpu, rng):
     exact = reference(graph, {"x0": x})["y0"]
     got = run(graph, {"x0": C4H, "y0": C4H}, gpu, {"x0": x})["y0"]
     plan = lower(graph, gpu.limits, {"x0": C4H, "y0": C4H})
-    assert [step.path for step in plan.steps] == ["winograd.hlsl"] * 6  # in two rounds
+    assert [step.path for step in plan.steps] == ["conv/winograd.hlsl"] * 6  # in two rounds
     direct = run_stored(graph.nodes[0], graph, {"x0": C4H, "y0": C4H}, graph.constants | {"x0": x})
     assert np.sqrt(np.mean((got - exact) ** 2)) < np.sqrt(np.mean((direct[0] - exact) ** 2))
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cml_engine import atomic_write
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
-from cml_engine.folders import cache_folder
-from cml_engine.gpu import compilers, slang
-from cml_engine.gpu.hlsl import compile_spirv, shader_key
+from cml_engine.files import atomic_write
+from cml_engine.files.folders import cache_folder
+from cml_engine.gpu.shaders import compilers, slang
+from cml_engine.gpu.shaders.hlsl import compile_spirv, shader_key
 
 GOOD = """\
 #include "half.hlsli"
@@ -329,7 +329,7 @@ load_families()
 facts = {"x": Fact("scalar", (100,)), "y": Fact("scalar", (100,))}
 graph = Graph("g", ("x",), ("y",), (Node("exp", ("x",), ("y",), Attrs()),), facts)
 out = cml.Session(graph, "gpu").run({"x": np.zeros(100, np.float32)})
-from cml_engine.gpu import compilers
+from cml_engine.gpu.shaders import compilers
 print("compiled" if compilers._pool()._count else "cached", out["y"][0])
 """
     root = Path(__file__).parents[2]

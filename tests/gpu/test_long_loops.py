@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cml_engine.ops import load_families
-from cml_engine.ops.spec import Case
+from cml_engine.ops.declaration.spec import Case
 from cml_engine.testing import blocked_layouts, case_graph, check_graph
 
 load_families()

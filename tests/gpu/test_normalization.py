@@ -12,9 +12,9 @@ import cml_engine as cml
 from cml_engine.backends.cpu import CpuProgram
 from cml_engine.graph import Graph
 from cml_engine.layout import C4
-from cml_engine.ops.lowering import Limits
+from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes import optimize
-from cml_engine.passes.lower import lower
+from cml_engine.planning.lower import lower
 from cml_engine.session import CompileOptions
 from cml_engine.testing import check_graph
 from tests.graphs import Net
@@ -31,12 +31,12 @@ def _conv(
 
 #: for each kernel its shader, the input's shape, and the node
 PRODUCERS: dict[str, tuple[str, tuple[int, ...], Build]] = {
-    "slide": ("conv_slide.hlsl", *_conv(8, 12)),
-    "depthwise": ("depthwise.hlsl", *_conv(10, 10, groups=0)),
-    "tile": ("conv.hlsl", *_conv(8, 10, stride=[1, 3])),
+    "slide": ("conv/conv_slide.hlsl", *_conv(8, 12)),
+    "depthwise": ("conv/depthwise.hlsl", *_conv(10, 10, groups=0)),
+    "tile": ("conv/conv.hlsl", *_conv(8, 10, stride=[1, 3])),
     "groups": ("conv", *_conv(10, 15, groups=5)),
-    "plain": ("conv_plain.hlsl", *_conv(3, 10)),
-    "winograd": ("winograd.hlsl", (1, 48, 30, 31), lambda net: net.conv("x", 50)),
+    "plain": ("conv/conv_plain.hlsl", *_conv(3, 10)),
+    "winograd": ("conv/winograd.hlsl", (1, 48, 30, 31), lambda net: net.conv("x", 50)),
     "deconv": ("conv", (1, 8, 5, 7), lambda net: net.deconv("x", 6)),
 }
 #: shapes of mean, variance, offset and scale for a result of ``[1,C,H,W]``; "=" is a constant

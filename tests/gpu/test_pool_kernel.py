@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-import cml_engine.ops.pool  # noqa: F401
+import cml_engine.ops.pooling.operators  # noqa: F401
 from cml_engine.layout import C4
-from cml_engine.ops.lowering import Limits
-from cml_engine.ops.spec import Case, lookup
-from cml_engine.passes.lower import lower
+from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.ops.declaration.spec import Case, lookup
+from cml_engine.planning.lower import lower
 from cml_engine.testing import case_graph, check_on_gpu
 
 LAYOUTS = ({"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})
@@ -63,7 +63,7 @@ def test_which_windows_are_fast(size, layouts, fast, width):
 def test_global_pooling_is_a_reduction():
     case = Case(((1, 2, 300, 300),), {"size": [1, 1, 300, 300], "padding": [(0, 0)] * 4})
     plan = lower(case_graph("avg_pool", case)[0], Limits())
-    assert {str(step.path) for step in plan.steps} == {"reduce.hlsl"}
+    assert {str(step.path) for step in plan.steps} == {"reduction/reduce.hlsl"}
 
 
 def test_an_index_outside_of_the_window_gives_nothing(gpu):

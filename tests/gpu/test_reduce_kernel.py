@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-import cml_engine.ops.reduce  # noqa: F401
+import cml_engine.ops.reduction.operators  # noqa: F401
 from cml_engine.layout import C4
-from cml_engine.ops.lowering import Limits
-from cml_engine.ops.spec import Case, Random
-from cml_engine.passes.lower import lower
+from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.ops.declaration.spec import Case, Random
+from cml_engine.planning.lower import lower
 from cml_engine.testing import case_graph, check_on_gpu
 
 VALUES = ("sum_reduce", "mean_reduce", "max_reduce", "argmin_reduce", "softmax", "moments")

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine.ops import Case, Random, load_families, lookup, scatter_gpu
-from cml_engine.passes.lower import lower
+from cml_engine.ops import Case, Random, load_families, lookup
+from cml_engine.ops.indexing import scatter_gpu
+from cml_engine.planning.lower import lower
 from cml_engine.testing import case_graph, check_graph
 
 load_families()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.ops.lowering import Limits
+from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes import optimize
-from cml_engine.passes.choose_layout import choose_layout
-from cml_engine.passes.lower import lower
+from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.planning.lower import lower
 from cml_engine.report.info import model_info
 from examples.measure import in_slices
 from examples.stylegan2 import __main__ as command

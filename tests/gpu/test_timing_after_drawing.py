@@ -12,8 +12,8 @@ import pytest
 import wgpu
 
 import cml_engine as cml
-from cml_engine.gpu.timers import PassTimer
-from cml_engine.nnef.tensor_file import write_tensor
+from cml_engine.gpu.timing.timers import PassTimer
+from cml_engine.nnef.files.tensor_file import write_tensor
 from scheduler import FrameScheduler
 
 

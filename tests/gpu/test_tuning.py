@@ -11,12 +11,12 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cli import main
-from cml_engine.folders import tuning_file
+from cml_engine.files.folders import tuning_file
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.ops.choice import VariantTable
+from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.passes.infer import infer_facts
-from cml_engine.passes.lower import PlanOptions
+from cml_engine.planning.lower import PlanOptions
 from cml_engine.session import CompileOptions
 from cml_engine.testing import full_attrs
 from cml_engine.tuning import Bench, tables, tune

@@ -14,7 +14,7 @@ from cml_engine.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_facts
-from cml_engine.passes.lower import PlanOptions
+from cml_engine.planning.lower import PlanOptions
 from cml_engine.session import CompileOptions
 from cml_engine.testing import full_attrs
 from scheduler import FrameScheduler

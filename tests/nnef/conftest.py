@@ -11,8 +11,8 @@ import pytest
 
 from cml_engine import nnef
 from cml_engine.graph import Graph
-from cml_engine.nnef.signatures import standard_fragments
-from cml_engine.nnef.tensor_file import write_tensor
+from cml_engine.nnef.expansion.signatures import standard_fragments
+from cml_engine.nnef.files.tensor_file import write_tensor
 
 HEADER = (
     "version 1.0;\nextension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;\n"

@@ -15,8 +15,8 @@ import pytest
 
 from cml_engine import nnef
 from cml_engine.errors import ModelError
-from cml_engine.nnef import tar as tar_reader
-from cml_engine.nnef.tensor_file import tensor_bytes
+from cml_engine.nnef.files import tar as tar_reader
+from cml_engine.nnef.files.tensor_file import tensor_bytes
 
 TEXT = b"""version 1.0;
 graph net(x) -> (y)

@@ -9,7 +9,7 @@ import pytest
 
 from cml_engine.errors import CmlError, ModelError
 from cml_engine.graph import Graph
-from cml_engine.nnef import evaluate, nodes
+from cml_engine.nnef.expansion import evaluate, nodes
 
 Load = Callable[..., Graph]
 

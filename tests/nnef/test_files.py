@@ -15,9 +15,9 @@ import pytest
 from cml_engine import nnef
 from cml_engine.errors import ModelError, NnefSyntaxError, TensorFileError
 from cml_engine.nnef import NnefWarning
-from cml_engine.nnef.files import KINDS, tensor_file_name
-from cml_engine.nnef.quant import parse_quant
-from cml_engine.nnef.tensor_file import Item, tensor_bytes, write_tensor
+from cml_engine.nnef.files.quant import parse_quant
+from cml_engine.nnef.files.sources import KINDS, tensor_file_name
+from cml_engine.nnef.files.tensor_file import Item, tensor_bytes, write_tensor
 
 Write = Callable[..., Path]
 Array = np.ndarray[Any, Any]
@@ -212,7 +212,7 @@ def test_archives_are_read_with_care(
 def test_an_archive_that_unpacks_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cml_engine.nnef.archive._ALWAYS_FINE", 2**20)
+    monkeypatch.setattr("cml_engine.nnef.files.archive._ALWAYS_FINE", 2**20)
     path = archive(tmp_path / "m.tgz", ("big", bytes(50 * 2**20)), ("graph.nnef", b""))
     with pytest.raises(ModelError, match="unpacks to more than a model of its size can"):
         load(path)

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from cml_engine import nnef
 from cml_engine.errors import CmlError
-from cml_engine.nnef.lexer import SourceText
-from cml_engine.nnef.parser import parse, parse_document
-from cml_engine.nnef.printer import print_document
-from cml_engine.nnef.quant import parse_quant
-from cml_engine.nnef.tensor_file import MemoryBlob, read_stored, tensor_bytes
+from cml_engine.nnef.files.quant import parse_quant
+from cml_engine.nnef.files.tensor_file import MemoryBlob, read_stored, tensor_bytes
+from cml_engine.nnef.text.lexer import SourceText
+from cml_engine.nnef.text.parser import parse, parse_document
+from cml_engine.nnef.text.printer import print_document
 
 TEXT = """version 1.0;
 extension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;
@@ -86,7 +86,7 @@ def edited(text: str, changes: list[tuple[int, int, str]]) -> str:
 
 
 def primitive(op: str) -> bool:
-    fragments = nnef.signatures.standard_fragments()
+    fragments = nnef.expansion.signatures.standard_fragments()
     return op in fragments and fragments[op].body is None
 
 

@@ -12,7 +12,7 @@ from cml_engine import nnef
 from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.nnef import NnefWarning
-from cml_engine.nnef.signatures import standard_fragments
+from cml_engine.nnef.expansion.signatures import standard_fragments
 from tests.models import MODEL_ABC
 
 Load = Callable[..., Graph]

@@ -14,7 +14,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError, TensorFileError
 from cml_engine.model_source import MappedFolder, Outside, inner_name
-from cml_engine.nnef.tensor_file import tensor_bytes
+from cml_engine.nnef.files.tensor_file import tensor_bytes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/loading.md"
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)

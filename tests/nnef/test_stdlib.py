@@ -12,7 +12,7 @@ import pytest
 from cml_engine.errors import UnsupportedOp
 from cml_engine.graph import Graph
 from cml_engine.nnef import signature, standard_signatures
-from cml_engine.nnef.signatures import standard_fragments
+from cml_engine.nnef.expansion.signatures import standard_fragments
 
 Load = Callable[..., Graph]
 Array = np.ndarray[Any, Any]

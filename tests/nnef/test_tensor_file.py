@@ -11,7 +11,7 @@ import pytest
 
 from cml_engine.errors import TensorFileError
 from cml_engine.model_source import FolderSource, SourceFile
-from cml_engine.nnef.tensor_file import (
+from cml_engine.nnef.files.tensor_file import (
     Item,
     MemoryBlob,
     read_header,

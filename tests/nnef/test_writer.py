@@ -14,8 +14,8 @@ import pytest
 from cml_engine import nnef
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
-from cml_engine.nnef import writer
-from cml_engine.nnef.writer import to_text
+from cml_engine.nnef.files import writer
+from cml_engine.nnef.files.writer import to_text
 
 Write = Callable[..., Path]
 
@@ -72,10 +72,10 @@ graph everything(x, m) -> (y, z, k, s_out)
 def everything(write_model: Write) -> Graph:
     rng = np.random.default_rng(1)
     folder = write_model(TEXT, indices=np.array([1, 0]), state=np.zeros((1, 4, 8, 8), np.float32))
-    nnef.tensor_file.write_tensor(
+    nnef.files.tensor_file.write_tensor(
         folder / "block" / "w.dat", rng.normal(size=(4, 4, 3, 3)).astype(np.float32)
     )
-    nnef.tensor_file.write_tensor(
+    nnef.files.tensor_file.write_tensor(
         folder / "BLOCK" / "w.dat", rng.normal(size=(4, 4, 3, 3)).astype(np.float32)
     )
     (folder / "graph.quant").write_text(
@@ -98,7 +98,7 @@ def test_an_expanded_graph_survives_too(write_model: Write, tmp_path: Path) -> N
         "a = selu(x); b = max_pool(a, size = [1, 1, 2, 2]); "
         "y = local_response_normalization(b, size = [1, 3, 1, 1]); }"
     )
-    fragments = nnef.signatures.standard_fragments()
+    fragments = nnef.expansion.signatures.standard_fragments()
     graph = nnef.load(write_model(text), lambda op: fragments[op].body is None)
     nnef.save(graph, tmp_path / "out")
     assert plain(nnef.load(tmp_path / "out", lambda op: True)) == plain(graph)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cml_engine.nnef.signatures import standard_fragments, standard_signatures
+from cml_engine.nnef.expansion.signatures import standard_fragments, standard_signatures
 from tests import texts
 from tests.calls import GRAPH_LEVEL, JUMPS, Call, declared_calls, judge
 from tests.generate import Numbers, random_call

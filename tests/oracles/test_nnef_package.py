@@ -17,8 +17,8 @@ import pytest
 
 from cml_engine import nnef
 from cml_engine.model_source import FolderSource, SourceFile
-from cml_engine.nnef.signatures import Param, Signature, standard_signatures
-from cml_engine.nnef.writer import to_text
+from cml_engine.nnef.expansion.signatures import Param, Signature, standard_signatures
+from cml_engine.nnef.files.writer import to_text
 
 if importlib.util.find_spec("nnef") is None:
     pytest.skip("the nnef package is not installed", allow_module_level=True)
@@ -129,7 +129,9 @@ graph net(x) -> (y, z)
 
 def test_operators_and_operands_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    nnef.tensor_file.write_tensor(tmp_path / "a" / "w.dat", np.zeros((4, 4, 3, 3), np.float32))
+    nnef.files.tensor_file.write_tensor(
+        tmp_path / "a" / "w.dat", np.zeros((4, 4, 3, 3), np.float32)
+    )
     (tmp_path / "graph.nnef").write_text(TEXT)
     graph = nnef.load(tmp_path, lambda op: True)
     original, rewritten = khronos([TEXT, to_text(graph)])
@@ -152,7 +154,7 @@ def _names(operands: list[Any]) -> list[str]:
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", "<i4", "<u1", "<i8", "?"])
 def test_tensor_files(tmp_path: Path, dtype: str, rng: np.random.Generator) -> None:
     array = (rng.normal(size=(2, 3)) * 3).astype(dtype) if dtype != "<u1" else np.eye(3, dtype="u1")
-    nnef.tensor_file.write_tensor(tmp_path / "ours.dat", array)
+    nnef.files.tensor_file.write_tensor(tmp_path / "ours.dat", array)
     np.save(tmp_path / "array.npy", array)
     script = (
         "import sys, numpy, nnef\n"
@@ -163,4 +165,4 @@ def test_tensor_files(tmp_path: Path, dtype: str, rng: np.random.Generator) -> N
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=60, check=True)
     theirs = SourceFile(FolderSource(tmp_path, "graph.nnef"), "theirs.dat")
-    np.testing.assert_array_equal(nnef.tensor_file.read_stored(theirs).values, array)
+    np.testing.assert_array_equal(nnef.files.tensor_file.read_stored(theirs).values, array)

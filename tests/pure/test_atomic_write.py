@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cml_engine.atomic_write import write_atomically
+from cml_engine.files.atomic_write import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the modes and files of POSIX")
@@ -128,7 +128,9 @@ def test_links_are_followed(tmp_path):
 @posix
 def test_pipes_and_devices_are_written_as_they_are(tmp_path):
     write_atomically("/dev/null", "text")
-    code = "from cml_engine.atomic_write import write_atomically as w; w('/dev/stdout', 'text')"
+    code = (
+        "from cml_engine.files.atomic_write import write_atomically as w; w('/dev/stdout', 'text')"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout == b"text"
     if Path("/dev/full").exists():
@@ -137,7 +139,7 @@ def test_pipes_and_devices_are_written_as_they_are(tmp_path):
 
 
 #: a file for the compiler to read, in a folder that goes with it
-ALLOWED = {"gpu/compilers.py"}
+ALLOWED = {"gpu/shaders/compilers.py"}
 WRITES = re.compile(
     r"\.write_(text|bytes)\(|np\.save\w*\(path|\.save\(path|savefig\(path|mkstemp|\.part\b"
     r"|path\.open\([^)]*[\"'][wax]b?\+?[\"']"
@@ -152,5 +154,5 @@ def test_every_writer_goes_through_it():
         for line in path.read_text(encoding="utf-8").splitlines()
         if WRITES.search(line)
     }
-    assert "atomic_write.py" in found  # the search finds a writer
-    assert found.keys() - ALLOWED == {"atomic_write.py"}, found
+    assert "files/atomic_write.py" in found  # the search finds a writer
+    assert found.keys() - ALLOWED == {"files/atomic_write.py"}, found

@@ -18,10 +18,10 @@ from cml_engine.convert import convert
 from cml_engine.convert.builder import GraphBuilder
 from cml_engine.layout import C4
 from cml_engine.ops import load_families, lookup
-from cml_engine.ops.conv_cases import conv_case
-from cml_engine.ops.lowering import Limits
+from cml_engine.ops.conv.cases import conv_case
+from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes.infer import infer_node
-from cml_engine.passes.lower import lower
+from cml_engine.planning.lower import lower
 from cml_engine.testing import case_graph
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Config, random_parameters
@@ -208,7 +208,7 @@ def winograd():
     node = graph.nodes[0]
     facts = [graph.facts[n] for n in node.inputs], [graph.facts[n] for n in node.outputs]
     steps = lower(graph, Limits(), {"x0": C4, "y0": C4}).steps
-    assert [step.path for step in steps] == ["winograd.hlsl"] * 3
+    assert [step.path for step in steps] == ["conv/winograd.hlsl"] * 3
     return steps, lookup("conv").cost(node.attrs, *facts)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cml_engine.ops.spec import EXACT, Tolerance
+from cml_engine.ops.declaration.spec import EXACT, Tolerance
 from cml_engine.report.compare import compare
 
 LOOSE = Tolerance(1e-5, 1e-6, "a test")

@@ -9,10 +9,10 @@ import cml_engine as cml
 from cml_engine.errors import OperatorError
 from cml_engine.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families, registered
-from cml_engine.ops.lowering import Limits
+from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_facts, infer_node
-from cml_engine.passes.lower import lower as plan
+from cml_engine.planning.lower import lower as plan
 
 load_families()
 KERNEL = "void kernel(uint thread) { y[thread] = x[thread]; }"
@@ -285,7 +285,7 @@ def test_passes_of_one_operator_name_their_own_tensors():
 
 def test_a_bare_name_may_be_one_of_the_engine_s_files():
     with pytest.raises(OperatorError, match=r"'conv\.hlsl' has no function `void kernel"):
-        cml.register(spec(kernel=cml.Kernel("conv.hlsl")))
+        cml.register(spec(kernel=cml.Kernel("conv/conv.hlsl")))
 
 
 # ---------------------------------------------------------------- what functions of a game give

@@ -115,7 +115,7 @@ def test_summary_and_latest_overrun() -> None:
 
 def operator(network: str, step: int, total_ms: float, runs: float = 10.0) -> OperatorTime:
     return OperatorTime(
-        network, step, f"conv{step}", "conv", "graph.nnef:1", "conv.hlsl", 4e6, 1e6,
+        network, step, f"conv{step}", "conv", "graph.nnef:1", "conv/conv.hlsl", 4e6, 1e6,
         total_ms, 1.5 * total_ms, 3, runs,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs
 from cml_engine.ops import load_families, lookup
-from cml_engine.ops.shapes import fact_from
+from cml_engine.ops.common.shapes import fact_from
 
 load_families()
 F = np.float32

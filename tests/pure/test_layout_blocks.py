@@ -5,8 +5,8 @@ import numpy as np
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4
 from cml_engine.ops import load_families
-from cml_engine.passes.choose_layout import choose_layout
 from cml_engine.passes.infer import infer_facts
+from cml_engine.planning.choose_layout import choose_layout
 from cml_engine.testing import full_attrs
 
 load_families()

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cml_engine.passes.plan_memory import Item, lower_bound, place
+from cml_engine.planning.plan_memory import Item, lower_bound, place
 
 
 @st.composite

@@ -16,10 +16,10 @@ PACKAGES = ("cml_engine", "scheduler", "shaders_hlsl", "demo_game")
 BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
 USE = """
 import cml_engine, shaders_hlsl
-from cml_engine.gpu.hlsl import resolve
-from cml_engine.nnef.signatures import standard_signatures
+from cml_engine.gpu.shaders.hlsl import resolve
+from cml_engine.nnef.expansion.signatures import standard_signatures
 print(cml_engine.__file__)
-print(resolve("conv.hlsl"))
+print(resolve("conv/conv.hlsl"))
 print("conv" in standard_signatures())
 """
 

@@ -10,14 +10,14 @@ from cml_engine.backends.null import NullProgram
 from cml_engine.errors import DeviceError, ModelError, ShapeError, Source
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.ops.lowering import Limits
+from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes import STAGES, optimize
 from cml_engine.passes.bypass import bypass
-from cml_engine.passes.choose_layout import choose_layout
 from cml_engine.passes.common_subexpressions import merge_common_subexpressions
 from cml_engine.passes.dead_code import eliminate_dead_code
 from cml_engine.passes.infer import infer_facts
-from cml_engine.passes.lower import PlanOptions, lower
+from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.testing import full_attrs
 from tests.graphs import Net
 

@@ -6,8 +6,8 @@ import pytest
 
 import shaders_hlsl
 from cml_engine import ops
-from cml_engine.nnef.extensions import extension_signatures
-from cml_engine.nnef.signatures import standard_fragments, standard_signatures
+from cml_engine.nnef.expansion.extensions import extension_signatures
+from cml_engine.nnef.expansion.signatures import standard_fragments, standard_signatures
 from cml_engine.ops import load_families, registered
 from cml_engine.report.operators import (
     EXTENSION,
@@ -42,9 +42,10 @@ def test_declaration_is_complete(spec):
 
 
 def test_every_kernel_has_its_file_and_every_file_its_kernel():
-    files = {file.name for file in shaders_hlsl.FOLDER.glob("*.hlsl")}
+    folder = shaders_hlsl.FOLDER
+    files = {file.relative_to(folder).as_posix() for file in folder.rglob("*.hlsl")}
     assert {str(spec.kernel.path) for spec in SPECS if spec.kernel} <= files
-    declarations = "".join(file.read_text() for file in Path(ops.__file__).parent.glob("*.py"))
+    declarations = "".join(file.read_text() for file in Path(ops.__file__).parent.rglob("*.py"))
     assert [file for file in files if f'"{file}"' not in declarations] == []
 
 

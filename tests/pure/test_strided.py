@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from cml_engine.ops import strided
-from cml_engine.ops.strided import Copy, Dim, box, collapse, strides
+from cml_engine.ops.movement import strided
+from cml_engine.ops.movement.strided import Copy, Dim, box, collapse, strides
 
 
 def moves(copy, width=1):

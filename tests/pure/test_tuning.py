@@ -7,8 +7,8 @@ import warnings
 import pytest
 
 from cml_engine.errors import InputError
-from cml_engine.folders import tuning_file
-from cml_engine.ops.choice import Pick, VariantTable, about
+from cml_engine.files.folders import tuning_file
+from cml_engine.ops.declaration.choice import Pick, VariantTable, about
 from cml_engine.tuning import tables
 from cml_engine.tuning.tables import Record, records_in, save, table_for
 from cml_engine.tuning.trial import Trial

@@ -7,13 +7,13 @@ import pytest
 
 from cml_engine.graph import Node
 from cml_engine.layout import C4, PLAIN, words
-from cml_engine.ops.lowering import Limits
+from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes import optimize
-from cml_engine.passes.choose_layout import choose_layout
 from cml_engine.passes.infer import infer_node
-from cml_engine.passes.lower import PlanOptions, lower
-from cml_engine.passes.plan_memory import Item, place
-from cml_engine.passes.views import View, find_views, is_view_copy, whole
+from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.plan_memory import Item, place
+from cml_engine.planning.views import View, find_views, is_view_copy, whole
 from cml_engine.testing import full_attrs
 from tests.graphs import BLOCKS, Net
 

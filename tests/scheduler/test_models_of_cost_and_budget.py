@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 
-from cml_engine import json_files
 from cml_engine.errors import InputError
+from cml_engine.files import json as json_files
 from scheduler import CostModel, SpareBudget, VirtualClock
 from scheduler.sim_device import SimStep
 from tests import hostile_json

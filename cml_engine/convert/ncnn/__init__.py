@@ -9,10 +9,10 @@ from pathlib import Path
 
 from cml_engine.convert.builder import GraphBuilder, Infer
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files import Layer, read_param
+from cml_engine.convert.ncnn.files.bin import WeightReader
+from cml_engine.convert.ncnn.files.param import Layer, read_param
 from cml_engine.convert.ncnn.inputs import Shapes, input_shapes
 from cml_engine.convert.ncnn.table import EXPRESSIONS, HINTS, LAYERS, REFUSED, LayerType
-from cml_engine.convert.ncnn.weights import WeightReader
 from cml_engine.errors import ModelError, UnsupportedOp
 from cml_engine.graph import Graph
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files import Layer
+from cml_engine.convert.ncnn.files.param import Layer
 from cml_engine.convert.ncnn.table import Convert, layer
 
 #: An activation with its parameters: ``make(to, x, *parameters)``.

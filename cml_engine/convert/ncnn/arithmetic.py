@@ -8,7 +8,7 @@ from functools import reduce
 from typing import TypeAlias
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files import MISSING, Layer
+from cml_engine.convert.ncnn.files.param import MISSING, Layer
 from cml_engine.convert.ncnn.table import ANY, layer
 
 Operand: TypeAlias = str | float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files import Layer
+from cml_engine.convert.ncnn.files.param import Layer
 from cml_engine.convert.ncnn.table import layer
 
 

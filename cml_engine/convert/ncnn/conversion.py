@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.builder import GraphBuilder
-from cml_engine.convert.ncnn.files import Layer
+from cml_engine.convert.ncnn.files.bin import WeightReader
+from cml_engine.convert.ncnn.files.param import Layer
 from cml_engine.convert.ncnn.table import LayerType
-from cml_engine.convert.ncnn.weights import WeightReader
 from cml_engine.graph import Graph
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files import Layer
+from cml_engine.convert.ncnn.files.param import Layer
 from cml_engine.convert.ncnn.table import ANY, layer
 from cml_engine.errors import InputError
 

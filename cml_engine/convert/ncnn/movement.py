@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files import MISSING, Layer
+from cml_engine.convert.ncnn.files.param import MISSING, Layer
 from cml_engine.convert.ncnn.inputs import EXTENTS
 from cml_engine.convert.ncnn.table import ANY, layer
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files import Layer
+from cml_engine.convert.ncnn.files.param import Layer
 from cml_engine.convert.ncnn.table import layer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files import Layer
+from cml_engine.convert.ncnn.files.param import Layer
 from cml_engine.convert.ncnn.table import layer
 
 _Reduce = Callable[[Conversion, str, list[int]], str]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files import Layer
+from cml_engine.convert.ncnn.files.param import Layer
 from cml_engine.convert.ncnn.table import layer
 
 Array = np.ndarray[Any, Any]

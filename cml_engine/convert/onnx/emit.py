@@ -14,11 +14,11 @@ from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx.values import Value
 from cml_engine.errors import ModelError, ShapeError, Source, TensorFileError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
-from cml_engine.nnef.bind import Mismatch, coerce
-from cml_engine.nnef.compose import expression
-from cml_engine.nnef.printer import print_expression
-from cml_engine.nnef.signatures import Param, declared_signature
-from cml_engine.nnef.values import describe
+from cml_engine.nnef.expansion.bind import Mismatch, coerce
+from cml_engine.nnef.expansion.compose import expression
+from cml_engine.nnef.expansion.signatures import Param, declared_signature
+from cml_engine.nnef.expansion.values import describe
+from cml_engine.nnef.text.printer import print_expression
 
 Array = np.ndarray[Any, Any]
 _INT32 = np.iinfo(np.int32)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from cml_engine.convert.onnx.operators import (  # noqa: F401
-    activations,
-    arithmetic,
     attention,
-    comparisons,
     constants,
-    convolution,
     indexing,
-    losses,
     matrix,
     movement,
     normalization,
     ordering,
-    pooling,
-    quantized,
     recurrent,
     reduction,
+)
+from cml_engine.convert.onnx.operators.control import CONTROL
+from cml_engine.convert.onnx.operators.elementwise import (  # noqa: F401
+    activations,
+    arithmetic,
+    comparisons,
+    losses,
+    quantized,
+)
+from cml_engine.convert.onnx.operators.spatial import (  # noqa: F401
+    convolution,
+    pooling,
     resize,
     sampling,
     signal,
 )
-from cml_engine.convert.onnx.operators.control import CONTROL
 
 __all__ = ["CONTROL"]

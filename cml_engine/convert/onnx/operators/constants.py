@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
-from cml_engine.convert.onnx.operators.comparisons import attribute_tensor
+from cml_engine.convert.onnx.operators.elementwise.comparisons import attribute_tensor
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.tensors import element_dtype
 from cml_engine.convert.onnx.values import Value

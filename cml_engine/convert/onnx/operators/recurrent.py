@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
-from cml_engine.convert.onnx.operators.convolution import activated
+from cml_engine.convert.onnx.operators.spatial.convolution import activated
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 

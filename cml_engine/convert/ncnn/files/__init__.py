@@ -1,0 +1,1 @@
+"""ncnn's two files: ``.param`` and ``.bin``."""

@@ -1,0 +1,1 @@
+"""Rows of operators that work element by element."""

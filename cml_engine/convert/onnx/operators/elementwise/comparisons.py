@@ -1,0 +1,141 @@
+"""Comparisons, logic, choices, and changes of type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.operators.elementwise.arithmetic import wrapped
+from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, Tensor, element_dtype
+from cml_engine.convert.onnx.values import Value, kind_of
+
+Array = np.ndarray[Any, Any]
+
+
+def compare(call: Call, name: str, x: Value, y: Value) -> Value:
+    """``lt``, ``le``, ``gt``, ``ge`` or ``eq``."""
+    if x.kind == y.kind == "integer":
+        return call.zip(f"int_{name}", x, y)
+    return call.zip(name, call.scalar(x), call.scalar(y))
+
+
+def _comparison(name: str) -> Callable[[Call], Value]:
+    return lambda call: compare(call, name, call[0], call[1])
+
+
+def _fold(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda call, *arrays: function(*arrays)
+
+
+for _name, _nnef, _function in (
+    ("Less", "lt", np.less),
+    ("LessOrEqual", "le", np.less_equal),
+    ("Greater", "gt", np.greater),
+    ("GreaterOrEqual", "ge", np.greater_equal),
+    ("Equal", "eq", np.equal),
+):
+    op(_name, nnef=f"{_nnef}, int_{_nnef}", fold=_fold(_function))(_comparison(_nnef))
+
+op("And", nnef="and", fold=_fold(np.logical_and))(lambda call: call.zip("and", call[0], call[1]))
+op("Or", nnef="or", fold=_fold(np.logical_or))(lambda call: call.zip("or", call[0], call[1]))
+op("Not", nnef="not", fold=_fold(np.logical_not))(lambda call: call.op("not", call[0]))
+
+
+@op("Xor", nnef="and, or, not", fold=_fold(np.logical_xor))
+def xor(call: Call) -> Value:
+    x, y = call[0], call[1]
+    both = call.zip("and", x, y)
+    return call.op("and", call.zip("or", x, y), call.op("not", both))
+
+
+@op("Where", nnef="select", fold=_fold(np.where))
+def where(call: Call) -> Value:
+    return call.zip("select", call[0], call[1], call[2]).typed(call[1].dtype)
+
+
+@op("IsNaN", nnef="is_nan", fold=_fold(np.isnan))
+def is_nan(call: Call) -> Value:
+    return call.op("is_nan", call[0])
+
+
+@op("IsInf", nnef="is_inf, gt, lt, and", attrs={"detect_negative": 1, "detect_positive": 1})
+def is_inf(call: Call) -> Value:
+    x, infinite = call[0], call.op("is_inf", call[0])
+    positive, negative = call.attr("detect_positive"), call.attr("detect_negative")
+    if positive and negative:
+        return infinite
+    if not positive and not negative:
+        return call.op("and", infinite, False)
+    return call.op("and", infinite, call.op("gt" if positive else "lt", x, 0.0))
+
+
+# -- types ---------------------------------------------------------------------------------------
+
+
+def to_dtype(call: Call, value: Value, element: int) -> Value:
+    """A value as another of ONNX's types."""
+    dtype = element_dtype(element)
+    if dtype is None or ELEMENT_TYPES[element] in ("uint4", "int4"):
+        raise call.refuse(f"a cast to {ELEMENT_TYPES.get(element, element)}")
+    if value.array is not None:
+        return Value.known(_cast_array(value.array, dtype))
+    if value.kind != kind_of(dtype):
+        value = call.cast(value, kind_of(dtype))
+    elif value.kind == "scalar" and dtype.itemsize < value.dtype.itemsize == 4:
+        value = call.op("copy", value)  # float16 and bfloat16 are computed in 32 bits
+    if dtype.kind in "iu" and dtype.itemsize < 4 and dtype != value.dtype:
+        return wrapped(value, dtype, call)
+    return value.typed(dtype)
+
+
+def _cast_array(array: Array, dtype: np.dtype[Any]) -> Array:
+    with np.errstate(all="ignore"):
+        if array.dtype.kind == "f" and dtype.kind in "iu":
+            return array.astype(np.int64).astype(dtype)
+        return array.astype(dtype)
+
+
+_CAST = {"saturate": 1, "round_mode": "up"}
+
+
+@op("Cast", nnef="cast", attrs={"to": int}, until=18)
+@op("Cast", nnef="cast", attrs={"to": int, **_CAST}, since=19)
+def cast(call: Call) -> Value:
+    return to_dtype(call, call[0], call.attr("to"))
+
+
+@op("BitCast", nnef="to_bits, from_bits", attrs={"to": int}, since=26)
+def bit_cast(call: Call) -> Value:
+    """The same bits read as another type of the same size."""
+    x, element = call[0], call.attr("to")
+    dtype = element_dtype(element)
+    if dtype is None or dtype.itemsize != x.dtype.itemsize:
+        raise call.wrong(f"{x.dtype} read as {ELEMENT_TYPES.get(element, element)}")
+    if x.array is not None:
+        return Value.known(np.ascontiguousarray(x.array).view(dtype).reshape(x.shape))
+    # floats of other sizes are computed in 32 bits, and numbers past 2^31 are none here
+    if "uint32" in (x.dtype.name, dtype.name) or (
+        x.dtype.itemsize != 4 and "scalar" in (x.kind, kind_of(dtype))
+    ):
+        raise call.refuse(f"{x.dtype} read as {dtype}")
+    if x.kind != "logical" and x.kind != kind_of(dtype):
+        return call.op("to_bits" if x.kind == "scalar" else "from_bits", x).typed(dtype)
+    return to_dtype(call, x, element)
+
+
+@op("CastLike", nnef="cast", attrs=_CAST)
+def cast_like(call: Call) -> Value:
+    wanted = call[1].dtype.name
+    element = next(number for number, name in ELEMENT_TYPES.items() if name == wanted)
+    return to_dtype(call, call[0], element)
+
+
+def attribute_tensor(call: Call, value: Any) -> Array:
+    """An attribute's tensor as an array."""
+    if not isinstance(value, Tensor):
+        raise call.wrong(f"an attribute is {type(value).__name__}, wanted a tensor")
+    return value.values()

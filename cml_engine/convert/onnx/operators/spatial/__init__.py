@@ -1,0 +1,1 @@
+"""Rows of operators that slide windows or sample images."""

@@ -1,0 +1,106 @@
+"""What a frame scheduler's job may take as inputs, checked before it is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+
+from cml_engine.errors import InputError
+from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.frames.outputs import GpuTensor, Result
+from cml_engine.gpu.program.program import GpuProgram
+from cml_engine.graph import Fact
+from cml_engine.plan import TensorPlace
+
+
+class _Promised(Protocol):
+    """The output that a job will have: ``scheduler.JobOutput``."""
+
+    @property
+    def job(self) -> Any: ...
+    @property
+    def name(self) -> str: ...
+
+
+def is_array(value: Any) -> bool:
+    """Whether it comes from the host."""
+    return not (isinstance(value, GpuTensor) or _is_promised(value))
+
+
+def _is_promised(value: Any) -> TypeGuard[_Promised]:
+    return hasattr(value, "job") and hasattr(value, "name")
+
+
+def check_inputs(gpu: Gpu, network: Any, inputs: Mapping[str, Any]) -> None:
+    """:class:`InputError` where the network is not this device's, or one of these inputs is
+    unknown, of another device, or of another shape or type than the network wants."""
+    if not isinstance(network, GpuProgram):
+        raise InputError(
+            f"{network!r} is no network on a GPU: submit a cml.Session(graph, gpu) to the "
+            "scheduler of the same cml.Gpu"
+        )
+    if network.gpu is not gpu:
+        raise InputError(
+            f"model '{network.name}' is on another cml.Gpu ({network.gpu.name}) than the scheduler "
+            f"({gpu.name}): make both with the same one"
+        )
+    for name, value in inputs.items():
+        check_input(gpu, network, name, value)
+
+
+def check_input(gpu: Gpu, network: GpuProgram, name: str, value: Any) -> None:
+    """As :func:`check_inputs`, for one of them."""
+    place = network.plan.inputs.get(name)
+    if place is None:
+        known = ", ".join(network.plan.inputs) or "(none)"
+        raise InputError(f"model '{network.name}' has no input '{name}'; it has {known}")
+    if _is_promised(value):
+        found = _promised(gpu, name, value) or place.fact
+    elif isinstance(value, GpuTensor):
+        found = _present(gpu, name, value)
+    else:
+        # sessions have checked its type before
+        found = Fact(place.fact.dtype, tuple(np.shape(value)))
+    if found != place.fact:
+        kind = "array" if is_array(value) else "GPU tensor"
+        raise InputError(f"input '{name}': wanted {place.fact}, got a {kind} {found}")
+
+
+def _promised(gpu: Gpu, name: str, value: _Promised) -> Fact | None:
+    """What the job's output is; None where the job has ended without any."""
+    places = _outputs_of(gpu, value.job)
+    if places is None:
+        return None
+    if not places:
+        raise InputError(
+            f"input '{name}': job '{value.job.name}' runs on another device. Read its output "
+            "there, and give the array"
+        )
+    place = places.get(value.name)
+    if place is None:
+        raise InputError(
+            f"input '{name}': job '{value.job.name}' has no output '{value.name}'; it has "
+            f"{', '.join(places)}"
+        )
+    return place.fact
+
+
+def _outputs_of(gpu: Gpu, job: Any) -> Mapping[str, TensorPlace] | None:
+    """A job's outputs, of its network or, once it has ended, its own; {} on another device."""
+    if isinstance(job.network, GpuProgram):
+        return job.network.plan.outputs if job.network.gpu is gpu else {}
+    if isinstance(job.result, Result):
+        return job.result.places if job.result.memory.allocator is gpu.memory else {}
+    return None if job.ended else {}
+
+
+def _present(gpu: Gpu, name: str, tensor: GpuTensor) -> Fact:
+    device = getattr(tensor.buffer, "_device", gpu.device)
+    if device is not gpu.device:
+        raise InputError(
+            f"input '{name}' is a GPU tensor of another device than the scheduler's ({gpu.name}). "
+            "Read it there, and give the array"
+        )
+    return tensor.fact

@@ -1,0 +1,187 @@
+"""The outputs of a job that has ended in a frame: tensors on the GPU, and their way to the host."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import wgpu
+
+from cml_engine.errors import DeviceError, InputError
+from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.staging import Staging
+from cml_engine.gpu.memory.words import empty, from_words
+from cml_engine.gpu.program.residency import TENSOR_USAGE
+from cml_engine.graph import Fact
+from cml_engine.plan import Binding, TensorPlace
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.program.program import GpuProgram
+
+_ALIGNMENT = 256
+#: jobs are submitted, and tensors released, by any thread
+_takers_lock = Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTensor:
+    """A tensor on the GPU: plain row-major words in ``buffer`` from byte ``offset`` on. The
+    renderer binds it, or copies it to a texture; another job takes it as an input.
+
+    ``owner`` is the job's outputs that it is a part of, if any: their memory stays as long as the
+    tensor object, or until the job's ``release()``.
+    """
+
+    buffer: wgpu.GPUBuffer
+    offset: int
+    nbytes: int
+    fact: Fact
+    owner: Result | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def released(self) -> bool:
+        """Whether its memory was given back."""
+        return self.owner is not None and self.owner.memory.freed
+
+    def keep(self) -> None:
+        """A job will take it: it stays until :meth:`let_go`, even where it is released before."""
+        if self.owner is not None:
+            self.owner.count_takers(1)
+
+    def let_go(self) -> None:
+        """A job of :meth:`keep` has it, or needs it no longer."""
+        if self.owner is not None:
+            self.owner.count_takers(-1)
+
+
+@dataclass(eq=False)
+class Result:
+    """The outputs of one job, in memory of their own until it is released."""
+
+    memory: Allocation
+    places: dict[str, TensorPlace]
+    nbytes: int
+    asked_frame: int = -1
+    data: bytes | None = None
+    #: why a readback is not to be had
+    error: DeviceError | None = None
+    #: jobs that will take a tensor of it
+    takers: int = 0
+    released: bool = False
+    _staging: Staging | None = None
+
+    @classmethod
+    def of(cls, network: GpuProgram) -> Result:
+        """Memory for the outputs of a job of the network."""
+        places, size = _output_places(network)
+        memory = network.gpu.memory.allocate(
+            size, TENSOR_USAGE, owner=network.name, category="output", alignment=_ALIGNMENT
+        )
+        return cls(memory, places, size)
+
+    def __post_init__(self) -> None:
+        self._finalizer = weakref.finalize(self, self.memory.allocator.later, self.memory.free)
+        self._finalizer.atexit = False
+
+    def release(self) -> None:
+        """Give the memory back, now or when the jobs that take of it have done so."""
+        self.released = True
+        self.count_takers(0)
+
+    def count_takers(self, more: int) -> None:
+        """So many more jobs will take of it; where it was released and none will, it goes."""
+        with _takers_lock:
+            self.takers += more
+            idle = self.released and not self.takers
+        if idle and self._finalizer.detach():
+            self.memory.free()
+
+    def place(self, name: str) -> TensorPlace:
+        if name not in self.places:
+            raise InputError(f"no output '{name}': there is {', '.join(self.places)}")
+        return self.places[name]
+
+    def tensor(self, name: str) -> GpuTensor:
+        """An output on the GPU."""
+        place = self.place(name)
+        offset = self.memory.offset + place.binding.offset
+        return GpuTensor(self.memory.buffer, offset, place.fact.nbytes, place.fact, self)
+
+    def copy_from(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> None:
+        """Append the copies out of the network's memory."""
+        for name, place in self.places.items():
+            source = network.plan.outputs[name].binding
+            encoder.copy_buffer_to_buffer(
+                *network.place(source),
+                self.memory.buffer,
+                self.memory.offset + place.binding.offset,
+                source.nbytes,
+            )
+
+    # --- on their way to the host
+
+    def begin_read(self, encoder: wgpu.GPUCommandEncoder, frame: int) -> None:
+        """Append the copy into mappable memory."""
+        source = self.memory
+        staging = Staging(source.allocator, self.nbytes, source.owner)
+        target = staging.memory
+        encoder.copy_buffer_to_buffer(
+            source.buffer, source.offset, target.buffer, target.offset, self.nbytes
+        )
+        self._staging, self.asked_frame = staging, frame
+
+    def ask(self, oldest: int) -> None:
+        """Ask for the bytes, if the frame that copied them is that old."""
+        if self._staging is not None and not self._staging.asked and self.asked_frame <= oldest:
+            self._staging.ask()
+
+    def take(self) -> bool:
+        """Whether the bytes are here, or will never be."""
+        if self._staging is not None and self._staging.arrived:
+            try:
+                self.data = self._staging.take()
+            except (DeviceError, wgpu.GPUError, RuntimeError) as error:
+                self.error = error if isinstance(error, DeviceError) else DeviceError(str(error))
+            self.stop_reading()
+        return self._staging is None
+
+    def lose(self, error: DeviceError) -> None:
+        """Nothing will come."""
+        self.error = error
+        self.stop_reading()
+
+    def stop_reading(self) -> None:
+        """Give the mappable memory back."""
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging.free()
+
+    def value(self, name: str) -> Any:
+        """The output if it has arrived, else None."""
+        if self.error is not None:
+            raise self.error
+        place = self.place(name)
+        if self.data is None:
+            return None
+        if not place.fact.size:
+            return empty(place.fact)
+        start = place.binding.offset
+        return from_words(self.data[start : start + place.binding.nbytes], place)
+
+
+def output_bytes(network: GpuProgram) -> int:
+    """Bytes of memory that the outputs of a job take."""
+    return _output_places(network)[1]
+
+
+def _output_places(network: GpuProgram) -> tuple[dict[str, TensorPlace], int]:
+    """Where each output lies in the outputs' own buffer, and that buffer's size."""
+    places: dict[str, TensorPlace] = {}
+    end = 0
+    for name, place in network.plan.outputs.items():
+        nbytes = place.binding.nbytes
+        places[name] = TensorPlace(Binding(name, "outputs", end, nbytes), place.fact, place.layout)
+        end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return places, max(end, _ALIGNMENT)

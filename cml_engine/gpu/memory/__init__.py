@@ -1,0 +1,1 @@
+"""GPU memory: allocators, heaps, staging buffers, textures."""

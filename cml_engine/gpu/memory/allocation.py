@@ -1,0 +1,85 @@
+"""What an allocator gives out."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import wgpu
+
+from cml_engine.errors import InputError
+from cml_engine.gpu.native import device_error
+from cml_engine.memory import MemoryRange
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.memory.allocator import Allocator
+
+
+class Allocation:
+    """A range of a buffer that belongs to one owner until :meth:`free`."""
+
+    __slots__ = ("_memory", "_range", "buffer", "category", "freed", "nbytes", "offset", "owner")
+
+    def __init__(
+        self, memory: Allocator, found: MemoryRange, nbytes: int, owner: str, category: str
+    ) -> None:
+        self._memory, self._range = memory, found
+        self.buffer: wgpu.GPUBuffer = found.buffer
+        self.offset: int = found.offset
+        self.nbytes, self.owner, self.category = nbytes, owner, category
+        self.freed = False
+
+    @property
+    def allocator(self) -> Allocator:
+        """Where it came from."""
+        return self._memory
+
+    def free(self) -> None:
+        """Give it back; work that was submitted before may still use it. Freed a second time it
+        is an :class:`InputError`."""
+        self._once()
+        self._memory.later(self._give_back)
+        self._memory.settle()
+
+    def free_now(self) -> None:
+        """Give it back even though a frame is being encoded: nothing in it uses this range."""
+        self._once()
+        self._give_back()
+
+    def _once(self) -> None:
+        if self.freed:
+            raise InputError(
+                f"{self.nbytes} bytes for {self.category} of '{self.owner}' are freed twice"
+            )
+        self.freed = True
+
+    def _give_back(self) -> None:
+        self._memory.give_back(self, self._range)
+
+    def write(self, data: Any, offset: int = 0) -> None:
+        """Put bytes at an offset of it, before what is submitted next."""
+        try:
+            self._memory.device.queue.write_buffer(self.buffer, self.offset + offset, data)
+        except wgpu.GPUError as error:
+            raise device_error(error) from error
+
+    def binding(self, offset: int = 0, nbytes: int | None = None) -> dict[str, Any]:
+        """A part of it as the ``resource`` of a bind group's entry."""
+        size = self.nbytes - offset if nbytes is None else nbytes
+        return {"buffer": self.buffer, "offset": self.offset + offset, "size": size}
+
+    def __enter__(self) -> Allocation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.freed:
+            self.free()
+
+    def __repr__(self) -> str:
+        state = ", freed" if self.freed else ""
+        return f"Allocation({self.owner}, {self.category}, {self.nbytes} bytes{state})"

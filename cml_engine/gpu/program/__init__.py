@@ -1,0 +1,1 @@
+"""A plan on a device: its pipelines and memory, and how it runs."""

@@ -1,0 +1,197 @@
+"""What a program needs before it can run: weights on the device, pipelines built.
+
+Either all at once (:meth:`Preparation.finish`, for tools): as many threads as there are cores build
+pipelines while the weights go up. Or a little in every frame: weights go up in chunks, one thread
+builds pipelines and leaves the other cores to the game, bind groups follow.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cml_engine.gpu.shaders.hlsl import ShaderKey, kernel_content, shader_key
+from cml_engine.once import Once
+from cml_engine.plan import Plan, stored_bytes
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.device import Gpu, Pipeline
+    from cml_engine.gpu.program.program import GpuProgram
+
+#: bytes of weights uploaded per millisecond of budget: what a slow bus does in a tenth of it
+UPLOAD_BYTES_PER_MS = 256 << 10
+#: bind groups made in one frame
+_LAUNCHES_PER_FRAME = 32
+
+
+def step_keys(plan: Plan) -> list[ShaderKey]:
+    """The kernel variant of every step, of the files as they are now."""
+    contents: dict[tuple[str, str], str] = {}
+    keys = []
+    for step in plan.steps:
+        kernel = str(step.path), step.inline
+        if kernel not in contents:
+            contents[kernel] = kernel_content(*kernel)
+        key = shader_key(
+            step.path,
+            step.params_layout,
+            len(step.bindings),
+            step.defines,
+            step.trusted,
+            interface=step.interface,
+            inline=step.inline,
+            content=contents[kernel],
+        )
+        keys.append(key)
+    return keys
+
+
+class Preparation:
+    """The way of one program to being ready, from memory that holds nothing yet."""
+
+    def __init__(self, plan: Plan, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._plan = plan
+        self._chunks = _weight_chunks(plan)
+        self._uploaded = False
+        self._building: Future[None] | None = None
+        self._keys = step_keys(plan)
+        self._next = 0
+        self._built = 0
+        self.done = False
+
+    def build_ahead(self) -> list[Future[Pipeline]]:
+        """Begin to build the pipelines, on all cores; what fails is met again by who needs it."""
+        return [_builders().submit(self._gpu.pipeline, key) for key in dict.fromkeys(self._keys)]
+
+    def finish(self, program: GpuProgram) -> None:
+        """Do all of it now."""
+        if self._building is not None:
+            self._building.result()
+        building = self.build_ahead()
+        self._upload(program, 1 << 62)
+        wait(building)
+        for pipeline in building:
+            pipeline.result()
+        self._make_launches(program, len(self._keys))
+
+    def advance(self, program: GpuProgram, budget_ms: float) -> None:
+        """Do a frame's worth of it. Raises what building a pipeline raised."""
+        if self._building is None:
+            self._building = BUILDER.submit(program.name, self._build_pipelines)
+        self._upload(program, max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
+        if not (self._building.done() and self._uploaded):
+            return
+        self._building.result()
+        self._make_launches(program, _LAUNCHES_PER_FRAME)
+
+    def bind_again(self) -> None:
+        """The tensors lie elsewhere now: the bind groups must be made anew."""
+        self._next = 0
+        self.done = False
+
+    @property
+    def waiting_for(self) -> str:
+        """What is missing, in words."""
+        if self._building is None:
+            return "its first frame"
+        if not self._building.done():
+            count = len(set(self._keys))
+            doing = BUILDER.doing() or "nothing"
+            return f"its pipelines ({self._built} of {count} are built); the builder: {doing}"
+        return "its bind groups" if self._uploaded else "its weights' upload"
+
+    def _make_launches(self, program: GpuProgram, count: int) -> None:
+        """Those of the next ``count`` steps."""
+        end = self._next + count
+        for step in self._plan.steps[self._next : end]:
+            program.make_launch(step, self._gpu.pipeline(self._keys[step.index]))
+        self._next = min(end, len(self._keys))
+        self.done = self._next == len(self._keys)
+
+    def _build_pipelines(self) -> None:
+        for key in dict.fromkeys(self._keys):
+            BUILDER.now(f"kernel '{key.label}'")
+            self._gpu.pipeline(key)
+            self._built += 1
+
+    def _upload(self, program: GpuProgram, limit: int) -> None:
+        if self._uploaded:
+            return
+        for offset, words in self._chunks:
+            program.write_weights(offset, words)
+            limit -= words.nbytes
+            if limit <= 0:
+                return
+        self._uploaded = True
+
+
+def _weight_chunks(plan: Plan) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """All weights as ``(byte offset, flat numbers)`` of at most 64 KiB each."""
+    count = 16 << 10
+    for offset, array in plan.weights.values():
+        flat = np.ravel(array)
+        for start in range(0, flat.size, count):
+            yield offset + stored_bytes(flat[:start]), flat[start : start + count]
+
+
+class Builder:
+    """The one thread that builds the pipelines of all programs while a game runs; it can say what
+    it is doing."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "cml-pipelines")
+        self._lock = Lock()
+        self._waiting = 0
+        self._network = self._what = self._error = ""
+        self._since = 0.0
+
+    def submit(self, network: str, work: Callable[[], None]) -> Future[None]:
+        """Do this when all that was submitted before is done."""
+        with self._lock:
+            self._waiting += 1
+        return self._thread.submit(self._do, network, work)
+
+    def _do(self, network: str, work: Callable[[], None]) -> None:
+        with self._lock:
+            self._waiting -= 1
+        self._network = network
+        try:
+            work()
+        except BaseException as error:
+            self._error = f"'{network}', {self._what}: {type(error).__name__}: {error}"
+            raise
+        finally:
+            self._network = self._what = ""
+
+    def now(self, what: str) -> None:
+        """The thread begins with this."""
+        self._what, self._since = what, time.perf_counter()
+
+    def doing(self) -> str:
+        """What it is at, for how long, what waits for it, and its last error; "" where all is
+        done and none failed."""
+        said = []
+        if self._network:
+            seconds = time.perf_counter() - self._since
+            said.append(f"'{self._network}', {self._what or 'beginning'} for {seconds:.1f} s")
+        if self._waiting:
+            said.append(f"{self._waiting} networks wait")
+        if self._error:
+            said.append(f"last error: {self._error}")
+        return "; ".join(said)
+
+
+BUILDER = Builder()
+
+
+@Once
+def _builders() -> ThreadPoolExecutor:
+    """The threads that build pipelines where somebody waits for them (docs/performance.md)."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, "cml-pipelines-now")

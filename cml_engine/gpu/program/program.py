@@ -1,0 +1,407 @@
+"""A plan on a GPU: buffers, bind groups and pipelines made once, then only encoded."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from cml_engine.errors import InputError, OutOfGpuMemory
+from cml_engine.gpu.device import SLICE_BYTES, Gpu, Pipeline
+from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.words import empty, from_words, to_words
+from cml_engine.gpu.program.preparation import Preparation
+from cml_engine.gpu.program.readback import Readback
+from cml_engine.gpu.program.residency import Residency
+from cml_engine.gpu.program.uniforms import RANGE_SLOTS, Uniforms
+from cml_engine.gpu.timing.timers import PassTimer
+from cml_engine.plan import Binding, Plan, Step, StepCost, TensorPlace
+
+Array = np.ndarray[Any, Any]
+#: frames that a model stays on the device for the job that it was prepared for
+_GRACE_FRAMES = 240
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A step made ready: pipeline, bind group, and where its own slice lies in the slots."""
+
+    pipeline: Pipeline
+    bind_group: wgpu.GPUBindGroup
+    slot: int
+    groups: int
+
+
+class GpuProgram:
+    """A plan whose weights are on the device and whose pipelines are built.
+
+    A whole run is one compute pass in one command buffer. :meth:`encode_range` puts any range of
+    workgroups of any step into a pass; ranges may come in any order and in different submits. Runs
+    of several threads wait for each other; a scheduler's job has the arena for itself.
+
+    While it is idle its arena and weights may be taken away (:meth:`evict`); they come back when
+    it is next run or prepared. Variables that the network updates would be lost with them, so a
+    network that has some is never evicted.
+    """
+
+    def __init__(
+        self, plan: Plan, gpu: Gpu, *, deferred: bool = False, arena: str | None = None
+    ) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.gpu = gpu
+        self.residency = Residency(plan, gpu, arena)
+        self._uniforms: Uniforms | None = None
+        self._launches: list[_Launch] = []
+        self._step_costs = plan.step_costs()
+        self._readback = Readback(plan)
+        self._preparation = Preparation(plan, gpu)
+        self._pins = 0
+        self._stays_until = 0
+        self._lacking = ""
+        self.last_used = gpu.memory.tick()
+        #: milliseconds of each step as measured at load, where a frame cannot measure them
+        self.load_times_ms: tuple[float, ...] = ()
+        gpu.memory.add_tenant(self)
+        weakref.finalize(self, gpu.memory.later, self.residency.release).atexit = False
+        if deferred:
+            self._take_memory()
+        else:
+            self.load()
+            if not gpu.has_timestamps:
+                self.measure_at_load()
+
+    # --- its memory
+
+    @property
+    def exclusive_group(self) -> str | None:
+        """The shared arena's name: of such a group only one program runs at a time."""
+        return None if self.residency.shared is None else self.residency.shared.name
+
+    @property
+    def evictable(self) -> bool:
+        """Whether it holds memory and may lose it now."""
+        # what waits for the rest of its memory must not make others wait for it
+        waited_for = self.residency.complete and self.gpu.memory.frame < self._stays_until
+        return bool(self.resident_bytes) and not (waited_for or self._in_use or self.plan.updates)
+
+    @property
+    def passing(self) -> bool:
+        """Whether it holds memory that it cannot lose now but can later."""
+        return bool(self.resident_bytes) and not (self.evictable or self.plan.updates)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Arena and weights that are on the device now."""
+        return self.residency.nbytes
+
+    @property
+    def _in_use(self) -> bool:
+        return bool(self._pins or self.residency.holders)
+
+    def evict(self) -> None:
+        """Give arena and weights back now. :class:`InputError` where it must not be."""
+        with self._if_free() as free:
+            if not free or self._in_use or self.plan.updates:
+                why = "has variables that would be lost" if self.plan.updates else "is running"
+                raise InputError(f"model '{self.name}' cannot be evicted: it {why}")
+            self._launches.clear()
+            self._preparation = Preparation(self.plan, self.gpu)
+            self.residency.release(now=True)
+
+    def build_ahead(self) -> None:
+        """Begin to build the pipelines, beside whatever else goes on."""
+        self._preparation.build_ahead()
+
+    def load(self) -> None:
+        """Have weights, pipelines and bind groups now; at once where they are there already."""
+        self.last_used = self.gpu.memory.tick()
+        with self.pinned():
+            if not self._prepared:
+                self._acquire()
+                self._preparation.finish(self)
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """In the ``with`` block it is not evicted, and other threads wait with their runs."""
+        with self.residency.lock:
+            self._pins += 1
+            try:
+                yield
+            finally:
+                self._pins -= 1
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """As :meth:`pinned`, and no scheduler has a job running in the memory: what this writes
+        there is nobody else's. :class:`InputError` where one has."""
+        with self.pinned():
+            self._refuse(self.residency.busy)
+            yield
+
+    def _refuse(self, busy: bool) -> None:
+        if busy:
+            raise InputError(
+                f"{self._called} has a running job, whose tensors this would overwrite. Wait "
+                "until it has ended, submit a run to the scheduler too, or use a second session"
+            )
+
+    @contextmanager
+    def _if_free(self) -> Iterator[bool]:
+        """Whether nobody else is at it now, who then waits until the end of the ``with`` block."""
+        free = self.residency.lock.acquire(blocking=False)
+        try:
+            yield free
+        finally:
+            if free:
+                self.residency.lock.release()
+
+    def hold(self, executor: Any) -> None:
+        """A job begins: until :meth:`let_go` the memory is the job's."""
+        with self.residency.lock:  # free, or nearly: see ready
+            if self.residency.busy:
+                raise InputError(f"{self._called} has a running job already")
+            self.residency.holders.add(executor)
+        self.last_used = self.gpu.memory.tick()
+        self._stays_until = 0
+
+    def let_go(self, executor: Any) -> None:
+        """The job's last commands have been submitted."""
+        self.residency.let_go(executor)
+
+    @property
+    def _called(self) -> str:
+        return f"arena '{self.exclusive_group}'" if self.exclusive_group else f"'{self.name}'"
+
+    def _acquire(self) -> None:
+        if self._uniforms is None:
+            self._uniforms = Uniforms(self.plan, self.gpu)
+        if self.residency.acquire() and self._launches:
+            self._launches.clear()
+            self._preparation.bind_again()
+
+    def _take_memory(self) -> bool:
+        """As :meth:`_acquire`, or False where other models must end their jobs first."""
+        try:
+            with self.pinned():
+                self._acquire()
+        except OutOfGpuMemory as error:
+            if not self.gpu.memory.may_ever_fit(self.residency.missing_bytes, but=self):
+                raise
+            self._lacking = str(error).splitlines()[0]
+        return self.residency.complete
+
+    @property
+    def waiting_for(self) -> str:
+        """What it lacks to be ready, in words; "" where it is."""
+        if self.ready:
+            return ""
+        if not self.residency.complete:
+            return f"memory: {self._lacking}" if self._lacking else "memory"
+        return self._preparation.waiting_for
+
+    # --- running
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Upload, run everything, read back; blocks until the outputs are here."""
+        with self.exclusive(), self._readback.staging(self.gpu) as staging:
+            return self._run(inputs, staging)
+
+    def _run(self, inputs: Mapping[str, Array], staging: Allocation) -> dict[str, Array]:
+        self.write_inputs(inputs)
+        encoder = self.gpu.device.create_command_encoder(label=self.plan.name)
+        compute = encoder.begin_compute_pass(label=self.plan.name)
+        for step in self.plan.steps:
+            self.encode_all(compute, step.index)
+        compute.end()
+        self._readback.encode(encoder, self.place, staging)
+        self.encode_updates(encoder)
+        self.gpu.queue.submit([encoder.finish()])
+        return self._readback.read(staging)
+
+    def write_inputs(self, inputs: Mapping[str, Array]) -> None:
+        """Put these of the graph's inputs into the arena (queued before the next submit)."""
+        self.load()
+        assert self.residency.arena is not None
+        for name, array in inputs.items():
+            place = self.plan.inputs[name]
+            if place.fact.size:
+                words = to_words(array, place)
+                self.residency.arena.write(words, place.binding.offset)
+
+    # --- for a frame scheduler
+
+    def step_costs(self) -> list[StepCost]:
+        """What each step is and costs per workgroup (``scheduler.Network``)."""
+        return self._step_costs
+
+    def measure_at_load(self) -> None:
+        """Time every step once by the wall clock, for a device that cannot time its own work in a
+        frame; :attr:`load_times_ms` has the result. Blocks; does nothing where a job is running in
+        the memory."""
+        timer = PassTimer(self.gpu)
+        with self.pinned():
+            if self.residency.busy:
+                return
+            self.load()
+            timer.time([step.index for step in self.plan.steps], self.encode_all)
+            times = timer.time([step.index for step in self.plan.steps], self.encode_all)
+        self.load_times_ms = tuple(times)
+
+    @property
+    def ready(self) -> bool:
+        """Whether weights are uploaded and pipelines built, and no other thread is running it."""
+        with self._if_free() as free:
+            return free and self._prepared
+
+    @property
+    def _prepared(self) -> bool:
+        return self._preparation.done and self.residency.complete
+
+    def prepare(self, budget_ms: float) -> None:
+        """Take memory, upload some weights, look whether the pipelines are built; never waits.
+        Where others hold the memory, and will give it back, nothing happens until they do, nor
+        while another thread is running it until that has its result."""
+        self.last_used = self.gpu.memory.tick()
+        self._stays_until = self.gpu.memory.frame + _GRACE_FRAMES
+        with self._if_free() as free:
+            if free and self._take_memory():
+                self._preparation.advance(self, budget_ms)
+
+    def encode_all(self, compute: wgpu.GPUComputePassEncoder, step: int) -> None:
+        """The whole step."""
+        launch = self._launches[step]
+        self._dispatch(compute, launch, launch.slot, launch.groups)
+
+    def encode_range(
+        self, compute: wgpu.GPUComputePassEncoder, step: int, first: int, count: int
+    ) -> None:
+        """Workgroups ``[first, first + count)`` of a step. At most :data:`RANGE_SLOTS` parts of
+        steps may be encoded between two submits; whole steps do not count."""
+        launch = self._launches[step]
+        if count == launch.groups:
+            self._dispatch(compute, launch, launch.slot, count)
+        else:
+            assert self._uniforms is not None
+            slot = self._uniforms.slots.take(first, first + count)
+            self._dispatch(compute, launch, slot, count)
+
+    def run_ranges(self, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> None:
+        """Run ``(step, first, count)`` in this order, a submit for every :data:`RANGE_SLOTS`."""
+        with self.exclusive():
+            self._run_ranges(inputs, ranges)
+
+    def _run_ranges(self, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> None:
+        self.write_inputs(inputs)
+        for start in range(0, len(ranges), RANGE_SLOTS):
+            encoder = self.gpu.device.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            for step, first, count in ranges[start : start + RANGE_SLOTS]:
+                self.encode_range(compute, step, first, count)
+            compute.end()
+            self.gpu.queue.submit([encoder.finish()])
+
+    def reset(self) -> None:
+        """Give the variables the values that they have in the model's files."""
+        if not self.plan.updates:
+            return
+        with self.pinned():
+            self._refuse(bool(self.residency.holders))  # others of its arena have other variables
+            self.load()
+            for _, target in self.plan.updates:
+                if target.space == "weights":
+                    offset, array = self.plan.weights[target.tensor]
+                    self.write_weights(offset, array)
+
+    # --- looking at it
+
+    def read_tensor(self, place: TensorPlace) -> Array:
+        """A tensor's value now; blocks. Only tensors that still have their memory make sense."""
+        if place.fact.size == 0:
+            return empty(place.fact)
+        data = self.read_bytes(place.binding)
+        return from_words(data, place)
+
+    def read_bytes(self, binding: Binding) -> memoryview:
+        buffer, offset = self.place(binding)
+        return self.gpu.queue.read_buffer(buffer, offset, binding.nbytes)
+
+    def read_arena(self) -> Array:
+        """The whole arena as 32-bit words (tests look at what lies between the tensors)."""
+        whole = Binding("", "arena", 0, self.residency.arena_bytes)
+        return np.frombuffer(self.read_bytes(whole), np.uint32)
+
+    def fill_arena(self, word: int) -> None:
+        """Set every word of the arena (tests: what a kernel did not write shows)."""
+        with self.exclusive():
+            self.load()
+            assert self.residency.arena is not None
+            self.residency.arena.write(np.full(self.residency.arena_bytes // 4, word, np.uint32))
+
+    def time_steps(self, inputs: Mapping[str, Array], runs: int) -> Array:
+        """Milliseconds of every step, ``[runs, steps]``, each step in a pass of its own: passes
+        cannot overlap, so the sum is somewhat more than an undisturbed run takes."""
+        timer = PassTimer(self.gpu)
+        steps = [step.index for step in self.plan.steps]
+        with self.exclusive():
+            self.write_inputs(inputs)
+            return np.array([timer.time(steps, self.encode_all) for _ in range(runs)])
+
+    # --- making it
+
+    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
+        """The buffer behind a :class:`Binding`, and the byte offset in it."""
+        found = self.residency.arena if binding.space == "arena" else self.residency.weights
+        if found is None:
+            raise InputError(f"model '{self.name}' was evicted: there is nothing to look at")
+        return found.buffer, found.offset + binding.offset
+
+    def write_weights(self, offset: int, words: Array) -> None:
+        """Put 32-bit words (or truth values) at a byte offset of the weights."""
+        if words.size:
+            if words.dtype == np.bool_:
+                words = words.astype(np.uint32)
+            assert self.residency.weights is not None
+            self.residency.weights.write(np.ascontiguousarray(words), offset)
+
+    def make_launch(self, step: Step, pipeline: Pipeline) -> None:
+        """Make what the next step needs beside its pipeline."""
+        uniforms = self._uniforms
+        assert uniforms is not None
+        entries: list[dict[str, Any]] = [
+            {"binding": 0, "resource": uniforms.slots.memory.binding(0, SLICE_BYTES)},
+            {"binding": 1, "resource": uniforms.params_binding(step)},
+        ]
+        for i, binding in enumerate(step.bindings):
+            buffer, offset = self.place(binding)
+            # a device keeps a kernel inside its bindings: one that writes beyond its tensor is
+            # seen only where the guard behind it is bound too
+            guard = self.plan.options.get("guard", 0) if binding.space == "arena" else 0
+            resource = {"buffer": buffer, "offset": offset, "size": binding.nbytes + guard}
+            entries.append({"binding": i + 2, "resource": resource})
+        bind_group = self.gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
+        slot = uniforms.slots.step_offset(step.index)
+        self._launches.append(_Launch(pipeline, bind_group, slot, step.groups))
+
+    def _dispatch(
+        self, compute: wgpu.GPUComputePassEncoder, launch: _Launch, slot: int, count: int
+    ) -> None:
+        width = self.gpu.limits.max_groups_per_dimension
+        compute.set_pipeline(launch.pipeline.pipeline)
+        compute.set_bind_group(0, launch.bind_group, [slot])
+        if count <= width:
+            compute.dispatch_workgroups(count)
+        else:
+            compute.dispatch_workgroups(width, -(-count // width))
+
+    def encode_updates(self, encoder: wgpu.GPUCommandEncoder) -> None:
+        """Give the network's variables their new values. An output may be a variable, and is its
+        value before: copy outputs first."""
+        for source, target in self.plan.updates:
+            nbytes = min(source.nbytes, target.nbytes)
+            encoder.copy_buffer_to_buffer(*self.place(source), *self.place(target), nbytes)

@@ -1,0 +1,61 @@
+"""The outputs of a whole run, back on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.words import empty, from_words
+from cml_engine.plan import Binding, Plan
+
+Array = np.ndarray[Any, Any]
+
+
+class Readback:
+    """All outputs of a run, through one mappable buffer that is taken for the run."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._name = plan.name
+        self._places = [(n, p) for n, p in plan.outputs.items() if p.fact.size]
+        self._empty = {n: empty(p.fact) for n, p in plan.outputs.items() if not p.fact.size}
+        self._order = list(plan.outputs)
+        self._offsets: list[int] = []
+        end = 0
+        for _, place in self._places:
+            self._offsets.append(end)
+            end += place.binding.nbytes
+        self._nbytes = end
+
+    def staging(self, gpu: Gpu) -> Allocation:
+        """A mappable buffer for :meth:`encode` and :meth:`read`; free it afterwards."""
+        usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+        return gpu.memory.allocate(self._nbytes, usage, owner=self._name, category="staging")
+
+    def encode(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        place_of: Callable[[Binding], tuple[wgpu.GPUBuffer, int]],
+        staging: Allocation,
+    ) -> None:
+        """Append the copies."""
+        for (_, place), offset in zip(self._places, self._offsets, strict=True):
+            source, nbytes = place_of(place.binding), place.binding.nbytes
+            encoder.copy_buffer_to_buffer(*source, staging.buffer, staging.offset + offset, nbytes)
+
+    def read(self, staging: Allocation) -> dict[str, Array]:
+        """The outputs of the run that was submitted last; waits for it."""
+        buffer = staging.buffer
+        buffer.map_sync(wgpu.MapMode.READ)
+        try:
+            found = dict(self._empty)
+            for (name, place), offset in zip(self._places, self._offsets, strict=True):
+                data = buffer.read_mapped(staging.offset + offset, place.binding.nbytes)
+                found[name] = from_words(data, place)
+        finally:
+            buffer.unmap()
+        return {name: found[name] for name in self._order}

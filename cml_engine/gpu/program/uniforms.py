@@ -1,0 +1,84 @@
+"""What kernels read from uniform buffers: their slice of the workgroups, and their parameters."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from cml_engine.errors import OperatorError
+from cml_engine.gpu.device import SLICE_BYTES, Gpu
+from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.shaders.params import parse_params
+from cml_engine.plan import Plan, Step
+
+#: ranges of workgroups that one submit may hold
+RANGE_SLOTS = 256
+
+
+class Slots:
+    """A uniform buffer of slices: one per step for a whole run, then the free ones for ranges."""
+
+    def __init__(self, plan: Plan, gpu: Gpu) -> None:
+        self._stride = max(gpu.limits.uniform_offset_alignment, SLICE_BYTES)
+        self._width = gpu.limits.max_groups_per_dimension
+        self._steps = len(plan.steps)
+        block = bytearray(self._stride * (self._steps + RANGE_SLOTS))
+        for step in plan.steps:
+            at = self.step_offset(step.index)
+            block[at : at + SLICE_BYTES] = self.data(0, step.groups)
+        self._next = 0
+        self.memory = _filled(plan, gpu, block)
+
+    def step_offset(self, step: int) -> int:
+        """Where the whole step's slice lies, from the start of :attr:`memory`."""
+        return step * self._stride
+
+    def take(self, first: int, end: int) -> int:
+        """Write a range into the next free slot; its byte offset. A slot is used again after
+        :data:`RANGE_SLOTS` others, which must be in a later submit."""
+        offset = (self._steps + self._next) * self._stride
+        self._next = (self._next + 1) % RANGE_SLOTS
+        self.memory.write(self.data(first, end), offset)
+        return offset
+
+    def data(self, first: int, end: int) -> bytes:
+        return np.array([first, end, self._width, 0], np.uint32).tobytes()
+
+
+class Uniforms:
+    """Every step's parameters, written once: shapes do not change while a plan lives. The memory
+    is given back when this object goes."""
+
+    def __init__(self, plan: Plan, gpu: Gpu) -> None:
+        self.slots = Slots(plan, gpu)
+        align = gpu.limits.uniform_offset_alignment
+        block = bytearray()
+        self._ranges: list[tuple[int, int]] = []
+        for step in plan.steps:
+            data = _packed(step)
+            self._ranges.append((len(block), len(data)))
+            block += data + bytes(-len(data) % align)
+        self._params = _filled(plan, gpu, block or bytearray(16))
+        for memory in (self.slots.memory, self._params):
+            weakref.finalize(self, gpu.memory.later, memory.free).atexit = False
+
+    def params_binding(self, step: Step) -> dict[str, Any]:
+        """The step's parameters as a bind group's resource."""
+        return self._params.binding(*self._ranges[step.index])
+
+
+def _packed(step: Step) -> bytes:
+    try:
+        return parse_params(step.params_layout).pack(step.params)
+    except (ValueError, TypeError, OverflowError) as error:  # what a lower gave
+        raise OperatorError(f"{step.title}: {error}", step.source) from error
+
+
+def _filled(plan: Plan, gpu: Gpu, data: bytearray) -> Allocation:
+    usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
+    memory = gpu.memory.allocate(len(data), usage, owner=plan.name, category="uniform")
+    memory.write(data)
+    return memory

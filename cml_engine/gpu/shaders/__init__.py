@@ -1,0 +1,1 @@
+"""HLSL -> SPIR-V and WGSL: sources, compiler, cache on disk."""

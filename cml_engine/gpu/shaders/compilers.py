@@ -1,0 +1,240 @@
+"""Who compiles: one compiler in this process, and some beside it while several sources wait.
+
+Two sessions of the compiler in one process take turns at nearly everything, so threads gain
+nothing; processes do. The first source goes to the one in this process; a process is started only
+when a source comes while every compiler there is works. They end with this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol
+
+import shaders_hlsl
+from cml_engine.errors import DeviceError
+from cml_engine.gpu.shaders import slang
+from cml_engine.gpu.shaders.includes import included
+from cml_engine.once import Once
+
+_LIBRARY_PATTERNS = ("libslang-compiler.so*", "slang-compiler.dll", "libslang-compiler*.dylib")
+_PACKAGE = "slangpy"
+#: what every source is compiled with; part of every digest
+OPTIONS = ("-lang", "hlsl", "-O2", "-matrix-layout-row-major", "-fp-mode", "precise")
+_PROFILES = {"compute": "cs_6_2", "vertex": "vs_6_2", "fragment": "ps_6_2"}
+
+
+class CompilerError(Exception):
+    """The compiler's own words on a source that it refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A source to compile.
+
+    Parameters
+    ----------
+    source : the whole text; ``path`` is the file that it comes from, beside which its includes lie.
+    target : ``"spirv"``, or another of the compiler's targets.
+    stage : ``"compute"``, ``"vertex"`` or ``"fragment"``.
+    entry : the name of the function.
+    """
+
+    source: str
+    path: Path
+    target: str = "spirv"
+    stage: str = "compute"
+    entry: str = "main"
+
+
+def version() -> str | None:
+    """Name and version of the compiler that is here; ``None`` without one. Loads nothing."""
+    try:
+        return f"{_PACKAGE}-{metadata.version(_PACKAGE)}"
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def compile(request: Request) -> bytes:
+    """The request's code. :class:`CompilerError` with the compiler's words where it refuses,
+    :class:`DeviceError` where there is no compiler."""
+    with tempfile.TemporaryDirectory(prefix="cml-hlsl-") as folder:
+        file = Path(folder, f"{request.path.stem}.hlsl")
+        file.write_text(request.source, encoding="utf-8")
+        includes = (request.path.parent, shaders_hlsl.FOLDER / "include")
+        arguments = [f"-I{path}" for path in includes]
+        arguments += [*OPTIONS, "-profile", _PROFILES[request.stage], "-entry", request.entry]
+        arguments += ["-target", request.target, str(file)]
+        try:
+            code, files = _pool().compile(arguments)
+        except slang.SlangError as error:
+            raise CompilerError(str(error)) from None
+        _check(request, {Path(name).resolve() for name in files} - {file.resolve()})
+    return code
+
+
+def _check(request: Request, files: set[Path]) -> None:
+    """The files that the compiler read are those that the digest knows of."""
+    unknown = files - set(included(request.source, request.path.parent))
+    if unknown:
+        names = ", ".join(sorted(str(file) for file in unknown))
+        raise CompilerError(
+            f"{request.path} reads {names} in a way that cannot be followed without the "
+            'compiler (a macro after #include, an import): write #include "FILE"'
+        )
+
+
+# ------------------------------------------------------------------ compilers
+
+
+class _Compiler(Protocol):
+    def compile(self, arguments: list[str]) -> tuple[bytes, list[str]]: ...
+
+
+class _Process:
+    """A compiler in a process of its own."""
+
+    def __init__(self, python: str, library: str) -> None:
+        # isolated: neither the site's packages nor this folder's modules are looked at
+        self._process = subprocess.Popen(
+            [python, "-I", "-S", slang.__file__, library],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def compile(self, arguments: list[str]) -> tuple[bytes, list[str]]:
+        """As :meth:`slang.Slang.compile`; ``EOFError`` or ``OSError`` where the process is gone."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        slang.write_message(self._process.stdin, arguments)
+        answer, code = slang.read_message(self._process.stdout)
+        assert isinstance(answer, dict)
+        if "refused" in answer:
+            raise slang.SlangError(answer["refused"])
+        return code, answer["files"]
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what was left to write goes nowhere
+            self._process.communicate()
+
+
+class Pool:
+    """At most ``most`` compilers, each made when it is first needed."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._idle: list[_Compiler] = []
+        self._processes: list[_Process] = []
+        self._changed = threading.Condition()
+
+    def compile(self, arguments: list[str]) -> tuple[bytes, list[str]]:
+        """As :meth:`slang.Slang.compile`, by a compiler that nobody else uses."""
+        compiler = self._take()
+        try:
+            found = compiler.compile(arguments)
+        except slang.SlangError:
+            self._give(compiler)
+            raise
+        except (EOFError, OSError):
+            # a process that died is not replaced: what killed it may do so again
+            self._lose(most=1)
+            return self.compile(arguments)
+        except BaseException:  # interrupted: nobody knows where it stopped
+            self._lose()
+            raise
+        self._give(compiler)
+        return found
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.close()
+
+    def _take(self) -> _Compiler:
+        with self._changed:
+            while not self._idle and self._count >= self._most:
+                self._changed.wait()
+            if self._idle:
+                return self._idle.pop()
+            self._count += 1
+            first = self._count == 1
+        try:
+            return _here() if first else self._start()
+        except OSError:  # no process can be started
+            self._lose(most=1)
+            return self._take()
+        except BaseException:
+            self._lose()
+            raise
+
+    def _give(self, compiler: _Compiler) -> None:
+        with self._changed:
+            self._idle.append(compiler)
+            self._changed.notify()
+
+    def _lose(self, most: int | None = None) -> None:
+        """There is one less; and ``most`` at a time from now on."""
+        with self._changed:
+            self._count -= 1
+            self._most = self._most if most is None else most
+            self._changed.notify_all()
+
+    def _start(self) -> _Process:
+        process = _Process(sys.executable, library())
+        self._processes.append(process)
+        return process
+
+
+def _here() -> slang.Slang:
+    """The compiler in this process."""
+    file = library()
+    try:
+        return slang.Slang(file)
+    except (OSError, slang.SlangError) as error:
+        raise DeviceError(
+            f"the HLSL compiler cannot be loaded: {error}. Install it again (pip install "
+            f"--force-reinstall {_PACKAGE}) or use --backend cpu."
+        ) from error
+
+
+@Once
+def _pool() -> Pool:
+    pool, process = Pool(_most()), os.getpid()
+    # what is forked has the list of what is done at exit, and other processes' pipes to wait for
+    atexit.register(lambda: pool.close() if os.getpid() == process else None)
+    return pool
+
+
+def _most() -> int:
+    """As many as there are cores, or ``CML_COMPILERS``; one where this program is no plain Python,
+    which is all that can be started again as one."""
+    asked = os.environ.get("CML_COMPILERS", "")
+    if not Path(sys.executable or "").stem.lower().startswith("python"):
+        return 1
+    return max(int(asked), 1) if asked.isdecimal() else os.cpu_count() or 1
+
+
+@functools.cache
+def library() -> str:
+    """The compiler's file. :class:`DeviceError` where there is none."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for pattern in _LIBRARY_PATTERNS:
+            for found in sorted(Path(folder).glob(pattern)):
+                return str(found)
+    raise DeviceError(
+        "no HLSL compiler: the package 'slangpy' is not installed, and the cache does not have "
+        "all the shaders that are needed. Install it (pip install slangpy) or use --backend cpu."
+    )

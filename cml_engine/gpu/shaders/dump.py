@@ -1,0 +1,80 @@
+"""A kernel variant in files, to look at: what the compiler saw, and what became of it.
+
+``Gpu.dump_kernels = folder`` (or ``CML_DUMP_KERNELS``, or ``--dump-kernels``) writes, for every
+pipeline that is built from then on:
+
+- ``NAME.hlsl``: the resolved source, complete in itself: defines, parameters, accessors, includes;
+- ``NAME.spv`` and ``NAME.spvasm``: the SPIR-V that wgpu gets of the engine's kernels, and its text;
+- ``NAME.wgsl``: what it gets of a game's;
+- ``NAME.metal``, ``NAME.d3d.hlsl``, ``NAME.glsl``: the same kernel as the compiler writes it for
+  other platforms. wgpu's own translation cannot be had; this is close to it.
+
+``kernels.txt`` says which variant each name is.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from cml_engine.errors import InputError
+from cml_engine.files.atomic_write import write_atomically
+from cml_engine.gpu.shaders import compilers
+from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_spirv, digest, standalone_source
+
+#: the compiler's names of its targets, and the files that they become
+_TARGETS = {
+    "spirv-asm": "spvasm",
+    "wgsl": "wgsl",
+    "metal": "metal",
+    "hlsl": "d3d.hlsl",
+    "glsl": "glsl",
+}
+INDEX = "kernels.txt"
+#: pipelines are built by several threads, and the index is read before it is written
+_one_by_one = threading.Lock()
+
+
+def dump_kernel(key: ShaderKey, folder: str | Path) -> Path:
+    """Write one variant's files; the path of its HLSL. :class:`InputError` where the folder
+    cannot be written."""
+    with _one_by_one:
+        return _dump(key, Path(folder))
+
+
+def _dump(key: ShaderKey, folder: Path) -> Path:
+    source = standalone_source(key)
+    hlsl = folder / f"{key.path.stem}-{digest(key, 'spirv')[:8]}.hlsl"
+    try:
+        write_atomically(hlsl, source)
+        write_atomically(hlsl.with_suffix(".spv"), compile_spirv(key))
+        for suffix, text in _translations(source, key).items():
+            write_atomically(hlsl.with_suffix(f".{suffix}"), text)
+        _list(key, hlsl)
+    except OSError as error:
+        raise InputError(
+            f"--dump-kernels: cannot write into '{folder}': {error.strerror or error}"
+        ) from error
+    return hlsl
+
+
+def _translations(source: str, key: ShaderKey) -> dict[str, bytes]:
+    """The kernel for every target; the compiler's words where it has no translation."""
+    found: dict[str, bytes] = {}
+    for target, suffix in _TARGETS.items():
+        request = compilers.Request(source, key.path, target)
+        try:
+            found[suffix] = compilers.compile(request).rstrip(b"\0")
+        except compilers.CompilerError as error:
+            found[suffix] = f"// no translation to {target}:\n// {error}\n".encode()
+    return found
+
+
+def _list(key: ShaderKey, hlsl: Path) -> None:
+    """Add the variant to the index, once."""
+    index = hlsl.with_name(INDEX)
+    checks = "without naga's checks" if key.trusted else "with naga's checks"
+    line = f"{hlsl.stem}  {key.path}  {checks}  {' '.join(f'{k}={v}' for k, v in key.defines)}\n"
+    known = index.read_text(encoding="utf-8") if index.is_file() else ""
+    if line not in known:
+        write_atomically(index, known + line)

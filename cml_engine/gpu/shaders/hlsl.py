@@ -1,0 +1,211 @@
+"""A kernel variant's HLSL source -> SPIR-V, compiled once per machine.
+
+What is compiled is a generated prelude (slice, parameters, tensors) before the kernel's own file.
+The result is kept on disk under a digest of everything that goes into it: source, included files,
+defines, prelude and the compiler's options. A second process compiles nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import shaders_hlsl
+from cml_engine.errors import InputError, ShaderCompileError
+from cml_engine.gpu.shaders import compilers
+from cml_engine.gpu.shaders.cache import Code, cached
+from cml_engine.gpu.shaders.includes import digest_of, read_source, with_includes
+from cml_engine.gpu.shaders.params import parse_params
+from cml_engine.layout import PACKED_TYPES
+
+#: SPIR-V's numbers of the instructions that is_misread looks at
+_OP_LABEL, _OP_LOOP_MERGE, _OP_SWITCH = 248, 246, 251
+
+_PRELUDE = """\
+// The workgroups of this launch: [cml_first, cml_end) of the dispatch, in rows of cml_stride.
+[[vk::binding(0)]] cbuffer CmlSlice { uint cml_first; uint cml_end; uint cml_stride; };
+#define CML_GROUP(gid) (cml_first + (gid).x + (gid).y * cml_stride)
+"""
+
+
+@dataclass(frozen=True)
+class ShaderKey:
+    """Everything that makes one kernel variant: equal keys are the same pipeline."""
+
+    path: Path
+    params: str
+    tensors: int
+    defines: tuple[tuple[str, str], ...]
+    trusted: bool
+    #: generated HLSL that declares the tensors and the entry point
+    interface: str = ""
+    #: the kernel's HLSL, where it is not what stands in ``path``
+    inline: str = ""
+    #: digest of the kernel's HLSL and of what that includes
+    content: str = ""
+
+    @property
+    def label(self) -> str:
+        shown = " ".join(f"{k}={v}" for k, v in self.defines)
+        return f"{self.path.name} {shown}".strip()
+
+
+def shader_key(
+    path: str | Path,
+    params: str,
+    tensors: int,
+    defines: Mapping[str, int | str],
+    trusted: bool,
+    *,
+    interface: str = "",
+    inline: str = "",
+    content: str = "",
+) -> ShaderKey:
+    """The key of a variant; a bare file name is looked up in ``shaders_hlsl/``. ``content`` is
+    :func:`kernel_content`, where it is known already."""
+    file = Path(path) if inline else resolve(path)
+    return ShaderKey(
+        file,
+        params,
+        tensors,
+        tuple(sorted((k, str(v)) for k, v in defines.items())),
+        trusted,
+        interface,
+        inline,
+        content or kernel_content(file, inline),
+    )
+
+
+def kernel_content(path: str | Path, inline: str = "") -> str:
+    """A digest of the kernel's HLSL and of what that includes, as the files are now."""
+    file = Path(path) if inline else resolve(path)
+    return digest_of(inline or read_source(file), file.parent)
+
+
+def resolve(path: str | Path) -> Path:
+    """The kernel's file: one of ours (``conv/conv.hlsl``), else the caller's."""
+    found = shaders_hlsl.own(path) or Path(path)
+    if not found.is_file():
+        raise InputError(f"kernel source '{path}' not found (nor in {shaders_hlsl.FOLDER})")
+    return found
+
+
+def resolved_source(key: ShaderKey) -> str:
+    """What the compiler sees: defines, prelude, and the kernel's file with its line numbers."""
+    return f'{_prelude(key)}#line {_first_line(key)} "{key.path.as_posix()}"\n{own_source(key)}'
+
+
+def _prelude(key: ShaderKey) -> str:
+    lines = [f"#define {name} {value}" for name, value in key.defines]
+    lines += [_PRELUDE, parse_params(key.params).hlsl()]
+    if any(value in PACKED_TYPES for _, value in key.defines):
+        lines.append('#include "packed4.hlsli"')
+    lines += [key.interface] if key.interface else _tensors(key.tensors)
+    return "\n".join(lines) + "\n"
+
+
+def own_source(key: ShaderKey) -> str:
+    """The kernel's own HLSL."""
+    return key.inline or read_source(key.path)
+
+
+def _tensors(count: int) -> list[str]:
+    lines = []
+    for i in range(count):
+        lines += [f"#ifndef T{i}_TYPE", f"#define T{i}_TYPE float", "#endif"]
+        lines.append(f"[[vk::binding({i + 2})]] RWStructuredBuffer<T{i}_TYPE> T{i};")
+    return lines
+
+
+def _first_line(key: ShaderKey) -> int:
+    """Where an inline source begins in the Python file that has it; 1 where it is not found."""
+    if not key.inline or not key.path.is_file():
+        return 1
+    before, found, _ = key.path.read_text(encoding="utf-8").partition(key.inline)
+    return before.count("\n") + 1 if found else 1
+
+
+def compile_kernel(key: ShaderKey) -> Code:
+    """What wgpu gets: SPIR-V of the engine's own kernels, WGSL of a game's.
+
+    naga misreads SPIR-V in which a branch leaves two constructs at once (gfx-rs/wgpu#4449), which
+    is what the compiler makes of ``continue``: wrong numbers and no message. Our kernels are
+    written without; a game's go by way of WGSL, which is read right. What WGSL lacks (atomics on
+    plain buffers) still goes as SPIR-V, if nothing in it can be misread.
+    """
+    if not key.interface:
+        return compile_spirv(key)
+    return cached(digest(key, "wgsl"), compilers.version(), lambda: _portable(key))
+
+
+def _portable(key: ShaderKey) -> Code:
+    """WGSL, or SPIR-V that is read right."""
+    try:
+        text = _compile(key, "wgsl").rstrip(b"\0").decode()
+    except ShaderCompileError as refused:
+        code = _compile(key, "spirv")
+        if is_misread(code):
+            raise ShaderCompileError(
+                f"{refused.message}\nWhat WGSL lacks can be used only where no loop has a "
+                "`continue` or a `return`: write the loop without them"
+            ) from None
+        return code
+    # naga has subgroups, and refuses the line that asks for them
+    return text.replace("enable subgroups;", "")
+
+
+def compile_spirv(key: ShaderKey) -> bytes:
+    """SPIR-V of the variant, from the cache if it is there."""
+    code = cached(digest(key, "spirv"), compilers.version(), lambda: _spirv(key))
+    assert isinstance(code, bytes)
+    return code
+
+
+def _spirv(key: ShaderKey) -> bytes:
+    code = _compile(key, "spirv")
+    if not key.interface and is_misread(code):
+        raise ShaderCompileError(
+            f"kernel '{key.label}' has a loop with `continue`, which the driver's "
+            "translator misreads in SPIR-V: write the loop without it"
+        )
+    return code
+
+
+def is_misread(spirv: bytes) -> bool:
+    """Whether SPIR-V has a ``switch`` of one case inside a loop: the compiler's way to write
+    ``continue``, out of which the loop is left by a branch that naga takes for the switch's own."""
+    words = memoryview(spirv).cast("I")
+    at, open_loops = 5, set[int]()
+    while at < len(words):
+        length, code = words[at] >> 16, words[at] & 0xFFFF
+        if code == _OP_LABEL:
+            open_loops.discard(words[at + 1])
+        elif code == _OP_LOOP_MERGE:
+            open_loops.add(words[at + 1])
+        elif code == _OP_SWITCH and length == 3 and open_loops:
+            return True
+        at += max(length, 1)
+    return False
+
+
+def _compile(key: ShaderKey, target: str) -> bytes:
+    request = compilers.Request(resolved_source(key), key.path, target)
+    try:
+        return compilers.compile(request)
+    except compilers.CompilerError as error:
+        raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{error}") from None
+
+
+def digest(key: ShaderKey, target: str) -> str:
+    """Changes with everything that goes into the variant's code for this target."""
+    # not the file's place, nor a line's: the same kernel elsewhere is the same
+    source = _prelude(key) + own_source(key)
+    parts = (compilers.OPTIONS, target, digest_of(source, key.path.parent))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def standalone_source(key: ShaderKey) -> str:
+    """The resolved source with its includes in their places: one text that any compiler takes."""
+    return with_includes(resolved_source(key), key.path.parent)

@@ -1,0 +1,120 @@
+"""HLSL -> SPIR-V by the Slang compiler, through its C interface and without a device.
+
+The compiler is a shared library inside the ``slangpy`` wheel, whose Python module is never
+imported. A session of the compiler takes half a second to make and compiles one source at a time.
+
+This file imports nothing of ours: run as a program with the library's path it is a compiler in a
+process of its own (``cml_engine/gpu/shaders/compilers.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO
+
+
+class SlangError(Exception):
+    """The compiler's own words on a source that it refused."""
+
+
+class Slang:
+    """One compiler session; :meth:`compile` may be called from any thread, one at a time."""
+
+    def __init__(self, library: str) -> None:
+        self._lib = ctypes.CDLL(library)
+        _declare(self._lib)
+        self._lock = threading.Lock()
+        self._session = self._lib.spCreateSession(None)
+        if not self._session:
+            raise SlangError(f"the Slang compiler in {library} gave no session")
+
+    def compile(self, arguments: Sequence[str]) -> tuple[bytes, list[str]]:
+        """The code of what the command line ``arguments`` asks for, and the files that were read
+        for it. Raises :class:`SlangError` with the compiler's diagnostics."""
+        with self._lock:
+            request = self._lib.spCreateCompileRequest(self._session)
+            try:
+                return self._run(request, arguments)
+            finally:
+                self._lib.spDestroyCompileRequest(request)
+
+    def _run(self, request: int, arguments: Sequence[str]) -> tuple[bytes, list[str]]:
+        argv = (ctypes.c_char_p * len(arguments))(*(a.encode() for a in arguments))
+        failed = self._lib.spProcessCommandLineArguments(request, argv, len(arguments)) < 0
+        failed = failed or self._lib.spCompile(request) < 0
+        if failed:
+            said = self._lib.spGetDiagnosticOutput(request) or b""
+            raise SlangError(said.decode(errors="replace").strip())
+        size = ctypes.c_size_t()
+        code = self._lib.spGetCompileRequestCode(request, ctypes.byref(size))
+        count = self._lib.spGetDependencyFileCount(request)
+        files = [self._lib.spGetDependencyFilePath(request, i).decode() for i in range(count)]
+        return ctypes.string_at(code, size.value), files
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    """C signatures of the functions used (slang-deprecated.h, Slang 2026)."""
+    pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    for name, result, arguments in (
+        ("spCreateSession", pointer, [text]),
+        ("spCreateCompileRequest", pointer, [pointer]),
+        ("spDestroyCompileRequest", None, [pointer]),
+        ("spProcessCommandLineArguments", integer, [pointer, ctypes.POINTER(text), integer]),
+        ("spCompile", integer, [pointer]),
+        ("spGetDiagnosticOutput", text, [pointer]),
+        ("spGetCompileRequestCode", pointer, [pointer, ctypes.POINTER(ctypes.c_size_t)]),
+        ("spGetDependencyFileCount", integer, [pointer]),
+        ("spGetDependencyFilePath", text, [pointer, integer]),
+    ):
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+
+
+# ------------------------------------------------------------------ as a process of its own
+
+
+def write_message(stream: IO[bytes], head: object, body: bytes = b"") -> None:
+    """A line of JSON, which says how many bytes follow it, and those."""
+    stream.write(json.dumps([head, len(body)]).encode() + b"\n" + body)
+    stream.flush()
+
+
+def read_message(stream: IO[bytes]) -> tuple[object, bytes]:
+    """What :func:`write_message` wrote. :class:`EOFError` where the other side is gone."""
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError("the other process is gone")
+    head, size = json.loads(line)
+    body = stream.read(size)
+    if len(body) < size:
+        raise EOFError("the other process is gone")
+    return head, body
+
+
+def _serve(library: str) -> None:
+    """Compile what comes in, until nobody asks any more."""
+    # what a library prints must not come between the answers
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    compiler = Slang(library)
+    while True:
+        try:
+            arguments, _ = read_message(sys.stdin.buffer)
+        except EOFError:
+            return
+        assert isinstance(arguments, list)
+        try:
+            code, files = compiler.compile(arguments)
+        except SlangError as error:
+            write_message(answers, {"refused": str(error)})
+        else:
+            write_message(answers, {"files": files}, code)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,1 @@
+"""GPU time: timestamps of steps and of frames."""

@@ -1,0 +1,185 @@
+"""Timestamps of recent frames on their way home, in slots that are made once and used in turn.
+
+Nothing here waits: a frame's slot is asked for when the frame is old enough, and read when it has
+arrived. Each frame also leaves a receipt, a number that the frame itself copies, so that one which
+was never submitted is known by its absence.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from cml_engine.errors import DeviceError
+from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.staging import Staging
+
+_Usage = wgpu.BufferUsage
+#: frames whose timings may be on their way at a time; a frame beyond is run untimed
+SLOTS = 8
+#: a frame is asked for its timings when it is so many frames old: sooner it may not be done, and
+#: some drivers would wait for it
+AGE = 2
+#: WebGPU resolves queries to offsets of a multiple of this
+_ALIGNMENT = 256
+#: numbers for receipts, in a table on the GPU that each ring has of its own
+_RECEIPTS = 256
+_receipts = itertools.count(1, _RECEIPTS)
+
+
+@dataclass(slots=True)
+class FrameSlot:
+    """Where one frame's timestamps go; ``passes`` of them are timed."""
+
+    index: int
+    readback: Staging
+    frame: int = -1
+    passes: int = 0
+    receipt: int = 0
+
+
+class TimestampRing:
+    """Times up to ``passes`` passes of every frame, and notices frames that never ran.
+
+    Without timestamp queries there are receipts only. Memory is held under the name ``owner``.
+    ``chained``: a frame's passes follow each other directly, and :meth:`lead` goes before them.
+    On a software driver each is then timed from the end of the one before. For llvmpipe, once it
+    has drawn anything, writes the timestamp at a compute pass's beginning when that pass ends:
+    it puts timestamps among the tiles to be drawn, and runs what is computed at once.
+    """
+
+    def __init__(self, gpu: Gpu, owner: str, passes: int, *, chained: bool = False) -> None:
+        self._leads = chained and gpu.limits.software and gpu.has_timestamps
+        self.passes = passes = passes + self._leads
+        # of a chained pass only the end is written: a timestamp takes such a driver 20 to 50 µs
+        self._each = 1 if self._leads else 2
+        #: frames that ran without timings because all slots were taken
+        self.dropped = 0
+        self._gpu, self._owner = gpu, owner
+        self._receipt_at = 8 * self._each * passes
+        self._slot_bytes = -(-(self._receipt_at + 4) // _ALIGNMENT) * _ALIGNMENT
+        self._table_at = SLOTS * self._slot_bytes
+        self._receipt = 0
+        self._first_receipt = next(_receipts)
+        self._busy: list[FrameSlot] = []
+        self._unsubmitted: list[int] = []
+        usage = _Usage.COPY_SRC | _Usage.COPY_DST
+        self._writes: list[dict[str, Any]] = []
+        if gpu.has_timestamps:
+            count = SLOTS * self._each * passes
+            self._queries = gpu.device.create_query_set(type="timestamp", count=count)
+            ends = ("beginning", "end")[-self._each :]
+            for first in range(0, count, self._each):
+                at = {f"{end}_of_pass_write_index": first + i for i, end in enumerate(ends)}
+                self._writes.append({"query_set": self._queries, **at})
+            usage |= _Usage.QUERY_RESOLVE
+        # resolved timestamps of every slot, then the table of receipts
+        self._resolved = self._kept(self._table_at + 4 * _RECEIPTS, usage)
+        table = np.arange(_RECEIPTS, dtype=np.uint32) + np.uint32(self._first_receipt)
+        self._resolved.write(table, self._table_at)
+        self._free = [
+            FrameSlot(i, Staging(gpu.memory, self._slot_bytes, owner)) for i in range(SLOTS)
+        ]
+
+    def _kept(self, nbytes: int, usage: int) -> Allocation:
+        """Memory that is given back when this object goes."""
+        memory = self._gpu.memory
+        kept = memory.allocate(nbytes, usage, owner=self._owner, category="staging")
+        weakref.finalize(self, memory.later, kept.free).atexit = False
+        return kept
+
+    def begin(self, frame: int) -> FrameSlot | None:
+        """A slot for the frame, or None where all are on their way."""
+        if not self._free:
+            self.dropped += 1
+            return None
+        slot = self._free.pop(0)
+        slot.frame, slot.passes = frame, 0
+        slot.receipt = self._first_receipt + self._receipt
+        self._receipt = (self._receipt + 1) % _RECEIPTS
+        self._busy.append(slot)
+        return slot
+
+    def writes(self, slot: FrameSlot) -> dict[str, Any] | None:
+        """``timestamp_writes`` for the frame's next pass; None without timestamp queries. Every
+        pass that it was taken for must be encoded."""
+        if not self._writes:
+            return None
+        slot.passes += 1
+        return self._writes[slot.index * self.passes + slot.passes - 1]
+
+    def lead(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
+        """Note where the first of the chained passes begins."""
+        if self._leads:
+            encoder.begin_compute_pass(timestamp_writes=self.writes(slot)).end()
+
+    def resolve(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
+        """Append the copies that bring the frame's timestamps and its receipt home."""
+        buffer, back = self._resolved.buffer, slot.readback.memory
+        if slot.passes:
+            first = slot.index * self._each * self.passes
+            count = self._each * slot.passes
+            offset = self._resolved.offset + slot.index * self._slot_bytes
+            encoder.resolve_query_set(self._queries, first, count, buffer, offset)
+            encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, 8 * count)
+        offset = self._resolved.offset + self._table_at + 4 * (slot.receipt - self._first_receipt)
+        target = back.offset + self._receipt_at
+        encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, target, 4)
+
+    def ask(self, frame: int) -> bool:
+        """Ask for what is old enough at the end of ``frame``; whether something is awaited, so
+        that the device has to be polled."""
+        for slot in self._busy:
+            if not slot.readback.asked and frame - slot.frame >= AGE:
+                slot.readback.ask()
+        return self.in_flight > 0
+
+    def take(self) -> Iterator[tuple[FrameSlot, list[float]]]:
+        """Frames whose timings have arrived, oldest first, and milliseconds pass by pass."""
+        while self._busy and self._busy[0].readback.arrived:
+            slot = self._busy.pop(0)
+            self._free.append(slot)
+            try:
+                data = slot.readback.take()
+            except DeviceError:  # the next frame's commands will say so
+                continue
+            receipt = data[self._receipt_at : self._receipt_at + 4]
+            if int.from_bytes(receipt, sys.byteorder) != slot.receipt:
+                self._unsubmitted.append(slot.frame)
+            elif self._writes:
+                yield slot, self._milliseconds(slot, data)
+
+    def _milliseconds(self, slot: FrameSlot, data: bytes) -> list[float]:
+        ticks = np.frombuffer(data, np.int64, self._each * slot.passes)
+        spent = (np.diff(ticks) if self._leads else ticks[1::2] - ticks[::2]).tolist()
+        scale = self._gpu.timestamp_period_ns * 1e-6
+        return [max(0.0, t * scale) for t in spent]
+
+    def abandon(self, frame: int) -> None:
+        """The frame's encoder is thrown away."""
+        for slot in [s for s in self._busy if s.frame == frame]:
+            slot.readback.forget()
+            self._busy.remove(slot)
+            self._free.append(slot)
+
+    def take_unsubmitted(self) -> list[int]:
+        """Frames that were ended and never ran: their receipts did not come."""
+        found, self._unsubmitted = self._unsubmitted, []
+        return found
+
+    @property
+    def in_flight(self) -> int:
+        """Frames that were asked for and have not arrived."""
+        return sum(slot.readback.asked for slot in self._busy)
+
+    def check(self) -> None:
+        """:class:`DeviceError` where the device is lost."""
+        self._resolved.write(np.array([self._first_receipt], np.uint32), self._table_at)

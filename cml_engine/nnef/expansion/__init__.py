@@ -1,0 +1,1 @@
+"""Syntax trees <-> graphs: evaluation, expansion of fragments, operators' signatures."""

@@ -1,0 +1,184 @@
+"""Operators on plain values, at compile time (NNEF 1.0.5, A.2.2).
+
+Python's numbers have no bounds; a model's have: integers stay in 64 bits, arrays and strings
+below a million elements, so that no text can ask for unbounded time or memory.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from cml_engine.nnef.expansion.values import (
+    MAX_ELEMENTS,
+    MAX_NESTING,
+    Value,
+    element_count,
+    kind_of,
+)
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+class ValueProblem(Exception):
+    """An operation on values that has no result; the evaluator adds the place."""
+
+
+def binary(op: str, left: Value, right: Value) -> Value:
+    """``left op right`` for anything but tensors."""
+    if op in ("&&", "||"):
+        return _logical(op, left, right)
+    if op == "in":
+        return _contains(left, right)
+    if op in ("==", "!="):
+        return _COMPARE[op](left, right)
+    if isinstance(left, list) or (op == "+" and isinstance(left, str)):
+        return _sequence(op, left, right)
+    left, right = _numbers(op, left, right)
+    if op in _COMPARE:
+        return _COMPARE[op](left, right)
+    return _arithmetic(op, left, right)
+
+
+def unary(op: str, value: Value) -> Value:
+    """``op value`` for anything but tensors."""
+    if op == "!":
+        if not isinstance(value, bool):
+            raise ValueProblem(f"'!' wants a logical, got {kind_of(value)}")
+        return not value
+    if kind_of(value) not in ("integer", "scalar"):
+        raise ValueProblem(f"'{op}' wants a number, got {kind_of(value)}")
+    return -value if op == "-" else value
+
+
+def convert(kind: str, value: Value) -> Value:
+    """The built-in functions ``integer()``, ``scalar()``, ``logical()`` and ``string()``."""
+    if kind_of(value) not in ("integer", "scalar", "logical", "string"):
+        raise ValueProblem(f"{kind}() wants a number, logical or string, got {kind_of(value)}")
+    try:
+        return _CONVERT[kind](value)
+    except (ValueError, OverflowError):
+        raise ValueProblem(f"{kind}() cannot convert {str(value)[:40]!r}") from None
+
+
+def checked_length(value: Value) -> Value:
+    """The value, if it is not too large to go on with."""
+    if element_count(value) > MAX_ELEMENTS:
+        raise ValueProblem(
+            f"an array of more than {MAX_ELEMENTS:,} elements or {MAX_NESTING} levels: "
+            "store it in a .dat"
+        )
+    return value
+
+
+def _string(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _to_logical(value: Value) -> bool:
+    if isinstance(value, str):
+        if value not in ("true", "false"):
+            raise ValueError
+        return value == "true"
+    return bool(value)
+
+
+def _to_integer(value: Value) -> int:
+    return _bounded(int(value[:40] if isinstance(value, str) else value))
+
+
+_CONVERT: dict[str, Callable[[Value], Value]] = {
+    "integer": _to_integer,
+    "scalar": float,
+    "logical": _to_logical,
+    "string": _string,
+}
+
+
+def _logical(op: str, left: Value, right: Value) -> bool:
+    if not (isinstance(left, bool) and isinstance(right, bool)):
+        raise ValueProblem(f"'{op}' wants two logicals, got {kind_of(left)} and {kind_of(right)}")
+    return (left and right) if op == "&&" else (left or right)
+
+
+def _contains(item: Value, values: Value) -> bool:
+    if not isinstance(values, list):
+        raise ValueProblem(f"'in' wants an array on its right, got {kind_of(values)}")
+    return item in values
+
+
+def _sequence(op: str, left: Value, right: Value) -> Value:
+    if op == "+" and type(left) is type(right):
+        if len(left) + len(right) > MAX_ELEMENTS:
+            raise ValueProblem(f"a {kind_of(left)} longer than {MAX_ELEMENTS:,}")
+        return checked_length(left + right)
+    if op == "*" and isinstance(left, list) and kind_of(right) == "integer":
+        return _repeat(left, right)
+    raise ValueProblem(f"'{op}' cannot take {kind_of(left)} and {kind_of(right)}")
+
+
+def _repeat(items: list[Value], times: int) -> list[Value]:
+    if times < 0:
+        raise ValueProblem(f"an array cannot be repeated {times} times")
+    if element_count(items) * times > MAX_ELEMENTS:
+        raise ValueProblem(f"repeated {times} times it has more than {MAX_ELEMENTS:,} elements")
+    return items * times
+
+
+def _numbers(op: str, left: Value, right: Value) -> tuple[Any, Any]:
+    kinds = kind_of(left), kind_of(right)
+    if not set(kinds) <= {"integer", "scalar"}:
+        raise ValueProblem(f"'{op}' cannot take {kinds[0]} and {kinds[1]}")
+    return (left, right) if kinds[0] == kinds[1] else (float(left), float(right))
+
+
+def _arithmetic(op: str, left: Any, right: Any) -> int | float:
+    try:
+        value = _ARITHMETIC[op](left, right)
+    except ZeroDivisionError:
+        raise ValueProblem("division by zero") from None
+    except (OverflowError, ValueError):
+        raise ValueProblem(f"{left} {op} {right} has no value") from None
+    return _bounded(value) if isinstance(value, int) else value
+
+
+def _divide(left: Any, right: Any) -> int | float:
+    """Integers divide to an integer, towards zero."""
+    if isinstance(left, float):
+        return left / float(right)
+    quotient = abs(left) // abs(right)
+    return int(quotient if (left < 0) == (right < 0) else -quotient)
+
+
+def _power(left: Any, right: Any) -> int | float:
+    if isinstance(left, float):
+        return math.pow(left, right)
+    if right < 0 or (abs(left) > 1 and right > 64):
+        raise OverflowError
+    return int(left ** min(right, 64 + right % 2))
+
+
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divide,
+    "^": _power,
+}
+
+
+def _bounded(value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise ValueProblem(f"an integer beyond 64 bits: 2^{value.bit_length()}")
+    return value

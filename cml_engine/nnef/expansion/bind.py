@@ -1,0 +1,181 @@
+"""Arguments -> parameters: by position and name, defaults filled in, types checked (A.2.3).
+
+Lenient where files need it: an integer is taken for a scalar (``alpha = 1``), an attribute may be
+positional and a tensor named. Nothing else is converted.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cml_engine.nnef.expansion.signatures import Param, Signature
+from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
+from cml_engine.nnef.text.ast import Type
+
+
+class Mismatch(Exception):
+    """Arguments that do not fit a signature; the caller adds the place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A call's values by parameter, in the order of declaration, and what ``?`` stands for."""
+
+    values: Mapping[str, Value]
+    dtype: str | None
+
+
+def bind(
+    sig: Signature,
+    positional: list[Value],
+    named: Mapping[str, Value],
+    generic: str | None,
+) -> Bound:
+    """Match a call's arguments with the parameters of ``sig``."""
+    given = _given(sig, positional, named)
+    dtype = _dtype(sig, given, generic)
+    values = {p.name: _value(sig, p, given, dtype) for p in sig.params}
+    return Bound(values, dtype)
+
+
+def _given(sig: Signature, positional: list[Value], named: Mapping[str, Value]) -> dict[str, Value]:
+    if len(positional) > len(sig.params):
+        raise Mismatch(
+            f"{sig.name} takes at most {len(sig.params)} arguments, got {len(positional)}"
+        )
+    given = {param.name: v for param, v in zip(sig.params, positional, strict=False)}
+    for name, value in named.items():
+        if name not in sig.by_name:
+            raise Mismatch(_unknown_parameter(sig, name))
+        if name in given:
+            raise Mismatch(f"{sig.name}: parameter '{name}' is given twice")
+        given[name] = value
+    return given
+
+
+def _unknown_parameter(sig: Signature, name: str) -> str:
+    near = difflib.get_close_matches(name, sig.by_name, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(sig.by_name) or 'none'}"
+    return f"{sig.name} has no parameter '{name}': {hint}"
+
+
+def _dtype(sig: Signature, given: Mapping[str, Value], generic: str | None) -> str | None:
+    """What ``?`` stands for: the generic argument, a tensor's type, a literal's, the default."""
+    if not sig.generic:
+        if generic is not None:
+            raise Mismatch(f"{sig.name} takes no <{generic}>: remove it")
+        return None
+    if generic is not None and generic != "?":
+        return generic
+    generics = [given[p.name] for p in sig.params if p.type.is_generic and p.name in given]
+    leaves = [leaf for value in generics for leaf in _leaves(value)]
+    for leaf in leaves:
+        if isinstance(leaf, TensorRef):
+            return leaf.dtype
+    if sig.default_dtype is not None:
+        return sig.default_dtype
+    if leaves:
+        return "scalar" if any(isinstance(leaf, float) for leaf in leaves) else kind_of(leaves[0])
+    if sig.needs_dtype:
+        raise Mismatch(f"{sig.name} needs a type: write {sig.name}<integer>(...)")
+    return None
+
+
+def _leaves(value: Value) -> list[Value]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def _value(sig: Signature, param: Param, given: Mapping[str, Value], dtype: str | None) -> Value:
+    if param.name in given:
+        value = given[param.name]
+    elif param.required:
+        raise Mismatch(f"{sig.name} wants parameter '{param.name}' ({param.type}): give it")
+    else:
+        value = param.default
+    try:
+        return coerce(param.type, value, dtype)
+    except Mismatch as problem:
+        wanted = _wanted(param.type, dtype)
+        message = f"{sig.name}: parameter '{param.name}' wants {wanted}, got {describe(value)}"
+        detail = f" ({problem})" if problem.args else ""
+        raise Mismatch(message + detail) from None
+
+
+def _wanted(kind: Type, dtype: str | None) -> str:
+    return str(kind) if dtype is None else str(kind).replace("?", dtype)
+
+
+def coerce(kind: Type, value: Value, dtype: str | None) -> Value:
+    """The value as a parameter of this type holds it, or :class:`Mismatch`."""
+    return _COERCE[kind.kind](kind, value, dtype)
+
+
+def _primitive(kind: Type, value: Value, dtype: str | None) -> Value:
+    wanted = dtype if kind.name == "?" else kind.name
+    got = kind_of(value)
+    if got == wanted:
+        return value
+    if got == "integer" and wanted == "scalar":
+        return float(value)
+    raise Mismatch(_hint(wanted, value))
+
+
+def _hint(wanted: str | None, value: Value) -> str:
+    if isinstance(value, TensorRef):
+        return "a tensor cannot be an attribute"
+    if wanted == "integer" and isinstance(value, float):
+        return "write it without a decimal point"
+    return f"wanted {wanted}, got {describe(value)}"
+
+
+def _tensor(kind: Type, value: Value, dtype: str | None) -> Value:
+    wanted = dtype if kind.name == "?" else kind.name
+    if not isinstance(value, TensorRef):
+        return _literal(wanted, value)
+    if wanted and value.dtype != wanted:
+        raise Mismatch(f"cast it: cast<{wanted}>({value.name})")
+    return value
+
+
+def _literal(wanted: str | None, value: Value) -> Value:
+    """A number in place of a tensor."""
+    got = kind_of(value)
+    if got == "tuple":
+        raise Mismatch("declare it as a variable or a constant")
+    if got == "array":  # as tract writes small constants
+        return [_literal(wanted, item) for item in value]
+    if got == "string":
+        raise Mismatch
+    if not wanted or got == wanted:
+        return value
+    if got == "integer" and wanted == "scalar":
+        return float(value)
+    raise Mismatch
+
+
+def _array(kind: Type, value: Value, dtype: str | None) -> list[Value]:
+    if not isinstance(value, list):
+        raise Mismatch("write it in brackets")
+    item = kind.items[0]
+    convert = _COERCE[item.kind]
+    return [convert(item, element, dtype) for element in value]
+
+
+def _tuple(kind: Type, value: Value, dtype: str | None) -> tuple[Value, ...]:
+    if not isinstance(value, tuple) or len(value) != len(kind.items):
+        raise Mismatch(f"write {len(kind.items)} values in parentheses")
+    pairs = zip(kind.items, value, strict=True)
+    return tuple(coerce(item, element, dtype) for item, element in pairs)
+
+
+_COERCE: dict[str, Callable[[Type, Any, str | None], Any]] = {
+    "primitive": _primitive,
+    "tensor": _tensor,
+    "array": _array,
+    "tuple": _tuple,
+}

@@ -1,0 +1,324 @@
+"""Graph -> syntax tree: what ``build`` does, backwards. Calls take their canonical form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError, ModelError
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Graph, Node
+from cml_engine.nnef.expansion.build import FRAGMENTS
+from cml_engine.nnef.expansion.library import Library
+from cml_engine.nnef.expansion.nodes import literal_name
+from cml_engine.nnef.expansion.signatures import Param, Signature
+from cml_engine.nnef.expansion.values import kind_of
+from cml_engine.nnef.files.sources import tensor_file_name
+from cml_engine.nnef.text.ast import (
+    Argument,
+    ArrayExpr,
+    Assignment,
+    Call,
+    Document,
+    Expr,
+    GraphDef,
+    Literal,
+    Name,
+    Result,
+    TupleExpr,
+    Type,
+)
+from cml_engine.nnef.text.lexer import KEYWORDS
+from cml_engine.nnef.text.parser import parse_fragments
+
+Array = np.ndarray[Any, Any]
+
+#: Unlabelled constants of at most so many elements are written into the text.
+_INLINE = 256
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What a model's files hold."""
+
+    document: Document
+    tensors: Mapping[str, Array]
+    quantization: Mapping[str, Attrs]
+
+
+def compose(graph: Graph, declarations: Mapping[str, str]) -> Composed:
+    """The syntax tree of a graph, and its tensor files by label."""
+    return _Composer(graph, declarations).compose()
+
+
+def expression(value: Any) -> Expr:
+    """A plain value as a literal, or an array or tuple of them."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, list):
+        return ArrayExpr(tuple(map(expression, value)))
+    if isinstance(value, tuple):
+        return TupleExpr(tuple(map(expression, value)))
+    if not isinstance(value, (bool, int, float, str)) or value != value:
+        raise InputError(f"{value!r} cannot be written as NNEF")
+    return Literal(value, kind_of(value))
+
+
+@dataclass
+class _Names:
+    """Identifiers that NNEF accepts, one for each tensor name of the graph."""
+
+    reserved: set[str]
+    given: dict[str, str] = field(default_factory=dict)
+
+    def of(self, name: str) -> str:
+        found = self.given.get(name)
+        if found is None:
+            found = self.given[name] = self._new(name)
+        return found
+
+    def fresh(self, base: str) -> str:
+        name, count = base, 1
+        while name in self.reserved:
+            count += 1
+            name = f"{base}_{count}"
+        self.reserved.add(name)
+        return name
+
+    def _new(self, name: str) -> str:
+        if is_identifier(name):
+            return name
+        safe = re.sub(r"[^A-Za-z0-9_]", "_", name) or "t"
+        return self.fresh(safe if is_identifier(safe) else f"t_{safe}")
+
+
+def is_identifier(name: str) -> bool:
+    return _IDENTIFIER.fullmatch(name) is not None and name not in KEYWORDS
+
+
+class _Composer:
+    def __init__(self, graph: Graph, declarations: Mapping[str, str]) -> None:
+        self._graph = graph
+        self._library = Library(lambda op: True, declarations)
+        self._names = _Names({n for n in _all_names(graph) if is_identifier(n)})
+        self._literals = {n for n, a in graph.constants.items() if self._is_literal(n, a)}
+        self._tensors: dict[str, Array] = {}
+        self._files: dict[str, str] = {}
+
+    def compose(self) -> Composed:
+        graph = self._graph
+        ops = list(dict.fromkeys(node.op for node in graph.nodes))
+        fragments = self._library.used_declarations(ops)
+        self._check_interface()
+        body = [self._external(name) for name in graph.inputs]
+        body += [
+            self._constant(n, a) for n, a in graph.constants.items() if n not in self._literals
+        ]
+        body += [self._node(node) for node in graph.nodes]
+        body += [self._update(*update) for update in graph.updates]
+        document = Document(
+            version="1.0",
+            extensions=(Name(FRAGMENTS),) if fragments else (),
+            fragments=tuple(f for text in fragments.values() for f in parse_fragments(text, "")),
+            graph=GraphDef(
+                self._names.of(graph.name) if not is_identifier(graph.name) else graph.name,
+                self._plain_names(graph.inputs),
+                self._plain_names(graph.outputs),
+                tuple(body),
+            ),
+        )
+        quantization = {self._names.of(n): attrs for n, attrs in graph.quantization.items()}
+        return Composed(document, self._tensors, quantization)
+
+    def _check_interface(self) -> None:
+        for name in self._graph.outputs:
+            if name in self._graph.inputs:
+                raise ModelError(f"'{name}' is both input and output: NNEF needs a copy between")
+
+    # -- statements -----------------------------------------------------------------------------
+
+    def _external(self, name: str) -> Assignment:
+        fact = self._graph.facts[name]
+        return self._declare(name, "external", fact.dtype, shape=list(fact.shape))
+
+    def _constant(self, name: str, values: Array) -> Assignment:
+        dtype, shape = _dtype_of(values), list(values.shape)
+        if name in self._graph.labels or not _fits_text(values):
+            label = self._label(name, values)
+            return self._declare(name, "variable", dtype, shape=shape, label=label)
+        flat = values.reshape(-1)
+        if flat.size and (flat == flat[0]).all():
+            flat = flat[:1]
+        return self._declare(name, "constant", dtype, shape=shape, value=list(map(_plain, flat)))
+
+    def _declare(self, name: str, op: str, dtype: str, **attrs: Any) -> Assignment:
+        given = tuple(Argument(key, expression(value)) for key, value in attrs.items())
+        return Assignment(Name(self._names.of(name)), Call(op, given, dtype))
+
+    def _update(self, variable: str, value: str) -> Assignment:
+        target = self._names.fresh(f"{self._names.of(variable)}_update")
+        given = (Argument(None, self._operand(variable)), Argument(None, self._operand(value)))
+        return Assignment(Name(target), Call("update", given))
+
+    def _node(self, node: Node) -> Assignment:
+        if node.epilogues:
+            raise InputError(f"{node.title} is fused already: save the graph before it is compiled")
+        sig = self._library.lookup(node.op).signature
+        call = Call(node.op, tuple(self._arguments(sig, node)), _generic(sig, node))
+        return Assignment(self._targets(sig, node), call)
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _arguments(self, sig: Signature, node: Node) -> list[Argument]:
+        operands = self._operands(sig, node)
+        found: list[Argument] = []
+        positional = True
+        for param in sig.params:
+            positional = positional and param.is_tensor
+            if param.is_tensor:
+                found.append(Argument(None if positional else param.name, operands[param.name]))
+            elif not _is_default(param, node):
+                found.append(Argument(param.name, expression(_attr(param, node))))
+        return found
+
+    def _operands(self, sig: Signature, node: Node) -> dict[str, Expr]:
+        """The flat inputs, as the parameters take them."""
+        shapes = [param.type for param in sig.tensors]
+        groups = _regroup(node, shapes, node.inputs, "inputs")
+        return {
+            param.name: self._grouped(group)
+            for param, group in zip(sig.tensors, groups, strict=True)
+        }
+
+    def _grouped(self, group: str | list[str]) -> Expr:
+        if isinstance(group, str):
+            return self._operand(group)
+        return ArrayExpr(tuple(map(self._operand, group)))
+
+    def _operand(self, name: str) -> Expr:
+        if name in self._literals:
+            return expression(_plain(self._graph.constants[name][()]))
+        return Name(self._names.of(name))
+
+    def _targets(self, sig: Signature, node: Node) -> Expr:
+        results: Sequence[Result] = sig.results
+        groups = _regroup(node, [result.type for result in results], node.outputs, "outputs")
+        items = [
+            Name(self._names.of(g)) if isinstance(g, str) else ArrayExpr(self._plain_names(g))
+            for g in groups
+        ]
+        return items[0] if len(items) == 1 else TupleExpr(tuple(items))
+
+    def _plain_names(self, names: Iterable[str]) -> tuple[Name, ...]:
+        return tuple(Name(self._names.of(name)) for name in names)
+
+    # -- constants ------------------------------------------------------------------------------
+
+    def _is_literal(self, name: str, values: Array) -> bool:
+        """A literal when it was read, or nothing but a number: written where it is used."""
+        graph = self._graph
+        if values.ndim or name in graph.labels or name in graph.outputs or not _fits_text(values):
+            return False
+        return name == literal_name(values) or not is_identifier(name)
+
+    def _label(self, name: str, values: Array) -> str:
+        """A label for a tensor file that no other values have. Stored integers that two lines of
+        ``graph.quant`` read differently are two tensors by now."""
+        label = self._graph.labels.get(name)
+        if label is None:
+            return self._new_label(self._names.of(name), values)
+        first = self._files.setdefault(tensor_file_name(label).lower(), name)
+        if not _are_same(self._graph.constants[first], values):
+            return self._new_label(self._names.of(name), values)
+        self._tensors.setdefault(label, values)
+        return label
+
+    def _new_label(self, base: str, values: Array) -> str:
+        taken = {tensor_file_name(label).lower() for label in self._graph.labels.values()}
+        label, count = base, 1
+        while (key := tensor_file_name(label).lower()) in taken or key in self._files:
+            count += 1
+            label = f"{base}_{count}"
+        self._files[key] = label
+        self._tensors[label] = values
+        return label
+
+
+def _are_same(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+
+
+def _all_names(graph: Graph) -> Iterable[str]:
+    yield from graph.facts
+    yield from graph.constants
+    for node in graph.nodes:
+        yield from node.outputs
+
+
+def _regroup(
+    node: Node, types: Sequence[Type], names: Sequence[str], what: str
+) -> list[str | list[str]]:
+    """Flat names as single tensors and at most one array of them."""
+    arrays = [kind for kind in types if kind.kind == "array"]
+    rest = len(names) - (len(types) - len(arrays))
+    if rest < 0 or len(arrays) > 1 or (not arrays and rest):
+        wanted = f"{len(types)}" if not arrays else f"at least {len(types) - 1}"
+        raise ModelError(f"{node.title} has {len(names)} {what}: wanted {wanted}", node.source)
+    groups: list[str | list[str]] = []
+    at = 0
+    for kind in types:
+        count = rest if kind.kind == "array" else 1
+        groups.append(list(names[at : at + count]) if kind.kind == "array" else names[at])
+        at += count
+    return groups
+
+
+def _generic(sig: Signature, node: Node) -> str | None:
+    return node.attrs["dtype"] if sig.needs_dtype and "dtype" in node.attrs else None
+
+
+def _attr(param: Param, node: Node) -> Any:
+    if param.name not in node.attrs:
+        raise ModelError(f"{node.title} has no attribute '{param.name}': give it", node.source)
+    return _typed(param.type, node.attrs[param.name])
+
+
+def _typed(kind: Type, value: Any) -> Any:
+    """Lists and tuples, integers and floats as the declaration has them."""
+    if kind.kind == "array":
+        return [_typed(kind.items[0], item) for item in value]
+    if kind.kind == "tuple":
+        return tuple(_typed(k, v) for k, v in zip(kind.items, value, strict=True))
+    return float(value) if kind.name == "scalar" else value
+
+
+def _is_default(param: Param, node: Node) -> bool:
+    if param.required:
+        return False
+    return param.name not in node.attrs or bool(node.attrs[param.name] == param.default)
+
+
+def _fits_text(values: Array) -> bool:
+    if values.size > _INLINE and not (values == values.reshape(-1)[0]).all():
+        return False
+    return values.size > 0 and not (values.dtype.kind == "f" and bool(np.isnan(values).any()))
+
+
+def _plain(value: Any) -> bool | int | float:
+    """A NumPy number as Python's, a float with as few digits as tell it apart."""
+    if isinstance(value, (np.floating, float)):
+        return float(str(np.float32(value)))
+    plain: bool | int = np.asarray(value).item()
+    return plain
+
+
+def _dtype_of(values: Array) -> str:
+    for name, dtype in NUMPY_DTYPE.items():
+        if values.dtype == dtype:
+            return name
+    raise InputError(f"a constant of {values.dtype}: wanted float32, int32 or bool")

@@ -1,0 +1,320 @@
+"""Expressions -> values (NNEF 1.0.5, A.2.2). What makes tensors is left to a subclass.
+
+``target`` is what the surrounding assignment calls the result: the name, or a tuple of names, that
+the tensors made here should bear.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
+from cml_engine.nnef.expansion import arithmetic
+from cml_engine.nnef.expansion.arithmetic import ValueProblem
+from cml_engine.nnef.expansion.values import (
+    TensorRef,
+    Value,
+    describe,
+    element_count,
+    has_tensor,
+    kind_of,
+)
+from cml_engine.nnef.text.ast import (
+    PRIMITIVES,
+    ArrayExpr,
+    Binary,
+    Call,
+    Comprehension,
+    Expr,
+    IfElse,
+    Literal,
+    Name,
+    Range,
+    Subscript,
+    TupleExpr,
+    Unary,
+)
+from cml_engine.nnef.text.lexer import SourceText
+
+#: Evaluated expressions per model: a safeguard against fragments that double at each level.
+MAX_STEPS = 3_000_000
+
+#: Operators that stand for NNEF operators when an operand is a tensor.
+TENSOR_OPS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
+    "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne",
+    "&&": "and", "||": "or",
+}  # fmt: skip
+TENSOR_UNARY = {"-": "neg", "!": "not"}
+
+
+class Exact(str):
+    """A tensor name that the model's graph itself assigns; others are proposals."""
+
+    __slots__ = ()
+
+
+Target: TypeAlias = "str | tuple[Target, ...] | None"
+
+
+@dataclass
+class Scope:
+    """The names that expressions can see: the graph's, or those of one fragment's expansion."""
+
+    text: SourceText
+    names: dict[str, Value] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
+    #: Where the model called; None in the graph's own body.
+    caller: Source | None = None
+    chain: tuple[str, ...] = ()
+    prefix: str = ""
+    #: The fragment is the standard library's, whose lines the user cannot mend.
+    standard: bool = False
+    #: What ``?`` stands for in a generic fragment's body.
+    dtype: str | None = None
+
+    def source(self, pos: int) -> Source:
+        """The line of the model that a node made here comes from."""
+        return self.text.at(pos) if self.caller is None else self.caller
+
+    def error(self, kind: type[ModelError], message: str, pos: int) -> ModelError:
+        """An error at a place in the text, naming the fragment it happened in."""
+        if self.caller is None:
+            return kind(message, self.text.at(pos))
+        if self.standard:
+            return kind(f"in the body of '{self.chain[-1]}': {message}", self.caller)
+        called = f"{message} (in fragment '{self.chain[-1]}', called at {self.caller})"
+        return kind(called, self.text.at(pos))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where an operator is called: the scope, the offset, and what its result is called."""
+
+    scope: Scope
+    pos: int
+    target: Target = None
+
+    @property
+    def source(self) -> Source:
+        return self.scope.source(self.pos)
+
+    def error(self, kind: type[ModelError], message: str) -> ModelError:
+        return self.scope.error(kind, message, self.pos)
+
+
+class Evaluator(ABC):
+    """Evaluates everything but calls of operators."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._dispatch: dict[type, Callable[[Any, Scope, Target], Value]] = {
+            Literal: self._literal,
+            Name: self._name,
+            Call: self._call,
+            ArrayExpr: self._array,
+            TupleExpr: self._tuple,
+            Subscript: self._subscript,
+            Range: self._range,
+            Unary: self._unary,
+            Binary: self._binary,
+            IfElse: self._if_else,
+            Comprehension: self._comprehension,
+        }
+
+    @abstractmethod
+    def operator(self, op: str, values: list[Value], site: Site) -> Value:
+        """Call an operator with values, as ``x + y`` does."""
+
+    @abstractmethod
+    def invoke(self, call: Call, site: Site) -> Value:
+        """Call an operator or fragment."""
+
+    @abstractmethod
+    def shape_of(self, value: Value, site: Site) -> list[int]:
+        """The built-in function ``shape_of`` (deprecated)."""
+
+    def evaluate(self, expr: Expr, scope: Scope, target: Target = None) -> Value:
+        """The value of an expression."""
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise scope.error(ModelError, _TOO_MUCH.format(MAX_STEPS), expr.pos)
+        return self._dispatch[type(expr)](expr, scope, target)
+
+    # -- names and literals ---------------------------------------------------------------------
+
+    def _literal(self, expr: Literal, scope: Scope, target: Target) -> Value:
+        return expr.value
+
+    def _name(self, expr: Name, scope: Scope, target: Target) -> Value:
+        try:
+            return scope.names[expr.id]
+        except KeyError:
+            near = difflib.get_close_matches(expr.id, scope.names, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "assign it above this line"
+            message = f"'{expr.id}' is not defined: {hint}"
+            raise scope.error(NnefSyntaxError, message, expr.pos) from None
+
+    # -- arrays ---------------------------------------------------------------------------------
+
+    def _array(self, expr: ArrayExpr, scope: Scope, target: Target) -> list[Value]:
+        return self._sized(self._items(expr.items, scope, target), scope, expr.pos)
+
+    def _tuple(self, expr: TupleExpr, scope: Scope, target: Target) -> tuple[Value, ...]:
+        values = tuple(self._items(expr.items, scope, target))
+        self._sized(list(values), scope, expr.pos)
+        return values
+
+    def _items(self, items: tuple[Expr, ...], scope: Scope, target: Target) -> list[Value]:
+        targets = spread(target, len(items))
+        return [self.evaluate(e, scope, t) for e, t in zip(items, targets, strict=True)]
+
+    def _sized(self, items: list[Value], scope: Scope, pos: int) -> list[Value]:
+        """Arrays of arrays can double at every assignment: count their elements."""
+        if items and isinstance(items[0], (list, tuple)):
+            self._steps += element_count(items)
+            self._guard(lambda: arithmetic.checked_length(items), scope, pos)
+        return items
+
+    def _comprehension(self, expr: Comprehension, scope: Scope, target: Target) -> list[Value]:
+        rows = self._rows(expr, scope)
+        targets = spread(target, len(rows)) if expr.condition is None else [None] * len(rows)
+        inner = Scope(**{**vars(scope), "names": dict(scope.names)})
+        found = []
+        for row, wanted in zip(rows, targets, strict=True):
+            inner.names.update(row)
+            if expr.condition is None or self._truth(expr.condition, inner):
+                found.append(self.evaluate(expr.item, inner, wanted))
+        return self._sized(found, scope, expr.pos)
+
+    def _rows(self, expr: Comprehension, scope: Scope) -> list[dict[str, Value]]:
+        """The loop variables' values, step by step."""
+        arrays = []
+        for loop in expr.loops:
+            values = self.evaluate(loop.values, scope)
+            if not isinstance(values, list):
+                message = f"'{loop.name} in' wants an array, got {describe(values)}"
+                raise scope.error(ShapeError, message, expr.pos)
+            arrays.append(values)
+        lengths = [len(values) for values in arrays]
+        if len(set(lengths)) > 1:
+            message = f"the loops of a comprehension want arrays of one length, got {lengths}"
+            raise scope.error(ShapeError, message, expr.pos)
+        names = [loop.name for loop in expr.loops]
+        return [dict(zip(names, row, strict=True)) for row in zip(*arrays, strict=True)]
+
+    def _subscript(self, expr: Subscript, scope: Scope, target: Target) -> Value:
+        values = self._sequence(expr.value, scope, expr.pos)
+        index = self._index(expr.index, scope)
+        if not -len(values) <= index < len(values):
+            message = f"index {index} is outside an array of {len(values)} elements"
+            raise scope.error(ShapeError, message, expr.pos)
+        return values[index]
+
+    def _range(self, expr: Range, scope: Scope, target: Target) -> Value:
+        values = self._sequence(expr.value, scope, expr.pos)
+        begin = None if expr.begin is None else self._index(expr.begin, scope)
+        end = None if expr.end is None else self._index(expr.end, scope)
+        return values[begin:end]
+
+    def _sequence(self, expr: Expr, scope: Scope, pos: int) -> Any:
+        value = self.evaluate(expr, scope)
+        if not isinstance(value, (list, tuple, str)):
+            raise scope.error(ShapeError, f"'[' wants an array, got {describe(value)}", pos)
+        return value
+
+    def _index(self, expr: Expr, scope: Scope) -> int:
+        value = self.evaluate(expr, scope)
+        if kind_of(value) != "integer":
+            message = f"an index must be an integer, got {describe(value)}"
+            raise scope.error(ShapeError, message, expr.pos)
+        return int(value)
+
+    # -- operators ------------------------------------------------------------------------------
+
+    def _unary(self, expr: Unary, scope: Scope, target: Target) -> Value:
+        value = self.evaluate(expr.operand, scope)
+        if isinstance(value, TensorRef):
+            if expr.op == "+":
+                return value
+            return self.operator(TENSOR_UNARY[expr.op], [value], Site(scope, expr.pos, target))
+        return self._guard(lambda: arithmetic.unary(expr.op, value), scope, expr.pos)
+
+    def _binary(self, expr: Binary, scope: Scope, target: Target) -> Value:
+        """A chain is walked down its left side, not recursed into: it can be long."""
+        chain, left = [expr], expr.left
+        while isinstance(left, Binary):
+            chain.append(left)
+            left = left.left
+        value = self.evaluate(left, scope)
+        for node in reversed(chain):
+            right = self.evaluate(node.right, scope)
+            value = self._apply(node, value, right, scope, target if node is expr else None)
+        return value
+
+    def _apply(
+        self, expr: Binary, left: Value, right: Value, scope: Scope, target: Target
+    ) -> Value:
+        op = TENSOR_OPS.get(expr.op)
+        if op is not None and (isinstance(left, TensorRef) or isinstance(right, TensorRef)):
+            return self.operator(op, [left, right], Site(scope, expr.pos, target))
+        if isinstance(left, (list, str)):
+            self._steps += element_count(left) // 8
+        return self._guard(lambda: arithmetic.binary(expr.op, left, right), scope, expr.pos)
+
+    def _if_else(self, expr: IfElse, scope: Scope, target: Target) -> Value:
+        chosen = expr.yes if self._truth(expr.condition, scope) else expr.no
+        return self.evaluate(chosen, scope, target)
+
+    def _truth(self, expr: Expr, scope: Scope) -> bool:
+        value = self.evaluate(expr, scope)
+        if isinstance(value, bool):
+            return value
+        message = f"a condition must be a logical, got {describe(value)}"
+        if has_tensor(value):
+            message += ": a tensor is not known yet, use select(condition, yes, no)"
+        raise scope.error(ShapeError, message, expr.pos)
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _call(self, expr: Call, scope: Scope, target: Target) -> Value:
+        if expr.op not in _BUILTINS:
+            return self.invoke(expr, Site(scope, expr.pos, target))
+        if len(expr.arguments) != 1 or expr.arguments[0].name is not None or expr.generic:
+            raise scope.error(NnefSyntaxError, f"{expr.op}() takes one argument", expr.pos)
+        value = self.evaluate(expr.arguments[0].value, scope)
+        if expr.op in PRIMITIVES:
+            return self._guard(lambda: arithmetic.convert(expr.op, value), scope, expr.pos)
+        if expr.op == "shape_of":
+            return self.shape_of(value, Site(scope, expr.pos))
+        if not isinstance(value, (list, str)):
+            message = f"{expr.op}() wants an array, got {describe(value)}"
+            raise scope.error(ShapeError, message, expr.pos)
+        self._steps += len(value) // 8
+        return len(value) if expr.op == "length_of" else list(range(len(value)))
+
+    def _guard(self, compute: Callable[[], Value], scope: Scope, pos: int) -> Value:
+        try:
+            return compute()
+        except ValueProblem as problem:
+            raise scope.error(ShapeError, str(problem), pos) from None
+
+
+def spread(target: Target, count: int) -> list[Target]:
+    """What the parts of an array or tuple shall be called."""
+    if isinstance(target, tuple) and len(target) == count:
+        return list(target)
+    if isinstance(target, str):
+        return [f"{target}_{i + 1}" for i in range(count)]
+    return [None] * count
+
+
+_BUILTINS = frozenset(("length_of", "range_of", "shape_of", *PRIMITIVES))
+_TOO_MUCH = (
+    "more than {:,} expressions to evaluate: a fragment multiplies itself without end, "
+    "or the model is too large"
+)

@@ -1,0 +1,143 @@
+"""``graph.quant`` as operators: every tensor that it names is rounded to the values it says.
+
+The specification (7.1) reads a line as its operator applied to the tensor after its value is
+computed. The operator of a line is expanded as a model of its own, whose nodes go into the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ModelError, ShapeError
+from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
+from cml_engine.nnef.expansion.signatures import Signature, standard_signatures
+
+Array = np.ndarray[Any, Any]
+#: the text of a graph with input ``x`` and output ``y`` -> that graph
+BuildText = Callable[[str], Graph]
+
+
+def fake_quantized(graph: Graph, build: BuildText) -> Graph:
+    """The graph with the quantisation of its ``graph.quant`` done by operators.
+
+    A computed tensor keeps its name for the rounded values; an input, constant or variable is
+    rounded where it is read. Names that are not in the graph are ignored, as the format asks.
+    """
+    named = {name: attrs for name, attrs in graph.quantization.items() if name in graph.facts}
+    return _Insertion(graph, build).run(named)
+
+
+@dataclass
+class _Insertion:
+    graph: Graph
+    build: BuildText
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+    facts: dict[str, Fact] = field(default_factory=dict)
+    #: what readers of a source read instead
+    instead: dict[str, str] = field(default_factory=dict)
+
+    def run(self, named: Mapping[str, Attrs]) -> Graph:
+        graph = self.graph
+        self.facts, self.constants = dict(graph.facts), dict(graph.constants)
+        computed = {name for node in graph.nodes for name in node.outputs}
+        for name in named.keys() - computed:
+            if self._complete(named[name]) or name not in graph.labels:
+                self.instead[name] = self._free(f"{name}_rounded")
+        for name in sorted(self.instead):
+            self.nodes += self._rounding(name, named[name], name, self.instead[name])
+        for node in graph.nodes:
+            self._add(node, {n: named[n] for n in node.outputs if n in named})
+        updates = tuple((v, self.instead.get(value, value)) for v, value in graph.updates)
+        return graph.with_(
+            nodes=tuple(self.nodes), constants=self.constants, facts=self.facts, updates=updates
+        )
+
+    def _complete(self, attrs: Attrs) -> bool:
+        """A line of stored integers may leave out what the file's header says: then the values
+        are what they stand for already."""
+        sig = standard_signatures().get(attrs["op"])
+        return sig is None or all(p.name in attrs for p in sig.params[1:] if p.required)
+
+    def _add(self, node: Node, named: Mapping[str, Attrs]) -> None:
+        exact = {name: self._free(f"{name}_exact") for name in named}
+        inputs = tuple(self.instead.get(name, name) for name in node.inputs)
+        outputs = tuple(exact.get(name, name) for name in node.outputs)
+        self.nodes.append(replace(node, inputs=inputs, outputs=outputs))
+        for name, attrs in named.items():
+            self.facts[exact[name]] = self.graph.facts[name]
+            self.nodes += self._rounding(name, attrs, exact[name], name)
+
+    def _rounding(self, name: str, attrs: Attrs, source: str, target: str) -> Iterator[Node]:
+        """The nodes of ``target = op(source)``."""
+        fact = self.graph.facts[name]
+        made = self.build(_model(name, fact, attrs))
+        if made.facts["y"] != fact:
+            raise ShapeError(
+                f"graph.quant: '{name}' is {fact}, its quantisation gives {made.facts['y']}"
+            )
+        names = {"x": source, "y": target}
+        for inner in made.facts:
+            if inner not in names:
+                names[inner] = inner if _is_literal(inner) else self._free(f"{name}_{inner}")
+            self.facts[names[inner]] = made.facts[inner]
+        self.facts[source] = fact
+        self.constants |= {names[inner]: value for inner, value in made.constants.items()}
+        for node in made.nodes:
+            yield Node(
+                node.op,
+                tuple(names[n] for n in node.inputs),
+                tuple(names[n] for n in node.outputs),
+                node.attrs,
+                self.graph.sources.get(name),
+            )
+
+    def _free(self, name: str) -> str:
+        name = unused_name(name, self.facts)
+        self.facts[name] = Fact("scalar", ())  # taken; its fact comes with its node
+        return name
+
+
+def _is_literal(name: str) -> bool:
+    """Literals are named by their text, which no identifier equals, and may be shared."""
+    return not (name[0].isalpha() or name[0] == "_") or name in ("true", "false")
+
+
+def _model(name: str, fact: Fact, attrs: Attrs) -> str:
+    """The text of a model that rounds one tensor."""
+    sig = standard_signatures().get(attrs["op"])
+    if sig is None or not sig.name.endswith("_quantize"):
+        raise ModelError(f"graph.quant: '{name}' is quantised by {attrs['op']}, which is unknown")
+    if fact.dtype != "scalar":
+        raise ShapeError(f"graph.quant: '{name}' is {fact}, only scalars are quantised")
+    if unknown := set(attrs) - {"op"} - {p.name for p in sig.params[1:]}:
+        raise ModelError(f"graph.quant: '{name}': {sig.name} has no parameter '{min(unknown)}'")
+    lines = [f"x = external<scalar>(shape = {list(fact.shape)});"]
+    arguments = []
+    for key, value in attrs.items():
+        if key != "op":
+            lines += _constant(name, sig, key, value)
+            arguments.append(f"{key} = {key if isinstance(value, list) else _literal(value)}")
+    lines.append(f"y = {sig.name}(x, {', '.join(arguments)});")
+    return "version 1.0; graph rounding(x) -> (y) {\n" + "\n".join(lines) + "\n}\n"
+
+
+def _constant(name: str, sig: Signature, key: str, value: Any) -> list[str]:
+    """The declaration of an array argument; numbers stand in the call itself."""
+    if not isinstance(value, list):
+        return []
+    kind = sig.by_name[key].type.name
+    try:
+        array = np.array(value, np.int64 if kind == "integer" else np.float64)
+    except (ValueError, TypeError, OverflowError):
+        raise ModelError(f"graph.quant: '{name}': '{key}' wants numbers in equal rows") from None
+    values = ", ".join(_literal(v) for v in array.ravel().tolist())
+    return [f"{key} = constant<{kind}>(shape = {list(array.shape)}, value = [{values}]);"]
+
+
+def _literal(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,181 @@
+"""Which operators a model can call: the standard's, its own fragments, the registered ones.
+
+The rule, in order: a name is the standard's (a model may not redefine it), or the model's own
+fragment, or one that a registered operator declares, or an extension (``extensions.nnef``), or
+one of tract's (``tract.nnef``). The
+engine's own operator is used wherever it takes the same parameters as that declaration; else the
+fragment's body is expanded, the extension's where the model declares the same without a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from cml_engine.errors import UnsupportedOp
+from cml_engine.nnef.expansion.extensions import (
+    TRACT_FILE,
+    extension_fragments,
+    extension_signatures,
+    extension_source,
+    library_fragments,
+    library_signatures,
+    library_source,
+)
+from cml_engine.nnef.expansion.signatures import (
+    Signature,
+    declared_signature,
+    signature_of,
+    standard_fragments,
+    standard_signatures,
+    standard_source,
+    unknown_operator,
+)
+from cml_engine.nnef.text.ast import Fragment
+from cml_engine.nnef.text.lexer import SourceText
+from cml_engine.nnef.text.printer import print_fragment
+from cml_engine.nnef.text.walk import called_operators
+from cml_engine.nnef.warning import warn
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator that a call can resolve to."""
+
+    name: str
+    signature: Signature
+    fragment: Fragment
+    text: SourceText
+    native: bool
+    standard: bool
+
+
+class Library:
+    """The operators of one model.
+
+    Parameters
+    ----------
+    native : whether the engine has its own implementation of an operator.
+    declarations : fragment declarations of registered operators, by name.
+    """
+
+    def __init__(
+        self, native: Callable[[str], bool], declarations: Mapping[str, str] | None = None
+    ) -> None:
+        self._native = native
+        self._declarations = dict(declarations or {})
+        self._own: dict[str, tuple[Fragment, SourceText]] = {}
+        self._resolved: dict[str, Operator] = {}
+
+    def add_fragments(self, fragments: Iterable[Fragment], text: SourceText) -> None:
+        """A model's own fragments."""
+        for fragment in fragments:
+            if fragment.name in standard_fragments():
+                message = (
+                    f"'{fragment.name}' is a standard operator: give the fragment another name"
+                )
+                raise text.error(message, fragment.pos)
+            if fragment.name in self._own:
+                raise text.error(f"fragment '{fragment.name}' is declared twice", fragment.pos)
+            self._own[fragment.name] = (fragment, text)
+
+    def lookup(self, name: str) -> Operator:
+        """The operator of that name; :class:`UnsupportedOp` where nothing can compute it."""
+        found = self._resolved.get(name)
+        if found is None:
+            found = self._resolved[name] = self._resolve(name)
+        return found
+
+    def used_declarations(self, ops: Iterable[str]) -> dict[str, str]:
+        """The declarations that a file with these operators must carry, fragments they call too."""
+        wanted, found = list(ops), dict[str, str]()
+        while wanted:
+            name = wanted.pop()
+            if name in found or name in standard_fragments() or not self._knows(name):
+                continue
+            fragment = self.lookup(name).fragment
+            found[name] = print_fragment(fragment)
+            wanted += called_operators(fragment)
+        return dict(sorted(found.items()))
+
+    def _knows(self, name: str) -> bool:
+        known = (self._own, self._declarations, extension_fragments())
+        return any(name in names for names in known)
+
+    def _resolve(self, name: str) -> Operator:
+        if name in standard_fragments():
+            return self._standard(name)
+        if name in self._own:
+            return self._of_model(name)
+        if name in self._declarations:
+            sig, fragment = self._declared(name)
+            text = SourceText(self._declarations[name], f"<declaration of {name}>")
+            return self._usable(Operator(name, sig, fragment, text, self._native(name), True))
+        if name in extension_fragments():
+            return self._extension(name)
+        if name in library_fragments(TRACT_FILE):
+            return self._tract(name)
+        known = {*standard_fragments(), *self._own, *self._declarations, *extension_fragments()}
+        raise UnsupportedOp(unknown_operator(name, sorted(known)))
+
+    def _standard(self, name: str) -> Operator:
+        sig, fragment = standard_signatures()[name], standard_fragments()[name]
+        text, native = standard_source(), name in GRAPH_LEVEL or self._native(name)
+        return self._usable(Operator(name, sig, fragment, text, native, True))
+
+    def _of_model(self, name: str) -> Operator:
+        fragment, text = self._own[name]
+        sig = signature_of(fragment, text)
+        ours = self._our_signature(name)
+        fits = ours is None or ours.fits(sig)
+        if not fits and fragment.body is None:
+            raise UnsupportedOp(
+                f"'{name}' is registered as {ours}, but this model declares it as {sig}: "
+                "make them equal, or give the fragment a body"
+            )
+        if not fits and name in self._declarations:
+            message = f"'{name}' is not the registered {ours}: its body is expanded"
+            warn(message, text.at(fragment.pos))
+        native = fits and self._native(name)
+        if not native and fragment.body is None and name in extension_fragments():
+            extension = self._extension(name)  # the model's own defaults count
+            return replace(extension, signature=sig)
+        return self._usable(Operator(name, sig, fragment, text, native, False))
+
+    def _our_signature(self, name: str) -> Signature | None:
+        """What the engine or the game says of an operator that a model declares too."""
+        if name in self._declarations:
+            return self._declared(name)[0]
+        return extension_signatures().get(name)
+
+    def _extension(self, name: str) -> Operator:
+        sig, fragment = extension_signatures()[name], extension_fragments()[name]
+        native = name in EXPANDED_BY_RULE or self._native(name)
+        return self._usable(Operator(name, sig, fragment, extension_source(), native, True))
+
+    def _tract(self, name: str) -> Operator:
+        sig = library_signatures(TRACT_FILE)[name]
+        fragment = library_fragments(TRACT_FILE)[name]
+        native, text = name in GRAPH_LEVEL, library_source(TRACT_FILE)
+        return self._usable(Operator(name, sig, fragment, text, native, True))
+
+    def _declared(self, name: str) -> tuple[Signature, Fragment]:
+        return declared_signature(self._declarations[name], f"<declaration of {name}>")
+
+    def _usable(self, operator: Operator) -> Operator:
+        if operator.native or operator.fragment.body is not None:
+            return operator
+        whose = "standard operator" if operator.standard else "fragment without a body"
+        raise UnsupportedOp(
+            f"{whose} '{operator.name}' is not implemented here: register it, or express it with "
+            "other operators"
+        )
+
+
+#: Extensions whose expansion depends on the call: ``lower.py`` makes it.
+EXPANDED_BY_RULE = frozenset(("einsum",))
+
+#: Operators that make no node, whatever the engine has.
+GRAPH_LEVEL = frozenset(
+    ("external", "variable", "constant", "update", "tract_core_external", "tract_core_cast")
+)

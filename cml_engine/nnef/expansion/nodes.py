@@ -1,0 +1,241 @@
+"""Bound calls -> nodes, and literals -> constants, of the graph being built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cml_engine.errors import CmlError, ModelError, ShapeError, Source, UnsupportedOp
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Node
+from cml_engine.nnef.expansion.bind import Bound
+from cml_engine.nnef.expansion.evaluate import Exact, Site, Target, spread
+from cml_engine.nnef.expansion.signatures import Signature
+from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
+from cml_engine.nnef.text.ast import Type
+
+#: ``infer(node, facts)`` gives the facts of a node's outputs.
+Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
+
+#: Tensors that one operator may take, and that all operators of a model together may give.
+MAX_TENSORS = 100_000
+
+_INT32 = 2**31
+
+
+class NodeBuilder:
+    """The nodes, constants and facts so far."""
+
+    def __init__(self, infer: Infer | None) -> None:
+        self._infer = infer
+        self.nodes: list[Node] = []
+        self.facts: dict[str, Fact] = {}
+        self.constants: dict[str, np.ndarray[Any, Any]] = {}
+        self.sources: dict[str, Source] = {}
+        self._taken: set[str] = set()
+        self._counters: dict[str, int] = {}
+        self._made = 0
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Names that only an :class:`Exact` target may have."""
+        self._taken.update(names)
+
+    def tensor_name(self, target: Target, fallback: str) -> str:
+        """The target's own name if the graph assigns it, else a free one made from it."""
+        if isinstance(target, Exact):
+            return str(target)
+        if isinstance(target, str) and target not in self._taken:
+            self._taken.add(target)
+            return target
+        return self._numbered(target if isinstance(target, str) else fallback)
+
+    def _numbered(self, base: str) -> str:
+        stem = f"{base}_" if base[-1:].isdigit() else base
+        count = self._counters.get(stem, 0) + 1
+        while f"{stem}{count}" in self._taken:
+            count += 1
+        self._counters[stem] = count
+        self._taken.add(f"{stem}{count}")
+        return f"{stem}{count}"
+
+    # -- constants ------------------------------------------------------------------------------
+
+    def tensor(self, value: Value, site: Site) -> TensorRef:
+        """A value as a tensor: literals become rank-0 constants named by their text."""
+        if isinstance(value, TensorRef):
+            return value
+        if isinstance(value, list):
+            return self._nested(value, site)
+        dtype = kind_of(value)
+        if dtype not in NUMPY_DTYPE:
+            raise site.error(ShapeError, f"wanted a tensor, got {describe(value)}")
+        array = literal_array(value, dtype, site)
+        name = literal_name(array)
+        if name not in self.constants:
+            self.add_constant(name, array, site.source)
+        return TensorRef(name, dtype)
+
+    def _nested(self, value: list[Value], site: Site) -> TensorRef:
+        """Numbers in brackets as a constant of that shape."""
+        kinds = {kind_of(leaf) for leaf in _leaves(value)}
+        shape = _shape(value)
+        if len(kinds) != 1 or not kinds <= NUMPY_DTYPE.keys() or shape is None:
+            message = f"wanted a tensor, or numbers in even rows, got {describe(value)}"
+            raise site.error(ShapeError, message)
+        (dtype,) = kinds
+        flat = [literal_array(leaf, dtype, site) for leaf in _leaves(value)]
+        name = self.tensor_name(None, "literal")
+        self.add_constant(name, np.array(flat, NUMPY_DTYPE[dtype]).reshape(shape), site.source)
+        return TensorRef(name, dtype)
+
+    def add_constant(self, name: str, array: np.ndarray[Any, Any], source: Source) -> None:
+        array.flags.writeable = False
+        dtype = next(key for key, value in NUMPY_DTYPE.items() if value == array.dtype)
+        self.constants[name] = array
+        self.facts[name] = Fact(dtype, array.shape)
+        self.sources[name] = source
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def emit(self, sig: Signature, bound: Bound, site: Site) -> Value:
+        """One node; the value is its output, or an array or tuple of them."""
+        inputs: list[str] = []
+        attrs: dict[str, Any] = {}
+        for param in sig.params:
+            value = bound.values[param.name]
+            if param.is_tensor:
+                inputs += self._input_names(param.type, value, site)
+            else:
+                attrs[param.name] = value
+        if sig.needs_dtype:
+            attrs["dtype"] = bound.dtype
+        results = self._results(sig, bound, site)
+        outputs = tuple(ref.name for ref in _flat(results))
+        self._add(Node(sig.name, tuple(inputs), outputs, Attrs(attrs), site.source), site)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def copy(self, ref: TensorRef, name: str, source: Source) -> None:
+        """``name = copy(ref)``, where an output is only another name of a tensor."""
+        node = Node("copy", (ref.name,), (name,), Attrs(), source)
+        self.nodes.append(node)
+        self._infer_facts(node)
+
+    def _input_names(self, kind: Type, value: Value, site: Site) -> list[str]:
+        if kind.kind in ("array", "tuple"):
+            kinds = kind.items if kind.kind == "tuple" else kind.items * len(value)
+            pairs = zip(kinds, value, strict=True)
+            return [name for item, part in pairs for name in self._input_names(item, part, site)]
+        return [self.tensor(value, site).name]
+
+    def _add(self, node: Node, site: Site) -> None:
+        self._made += len(node.outputs)
+        for count, what in ((self._made, "tensors"), (len(node.inputs), f"inputs of {node.op}")):
+            if count > MAX_TENSORS:
+                message = (
+                    f"more than {MAX_TENSORS:,} {what}: a fragment or a comprehension multiplies "
+                    "itself, or the model is too large for this engine"
+                )
+                raise site.error(ModelError, message)
+        self.nodes.append(node)
+        self._infer_facts(node)
+
+    def _infer_facts(self, node: Node) -> None:
+        if self._infer is None:
+            return
+        try:
+            facts = self._infer(node, self.facts)
+        except CmlError as error:
+            if error.source is not None:
+                raise
+            raise type(error)(error.message, node.source) from error
+        self.facts.update(zip(node.outputs, facts, strict=True))
+
+    # -- results --------------------------------------------------------------------------------
+
+    def _results(self, sig: Signature, bound: Bound, site: Site) -> list[Value]:
+        single = len(sig.results) == 1
+        targets = [site.target] if single else spread(site.target, len(sig.results))
+        prefix = site.scope.prefix
+        fallback = f"{prefix}_{sig.name}" if prefix else sig.name
+        found: list[Value] = []
+        for result, target in zip(sig.results, targets, strict=True):
+            is_array = result.type.kind == "array"
+            dtype = _element_dtype(sig, result.type, bound, site)
+            if not is_array:
+                found.append(TensorRef(self.tensor_name(target, fallback), dtype))
+                continue
+            parts = spread(target, self._result_count(sig, bound, target, site))
+            found.append([TensorRef(self.tensor_name(part, fallback), dtype) for part in parts])
+        return found
+
+    def _result_count(self, sig: Signature, bound: Bound, target: Target, site: Site) -> int:
+        """How many tensors an array result has."""
+        count = self._known_count(sig.name, bound)
+        wanted = len(target) if isinstance(target, tuple) else None
+        if count is None and wanted is None:
+            message = (
+                f"how many tensors {sig.name} gives is unknown: write [a, b] = {sig.name}(...)"
+            )
+            raise site.error(ShapeError, message)
+        if count is not None and wanted is not None and wanted != count:
+            message = f"{sig.name} gives {count} tensors, but the left side names {wanted}"
+            raise site.error(ShapeError, message)
+        found = count if count is not None else wanted or 0
+        if not 0 <= found <= MAX_TENSORS:
+            message = f"{sig.name} would give {found:,} tensors: wanted 0 to {MAX_TENSORS:,}"
+            raise site.error(ShapeError, message)
+        return found
+
+    def _known_count(self, op: str, bound: Bound) -> int | None:
+        if op == "split":
+            return len(bound.values["ratios"])
+        if op == "copy_n":
+            return int(bound.values["times"])
+        value = bound.values.get("value")
+        if op == "unstack" and isinstance(value, TensorRef) and value.name in self.facts:
+            shape, axis = self.facts[value.name].shape, bound.values["axis"]
+            return shape[axis] if 0 <= axis < len(shape) else None
+        return None
+
+
+def _leaves(value: Value) -> list[Value]:
+    return [x for item in value for x in _leaves(item)] if isinstance(value, list) else [value]
+
+
+def _shape(value: Value) -> tuple[int, ...] | None:
+    """The extents of nested lists, None where rows differ."""
+    if not isinstance(value, list):
+        return ()
+    inner = {_shape(item) for item in value}
+    (shape,) = inner if len(inner) == 1 else (None,)
+    return None if shape is None else (len(value), *shape)
+
+
+def literal_array(value: Value, dtype: str, site: Site) -> np.ndarray[Any, Any]:
+    """A number or truth value as the engine holds it."""
+    if dtype == "integer" and not -_INT32 <= value < _INT32:
+        raise site.error(ShapeError, f"{value} does not fit in 32 bits")
+    with np.errstate(over="ignore"):
+        return np.array(value, NUMPY_DTYPE[dtype])
+
+
+def literal_name(array: np.ndarray[Any, Any]) -> str:
+    """A literal's tensor name: its text (``0.5``, ``-1``, ``true``), which no identifier equals."""
+    if array.dtype == np.bool_:
+        return "true" if array else "false"
+    return str(array[()])
+
+
+def _element_dtype(sig: Signature, result: Type, bound: Bound, site: Site) -> str:
+    element = result.items[0] if result.kind == "array" else result
+    if element.kind != "tensor":
+        message = f"{sig.name} gives a {result}: a node can only give tensors"
+        raise site.error(UnsupportedOp, message)
+    return (bound.dtype if element.name == "?" else element.name) or "scalar"
+
+
+def _flat(values: Sequence[Value]) -> list[TensorRef]:
+    return [ref for v in values for ref in (v if isinstance(v, list) else [v])]

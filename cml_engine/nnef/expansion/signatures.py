@@ -1,0 +1,160 @@
+"""What every operator takes and gives, read from ``stdlib.nnef`` (NNEF 1.0.5, chapter 4)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from typing import Any
+
+from cml_engine.errors import UnsupportedOp
+from cml_engine.nnef.text.ast import ArrayExpr, Expr, Fragment, Literal, Result, TupleExpr, Type
+from cml_engine.nnef.text.lexer import SourceText
+from cml_engine.nnef.text.parser import parse_fragments
+
+STDLIB_FILE = "stdlib.nnef"
+
+#: What :attr:`Param.default` is where a parameter must be given.
+REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter. ``default`` is a plain value (a list for an array), or ``REQUIRED``."""
+
+    name: str
+    type: Type
+    default: Any = REQUIRED
+
+    @property
+    def is_tensor(self) -> bool:
+        """A tensor, or an array of them: it becomes inputs of the node, not an attribute."""
+        return self.type.has_tensor
+
+    @property
+    def is_array(self) -> bool:
+        return self.type.kind == "array"
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An operator's declaration.
+
+    ``default_dtype`` is what ``?`` means where neither a generic argument nor an input says it.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    results: tuple[Result, ...]
+    generic: bool = False
+    default_dtype: str | None = None
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Param]:
+        return {param.name: param for param in self.params}
+
+    @property
+    def tensors(self) -> tuple[Param, ...]:
+        return tuple(param for param in self.params if param.is_tensor)
+
+    @property
+    def attrs(self) -> tuple[Param, ...]:
+        return tuple(param for param in self.params if not param.is_tensor)
+
+    @cached_property
+    def needs_dtype(self) -> bool:
+        """The result's type comes from ``op<type>(...)`` alone, as ``cast``'s does."""
+        return self.generic and not any(param.type.is_generic for param in self.params)
+
+    def fits(self, other: Signature) -> bool:
+        """Same parameters, in order and type, and the same results' types: calls mean the same."""
+        mine = [(param.name, param.type) for param in self.params]
+        theirs = [(param.name, param.type) for param in other.params]
+        results = [result.type for result in self.results]
+        return mine == theirs and results == [result.type for result in other.results]
+
+    def __str__(self) -> str:
+        params = ", ".join(f"{param.name}: {param.type}" for param in self.params)
+        results = ", ".join(f"{result.name}: {result.type}" for result in self.results)
+        return f"{self.name}({params}) -> ({results})"
+
+
+def signature(name: str) -> Signature:
+    """The signature of a standard operator."""
+    found = standard_signatures().get(name)
+    if found is None:
+        raise UnsupportedOp(unknown_operator(name, standard_signatures()))
+    return found
+
+
+@cache
+def standard_source() -> SourceText:
+    """The text of the standard library."""
+    text = resources.files("cml_engine.nnef").joinpath(STDLIB_FILE).read_text(encoding="ascii")
+    return SourceText(text, STDLIB_FILE)
+
+
+@cache
+def standard_fragments() -> Mapping[str, Fragment]:
+    """The declarations of the standard library by name; compounds have bodies."""
+    found = parse_fragments(standard_source().text, STDLIB_FILE)
+    return {fragment.name: fragment for fragment in found}
+
+
+@cache
+def standard_signatures() -> Mapping[str, Signature]:
+    source = standard_source()
+    return {name: signature_of(f, source) for name, f in standard_fragments().items()}
+
+
+def signature_of(fragment: Fragment, source: SourceText) -> Signature:
+    """A declaration with its defaults turned into values."""
+    seen: set[str] = set()
+    for name, pos in _declared_names(fragment):
+        if name in seen:
+            raise source.error(f"fragment '{fragment.name}' declares '{name}' twice", pos)
+        seen.add(name)
+    params = tuple(
+        Param(p.name, p.type, REQUIRED if p.default is None else _default(p.default, source))
+        for p in fragment.params
+    )
+    return Signature(
+        fragment.name, params, fragment.results, fragment.generic, fragment.default_dtype
+    )
+
+
+def declared_signature(text: str, file: str) -> tuple[Signature, Fragment]:
+    """The first fragment of a declaration's text, as a registered custom operator brings it."""
+    source = SourceText(text, file)
+    fragments = parse_fragments(text, file)
+    if not fragments:
+        raise source.error("wanted a fragment declaration, got none", 0)
+    return signature_of(fragments[0], source), fragments[0]
+
+
+def unknown_operator(name: str, known: Iterable[str]) -> str:
+    """The message for an operator that nobody declares."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean '{near[0]}'? Otherwise " if near else ""
+    return f"unknown operator '{name}': {hint}declare it as a fragment, or register it"
+
+
+def _declared_names(fragment: Fragment) -> list[tuple[str, int]]:
+    params = [(param.name, param.pos) for param in fragment.params]
+    return params + [(result.name, fragment.pos) for result in fragment.results]
+
+
+def _default(expr: Expr, source: SourceText) -> Any:
+    if isinstance(expr, Literal):
+        return expr.value
+    if isinstance(expr, ArrayExpr):
+        return [_default(item, source) for item in expr.items]
+    if isinstance(expr, TupleExpr):
+        return tuple(_default(item, source) for item in expr.items)
+    raise source.error("a default value must be a literal, or an array or tuple of them", expr.pos)

@@ -1,0 +1,1 @@
+"""Models on disk and in memory: folders, archives, tensor files, quantisation files."""

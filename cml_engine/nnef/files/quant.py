@@ -1,0 +1,172 @@
+"""``graph.quant``: how tensors are quantised (NNEF 1.0.5, 6.2), and stored integers -> floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import TensorFileError
+from cml_engine.graph import Attrs
+from cml_engine.nnef.files.tensor_file import StoredTensor
+from cml_engine.nnef.text.ast import ArrayExpr, Call, Expr, Literal, TupleExpr
+from cml_engine.nnef.text.expressions import ExpressionParser
+from cml_engine.nnef.text.lexer import SourceText, unquote
+
+
+class QuantParser(ExpressionParser):
+    """Lines of the form ``"tensor": op(name = value, ...);``."""
+
+    # document ::= {entry} end
+    def document(self) -> dict[str, Attrs]:
+        found: dict[str, Attrs] = {}
+        while self.kind != "end":
+            pos = self.pos
+            name, attrs = self.entry()
+            if name in found:
+                raise self.source.error(f"tensor '{name}' is quantised twice", pos)
+            found[name] = attrs
+        return found
+
+    # entry ::= quoted ":" call ";"
+    def entry(self) -> tuple[str, Attrs]:
+        token = self.expect_token("quoted", "a tensor's name in quotes")
+        self.expect(":")
+        call = self.name_or_call()
+        if not isinstance(call, Call):
+            raise self.source.error('wanted a call: "tensor": operator(...);', token.pos)
+        self.expect(";")
+        return unquote(token.text), self._attrs(call)
+
+    def _attrs(self, call: Call) -> Attrs:
+        values: dict[str, Any] = {"op": call.op}
+        for argument in call.arguments:
+            if argument.name is None or argument.name in values:
+                message = f"{call.op} wants each argument named, and once"
+                raise self.source.error(message, argument.value.pos)
+            values[argument.name] = self._value(argument.value)
+        return Attrs(values)
+
+    def _value(self, expr: Expr) -> Any:
+        if isinstance(expr, Literal):
+            return expr.value
+        if isinstance(expr, (ArrayExpr, TupleExpr)):
+            return [self._value(item) for item in expr.items]
+        raise self.source.error("wanted a number, or an array of numbers", expr.pos)
+
+
+def parse_quant(text: str, file: str = "graph.quant") -> dict[str, Attrs]:
+    """A whole ``graph.quant``: for each tensor its operator (``attrs["op"]``) and arguments."""
+    return QuantParser(SourceText(text, file)).document()
+
+
+def dequantize(
+    stored: StoredTensor, attrs: Mapping[str, Any] | None, file: str
+) -> np.ndarray[Any, Any]:
+    """Stored integers as the float32 values that they stand for."""
+    if attrs is None:
+        attrs = _from_header(stored, file)
+    formula = _FORMULAS.get(attrs["op"])
+    if formula is None:
+        known = ", ".join(_FORMULAS)
+        raise TensorFileError(f"'{file}': quantisation by {attrs['op']} is unknown: wanted {known}")
+    values = stored.values.astype(np.float64)
+    arguments = _Arguments(attrs, stored, file)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(formula(values, arguments), np.float32)
+
+
+class _Arguments:
+    """A quantisation's arguments as arrays that broadcast from the left."""
+
+    def __init__(self, attrs: Mapping[str, Any], stored: StoredTensor, file: str) -> None:
+        self._attrs = attrs
+        self._rank = stored.values.ndim
+        self._stored = stored
+        self._file = file
+
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        if name not in self._attrs:
+            raise self._error(f"{self._attrs['op']} wants '{name}'")
+        try:
+            value = np.asarray(self._attrs[name], np.float64)
+        except (ValueError, TypeError):
+            raise self._error(f"'{name}' wants numbers in equal rows") from None
+        if value.ndim > self._rank:
+            raise self._error(f"'{name}' has rank {value.ndim}, the tensor {self._rank}")
+        value = value.reshape(value.shape + (1,) * (self._rank - value.ndim))
+        wanted = list(self._stored.header.shape)
+        if any(value.shape[i] not in (1, extent) for i, extent in enumerate(wanted)):
+            raise self._error(f"'{name}' {list(value.shape)} does not broadcast to {wanted}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._attrs.get(name, default)
+        if not isinstance(value, bool):
+            raise self._error(f"'{name}' wants true or false")
+        return value
+
+    @property
+    def bits(self) -> int:
+        value = self._attrs.get("bits", self._stored.header.bits)
+        if not isinstance(value, int) or not 1 <= value <= 64:
+            raise self._error("'bits' wants 1 to 64")
+        return value
+
+    @property
+    def signed(self) -> bool:
+        return self.flag("signed", self._stored.header.item.is_signed)
+
+    def _error(self, message: str) -> TensorFileError:
+        return TensorFileError(f"'{self._file}': quantisation of it in graph.quant: {message}")
+
+
+def _zero_point(q: np.ndarray[Any, Any], given: _Arguments) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = (q - given.array("zero_point")) * given.array("scale")
+    return found
+
+
+def _min_max(q: np.ndarray[Any, Any], given: _Arguments) -> np.ndarray[Any, Any]:
+    symmetric = given.flag("symmetric", False)
+    if given.signed:
+        q = q + (2.0 ** (given.bits - 1) - symmetric)
+    steps = 2.0**given.bits - 1 - (given.signed and symmetric)
+    return _scaled(q, steps, given)
+
+
+def _linear(q: np.ndarray[Any, Any], given: _Arguments) -> np.ndarray[Any, Any]:
+    return _scaled(q, 2.0**given.bits - 1, given)
+
+
+def _scaled(q: np.ndarray[Any, Any], steps: float, given: _Arguments) -> np.ndarray[Any, Any]:
+    low, high = given.array("min"), given.array("max")
+    found: np.ndarray[Any, Any] = q / steps * (high - low) + low
+    return found
+
+
+def _logarithmic(q: np.ndarray[Any, Any], given: _Arguments) -> np.ndarray[Any, Any]:
+    """The last code stands for the highest power of two, ``ceil(log2(max))``."""
+    with np.errstate(divide="ignore"):
+        top = np.ceil(np.log2(given.array("max")))
+    found: np.ndarray[Any, Any] = 2.0 ** (q - (2.0**given.bits - 1) + top)
+    return found
+
+
+_FORMULAS = {
+    "zero_point_linear_quantize": _zero_point,
+    "min_max_linear_quantize": _min_max,
+    "linear_quantize": _linear,
+    "logarithmic_quantize": _logarithmic,
+}
+
+
+def _from_header(stored: StoredTensor, file: str) -> Attrs:
+    """The deprecated min and max of the header, where there is no ``graph.quant``."""
+    if stored.header.range is None:
+        raise TensorFileError(
+            f"'{file}' holds quantised integers, but graph.quant says nothing of its tensor: "
+            "add a line for it"
+        )
+    low, high = stored.header.range
+    return Attrs(op="linear_quantize", min=low, max=high, bits=stored.header.bits)

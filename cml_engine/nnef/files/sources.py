@@ -1,0 +1,186 @@
+"""Where a model lies: a folder, a ``graph.nnef`` in one, or a ``.tgz`` of one (NNEF 1.0.5, 3.3)."""
+
+from __future__ import annotations
+
+import re
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from cml_engine.errors import (
+    CmlError,
+    InputError,
+    ModelError,
+    NnefSyntaxError,
+    Source,
+    TensorFileError,
+)
+from cml_engine.model_source import (
+    Bytes,
+    FolderSource,
+    ModelSource,
+    Outside,
+    SourceFile,
+    file_size,
+    shown,
+)
+from cml_engine.nnef.files.tensor_file import Blob
+
+GRAPH_FILE = "graph.nnef"
+QUANT_FILE = "graph.quant"
+
+#: Text longer than this is not a graph.
+MAX_TEXT = 64 * 2**20
+
+#: what a model can be, for messages
+KINDS = f"a folder with {GRAPH_FILE}, that file itself, a .tgz of the folder, or an .onnx file"
+
+_GZIP = b"\x1f\x8b"
+#: how a text of NNEF begins, behind comments
+_NNEF_TEXT = re.compile(rb"(?:\s|#[^\n]*\n)*(?:version|extension|fragment|graph)\s")
+#: as much as tells what a file is
+_HEAD = 512
+_OTHERS = {
+    b"PK\3\4": "a zip archive",
+    b"PK\5\6": "a zip archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"\xfd7zXZ\0": "packed by xz",
+    b"BZh": "packed by bzip2",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
+    b"N\xef": "a tensor file",
+}
+
+
+def read_text(source: ModelSource, name: str) -> str | None:
+    """A text file of a model, or None where there is none."""
+    if file_size(source, name) is None:
+        return None
+    file = SourceFile(source, name)
+    if file.size > MAX_TEXT:
+        where = shown(source, name)
+        raise ModelError(f"'{where}' is larger than {MAX_TEXT // 2**20} MiB: not a graph")
+    return decode(bytes(file.span()), shown(source, name))
+
+
+def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
+    """The tensor file of a label."""
+    try:
+        return SourceFile(source, tensor_file_name(label, where))
+    except Outside:
+        message = f"label '{label}' leads out of the model's folder: move the file into it"
+        raise TensorFileError(message, where) from None
+    except CmlError as error:
+        raise type(error)(error.message, error.source or where) from error.__cause__
+
+
+def open_model(model: str | Path | Bytes | ModelSource) -> ModelSource:
+    """Find a model's files; nothing but the archive's index is read yet."""
+    if isinstance(model, Bytes):
+        return _archive(BytesIO(model), "<bytes>", len(model))
+    if isinstance(model, str | Path):
+        return _of_path(Path(model))
+    return _inner_archive(model)
+
+
+def _of_path(path: Path) -> ModelSource:
+    try:
+        if path.is_dir():
+            return _folder(path)
+        if not path.is_file():
+            raise ModelError(f"there is no '{path}': wanted {KINDS}")
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError as error:
+        raise ModelError(f"cannot read '{path}': {error.strerror}") from None
+    except ValueError as error:  # no name of a file
+        raise ModelError(f"cannot read {str(path)!r}: {error}") from None
+    if head.startswith(_GZIP):
+        return _archive(path, str(path), path.stat().st_size)
+    if other := _other_kind(path.name, head):
+        raise ModelError(f"'{path}' is {other}: wanted {KINDS}")
+    return FolderSource(path.parent, path.name)
+
+
+def is_archive(data: Bytes) -> bool:
+    """Whether bytes are those of a ``.tgz``; raises for what is neither that nor ONNX's."""
+    head = bytes(data[:_HEAD])
+    if head.startswith(_GZIP):
+        return True
+    wanted = "wanted the bytes of an .onnx or a .tgz"
+    if _NNEF_TEXT.match(head):
+        raise InputError(
+            f"these {len(data):,} bytes are NNEF's text, which has no weights in it: {wanted}, or "
+            "cml.MemoryModel(text, {label: array})"
+        )
+    if other := _other_magic(head):
+        raise InputError(f"these {len(data):,} bytes are {other}: {wanted}")
+    return False
+
+
+def _inner_archive(source: ModelSource) -> ModelSource:
+    """A source's graph may itself be an archive of the model."""
+    if file_size(source, source.graph) is None:
+        raise ModelError(f"'{source.name}' has no '{source.graph}': wanted the model's graph")
+    file = SourceFile(source, source.graph)
+    head = file.head(_HEAD)
+    if head.startswith(_GZIP):
+        return _archive(BytesIO(file.span()), shown(source, source.graph), file.size)
+    if other := _other_kind(source.graph, head):
+        raise ModelError(f"'{shown(source, source.graph)}' is {other}: wanted text of NNEF")
+    return source
+
+
+def _archive(file: Path | BinaryIO, name: str, size: int) -> ModelSource:
+    from cml_engine.nnef.files.archive import ArchiveSource
+
+    return ArchiveSource(file, name, size)
+
+
+def _other_kind(name: str, head: bytes) -> str | None:
+    """What a file is that is no text of a graph, as far as its beginning shows."""
+    if other := _other_magic(head):
+        return other
+    if name.lower().endswith(".param"):
+        return "a file of ncnn ('cml convert' makes NNEF of it)"
+    return "no text" if b"\0" in head else None
+
+
+def _other_magic(head: bytes) -> str | None:
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic):
+            return what
+    return "a tar archive that is not packed" if head[257:262] == b"ustar" else None
+
+
+def tensor_file_name(label: str, source: Source | None = None) -> str:
+    """A label's file below the model's folder; one that could leave it is refused."""
+    name = label.lstrip("/")
+    parts = PurePosixPath(name).parts
+    problem = None
+    if not parts:
+        problem = "is empty"
+    elif ".." in parts:
+        problem = "has '..' in it"
+    elif any(c in ':\\"<>|?*' or ord(c) < 32 for c in name):
+        problem = "has a character that file names must not have"
+    elif len(name) > 1000:
+        problem = "is too long"
+    if problem is not None:
+        message = f"label {label[:80]!r} {problem}: wanted a path inside the model's folder"
+        raise TensorFileError(message, source)
+    return f"{PurePosixPath(*parts)}.dat"
+
+
+def decode(data: bytes, file: str) -> str:
+    """A text file's bytes as text."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"byte {error.start} is not UTF-8: this is no text of NNEF"
+        raise NnefSyntaxError(message, Source(file)) from None
+
+
+def _folder(path: Path) -> FolderSource:
+    if not (path / GRAPH_FILE).is_file():
+        raise ModelError(f"'{path}' has no {GRAPH_FILE}: name the folder that has it")
+    return FolderSource(path, GRAPH_FILE)

@@ -1,0 +1,259 @@
+"""``.dat`` tensor files (NNEF 1.0.5, chapter 5): the 128-byte header and every item type.
+
+Sizes are checked with Python's integers against the file's real size before any memory is taken.
+Items whose width is a multiple of 8 bits are little-endian; other widths are packed without gaps,
+the most significant bit first.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from cml_engine.errors import TensorFileError
+from cml_engine.files.atomic_write import write_atomically
+from cml_engine.nnef.files import bits as bit_packing
+
+HEADER_SIZE = 128
+MAGIC = b"N\xef"
+VERSION = (1, 0)
+MAX_RANK = 8
+
+_HEADER = struct.Struct("<2s2BII8III32s44s")
+_SIGNED = struct.Struct("<I")
+_MIN_MAX = struct.Struct("<ff")
+
+
+class Item(enum.IntEnum):
+    """What the bits of an item mean."""
+
+    FLOAT = 0
+    UINT = 1
+    QUANTIZED_UINT = 2
+    QUANTIZED_INT = 3
+    INT = 4
+    BOOL = 5
+
+    @property
+    def is_quantized(self) -> bool:
+        return self in (Item.QUANTIZED_UINT, Item.QUANTIZED_INT)
+
+    @property
+    def is_signed(self) -> bool:
+        return self in (Item.INT, Item.QUANTIZED_INT)
+
+    @property
+    def shown(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+class Blob(Protocol):
+    """Bytes that can be looked at before they are all read.
+
+    ``offset`` is where they lie in an archive, which can only be read forwards cheaply."""
+
+    name: str
+    size: int
+    offset: int
+
+    def head(self, count: int) -> bytes:
+        """The first bytes."""
+        ...
+
+    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+        """``count`` items from ``offset`` on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A tensor file's header. ``range`` is the deprecated min and max of quantised items."""
+
+    data_bytes: int
+    shape: tuple[int, ...]
+    bits: int
+    item: Item
+    range: tuple[float, float] | None = None
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.item.shown}{self.bits} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as its file holds it."""
+
+    header: Header
+    values: np.ndarray[Any, Any]
+
+
+class MemoryBlob:
+    """Bytes in memory."""
+
+    offset = 0
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self.data = data
+        self.name = name
+        self.size = len(data)
+
+    def head(self, count: int) -> bytes:
+        return self.data[:count]
+
+    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self.data, dtype, count, offset)
+
+
+def read_header(blob: Blob) -> Header:
+    """The header, checked against itself and against the file's size."""
+    head = blob.head(HEADER_SIZE)
+    if len(head) < HEADER_SIZE:
+        raise _bad(blob, f"wanted a header of {HEADER_SIZE} bytes, got {len(head)}")
+    magic, major, minor, length, rank, *rest = _HEADER.unpack(head)
+    if magic != MAGIC:
+        raise _bad(blob, f"wanted the magic bytes 4E EF, got {magic.hex(' ').upper()}")
+    if (major, minor) != VERSION:
+        raise _bad(blob, f"version {major}.{minor} is unknown: wanted 1.0")
+    if rank > MAX_RANK:
+        raise _bad(blob, f"rank {rank}: wanted at most {MAX_RANK}")
+    extents, (bits, code, params, _) = rest[:8], rest[8:]
+    item = _item(blob, code, params, bits)
+    header = Header(length, tuple(extents[:rank]), bits, item, _range(item, params))
+    _check_size(blob, header)
+    return header
+
+
+def read_stored(blob: Blob, header: Header | None = None) -> StoredTensor:
+    """A tensor's items as the nearest NumPy type: float16/32/64, (u)int8..64, bool."""
+    header = header or read_header(blob)
+    return StoredTensor(header, _items(blob, header).reshape(header.shape))
+
+
+def tensor_bytes(
+    array: np.ndarray[Any, Any], bits: int | None = None, item: Item | None = None
+) -> bytes:
+    """A whole tensor file. By default floats and integers keep their width, bools take 1 bit."""
+    array = np.asarray(array)
+    item, bits = _stored_as(array, bits, item)
+    payload = _payload(array, item, bits)
+    extents = (*array.shape, *(0,) * (MAX_RANK - array.ndim))
+    if max(len(payload), *extents) >= 2**32:
+        raise TensorFileError(f"{len(payload):,} bytes: a tensor file holds less than 4 GiB")
+    fields = (MAGIC, *VERSION, len(payload), array.ndim, *extents, bits, int(item), b"", b"")
+    return _HEADER.pack(*fields) + payload
+
+
+def tensor_file_size(array: np.ndarray[Any, Any]) -> int:
+    """How long ``tensor_bytes`` of an array are."""
+    return HEADER_SIZE - (-array.size * _stored_as(array)[1] // 8)
+
+
+def write_tensor(
+    path: Path, array: np.ndarray[Any, Any], bits: int | None = None, item: Item | None = None
+) -> None:
+    """Write a tensor file; its folder is made where it is missing."""
+    write_atomically(path, tensor_bytes(array, bits, item))
+
+
+def _stored_as(
+    array: np.ndarray[Any, Any], bits: int | None = None, item: Item | None = None
+) -> tuple[Item, int]:
+    """What a file would hold an array as."""
+    if array.ndim > MAX_RANK:
+        raise TensorFileError(f"rank {array.ndim}: a tensor file holds at most {MAX_RANK}")
+    item = _item_of(array.dtype) if item is None else item
+    if bits is None:
+        bits = 1 if item is Item.BOOL else 8 * array.dtype.itemsize
+    _check_width(f"cannot write {array.dtype}", item, bits)
+    return item, bits
+
+
+def _item(blob: Blob, code: int, params: bytes, bits: int) -> Item:
+    if code >> 16:
+        raise _bad(blob, f"vendor code {code >> 16} is unknown: wanted 0 (Khronos)")
+    try:
+        item = Item(code)
+    except ValueError:
+        raise _bad(blob, f"item type {code} is unknown: wanted 0 to 5") from None
+    if item is Item.UINT and _SIGNED.unpack_from(params)[0]:
+        item = Item.INT
+    _check_width(f"'{blob.name}' is damaged", item, bits)
+    return item
+
+
+def _check_width(what: str, item: Item, bits: int) -> None:
+    widths = {Item.FLOAT: (16, 32, 64), Item.BOOL: (1, 8)}.get(item, range(1, 65))
+    if bits not in widths:
+        wanted = "1 to 64" if isinstance(widths, range) else " or ".join(map(str, widths))
+        raise TensorFileError(f"{what}: {item.shown} of {bits} bits: wanted {wanted}")
+
+
+def _range(item: Item, params: bytes) -> tuple[float, float] | None:
+    low, high = _MIN_MAX.unpack_from(params)
+    return (low, high) if item.is_quantized and low < high else None
+
+
+def _check_size(blob: Blob, header: Header) -> None:
+    wanted = -(-header.size * header.bits // 8)
+    if header.data_bytes != wanted:
+        raise _bad(blob, f"{header} takes {wanted:,} bytes, but the header says "
+                         f"{header.data_bytes:,}")  # fmt: skip
+    total = HEADER_SIZE + wanted
+    if blob.size != total:
+        word = "truncated" if blob.size < total else "too long"
+        raise _bad(blob, f"{word}: {header} wants {total:,} bytes, got {blob.size:,}")
+
+
+def _items(blob: Blob, header: Header) -> np.ndarray[Any, Any]:
+    bits, item, count = header.bits, header.item, header.size
+    if item is Item.BOOL:
+        packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
+        return np.unpackbits(packed, count=count).view(bool) if bits == 1 else packed != 0
+    if item is Item.FLOAT or bits in (8, 16, 32, 64):
+        kind = "f" if item is Item.FLOAT else "i" if item.is_signed else "u"
+        return blob.array(HEADER_SIZE, np.dtype(f"<{kind}{bits // 8}"), count)
+    packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
+    return bit_packing.unpack(packed, bits, count, item.is_signed)
+
+
+def _item_of(dtype: np.dtype[Any]) -> Item:
+    kinds = {"f": Item.FLOAT, "u": Item.UINT, "i": Item.INT, "b": Item.BOOL}
+    if dtype.kind not in kinds:
+        raise TensorFileError(f"a tensor file cannot hold {dtype}: convert it to float32")
+    return kinds[dtype.kind]
+
+
+def _payload(array: np.ndarray[Any, Any], item: Item, bits: int) -> bytes:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if item is Item.BOOL:
+        logical = flat.astype(bool)
+        return (np.packbits(logical) if bits == 1 else logical.view(np.uint8)).tobytes()
+    if item is Item.FLOAT:
+        with np.errstate(over="ignore"):
+            return flat.astype(f"<f{bits // 8}").tobytes()
+    _check_fits(flat, bits, item.is_signed)
+    if bits in (8, 16, 32, 64):
+        return flat.astype(f"<{'i' if item.is_signed else 'u'}{bits // 8}").tobytes()
+    return bit_packing.pack(flat, bits).tobytes()
+
+
+def _check_fits(flat: np.ndarray[Any, Any], bits: int, signed: bool) -> None:
+    if flat.dtype.kind not in "iu":
+        raise TensorFileError(f"integer items want an integer array, got {flat.dtype}")
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    if flat.size and not (low <= int(flat.min()) and int(flat.max()) <= high):
+        raise TensorFileError(f"values {flat.min()} to {flat.max()} do not fit in {bits} bits")
+
+
+def _bad(blob: Blob, message: str) -> TensorFileError:
+    return TensorFileError(f"'{blob.name}' is damaged: {message}: export it again")

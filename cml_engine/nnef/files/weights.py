@@ -1,0 +1,137 @@
+"""Variables -> values: each label's file, checked against the declaration, as engine types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ModelError, Source, TensorFileError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.model_source import ModelSource
+from cml_engine.nnef.expansion.build import Variable
+from cml_engine.nnef.files.quant import dequantize
+from cml_engine.nnef.files.sources import tensor_blob
+from cml_engine.nnef.files.tensor_file import (
+    Blob,
+    Header,
+    Item,
+    StoredTensor,
+    read_header,
+    read_stored,
+)
+from cml_engine.nnef.warning import warn
+
+Array = np.ndarray[Any, Any]
+#: of values that no line of ``graph.quant`` changes
+_ANY_LINE = ""
+
+
+def load_variables(
+    variables: Iterable[Variable], model: ModelSource, quantization: Mapping[str, Attrs]
+) -> dict[str, Array]:
+    """The values of all variables; those with one label (whatever its case) share them, each
+    read by the line of its own name in ``graph.quant``."""
+    variables = tuple(variables)
+    blobs: dict[str, Blob] = {}
+    for variable in variables:
+        if _file(variable) not in blobs:
+            blobs[_file(variable)] = tensor_blob(model, variable.label, variable.source)
+    found: dict[str, Array] = {}
+    shared: dict[tuple[str, str, str], Array] = {}
+    halves: list[Variable] = []
+    for variable in sorted(variables, key=lambda v: blobs[_file(v)].offset):
+        blob, quant = blobs[_file(variable)], quantization.get(variable.name)
+        key = (_file(variable), variable.fact.dtype)
+        values = shared.get((*key, _ANY_LINE), shared.get((*key, repr(quant))))
+        if values is None:
+            values, header = _read(variable, blob, quant)
+            is_plain = header.item is Item.FLOAT or variable.fact.dtype != "scalar"
+            shared[*key, _ANY_LINE if is_plain else repr(quant)] = values
+            halves += [variable] if (header.item, header.bits) == (Item.FLOAT, 16) else []
+        found[variable.name] = _shared(variable, values)
+    if halves:  # once for the model: there may be hundreds
+        warn(f"{len(halves)} files hold 16-bit floats: they take 32 bits here", halves[0].source)
+    return {variable.name: found[variable.name] for variable in variables}
+
+
+def _file(variable: Variable) -> str:
+    """What variables that share a file have in common."""
+    return variable.label.lstrip("/").lower()
+
+
+def to_engine(
+    stored: StoredTensor,
+    dtype: str,
+    quant: Mapping[str, Any] | None,
+    file: str,
+    source: Source | None,
+) -> Array:
+    """Stored values as float32, int32 or bool."""
+    if dtype == "logical":
+        return stored.values
+    if dtype == "integer":
+        return _int32(stored.values, file)
+    if stored.header.item is not Item.FLOAT:
+        return dequantize(stored, quant, file)
+    if stored.header.bits == 64:
+        warn(f"'{file}' holds 64-bit floats: they are rounded to 32 bits", source)
+    with np.errstate(over="ignore"):
+        return stored.values.astype(np.float32, copy=False)
+
+
+def _read(variable: Variable, blob: Blob, quant: Attrs | None) -> tuple[Array, Header]:
+    """The values, and what the file says of them."""
+    try:
+        header = read_header(blob)
+        _check(variable.fact, header, blob.name, quant is not None)
+        stored = read_stored(blob, header)
+        values = to_engine(stored, variable.fact.dtype, quant, blob.name, variable.source)
+    except ModelError as error:
+        raise type(error)(error.message, variable.source) from error.__cause__
+    values.flags.writeable = False
+    return values, header
+
+
+def _shared(variable: Variable, values: Array) -> Array:
+    if values.shape != variable.fact.shape:
+        message = (
+            f"label '{variable.label}' is shared: its file has shape {list(values.shape)}, "
+            f"this variable wants {list(variable.fact.shape)}"
+        )
+        raise TensorFileError(message, variable.source)
+    return values
+
+
+def _check(fact: Fact, header: Header, file: str, has_quant: bool) -> None:
+    if header.shape != fact.shape:
+        raise TensorFileError(
+            f"'{file}' has shape {list(header.shape)}, the variable wants {list(fact.shape)}: "
+            "correct one of them"
+        )
+    if not _suits(fact.dtype, header.item, has_quant):
+        hint = "add a line to graph.quant" if header.item is not Item.BOOL else "export it again"
+        raise TensorFileError(
+            f"'{file}' holds {header.item.shown} items of {header.bits} bits, the variable wants "
+            f"{fact.dtype}: {hint if fact.dtype == 'scalar' else 'correct one of them'}"
+        )
+
+
+def _suits(dtype: str, item: Item, has_quant: bool) -> bool:
+    if dtype == "logical":
+        return item is Item.BOOL
+    if dtype == "integer":
+        return item in (Item.INT, Item.UINT)
+    if item in (Item.INT, Item.UINT):
+        return has_quant
+    return item is not Item.BOOL
+
+
+def _int32(values: Array, file: str) -> Array:
+    limits = np.iinfo(np.int32)
+    if values.size and not (limits.min <= int(values.min()) and int(values.max()) <= limits.max):
+        raise TensorFileError(
+            f"'{file}' holds {values.min()} to {values.max()}: wanted integers of 32 bits"
+        )
+    return values.astype(np.int32, copy=False)

@@ -1,0 +1,133 @@
+"""Graph -> files: a folder with ``graph.nnef`` and its ``.dat`` files, or a ``.tgz`` of one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import secrets
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from cml_engine.errors import CmlError, InputError
+from cml_engine.files.atomic_write import PARTIAL, write_atomically
+from cml_engine.graph import Attrs, Graph
+from cml_engine.nnef.expansion.compose import Composed, compose, expression
+from cml_engine.nnef.files.sources import GRAPH_FILE, QUANT_FILE, tensor_file_name
+from cml_engine.nnef.files.tensor_file import tensor_bytes
+from cml_engine.nnef.text.ast import Argument, Call
+from cml_engine.nnef.text.printer import print_document, print_expression
+
+_OVERWRITE = "allow to overwrite it (--overwrite, overwrite=True)"
+
+
+def save(
+    graph: Graph,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    declarations: Mapping[str, str] | None = None,
+) -> None:
+    """Write a model.
+
+    Parameters
+    ----------
+    graph : what to write; constants of rank 0 become literals, others files.
+    path : a folder to make, or an archive to make if the name ends in ``.tgz`` or ``.tar.gz``.
+    overwrite : whether something that is there already may be replaced.
+    declarations : fragment declarations of operators that are not NNEF's own, besides those that
+        the graph brings.
+    """
+    path = Path(path)
+    composed = compose(graph, {**graph.declarations, **(declarations or {})})
+    try:
+        if path.name.endswith((".tgz", ".tar.gz")):
+            _write_archive(composed, path, overwrite)
+        else:
+            _write_folder(composed, path, overwrite)
+    except OSError as error:
+        raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
+
+
+def to_text(graph: Graph, declarations: Mapping[str, str] | None = None) -> str:
+    """The ``graph.nnef`` of a graph."""
+    composed = compose(graph, {**graph.declarations, **(declarations or {})})
+    return print_document(composed.document)
+
+
+def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
+    """Every file's name and bytes; the graph comes last, so a broken write leaves no model."""
+    for label, values in composed.tensors.items():
+        name = tensor_file_name(label)
+        try:
+            yield name, tensor_bytes(values)
+        except CmlError as error:
+            raise type(error)(f"'{name}': {error.message}") from None
+    if composed.quantization:
+        yield QUANT_FILE, _quant_text(composed.quantization).encode()
+    yield GRAPH_FILE, print_document(composed.document).encode()
+
+
+def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
+    """All files are written in a folder of their own first: what is in the way of the first one
+    to be moved is in the way of nothing yet."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"'{path}' is a file: name a folder")
+    if path.is_dir() and any(path.iterdir()) and not overwrite:
+        raise InputError(f"'{path}' is not empty: name another folder, or {_OVERWRITE}")
+    made = not path.exists()
+    partial = path / f"{PARTIAL}{secrets.token_hex(8)}"
+    try:
+        names = [_written(partial, name, data) for name, data in _files(composed)]
+        _move(names, partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if made and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _written(folder: Path, name: str, data: bytes) -> str:
+    write_atomically(folder / name, data)
+    return name
+
+
+def _move(names: Sequence[str], partial: Path, path: Path) -> None:
+    """Put the files in their places; until the last, the graph, is there, there is no model."""
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        if (path / name).is_dir():
+            raise InputError(f"cannot write '{path / name}': it is a folder")
+    (path / GRAPH_FILE).unlink(missing_ok=True)
+    (path / QUANT_FILE).unlink(missing_ok=True)
+    for name in names:
+        (partial / name).replace(path / name)
+
+
+def _write_archive(composed: Composed, path: Path, overwrite: bool) -> None:
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder: name a file")
+    if path.exists() and not overwrite:
+        raise InputError(f"'{path}' exists: name another file, or {_OVERWRITE}")
+    write_atomically(path, lambda file: _pack(composed, file))
+
+
+def _pack(composed: Composed, file: BinaryIO) -> None:
+    with (
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w|") as tar,
+    ):
+        for name, data in _files(composed):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+def _quant_text(quantization: Mapping[str, Attrs]) -> str:
+    return "".join(f'"{name}": {_quant_call(attrs)};\n' for name, attrs in quantization.items())
+
+
+def _quant_call(attrs: Attrs) -> str:
+    given = [Argument(k, expression(v)) for k, v in attrs.items() if k != "op"]
+    return print_expression(Call(attrs["op"], tuple(given)))

@@ -1,0 +1,1 @@
+"""NNEF text <-> syntax trees."""

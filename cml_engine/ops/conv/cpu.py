@@ -1,0 +1,260 @@
+"""``conv`` and ``deconv`` in NumPy: windows gathered into matrices that BLAS multiplies.
+
+The matrix of windows is made a stretch of rows at a time, small enough to stay in the cache
+between the copy that makes it and the product that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.blas import multiply
+from cml_engine.ops.conv.shapes import Axis, ConvShape, conv_shape, deconv_shape
+from cml_engine.ops.declaration.scratch import Scratch
+
+Array = np.ndarray[Any, Any]
+#: floats of one stretch of windows: 4 MB; smaller ones wake BLAS's threads too often
+_STRETCH = 1 << 20
+#: products this deep are worth a matrix of their own for each row of taps
+_DEEP = 64
+
+
+def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
+    return convolve(conv_shape(attrs, *_facts(x, filter, bias)), x, filter, bias, Scratch())
+
+
+def convolve(shape: ConvShape, x: Array, filter: Array, bias: Array, scratch: Scratch) -> Array:
+    """``conv`` of a shape that is known."""
+    out = scratch.result(shape.batch, shape.out_channels, *shape.narrow)
+    if out.size == 0:
+        return out
+    padded = pad_border(x, shape.axes, shape.border)
+    for image, result in zip(padded, out, strict=True):
+        _conv_image(shape, image, filter, result, scratch)
+    _add_bias(out, bias)
+    return out
+
+
+def _conv_image(
+    shape: ConvShape, image: Array, filter: Array, result: Array, scratch: Scratch
+) -> None:
+    unit = all(a.stride == 1 for a in shape.axes)
+    if shape.group_in == 1 and shape.groups > 1:
+        _conv_by_taps(shape, image, filter, result)
+    elif unit and len(shape.axes) > 1 and shape.group_in * shape.axes[-1].kernel >= _DEEP:
+        _conv_by_rows(shape, image, filter, result, scratch)
+    else:
+        _conv_by_matmul(shape, image, filter, result, scratch)
+
+
+def deconv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
+    shape = deconv_shape(attrs, *_facts(x, filter, bias))
+    out = np.empty((shape.batch, shape.out_channels, *shape.wide), np.float32)
+    if out.size == 0:
+        return out
+    for image, result in zip(x, out, strict=True):
+        _deconv_image(shape, image, filter, result)
+    _add_bias(out, bias)
+    return out
+
+
+def _facts(*arrays: Array) -> list[Fact]:
+    return [Fact("scalar", np.shape(a)) for a in arrays]
+
+
+def _add_bias(out: Array, bias: Array) -> None:
+    values = np.asarray(bias, np.float32).reshape(-1)
+    if values.any():
+        out += values.reshape(-1, *(1,) * (out.ndim - 2))
+
+
+def border_indices(axis: Axis, border: str) -> Array:
+    """For each position of the padded axis, the input's index that it repeats; -1 = zero."""
+    at = np.arange(-axis.before, axis.wide + axis.after)
+    last = axis.wide - 1
+    if border == "replicate":
+        return np.clip(at, 0, last)
+    if border == "reflect":
+        at = np.abs(at) % max(2 * last, 1)
+        return np.where(at > last, 2 * last - at, at)
+    if border == "reflect-even":
+        at = np.where(at < 0, -1 - at, at) % (2 * axis.wide)
+        return np.where(at > last, 2 * last + 1 - at, at)
+    return np.where((at < 0) | (at > last), -1, at)
+
+
+def _zeros(shape: tuple[int, ...]) -> Array:
+    return np.zeros(shape, np.float32)
+
+
+def pad_border(
+    x: Array,
+    axes: Sequence[Axis],
+    border: str,
+    zeros: Callable[[tuple[int, ...]], Array] = _zeros,
+) -> Array:
+    """The input with its border around it, less what negative padding crops; a view if it can.
+    ``zeros`` gives the memory of one that is padded with them."""
+    lead = x.ndim - len(axes)
+    if border != "constant":
+        for i, axis in enumerate(axes):
+            if axis.before or axis.after:
+                x = np.take(x, border_indices(axis, border), axis=lead + i)
+        return x
+    crop: Any = tuple(slice(max(-a.before, 0), max(a.wide - max(-a.after, 0), 0)) for a in axes)
+    inner = x[(..., *crop)]
+    if all(a.before <= 0 and a.after <= 0 for a in axes):
+        return inner
+    extents = [max(a.before + a.wide + a.after, 0) for a in axes]
+    padded = zeros((*x.shape[:lead], *extents))
+    place: Any = [
+        slice(max(a.before, 0), max(a.before, 0) + n)
+        for a, n in zip(axes, inner.shape[lead:], strict=True)
+    ]
+    padded[(..., *place)] = inner
+    return padded
+
+
+def _windows(shape: ConvShape, image: Array, first: int, count: int) -> Array:
+    """A view (channels, taps…, positions…) of the windows of ``count`` rows from ``first``."""
+    strides = image.strides[1:]
+    kernel = [a.kernel for a in shape.axes]
+    over_taps = [s * a.dilation for s, a in zip(strides, shape.axes, strict=True)]
+    over_rows = [s * a.stride for s, a in zip(strides, shape.axes, strict=True)]
+    return as_strided(
+        image[:, first * shape.axes[0].stride :],
+        (image.shape[0], *kernel, count, *shape.narrow[1:]),
+        (image.strides[0], *over_taps, *over_rows),
+        writeable=False,
+    )
+
+
+def _stretches(rows: int, words_per_row: int) -> Iterator[tuple[int, int]]:
+    step = max(1, min(rows, _STRETCH // max(words_per_row, 1)))
+    for first in range(0, rows, step):
+        yield first, min(step, rows - first)
+
+
+def _conv_by_matmul(
+    shape: ConvShape, image: Array, filter: Array, result: Array, scratch: Scratch
+) -> None:
+    groups, depth = shape.groups, shape.group_in * shape.taps
+    weights = filter.reshape(groups, shape.group_out, depth)
+    flat = result.reshape(groups, shape.group_out, -1)
+    per_row = prod(shape.narrow[1:])
+    for first, count in _stretches(shape.narrow[0], groups * depth * per_row):
+        windows = _windows(shape, image, first, count)
+        columns = _copied(windows, scratch).reshape(groups, depth, count * per_row)
+        span = slice(first * per_row, (first + count) * per_row)
+        multiply(weights, columns, out=flat[:, :, span])
+
+
+def _conv_by_rows(
+    shape: ConvShape, image: Array, filter: Array, result: Array, scratch: Scratch
+) -> None:
+    """Stride 1: a window's taps lie at fixed distances in the padded image laid out flat.
+
+    Only the shifts along the last axis are copied; the taps of the others are parts of that copy.
+    Positions between the end of a row and the next are computed too, and left out of the result.
+    """
+    flat = np.ascontiguousarray(image).reshape(image.shape[0], -1)
+    steps = [prod(image.shape[i + 1 :]) for i in range(1, image.ndim)]
+    outer, last = shape.axes[:-1], shape.axes[-1]
+    weights = _weights_by_row(shape, filter)
+    for first, count in _stretches(shape.narrow[0], shape.in_channels * last.kernel * steps[0]):
+        extents = (count, *shape.narrow[1:])
+        length = sum((n - 1) * s for n, s in zip(extents, steps, strict=True)) + 1
+        reach = sum((a.reach - 1) * s for a, s in zip(outer, steps, strict=False))
+        windows = as_strided(
+            flat[:, first * steps[0] :],
+            (flat.shape[0], last.kernel, length + reach),
+            (flat.strides[0], last.dilation * flat.itemsize, flat.itemsize),
+            writeable=False,
+        )
+        shifted = _copied(windows, scratch).reshape(shape.groups, -1, length + reach)
+        sums, product = (
+            scratch.take(name, shape.groups, shape.group_out, length)
+            for name in ("sums", "product")
+        )
+        for i, tap in enumerate(np.ndindex(*(a.kernel for a in outer))):
+            at = sum(t * a.dilation * s for t, a, s in zip(tap, outer, steps, strict=False))
+            multiply(weights[i], shifted[:, :, at : at + length], out=product if i else sums)
+            if i:
+                sums += product
+        strides = (length * sums.itemsize, *(s * sums.itemsize for s in steps))
+        result[:, first : first + count] = as_strided(
+            sums, (shape.out_channels, *extents), strides, writeable=False
+        )
+
+
+def _copied(windows: Array, scratch: Scratch) -> Array:
+    """The windows laid out one after the other; they themselves where they lie so already."""
+    if windows.flags.c_contiguous:
+        return windows
+    copied = scratch.take("windows", *windows.shape)
+    np.copyto(copied, windows)
+    return copied
+
+
+def _weights_by_row(shape: ConvShape, filter: Array) -> Array:
+    """The filter as [taps of all axes but the last][group][out][in, taps of the last]."""
+    width = shape.axes[-1].kernel
+    parts = filter.reshape(shape.groups, shape.group_out, shape.group_in, -1, width)
+    parts = np.ascontiguousarray(parts.transpose(3, 0, 1, 2, 4))
+    return parts.reshape(-1, shape.groups, shape.group_out, shape.group_in * width)
+
+
+def _conv_by_taps(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
+    """One input channel per group: a matrix product of depth ``taps`` would gain nothing."""
+    groups, multiplier = shape.groups, shape.group_out
+    spatial = (1,) * len(shape.axes)
+    weights = filter.reshape(groups, multiplier, -1)
+    target = result.reshape(groups, multiplier, *shape.narrow)
+    words = 2 * shape.out_channels * prod(shape.narrow[1:])
+    for first, count in _stretches(shape.narrow[0], words):
+        windows = _windows(shape, image, first, count)
+        part = target[:, :, first : first + count]
+        for i, tap in enumerate(np.ndindex(*(a.kernel for a in shape.axes))):
+            weight = weights[:, :, i].reshape(groups, multiplier, *spatial)
+            value = windows[(slice(None), *tap)][:, None]
+            if i == 0:
+                np.multiply(weight, value, out=part)
+            else:
+                part += weight * value
+
+
+def _deconv_image(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
+    """Every input's contribution to all taps by one product, then added where each tap lands."""
+    groups, taps = shape.groups, shape.taps
+    weights = filter.reshape(groups, shape.group_in, shape.group_out * taps)
+    weights = np.ascontiguousarray(weights.transpose(0, 2, 1))
+    result[:] = 0
+    per_row = prod(shape.narrow[1:])
+    for first, count in _stretches(shape.narrow[0], shape.out_channels * taps * per_row):
+        rows = image[:, first : first + count].reshape(groups, shape.group_in, count * per_row)
+        spread = multiply(weights, rows).reshape(shape.out_channels, taps, count, *shape.narrow[1:])
+        for i, tap in enumerate(np.ndindex(*(a.kernel for a in shape.axes))):
+            _add_tap(shape, spread[:, i], tap, first, result)
+
+
+def _add_tap(
+    shape: ConvShape, values: Array, tap: tuple[int, ...], first: int, result: Array
+) -> None:
+    """``result[i * stride + tap * dilation - before] += values[i]``, where that is inside."""
+    source, target = [], []
+    for i, (axis, at) in enumerate(zip(shape.axes, tap, strict=True)):
+        offset = at * axis.dilation - axis.before + (first * axis.stride if i == 0 else 0)
+        low = max(0, -(offset // axis.stride))
+        high = min(values.shape[1 + i], -((offset - axis.wide) // axis.stride))
+        if high <= low:
+            return
+        source.append(slice(low, high))
+        begin = low * axis.stride + offset
+        target.append(slice(begin, begin + (high - low - 1) * axis.stride + 1, axis.stride))
+    result[(slice(None), *target)] += values[(slice(None), *source)]

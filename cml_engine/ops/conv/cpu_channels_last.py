@@ -1,0 +1,226 @@
+"""``conv`` in NumPy with channels last in memory: depthwise, pointwise and what gathers windows.
+
+For sessions, which know the filter beforehand; the definition is ``conv_cpu``. Results are views,
+channels last as those of ``winograd_cpu``, so each such ``conv`` finds its input lying right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.blas import multiply
+from cml_engine.ops.conv.cpu import convolve, pad_border
+from cml_engine.ops.conv.cpu_winograd import Winograd, pays
+from cml_engine.ops.conv.shapes import ConvShape, conv_shape
+from cml_engine.ops.declaration.scratch import Scratch
+from cml_engine.ops.declaration.spec import Cpu
+
+Array = np.ndarray[Any, Any]
+
+#: floats of a depthwise filter repeated for each position of a row (2 MB)
+_MOST_WEIGHTS = 1 << 19
+#: floats from which runs of them are worth having one after the other
+_MANY = 8
+#: floats of one band of windows: 4 MB
+_BAND = 1 << 20
+
+
+def prepare_conv(
+    attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
+) -> Cpu:
+    """The fastest way for the shape; or else the definition, with memory that lasts."""
+    shape = conv_shape(attrs, *facts)
+    filter = constants[1]
+    if filter is not None and min(facts[0].size, filter.size, prod(shape.narrow)) > 0:
+        if pays(shape):
+            return Winograd(shape, filter, scratch)
+        if _is_depthwise(shape):
+            return Depthwise(shape, filter, scratch, constants[2])
+        run = shape.in_channels * shape.axes[-1].kernel
+        if shape.groups == 1 and min(run, shape.out_channels) >= _MANY:
+            return Windows(shape, filter, scratch, constants[2])
+    return partial(_defined, shape, scratch)
+
+
+def _defined(
+    shape: ConvShape, scratch: Scratch, attrs: Attrs, x: Array, filter: Array, bias: Array
+) -> Array:
+    return convolve(shape, x, filter, bias, scratch)
+
+
+def _is_depthwise(shape: ConvShape) -> bool:
+    """A filter per channel; more than one channel, for it is they that lie side by side."""
+    words = shape.taps * shape.axes[-1].narrow * shape.out_channels
+    return shape.group_in == shape.group_out == 1 < shape.groups and words <= _MOST_WEIGHTS
+
+
+class _ChannelsLast:
+    """What the ways below share: the padded input, and the result."""
+
+    def __init__(self, shape: ConvShape, scratch: Scratch, bias: Array | None) -> None:
+        self._shape = shape
+        self._scratch = scratch
+        self._bias = None if bias is None else self._row(bias)
+
+    def _row(self, bias: Array) -> Array:
+        """The bias of all positions and channels of a row."""
+        values = np.asarray(bias, np.float32).reshape(-1)
+        width = self._shape.axes[-1].narrow
+        return np.broadcast_to(values, (width, self._shape.out_channels)).reshape(-1)
+
+    def _padded(self, x: Array) -> Array:
+        """(batch, padded extents…, channels), in whichever order of memory it comes for nothing."""
+        padded = pad_border(x, self._shape.axes, self._shape.border, self._zeros)
+        return padded.transpose(0, *range(2, padded.ndim), 1)
+
+    def _zeros(self, shape: tuple[int, ...]) -> Array:
+        """(batch, channels, extents…), channels last in memory."""
+        batch, channels, *extents = shape
+        zeros = self._scratch.take("last.padded", batch, *extents, channels)
+        zeros[:] = 0
+        return zeros.transpose(0, -1, *range(1, zeros.ndim - 1))
+
+    def _result(self) -> Array:
+        shape = self._shape
+        return self._scratch.result(shape.batch, *shape.narrow, shape.out_channels)
+
+    def _finished(self, out: Array, bias: Array) -> Array:
+        """With the bias, which is added to whole rows at a time, and channels second."""
+        row = self._row(bias) if self._bias is None else self._bias
+        rows = out.reshape(-1, row.size)
+        np.add(rows, row, out=rows)
+        return out.transpose(0, -1, *range(1, out.ndim - 1))
+
+
+class Depthwise(_ChannelsLast):
+    """One filter per channel. A row of the result, all its positions and channels, is a run of
+    memory for every tap, and ``einsum`` multiplies and adds whole runs."""
+
+    def __init__(
+        self, shape: ConvShape, filter: Array, scratch: Scratch, bias: Array | None = None
+    ) -> None:
+        super().__init__(shape, scratch, bias)
+        taps = np.moveaxis(filter[:, 0], 0, -1)
+        kernel, width = taps.shape[:-1], shape.axes[-1].narrow
+        rows = np.broadcast_to(taps[..., None, :], (*kernel, width, shape.out_channels))
+        self._weights = rows.reshape(*kernel, -1)
+
+    def __call__(self, attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
+        windows, out = self._windows(self._shifted(self._padded(x))), self._result()
+        rows = out.reshape(*out.shape[:-2], -1)
+        count = len(self._shape.axes)
+        taps, run = list(range(count)), count
+        places = list(range(count + 1, 2 * count + 1))
+        np.einsum(
+            self._weights, [*taps, run], windows, [*places, *taps, run], [*places, run], out=rows
+        )
+        return self._finished(out, bias)
+
+    def _shifted(self, padded: Array) -> Array:
+        """(batch, outer extents…, taps, positions, channels) for the last axis; a copy unless
+        neighbours in the result are neighbours in the input."""
+        last = self._shape.axes[-1]
+        *outer, position, channel = padded.strides
+        shifted = as_strided(
+            padded,
+            (*padded.shape[:-2], last.kernel, last.narrow, padded.shape[-1]),
+            (*outer, last.dilation * position, last.stride * position, channel),
+            writeable=False,
+        )
+        runs = channel == padded.itemsize and position == channel * padded.shape[-1]
+        if runs and last.stride == 1:
+            return shifted
+        copied = self._scratch.take("last.shifted", *shifted.shape)
+        np.copyto(copied, shifted)
+        return copied
+
+    def _windows(self, shifted: Array) -> Array:
+        """(batch, rows…, taps…, positions and channels of a row): a view."""
+        outer = self._shape.axes[:-1]
+        batch, *over, tap, _, item = shifted.strides
+        row = shifted.shape[-2] * shifted.shape[-1]
+        return as_strided(
+            shifted,
+            (
+                shifted.shape[0],
+                *(a.narrow for a in outer),
+                *(a.kernel for a in outer),
+                self._shape.axes[-1].kernel,
+                row,
+            ),
+            (
+                batch,
+                *(s * a.stride for s, a in zip(over, outer, strict=True)),
+                *(s * a.dilation for s, a in zip(over, outer, strict=True)),
+                tap,
+                item,
+            ),
+            writeable=False,
+        )
+
+
+class Windows(_ChannelsLast):
+    """Windows as rows of a matrix, a band of them at a time; of a pointwise filter the input is
+    that matrix already."""
+
+    def __init__(
+        self, shape: ConvShape, filter: Array, scratch: Scratch, bias: Array | None = None
+    ) -> None:
+        super().__init__(shape, scratch, bias)
+        self._weights = np.ascontiguousarray(np.moveaxis(filter, (0, 1), (-1, -2))).reshape(
+            -1, shape.out_channels
+        )
+        plain = all(a.stride == 1 and a.before == 0 == a.after for a in shape.axes)
+        self._pointwise = plain and shape.taps == 1
+
+    def __call__(self, attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
+        out = self._result()
+        last = x.transpose(0, *range(2, x.ndim), 1)
+        if self._pointwise and last.flags.c_contiguous:
+            positions = last.reshape(-1, x.shape[1])
+            multiply(positions, self._weights, out.reshape(-1, out.shape[-1]))
+            return self._finished(out, bias)
+        for image, result in zip(self._padded(x), out, strict=True):
+            windows = self._windows(image)
+            step = max(1, _BAND // (self._weights.shape[0] * prod(self._shape.narrow[1:])))
+            for first in range(0, self._shape.narrow[0], step):
+                rows = self._matrix(windows[first : first + step])
+                band = result[first : first + step].reshape(len(rows), -1)
+                multiply(rows, self._weights, band)
+        return self._finished(out, bias)
+
+    def _windows(self, image: Array) -> Array:
+        """(positions…, taps…, channels): a view."""
+        axes, (*over, channel) = self._shape.axes, image.strides
+        strides = [s * a.stride for s, a in zip(over, axes, strict=True)]
+        taps = [s * a.dilation for s, a in zip(over, axes, strict=True)]
+        extents = (*self._shape.narrow, *(a.kernel for a in axes), image.shape[-1])
+        return as_strided(image, extents, (*strides, *taps, channel), writeable=False)
+
+    def _matrix(self, windows: Array) -> Array:
+        """(positions, taps and channels): the windows themselves where they lie so."""
+        positions = windows.shape[: len(self._shape.axes)]
+        if self._shape.taps == 1 and _is_run(positions, windows.strides):
+            step = windows.strides[len(positions) - 1]
+            extents = (prod(positions), windows.shape[-1])
+            return as_strided(windows, extents, (step, windows.strides[-1]), writeable=False)
+        columns = self._scratch.take("last.columns", *windows.shape)
+        np.copyto(columns, windows)
+        return columns.reshape(prod(positions), -1)
+
+
+def _is_run(extents: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the dimensions are one of the last one's stride."""
+    step = strides[len(extents) - 1]
+    for extent, stride in zip(reversed(extents), reversed(strides[: len(extents)]), strict=True):
+        if extent > 1 and stride != step:
+            return False
+        step = stride * extent if extent > 1 else step
+    return True

@@ -1,0 +1,196 @@
+"""``conv`` 3x3 with stride 1 in NumPy by Winograd's F(4x4, 3x3): a quarter of the products.
+
+For sessions, which know the filter beforehand; the definition is ``conv_cpu``. The result is a
+view, channels last in memory: neighbouring values are then channels of one position, so that tiles
+are copied in runs of whole positions, and the next such ``conv`` finds its input lying right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from cml_engine.graph import Attrs
+from cml_engine.ops.common.blas import multiply
+from cml_engine.ops.conv.cpu import convolve, pad_border
+from cml_engine.ops.conv.shapes import ConvShape
+from cml_engine.ops.declaration.scratch import Scratch
+
+Array = np.ndarray[Any, Any]
+
+#: The transforms for the points 0, 2/3, -2/3, 3/2, -3/2 and infinity. Those of the input and of the
+#: output are multiplied, point by point, by what makes them whole numbers, and the filter's divided
+#: by it: so only that one is rounded.
+_INPUT = (
+    (36, 0, -97, 0, 36, 0),
+    (0, -18, -27, 8, 12, 0),
+    (0, 18, -27, -8, 12, 0),
+    (0, -12, -8, 27, 18, 0),
+    (0, 12, -8, -27, 18, 0),
+    (0, 36, 0, -97, 0, 36),
+)
+_OUTPUT = (
+    (1, 27, 27, 8, 8, 0),
+    (0, 18, -18, 12, -12, 0),
+    (0, 12, 12, 18, 18, 0),
+    (0, 8, -8, 27, -27, 1),
+)
+_FILTER = (
+    (1 / 36, 0, 0),
+    (-1 / 520, -1 / 780, -1 / 1170),
+    (-1 / 520, 1 / 780, -1 / 1170),
+    (1 / 1170, 1 / 780, 1 / 520),
+    (1 / 1170, -1 / 780, 1 / 520),
+    (0, 0, 1 / 36),
+)
+_POINTS = 36
+#: floats of the two large buffers together (8 MB): an image beyond is done in bands of tiles
+_MOST_SCRATCH = 1 << 21
+#: the same where a single row of tiles is wider than that (48 MB)
+_MOST_FOR_A_ROW = 12 << 20
+
+
+def pays(shape: ConvShape) -> bool:
+    """Whether the transforms cost less than the products that they save."""
+    if shape.groups != 1 or len(shape.axes) != 2:
+        return False
+    if any((a.kernel, a.stride, a.dilation) != (3, 1, 1) for a in shape.axes):
+        return False
+    rows, columns = _tiles(shape)
+    inputs, outputs = shape.in_channels, shape.out_channels
+    if rows * columns < 4 or 2 * _POINTS * columns * max(inputs, outputs) > _MOST_FOR_A_ROW:
+        return False
+    direct = 9 * inputs * outputs * prod(shape.narrow)
+    # the results' transform counts double, for they are moved once more to their places
+    per_tile = _POINTS * (_POINTS * inputs + inputs * outputs + 32 * outputs)
+    return 1.25 * per_tile * rows * columns < direct
+
+
+def _tiles(shape: ConvShape) -> tuple[int, int]:
+    rows, columns = (-(-n // 4) for n in shape.narrow)
+    return rows, columns
+
+
+def transformed_filter(filter: Array) -> Array:
+    """(out, in, 3, 3) as [36][in][out]."""
+    taps = filter.reshape(*filter.shape[:2], 9).transpose(2, 1, 0).reshape(9, -1)
+    points = multiply(np.kron(np.array(_FILTER), np.array(_FILTER)), taps.astype(np.float64))
+    return points.astype(np.float32).reshape(_POINTS, filter.shape[1], filter.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some images, and some rows of tiles of each."""
+
+    images: slice
+    first: int
+    rows: int
+
+    @property
+    def count(self) -> int:
+        return int(self.images.stop - self.images.start)
+
+
+class Winograd:
+    """A convolution whose filter is known."""
+
+    def __init__(self, shape: ConvShape, filter: Array, scratch: Scratch) -> None:
+        self._shape = shape
+        self._filter = transformed_filter(filter)
+        self._scratch = scratch
+        self._spread = np.kron(np.array(_INPUT), np.array(_INPUT)).astype(np.float32)
+        self._gather = np.kron(np.array(_OUTPUT), np.array(_OUTPUT)).astype(np.float32)
+
+    def __call__(self, attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
+        """The convolution; where a value that is not finite would be spread over its tiles, the
+        way that has no tiles."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = self._by_tiles(x, bias)
+        return convolve(self._shape, x, filter, bias, self._scratch) if result is None else result
+
+    def _by_tiles(self, x: Array, bias: Array) -> Array | None:
+        shape = self._shape
+        rows, columns = _tiles(shape)
+        out = self._scratch.result(shape.batch, 4 * rows, 4 * columns, shape.out_channels)
+        inner, before = x, (shape.axes[0].before, shape.axes[1].before)
+        if shape.border != "constant":
+            inner, before = pad_border(x, shape.axes, shape.border), (0, 0)
+        inner = inner.transpose(0, 2, 3, 1)
+        for part in self._parts():
+            values = self._transformed(self._tiles_of(part, inner, before))
+            sums = self._scratch.take("winograd.a", _POINTS, values.shape[1], shape.out_channels)
+            multiply(values, self._filter, out=sums)
+            if not self._store(part, sums, bias.reshape(-1), out):
+                return None
+        return out[:, : shape.narrow[0], : shape.narrow[1]].transpose(0, 3, 1, 2)
+
+    def _parts(self) -> Iterator[_Part]:
+        """As many whole images as the buffers hold, or else bands of one."""
+        shape = self._shape
+        rows, columns = _tiles(shape)
+        most = _MOST_SCRATCH // (2 * _POINTS * max(shape.in_channels, shape.out_channels))
+        images = max(1, most // (rows * columns))
+        band = rows if images > 1 else min(rows, max(1, most // columns))
+        for image in range(0, shape.batch, images):
+            for first in range(0, rows, band):
+                many = slice(image, min(image + images, shape.batch))
+                yield _Part(many, first, min(band, rows - first))
+
+    def _tiles_of(self, part: _Part, inner: Array, before: tuple[int, int]) -> Array:
+        """The tiles' values as [36][tiles × channels], from images with channels last."""
+        padded = self._padded(part, inner, before)
+        image, row, column, channel = padded.strides
+        columns, channels = _tiles(self._shape)[1], self._shape.in_channels
+        windows = as_strided(
+            padded,
+            (6, 6, part.count, part.rows, columns, channels),
+            (row, column, image, 4 * row, 4 * column, channel),
+            writeable=False,
+        )
+        tiles = self._scratch.take("winograd.a", *windows.shape)
+        np.copyto(tiles, windows)
+        return tiles.reshape(_POINTS, -1)
+
+    def _padded(self, part: _Part, inner: Array, before: tuple[int, int]) -> Array:
+        """What the tiles cover, zero where that is outside of the images."""
+        rows, columns = 4 * part.rows + 2, 4 * _tiles(self._shape)[1] + 2
+        shape = (part.count, rows, columns, inner.shape[3])
+        padded = self._scratch.take("winograd.padded", *shape)
+        padded[:] = 0
+        (to_y, from_y), (to_x, from_x) = (
+            _overlap(4 * part.first - before[0], rows, inner.shape[1]),
+            _overlap(-before[1], columns, inner.shape[2]),
+        )
+        padded[:, to_y, to_x] = inner[part.images, from_y, from_x]
+        return padded
+
+    def _transformed(self, tiles: Array) -> Array:
+        """[36][tiles][in channels]. Both directions by one matrix: BLAS is faster at 36x36 than
+        two passes of additions are through memory."""
+        values = self._scratch.take("winograd.b", *tiles.shape)
+        multiply(self._spread, tiles, out=values)
+        return values.reshape(_POINTS, -1, self._shape.in_channels)
+
+    def _store(self, part: _Part, sums: Array, bias: Array, out: Array) -> bool:
+        """Whether all results are numbers."""
+        results = self._scratch.take("winograd.b", 16, sums[0].size)
+        multiply(self._gather, sums.reshape(_POINTS, -1), out=results)
+        if not np.isfinite(results.sum()):
+            return False
+        columns, channels = _tiles(self._shape)[1], self._shape.out_channels
+        tiled = results.reshape(4, 4, part.count, part.rows, columns, channels)
+        band = out[part.images, 4 * part.first : 4 * (part.first + part.rows)]
+        places = band.reshape(part.count, part.rows, 4, columns, 4, channels)
+        np.add(tiled, bias, out=places.transpose(2, 4, 0, 1, 3, 5))
+        return True
+
+
+def _overlap(start: int, count: int, extent: int) -> tuple[slice, slice]:
+    """Where ``[start, start + count)`` meets ``[0, extent)``: seen from each of the two."""
+    low, high = max(start, 0), max(min(start + count, extent), max(start, 0))
+    return slice(low - start, high - start), slice(low, high)

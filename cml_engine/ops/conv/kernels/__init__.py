@@ -1,0 +1,1 @@
+"""The kernels that a ``conv`` or ``deconv`` can have, a module each."""

@@ -1,0 +1,82 @@
+"""``conv`` with one output for each input channel, by tiles. Shader: ``depthwise.hlsl``.
+
+Windows of stride 1 overlap, so a thread that computes a tile of results loads far less than one
+that takes every window by itself. Other depthwise convolutions go by ``tile.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cml_engine.ops.conv.kernels.tile import Tile, store_defines
+from cml_engine.ops.conv.node import GROUP, Conv, is_depthwise
+from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_depthwise
+from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
+from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
+
+_KERNEL = Kernel(
+    "conv/depthwise.hlsl",
+    "threads:u tiles_y:u tiles_x:u blocks:u out_c:u height:i width:i before_y:i before_x:i "
+    f"out_height:i out_width:i {EPILOGUE_PARAMS}",
+    group=GROUP,
+    trusted=True,
+)
+#: a larger window has more taps than registers hold beside the sums
+_MOST_TAPS = 25
+_TILE_X = 4
+#: rows of a tile: hardware wants more threads, with fewer registers each
+_SOFTWARE_TILE_Y, _TILE_Y = 4, 2
+
+
+def is_possible(conv: Conv) -> bool:
+    """Whether the node is a depthwise convolution whose windows overlap, in two dimensions."""
+    shape = conv.shape
+    if conv.transposed or not is_depthwise(conv) or len(shape.axes) != 2:
+        return False
+    dense = all((a.stride, a.dilation) == (1, 1) for a in shape.axes)
+    return dense and 1 < shape.taps <= _MOST_TAPS
+
+
+def usual_tile(conv: Conv) -> Tile:
+    """The tile that the rules take, rows by columns of results for a thread."""
+    return Tile(_SOFTWARE_TILE_Y if conv.op.limits.software else _TILE_Y, _TILE_X, GROUP)
+
+
+def lower_depthwise(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+    shape = conv.shape
+    x = yield from blocks_of(conv)
+    bias = yield from packed_bias(conv)
+    tiles_y = -(-shape.narrow[0] // tile.rows)
+    tiles_x = -(-shape.narrow[1] // tile.columns)
+    threads = shape.batch * conv.in_blocks * tiles_y * tiles_x
+    epilogue = epilogue_of(conv.op, 3, vector=conv.out_c4)
+    yield Dispatch(
+        groups=-(-threads // tile.group),
+        tensors=(x, packed_depthwise(conv), bias, *epilogue.tensors, conv.op.out_names[0]),
+        params={
+            **epilogue.params,
+            "threads": threads,
+            "tiles_y": tiles_y,
+            "tiles_x": tiles_x,
+            "blocks": conv.in_blocks,
+            "out_c": shape.out_channels,
+            "height": shape.wide[0],
+            "width": shape.wide[1],
+            "before_y": shape.axes[0].before,
+            "before_x": shape.axes[1].before,
+            "out_height": shape.narrow[0],
+            "out_width": shape.narrow[1],
+        },
+        defines={
+            **store_defines(conv, epilogue, 3),
+            **conv.vectors,
+            "BORDER": conv.border,
+            "KERNEL_Y": shape.axes[0].kernel,
+            "KERNEL_X": shape.axes[1].kernel,
+            "TILE_Y": tile.rows,
+            "TILE_X": tile.columns,
+            "GROUP": tile.group,
+        },
+        kernel=_KERNEL,
+    )

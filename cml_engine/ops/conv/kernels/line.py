@@ -1,0 +1,78 @@
+"""What the kernels of conv_line.hlsli share, where a thread computes a run of results of a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cml_engine.ops.conv.kernels.tile import Tile, product_defines, store_defines
+from cml_engine.ops.conv.node import Conv, band_of, phases_of
+from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_filter
+from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
+
+#: rows, and steps along a line (results of one phase), of a thread
+Size = tuple[int, int]
+#: products of a line of taps with a thread's steps, per input: code of more leaves the nearest
+#: cache; even more takes long to build
+MOST_PRODUCTS, MOST_BUILT = 256, 512
+
+
+def fastest(conv: Conv, speeds: Mapping[Size, float]) -> Size:
+    """The size that takes the least time with what it computes for nothing. ``speeds``: how fast a
+    software driver's products are with each."""
+    line = phases_of(conv)[0][2]
+
+    def time(size: Size) -> float:
+        rows = -(-conv.shape.out_channels // size[0]) * size[0]
+        steps = -(-line // size[1]) * size[1]
+        return rows * max(band_of(conv, size[0]), 1) * steps / speeds[size]
+
+    return min(speeds, key=time)
+
+
+def lower_run(
+    conv: Conv, tile: Tile, kernel: Kernel, defines: Mapping[str, int | str], woven: int = 1
+) -> Iterator[Dispatch]:
+    """A kernel of an input in blocks of four channels; ``woven`` phases of a line are one run."""
+    op = conv.op
+    x = yield from blocks_of(conv)
+    groups, params = run_params(conv, tile, woven)
+    epilogue = epilogue_of(op, 3, vector=conv.out_c4)
+    filter = yield from packed_filter(conv, tile.rows)
+    bias = yield from packed_bias(conv)
+    yield Dispatch(
+        groups=groups,
+        tensors=(x, filter, bias, *epilogue.tensors, op.out_names[0]),
+        params={**params, **epilogue.params},
+        defines={
+            **store_defines(conv, epilogue, 3),
+            **product_defines(conv, tile),
+            **conv.vectors,
+            "BORDER": conv.border,
+            "TAPS": conv.shape.axes3[2].kernel,
+            "TRANSPOSED": int(conv.transposed),
+            **defines,
+        },
+        kernel=kernel,
+    )
+
+
+def run_params(conv: Conv, tile: Tile, woven: int = 1) -> tuple[int, dict[str, Any]]:
+    """Workgroups, and the parameters of conv_line.hlsli; ``woven`` phases of a line are one run."""
+    shape = conv.shape
+    steps, phases = phases_of(conv)
+    runs = shape.batch * steps[0] * steps[1] * -(-steps[2] * woven // tile.columns)
+    row_blocks, tiles = -(-shape.out_channels // tile.rows), -(-runs // tile.group)
+    return phases // woven * tiles * row_blocks, {
+        **conv.position(),
+        "batch": shape.batch,
+        "out_c": shape.out_channels,
+        "in_blocks": conv.in_blocks,
+        "band": band_of(conv, tile.rows),
+        "group_in": shape.group_in,
+        "group_out": shape.group_out,
+        "row_blocks": row_blocks,
+        "tiles": tiles,
+        "steps3": steps,
+    }

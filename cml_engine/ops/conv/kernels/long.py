@@ -1,0 +1,72 @@
+"""``conv`` and ``deconv`` of more products for each result than a thread's loops may have turns:
+the register tiles of ``tile.py``, some taps and blocks of inputs in each launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cml_engine.ops.conv.kernels.tile import PARAMS, Tile, store_defines, tile_defines, tile_params
+from cml_engine.ops.conv.node import GROUP, Conv, band_of
+from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_filter
+from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
+
+_KERNEL = Kernel(
+    "conv/conv.hlsl",
+    PARAMS + " groups:u tap_begin:u tap_end:u block_begin:u block_end:u",
+    group=GROUP,
+    trusted=True,
+)
+#: rows of the tiles that meet most inputs, and inputs of a plain conv's loop over a tap
+_MOST_ROWS, _PLAIN_INPUTS = 32, 8
+
+
+def is_needed(conv: Conv) -> bool:
+    """Whether any of the other kernels could need more turns."""
+    inputs = max(band_of(conv, _MOST_ROWS), _PLAIN_INPUTS)
+    # taps may be three loops of one turn in one another
+    return conv.shape.taps * (inputs + 3 * LOOP_TURNS) > MOST_TURNS
+
+
+def lower_long(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+    op, taps = conv.op, conv.shape.taps
+    x = yield from blocks_of(conv)
+    filter = yield from packed_filter(conv, tile.rows)
+    bias = yield from packed_bias(conv)
+    groups, params = tile_params(conv, tile)
+    defines = tile_defines(conv, tile)
+    sums = op.scratch(groups * tile.rows * tile.positions)
+    idle = {"groups": groups, "tap_begin": 0, "tap_end": 0, "block_begin": 0, "block_end": 0}
+    blocks = min(params["band"], MOST_TURNS // 2)
+    step = MOST_TURNS // (blocks + LOOP_TURNS)
+    product = 8.0 * groups * tile.rows * tile.positions
+    for tap in range(0, taps, step):
+        for block in range(0, params["band"], blocks):
+            part = {
+                "tap_begin": tap,
+                "tap_end": min(tap + step, taps),
+                "block_begin": block,
+                "block_end": min(block + blocks, params["band"]),
+            }
+            done = (part["tap_end"] - tap) * (part["block_end"] - block)
+            yield Dispatch(
+                groups=groups,
+                tensors=(x, filter, sums),
+                params={**params, **idle, **part, "epi_value": [0.0]},
+                defines={**defines, "PART": "SUMS"},
+                kernel=_KERNEL,
+                cost=Cost(product * done, 4.0 * tile.rows * done, 4.0 * tile.rows * groups),
+            )
+    epilogue = epilogue_of(op, 2, vector=conv.out_c4)
+    stored = store_defines(conv, epilogue, 2)
+    yield Dispatch(
+        groups=groups,
+        tensors=(sums, bias, *epilogue.tensors, op.out_names[0]),
+        params={**params, **idle, **epilogue.params},
+        defines={**defines, "T0_TYPE": "float4", "T1_TYPE": "float4", "T2_TYPE": "float"}
+        | {**stored, "PART": "FINISH", "GROUP": tile.group},
+        kernel=_KERNEL,
+        cost=Cost(0, 4.0 * tile.rows * tile.positions * groups, op.outputs[0].nbytes),
+    )

@@ -1,0 +1,73 @@
+"""``deconv`` whose windows overlap or touch: a thread computes neighbouring results of all phases.
+
+A phase (result modulo stride) meets only some of the taps, unequally many where the kernel is no
+multiple of the stride, and all phases meet the same inputs. Together they need every tap once and
+every input once. Shader: ``shaders_hlsl/conv/conv_weave.hlsl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from cml_engine.ops.conv.kernels.line import MOST_BUILT, MOST_PRODUCTS, Size, fastest, lower_run
+from cml_engine.ops.conv.kernels.tile import PARAMS, Tile
+from cml_engine.ops.conv.node import GROUP, SOFTWARE_GROUP, Conv, is_depthwise
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
+
+_KERNEL = Kernel("conv/conv_weave.hlsl", PARAMS, group=GROUP, trusted=True)
+#: the shader's integer division is for paddings up to so many strides
+_MOST_BEFORE = 8
+#: sums of a thread at most
+_MOST_SUMS = 128
+#: rows and steps along a line -> how fast a software driver's products are with them
+_SPEED = {(16, 4): 1.0, (16, 2): 0.83, (8, 4): 0.84, (8, 2): 0.66, (4, 2): 0.42, (4, 1): 0.3}
+
+
+def gains(conv: Conv) -> bool:
+    """Whether it should be faster than ``tile.py``: see ``row_tile.gains``."""
+    return conv.op.limits.software and is_possible(conv) and bool(_fast_speeds(conv))
+
+
+def is_possible(conv: Conv) -> bool:
+    """Whether the taps of a line follow each other, phase by phase."""
+    line = conv.shape.axes3[2]
+    return (
+        conv.transposed
+        and not is_depthwise(conv)
+        and line.dilation == 1
+        and line.stride <= line.kernel
+        and line.kernel > 1
+        and line.before <= _MOST_BEFORE * line.stride
+    )
+
+
+def tiles(conv: Conv, group: int) -> list[Tile]:
+    """Those whose kernels are built in reasonable time, in workgroups of ``group``."""
+    return [_tile(conv, size, group) for size in _sizes(conv, MOST_BUILT)]
+
+
+def usual_tile(conv: Conv) -> Tile:
+    """The tile that the rules take: the fastest with what it computes for nothing."""
+    return _tile(conv, fastest(conv, _fast_speeds(conv)), SOFTWARE_GROUP)
+
+
+def _fast_speeds(conv: Conv) -> dict[Size, float]:
+    """Of the sizes whose code stays in the nearest cache."""
+    return {size: _SPEED[size] for size in _sizes(conv, MOST_PRODUCTS)}
+
+
+def _sizes(conv: Conv, most: int) -> list[Size]:
+    line = conv.shape.axes3[2]
+    fitting = [size for size in _SPEED if prod(size) * line.stride <= _MOST_SUMS]
+    return [size for size in fitting if prod(size) * line.kernel <= most]
+
+
+def _tile(conv: Conv, size: Size, group: int) -> Tile:
+    return Tile(size[0], size[1] * conv.shape.axes3[2].stride, group)
+
+
+def lower_weave(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+    line = conv.shape.axes3[2]
+    defines: dict[str, int | str] = {"PHASES": line.stride, "ORIGIN": f"({line.before})"}
+    return lower_run(conv, tile, _KERNEL, defines, line.stride)

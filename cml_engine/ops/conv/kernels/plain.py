@@ -1,0 +1,88 @@
+"""``conv`` of a plain input of few channels: the first layers of most networks.
+
+In blocks of four channels such an input would be copied first, and mostly zeros would be
+multiplied. Shader: ``shaders_hlsl/conv/conv_plain.hlsl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cml_engine.layout import PLAIN
+from cml_engine.ops.conv.kernels.line import run_params
+from cml_engine.ops.conv.kernels.row_tile import fast_tiles
+from cml_engine.ops.conv.kernels.tile import PARAMS, Tile, product_defines, store_defines
+from cml_engine.ops.conv.node import GROUP, Conv
+from cml_engine.ops.conv.packing import packed_bias
+from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
+
+Array = np.ndarray[Any, Any]
+
+_KERNEL = Kernel("conv/conv_plain.hlsl", PARAMS, group=GROUP, trusted=True)
+#: with more, blocks of four are worth their copy
+_MOST_CHANNELS = 8
+
+
+def gains(conv: Conv) -> bool:
+    """Whether it should be faster than blocks of four channels: see ``conv_slide.gains``."""
+    return conv.op.limits.software and is_possible(conv) and bool(fast_tiles(conv))
+
+
+def is_possible(conv: Conv) -> bool:
+    """Whether the node takes a plain input of few channels, all of them for each result."""
+    shape = conv.shape
+    if conv.transposed or not conv.constant or shape.groups != 1:
+        return False
+    if conv.op.layout(conv.op.in_names[0]) != PLAIN or shape.axes3[2].dilation != 1:
+        return False
+    return 0 < shape.in_channels <= _MOST_CHANNELS
+
+
+def lower_plain(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+    op = conv.op
+    line = conv.shape.axes3[2]
+    groups, params = run_params(conv, tile)
+    epilogue = epilogue_of(op, 3, vector=conv.out_c4)
+    bias = yield from packed_bias(conv)
+    yield Dispatch(
+        groups=groups,
+        tensors=(
+            op.in_names[0],
+            _filter(conv, tile.rows),
+            bias,
+            *epilogue.tensors,
+            op.out_names[0],
+        ),
+        params={**params, **epilogue.params},
+        defines={
+            **store_defines(conv, epilogue, 3),
+            **product_defines(conv, tile),
+            "T1_TYPE": conv.filter_type,
+            "T2_TYPE": "float4",
+            "BORDER": conv.border,
+            "TAPS": line.kernel,
+            "STRIDE": line.stride,
+            "TRANSPOSED": 0,
+        },
+        kernel=_KERNEL,
+    )
+
+
+def _filter(conv: Conv, rows: int) -> str:
+    def make() -> Array:
+        return pack_lines(conv.filter_rows(), conv.shape.axes3[2].kernel, rows)
+
+    return conv.pack(f"{conv.op.in_names[1]}.plain.rows{rows}", make)
+
+
+def pack_lines(value: Array, line: int, rows: int) -> Array:
+    """(out, in, taps) as [row block][line of taps][in][taps of a line][rows]."""
+    out_c, in_c, taps = value.shape
+    padded = np.zeros((-(-out_c // rows) * rows, in_c, taps), np.float32)
+    padded[:out_c] = value
+    parts = padded.reshape(-1, rows, in_c, taps // line, line)
+    return parts.transpose(0, 3, 2, 4, 1)

@@ -1,0 +1,65 @@
+"""``conv`` whose windows overlap along a line.
+
+Neighbouring results of a line need mostly the same inputs, so a thread that computes a run of them
+loads each input once for all taps of the line. Shader: ``shaders_hlsl/conv/conv_slide.hlsl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from cml_engine.ops.conv.kernels.line import MOST_BUILT, MOST_PRODUCTS, Size, fastest, lower_run
+from cml_engine.ops.conv.kernels.tile import PARAMS, Tile, shares_loads
+from cml_engine.ops.conv.node import GROUP, SOFTWARE_GROUP, Conv, is_depthwise
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
+
+_KERNEL = Kernel("conv/conv_slide.hlsl", PARAMS, group=GROUP, trusted=True)
+#: rows and columns -> how fast a software driver's products are with them, beside the best
+_SPEED = {(16, 4): 1.0, (8, 8): 0.88, (8, 4): 0.77, (4, 4): 0.5}
+#: the same where lanes load the filter each for themselves
+_SPEED_APART = {(16, 8): 1.0, (8, 8): 0.85, (16, 4): 0.65, (8, 4): 0.6, (4, 4): 0.5}
+_LEAST_COLUMNS = min(columns for _, columns in _SPEED)
+
+
+def gains(conv: Conv) -> bool:
+    """Whether it should be faster than ``tile.py``: on a software driver only. There a load
+    costs the same at any address, and this saves half of them; hardware reads neighbouring
+    addresses by neighbouring threads, which this gives up."""
+    return conv.op.limits.software and is_possible(conv) and bool(fast_tiles(conv))
+
+
+def is_possible(conv: Conv) -> bool:
+    """Whether the node's windows overlap along a line, so that a run of them needs fewer inputs
+    than its windows have taps."""
+    line = conv.shape.axes3[2]
+    if is_depthwise(conv) or conv.transposed:
+        return False
+    span = (_LEAST_COLUMNS - 1) * line.stride + (line.kernel - 1) * line.dilation + 1
+    return span < _LEAST_COLUMNS * line.kernel
+
+
+def takes(conv: Conv, tile: Tile) -> bool:
+    """Whether a driver builds the kernel of that tile in reasonable time."""
+    return conv.shape.axes3[2].kernel * tile.rows * tile.columns <= MOST_BUILT
+
+
+def usual_tile(conv: Conv) -> Tile:
+    """The tile that the rules take: the fastest with what it computes for nothing."""
+    return Tile(*fastest(conv, _fast_speeds(conv)), SOFTWARE_GROUP)
+
+
+def fast_tiles(conv: Conv) -> list[Tile]:
+    """Those whose code stays in the nearest cache, as far as products wait for it."""
+    return [Tile(*size, SOFTWARE_GROUP) for size in _fast_speeds(conv)]
+
+
+def _fast_speeds(conv: Conv) -> dict[Size, float]:
+    shares, taps = shares_loads(conv), conv.shape.axes3[2].kernel
+    speeds, most = (_SPEED, MOST_PRODUCTS) if shares else (_SPEED_APART, MOST_BUILT)
+    return {size: speed for size, speed in speeds.items() if taps * prod(size) <= most}
+
+
+def lower_slide(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+    line = conv.shape.axes3[2]
+    return lower_run(conv, tile, _KERNEL, {"STRIDE": line.stride, "DILATION": line.dilation})

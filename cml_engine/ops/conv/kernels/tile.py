@@ -1,0 +1,159 @@
+"""Register tiles: output channels by positions. Shader: ``shaders_hlsl/conv/conv.hlsl``.
+
+What other kernels share with them is here too: the tile, and the defines of its includes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from cml_engine.ops.conv.node import (
+    GROUP,
+    POSITION,
+    SOFTWARE_GROUP,
+    Conv,
+    band_of,
+    is_depthwise,
+    phases_of,
+)
+from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_filter
+from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
+from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
+from cml_engine.ops.declaration.spec import Dispatch
+
+PARAMS = (
+    "batch:u out_c:u in_blocks:u band:u group_in:u group_out:u row_blocks:u tiles:u steps3:i3 "
+    f"{POSITION} {EPILOGUE_PARAMS}"
+)
+
+#: rows per thread -> GFLOPS of a software driver's tile of that size, per computed row (32 rows
+#: gain little, but take the driver long to build, and hardware has not the registers)
+_ROWS_SPEED = {4: 23, 8: 38, 16: 54}
+_COLUMNS = (4, 2, 1)
+#: where a software driver's lanes load the filter each for themselves, more positions share a load
+_COLUMNS_APART = 8
+#: workgroups that keep hardware busy: below, threads take fewer positions each
+_BUSY_GROUPS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a workgroup computes: ``rows`` output channels at ``group * columns`` positions."""
+
+    rows: int
+    columns: int
+    group: int
+
+    @property
+    def positions(self) -> int:
+        return self.columns * self.group
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns} by {self.group}"
+
+
+def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
+    """The tile for ``batches`` products of all output channels by so many positions.
+
+    As many rows as the registers hold, but few that are padding. A software driver runs a small
+    workgroup as well as a large one, and wastes less; hardware wants many of them.
+    """
+    shape = conv.shape
+    rows = rows_of(conv)
+    if conv.op.limits.software:
+        return Tile(rows, _COLUMNS[0] if shares_loads(conv) else _COLUMNS_APART, SOFTWARE_GROUP)
+    row_blocks = -(-shape.out_channels // rows)
+    for columns in _COLUMNS:
+        if batches * row_blocks * positions // (columns * GROUP) >= _BUSY_GROUPS:
+            break
+    return Tile(rows, columns, GROUP)
+
+
+def rows_of(conv: Conv) -> int:
+    """Output channels per thread: as many as the registers hold, but few that are padding."""
+    return 4 if is_depthwise(conv) else min(_ROWS_SPEED, key=lambda r: _rows_cost(conv, r))
+
+
+def _rows_cost(conv: Conv, rows: int) -> float:
+    """Products with so many rows per thread, padding included, over their speed."""
+    row_blocks = -(-conv.shape.out_channels // rows)
+    return row_blocks * rows * max(band_of(conv, rows), 1) / _ROWS_SPEED[rows]
+
+
+def usual_tile(conv: Conv) -> Tile:
+    """The tile that the rules take."""
+    steps, phases = phases_of(conv)
+    return tile_of(conv, conv.shape.batch * prod(steps), phases)
+
+
+def lower_tile(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+    op = conv.op
+    x = yield from blocks_of(conv)
+    epilogue = epilogue_of(op, 3, vector=conv.out_c4)
+    filter = yield from packed_filter(conv, tile.rows)
+    bias = yield from packed_bias(conv)
+    groups, params = tile_params(conv, tile)
+    yield Dispatch(
+        groups=groups,
+        tensors=(x, filter, bias, *epilogue.tensors, op.out_names[0]),
+        params={**params, **epilogue.params},
+        defines={**store_defines(conv, epilogue, 3), **tile_defines(conv, tile)},
+    )
+
+
+def tile_params(conv: Conv, tile: Tile) -> tuple[int, dict[str, Any]]:
+    """Workgroups, and the parameters of conv.hlsl but for the epilogues'."""
+    shape = conv.shape
+    steps, phases = phases_of(conv)
+    row_blocks = -(-shape.out_channels // tile.rows)
+    tiles = -(-shape.batch * prod(steps) // tile.positions)
+    return phases * tiles * row_blocks, {
+        **conv.position(),
+        "batch": shape.batch,
+        "out_c": shape.out_channels,
+        "in_blocks": conv.in_blocks,
+        "band": 1 if is_depthwise(conv) else band_of(conv, tile.rows),
+        "group_in": shape.group_in,
+        "group_out": shape.group_out,
+        "row_blocks": row_blocks,
+        "tiles": tiles,
+        "steps3": steps,
+    }
+
+
+def tile_defines(conv: Conv, tile: Tile) -> dict[str, int | str]:
+    """Defines of conv.hlsl but for how results are stored."""
+    return {
+        **product_defines(conv, tile),
+        **conv.vectors,
+        "BORDER": conv.border,
+        "DEPTHWISE": int(is_depthwise(conv)),
+        "TRANSPOSED": int(conv.transposed),
+    }
+
+
+def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
+    """Defines of conv_store.hlsli: how results are stored, and what is applied to them before."""
+    out = f"T{first + len(epilogue.tensors)}"
+    kind = conv.op.vector_type(conv.op.out_names[0])
+    return {**bindings(epilogue, first), "OUT_C4": int(conv.out_c4), f"{out}_TYPE": kind}
+
+
+def bindings(epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
+    """The epilogue's defines, and the name of the output's buffer behind its tensors."""
+    return {**epilogue.defines, "OUT": f"T{first + len(epilogue.tensors)}", "GROUP": GROUP}
+
+
+def shares_loads(conv: Conv) -> bool:
+    """Whether eight lanes load the filter together: on a software driver with so many lanes.
+    Hardware reads an address that all lanes share at no cost."""
+    return conv.op.limits.software and conv.op.limits.subgroup_size >= 8
+
+
+def product_defines(conv: Conv, tile: Tile) -> dict[str, int | str]:
+    """Defines of conv_product.hlsli."""
+    share = int(shares_loads(conv))
+    return {"ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group, "SHARE": share}

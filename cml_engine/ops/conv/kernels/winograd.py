@@ -1,0 +1,209 @@
+"""``conv`` 3x3 with stride 1 by Winograd's F(4x4, 3x3): a quarter of the products in three stages.
+
+The transforms' points are 0, ±2/3, ±3/2 and infinity. Shader: ``shaders_hlsl/conv/winograd.hlsl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.layout import FIXED4
+from cml_engine.ops.conv.kernels.tile import (
+    Tile,
+    product_defines,
+    shares_loads,
+    store_defines,
+    tile_of,
+)
+from cml_engine.ops.conv.node import GROUP, Conv
+from cml_engine.ops.conv.packing import blocks_of, packed_bias
+from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
+from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
+
+Array = np.ndarray[Any, Any]
+
+_PARAMS = (
+    "first_tile:u tiles:u tiles_y:u tiles_x:u in_blocks:u out_blocks:u out_c:u row_blocks:u "
+    "parts:u height:i width:i before_y:i before_x:i out_height:i out_width:i "
+)
+_STAGE = Kernel("conv/winograd.hlsl", _PARAMS + EPILOGUE_PARAMS, group=GROUP, trusted=True)
+_INPUT, _PRODUCT, _OUTPUT = range(3)
+_POINTS = 36
+#: bytes of one scratch tensor: tiles beyond are done in a further round
+_MAX_SCRATCH = 16 << 20
+#: fewer channels leave the transforms dearer than the products that they save: on hardware; where
+#: a software driver shares loads, so that its direct way (``row_tile.py``) is fast; where not
+_LEAST_CHANNELS, _SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 48, 12
+#: fewer tiles leave the filter, four times as large as it was, dearer to read than to multiply
+_LEAST_TILES = 64
+#: results that are computed for one that is asked for, by whole tiles and whole workgroups
+_MOST_WASTE = 1.8
+
+
+def is_possible(conv: Conv) -> bool:
+    """Whether the node is a 3x3 convolution of stride 1 whose filter is known beforehand."""
+    shape = conv.shape
+    if conv.transposed or shape.groups != 1 or len(shape.axes) != 2 or not conv.constant:
+        return False
+    return all((a.kernel, a.stride, a.dilation) == (3, 1, 1) for a in shape.axes)
+
+
+def gains(conv: Conv) -> bool:
+    """Whether a node for which it is possible should be faster by it."""
+    shape = conv.shape
+    least = _LEAST_CHANNELS
+    if conv.op.limits.software:
+        least = _SHARED_LEAST_CHANNELS if shares_loads(conv) else _SOFTWARE_LEAST_CHANNELS
+    if min(shape.in_channels, shape.out_channels) < least:
+        return False
+    tiles = _count_tiles(conv)
+    if tiles < _LEAST_TILES:
+        return False
+    return waste(conv, tile_of(conv, tiles, _POINTS)) <= _MOST_WASTE
+
+
+def waste(conv: Conv, tile: Tile) -> float:
+    """Results that are computed for one that is asked for, by whole tiles and workgroups."""
+    whole = -(-_count_tiles(conv) // tile.positions) * tile.positions
+    return whole * 16 / (conv.shape.batch * prod(conv.shape.narrow))
+
+
+def usual_tile(conv: Conv) -> Tile:
+    """The tile that the rules take for the products."""
+    return tile_of(conv, _tiles_of_round(conv), _POINTS)
+
+
+def _count_tiles(conv: Conv) -> int:
+    return conv.shape.batch * prod(-(-n // 4) for n in conv.shape.narrow)
+
+
+def _tiles_of_round(conv: Conv) -> int:
+    blocks = max(conv.in_blocks, -(-conv.shape.out_channels // 4))
+    total, most = _count_tiles(conv), max(1, _MAX_SCRATCH // (16 * _POINTS * blocks))
+    if conv.half and total >= 2 * _LEAST_TILES:
+        # sums in 16 bits would lose what the filter's exactness gains: fewer of them instead
+        most = min(most, -(-total // 2))
+    return min(total, most)
+
+
+def lower_winograd(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+    shape = conv.shape
+    x = yield from blocks_of(conv)
+    bias = yield from packed_bias(conv)
+    in_blocks, out_blocks = conv.in_blocks, -(-shape.out_channels // 4)
+    tiles_y, tiles_x = (-(-n // 4) for n in shape.narrow)
+    total, round_tiles = _count_tiles(conv), _tiles_of_round(conv)
+    values = conv.op.scratch(4 * _POINTS * in_blocks * round_tiles)
+    sums = conv.op.scratch(4 * _POINTS * out_blocks * round_tiles)
+    params = {
+        "tiles_y": tiles_y,
+        "tiles_x": tiles_x,
+        "in_blocks": in_blocks,
+        "out_blocks": out_blocks,
+        "out_c": shape.out_channels,
+        "row_blocks": -(-shape.out_channels // tile.rows),
+        "height": shape.wide[0],
+        "width": shape.wide[1],
+        "before_y": shape.axes[0].before,
+        "before_x": shape.axes[1].before,
+        "out_height": shape.narrow[0],
+        "out_width": shape.narrow[1],
+    }
+    for first in range(0, total, round_tiles):
+        tiles = min(round_tiles, total - first)
+        parts = -(-tiles // tile.positions)
+        stated = {**params, "first_tile": first, "tiles": tiles, "parts": parts}
+        yield from _round(conv, (x, values, sums, bias), stated, tile)
+
+
+def _round(
+    conv: Conv, tensors: tuple[str, str, str, str], params: dict[str, Any], tile: Tile
+) -> Iterator[Dispatch]:
+    """The three stages of some tiles."""
+    x, values, sums, bias = tensors
+    epilogue = epilogue_of(conv.op, 2, vector=conv.out_c4)
+    none = {"epi_value": [0.0]}
+    yield Dispatch(
+        groups=-(-params["tiles"] * params["in_blocks"] // GROUP),
+        tensors=(x, values),
+        params={**params, **none},
+        defines={**conv.vectors, "T1_TYPE": "float4", "STAGE": _INPUT, "BORDER": conv.border},
+        kernel=_STAGE,
+    )
+    filter = _filter(conv, tile.rows)
+    yield Dispatch(
+        groups=_POINTS * params["parts"] * params["row_blocks"],
+        tensors=(values, *filter, sums),
+        params={**params, **none},
+        defines={
+            "T0_TYPE": "float4",
+            "T1_TYPE": FIXED4 if conv.half else "float4",
+            "T2_TYPE": "float4",
+            f"T{1 + len(filter)}_TYPE": "float4",
+            "SUMS": f"T{1 + len(filter)}",
+            "FIXED": int(conv.half),
+            **product_defines(conv, tile),
+            "STAGE": _PRODUCT,
+        },
+        kernel=_STAGE,
+    )
+    yield Dispatch(
+        groups=-(-params["tiles"] * params["out_blocks"] // GROUP),
+        tensors=(sums, bias, *epilogue.tensors, conv.op.out_names[0]),
+        params={**params, **epilogue.params},
+        defines={
+            "T0_TYPE": "float4",
+            "T1_TYPE": "float4",
+            **store_defines(conv, epilogue, 2),
+            "STAGE": _OUTPUT,
+        },
+        kernel=_STAGE,
+    )
+
+
+def _filter(conv: Conv, rows: int) -> tuple[str, ...]:
+    """The filter; in 16 bits with the steps that its numbers count."""
+    key = f"{conv.op.in_names[1]}.winograd.rows{rows}"
+    transformed = cache(lambda: transformed_filter(conv.filter_rows(), rows))
+    if not conv.half:
+        return (conv.op.pack(key, transformed),)
+    counted = cache(lambda: in_steps(transformed()))
+    return (
+        conv.op.pack(f"{key}.fixed", lambda: counted()[0]),
+        conv.op.pack(f"{key}.steps", lambda: counted()[1]),
+    )
+
+
+def in_steps(filter: Array) -> tuple[Array, Array]:
+    """A transformed filter in whole steps of 16 bits, and the steps of each point and row.
+
+    What is computed of them is small beside its terms, so every rounding shows: these are a sixth
+    of a half's.
+    """
+    step = np.maximum(np.abs(filter).max((2, 3)) / 32767, np.finfo(np.float32).tiny)
+    counts = np.rint(filter / step[:, :, None, None, :])
+    return counts.astype(np.int16), step.astype(np.float32)
+
+
+def transformed_filter(value: Array, rows: int) -> Array:
+    """(out, in, 9 taps) as [36][row block][input block][4 in][rows]."""
+    out_c, in_c, _ = value.shape
+    g = _filter_transform()
+    points = g @ value.reshape(out_c, in_c, 3, 3).astype(np.float64) @ g.T
+    padded = np.zeros((_POINTS, -(-out_c // rows) * rows, -(-in_c // 4) * 4), np.float32)
+    padded[:, :out_c, :in_c] = points.reshape(out_c, in_c, _POINTS).transpose(2, 0, 1)
+    parts = padded.reshape(_POINTS, -1, rows, padded.shape[2] // 4, 4)
+    return parts.transpose(0, 1, 3, 4, 2)
+
+
+def _filter_transform() -> Array:
+    """For each finite point p: (1, p, p²) over the product of its distances to the others."""
+    points = [0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2]
+    finite = [[p**k / prod(p - q for q in points if q != p) for k in range(3)] for p in points]
+    return np.array([*finite, [0.0, 0.0, 1.0]])

@@ -1,0 +1,92 @@
+"""``conv`` and ``deconv``: their declarations.
+
+``shapes.py`` says what they mean, ``cpu.py`` and ``gpu.py`` how they are computed,
+``cases.py`` how they are tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.conv.cases import CONV_CASES, DECONV_CASES
+from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
+from cml_engine.ops.conv.cpu_channels_last import prepare_conv
+from cml_engine.ops.conv.gpu import lower_conv, lower_deconv
+from cml_engine.ops.conv.kernels.tile import PARAMS
+from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
+from cml_engine.ops.declaration.epilogue import SUPPORTED
+from cml_engine.ops.declaration.spec import Cost, Kernel, OpSpec, Tolerance, register
+
+TOLERANCE = Tolerance(
+    1e-5,
+    1e-4,
+    "sums of some hundred products in another order; Winograd's tiles differ more",
+    of_largest=4e-6,
+)
+
+
+def infer_conv(attrs: Attrs, x: Fact, filter: Fact, bias: Fact) -> Fact:
+    shape = conv_shape(attrs, x, filter, bias)
+    return Fact("scalar", (shape.batch, shape.out_channels, *shape.narrow))
+
+
+def infer_deconv(attrs: Attrs, x: Fact, filter: Fact, bias: Fact) -> Fact:
+    shape = deconv_shape(attrs, x, filter, bias)
+    return Fact("scalar", (shape.batch, shape.out_channels, *shape.wide))
+
+
+def conv_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    shape = conv_shape(attrs, *inputs)
+    return _cost(2.0 * outputs[0].size * shape.group_in * shape.taps, inputs, outputs)
+
+
+def deconv_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    shape = deconv_shape(attrs, *inputs)
+    return _cost(2.0 * inputs[0].size * shape.group_out * shape.taps, inputs, outputs)
+
+
+def _cost(flops: float, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    return Cost(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
+
+
+register(
+    OpSpec(
+        name="conv",
+        infer=infer_conv,
+        cpu=conv_cpu,
+        prepare=prepare_conv,
+        kernel=Kernel(
+            "conv/conv.hlsl",
+            PARAMS,
+            lower=lower_conv,
+            layouts="any",
+            half="each",
+            epilogues=SUPPORTED,
+            trusted=True,
+        ),
+        cost=conv_cost,
+        cases=CONV_CASES,
+        tolerance=TOLERANCE,
+    )
+)
+
+register(
+    OpSpec(
+        name="deconv",
+        infer=infer_deconv,
+        cpu=deconv_cpu,
+        kernel=Kernel(
+            "conv/conv.hlsl",
+            PARAMS,
+            lower=lower_deconv,
+            layouts="any",
+            half="each",
+            epilogues=SUPPORTED,
+            trusted=True,
+        ),
+        cost=deconv_cost,
+        cases=DECONV_CASES,
+        tolerance=TOLERANCE,
+    )
+)

@@ -1,0 +1,121 @@
+"""Inputs, filters and biases as the kernels of ``conv`` and ``deconv`` read them: packed when the
+model is loaded, or on the GPU where they are computed there."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.ops.conv.node import GROUP, Conv, band_of, first_block, is_depthwise
+from cml_engine.ops.declaration.epilogue import per_channel
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
+
+Array = np.ndarray[Any, Any]
+
+_BLOCKS = Kernel(
+    "conv/conv_blocks.hlsl", "images:u channels:u volume:u step:u", group=GROUP, trusted=True
+)
+_PACK = Kernel(
+    "conv/conv_pack.hlsl",
+    "total:u rows:u band:u taps:u in_blocks:u out_c:u group_in:u group_out:u w_group:u w_out:u "
+    "w_in:u",
+    group=GROUP,
+    trusted=True,
+)
+
+
+def blocks_of(conv: Conv) -> Generator[Dispatch, None, str]:
+    """The name of the input in blocks of four channels; a copy where it is plain."""
+    op, shape = conv.op, conv.shape
+    if op.is_blocked(op.in_names[0]):
+        return op.in_names[0]
+    volume = prod(conv.in_size)
+    return (yield from _blocked(op, op.in_names[0], shape.batch, shape.in_channels, volume, 1))
+
+
+def _blocked(
+    op: Lowering, name: str, images: int, channels: int, volume: int, step: int
+) -> Generator[Dispatch, None, str]:
+    threads = images * -(-channels // 4) * volume
+    copy = op.scratch(4 * threads)
+    yield Dispatch(
+        groups=-(-threads // GROUP),
+        tensors=(name, copy),
+        params={"images": images, "channels": channels, "volume": volume, "step": step},
+        defines={"T1_TYPE": "float4"},
+        kernel=_BLOCKS,
+        cost=Cost(0, 4 * images * channels * volume, 16 * threads),
+    )
+    return copy
+
+
+def packed_bias(conv: Conv) -> Generator[Dispatch, None, str]:
+    """The bias for each channel, in whole blocks."""
+    op, name, channels = conv.op, conv.op.in_names[2], conv.shape.out_channels
+    value = op.constant(name)
+    if value is not None:
+        bias = value
+        return op.pack(f"{name}.bias{channels}", lambda: per_channel(bias, channels))
+    return (yield from _blocked(op, name, 1, channels, 1, int(op.fact(name).size > 1)))
+
+
+def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
+    """The filter as the shader reads it: packed now, or on the GPU where it is computed there."""
+    op, shape = conv.op, conv.shape
+    name = op.in_names[1]
+    if is_depthwise(conv):
+        return packed_depthwise(conv)
+    if conv.constant:
+        way = "deconv" if conv.transposed else "conv"
+        return conv.pack(f"{name}.{way}{shape.groups}.rows{rows}", lambda: pack_filter(conv, rows))
+    band = band_of(conv, rows)
+    total = -(-shape.out_channels // rows) * rows * shape.taps * band * 4
+    packed = op.scratch(total)
+    yield Dispatch(
+        groups=-(-total // GROUP),
+        tensors=(name, packed),
+        params={
+            **conv.filter_steps(),
+            "total": total,
+            "rows": rows,
+            "band": band,
+            "taps": shape.taps,
+            "in_blocks": conv.in_blocks,
+            "out_c": shape.out_channels,
+            "group_in": shape.group_in,
+            "group_out": shape.group_out,
+        },
+        kernel=_PACK,
+        cost=Cost(0, op.fact(name).nbytes, 4 * total),
+    )
+    return packed
+
+
+def pack_filter(conv: Conv, rows: int) -> Array:
+    """[row block][tap][band][4 in][rows]; what a row does not take of its band is zero."""
+    shape, value, band = conv.shape, conv.filter_rows(), band_of(conv, rows)
+    row_blocks = -(-shape.out_channels // rows)
+    packed = np.zeros((row_blocks, shape.taps, 4 * band, rows), np.float32)
+    for row_block in range(row_blocks):
+        first = min(first_block(conv, rows, row_block), conv.in_blocks - band)
+        channels = range(row_block * rows, min((row_block + 1) * rows, shape.out_channels))
+        for row, channel in enumerate(channels):
+            begin = channel // shape.group_out * shape.group_in - 4 * first
+            packed[row_block, :, begin : begin + shape.group_in, row] = value[channel].T
+    return packed
+
+
+def packed_depthwise(conv: Conv) -> str:
+    """The depthwise filter as [block][tap][4]."""
+    return conv.pack(f"{conv.op.in_names[1]}.depthwise", lambda: _pack_depthwise(conv))
+
+
+def _pack_depthwise(conv: Conv) -> Array:
+    value = conv.filter_rows()[:, 0]
+    padded = np.zeros((-(-len(value) // 4) * 4, value.shape[1]), np.float32)
+    padded[: len(value)] = value
+    return padded.reshape(-1, 4, value.shape[1]).transpose(0, 2, 1)

@@ -1,0 +1,54 @@
+"""Where a convolution on a GPU may give NaN instead of the right value.
+
+Groups that are computed side by side have weights of 0 for each other's inputs, and a deconv takes
+0 for what lies past its input: with a value that is not finite, that makes NaN (docs/nnef.md,
+"Special values").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
+from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
+
+Array = np.ndarray[Any, Any]
+
+
+def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | None:
+    """Where the node's result may, as a mask that broadcasts to it; None where it may nowhere.
+    ``arrays`` begin with what the node reads first: the input and the filter."""
+    if node.op not in ("conv", "deconv"):
+        return None
+    x, filter = arrays[:2]
+    facts = [Fact("scalar", array.shape) for array in (x, filter)]
+    shape = (conv_shape if node.op == "conv" else deconv_shape)(node.attrs, *facts)
+    apart = shape.group_in == shape.group_out == 1 and node.inputs[1] in graph.constants
+    masks = []
+    if shape.groups > 1 and not apart and not np.isfinite(x).all():
+        masks.append(_by_windows(node, x, filter))
+    if node.op == "deconv" and not np.isfinite(filter).all():
+        masks.append(_by_channels(shape, filter))
+    return np.asarray(masks[0] | masks[-1]) if masks else None
+
+
+def _by_windows(node: Node, x: Array, filter: Array) -> Array:
+    """Under a value of any channel that is not finite."""
+    met = np.any(~np.isfinite(x), 1, keepdims=True).astype(np.float32)
+    attrs = {**node.attrs, "groups": 1}
+    if attrs.get("output_shape"):
+        batch, _, *extents = attrs["output_shape"]
+        attrs["output_shape"] = [batch, 1, *extents]
+    ones = np.ones((1, 1, *filter.shape[2:]), np.float32)
+    run = conv_cpu if node.op == "conv" else deconv_cpu
+    return np.asarray(run(Attrs(attrs), met, ones, np.zeros((), np.float32)) > 0)
+
+
+def _by_channels(shape: ConvShape, filter: Array) -> Array:
+    """In the output channels with a weight that is not finite."""
+    odd = ~np.isfinite(filter.reshape(shape.groups, shape.group_in, shape.group_out, -1))
+    return np.asarray(odd.any((1, 3)).reshape(1, -1, *(1,) * len(shape.axes)))

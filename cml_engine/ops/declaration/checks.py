@@ -1,0 +1,272 @@
+"""Checks of a game's own operator when it is registered: mistakes show then, not in a frame."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from dataclasses import replace
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import get_args
+
+import shaders_hlsl
+from cml_engine.errors import CmlError, OperatorError, Source
+from cml_engine.graph import is_whole
+from cml_engine.nnef.expansion.extensions import extension_signatures
+from cml_engine.nnef.expansion.signatures import Signature, declared_signature, standard_signatures
+from cml_engine.ops.declaration.spec import Case, Half, Kernel, OpSpec, Tolerance
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_PARAM = re.compile(r"\w+:[uif]\d*")
+_BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_LINE_COMMENT = re.compile(r"//[^\n]*")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+_ENTRY = re.compile(r"\bvoid\s+kernel\s*\(([^)]*)\)")
+_LAYOUTS = ("plain", "same", "blocks", "any")
+#: the most threads that any device of WebGPU's lets a workgroup have
+_MAX_GROUP = 1024
+#: what a kernel finds of a tensor ``a`` besides ``a`` itself, as ``a_size`` and so on
+ACCESSORS = ("size", "rank", "shape", "stride", "coord", "type", "count", "load")
+#: words of HLSL that a model may well call a tensor or an attribute
+HLSL_WORDS = frozenset(
+    "bool break buffer case cbuffer class const continue default discard do double else enum "
+    "export extern false float for groupshared half if in inline inout int interface kernel line "
+    "linear main matrix namespace out packoffset pass pixelfragment point precise return sampler "
+    "sample shared snorm static string struct switch technique template texture this thread true "
+    "triangle typedef uint uniform unorm vector vertexfragment void volatile while".split(" ")
+)
+
+
+def checked(spec: OpSpec, file: str) -> OpSpec:
+    """The declaration made whole: its paths absolute, its signature complete. ``file`` is where
+    it was registered. :class:`OperatorError` where anything in it is wrong."""
+    if not isinstance(spec, OpSpec):
+        raise OperatorError(f"register wants a cml.OpSpec, got {type(spec).__name__}")
+    if not _NAME.fullmatch(spec.name):
+        raise OperatorError(f"operator '{spec.name}': the name is not an identifier")
+    place = Path(file)
+    folder = place.resolve().parent if place.is_file() else Path.cwd()
+    spec = replace(spec, custom=True, folder=folder, signature=_complete(spec.signature))
+    _check_functions(spec)
+    _check_names(spec)
+    if spec.kernel is None:
+        return spec
+    kernel = located(spec.kernel, spec, place)
+    _check_kernel(kernel, spec)
+    return replace(spec, kernel=kernel)
+
+
+def located(kernel: Kernel, spec: OpSpec, place: Path | None = None) -> Kernel:
+    """The kernel with an absolute path: a file beside the one that registered the operator, or
+    one of the engine's own. The text of an inline source is looked for in ``place``."""
+    if kernel.source:
+        found = place if place and place.is_file() else None
+        return replace(kernel, path=found or kernel.path or f"{spec.name}.hlsl")
+    path = Path(kernel.path)
+    folder = spec.folder or Path.cwd()
+    if (folder / path).is_file():
+        return replace(kernel, path=folder / path)
+    if shaders_hlsl.own(path):
+        return kernel
+    raise fault(spec, f"its kernel '{path}' is not in {folder}; a relative path starts there")
+
+
+def signature_of(spec: OpSpec) -> Signature | None:
+    """What the operator takes and gives, where its declaration or the standard says it."""
+    if spec.signature:
+        return _parsed(spec.signature, spec.name)
+    return standard_signatures().get(spec.name) or extension_signatures().get(spec.name)
+
+
+def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> int:
+    """How many arguments the ``void kernel(…)`` in the text takes: one, the thread, or two, the
+    workgroup and the thread in it."""
+    found = _ENTRY.search(_without_comments(text))
+    if found is None:
+        raise fault(
+            spec, f"its kernel '{_shown(kernel)}' has no function `void kernel(uint thread)`"
+        )
+    count = len(found[1].split(","))
+    if count > 2 or not found[1].strip():
+        raise fault(
+            spec,
+            f"its kernel '{_shown(kernel)}' has `void kernel({found[1].strip()})`; wanted "
+            "`void kernel(uint thread)` or `void kernel(uint group, uint lane)`",
+        )
+    return count
+
+
+def fault(spec: OpSpec, what: str, source: Source | None = None) -> OperatorError:
+    """An error that names the operator."""
+    return OperatorError(f"operator '{spec.name}': {what}", source)
+
+
+def _complete(signature: str) -> str:
+    """With its final semicolon, which is easily forgotten."""
+    text = signature.strip()
+    return f"{text};" if text and text[-1] not in ";}" else text
+
+
+@cache
+def _parsed(text: str, name: str) -> Signature:
+    return declared_signature(text, f"<signature of {name}>")[0]
+
+
+def _check_functions(spec: OpSpec) -> None:
+    for name in ("infer", "cost"):
+        if not callable(getattr(spec, name)):
+            raise fault(spec, f"{name} must be a function, got {getattr(spec, name)!r}")
+    if spec.cpu is not None and not callable(spec.cpu):
+        raise fault(spec, f"cpu must be a function or None, got {spec.cpu!r}")
+    if spec.cpu is None and spec.kernel is None and not spec.alias:
+        raise fault(spec, "it can run nowhere: give it a kernel, a cpu function, or both")
+    if spec.kernel is not None and not isinstance(spec.kernel, Kernel):
+        raise fault(spec, f"kernel must be a cml.Kernel, got {spec.kernel!r}")
+    if spec.prepare is not None and not callable(spec.prepare):
+        raise fault(spec, f"prepare must be a function or None, got {spec.prepare!r}")
+    _check_tolerance(spec)
+    for case in spec.cases:
+        if not isinstance(case, Case):
+            raise fault(spec, f"cases must be cml.Case objects, got {case!r}")
+
+
+def _check_tolerance(spec: OpSpec) -> None:
+    given = spec.tolerance
+    if not isinstance(given, Tolerance):
+        raise fault(spec, f"tolerance must be a cml.Tolerance, got {given!r}")
+    if not all(0 <= part < inf for part in (given.rtol, given.atol, given.of_largest)):
+        raise fault(spec, f"its tolerance must be of finite numbers, 0 or more: {given!r}")
+
+
+def _check_names(spec: OpSpec) -> None:
+    """The signature parses, is this operator's, and its names can stand in HLSL."""
+    if not spec.signature:
+        return
+    try:
+        found = _parsed(spec.signature, spec.name)
+    except CmlError as error:
+        raise fault(spec, f"its signature is not an NNEF declaration: {error}") from None
+    if found.name != spec.name:
+        raise fault(spec, f"its signature declares '{found.name}'; make the names equal")
+    standard = standard_signatures().get(spec.name)
+    if standard is not None and not standard.fits(found):
+        raise fault(spec, f"NNEF defines it as {standard}; leave the signature out")
+    if spec.kernel is None or spec.kernel.lower is not None:
+        return
+    names = [*found.by_name, *(result.name for result in found.results)]
+    tensors = [p.name for p in found.tensors] + [result.name for result in found.results]
+    taken = {f"{tensor}_{suffix}" for tensor in tensors for suffix in ACCESSORS}
+    for name in names:
+        if name in HLSL_WORDS:
+            raise fault(spec, f"'{name}' in its signature is a word of HLSL; use another name")
+        if name in taken or name == "GROUP" or name.lower().startswith("cml_"):
+            raise fault(
+                spec, f"'{name}' in its signature is a name that the engine generates; use another"
+            )
+
+
+def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
+    if kernel.lower is not None and kernel.threads is not None:
+        raise fault(spec, "its kernel states both threads and lower; keep one")
+    for name in ("lower", "threads"):
+        function = getattr(kernel, name)
+        if function is not None and not callable(function):
+            raise fault(spec, f"its kernel's {name} must be a function or None, got {function!r}")
+    if not is_whole(kernel.group) or not 1 <= kernel.group <= _MAX_GROUP:
+        raise fault(spec, f"its kernel's group is {kernel.group}; wanted 1 to {_MAX_GROUP}")
+    for word in kernel.params.split():
+        if not _PARAM.fullmatch(word):
+            raise fault(spec, f"its kernel's params have '{word}'; wanted name:u, name:i3, name:f")
+    _check_promises(kernel, spec)
+    if kernel.lower is None:
+        if kernel.params:
+            raise fault(
+                spec,
+                "its kernel states params, which only a kernel with lower takes; shapes and "
+                "attributes are there by their names",
+            )
+        entry_of(text_of(kernel, spec), kernel, spec)
+
+
+def _check_promises(kernel: Kernel, spec: OpSpec) -> None:
+    """Passes take a kernel at its word, so a word too much is a wrong number later."""
+    from cml_engine.ops.declaration.epilogue import SUPPORTED
+
+    allowed = (("layouts", _LAYOUTS, kernel.layouts), ("half", get_args(Half), kernel.half))
+    for what, words, given in allowed:
+        if given not in words and not (what == "half" and callable(given)):
+            listed = ", ".join(repr(word) for word in words)
+            raise fault(spec, f"its kernel's {what} are {given!r}; wanted one of {listed}")
+    if not isinstance(kernel.epilogues, Set):
+        raise fault(spec, f"its kernel's epilogues are {kernel.epilogues!r}; wanted a set of names")
+    if unknown := sorted(map(str, set(kernel.epilogues) - SUPPORTED)):
+        listed = ", ".join(sorted(SUPPORTED))
+        raise fault(spec, f"its kernel's epilogues have '{unknown[0]}'; wanted some of {listed}")
+    if kernel.interface:
+        raise fault(spec, "its kernel states an interface, which the engine writes; leave it out")
+    usual = Kernel()
+    stated = [
+        n for n in ("layouts", "half", "epilogues") if getattr(kernel, n) != getattr(usual, n)
+    ]
+    if not stated:
+        return
+    text = _without_comments(_with_own_includes(kernel, spec))
+    if kernel.lower is None or _ENTRY.search(text):
+        raise fault(
+            spec,
+            f"its kernel states {' and '.join(stated)}, which `void kernel(…)` does not honour: "
+            "that needs a main and a lower of its own. Leave it out",
+        )
+    if kernel.half != "none" and kernel.layouts == "plain":
+        raise fault(
+            spec,
+            "its kernel states half, which is for feature maps in blocks of four channels, and "
+            "takes none: its layouts are plain",
+        )
+    if kernel.epilogues and _is_game_file(kernel) and "cml_epilogue(" not in text:
+        raise fault(
+            spec,
+            f"its kernel states epilogues, but '{_shown(kernel)}' never calls cml_epilogue (of "
+            "epilogue.hlsli), so they would be skipped. Leave them out",
+        )
+
+
+def _is_game_file(kernel: Kernel) -> bool:
+    return bool(kernel.source) or Path(kernel.path).is_absolute()
+
+
+def _with_own_includes(kernel: Kernel, spec: OpSpec) -> str:
+    """The kernel's HLSL and that of the game's files which it includes."""
+    folder = spec.folder or Path.cwd()
+    if Path(kernel.path).is_absolute():
+        folder = Path(kernel.path).parent
+    texts, pending, seen = [], [text_of(kernel, spec)], set()
+    while pending:
+        text = pending.pop()
+        texts.append(text)
+        for name in _INCLUDE.findall(text):
+            file = (folder / name).resolve()
+            if file not in seen and file.is_file():
+                seen.add(file)
+                pending.append(file.read_text(encoding="utf-8", errors="replace"))
+    return "\n".join(texts)
+
+
+def text_of(kernel: Kernel, spec: OpSpec) -> str:
+    """The kernel's own HLSL as it is now."""
+    if kernel.source:
+        return kernel.source
+    file = shaders_hlsl.own(kernel.path) or Path(kernel.path)
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise fault(spec, f"its kernel '{file}' cannot be read: {error}") from None
+
+
+def _shown(kernel: Kernel) -> str:
+    return "source" if kernel.source else Path(kernel.path).name
+
+
+def _without_comments(text: str) -> str:
+    return _LINE_COMMENT.sub("", _BLOCK_COMMENT.sub("", text))

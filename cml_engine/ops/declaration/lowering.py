@@ -1,0 +1,190 @@
+"""What an operator sees of its surroundings when it is turned into dispatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cml_engine.errors import OperatorError, ShapeError
+from cml_engine.graph import (
+    DTYPE_OF_KIND,
+    NUMPY_DTYPE,
+    Attrs,
+    Epilogue,
+    Fact,
+    Graph,
+    Node,
+    is_whole,
+)
+from cml_engine.layout import BLOCKED, PLAIN, VECTOR_TYPE
+from cml_engine.ops.declaration import accessors
+from cml_engine.ops.declaration.checks import fault
+from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, lookup
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+
+#: how often all loops of one thread together may turn. Mesa's software driver counts the turns of
+#: all loops that a thread runs, one after the other or one in another, and ends every loop after
+#: 65 535 without a word. A kernel that may need more does its work in several steps.
+MOST_TURNS = 60_000
+#: what a loop in a loop costs besides its turns, each time that it is run: measured up to 3
+LOOP_TURNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device allows, read from the adapter; the defaults are what WebGPU guarantees."""
+
+    storage_offset_alignment: int = 256
+    uniform_offset_alignment: int = 256
+    max_binding_bytes: int = 128 << 20
+    max_buffer_bytes: int = 256 << 20
+    max_groups_per_dimension: int = 65535
+    max_group_threads: int = 256
+    max_group_storage: int = 16384
+    max_storage_buffers: int = 8
+    #: the driver runs shaders on the CPU: groupshared memory gains nothing there
+    software: bool = False
+    #: lanes that a subgroup surely has, 0 where shaders cannot use subgroups
+    subgroup_size: int = 0
+
+
+@dataclass
+class Lowering:
+    """One node on its way to dispatches: facts, layouts, weights to pack, scratch to ask for.
+
+    ``inputs`` and ``outputs`` are facts in NNEF's own terms (NCHW), whatever the layout.
+    """
+
+    graph: Graph
+    node: Node
+    limits: Limits
+    layouts: dict[str, str]
+    #: packed weights made so far, by name; shared by the whole plan so that equal ones meet
+    packed: dict[str, Array]
+    #: scratch tensors of this node: name -> number of 32-bit words
+    scratch_words: dict[str, int] = field(default_factory=dict)
+    #: which kernels a table prefers, and what was chosen so far
+    variants: VariantTable = NO_VARIANTS
+    choices: list[Choice] = field(default_factory=list)
+
+    @property
+    def attrs(self) -> Attrs:
+        return self.node.attrs
+
+    @property
+    def in_names(self) -> tuple[str, ...]:
+        return self.node.inputs
+
+    @property
+    def out_names(self) -> tuple[str, ...]:
+        return self.node.outputs
+
+    @property
+    def inputs(self) -> list[Fact]:
+        return [self.graph.facts[name] for name in self.node.inputs]
+
+    @property
+    def outputs(self) -> list[Fact]:
+        return [self.graph.facts[name] for name in self.node.outputs]
+
+    @property
+    def epilogues(self) -> tuple[Epilogue, ...]:
+        return self.node.epilogues
+
+    def fact(self, name: str) -> Fact:
+        return self.graph.facts[name]
+
+    def layout(self, name: str) -> str:
+        """How the tensor lies in memory: ``"plain"`` (row-major), ``"c4"`` or ``"c4h"``."""
+        return self.layouts.get(name, PLAIN)
+
+    def is_blocked(self, name: str) -> bool:
+        """Whether the tensor lies in blocks of four channels."""
+        return self.layout(name) in BLOCKED
+
+    def vector_type(self, name: str) -> str:
+        """What a shader calls that which it loads at once of the feature map."""
+        return VECTOR_TYPE[self.layout(name)]
+
+    def constant(self, name: str) -> Array | None:
+        """The tensor's value where it never changes, else None."""
+        return self.graph.constants[name] if self.graph.is_constant(name) else None
+
+    def pack(self, key: str, make: Callable[[], Array]) -> str:
+        """A new constant of the plan with the value ``make()``; ``key`` names it (once made,
+        it is not made again). It is bound like any tensor."""
+        if lookup(self.node.op).from_game:
+            self._pack_for_game(key, make)
+        elif key not in self.packed:
+            self.packed[key] = np.ascontiguousarray(make())
+        return key
+
+    def _pack_for_game(self, key: str, make: Callable[[], Array]) -> None:
+        """A game's key must be no tensor's name, and stand for the same numbers in every node."""
+        made = np.ascontiguousarray(make())
+        if made.dtype.kind not in DTYPE_OF_KIND:
+            raise self._fault(f"pack('{key}') wants numbers or truth values, got {made.dtype}")
+        if made.dtype.itemsize > 4:
+            made = made.astype(NUMPY_DTYPE[DTYPE_OF_KIND[made.dtype.kind]])
+        if key in self.graph.facts:
+            raise self._fault(f"pack('{key}'): the model has a tensor of that name; use another")
+        if not np.array_equal(self.packed.setdefault(key, made), made):
+            raise self._fault(
+                f"pack('{key}') means other numbers in another node; put what they depend on into "
+                "the key"
+            )
+
+    def _fault(self, what: str) -> OperatorError:
+        return fault(lookup(self.node.op), f"{self.node.title}: {what}", self.node.source)
+
+    def scratch(self, words: int) -> str:
+        """A temporary tensor of so many 32-bit words, alive during this node only."""
+        if not is_whole(words) or words < 0:
+            raise self._fault(f"scratch({words!r}): wanted a whole number of 32-bit words")
+        name = f"{self.node.outputs[0]}.scratch{len(self.scratch_words)}"
+        self.scratch_words[name] = words
+        return name
+
+    def choose(self, key: str, options: Mapping[str, T], default: str) -> T:
+        """One of the options by name: what the table of variants has for ``key``, else the
+        default. Each must give a correct kernel; the key (:class:`Choice`) and the options may
+        depend on the node and the limits only, so that a tuner finds them again."""
+        chosen = self.variants.name_for(key, tuple(options), default)
+        self.choices.append(Choice(self.node.title, key, tuple(options), default, chosen))
+        return options[chosen]
+
+    def launch(
+        self,
+        threads: int,
+        *,
+        reads: Mapping[str, str],
+        writes: Mapping[str, str],
+        kernel: Kernel | None = None,
+        values: Mapping[str, Any] | None = None,
+        defines: Mapping[str, int | str] | None = None,
+        cost: Cost | None = None,
+    ) -> Dispatch:
+        """One pass of a game's own operator, whose HLSL has a ``void kernel(uint thread)``.
+
+        Parameters
+        ----------
+        threads : how many.
+        reads, writes : the tensors by the names that the shader uses; the names on the right are
+            those of ``in_names``, ``out_names``, :meth:`scratch` or :meth:`pack`.
+        kernel : another HLSL file than the operator's own.
+        values : more numbers for the shader, beside the attributes, by name.
+        defines : what tells this pass from others of the same file: ``{"PASS": 1}``.
+        cost : this pass's part; None = in proportion to its workgroups.
+        """
+        return accessors.launch(
+            self, threads, reads, writes, kernel, values or {}, defines or {}, cost
+        )
+
+    def refuse(self, why: str) -> ShapeError:
+        return ShapeError(f"{self.node.title}: {why}", self.node.source)

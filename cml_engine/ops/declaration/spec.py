@@ -1,0 +1,297 @@
+"""What an operator is: one :class:`OpSpec`, from which everything else is derived.
+
+Shape inference, the CPU run, the GPU kernel, its cost, its tests, its benchmark and its line in
+the documentation all come from the one declaration. A game's own operator is declared by the same
+call as a built-in one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from cml_engine.errors import OperatorError, UnsupportedOp
+from cml_engine.graph import Attrs, Fact, Node
+from cml_engine.ops.declaration.scratch import Scratch
+
+if TYPE_CHECKING:
+    from cml_engine.ops.declaration.lowering import Lowering
+
+Array = np.ndarray[Any, Any]
+#: ``infer(attrs, *input facts) -> Fact`` (or a list of facts where there are several results)
+Infer = Callable[..., "Fact | Sequence[Fact]"]
+#: ``cpu(attrs, *input arrays) -> array`` (or a list of arrays)
+Cpu = Callable[..., "Array | Sequence[Array]"]
+#: ``prepare(attrs, input facts, constants, scratch) -> cpu function of this node``: constants by
+#: position, None for inputs that are none; None where ``cpu`` does as well
+Prepare = Callable[[Attrs, "Sequence[Fact]", "Sequence[Array | None]", Scratch], "Cpu | None"]
+#: which blocked feature maps of a node may be stored in 16 bits: none of them; each by itself;
+#: all of them or none; those that it reads
+Half = Literal["none", "each", "alike", "reads"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step must do at least: ``flops`` (a multiply-add is 2) and bytes moved."""
+
+    flops: float
+    read: float
+    written: float
+
+    @property
+    def bytes(self) -> float:
+        return self.read + self.written
+
+    def scaled(self, share: float) -> Cost:
+        """That share of it."""
+        return Cost(self.flops * share, self.read * share, self.written * share)
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One launch of a kernel: ``groups`` workgroups, addressed by one linear index.
+
+    ``tensors`` are names, bound in this order as ``T0``, ``T1``, … in the shader. ``params`` are
+    the values of the kernel's declared parameters, ``defines`` choose the variant. Nothing may
+    communicate between workgroups of one dispatch, and the result must be the same for every
+    partition of ``[0, groups)`` into ranges run in any order.
+    """
+
+    groups: int
+    tensors: tuple[str, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    defines: Mapping[str, int | str] = field(default_factory=dict)
+    #: how many of the last ``tensors`` it writes
+    writes: int = 1
+    #: another kernel than the operator's own, for operators made of several
+    kernel: Kernel | None = None
+    #: its part of the operator's cost; None = in proportion to its workgroups
+    cost: Cost | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An HLSL file and how to launch it.
+
+    A file of your own defines ``void kernel(uint thread)``, called once for each thread, and finds
+    its tensors and attributes under their declared names: docs/custom_operators.md. (The
+    engine's own kernels state ``params`` and ``lower`` instead, and have a ``main``.)
+
+    Parameters
+    ----------
+    path : your file, relative to the Python file that calls :func:`register`, or absolute; or a
+        file of ``shaders_hlsl/`` by name.
+    params : for kernels with a ``main`` of their own: the shader's parameters,
+        ``"n:u shape:u8 alpha:f pad:i2"``: a name, a type (``u`` uint, ``i`` int, ``f`` float)
+        and, for an array, its length. The shader reads them as ``alpha`` and ``shape(i)``; the
+        accessors are generated, nothing is kept in sync by hand.
+    lower : ``lower(op: Lowering) -> iterable of Dispatch``, for operators of several passes; see
+        :meth:`Lowering.launch`.
+    threads : for one pass instead of ``lower``: ``threads(attrs, *input facts)`` gives the number
+        of threads. Without either there is a thread for each element of the first result.
+    group : threads per workgroup, the shader's ``GROUP``.
+    layouts : which memory layouts (``cml_engine/layout.py``) the kernel takes. ``"plain"``: only
+        plain. ``"same"``: plain or c4, the same for all feature maps of the node (only asked for
+        where the channels are a multiple of four). ``"blocks"``: likewise, but
+        the feature maps may differ in channels, as concat's. ``"any"``: each tensor either way,
+        c4 best.
+    half : which of the feature maps that it takes as c4 it takes in 16 bits too, c4h; a function
+        ``half(node, facts) -> Half`` where that differs from node to node.
+    epilogues : the elementwise operators that it can apply to its result before storing it.
+    trusted : whether the shader runs without bounds and loop checks. Ours do; yours need not.
+    source : the HLSL itself instead of a ``path``.
+    interface : HLSL that the engine generates for it; not yours to set.
+    """
+
+    path: str | Path = ""
+    params: str = ""
+    lower: Callable[[Lowering], Iterable[Dispatch]] | None = None
+    threads: Callable[..., int] | None = None
+    group: int = 64
+    layouts: Literal["plain", "same", "blocks", "any"] = "plain"
+    half: Half | Callable[[Node, Mapping[str, Fact]], Half] = "none"
+    epilogues: frozenset[str] = frozenset()
+    trusted: bool = False
+    source: str = ""
+    interface: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far two right answers may lie apart, and why: ``|a - b| <= atol + rtol |b| +
+    of_largest max|b|``. The last is for sums of many products, whose rounding goes by what was
+    added, not by what is left."""
+
+    rtol: float
+    atol: float
+    why: str
+    of_largest: float = 0.0
+
+
+EXACT = Tolerance(0.0, 0.0, "moves or compares values, computes none")
+ROUNDING = Tolerance(1e-6, 1e-6, "one rounding per operation")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test of an operator: attributes and inputs (a shape is filled with random values).
+
+    ``inputs`` may hold shapes, arrays, or ``Random(shape, low, high)``; ``note`` says what the
+    case is for.
+    """
+
+    inputs: tuple[Any, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def id(self) -> str:
+        def show(value: Any) -> str:
+            if isinstance(value, np.ndarray):
+                return f"{value.dtype}{list(value.shape)}"
+            return str(value).replace(" ", "")
+
+        parts = [show(i) for i in self.inputs] + [f"{k}={show(v)}" for k, v in self.attrs.items()]
+        return ";".join(parts) + (f";{self.note}" if self.note else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Random test values: ``scalar`` uniform in [low, high), ``integer`` too, ``logical``."""
+
+    shape: tuple[int, ...]
+    low: float = -1.0
+    high: float = 1.0
+    dtype: str = "scalar"
+
+
+def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
+    """A cost function: so many FLOPs for each element written, every tensor moved once."""
+
+    def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+        size = sum(f.size for f in outputs)
+        read = sum(f.nbytes for f in inputs)
+        return Cost(flops_per_element * size, read, sum(f.nbytes for f in outputs))
+
+    return cost
+
+
+def same_as(position: int) -> Infer:
+    """The shape rule of an operator whose one result is like its input at ``position``."""
+
+    def infer(attrs: Attrs, *facts: Fact) -> Fact:
+        return facts[position]
+
+    return infer
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """Everything there is to know of one operator.
+
+    Parameters
+    ----------
+    name : as in NNEF text.
+    infer : ``infer(attrs, *facts)`` gives the results' facts; raises :class:`ShapeError` (without
+        a source: the caller knows the line) where the inputs do not fit.
+    cpu : ``cpu(attrs, *arrays)`` gives the results in NumPy; the definition that the GPU is
+        checked against. ``None`` = GPU only, and ``cml validate`` says so.
+    kernel : the GPU's way; ``None`` = the operator is an alias (reshape) or CPU only.
+    cost : ``cost(attrs, input facts, output facts) -> Cost``.
+    cases : tests, see :class:`Case`.
+    tolerance : GPU against CPU.
+    alias : the result is the first input's memory under another shape; no kernel runs.
+    signature : an NNEF fragment declaration, ``"fragment cross(a: tensor<scalar>, …) -> (…);"``:
+        models need not declare the operator then, and its kernel reads by these names.
+    custom : it is not one of NNEF's.
+    folder : where relative kernel paths start; :func:`register` sets it for a game's operators.
+    prepare : ``prepare(attrs, facts, constants, scratch)`` gives the function that a CPU session
+        calls for a node in the place of ``cpu``, or ``None`` to stay with that.
+    """
+
+    name: str
+    infer: Infer
+    cpu: Cpu | None = None
+    kernel: Kernel | None = None
+    cost: Callable[[Attrs, Sequence[Fact], Sequence[Fact]], Cost] = elementwise_cost(1)
+    cases: Sequence[Case] = ()
+    tolerance: Tolerance = ROUNDING
+    alias: bool = False
+    signature: str = ""
+    custom: bool = False
+    folder: Path | None = None
+    prepare: Prepare | None = None
+
+    @property
+    def from_game(self) -> bool:
+        """Whether a game brought it, or this package."""
+        return self.folder is not None
+
+
+_REGISTRY: dict[str, OpSpec] = {}
+#: the operators of this package, whether or not a game has put its own in the place of some
+_OWN: dict[str, OpSpec] = {}
+
+
+def register(spec: OpSpec) -> OpSpec:
+    """Make an operator known by its name; a name may be taken only once.
+
+    A declaration from outside this package is checked here and now: :class:`OperatorError` says
+    what is wrong with it. Relative kernel paths start at the file that calls this function.
+    Returns the operator as it is known from now on.
+    """
+    caller = sys._getframe(1)
+    if str(caller.f_globals.get("__name__")).startswith("cml_engine."):
+        _OWN[spec.name] = spec
+    elif _OWN.get(getattr(spec, "name", "")) is not spec:
+        from cml_engine.ops import load_families
+        from cml_engine.ops.declaration.checks import checked
+
+        load_families()  # so that a name which the engine has is taken already
+        spec = checked(spec, caller.f_code.co_filename)
+    if _REGISTRY.get(spec.name, spec) is not spec:
+        raise OperatorError(f"operator '{spec.name}' is registered already; unregister it first")
+    _REGISTRY[spec.name] = spec
+    return spec
+
+
+def unregister(name: str) -> None:
+    """Forget an operator (a hot reload, a test). Where it stood in the place of one of the
+    engine's, that one is there again."""
+    found = _REGISTRY.pop(name, None)
+    if found is not None and found.from_game and name in _OWN:
+        _REGISTRY[name] = _OWN[name]
+
+
+def lookup(name: str) -> OpSpec:
+    """The operator of that name; :class:`UnsupportedOp` with the nearest names otherwise."""
+    try:
+        return _REGISTRY[name]
+    except KeyError:
+        near = get_close_matches(name, _REGISTRY, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "; `cml ops` lists all"
+        raise UnsupportedOp(f"unknown operator '{name}'{hint}") from None
+
+
+def is_registered(name: str) -> bool:
+    return name in _REGISTRY
+
+
+def is_own(*names: str) -> bool:
+    """Whether all of these are this package's own operators. What passes know of an operator is
+    known of ours: where a game has put its own in the place of one, they leave it alone."""
+    return all(name in _REGISTRY and not _REGISTRY[name].from_game for name in names)
+
+
+def registered() -> Mapping[str, OpSpec]:
+    """All operators by name, in order of registration."""
+    return dict(_REGISTRY)

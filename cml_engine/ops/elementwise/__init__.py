@@ -1,0 +1,1 @@
+"""Operators that compute each element of the result from one element of every operand."""

@@ -1,0 +1,109 @@
+"""Elementwise operators of integers, and on floats those that only integers and tests need.
+
+An integer has 32 bits and wraps around. Unsigned numbers are carried by the same bits: sums,
+products, logic and shifts are theirs too. The rest of a row is as in ``operators.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cml_engine.ops.declaration.spec import EXACT
+from cml_engine.ops.elementwise.row import Row, declare
+
+Array = np.ndarray[Any, Any]
+_LEAST, _MOST = -(2**31), 2**31 - 1
+_EDGES = tuple(
+    np.array(values, np.int32)
+    for values in (
+        [_LEAST, _LEAST, _MOST, _MOST, 7, -7, 7, -7, 6, -6, 5, 0, _LEAST, 1],
+        [-1, 2, 2, _MOST, 3, 3, -3, -3, 3, -3, 0, 0, 0, _LEAST],
+    )
+)
+_COUNTS = (
+    np.array([1, -1, 3, -8, _LEAST, 5, 5, 5], np.int32),
+    np.array([31, 1, 0, 4, 31, 32, -1, 40], np.int32),
+)
+_ODD = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 3.4e38, -1e-40, -1.5], np.float32)
+_HALVES = np.array(
+    [-2.5, -1.5, -0.5, -0.0, 0.5, 0.49999997, 1.5, 2.5, 8388607.5, 8388609.0, np.inf], np.float32
+)
+_LARGE = (
+    np.array([1e30, -1e30, 7.5, -7.5, 7.5, 3.0, 3.0, 0.0, 16777215.0, np.inf, 1.0], np.float32),
+    np.array([0.7, 3.0, 2.0, 2.0, -2.0, np.inf, 0.0, 5.0, 0.1, 2.0, np.nan], np.float32),
+)
+
+
+def _divided(a: Array, b: Array) -> Array:
+    """Towards zero; by 0 it is 0."""
+    wide = np.abs(a.astype(np.int64)) // np.maximum(np.abs(b.astype(np.int64)), 1)
+    return np.where(b == 0, 0, np.where((a < 0) != (b < 0), -wide, wide))
+
+
+def _rest(a: Array, b: Array) -> Array:
+    return np.where(b == 0, 0, a - _divided(a, b) * b)
+
+
+def _modulo(a: Array, b: Array) -> Array:
+    rest = _rest(a, b)
+    return np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+def _shifted(shift: Any, a: Array, count: Array) -> Array:
+    inside = (count >= 0) & (count < 32)
+    bits = shift(a.astype(np.uint32), np.where(inside, count, 0).astype(np.uint32))
+    return np.where(inside, bits, 0).astype(np.uint32).view(np.int32)
+
+
+def _row(name: str, hlsl: str, function: Any, result: str = "integer", **more: Any) -> Row:
+    """Of one integer or, where the function takes two, of two."""
+    arity = getattr(function, "nin", 2)
+    extra = more.pop("extra", (_EDGES[:arity],))
+    return Row(name, hlsl, function, ("integer",) * arity, result, tolerance=EXACT, low=-40,
+               high=40, extra=extra, brief=True, **more)  # fmt: skip
+
+
+_INTEGERS = (
+    _row("int_add", "a + b", np.add),
+    _row("int_sub", "a - b", np.subtract),
+    _row("int_mul", "a * b", np.multiply),
+    _row("int_div", "cml_int_div(a, b)", _divided, flops=8),
+    _row("int_rem", "cml_int_rem(a, b)", _rest, flops=8),
+    _row("int_mod", "cml_int_mod(a, b)", _modulo, flops=8),
+    _row("int_min", "min(a, b)", np.minimum),
+    _row("int_max", "max(a, b)", np.maximum),
+    _row("int_neg", "0 - a", np.negative),
+    _row("int_abs", "abs(a)", np.abs),
+    _row("int_sign", "sign(a)", np.sign),
+    _row("int_lt", "a < b", np.less, "logical"),
+    _row("int_gt", "a > b", np.greater, "logical"),
+    _row("int_le", "a <= b", np.less_equal, "logical"),
+    _row("int_ge", "a >= b", np.greater_equal, "logical"),
+    _row("int_eq", "a == b", np.equal, "logical"),
+    _row("int_ne", "a != b", np.not_equal, "logical"),
+    _row("bit_and", "a & b", np.bitwise_and),
+    _row("bit_or", "a | b", np.bitwise_or),
+    _row("bit_xor", "a ^ b", np.bitwise_xor),
+    _row("bit_not", "~a", np.invert),
+    _row("shift_left", "cml_shift_left(a, b)", lambda a, b: _shifted(np.left_shift, a, b),
+         extra=(_COUNTS,)),
+    _row("shift_right", "cml_shift_right(a, b)", lambda a, b: _shifted(np.right_shift, a, b),
+         extra=(_COUNTS,)),
+)  # fmt: skip
+
+_FLOATS = (
+    Row("is_nan", "cml_isnan(a)", np.isnan, result="logical", tolerance=EXACT, extra=((_ODD,),),
+        brief=True),
+    Row("is_inf", "cml_isinf(a)", np.isinf, result="logical", tolerance=EXACT, extra=((_ODD,),),
+        brief=True),
+    # as NumPy's and ONNX's round; NNEF's own round lets halves go up
+    Row("round_even", "cml_round_even(a)", np.rint, flops=4, tolerance=EXACT,
+        extra=((_HALVES,),), brief=True),
+    Row("fmod", "cml_fmod(a, b)", np.fmod, ("scalar",) * 2, flops=16, tolerance=EXACT,
+        extra=(_LARGE,), brief=True),
+)  # fmt: skip
+
+for _declared in (*_INTEGERS, *_FLOATS):
+    declare(_declared)

@@ -1,0 +1,363 @@
+"""What all elementwise operators have in common; ``operators.py`` is the table of them.
+
+A :class:`Row` says what an operator is, in HLSL and in NumPy. Shapes, broadcasting, the kernel
+variant, tests and cost follow from it. Its HLSL is an expression over operands and attributes, so
+that other kernels can put it behind their own results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Node
+from cml_engine.layout import C4H, HLSL_TYPE, PLAIN, VECTOR_TYPE
+from cml_engine.ops.common.broadcast import Walk, broadcast_shapes, left_views, walk
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import (
+    ROUNDING,
+    Case,
+    Dispatch,
+    Half,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    elementwise_cost,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+
+_GROUP = 64
+#: elements (or vectors of four) per thread, and dimensions per walk: as in elementwise.hlsl
+_PER_THREAD = 4
+_MAX_DIMS = 9
+#: tensors that one kernel reads: with its result, as many as every device of WebGPU's binds
+MAX_OPERANDS = 7
+
+
+@dataclass(frozen=True)
+class Row:
+    """One elementwise operator.
+
+    Parameters
+    ----------
+    hlsl : an expression over the operands ``a`` to ``e`` and ``{attribute}`` names.
+    numpy : ``numpy(*arrays, *attribute values)``.
+    types : the operands' NNEF types; ``?`` is any, the same for all that have it.
+    result : the result's type; ``?`` is that of the ``?`` operands.
+    attrs : attributes in the order in which ``numpy`` takes them, each with test values.
+    low, high : test values of the operands lie between these.
+    extra : more test inputs, arrays of special values.
+    brief : tested on a few shapes only: all rows share the ways to walk them.
+    """
+
+    name: str
+    hlsl: str
+    numpy: Callable[..., Any]
+    types: tuple[str, ...] = ("scalar",)
+    result: str = "scalar"
+    flops: float = 1
+    tolerance: Tolerance = ROUNDING
+    attrs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    low: float = -3.0
+    high: float = 3.0
+    extra: tuple[tuple[Any, ...], ...] = ()
+    brief: bool = False
+
+    @property
+    def arity(self) -> int:
+        return len(self.types)
+
+    def values(self, attrs: Attrs) -> list[float]:
+        """The attributes' values, in the table's order."""
+        return [float(attrs[name]) for name in self.attrs]
+
+    def expression(self, attribute: Callable[[int], str]) -> str:
+        """The HLSL with ``attribute(i)`` in the place of the i-th attribute."""
+        return self.hlsl.format(**{name: attribute(i) for i, name in enumerate(self.attrs)})
+
+
+#: every elementwise operator by name
+ROWS: dict[str, Row] = {}
+
+
+def expression(op: str, attribute: Callable[[int], str]) -> str:
+    """The HLSL of an operator, with ``attribute(i)`` for its i-th attribute: for fused epilogues.
+
+    The operands are ``a``, ``b``, …; the functions it calls are in ``pointwise.hlsli``.
+    """
+    return ROWS[op].expression(attribute)
+
+
+# ---------------------------------------------------------------- shapes and types
+
+
+def _infer(row: Row, attrs: Attrs, *facts: Fact) -> Fact:
+    if len(facts) != row.arity:
+        raise ShapeError(f"wanted {row.arity} operands, got {len(facts)}")
+    generic = _generic_type(row, facts)
+    for i, (fact, wanted) in enumerate(zip(facts, row.types, strict=True)):
+        dtype = generic if wanted == "?" else wanted
+        if fact.dtype != dtype:
+            raise ShapeError(
+                f"operand {i + 1} is tensor<{fact.dtype}>, wanted tensor<{dtype}>; "
+                f"convert it with cast<{dtype}>(…)"
+            )
+    result = generic if row.result == "?" else row.result
+    return Fact(result, broadcast_shapes(*(f.shape for f in facts)))
+
+
+def _generic_type(row: Row, facts: Sequence[Fact]) -> str:
+    """What ``?`` stands for: the type of the first operand that has it."""
+    return next((f.dtype for f, t in zip(facts, row.types, strict=True) if t == "?"), "scalar")
+
+
+def _cpu(row: Row, attrs: Attrs, *arrays: Array) -> Array:
+    views = left_views(*arrays)
+    dtype = views[-1].dtype if row.result == "?" else NUMPY_DTYPE[row.result]
+    # overflow to infinity and NaN outside a domain are results here, as on the GPU
+    with np.errstate(all="ignore"):
+        result = row.numpy(*views, *(np.float32(v) for v in row.values(attrs)))
+    return np.asarray(result, dtype)
+
+
+# ---------------------------------------------------------------- GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as a kernel meets it: a node's own, or scratch that has a shape here only."""
+
+    name: str
+    fact: Fact
+    layout: str = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One operator of a chain: its row, its attributes' values, and for each operand which of the
+    kernel's tensors it is, or ``~i`` for the result of the chain's operator i."""
+
+    row: Row
+    values: tuple[float, ...]
+    operands: tuple[int, ...]
+
+
+def launch(
+    row: Row, values: Sequence[float], operands: Sequence[Operand], out: Operand
+) -> Dispatch:
+    """One elementwise step over any tensors, for operators that are made of several steps."""
+    return launch_chain((Link(row, tuple(values), tuple(range(row.arity))),), operands, out)
+
+
+def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operand) -> Dispatch:
+    """Operators one after the other in one kernel. Each rounds as in a kernel of its own, so the
+    results have the same bits."""
+    steps = walk([(o.fact, o.layout) for o in operands], out.fact, out.layout)
+    width = 4 if _vectorises(steps) else 1
+    splat = [width == 4 and strides[-1] == 0 for strides in steps.strides]
+    values = [value for link in chain for value in link.values]
+    return Dispatch(
+        groups=-(-steps.size // (width * _GROUP * _PER_THREAD)),
+        tensors=(*(o.name for o in operands), out.name),
+        params=_params(values, steps, width, splat),
+        defines=_chain_defines(chain, [o.fact for o in operands], out.fact)
+        | _defines(operands, out, width, splat)
+        | {"FLAT": int(steps.flat)},
+        kernel=_kernel(len(operands), len(values)),
+    )
+
+
+def _lower(row: Row, op: Lowering) -> Iterator[Dispatch]:
+    names = tuple(dict.fromkeys(op.node.reads)) if op.epilogues else op.in_names
+    *operands, out = (Operand(n, op.fact(n), op.layout(n)) for n in names + op.out_names)
+    if out.fact.size:
+        yield launch_chain(_chain(row, op, names), operands, out)
+
+
+def _chain(row: Row, op: Lowering, names: Sequence[str]) -> list[Link]:
+    """The node's operator and those fused to it, over the tensors of those names."""
+    if not op.epilogues:
+        return [Link(row, tuple(row.values(op.attrs)), tuple(range(row.arity)))]
+    links = [Link(row, tuple(row.values(op.attrs)), tuple(names.index(n) for n in op.in_names))]
+    for epilogue in op.epilogues:
+        others = [names.index(n) for n in epilogue.inputs]
+        operands = epilogue.operands(others, [~i for i in range(len(links))])
+        fused = ROWS[epilogue.op]
+        links.append(Link(fused, tuple(fused.values(epilogue.attrs)), tuple(operands)))
+    return links
+
+
+def _vectorises(steps: Walk) -> bool:
+    """Four neighbours of the result are four neighbours, or one element, of every operand."""
+    return steps.extents[-1] % 4 == 0 and all(
+        s[-1] == 0 or (s[-1] == 1 and all(step % 4 == 0 for step in s[:-1])) for s in steps.strides
+    )
+
+
+def _params(
+    values: Sequence[float], steps: Walk, width: int, splat: Sequence[bool]
+) -> dict[str, Any]:
+    extents = [*steps.extents[:-1], steps.extents[-1] // width]
+    # one vector to a row (blocks of four channels): the row's own dimension is no step of the walk
+    skip = int(extents[-1] == 1 and len(extents) > 1)
+    extents = extents[: len(extents) - skip]
+    stride = np.zeros((len(splat), _MAX_DIMS), np.uint32)
+    for k, strides in enumerate(steps.strides):
+        unit = 1 if splat[k] else width
+        inner_first = [strides[-1], *(s // unit for s in strides[-2::-1])][skip:]
+        stride[k, : len(inner_first)] = inner_first
+    return {
+        "count": steps.size // width,
+        "dims": len(extents),
+        "extent": extents[::-1],
+        "stride": stride.ravel(),
+        "attr": values or [0.0],
+    }
+
+
+def _chain_defines(
+    chain: Sequence[Link], inputs: Sequence[Fact], out: Fact
+) -> dict[str, int | str]:
+    """``CHAIN``: statements that leave the result of link i in ``r<i>``; ``LAST`` is the last's.
+
+    What one link gives another goes through ``cml_sealed``: drivers make one multiply-add of a
+    product and a sum, and ``a`` of ``(a + b) - b``, where they see both. All operands but the first
+    have another seal: drivers make 0 of ``a - a``, also where ``a`` is infinite.
+    """
+    element = HLSL_TYPE[out.dtype]
+    statements, first = [], 0
+    for i, link in enumerate(chain):
+        operands = []
+        for j, (letter, k) in enumerate(zip("abcde", link.operands, strict=False)):
+            kind = element if k < 0 else HLSL_TYPE[inputs[k].dtype]
+            value = f"r{~k}" if k < 0 else f"p{k}"
+            if k < 0 or k in link.operands[:j]:
+                value = f"cml_sealed{'_too' if j else ''}({value})"
+            operands.append(f"{kind} {letter} = {value};")
+        text = link.row.expression(lambda j, first=first: f"attr({first + j})")  # type: ignore[misc]
+        statements.append(f"{element} r{i}; {{ {' '.join(operands)} r{i} = {element}({text}); }}")
+        first += len(link.values)
+    return {"CHAIN": " ".join(statements), "LAST": f"r{len(chain) - 1}"}
+
+
+def _defines(
+    inputs: Sequence[Operand], out: Operand, width: int, splat: Sequence[bool]
+) -> dict[str, int | str]:
+    result = HLSL_TYPE[out.fact.dtype]
+    defines: dict[str, int | str] = {
+        "ARITY": len(inputs),
+        "VEC": width,
+        "RESULT": result,
+        "OUT": f"T{len(inputs)}",
+        f"T{len(inputs)}_TYPE": _stored_type(out, width),
+    }
+    for k, operand in enumerate(inputs):
+        defines[f"VALUE{k}"] = HLSL_TYPE[operand.fact.dtype]
+        defines[f"T{k}_TYPE"] = _stored_type(operand, 1 if splat[k] else width)
+        defines[f"SPLAT{k}"] = int(splat[k])
+    return defines
+
+
+def _stored_type(tensor: Operand, width: int) -> str:
+    if tensor.layout == C4H:
+        return VECTOR_TYPE[C4H]
+    return HLSL_TYPE[tensor.fact.dtype] + ("4" if width == 4 else "")
+
+
+def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
+    """Whether four channels are computed at once: so where everything with more than a value per
+    channel and position is a feature map itself."""
+    touched = [facts[n] for n in (*node.reads, *node.outputs)]
+    maps = [f for f in touched if f.rank > 2 and f.shape[1] != 1]
+    alike = all(f.dtype == "scalar" and f.rank == touched[-1].rank for f in maps)
+    return "each" if alike else "none"
+
+
+def kernel_of(row: Row) -> Kernel:
+    """How the row's operator is launched."""
+    return replace(_kernel(row.arity, len(row.attrs)), lower=partial(_lower, row))
+
+
+def _kernel(operands: int, attrs: int) -> Kernel:
+    return Kernel(
+        "elementwise/elementwise.hlsl",
+        params=f"count:u dims:u extent:u{_MAX_DIMS} stride:u{operands * _MAX_DIMS} "
+        f"attr:f{max(1, attrs)}",
+        group=_GROUP,
+        layouts="same",
+        half=_half,
+        trusted=True,
+    )
+
+
+# ---------------------------------------------------------------- tests
+
+_SHAPES: Mapping[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
+    1: (((2, 3, 5),), ((),), ((1031,),), ((1, 8, 3, 4),), ((2, 1, 3, 1, 2, 2),), ((3, 0, 2),)),
+    2: (
+        ((2, 3, 4, 5), (2, 3)),
+        ((1, 8), (2, 8, 4, 4)),
+        ((3, 1, 4), (1, 5, 1)),
+        ((), (7, 3)),
+        ((2, 4, 8), (2, 4, 8)),
+        ((1, 128, 1, 1), (1, 128, 1)),
+        ((2, 1, 3, 1, 2, 2), (1, 2, 1, 4)),
+        ((0, 3), (1, 3, 2)),
+        ((), ()),
+    ),
+    3: (
+        ((2, 3, 5), (2, 3, 5), (2, 3, 5)),
+        ((2,), (2, 3), (1, 3, 4)),
+        ((), (4, 4), ()),
+        ((1, 1, 3), (2, 1, 1, 5, 1, 2), (2, 4)),
+        ((3, 0), (3,), ()),
+        ((), (), ()),
+    ),
+    5: (
+        ((2, 8, 4, 4), (1, 8), (1, 8), (1, 8), (1, 8)),
+        ((2, 3, 5, 5), (1, 3), (1, 3, 1, 1), (), (1, 3)),
+        ((1, 3, 2, 1, 3, 2), (1, 3), (), (1, 3), (1, 3)),
+        ((2, 0, 3), (), (), (), ()),
+        ((), (), (), (), ()),
+    ),
+}
+
+
+def _cases(row: Row) -> list[Case]:
+    lists = list(row.attrs.values())
+    cases = []
+    shapes_of = _SHAPES[row.arity]
+    for i, shapes in enumerate([shapes_of[0], shapes_of[-1]] if row.brief else shapes_of):
+        attrs = {name: v[i % len(v)] for name, v in zip(row.attrs, lists, strict=True)}
+        cases.append(Case(tuple(map(partial(_random, row), shapes, row.types)), attrs))
+    first = {name: values[0] for name, values in row.attrs.items()}
+    cases += [Case(arrays, first, "special values") for arrays in row.extra]
+    return cases
+
+
+def _random(row: Row, shape: tuple[int, ...], dtype: str) -> Random:
+    return Random(shape, row.low, row.high, "scalar" if dtype == "?" else dtype)
+
+
+def declare(row: Row) -> OpSpec:
+    """Register the operator and everything that follows from its row."""
+    ROWS[row.name] = row
+    return register(
+        OpSpec(
+            row.name,
+            infer=partial(_infer, row),
+            cpu=partial(_cpu, row),
+            kernel=kernel_of(row),
+            cost=elementwise_cost(row.flops),
+            cases=_cases(row),
+            tolerance=row.tolerance,
+        )
+    )

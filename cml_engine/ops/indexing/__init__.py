@@ -1,0 +1,1 @@
+"""Operators whose operand says which elements they read or write."""

@@ -1,0 +1,222 @@
+"""gather: entries of an axis by index. cast: the same values in another dtype. to_bits, from_bits:
+the same 32 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError, ShapeError
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
+from cml_engine.layout import HLSL_TYPE
+from cml_engine.ops.common.shapes import check_axis, check_type, fact_of
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    elementwise_cost,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+_ITEMS = 4
+
+
+def _gather_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
+    axis = check_axis(attrs.axis, x.rank)
+    if indices.dtype != "integer":
+        raise ShapeError(f"gather indices are {indices}, wanted integer; cast them")
+    if x.shape[axis] == 0 < indices.size:
+        raise ShapeError(f"axis {axis} of {x} is empty: {indices.size} indices find nothing in it")
+    return fact_of(x.dtype, [*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
+
+
+def _gather_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
+    extent = x.shape[attrs.axis]
+    wrong = indices[(indices < 0) | (indices >= extent)]
+    if wrong.size:
+        raise InputError(
+            f"gather index {wrong.flat[0]} is not in axis {attrs.axis}, wanted 0 to {extent - 1} "
+            f"({wrong.size} of {indices.size} indices are wrong); on a GPU they are clamped"
+        )
+    return x.take(indices, attrs.axis)
+
+
+def _gather_lower(op: Lowering) -> Iterator[Dispatch]:
+    (x, indices), (y,) = op.inputs, op.outputs
+    if y.size == 0:
+        return
+    axis = op.attrs.axis
+    row = prod(x.shape[axis + 1 :])
+    width, item = (4, "uint4") if row % 4 == 0 else (1, "uint")
+    blocks = -(-row // (width * _ITEMS))
+    n = prod(x.shape[:axis]) * indices.size * blocks
+    yield Dispatch(
+        groups=-(-n // _GATHER.group),
+        tensors=(*op.in_names, *op.out_names),
+        params={
+            "n": n,
+            "blocks": blocks,
+            "row": row // width,
+            "extent": x.shape[axis],
+            "indices": indices.size,
+        },
+        defines={"ITEMS": _ITEMS, "T0_TYPE": item, "T1_TYPE": "int", "T2_TYPE": item},
+    )
+
+
+_GATHER = Kernel(
+    "indexing/gather.hlsl",
+    "n:u blocks:u row:u extent:u indices:u",
+    lower=_gather_lower,
+    trusted=True,
+)
+
+
+def _index(high: int, *shape: int) -> Random:
+    return Random(shape, 0, high, "integer")
+
+
+register(
+    OpSpec(
+        "gather",
+        infer=_gather_infer,
+        cpu=_gather_cpu,
+        kernel=_GATHER,
+        cost=lambda attrs, inputs, outputs: elementwise_cost(0)(
+            attrs, [inputs[1], *outputs], outputs
+        ),
+        tolerance=EXACT,
+        cases=[
+            Case(((10, 7), _index(10, 3)), {"axis": 0}, "rows"),
+            Case(((10, 16), _index(10, 3, 5)), {"axis": 0}, "embedding, aligned rows"),
+            Case(((2, 9, 3), _index(9, 4)), {"axis": 1}, "middle axis"),
+            Case(((5, 6), _index(6, 2, 2)), {"axis": 1}, "last axis"),
+            Case(((5, 6), _index(6)), {"axis": 1}, "a single index removes the axis"),
+            Case(((1, 3), _index(1, 7)), {"axis": 0}, "extent 1"),
+            Case(((5, 6), _index(5, 0)), {"axis": 0}, "no index"),
+            Case(((4, 0), _index(4, 2)), {"axis": 0}, "empty rows"),
+            Case((Random((3, 1, 2, 1, 3, 1, 2, 2), -9, 9, "integer"), _index(3, 5)), {"axis": 4}),
+            Case((Random((6, 3), dtype="logical"), _index(6, 9)), {"axis": 0}, "logical"),
+        ],
+    )
+)
+
+
+def _cast_infer(attrs: Attrs, x: Fact) -> Fact:
+    if attrs.dtype not in NUMPY_DTYPE:
+        raise ShapeError(f"cast to '{attrs.dtype}', wanted one of {', '.join(NUMPY_DTYPE)}")
+    return Fact(attrs.dtype, x.shape)
+
+
+def _cast_cpu(attrs: Attrs, x: Array) -> Array:
+    """scalar -> integer is cut off towards zero; what an integer cannot hold becomes the nearest
+    that it can, NaN becomes 0 (C leaves both open, and every processor differs)."""
+    if attrs.dtype == "integer" and x.dtype.kind == "f":
+        limit = np.iinfo(np.int32)
+        return np.nan_to_num(x.astype(np.float64)).clip(limit.min, limit.max).astype(np.int32)
+    return x.astype(NUMPY_DTYPE[attrs.dtype])
+
+
+def _cast_lower(op: Lowering) -> Iterator[Dispatch]:
+    (x,), (y,) = op.inputs, op.outputs
+    kind = {}
+    if y.dtype == "logical":
+        kind = {"FLOAT_TO_LOGICAL" if x.dtype == "scalar" else "TO_LOGICAL": 1}
+    elif (x.dtype, y.dtype) == ("scalar", "integer"):
+        kind = {"FLOAT_TO_INT": 1}
+    if y.size:
+        yield Dispatch(
+            groups=-(-y.size // (_CAST.group * _ITEMS)),
+            tensors=(*op.in_names, *op.out_names),
+            params={"n": y.size},
+            defines={
+                "CAST": 1,
+                "ITEMS": _ITEMS,
+                "T0_TYPE": HLSL_TYPE[x.dtype],
+                "T1_TYPE": HLSL_TYPE[y.dtype],
+                **kind,
+            },
+        )
+
+
+_CAST = Kernel("indexing/gather.hlsl", "n:u", lower=_cast_lower, trusted=True)
+_ODD = (np.inf, -np.inf, np.nan)
+_EDGES = np.array(
+    [0.0, -0.0, 0.5, -0.5, 1.9, -1.9, 2.0**31 - 128, 2.0**31, -(2.0**31), 3e9, -3e9, 1e-30, *_ODD],
+    np.float32,
+)
+
+register(
+    OpSpec(
+        "cast",
+        infer=_cast_infer,
+        cpu=_cast_cpu,
+        kernel=_CAST,
+        cost=elementwise_cost(1),
+        tolerance=EXACT,
+        cases=[
+            Case((Random((3, 700), -99, 99),), {"dtype": "integer"}, "towards zero"),
+            Case((_EDGES,), {"dtype": "integer"}, "what an integer cannot hold"),
+            Case((_EDGES,), {"dtype": "logical"}, "is it not 0"),
+            Case((Random((5, 7), -3, 3, "integer"),), {"dtype": "scalar"}),
+            Case((Random((5, 7), -3, 3, "integer"),), {"dtype": "logical"}),
+            Case((Random((1,), dtype="logical"),), {"dtype": "scalar"}),
+            Case((Random((65,), dtype="logical"),), {"dtype": "integer"}),
+            Case(((2, 0),), {"dtype": "integer"}, "empty"),
+            Case(((),), {"dtype": "scalar"}, "rank 0, same dtype"),
+            Case((Random((1, 2, 1, 2, 1, 2, 1, 3), -5, 5),), {"dtype": "integer"}, "rank 8"),
+        ],
+    )
+)
+
+
+def _bits_infer(source: str, target: str, attrs: Attrs, x: Fact) -> Fact:
+    check_type(source, x=x)
+    return Fact(target, x.shape)
+
+
+def _bits_cpu(target: str, attrs: Attrs, x: Array) -> Array:
+    return np.array(x, order="C").view(NUMPY_DTYPE[target])
+
+
+def _bits_lower(op: Lowering) -> Iterator[Dispatch]:
+    """Words moved as they are: no unit for floats sees them."""
+    size = op.outputs[0].size
+    if size:
+        yield Dispatch(
+            groups=-(-size // (_CAST.group * _ITEMS)),
+            tensors=(*op.in_names, *op.out_names),
+            params={"n": size},
+            defines={"CAST": 1, "ITEMS": _ITEMS, "T0_TYPE": "uint", "T1_TYPE": "uint"},
+        )
+
+
+for _name, _source, _target in (
+    ("to_bits", "scalar", "integer"),
+    ("from_bits", "integer", "scalar"),
+):
+    _patterns = np.array([0x7FC00001, 0x80000000, 1, 0x7FC0BEEF, 0x3F800000], np.uint32)
+    register(
+        OpSpec(
+            _name,
+            infer=partial(_bits_infer, _source, _target),
+            cpu=partial(_bits_cpu, _target),
+            kernel=Kernel("indexing/gather.hlsl", "n:u", lower=_bits_lower, trusted=True),
+            cost=elementwise_cost(0),
+            tolerance=EXACT,
+            cases=[
+                Case((Random((3, 700), -99, 99, _source),)),
+                Case((_patterns.view(NUMPY_DTYPE[_source]),), note="NaN, -0, a denormal"),
+                Case((Random((2, 0), dtype=_source),), note="empty"),
+            ],
+        )
+    )

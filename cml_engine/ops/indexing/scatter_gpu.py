@@ -1,0 +1,207 @@
+"""Three ways to scatter on a GPU; each gives a place's updates to one thread, in their order.
+
+Where indices are constants, the updates of every slot are listed at load. Where they are computed
+and the last update of a slot is all that counts, every slot is marked with its number first. Else
+threads look through all updates for those of their own slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.ops.common.broadcast import contiguous_strides
+from cml_engine.ops.common.shapes import MAX_RANK
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.indexing.scatter_places import PlacesOf, element_places, row_places
+
+Array = np.ndarray[Any, Any]
+_GROUP = 64
+#: what happens to a place, in the kernels' order
+REDUCTIONS = ("none", "add", "mul", "min", "max")
+#: threads that keep a GPU, or a driver that runs shaders on the CPU, busy
+_BUSY, _BUSY_SOFTWARE = 4096, 64
+#: looking through updates is worth it up to so many looks for each value that marking moves
+_LOOKS = 8
+
+
+def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, indices, _ = op.inputs
+    if x.size == 0:
+        return
+    axis = op.attrs.axis
+    beside = [d for d in range(x.rank) if d != axis]
+    to, start = contiguous_strides(x.shape), contiguous_strides(indices.shape)
+    geometry = {
+        "slots": x.shape[axis],
+        "by_rows": 0,
+        "places": 0,
+        "limit": [0],
+        "rank": len(beside),
+        "extent": [x.shape[d] for d in beside] or [1],
+        "reach": [indices.shape[d] for d in beside] or [1],
+        "to": [to[d] for d in beside] or [0],
+        "start": [start[d] for d in beside] or [0],
+        "to_step": to[axis],
+        "step": start[axis],
+    }
+    marks = {
+        "slots": x.shape[axis],
+        "by_rows": 0,
+        "rank": x.rank,
+        "extent": indices.shape,
+        "stride": [0 if d == axis else s for d, s in enumerate(to)],
+        "step": to[axis],
+    }
+    yield from _scatter(op, element_places, 1, indices.shape[axis], geometry, marks)
+
+
+def _rows_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, indices, _ = op.inputs
+    if x.size == 0:
+        return
+    places = indices.shape[-1]
+    row = prod(x.shape[places:])
+    limit = x.shape[:places] or [0]
+    geometry = {
+        "slots": x.size // row,
+        "by_rows": 1,
+        "places": places,
+        "limit": limit,
+        "rank": 1,
+        "extent": [row],
+        "reach": [row],
+        "to": [1],
+        "start": [1],
+        "to_step": row,
+        "step": row,
+    }
+    marks = {"slots": 0, "by_rows": 1, "rank": places, "extent": limit, "stride": [0], "step": 0}
+    yield from _scatter(op, row_places, row, prod(indices.shape[:-1]), geometry, marks)
+
+
+def _scatter(
+    op: Lowering,
+    places_of: PlacesOf,
+    row: int,
+    updates: int,
+    geometry: Mapping[str, Any],
+    marks: Mapping[str, Any],
+) -> Iterator[Dispatch]:
+    """The best of the three ways. A slot has ``row`` values; a line of the geometry ``updates``."""
+    x, constant = op.inputs[0], op.constant(op.in_names[1])
+    kind = REDUCTIONS.index(op.attrs.reduction)
+    kind += len(REDUCTIONS) * (x.dtype == "integer" and kind > 0)
+    busy = _BUSY_SOFTWARE if op.limits.software else _BUSY
+    segment = max(1, min(updates, -(-x.size // busy), geometry["slots"], MOST_TURNS // 4))
+    threads = x.size // geometry["slots"] * -(-geometry["slots"] // segment)
+    if constant is not None:
+        yield from _listed(op, places_of, constant, row, kind)
+    elif kind == 0 and threads * updates > _LOOKS * (x.size + op.inputs[2].size):
+        yield from _marked(op, row, marks)
+    else:
+        yield from _looked(op, threads, segment, updates, kind, geometry)
+
+
+def _looked(
+    op: Lowering,
+    threads: int,
+    segment: int,
+    updates: int,
+    kind: int,
+    geometry: Mapping[str, Any],
+) -> Iterator[Dispatch]:
+    """A thread has a range of a line's slots, and looks through all updates of that line: one for
+    each slot where updates are few, fewer where looking would be most of the work. Of very many
+    updates a launch does those that a thread's loops may turn for."""
+    part = MOST_TURNS // 2 // (geometry["places"] + LOOP_TURNS * geometry["by_rows"] or 1)
+    for begin in range(0, max(updates, 1), part):
+        yield Dispatch(
+            groups=-(-threads // _GROUP),
+            tensors=(*op.in_names, *op.out_names),
+            params={
+                "n": threads,
+                "lines": op.inputs[0].size // geometry["slots"],
+                "segment": segment,
+                "kind": kind,
+                "begin": begin,
+                "end": min(begin + part, updates),
+                **geometry,
+            },
+            defines={"T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint", "T3_TYPE": "uint"},
+        )
+
+
+def _listed(
+    op: Lowering, places_of: PlacesOf, indices: Array, row: int, kind: int
+) -> Iterator[Dispatch]:
+    """A copy, then a thread for each value of the slots that have updates."""
+    (x, index_name, updates), (y,) = op.in_names, op.out_names
+    fact = op.inputs[0]
+    lists = _lists(places_of(op.attrs, indices, fact.shape)[0])
+    hits = int(lists[0])
+    yield _step("COPY", fact.size, (x, y), ("uint", "uint"))
+    if hits == 0:
+        return
+    shape = "x".join(map(str, fact.shape))
+    packed = op.pack(f"{index_name}.lists.{shape}.{op.attrs.get('axis', '')}", lambda: lists)
+    longest = int(np.diff(lists[1 + hits : 2 + 2 * hits]).max())
+    for begin in range(0, longest, MOST_TURNS):
+        params = {"row": row, "begin": begin, "end": begin + MOST_TURNS, "kind": kind}
+        yield _step("LISTED", hits * row, (packed, updates, y), ("int", "uint", "uint"), **params)
+
+
+def _lists(places: Array) -> Array:
+    """How many slots have updates; these slots; where their lists begin and where the last one
+    ends; the numbers of the updates, by slot and in order."""
+    known = np.flatnonzero(places >= 0)
+    order = known[np.argsort(places[known], kind="stable")]
+    slots, starts = np.unique(places[order], return_index=True)
+    return np.concatenate([[len(slots)], slots, starts, [len(order)], order]).astype(np.int32)
+
+
+def _marked(op: Lowering, row: int, marks: Mapping[str, Any]) -> Iterator[Dispatch]:
+    """Of every slot the number of its last update: the greatest, in whatever order they come."""
+    (x, indices, updates), (y,) = op.in_names, op.out_names
+    size, count = op.inputs[0].size, op.inputs[2].size // row
+    winners = op.scratch(size // row)
+    yield _step("CLEAR", size // row, (winners,), ("uint",))
+    yield _step("MARK", count, (indices, winners), ("int", "uint"), **marks)
+    yield _step("TAKE", size, (x, updates, winners, y), ("uint",) * 4, row=row)
+
+
+def _step(
+    name: str, threads: int, tensors: tuple[str, ...], types: tuple[str, ...], **params: Any
+) -> Dispatch:
+    return Dispatch(
+        groups=-(-threads // _GROUP),
+        tensors=tensors,
+        params={"n": threads, **_NOTHING, **params},
+        defines={name: 1, **{f"T{i}_TYPE": kind for i, kind in enumerate(types)}},
+        kernel=_STEPS,
+    )
+
+
+_NOTHING: Mapping[str, Any] = {
+    **dict.fromkeys(("row", "begin", "end", "kind", "slots", "by_rows", "rank", "step"), 0),
+    **dict.fromkeys(("extent", "stride"), [0]),
+}
+_STEPS = Kernel(
+    "indexing/scatter_steps.hlsl",
+    "n:u row:u begin:u end:u kind:u slots:u by_rows:u rank:u step:u "
+    f"extent:u{MAX_RANK} stride:u{MAX_RANK}",
+    group=_GROUP,
+    trusted=True,
+)
+_PARAMS = (
+    "n:u lines:u slots:u segment:u kind:u begin:u end:u by_rows:u places:u rank:u to_step:u step:u "
+    + " ".join(f"{name}:u{MAX_RANK}" for name in ("limit", "extent", "reach", "to", "start"))
+)
+ELEMENTS, ROWS = (
+    Kernel("indexing/scatter.hlsl", _PARAMS, lower=lower, group=_GROUP, trusted=True)
+    for lower in (_elements_lower, _rows_lower)
+)

@@ -1,0 +1,39 @@
+"""Where the updates of scattering go: numbers of slots, -1 for an index that is nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.graph import Attrs
+from cml_engine.ops.common.broadcast import contiguous_strides
+
+Array = np.ndarray[Any, Any]
+#: ``places(attrs, indices, the input's shape)``: of each update its slot, and how many slots
+PlacesOf = Callable[[Attrs, Array, tuple[int, ...]], tuple[Array, int]]
+
+
+def element_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tuple[Array, int]:
+    """Of scatter_elements: every element is a slot."""
+    extent, strides = shape[attrs.axis], contiguous_strides(shape)
+    own: Array = np.where(indices < 0, indices.astype(np.int64) + extent, indices)
+    at = np.zeros(indices.shape, np.int64)
+    for axis, places in enumerate(np.indices(indices.shape, np.int64)):
+        at += strides[axis] * (own if axis == attrs.axis else places)
+    return np.where((own >= 0) & (own < extent), at, -1).reshape(-1), prod(shape)
+
+
+def row_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tuple[Array, int]:
+    """Of scatter_nd: a slot is what the axes have that are not indexed."""
+    count = indices.shape[-1]
+    extents = np.array(shape[:count], np.int64)
+    rows = indices.reshape(prod(indices.shape[:-1]), count).astype(np.int64)
+    rows = np.where(rows < 0, rows + extents, rows)
+    at = np.zeros(len(rows), np.int64)
+    for axis, extent in enumerate(extents):
+        at = at * extent + rows[:, axis]
+    inside = ((rows >= 0) & (rows < extents)).all(-1)
+    return np.where(inside, at, -1), prod(shape[:count])

@@ -1,0 +1,335 @@
+"""How products of matrices are laid on the GPU: the kernel, the tiles and the operands' order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.graph import Fact, Node
+from cml_engine.layout import C4, C4H, HALF, VECTOR_TYPE, to_half
+from cml_engine.ops.declaration.choice import about
+from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
+from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, is_own
+from cml_engine.ops.matmul.tiles import Tile, choose_tile, tiles_for
+from cml_engine.ops.movement.strided import Dim, box, collapse, copy_dispatch, strides
+
+PARAMS = (
+    "rows:u columns:u tiles_m:u tiles_n:u k_begin:u k_end:u accumulate:u last:u a_m:u a_k:u "
+    "b_n:u b_k:u b_vectors:u bias_stride:u batch_shape:u6 a_batch:u6 b_batch:u6 " + EPILOGUE_PARAMS
+)
+Array = np.ndarray[Any, Any]
+
+
+#: a CPU runs 8 threads as one vector: with no others to wait for, a barrier costs it nothing
+_REDUCE_GROUP, _SOFTWARE_REDUCE_GROUP = 64, 8
+#: shorter sums leave the lanes of a reducing workgroup without work
+_LONG_SUM = 64
+#: more results than so many by reducing workgroups are not worth a try
+_MOST_REDUCED = 1 << 14
+#: work of a workgroup, so that a slice of a frame can hold one: about 0.3 ms on llvmpipe
+_GROUP_FLOPS = 1 << 23
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """An operand in words: ``outer`` from row to row of A (column to column of B), ``inner``
+    from k to k + 1, ``batch`` for each leading axis of the result."""
+
+    name: str
+    outer: int
+    inner: int
+    batch: tuple[int, ...]
+    #: whether k is the tensor's last axis
+    k_last: bool = False
+
+    def vectors(self, along: int, across: int) -> bool:
+        """Whether its reads can be ``float4``: ``along`` one stride is 1, all others aligned."""
+        return along == 1 and all(s % 4 == 0 for s in (across, *self.batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """``batch`` times rows x columns sums over ``inner``; ``bias`` is a tensor per column."""
+
+    a: Matrix
+    b: Matrix
+    batch: tuple[int, ...]
+    rows: int
+    columns: int
+    inner: int
+    bias: str | None = None
+
+    @property
+    def results(self) -> int:
+        return prod(self.batch) * self.rows * self.columns
+
+
+def takes_half_weights(node: Node, facts: Mapping[str, Fact]) -> bool:
+    """Whether the node is a product that reads the matrix on its right four numbers at a time."""
+    if node.op not in ("linear", "matmul") or not is_own(node.op) or node.attrs.get("transposeA"):
+        return False
+    shape = facts[node.inputs[0]].shape
+    return bool(shape) and shape[-1] % 4 == 0 and facts[node.outputs[0]].size > 0
+
+
+def lower_matmul(op: Lowering) -> Iterator[Dispatch]:
+    a, c = op.inputs[0], op.outputs[0]
+    flip_a, flip_b = op.attrs.transposeA, op.attrs.transposeB
+    batch = c.shape[:-2]
+    product = Product(
+        a=_matrix(op, 0, batch, k_last=not flip_a),
+        b=_matrix(op, 1, batch, k_last=bool(flip_b)),
+        batch=batch,
+        rows=c.shape[-2],
+        columns=c.shape[-1],
+        inner=a.shape[-2] if flip_a else a.shape[-1],
+    )
+    yield from _lower(op, product)
+
+
+def lower_linear(op: Lowering) -> Iterator[Dispatch]:
+    (x, weights, _), names = op.inputs, op.in_names
+    product = Product(
+        a=_matrix(op, 0, (), k_last=True),
+        b=_matrix(op, 1, (), k_last=True),
+        batch=(),
+        rows=x.shape[0],
+        columns=weights.shape[0],
+        inner=x.shape[1],
+        bias=names[2],
+    )
+    yield from _lower(op, product)
+
+
+def _matrix(op: Lowering, index: int, batch: tuple[int, ...], k_last: bool) -> Matrix:
+    shape = op.inputs[index].shape
+    *lead, row, column = strides(shape)
+    steps = tuple(0 if e == 1 else s for e, s in zip(shape[: len(batch)], lead, strict=True))
+    outer, inner = (row, column) if k_last else (column, row)
+    return Matrix(op.in_names[index], outer, inner, steps, k_last)
+
+
+def _lower(op: Lowering, product: Product) -> Iterator[Dispatch]:
+    if product.results == 0:
+        return
+    tile = _chosen(op, product)
+    if tile is None:
+        yield from _reduce(op, product)
+        return
+    half = _is_half(op, product)
+    if half or product.b.outer != 1 or not product.b.vectors(product.b.outer, product.b.inner):
+        product, copies = _columns_last(op, product)
+        yield from copies
+    yield from _tiles(op, product, tile, half)
+
+
+def _is_half(op: Lowering, p: Product) -> bool:
+    """Whether B is stored in 16 bits."""
+    return op.layout(p.b.name) == HALF
+
+
+def _pack(op: Lowering, p: Product, key: str, make: Callable[[], Array]) -> str:
+    """B as ``make()`` lays it out, in as many bits as it is stored in."""
+    if _is_half(op, p):
+        return op.pack(f"{p.b.name}.{key}.half", lambda: to_half(make()))
+    return op.pack(f"{p.b.name}.{key}", make)
+
+
+def _chosen(op: Lowering, p: Product) -> Tile | None:
+    """The tile, or None where workgroups should reduce: as measured, else by the rules."""
+    software, reduces = op.limits.software, _reduces(op, p)
+    options: dict[str, Tile | None] = {str(tile): tile for tile in tiles_for(software)}
+    if reduces or (p.inner >= _LONG_SUM and p.results <= _MOST_REDUCED):
+        options["reduce"] = None
+    usual = choose_tile(p.rows, p.columns, prod(p.batch), software)
+    return op.choose(_key(op, p), options, "reduce" if reduces else str(usual))
+
+
+def _key(op: Lowering, p: Product) -> str:
+    """What decides which is fastest, in words: ``matmul ~64x512 by 512x256, AB``."""
+    rows, inner, columns = (about(x) for x in (p.rows, p.inner, p.columns))
+    words = [f"{op.node.op} ~{rows}x{inner} by {inner}x{columns}"]
+    if (batch := prod(p.batch)) != 1:
+        words.append(f"~{about(batch)} times")
+    words.append(("A" if p.a.k_last else "A^T") + ("B^T" if p.b.k_last else "B"))
+    constant = ", B constant" if op.constant(p.b.name) is not None else ""
+    return ", ".join(words) + constant + (" in 16 bits" if _is_half(op, p) else "")
+
+
+def _reduces(op: Lowering, p: Product) -> bool:
+    """Few results with a long sum: too few threads if each of them had a whole sum to do."""
+    if p.inner < _LONG_SUM:
+        return False
+    by_rows = p.b.inner == 1 or op.constant(p.b.name) is not None
+    if p.rows <= 4 or p.columns <= 4:
+        return by_rows or p.columns <= 1024
+    return p.results <= 1024 and p.inner >= 8 * _LONG_SUM
+
+
+def _columns_last(op: Lowering, p: Product) -> tuple[Product, list[Dispatch]]:
+    """B with its columns side by side, in rows of whole vectors: packed where it is constant,
+    copied where there are enough rows of A to make up for it."""
+    value = op.constant(p.b.name)
+    if value is None and p.rows < 8:
+        return p, []
+    shape = op.fact(p.b.name).shape[: len(p.batch)]
+    width = -(-p.columns // 4) * 4
+    lead = [prod(shape[i + 1 :]) * p.inner * width for i in range(len(shape))]
+    steps = tuple(0 if e == 1 else s for e, s in zip(shape, lead, strict=True))
+    if value is not None:
+
+        def make() -> Array:
+            rows = np.asarray(value).swapaxes(-1, -2) if p.b.k_last else np.asarray(value)
+            return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, width - p.columns)])
+
+        name = _pack(op, p, f"columns{int(p.b.k_last)}", make)
+        return replace(p, b=Matrix(name, 1, width, steps)), []
+    name = op.scratch(prod(shape) * p.inner * width)
+    walk = strides(op.fact(p.b.name).shape)[: len(p.batch)]
+    extents = (*shape, p.inner, p.columns)
+    copy = box(extents, (*walk, p.b.inner, p.b.outer), (*lead, width, 1))
+    dispatch = copy_dispatch(op, p.b.name, name, copy)
+    return replace(p, b=Matrix(name, 1, width, steps)), [dispatch] if dispatch else []
+
+
+def _tiles(op: Lowering, p: Product, tile: Tile, half: bool) -> Iterator[Dispatch]:
+    a_vector = p.a.vectors(p.a.inner, p.a.outer) and p.inner % 4 == 0
+    b_vector = p.b.vectors(p.b.outer, p.b.inner)
+    defines: dict[str, int | str] = {
+        "ROWS": tile.rows,
+        "COLS": tile.cols,
+        "COLUMN_LANES": tile.lanes,
+        **({"A_VECTOR": 1, "T0_TYPE": "float4"} if a_vector else {}),
+        **({"B_VECTOR": 1, "T1_TYPE": VECTOR_TYPE[C4H if half else C4]} if b_vector else {}),
+    }
+    yield from _launches(
+        op,
+        p,
+        defines,
+        tiles=(-(-p.rows // tile.height), -(-p.columns // tile.width)),
+        widths=(4 if a_vector else 1, 4 if b_vector else 1),
+        step=_steps(tile.height * tile.width, a_turn=4 if a_vector else 1),
+        kernel=_KERNELS[tile.group],
+    )
+
+
+def _reduce(op: Lowering, p: Product) -> Iterator[Dispatch]:
+    value = op.constant(p.b.name)
+    half = _is_half(op, p)
+    if value is not None and (half or not p.b.k_last):
+        matrix = value if p.b.k_last else value.swapaxes(-1, -2)
+        name = _pack(op, p, f"rows{int(p.b.k_last)}", lambda: matrix)
+        p = replace(p, b=Matrix(name, p.inner, 1, p.b.batch))
+    vector = p.inner % 4 == 0 and all(m.vectors(m.inner, m.outer) for m in (p.a, p.b))
+    rows, cols = (1 if x == 1 else 4 for x in (p.rows, p.columns))
+    width = 4 if vector else 1
+    group = _SOFTWARE_REDUCE_GROUP if op.limits.software else _REDUCE_GROUP
+    types: dict[str, int | str] = {}
+    if vector:
+        types = {"A_VECTOR": 1, "T0_TYPE": "float4", "T1_TYPE": VECTOR_TYPE[C4H if half else C4]}
+    yield from _launches(
+        op,
+        p,
+        {"REDUCE": 1, "ROWS": rows, "COLS": cols, **types},
+        tiles=(-(-p.rows // rows), -(-p.columns // cols)),
+        widths=(width, width),
+        step=_steps(rows * cols, a_turn=group * width),
+        kernel=_KERNELS[group],
+        k_unit=width,
+    )
+
+
+def _steps(results: int, a_turn: int) -> int:
+    """How many products one launch may add to each of a workgroup's results, whose loop does so
+    many of them in ``a_turn``."""
+    worth = max(256, _GROUP_FLOPS // (2 * results) // 256 * 256)
+    return min(worth, MOST_TURNS // 2 // 256 * 256 * a_turn)
+
+
+def _launches(
+    op: Lowering,
+    p: Product,
+    defines: dict[str, int | str],
+    tiles: tuple[int, int],
+    widths: tuple[int, int],
+    step: int,
+    kernel: Kernel,
+    k_unit: int = 1,
+) -> Iterator[Dispatch]:
+    """One dispatch per ``step`` of the sum, each going on from what the one before has stored."""
+    tensors = [p.a.name, p.b.name] + ([p.bias] if p.bias else [])
+    epilogue = epilogue_of(op, len(tensors))
+    tensors += [*epilogue.tensors, op.out_names[0]]
+    batch_defines, batch_params = _batch(p, widths)
+    shared = {**_params(op, p, tiles, widths), **batch_params, **epilogue.params}
+    defines = {
+        **defines,
+        **batch_defines,
+        **epilogue.defines,
+        **({"BIAS": 1} if p.bias else {}),
+        "OUT": f"T{len(tensors) - 1}",
+    }
+    for begin in range(0, max(p.inner, 1), step):
+        end = min(begin + step, p.inner)
+        whole = (begin, end) == (0, p.inner)
+        yield Dispatch(
+            groups=prod(p.batch) * prod(tiles),
+            tensors=tuple(tensors),
+            params={
+                **shared,
+                "k_begin": begin // k_unit,
+                "k_end": end // k_unit,
+                "accumulate": int(begin > 0),
+                "last": int(end == p.inner),
+            },
+            defines=defines,
+            kernel=kernel,
+            cost=None if whole and not op.scratch_words else _part(p, begin, end),
+        )
+
+
+def _params(
+    op: Lowering, p: Product, tiles: tuple[int, int], widths: tuple[int, int]
+) -> dict[str, Any]:
+    wide_a, wide_b = widths
+    return {
+        "rows": p.rows,
+        "columns": p.columns,
+        "tiles_m": tiles[0],
+        "tiles_n": tiles[1],
+        # the stride of 1 stays 1: it is the one that vectors run along
+        "a_m": p.a.outer if p.a.outer == 1 else p.a.outer // wide_a,
+        "a_k": p.a.inner if p.a.inner == 1 else p.a.inner // wide_a,
+        "b_n": p.b.outer if p.b.outer == 1 else p.b.outer // wide_b,
+        "b_k": p.b.inner if p.b.inner == 1 else p.b.inner // wide_b,
+        "b_vectors": -(-p.columns // 4),
+        "bias_stride": int(p.bias is not None and op.fact(p.bias).size > 1),
+    }
+
+
+def _batch(p: Product, widths: tuple[int, int]) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """The leading axes for the shader: merged, innermost first."""
+    walks = zip(p.batch, p.a.batch, p.b.batch, strict=True)
+    dims = collapse([Dim(*d) for d in walks])[::-1] if prod(p.batch) > 1 else ()
+    defines = {"BATCH_RANK": next(r for r in (0, 1, 6) if r >= len(dims))}
+    return defines, {
+        "batch_shape": [d.extent for d in dims] + [1] * (6 - len(dims)),
+        "a_batch": [d.src // widths[0] for d in dims],
+        "b_batch": [d.dst // widths[1] for d in dims],
+    }
+
+
+def _part(p: Product, begin: int, end: int) -> Cost:
+    """The cost of adding the products [begin, end); all but the first part read what is there."""
+    k = end - begin
+    read = prod(p.batch) * (p.rows + p.columns) * k + (p.results if begin else 0)
+    return Cost(2.0 * p.results * k, 4.0 * read, 4.0 * p.results)
+
+
+_KERNELS = {g: Kernel("matmul/matmul.hlsl", PARAMS, group=g, trusted=True) for g in (8, 32, 64)}

@@ -1,0 +1,322 @@
+"""Products of integers, and of floats with weights in a few bits each.
+
+Sums of integers have 32 bits and wrap around, whatever their order. Zero points are subtracted
+before, by ``int_sub``: padding then is zeros, as it should be.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.broadcast import broadcast_strides
+from cml_engine.ops.common.shapes import MAX_RANK, check_type
+from cml_engine.ops.conv.shapes import ConvShape, conv_shape
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+_GROUP = 64
+_WORDS = (-(2**31), 2**31 - 1, "integer")
+_INTEGERS = {f"T{i}_TYPE": "int" for i in range(3)}
+
+
+def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
+    return Kernel("matmul/products.hlsl", params, lower=lower, group=_GROUP, trusted=True)
+
+
+def _cost(products: float, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    return Cost(2 * products, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
+
+
+def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
+           defines: dict[str, int | str]) -> Iterator[Dispatch]:  # fmt: skip
+    """A thread for each result, and as many launches as its sum of ``count`` parts needs, each of
+    which takes so many turns: the later ones go on from what is there."""
+    size = op.outputs[0].size
+    if size == 0:
+        return
+    step = (MOST_TURNS - 64) // turns
+    if step < 1:
+        raise op.refuse(f"one result has parts of {turns} products each, wanted less")
+    for begin in range(0, max(count, 1), step):
+        yield Dispatch(
+            groups=-(-size // _GROUP),
+            tensors=(*op.in_names, *op.out_names),
+            params={"n": size, "begin": begin, "end": min(begin + step, count), **params},
+            defines=defines,
+        )
+
+
+def _wrapped(wide: Array) -> Array:
+    """Whole numbers below 2^53 in size, cut to 32 bits."""
+    return wide.astype(np.int64).astype(np.int32)
+
+
+def _is_small(a: Array, b: Array, terms: int) -> bool:
+    """Whether doubles hold every sum of so many products."""
+    largest = [float(np.abs(x.astype(np.float64)).max(initial=0)) for x in (a, b)]
+    return prod(largest) * terms < 2.0**53
+
+
+# --- int_matmul ---------------------------------------------------------------------------------
+
+
+def _matmul_infer(attrs: Attrs, a: Fact, b: Fact) -> Fact:
+    check_type("integer", A=a, B=b)
+    if a.rank != b.rank or a.rank < 2 or a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"int_matmul of {a} and {b}, wanted [… , M, K] and [… , K, N], equal ranks"
+        )
+    pairs = list(zip(a.shape[:-2], b.shape[:-2], strict=True))
+    if any(x != y and 1 not in (x, y) for x, y in pairs):
+        raise ShapeError(f"int_matmul of {a} and {b}: wanted as many matrices in both, or one")
+    batch = [y if x == 1 else x for x, y in pairs]
+    return Fact("integer", (*batch, a.shape[-2], b.shape[-1]))
+
+
+def _matmul_cpu(attrs: Attrs, a: Array, b: Array) -> Array:
+    if _is_small(a, b, a.shape[-1]):
+        return _wrapped(a.astype(np.float64) @ b.astype(np.float64))
+    return np.asarray(a @ b)
+
+
+def _matmul_lower(op: Lowering) -> Iterator[Dispatch]:
+    (a, b), (y,) = op.inputs, op.outputs
+    params = {
+        "rows": y.shape[-2],
+        "columns": y.shape[-1],
+        "inner": a.shape[-1],
+        "rank": y.rank - 2,
+        "extent": y.shape[:-2] or [1],
+        "a_stride": broadcast_strides(a.shape)[:-2] or [0],
+        "b_stride": broadcast_strides(b.shape)[:-2] or [0],
+    }
+    yield from _parts(op, a.shape[-1], 1, params, {"MATMUL": 1, **_INTEGERS})
+
+
+def _bytes(*shape: int) -> Random:
+    return Random(shape, -128, 256, "integer")
+
+
+register(
+    OpSpec(
+        "int_matmul",
+        infer=_matmul_infer,
+        cpu=_matmul_cpu,
+        kernel=_kernel(
+            "n:u begin:u end:u rows:u columns:u inner:u rank:u "
+            + " ".join(f"{name}:u{MAX_RANK - 2}" for name in ("extent", "a_stride", "b_stride")),
+            _matmul_lower,
+        ),
+        cost=lambda attrs, inputs, outputs: _cost(
+            outputs[0].size * inputs[0].shape[-1], inputs, outputs
+        ),
+        tolerance=EXACT,
+        cases=[
+            Case((_bytes(5, 7), _bytes(7, 9))),
+            Case((_bytes(2, 1, 3, 300), _bytes(1, 3, 300, 5)), note="batches that meet"),
+            Case((Random((3, 4), *_WORDS), Random((4, 3), *_WORDS)), note="wraps"),
+            Case((_bytes(1, 1), _bytes(1, 1)), note="extent 1"),
+            Case((_bytes(2, 0), _bytes(0, 3)), note="sums of nothing"),
+            Case((_bytes(0, 4), _bytes(4, 3)), note="no rows"),
+        ],
+    )
+)
+
+
+# --- int_conv -----------------------------------------------------------------------------------
+
+
+def _shape(attrs: Attrs, x: Fact, filter: Fact) -> ConvShape:
+    """What conv makes of tensors of these shapes."""
+    alike = (Fact("scalar", f.shape) for f in (x, filter))
+    return conv_shape(Attrs({**attrs, "border": "constant"}), *alike)
+
+
+def _conv_infer(attrs: Attrs, x: Fact, filter: Fact) -> Fact:
+    check_type("integer", input=x, filter=filter)
+    shape = _shape(attrs, x, filter)
+    return Fact("integer", (shape.batch, shape.out_channels, *shape.narrow))
+
+
+def _conv_cpu(attrs: Attrs, x: Array, filter: Array) -> Array:
+    facts = (Fact("integer", x.shape), Fact("integer", filter.shape))
+    shape = _shape(attrs, *facts)
+    groups = max(shape.groups, 1)
+    small = _is_small(x, filter, prod(filter.shape[1:]))
+    kind = np.float64 if small else np.int32
+    pads = [(max(a.before, 0), max(a.after, 0) + a.reach) for a in shape.axes]
+    wide = np.pad(x.astype(kind), [(0, 0), (0, 0), *pads])
+    wide = wide.reshape(x.shape[0], groups, -1 if x.size else shape.group_in, *wide.shape[2:])
+    weights = filter.astype(kind).reshape(groups, -1 if filter.size else shape.group_out,
+                                          *filter.shape[1:])  # fmt: skip
+    y = np.zeros((x.shape[0], groups, weights.shape[1], *shape.narrow), kind)
+    for tap in itertools.product(*(range(a.kernel) for a in shape.axes)):
+        at = [
+            slice(max(-a.before, 0) + t * a.dilation,
+                  max(-a.before, 0) + t * a.dilation + (a.narrow - 1) * a.stride + 1, a.stride)
+            if a.narrow else slice(0)
+            for t, a in zip(tap, shape.axes, strict=True)
+        ]  # fmt: skip
+        part = wide[(slice(None),) * 3 + tuple(at)]
+        of_tap: tuple[Any, ...] = (..., *tap)
+        y += np.einsum("ngi...,goi->ngo...", part, weights[of_tap])
+    y = y.reshape(x.shape[0], filter.shape[0], *shape.narrow)
+    return _wrapped(y) if small else y
+
+
+def _conv_lower(op: Lowering) -> Iterator[Dispatch]:
+    shape = _shape(op.attrs, *op.inputs)
+    axes = shape.axes3[::-1]
+    params = {
+        "channels": shape.in_channels,
+        "group_in": shape.group_in,
+        "group_out": shape.group_out,
+        "out_channels": shape.out_channels,
+        "wide": [a.wide for a in axes],
+        "narrow": [a.narrow for a in axes],
+        "taps": [a.kernel for a in axes],
+        "stride": [a.stride for a in axes],
+        "dilation": [a.dilation for a in axes],
+        "before": [a.before for a in axes],
+    }
+    across, down, deep = (a.kernel for a in axes)
+    turns = ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep + LOOP_TURNS
+    yield from _parts(op, shape.group_in, turns, params, {"CONV": 1, **_INTEGERS})
+
+
+def _conv_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    return _cost(outputs[0].size * prod(inputs[1].shape[1:]), inputs, outputs)
+
+
+def _conv_cases() -> Iterator[Case]:
+    plain: dict[str, Any] = {"padding": [], "stride": [], "dilation": [], "groups": 1}
+    yield Case((_bytes(2, 3, 7, 9), _bytes(5, 3, 3, 3)), plain, "same extents")
+    yield Case((_bytes(1, 4, 8, 7), _bytes(6, 2, 3, 2)), {
+        "padding": [(0, 1), (2, 0)], "stride": [2, 1], "dilation": [1, 2], "groups": 2,
+    }, "groups, stride, dilation")  # fmt: skip
+    yield Case((_bytes(1, 3, 5), _bytes(6, 1, 3)), {**plain, "groups": 0}, "depthwise, a line")
+    yield Case((_bytes(1, 2, 3, 4, 5), _bytes(2, 2, 2, 2, 2)), plain, "a volume")
+    yield Case((_bytes(1, 2, 5, 5), _bytes(1, 2, 1, 1)),
+               {**plain, "padding": [(-1, 0), (0, -2)]}, "cropped")  # fmt: skip
+    yield Case((Random((1, 4, 6), *_WORDS), Random((2, 4, 3), *_WORDS)), plain, "wraps")
+    yield Case((_bytes(1, 1, 1), _bytes(1, 1, 1)), plain, "extent 1")
+    yield Case((_bytes(0, 2, 4), _bytes(3, 2, 3)), plain, "no batch")
+
+
+register(
+    OpSpec(
+        "int_conv",
+        infer=_conv_infer,
+        cpu=_conv_cpu,
+        kernel=_kernel(
+            "n:u begin:u end:u channels:u group_in:u group_out:u out_channels:u wide:u3 narrow:u3 "
+            "taps:u3 stride:u3 dilation:u3 before:i3",
+            _conv_lower,
+        ),
+        cost=_conv_cost,
+        tolerance=EXACT,
+        cases=list(_conv_cases()),
+    )
+)
+
+
+# --- matmul_nbits -------------------------------------------------------------------------------
+
+
+def _nbits_infer(attrs: Attrs, x: Fact, weights: Fact, scales: Fact, zero_points: Fact) -> Fact:
+    if attrs.bits not in (2, 4, 8):
+        raise ShapeError(f"bits {attrs.bits}, wanted 2, 4 or 8")
+    per_word = 32 // attrs.bits
+    if attrs.block_size < 1 or attrs.block_size % per_word:
+        raise ShapeError(f"block_size {attrs.block_size}, wanted a multiple of {per_word}")
+    if x.rank < 2 or weights.rank != 2:
+        raise ShapeError(f"matmul_nbits of {x} and {weights}, wanted [… , K] and [N, words]")
+    check_type("integer", words=weights)
+    check_type("scalar", input=x)
+    blocks = -(-x.shape[-1] // attrs.block_size)
+    words = blocks * attrs.block_size // per_word
+    wanted = Fact("scalar", (weights.shape[0], blocks))
+    if weights.shape[1] != words:
+        raise ShapeError(
+            f"weights are {weights}, wanted [N, {words}]: {blocks} blocks of {attrs.block_size} "
+            f"numbers of {attrs.bits} bits"
+        )
+    if scales != wanted or zero_points not in (wanted, Fact("scalar", ())):
+        raise ShapeError(
+            f"scales are {scales} and zero_points {zero_points}, wanted {wanted}: one per block"
+        )
+    return Fact("scalar", (*x.shape[:-1], weights.shape[0]))
+
+
+def _nbits_cpu(attrs: Attrs, x: Array, weights: Array, scales: Array, zero_points: Array) -> Array:
+    shifts = np.arange(0, 32, attrs.bits, dtype=np.uint32)
+    codes = weights.astype(np.uint32)[..., None] >> shifts & np.uint32(2**attrs.bits - 1)
+    codes = codes.reshape(len(weights), scales.shape[1], attrs.block_size).astype(np.float32)
+    zero = np.broadcast_to(zero_points, scales.shape)[..., None]
+    matrix = ((codes - zero) * scales[..., None]).reshape(len(weights), -1 if codes.size else 0)
+    return np.asarray(x @ matrix[:, : x.shape[-1]].T)
+
+
+def _nbits_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, weights, scales, zero_points = op.inputs
+    words = op.attrs.block_size * op.attrs.bits // 32
+    params = {
+        "columns": weights.shape[0],
+        "inner": x.shape[-1],
+        "bits": op.attrs.bits,
+        "words": weights.shape[1],
+        "blocks": scales.shape[1],
+        "words_per_block": words,
+        "zero_per_block": int(zero_points.rank > 0),
+    }
+    turns = op.attrs.block_size + LOOP_TURNS * (words + 1)
+    yield from _parts(op, scales.shape[1], turns, params, {"NBITS": 1, "T1_TYPE": "uint"})
+
+
+def _nbits_cases() -> Iterator[Case]:
+    four = {"block_size": 32, "bits": 4}
+    yield Case(((5, 70), Random((9, 12), *_WORDS), (9, 3), Random((9, 3), 0, 15)), four)
+    yield Case(((2, 3, 64), Random((5, 8), *_WORDS), (5, 2), np.array(8.0)), four, "one zero point")
+    yield Case(((1, 40), Random((7, 12), *_WORDS), (7, 3), (7, 3)),
+               {"block_size": 16, "bits": 8}, "8 bits")  # fmt: skip
+    yield Case(((3, 16), Random((4, 1), *_WORDS), (4, 1), np.array(2.0)),
+               {"block_size": 16, "bits": 2}, "2 bits")  # fmt: skip
+    yield Case(((0, 8), Random((4, 1), *_WORDS), (4, 1), np.array(2.0)),
+               {"block_size": 8, "bits": 4}, "no rows")  # fmt: skip
+
+
+register(
+    OpSpec(
+        "matmul_nbits",
+        infer=_nbits_infer,
+        cpu=_nbits_cpu,
+        kernel=_kernel(
+            "n:u begin:u end:u columns:u inner:u bits:u words:u blocks:u words_per_block:u "
+            "zero_per_block:u",
+            _nbits_lower,
+        ),
+        cost=lambda attrs, inputs, outputs: _cost(
+            outputs[0].size * inputs[0].shape[-1], inputs, outputs
+        ),
+        tolerance=Tolerance(1e-5, 5e-4, "sums of some ten products of up to 15, in another order"),
+        cases=list(_nbits_cases()),
+    )
+)

@@ -1,0 +1,349 @@
+"""Operators that only move elements: reshape and its kin, transpose, concat, split, slice, tile.
+
+Any dtype will do, for on the GPU every element is a 32-bit word. reshape, squeeze and unsqueeze
+move nothing at all: their result is the input's memory. The others are strided copies
+(``strided.py``), one for each tensor that is read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.sampling_cpu import prepare_concat
+from cml_engine.ops.common.shapes import (
+    check_axes,
+    check_axis,
+    check_same,
+    fact_from,
+    fact_of,
+    fill_reshape,
+)
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, Random, register
+from cml_engine.ops.declaration.spec import elementwise_cost as _cost
+from cml_engine.ops.movement.strided import Copy, box, copy_dispatch, lying_shape, strides
+
+Array = np.ndarray[Any, Any]
+_MOVE = _cost(0)
+
+
+def _integers(*shape: int) -> Random:
+    return Random(shape, -1000, 1000, "integer")
+
+
+def _logicals(*shape: int) -> Random:
+    return Random(shape, dtype="logical")
+
+
+# --- reshape, squeeze, unsqueeze: other shapes of the same memory -------------------------------
+
+
+def _reshape_infer(attrs: Attrs, x: Fact) -> Fact:
+    start = int(attrs.axis_start)
+    count = x.rank - start if attrs.axis_count == -1 else int(attrs.axis_count)
+    if not (0 <= start <= x.rank and 0 <= count <= x.rank - start):
+        raise ShapeError(
+            f"axis_start={attrs.axis_start}, axis_count={attrs.axis_count} reach past {x}, "
+            f"wanted axes within 0 to {x.rank}"
+        )
+    filled = fill_reshape(attrs.shape, x.shape[start : start + count])
+    return fact_of(x.dtype, [*x.shape[:start], *filled, *x.shape[start + count :]])
+
+
+def _squeeze_infer(attrs: Attrs, x: Fact) -> Fact:
+    axes = check_axes(attrs.axes, x.rank)
+    if wrong := [a for a in axes if x.shape[a] != 1]:
+        raise ShapeError(
+            f"squeeze of axis {wrong[0]} with extent {x.shape[wrong[0]]} of {x}, wanted extent 1; "
+            f"use reshape to merge axes"
+        )
+    return fact_of(x.dtype, [e for i, e in enumerate(x.shape) if i not in axes])
+
+
+def _unsqueeze_infer(attrs: Attrs, x: Fact) -> Fact:
+    # axes are positions in the result, in whatever order they are given
+    shape = list(x.shape)
+    for axis in sorted(check_axes(attrs.axes, x.rank + len(attrs.axes))):
+        shape.insert(axis, 1)
+    return fact_of(x.dtype, shape)
+
+
+register(
+    OpSpec(
+        "reshape",
+        infer=_reshape_infer,
+        cpu=lambda attrs, x: x.reshape(_reshape_infer(attrs, fact_from(x)).shape),
+        cost=_MOVE,
+        tolerance=EXACT,
+        alias=True,
+        cases=[
+            Case(((2, 3, 4),), {"shape": [0, -1], "axis_start": 0, "axis_count": -1}, "copy, rest"),
+            Case(((2, 3, 4),), {"shape": [2, 2], "axis_start": 2, "axis_count": 1}, "last axis"),
+            Case(((2, 4, 3),), {"shape": [-1, 2], "axis_start": 1, "axis_count": 1}, "middle axis"),
+            Case(((2, 3),), {"shape": [1, 1], "axis_start": 1, "axis_count": 0}, "insert only"),
+            Case(((1, 1),), {"shape": [], "axis_start": 0, "axis_count": -1}, "to rank 0"),
+            Case(((),), {"shape": [1] * 8, "axis_start": 0, "axis_count": -1}, "rank 0 to 8"),
+            Case(((0, 5),), {"shape": [0, 1, 5], "axis_start": 0, "axis_count": -1}, "empty"),
+            Case((_integers(6),), {"shape": [2, 3], "axis_start": 0, "axis_count": -1}, "integer"),
+        ],
+    )
+)
+register(
+    OpSpec(
+        "squeeze",
+        infer=_squeeze_infer,
+        cpu=lambda attrs, x: x.reshape(_squeeze_infer(attrs, fact_from(x)).shape),
+        cost=_MOVE,
+        tolerance=EXACT,
+        alias=True,
+        cases=[
+            Case(((1, 3, 1, 5),), {"axes": [0, 2]}),
+            Case(((3, 1),), {"axes": []}, "nothing to do"),
+            Case(((1, 0, 1),), {"axes": [2]}, "empty"),
+            Case((_logicals(1, 1, 1, 1, 1, 1, 1, 1),), {"axes": list(range(8))}, "rank 8 to 0"),
+        ],
+    )
+)
+register(
+    OpSpec(
+        "unsqueeze",
+        infer=_unsqueeze_infer,
+        cpu=lambda attrs, x: x.reshape(_unsqueeze_infer(attrs, fact_from(x)).shape),
+        cost=_MOVE,
+        tolerance=EXACT,
+        alias=True,
+        cases=[
+            Case(((3, 5),), {"axes": [0, 3]}, "positions in the result"),
+            Case(((3, 5),), {"axes": [3, 0]}, "in any order"),
+            Case(((3, 5),), {"axes": [1, 0]}, "in any order, neighbours"),
+            Case(((),), {"axes": list(range(8))}, "rank 0 to 8"),
+            Case((_integers(0, 3),), {"axes": [1]}, "empty"),
+        ],
+    )
+)
+
+
+# --- transpose ----------------------------------------------------------------------------------
+
+
+def _order(attrs: Attrs, rank: int) -> list[int]:
+    """All axes in their new order; those that ``axes`` does not name stay at the end."""
+    axes = [int(a) for a in attrs.axes]
+    if len(axes) > rank or sorted(axes) != list(range(len(axes))):
+        raise ShapeError(
+            f"transpose axes {axes} for a tensor of rank {rank}, wanted each of 0 to "
+            f"{len(axes) - 1} once, at most {rank} of them"
+        )
+    return axes + list(range(len(axes), rank))
+
+
+def _transpose_infer(attrs: Attrs, x: Fact) -> Fact:
+    return Fact(x.dtype, tuple(x.shape[a] for a in _order(attrs, x.rank)))
+
+
+def _transpose_lower(op: Lowering) -> Iterator[Dispatch]:
+    (x,), (y,) = op.inputs, op.outputs
+    walk = strides(x.shape)
+    src = [walk[a] for a in _order(op.attrs, x.rank)]
+    yield from _copies(op, [(op.in_names[0], op.out_names[0], box(y.shape, src, strides(y.shape)))])
+
+
+def _copies(op: Lowering, moves: Sequence[tuple[str, str, Copy]]) -> Iterator[Dispatch]:
+    """A dispatch for each copy ``(source, target, copy)`` that moves anything."""
+    for source, target, copy in moves:
+        dispatch = copy_dispatch(op, source, target, copy)
+        if dispatch is not None:
+            yield dispatch
+
+
+register(
+    OpSpec(
+        "transpose",
+        infer=_transpose_infer,
+        cpu=lambda attrs, x: np.ascontiguousarray(x.transpose(_order(attrs, x.ndim))).reshape(
+            _transpose_infer(attrs, fact_from(x)).shape
+        ),
+        kernel=Kernel("movement/movement.hlsl", lower=_transpose_lower, trusted=True),
+        cost=_MOVE,
+        tolerance=EXACT,
+        cases=[
+            Case(((33, 65),), {"axes": [1, 0]}, "matrix, odd sides"),
+            Case(((2, 3, 5, 7),), {"axes": [0, 2, 3, 1]}, "channels last"),
+            Case(((2, 3, 8, 16),), {"axes": [0, 2, 1]}, "fewer axes than rank, rows kept"),
+            Case(((3, 40, 1, 70),), {"axes": [3, 0, 2, 1]}, "a matrix inside, an axis of one"),
+            Case(((1, 2, 2, 3, 5, 4),), {"axes": [0, 3, 1, 4, 2, 5]}, "pixel shuffle, rank 6"),
+            Case(((2, 1, 3, 2, 1, 2, 3, 2),), {"axes": [7, 5, 3, 1, 6, 4, 2, 0]}, "rank 8"),
+            Case((_integers(5, 0, 3),), {"axes": [2, 1, 0]}, "empty"),
+            Case((_logicals(6, 9, 4),), {"axes": [1, 0, 2]}, "logical"),
+            Case(((),), {"axes": []}, "rank 0"),
+        ],
+    )
+)
+
+
+# --- concat, split, stack, unstack: one copy for each part --------------------------------------
+
+
+def _concat_infer(attrs: Attrs, *values: Fact) -> Fact:
+    check_same(values, but=attrs.axis)
+    axis = check_axis(attrs.axis, values[0].rank)
+    shape = list(values[0].shape)
+    shape[axis] = sum(v.shape[axis] for v in values)
+    return Fact(values[0].dtype, tuple(shape))
+
+
+def _stack_infer(attrs: Attrs, *values: Fact) -> Fact:
+    check_same(values)
+    shape = list(values[0].shape)
+    shape.insert(check_axis(attrs.axis, len(shape) + 1), len(values))
+    return fact_of(values[0].dtype, shape)
+
+
+def _split_sizes(attrs: Attrs, x: Fact) -> list[int]:
+    axis, ratios = check_axis(attrs.axis, x.rank), [int(r) for r in attrs.ratios]
+    if not ratios or min(ratios) < 1 or x.shape[axis] % sum(ratios):
+        raise ShapeError(
+            f"split of axis {axis} of {x} by ratios {ratios}: wanted ratios of 1 or more whose "
+            f"sum ({sum(ratios)}) divides the extent {x.shape[axis]}; they are ratios, not sizes"
+        )
+    unit = x.shape[axis] // sum(ratios)
+    return [unit * r for r in ratios]
+
+
+def _split_infer(attrs: Attrs, x: Fact) -> list[Fact]:
+    a = attrs.axis
+    sizes = _split_sizes(attrs, x)
+    return [Fact(x.dtype, (*x.shape[:a], size, *x.shape[a + 1 :])) for size in sizes]
+
+
+def _unstack_infer(attrs: Attrs, x: Fact) -> list[Fact]:
+    axis = check_axis(attrs.axis, x.rank)
+    return [Fact(x.dtype, x.shape[:axis] + x.shape[axis + 1 :])] * x.shape[axis]
+
+
+def _split_cpu(attrs: Attrs, x: Array) -> list[Array]:
+    cuts = list(accumulate(_split_sizes(attrs, fact_from(x))))[:-1]
+    return [np.ascontiguousarray(part) for part in np.split(x, cuts, attrs.axis)]
+
+
+def _join_lower(op: Lowering) -> Iterator[Dispatch]:
+    yield from _copies(op, list(_parts(op, op.in_names, op.out_names[0], joins=True)))
+
+
+def _part_lower(op: Lowering) -> Iterator[Dispatch]:
+    yield from _copies(op, list(_parts(op, op.out_names, op.in_names[0], joins=False)))
+
+
+def _parts(
+    op: Lowering, parts: Sequence[str], whole: str, joins: bool
+) -> Iterator[tuple[str, str, Copy]]:
+    """The copies between ``whole`` and its parts, which follow each other along the axis."""
+    axis = op.attrs.axis
+    walk = strides(lying_shape(op, whole))
+    step = walk[axis]
+    start = 0
+    for name in parts:
+        shape = lying_shape(op, name)
+        if len(shape) < len(walk):  # stack: the parts lack the axis
+            shape = (*shape[:axis], 1, *shape[axis:])
+        if joins:
+            yield name, whole, box(shape, strides(shape), walk, dst_offset=start)
+        else:
+            yield whole, name, box(shape, walk, strides(shape), src_offset=start)
+        start += step * shape[axis]
+
+
+register(
+    OpSpec(
+        "concat",
+        infer=_concat_infer,
+        cpu=lambda attrs, *values: np.concatenate(values, attrs.axis),
+        prepare=prepare_concat,
+        kernel=Kernel(
+            "movement/movement.hlsl",
+            lower=_join_lower,
+            layouts="blocks",
+            half="alike",
+            trusted=True,
+        ),
+        cost=_MOVE,
+        tolerance=EXACT,
+        cases=[
+            Case(((2, 3, 5, 7), (2, 4, 5, 7), (2, 1, 5, 7)), {"axis": 1}, "channels, odd"),
+            Case(((1, 4, 8, 8), (1, 8, 8, 8)), {"axis": 1}, "aligned runs"),
+            Case(((2, 4, 3, 2), (2, 4, 3, 5)), {"axis": 3}, "another axis than the channels"),
+            Case(((3, 5), (3, 0), (3, 2)), {"axis": 1}, "one is empty"),
+            Case(((3, 1), (3, 1)), {"axis": 1}, "columns"),
+            Case(((0, 4), (0, 4)), {"axis": 0}, "all empty"),
+            Case(((1, 1, 1, 2, 1, 1, 1, 3),) * 2, {"axis": 7}, "rank 8"),
+            Case((_integers(7), _integers(9)), {"axis": 0}, "integer"),
+            Case((_logicals(2, 3),), {"axis": 0}, "a single logical"),
+        ],
+    )
+)
+register(
+    OpSpec(
+        "stack",
+        infer=_stack_infer,
+        cpu=lambda attrs, *values: np.stack(values, attrs.axis),
+        kernel=Kernel("movement/movement.hlsl", lower=_join_lower, trusted=True),
+        cost=_MOVE,
+        tolerance=EXACT,
+        cases=[
+            Case(((2, 3),) * 3, {"axis": 0}, "rows"),
+            Case(((5, 7),) * 2, {"axis": 2}, "interleaved"),
+            Case(((), ()), {"axis": 0}, "rank 0"),
+            Case((_integers(2, 0),) * 2, {"axis": 1}, "empty"),
+            Case((_logicals(1, 2, 1, 2, 1, 2, 3),) * 2, {"axis": 3}, "to rank 8"),
+        ],
+    )
+)
+register(
+    OpSpec(
+        "split",
+        infer=_split_infer,
+        cpu=_split_cpu,
+        kernel=Kernel(
+            "movement/movement.hlsl",
+            lower=_part_lower,
+            layouts="blocks",
+            half="alike",
+            trusted=True,
+        ),
+        cost=_MOVE,
+        tolerance=EXACT,
+        cases=[
+            Case(((2, 12, 3, 5),), {"axis": 1, "ratios": [1, 2, 1]}, "ratios, not sizes"),
+            Case(((1, 8, 4, 4),), {"axis": 1, "ratios": [1, 1]}, "aligned halves"),
+            Case(((2, 4, 9),), {"axis": 2, "ratios": [1, 2]}, "another axis than the channels"),
+            Case(((3, 5),), {"axis": 1, "ratios": [1, 4]}, "sizes as ratios"),
+            Case(((3, 0),), {"axis": 1, "ratios": [2, 1]}, "empty"),
+            Case((_integers(1, 1, 1, 1, 1, 1, 1, 6),), {"axis": 7, "ratios": [5, 1]}, "rank 8"),
+            Case((_logicals(9),), {"axis": 0, "ratios": [3]}, "one part"),
+        ],
+    )
+)
+register(
+    OpSpec(
+        "unstack",
+        infer=_unstack_infer,
+        cpu=lambda attrs, x: [x.take(i, attrs.axis) for i in range(x.shape[attrs.axis])],
+        kernel=Kernel("movement/movement.hlsl", lower=_part_lower, trusted=True),
+        cost=_MOVE,
+        tolerance=EXACT,
+        cases=[
+            Case(((3, 5, 7),), {"axis": 0}, "rows"),
+            Case(((3, 5, 2),), {"axis": 2}, "interleaved"),
+            Case(((1, 4),), {"axis": 0}, "one part"),
+            Case(((2, 0, 3),), {"axis": 0}, "empty"),
+            Case((_integers(3),), {"axis": 0}, "to rank 0"),
+            Case((_logicals(1, 2, 1, 2, 1, 2, 3, 1),), {"axis": 6}, "rank 8"),
+        ],
+    )
+)

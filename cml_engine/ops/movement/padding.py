@@ -1,0 +1,192 @@
+"""pad: a border around a tensor, or a crop where the padding is negative."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
+from cml_engine.ops.common.shapes import check_length, fact_from
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    elementwise_cost,
+    register,
+)
+from cml_engine.ops.movement.strided import strides
+
+Array = np.ndarray[Any, Any]
+_BORDERS = ("constant", "replicate", "reflect", "reflect-even")
+_RANKS = (1, 2, 3, 8)
+_ITEMS = 8
+
+
+def _infer(attrs: Attrs, x: Fact) -> Fact:
+    if attrs.border not in _BORDERS:
+        raise ShapeError(f"pad border '{attrs.border}', wanted one of {', '.join(_BORDERS)}")
+    check_length("padding", attrs.padding, x.rank, f"each axis of {x}")
+    shape = [p + e + q for e, (p, q) in zip(x.shape, attrs.padding, strict=True)]
+    for axis, (extent, out) in enumerate(zip(x.shape, shape, strict=True)):
+        if out < 0:
+            raise ShapeError(
+                f"padding {tuple(attrs.padding[axis])} of axis {axis} with extent {extent} leaves "
+                f"{out}, wanted 0 or more; crop less"
+            )
+        if extent == 0 < out and attrs.border != "constant":
+            raise ShapeError(
+                f"axis {axis} of {x} is empty, so border '{attrs.border}' has nothing to repeat; "
+                f"use border 'constant'"
+            )
+    return Fact(x.dtype, tuple(shape))
+
+
+def border_index(border: str, at: Array, extent: int) -> Array:
+    """The index that answers for each index of an axis; outside of it only for ``constant``."""
+    if border == "replicate":
+        return np.asarray(np.clip(at, 0, extent - 1))
+    if border == "reflect":  # a wave of period 2 (extent - 1): the edge is not repeated
+        phase = at % max(2 * (extent - 1), 1)
+        return np.asarray(np.minimum(phase, np.abs(2 * (extent - 1) - phase)) % max(extent, 1))
+    if border == "reflect-even":
+        phase = at % max(2 * extent, 1)
+        return np.asarray(np.minimum(phase, 2 * extent - 1 - phase))
+    return at
+
+
+def _cpu(attrs: Attrs, x: Array) -> Array:
+    shape = _infer(attrs, fact_from(x)).shape
+    outside = np.zeros(shape, bool)
+    for axis, (p, _) in enumerate(attrs.padding):
+        at = border_index(attrs.border, np.arange(shape[axis]) - p, x.shape[axis])
+        out = (at < 0) | (at >= x.shape[axis])
+        outside |= out.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+        if x.shape[axis] == 0:  # nothing to take: all of it is border
+            return np.full(shape, attrs.value, x.dtype)
+        x = x.take(np.where(out, 0, at), axis)
+    return np.where(outside, np.asarray(attrs.value, x.dtype), x)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dim:
+    """One axis: extent in and out, and how much stands before the input (negative: cropped)."""
+
+    extent: int
+    out: int
+    before: int
+
+    @property
+    def kept(self) -> bool:
+        return self.before == 0 and self.extent == self.out
+
+
+def _merged(x: Fact, y: Fact, padding: Sequence[tuple[int, int]], border: str) -> list[_Dim]:
+    """The axes, joined where an inner one is kept whole: rows of it are padded as one. Only with
+    a constant may the outer one have a border of its own."""
+    dims: list[_Dim] = []
+    for extent, out, (before, _) in zip(x.shape, y.shape, padding, strict=True):
+        dim = _Dim(extent, out, before)
+        last = dims[-1] if dims else None
+        if last and dim.kept and (last.kept or border == "constant"):
+            dims[-1] = _Dim(last.extent * extent, last.out * out, last.before * extent)
+        else:
+            dims.append(dim)
+    return dims or [_Dim(1, 1, 0)]
+
+
+def _lower(op: Lowering) -> Iterator[Dispatch]:
+    (x,), (y,), attrs = op.inputs, op.outputs, op.attrs
+    if y.size == 0:
+        return
+    dims = _merged(x, y, attrs.padding, attrs.border)
+    row = dims[-1]
+    width = 4 if all(v % 4 == 0 for v in (row.extent, row.out, row.before)) else 1
+    if width == 4 and not (row.kept or attrs.border == "constant"):
+        width = 1
+    dims[-1] = _Dim(row.extent // width, row.out // width, row.before // width)
+    blocks = -(-dims[-1].out // _ITEMS)
+    n = prod(d.out for d in dims[:-1]) * blocks
+    item = "uint4" if width == 4 else "uint"
+    yield Dispatch(
+        groups=-(-n // _KERNEL.group),
+        tensors=(op.in_names[0], op.out_names[0]),
+        params={"n": n, "blocks": blocks, "value": _word(attrs.value, x.dtype), **_params(dims)},
+        defines={
+            "RANK": next(r for r in _RANKS if r >= len(dims)),
+            "BORDER": _BORDERS.index(attrs.border),
+            "ITEMS": _ITEMS,
+            "T0_TYPE": item,
+            "T1_TYPE": item,
+        },
+    )
+
+
+def _params(dims: Sequence[_Dim]) -> dict[str, Any]:
+    inner_first = [*dims[::-1], *[_Dim(1, 1, 0)] * (8 - len(dims))]
+    return {
+        "in_extent": [d.extent for d in inner_first],
+        "out_extent": [d.out for d in inner_first],
+        "before": [d.before for d in inner_first],
+        "src_stride": strides([d.extent for d in dims])[::-1],
+    }
+
+
+def _word(value: float, dtype: str) -> int:
+    """The 32-bit word of a value of that dtype on the GPU."""
+    if dtype == "logical":
+        return int(bool(value))
+    return int(np.asarray(value, NUMPY_DTYPE[dtype]).view(np.uint32))
+
+
+_KERNEL = Kernel(
+    "movement/padding.hlsl",
+    "n:u blocks:u value:u in_extent:u8 out_extent:u8 before:i8 src_stride:u8",
+    lower=_lower,
+    trusted=True,
+)
+
+
+def _padded(padding: list[tuple[int, int]], border: str = "constant", value: float = 0.0) -> Any:
+    return {"padding": padding, "border": border, "value": value}
+
+
+_IMAGE = [(0, 0), (0, 0), (1, 2), (3, 0)]
+_MIXED = [(1, 0), (0, 2), (-1, 3), (4, -2)]
+
+register(
+    OpSpec(
+        "pad",
+        infer=_infer,
+        cpu=_cpu,
+        kernel=_KERNEL,
+        cost=elementwise_cost(0),
+        tolerance=EXACT,
+        cases=[
+            Case(((2, 3, 5, 7),), _padded(_IMAGE), "an image"),
+            Case(((2, 3, 5, 7),), _padded(_IMAGE, value=-1.5), "value"),
+            Case(((1, 4, 3, 9),), _padded([(0, 0), (0, 4), (0, 0), (0, 0)]), "channels appended"),
+            Case(((2, 8, 4, 4),), _padded([(0, 0), (4, 8), (0, 0), (0, 0)]), "aligned channels"),
+            Case(((2, 3, 6, 7),), _padded(_MIXED, value=2.0), "all axes, borders and crops"),
+            *[Case(((2, 3, 6, 7),), _padded(_MIXED, b)) for b in _BORDERS[1:]],
+            *[Case(((1, 2, 8),), _padded([(0, 0), (3, 2), (0, 0)], b)) for b in _BORDERS[1:]],
+            *[Case(((2, 3),), _padded([(7, 9), (11, 8)], b), "many times") for b in _BORDERS[1:]],
+            *[Case(((1, 4),), _padded([(2, 3), (1, 1)], b), "extent 1") for b in _BORDERS[1:]],
+            Case(((3, 4),), _padded([(-1, -2), (0, 0)]), "crop to nothing"),
+            Case(((3, 5),), _padded([(0, 0), (-6, 4)], value=3.0), "cropped beyond the end"),
+            Case(((0, 3),), _padded([(1, 2), (1, 1)], value=5.0), "of nothing"),
+            Case(((),), _padded([]), "rank 0"),
+            Case(((1, 2, 1, 2, 1, 2, 1, 2),), _padded([(1, 1)] * 8), "rank 8"),
+            Case((Random((5, 6), -9, 9, "integer"),), _padded([(1, 1), (2, 2)], value=-7)),
+            Case((Random((9,), dtype="logical"),), _padded([(1, 1)], "replicate")),
+        ],
+    )
+)

@@ -1,0 +1,209 @@
+"""slice and tile: part of a tensor, and a tensor many times over. Both are one strided copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact, Node
+from cml_engine.ops.common.shapes import check_axes, check_length, fact_from, slice_range
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.scratch import Scratch
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Cpu,
+    Dispatch,
+    Half,
+    Kernel,
+    OpSpec,
+    Random,
+    elementwise_cost,
+    register,
+)
+from cml_engine.ops.movement.strided import (
+    Copy,
+    Dim,
+    box,
+    collapse,
+    copy_dispatch,
+    lying_shape,
+    strides,
+)
+
+Array = np.ndarray[Any, Any]
+#: first index, count and step of one axis
+Range = tuple[int, int, int]
+
+
+def ranges(attrs: Attrs, x: Fact) -> list[Range]:
+    """What is taken of every axis, those that the slice does not name included."""
+    axes = check_axes(attrs.axes, x.rank)
+    steps = list(attrs.stride) or [1] * len(axes)
+    for name, values in (("begin", attrs.begin), ("end", attrs.end), ("stride", steps)):
+        check_length(name, values, len(axes), "each of the axes")
+    # NNEF 1.0.5: an end of 0 is the end of the axis, unless the slice has strides
+    to_end = all(step == 1 for step in steps)
+    taken = [(0, extent, 1) for extent in x.shape]
+    for axis, begin, end, step in zip(axes, attrs.begin, attrs.end, steps, strict=True):
+        first, count = slice_range(x.shape[axis], begin, end, step, to_end)
+        taken[axis] = (first, count, step)
+    return taken
+
+
+def _slice_infer(attrs: Attrs, x: Fact) -> Fact:
+    return Fact(x.dtype, tuple(count for _, count, _ in ranges(attrs, x)))
+
+
+def _slice_cpu(attrs: Attrs, x: Array) -> Array:
+    for axis, (first, count, step) in enumerate(ranges(attrs, fact_from(x))):
+        x = x.take(first + step * np.arange(count), axis)
+    return x
+
+
+def _prepare_slice(
+    attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
+) -> Cpu:
+    """A session's slices are views."""
+    taken = ranges(attrs, facts[0])
+    ends = [first + count * step for first, count, step in taken]
+    places = tuple(
+        slice(first, end if end >= 0 else None, step) if count else slice(0, 0)
+        for (first, count, step), end in zip(taken, ends, strict=True)
+    )
+    return lambda attrs, x: x[(*places, ...)]  # the dots make a view of rank 0 too
+
+
+def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
+    source, target = op.in_names[0], op.out_names[0]
+    taken = ranges(op.attrs, op.inputs[0])
+    if not op.is_blocked(source):
+        copies = [_taken(taken, strides(op.inputs[0].shape), strides(op.outputs[0].shape))]
+    else:
+        copies = list(_blocked(taken, lying_shape(op, source), lying_shape(op, target)))
+    for copy in copies:
+        if dispatch := copy_dispatch(op, source, target, copy):
+            yield dispatch
+
+
+def _taken(
+    ranges: Sequence[Range], src: Sequence[int], dst: Sequence[int], at: tuple[int, int] = (0, 0)
+) -> Copy:
+    """The copy of those ranges, from the offsets ``at`` of source and target."""
+    counts = [count for _, count, _ in ranges]
+    walk = [s * step for s, (_, _, step) in zip(src, ranges, strict=True)]
+    offset = sum(s * first for s, (first, _, _) in zip(src, ranges, strict=True))
+    return box(counts, walk, dst, src_offset=at[0] + offset, dst_offset=at[1])
+
+
+def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterator[Copy]:
+    """The same between blocks of four channels: one copy where blocks stay whole, else one for
+    each of the result's lanes, whose channels are four steps apart."""
+    first, count, step = ranges[1]
+    src, dst = strides(x), strides(y)
+    batch, spatial = ranges[0], ranges[2:]
+    if _keeps_blocks(ranges[1]):
+        yield _taken([batch, (first // 4, count // 4, 1), *spatial, (0, x[-1], 1)], src, dst)
+        return
+    for lane in range(4):
+        block, source_lane = divmod(first + step * lane, 4)
+        lanes = [batch, (block, count // 4, step), *spatial, (0, 1, 1)]
+        yield _taken(lanes, src, dst, at=(source_lane, lane))
+
+
+def _keeps_blocks(channels: Range) -> bool:
+    first, _, step = channels
+    return step == 1 and first % 4 == 0
+
+
+def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
+    """Words are moved, of which a channel in 16 bits is but a part."""
+    x = facts[node.inputs[0]]
+    whole = x.rank > 1 and _keeps_blocks(ranges(node.attrs, x)[1])
+    return "alike" if whole else "none"
+
+
+def _written_twice(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Any:
+    """Only what is taken is read."""
+    return elementwise_cost(0)(attrs, outputs, outputs)
+
+
+def _sliced(axes: list[int], begin: list[int], end: list[int], stride: Sequence[int] = ()) -> Any:
+    return {"axes": axes, "begin": begin, "end": end, "stride": list(stride)}
+
+
+register(
+    OpSpec(
+        "slice",
+        infer=_slice_infer,
+        cpu=_slice_cpu,
+        prepare=_prepare_slice,
+        kernel=Kernel(
+            "movement/movement.hlsl", lower=_slice_lower, layouts="blocks", half=_half, trusted=True
+        ),
+        cost=_written_twice,
+        tolerance=EXACT,
+        cases=[
+            Case(((2, 7, 9),), _sliced([1, 2], [2, 1], [5, 8]), "a window"),
+            Case(((1, 8, 4, 4),), _sliced([1], [4], [0]), "end 0 is the end"),
+            Case(((2, 16, 3, 5),), _sliced([1, 3], [2, 1], [14, 4]), "channels across blocks"),
+            Case(((2, 16, 3),), _sliced([1], [-1], [-100], [-2]), "every other channel, flipped"),
+            Case(((6, 5),), _sliced([0], [4], [0], [-1]), "end 0 is index 0 with strides"),
+            Case(((6, 5),), _sliced([0, 1], [-1, 0], [-100, 0], [-1, 1]), "all of it, flipped"),
+            Case(((6, 5),), _sliced([0, 1], [0, 1], [0, 0], [2, 1]), "end 0 and a stride: empty"),
+            Case(((4, 11),), _sliced([1], [1], [10], [3]), "the count is rounded up"),
+            Case(((4, 11),), _sliced([1], [10], [1], [-4]), "backwards in steps"),
+            Case(((5, 4),), _sliced([0], [-3], [-1]), "from the end"),
+            Case(((5, 4),), _sliced([0], [-100], [100]), "clamped"),
+            Case(((5, 4),), _sliced([0], [3], [2]), "empty"),
+            Case(((0, 4),), _sliced([0, 1], [0, 1], [0, 3]), "of nothing"),
+            Case(((),), _sliced([], [], []), "rank 0"),
+            Case(((2, 1, 3, 2, 1, 2, 3, 4),), _sliced([2, 7], [1, 1], [3, 4]), "rank 8"),
+            Case((Random((40, 70), -99, 99, "integer"),), _sliced([0, 1], [3, 5], [39, 68])),
+            Case((Random((33,), dtype="logical"),), _sliced([0], [1], [32], [2])),
+        ],
+    )
+)
+
+
+def _tile_infer(attrs: Attrs, x: Fact) -> Fact:
+    check_length("repeats", attrs.repeats, x.rank, f"each axis of {x}")
+    if any(r < 1 for r in attrs.repeats):
+        raise ShapeError(f"repeats {list(attrs.repeats)}, wanted 1 or more in each")
+    return Fact(x.dtype, tuple(e * r for e, r in zip(x.shape, attrs.repeats, strict=True)))
+
+
+def _tile_lower(op: Lowering) -> Iterator[Dispatch]:
+    (x,), (y,) = op.inputs, op.outputs
+    dims = []
+    walks = zip(op.attrs.repeats, x.shape, strides(x.shape), strides(y.shape), strict=True)
+    for repeat, extent, src, dst in walks:
+        # the same source again for every repeat
+        dims += [Dim(repeat, 0, extent * dst), Dim(extent, src, dst)]
+    copy = Copy(collapse(dims))
+    if dispatch := copy_dispatch(op, op.in_names[0], op.out_names[0], copy):
+        yield dispatch
+
+
+register(
+    OpSpec(
+        "tile",
+        infer=_tile_infer,
+        cpu=lambda attrs, x: np.tile(x, attrs.repeats),
+        kernel=Kernel("movement/movement.hlsl", lower=_tile_lower, trusted=True),
+        cost=elementwise_cost(0),
+        tolerance=EXACT,
+        cases=[
+            Case(((2, 3, 5),), {"repeats": [2, 1, 3]}),
+            Case(((1, 8, 1, 1),), {"repeats": [2, 1, 7, 5]}, "axes of one"),
+            Case(((3, 16),), {"repeats": [5, 1]}, "aligned rows"),
+            Case(((2, 0),), {"repeats": [3, 4]}, "empty"),
+            Case(((),), {"repeats": []}, "rank 0"),
+            Case((Random((2,) * 8, -9, 9, "integer"),), {"repeats": [2] * 8}, "16 dimensions"),
+            Case((Random((5,), dtype="logical"),), {"repeats": [13]}, "logical"),
+        ],
+    )
+)

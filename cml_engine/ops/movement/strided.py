@@ -1,0 +1,207 @@
+"""Strided copies: the one kernel behind transpose, concat, split, slice, stack, tile and others.
+
+A copy is a box of indices with, for each dimension, how far one step moves in the source and in
+the destination. Dimensions that both sides walk as one are merged, so that most copies come down
+to one, two or three of them, whatever the tensor's rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+from cml_engine.layout import C4H
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
+
+#: a tile of rank 8 has two dimensions for each of its own
+MAX_DIMS = 16
+_PARAMS = (
+    "n:u blocks:u src_offset:i dst_offset:i shape:u16 src_stride:i16 dst_stride:i16 "
+    "src_carry:i16 dst_carry:i16"
+)
+#: kernel variants by number of dimensions: few, so that a new shape seldom needs a new pipeline
+_RANKS = (1, 2, 3, 4, 5, 8, MAX_DIMS)
+_GROUP, _ITEMS = 64, 8
+#: shorter rows would leave most lanes of a thread's ITEMS idle
+_LONG_ROW = 4 * _ITEMS
+#: a matrix is transposed through groupshared memory from this side on
+_TILE_SIDE, _TILE_MIN = 32, 8
+
+_COPY = Kernel("movement/movement.hlsl", _PARAMS, group=_GROUP, trusted=True)
+_TILED = Kernel("movement/movement.hlsl", _PARAMS, group=256, trusted=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """``extent`` steps of ``src`` items in the source and ``dst`` in the destination."""
+
+    extent: int
+    src: int
+    dst: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A box of items to move; ``dims`` from the outermost to the innermost."""
+
+    dims: tuple[Dim, ...]
+    src_offset: int = 0
+    dst_offset: int = 0
+
+    @property
+    def size(self) -> int:
+        return prod(d.extent for d in self.dims)
+
+
+def strides(shape: Sequence[int]) -> list[int]:
+    """Items from one index to the next, for each dimension of a row-major tensor."""
+    return [prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def lying_shape(op: Lowering, name: str) -> tuple[int, ...]:
+    """The tensor's extents in words as they lie: of blocked feature maps, which must be of whole
+    blocks, axis 1 counts blocks and a last axis the words of one."""
+    shape = op.fact(name).shape
+    if op.is_blocked(name):
+        return (shape[0], shape[1] // 4, *shape[2:], 2 if op.layout(name) == C4H else 4)
+    return shape
+
+
+def box(
+    shape: Sequence[int],
+    src: Sequence[int],
+    dst: Sequence[int],
+    src_offset: int = 0,
+    dst_offset: int = 0,
+) -> Copy:
+    """A copy of a box of that ``shape``, its dimensions merged where both sides allow it."""
+    dims = tuple(Dim(*d) for d in zip(shape, src, dst, strict=True))
+    return Copy(collapse(dims), src_offset, dst_offset)
+
+
+def collapse(dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The same indices in the same order by as few dimensions as can be, at least one."""
+    merged: list[Dim] = []
+    for dim in dims:
+        if dim.extent == 1:
+            continue
+        outer = merged[-1] if merged else None
+        if outer and outer.src == dim.src * dim.extent and outer.dst == dim.dst * dim.extent:
+            merged[-1] = Dim(outer.extent * dim.extent, dim.src, dim.dst)
+        else:
+            merged.append(dim)
+    return tuple(merged) or (Dim(1, 1, 1),)
+
+
+def copy_dispatch(op: Lowering, source: str, target: str, copy: Copy) -> Dispatch | None:
+    """The dispatch that does a copy between two tensors; None where there is nothing to move."""
+    if copy.size == 0:
+        return None
+    if not op.limits.software and (order := _tile_order(copy)):
+        return _tiled(source, target, replace(copy, dims=order))
+    words = next(w for w in (4, 2, 1) if _moves_vectors(copy, w))
+    moved = _in_vectors(copy, words)
+    if op.limits.software:
+        moved = _long_rows(moved)
+    return _plain(source, target, moved, words)
+
+
+def _plain(source: str, target: str, copy: Copy, words: int) -> Dispatch:
+    row = copy.dims[-1].extent
+    items = 4 if row % _ITEMS == 4 and row < _LONG_ROW else _ITEMS
+    by_rows = len(copy.dims) == 1 or row % items == 0 or row >= _LONG_ROW
+    blocks = -(-row // items)
+    n = copy.size // row * blocks if by_rows else copy.size
+    per_group = _GROUP if by_rows else _GROUP * items
+    item = f"uint{words}" if words > 1 else "uint"
+    return Dispatch(
+        groups=-(-n // per_group),
+        tensors=(source, target),
+        params={"n": n, "blocks": blocks, **_params(copy)},
+        defines={
+            "RANK": _variant(copy),
+            "ITEMS": items,
+            "T0_TYPE": item,
+            "T1_TYPE": item,
+            **({"ROWS": 1} if by_rows else {}),
+        },
+        kernel=_COPY,
+        cost=_cost(copy.size * words),
+    )
+
+
+def _tiled(source: str, target: str, copy: Copy) -> Dispatch:
+    tiles = [-(-d.extent // _TILE_SIDE) for d in copy.dims[-2:]]
+    return Dispatch(
+        groups=prod(d.extent for d in copy.dims[:-2]) * prod(tiles),
+        tensors=(source, target),
+        params={"n": 0, "blocks": 0, **_params(copy)},
+        defines={"RANK": _variant(copy), "TILE": 1, "T0_TYPE": "uint", "T1_TYPE": "uint"},
+        kernel=_TILED,
+        cost=_cost(copy.size),
+    )
+
+
+def _cost(words: int) -> Cost:
+    return Cost(0, 4 * words, 4 * words)
+
+
+def _variant(copy: Copy) -> int:
+    return next(r for r in _RANKS if r >= len(copy.dims))
+
+
+def _params(copy: Copy) -> dict[str, object]:
+    dims = copy.dims[::-1]  # the shader counts from the innermost
+    padded = [*dims, *[Dim(1, 0, 0)] * (MAX_DIMS - len(dims))]
+    pairs = list(pairwise(padded))
+    return {
+        "src_offset": copy.src_offset,
+        "dst_offset": copy.dst_offset,
+        "shape": [d.extent for d in padded],
+        "src_stride": [d.src for d in padded],
+        "dst_stride": [d.dst for d in padded],
+        "src_carry": [b.src - a.extent * a.src for a, b in pairs],
+        "dst_carry": [b.dst - a.extent * a.dst for a, b in pairs],
+    }
+
+
+def _moves_vectors(copy: Copy, words: int) -> bool:
+    """Whether the copy is of aligned runs of so many words on both sides."""
+    if words == 1:
+        return True
+    *outer, row = copy.dims
+    numbers = [row.extent, copy.src_offset, copy.dst_offset]
+    numbers += [s for d in outer for s in (d.src, d.dst)]
+    return row.src == row.dst == 1 and all(x % words == 0 for x in numbers)
+
+
+def _in_vectors(copy: Copy, words: int) -> Copy:
+    if words == 1:
+        return copy
+    *outer, row = copy.dims
+    dims = [Dim(d.extent, d.src // words, d.dst // words) for d in outer]
+    dims.append(Dim(row.extent // words, 1, 1))
+    return Copy(collapse(dims), copy.src_offset // words, copy.dst_offset // words)
+
+
+def _long_rows(copy: Copy) -> Copy:
+    """The two innermost dimensions exchanged where that makes rows long: saves divisions. A CPU
+    writes every word by itself, so that they need not be neighbours."""
+    *outer, above, row = (Dim(1, 0, 0), *copy.dims)
+    if row.extent < _ITEMS and above.extent >= _LONG_ROW:
+        return replace(copy, dims=(*outer[1:], row, above))
+    return copy
+
+
+def _tile_order(copy: Copy) -> tuple[Dim, ...] | None:
+    """The dimensions with the two of a matrix transpose last, or None if it is not one."""
+    row = copy.dims[-1]
+    if row.dst != 1 or row.src in (0, 1, -1) or row.extent < _TILE_MIN:
+        return None
+    for i, dim in enumerate(copy.dims[:-1]):
+        if dim.src == 1 and dim.extent >= _TILE_MIN:
+            return (*copy.dims[:i], *copy.dims[i + 1 : -1], dim, row)
+    return None

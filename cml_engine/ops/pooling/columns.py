@@ -1,0 +1,277 @@
+"""Windows as columns: col2im adds them up, deform_columns reads them where a network says.
+
+A column holds a window's values, channel by channel, row-major in each. A convolution is a product
+of its filter and columns, so a deformable one is ``deform_columns`` and a ``conv`` of extent 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.shapes import check_length, check_type
+from cml_engine.ops.common.window import Window, WindowAxis, resolve_window, volume
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.spec import (
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+_GROUP = 64
+_UNIT = WindowAxis(1, 1)
+_PARAMS = "n:u channels:u wide:u3 narrow:u3 taps:u3 stride:u3 dilation:u3 before:i3"
+
+
+def _geometry(window: Window) -> dict[str, list[int]]:
+    """The window's axes as parameters, innermost first."""
+    axes = [*window[::-1], *[_UNIT] * (3 - len(window))]
+    return {
+        "wide": [a.wide for a in axes],
+        "narrow": [a.narrow for a in axes],
+        "taps": [a.size for a in axes],
+        "stride": [a.stride for a in axes],
+        "dilation": [a.dilation for a in axes],
+        "before": [a.before for a in axes],
+    }
+
+
+def _window(attrs: Attrs, extents: Sequence[int]) -> Window:
+    check_length("size", attrs.size, len(extents), "each spatial axis")
+    return resolve_window(extents, attrs.size, attrs.padding, attrs.stride, attrs.dilation)
+
+
+# --- col2im -------------------------------------------------------------------------------------
+
+
+def _col2im_infer(attrs: Attrs, x: Fact) -> Fact:
+    check_type("scalar", input=x)
+    if x.rank != 3 or len(attrs.output_size) not in (1, 2, 3):
+        raise ShapeError(
+            f"col2im of {x} to {list(attrs.output_size)}, wanted [batch, channels * taps, windows] "
+            "and 1 to 3 extents"
+        )
+    window = _window(attrs, attrs.output_size)
+    windows, taps = prod(a.narrow for a in window), volume(window)
+    if x.shape[2] != windows or x.shape[1] % taps:
+        raise ShapeError(
+            f"col2im of {x}: wanted [batch, channels * {taps}, {windows}], for windows of "
+            f"{list(attrs.size)} over {list(attrs.output_size)}"
+        )
+    return Fact("scalar", (x.shape[0], x.shape[1] // taps, *attrs.output_size))
+
+
+def _tap_ranges(axis: WindowAxis, tap: int) -> tuple[slice, slice]:
+    """Which windows have that tap inside, and where it lies there."""
+    offset = tap * axis.dilation - axis.before
+    first = max(-(offset // axis.stride), 0)
+    last = min((axis.wide - 1 - offset) // axis.stride + 1, axis.narrow)
+    last = max(last, first)
+    start = first * axis.stride + offset
+    return slice(first, last), slice(start, start + (last - first) * axis.stride, axis.stride)
+
+
+def _col2im_cpu(attrs: Attrs, x: Array) -> Array:
+    window = _window(attrs, attrs.output_size)
+    channels = x.shape[1] // volume(window)
+    y = np.zeros((x.shape[0], channels, *attrs.output_size), np.float32)
+    sizes = [a.size for a in window]
+    columns = x.reshape(x.shape[0], channels, *sizes, *(a.narrow for a in window))
+    for tap in itertools.product(*map(range, sizes)):
+        ranges = [_tap_ranges(a, t) for a, t in zip(window, tap, strict=True)]
+        to: tuple[Any, ...] = (..., *(place for _, place in ranges))
+        windows: tuple[Any, ...] = (slice(None), slice(None), *tap, *(part for part, _ in ranges))
+        y[to] += columns[windows]
+    return y
+
+
+def _col2im_lower(op: Lowering) -> Iterator[Dispatch]:
+    y = op.outputs[0]
+    if y.size == 0:
+        return
+    geometry = _geometry(_window(op.attrs, op.attrs.output_size))
+    across, down, deep = geometry["taps"]
+    turns = ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep
+    if turns > MOST_TURNS:
+        raise op.refuse(
+            f"windows of {list(op.attrs.size)} take {turns} turns of a thread's loops, of which "
+            f"there are {MOST_TURNS}: use smaller windows"
+        )
+    yield Dispatch(
+        groups=-(-y.size // _GROUP),
+        tensors=(*op.in_names, *op.out_names),
+        params={"n": y.size, "channels": y.shape[1], **geometry},
+        defines={"COL2IM": 1},
+    )
+
+
+def _col2im_cases() -> Iterator[Case]:
+    plain: dict[str, Any] = {"padding": [(0, 0)] * 2, "stride": [], "dilation": []}
+    yield Case(((2, 3 * 6, 4 * 3),), {**plain, "output_size": [5, 5], "size": [2, 3]}, "overlaps")
+    yield Case(((1, 4, 9),), {
+        "padding": [(1, 0), (2, 1)], "stride": [2, 3], "dilation": [2, 1], "output_size": [6, 6],
+        "size": [2, 2],
+    }, "stride, dilation, padding")  # fmt: skip
+    yield Case(((1, 6, 3),), {**plain, "padding": [(0, 0)], "output_size": [5], "size": [3]},
+               "a line")  # fmt: skip
+    volume_of = {**plain, "padding": [(0, 0)] * 3, "output_size": [3, 2, 4], "size": [2, 1, 2]}
+    yield Case(((2, 8, 2 * 2 * 3),), volume_of, "a volume")
+    wide = {**plain, "padding": [(2, 2)] * 2, "output_size": [1, 1], "size": [2, 2]}
+    yield Case(((1, 4, 16),), wide, "mostly padding")
+    yield Case(((0, 4, 4),), {**plain, "output_size": [3, 3], "size": [2, 2]}, "no batch")
+
+
+register(
+    OpSpec(
+        "col2im",
+        infer=_col2im_infer,
+        cpu=_col2im_cpu,
+        kernel=Kernel(
+            "pooling/columns.hlsl", _PARAMS, lower=_col2im_lower, group=_GROUP, trusted=True
+        ),
+        cost=lambda attrs, inputs, outputs: Cost(
+            inputs[0].size, inputs[0].nbytes, outputs[0].nbytes
+        ),
+        tolerance=Tolerance(1e-6, 2e-6, "a rounding for each window that covers a value"),
+        cases=list(_col2im_cases()),
+    )
+)
+
+
+# --- deform_columns -----------------------------------------------------------------------------
+
+
+def _deform_infer(attrs: Attrs, x: Fact, offset: Fact, mask: Fact) -> Fact:
+    check_type("scalar", input=x, offset=offset, mask=mask)
+    if x.rank != 4:
+        raise ShapeError(f"deform_columns of {x}, wanted [batch, channels, height, width]")
+    window, groups = _window(attrs, x.shape[2:]), attrs.offset_groups
+    if groups < 1 or x.shape[1] % groups:
+        raise ShapeError(f"offset_groups {groups}, wanted a divisor of {x.shape[1]} channels")
+    taps, places = volume(window), tuple(a.narrow for a in window)
+    if offset.shape != (x.shape[0], groups * taps * 2, *places):
+        raise ShapeError(
+            f"offset is {offset}, wanted [{x.shape[0]},{groups * taps * 2},{places[0]},{places[1]}]"
+            ": y and x for each tap of each group"
+        )
+    if mask.shape not in ((), (x.shape[0], groups * taps, *places)):
+        raise ShapeError(
+            f"mask is {mask}, wanted [{x.shape[0]},{groups * taps},{places[0]},{places[1]}] or one "
+            "number"
+        )
+    return Fact("scalar", (x.shape[0], x.shape[1] * taps, *places))
+
+
+def _between(x: Array, y_at: Array, x_at: Array) -> Array:
+    """Values of planes ``[N, C, H, W]`` between their neighbours, zeros around them; the positions
+    ``[N, …]`` are those of all channels."""
+    height, width = x.shape[2:]
+    item = np.arange(len(x)).reshape(-1, *[1] * (y_at.ndim - 1))
+    low_y, low_x = np.floor(y_at), np.floor(x_at)
+    lines: Array = np.moveaxis(x, 1, -1)
+    total = np.zeros((*y_at.shape, x.shape[1]))
+    for dy, dx in itertools.product((0, 1), repeat=2):
+        i, j = low_y + dy, low_x + dx
+        weight = (1 - np.abs(y_at - i)) * (1 - np.abs(x_at - j))
+        inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
+        at = (
+            item,
+            np.where(inside, i, 0).astype(np.int64),
+            np.where(inside, j, 0).astype(np.int64),
+        )
+        total += np.where(inside[..., None], lines[at] * weight[..., None], 0)
+    return np.moveaxis(total, -1, 1)
+
+
+def _deform_cpu(attrs: Attrs, x: Array, offset: Array, mask: Array) -> Array:
+    window, groups = _window(attrs, x.shape[2:]), attrs.offset_groups
+    taps, places = volume(window), [a.narrow for a in window]
+    offsets = offset.reshape(len(x), groups, taps, 2, *places)
+    if mask.ndim:
+        mask = mask.reshape(len(x), groups, 1, taps, *places)
+    limit = [np.float32(a.wide + 1) for a in window]
+    grid = np.meshgrid(*(np.arange(a.narrow) * a.stride - a.before for a in window), indexing="ij")
+    parts = x.reshape(len(x), groups, -1 if x.size else x.shape[1] // groups, *x.shape[2:])
+    y = np.zeros((*parts.shape[:3], taps, *places))
+    for group, (k, tap) in itertools.product(
+        range(groups), enumerate(np.ndindex(*(a.size for a in window)))
+    ):
+        at = [
+            (np.float32(grid[d] + tap[d] * window[d].dilation) + offsets[:, group, k, d]).clip(
+                -2, limit[d]
+            )
+            for d in range(2)
+        ]
+        at = [np.where(np.isnan(a), np.float32(-2), a) for a in at]
+        y[:, group, :, k] = _between(parts[:, group], *at)
+    y = y * mask
+    return y.reshape(len(x), x.shape[1] * taps, *places).astype(np.float32)
+
+
+def _deform_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, _, mask = op.inputs
+    y = op.outputs[0]
+    if y.size == 0:
+        return
+    yield Dispatch(
+        groups=-(-y.size // _GROUP),
+        tensors=(*op.in_names, *op.out_names),
+        params={
+            "n": y.size,
+            "channels": x.shape[1],
+            "offset_groups": op.attrs.offset_groups,
+            "masked": int(mask.rank > 0),
+            **_geometry(_window(op.attrs, x.shape[2:])),
+        },
+    )
+
+
+def _deform_cases() -> Iterator[Case]:
+    plain: dict[str, Any] = {"size": [3, 3], "padding": [], "stride": [], "dilation": [],
+                             "offset_groups": 1}  # fmt: skip
+    near = Random((2, 18, 5, 7), -1.5, 1.5)
+    yield Case(((2, 3, 5, 7), near, np.array(1.0)), plain, "no mask")
+    yield Case(((1, 4, 7, 6), Random((1, 24, 4, 5), -9, 9), (1, 12, 4, 5)), {
+        "size": [2, 3], "padding": [(1, 0), (2, 1)], "stride": [2, 1], "dilation": [1, 2],
+        "offset_groups": 2,
+    }, "groups, a mask, far offsets")  # fmt: skip
+    odd = np.array([np.nan, np.inf, -1e30, 0.0, 1.0, -1.0, 0.5, 2.0]).reshape(1, 2, 2, 2)
+    one = {**plain, "size": [1, 1]}
+    yield Case(((1, 2, 2, 2), odd, np.array(0.5)), one, "NaN and infinite offsets")
+    yield Case(((1, 1, 1, 1), (1, 2, 1, 1), (1, 1, 1, 1)), one, "extent 1")
+    yield Case(((0, 1, 2, 2), (0, 2, 2, 2), np.array(1.0)), one, "no batch")
+
+
+register(
+    OpSpec(
+        "deform_columns",
+        infer=_deform_infer,
+        cpu=_deform_cpu,
+        kernel=Kernel(
+            "pooling/columns.hlsl",
+            f"{_PARAMS} offset_groups:u masked:u",
+            lower=_deform_lower,
+            group=_GROUP,
+            trusted=True,
+        ),
+        cost=lambda attrs, inputs, outputs: Cost(
+            16.0 * outputs[0].size, sum(f.nbytes for f in inputs), outputs[0].nbytes
+        ),
+        tolerance=Tolerance(
+            2e-5, 2e-5, "a position is rounded: an error of 2^-24 of it, times the slope there"
+        ),
+        cases=list(_deform_cases()),
+    )
+)

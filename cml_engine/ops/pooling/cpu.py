@@ -1,0 +1,166 @@
+"""Pooling in NumPy: for each tap of the window, one strided view of the padded input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import product, repeat
+from typing import Any
+
+import numpy as np
+
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
+from cml_engine.ops.movement.padding import border_index
+
+Array = np.ndarray[Any, Any]
+
+
+def _window(attrs: Attrs, x: Array) -> Window:
+    return window_of(attrs, Fact("scalar", x.shape))
+
+
+def _reverse(attrs: Attrs, x: Array) -> Window:
+    return reverse_window_of(attrs, Fact("scalar", x.shape))
+
+
+def _positions(axis: WindowAxis, border: str) -> tuple[Array, Array]:
+    """For every place that windows touch on an axis: the input's index, and if it has one."""
+    at = np.arange(-axis.before, (axis.narrow - 1) * axis.stride + axis.reach - axis.before)
+    index = border_index(border, at, axis.wide)
+    inside = (index >= 0) & (index < axis.wide)
+    return np.where(inside, index, 0), inside
+
+
+def pad_window(x: Array, window: Window, border: str, fill: float) -> Array:
+    """The input with its border as far as windows reach; ``fill`` where there is no value."""
+    for i, axis in enumerate(window):
+        index, inside = _positions(axis, border)
+        shape = [1] * x.ndim
+        shape[i] = len(index)
+        if axis.wide == 0:  # nothing to take: all of it is border
+            extents = (*x.shape[:i], len(index), *x.shape[i + 1 :])
+            x = np.full(extents, fill, x.dtype)
+        elif not axis.trivial:
+            x = np.where(inside.reshape(shape), x.take(index, i), x.dtype.type(fill))
+    return x
+
+
+def taps_of(padded: Array, window: Window) -> Iterator[Array]:
+    """A view per tap, row-major: the value that each window has there."""
+    for tap in product(*(range(axis.size) for axis in window)):
+        parts = [
+            slice(t * a.dilation, t * a.dilation + (a.narrow - 1) * a.stride + 1, a.stride)
+            if a.narrow
+            else slice(0, 0)
+            for t, a in zip(tap, window, strict=True)
+        ]
+        yield padded[(*parts, ...)]  # the dots make a view of rank 0 too
+
+
+def _narrow(window: Window) -> tuple[int, ...]:
+    return tuple(a.narrow for a in window)
+
+
+def _valid_taps(window: Window) -> Array:
+    """How many taps of each window lie on the input."""
+    count = np.ones((), np.int64)
+    for axis in window:
+        inside = _positions(axis, "ignore")[1].astype(np.int64)
+        starts = np.arange(axis.narrow)[:, None] * axis.stride
+        here = inside[starts + np.arange(axis.size) * axis.dilation].sum(1)
+        count = np.multiply.outer(count, here)
+    return count
+
+
+def _sum(x: Array, window: Window, border: str) -> Array:
+    total = np.zeros(_narrow(window), np.float64)
+    for value in taps_of(pad_window(x, window, border, 0.0), window):
+        total += value
+    return total
+
+
+def _mean(x: Array, window: Window, border: str) -> Array:
+    total = _sum(x, window, border)
+    if border == "ignore":
+        return np.asarray(total / np.maximum(_valid_taps(window), 1))
+    return np.asarray(total / volume(window))
+
+
+def box(attrs: Attrs, x: Array) -> Array:
+    """Sums, or with ``normalize`` means."""
+    reduce = _mean if attrs["normalize"] else _sum
+    return np.asarray(reduce(x, _window(attrs, x), attrs["border"]), np.float32)
+
+
+def avg_pool(attrs: Attrs, x: Array) -> Array:
+    return np.asarray(_mean(x, _window(attrs, x), attrs["border"]), np.float32)
+
+
+def rms_pool(attrs: Attrs, x: Array) -> Array:
+    return np.asarray(np.sqrt(_mean(np.square(x), _window(attrs, x), attrs["border"])), np.float32)
+
+
+def max_with_index(attrs: Attrs, x: Array) -> tuple[Array, Array]:
+    """The greatest value of each window and its row-major place there; the first of equals."""
+    window, border = _window(attrs, x), attrs["border"]
+    best = np.full(_narrow(window), -np.inf, np.float32)
+    index = np.full(best.shape, -1, np.int32)
+    valid = None
+    if border == "ignore":
+        valid = taps_of(pad_window(np.ones(x.shape, np.bool_), window, border, 0.0), window)
+    for tap, value in enumerate(taps_of(pad_window(x, window, border, 0.0), window)):
+        # a NaN beats everything, as in max_reduce
+        take = (value > best) | (np.isnan(value) & ~np.isnan(best)) | (index < 0)
+        if valid is not None:
+            take &= next(valid)
+        best, index = np.where(take, value, best), np.where(take, np.int32(tap), index)
+    return np.asarray(best), np.maximum(index, 0, out=np.asarray(index))
+
+
+def max_pool(attrs: Attrs, x: Array) -> Array:
+    return max_with_index(attrs, x)[0]
+
+
+def argmax_pool(attrs: Attrs, x: Array) -> Array:
+    return max_with_index(attrs, x)[1]
+
+
+def sample(attrs: Attrs, x: Array, index: Array) -> Array:
+    """Of each window the value at ``index``; 0 where that is no place of the window."""
+    window = _window(attrs, x)
+    result = np.zeros(_narrow(window), np.float32)
+    for tap, value in enumerate(taps_of(pad_window(x, window, attrs["border"], 0.0), window)):
+        result = np.where(index == tap, value, result)
+    return result
+
+
+def _spread(terms: Iterable[Array], window: Window) -> Array:
+    """Add ``terms``, one array per tap, where their windows lie on the wide side."""
+    left = [max(-a.before, 0) for a in window]
+    reach = [max((a.narrow - 1) * a.stride + a.reach, a.before + a.wide) for a in window]
+    canvas: Array = np.zeros([a + b for a, b in zip(left, reach, strict=True)], np.float64)
+    inside: tuple[Any, ...] = (*(slice(n, None) for n in left), ...)
+    inner = canvas[inside]
+    for view, term in zip(taps_of(inner, window), terms, strict=True):
+        view += term
+    starts = [n + a.before for n, a in zip(left, window, strict=True)]
+    return canvas[tuple(slice(s, s + a.wide) for s, a in zip(starts, window, strict=True))]
+
+
+def debox(attrs: Attrs, x: Array) -> Array:
+    """Every value goes to its whole window; overlaps add, or with ``normalize`` average: over
+    the window's volume, with border 'ignore' over the windows that there are."""
+    window = _reverse(attrs, x)
+    total = _spread(repeat(x, volume(window)), window)
+    if attrs["normalize"] and attrs["border"] == "ignore":
+        total /= np.maximum(_spread(repeat(np.ones_like(x), volume(window)), window), 1)
+    elif attrs["normalize"]:
+        total /= volume(window)
+    return np.asarray(total, np.float32)
+
+
+def desample(attrs: Attrs, x: Array, index: Array) -> Array:
+    """Every value goes to the place ``index`` of its window; collisions add."""
+    window = _reverse(attrs, x)
+    terms = (np.where(index == tap, x, np.float32(0)) for tap in range(volume(window)))
+    return np.asarray(_spread(terms, window), np.float32)

@@ -1,0 +1,317 @@
+"""How windows run on the GPU: one kernel for all operators that slide one (``pool.hlsl``).
+
+The usual window (at most two neighbouring dimensions) becomes four dimensions ``[outer, H, W,
+inner]``, whatever the layout: blocked channels are only an ``inner`` of 4. All else goes the
+general way. A window that is the whole of its dimensions is a reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from cml_engine.graph import Fact, Node
+from cml_engine.layout import BLOCKED, C4H, PLAIN, VECTOR_TYPE
+from cml_engine.ops.common.broadcast import contiguous_strides
+from cml_engine.ops.common.window import (
+    BORDERS,
+    Window,
+    WindowAxis,
+    reverse_window_of,
+    volume,
+    window_of,
+)
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.spec import Dispatch, Half, Kernel
+from cml_engine.ops.elementwise.row import Operand
+from cml_engine.ops.reduction.gpu import Reduction, reduction
+
+_GROUP = 64
+_MAX_DIMS = 9
+#: from so many taps on, a window that is all there is goes by reduction
+_MANY_TAPS = 64
+_TYPES = {"scalar": "float", "integer": "int"}
+
+_ARRAYS = (
+    "out_extent:u out_unit:u owner:u size:i stride:i dilation:i before:i extent:i high:u low:u"
+)
+_PARAMS = " ".join(
+    [
+        "count:u taps:u tap_begin:u tap_end:u start:u inner:u inner_step:u outer_step:u",
+        "windows:u out_dims:u",
+        *(f"{name}{_MAX_DIMS}" for name in _ARRAYS.split()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """What is done with a window: ``kind`` as in the shader; ``term`` is summed of a value ``v``;
+    ``mean`` divides; ``root`` takes the square root; ``reverse`` goes from narrow to wide."""
+
+    kind: str
+    term: str = "v"
+    mean: bool = False
+    root: bool = False
+    reverse: bool = False
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """The same over everything, where there is such a reduction."""
+        if self.reverse or self.root or self.kind not in ("SUM", "MAX", "INDEX"):
+            return None
+        kind = "SUM" if self.kind == "SUM" else "MAX"
+        return Reduction(kind, index=self.kind == "INDEX", mean=self.mean)
+
+
+def pool_kernel(lower: Any, layouts: Any) -> Kernel:
+    return Kernel(
+        "pooling/pool.hlsl", _PARAMS, lower, group=_GROUP, layouts=layouts, half=_half, trusted=True
+    )
+
+
+def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
+    """Whether four channels go through the window at once."""
+    resolve = reverse_window_of if "output_shape" in node.attrs else window_of
+    window = resolve(node.attrs, facts[node.inputs[0]])
+    moving = [axis for axis, one in enumerate(window) if not one.trivial]
+    if not moving or moving[0] < 2 or moving[-1] - moving[0] > 1 or _reduces(window, moving):
+        return "none"
+    if _turns(volume(window), 2) > MOST_TURNS:
+        return "none"
+    return "each"
+
+
+def _reduces(window: Window, moving: Sequence[int]) -> bool:
+    """Whether the window is all there is, and large."""
+    return all(window[i].whole for i in moving) and volume(window) >= _MANY_TAPS
+
+
+def _turns(taps: int, windows: int) -> int:
+    """How often a thread's loops turn at most: for each tap, a loop over so many dimensions that
+    have a window."""
+    return taps * (windows + LOOP_TURNS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dim:
+    """One dimension of the result's memory: its extent, the axis it is (a part of), the step of
+    that axis' coordinate, and the input's step where the axis has no window."""
+
+    extent: int
+    axis: int
+    unit: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """Result dimensions outermost first; per axis the window and the input's two strides."""
+
+    dims: tuple[_Dim, ...]
+    window: Window
+    windowed: tuple[bool, ...]
+    high: tuple[int, ...]
+    low: tuple[int, ...]
+
+
+def _walk(window: Window, x: Operand, out: Operand) -> _Walk:
+    rank = len(window)
+    strides = contiguous_strides(x.fact.shape)
+    high, low = [4 * s for s in strides], list(strides)
+    windowed = [not axis.trivial for axis in window]
+    if x.layout in BLOCKED:
+        spatial = prod(x.fact.shape[2:])
+        low = [-(-x.fact.shape[1] // 4) * 4 * spatial, 1, *(4 * s for s in strides[2:])]
+        high = [4 * low[0], 4 * spatial, *(4 * s for s in low[2:])]
+        # a coordinate of blocked channels is two steps: not one unless the result has the same
+        windowed[1] = windowed[1] or out.layout == PLAIN
+    dims = [_Dim(n, a, 1, low[a]) for a, n in enumerate(out.fact.shape)]
+    if out.layout in BLOCKED:
+        blocks = _Dim(out.fact.shape[1] // 4, 1, 4, high[1])
+        dims = [dims[0], blocks, *dims[2:rank], _Dim(4, 1, 1, low[1])]
+    return _Walk(tuple(dims), window, tuple(windowed), tuple(high), tuple(low))
+
+
+def slide(
+    op: Lowering, what: Sliding, window: Window, inputs: Sequence[Operand], outs: Sequence[Operand]
+) -> Iterator[Dispatch]:
+    """The dispatches of one operator with a window."""
+    if outs[0].fact.size == 0:
+        return
+    x, out = inputs[0], outs[0]
+    axes = [i for i, axis in enumerate(window) if not axis.trivial]
+    if what.reduction and _reduces(window, axes):
+        yield from reduction(op, what.reduction, axes, x, out)
+        return
+    walk = _walk(window, x, out)
+    start = 0xFF800000 if what.kind in ("MAX", "INDEX", "BOTH") else 0
+    taps = volume(window)
+    if what.kind != "SAMPLE" and _turns(taps, max(sum(walk.windowed), 2)) > MOST_TURNS:
+        params = {**_general(walk, what.reverse), "taps": taps, "start": start}
+        yield from _in_parts(op, what, params, inputs, outs)
+        return
+    fast = _fast(walk, what.reverse)
+    wide = fast is not None and what.kind in ("SUM", "MAX") and _vectorises(fast)
+    width = 4 if wide else 1
+    count = out.fact.size // width
+    params = _general(walk, what.reverse) if fast is None else fast
+    if wide:
+        params = _in_vectors(params)
+    yield Dispatch(
+        groups=-(-count // _GROUP),
+        tensors=tuple(o.name for o in (*inputs, *outs)),
+        params={
+            **params, "count": count, "taps": taps, "tap_begin": 0, "tap_end": taps, "start": start
+        },
+        defines=_defines(op, what, [*inputs, *outs], width) | {"FAST": int(fast is not None)},
+        writes=len(outs),
+    )  # fmt: skip
+
+
+def _in_parts(
+    op: Lowering, what: Sliding, params: dict[str, Any], inputs: Sequence[Operand],
+    outs: Sequence[Operand],
+) -> Iterator[Dispatch]:  # fmt: skip
+    """A window of so many taps that a thread's loop may not turn so often: some in each launch."""
+    count, taps = outs[0].fact.size, params["taps"]
+    parts = (op.scratch(count), op.scratch(count))
+    first = len(inputs) + len(outs)
+    step = MOST_TURNS // _turns(1, params["windows"])
+    for begin in range(0, taps, step):
+        yield Dispatch(
+            groups=-(-count // _GROUP),
+            tensors=(*(o.name for o in (*inputs, *outs)), *parts),
+            params={
+                **params, "count": count, "tap_begin": begin, "tap_end": min(begin + step, taps)
+            },
+            defines={
+                **_defines(op, what, [*inputs, *outs], 1),
+                "FAST": 0,
+                "PARTS": 1,
+                "PART_VALUE": f"T{first}",
+                "PART_COUNT": f"T{first + 1}",
+                f"T{first + 1}_TYPE": "int",
+            },
+            writes=len(outs) + 2,
+        )  # fmt: skip
+
+
+def _defines(
+    op: Lowering, what: Sliding, tensors: Sequence[Operand], width: int
+) -> dict[str, int | str]:
+    border = op.attrs["border"]
+    vector = "4" if width == 4 else ""
+    divide = (2 if border == "ignore" else 1) if what.mean else 0
+    return {
+        "KIND": what.kind,
+        "REVERSE": int(what.reverse),
+        "BORDER": BORDERS.index(border),
+        "TERM": what.term,
+        "DIVIDE": divide,
+        "ROOT": int(what.root),
+        "VEC": width,
+        "OUT": f"T{len(tensors) - 1}",
+        **{f"T{i}_TYPE": _stored_type(t, vector) for i, t in enumerate(tensors)},
+    }
+
+
+def _stored_type(tensor: Operand, vector: str) -> str:
+    if tensor.layout == C4H:
+        return VECTOR_TYPE[C4H]
+    return _TYPES[tensor.fact.dtype] + vector
+
+
+# ---------------------------------------------------------------- parameters
+
+
+def _window_params(axes: Sequence[WindowAxis], reverse: bool) -> dict[str, list[int]]:
+    return {
+        "size": [a.size for a in axes],
+        "stride": [a.stride for a in axes],
+        "dilation": [a.dilation for a in axes],
+        "before": [a.before for a in axes],
+        "extent": [a.narrow if reverse else a.wide for a in axes],
+    }
+
+
+def _general(walk: _Walk, reverse: bool) -> dict[str, Any]:
+    """Any window: dimensions innermost first, those without a window owned by none."""
+    axes = [a for a in range(len(walk.window) - 1, -1, -1) if walk.windowed[a]]
+    dims = walk.dims[::-1]
+    return {
+        **_window_params([walk.window[a] for a in axes], reverse),
+        "windows": len(axes),
+        "high": [walk.high[a] for a in axes],
+        "low": [walk.low[a] for a in axes],
+        "out_dims": len(dims),
+        "out_extent": [d.extent for d in dims],
+        "owner": [axes.index(d.axis) if walk.windowed[d.axis] else _MAX_DIMS for d in dims],
+        "out_unit": [d.unit if walk.windowed[d.axis] else d.step for d in dims],
+        "inner": 1,
+        "inner_step": 0,
+        "outer_step": 0,
+    }
+
+
+def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
+    """``[outer, H, W, inner]``, or None where the window is of another form."""
+    dims = _merged(walk)
+    windows = [i for i, d in enumerate(dims) if d.axis >= 0]
+    first, last = (windows[0], windows[-1]) if windows else (len(dims), len(dims) - 1)
+    outer, inner = dims[:first], dims[last + 1 :]
+    blocked = any(
+        walk.high[d.axis] != 4 * walk.low[d.axis] or d.unit != 1 for d in dims[first : last + 1]
+    )
+    apart = last - first + 1 != len(windows)
+    if blocked or apart or len(windows) > 2 or len(outer) > 1 or len(inner) > 1:
+        return None
+    axes = [walk.window[dims[i].axis] for i in reversed(windows)]
+    steps = [walk.low[dims[i].axis] for i in reversed(windows)]
+    while len(axes) < 2:
+        axes.append(WindowAxis(1, 1))
+        steps.append(0)
+    return {
+        **_window_params(axes, reverse),
+        "windows": 2,
+        "low": steps,
+        "high": [0],
+        "out_dims": 4,
+        "out_extent": [a.wide if reverse else a.narrow for a in axes],
+        "owner": [0],
+        "out_unit": [0],
+        "inner": inner[0].extent if inner else 1,
+        "inner_step": inner[0].step if inner else 0,
+        "outer_step": outer[0].step if outer else 0,
+    }
+
+
+def _merged(walk: _Walk) -> list[_Dim]:
+    """Dimensions without a window merged with their neighbours; their axis is then -1."""
+    merged: list[_Dim] = []
+    for dim in walk.dims:
+        if walk.windowed[dim.axis]:
+            merged.append(dim)
+        elif dim.extent != 1:
+            last = merged[-1] if merged else None
+            if last and last.axis < 0 and last.step == dim.step * dim.extent:
+                merged[-1] = _Dim(last.extent * dim.extent, -1, 1, dim.step)
+            else:
+                merged.append(_Dim(dim.extent, -1, 1, dim.step))
+    return merged
+
+
+def _vectorises(params: dict[str, Any]) -> bool:
+    steps = [params["outer_step"], *params["low"]]
+    return params["inner"] % 4 == 0 and params["inner_step"] == 1 and all(s % 4 == 0 for s in steps)
+
+
+def _in_vectors(params: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **params,
+        "inner": params["inner"] // 4,
+        "outer_step": params["outer_step"] // 4,
+        "low": [s // 4 for s in params["low"]],
+    }

@@ -1,0 +1,1 @@
+"""Operators that make few values of many: reductions, order, selection."""

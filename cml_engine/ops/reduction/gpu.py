@@ -1,0 +1,288 @@
+"""How reductions run on the GPU: what a stage walks, how many there are, and softmax.
+
+Two shapes of stage share ``reduce.hlsl``. Where the reduced elements are neighbours in memory, a
+workgroup reduces a chunk of them by a tree; else every thread reduces a short chunk of its own,
+and neighbouring threads read neighbouring results' elements. What does not fit one chunk leaves
+partial results, which the next stage reduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.graph import Fact
+from cml_engine.layout import BLOCKED, C4H, HLSL_TYPE, PLAIN
+from cml_engine.ops.common.broadcast import (
+    Shape,
+    Walk,
+    broadcast_strides,
+    collapse,
+    contiguous_strides,
+    in_memory_order,
+    split_channels,
+)
+from cml_engine.ops.declaration.choice import about
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import Dispatch, Half, Kernel
+from cml_engine.ops.elementwise.row import Operand, Row, launch
+
+_MAX_DIMS = 9
+#: threads of a workgroup that reduces by a tree, and the elements it takes at most
+_TREE_GROUP, _TREE_CHUNK = 256, 8192
+#: elements of a thread where there must be several stages anyway
+_ALONE_CHUNK = 128
+#: the value that changes nothing, as bits
+_START = {"SUM": 0, "ANY": 0, "ALL": 1, "PROD": 0x3F800000, "MIN": 0x7F800000, "MAX": 0xFF800000}
+
+_DIMS = "kept kept_in kept_out kept_other reduced reduced_in"
+_PARAMS = "outputs:u chunks:u chunk:u total:u chunk_step:u divisor:f start:u " + " ".join(
+    f"{name}:u{_MAX_DIMS}" for name in _DIMS.split()
+)
+
+
+def _kernel(path: str, group: int, lower: Callable[..., Any] | None = None) -> Kernel:
+    params = _PARAMS + " kept_dims:u reduced_dims:u"
+    return Kernel(path, params, lower, group=group, layouts="same", trusted=True)
+
+
+def base_kernel(lower: Callable[[Lowering], Iterable[Dispatch]], half: Half) -> Kernel:
+    """The kernel of an operator that is lowered by ``lower``; each dispatch names its own."""
+    return replace(_kernel("reduction/reduce.hlsl", _THREADS.group, lower), half=half)
+
+
+_FINISH_SOFTMAX = Row(
+    "softmax", "exp(a - b) / c", lambda x, m, total: np.exp(x - m) / total, ("scalar",) * 3
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What is done: ``kind`` is SUM, PROD, MIN, MAX, ANY or ALL; ``index`` asks for the position of
+    the extreme instead of its value; ``term`` is what is reduced, of the element ``v`` and of
+    ``m``, the value of another tensor at the result's place; ``mean`` divides by the number of
+    elements.
+    """
+
+    kind: str
+    index: bool = False
+    term: str = "v"
+    mean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Threads:
+    """How threads reduce alone: ``group`` of them in a workgroup, each ``limit`` elements at
+    most."""
+
+    limit: int
+    group: int
+
+    def __str__(self) -> str:
+        return f"threads of {self.limit} by {self.group}"
+
+
+#: by default; on a software driver a barrier costs more than a tree gains: smaller groups of
+#: longer threads
+_THREADS, _SOFTWARE_THREADS = _Threads(256, 64), _Threads(1024, 16)
+#: what is worth a try
+_OPTIONS = {str(t): t for t in (_Threads(64, 64), _THREADS, _Threads(1024, 64), _SOFTWARE_THREADS)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """``kept`` has strides in the source, the result and the other tensor; ``reduced`` in the
+    source."""
+
+    kept: Walk
+    reduced: Walk
+    threads: _Threads
+
+    @property
+    def neighbours(self) -> bool:
+        """Whether the elements that are reduced lie side by side."""
+        return self.reduced.strides[0][-1] == 1
+
+    @property
+    def tree(self) -> bool:
+        return self.reduced.size >= self.threads.limit and self.neighbours
+
+    @property
+    def group(self) -> int:
+        """Threads of a workgroup."""
+        return _TREE_GROUP if self.tree else self.threads.group
+
+    @property
+    def chunks(self) -> int:
+        size = self.reduced.size
+        if self.tree:
+            return -(-size // _TREE_CHUNK)
+        return 1 if size <= self.threads.limit else -(-size // _ALONE_CHUNK)
+
+    @property
+    def groups(self) -> int:
+        items = self.kept.size * self.chunks
+        return items if self.tree else -(-items // self.group)
+
+    def partial_strides(self) -> tuple[Shape, int]:
+        """Strides of the partial results along the kept dimensions, and along the chunks: so that
+        the next stage reads as this one did."""
+        dense = contiguous_strides(self.kept.extents)
+        if self.tree:
+            return tuple(s * self.chunks for s in dense), 1
+        return dense, self.kept.size
+
+    def next(self) -> _Stage:
+        """The stage that reduces this one's partial results."""
+        strides, step = self.partial_strides()
+        kept = collapse(self.kept.extents, [strides, *self.kept.strides[1:]])
+        return _Stage(kept, Walk((self.chunks,), ((step,),)), self.threads)
+
+    def params(self, last: bool) -> dict[str, Any]:
+        dense, step = self.partial_strides()
+        to = self.kept.strides[1] if last else dense
+        return {
+            "outputs": self.kept.size,
+            "chunks": self.chunks,
+            "chunk": -(-self.reduced.size // self.chunks),
+            "total": self.reduced.size,
+            "chunk_step": 0 if last else step,
+            "kept_dims": len(self.kept.extents),
+            "reduced_dims": len(self.reduced.extents),
+            "kept": self.kept.extents[::-1],
+            "kept_in": self.kept.strides[0][::-1],
+            "kept_out": to[::-1],
+            "kept_other": self.kept.strides[2][::-1],
+            "reduced": self.reduced.extents[::-1],
+            "reduced_in": self.reduced.strides[0][::-1],
+        }
+
+
+def reduction(
+    op: Lowering, what: Reduction, axes: Sequence[int], x: Operand, out: Operand,
+    other: Operand | None = None,
+) -> Iterator[Dispatch]:  # fmt: skip
+    """The dispatches that reduce ``x`` over ``axes`` into ``out``, partial results in scratch."""
+    if out.fact.size == 0:
+        return
+    stage = _first_stage(op, axes, x, out, other or out, what.index)
+    count = stage.reduced.size
+    sources, first = (x.name, *([other.name] if other else [])), True
+    while True:
+        last = stage.chunks == 1
+        targets = (out.name,) if last else _scratch(op, stage, what.index)
+        divisor = (count or float("nan")) if what.mean and last else 1.0
+        yield Dispatch(
+            groups=stage.groups,
+            tensors=sources + targets,
+            params={**stage.params(last), "divisor": divisor, "start": _START[what.kind]},
+            defines=_defines(what, x, other is not None, stage.tree, first, last),
+            writes=len(targets),
+            kernel=_kernel("reduction/reduce.hlsl", stage.group),
+        )
+        if last:
+            return
+        sources, stage, first, other = targets, stage.next(), False, None
+
+
+def _scratch(op: Lowering, stage: _Stage, index: bool) -> tuple[str, ...]:
+    words = stage.kept.size * stage.chunks
+    return tuple(op.scratch(words) for _ in range(2 if index else 1))
+
+
+def _defines(
+    what: Reduction, x: Operand, other: bool, tree: bool, first: bool, last: bool
+) -> dict[str, int | str]:
+    value = HLSL_TYPE[x.fact.dtype]
+    half = first and x.layout == C4H
+    types = ["uint" if half else value]
+    if other:
+        types.append("float")
+    elif what.index and not first:
+        types.append("uint")
+    out = len(types)
+    types += ["int"] if what.index and last else [value, *(["uint"] if what.index else [])]
+    return {
+        "KIND": what.kind,
+        "VALUE": value,
+        "HALF": int(half),
+        "TERM": what.term if first else "v",
+        "OTHER": int(other),
+        "INDEX": int(what.index),
+        "TREE": int(tree),
+        "FIRST": int(first),
+        "LAST": int(last),
+        "OUT": f"T{out}",
+        "OUT_INDEX": f"T{out + (0 if last else 1)}",
+        **{f"T{i}_TYPE": name for i, name in enumerate(types)},
+    }
+
+
+def _first_stage(
+    op: Lowering, axes: Sequence[int], x: Operand, out: Operand, other: Operand, natural: bool
+) -> _Stage:
+    """Kept dimensions in the order of the result's memory; reduced ones in the source's, or in
+    NNEF's own where positions are counted (``natural``)."""
+    tensors = (x, out, other)
+    rank = x.fact.rank
+    if any(t.layout in BLOCKED for t in tensors):
+        extents = split_channels(x.fact, x.layout, rank)[0]
+        strides = [split_channels(t.fact, t.layout, rank)[1] for t in tensors]
+        axis_of: Shape = (0, 1, 1, *range(2, rank))
+    else:
+        extents, axis_of = x.fact.shape, tuple(range(rank))
+        strides = [broadcast_strides(t.fact.shape) for t in tensors]
+    places = tuple(range(len(extents)))
+    kept = [p for p in _order(places, out.layout) if axis_of[p] not in axes]
+    order = places if natural else _order(places, x.layout)
+    reduced = [p for p in order if axis_of[p] in axes]
+
+    def along(dims: list[int], count: int) -> Walk:
+        chosen = [tuple(s[d] for d in dims) for s in strides[:count]]
+        return collapse(tuple(extents[d] for d in dims), chosen)
+
+    usual = _SOFTWARE_THREADS if op.limits.software else _THREADS
+    stage = _Stage(along(kept, 3), along(reduced, 1), usual)
+    return replace(stage, threads=op.choose(_key(op, stage), _OPTIONS, str(usual)))
+
+
+def _key(op: Lowering, stage: _Stage) -> str:
+    """What decides which way is fastest, in words: ``sum_reduce ~64 times 1024 side by side``."""
+    lie = "side by side" if stage.neighbours else "apart"
+    lie += " in 16 bits" if op.layout(op.in_names[0]) == C4H else ""
+    return f"{op.node.op} ~{about(stage.kept.size)} times {about(stage.reduced.size)} {lie}"
+
+
+def _order(places: Shape, layout: str) -> Shape:
+    return places if layout == PLAIN else in_memory_order(places, layout)
+
+
+def softmax(op: Lowering, axes: Sequence[int], x: Operand, out: Operand) -> Iterator[Dispatch]:
+    """One dispatch where a workgroup (or thread) can hold the whole of what is summed; else the
+    greatest value, the sum of exponentials and the quotient one after the other."""
+    if out.fact.size == 0:
+        return
+    shape = tuple(1 if a in axes else n for a, n in enumerate(x.fact.shape))
+    layout = PLAIN if 1 in axes else x.layout
+    partial = Operand("", Fact("scalar", shape), layout)
+    stage = _first_stage(op, axes, x, partial, partial, natural=False)
+    if stage.chunks == 1 and x.layout == out.layout:
+        yield Dispatch(
+            groups=stage.groups,
+            tensors=(x.name, out.name),
+            params={**stage.params(last=True), "divisor": 1.0, "start": 0},
+            defines={"TREE": int(stage.tree)},
+            kernel=_kernel("reduction/softmax.hlsl", stage.group),
+        )
+        return
+    words = prod(shape)
+    greatest = Operand(op.scratch(words), partial.fact, layout)
+    total = Operand(op.scratch(words), partial.fact, layout)
+    yield from reduction(op, Reduction("MAX"), axes, x, greatest)
+    terms = Reduction("SUM", term="exp(v - m)")
+    yield from reduction(op, terms, axes, x, total, greatest)
+    yield launch(_FINISH_SOFTMAX, (), (x, greatest, total), out)

@@ -1,0 +1,276 @@
+"""Operators that find some of many: nonzero, non_max_suppression.
+
+How many there are depends on data, so a result has room for a fixed number of them and comes with
+the count; places that are left over hold ``fill``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import isqrt, prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.shapes import MAX_RANK, check_type
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+_GROUP = 64
+_COUNT = Fact("integer", (1,))
+
+
+def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
+    return Kernel("reduction/selection.hlsl", params, lower=lower, group=_GROUP, trusted=True)
+
+
+def _moved(inputs: Sequence[Fact], outputs: Sequence[Fact], flops: float) -> Cost:
+    return Cost(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
+
+
+# --- nonzero ------------------------------------------------------------------------------------
+
+#: values that one thread counts at least; more where the blocks would be too many for one thread
+_BLOCK = 128
+
+
+def _nonzero_infer(attrs: Attrs, x: Fact) -> list[Fact]:
+    if attrs.capacity < 0:
+        raise ShapeError(f"capacity {attrs.capacity}, wanted 0 or more")
+    return [Fact("integer", (x.rank, int(attrs.capacity))), _COUNT]
+
+
+def _nonzero_cpu(attrs: Attrs, x: Array) -> list[Array]:
+    found = np.array(np.nonzero(x.reshape(-1))[0])
+    places = np.array(np.unravel_index(found[: attrs.capacity], x.shape)) if x.ndim else None
+    y = np.full((x.ndim, attrs.capacity), attrs.fill, np.int32)
+    if places is not None:
+        y[:, : places.shape[1]] = places
+    return [y, np.array([len(found)], np.int32)]
+
+
+def _nonzero_lower(op: Lowering) -> Iterator[Dispatch]:
+    """Counts by blocks; where each block's begin; what is left over, and the places."""
+    (x,), (y, count) = op.in_names, op.out_names
+    fact, room = op.inputs[0], int(op.attrs.capacity)
+    block = max(_BLOCK, min(isqrt(fact.size), MOST_TURNS // (fact.rank + 1 + LOOP_TURNS)))
+    blocks = -(-fact.size // block)
+    if blocks > MOST_TURNS:
+        raise op.refuse(f"{fact} has too many values, wanted {block * MOST_TURNS} at most")
+    starts = op.scratch(blocks + 1)
+    params = {
+        "size": fact.size,
+        "block": block,
+        "blocks": blocks,
+        # a float is 0 with either sign
+        "mask": 0x7FFFFFFF if fact.dtype == "scalar" else 0xFFFFFFFF,
+        "room": room,
+        "rank": fact.rank,
+        "fill": op.attrs.fill,
+        "extent": fact.shape or [1],
+    }
+
+    def launch(step: int, threads: int, tensors: tuple[str, ...], *types: str) -> Dispatch:
+        kinds = {f"T{i}_TYPE": kind for i, kind in enumerate(types)}
+        return Dispatch(-(-threads // _GROUP), tensors, {"n": threads, **params},
+                        {"NONZERO": step, **kinds})  # fmt: skip
+
+    if blocks:
+        yield launch(1, blocks, (x, starts), "uint", "uint")
+    yield replace(launch(2, 1, (count, starts), "int", "uint"), writes=2)
+    if room * fact.rank:
+        yield launch(3, room, (starts, y), "uint", "int")
+        if blocks:
+            yield launch(4, blocks, (x, starts, y), "uint", "uint", "int")
+
+
+_SPARSE = np.where(np.arange(1200) % 7 == 3, -2.5, 0.0).reshape(2, 3, 200)
+
+register(
+    OpSpec(
+        "nonzero",
+        infer=_nonzero_infer,
+        cpu=_nonzero_cpu,
+        kernel=_kernel(
+            f"n:u size:u block:u blocks:u mask:u room:u rank:u fill:i extent:u{MAX_RANK}",
+            _nonzero_lower,
+        ),
+        cost=lambda attrs, inputs, outputs: _moved([*inputs, *inputs], outputs, inputs[0].size),
+        tolerance=EXACT,
+        cases=[
+            Case((_SPARSE,), {"capacity": 200, "fill": -1}, "room left over"),
+            Case((_SPARSE,), {"capacity": 50, "fill": 0}, "more than there is room for"),
+            Case((Random((5, 7), dtype="logical"),), {"capacity": 35, "fill": -1}, "logical"),
+            Case((np.array([0, -(2**31), 3, 0]),), {"capacity": 3, "fill": 9}, "integers"),
+            Case((np.array([0.0, -0.0, np.nan], np.float32),), {"capacity": 2, "fill": -1}),
+            Case((np.array(4.0),), {"capacity": 2, "fill": -1}, "rank 0"),
+            Case(((0, 3),), {"capacity": 2, "fill": -1}, "nothing"),
+            Case(((2, 3),), {"capacity": 0, "fill": -1}, "no room"),
+        ],
+    )
+)
+
+
+# --- non_max_suppression ------------------------------------------------------------------------
+
+
+def _nms_infer(attrs: Attrs, boxes: Fact, scores: Fact) -> list[Fact]:
+    check_type("scalar", boxes=boxes, scores=scores)
+    if boxes.rank != 3 or boxes.shape[2] != 4:
+        raise ShapeError(f"boxes are {boxes}, wanted [batch, boxes, 4]")
+    if scores.rank != 3 or (scores.shape[0], scores.shape[2]) != boxes.shape[:2]:
+        raise ShapeError(
+            f"scores are {scores}, wanted [{boxes.shape[0]}, classes, {boxes.shape[1]}]: one for "
+            f"each of {boxes}"
+        )
+    if attrs.max_per_class < 0:
+        raise ShapeError(f"max_per_class {attrs.max_per_class}, wanted 0 or more")
+    return [Fact("integer", (prod(scores.shape[:2]) * _most(attrs, scores), 3)), _COUNT]
+
+
+def _most(attrs: Attrs, scores: Fact) -> int:
+    """Boxes that may be selected of one class."""
+    return min(int(attrs.max_per_class), scores.shape[2])
+
+
+def _edges(boxes: Array, centers: bool) -> Array:
+    """Of each box the least and the greatest coordinates: ``y0 x0 y1 x1``."""
+    if centers:
+        half = boxes[..., 2:] * np.float32(0.5)
+        low, high = boxes[..., :2] - half, boxes[..., :2] + half
+    else:
+        low = np.minimum(boxes[..., :2], boxes[..., 2:])
+        high = np.maximum(boxes[..., :2], boxes[..., 2:])
+    return np.concatenate([low, high], -1)
+
+
+def _overlapping(box: Array, others: Array, threshold: float) -> Array:
+    """Which of the others share more than that part of the union of both. Products instead of the
+    quotient: they are the same on every device."""
+    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
+    size = high - low
+    shared = size[:, 0] * size[:, 1]
+    area = np.prod(box[2:] - box[:2])
+    areas = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1])
+    union = area + areas - shared
+    meet = (size > 0).all(-1) & (shared > 0) & (area > 0) & (areas > 0) & (union > 0)
+    return np.asarray(meet & (shared > np.float32(threshold) * union))
+
+
+def _nms_cpu(attrs: Attrs, boxes: Array, scores: Array) -> list[Array]:
+    found = []
+    edges = _edges(boxes, attrs.center_point_box)
+    for item, kind in np.ndindex(*scores.shape[:2]):
+        values = scores[item, kind]
+        alive = values > np.float32(attrs.score_threshold)
+        for _ in range(attrs.max_per_class):
+            if not alive.any():
+                break
+            best = int(np.where(alive, values, -np.inf).argmax())
+            found.append((item, kind, best))
+            alive &= ~_overlapping(edges[item, best], edges[item], attrs.iou_threshold)
+            alive[best] = False
+    rows = prod(scores.shape[:2]) * min(attrs.max_per_class, scores.shape[2])
+    y = np.full((rows, 3), attrs.fill, np.int32)
+    y[: len(found)] = np.array(found, np.int32).reshape(-1, 3)
+    return [y, np.array([len(found)], np.int32)]
+
+
+def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
+    """A workgroup for each class of each batch item selects, then every row finds its box."""
+    (boxes, scores), (y, count) = op.in_names, op.out_names
+    fact, attrs = op.inputs[1], op.attrs
+    lines, most = prod(fact.shape[:2]), _most(attrs, fact)
+    alive, chosen, counts = (op.scratch(max(n, 1)) for n in (fact.size, lines * most, lines))
+    params = {
+        "lines": lines,
+        "classes": fact.shape[1],
+        "boxes": fact.shape[2],
+        "most": most,
+        "overlap": attrs.iou_threshold,
+        "least": attrs.score_threshold,
+        "centers": int(attrs.center_point_box),
+        "fill": attrs.fill,
+    }
+    per_round = 2 * (-(-fact.shape[2] // _GROUP) + LOOP_TURNS) + 2 * LOOP_TURNS + 6
+    rounds = (MOST_TURNS - per_round) // per_round
+    if rounds < 1 or lines > MOST_TURNS:
+        raise op.refuse(f"too many boxes or classes: {fact}; select from fewer (top_k)")
+    for begin in range(0, max(most, 1), rounds) if lines else ():
+        yield Dispatch(
+            groups=lines,
+            tensors=(boxes, scores, alive, chosen, counts),
+            params={"n": lines, "begin": begin, "end": min(begin + rounds, most), **params},
+            defines={"SELECT": 1, "T3_TYPE": "uint", "T4_TYPE": "uint"},
+            writes=3,
+        )
+    rows = max(lines * most, 1)
+    yield Dispatch(
+        groups=-(-rows // _GROUP),
+        tensors=(chosen, counts, count, y) if lines * most else (chosen, counts, count),
+        params={"n": rows, "begin": 0, "end": 0, **params},
+        defines={
+            "ROWS": int(lines * most > 0),
+            **{f"T{i}_TYPE": kind for i, kind in enumerate(("uint", "uint", "int", "int"))},
+        },
+        writes=2 if lines * most else 1,
+    )
+
+
+def _nms_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    """Every selected box is compared with all of its class."""
+    compared = inputs[1].size * max(_most(attrs, inputs[1]), 1)
+    return _moved(inputs, outputs, 16.0 * compared)
+
+
+def _boxes(count: int, seed: int, centers: bool = False) -> Array:
+    generator = np.random.default_rng(seed)
+    first, size = generator.uniform(0, 4, (2, count, 2)), generator.uniform(0.5, 3, (2, count, 2))
+    parts = [first, size] if centers else [first + size, first]  # corners in any order
+    return np.concatenate(parts, -1).astype(np.float32)
+
+
+def _nms_cases() -> Iterator[Case]:
+    attrs = {"max_per_class": 5, "iou_threshold": 0.4, "score_threshold": 0.1,
+             "center_point_box": False, "fill": -1}  # fmt: skip
+    many = Random((2, 3, 90), 0.0, 1.0)
+    yield Case((_boxes(90, 1), many), attrs, "classes and items")
+    yield Case((_boxes(90, 2, True), many), {**attrs, "center_point_box": True}, "centres")
+    equal = np.array([[[1, 1, 1, 0.5, np.nan, 0.05]]], np.float32)
+    yield Case((_boxes(6, 3)[:1], equal), {**attrs, "max_per_class": 99}, "equal scores, NaN")
+    flat = np.array([[[0, 0, 0, 3], [0, 0, 0, 3], [0, 0, 2, 2], [0, 0, 2, 2]]], np.float32)
+    how = {**attrs, "iou_threshold": 0.0, "score_threshold": -3.4e38, "fill": 0}
+    yield Case((flat, np.zeros((1, 2, 4), np.float32)), how, "no area, equal boxes")
+    yield Case((_boxes(4, 4)[:1], Random((1, 1, 4))), {**attrs, "score_threshold": 9.0}, "none")
+    yield Case((_boxes(4, 5)[:1], (1, 1, 4)), {**attrs, "max_per_class": 0}, "no room")
+    yield Case(((1, 0, 4), (1, 2, 0)), attrs, "no boxes")
+    yield Case(((1, 3, 4), (1, 0, 3)), attrs, "no classes")
+
+
+register(
+    OpSpec(
+        "non_max_suppression",
+        infer=_nms_infer,
+        cpu=_nms_cpu,
+        kernel=_kernel(
+            "n:u lines:u classes:u boxes:u most:u begin:u end:u overlap:f least:f centers:u fill:i",
+            _nms_lower,
+        ),
+        cost=_nms_cost,
+        tolerance=EXACT,
+        cases=list(_nms_cases()),
+    )
+)

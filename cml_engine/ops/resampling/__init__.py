@@ -1,0 +1,1 @@
+"""Operators that read between elements: resampling, regions of interest, warping."""

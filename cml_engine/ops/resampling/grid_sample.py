@@ -1,0 +1,206 @@
+"""grid_sample: a feature map read at positions that another tensor holds.
+
+A position has a number for each spatial axis, the innermost axis first, from -1 (the first value)
+to 1 (the last one). Positions are data that other operators computed: NaN is taken for 0, and what
+lies further out than single precision counts one by one is brought back to there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.shapes import check_type
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import (
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+METHODS = ("nearest", "linear", "cubic")
+BORDERS = ("constant", "replicate", "reflect")
+#: values that meet in a result, on each axis
+TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
+_LIMIT = np.float32(2.0**22)
+_CUBIC = -0.75
+_GROUP, _CHANNELS = 64, 4
+
+
+def _infer(attrs: Attrs, x: Fact, grid: Fact) -> Fact:
+    check_type("scalar", input=x, grid=grid)
+    spatial = x.rank - 2
+    if spatial not in (1, 2, 3):
+        raise ShapeError(f"grid_sample of {x}, wanted [batch, channels] and 1 to 3 spatial axes")
+    if grid.rank != x.rank or grid.shape[0] != x.shape[0] or grid.shape[-1] != spatial:
+        raise ShapeError(
+            f"grid is {grid}, wanted [{x.shape[0]}, {spatial} output extents, {spatial}]: a "
+            f"position of {spatial} numbers for each result"
+        )
+    if attrs.method not in METHODS:
+        raise ShapeError(f"method '{attrs.method}', wanted one of {', '.join(METHODS)}")
+    if attrs.border not in BORDERS:
+        raise ShapeError(f"border '{attrs.border}', wanted one of {', '.join(BORDERS)}")
+    shape = (*x.shape[:2], *grid.shape[1:-1])
+    if prod(shape) > 0 and 0 in x.shape[2:]:
+        raise ShapeError(f"grid_sample of {x}, which is empty: there is nothing to read")
+    return Fact("scalar", shape)
+
+
+# --- on the CPU ---------------------------------------------------------------------------------
+
+
+def _positions(grid: Array, extent: int, attrs: Attrs) -> Array:
+    """Where the values of an axis are read, among its indices."""
+    at = np.where(np.isnan(grid), np.float32(0), grid) + np.float32(1)
+    if attrs.align_corners:
+        at = at * np.float32((extent - 1) / 2)
+    else:
+        at = (at * np.float32(extent) - np.float32(1)) * np.float32(0.5)
+    at = np.clip(at, -_LIMIT, _LIMIT)
+    return np.rint(at) if attrs.method == "nearest" else at
+
+
+def _bordered(at: Array, extent: int, attrs: Attrs) -> Array:
+    """Positions outside brought inside."""
+    low = 0.0 if attrs.align_corners else -0.5
+    high = extent - 1 - low
+    outside = (at < low) | (at > high)
+    if attrs.border == "replicate":
+        return np.where(outside, at.clip(0, extent - 1), at)
+    if attrs.border == "reflect":
+        return np.where(outside, _reflected(at, low, high), at)
+    return at
+
+
+def _reflected(at: Array, low: float, high: float) -> Array:
+    size = np.float32(high - low)
+    if size == 0:
+        return np.full_like(at, low)
+    away = np.abs(at - np.float32(low))
+    turns = np.floor(away / size)
+    rest = away - turns * size
+    return np.asarray(np.where(turns % 2 == 1, high - rest, low + rest), np.float32)
+
+
+def _weight(method: str, part: Array, tap: int) -> Array:
+    if method == "nearest":
+        return np.ones_like(part)
+    if method == "linear":
+        return part if tap else 1 - part
+    a, s = _CUBIC, np.abs(part - (tap - 1))
+    near = ((a + 2) * s - (a + 3)) * s * s + 1
+    far = ((s - 5) * s + 8) * s * a - 4 * a
+    return np.asarray(np.where(s <= 1, near, far))
+
+
+def _cpu(attrs: Attrs, x: Array, grid: Array) -> Array:
+    extents, method = x.shape[2:], attrs.method
+    places = grid.reshape(len(x), prod(grid.shape[1:-1]), len(extents))[..., ::-1]
+    at = [_bordered(_positions(places[..., d], n, attrs), n, attrs) for d, n in enumerate(extents)]
+    low = [np.floor(p) for p in at]
+    batch = np.arange(len(x))[:, None]
+    values: Array = np.moveaxis(x, 1, -1)
+    y = np.zeros((*places.shape[:2], x.shape[1]))
+    for taps in itertools.product(range(TAPS[method]), repeat=len(extents)):
+        weight, inside, index = np.ones(places.shape[:2]), np.full(places.shape[:2], True), []
+        for d, tap in enumerate(taps):
+            weight = weight * _weight(method, at[d] - low[d], tap)
+            i = low[d].astype(np.int64) + tap - (method == "cubic")
+            if attrs.border == "reflect":
+                edge = 0.0 if attrs.align_corners else -0.5
+                i = _reflected(i.astype(np.float32), edge, extents[d] - 1 - edge).astype(np.int64)
+            inside &= (i >= 0) & (i < extents[d])
+            index.append(i.clip(0, extents[d] - 1))
+        found = values[(batch, *index)] * weight[..., None]
+        y += found if attrs.border != "constant" else np.where(inside[..., None], found, 0)
+    shape = (len(x), *grid.shape[1:-1], x.shape[1])
+    return np.asarray(np.moveaxis(y.reshape(shape), -1, 1), np.float32)
+
+
+# --- on the GPU ---------------------------------------------------------------------------------
+
+
+def _lower(op: Lowering) -> Iterator[Dispatch]:
+    x, _ = op.inputs
+    result, attrs = op.outputs[0], op.attrs
+    if result.size == 0:
+        return
+    spatial = x.rank - 2
+    blocks = -(-x.shape[1] // _CHANNELS)
+    places = prod(result.shape[2:])
+    n = x.shape[0] * blocks * places
+    yield Dispatch(
+        groups=-(-n // _GROUP),
+        tensors=(*op.in_names, *op.out_names),
+        params={
+            "n": n,
+            "places": places,
+            "blocks": blocks,
+            "channels": x.shape[1],
+            "spatial": spatial,
+            "in_extent": [*x.shape[:1:-1], *[1] * (3 - spatial)],
+            "method": METHODS.index(attrs.method),
+            "border": BORDERS.index(attrs.border),
+            "align": int(attrs.align_corners),
+        },
+    )
+
+
+_KERNEL = Kernel(
+    "resampling/grid_sample.hlsl",
+    "n:u places:u blocks:u channels:u spatial:u in_extent:u3 method:u border:u align:u",
+    lower=_lower,
+    group=_GROUP,
+    trusted=True,
+)
+
+
+def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    taps = TAPS[attrs.method] ** (inputs[0].rank - 2)
+    read = min(4.0 * taps * outputs[0].size, inputs[0].nbytes) + inputs[1].nbytes
+    return Cost(2.0 * taps * outputs[0].size, read, outputs[0].nbytes)
+
+
+def _cases() -> Iterator[Case]:
+    for i, (method, border, align) in enumerate(itertools.product(METHODS, BORDERS, (False, True))):
+        attrs = {"method": method, "border": border, "align_corners": align}
+        grid = Random((2, 3, 23, 2), -1.7, 1.7)
+        yield Case(((2, 3 + i % 4, 5, 7), grid), attrs, "beyond the edges")
+    attrs = {"method": "linear", "border": "constant", "align_corners": False}
+    yield Case(((1, 5, 3, 4, 5), Random((1, 2, 3, 4, 3), -1.4, 1.4)), attrs, "a volume")
+    yield Case(((2, 2, 9), Random((2, 7, 1), -1.4, 1.4)), {**attrs, "method": "cubic"}, "a line")
+    for border in BORDERS:
+        far = np.array([[[[9.0, -7.5], [np.nan, 1.0], [-1.0, 1.0], [3.0, 0.1]]]], np.float32)
+        how = {**attrs, "border": border, "align_corners": border == "reflect"}
+        yield Case(((1, 1, 3, 3), far), how, "far outside, NaN and corners")
+    one = {**attrs, "border": "reflect", "align_corners": True, "method": "cubic"}
+    yield Case(((1, 1, 1, 1), Random((1, 2, 2, 2), -2, 2)), one, "extent 1")
+    yield Case(((1, 2, 3, 3), (1, 0, 4, 2)), attrs, "no results")
+
+
+register(
+    OpSpec(
+        "grid_sample",
+        infer=_infer,
+        cpu=_cpu,
+        kernel=_KERNEL,
+        cost=_cost,
+        tolerance=Tolerance(
+            2e-5, 2e-5, "a position is rounded: an error of 2^-24 of it, times the slope there"
+        ),
+        cases=list(_cases()),
+    )
+)

@@ -1,0 +1,183 @@
+"""resize: the spatial axes to any extents, by the nearest value or a line or cubic between them.
+
+The scale of an axis is the ratio of its extents. Nothing is smoothed before: a result depends on
+one, two or four source values of each axis, as in ONNX and PyTorch without antialiasing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.shapes import check_length
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import (
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Tolerance,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+METHODS = ("nearest", "linear", "cubic")
+COORDINATES = ("symmetric", "asymmetric", "aligned")
+ROUNDINGS = ("half_down", "half_up", "floor", "ceil")
+_KNOWN = (("method", METHODS), ("coordinates", COORDINATES), ("rounding", ROUNDINGS))
+
+
+def _infer(attrs: Attrs, x: Fact) -> Fact:
+    if x.rank not in (3, 4, 5):
+        raise ShapeError(f"resize of {x}, wanted [batch, channels] and 1 to 3 spatial axes")
+    check_length("output_size", attrs.output_size, x.rank - 2, f"each spatial axis of {x}")
+    if any(n < 1 for n in attrs.output_size):
+        raise ShapeError(f"output_size {list(attrs.output_size)}, wanted 1 or more in each")
+    for name, known in _KNOWN:
+        if attrs[name] not in known:
+            raise ShapeError(f"{name} '{attrs[name]}', wanted one of {', '.join(known)}")
+    if 0 in x.shape[2:]:
+        raise ShapeError(f"resize of {x}, which is empty: there is nothing to take")
+    return Fact("scalar", (*x.shape[:2], *(int(n) for n in attrs.output_size)))
+
+
+# --- where results lie --------------------------------------------------------------------------
+
+
+def fraction(coordinates: str, i: Array, extent: int, size: int) -> tuple[Array, int]:
+    """Position of result ``i`` among the source's indices, as numerators and a denominator: a
+    position on a boundary between two values must not depend on rounding."""
+    if coordinates == "symmetric":
+        return (2 * i + 1) * extent - size, 2 * size
+    if coordinates == "asymmetric":
+        return i * extent, size
+    return i * (extent - 1), max(size - 1, 1)
+
+
+def _nearest(attrs: Attrs, above: Array, below: int) -> Array:
+    rounding = attrs.rounding
+    if rounding == "floor":
+        return above // below
+    if rounding == "ceil":
+        return -(-above // below)
+    if rounding == "half_up":
+        return (2 * above + below) // (2 * below)
+    return -((below - 2 * above) // (2 * below))
+
+
+def cubic_weights(t: Array, a: float) -> list[Array]:
+    """Weights of the four values around a point, ``t`` after the second: Keys' cubic."""
+
+    def near(s: Array) -> Array:
+        return ((a + 2) * s - (a + 3)) * s * s + 1
+
+    def far(s: Array) -> Array:
+        return ((s - 5) * s + 8) * s * a - 4 * a
+
+    return [far(1 + t), near(t), near(1 - t), far(2 - t)]
+
+
+def _taps(attrs: Attrs, extent: int, size: int) -> list[tuple[Array, Array]]:
+    """For one axis: indices and weights of each value that a result depends on."""
+    above, below = fraction(attrs.coordinates, np.arange(size), extent, size)
+    if attrs.method == "nearest":
+        return [(_nearest(attrs, above, below), np.ones(size))]
+    first, t = above // below, (above % below) / below
+    if attrs.method == "linear":
+        return [(first, 1 - t), (first + 1, t)]
+    weights = cubic_weights(t, attrs.cubic_coefficient)
+    return [(first + k, weight) for k, weight in enumerate(weights, -1)]
+
+
+def _cpu(attrs: Attrs, x: Array) -> Array:
+    y = x.astype(np.float64)
+    for axis, size in enumerate(attrs.output_size, 2):
+        extent = x.shape[axis]
+        shape = [-1 if d == axis else 1 for d in range(x.ndim)]
+        total: Any = 0.0
+        for at, weight in _taps(attrs, extent, size):
+            total = total + y.take(at.clip(0, extent - 1), axis) * weight.reshape(shape)
+        y = np.asarray(total)
+    return y.astype(np.float32)
+
+
+# --- on the GPU ---------------------------------------------------------------------------------
+
+
+def _lower(op: Lowering) -> Iterator[Dispatch]:
+    x, y = op.inputs[0].shape, op.outputs[0].shape
+    if op.outputs[0].size == 0:
+        return
+    if max(x[2:]) * max(y[2:]) >= 1 << 30:
+        raise op.refuse(f"{list(x)} to {list(y)}: positions would not fit in 32 bits")
+    attrs, fill = op.attrs, [1] * (5 - len(x))
+    yield Dispatch(
+        groups=-(-prod(y) // _GROUP),
+        tensors=(*op.in_names, *op.out_names),
+        params={
+            "n": prod(y),
+            "in_extent": [*x[:1:-1], *fill],
+            "out_extent": [*y[:1:-1], *fill],
+            "coefficient": attrs.cubic_coefficient,
+        },
+        defines={
+            "SPATIAL": len(x) - 2,
+            "METHOD": METHODS.index(attrs.method),
+            "COORDINATES": COORDINATES.index(attrs.coordinates),
+            "ROUNDING": ROUNDINGS.index(attrs.rounding) if attrs.method == "nearest" else 0,
+        },
+    )
+
+
+_GROUP = 64
+
+
+def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    taps = {"nearest": 1, "linear": 2, "cubic": 4}[attrs.method] ** (inputs[0].rank - 2)
+    flops = 2.0 * taps * outputs[0].size if taps > 1 else 0.0
+    read = min(inputs[0].nbytes, taps * outputs[0].nbytes)
+    return Cost(flops, read, outputs[0].nbytes)
+
+
+def _cases() -> Iterator[Case]:
+    usual = {"rounding": "half_down", "cubic_coefficient": -0.75}
+    for method in METHODS:
+        for coordinates in COORDINATES:
+            how = {"method": method, "coordinates": coordinates, **usual}
+            yield Case(((1, 3, 5, 7),), {"output_size": [8, 10], **how}, "larger")
+            yield Case(((2, 2, 9, 8),), {"output_size": [4, 3], **how}, "smaller")
+            yield Case(((1, 2, 7),), {"output_size": [16], **how}, "one spatial axis")
+            yield Case(((1, 2, 3, 4, 5),), {"output_size": [4, 2, 9], **how}, "volume")
+            yield Case(((1, 1, 6, 1),), {"output_size": [1, 5], **how}, "extents of one")
+    for rounding in ROUNDINGS:
+        for coordinates in COORDINATES:
+            given = {"method": "nearest", "coordinates": coordinates, "rounding": rounding}
+            yield Case(((1, 1, 6, 9),), {**usual, "output_size": [9, 6], **given}, "halves")
+    how = {"method": "cubic", "coordinates": "symmetric", **usual, "cubic_coefficient": -0.5}
+    yield Case(((1, 8, 12, 12),), {"output_size": [31, 7], **how}, "another cubic")
+    yield Case(((0, 3, 4, 4),), {"output_size": [2, 2], **how}, "no batch")
+
+
+register(
+    OpSpec(
+        "resize",
+        infer=_infer,
+        cpu=_cpu,
+        kernel=Kernel(
+            "resampling/resize.hlsl",
+            "n:u in_extent:u3 out_extent:u3 coefficient:f",
+            lower=_lower,
+            group=_GROUP,
+            trusted=True,
+        ),
+        cost=_cost,
+        tolerance=Tolerance(4e-6, 4e-6, "weights are rounded, and up to 64 products are summed"),
+        cases=list(_cases()),
+    )
+)

@@ -1,0 +1,346 @@
+"""Regions of interest: pooled or resampled to one size, whatever their own.
+
+A row of ``rois`` holds the first corner, then the second one, outermost axis first:
+``y0 x0 y1 x1``. Rois and batch indices are data that other operators computed, which a GPU cannot
+refuse: whatever they hold has one meaning, the same in NumPy (docs/nnef.md, "Regions of interest").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.shapes import check_length
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.spec import (
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    register,
+)
+
+Array = np.ndarray[Any, Any]
+METHODS = ("symmetric", "asymmetric", "aligned")
+#: coordinates are clamped to +-LIMIT: single precision counts no further one by one
+LIMIT = 2.0**24
+
+
+# --- shapes -------------------------------------------------------------------------------------
+
+
+def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
+    spatial = check_inputs(x, rois, batch_index)
+    check_sizes("output_size", attrs.output_size, x)
+    if rois.shape[0] and x.shape[0] == 0:
+        raise ShapeError(f"{rois.shape[0]} rois of {x}, which has no batch item to take them from")
+    shape = (rois.shape[0], x.shape[1], *(int(n) for n in attrs.output_size))
+    if {"method", "resize_method"} & set(attrs):
+        _check_resampling(attrs, x, spatial, prod(shape))
+    return Fact("scalar", shape)
+
+
+def check_inputs(x: Fact, rois: Fact, batch_index: Fact) -> int:
+    if x.rank not in (3, 4, 5):
+        raise ShapeError(f"rois of {x}, wanted [batch, channels] and 1 to 3 spatial axes")
+    spatial = x.rank - 2
+    if rois.rank != 2 or rois.shape[1] != 2 * spatial:
+        raise ShapeError(
+            f"rois are {rois}, wanted [number of rois, {2 * spatial}]: two corners on each of the "
+            f"{spatial} spatial axes of {x}"
+        )
+    count = rois.shape[0]
+    if batch_index.dtype != "integer":
+        raise ShapeError(f"batch_index is {batch_index}, wanted integer; cast it")
+    if batch_index.shape not in ((), (count,), (count, 1)):
+        raise ShapeError(f"batch_index is {batch_index}, wanted [{count},1]: one for each roi")
+    return spatial
+
+
+def check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
+    check_length(name, sizes, x.rank - 2, f"each spatial axis of {x}")
+    if any(n < 1 for n in sizes):
+        raise ShapeError(f"{name} {list(sizes)}, wanted 1 or more in each")
+
+
+def _check_resampling(attrs: Attrs, x: Fact, spatial: int, results: int) -> None:
+    if _method(attrs) not in METHODS:
+        raise ShapeError(f"method '{_method(attrs)}', wanted one of {', '.join(METHODS)}")
+    if "sampling_rate" in attrs:
+        check_sizes("sampling_rate", attrs.sampling_rate, x)
+    if results and 0 in x.shape[2:]:
+        raise ShapeError(f"rois of {x}, which is empty: there is nothing to interpolate")
+
+
+def _method(attrs: Attrs) -> str:
+    return str(attrs["resize_method" if "resize_method" in attrs else "method"])
+
+
+def _rates(attrs: Attrs) -> list[int]:
+    """Samples of each result, by axis: 1 where every result is one sample."""
+    return [int(r) for r in attrs.get("sampling_rate", [1] * len(attrs.output_size))]
+
+
+# --- on the CPU ---------------------------------------------------------------------------------
+
+
+def _corners(rois: Array) -> Array:
+    """The corners as ``[roi, first or second, axis]``, NaN as 0."""
+    known = np.nan_to_num(rois.astype(np.float64), nan=0.0, posinf=LIMIT, neginf=-LIMIT)
+    return known.clip(-LIMIT, LIMIT).reshape(len(rois), 2, rois.shape[1] // 2)
+
+
+def items(x: Array, rois: Array, batch_index: Array) -> list[Array]:
+    """Of each roi its batch item; an index that is none takes the nearest."""
+    index = np.broadcast_to(batch_index.reshape(-1), len(rois)).clip(0, len(x) - 1)
+    return [x[i] for i in index]
+
+
+def _cell_ranges(corners: Array, cells: int, extent: int) -> list[slice]:
+    """A roi's cells on one axis: one size, one stride, cut at the input's edges."""
+    first, last = (int(corner) for corner in corners)
+    size = max(last - first, 0)
+    starts = [first + i * (size // cells) for i in range(cells)]
+    reach = -(-size // cells)
+    return [slice(min(max(s, 0), extent), min(max(s + reach, 0), extent)) for s in starts]
+
+
+def _pool_cpu(reduce: Callable[[Array, tuple[int, ...]], Array], attrs: Attrs, x: Array,
+              rois: Array, batch_index: Array) -> Array:  # fmt: skip
+    y = np.zeros((len(rois), x.shape[1], *attrs.output_size), np.float32)
+    corners = np.floor(_corners(rois) + 0.5).astype(np.int64)
+    axes = tuple(range(1, x.ndim - 1))
+    for n, item in enumerate(items(x, rois, batch_index)):
+        ranges = [
+            _cell_ranges(corners[n, :, i], cells, x.shape[2 + i])
+            for i, cells in enumerate(attrs.output_size)
+        ]
+        for place in np.ndindex(*attrs.output_size):
+            parts = [ranges[i][at] for i, at in enumerate(place)]
+            values = item[(slice(None), *parts)]
+            if values.size:  # a cell without values gives 0
+                y[(n, slice(None), *place)] = reduce(values, axes)
+    return y
+
+
+def _mean(values: Array, axes: tuple[int, ...]) -> Array:
+    return np.asarray(values.mean(axes, dtype=np.float64))
+
+
+def _greatest(values: Array, axes: tuple[int, ...]) -> Array:
+    return np.asarray(values.max(axes))
+
+
+def _positions(method: str, corners: Array, count: int) -> Array:
+    """Where ``count`` samples of a roi lie among the input's indices of an axis."""
+    first, last = (float(corner) for corner in corners)
+    i, size = np.arange(count), last - first
+    if method == "symmetric":
+        return np.asarray(first + (i + 0.5) * size / count - 0.5)
+    if method == "asymmetric":
+        return np.asarray(first + i * size / count)
+    return np.asarray(first + i * (size - 1) / max(count - 1, 1))
+
+
+def _resample_cpu(reduce: Callable[[Array, tuple[int, ...]], Array], attrs: Attrs, x: Array,
+                  rois: Array, batch_index: Array) -> Array:  # fmt: skip
+    sizes, rates = list(attrs.output_size), _rates(attrs)
+    y = np.zeros((len(rois), x.shape[1], *sizes), np.float32)
+    corners = _corners(rois)
+    blocks = [part for pair in zip(sizes, rates, strict=True) for part in pair]
+    for n, item in enumerate(items(x, rois, batch_index)):
+        fine = item.astype(np.float64)
+        for i, (size, rate) in enumerate(zip(sizes, rates, strict=True)):
+            at = _positions(_method(attrs), corners[n, :, i], size * rate)
+            fine = _interpolated(fine, at, i + 1)
+        samples = fine.reshape(x.shape[1], *blocks)
+        y[n] = reduce(samples, tuple(range(2, samples.ndim, 2)))
+    return y
+
+
+def _interpolated(x: Array, at: Array, axis: int) -> Array:
+    """Values between neighbours of an axis; past its ends those of the ends."""
+    low, end = np.floor(at), x.shape[axis] - 1
+    part = (at - low).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+    before = x.take(low.clip(0, end).astype(np.int64), axis)
+    after = x.take((low + 1).clip(0, end).astype(np.int64), axis)
+    return np.asarray(before * (1 - part) + after * part)
+
+
+# --- on the GPU ---------------------------------------------------------------------------------
+
+
+def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
+    x, rois, batch_index = op.inputs
+    result = op.outputs[0]
+    if result.size == 0:
+        return
+    spatial = x.rank - 2
+    fill = [1] * (3 - spatial)
+    sizes = list(op.attrs.output_size)[::-1]
+    defines: dict[str, int | str] = {"SPATIAL": spatial, kind: 1, "T2_TYPE": "int"}
+    params: dict[str, Any] = {
+        "n": result.size,
+        "batch": x.shape[0],
+        "channels": x.shape[1],
+        "per_roi": int(batch_index.rank > 0),
+        "in_extent": [*x.shape[:1:-1], *fill],
+        "out_extent": [*sizes, *fill],
+        "rate": [1, 1, 1],
+        "nothing": 0xFF800000 if "MAX" in kind else 0,
+    }
+    if {"method", "resize_method"} & set(op.attrs):
+        defines["METHOD"] = METHODS.index(_method(op.attrs))
+        params["rate"] = [*_rates(op.attrs)[::-1], *fill]
+    pool = "_POOL" in kind
+    width, *lines = x.shape[:1:-1] if pool else params["rate"]
+    # a pool's rows are a loop over lines in one over planes
+    parts = list(_parts(prod(lines), width, nested=2 if pool and spatial == 3 else 1))
+    for part in parts:
+        yield Dispatch(
+            groups=-(-result.size // _GROUP),
+            tensors=(*op.in_names, *op.out_names),
+            params={**params, **part, "last": int(part is parts[-1])},
+            defines=defines,
+        )
+
+
+def _parts(rows: int, width: int, nested: int) -> Iterator[dict[str, int]]:
+    """What launches do of ``rows`` times ``width`` values that a thread may meet, where each row
+    begins so many loops anew."""
+    columns = min(width, MOST_TURNS // 4)
+    step = MOST_TURNS // (columns + nested * LOOP_TURNS)
+    for row in range(0, max(rows, 1), step):
+        for column in range(0, max(width, 1), max(columns, 1)):
+            yield {
+                "row_begin": row,
+                "row_end": min(row + step, rows),
+                "x_begin": column,
+                "x_end": min(column + columns, width),
+            }
+
+
+_GROUP = 64
+_PARAMS = (
+    "n:u batch:u channels:u per_roi:u in_extent:u3 out_extent:u3 rate:u3 "
+    "nothing:u row_begin:u row_end:u x_begin:u x_end:u last:u"
+)
+
+
+def _kernel(kind: str) -> Kernel:
+    return Kernel(
+        "resampling/roi.hlsl", _PARAMS, lower=partial(_lower, kind), group=_GROUP, trusted=True
+    )
+
+
+# --- the operators ------------------------------------------------------------------------------
+
+
+def _pool_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    """What a roi covers is not known before: taken to be a quarter of the map."""
+    x, rois = inputs[0], inputs[1].shape[0]
+    covered = rois * x.shape[1] * prod(x.shape[2:]) / 4
+    return Cost(covered, min(4 * covered, x.nbytes), outputs[0].nbytes)
+
+
+def _sample_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    taps = 2 ** (inputs[0].rank - 2) * prod(_rates(attrs))
+    return Cost(
+        3.0 * taps * outputs[0].size,
+        min(4.0 * taps * outputs[0].size, inputs[0].nbytes),
+        outputs[0].nbytes,
+    )
+
+
+def _rows(*rows: Sequence[float]) -> Array:
+    return np.array(rows, np.float32)
+
+
+def _index(*items: int) -> Array:
+    return np.array(items, np.int32)
+
+
+_INSIDE = _rows((0, 0, 8, 9), (1.2, 2.7, 6.9, 8.1), (3, 3, 5, 9), (0.5, 0.5, 3.5, 4.5))
+_ODD = _rows(
+    (2, 3, 2, 3), (6, 7, 1, 2), (-5, -4, 3, 4), (5, 6, 20, 30), (50, 60, 70, 80), (-9, -9, -2, -1),
+    (3, np.nan, np.nan, 5), (-np.inf, -3e38, np.inf, 3e38), (2.5, 3.5, 4.5, 6.5), (7, 8, 7.4, 8.4),
+)  # fmt: skip
+
+
+def _cases(more: dict[str, Any], other: Sequence[dict[str, Any]] = ()) -> Iterator[Case]:
+    """``other``: further attributes in place of ``more``, for two spatial axes."""
+    two = {"output_size": [3, 2], **more}
+    yield Case(((2, 3, 8, 9), _INSIDE, _index(0, 1, 1, 0)), two, "inside")
+    yield Case(((2, 3, 8, 9), _INSIDE, _index(0, 1, 1, 0)[:, None]), two, "index [N,1]")
+    yield Case(((2, 3, 8, 9), _ODD, _index(0, 1, 0, 1, 0, 1, 0, 1, 0, 1)), two, "degenerate rois")
+    yield Case(((2, 1, 8, 9), _INSIDE, _index(-3, 7, 1, 2**31 - 1)), two, "no such batch item")
+    yield Case(((2, 1, 8, 9), _INSIDE, np.int32(1)), two, "one index for all")
+    for given in other:
+        yield Case(((2, 2, 8, 9), _ODD, np.int32(0)), {"output_size": [2, 5], **given})
+    one = {"output_size": [4], **{k: v[:1] if k == "sampling_rate" else v for k, v in more.items()}}
+    yield Case(((2, 5, 11), _rows((0, 11), (2.5, 7.1)), _index(1, 0)), one, "one spatial axis")
+    three = {k: [2, 1, 2] if k == "sampling_rate" else v for k, v in more.items()}
+    box = _rows((0, 1, 0, 4, 4, 5), (1.4, 0.2, 2.2, 3.1, 3.9, 4.4))
+    yield Case(((1, 2, 4, 5, 5), box, _index(0, 0)), {"output_size": [2, 3, 2], **three}, "volume")
+    yield Case(((1, 64, 6, 7), Random((9, 4), 0, 7), np.zeros(9, np.int32)), two, "many groups")
+    yield Case(((1, 3, 4, 4), (0, 4), Random((0,), 0, 1, "integer")), two, "no rois")
+    yield Case(((1, 0, 4, 4), _rows((0, 0, 3, 3)), _index(0)), two, "no channels")
+
+
+def _declare(name: str, kind: str, cpu: Callable[..., Any], cost: Callable[..., Cost],
+             cases: Iterator[Case], tolerance: Tolerance) -> None:  # fmt: skip
+    register(
+        OpSpec(
+            name,
+            infer=_infer,
+            cpu=cpu,
+            kernel=_kernel(kind),
+            cost=cost,
+            cases=tuple(cases),
+            tolerance=tolerance,
+        )
+    )
+
+
+_SUM = Tolerance(4e-6, 4e-6, "a cell's sum in single precision: a rounding per value")
+_EXACT_MAX = Tolerance(0.0, 0.0, "compares values, computes none")
+_POSITION = Tolerance(
+    2e-5, 2e-5, "a sample's position is rounded: an error of 2^-24 of it, times the slope there"
+)
+_METHOD_CASES = [{"method": m} for m in METHODS[1:]]
+_ALIGN_CASES = [{"sampling_rate": [2, 3], "resize_method": m} for m in METHODS[1:]]
+_ALIGN = {"sampling_rate": [2, 2], "resize_method": "symmetric"}
+_WHOLE = Case(((1, 2, 40, 33), _rows((0, 0, 40, 33)), _index(0)), {"output_size": [1, 1]}, "whole")
+
+_declare(
+    "avg_roi_pool", "AVG_POOL", partial(_pool_cpu, _mean), _pool_cost,
+    iter([*_cases({}), _WHOLE, Case(((1, 2, 0, 3), _rows((0, 0, 3, 3)), _index(0)),
+                                    {"output_size": [2, 2]}, "an empty map")]), _SUM,
+)  # fmt: skip
+_declare(
+    "max_roi_pool", "MAX_POOL", partial(_pool_cpu, _greatest), _pool_cost,
+    iter([*_cases({}), _WHOLE, Case((_rows((1, np.nan, -np.inf), (2, 3, -9))[None, None],
+                                     _rows((0, 0, 2, 3), (0, 2, 1, 3)), _index(0, 0)),
+                                    {"output_size": [1, 1]}, "NaN wins")]), _EXACT_MAX,
+)  # fmt: skip
+_declare(
+    "roi_resample", "SAMPLE", partial(_resample_cpu, _greatest), _sample_cost,
+    _cases({"method": "symmetric"}, _METHOD_CASES), _POSITION,
+)  # fmt: skip
+_declare(
+    "avg_roi_align", "AVG_ALIGN", partial(_resample_cpu, _mean), _sample_cost,
+    _cases(_ALIGN, _ALIGN_CASES), _POSITION,
+)  # fmt: skip
+_declare(
+    "max_roi_align", "MAX_ALIGN", partial(_resample_cpu, _greatest), _sample_cost,
+    _cases(_ALIGN, _ALIGN_CASES), _POSITION,
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Graph -> plan: layouts, storage, dispatches, and places in memory."""

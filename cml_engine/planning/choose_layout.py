@@ -1,0 +1,100 @@
+"""Decide which feature maps lie in blocks of four channels (``cml_engine/layout.py``).
+
+A tensor is blocked where its producer can write it so and everything that reads it can read it so.
+Operators that need one layout for all their feature maps (elementwise ones) tie those tensors
+together; a tie decides as one. The ends of the graph stay plain: that is what the host sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cml_engine.graph import Fact, Graph, Node
+from cml_engine.layout import C4
+from cml_engine.ops.declaration.spec import lookup
+
+
+def choose_layout(graph: Graph) -> dict[str, str]:
+    """The layout of every tensor that is not plain."""
+    ties = Ties()
+    plain: set[str] = {*graph.inputs, *graph.roots, *graph.constants}
+    wanted: set[str] = set()
+    for node in graph.nodes:
+        _visit(graph, node, ties, plain, wanted)
+    refused = {ties.find(name) for name in plain}
+    asked = {ties.find(name) for name in wanted}
+    chosen = {}
+    for node in graph.nodes:
+        for name in node.outputs:
+            tie = ties.find(name)
+            if tie in asked and tie not in refused:
+                chosen[name] = C4
+    return chosen
+
+
+def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[str]) -> None:
+    """What one node demands of its tensors."""
+    kernel = lookup(node.op).kernel
+    layouts = kernel.layouts if kernel else "plain"
+    touched = (*node.reads, *node.outputs)
+    result = graph.facts[node.outputs[0]]
+    maps = [n for n in touched if _is_feature_map(graph.facts[n])]
+    if layouts == "plain" or result.rank < 3:
+        plain.update(touched)
+        return
+    plain.update(n for n in touched if not _is_feature_map(graph.facts[n]))
+    if layouts == "same":
+        _tie_same(graph, maps, result, ties, plain)
+        return
+    if layouts == "blocks":
+        ties.join(maps)
+        if any(graph.facts[n].shape[1] % 4 for n in maps):
+            plain.update(maps)
+        return
+    ends = [node.inputs[0], node.outputs[0]]
+    wanted.update(n for n in ends if graph.facts[n].shape[1] >= 4)
+    plain.update(n for n in ends if graph.facts[n].shape[1] < 4)
+    # an epilogue's operand of the result's shape is read as that lies, values of channels one
+    # after the other; filters are packed at load
+    operands = [n for e in node.epilogues for n in e.inputs if n in maps]
+    ties.join([node.outputs[0], *(n for n in operands if graph.facts[n] == result)])
+    plain.update(n for n in operands if graph.facts[n] != result)
+    plain.update(n for n in node.inputs[1:] if n in maps)
+
+
+def _tie_same(graph: Graph, maps: list[str], result: Fact, ties: Ties, plain: set[str]) -> None:
+    """All feature maps of an elementwise node lie alike, and only whole blocks may be computed
+    on blindly: lanes past the last channel would not stay zero."""
+    blocked = [n for n in maps if _has_result_channels(graph.facts[n], result)]
+    ties.join(blocked)
+    if result.shape[1] % 4:
+        plain.update(blocked)
+    plain.update(n for n in maps if n not in blocked)
+
+
+def _is_feature_map(fact: Fact) -> bool:
+    return fact.rank >= 3 and fact.dtype == "scalar"
+
+
+def _has_result_channels(fact: Fact, result: Fact) -> bool:
+    return fact.rank == result.rank and fact.shape[1] == result.shape[1]
+
+
+class Ties:
+    """Sets of tensors that must lie alike (union-find)."""
+
+    def __init__(self) -> None:
+        self._parent: dict[str, str] = {}
+
+    def find(self, name: str) -> str:
+        root = name
+        while (above := self._parent.get(root, root)) != root:
+            root = above
+        while name != root:  # shorten the way for the next one
+            self._parent[name], name = root, self._parent.get(name, name)
+        return root
+
+    def join(self, names: Iterable[str]) -> None:
+        roots = [self.find(name) for name in names]
+        for root in roots[1:]:
+            self._parent[root] = roots[0]

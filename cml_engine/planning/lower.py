@@ -1,0 +1,423 @@
+"""Graph -> :class:`Plan`: operators become dispatches, tensors get places, weights are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import CmlError, DeviceError, InputError, InternalError, UnsupportedOp
+from cml_engine.graph import Epilogue, Fact, Graph, Node, unused_name
+from cml_engine.layout import C4H, PLAIN, words
+from cml_engine.ops.declaration import accessors
+from cml_engine.ops.declaration.checks import fault
+from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
+from cml_engine.ops.declaration.lowering import Limits, Lowering
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec, lookup
+from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace, stored_bytes
+from cml_engine.planning.check_dispatches import check_dispatches
+from cml_engine.planning.choose_storage import rounded_weights
+from cml_engine.planning.plan_memory import Item, place
+from cml_engine.planning.views import Views, find_views, is_view_copy, merged, whole
+from cml_engine.ranges import GUARD_BYTES, an_object, flag
+
+Array = np.ndarray[Any, Any]
+#: a binding takes a multiple of it, so that a vector load at its start or end stays inside, and
+#: copies of several, one behind the other, begin where a device can map them
+_MIN_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """``keep``: no tensor's memory is reused, so that all can be read after a run.
+    ``guard``: unused bytes before and after every tensor (tests fill them with a pattern).
+    ``stub``: an operator that does nothing; its results are whatever the memory holds.
+    ``views``: parts of a tensor may lie in it (``passes/views.py``); not where all are kept.
+    ``variants``: the kernels that are faster on the device than those of the engine's rules."""
+
+    keep: bool = False
+    guard: int = 0
+    stub: str = ""
+    views: bool = True
+    variants: VariantTable = NO_VARIANTS
+
+    def __post_init__(self) -> None:
+        flag(self.keep, "keep")
+        flag(self.views, "views")
+        GUARD_BYTES.check(self.guard, "guard")
+        an_object(str, self.stub, "stub")
+        an_object(VariantTable, self.variants, "variants")
+
+
+@dataclass
+class _Draft:
+    """A plan in the making: dispatches still name tensors, nothing has a place."""
+
+    dispatches: list[tuple[Node, Kernel, Dispatch, Cost]] = field(default_factory=list)
+    packed: dict[str, Array] = field(default_factory=dict)
+    scratch: dict[str, int] = field(default_factory=dict)
+    #: by variable: where a new value that lies in the weights waits until all were read
+    passed_on: dict[str, str] = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)
+
+
+def lower(
+    graph: Graph,
+    limits: Limits,
+    layouts: Mapping[str, str] | None = None,
+    options: PlanOptions = PlanOptions(),
+) -> Plan:
+    """The plan of a graph whose facts are known. Pure: the same arguments give the same plan."""
+    if options.guard % limits.storage_offset_alignment:
+        raise InputError(
+            f"guard: wanted a multiple of {limits.storage_offset_alignment}, at which tensors lie "
+            f"on this device, got {options.guard}"
+        )
+    chosen = dict(layouts or {})
+    alias = _aliases(graph)
+    draft = _dispatches(graph, limits, chosen, options)
+    draft.passed_on = _passed_on(graph, alias)
+    draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
+    items = _items(graph, draft, alias, chosen, options)
+    places, memory = _place_arena(graph, items, draft, alias, chosen, limits, options)
+    weights, weights_bytes = _place_weights(graph, draft, alias, limits)
+    locate = _Locator(graph, chosen, alias, places, weights, draft)
+    steps = tuple(
+        _step(i, node, kernel, dispatch, cost, locate)
+        for i, (node, kernel, dispatch, cost) in enumerate(draft.dispatches)
+    )
+    _check_limits(steps, memory, weights_bytes, limits)
+    return Plan(
+        name=graph.name,
+        steps=steps,
+        inputs={name: locate.place(name) for name in graph.inputs},
+        outputs={name: locate.place(name) for name in graph.outputs},
+        tensors=_readable(graph, locate, options),
+        weights=weights,
+        weights_bytes=weights_bytes,
+        memory=memory,
+        updates=_updates(graph, alias, draft, locate),
+        options={"keep": options.keep, "guard": options.guard},
+        choices=tuple(draft.choices),
+        layouts=chosen,
+    )
+
+
+def _dispatches(
+    graph: Graph,
+    limits: Limits,
+    layouts: dict[str, str],
+    options: PlanOptions,
+) -> _Draft:
+    draft, stub = _Draft(), options.stub
+    if stub and stub not in {
+        op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues))
+    }:
+        raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
+    for node in graph.nodes:
+        spec = lookup(node.op)
+        if spec.alias or node.op == stub:
+            continue
+        if any(epilogue.op == stub for epilogue in node.epilogues):
+            node = replace(node, epilogues=_without(node.epilogues, stub))
+        if spec.kernel is None:
+            raise UnsupportedOp(
+                f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
+            )
+        op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
+        dispatches = [d for d in _lower_node(spec, spec.kernel, op) if d.groups > 0]
+        total = sum(d.groups for d in dispatches if d.cost is None)
+        cost = node_cost(spec, node, graph, layouts)
+        for dispatch in dispatches:
+            share = dispatch.cost or cost.scaled(dispatch.groups / total)
+            draft.dispatches.append((node, dispatch.kernel or spec.kernel, dispatch, share))
+        draft.scratch.update(op.scratch_words)
+        draft.choices += op.choices
+    return draft
+
+
+def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
+    """Those of other operators; what read a result of the one left out reads the one before."""
+    kept: list[Epilogue] = []
+    number = [0]  # by the operator's number before: that of the last one kept until there
+    for epilogue in epilogues:
+        if epilogue.op != op:
+            own = tuple((place, number[link]) for place, link in epilogue.own)
+            kept.append(replace(epilogue, own=own))
+        number.append(len(kept))
+    return tuple(kept)
+
+
+def _lower_node(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
+    try:
+        given = [accessors.whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
+        dispatches = list(given)
+    except CmlError:
+        raise
+    except Exception as error:
+        if not spec.from_game:
+            raise
+        what = "threads" if kernel.lower is None else "lower"
+        raise fault(
+            spec, f"its {what} function failed: {type(error).__name__}: {error}", op.node.source
+        ) from error
+    check_dispatches(spec, op, dispatches)
+    return dispatches
+
+
+def _aliases(graph: Graph) -> dict[str, str]:
+    """For every result that is another tensor's memory: that tensor."""
+    alias: dict[str, str] = {}
+    for node in graph.nodes:
+        spec = lookup(node.op)
+        if spec.alias:
+            facts = [graph.facts[name] for name in (node.inputs[0], node.outputs[0])]
+            if (facts[0].size, facts[0].dtype) != (facts[1].size, facts[1].dtype):
+                raise fault(spec, f"{node.title}: an alias of {facts[0]} cannot be {facts[1]}")
+            source = node.inputs[0]
+            alias[node.outputs[0]] = alias.get(source, source)
+    return alias
+
+
+def _passed_on(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
+    """For every variable whose new value is a constant's or a variable's: a tensor to hold it. One
+    buffer cannot be copied within itself, and two variables may change places."""
+    return {
+        variable: unused_name(f"{variable}.next", graph.facts)
+        for variable, value in graph.updates
+        if alias.get(value, value) in graph.constants
+    }
+
+
+def _updates(
+    graph: Graph, alias: Mapping[str, str], draft: _Draft, locate: _Locator
+) -> tuple[tuple[Binding, Binding], ...]:
+    """The copies after a run: first into what is passed on, then into the variables."""
+    first, then = [], []
+    for variable, value in graph.updates:
+        source = locate(value)
+        if variable in draft.passed_on:
+            waiting = locate(draft.passed_on[variable])
+            first.append((source, waiting))
+            source = waiting
+        then.append((source, locate(variable)))
+    return (*first, *then)
+
+
+def _items(
+    graph: Graph,
+    draft: _Draft,
+    alias: Mapping[str, str],
+    layouts: Mapping[str, str],
+    options: PlanOptions,
+) -> list[Item]:
+    """Every tensor in the arena, and the steps that need it where each has memory of its own."""
+    last_step = len(draft.dispatches)
+    used: dict[str, tuple[int, int]] = dict.fromkeys(graph.inputs, (-1, -1))
+    for node in graph.nodes:  # a result that no dispatch writes (zero extents) has a place too
+        for name in node.outputs:
+            if name not in alias:
+                used.setdefault(name, (last_step, -1))
+    for step, (_, _, dispatch, _) in enumerate(draft.dispatches):
+        for name in dispatch.tensors:
+            root = alias.get(name, name)
+            if root not in graph.constants and root not in draft.packed:
+                first, last = used.get(root, (step, step))
+                used[root] = (min(first, step), max(last, step))
+    for name in graph.roots:
+        root = alias.get(name, name)
+        if root in used:
+            used[root] = (used[root][0], last_step)
+    used |= dict.fromkeys(draft.passed_on.values(), (last_step, last_step))
+    items = []
+    for name, (first, last) in used.items():
+        size = 4 * draft.scratch[name] if name in draft.scratch else _nbytes(graph, layouts, name)
+        size = max(size, _MIN_BYTES) + 2 * options.guard
+        lifetime = (-1, last_step) if options.keep else (first, max(first, last))
+        items.append(Item(name, size, *lifetime))
+    return items
+
+
+def _place_arena(
+    graph: Graph,
+    items: list[Item],
+    draft: _Draft,
+    alias: Mapping[str, str],
+    layouts: Mapping[str, str],
+    limits: Limits,
+    options: PlanOptions,
+) -> tuple[dict[str, int], Memory]:
+    """Every tensor's place. Parts lie in the whole, and what would copy them leaves the draft,
+    unless that makes the arena larger."""
+    align = limits.storage_offset_alignment
+    offsets, memory = place(items, align)
+    views: Views = {}
+    if options.views and not (options.keep or options.guard):
+        views = find_views(graph, layouts, alias, align, items)
+    if views:
+        with_views, smaller = place(merged(items, views), align)
+        if smaller.peak <= memory.peak:
+            offsets, memory = with_views, smaller
+        else:
+            views = {}
+    places = {name: offset + options.guard for name, offset in offsets.items()}
+    for name in views:
+        root, words_before = whole(views, name)
+        places[name] = places[root] + 4 * words_before
+    draft.dispatches = [
+        (node, kernel, dispatch, cost)
+        for node, kernel, dispatch, cost in draft.dispatches
+        if not is_view_copy(node, dispatch.tensors, views, alias)
+    ]
+    return places, memory
+
+
+def _nbytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:
+    return 4 * words(graph.facts[name], layouts.get(name, PLAIN))
+
+
+def _place_weights(
+    graph: Graph, draft: _Draft, alias: Mapping[str, str], limits: Limits
+) -> tuple[dict[str, tuple[int, Array]], int]:
+    """Constants that a dispatch binds, an update writes or an output is, one after the other."""
+    names = [alias.get(n, n) for _, _, d, _ in draft.dispatches for n in d.tensors]
+    names += [alias.get(n, n) for n in graph.roots]
+    names += [variable for variable, _ in graph.updates]
+    weights: dict[str, tuple[int, Array]] = {}
+    end = 0
+    align = limits.storage_offset_alignment
+    for name in dict.fromkeys(names):
+        array = draft.packed.get(name, graph.constants.get(name))
+        if array is not None:
+            weights[name] = (end, array)
+            end += -(-max(stored_bytes(array), _MIN_BYTES) // align) * align
+    return weights, end
+
+
+def _bound(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // _MIN_BYTES) * _MIN_BYTES
+
+
+@dataclass(frozen=True)
+class _Locator:
+    """Where a tensor lies, by name."""
+
+    graph: Graph
+    layouts: Mapping[str, str]
+    alias: Mapping[str, str]
+    arena: Mapping[str, int]
+    weights: Mapping[str, tuple[int, Array]]
+    draft: _Draft
+
+    def __call__(self, name: str) -> Binding:
+        root = self.alias.get(name, name)
+        if root in self.weights:
+            offset, array = self.weights[root]
+            return Binding(name, "weights", offset, _bound(stored_bytes(array)))
+        if root not in self.arena:
+            raise InternalError(f"tensor '{name}' has no place in memory")
+        if root in self.draft.scratch:
+            size = 4 * self.draft.scratch[root]
+        else:
+            size = _nbytes(self.graph, self.layouts, root)
+        return Binding(name, "arena", self.arena[root], _bound(size))
+
+    def place(self, name: str) -> TensorPlace:
+        layout = self.layouts.get(name, PLAIN)
+        return TensorPlace(self(name), self.graph.facts[name], layout)
+
+
+def _step(
+    index: int, node: Node, kernel: Kernel, dispatch: Dispatch, cost: Cost, locate: _Locator
+) -> Step:
+    return Step(
+        index=index,
+        op=node.op,
+        title=node.title,
+        path=kernel.path,
+        params_layout=kernel.params,
+        params=dispatch.params,
+        defines={"GROUP": kernel.group, **dispatch.defines},
+        bindings=tuple(locate(name) for name in dispatch.tensors),
+        writes=dispatch.writes,
+        groups=dispatch.groups,
+        cost=cost,
+        trusted=kernel.trusted,
+        interface=kernel.interface,
+        inline=kernel.source,
+        fused=tuple(e.op for e in node.epilogues),
+        source=node.source,
+    )
+
+
+def node_cost(
+    spec: OpSpec, node: Node, graph: Graph, layouts: Mapping[str, str] = MappingProxyType({})
+) -> Cost:
+    """The operator's cost with its epilogues': their FLOPs, and the operands they read. What is
+    stored in 16 bits is half of the bytes."""
+    facts = graph.facts
+    outputs = [facts[n] for n in node.outputs]
+    cost = _own_cost(spec, node, [facts[n] for n in node.inputs], outputs)
+    for epilogue in node.epilogues:
+        others = [facts[n] for n in epilogue.inputs]
+        flops = lookup(epilogue.op).cost(epilogue.attrs, [*outputs, *others], outputs).flops
+        cost = cost + Cost(flops, sum(f.nbytes for f in others), 0)
+    halves = {n for n in (*node.reads, *node.outputs) if layouts.get(n) == C4H}
+    halves.update(rounded_weights(node, graph, layouts))
+    read, written = (_stored_share(names, graph, halves) for names in (node.reads, node.outputs))
+    return Cost(cost.flops, cost.read * read, cost.written * written)
+
+
+def _stored_share(names: Sequence[str], graph: Graph, halves: set[str]) -> float:
+    """What the tensors take in memory over what they take in 32 bits."""
+    full = sum(graph.facts[n].nbytes for n in names)
+    saved = sum(graph.facts[n].nbytes / 2 for n in names if n in halves)
+    return 1 - saved / full if full else 1.0
+
+
+def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact]) -> Cost:
+    try:
+        cost: Any = spec.cost(node.attrs, inputs, outputs)
+    except Exception as error:
+        if not spec.from_game:
+            raise
+        said = f"its cost function failed: {type(error).__name__}: {error}"
+        raise fault(spec, said, node.source) from error
+    if not isinstance(cost, Cost) or not all(0 <= n < inf for n in (cost.flops, cost.bytes)):
+        raise fault(spec, f"its cost function gave {cost!r}; wanted a cml.Cost", node.source)
+    return cost
+
+
+def _readable(graph: Graph, locate: _Locator, options: PlanOptions) -> dict[str, TensorPlace]:
+    if not options.keep:
+        return {name: locate.place(name) for name in graph.outputs}
+    return {name: locate.place(name) for node in graph.nodes for name in node.outputs}
+
+
+def _check_limits(
+    steps: Iterable[Step], memory: Memory, weights_bytes: int, limits: Limits
+) -> None:
+    for what, size in (("activations", memory.peak), ("weights", weights_bytes)):
+        if size > limits.max_buffer_bytes:
+            raise DeviceError(
+                f"the model's {what} take {size} bytes, this device allows buffers of "
+                f"{limits.max_buffer_bytes}. Use a smaller input or another device."
+            )
+    for step in steps:
+        for binding in step.bindings:
+            if binding.nbytes > limits.max_binding_bytes:
+                raise DeviceError(
+                    f"{step.title}: tensor '{binding.tensor}' takes {binding.nbytes} bytes, this "
+                    f"device binds at most {limits.max_binding_bytes}. Use a smaller input.",
+                    step.source,
+                )
+        if len(step.bindings) > limits.max_storage_buffers:
+            raise DeviceError(
+                f"{step.title}: binds {len(step.bindings)} tensors, this device allows "
+                f"{limits.max_storage_buffers}",
+                step.source,
+            )

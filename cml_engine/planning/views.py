@@ -1,0 +1,146 @@
+"""Tensors that are a part of another one's memory: concat's and stack's operands, and the results
+of split, unstack and slice.
+
+Where the parts are runs of memory, a concat's producers write into its result and a split's readers
+read from its operand; neither needs a dispatch, and no part has memory of its own.
+A view keeps the whole tensor alive as long as any part of it, so a node's views are only taken
+where they do not raise the least memory that the network needs, its kernels' scratch included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cml_engine.graph import Fact, Graph, Node
+from cml_engine.layout import PLAIN, words
+from cml_engine.ops.declaration.spec import is_own
+from cml_engine.ops.movement.slicing import ranges
+from cml_engine.planning.plan_memory import Item, lower_bound
+
+#: operators whose operands are parts of the result, and whose results are parts of the operand
+_JOINS = ("concat", "stack")
+_PARTS = ("split", "unstack", "slice")
+#: of a slice that is no run of memory
+_NO_AXIS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where a part begins in ``parent``, in 32-bit words; the parent may be a part itself."""
+
+    parent: str
+    offset: int
+
+
+Views = Mapping[str, View]
+
+
+def whole(views: Views, name: str) -> tuple[str, int]:
+    """The tensor that has memory of its own, and where in it ``name`` begins, in words."""
+    offset = 0
+    while name in views:
+        name, offset = views[name].parent, offset + views[name].offset
+    return name, offset
+
+
+def merged(items: Iterable[Item], views: Views) -> list[Item]:
+    """The tensors with memory of their own, alive as long as any part of them."""
+    wholes: dict[str, Item] = {}
+    lives: dict[str, tuple[int, int]] = {}
+    for item in items:
+        root, _ = whole(views, item.name)
+        if root == item.name:
+            wholes[root] = item
+        first, last = lives.get(root, (item.first, item.last))
+        lives[root] = (min(first, item.first), max(last, item.last))
+    return [Item(name, item.nbytes, *lives[name]) for name, item in wholes.items()]
+
+
+def find_views(
+    graph: Graph,
+    layouts: Mapping[str, str],
+    alias: Mapping[str, str],
+    alignment: int,
+    items: Sequence[Item],
+) -> dict[str, View]:
+    """The parts that need no copy. ``alignment`` is in bytes: that of a part's beginning.
+    ``items`` are all tensors in the arena, with the steps that need them if none is a view."""
+    views: dict[str, View] = {}
+    bound = lower_bound(items)
+    for node in graph.nodes:
+        found = {
+            name: view
+            for name, view in _parts(graph, node, layouts, alias)
+            if name not in views and 4 * view.offset % alignment == 0
+        }
+        with_them = lower_bound(merged(items, views | found)) if found else bound + 1
+        if with_them <= bound:
+            views |= found
+            bound = with_them
+    return views
+
+
+def is_view_copy(
+    node: Node, tensors: tuple[str, ...], views: Views, alias: Mapping[str, str]
+) -> bool:
+    """Whether a dispatch of the node, which binds those tensors, copies what lies there already:
+    from a part to its whole, or the other way."""
+    if not _has_parts(node):
+        return False
+    source, target = (alias.get(name, name) for name in (tensors[0], tensors[-1]))
+    part, parent = (source, target) if node.op in _JOINS else (target, source)
+    return part in views and views[part].parent == parent
+
+
+def _has_parts(node: Node) -> bool:
+    return node.op in (*_JOINS, *_PARTS) and is_own(node.op)
+
+
+def _parts(
+    graph: Graph, node: Node, layouts: Mapping[str, str], alias: Mapping[str, str]
+) -> Iterator[tuple[str, View]]:
+    if not _has_parts(node):
+        return
+    joined = node.op in _JOINS
+    parent = node.outputs[0] if joined else node.inputs[0]
+    parts = node.inputs if joined else node.outputs
+    layout = layouts.get(parent, PLAIN)
+    if alias.get(parent, parent) in graph.constants:
+        return
+    axis, offset = _axis_and_offset(node, graph.facts[parent], layout)
+    if not _follow_in_memory(graph.facts[parent], axis, layout):
+        return
+    fixed = {*graph.inputs, *graph.constants, *graph.roots, *alias}
+    # what another name or another reader after the run holds must be a tensor of its own
+    fixed.update(alias.get(name, name) for name in graph.roots)
+    # by whatever name: one tensor cannot lie in two places of the whole
+    places = [alias.get(name, name) for name in parts]
+    for name in parts:
+        alike = layouts.get(name, PLAIN) == layout and places.count(name) == 1
+        if alike and name not in fixed and graph.facts[name].size:
+            yield name, View(alias.get(parent, parent), offset)
+        offset += words(graph.facts[name], layout)
+
+
+def _axis_and_offset(node: Node, fact: Fact, layout: str) -> tuple[int, int]:
+    """The axis along which the parts follow one another, and where the first begins, in words.
+    A slice's is the outermost axis that it does not take all of; it is a run of memory if it takes
+    all of those inside."""
+    if node.op != "slice":
+        return int(node.attrs["axis"]), 0
+    taken = ranges(node.attrs, fact)
+    cut = [i for i, part in enumerate(taken) if part != (0, fact.shape[i], 1)]
+    if not cut:
+        return 0, 0
+    axis, (first, count, step) = cut[0], taken[cut[0]]
+    inner = len(cut) > 1 or (step != 1 and count > 1) or (layout != PLAIN and first % 4)
+    before = Fact(fact.dtype, (*fact.shape[:axis], first, *fact.shape[axis + 1 :]))
+    return (_NO_AXIS, 0) if inner else (axis, words(before, layout))
+
+
+def _follow_in_memory(fact: Fact, axis: int, layout: str) -> bool:
+    """Whether parts along the axis are runs of memory: no dimension outside of it has an extent.
+    Blocks of four channels lie outside of the positions as channels do."""
+    return (layout == PLAIN or axis == 1) and axis != _NO_AXIS and prod(fact.shape[:axis]) == 1
