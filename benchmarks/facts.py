@@ -60,7 +60,7 @@ def collect(workload: Workload) -> Facts | str:
 
 def measure(path: Path, inputs: Mapping[str, Array], validate: bool) -> Facts:
     """Load, plan and make ready, with the time of each."""
-    from cml_engine.gpu.device import Gpu
+    from cml_engine.gpu.gpu import Gpu
     from cml_engine.passes import optimize
     from cml_engine.session import CompileOptions, make_plan
 

@@ -32,7 +32,7 @@ from cml_engine.ops import (
 from cml_engine.session import Session
 
 if TYPE_CHECKING:
-    from cml_engine.gpu.device import Gpu
+    from cml_engine.gpu.gpu import Gpu
 
 __version__ = "0.1.0"
 __all__ = [
@@ -63,7 +63,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Gpu":
-        from cml_engine.gpu.device import Gpu
+        from cml_engine.gpu.gpu import Gpu
 
         return Gpu
     raise AttributeError(f"module 'cml_engine' has no attribute '{name}'")

@@ -25,7 +25,7 @@ from cml_engine.report.stub import StubReport, check_stub, time_in_turns
 from cml_engine.tuning.tables import table_for
 
 if TYPE_CHECKING:
-    from cml_engine.gpu.device import Gpu
+    from cml_engine.gpu.gpu import Gpu
 
 Array = np.ndarray[Any, Any]
 
@@ -299,7 +299,7 @@ def _choose(backend: Gpu | str) -> Gpu | None:
     if backend == "cpu":
         return None
     try:
-        from cml_engine.gpu.device import Gpu
+        from cml_engine.gpu.gpu import Gpu
 
         return Gpu()
     except ImportError as error:

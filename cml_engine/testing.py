@@ -31,7 +31,7 @@ from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.report.compare import compare
 
 if TYPE_CHECKING:
-    from cml_engine.gpu.device import Gpu
+    from cml_engine.gpu.gpu import Gpu
 
 Array = np.ndarray[Any, Any]
 #: what lies between the tensors while a kernel is checked: a NaN, so that reading it shows too
@@ -70,7 +70,7 @@ def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) ->
     if found.kernel is None:
         raise InputError(f"operator '{found.name}' has no kernel to check")
     if gpu is None:
-        from cml_engine.gpu.device import Gpu
+        from cml_engine.gpu.gpu import Gpu
 
         gpu = Gpu()
     worst, runs = 0.0, 0

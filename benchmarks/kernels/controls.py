@@ -9,7 +9,7 @@ import numpy as np
 import wgpu
 
 from benchmarks.kernels.roofline import Peaks
-from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.shaders.hlsl import shader_key
 from cml_engine.gpu.shaders.params import parse_params
 from cml_engine.gpu.timing.timers import PassTimer

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from benchmarks.kernels.controls import Control
-from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.layout import C4
 from cml_engine.ops import load_families, lookup

@@ -21,7 +21,7 @@ from cml_engine.backends.half import (
     run_stored,
     stored_tolerance,
 )
-from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph, Node
 from cml_engine.ops.conv.special_values import may_be_nan

@@ -30,7 +30,7 @@ from cml_engine.ranges import BUDGET_MS, SEED, SPEED, TIMES
 from cml_engine.session import Session, check_inputs, random_inputs
 
 if TYPE_CHECKING:
-    from cml_engine.gpu.device import Gpu
+    from cml_engine.gpu.gpu import Gpu
     from cml_engine.graph import Graph
     from cml_engine.report.rank import RankReport
     from cml_engine.report.storage import StorageReport
@@ -104,7 +104,7 @@ def _rank(a: argparse.Namespace) -> int:
 
 def _validate(a: argparse.Namespace) -> int:
     from cml_engine.backends.shadow import shadow_run
-    from cml_engine.gpu.device import Gpu
+    from cml_engine.gpu.gpu import Gpu
     from cml_engine.passes import optimize
     from cml_engine.report.validation import Validation
 
@@ -187,7 +187,7 @@ def _backend(a: argparse.Namespace) -> Gpu | str:
         return str(a.backend)
     if a.backend == "cpu":
         raise InputError("--dump-kernels wants the GPU: leave --backend cpu out")
-    from cml_engine.gpu.device import Gpu
+    from cml_engine.gpu.gpu import Gpu
 
     gpu = Gpu()
     gpu.dump_kernels = a.dump_kernels

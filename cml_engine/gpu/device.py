@@ -1,16 +1,15 @@
-"""A GPU to compute on: our own device, or the one that the engine renders with."""
+"""A device, its queue, and what is made once on it: pipelines, layouts, the allocator."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import wgpu
 
@@ -29,9 +28,6 @@ from cml_engine.gpu.shaders.stages import StageKey, compile_stage
 from cml_engine.ops.declaration.lowering import Limits
 
 if TYPE_CHECKING:
-    from cml_engine.gpu.frames.device import FrameExecutor
-    from cml_engine.gpu.program.residency import SharedArena
-    from cml_engine.gpu.timing.frame_timer import FrameTimer
     from cml_engine.memory import MemorySource
 
 #: features taken where the adapter has them; none is required
@@ -68,21 +64,9 @@ class Pipeline:
     layout: wgpu.GPUBindGroupLayout
 
 
-class Gpu:
-    """One device and its queue.
-
-    Set ``dump_kernels`` to a folder and every pipeline built from then on leaves its sources
-    there (``cml_engine/gpu/shaders/dump.py``); it begins as the environment's ``CML_DUMP_KERNELS``.
-
-    Parameters
-    ----------
-    device : the host's own ``wgpu.GPUDevice``, which is used as it is, with the features and
-        limits it was made with. Without it a device is requested; :class:`DeviceError` if there
-        is none.
-    memory : the host's own allocator (:class:`cml_engine.memory.MemorySource`); without it our
-        heaps.
-    budget_bytes : the most memory that everything here may take; :attr:`memory` keeps it.
-    """
+class Device:
+    """One device and its queue, as all of this package uses it; :class:`cml_engine.Gpu` is the
+    one that users hold."""
 
     def __init__(
         self,
@@ -101,7 +85,6 @@ class Gpu:
         self.dump_kernels: str | Path | None = os.environ.get("CML_DUMP_KERNELS") or None
         #: memory for networks and for the host's renderer (docs/memory.md)
         self.memory = Allocator(self.device, budget_bytes, source=memory)
-        self.shared_arenas: WeakValueDictionary[str, SharedArena] = WeakValueDictionary()
         self._pipelines: dict[ShaderKey, Future[Pipeline]] = {}
         self._pipelines_lock = Lock()
         self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
@@ -151,22 +134,10 @@ class Gpu:
         key = StageKey(Path(path), stage, entry, tuple(sorted((defines or {}).items())))
         return self._create_module(key.label, compile_stage(key), trusted, str(path))
 
-    def executor(self) -> FrameExecutor:
-        """What a :class:`scheduler.FrameScheduler` runs networks with on this device."""
-        from cml_engine.gpu.frames.device import FrameExecutor
-
-        return FrameExecutor(self)
-
     def wait(self) -> None:
         """Block until the GPU has done all that was submitted. For tools that measure: a game
         never waits."""
         wait(self.device)
-
-    def frame_timer(self, names: Sequence[str]) -> FrameTimer:
-        """Times the host's own passes, by these names, without ever waiting."""
-        from cml_engine.gpu.timing.frame_timer import FrameTimer
-
-        return FrameTimer(self, names)
 
     def _build(self, key: ShaderKey) -> Pipeline:
         if self.dump_kernels is not None:

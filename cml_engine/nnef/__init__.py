@@ -17,8 +17,9 @@ from cml_engine.nnef.expansion.build import build
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
+from cml_engine.nnef.files.names import QUANT_FILE
 from cml_engine.nnef.files.quant import parse_quant
-from cml_engine.nnef.files.sources import QUANT_FILE, open_model, read_text
+from cml_engine.nnef.files.sources import open_model, read_text
 from cml_engine.nnef.files.tensor_file import write_tensor
 from cml_engine.nnef.files.weights import load_variables
 from cml_engine.nnef.files.writer import save

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import CmlError, InputError
-from cml_engine.nnef.files.sources import GRAPH_FILE, QUANT_FILE, tensor_file_name
+from cml_engine.nnef.files.names import GRAPH_FILE, QUANT_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import tensor_bytes, tensor_file_size
 
 Array = np.ndarray[Any, Any]

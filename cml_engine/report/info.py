@@ -106,7 +106,7 @@ def plan_for(graph: Graph, storage: Storage = "float") -> tuple[Plan, str]:
     """The plan of a session on this machine's GPU, and the GPU's name; for :data:`PORTABLE` limits
     and "" where there is none."""
     try:
-        from cml_engine.gpu.device import Gpu
+        from cml_engine.gpu.gpu import Gpu
 
         gpu = Gpu()
         limits, name = gpu.limits, gpu.name

@@ -11,7 +11,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import ShaderCompileError
-from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program.preparation import BUILDER, Builder
 from tests.gpu.test_faults import Host, within
 from tests.gpu.test_frame_scheduler import conv_net

@@ -15,8 +15,9 @@ import pytest
 from cml_engine import nnef
 from cml_engine.errors import ModelError, NnefSyntaxError, TensorFileError
 from cml_engine.nnef import NnefWarning
+from cml_engine.nnef.files.names import tensor_file_name
 from cml_engine.nnef.files.quant import parse_quant
-from cml_engine.nnef.files.sources import KINDS, tensor_file_name
+from cml_engine.nnef.files.sources import KINDS
 from cml_engine.nnef.files.tensor_file import Item, tensor_bytes, write_tensor
 
 Write = Callable[..., Path]

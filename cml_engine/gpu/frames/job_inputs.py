@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.outputs import GpuTensor, Result
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Fact
@@ -33,7 +33,7 @@ def _is_promised(value: Any) -> TypeGuard[_Promised]:
     return hasattr(value, "job") and hasattr(value, "name")
 
 
-def check_inputs(gpu: Gpu, network: Any, inputs: Mapping[str, Any]) -> None:
+def check_inputs(gpu: Device, network: Any, inputs: Mapping[str, Any]) -> None:
     """:class:`InputError` where the network is not this device's, or one of these inputs is
     unknown, of another device, or of another shape or type than the network wants."""
     if not isinstance(network, GpuProgram):
@@ -50,7 +50,7 @@ def check_inputs(gpu: Gpu, network: Any, inputs: Mapping[str, Any]) -> None:
         check_input(gpu, network, name, value)
 
 
-def check_input(gpu: Gpu, network: GpuProgram, name: str, value: Any) -> None:
+def check_input(gpu: Device, network: GpuProgram, name: str, value: Any) -> None:
     """As :func:`check_inputs`, for one of them."""
     place = network.plan.inputs.get(name)
     if place is None:
@@ -68,7 +68,7 @@ def check_input(gpu: Gpu, network: GpuProgram, name: str, value: Any) -> None:
         raise InputError(f"input '{name}': wanted {place.fact}, got a {kind} {found}")
 
 
-def _promised(gpu: Gpu, name: str, value: _Promised) -> Fact | None:
+def _promised(gpu: Device, name: str, value: _Promised) -> Fact | None:
     """What the job's output is; None where the job has ended without any."""
     places = _outputs_of(gpu, value.job)
     if places is None:
@@ -87,7 +87,7 @@ def _promised(gpu: Gpu, name: str, value: _Promised) -> Fact | None:
     return place.fact
 
 
-def _outputs_of(gpu: Gpu, job: Any) -> Mapping[str, TensorPlace] | None:
+def _outputs_of(gpu: Device, job: Any) -> Mapping[str, TensorPlace] | None:
     """A job's outputs, of its network or, once it has ended, its own; {} on another device."""
     if isinstance(job.network, GpuProgram):
         return job.network.plan.outputs if job.network.gpu is gpu else {}
@@ -96,7 +96,7 @@ def _outputs_of(gpu: Gpu, job: Any) -> Mapping[str, TensorPlace] | None:
     return None if job.ended else {}
 
 
-def _present(gpu: Gpu, name: str, tensor: GpuTensor) -> Fact:
+def _present(gpu: Device, name: str, tensor: GpuTensor) -> Fact:
     device = getattr(tensor.buffer, "_device", gpu.device)
     if device is not gpu.device:
         raise InputError(

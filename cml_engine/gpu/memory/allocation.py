@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import wgpu
 
@@ -11,8 +12,21 @@ from cml_engine.errors import InputError
 from cml_engine.gpu.native import device_error
 from cml_engine.memory import MemoryRange
 
-if TYPE_CHECKING:
-    from cml_engine.gpu.memory.allocator import Allocator
+
+class Home(Protocol):
+    """Where allocations come from and go back to: ``allocator.Allocator``."""
+
+    device: wgpu.GPUDevice
+
+    def allocate(
+        self, nbytes: int, usage: int, *, owner: str, category: str, alignment: int | None = None
+    ) -> Allocation: ...
+
+    def give_back(self, allocation: Allocation, found: MemoryRange) -> None: ...
+
+    def later(self, free: Callable[[], None]) -> None: ...
+
+    def settle(self) -> None: ...
 
 
 class Allocation:
@@ -21,7 +35,7 @@ class Allocation:
     __slots__ = ("_memory", "_range", "buffer", "category", "freed", "nbytes", "offset", "owner")
 
     def __init__(
-        self, memory: Allocator, found: MemoryRange, nbytes: int, owner: str, category: str
+        self, memory: Home, found: MemoryRange, nbytes: int, owner: str, category: str
     ) -> None:
         self._memory, self._range = memory, found
         self.buffer: wgpu.GPUBuffer = found.buffer
@@ -30,7 +44,7 @@ class Allocation:
         self.freed = False
 
     @property
-    def allocator(self) -> Allocator:
+    def allocator(self) -> Home:
         """Where it came from."""
         return self._memory
 

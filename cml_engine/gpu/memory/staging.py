@@ -6,8 +6,7 @@ import weakref
 
 import wgpu
 
-from cml_engine.gpu.memory.allocation import Allocation
-from cml_engine.gpu.memory.allocator import Allocator
+from cml_engine.gpu.memory.allocation import Allocation, Home
 from cml_engine.gpu.native import PendingMap
 
 _USAGE = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
@@ -32,7 +31,7 @@ class Staging:
     """A mappable buffer of the device's allocator, which has it back at :meth:`free`, or when this
     object goes: a readback that nobody waits for any more leaves nothing behind."""
 
-    def __init__(self, memory: Allocator, nbytes: int, owner: str) -> None:
+    def __init__(self, memory: Home, nbytes: int, owner: str) -> None:
         self.nbytes = nbytes
         self._held = _Held(memory.allocate(nbytes, _USAGE, owner=owner, category="staging"))
         self._finalizer = weakref.finalize(self, memory.later, self._held.give_back)

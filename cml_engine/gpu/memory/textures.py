@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 import wgpu
 
-if TYPE_CHECKING:
-    from cml_engine.gpu.memory.allocator import Allocator
+
+class Books(Protocol):
+    """Who counts textures: ``allocator.Allocator``."""
+
+    def texture_gone(self, account: TextureAccount) -> None: ...
+
+    def later(self, free: Callable[[], None]) -> None: ...
 
 
 class TextureAccount:
     """A texture's entry, closed once."""
 
-    def __init__(self, memory: Allocator, owner: str, category: str, nbytes: int) -> None:
+    def __init__(self, memory: Books, owner: str, category: str, nbytes: int) -> None:
         self._memory, self.owner, self.category, self.nbytes = memory, owner, category, nbytes
         self._open = True
 

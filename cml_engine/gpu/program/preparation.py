@@ -12,17 +12,26 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from cml_engine.gpu.device import Device, Pipeline
 from cml_engine.gpu.shaders.hlsl import ShaderKey, kernel_content, shader_key
 from cml_engine.once import Once
-from cml_engine.plan import Plan, stored_bytes
+from cml_engine.plan import Plan, Step, stored_bytes
 
-if TYPE_CHECKING:
-    from cml_engine.gpu.device import Gpu, Pipeline
-    from cml_engine.gpu.program.program import GpuProgram
+
+class Prepared(Protocol):
+    """What becomes ready: ``program.GpuProgram``."""
+
+    @property
+    def name(self) -> str: ...
+
+    def write_weights(self, offset: int, words: np.ndarray[Any, Any]) -> None: ...
+
+    def make_launch(self, step: Step, pipeline: Pipeline) -> None: ...
+
 
 #: bytes of weights uploaded per millisecond of budget: what a slow bus does in a tenth of it
 UPLOAD_BYTES_PER_MS = 256 << 10
@@ -55,7 +64,7 @@ def step_keys(plan: Plan) -> list[ShaderKey]:
 class Preparation:
     """The way of one program to being ready, from memory that holds nothing yet."""
 
-    def __init__(self, plan: Plan, gpu: Gpu) -> None:
+    def __init__(self, plan: Plan, gpu: Device) -> None:
         self._gpu = gpu
         self._plan = plan
         self._chunks = _weight_chunks(plan)
@@ -70,7 +79,7 @@ class Preparation:
         """Begin to build the pipelines, on all cores; what fails is met again by who needs it."""
         return [_builders().submit(self._gpu.pipeline, key) for key in dict.fromkeys(self._keys)]
 
-    def finish(self, program: GpuProgram) -> None:
+    def finish(self, program: Prepared) -> None:
         """Do all of it now."""
         if self._building is not None:
             self._building.result()
@@ -81,7 +90,7 @@ class Preparation:
             pipeline.result()
         self._make_launches(program, len(self._keys))
 
-    def advance(self, program: GpuProgram, budget_ms: float) -> None:
+    def advance(self, program: Prepared, budget_ms: float) -> None:
         """Do a frame's worth of it. Raises what building a pipeline raised."""
         if self._building is None:
             self._building = BUILDER.submit(program.name, self._build_pipelines)
@@ -107,7 +116,7 @@ class Preparation:
             return f"its pipelines ({self._built} of {count} are built); the builder: {doing}"
         return "its bind groups" if self._uploaded else "its weights' upload"
 
-    def _make_launches(self, program: GpuProgram, count: int) -> None:
+    def _make_launches(self, program: Prepared, count: int) -> None:
         """Those of the next ``count`` steps."""
         end = self._next + count
         for step in self._plan.steps[self._next : end]:
@@ -121,7 +130,7 @@ class Preparation:
             self._gpu.pipeline(key)
             self._built += 1
 
-    def _upload(self, program: GpuProgram, limit: int) -> None:
+    def _upload(self, program: Prepared, limit: int) -> None:
         if self._uploaded:
             return
         for offset, words in self._chunks:

@@ -12,7 +12,7 @@ import numpy as np
 import wgpu
 
 from cml_engine.errors import InputError, OutOfGpuMemory
-from cml_engine.gpu.device import SLICE_BYTES, Gpu, Pipeline
+from cml_engine.gpu.device import SLICE_BYTES, Device, Pipeline
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.words import empty, from_words, to_words
 from cml_engine.gpu.program.preparation import Preparation
@@ -50,12 +50,12 @@ class GpuProgram:
     """
 
     def __init__(
-        self, plan: Plan, gpu: Gpu, *, deferred: bool = False, arena: str | None = None
+        self, plan: Plan, gpu: Device, *, deferred: bool = False, arena: str | None = None
     ) -> None:
         self.plan = plan
         self.name = plan.name
         self.gpu = gpu
-        self.residency = Residency(plan, gpu, arena)
+        self.residency = Residency(plan, gpu.memory, arena)
         self._uniforms: Uniforms | None = None
         self._launches: list[_Launch] = []
         self._step_costs = plan.step_costs()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.plan import Binding, Plan
@@ -31,7 +31,7 @@ class Readback:
             end += place.binding.nbytes
         self._nbytes = end
 
-    def staging(self, gpu: Gpu) -> Allocation:
+    def staging(self, gpu: Device) -> Allocation:
         """A mappable buffer for :meth:`encode` and :meth:`read`; free it afterwards."""
         usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
         return gpu.memory.allocate(self._nbytes, usage, owner=self._name, category="staging")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import weakref
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import wgpu
 
 from cml_engine.errors import InputError
+from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.plan import Plan
-
-if TYPE_CHECKING:
-    from cml_engine.gpu.device import Gpu
-    from cml_engine.gpu.memory.allocation import Allocation
-    from cml_engine.gpu.memory.allocator import Allocator
 
 _Usage = wgpu.BufferUsage
 TENSOR_USAGE = _Usage.STORAGE | _Usage.COPY_SRC | _Usage.COPY_DST
@@ -38,14 +35,15 @@ class SharedArena:
         self._users: dict[Allocation, int] = {}
 
     @classmethod
-    def named(cls, gpu: Gpu, name: str) -> SharedArena:
+    def named(cls, memory: Allocator, name: str) -> SharedArena:
         """The device's arena of that name, ``"shared:NAME"``."""
         if not name.startswith(_PREFIX) or name == _PREFIX:
             raise InputError(f"arena '{name}': wanted '{_PREFIX}NAME', with a name of your own")
-        with gpu.memory.lock:
-            found = gpu.shared_arenas.get(name)
+        with memory.lock:
+            arenas = _ARENAS.setdefault(memory, weakref.WeakValueDictionary())
+            found = arenas.get(name)
             if found is None:
-                found = gpu.shared_arenas[name] = SharedArena(gpu.memory, name)
+                found = arenas[name] = SharedArena(memory, name)
             return found
 
     def join(self, member: Residency) -> None:
@@ -88,15 +86,21 @@ class SharedArena:
                 free(arena, now)
 
 
+#: the shared arenas of every device that is in use
+_ARENAS: weakref.WeakKeyDictionary[Allocator, weakref.WeakValueDictionary[str, SharedArena]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 class Residency:
     """The arena and the weights of one program, and who is running it."""
 
-    def __init__(self, plan: Plan, gpu: Gpu, arena: str | None) -> None:
+    def __init__(self, plan: Plan, memory: Allocator, arena: str | None) -> None:
         self.name = plan.name
         self.arena_bytes = max(plan.memory.peak, 256)
         self._weights_bytes = max(plan.weights_bytes, 256)
-        self._memory = gpu.memory
-        self.shared = None if arena is None else SharedArena.named(gpu, arena)
+        self._memory = memory
+        self.shared = None if arena is None else SharedArena.named(memory, arena)
         #: held by who is running it, or another of its group; taken before the allocator's
         self.lock = RLock() if self.shared is None else self.shared.lock
         self.arena: Allocation | None = None

@@ -9,7 +9,7 @@ import numpy as np
 import wgpu
 
 from cml_engine.errors import OperatorError
-from cml_engine.gpu.device import SLICE_BYTES, Gpu
+from cml_engine.gpu.device import SLICE_BYTES, Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.shaders.params import parse_params
 from cml_engine.plan import Plan, Step
@@ -21,7 +21,7 @@ RANGE_SLOTS = 256
 class Slots:
     """A uniform buffer of slices: one per step for a whole run, then the free ones for ranges."""
 
-    def __init__(self, plan: Plan, gpu: Gpu) -> None:
+    def __init__(self, plan: Plan, gpu: Device) -> None:
         self._stride = max(gpu.limits.uniform_offset_alignment, SLICE_BYTES)
         self._width = gpu.limits.max_groups_per_dimension
         self._steps = len(plan.steps)
@@ -52,7 +52,7 @@ class Uniforms:
     """Every step's parameters, written once: shapes do not change while a plan lives. The memory
     is given back when this object goes."""
 
-    def __init__(self, plan: Plan, gpu: Gpu) -> None:
+    def __init__(self, plan: Plan, gpu: Device) -> None:
         self.slots = Slots(plan, gpu)
         align = gpu.limits.uniform_offset_alignment
         block = bytearray()
@@ -77,7 +77,7 @@ def _packed(step: Step) -> bytes:
         raise OperatorError(f"{step.title}: {error}", step.source) from error
 
 
-def _filled(plan: Plan, gpu: Gpu, data: bytearray) -> Allocation:
+def _filled(plan: Plan, gpu: Device, data: bytearray) -> Allocation:
     usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
     memory = gpu.memory.allocate(len(data), usage, owner=plan.name, category="uniform")
     memory.write(data)

@@ -8,7 +8,7 @@ from typing import Any
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import poll
 from cml_engine.gpu.timing.timestamp_ring import SLOTS, FrameSlot, TimestampRing
 
@@ -29,7 +29,7 @@ class FrameTimer:
     passes : the most timed passes of one frame; a frame with more of them is not timed.
     """
 
-    def __init__(self, gpu: Gpu, names: Sequence[str], passes: int = 16) -> None:
+    def __init__(self, gpu: Device, names: Sequence[str], passes: int = 16) -> None:
         if not names or passes < 1:
             raise InputError(f"a frame timer of {len(names)} names and {passes} passes: wanted 1")
         self.names = tuple(names)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import wgpu
 
-from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
 
 #: WebGPU's limit on the entries of one query set
@@ -22,7 +22,7 @@ Encode = Callable[[wgpu.GPUComputePassEncoder, int], None]
 class PassTimer:
     """Times steps one by one, a pass for each. ``source`` says which clock it reads."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Device) -> None:
         self._gpu = gpu
         self.source = "timestamps" if gpu.has_timestamps else "wall clock"
         self._queries: wgpu.GPUQuerySet | None = None

@@ -18,7 +18,7 @@ import numpy as np
 import wgpu
 
 from cml_engine.errors import DeviceError
-from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.staging import Staging
 
@@ -56,7 +56,7 @@ class TimestampRing:
     it puts timestamps among the tiles to be drawn, and runs what is computed at once.
     """
 
-    def __init__(self, gpu: Gpu, owner: str, passes: int, *, chained: bool = False) -> None:
+    def __init__(self, gpu: Device, owner: str, passes: int, *, chained: bool = False) -> None:
         self._leads = chained and gpu.limits.software and gpu.has_timestamps
         self.passes = passes = passes + self._leads
         # of a chained pass only the end is written: a timestamp takes such a driver 20 to 50 µs

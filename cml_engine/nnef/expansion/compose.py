@@ -16,7 +16,7 @@ from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import literal_name
 from cml_engine.nnef.expansion.signatures import Param, Signature
 from cml_engine.nnef.expansion.values import kind_of
-from cml_engine.nnef.files.sources import tensor_file_name
+from cml_engine.nnef.files.names import tensor_file_name
 from cml_engine.nnef.text.ast import (
     Argument,
     ArrayExpr,

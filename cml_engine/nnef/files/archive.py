@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from cml_engine.errors import ModelError
-from cml_engine.nnef.files.sources import GRAPH_FILE
+from cml_engine.nnef.files.names import GRAPH_FILE
 from cml_engine.nnef.files.tar import Refused, TarError, members
 
 #: An archive may unpack to the larger of these, but never to more than the last.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 from cml_engine.errors import (
@@ -24,10 +24,9 @@ from cml_engine.model_source import (
     file_size,
     shown,
 )
+from cml_engine.nnef.files.archive import ArchiveSource
+from cml_engine.nnef.files.names import GRAPH_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import Blob
-
-GRAPH_FILE = "graph.nnef"
-QUANT_FILE = "graph.quant"
 
 #: Text longer than this is not a graph.
 MAX_TEXT = 64 * 2**20
@@ -131,8 +130,6 @@ def _inner_archive(source: ModelSource) -> ModelSource:
 
 
 def _archive(file: Path | BinaryIO, name: str, size: int) -> ModelSource:
-    from cml_engine.nnef.files.archive import ArchiveSource
-
     return ArchiveSource(file, name, size)
 
 
@@ -150,25 +147,6 @@ def _other_magic(head: bytes) -> str | None:
         if head.startswith(magic):
             return what
     return "a tar archive that is not packed" if head[257:262] == b"ustar" else None
-
-
-def tensor_file_name(label: str, source: Source | None = None) -> str:
-    """A label's file below the model's folder; one that could leave it is refused."""
-    name = label.lstrip("/")
-    parts = PurePosixPath(name).parts
-    problem = None
-    if not parts:
-        problem = "is empty"
-    elif ".." in parts:
-        problem = "has '..' in it"
-    elif any(c in ':\\"<>|?*' or ord(c) < 32 for c in name):
-        problem = "has a character that file names must not have"
-    elif len(name) > 1000:
-        problem = "is too long"
-    if problem is not None:
-        message = f"label {label[:80]!r} {problem}: wanted a path inside the model's folder"
-        raise TensorFileError(message, source)
-    return f"{PurePosixPath(*parts)}.dat"
 
 
 def decode(data: bytes, file: str) -> str:

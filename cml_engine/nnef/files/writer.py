@@ -15,7 +15,7 @@ from cml_engine.errors import CmlError, InputError
 from cml_engine.files.atomic_write import PARTIAL, write_atomically
 from cml_engine.graph import Attrs, Graph
 from cml_engine.nnef.expansion.compose import Composed, compose, expression
-from cml_engine.nnef.files.sources import GRAPH_FILE, QUANT_FILE, tensor_file_name
+from cml_engine.nnef.files.names import GRAPH_FILE, QUANT_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import tensor_bytes
 from cml_engine.nnef.text.ast import Argument, Call
 from cml_engine.nnef.text.printer import print_document, print_expression

@@ -17,7 +17,7 @@ import numpy as np
 import wgpu
 
 from cml_engine.errors import InputError, OutOfGpuMemory
-from cml_engine.gpu.device import Gpu
+from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_inputs import check_input, check_inputs, is_array
 from cml_engine.gpu.frames.outputs import GpuTensor, Result, output_bytes
 from cml_engine.gpu.native import device_error, poll
@@ -56,7 +56,7 @@ class FrameExecutor:
 
     max_groups = MAX_GROUPS
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Device) -> None:
         self.gpu = gpu
         self.name = gpu.name
         self.clock_source = "timestamps" if gpu.has_timestamps else "wall clock"

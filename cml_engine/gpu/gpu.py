@@ -1,0 +1,34 @@
+"""A GPU to compute on: our own device, or the one that the engine renders with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cml_engine.gpu.device import Device
+from cml_engine.gpu.frames.executor import FrameExecutor
+from cml_engine.gpu.timing.frame_timer import FrameTimer
+
+
+class Gpu(Device):
+    """One device and its queue.
+
+    Set ``dump_kernels`` to a folder and every pipeline built from then on leaves its sources
+    there (``cml_engine/gpu/shaders/dump.py``); it begins as the environment's ``CML_DUMP_KERNELS``.
+
+    Parameters
+    ----------
+    device : the host's own ``wgpu.GPUDevice``, which is used as it is, with the features and
+        limits it was made with. Without it a device is requested; :class:`DeviceError` if there
+        is none.
+    memory : the host's own allocator (:class:`cml_engine.memory.MemorySource`); without it our
+        heaps.
+    budget_bytes : the most memory that everything here may take; :attr:`memory` keeps it.
+    """
+
+    def executor(self) -> FrameExecutor:
+        """What a :class:`scheduler.FrameScheduler` runs networks with on this device."""
+        return FrameExecutor(self)
+
+    def frame_timer(self, names: Sequence[str]) -> FrameTimer:
+        """Times the host's own passes, by these names, without ever waiting."""
+        return FrameTimer(self, names)
