@@ -7,16 +7,19 @@ output of exactly one :class:`Node`. Nodes stand in an order in which they can r
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
-from cml_engine.errors import Source
+from cml_engine.errors import InputError, Source
+from cml_engine.ranges import shapes_by_name
 
 T = TypeVar("T")
+#: extents of inputs, by name
+Shapes = Mapping[str, tuple[int, ...]]
 
 #: NNEF's three tensor types and how they lie in memory, on the CPU and on the GPU alike but for
 #: ``logical``, which is one byte in NumPy and a 32-bit word on the GPU.
@@ -143,6 +146,21 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The model that a graph was loaded from, in memory: ``make`` evaluates it at given shapes of
+    its inputs, and ``shapes`` are those that were given so far."""
+
+    make: Callable[[Shapes], Graph]
+    shapes: Shapes = field(default_factory=dict)
+
+    def at(self, shapes: Mapping[str, Sequence[int]]) -> Graph:
+        """The graph at these shapes. Inputs that are not named have the shapes that were given
+        before, or else those that the model says."""
+        given = {**self.shapes, **shapes_by_name(shapes)}
+        return self.make(given).with_(origin=Origin(self.make, given))
+
+
+@dataclass(frozen=True)
 class Graph:
     """A network: inputs and outputs by name, constants by value, nodes in running order.
 
@@ -151,7 +169,8 @@ class Graph:
     ``sources`` says where an input or constant was declared. ``quantization`` holds what a
     ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
     ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
-    are lines for people: what a converter did.
+    are lines for people: what a converter did. ``origin`` makes a graph that was loaded anew at
+    other shapes; a graph that was changed since, or pickled, has none.
     """
 
     name: str
@@ -166,10 +185,26 @@ class Graph:
     quantization: Mapping[str, Attrs] = field(default_factory=dict)
     declarations: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def with_(self, **changes: Any) -> Graph:
         """A copy with some fields changed."""
-        return replace(self, **changes)
+        return replace(self, **{"origin": None, **changes})
+
+    def reshaped(self, shapes: Mapping[str, Sequence[int]]) -> Graph:
+        """The same model at other shapes of its inputs, by name: evaluated anew from memory, so
+        what it computes from shapes is as if it had been loaded with them. Weights are shared.
+        :class:`ModelError` where the network cannot have such shapes."""
+        if self.origin is None:
+            raise InputError(
+                f"'{self.name}' does not know how it was loaded: only a graph as cml.load gives it "
+                "has other shapes. Load it with shapes=, or reshape it before it is changed"
+            )
+        return self.origin.at(shapes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the origin, which holds open files and functions."""
+        return {**self.__dict__, "origin": None}
 
     @property
     def roots(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,8 +13,9 @@ from cml_engine import nnef
 from cml_engine.backends.cpu import run_node
 from cml_engine.convert.engine import Engine
 from cml_engine.errors import InputError, InternalError
-from cml_engine.graph import Graph
+from cml_engine.graph import Graph, Origin, Shapes
 from cml_engine.model_source import Bytes, ModelSource
+from cml_engine.nnef import NnefModel
 from cml_engine.nnef.expansion.fake_quantize import fake_quantized
 from cml_engine.nnef.files.sources import is_archive
 from cml_engine.nnef.text.parser import parse_fragments
@@ -40,9 +41,9 @@ def load(
     not bring itself. With ``fake_quantize`` every tensor that a ``graph.quant`` names is rounded
     to the values that its line says; else such lines are read for stored integers only.
 
-    ``shapes`` are the shapes of an ONNX model's inputs, by name: where the file has symbols, or
-    instead of what it has. ``constants`` are inputs of an ONNX model that are the same in every
-    run: they are known when it is loaded, and inputs no more.
+    ``shapes`` are the shapes of inputs, by name: where the model has symbols, or instead of what
+    it has; ``graph.reshaped(shapes)`` gives it at others later. ``constants`` are inputs of an ONNX
+    model that are the same in every run: they are known when it is loaded, and inputs no more.
 
     Every error in the model is a :class:`ModelError` with file, line and operator.
     """
@@ -51,14 +52,17 @@ def load(
     if _is_onnx(model):
         if fragments or fake_quantize:
             raise InputError("fragments and fake_quantize are for NNEF: leave them out for .onnx")
-        return _load_onnx(model, shapes, constants)
-    if shapes or constants:
-        raise InputError("shapes and constants are for .onnx: leave them out for NNEF")
+        return Origin(_onnx(model, constants or {})).at(shapes or {})
+    if constants:
+        raise InputError("constants are for .onnx: leave them out for NNEF")
     declarations = {**_library(fragments), **_declared()}
-    graph = nnef.load(model, is_registered, infer_node, declarations)
-    if fake_quantize:
-        graph = fake_quantized(graph, _built)
-    return infer_facts(graph)
+    kept = NnefModel(model, is_registered, infer_node, declarations)
+
+    def make(shapes: Shapes) -> Graph:
+        graph = kept.graph(shapes)
+        return infer_facts(fake_quantized(graph, _built) if fake_quantize else graph)
+
+    return Origin(make).at(shapes or {})
 
 
 def _is_onnx(model: str | Path | Bytes | ModelSource) -> bool:
@@ -75,15 +79,13 @@ def _is_onnx(model: str | Path | Bytes | ModelSource) -> bool:
     )
 
 
-def _load_onnx(
-    model: str | Path | Bytes | ModelSource,
-    shapes: Mapping[str, Sequence[int]] | None,
-    constants: Mapping[str, np.ndarray[Any, Any]] | None,
-) -> Graph:
-    from cml_engine.convert.onnx import load_onnx
+def _onnx(
+    model: str | Path | Bytes | ModelSource, constants: Mapping[str, np.ndarray[Any, Any]]
+) -> Callable[[Shapes], Graph]:
+    from cml_engine.convert.onnx import OnnxModel
 
     engine = Engine(infer_node, _expanded, run_node, _declared())
-    return load_onnx(model, engine, shapes, constants)
+    return OnnxModel(model, engine, constants).graph
 
 
 def _expanded(text: str) -> Graph:

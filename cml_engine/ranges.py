@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, TypeVar
 
 from cml_engine.errors import InputError
@@ -121,6 +121,29 @@ def some_of(words: Sequence[str], value: Any, what: str) -> frozenset[str]:
     return frozenset(value)
 
 
+def shapes_by_name(given: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes by the names of inputs, as tuples of whole numbers."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise _wanted("a dictionary of shapes by input, {'image': (1, 3, 64, 64)}", given, "shapes")
+    return {name: _shape(name, shape) for name, shape in given.items()}
+
+
+def _shape(name: str, given: Any) -> tuple[int, ...]:
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise _wanted("extents like (1, 3, 64, 64)", repr(given), f"the shape of '{name}'")
+    return tuple(ANY_EXTENT.check(extent, f"the shape of '{name}'") for extent in given)
+
+
+def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model: str) -> None:
+    """Each of the names is one of the model's ``inputs``, whose values say what they are."""
+    for name in names:
+        if name not in inputs:
+            near = get_close_matches(name, inputs, n=1)
+            hint = f"did you mean '{near[0]}'? Its" if near else "its"
+            listed = ", ".join(f"{known}: {what}" for known, what in inputs.items()) or "(none)"
+            raise InputError(f"'{model}' has no input '{name}'; {hint} inputs are {listed}")
+
+
 def _wanted(wanted: str, got: Any, what: str) -> InputError:
     shown = str(got) if len(str(got)) <= 40 else f"{str(got)[:40]}…"
     return InputError(f"{what}: wanted {wanted}, got {shown}".removeprefix(": "))
@@ -136,3 +159,5 @@ SPEED = Real(0.001, 1000)
 #: unused memory around a tensor
 GUARD_BYTES = Whole(0, 1 << 30)
 EXTENT = Whole(1, 2**31 - 1)
+#: of tensors that may be empty
+ANY_EXTENT = Whole(0, 2**31 - 1)

@@ -252,9 +252,9 @@ def check_shape(name: str, fact: Fact, shape: tuple[int, ...]) -> None:
     """:class:`InputError` where an input of that shape does not fit."""
     if shape != fact.shape:
         raise InputError(
-            f"input '{name}': wanted shape {list(fact.shape)}, got {list(shape)}. The model fixes "
-            f"it: NNEF in the line '{name} = external(shape = ...)', .onnx by --shape {name}=... "
-            "(shapes= in Python)"
+            f"input '{name}': wanted shape {list(fact.shape)}, got {list(shape)}. Another shape "
+            f"is another session: --shape {name}=..., in Python cml.load(..., shapes=) or "
+            "session.reshaped"
         )
 
 

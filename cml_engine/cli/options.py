@@ -54,7 +54,7 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "action": "append",
             "default": [],
             "metavar": "NAME=1,3,64,64",
-            "help": "the shape of an .onnx model's input; may be given again",
+            "help": "the shape of an input, instead of the model's; may be given again",
         },
     ),
     "dump": (

@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 
 from cml_engine.errors import ModelError
-from cml_engine.graph import Graph
+from cml_engine.graph import Graph, Shapes
 from cml_engine.model_source import Bytes, ModelSource, shown
-from cml_engine.nnef.expansion.build import build
+from cml_engine.nnef.expansion.build import GraphBuilder, Variable, prepare
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
@@ -21,7 +25,7 @@ from cml_engine.nnef.files.names import QUANT_FILE
 from cml_engine.nnef.files.quant import parse_quant
 from cml_engine.nnef.files.sources import open_model, read_text
 from cml_engine.nnef.files.tensor_file import write_tensor
-from cml_engine.nnef.files.weights import load_variables
+from cml_engine.nnef.files.weights import Kept, kept_values, load_variables
 from cml_engine.nnef.files.writer import save
 from cml_engine.nnef.memory import MemoryModel
 from cml_engine.nnef.text.lexer import SourceText
@@ -30,6 +34,7 @@ from cml_engine.nnef.warning import NnefWarning
 
 __all__ = [
     "MemoryModel",
+    "NnefModel",
     "NnefWarning",
     "Param",
     "Signature",
@@ -42,20 +47,15 @@ __all__ = [
 ]
 
 
-def load(
-    model: str | Path | Bytes | ModelSource,
-    native: Callable[[str], bool],
-    infer: Infer | None = None,
-    declarations: Mapping[str, str] | None = None,
-) -> Graph:
-    """Read a model.
+class NnefModel:
+    """A model's text and weights in memory, which graphs of any shapes are made of.
 
     Parameters
     ----------
     model : a folder with ``graph.nnef``, such a file itself, a ``.tgz`` of such a folder or the
         bytes of one, or a source of such files.
     native : whether the engine has an operator of its own; all others are expanded.
-    infer : ``infer(node, facts)`` gives the facts of a node's outputs; with it the graph comes
+    infer : ``infer(node, facts)`` gives the facts of a node's outputs; with it a graph comes
         with the shapes of all tensors, without it with those of inputs and constants only.
     declarations : what registered operators take and give, as NNEF fragment declarations by name,
         for models that do not declare them.
@@ -65,33 +65,70 @@ def load(
     ModelError
         for everything that can be wrong with a model, with file, line and column.
     """
-    with _collector_paused():
-        return _load(open_model(model), Library(native, declarations), infer)
+
+    def __init__(
+        self,
+        model: str | Path | Bytes | ModelSource,
+        native: Callable[[str], bool],
+        infer: Infer | None = None,
+        declarations: Mapping[str, str] | None = None,
+    ) -> None:
+        files = open_model(model)
+        text = read_text(files, files.graph)
+        if text is None:
+            raise ModelError(f"'{files.name}' has no {files.graph}: name the folder that has it")
+        self._infer, self._library = infer, Library(native, declarations)
+        self._source = SourceText(text, shown(files, files.graph))
+        self._files: ModelSource | None = files
+        quant = read_text(files, QUANT_FILE)
+        with _collector_paused(), self._depth_checked():
+            self._document = parse_document(self._source)
+            self._quantization = {} if quant is None else parse_quant(quant)
+            prepare(self._document, self._source, self._library)
+        self._kept: dict[str, Kept] = {}
+
+    def graph(self, shapes: Shapes = MappingProxyType({})) -> Graph:
+        """The graph where inputs have these shapes, by name, and else those in the text. The
+        weights' files are read at the first call and no more."""
+        with _collector_paused(), self._depth_checked():
+            document, source, library = self._document, self._source, self._library
+            built = GraphBuilder(document, source, library, self._infer, shapes).build()
+            constants = {**built.graph.constants, **self._weights(built.variables)}
+        return built.graph.with_(constants=constants, quantization=self._quantization)
+
+    def _weights(self, variables: Sequence[Variable]) -> Mapping[str, np.ndarray[Any, Any]]:
+        files, self._files = self._files, None
+        if files is None:
+            return kept_values(variables, self._kept)
+        values = load_variables(variables, files, self._quantization)
+        self._kept = {v.name: Kept(v, values[v.name]) for v in variables}
+        return values
+
+    @contextmanager
+    def _depth_checked(self) -> Iterator[None]:
+        try:
+            yield
+        except RecursionError:
+            message = f"'{self._source.file}' is nested too deep: assign inner parts to names"
+            raise ModelError(message) from None
+
+
+def load(
+    model: str | Path | Bytes | ModelSource,
+    native: Callable[[str], bool],
+    infer: Infer | None = None,
+    declarations: Mapping[str, str] | None = None,
+) -> Graph:
+    """The graph of a model with the shapes in its text: :class:`NnefModel` says of what."""
+    return NnefModel(model, native, infer, declarations).graph()
 
 
 def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer) -> Graph:
     """A graph without variables from its text; ``file`` is what errors call it."""
-    source = SourceText(text, file)
-    return build(parse_document(source), source, Library(native), infer).graph
-
-
-def _load(model: ModelSource, library: Library, infer: Infer | None) -> Graph:
-    text = read_text(model, model.graph)
-    if text is None:
-        raise ModelError(f"'{model.name}' has no {model.graph}: name the folder that has it")
-    source = SourceText(text, shown(model, model.graph))
-    quant_text = read_text(model, QUANT_FILE)
-    try:
-        document = parse_document(source)
-        quantization = {} if quant_text is None else parse_quant(quant_text)
-        built = build(document, source, library, infer)
-    except RecursionError:
-        raise ModelError(
-            f"'{source.file}' is nested too deep: assign inner parts to names"
-        ) from None
-    weights = load_variables(built.variables, model, quantization)
-    constants = {**built.graph.constants, **weights}
-    return built.graph.with_(constants=constants, quantization=quantization)
+    source, library = SourceText(text, file), Library(native)
+    document = parse_document(source)
+    prepare(document, source, library)
+    return GraphBuilder(document, source, library, infer).build().graph
 
 
 @contextmanager

@@ -114,7 +114,7 @@ def test_pictures_of_few_colours(tmp_path, rng, mode):
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (fact(3, 8, 8), "wanted shape [1, 3, 8, 8], got [1, 3, 4, 5]. The model fixes it"),
+        (fact(3, 8, 8), "wanted shape [1, 3, 8, 8], got [1, 3, 4, 5]. Another shape is"),
         (fact(2), "a PNG holds scalar[1,C,H,W]"),
         (Fact("scalar", (3, 4, 5)), "Give an .npy instead"),
         (Fact("integer", (1, 3, 4, 5)), "Give an .npy instead"),

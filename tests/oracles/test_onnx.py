@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,23 @@ def test_shapes_are_asked_for_by_name(cnn):
         cml.load(cnn, shapes={"picture": SHAPE})
     with pytest.raises(cml.InputError, match="3 extents"):
         cml.load(cnn, shapes={"image": (1, 3, 8)})
+
+
+def test_a_graph_is_reshaped_without_its_file(rng, cnn):
+    graph = cml.load(cnn, shapes={"image": SHAPE})
+    made = onnx.load(cnn)
+    cnn.unlink()
+    x = rng.standard_normal((2, *SHAPE[1:])).astype(np.float32)
+    got = cml.Session(graph.reshaped({"image": x.shape}), "cpu").run({"image": x})
+    for name, wanted in reference(made, {"image": x}).items():
+        np.testing.assert_allclose(got[name], wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(cml.ModelError, match="Gemm '/fc/Gemm'.*120 channels"):
+        graph.reshaped({"image": (2, 3, 10, 12)})
+    with pytest.raises(cml.InputError, match="no input 'imag'; did you mean 'image'"):
+        graph.reshaped({"imag": SHAPE})
+    with pytest.raises(cml.InputError, match="wanted a whole number of 0"):
+        graph.reshaped({"image": (1, 3, -8, 8)})
+    assert pickle.loads(pickle.dumps(graph)).facts == graph.facts
 
 
 def test_extents_without_a_name_are_not_all_one():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,38 +14,53 @@ from cml_engine.convert.onnx.importer import Importer
 from cml_engine.convert.onnx.model import read_model
 from cml_engine.convert.onnx.tensors import ExternalData
 from cml_engine.errors import ModelError
-from cml_engine.graph import Graph
+from cml_engine.graph import Graph, Shapes
 from cml_engine.model_source import Bytes, MappedFolder, ModelSource, SourceFile, shown
 
-__all__ = ["load_onnx"]
+__all__ = ["OnnxModel"]
+
+Array = np.ndarray[Any, Any]
 
 
-def load_onnx(
-    model: str | Path | Bytes | ModelSource,
-    engine: Engine,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    constants: Mapping[str, np.ndarray[Any, Any]] | None = None,
-) -> Graph:
-    """Read an ONNX model.
+class OnnxModel:
+    """A model in memory, which graphs of any shapes are made of.
 
     Parameters
     ----------
     model : a file, the bytes of one, or a source of such a file and of the data beside it.
     engine : what the importer asks of the engine.
-    shapes : inputs' shapes by name: where the file has symbols, or instead of what it has.
     constants : values of inputs that are the same in every run; they are inputs no more.
     """
-    if isinstance(model, Bytes):
-        file, source, data, name = "<bytes>", None, memoryview(model), "model"
-    else:
-        source = _of_path(Path(model)) if isinstance(model, str | Path) else model
-        file, name = shown(source, source.graph), PurePosixPath(source.graph).stem
-        data = SourceFile(source, source.graph).span()
-    try:
-        importer = Importer(read_model(data, file, ExternalData(source)), engine)
-        return importer.graph(shapes or {}, constants or {}, name)
-    except RecursionError:
-        raise ModelError(f"'{file}' is nested too deep: export it again") from None
+
+    def __init__(
+        self,
+        model: str | Path | Bytes | ModelSource,
+        engine: Engine,
+        constants: Mapping[str, Array],
+    ) -> None:
+        if isinstance(model, Bytes):
+            self._file, source, data, self._name = "<bytes>", None, memoryview(model), "model"
+        else:
+            source = _of_path(Path(model)) if isinstance(model, str | Path) else model
+            self._file, self._name = shown(source, source.graph), PurePosixPath(source.graph).stem
+            data = SourceFile(source, source.graph).span()
+        self._engine = engine
+        self._constants = {name: np.array(value) for name, value in constants.items()}
+        with self._depth_checked():
+            self._model = read_model(data, self._file, ExternalData(source))
+
+    def graph(self, shapes: Shapes) -> Graph:
+        """The graph where inputs have these shapes, by name, and else those in the file."""
+        with self._depth_checked():
+            importer = Importer(self._model, self._engine)
+            return importer.graph(shapes, self._constants, self._name)
+
+    @contextmanager
+    def _depth_checked(self) -> Iterator[None]:
+        try:
+            yield
+        except RecursionError:
+            raise ModelError(f"'{self._file}' is nested too deep: export it again") from None
 
 
 def _of_path(path: Path) -> ModelSource:

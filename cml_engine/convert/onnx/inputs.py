@@ -13,6 +13,7 @@ from cml_engine.convert.onnx.tensors import element_dtype
 from cml_engine.convert.onnx.values import Value, kind_of
 from cml_engine.errors import InputError, ModelError, UnsupportedOp
 from cml_engine.graph import Fact
+from cml_engine.ranges import check_inputs_exist
 
 Array = np.ndarray[Any, Any]
 _MAX_EXTENT = 1 << 31
@@ -26,7 +27,7 @@ def bind_inputs(
     file: str,
 ) -> dict[str, Value]:
     """A value for every input: of the given shape, or one of ``constants``."""
-    _check_names([*shapes, *constants], inputs, file)
+    check_inputs_exist([*shapes, *constants], {info.name: info for info in inputs}, file)
     symbols = _symbols(inputs, shapes, file)
     values: dict[str, Value] = {}
     for info in inputs:
@@ -45,14 +46,6 @@ def bind_inputs(
         builder.exact_input(info.name, Fact(kind_of(dtype), shape))
         values[info.name] = Value(dtype, shape, None, info.name)
     return values
-
-
-def _check_names(given: Sequence[str], inputs: Sequence[ValueInfo], file: str) -> None:
-    known = {info.name for info in inputs}
-    for name in given:
-        if name not in known:
-            listed = ", ".join(f"{info.name}: {info}" for info in inputs) or "(none)"
-            raise InputError(f"'{file}' has no input '{name}'; its inputs are {listed}")
 
 
 def _symbols(

@@ -52,12 +52,20 @@ class ExternalData:
     def __init__(self, source: ModelSource | None) -> None:
         self._source = source
         self._files: dict[str, SourceFile] = {}
+        self._spans: dict[tuple[str, int, int], memoryview] = {}
 
     def file(self, location: str, tensor: str) -> SourceFile:
         """A file, of which nothing is read yet."""
         if location not in self._files:
             self._files[location] = self._found(location, tensor)
         return self._files[location]
+
+    def span(self, file: SourceFile, offset: int, length: int) -> memoryview:
+        """Some bytes of a file, read once."""
+        key = file.name, offset, length
+        if key not in self._spans:
+            self._spans[key] = file.span(offset, length)
+        return self._spans[key]
 
     def _found(self, location: str, tensor: str) -> SourceFile:
         if self._source is None:
@@ -126,7 +134,7 @@ class Tensor:
                 f"'{where}' is truncated: '{self.name}' wants {length:,} bytes at {offset:,}, the "
                 f"file has {file.size:,}"
             )
-        return file.span(offset, length)
+        return self.folder.span(file, offset, length)
 
     def damaged(self, what: str) -> ModelError:
         return TensorFileError(

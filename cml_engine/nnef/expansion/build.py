@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
-from cml_engine.graph import NUMPY_DTYPE, Fact, Graph
+from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Shapes
 from cml_engine.nnef.expansion.bind import Bound
 from cml_engine.nnef.expansion.evaluate import Exact, Scope, Site
+from cml_engine.nnef.expansion.externals import Externals
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.lower import Lowering
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe
-from cml_engine.nnef.text.ast import Document, GraphDef, Name
+from cml_engine.nnef.text.ast import Document, Name
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.walk import assigned_names, is_flat
 from cml_engine.nnef.warning import warn
@@ -55,23 +57,29 @@ class Built:
     variables: tuple[Variable, ...]
 
 
-def build(document: Document, text: SourceText, library: Library, infer: Infer | None) -> Built:
-    """Lower a whole document."""
+def prepare(document: Document, text: SourceText, library: Library) -> None:
+    """What is done once for a document: its extensions are checked, its fragments known."""
     _check_extensions(document, text)
     library.add_fragments(document.fragments, text)
-    return GraphBuilder(document.graph, text, library, infer).build()
 
 
 class GraphBuilder:
-    """One graph on its way from syntax to nodes."""
+    """One graph on its way from syntax to nodes; ``shapes`` are those of inputs that shall not be
+    as the text says."""
 
     def __init__(
-        self, graph: GraphDef, text: SourceText, library: Library, infer: Infer | None
+        self,
+        document: Document,
+        text: SourceText,
+        library: Library,
+        infer: Infer | None,
+        shapes: Shapes = MappingProxyType({}),
     ) -> None:
-        self._graph = graph
+        self._graph = graph = document.graph
         self._scope = Scope(text)
         self._inputs = {name.id for name in graph.inputs}
-        self._lowering = Lowering(library, infer)
+        self._externals = Externals(document, text, shapes)
+        self._lowering = Lowering(library, infer, self._externals.symbols)
         self._lowering.special = {
             "external": self._external,
             "variable": self._variable,
@@ -154,6 +162,7 @@ class GraphBuilder:
         if name not in self._inputs:
             message = f"external '{name}' is not among the graph's inputs: add it to graph(...)"
             raise site.error(NnefSyntaxError, message)
+        fact = Fact(fact.dtype, self._externals.shape(name, fact.shape, site))
         self._builder.facts[name] = fact
         self._builder.sources[name] = site.source
         return TensorRef(name, fact.dtype)
@@ -250,9 +259,6 @@ def _filled(fact: Fact, values: Sequence[Any], site: Site) -> np.ndarray[Any, An
 def _check_extensions(document: Document, text: SourceText) -> None:
     named = {name.id for name in document.extensions}
     for name in document.extensions:
-        if name.id == "tract_symbol":
-            message = "shapes with symbols are not read: export with numbers in the inputs' shapes"
-            raise text.error(message, name.pos)
         if name.id not in (FRAGMENTS, EXPRESSIONS) and not name.id.startswith(TRACT):
             message = f"unknown extension '{name.id}': wanted {FRAGMENTS} or {EXPRESSIONS}"
             raise text.error(f"{message}, export without it", name.pos)
@@ -262,6 +268,6 @@ def _check_extensions(document: Document, text: SourceText) -> None:
         place = text.at(document.fragments[0].pos)
         warn(f"fragments without 'extension {FRAGMENTS};': add that line", place)
     first = next((a for a in document.graph.body if not is_flat(a.value)), None)
-    is_tracts = any(name.startswith(TRACT) for name in named)
+    is_tracts = bool(document.symbols) or any(name.startswith(TRACT) for name in named)
     if first is not None and EXPRESSIONS not in named and not is_tracts:
         warn(f"expressions without 'extension {EXPRESSIONS};': add that line", text.at(first.pos))

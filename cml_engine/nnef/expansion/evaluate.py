@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -110,8 +110,10 @@ class Site:
 class Evaluator(ABC):
     """Evaluates everything but calls of operators."""
 
-    def __init__(self) -> None:
+    def __init__(self, symbols: Mapping[str, int]) -> None:
         self._steps = 0
+        #: what tract's symbols stand for, in fragments too
+        self._symbols = symbols
         self._dispatch: dict[type, Callable[[Any, Scope, Target], Value]] = {
             Literal: self._literal,
             Name: self._name,
@@ -154,6 +156,8 @@ class Evaluator(ABC):
         try:
             return scope.names[expr.id]
         except KeyError:
+            if expr.id in self._symbols:
+                return self._symbols[expr.id]
             near = difflib.get_close_matches(expr.id, scope.names, n=1)
             hint = f"did you mean '{near[0]}'?" if near else "assign it above this line"
             message = f"'{expr.id}' is not defined: {hint}"

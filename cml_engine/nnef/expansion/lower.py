@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, UnsupportedOp
@@ -28,8 +29,13 @@ Special: TypeAlias = Callable[[Signature, Bound, Site], Value]
 class Lowering(Evaluator):
     """Runs bodies of assignments; ``special`` holds what a graph's own body may do besides."""
 
-    def __init__(self, library: Library, infer: Infer | None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        library: Library,
+        infer: Infer | None,
+        symbols: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(symbols)
         self.library = library
         self.builder = NodeBuilder(infer)
         self.special: Mapping[str, Special] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,28 @@ def load_variables(
     if halves:  # once for the model: there may be hundreds
         warn(f"{len(halves)} files hold 16-bit floats: they take 32 bits here", halves[0].source)
     return {variable.name: found[variable.name] for variable in variables}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A variable's value as it was read."""
+
+    variable: Variable
+    value: Array
+
+
+def kept_values(variables: Iterable[Variable], kept: Mapping[str, Kept]) -> dict[str, Array]:
+    """The values of a graph's variables at other shapes of its inputs: they stay as they were."""
+    for variable in variables:
+        before = kept[variable.name].variable
+        if (variable.label, variable.fact) != (before.label, before.fact):
+            raise TensorFileError(
+                f"variable '{variable.name}' would be {variable.fact} of label "
+                f"'{variable.label}' at these shapes; its file was read as {before.fact} of label "
+                f"'{before.label}'",
+                variable.source,
+            )
+    return {variable.name: kept[variable.name].value for variable in variables}
 
 
 def _file(variable: Variable) -> str:

@@ -218,3 +218,5 @@ class Document:
     extensions: tuple[Name, ...]
     fragments: tuple[Fragment, ...]
     graph: GraphDef
+    #: what stands for extents (``extension tract_symbol S;``)
+    symbols: tuple[str, ...] = ()

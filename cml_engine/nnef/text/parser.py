@@ -33,13 +33,18 @@ class Parser(ExpressionParser):
     def document(self) -> Document:
         version = self.version() if self.kind == "version" else None
         extensions: list[Name] = []
+        symbols: list[str] = []
         while self.kind == "extension":
-            extensions += self.extension()
+            names = self.extension()
+            if names[0].id == "tract_symbol":
+                symbols += [name.id for name in names[1:]]
+                continue
+            extensions += names
         fragments = self.fragments()
         graph = self.graph()
         if self.kind != "end":
             raise self.unexpected("the end of the file after the graph's '}'")
-        return Document(version, tuple(extensions), fragments, graph)
+        return Document(version, tuple(extensions), fragments, graph, tuple(symbols))
 
     # version ::= "version" real ";"
     def version(self) -> str:
@@ -54,7 +59,7 @@ class Parser(ExpressionParser):
         return token.text
 
     # extension ::= "extension" identifier {[","] identifier} ";"
-    # (what tract asserts of its symbols is no identifier; the symbols themselves are refused later)
+    # (what tract asserts of its symbols is no identifier)
     def extension(self) -> list[Name]:
         self.expect("extension")
         names = [self.identifier("the extension's name")]

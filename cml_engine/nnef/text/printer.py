@@ -37,6 +37,7 @@ def print_document(document: Document) -> str:
     if document.version is not None:
         parts.append(f"version {document.version};\n")
     parts += [f"extension {name.id};\n" for name in document.extensions]
+    parts += [f"extension tract_symbol {symbol};\n" for symbol in document.symbols]
     parts += [f"\n{print_fragment(fragment)}" for fragment in document.fragments]
     parts.append("\n" + print_graph(document.graph) if parts else print_graph(document.graph))
     return "".join(parts)
