@@ -62,14 +62,17 @@ class Step:
     #: the operators that the kernel applies to its result before storing it
     fused: tuple[str, ...] = ()
     source: Source | None = None
+    #: the kernel variant and its tile, of an operator that has several
+    variant: str = ""
 
     @property
     def written(self) -> tuple[Binding, ...]:
         return self.bindings[len(self.bindings) - self.writes :]
 
     def __str__(self) -> str:
-        variant = " ".join(f"{k}={v}" for k, v in sorted(self.defines.items()))
-        return f"{self.index:4d}  {self.title:32s} {self.groups:8d} groups  {self.path} {variant}"
+        defines = " ".join(f"{k}={v}" for k, v in sorted(self.defines.items()))
+        kernel = f"{self.path} ({self.variant})" if self.variant else str(self.path)
+        return f"{self.index:4d}  {self.title:32s} {self.groups:8d} groups  {kernel} {defines}"
 
 
 @dataclass(frozen=True, slots=True)

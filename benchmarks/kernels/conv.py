@@ -10,38 +10,43 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from benchmarks.kernels.controls import Control
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program.program import GpuProgram
+from cml_engine.graph import Graph
 from cml_engine.layout import C4
 from cml_engine.ops import load_families, lookup
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.cpu import conv_cpu
-from cml_engine.ops.conv.kernels import winograd
+from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.planning.lower import lower
+from cml_engine.plan import Plan
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.testing import case_graph
 
-#: (name, operator, case, whether Winograd is allowed)
+Array = np.ndarray[Any, Any]
+#: what is timed, and its FLOPs (of a copy, bytes)
+Work = tuple[Callable[[], object], float]
+
+#: (name, operator, case); each is measured by every kernel variant that is worth a try
 _AROUND = [(1, 1), (1, 1)]
-SHAPES: tuple[tuple[str, str, Case, bool], ...] = (
-    ("3x3 64>64 64² winograd", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3)), True),
-    ("3x3 64>64 64² direct", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3)), False),
-    ("3x3 3>64 64² direct", "conv", conv_case((1, 3, 64, 64), (64, 3, 3, 3)), True),
-    ("3x3 64>3 64² direct", "conv", conv_case((1, 64, 64, 64), (3, 64, 3, 3)), True),
-    ("3x3 128>128 16² direct", "conv", conv_case((1, 128, 16, 16), (128, 128, 3, 3)), True),
-    ("3x3 64>64 s2 64² direct", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3), stride=[2, 2]),
-     True),
-    ("1x1 128>128 64² direct", "conv", conv_case((1, 128, 64, 64), (128, 128, 1, 1)), True),
-    ("3x3 128 depthwise 64²", "conv", conv_case((1, 128, 64, 64), (128, 1, 3, 3), groups=0), True),
-    ("3x3 64>64 g3 64² groups", "conv", conv_case((1, 63, 64, 64), (63, 21, 3, 3), groups=3),
-     True),
+SHAPES: tuple[tuple[str, str, Case], ...] = (
+    ("3x3 64>64 64²", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3))),
+    ("3x3 3>64 64²", "conv", conv_case((1, 3, 64, 64), (64, 3, 3, 3))),
+    ("3x3 64>3 64²", "conv", conv_case((1, 64, 64, 64), (3, 64, 3, 3))),
+    ("3x3 128>128 16²", "conv", conv_case((1, 128, 16, 16), (128, 128, 3, 3))),
+    ("3x3 64>64 s2 64²", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3), stride=[2, 2])),
+    ("1x1 128>128 64²", "conv", conv_case((1, 128, 64, 64), (128, 128, 1, 1))),
+    ("3x3 128 depthwise 64²", "conv", conv_case((1, 128, 64, 64), (128, 1, 3, 3), groups=0)),
+    ("3x3 64>64 g3 64²", "conv", conv_case((1, 63, 64, 64), (63, 21, 3, 3), groups=3)),
     ("deconv 4x4 s2 64>32 32²", "deconv",
-     deconv_case((1, 64, 32, 32), (64, 32, 4, 4), stride=[2, 2], padding=_AROUND), True),
+     deconv_case((1, 64, 32, 32), (64, 32, 4, 4), stride=[2, 2], padding=_AROUND)),
 )  # fmt: skip
 
 
@@ -51,22 +56,31 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     load_families()
     gpu = Gpu()
-    works: dict[str, tuple[Callable[[], object], float]] = {}
+    works: dict[str, Work] = {}
     fma, copy = Control(gpu, fma=True), Control(gpu, fma=False)
     works["control: products on registers"] = (fma.run, fma.flops)
     works["control: copy (GB/s)"] = (copy.run, copy.nbytes)
-    for name, op, case, allowed in SHAPES:
-        with _winograd(allowed):
-            works[name] = _shape(gpu, op, case)
+    for name, op, case in SHAPES:
+        works |= {f"{name} {kernel}": work for kernel, work in _by_kernel(gpu, op, case).items()}
     works["NumPy 3x3 64>64 64²"] = _numpy(SHAPES[0][2])
     print(gpu.name)
     _print(_measure(works, rounds), works)
 
 
-def _shape(gpu: Gpu, op: str, case: Case) -> tuple[Callable[[], object], float]:
+def _by_kernel(gpu: Gpu, op: str, case: Case) -> dict[str, Work]:
+    """The case by every kernel variant and tile that is worth a try."""
     graph, inputs = case_graph(op, case, constants=True)
     blocked = [n for n in ("x0", "y0") if graph.facts[n].shape[1] >= 4]
-    plan = lower(graph, gpu.limits, dict.fromkeys(blocked, C4))
+    layouts = dict.fromkeys(blocked, C4)
+    (choice,) = lower(graph, gpu.limits, layouts).choices
+    works = {}
+    for option in choice.options:
+        options = PlanOptions(variants=VariantTable.forcing(choice.key, option))
+        works[option] = _work(gpu, lower(graph, gpu.limits, layouts, options), graph, inputs)
+    return works
+
+
+def _work(gpu: Gpu, plan: Plan, graph: Graph, inputs: dict[str, Array]) -> Work:
     program = GpuProgram(plan, gpu)
     program.write_inputs(inputs)
     node = graph.nodes[0]
@@ -84,10 +98,10 @@ def _shape(gpu: Gpu, op: str, case: Case) -> tuple[Callable[[], object], float]:
         gpu.queue.submit([encoder.finish()])
         program.read_bytes(first_words)
 
-    return run, lookup(op).cost(node.attrs, *facts).flops
+    return run, lookup(node.op).cost(node.attrs, *facts).flops
 
 
-def _numpy(case: Case) -> tuple[Callable[[], object], float]:
+def _numpy(case: Case) -> Work:
     graph, inputs = case_graph("conv", case, constants=True)
     node = graph.nodes[0]
     x, (filter, bias) = inputs["x0"], (graph.constants[n] for n in node.inputs[1:])
@@ -96,21 +110,7 @@ def _numpy(case: Case) -> tuple[Callable[[], object], float]:
     return lambda: conv_cpu(node.attrs, x, filter, bias), cost.flops
 
 
-@contextmanager
-def _winograd(allowed: bool) -> Iterator[None]:
-    """Lower to the direct kernel what would be Winograd's."""
-    gains = winograd.gains
-    if not allowed:
-        winograd.gains = lambda conv: False
-    try:
-        yield
-    finally:
-        winograd.gains = gains
-
-
-def _measure(
-    works: dict[str, tuple[Callable[[], object], float]], rounds: int
-) -> dict[str, list[float]]:
+def _measure(works: dict[str, Work], rounds: int) -> dict[str, list[float]]:
     """Seconds of every work, in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for i in range(rounds + 1):  # the first round warms up
@@ -122,15 +122,13 @@ def _measure(
     return seconds
 
 
-def _print(
-    seconds: dict[str, list[float]], works: dict[str, tuple[Callable[[], object], float]]
-) -> None:
+def _print(seconds: dict[str, list[float]], works: dict[str, Work]) -> None:
     best = {name: works[name][1] / min(times) / 1e9 for name, times in seconds.items()}
     fma = next(iter(best.values()))
-    print(f"{'':34}{'least ms':>10}{'median':>10}{'GFLOPS':>10}{'of registers':>14}")
+    print(f"{'':50}{'least ms':>10}{'median':>10}{'GFLOPS':>10}{'of registers':>14}")
     for name, times in seconds.items():
         shown = f"{1e3 * min(times):10.2f}{1e3 * statistics.median(times):10.2f}"
-        print(f"{name:34}{shown}{best[name]:10.1f}{best[name] / fma:14.0%}")
+        print(f"{name:50}{shown}{best[name]:10.1f}{best[name] / fma:14.0%}")
 
 
 if __name__ == "__main__":

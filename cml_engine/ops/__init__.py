@@ -1,6 +1,10 @@
 """Every operator, declared once: ``declaration/`` says what that is, a package
 for each family holds them."""
 
+from functools import cache
+from importlib import import_module
+from pkgutil import walk_packages
+
 from cml_engine.ops.declaration.spec import (
     EXACT,
     ROUNDING,
@@ -20,43 +24,17 @@ from cml_engine.ops.declaration.spec import (
     unregister,
 )
 
-#: the modules of the families; importing one registers its operators
-FAMILIES = (
-    "elementwise.operators",
-    "elementwise.integers",
-    "conv.operators",
-    "matmul.operators",
-    "pooling.operators",
-    "reduction.operators",
-    "resampling.operators",
-    "movement.operators",
-    "movement.slicing",
-    "movement.padding",
-    "indexing.gather",
-    "resampling.roi",
-    "elementwise.erf",
-    "resampling.resize",
-    "reduction.ordering",
-    "indexing.scatter",
-    "resampling.grid_sample",
-    "resampling.roi_align",
-    "reduction.selection",
-    "matmul.integers",
-    "pooling.columns",
-)
 
-
+@cache
 def load_families() -> None:
-    """Register every built-in operator (once)."""
-    from importlib import import_module
-
-    for family in FAMILIES:
-        import_module(f"cml_engine.ops.{family}")
+    """Import every module of this package (once): operators and kernel variants register
+    themselves."""
+    for module in walk_packages(__path__, f"{__name__}."):
+        import_module(module.name)
 
 
 __all__ = [
     "EXACT",
-    "FAMILIES",
     "ROUNDING",
     "Case",
     "Cost",

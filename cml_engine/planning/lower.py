@@ -351,6 +351,7 @@ def _step(
         inline=kernel.source,
         fused=tuple(e.op for e in node.epilogues),
         source=node.source,
+        variant=dispatch.variant,
     )
 
 

@@ -10,46 +10,30 @@ import numpy as np
 import pytest
 
 import cml_engine.ops.conv.kernels.winograd
-import cml_engine.ops.conv.operators
-import cml_engine.ops.elementwise.operators
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Epilogue, Fact
 from cml_engine.layout import C4
 from cml_engine.ops.conv.cases import CONV_CASES, conv_case, deconv_case
+from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import SUPPORTED
 from cml_engine.ops.declaration.lowering import Limits
-from cml_engine.planning.lower import lower
+from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.testing import case_graph, check_graph
 
 PORTABLE = Limits()
 LAYOUTS = ({}, {"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})
-#: one node for each kernel: (op, case, whether weights are constant)
+#: nodes of each kernel variant: the variant, operator, case, and whether weights are constant
 KERNELS = {
-    "computed filter": ("conv", conv_case((1, 8, 9, 7), (10, 8, 3, 3)), False),
-    "plain": ("conv", conv_case((2, 3, 9, 7), (10, 3, 3, 4), stride=[1, 2]), True),
-    "slide": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[2, 1]), True),
-    "tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 3]), True),
-    "winograd": ("conv", conv_case((2, 48, 15, 30), (50, 48, 3, 3)), True),
-    "groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), stride=[1, 3], groups=5), True),
-    "slide strided": ("conv", conv_case((2, 8, 9, 11), (10, 8, 3, 4), stride=[2, 2]), True),
-    "slide dilated": ("conv", conv_case((1, 8, 9, 15), (5, 8, 3, 3), dilation=[2, 2]), True),
-    "slide groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), groups=5), True),
-    "depthwise": ("conv", conv_case((1, 10, 9, 7), (10, 1, 3, 3), groups=0), True),
-    "depthwise strided": (
-        "conv",
-        conv_case((1, 10, 9, 7), (10, 1, 3, 3), stride=[2, 1], groups=0),
-        True,
-    ),
-    "deconv": ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 2, 2), (6,), stride=[3, 3]), True),
-    "weave": ("deconv", deconv_case((2, 8, 5, 6), (8, 6, 3, 3), (6,), stride=[2, 2]), True),
-    "weave groups": (
-        "deconv",
-        deconv_case(
-            (1, 10, 5, 7), (10, 3, 3, 4), stride=[1, 3], padding=[(1, 0), (2, 1)], groups=5
-        ),
-        True,
-    ),
+    f"{variant.name}, {case.note}": (variant, op, case, True)
+    for variant in CONV.variants
+    for op, case in variant.examples
 }
+KERNELS["computed filter"] = (
+    next(variant for variant in CONV.variants if variant.name == "tile"),
+    "conv",
+    conv_case((1, 8, 9, 7), (10, 8, 3, 3)),
+    False,
+)
 #: ends of a node: operators with their constant operands by shape. Each operator and each kind of
 #: operand is in one of them: a chain of several costs no more to compile than one of them alone
 EPILOGUES = {
@@ -78,7 +62,7 @@ EPILOGUES = {
 
 def graph_with(kernel, chain, rng):
     """The kernel's node with a chain of fused operators, and its inputs."""
-    op, case, constants = KERNELS[kernel]
+    _, op, case, constants = KERNELS[kernel]
     graph, inputs = case_graph(op, case, constants=constants)
     result = graph.facts["y0"]
     facts, fixed, epilogues = dict(graph.facts), dict(graph.constants), []
@@ -118,6 +102,15 @@ def layouts_with(graph, layouts):
     return {**layouts, **dict.fromkeys(same, C4)}
 
 
+def forced(kernel, graph, limits, layouts):
+    """The table that takes the kernel meant, wherever it is possible."""
+    return KERNELS[kernel][0].forced(lower(graph, limits, layouts).choices)
+
+
+def test_every_variant_has_an_example():
+    assert [v.name for v in CONV.variants if not (v.examples or v.alone)] == []
+
+
 def test_every_operator_that_a_kernel_may_fuse_is_in_a_chain():
     assert {op for chain in EPILOGUES.values() for op, _, _ in chain} == SUPPORTED
 
@@ -127,11 +120,13 @@ def test_every_operator_that_a_kernel_may_fuse_is_in_a_chain():
 def test_epilogues_in_every_kernel_and_layout(kernel, chain, gpu, rng):
     graph, inputs = graph_with(kernel, EPILOGUES[chain], rng)
     for layouts in LAYOUTS:
-        check_graph(graph, inputs, gpu, layouts=layouts_with(graph, layouts), partitions=1)
+        layouts = layouts_with(graph, layouts)
+        table = forced(kernel, graph, gpu.limits, layouts)
+        check_graph(graph, inputs, gpu, layouts=layouts, partitions=1, variants=table)
 
 
 def test_a_wrong_slope_would_be_noticed(gpu, rng):
-    graph, inputs = graph_with("tile", [("prelu", ("[1,C]",), {})], rng)
+    graph, inputs = graph_with("tile, a stride", [("prelu", ("[1,C]",), {})], rng)
     name = graph.nodes[0].epilogues[0].inputs[0]
     changed = graph.constants[name].copy()
     changed[0, 3] += 0.5
@@ -151,23 +146,31 @@ def test_channels_of_any_number(channels, layouts, gpu):
         check_graph(graph, inputs, gpu, layouts=layouts, partitions=1)
 
 
-def test_each_kernel_is_the_one_meant(gpu):
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_each_kernel_is_the_one_meant(kernel, gpu):
     """The node named after a kernel runs on it, so that the tests here test what they say."""
-    meant = {
-        "computed filter": "conv/conv_pack.hlsl",
-        "winograd": "conv/winograd.hlsl",
-        "depthwise": "conv/depthwise.hlsl",
-        "plain": "conv/conv_plain.hlsl",
-    }
-    for kernel in KERNELS:
-        graph, _ = graph_with(kernel, [], np.random.default_rng(0))
-        plan = lower(graph, gpu.limits, {} if kernel == "plain" else {"x0": C4})
-        kind = kernel.split()[0]
-        by_kind = {"slide": "conv/conv_slide.hlsl", "weave": "conv/conv_weave.hlsl"}.get(
-            kind, "conv/conv.hlsl"
-        )
-        assert meant.get(kernel, by_kind) in {step.path for step in plan.steps}
-        assert plan.steps[-1].defines.get("DEPTHWISE", 0) == int(kernel == "depthwise strided")
+    variant = KERNELS[kernel][0]
+    graph, _ = graph_with(kernel, [], np.random.default_rng(0))
+    plans = []
+    for layouts in LAYOUTS:
+        options = PlanOptions(variants=forced(kernel, graph, gpu.limits, layouts))
+        plans.append(lower(graph, gpu.limits, layouts, options))
+    meant = [p for p in plans if p.steps[-1].variant.startswith(variant.name)]
+    assert meant and all(p.steps[-1].path == variant.kernel.path for p in meant)
+    packed = "conv/conv_pack.hlsl" in {step.path for step in meant[0].steps}
+    assert packed == (kernel == "computed filter")
+    assert meant[0].steps[-1].defines.get("DEPTHWISE", 0) == int(kernel == "tile, depthwise")
+
+
+def test_first_choices_by_the_rules(gpu):
+    """On a software driver, where each of them is the default for its own kind of node."""
+    for variant, op, case, constants in KERNELS.values():
+        graph, _ = case_graph(op, case, constants=constants)
+        layouts = {} if variant.name == "plain" else {"x0": C4}
+        last = lower(graph, gpu.limits, layouts).steps[-1]
+        if variant.name in ("tile", "plain", "slide", "weave", "winograd", "depthwise"):
+            expected = "slide" if not constants else variant.name
+            assert last.variant.split()[0] == expected
 
 
 @pytest.mark.parametrize("stride, kernel", [(1, 2), (2, 2), (2, 5), (3, 4), (4, 9), (5, 5)])
@@ -250,13 +253,14 @@ def test_limits_are_kept():
     """No dispatch wants more of a device than WebGPU guarantees."""
     for kernel in KERNELS:
         graph, _ = graph_with(kernel, EPILOGUES["all"], np.random.default_rng(0))
-        plan = lower(graph, PORTABLE)
+        table = forced(kernel, graph, PORTABLE, {})
+        plan = lower(graph, PORTABLE, options=PlanOptions(variants=table))
         for step in plan.steps:
             assert len(step.bindings) <= PORTABLE.max_storage_buffers
             assert int(step.defines["GROUP"]) <= PORTABLE.max_group_threads
 
 
 def test_a_fused_operand_of_another_layout_is_refused(gpu, rng):
-    graph, _ = graph_with("tile", [("add", ("same",), {})], rng)
+    graph, _ = graph_with("tile, a stride", [("add", ("same",), {})], rng)
     with pytest.raises(ShapeError, match=r"\(plain\), to its result, .* \(c4\)"):
         lower(graph, gpu.limits, {"y0": C4})

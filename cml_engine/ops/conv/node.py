@@ -106,9 +106,30 @@ class Conv:
         return {"w_group": whole, "w_out": w_out, "w_in": w_in}
 
 
+@dataclass(frozen=True, slots=True)
+class ConvTile:
+    """What a workgroup computes: ``rows`` output channels at ``group * columns`` positions."""
+
+    rows: int
+    columns: int
+    group: int
+
+    @property
+    def positions(self) -> int:
+        return self.columns * self.group
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns} by {self.group}"
+
+
 def takes_half(node: Node, layouts: Mapping[str, str]) -> bool:
     """Whether what the node reads or what it writes is stored in 16 bits."""
     return any(layouts.get(name) == C4H for name in (node.inputs[0], node.outputs[0]))
+
+
+def usual_group(conv: Conv) -> int:
+    """Threads of a workgroup that are right for most kernels."""
+    return SOFTWARE_GROUP if conv.op.limits.software else GROUP
 
 
 def is_depthwise(conv: Conv) -> bool:

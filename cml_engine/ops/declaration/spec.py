@@ -76,6 +76,8 @@ class Dispatch:
     kernel: Kernel | None = None
     #: its part of the operator's cost; None = in proportion to its workgroups
     cost: Cost | None = None
+    #: the kernel variant and tile that it is of, where there was a choice
+    variant: str = ""
 
 
 @dataclass(frozen=True)

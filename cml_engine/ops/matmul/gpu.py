@@ -15,8 +15,9 @@ from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
-from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, is_own
-from cml_engine.ops.matmul.tiles import Tile, choose_tile, tiles_for
+from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, is_own
+from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
+from cml_engine.ops.matmul.tiles import MatmulTile, choose_tile, tiles_for
 from cml_engine.ops.movement.strided import Dim, box, collapse, copy_dispatch, strides
 
 PARAMS = (
@@ -57,6 +58,7 @@ class Matrix:
 class Product:
     """``batch`` times rows x columns sums over ``inner``; ``bias`` is a tensor per column."""
 
+    op: Lowering
     a: Matrix
     b: Matrix
     batch: tuple[int, ...]
@@ -83,6 +85,7 @@ def lower_matmul(op: Lowering) -> Iterator[Dispatch]:
     flip_a, flip_b = op.attrs.transposeA, op.attrs.transposeB
     batch = c.shape[:-2]
     product = Product(
+        op,
         a=_matrix(op, 0, batch, k_last=not flip_a),
         b=_matrix(op, 1, batch, k_last=bool(flip_b)),
         batch=batch,
@@ -90,12 +93,13 @@ def lower_matmul(op: Lowering) -> Iterator[Dispatch]:
         columns=c.shape[-1],
         inner=a.shape[-2] if flip_a else a.shape[-1],
     )
-    yield from _lower(op, product)
+    yield from _lower(product)
 
 
 def lower_linear(op: Lowering) -> Iterator[Dispatch]:
     (x, weights, _), names = op.inputs, op.in_names
     product = Product(
+        op,
         a=_matrix(op, 0, (), k_last=True),
         b=_matrix(op, 1, (), k_last=True),
         batch=(),
@@ -104,7 +108,7 @@ def lower_linear(op: Lowering) -> Iterator[Dispatch]:
         inner=x.shape[1],
         bias=names[2],
     )
-    yield from _lower(op, product)
+    yield from _lower(product)
 
 
 def _matrix(op: Lowering, index: int, batch: tuple[int, ...], k_last: bool) -> Matrix:
@@ -115,67 +119,52 @@ def _matrix(op: Lowering, index: int, batch: tuple[int, ...], k_last: bool) -> M
     return Matrix(op.in_names[index], outer, inner, steps, k_last)
 
 
-def _lower(op: Lowering, product: Product) -> Iterator[Dispatch]:
-    if product.results == 0:
-        return
-    tile = _chosen(op, product)
-    if tile is None:
-        yield from _reduce(op, product)
-        return
-    half = _is_half(op, product)
-    if half or product.b.outer != 1 or not product.b.vectors(product.b.outer, product.b.inner):
-        product, copies = _columns_last(op, product)
-        yield from copies
-    yield from _tiles(op, product, tile, half)
+def _lower(product: Product) -> Iterator[Dispatch]:
+    if product.results:
+        yield from MATMUL.lower(product)
 
 
-def _is_half(op: Lowering, p: Product) -> bool:
+def _is_half(p: Product) -> bool:
     """Whether B is stored in 16 bits."""
-    return op.layout(p.b.name) == HALF
+    return p.op.layout(p.b.name) == HALF
 
 
-def _pack(op: Lowering, p: Product, key: str, make: Callable[[], Array]) -> str:
+def _pack(p: Product, key: str, make: Callable[[], Array]) -> str:
     """B as ``make()`` lays it out, in as many bits as it is stored in."""
-    if _is_half(op, p):
-        return op.pack(f"{p.b.name}.{key}.half", lambda: to_half(make()))
-    return op.pack(f"{p.b.name}.{key}", make)
+    if _is_half(p):
+        return p.op.pack(f"{p.b.name}.{key}.half", lambda: to_half(make()))
+    return p.op.pack(f"{p.b.name}.{key}", make)
 
 
-def _chosen(op: Lowering, p: Product) -> Tile | None:
-    """The tile, or None where workgroups should reduce: as measured, else by the rules."""
-    software, reduces = op.limits.software, _reduces(op, p)
-    options: dict[str, Tile | None] = {str(tile): tile for tile in tiles_for(software)}
-    if reduces or (p.inner >= _LONG_SUM and p.results <= _MOST_REDUCED):
-        options["reduce"] = None
-    usual = choose_tile(p.rows, p.columns, prod(p.batch), software)
-    return op.choose(_key(op, p), options, "reduce" if reduces else str(usual))
-
-
-def _key(op: Lowering, p: Product) -> str:
+def _key(p: Product) -> str:
     """What decides which is fastest, in words: ``matmul ~64x512 by 512x256, AB``."""
+    op = p.op
     rows, inner, columns = (about(x) for x in (p.rows, p.inner, p.columns))
     words = [f"{op.node.op} ~{rows}x{inner} by {inner}x{columns}"]
     if (batch := prod(p.batch)) != 1:
         words.append(f"~{about(batch)} times")
     words.append(("A" if p.a.k_last else "A^T") + ("B^T" if p.b.k_last else "B"))
     constant = ", B constant" if op.constant(p.b.name) is not None else ""
-    return ", ".join(words) + constant + (" in 16 bits" if _is_half(op, p) else "")
+    return ", ".join(words) + constant + (" in 16 bits" if _is_half(p) else "")
 
 
-def _reduces(op: Lowering, p: Product) -> bool:
+def _may_reduce(p: Product) -> bool:
+    """Whether workgroups that reduce are worth a try."""
+    return p.inner >= _LONG_SUM and (p.results <= _MOST_REDUCED or _reduces(p))
+
+
+def _reduces(p: Product) -> bool:
     """Few results with a long sum: too few threads if each of them had a whole sum to do."""
-    if p.inner < _LONG_SUM:
-        return False
-    by_rows = p.b.inner == 1 or op.constant(p.b.name) is not None
+    by_rows = p.b.inner == 1 or p.op.constant(p.b.name) is not None
     if p.rows <= 4 or p.columns <= 4:
         return by_rows or p.columns <= 1024
     return p.results <= 1024 and p.inner >= 8 * _LONG_SUM
 
 
-def _columns_last(op: Lowering, p: Product) -> tuple[Product, list[Dispatch]]:
+def _columns_last(p: Product) -> tuple[Product, list[Dispatch]]:
     """B with its columns side by side, in rows of whole vectors: packed where it is constant,
     copied where there are enough rows of A to make up for it."""
-    value = op.constant(p.b.name)
+    op, value = p.op, p.op.constant(p.b.name)
     if value is None and p.rows < 8:
         return p, []
     shape = op.fact(p.b.name).shape[: len(p.batch)]
@@ -188,7 +177,7 @@ def _columns_last(op: Lowering, p: Product) -> tuple[Product, list[Dispatch]]:
             rows = np.asarray(value).swapaxes(-1, -2) if p.b.k_last else np.asarray(value)
             return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, width - p.columns)])
 
-        name = _pack(op, p, f"columns{int(p.b.k_last)}", make)
+        name = _pack(p, f"columns{int(p.b.k_last)}", make)
         return replace(p, b=Matrix(name, 1, width, steps)), []
     name = op.scratch(prod(shape) * p.inner * width)
     walk = strides(op.fact(p.b.name).shape)[: len(p.batch)]
@@ -198,49 +187,53 @@ def _columns_last(op: Lowering, p: Product) -> tuple[Product, list[Dispatch]]:
     return replace(p, b=Matrix(name, 1, width, steps)), [dispatch] if dispatch else []
 
 
-def _tiles(op: Lowering, p: Product, tile: Tile, half: bool) -> Iterator[Dispatch]:
+def _usual_tile(p: Product) -> MatmulTile:
+    return choose_tile(p.rows, p.columns, prod(p.batch), p.op.limits.software)
+
+
+def _tiles(p: Product, tile: MatmulTile) -> Iterator[Dispatch]:
+    half = _is_half(p)
+    if half or p.b.outer != 1 or not p.b.vectors(p.b.outer, p.b.inner):
+        p, copies = _columns_last(p)
+        yield from copies
     a_vector = p.a.vectors(p.a.inner, p.a.outer) and p.inner % 4 == 0
     b_vector = p.b.vectors(p.b.outer, p.b.inner)
     defines: dict[str, int | str] = {
         "ROWS": tile.rows,
         "COLS": tile.cols,
         "COLUMN_LANES": tile.lanes,
+        "GROUP": tile.group,
         **({"A_VECTOR": 1, "T0_TYPE": "float4"} if a_vector else {}),
         **({"B_VECTOR": 1, "T1_TYPE": VECTOR_TYPE[C4H if half else C4]} if b_vector else {}),
     }
     yield from _launches(
-        op,
         p,
         defines,
         tiles=(-(-p.rows // tile.height), -(-p.columns // tile.width)),
         widths=(4 if a_vector else 1, 4 if b_vector else 1),
         step=_steps(tile.height * tile.width, a_turn=4 if a_vector else 1),
-        kernel=_KERNELS[tile.group],
     )
 
 
-def _reduce(op: Lowering, p: Product) -> Iterator[Dispatch]:
-    value = op.constant(p.b.name)
-    half = _is_half(op, p)
+def _reduce(p: Product, _: None) -> Iterator[Dispatch]:
+    value, half = p.op.constant(p.b.name), _is_half(p)
     if value is not None and (half or not p.b.k_last):
         matrix = value if p.b.k_last else value.swapaxes(-1, -2)
-        name = _pack(op, p, f"rows{int(p.b.k_last)}", lambda: matrix)
+        name = _pack(p, f"rows{int(p.b.k_last)}", lambda: matrix)
         p = replace(p, b=Matrix(name, p.inner, 1, p.b.batch))
     vector = p.inner % 4 == 0 and all(m.vectors(m.inner, m.outer) for m in (p.a, p.b))
     rows, cols = (1 if x == 1 else 4 for x in (p.rows, p.columns))
     width = 4 if vector else 1
-    group = _SOFTWARE_REDUCE_GROUP if op.limits.software else _REDUCE_GROUP
+    group = _SOFTWARE_REDUCE_GROUP if p.op.limits.software else _REDUCE_GROUP
     types: dict[str, int | str] = {}
     if vector:
         types = {"A_VECTOR": 1, "T0_TYPE": "float4", "T1_TYPE": VECTOR_TYPE[C4H if half else C4]}
     yield from _launches(
-        op,
         p,
-        {"REDUCE": 1, "ROWS": rows, "COLS": cols, **types},
+        {"REDUCE": 1, "ROWS": rows, "COLS": cols, "GROUP": group, **types},
         tiles=(-(-p.rows // rows), -(-p.columns // cols)),
         widths=(width, width),
         step=_steps(rows * cols, a_turn=group * width),
-        kernel=_KERNELS[group],
         k_unit=width,
     )
 
@@ -253,21 +246,19 @@ def _steps(results: int, a_turn: int) -> int:
 
 
 def _launches(
-    op: Lowering,
     p: Product,
     defines: dict[str, int | str],
     tiles: tuple[int, int],
     widths: tuple[int, int],
     step: int,
-    kernel: Kernel,
     k_unit: int = 1,
 ) -> Iterator[Dispatch]:
     """One dispatch per ``step`` of the sum, each going on from what the one before has stored."""
-    tensors = [p.a.name, p.b.name] + ([p.bias] if p.bias else [])
+    op, tensors = p.op, [p.a.name, p.b.name] + ([p.bias] if p.bias else [])
     epilogue = epilogue_of(op, len(tensors))
     tensors += [*epilogue.tensors, op.out_names[0]]
     batch_defines, batch_params = _batch(p, widths)
-    shared = {**_params(op, p, tiles, widths), **batch_params, **epilogue.params}
+    shared = {**_params(p, tiles, widths), **batch_params, **epilogue.params}
     defines = {
         **defines,
         **batch_defines,
@@ -289,14 +280,11 @@ def _launches(
                 "last": int(end == p.inner),
             },
             defines=defines,
-            kernel=kernel,
             cost=None if whole and not op.scratch_words else _part(p, begin, end),
         )
 
 
-def _params(
-    op: Lowering, p: Product, tiles: tuple[int, int], widths: tuple[int, int]
-) -> dict[str, Any]:
+def _params(p: Product, tiles: tuple[int, int], widths: tuple[int, int]) -> dict[str, Any]:
     wide_a, wide_b = widths
     return {
         "rows": p.rows,
@@ -309,7 +297,7 @@ def _params(
         "b_n": p.b.outer if p.b.outer == 1 else p.b.outer // wide_b,
         "b_k": p.b.inner if p.b.inner == 1 else p.b.inner // wide_b,
         "b_vectors": -(-p.columns // 4),
-        "bias_stride": int(p.bias is not None and op.fact(p.bias).size > 1),
+        "bias_stride": int(p.bias is not None and p.op.fact(p.bias).size > 1),
     }
 
 
@@ -332,4 +320,30 @@ def _part(p: Product, begin: int, end: int) -> Cost:
     return Cost(2.0 * p.results * k, 4.0 * read, 4.0 * p.results)
 
 
-_KERNELS = {g: Kernel("matmul/matmul.hlsl", PARAMS, group=g, trusted=True) for g in (8, 32, 64)}
+MATMUL = KernelFamily[Product, MatmulTile]("matmul, linear", _key)
+_KERNEL = Kernel("matmul/matmul.hlsl", PARAMS, trusted=True)
+_PLAIN = {"transposeA": False, "transposeB": False}
+MATMUL.add(
+    KernelVariant(
+        name="tile",
+        about="register tiles: rows by columns of the result",
+        kernel=_KERNEL,
+        lower=_tiles,
+        usual=_usual_tile,
+        tiles=lambda p: tiles_for(p.op.limits.software),
+        examples=(("matmul", Case(((9, 40), (40, 33)), _PLAIN, "rows")),),
+    )
+)
+MATMUL.add(
+    KernelVariant(
+        name="reduce",
+        about="workgroups that reduce: few results with a long sum",
+        kernel=_KERNEL,
+        lower=_reduce,
+        possible=_may_reduce,
+        gains=_reduces,
+        before=("tile",),
+        tiles=lambda p: (None,),
+        examples=(("matmul", Case(((1, 512), (512, 10)), _PLAIN, "one row")),),
+    )
+)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class MatmulTile:
     """Sums per thread (``rows`` x ``cols``) and how ``group`` threads stand: ``lanes`` wide."""
 
     rows: int
@@ -25,36 +25,36 @@ class Tile:
         return self.cols * self.lanes
 
     def __str__(self) -> str:
-        return f"tile {self.rows}x{self.cols} by {self.group // self.lanes}x{self.lanes}"
+        return f"{self.rows}x{self.cols} by {self.group // self.lanes}x{self.lanes}"
 
 
 #: 128 sums stay in vector registers and the first cache of a CPU, but leave a GPU without threads
 _SOFTWARE_TILES = (
-    Tile(16, 8, 32, 8, 27),
-    Tile(8, 8, 32, 8, 18),
-    Tile(4, 8, 32, 8, 16),
-    Tile(1, 8, 32, 32, 6),
+    MatmulTile(16, 8, 32, 8, 27),
+    MatmulTile(8, 8, 32, 8, 18),
+    MatmulTile(4, 8, 32, 8, 16),
+    MatmulTile(1, 8, 32, 32, 6),
 )
 _GPU_TILES = (
-    Tile(8, 8, 64, 8, 1.0),
-    Tile(4, 8, 64, 8, 0.7),
-    Tile(4, 4, 64, 16, 0.5),
-    Tile(1, 4, 64, 64, 0.25),
+    MatmulTile(8, 8, 64, 8, 1.0),
+    MatmulTile(4, 8, 64, 8, 0.7),
+    MatmulTile(4, 4, 64, 16, 0.5),
+    MatmulTile(1, 4, 64, 64, 0.25),
 )
 #: a GPU with fewer workgroups than this stands partly idle
 _BUSY_GROUPS = 128
 
 
-def tiles_for(software: bool) -> tuple[Tile, ...]:
+def tiles_for(software: bool) -> tuple[MatmulTile, ...]:
     """The tiles worth a try."""
     return _SOFTWARE_TILES if software else _GPU_TILES
 
 
-def choose_tile(rows: int, columns: int, batch: int, software: bool) -> Tile:
+def choose_tile(rows: int, columns: int, batch: int, software: bool) -> MatmulTile:
     """The tile that should be done first: counted are the sums past the edges that it computes
     for nothing, its speed, and on a GPU whether there are workgroups enough."""
 
-    def time(tile: Tile) -> float:
+    def time(tile: MatmulTile) -> float:
         groups = batch * -(-rows // tile.height) * -(-columns // tile.width)
         groups = groups if software else max(groups, _BUSY_GROUPS)
         return groups * tile.rows * tile.cols / tile.speed

@@ -8,7 +8,7 @@ general way. A window that is the whole of its dimensions is a reduction.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -25,6 +25,7 @@ from cml_engine.ops.common.window import (
 )
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import Dispatch, Half, Kernel
+from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.elementwise.row import Operand
 from cml_engine.ops.reduction.gpu import Reduction, reduction
 
@@ -67,9 +68,7 @@ class Sliding:
 
 
 def pool_kernel(lower: Any, layouts: Any) -> Kernel:
-    return Kernel(
-        "pooling/pool.hlsl", _PARAMS, lower, group=_GROUP, layouts=layouts, half=_half, trusted=True
-    )
+    return replace(_KERNEL, lower=lower, layouts=layouts, half=_half)
 
 
 def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
@@ -135,74 +134,144 @@ def _walk(window: Window, x: Operand, out: Operand) -> _Walk:
     return _Walk(tuple(dims), window, tuple(windowed), tuple(high), tuple(low))
 
 
+@dataclass(frozen=True, slots=True)
+class _Pooling:
+    """A node with a window."""
+
+    op: Lowering
+    what: Sliding
+    window: Window
+    inputs: Sequence[Operand]
+    outs: Sequence[Operand]
+
+    @property
+    def axes(self) -> list[int]:
+        """The axes that have a window."""
+        return [i for i, axis in enumerate(self.window) if not axis.trivial]
+
+    @property
+    def walk(self) -> _Walk:
+        return _walk(self.window, self.inputs[0], self.outs[0])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(operand.name for operand in (*self.inputs, *self.outs))
+
+    @property
+    def start(self) -> int:
+        """The value that changes nothing, as bits."""
+        return 0xFF800000 if self.what.kind in ("MAX", "INDEX", "BOTH") else 0
+
+
 def slide(
     op: Lowering, what: Sliding, window: Window, inputs: Sequence[Operand], outs: Sequence[Operand]
 ) -> Iterator[Dispatch]:
     """The dispatches of one operator with a window."""
-    if outs[0].fact.size == 0:
-        return
-    x, out = inputs[0], outs[0]
-    axes = [i for i, axis in enumerate(window) if not axis.trivial]
-    if what.reduction and _reduces(window, axes):
-        yield from reduction(op, what.reduction, axes, x, out)
-        return
-    walk = _walk(window, x, out)
-    start = 0xFF800000 if what.kind in ("MAX", "INDEX", "BOTH") else 0
-    taps = volume(window)
-    if what.kind != "SAMPLE" and _turns(taps, max(sum(walk.windowed), 2)) > MOST_TURNS:
-        params = {**_general(walk, what.reverse), "taps": taps, "start": start}
-        yield from _in_parts(op, what, params, inputs, outs)
-        return
-    fast = _fast(walk, what.reverse)
+    if outs[0].fact.size:
+        yield from POOL.lower(_Pooling(op, what, window, inputs, outs))
+
+
+def _is_reduction(node: _Pooling) -> bool:
+    return node.what.reduction is not None and _reduces(node.window, node.axes)
+
+
+def _by_reduction(node: _Pooling, _: None) -> Iterator[Dispatch]:
+    assert node.what.reduction is not None
+    return reduction(node.op, node.what.reduction, node.axes, node.inputs[0], node.outs[0])
+
+
+def _is_long(node: _Pooling) -> bool:
+    """Whether a thread's loop may not turn as often as the window has taps."""
+    windows = max(sum(node.walk.windowed), 2)
+    return node.what.kind != "SAMPLE" and _turns(volume(node.window), windows) > MOST_TURNS
+
+
+def _whole(node: _Pooling, _: None) -> Iterator[Dispatch]:
+    what, taps = node.what, volume(node.window)
+    general, fast = _general(node.walk, what.reverse), _fast(node.walk, what.reverse)
     wide = fast is not None and what.kind in ("SUM", "MAX") and _vectorises(fast)
     width = 4 if wide else 1
-    count = out.fact.size // width
-    params = _general(walk, what.reverse) if fast is None else fast
-    if wide:
-        params = _in_vectors(params)
+    params = _in_vectors(fast) if fast and wide else fast or general
+    count = node.outs[0].fact.size // width
     yield Dispatch(
         groups=-(-count // _GROUP),
-        tensors=tuple(o.name for o in (*inputs, *outs)),
+        tensors=node.names,
         params={
-            **params, "count": count, "taps": taps, "tap_begin": 0, "tap_end": taps, "start": start
+            **params,
+            "count": count,
+            "taps": taps,
+            "tap_begin": 0,
+            "tap_end": taps,
+            "start": node.start,
         },
-        defines=_defines(op, what, [*inputs, *outs], width) | {"FAST": int(fast is not None)},
-        writes=len(outs),
-    )  # fmt: skip
+        defines=_defines(node, width) | {"FAST": int(fast is not None)},
+        writes=len(node.outs),
+    )
 
 
-def _in_parts(
-    op: Lowering, what: Sliding, params: dict[str, Any], inputs: Sequence[Operand],
-    outs: Sequence[Operand],
-) -> Iterator[Dispatch]:  # fmt: skip
-    """A window of so many taps that a thread's loop may not turn so often: some in each launch."""
-    count, taps = outs[0].fact.size, params["taps"]
-    parts = (op.scratch(count), op.scratch(count))
-    first = len(inputs) + len(outs)
+def _in_parts(node: _Pooling, _: None) -> Iterator[Dispatch]:
+    """Some taps in each launch."""
+    count, taps = node.outs[0].fact.size, volume(node.window)
+    params = {**_general(node.walk, node.what.reverse), "taps": taps, "start": node.start}
+    parts = (node.op.scratch(count), node.op.scratch(count))
+    first = len(node.names)
     step = MOST_TURNS // _turns(1, params["windows"])
     for begin in range(0, taps, step):
+        end = min(begin + step, taps)
         yield Dispatch(
             groups=-(-count // _GROUP),
-            tensors=(*(o.name for o in (*inputs, *outs)), *parts),
-            params={
-                **params, "count": count, "tap_begin": begin, "tap_end": min(begin + step, taps)
-            },
+            tensors=(*node.names, *parts),
+            params={**params, "count": count, "tap_begin": begin, "tap_end": end},
             defines={
-                **_defines(op, what, [*inputs, *outs], 1),
+                **_defines(node, 1),
                 "FAST": 0,
                 "PARTS": 1,
                 "PART_VALUE": f"T{first}",
                 "PART_COUNT": f"T{first + 1}",
                 f"T{first + 1}_TYPE": "int",
             },
-            writes=len(outs) + 2,
-        )  # fmt: skip
+            writes=len(node.outs) + 2,
+        )
 
 
-def _defines(
-    op: Lowering, what: Sliding, tensors: Sequence[Operand], width: int
-) -> dict[str, int | str]:
-    border = op.attrs["border"]
+POOL = KernelFamily[_Pooling, None]("pools")
+_KERNEL = Kernel("pooling/pool.hlsl", _PARAMS, group=_GROUP, trusted=True)
+POOL.add(
+    KernelVariant(
+        name="reduction",
+        about="a window that is all there is, and large",
+        kernel=_KERNEL,
+        lower=_by_reduction,
+        possible=_is_reduction,
+        before=("parts", "window"),
+        alone=True,
+    )
+)
+POOL.add(
+    KernelVariant(
+        name="parts",
+        about="a window of more taps than a thread's loop may turn: some in each launch",
+        kernel=_KERNEL,
+        lower=_in_parts,
+        possible=_is_long,
+        before=("window",),
+        alone=True,
+    )
+)
+POOL.add(
+    KernelVariant(
+        name="window",
+        about="a thread for each result, or for four channels of it",
+        kernel=_KERNEL,
+        lower=_whole,
+        alone=True,
+    )
+)
+
+
+def _defines(node: _Pooling, width: int) -> dict[str, int | str]:
+    what, tensors = node.what, (*node.inputs, *node.outs)
+    border = node.op.attrs["border"]
     vector = "4" if width == 4 else ""
     divide = (2 if border == "ignore" else 1) if what.mean else 0
     return {

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,8 @@ from cml_engine.ops.common.broadcast import (
 )
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.spec import Dispatch, Half, Kernel
+from cml_engine.ops.declaration.spec import Case, Dispatch, Half, Kernel
+from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.elementwise.row import Operand, Row, launch
 
 _MAX_DIMS = 9
@@ -45,14 +45,14 @@ _PARAMS = "outputs:u chunks:u chunk:u total:u chunk_step:u divisor:f start:u " +
 )
 
 
-def _kernel(path: str, group: int, lower: Callable[..., Any] | None = None) -> Kernel:
-    params = _PARAMS + " kept_dims:u reduced_dims:u"
-    return Kernel(path, params, lower, group=group, layouts="same", trusted=True)
+_KERNEL = Kernel(
+    "reduction/reduce.hlsl", _PARAMS + " kept_dims:u reduced_dims:u", layouts="same", trusted=True
+)
 
 
 def base_kernel(lower: Callable[[Lowering], Iterable[Dispatch]], half: Half) -> Kernel:
-    """The kernel of an operator that is lowered by ``lower``; each dispatch names its own."""
-    return replace(_kernel("reduction/reduce.hlsl", _THREADS.group, lower), half=half)
+    """The kernel of an operator that is lowered by ``lower``."""
+    return replace(_KERNEL, lower=lower, half=half)
 
 
 _FINISH_SOFTMAX = Row(
@@ -83,14 +83,14 @@ class _Threads:
     group: int
 
     def __str__(self) -> str:
-        return f"threads of {self.limit} by {self.group}"
+        return f"of {self.limit} by {self.group}"
 
 
 #: by default; on a software driver a barrier costs more than a tree gains: smaller groups of
 #: longer threads
 _THREADS, _SOFTWARE_THREADS = _Threads(256, 64), _Threads(1024, 16)
 #: what is worth a try
-_OPTIONS = {str(t): t for t in (_Threads(64, 64), _THREADS, _Threads(1024, 64), _SOFTWARE_THREADS)}
+_OPTIONS = (_Threads(64, 64), _THREADS, _Threads(1024, 64), _SOFTWARE_THREADS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,27 +162,44 @@ class _Stage:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Reduced:
+    """A node to reduce: ``stage`` is the first one, as the rules have it."""
+
+    op: Lowering
+    what: Reduction
+    axes: Sequence[int]
+    x: Operand
+    out: Operand
+    other: Operand | None
+    stage: _Stage
+
+
 def reduction(
     op: Lowering, what: Reduction, axes: Sequence[int], x: Operand, out: Operand,
     other: Operand | None = None,
 ) -> Iterator[Dispatch]:  # fmt: skip
     """The dispatches that reduce ``x`` over ``axes`` into ``out``, partial results in scratch."""
-    if out.fact.size == 0:
-        return
-    stage = _first_stage(op, axes, x, out, other or out, what.index)
+    if out.fact.size:
+        stage = _first_stage(op, axes, x, out, other or out, what.index)
+        yield from REDUCE.lower(_Reduced(op, what, axes, x, out, other, stage))
+
+
+def _in_stages(node: _Reduced, threads: _Threads) -> Iterator[Dispatch]:
+    what, x, other = node.what, node.x, node.other
+    stage = replace(node.stage, threads=threads)
     count = stage.reduced.size
     sources, first = (x.name, *([other.name] if other else [])), True
     while True:
         last = stage.chunks == 1
-        targets = (out.name,) if last else _scratch(op, stage, what.index)
+        targets = (node.out.name,) if last else _scratch(node.op, stage, what.index)
         divisor = (count or float("nan")) if what.mean and last else 1.0
         yield Dispatch(
             groups=stage.groups,
             tensors=sources + targets,
             params={**stage.params(last), "divisor": divisor, "start": _START[what.kind]},
-            defines=_defines(what, x, other is not None, stage.tree, first, last),
+            defines=_defines(what, x, other is not None, stage, first, last),
             writes=len(targets),
-            kernel=_kernel("reduction/reduce.hlsl", stage.group),
         )
         if last:
             return
@@ -195,7 +212,7 @@ def _scratch(op: Lowering, stage: _Stage, index: bool) -> tuple[str, ...]:
 
 
 def _defines(
-    what: Reduction, x: Operand, other: bool, tree: bool, first: bool, last: bool
+    what: Reduction, x: Operand, other: bool, stage: _Stage, first: bool, last: bool
 ) -> dict[str, int | str]:
     value = HLSL_TYPE[x.fact.dtype]
     half = first and x.layout == C4H
@@ -213,7 +230,8 @@ def _defines(
         "TERM": what.term if first else "v",
         "OTHER": int(other),
         "INDEX": int(what.index),
-        "TREE": int(tree),
+        "TREE": int(stage.tree),
+        "GROUP": stage.group,
         "FIRST": int(first),
         "LAST": int(last),
         "OUT": f"T{out}",
@@ -246,12 +264,12 @@ def _first_stage(
         return collapse(tuple(extents[d] for d in dims), chosen)
 
     usual = _SOFTWARE_THREADS if op.limits.software else _THREADS
-    stage = _Stage(along(kept, 3), along(reduced, 1), usual)
-    return replace(stage, threads=op.choose(_key(op, stage), _OPTIONS, str(usual)))
+    return _Stage(along(kept, 3), along(reduced, 1), usual)
 
 
-def _key(op: Lowering, stage: _Stage) -> str:
+def _key(node: _Reduced) -> str:
     """What decides which way is fastest, in words: ``sum_reduce ~64 times 1024 side by side``."""
+    op, stage = node.op, node.stage
     lie = "side by side" if stage.neighbours else "apart"
     lie += " in 16 bits" if op.layout(op.in_names[0]) == C4H else ""
     return f"{op.node.op} ~{about(stage.kept.size)} times {about(stage.reduced.size)} {lie}"
@@ -264,25 +282,47 @@ def _order(places: Shape, layout: str) -> Shape:
 def softmax(op: Lowering, axes: Sequence[int], x: Operand, out: Operand) -> Iterator[Dispatch]:
     """One dispatch where a workgroup (or thread) can hold the whole of what is summed; else the
     greatest value, the sum of exponentials and the quotient one after the other."""
-    if out.fact.size == 0:
-        return
-    shape = tuple(1 if a in axes else n for a, n in enumerate(x.fact.shape))
-    layout = PLAIN if 1 in axes else x.layout
-    partial = Operand("", Fact("scalar", shape), layout)
-    stage = _first_stage(op, axes, x, partial, partial, natural=False)
+    if out.fact.size:
+        shape = tuple(1 if a in axes else n for a, n in enumerate(x.fact.shape))
+        partial = Operand("", Fact("scalar", shape), PLAIN if 1 in axes else x.layout)
+        stage = _first_stage(op, axes, x, partial, partial, natural=False)
+        yield from SOFTMAX.lower(_Reduced(op, Reduction("SUM"), axes, x, out, partial, stage))
+
+
+def _softmax(node: _Reduced, threads: _Threads) -> Iterator[Dispatch]:
+    op, axes, x, out, partial = node.op, node.axes, node.x, node.out, node.other
+    assert partial is not None
+    stage = replace(node.stage, threads=threads)
     if stage.chunks == 1 and x.layout == out.layout:
         yield Dispatch(
             groups=stage.groups,
             tensors=(x.name, out.name),
             params={**stage.params(last=True), "divisor": 1.0, "start": 0},
-            defines={"TREE": int(stage.tree)},
-            kernel=_kernel("reduction/softmax.hlsl", stage.group),
+            defines={"TREE": int(stage.tree), "GROUP": stage.group},
         )
         return
-    words = prod(shape)
-    greatest = Operand(op.scratch(words), partial.fact, layout)
-    total = Operand(op.scratch(words), partial.fact, layout)
+    greatest, total = (replace(partial, name=op.scratch(partial.fact.size)) for _ in range(2))
     yield from reduction(op, Reduction("MAX"), axes, x, greatest)
     terms = Reduction("SUM", term="exp(v - m)")
     yield from reduction(op, terms, axes, x, total, greatest)
     yield launch(_FINISH_SOFTMAX, (), (x, greatest, total), out)
+
+
+def _by_threads(
+    shader: str, lower: Callable[[_Reduced, _Threads], Iterator[Dispatch]], example: str
+) -> KernelVariant[_Reduced, _Threads]:
+    return KernelVariant(
+        name="threads",
+        about="so many elements by each thread alone; of more, workgroups reduce by a tree",
+        kernel=replace(_KERNEL, path=shader),
+        lower=lower,
+        usual=lambda node: node.stage.threads,
+        tiles=lambda node: _OPTIONS,
+        examples=((example, Case(((3, 40, 9),), {"axes": [1]}, "apart")),),
+    )
+
+
+REDUCE = KernelFamily[_Reduced, _Threads]("reductions", _key)
+REDUCE.add(_by_threads("reduction/reduce.hlsl", _in_stages, "sum_reduce"))
+SOFTMAX = KernelFamily[_Reduced, _Threads]("softmax", _key)
+SOFTMAX.add(_by_threads("reduction/softmax.hlsl", _softmax, "softmax"))

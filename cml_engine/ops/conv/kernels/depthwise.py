@@ -1,32 +1,30 @@
 """``conv`` with one output for each input channel, by tiles. Shader: ``depthwise.hlsl``.
 
 Windows of stride 1 overlap, so a thread that computes a tile of results loads far less than one
-that takes every window by itself. Other depthwise convolutions go by ``tile.py``.
+that takes every window by itself. Other depthwise convolutions go by ``conv_tile.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cml_engine.ops.conv.kernels.tile import Tile, store_defines
-from cml_engine.ops.conv.node import GROUP, Conv, is_depthwise
+from cml_engine.ops.conv.cases import conv_case
+from cml_engine.ops.conv.kernels.tile import store_defines
+from cml_engine.ops.conv.node import GROUP, Conv, ConvTile, is_depthwise
 from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_depthwise
+from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.variant import KernelVariant
 
-_KERNEL = Kernel(
-    "conv/depthwise.hlsl",
-    "threads:u tiles_y:u tiles_x:u blocks:u out_c:u height:i width:i before_y:i before_x:i "
-    f"out_height:i out_width:i {EPILOGUE_PARAMS}",
-    group=GROUP,
-    trusted=True,
-)
 #: a larger window has more taps than registers hold beside the sums
 _MOST_TAPS = 25
 _TILE_X = 4
 #: rows of a tile: hardware wants more threads, with fewer registers each
 _SOFTWARE_TILE_Y, _TILE_Y = 4, 2
+#: rows and columns worth a try
+_TILES = ((1, 4), (2, 2), (2, 4), (4, 4))
 
 
 def is_possible(conv: Conv) -> bool:
@@ -38,12 +36,12 @@ def is_possible(conv: Conv) -> bool:
     return dense and 1 < shape.taps <= _MOST_TAPS
 
 
-def usual_tile(conv: Conv) -> Tile:
+def usual_tile(conv: Conv) -> ConvTile:
     """The tile that the rules take, rows by columns of results for a thread."""
-    return Tile(_SOFTWARE_TILE_Y if conv.op.limits.software else _TILE_Y, _TILE_X, GROUP)
+    return ConvTile(_SOFTWARE_TILE_Y if conv.op.limits.software else _TILE_Y, _TILE_X, GROUP)
 
 
-def lower_depthwise(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     shape = conv.shape
     x = yield from blocks_of(conv)
     bias = yield from packed_bias(conv)
@@ -78,5 +76,25 @@ def lower_depthwise(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
             "TILE_X": tile.columns,
             "GROUP": tile.group,
         },
-        kernel=_KERNEL,
     )
+
+
+CONV.add(
+    KernelVariant(
+        name="depthwise",
+        about="tiles of results, rows by columns, whose windows overlap",
+        kernel=Kernel(
+            "conv/depthwise.hlsl",
+            "threads:u tiles_y:u tiles_x:u blocks:u out_c:u height:i width:i before_y:i "
+            f"before_x:i out_height:i out_width:i {EPILOGUE_PARAMS}",
+            group=GROUP,
+            trusted=True,
+        ),
+        lower=lower_depthwise,
+        usual=usual_tile,
+        possible=is_possible,
+        before=("tile",),
+        tiles=lambda conv: [ConvTile(*size, GROUP) for size in _TILES],
+        examples=(("conv", conv_case((1, 10, 9, 7), (10, 1, 3, 3), groups=0, note="3x3")),),
+    )
+)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cml_engine.ops.conv.kernels.tile import Tile, product_defines, store_defines
-from cml_engine.ops.conv.node import Conv, band_of, phases_of
+from cml_engine.ops.conv.kernels.tile import product_defines, store_defines
+from cml_engine.ops.conv.node import Conv, ConvTile, band_of, phases_of
 from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_filter
 from cml_engine.ops.declaration.epilogue import epilogue_of
-from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.spec import Dispatch
 
 #: rows, and steps along a line (results of one phase), of a thread
 Size = tuple[int, int]
@@ -32,7 +32,7 @@ def fastest(conv: Conv, speeds: Mapping[Size, float]) -> Size:
 
 
 def lower_run(
-    conv: Conv, tile: Tile, kernel: Kernel, defines: Mapping[str, int | str], woven: int = 1
+    conv: Conv, tile: ConvTile, defines: Mapping[str, int | str], woven: int = 1
 ) -> Iterator[Dispatch]:
     """A kernel of an input in blocks of four channels; ``woven`` phases of a line are one run."""
     op = conv.op
@@ -54,11 +54,10 @@ def lower_run(
             "TRANSPOSED": int(conv.transposed),
             **defines,
         },
-        kernel=kernel,
     )
 
 
-def run_params(conv: Conv, tile: Tile, woven: int = 1) -> tuple[int, dict[str, Any]]:
+def run_params(conv: Conv, tile: ConvTile, woven: int = 1) -> tuple[int, dict[str, Any]]:
     """Workgroups, and the parameters of conv_line.hlsli; ``woven`` phases of a line are one run."""
     shape = conv.shape
     steps, phases = phases_of(conv)

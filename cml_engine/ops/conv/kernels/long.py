@@ -1,24 +1,26 @@
 """``conv`` and ``deconv`` of more products for each result than a thread's loops may have turns:
-the register tiles of ``tile.py``, some taps and blocks of inputs in each launch.
+the register tiles of ``conv_tile.py``, some taps and blocks of inputs in each launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cml_engine.ops.conv.kernels.tile import PARAMS, Tile, store_defines, tile_defines, tile_params
-from cml_engine.ops.conv.node import GROUP, Conv, band_of
+from cml_engine.ops.conv.kernels.tile import (
+    PARAMS,
+    store_defines,
+    tile_defines,
+    tile_params,
+    usual_tile,
+)
+from cml_engine.ops.conv.node import GROUP, Conv, ConvTile, band_of
 from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_filter
+from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
+from cml_engine.ops.declaration.variant import KernelVariant
 
-_KERNEL = Kernel(
-    "conv/conv.hlsl",
-    PARAMS + " groups:u tap_begin:u tap_end:u block_begin:u block_end:u",
-    group=GROUP,
-    trusted=True,
-)
 #: rows of the tiles that meet most inputs, and inputs of a plain conv's loop over a tap
 _MOST_ROWS, _PLAIN_INPUTS = 32, 8
 
@@ -30,7 +32,7 @@ def is_needed(conv: Conv) -> bool:
     return conv.shape.taps * (inputs + 3 * LOOP_TURNS) > MOST_TURNS
 
 
-def lower_long(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+def lower_long(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     op, taps = conv.op, conv.shape.taps
     x = yield from blocks_of(conv)
     filter = yield from packed_filter(conv, tile.rows)
@@ -56,7 +58,6 @@ def lower_long(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
                 tensors=(x, filter, sums),
                 params={**params, **idle, **part, "epi_value": [0.0]},
                 defines={**defines, "PART": "SUMS"},
-                kernel=_KERNEL,
                 cost=Cost(product * done, 4.0 * tile.rows * done, 4.0 * tile.rows * groups),
             )
     epilogue = epilogue_of(op, 2, vector=conv.out_c4)
@@ -67,6 +68,23 @@ def lower_long(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
         params={**params, **idle, **epilogue.params},
         defines={**defines, "T0_TYPE": "float4", "T1_TYPE": "float4", "T2_TYPE": "float"}
         | {**stored, "PART": "FINISH", "GROUP": tile.group},
-        kernel=_KERNEL,
         cost=Cost(0, 4.0 * tile.rows * tile.positions * groups, op.outputs[0].nbytes),
     )
+
+
+CONV.add(
+    KernelVariant(
+        name="long",
+        about="register tiles, a part of the sum in each launch",
+        kernel=Kernel(
+            "conv/conv.hlsl",
+            PARAMS + " groups:u tap_begin:u tap_end:u block_begin:u block_end:u",
+            group=GROUP,
+            trusted=True,
+        ),
+        lower=lower_long,
+        usual=usual_tile,
+        possible=is_needed,
+        alone=True,
+    )
+)

@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from cml_engine.ops.conv.cases import deconv_case
 from cml_engine.ops.conv.kernels.line import MOST_BUILT, MOST_PRODUCTS, Size, fastest, lower_run
-from cml_engine.ops.conv.kernels.tile import PARAMS, Tile
-from cml_engine.ops.conv.node import GROUP, SOFTWARE_GROUP, Conv, is_depthwise
+from cml_engine.ops.conv.kernels.tile import PARAMS
+from cml_engine.ops.conv.node import (
+    GROUP,
+    SOFTWARE_GROUP,
+    Conv,
+    ConvTile,
+    is_depthwise,
+    usual_group,
+)
+from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.variant import KernelVariant
 
-_KERNEL = Kernel("conv/conv_weave.hlsl", PARAMS, group=GROUP, trusted=True)
 #: the shader's integer division is for paddings up to so many strides
 _MOST_BEFORE = 8
 #: sums of a thread at most
@@ -25,8 +34,8 @@ _SPEED = {(16, 4): 1.0, (16, 2): 0.83, (8, 4): 0.84, (8, 2): 0.66, (4, 2): 0.42,
 
 
 def gains(conv: Conv) -> bool:
-    """Whether it should be faster than ``tile.py``: see ``row_tile.gains``."""
-    return conv.op.limits.software and is_possible(conv) and bool(_fast_speeds(conv))
+    """Whether it should be faster than ``conv_tile.py``: see ``conv_slide.gains``."""
+    return conv.op.limits.software and bool(_fast_speeds(conv))
 
 
 def is_possible(conv: Conv) -> bool:
@@ -42,12 +51,12 @@ def is_possible(conv: Conv) -> bool:
     )
 
 
-def tiles(conv: Conv, group: int) -> list[Tile]:
-    """Those whose kernels are built in reasonable time, in workgroups of ``group``."""
-    return [_tile(conv, size, group) for size in _sizes(conv, MOST_BUILT)]
+def tiles(conv: Conv) -> list[ConvTile]:
+    """Those whose kernels are built in reasonable time."""
+    return [_tile(conv, size, usual_group(conv)) for size in _sizes(conv, MOST_BUILT)]
 
 
-def usual_tile(conv: Conv) -> Tile:
+def usual_tile(conv: Conv) -> ConvTile:
     """The tile that the rules take: the fastest with what it computes for nothing."""
     return _tile(conv, fastest(conv, _fast_speeds(conv)), SOFTWARE_GROUP)
 
@@ -63,11 +72,43 @@ def _sizes(conv: Conv, most: int) -> list[Size]:
     return [size for size in fitting if prod(size) * line.kernel <= most]
 
 
-def _tile(conv: Conv, size: Size, group: int) -> Tile:
-    return Tile(size[0], size[1] * conv.shape.axes3[2].stride, group)
+def _tile(conv: Conv, size: Size, group: int) -> ConvTile:
+    return ConvTile(size[0], size[1] * conv.shape.axes3[2].stride, group)
 
 
-def lower_weave(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+def lower_weave(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     line = conv.shape.axes3[2]
     defines: dict[str, int | str] = {"PHASES": line.stride, "ORIGIN": f"({line.before})"}
-    return lower_run(conv, tile, _KERNEL, defines, line.stride)
+    return lower_run(conv, tile, defines, line.stride)
+
+
+CONV.add(
+    KernelVariant(
+        name="weave",
+        about="deconv: runs of neighbours of all phases along a line",
+        kernel=Kernel("conv/conv_weave.hlsl", PARAMS, group=GROUP, trusted=True),
+        lower=lower_weave,
+        usual=usual_tile,
+        possible=is_possible,
+        gains=gains,
+        before=("tile",),
+        tiles=tiles,
+        examples=(
+            (
+                "deconv",
+                deconv_case((2, 8, 5, 6), (8, 6, 3, 3), (6,), stride=[2, 2], note="strides"),
+            ),
+            (
+                "deconv",
+                deconv_case(
+                    (1, 10, 5, 7),
+                    (10, 3, 3, 4),
+                    stride=[1, 3],
+                    padding=[(1, 0), (2, 1)],
+                    groups=5,
+                    note="groups",
+                ),
+            ),
+        ),
+    )
+)

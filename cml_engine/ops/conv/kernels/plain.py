@@ -12,24 +12,21 @@ from typing import Any
 import numpy as np
 
 from cml_engine.layout import PLAIN
+from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.line import run_params
-from cml_engine.ops.conv.kernels.row_tile import fast_tiles
-from cml_engine.ops.conv.kernels.tile import PARAMS, Tile, product_defines, store_defines
-from cml_engine.ops.conv.node import GROUP, Conv
+from cml_engine.ops.conv.kernels.row_tile import gains, tiles, usual_tile
+from cml_engine.ops.conv.kernels.tile import PARAMS, product_defines, store_defines
+from cml_engine.ops.conv.node import GROUP, Conv, ConvTile
 from cml_engine.ops.conv.packing import packed_bias
+from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.variant import KernelVariant
 
 Array = np.ndarray[Any, Any]
 
-_KERNEL = Kernel("conv/conv_plain.hlsl", PARAMS, group=GROUP, trusted=True)
 #: with more, blocks of four are worth their copy
 _MOST_CHANNELS = 8
-
-
-def gains(conv: Conv) -> bool:
-    """Whether it should be faster than blocks of four channels: see ``conv_slide.gains``."""
-    return conv.op.limits.software and is_possible(conv) and bool(fast_tiles(conv))
 
 
 def is_possible(conv: Conv) -> bool:
@@ -42,7 +39,7 @@ def is_possible(conv: Conv) -> bool:
     return 0 < shape.in_channels <= _MOST_CHANNELS
 
 
-def lower_plain(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+def lower_plain(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     op = conv.op
     line = conv.shape.axes3[2]
     groups, params = run_params(conv, tile)
@@ -68,7 +65,6 @@ def lower_plain(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
             "STRIDE": line.stride,
             "TRANSPOSED": 0,
         },
-        kernel=_KERNEL,
     )
 
 
@@ -86,3 +82,19 @@ def pack_lines(value: Array, line: int, rows: int) -> Array:
     padded[:out_c] = value
     parts = padded.reshape(-1, rows, in_c, taps // line, line)
     return parts.transpose(0, 3, 2, 4, 1)
+
+
+CONV.add(
+    KernelVariant(
+        name="plain",
+        about="a plain input of a few channels, as a network's first layer has it",
+        kernel=Kernel("conv/conv_plain.hlsl", PARAMS, group=GROUP, trusted=True),
+        lower=lower_plain,
+        usual=usual_tile,
+        possible=is_possible,
+        gains=gains,
+        before=("slide", "tile"),
+        tiles=tiles,
+        examples=(("conv", conv_case((2, 3, 9, 7), (10, 3, 3, 4), stride=[1, 2], note="strides")),),
+    )
+)

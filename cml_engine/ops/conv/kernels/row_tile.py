@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.line import MOST_BUILT, MOST_PRODUCTS, Size, fastest, lower_run
-from cml_engine.ops.conv.kernels.tile import PARAMS, Tile, shares_loads
-from cml_engine.ops.conv.node import GROUP, SOFTWARE_GROUP, Conv, is_depthwise
+from cml_engine.ops.conv.kernels.tile import PARAMS, fitting_tiles, shares_loads
+from cml_engine.ops.conv.node import GROUP, SOFTWARE_GROUP, Conv, ConvTile, is_depthwise
+from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.variant import KernelVariant
 
-_KERNEL = Kernel("conv/conv_slide.hlsl", PARAMS, group=GROUP, trusted=True)
+#: rows and columns of the tiles worth a try
+_TILES = ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8))
 #: rows and columns -> how fast a software driver's products are with them, beside the best
 _SPEED = {(16, 4): 1.0, (8, 8): 0.88, (8, 4): 0.77, (4, 4): 0.5}
 #: the same where lanes load the filter each for themselves
@@ -23,10 +27,10 @@ _LEAST_COLUMNS = min(columns for _, columns in _SPEED)
 
 
 def gains(conv: Conv) -> bool:
-    """Whether it should be faster than ``tile.py``: on a software driver only. There a load
+    """Whether it should be faster than ``conv_tile.py``: on a software driver only. There a load
     costs the same at any address, and this saves half of them; hardware reads neighbouring
     addresses by neighbouring threads, which this gives up."""
-    return conv.op.limits.software and is_possible(conv) and bool(fast_tiles(conv))
+    return conv.op.limits.software and bool(fast_tiles(conv))
 
 
 def is_possible(conv: Conv) -> bool:
@@ -39,19 +43,20 @@ def is_possible(conv: Conv) -> bool:
     return span < _LEAST_COLUMNS * line.kernel
 
 
-def takes(conv: Conv, tile: Tile) -> bool:
-    """Whether a driver builds the kernel of that tile in reasonable time."""
-    return conv.shape.axes3[2].kernel * tile.rows * tile.columns <= MOST_BUILT
+def tiles(conv: Conv) -> list[ConvTile]:
+    """Those worth a try, whose kernels a driver builds in reasonable time."""
+    most = MOST_BUILT // conv.shape.axes3[2].kernel
+    return [tile for tile in fitting_tiles(conv, _TILES) if tile.rows * tile.columns <= most]
 
 
-def usual_tile(conv: Conv) -> Tile:
+def usual_tile(conv: Conv) -> ConvTile:
     """The tile that the rules take: the fastest with what it computes for nothing."""
-    return Tile(*fastest(conv, _fast_speeds(conv)), SOFTWARE_GROUP)
+    return ConvTile(*fastest(conv, _fast_speeds(conv)), SOFTWARE_GROUP)
 
 
-def fast_tiles(conv: Conv) -> list[Tile]:
+def fast_tiles(conv: Conv) -> list[ConvTile]:
     """Those whose code stays in the nearest cache, as far as products wait for it."""
-    return [Tile(*size, SOFTWARE_GROUP) for size in _fast_speeds(conv)]
+    return [ConvTile(*size, SOFTWARE_GROUP) for size in _fast_speeds(conv)]
 
 
 def _fast_speeds(conv: Conv) -> dict[Size, float]:
@@ -60,6 +65,27 @@ def _fast_speeds(conv: Conv) -> dict[Size, float]:
     return {size: speed for size, speed in speeds.items() if taps * prod(size) <= most}
 
 
-def lower_slide(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+def lower_slide(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     line = conv.shape.axes3[2]
-    return lower_run(conv, tile, _KERNEL, {"STRIDE": line.stride, "DILATION": line.dilation})
+    return lower_run(conv, tile, {"STRIDE": line.stride, "DILATION": line.dilation})
+
+
+CONV.add(
+    KernelVariant(
+        name="slide",
+        about="runs of neighbours along a line, which share their inputs",
+        kernel=Kernel("conv/conv_slide.hlsl", PARAMS, group=GROUP, trusted=True),
+        lower=lower_slide,
+        usual=usual_tile,
+        possible=is_possible,
+        gains=gains,
+        before=("tile",),
+        tiles=tiles,
+        examples=(
+            ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[2, 1], note="a stride down")),
+            ("conv", conv_case((2, 8, 9, 11), (10, 8, 3, 4), stride=[2, 2], note="strides")),
+            ("conv", conv_case((1, 8, 9, 15), (5, 8, 3, 3), dilation=[2, 2], note="dilation")),
+            ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), groups=5, note="groups")),
+        ),
+    )
+)

@@ -1,28 +1,32 @@
 """Register tiles: output channels by positions. Shader: ``shaders_hlsl/conv/conv.hlsl``.
 
-What other kernels share with them is here too: the tile, and the defines of its includes.
+What other kernels share with them is here too: their tiles, and the defines of their includes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
+from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.node import (
     GROUP,
     POSITION,
     SOFTWARE_GROUP,
     Conv,
+    ConvTile,
     band_of,
     is_depthwise,
     phases_of,
+    usual_group,
 )
 from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_filter
+from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
-from cml_engine.ops.declaration.spec import Dispatch
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.variant import KernelVariant
 
 PARAMS = (
     "batch:u out_c:u in_blocks:u band:u group_in:u group_out:u row_blocks:u tiles:u steps3:i3 "
@@ -37,25 +41,14 @@ _COLUMNS = (4, 2, 1)
 _COLUMNS_APART = 8
 #: workgroups that keep hardware busy: below, threads take fewer positions each
 _BUSY_GROUPS = 256
+#: rows and columns of the tiles worth a try; a CPU holds more sums than a GPU's registers do
+_SOFTWARE_TILES = ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8), (32, 4))
+_TILES = ((4, 4), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
+#: threads of the workgroups worth a try on hardware, with the tile that the rules take
+_GROUPS = (32, 128)
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """What a workgroup computes: ``rows`` output channels at ``group * columns`` positions."""
-
-    rows: int
-    columns: int
-    group: int
-
-    @property
-    def positions(self) -> int:
-        return self.columns * self.group
-
-    def __str__(self) -> str:
-        return f"{self.rows}x{self.columns} by {self.group}"
-
-
-def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
+def tile_of(conv: Conv, positions: int, batches: int = 1) -> ConvTile:
     """The tile for ``batches`` products of all output channels by so many positions.
 
     As many rows as the registers hold, but few that are padding. A software driver runs a small
@@ -64,12 +57,12 @@ def tile_of(conv: Conv, positions: int, batches: int = 1) -> Tile:
     shape = conv.shape
     rows = rows_of(conv)
     if conv.op.limits.software:
-        return Tile(rows, _COLUMNS[0] if shares_loads(conv) else _COLUMNS_APART, SOFTWARE_GROUP)
+        return ConvTile(rows, _COLUMNS[0] if shares_loads(conv) else _COLUMNS_APART, SOFTWARE_GROUP)
     row_blocks = -(-shape.out_channels // rows)
     for columns in _COLUMNS:
         if batches * row_blocks * positions // (columns * GROUP) >= _BUSY_GROUPS:
             break
-    return Tile(rows, columns, GROUP)
+    return ConvTile(rows, columns, GROUP)
 
 
 def rows_of(conv: Conv) -> int:
@@ -83,13 +76,31 @@ def _rows_cost(conv: Conv, rows: int) -> float:
     return row_blocks * rows * max(band_of(conv, rows), 1) / _ROWS_SPEED[rows]
 
 
-def usual_tile(conv: Conv) -> Tile:
+def usual_tile(conv: Conv) -> ConvTile:
     """The tile that the rules take."""
     steps, phases = phases_of(conv)
     return tile_of(conv, conv.shape.batch * prod(steps), phases)
 
 
-def lower_tile(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+def fitting_tiles(conv: Conv, sizes: Iterable[tuple[int, int]]) -> list[ConvTile]:
+    """Tiles of these rows and columns, without those of which half or more would be padding."""
+    most = 2 * max(conv.shape.out_channels, 4)
+    group = usual_group(conv)
+    return [ConvTile(rows, columns, group) for rows, columns in sizes if rows < most]
+
+
+def _tiles(conv: Conv) -> list[ConvTile]:
+    """Those worth a try."""
+    if is_depthwise(conv):
+        return [ConvTile(4, columns, usual_group(conv)) for columns in (1, 2, 4)]
+    if conv.op.limits.software:
+        return fitting_tiles(conv, _SOFTWARE_TILES)
+    usual = usual_tile(conv)
+    other = [ConvTile(usual.rows, usual.columns, threads) for threads in _GROUPS]
+    return fitting_tiles(conv, _TILES) + other
+
+
+def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     op = conv.op
     x = yield from blocks_of(conv)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
@@ -104,7 +115,7 @@ def lower_tile(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
     )
 
 
-def tile_params(conv: Conv, tile: Tile) -> tuple[int, dict[str, Any]]:
+def tile_params(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
     """Workgroups, and the parameters of conv.hlsl but for the epilogues'."""
     shape = conv.shape
     steps, phases = phases_of(conv)
@@ -124,7 +135,7 @@ def tile_params(conv: Conv, tile: Tile) -> tuple[int, dict[str, Any]]:
     }
 
 
-def tile_defines(conv: Conv, tile: Tile) -> dict[str, int | str]:
+def tile_defines(conv: Conv, tile: ConvTile) -> dict[str, int | str]:
     """Defines of conv.hlsl but for how results are stored."""
     return {
         **product_defines(conv, tile),
@@ -153,7 +164,31 @@ def shares_loads(conv: Conv) -> bool:
     return conv.op.limits.software and conv.op.limits.subgroup_size >= 8
 
 
-def product_defines(conv: Conv, tile: Tile) -> dict[str, int | str]:
+def product_defines(conv: Conv, tile: ConvTile) -> dict[str, int | str]:
     """Defines of conv_product.hlsli."""
     share = int(shares_loads(conv))
     return {"ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group, "SHARE": share}
+
+
+CONV.add(
+    KernelVariant(
+        name="tile",
+        about="register tiles: output channels by positions, in any order of these",
+        kernel=Kernel("conv/conv.hlsl", PARAMS, group=GROUP, trusted=True),
+        lower=lower_tile,
+        usual=usual_tile,
+        tiles=_tiles,
+        examples=(
+            ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 3], note="a stride")),
+            (
+                "conv",
+                conv_case((1, 10, 9, 7), (15, 2, 3, 3), stride=[1, 3], groups=5, note="groups"),
+            ),
+            (
+                "conv",
+                conv_case((1, 10, 9, 7), (10, 1, 3, 3), stride=[2, 1], groups=0, note="depthwise"),
+            ),
+            ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 2, 2), (6,), stride=[3, 3], note="deconv")),
+        ),
+    )
+)

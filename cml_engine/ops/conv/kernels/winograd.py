@@ -13,18 +13,21 @@ from typing import Any
 import numpy as np
 
 from cml_engine.layout import FIXED4
+from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.tile import (
-    Tile,
+    fitting_tiles,
     product_defines,
     shares_loads,
     store_defines,
     tile_of,
 )
-from cml_engine.ops.conv.node import GROUP, Conv
+from cml_engine.ops.conv.node import GROUP, Conv, ConvTile
 from cml_engine.ops.conv.packing import blocks_of, packed_bias
+from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.variant import KernelVariant
 
 Array = np.ndarray[Any, Any]
 
@@ -32,18 +35,21 @@ _PARAMS = (
     "first_tile:u tiles:u tiles_y:u tiles_x:u in_blocks:u out_blocks:u out_c:u row_blocks:u "
     "parts:u height:i width:i before_y:i before_x:i out_height:i out_width:i "
 )
-_STAGE = Kernel("conv/winograd.hlsl", _PARAMS + EPILOGUE_PARAMS, group=GROUP, trusted=True)
 _INPUT, _PRODUCT, _OUTPUT = range(3)
 _POINTS = 36
 #: bytes of one scratch tensor: tiles beyond are done in a further round
 _MAX_SCRATCH = 16 << 20
 #: fewer channels leave the transforms dearer than the products that they save: on hardware; where
-#: a software driver shares loads, so that its direct way (``row_tile.py``) is fast; where not
+#: a software driver shares loads, so that its direct way (``conv_slide.py``) is fast; where not
 _LEAST_CHANNELS, _SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 48, 12
 #: fewer tiles leave the filter, four times as large as it was, dearer to read than to multiply
 _LEAST_TILES = 64
-#: results that are computed for one that is asked for, by whole tiles and whole workgroups
-_MOST_WASTE = 1.8
+#: results that are computed for one that is asked for, by whole tiles and whole workgroups: as
+#: the rules have it, and where it is not worth a try
+_MOST_WASTE, _MOST_TRIED_WASTE = 1.8, 4.0
+#: rows and columns of the products' tiles worth a try
+_SOFTWARE_TILES = ((8, 4), (16, 4), (16, 8))
+_TILES = ((8, 2), (8, 4), (16, 2), (16, 4))
 
 
 def is_possible(conv: Conv) -> bool:
@@ -65,18 +71,24 @@ def gains(conv: Conv) -> bool:
     tiles = _count_tiles(conv)
     if tiles < _LEAST_TILES:
         return False
-    return waste(conv, tile_of(conv, tiles, _POINTS)) <= _MOST_WASTE
+    return _waste(conv, tile_of(conv, tiles, _POINTS)) <= _MOST_WASTE
 
 
-def waste(conv: Conv, tile: Tile) -> float:
+def _waste(conv: Conv, tile: ConvTile) -> float:
     """Results that are computed for one that is asked for, by whole tiles and workgroups."""
     whole = -(-_count_tiles(conv) // tile.positions) * tile.positions
     return whole * 16 / (conv.shape.batch * prod(conv.shape.narrow))
 
 
-def usual_tile(conv: Conv) -> Tile:
+def usual_tile(conv: Conv) -> ConvTile:
     """The tile that the rules take for the products."""
     return tile_of(conv, _tiles_of_round(conv), _POINTS)
+
+
+def tiles(conv: Conv) -> list[ConvTile]:
+    """Those worth a try."""
+    fitting = fitting_tiles(conv, _SOFTWARE_TILES if conv.op.limits.software else _TILES)
+    return [tile for tile in fitting if _waste(conv, tile) <= _MOST_TRIED_WASTE]
 
 
 def _count_tiles(conv: Conv) -> int:
@@ -92,7 +104,7 @@ def _tiles_of_round(conv: Conv) -> int:
     return min(total, most)
 
 
-def lower_winograd(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
+def lower_winograd(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     shape = conv.shape
     x = yield from blocks_of(conv)
     bias = yield from packed_bias(conv)
@@ -123,7 +135,7 @@ def lower_winograd(conv: Conv, tile: Tile) -> Iterator[Dispatch]:
 
 
 def _round(
-    conv: Conv, tensors: tuple[str, str, str, str], params: dict[str, Any], tile: Tile
+    conv: Conv, tensors: tuple[str, str, str, str], params: dict[str, Any], tile: ConvTile
 ) -> Iterator[Dispatch]:
     """The three stages of some tiles."""
     x, values, sums, bias = tensors
@@ -134,7 +146,6 @@ def _round(
         tensors=(x, values),
         params={**params, **none},
         defines={**conv.vectors, "T1_TYPE": "float4", "STAGE": _INPUT, "BORDER": conv.border},
-        kernel=_STAGE,
     )
     filter = _filter(conv, tile.rows)
     yield Dispatch(
@@ -151,7 +162,6 @@ def _round(
             **product_defines(conv, tile),
             "STAGE": _PRODUCT,
         },
-        kernel=_STAGE,
     )
     yield Dispatch(
         groups=-(-params["tiles"] * params["out_blocks"] // GROUP),
@@ -163,7 +173,6 @@ def _round(
             **store_defines(conv, epilogue, 2),
             "STAGE": _OUTPUT,
         },
-        kernel=_STAGE,
     )
 
 
@@ -207,3 +216,19 @@ def _filter_transform() -> Array:
     points = [0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2]
     finite = [[p**k / prod(p - q for q in points if q != p) for k in range(3)] for p in points]
     return np.array([*finite, [0.0, 0.0, 1.0]])
+
+
+CONV.add(
+    KernelVariant(
+        name="winograd",
+        about="3x3 of stride 1 by F(4x4, 3x3): transforms, products, transforms",
+        kernel=Kernel("conv/winograd.hlsl", _PARAMS + EPILOGUE_PARAMS, group=GROUP, trusted=True),
+        lower=lower_winograd,
+        usual=usual_tile,
+        possible=is_possible,
+        gains=gains,
+        before=("plain", "slide", "tile"),
+        tiles=tiles,
+        examples=(("conv", conv_case((2, 48, 15, 30), (50, 48, 3, 3), note="48 channels")),),
+    )
+)

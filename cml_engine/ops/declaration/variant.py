@@ -1,0 +1,154 @@
+"""A kernel variant: one way of several to compute an operator, as one object.
+
+A variant is a Python module and an HLSL file. The module adds a :class:`KernelVariant` to its
+family's list. From that list come the first choice and the options of the tuner, the names that
+plans and tables show, the tests of every variant, the benchmark and ``cml ops --kernels``.
+See CONTRIBUTING.md, "A kernel variant".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from graphlib import TopologicalSorter
+from importlib import import_module
+from typing import Any, Generic, Protocol, TypeVar
+
+from cml_engine.ops.declaration.choice import Choice, Pick, VariantTable
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import Case, Dispatch, Kernel
+
+
+class Problem(Protocol):
+    """A node on its way to a kernel: what all variants of a family ask of it."""
+
+    @property
+    def op(self) -> Lowering: ...
+
+
+#: a node, and what a variant can vary for it: its tile
+N = TypeVar("N", bound=Problem)
+T = TypeVar("T")
+
+
+def always(_: object) -> bool:
+    """Of every node."""
+    return True
+
+
+def no_tile(_: object) -> Any:
+    """Where there is only one way to launch it."""
+    return None
+
+
+def no_others(_: object) -> tuple[()]:
+    """Where the rule's own tile is the only one."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelVariant(Generic[N, T]):
+    """One way to compute the operators of a family.
+
+    Parameters
+    ----------
+    name : in plans, tuning tables and tests, before the tile.
+    about : what it is, in a few words, for ``cml ops --kernels``.
+    kernel : its HLSL file and parameters.
+    lower : the node's dispatches with that tile.
+    usual : the tile that the rules take.
+    possible : whether it can compute the node.
+    gains : whether it should be the fastest of those that can. The first that says yes is the
+        default; ``before`` names the variants that are asked after it.
+    tiles : the tiles that are worth a try besides.
+    alone : whether there is nothing to choose where it is possible: it is taken, and not tuned.
+    examples : nodes for its tests, ``(operator, case)``; the case's note says what is special.
+    """
+
+    name: str
+    about: str
+    kernel: Kernel
+    lower: Callable[[N, T], Iterator[Dispatch]]
+    usual: Callable[[N], T] = no_tile
+    possible: Callable[[N], bool] = always
+    gains: Callable[[N], bool] = always
+    before: tuple[str, ...] = ()
+    tiles: Callable[[N], Iterable[T]] = no_others
+    alone: bool = False
+    examples: tuple[tuple[str, Case], ...] = ()
+
+    def option(self, tile: T) -> str:
+        """The name of the variant with that tile, as tables have it."""
+        return self.name if tile is None else f"{self.name} {tile}"
+
+    def worth_a_try(self, node: N) -> list[T]:
+        """The tiles for the tuner; that of the rules, if it is one, comes first."""
+        tiles = list(self.tiles(node))
+        if self.gains(node) and (usual := self.usual(node)) in tiles:
+            tiles.sort(key=lambda tile: tile != usual)
+        return tiles
+
+    def forced(self, choices: Iterable[Choice]) -> VariantTable:
+        """The table that takes this variant wherever it is one of a choice's options."""
+        picks = {}
+        for choice in choices:
+            own = (option for option in choice.options if f"{option} ".startswith(f"{self.name} "))
+            if (option := next(own, None)) is not None:
+                picks[choice.key] = Pick(option)
+        return VariantTable(picks)
+
+
+class KernelFamily(Generic[N, T]):
+    """The variants that compute some operators, and the choice between them.
+
+    ``key`` says in words what decides which is fastest, see :class:`Choice`.
+    """
+
+    def __init__(self, name: str, key: Callable[[N], str] = str) -> None:
+        self.name, self.key = name, key
+        self._added: dict[str, KernelVariant[N, Any]] = {}
+        FAMILIES[name] = self
+
+    def add(self, variant: KernelVariant[N, Any]) -> None:
+        """Make it one of the family's; each variant's module calls this once."""
+        if variant.name in self._added:
+            raise ValueError(f"{self.name} has a kernel variant '{variant.name}' already")
+        self._added[variant.name] = variant
+
+    @cached_property
+    def variants(self) -> tuple[KernelVariant[N, Any], ...]:
+        """All of them, in the order in which the rules ask."""
+        import_module("cml_engine.ops").load_families()
+        order = TopologicalSorter[str](dict.fromkeys(sorted(self._added), ()))
+        for name, variant in self._added.items():
+            for later in variant.before:
+                order.add(later, name)
+        named = [self._added[name] for name in order.static_order()]
+        return tuple(sorted(named, key=lambda variant: not variant.alone))
+
+    def lower(self, node: N) -> Iterator[Dispatch]:
+        """The node's dispatches: by what was measured to be fastest, else by the rules."""
+        possible = [variant for variant in self.variants if variant.possible(node)]
+        first = next(variant for variant in possible if variant.gains(node))
+        default = (first, first.usual(node))
+        name = first.option(default[1])
+        options = {name: default}
+        if not first.alone:
+            for variant in possible:
+                options |= {variant.option(t): (variant, t) for t in variant.worth_a_try(node)}
+            name = node.op.choose(self.key(node), {option: option for option in options}, name)
+        variant, tile = options[name]
+        for dispatch in variant.lower(node, tile):
+            kernel, of = dispatch.kernel or variant.kernel, dispatch.variant or name
+            yield replace(dispatch, kernel=kernel, variant=of)
+
+
+#: by name; importing a family's module adds it
+FAMILIES: dict[str, KernelFamily[Any, Any]] = {}
+
+
+def kernel_families() -> tuple[KernelFamily[Any, Any], ...]:
+    """Every family of kernels, all variants loaded."""
+    import_module("cml_engine.ops").load_families()
+    return tuple(FAMILIES[name] for name in sorted(FAMILIES))
