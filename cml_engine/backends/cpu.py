@@ -11,9 +11,9 @@ import numpy as np
 from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops.common.blas import one_thread
-from cml_engine.ops.declaration.epilogue_cpu import apply_in_place
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import Cpu, OpSpec, Prepare, lookup
+from cml_engine.ops.elementwise.in_place import apply_in_place
 
 Array = np.ndarray[Any, Any]
 #: called after each node with its results
@@ -41,9 +41,9 @@ def run_node(
             others = arrays[count : count + len(epilogue.inputs)]
             count += len(epilogue.inputs)
             step = find(epilogue.op)
-            alone = epilogue.position == 0 and not needed and not step.from_game
-            in_place = alone and _is_unseen(spec, results[0], arrays)
-            if in_place and apply_in_place(epilogue.op, epilogue.attrs, results[0], others):
+            alone = epilogue.position == 0 and not needed and _is_unseen(spec, results[0], arrays)
+            formula = step.formula if alone else None
+            if formula and apply_in_place(formula, epilogue.attrs, results[0], others):
                 continue
             operands = epilogue.operands(others, so_far)
             results = _call(step, node, epilogue.attrs, operands)

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
+from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node, unused_name
+from cml_engine.ops.declaration.epilogue import has_room
 from cml_engine.ops.declaration.spec import is_own, lookup
 from cml_engine.passes.fold_constants import fold_constants
-from cml_engine.passes.fuse_epilogues import fuse_epilogues, has_room, one_operand, per_channel
+from cml_engine.passes.fuse_epilogues import fuse_epilogues, per_channel, takes_operand
 from cml_engine.passes.infer import infer_node
 
 Array = np.ndarray[Any, Any]
@@ -58,7 +59,7 @@ def _applicable(graph: Graph) -> set[str]:
             continue
         x = node.inputs[0]
         alone = len(consumers[x]) == 1 and node.inputs.count(x) == 1 and x not in roots
-        if alone and x in producers and _takes(producers[x]):
+        if alone and x in producers and _takes(fused, producers[x], node):
             found.add(node.outputs[0])
     return found
 
@@ -68,15 +69,16 @@ def _is_by_channel(graph: Graph, node: Node) -> bool:
     x, mean, variance, offset, scale = node.inputs
     result = graph.facts[node.outputs[0]]
     factor = all(per_channel(graph, result, name) for name in (variance, scale))
-    others = all(one_operand(graph, result, (name,), True) for name in (mean, offset))
+    others = all(takes_operand(graph, result, name) for name in (mean, offset))
     return factor and others and graph.facts[x] == result
 
 
-def _takes(producer: Node) -> bool:
+def _takes(graph: Graph, producer: Node, node: Node) -> bool:
+    """Whether it can apply the three steps, each with a tensor."""
     kernel = lookup(producer.op).kernel
-    if kernel is None or not kernel.epilogues.issuperset({*_STEPS, "prelu"}):
-        return False  # a kernel that takes slopes knows channels
-    return has_room(producer, _STEPS)
+    steps = [Epilogue(op, node.inputs[:1]) for op in _STEPS]
+    takes = kernel is not None and kernel.epilogues == "channels"
+    return takes and has_room(graph, (*producer.epilogues, *steps))
 
 
 def _expanded(node: Node, facts: dict[str, Fact], constants: dict[str, Array]) -> list[Node]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cml_engine.graph import Attrs, Epilogue, Graph, Node
-from cml_engine.ops.declaration.spec import is_own
-from cml_engine.ops.elementwise.row import MAX_OPERANDS, ROWS
+from cml_engine.ops.declaration.spec import formula_of
+from cml_engine.ops.elementwise.row import MAX_OPERANDS
 
 #: operators in one kernel; a GELU written out is nine. The kernel has them sixteen times, so each
 #: adds up to 60 ms to building it
@@ -36,7 +36,7 @@ def fuse_elementwise(graph: Graph) -> Graph:
     nodes: dict[str, Node] = {}  # in order, by first output
     for index, node in enumerate(graph.nodes):
         fused = node
-        if node.op in ROWS and is_own(node.op) and not node.epilogues:
+        if formula_of(node.op) and not node.epilogues:
             parts = _parts(graph, _Made(node, index, frozenset(node.outputs)), made, readers)
             fused = _joined([part.node for part in parts])
             for part in parts[:-1]:

@@ -12,8 +12,10 @@ from cml_engine.errors import OperatorError
 from cml_engine.graph import is_whole
 from cml_engine.layout import C4H, VECTOR_TYPE
 from cml_engine.ops.declaration.checks import fault
+from cml_engine.ops.declaration.epilogue import STEPS
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
+from cml_engine.ops.elementwise.row import CHAIN
 
 
 def check_dispatches(spec: OpSpec, op: Lowering, dispatches: Sequence[Any]) -> None:
@@ -56,8 +58,9 @@ def _check_form(spec: OpSpec, op: Lowering, dispatch: Any) -> None:
 
 def _check_promises(spec: OpSpec, op: Lowering, dispatches: Sequence[Dispatch]) -> None:
     """What the kernel stated that it can do has been asked of it: whether some launch does it."""
-    last = f"EPI{len(op.epilogues) - 1}"
-    if op.epilogues and not any(last in dispatch.defines for dispatch in dispatches):
+    if op.epilogues and not any(
+        dispatch.defines.keys() & {STEPS, CHAIN} for dispatch in dispatches
+    ):
         names = ", ".join(epilogue.op for epilogue in op.epilogues)
         raise _wrong(spec, op, f"does not apply the epilogues that its kernel states ({names})")
     half = VECTOR_TYPE[C4H]

@@ -8,6 +8,9 @@
 #define CML_POINTWISE
 
 #include "seal.hlsli"
+#define CML_T float
+#define CML_TRUTH bool
+#include "activations.hlsli"
 
 static const float CML_LN2 = 0.69314718;
 static const float CML_PI = 3.14159265;
@@ -22,12 +25,6 @@ bool cml_unequal(float a, float b) {
 // Built from a value of run time: a compiler may refuse a literal that is not a number.
 float cml_nan(float x) { return asfloat(asuint(x) | 0x7fc00000u); }
 
-// y, which is of |x|, with the sign of x: also where that is -0.
-float cml_odd_of(float y, float x) { return asfloat(asuint(y) ^ (asuint(x) & 0x80000000u)); }
-
-// Below 0, by its bits: neither -0 nor a NaN is.
-bool cml_negative(float x) { return asuint(x) - 0x80000001u <= 0x7f7fffffu; }
-
 float cml_sign(float x) { return cml_isnan(x) ? x : float(x > 0.0) - float(x < 0.0); }
 
 // Halves go up. Not floor(x + 0.5): the sum rounds for 0.49999997 and for odd numbers past 2^23.
@@ -40,13 +37,6 @@ float cml_round(float x) {
 // what depends on that asks first.
 float cml_min(float a, float b) { return cml_isnan(b) ? b : (a < b ? a : b); }
 float cml_max(float a, float b) { return cml_isnan(b) ? b : (a > b ? a : b); }
-
-// A NaN stays one; a bound that is one does not bound.
-float cml_clamp(float x, float low, float high) {
-    if (cml_isnan(x)) { return x; }
-    float y = x > high ? high : x;
-    return y < low ? low : y;
-}
 
 // Half an odd number ends in .5; an infinity does not.
 bool cml_odd(float integral) { return frac(abs(integral) * 0.5) == 0.5; }
@@ -174,15 +164,6 @@ float cml_cosh(float x) {
     return 0.5 * e * e + 0.5 / e / e;
 }
 
-float cml_tanh(float x) {
-    float a = abs(x);
-    float z = a * a;
-    float t = exp(-2.0 * a);
-    float y = (1.0 - t) / (1.0 + t);
-    if (a < 0.2) { y = a + a * z * (-0.333333333 + z * (0.133333333 - z * 0.0539682540)); }
-    return cml_odd_of(y, x);
-}
-
 // log(1 + u), u >= 0: the rounding of 1 + u is undone to first order
 float cml_log1p(float u) {
     float w = cml_sealed(1.0 + u);
@@ -238,12 +219,6 @@ float cml_erf(float x) {
     float t = 1.0 / (1.0 + 0.3275911 * a);
     float p = (1.061405429 * t - 1.453152027) * t + 1.421413741;
     return cml_odd_of(1.0 - ((p * t - 0.284496736) * t + 0.254829592) * t * exp(-z), x);
-}
-
-float cml_sigmoid(float x) {
-    // the exponent is never positive, so nothing overflows
-    float t = exp(-abs(x));
-    return (x < 0.0 ? t : 1.0) / (1.0 + t);
 }
 
 float cml_softplus(float x) { return (x > 0.0 ? x : 0.0) + cml_log1p(exp(-abs(x))); }

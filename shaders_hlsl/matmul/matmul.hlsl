@@ -10,6 +10,9 @@
 //
 // A sum longer than one dispatch may take goes on in the next: `accumulate` starts from C.
 
+#if defined(BIAS) || defined(EPI_STEPS)
+#define FINISHES
+#endif
 #include "divide.hlsli"
 #include "epilogue.hlsli"
 
@@ -26,10 +29,6 @@ uint batch_offset(uint batch, bool left)
     }
     return offset;
 }
-
-#if defined(BIAS) || EPI0 != 0
-#define FINISHES
-#endif
 
 // What follows the sum, once it is whole.
 float finished(float sum, uint n, uint at)

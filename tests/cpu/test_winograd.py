@@ -14,10 +14,17 @@ from cml_engine.ops.conv import cpu_winograd as winograd_cpu
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.cpu import conv_cpu
 from cml_engine.ops.conv.shapes import conv_shape
-from cml_engine.ops.declaration import epilogue_cpu
-from cml_engine.ops.declaration.epilogue_cpu import apply_in_place
 from cml_engine.ops.declaration.scratch import Scratch
-from cml_engine.ops.declaration.spec import OpSpec, lookup, register, same_as, unregister
+from cml_engine.ops.declaration.spec import (
+    OpSpec,
+    formula_of,
+    lookup,
+    register,
+    same_as,
+    unregister,
+)
+from cml_engine.ops.elementwise.in_place import apply_in_place
+from cml_engine.ops.elementwise.operators import in_place
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import full_attrs
 
@@ -259,7 +266,7 @@ def test_in_place_is_the_definition(op, attrs, others):
                 for o in others]  # fmt: skip
     with np.errstate(all="ignore"):
         wanted = lookup(op).cpu(Attrs(attrs), x, *operands)
-        done = apply_in_place(op, Attrs(attrs), x, operands)
+        done = apply_in_place(formula_of(op), Attrs(attrs), x, operands)
     finite = np.isfinite(list(attrs.values())).all() and all(np.isfinite(o).all() for o in operands)
     assert done or not finite
     if done:
@@ -269,14 +276,14 @@ def test_in_place_is_the_definition(op, attrs, others):
 @pytest.mark.parametrize("slopes", [(1, 7), (1, 7, 1, 1), (), (2, 7, 30, 40), (1, 1, 30)])
 @pytest.mark.parametrize("low", [-1.0, 0.1])
 def test_prelu_in_blocks(rng, monkeypatch, slopes, low):
-    monkeypatch.setattr(epilogue_cpu, "_BLOCK", 1000)
+    monkeypatch.setattr(in_place, "_BLOCK", 1000)
     slope = rng.uniform(low, 1, slopes).astype(np.float32)
     for order in ((0, 1, 2, 3), (0, 3, 1, 2)):
         shape = np.array((2, 7, 30, 40))
         laid = [int(shape[order.index(axis)]) for axis in range(4)]
         x = rng.uniform(-1, 1, laid).astype(np.float32).transpose(order)
         wanted = lookup("prelu").cpu(Attrs({}), x, slope)
-        assert apply_in_place("prelu", Attrs({}), x, [slope])
+        assert apply_in_place(formula_of("prelu"), Attrs({}), x, [slope])
         np.testing.assert_array_equal(x, wanted)
 
 
@@ -284,8 +291,8 @@ def test_not_in_place_where_the_shape_or_the_type_would_change():
     x = np.ones((1, 3, 1), np.float32)
     for other in (np.ones((1, 3, 2), np.float32), np.ones((1, 3, 1, 1), np.float32),
                   np.ones((1, 3, 1), np.float64)):  # fmt: skip
-        assert not apply_in_place("add", Attrs({}), x, [other])
-    assert not apply_in_place("sigmoid", Attrs({}), x, [])
+        assert not apply_in_place(formula_of("add"), Attrs({}), x, [other])
+    assert not apply_in_place(formula_of("sigmoid"), Attrs({}), x, [])
     assert (x == 1).all()
 
 

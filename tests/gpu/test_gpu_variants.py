@@ -96,12 +96,10 @@ CHAINS = [(s,) for s in STEPS] + [("add", "prelu"), ("prelu", "add", "clamp", "s
 @pytest.mark.parametrize("steps", CHAINS, ids="-".join)
 @pytest.mark.parametrize("case", LINEAR, ids=lambda c: c.note)
 def test_linear_with_epilogues(case, steps, gpu, rng):
-    assert set(steps) <= lookup("linear").kernel.epilogues
     check_graph(*fused("linear", case, rng, *steps), gpu)
 
 
 @pytest.mark.parametrize("step", sorted(set(STEPS) - {"prelu"}))
 def test_matmul_with_epilogues(step, gpu, rng):
-    assert step in lookup("matmul").kernel.epilogues
     case = Case(((2, 3, 9, 20), (2, 1, 20, 11)), {"transposeA": False, "transposeB": False})
     check_graph(*fused("matmul", case, rng, step, "add"), gpu)

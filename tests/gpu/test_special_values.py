@@ -9,7 +9,6 @@ import pytest
 import cml_engine as cml
 from cml_engine.graph import Attrs, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.ops.declaration.epilogue import SUPPORTED
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.ops.elementwise.row import ROWS
 from cml_engine.passes.infer import infer_facts
@@ -155,7 +154,7 @@ def behind(producer, op, x):
 
 @pytest.mark.parametrize(
     ("producer", "op"),
-    [("matmul", op) for op in sorted(SUPPORTED - {"prelu"})]
+    [("matmul", name) for name, row in ROWS.items() if row.fusable]
     + [("conv", op) for op in ("clamp", "leaky_relu", "prelu", "relu", "sigmoid", "tanh")],
 )
 def test_behind_another(producer, op, gpu):

@@ -15,7 +15,6 @@ from cml_engine.ops.conv.cpu_channels_last import prepare_conv
 from cml_engine.ops.conv.gpu import lower_conv, lower_deconv
 from cml_engine.ops.conv.kernels.tile import PARAMS
 from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
-from cml_engine.ops.declaration.epilogue import SUPPORTED
 from cml_engine.ops.declaration.spec import Cost, Kernel, OpSpec, Tolerance, register
 
 TOLERANCE = Tolerance(
@@ -62,7 +61,7 @@ register(
             lower=lower_conv,
             layouts="any",
             half="each",
-            epilogues=SUPPORTED,
+            epilogues="channels",
             trusted=True,
         ),
         cost=conv_cost,
@@ -82,7 +81,7 @@ register(
             lower=lower_deconv,
             layouts="any",
             half="each",
-            epilogues=SUPPORTED,
+            epilogues="channels",
             trusted=True,
         ),
         cost=deconv_cost,

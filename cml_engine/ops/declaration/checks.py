@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Set
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -24,6 +23,7 @@ _LINE_COMMENT = re.compile(r"//[^\n]*")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _ENTRY = re.compile(r"\bvoid\s+kernel\s*\(([^)]*)\)")
 _LAYOUTS = ("plain", "same", "blocks", "any")
+_EPILOGUES = ("none", "places", "channels")
 #: the most threads that any device of WebGPU's lets a workgroup have
 _MAX_GROUP = 1024
 #: what a kernel finds of a tensor ``a`` besides ``a`` itself, as ``a_size`` and so on
@@ -191,18 +191,15 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
 
 def _check_promises(kernel: Kernel, spec: OpSpec) -> None:
     """Passes take a kernel at its word, so a word too much is a wrong number later."""
-    from cml_engine.ops.declaration.epilogue import SUPPORTED
-
-    allowed = (("layouts", _LAYOUTS, kernel.layouts), ("half", get_args(Half), kernel.half))
+    allowed = (
+        ("layouts", _LAYOUTS, kernel.layouts),
+        ("half", get_args(Half), kernel.half),
+        ("epilogues", _EPILOGUES, kernel.epilogues),
+    )
     for what, words, given in allowed:
         if given not in words and not (what == "half" and callable(given)):
             listed = ", ".join(repr(word) for word in words)
             raise fault(spec, f"its kernel's {what} are {given!r}; wanted one of {listed}")
-    if not isinstance(kernel.epilogues, Set):
-        raise fault(spec, f"its kernel's epilogues are {kernel.epilogues!r}; wanted a set of names")
-    if unknown := sorted(map(str, set(kernel.epilogues) - SUPPORTED)):
-        listed = ", ".join(sorted(SUPPORTED))
-        raise fault(spec, f"its kernel's epilogues have '{unknown[0]}'; wanted some of {listed}")
     if kernel.interface:
         raise fault(spec, "its kernel states an interface, which the engine writes; leave it out")
     usual = Kernel()
@@ -224,7 +221,7 @@ def _check_promises(kernel: Kernel, spec: OpSpec) -> None:
             "its kernel states half, which is for feature maps in blocks of four channels, and "
             "takes none: its layouts are plain",
         )
-    if kernel.epilogues and _is_game_file(kernel) and "cml_epilogue(" not in text:
+    if kernel.epilogues != "none" and _is_game_file(kernel) and "cml_epilogue(" not in text:
         raise fault(
             spec,
             f"its kernel states epilogues, but '{_shown(kernel)}' never calls cml_epilogue (of "

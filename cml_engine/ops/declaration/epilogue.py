@@ -1,19 +1,22 @@
 """Elementwise operators fused into a kernel that produces a tensor: what the kernel must be given.
 
-The shader's side is ``shaders_hlsl/include/epilogue.hlsli``. A kernel that takes epilogues lists
-:data:`SUPPORTED`, appends :data:`PARAMS` to its parameters, and for each node asks
-:func:`epilogue_of` for the defines, values and tensors.
+The statements are made of the operators' own formulas; ``shaders_hlsl/include/epilogue.hlsli`` is
+their frame. A kernel that takes epilogues says so (``Kernel.epilogues``), appends :data:`PARAMS` to
+its parameters, and for each node asks :func:`epilogue_of` for the defines, values and tensors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Epilogue, Fact
+from cml_engine.graph import Epilogue, Fact, Graph
+from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import formula_of
 
 Array = np.ndarray[Any, Any]
 
@@ -22,17 +25,11 @@ MAX_STEPS = 5
 #: tensors that the steps read: with a conv's input, filter, bias and result, as many as every
 #: device of WebGPU's binds
 MAX_TENSORS = 4
-#: two numbers for each step
-PARAMS = f"epi_value:f{2 * MAX_STEPS}"
-#: the shader's number of each operator
-_CODES = {
-    "relu": 1, "leaky_relu": 2, "prelu": 3, "sigmoid": 4, "tanh": 5, "clamp": 6, "add": 7,
-    "silu": 8, "mul": 9, "sub": 10, "div": 11,
-}  # fmt: skip
-SUPPORTED = frozenset(_CODES)
-#: those with a tensor beside the result, and the shader's number of what it has a value for
-WITH_TENSOR = frozenset({"prelu", "add", "mul", "sub", "div"})
-_BY_PLACE, _BY_CHANNEL, _BY_ONE, _BY_POSITION = 1, 2, 3, 4
+#: numbers that come as parameters: attributes, constants, how many positions there are
+_MAX_VALUES = 10
+PARAMS = f"epi_value:f{_MAX_VALUES}"
+#: the define that has the statements
+STEPS = "EPI_STEPS"
 #: larger numbers of positions are not exact in a float
 _MOST_POSITIONS = 1 << 24
 
@@ -46,46 +43,133 @@ class EpilogueArgs:
     tensors: tuple[str, ...]
 
 
+def has_room(graph: Graph, epilogues: Iterable[Epilogue]) -> bool:
+    """Whether a kernel can do all of these behind its own result."""
+    steps = list(epilogues)
+    operands = [name for step in steps for name in step.inputs]
+    tensors = [name for name in operands if _number(graph, name) is None]
+    attributes = sum(len(step_formula(step).attrs) for step in steps)
+    fits = len(steps) <= MAX_STEPS and len(tensors) <= MAX_TENSORS
+    return fits and len(operands) + attributes <= _MAX_VALUES
+
+
+def step_formula(epilogue: Epilogue) -> Formula:
+    """What the fused operator computes."""
+    formula = formula_of(epilogue.op)
+    assert formula is not None  # only these are fused
+    return formula
+
+
 def epilogue_of(
     op: Lowering, slot: int, channel_axis: int = 1, vector: bool = False
 ) -> EpilogueArgs:
     """The arguments of ``op``'s epilogues, their tensors bound as ``T<slot>``, ``T<slot+1>``, ….
 
-    ``vector``: the kernel stores ``float4`` of four channels. An operand has a value for every
-    place of the result, for every index of its ``channel_axis``, one for all, or
+    ``vector``: the kernel stores ``float4`` of four channels. An operand is a number, or it has a
+    value for every place of the result, for every index of its ``channel_axis``, one for all, or
     (:func:`is_by_position`) one for every position.
     """
-    if len(op.epilogues) > MAX_STEPS:
-        raise op.refuse(f"{len(op.epilogues)} fused operators, at most {MAX_STEPS} are possible")
-    kind = "float4" if vector else "float"
-    defines: dict[str, int | str] = {"EPI_TYPE": kind}
-    values = [0.0] * (2 * MAX_STEPS)
-    tensors: list[str] = []
-    for i, epilogue in enumerate(op.epilogues):
-        if epilogue.op not in _CODES:
-            raise op.refuse(f"cannot apply '{epilogue.op}' to its result; run it as its own node")
-        defines[f"EPI{i}"] = _CODES[epilogue.op]
-        values[2 * i : 2 * i + 2] = _numbers(op, epilogue)
-        if epilogue.op in WITH_TENSOR:
-            by, operand = _operand(op, epilogue, channel_axis)
-            tensor = f"T{slot + len(tensors)}"
-            defines |= {f"EPI{i}_BY": by, f"EPI{i}_TENSOR": tensor}
-            defines[f"{tensor}_TYPE"] = _type_of(op, operand, by, kind)
-            if by == _BY_POSITION:
-                values[2 * i] = float(op.fact(operand).size)
-            tensors.append(operand)
-    return EpilogueArgs(defines, {"epi_value": values}, tuple(tensors))
+    made = _Statements(op, slot, channel_axis, "float4" if vector else "float")
+    if not has_room(op.graph, op.epilogues):
+        raise op.refuse(
+            f"{len(op.epilogues)} fused operators; at most {MAX_STEPS} of {MAX_TENSORS} "
+            f"tensors and {_MAX_VALUES} numbers are possible"
+        )
+    for epilogue in op.epilogues:
+        made.add(epilogue)
+    return made.arguments()
 
 
-def _numbers(op: Lowering, epilogue: Epilogue) -> tuple[float, float]:
-    if epilogue.op == "leaky_relu":
-        return float(epilogue.attrs["alpha"]), 0.0
-    if epilogue.op == "clamp":
-        low, high = (_constant(op, epilogue, name) for name in epilogue.inputs)
-        if low.size != 1 or high.size != 1:
-            raise op.refuse("a fused clamp takes single numbers; run it as its own node")
-        return float(low.reshape(())), float(high.reshape(()))
-    return 0.0, 0.0
+@dataclass
+class _Statements:
+    """The HLSL of a node's epilogues in the making."""
+
+    op: Lowering
+    slot: int
+    channel_axis: int
+    kind: str
+    defines: dict[str, int | str] = field(default_factory=dict)
+    values: list[float] = field(default_factory=list)
+    tensors: list[str] = field(default_factory=list)
+    #: what is read once for each channel: its fields in ``EpiOperands``, and how they are read
+    fields: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+
+    def arguments(self) -> EpilogueArgs:
+        defines = self.defines | {"EPI_WIDTH": 4 if self.kind == "float4" else 1}
+        if self.steps:
+            defines[STEPS] = " ".join(self.steps)
+        if self.fields:
+            defines |= {"EPI_FIELDS": " ".join(self.fields), "EPI_READS": " ".join(self.reads)}
+        values = self.values + [0.0] * (_MAX_VALUES - len(self.values))
+        return EpilogueArgs(defines, {"epi_value": values}, tuple(self.tensors))
+
+    def add(self, epilogue: Epilogue) -> None:
+        """One more statement, of ``v``: by four numbers at once where the expression can be."""
+        formula = formula_of(epilogue.op)
+        if formula is None or not formula.fusable:
+            raise self.op.refuse(
+                f"cannot apply '{epilogue.op}' to its result; run it as its own node"
+            )
+        attributes = [self._value(value) for value in formula.values(epilogue.attrs)]
+        others = [self._operand(epilogue, name) for name in epilogue.inputs]
+        operands = epilogue.operands(others, [(self.kind, "v")])
+        named = list(zip(LETTERS, operands, strict=False))
+        text = formula.wide_expression(self.kind, attributes)
+        if text is not None:
+            locals_ = " ".join(f"{kind} {letter} = {value};" for letter, (kind, value) in named)
+            self.steps.append(f"{{ {locals_} v = {text}; }}")
+            return
+        self.defines["EPI_SINGLE"] = 1
+        text = formula.expression(attributes)
+        for lane in ["[0]", "[1]", "[2]", "[3]"] if self.kind == "float4" else [""]:
+            parts = [f"float {n} = ({v}){lane if k == self.kind else ''};" for n, (k, v) in named]
+            self.steps.append(f"{{ {' '.join(parts)} v{lane} = {text}; }}")
+
+    def _value(self, value: float) -> str:
+        self.values.append(value)
+        return f"epi_value({len(self.values) - 1})"
+
+    def _read(self, text: str) -> str:
+        """What is read once for each channel, however many of its positions are stored."""
+        name = f"read{len(self.fields)}"
+        self.fields.append(f"{self.kind} {name};")
+        self.reads.append(f"operands.{name} = {text};")
+        return f"operands.{name}"
+
+    def _bind(self, name: str, kind: str) -> str:
+        tensor = f"T{self.slot + len(self.tensors)}"
+        self.tensors.append(name)
+        self.defines[f"{tensor}_TYPE"] = kind
+        return tensor
+
+    def _operand(self, epilogue: Epilogue, name: str) -> tuple[str, str]:
+        """The type and the text of an operand, which is bound."""
+        op, graph = self.op, self.op.graph
+        result, fact, number = op.outputs[0], op.fact(name), _number(graph, name)
+        channels, value = result.shape[self.channel_axis], op.constant(name)
+        if number is not None:
+            return "float", self._value(number)
+        if fact.size == 1:
+            return self.kind, self._read(f"{self.kind}({self._bind(name, 'float')}[0])")
+        by_place = value is None and fact == result
+        if not by_place and self.channel_axis == 1 and is_by_position(fact, result):
+            positions = self._value(float(fact.size))
+            tensor = self._bind(name, "float")
+            return self.kind, f"{self.kind}({tensor}[at - operands.number * uint({positions})])"
+        if by_place and op.is_blocked(name) == op.is_blocked(op.out_names[0]):
+            return self.kind, f"{self._bind(name, op.vector_type(name))}[at]"
+        if fact.size == channels and not op.is_blocked(name):
+            if value is not None:
+                constant = value
+                key = f"{name}.channels{channels}"
+                name = op.pack(key, lambda: per_channel(constant, channels))
+            return self.kind, self._read(f"{self._bind(name, self.kind)}[channel]")
+        raise op.refuse(
+            f"cannot apply '{epilogue.op}' with '{name}', {fact} ({op.layout(name)}), to its "
+            f"result, {result} ({op.layout(op.out_names[0])}); run it as its own node"
+        )
 
 
 def is_by_position(operand: Fact, result: Fact) -> bool:
@@ -96,36 +180,11 @@ def is_by_position(operand: Fact, result: Fact) -> bool:
     return single and operand.shape == shape and operand.size <= _MOST_POSITIONS
 
 
-def _operand(op: Lowering, epilogue: Epilogue, channel_axis: int) -> tuple[int, str]:
-    """What the operand has a value for, and the tensor that has them."""
-    name, result = epilogue.inputs[0], op.out_names[0]
-    fact, channels = op.fact(name), op.outputs[0].shape[channel_axis]
-    value, slopes = op.constant(name), epilogue.op == "prelu"
-    if fact.size == 1 and not slopes:
-        return _BY_ONE, name
-    by_place = value is None and fact == op.fact(result)
-    if not slopes and not by_place and channel_axis == 1 and is_by_position(fact, op.outputs[0]):
-        return _BY_POSITION, name
-    if value is not None and value.size in (1, channels):
-        constant = value
-        key = f"{name}.channels{channels}"
-        return _BY_CHANNEL, op.pack(key, lambda: per_channel(constant, channels))
-    if value is None and not slopes:
-        if fact == op.fact(result) and op.is_blocked(name) == op.is_blocked(result):
-            return _BY_PLACE, name
-        if fact.size == channels and not op.is_blocked(name):
-            return _BY_CHANNEL, name
-    raise op.refuse(
-        f"cannot apply '{epilogue.op}' with '{name}', {fact} ({op.layout(name)}), to its result, "
-        f"{op.fact(result)} ({op.layout(result)}); run it as its own node"
-    )
-
-
-def _type_of(op: Lowering, operand: str, by: int, kind: str) -> str:
-    """A feature map's own type; values for channels lie one after the other."""
-    if by == _BY_PLACE:
-        return op.vector_type(operand)
-    return kind if by == _BY_CHANNEL else "float"
+def _number(graph: Graph, name: str) -> float | None:
+    """The one value of a constant that has no other."""
+    if not graph.is_constant(name) or graph.facts[name].size != 1:
+        return None
+    return float(graph.constants[name].reshape(()))
 
 
 def per_channel(value: Array, channels: int, multiple: int = 4) -> Array:
@@ -133,10 +192,3 @@ def per_channel(value: Array, channels: int, multiple: int = 4) -> Array:
     filled = np.zeros(-(-channels // multiple) * multiple, np.float32)
     filled[:channels] = value.reshape(-1)
     return filled
-
-
-def _constant(op: Lowering, epilogue: Epilogue, name: str) -> Array:
-    value = op.constant(name)
-    if value is None:
-        raise op.refuse(f"'{epilogue.op}' is fused with '{name}', which is not a constant")
-    return value

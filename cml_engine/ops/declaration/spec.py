@@ -18,6 +18,7 @@ import numpy as np
 
 from cml_engine.errors import OperatorError, UnsupportedOp
 from cml_engine.graph import Attrs, Fact, Node
+from cml_engine.ops.declaration.formula import Formula
 from cml_engine.ops.declaration.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ class Kernel:
         c4 best.
     half : which of the feature maps that it takes as c4 it takes in 16 bits too, c4h; a function
         ``half(node, facts) -> Half`` where that differs from node to node.
-    epilogues : the elementwise operators that it can apply to its result before storing it.
+    epilogues : the operands of the elementwise operators that it can apply to its result before
+        storing it: ``"places"``: one number, or one for each place of the result; ``"channels"``:
+        also one for each channel or each position.
     trusted : whether the shader runs without bounds and loop checks. Ours do; yours need not.
     source : the HLSL itself instead of a ``path``.
     interface : HLSL that the engine generates for it; not yours to set.
@@ -121,7 +124,7 @@ class Kernel:
     group: int = 64
     layouts: Literal["plain", "same", "blocks", "any"] = "plain"
     half: Half | Callable[[Node, Mapping[str, Fact]], Half] = "none"
-    epilogues: frozenset[str] = frozenset()
+    epilogues: Literal["none", "places", "channels"] = "none"
     trusted: bool = False
     source: str = ""
     interface: str = ""
@@ -218,6 +221,7 @@ class OpSpec:
     folder : where relative kernel paths start; :func:`register` sets it for a game's operators.
     prepare : ``prepare(attrs, facts, constants, scratch)`` gives the function that a CPU session
         calls for a node in the place of ``cpu``, or ``None`` to stay with that.
+    formula : what is elementwise about it, if anything; passes put it into other kernels.
     """
 
     name: str
@@ -232,6 +236,7 @@ class OpSpec:
     custom: bool = False
     folder: Path | None = None
     prepare: Prepare | None = None
+    formula: Formula | None = None
 
     @property
     def from_game(self) -> bool:
@@ -292,6 +297,11 @@ def is_own(*names: str) -> bool:
     """Whether all of these are this package's own operators. What passes know of an operator is
     known of ours: where a game has put its own in the place of one, they leave it alone."""
     return all(name in _REGISTRY and not _REGISTRY[name].from_game for name in names)
+
+
+def formula_of(name: str) -> Formula | None:
+    """What the operator of that name computes of each element, where it is elementwise."""
+    return lookup(name).formula
 
 
 def registered() -> Mapping[str, OpSpec]:

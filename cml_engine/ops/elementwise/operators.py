@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.ops.declaration.spec import EXACT, Tolerance
+from cml_engine.ops.elementwise import in_place
 from cml_engine.ops.elementwise.row import Row, declare
 
 Array = np.ndarray[Any, Any]
@@ -89,10 +90,10 @@ _TWO = ("scalar",) * 2
 _LOGICAL = ("logical",) * 2
 
 _ARITHMETIC = (
-    Row("add", "a + b", np.add, _TWO),
-    Row("sub", "a - b", np.subtract, _TWO),
-    Row("mul", "a * b", np.multiply, _TWO),
-    Row("div", "a / b", np.divide, _TWO, tolerance=DIVISION, low=0.5),
+    Row("add", "a + b", np.add, _TWO, fusable=True, commutative=True),
+    Row("sub", "a - b", np.subtract, _TWO, fusable=True),
+    Row("mul", "a * b", np.multiply, _TWO, fusable=True, commutative=True),
+    Row("div", "a / b", np.divide, _TWO, tolerance=DIVISION, low=0.5, fusable=True),
     Row("pow", "cml_pow(a, b)", np.power, _TWO, flops=20, tolerance=POWER, low=0.1,
         extra=(_POWERS,)),
     # NNEF's own definition, select(x < y, x, y): where x is NaN the result is y
@@ -138,7 +139,7 @@ _SIMPLE = (
     Row("rsqr", "1.0 / (a * a)", lambda x: 1 / (x * x), flops=2, tolerance=DIVISION, low=0.1),
     Row("rsqrt", "1.0 / sqrt(a)", lambda x: 1 / np.sqrt(x), flops=2, tolerance=DIVISION, low=0.1),
     Row("clamp", "cml_clamp(a, b, c)",
-        _clamp, ("scalar",) * 3, flops=2, tolerance=EXACT,
+        _clamp, ("scalar",) * 3, flops=2, tolerance=EXACT, fusable=True, in_place=in_place.clamp,
         extra=((_EDGES, _floats(0.0), _floats(1.0)),)),
 )  # fmt: skip
 
@@ -154,7 +155,8 @@ _FUNCTIONS = (
     Row("atan", "cml_atan(a)", np.arctan, flops=16, tolerance=TRIGONOMETRIC, extra=((_EDGES,),)),
     Row("sinh", "cml_sinh(a)", np.sinh, flops=14, tolerance=FUNCTION, low=-10, high=10),
     Row("cosh", "cml_cosh(a)", np.cosh, flops=14, tolerance=FUNCTION, low=-10, high=10),
-    Row("tanh", "cml_tanh(a)", np.tanh, flops=16, tolerance=FUNCTION, extra=((_EDGES,),)),
+    Row("tanh", "cml_tanh(a)", np.tanh, flops=16, tolerance=FUNCTION, extra=((_EDGES,),),
+        fusable=True),
     Row("asinh", "cml_asinh(a)", np.arcsinh, flops=20, tolerance=FUNCTION,
         extra=((_EDGES,), (_floats(1e20, -1e20),))),
     Row("acosh", "cml_acosh(a)", np.arccosh, flops=20, tolerance=FUNCTION, low=1.0, high=50.0,
@@ -164,10 +166,12 @@ _FUNCTIONS = (
 
 _ACTIVATIONS = (
     # a NaN stays one
-    Row("relu", "cml_negative(a) ? 0.0 : a", lambda x: np.maximum(x, 0), tolerance=EXACT),
-    Row("leaky_relu", "a < 0.0 ? {alpha} * a : a", _prelu,
-        flops=2, attrs={"alpha": (0.1, 0.0, 2.0)}),
-    Row("prelu", "a < 0.0 ? b * a : a", _prelu, _TWO, flops=2),
+    Row("relu", "cml_negative(a) ? 0.0 : a", lambda x: np.maximum(x, 0), tolerance=EXACT,
+        fusable=True, in_place=in_place.relu),
+    Row("leaky_relu", "a < 0.0 ? {alpha} * a : a", _prelu, flops=2,
+        attrs={"alpha": (0.1, 0.0, 2.0)}, fusable=True, in_place=in_place.leaky_relu),
+    Row("prelu", "a < 0.0 ? b * a : a", _prelu, _TWO, flops=2, fusable=True,
+        in_place=in_place.prelu),
     Row("elu", "cml_elu(a, {alpha})", _elu, flops=10, tolerance=FUNCTION,
         attrs={"alpha": (1.0, 0.5)}, extra=((_EDGES,),)),
     Row("selu", "{lambda} * cml_elu(a, {alpha})", _selu, flops=11, tolerance=FUNCTION,
@@ -176,8 +180,9 @@ _ACTIVATIONS = (
     Row("gelu", "a * cml_sigmoid(1.702 * a)", lambda x: x * _sigmoid(np.float32(1.702) * x),
         flops=13, tolerance=FUNCTION, extra=((_EDGES,),)),
     Row("silu", "a * cml_sigmoid(a)", lambda x: x * _sigmoid(x), flops=12, tolerance=FUNCTION,
-        extra=((_EDGES,),)),
-    Row("sigmoid", "cml_sigmoid(a)", _sigmoid, flops=11, tolerance=FUNCTION, extra=((_EDGES,),)),
+        extra=((_EDGES,),), fusable=True),
+    Row("sigmoid", "cml_sigmoid(a)", _sigmoid, flops=11, tolerance=FUNCTION, extra=((_EDGES,),),
+        fusable=True),
     Row("softplus", "cml_softplus(a)", lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
         flops=20, tolerance=FUNCTION, extra=((_EDGES,),)),
     Row("softabs", "sqrt(a * a + {epsilon})", lambda x, epsilon: np.sqrt(x * x + epsilon),

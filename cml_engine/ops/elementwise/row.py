@@ -1,14 +1,13 @@
 """What all elementwise operators have in common; ``operators.py`` is the table of them.
 
 A :class:`Row` says what an operator is, in HLSL and in NumPy. Shapes, broadcasting, the kernel
-variant, tests and cost follow from it. Its HLSL is an expression over operands and attributes, so
-that other kernels can put it behind their own results.
+variant, its place in chains and epilogues, tests and cost follow from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Node
 from cml_engine.layout import C4H, HLSL_TYPE, PLAIN, VECTOR_TYPE
 from cml_engine.ops.common.broadcast import Walk, broadcast_shapes, left_views, walk
+from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import (
     ROUNDING,
@@ -29,6 +29,7 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
     elementwise_cost,
+    formula_of,
     register,
 )
 
@@ -38,20 +39,18 @@ _GROUP = 64
 #: elements (or vectors of four) per thread, and dimensions per walk: as in elementwise.hlsl
 _PER_THREAD = 4
 _MAX_DIMS = 9
+#: the define that has a chain's statements
+CHAIN = "CHAIN"
 #: tensors that one kernel reads: with its result, as many as every device of WebGPU's binds
 MAX_OPERANDS = 7
 
 
 @dataclass(frozen=True)
 class Row:
-    """One elementwise operator.
+    """One elementwise operator: its :class:`Formula`, and its tests.
 
     Parameters
     ----------
-    hlsl : an expression over the operands ``a`` to ``e`` and ``{attribute}`` names.
-    numpy : ``numpy(*arrays, *attribute values)``.
-    types : the operands' NNEF types; ``?`` is any, the same for all that have it.
-    result : the result's type; ``?`` is that of the ``?`` operands.
     attrs : attributes in the order in which ``numpy`` takes them, each with test values.
     low, high : test values of the operands lie between these.
     extra : more test inputs, arrays of special values.
@@ -70,36 +69,30 @@ class Row:
     high: float = 3.0
     extra: tuple[tuple[Any, ...], ...] = ()
     brief: bool = False
+    fusable: bool = False
+    commutative: bool = False
+    in_place: Callable[..., bool] | None = None
 
     @property
     def arity(self) -> int:
         return len(self.types)
 
-    def values(self, attrs: Attrs) -> list[float]:
-        """The attributes' values, in the table's order."""
-        return [float(attrs[name]) for name in self.attrs]
+    @property
+    def formula(self) -> Formula:
+        return Formula(
+            **{f.name: getattr(self, f.name) for f in fields(Formula) if f.name != "attrs"},
+            attrs=tuple(self.attrs),
+        )
 
-    def expression(self, attribute: Callable[[int], str]) -> str:
-        """The HLSL with ``attribute(i)`` in the place of the i-th attribute."""
-        return self.hlsl.format(**{name: attribute(i) for i, name in enumerate(self.attrs)})
 
-
-#: every elementwise operator by name
+#: this package's elementwise operators by name
 ROWS: dict[str, Row] = {}
-
-
-def expression(op: str, attribute: Callable[[int], str]) -> str:
-    """The HLSL of an operator, with ``attribute(i)`` for its i-th attribute: for fused epilogues.
-
-    The operands are ``a``, ``b``, …; the functions it calls are in ``pointwise.hlsli``.
-    """
-    return ROWS[op].expression(attribute)
 
 
 # ---------------------------------------------------------------- shapes and types
 
 
-def _infer(row: Row, attrs: Attrs, *facts: Fact) -> Fact:
+def infer(row: Formula, attrs: Attrs, *facts: Fact) -> Fact:
     if len(facts) != row.arity:
         raise ShapeError(f"wanted {row.arity} operands, got {len(facts)}")
     generic = _generic_type(row, facts)
@@ -114,12 +107,12 @@ def _infer(row: Row, attrs: Attrs, *facts: Fact) -> Fact:
     return Fact(result, broadcast_shapes(*(f.shape for f in facts)))
 
 
-def _generic_type(row: Row, facts: Sequence[Fact]) -> str:
+def _generic_type(row: Formula, facts: Sequence[Fact]) -> str:
     """What ``?`` stands for: the type of the first operand that has it."""
     return next((f.dtype for f, t in zip(facts, row.types, strict=True) if t == "?"), "scalar")
 
 
-def _cpu(row: Row, attrs: Attrs, *arrays: Array) -> Array:
+def cpu(row: Formula, attrs: Attrs, *arrays: Array) -> Array:
     views = left_views(*arrays)
     dtype = views[-1].dtype if row.result == "?" else NUMPY_DTYPE[row.result]
     # overflow to infinity and NaN outside a domain are results here, as on the GPU
@@ -142,16 +135,16 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One operator of a chain: its row, its attributes' values, and for each operand which of the
-    kernel's tensors it is, or ``~i`` for the result of the chain's operator i."""
+    """One operator of a chain: its formula, its attributes' values, and for each operand which of
+    the kernel's tensors it is, or ``~i`` for the result of the chain's operator i."""
 
-    row: Row
+    formula: Formula
     values: tuple[float, ...]
     operands: tuple[int, ...]
 
 
 def launch(
-    row: Row, values: Sequence[float], operands: Sequence[Operand], out: Operand
+    row: Formula, values: Sequence[float], operands: Sequence[Operand], out: Operand
 ) -> Dispatch:
     """One elementwise step over any tensors, for operators that are made of several steps."""
     return launch_chain((Link(row, tuple(values), tuple(range(row.arity))),), operands, out)
@@ -175,14 +168,14 @@ def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operan
     )
 
 
-def _lower(row: Row, op: Lowering) -> Iterator[Dispatch]:
+def _lower(row: Formula, op: Lowering) -> Iterator[Dispatch]:
     names = tuple(dict.fromkeys(op.node.reads)) if op.epilogues else op.in_names
     *operands, out = (Operand(n, op.fact(n), op.layout(n)) for n in names + op.out_names)
     if out.fact.size:
         yield launch_chain(_chain(row, op, names), operands, out)
 
 
-def _chain(row: Row, op: Lowering, names: Sequence[str]) -> list[Link]:
+def _chain(row: Formula, op: Lowering, names: Sequence[str]) -> list[Link]:
     """The node's operator and those fused to it, over the tensors of those names."""
     if not op.epilogues:
         return [Link(row, tuple(row.values(op.attrs)), tuple(range(row.arity)))]
@@ -190,7 +183,8 @@ def _chain(row: Row, op: Lowering, names: Sequence[str]) -> list[Link]:
     for epilogue in op.epilogues:
         others = [names.index(n) for n in epilogue.inputs]
         operands = epilogue.operands(others, [~i for i in range(len(links))])
-        fused = ROWS[epilogue.op]
+        fused = formula_of(epilogue.op)
+        assert fused is not None  # only these are joined
         links.append(Link(fused, tuple(fused.values(epilogue.attrs)), tuple(operands)))
     return links
 
@@ -236,16 +230,16 @@ def _chain_defines(
     statements, first = [], 0
     for i, link in enumerate(chain):
         operands = []
-        for j, (letter, k) in enumerate(zip("abcde", link.operands, strict=False)):
+        for j, (letter, k) in enumerate(zip(LETTERS, link.operands, strict=False)):
             kind = element if k < 0 else HLSL_TYPE[inputs[k].dtype]
             value = f"r{~k}" if k < 0 else f"p{k}"
             if k < 0 or k in link.operands[:j]:
                 value = f"cml_sealed{'_too' if j else ''}({value})"
             operands.append(f"{kind} {letter} = {value};")
-        text = link.row.expression(lambda j, first=first: f"attr({first + j})")  # type: ignore[misc]
+        text = link.formula.expression([f"attr({first + j})" for j in range(len(link.values))])
         statements.append(f"{element} r{i}; {{ {' '.join(operands)} r{i} = {element}({text}); }}")
         first += len(link.values)
-    return {"CHAIN": " ".join(statements), "LAST": f"r{len(chain) - 1}"}
+    return {CHAIN: " ".join(statements), "LAST": f"r{len(chain) - 1}"}
 
 
 def _defines(
@@ -281,8 +275,8 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
     return "each" if alike else "none"
 
 
-def kernel_of(row: Row) -> Kernel:
-    """How the row's operator is launched."""
+def kernel_of(row: Formula) -> Kernel:
+    """How the operator is launched."""
     return replace(_kernel(row.arity, len(row.attrs)), lower=partial(_lower, row))
 
 
@@ -350,12 +344,14 @@ def _random(row: Row, shape: tuple[int, ...], dtype: str) -> Random:
 def declare(row: Row) -> OpSpec:
     """Register the operator and everything that follows from its row."""
     ROWS[row.name] = row
+    formula = row.formula
     return register(
         OpSpec(
             row.name,
-            infer=partial(_infer, row),
-            cpu=partial(_cpu, row),
-            kernel=kernel_of(row),
+            infer=partial(infer, formula),
+            cpu=partial(cpu, formula),
+            kernel=kernel_of(formula),
+            formula=formula,
             cost=elementwise_cost(row.flops),
             cases=_cases(row),
             tolerance=row.tolerance,

@@ -15,7 +15,6 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.blas import multiply
-from cml_engine.ops.declaration.epilogue import SUPPORTED
 from cml_engine.ops.declaration.spec import Case, Cost, Kernel, OpSpec, Random, Tolerance, register
 from cml_engine.ops.matmul.gpu import PARAMS, lower_linear, lower_matmul
 
@@ -104,7 +103,7 @@ register(
             "matmul/matmul.hlsl",
             PARAMS,
             lower=lower_matmul,
-            epilogues=SUPPORTED - {"prelu"},
+            epilogues="places",
             trusted=True,
         ),
         cost=_cost,
@@ -138,7 +137,7 @@ register(
         infer=_linear_infer,
         cpu=_linear_cpu,
         kernel=Kernel(
-            "matmul/matmul.hlsl", PARAMS, lower=lower_linear, epilogues=SUPPORTED, trusted=True
+            "matmul/matmul.hlsl", PARAMS, lower=lower_linear, epilogues="channels", trusted=True
         ),
         cost=_cost,
         tolerance=_SUMS,

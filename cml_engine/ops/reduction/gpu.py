@@ -26,10 +26,11 @@ from cml_engine.ops.common.broadcast import (
     split_channels,
 )
 from cml_engine.ops.declaration.choice import about
+from cml_engine.ops.declaration.formula import Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Case, Dispatch, Half, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
-from cml_engine.ops.elementwise.row import Operand, Row, launch
+from cml_engine.ops.elementwise.row import Operand, launch
 
 _MAX_DIMS = 9
 #: threads of a workgroup that reduces by a tree, and the elements it takes at most
@@ -55,8 +56,8 @@ def base_kernel(lower: Callable[[Lowering], Iterable[Dispatch]], half: Half) -> 
     return replace(_KERNEL, lower=lower, half=half)
 
 
-_FINISH_SOFTMAX = Row(
-    "softmax", "exp(a - b) / c", lambda x, m, total: np.exp(x - m) / total, ("scalar",) * 3
+_FINISH_SOFTMAX = Formula(
+    "exp(a - b) / c", lambda x, m, total: np.exp(x - m) / total, ("scalar",) * 3
 )
 
 

@@ -1,19 +1,20 @@
 """Elementwise operators applied in place to a result that nobody else holds.
 
-``elementwise/operators.py`` defines them. These give the same values (NaN and infinity included;
-of the two zeros perhaps the other one) without a mask and with at most one temporary: ``np.where``
-takes ten times as long.
+The rows of ``operators.py`` have them beside their definitions. These give the same values (NaN
+and infinity included; of the two zeros perhaps the other one) without a mask and with at most one
+temporary: ``np.where`` takes ten times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from cml_engine.graph import Attrs
 from cml_engine.ops.common.broadcast import left_view
+from cml_engine.ops.declaration.formula import Formula
 
 Array = np.ndarray[Any, Any]
 
@@ -23,12 +24,15 @@ _BLOCK = 1 << 16
 _ZEROS = np.zeros(_BLOCK, np.float32)
 
 
-def apply_in_place(op: str, attrs: Attrs, x: Array, others: Sequence[Array]) -> bool:
-    """``x = op(x, *others)``; False (and nothing done) where there is no way to do so here."""
-    form = _FORMS.get(op)
-    if form is None or not all(_fits(x, other) for other in others):
+def apply_in_place(formula: Formula, attrs: Attrs, x: Array, others: Sequence[Array]) -> bool:
+    """``x = formula(x, *others)``; False (and nothing done) where there is no way to do so here."""
+    if not all(_fits(x, other) for other in others):
         return False
-    return form(attrs, x, *(left_view(other, x.ndim) for other in others))
+    views = [left_view(other, x.ndim) for other in others]
+    if isinstance(formula.numpy, np.ufunc) and x.dtype == np.float32:
+        formula.numpy(x, *views, out=x)
+        return True
+    return formula.in_place is not None and formula.in_place(attrs, x, *views)
 
 
 def _fits(x: Array, other: Array) -> bool:
@@ -39,7 +43,7 @@ def _fits(x: Array, other: Array) -> bool:
     )
 
 
-def _relu(attrs: Attrs, x: Array) -> bool:
+def relu(attrs: Attrs, x: Array) -> bool:
     laid = x.transpose(sorted(range(x.ndim), key=lambda i: -x.strides[i]))
     if not laid.flags.c_contiguous:
         np.maximum(x, _ZERO, out=x)
@@ -53,7 +57,7 @@ def _relu(attrs: Attrs, x: Array) -> bool:
     return True
 
 
-def _prelu(attrs: Attrs, x: Array, slope: Array) -> bool:
+def prelu(attrs: Attrs, x: Array, slope: Array) -> bool:
     if not np.isfinite(slope).all():
         return False
     gentle = bool(np.all((slope > 0) & (slope <= 1)))
@@ -86,40 +90,14 @@ def _blocks(x: Array, other: Array) -> Iterator[tuple[Array, Array]]:
         yield x[place], other[place] if along else other
 
 
-def _leaky_relu(attrs: Attrs, x: Array) -> bool:
-    return _prelu(attrs, x, np.asarray(attrs["alpha"], np.float32))
+def leaky_relu(attrs: Attrs, x: Array) -> bool:
+    return prelu(attrs, x, np.asarray(attrs["alpha"], np.float32))
 
 
-def _clamp(attrs: Attrs, x: Array, low: Array, high: Array) -> bool:
+def clamp(attrs: Attrs, x: Array, low: Array, high: Array) -> bool:
     if low.size == high.size == 1 and low.item() <= high.item():
         np.clip(x, low.item(), high.item(), out=x)  # one pass in the place of two slow ones
         return True
     np.copyto(x, high, where=x > high)
     np.copyto(x, low, where=x < low)
     return True
-
-
-def _add(attrs: Attrs, x: Array, other: Array) -> bool:
-    np.add(x, other, out=x)
-    return True
-
-
-def _sub(attrs: Attrs, x: Array, other: Array) -> bool:
-    np.subtract(x, other, out=x)
-    return True
-
-
-def _mul(attrs: Attrs, x: Array, other: Array) -> bool:
-    np.multiply(x, other, out=x)
-    return True
-
-
-_FORMS: Mapping[str, Callable[..., bool]] = {
-    "relu": _relu,
-    "prelu": _prelu,
-    "leaky_relu": _leaky_relu,
-    "clamp": _clamp,
-    "add": _add,
-    "sub": _sub,
-    "mul": _mul,
-}

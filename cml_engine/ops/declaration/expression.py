@@ -1,0 +1,326 @@
+"""Expressions of numbers: what an elementwise operator computes, read once and written in the form
+that each place wants: HLSL of one number, HLSL of four at once, NumPy.
+
+Numbers, operands, ``{attributes}``, ``+ - * /``, comparisons, ``&& ||``, ``c ? x : y``, parentheses
+and calls. A condition is no number and a number no condition, so that all forms mean the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|\{(?P<attribute>\w+)\}"
+    r"|(?P<name>[A-Za-z_]\w*)|(?P<symbol><=|>=|==|!=|&&|\|\||[-+*/<>?:(),])|(?P<end>$))"
+)
+_BINARY: Mapping[str, tuple[int, Callable[..., Any]]] = {
+    "||": (1, np.logical_or), "&&": (2, np.logical_and),
+    "==": (3, np.equal), "!=": (3, np.not_equal),
+    "<": (4, np.less), "<=": (4, np.less_equal), ">": (4, np.greater), ">=": (4, np.greater_equal),
+    "+": (5, np.add), "-": (5, np.subtract), "*": (6, np.multiply), "/": (6, np.divide),
+}  # fmt: skip
+_LOGIC = ("||", "&&")
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+#: functions of shaders that give a condition, and those that take four numbers as well as one
+_CONDITIONS = frozenset({"cml_isnan", "cml_isinf", "cml_negative", "cml_unequal"})
+_OF_FOUR = frozenset(
+    "abs exp exp2 log log2 sqrt floor ceil cml_negative cml_clamp cml_sigmoid cml_tanh".split()
+)
+#: far more than anybody writes: parts in one another, letters, parts with all calls written out
+_MOST_DEEP, _MOST_LETTERS, _MOST_PARTS = 64, 600, 1000
+
+
+class ExpressionError(ValueError):
+    """What is wrong with an expression, and ``at`` which character of it, from 0."""
+
+    def __init__(self, what: str, text: str, at: int) -> None:
+        super().__init__(f"{what}, at character {at + 1}:\n    {text}\n    {' ' * at}^")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An operator that expressions may call: its own expression and its NumPy function."""
+
+    hlsl: str
+    arity: int
+    numpy: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of an expression. ``kind``: ``number``, ``operand`` (``text`` is its letter),
+    ``attribute``, ``call``, ``known`` (an operator's: the first part is its body), ``choice``, or
+    the symbol of what is done with the ``parts``."""
+
+    kind: str
+    text: str = ""
+    parts: tuple[Term, ...] = ()
+    at: int = 0
+    numpy: Callable[..., Any] | None = None
+    size: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", 1 + sum(part.size for part in self.parts))
+
+    @property
+    def is_condition(self) -> bool:
+        if self.kind == "known":
+            return False
+        return self.kind in (*_LOGIC, *_COMPARISONS) or self.text in _CONDITIONS
+
+    def calls(self) -> list[Term]:
+        """Calls of functions that only shaders have."""
+        inner = [call for part in self.parts for call in part.calls()]
+        return [self, *inner] if self.kind == "call" else inner
+
+
+def parse(
+    text: str,
+    operands: Mapping[str, str],
+    attributes: Sequence[str] = (),
+    known: Mapping[str, Known] | None = None,
+) -> Term:
+    """The expression. ``operands`` gives the letter of each name; what is called and not ``known``
+    is a function of shaders. :class:`ExpressionError` where it is none, or no number."""
+    return _Parser(text, operands, attributes, known or {}).whole()
+
+
+class _Parser:
+    def __init__(
+        self,
+        text: str,
+        operands: Mapping[str, str],
+        attributes: Sequence[str],
+        known: Mapping[str, Known],
+    ) -> None:
+        self._text = text
+        self._operands, self._attributes, self._known = operands, attributes, known
+        self._deep = 0
+        self._next = 0
+        if len(text) > _MOST_LETTERS:
+            raise ExpressionError(f"more than {_MOST_LETTERS} letters", text[:40], 0)
+        self._advance()
+
+    def whole(self) -> Term:
+        found = self._number(self._choice())
+        if self._kind != "end":
+            raise self._wrong("wanted an operator or the end")
+        return found
+
+    def _advance(self) -> None:
+        match = _TOKEN.match(self._text, self._next)
+        if match is None:
+            at = self._next + len(self._text[self._next :]) - len(self._text[self._next :].lstrip())
+            raise ExpressionError(f"'{self._text[at]}' is not for expressions", self._text, at)
+        self._kind = str(match.lastgroup)
+        self._token = match[self._kind]
+        self._at = match.end() - len(match[0].lstrip())
+        self._next = match.end()
+
+    def _taken(self, symbol: str) -> bool:
+        found = self._kind == "symbol" and self._token == symbol
+        if found:
+            self._advance()
+        return found
+
+    def _enter(self) -> None:
+        self._deep += 1
+        if self._deep > _MOST_DEEP:
+            raise ExpressionError(
+                f"more than {_MOST_DEEP} parts in one another", self._text, self._at
+            )
+
+    def _expect(self, symbol: str) -> None:
+        if not self._taken(symbol):
+            raise self._wrong(f"wanted '{symbol}'")
+
+    def _wrong(self, wanted: str) -> ExpressionError:
+        got = "the end" if self._kind == "end" else f"'{self._token}'"
+        return ExpressionError(f"{wanted}, got {got}", self._text, self._at)
+
+    def _number(self, term: Term) -> Term:
+        if term.is_condition:
+            raise ExpressionError("wanted a number, got a condition", self._text, term.at)
+        return term
+
+    def _condition(self, term: Term) -> Term:
+        if not term.is_condition:
+            raise ExpressionError(
+                "wanted a condition (a comparison), got a number", self._text, term.at
+            )
+        return term
+
+    def _choice(self) -> Term:
+        self._enter()
+        found = self._sum(0)
+        if self._kind == "symbol" and self._token == "?":
+            condition = self._condition(found)
+            self._advance()
+            then = self._number(self._choice())
+            self._expect(":")
+            found = Term(
+                "choice", "", (condition, then, self._number(self._choice())), condition.at
+            )
+        self._deep -= 1
+        return found
+
+    def _sum(self, strength: int) -> Term:
+        left = self._single()
+        while self._kind == "symbol" and _BINARY.get(self._token, (0,))[0] > strength:
+            symbol, at = self._token, self._at
+            self._advance()
+            right = self._sum(_BINARY[symbol][0])
+            of = self._condition if symbol in _LOGIC else self._number
+            left = Term(symbol, "", (of(left), of(right)), at)
+        return left
+
+    def _single(self) -> Term:
+        at, kind, token = self._at, self._kind, self._token
+        if kind == "symbol" and token in "-+":
+            self._enter()
+            self._advance()
+            inner = self._number(self._single())
+            self._deep -= 1
+            return Term("negative", "", (inner,), at) if token == "-" else inner
+        if self._taken("("):
+            inner = self._choice()
+            self._expect(")")
+            return inner
+        if kind in ("end", "symbol"):
+            raise self._wrong("wanted a number, a name or '('")
+        self._advance()
+        if kind == "number":
+            with np.errstate(over="ignore"):
+                finite = np.isfinite(np.float32(token))
+            if not finite:
+                raise ExpressionError(f"{token} has no place in 32 bits", self._text, at)
+            return Term(kind, token, (), at)
+        if kind == "attribute":
+            return Term(kind, self._named(token, self._attributes, "attribute", at), (), at)
+        if self._kind == "symbol" and self._token == "(":
+            return self._call(token, at)
+        self._named(token, tuple(self._operands), "operand", at)
+        return Term("operand", self._operands[token], (), at)
+
+    def _named(self, name: str, names: Sequence[str], what: str, at: int) -> str:
+        if name in names:
+            return name
+        if what == "operand" and name in self._attributes:
+            raise ExpressionError(f"attributes are written {{{name}}}", self._text, at)
+        listed = ", ".join(names) or "there are none"
+        raise ExpressionError(f"'{name}' is no {what} ({listed})", self._text, at)
+
+    def _call(self, name: str, at: int) -> Term:
+        self._advance()
+        parts: list[Term] = []
+        while not parts or self._taken(","):
+            parts.append(self._number(self._choice()))
+        self._expect(")")
+        known = self._known.get(name)
+        if known is None:
+            return Term("call", name, tuple(parts), at)
+        if len(parts) != known.arity:
+            raise ExpressionError(
+                f"{name} takes {known.arity} numbers, got {len(parts)}", self._text, at
+            )
+        letters = "abcde"[: known.arity]
+        body = parse(known.hlsl, dict(zip(letters, letters, strict=True)))
+        body = _with_operands(body, dict(zip(letters, parts, strict=True)))
+        made = Term("known", name, (body, *parts), at, known.numpy)
+        if made.size > _MOST_PARTS:
+            raise ExpressionError(f"more than {_MOST_PARTS} parts", self._text, at)
+        return made
+
+
+def _with_operands(term: Term, values: Mapping[str, Term]) -> Term:
+    if term.kind == "operand":
+        return values[term.text]
+    parts = tuple(_with_operands(part, values) for part in term.parts)
+    return Term(term.kind, term.text, parts, term.at, term.numpy)
+
+
+def near_names(name: str, known: Mapping[str, Known]) -> str:
+    """The known functions, those like the name first."""
+    near = get_close_matches(name, known, n=3) or get_close_matches(name[4:], known, n=3)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
+
+
+# ---------------------------------------------------------------- forms
+
+
+def hlsl(term: Term) -> str:
+    """HLSL of one number, with ``{attributes}``: every operation in parentheses, every number as
+    32 bits hold it."""
+    inner = [hlsl(part) for part in term.parts]
+    if term.kind == "!=":
+        return f"cml_unequal({inner[0]}, {inner[1]})"  # true for a NaN, as in C and in NumPy
+    if term.kind == "choice":
+        return f"({inner[0]} ? {inner[1]} : {inner[2]})"
+    return _alike(term, inner)
+
+
+def wide_hlsl(term: Term, kind: str) -> str | None:
+    """HLSL of all numbers of a ``kind`` (``float``, ``float4``) at once, without branches; None
+    where it calls what only takes one."""
+    inner = [
+        wide_hlsl(part, kind) for part in (term.parts[:1] if term.kind == "known" else term.parts)
+    ]
+    if None in inner or (term.kind == "call" and term.text not in _OF_FOUR) or term.kind == "!=":
+        return None
+    given = [str(part) for part in inner]
+    if term.kind == "choice":
+        return f"select({given[0]}, {kind}({given[1]}), {kind}({given[2]}))"
+    if term.kind in _COMPARISONS:
+        return f"({kind}({given[0]}) {term.kind} {kind}({given[1]}))"
+    if term.kind in _LOGIC:
+        return f"{'or' if term.kind == '||' else 'and'}({given[0]}, {given[1]})"
+    return _alike(term, given)
+
+
+def _alike(term: Term, inner: Sequence[str]) -> str:
+    """What is written the same for one number and for four."""
+    match term.kind:
+        case "number":
+            return literal(term.text)
+        case "operand":
+            return term.text
+        case "attribute":
+            return f"{{{term.text}}}"
+        case "negative":
+            return f"(-{inner[0]})"
+        case "call":
+            return f"{term.text}({', '.join(inner)})"
+        case "known":
+            return inner[0]
+    return f"({inner[0]} {term.kind} {inner[1]})"
+
+
+def literal(text: str) -> str:
+    """The number of 32 bits that is nearest, exactly, as HLSL and Python write it."""
+    shown = str(np.float32(text))
+    return shown if set(shown) & set(".e") else f"{shown}.0"
+
+
+def evaluate(term: Term, operands: Mapping[str, Array], attributes: Mapping[str, Any]) -> Any:
+    """The expression's value in NumPy."""
+    if term.kind == "number":
+        return np.float32(term.text)
+    if term.kind == "operand":
+        return operands[term.text]
+    if term.kind == "attribute":
+        return attributes[term.text]
+    parts = term.parts[1:] if term.kind == "known" else term.parts
+    given = [evaluate(part, operands, attributes) for part in parts]
+    if term.numpy is not None:
+        return term.numpy(*given)
+    if term.kind == "choice":
+        return np.where(*given)
+    return np.negative(*given) if term.kind == "negative" else _BINARY[term.kind][1](*given)

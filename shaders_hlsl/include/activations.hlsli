@@ -1,0 +1,34 @@
+// What activations are made of, for one number or four at once: included with CML_T as float or
+// float4 and CML_TRUTH as bool or bool4, once for each. Without branches, for both ways are short.
+
+// By its bits, for drivers may give the other number for a NaN: -0 and NaN are not below 0.
+CML_TRUTH cml_negative(CML_T x) { return asuint(x) - 0x80000001u <= 0x7f7fffffu; }
+
+// y, which is of |x|, with the sign of x: also where that is -0.
+CML_T cml_odd_of(CML_T y, CML_T x) { return asfloat(asuint(y) ^ (asuint(x) & 0x80000000u)); }
+
+// A NaN stays one; a bound that is one does not bound.
+CML_T cml_clamp(CML_T x, CML_T low, CML_T high) {
+    CML_T y = select(x > high, high, x);
+    y = select(y < low, low, y);
+    return select((asuint(x) & 0x7fffffffu) > 0x7f800000u, x, y);
+}
+
+CML_T cml_sigmoid(CML_T x) {
+    // the exponent is never positive, so nothing overflows
+    CML_T t = exp(-abs(x));
+    return select(x < CML_T(0.0), t, CML_T(1.0)) / (CML_T(1.0) + t);
+}
+
+CML_T cml_tanh(CML_T x) {
+    CML_T a = abs(x);
+    CML_T z = x * x;
+    CML_T t = exp(a * -2.0);
+    CML_T far = (CML_T(1.0) - t) / (CML_T(1.0) + t);
+    // near zero the quotient cancels, the series does not
+    CML_T near = a + a * z * (-0.333333333 + z * (0.133333333 - z * 0.0539682540));
+    return cml_odd_of(select(a < CML_T(0.2), near, far), x);
+}
+
+#undef CML_T
+#undef CML_TRUTH
