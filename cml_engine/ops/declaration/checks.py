@@ -14,7 +14,7 @@ from cml_engine.errors import CmlError, OperatorError, Source
 from cml_engine.graph import is_whole
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import Signature, declared_signature, standard_signatures
-from cml_engine.ops.declaration.spec import Case, Half, Kernel, OpSpec, Tolerance
+from cml_engine.ops.declaration.spec import Case, Half, Kernel, OpSpec, Tolerance, not_stated
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARAM = re.compile(r"\w+:[uif]\d*")
@@ -114,12 +114,13 @@ def _parsed(text: str, name: str) -> Signature:
 
 
 def _check_functions(spec: OpSpec) -> None:
+    _check_expression(spec)
     for name in ("infer", "cost"):
         if not callable(getattr(spec, name)):
             raise fault(spec, f"{name} must be a function, got {getattr(spec, name)!r}")
     if spec.cpu is not None and not callable(spec.cpu):
         raise fault(spec, f"cpu must be a function or None, got {spec.cpu!r}")
-    if spec.cpu is None and spec.kernel is None and not spec.alias:
+    if spec.cpu is None and spec.kernel is None and not spec.alias and not spec.expression:
         raise fault(spec, "it can run nowhere: give it a kernel, a cpu function, or both")
     if spec.kernel is not None and not isinstance(spec.kernel, Kernel):
         raise fault(spec, f"kernel must be a cml.Kernel, got {spec.kernel!r}")
@@ -129,6 +130,19 @@ def _check_functions(spec: OpSpec) -> None:
     for case in spec.cases:
         if not isinstance(case, Case):
             raise fault(spec, f"cases must be cml.Case objects, got {case!r}")
+
+
+def _check_expression(spec: OpSpec) -> None:
+    if not isinstance(spec.expression, str):
+        raise fault(spec, f"expression must be a text, got {spec.expression!r}")
+    if spec.formula is not None:
+        raise fault(spec, "it states a formula, which the engine makes of an expression")
+    stated = {"infer": spec.infer is not not_stated, "kernel": spec.kernel, "alias": spec.alias}
+    if not spec.expression:
+        if not stated["infer"]:
+            raise fault(spec, "infer must be a function: it states neither that nor an expression")
+    elif both := [name for name, given in stated.items() if given]:
+        raise fault(spec, f"its {both[0]} follows from its expression: leave one of them out")
 
 
 def _check_tolerance(spec: OpSpec) -> None:

@@ -34,8 +34,8 @@ _CONDITIONS = frozenset({"cml_isnan", "cml_isinf", "cml_negative", "cml_unequal"
 _OF_FOUR = frozenset(
     "abs exp exp2 log log2 sqrt floor ceil cml_negative cml_clamp cml_sigmoid cml_tanh".split()
 )
-#: far more than anybody writes: parts in one another, letters, parts with all calls written out
-_MOST_DEEP, _MOST_LETTERS, _MOST_PARTS = 64, 600, 1000
+#: far more than anybody writes: parts in one another, and parts with all calls written out
+_MOST_DEEP, _MOST_PARTS = 64, 1000
 
 
 class ExpressionError(ValueError):
@@ -76,9 +76,14 @@ class Term:
             return False
         return self.kind in (*_LOGIC, *_COMPARISONS) or self.text in _CONDITIONS
 
+    @property
+    def arguments(self) -> tuple[Term, ...]:
+        """Its parts as they were written."""
+        return self.parts[1:] if self.kind == "known" else self.parts
+
     def calls(self) -> list[Term]:
         """Calls of functions that only shaders have."""
-        inner = [call for part in self.parts for call in part.calls()]
+        inner = [call for part in self.arguments for call in part.calls()]
         return [self, *inner] if self.kind == "call" else inner
 
 
@@ -105,8 +110,6 @@ class _Parser:
         self._operands, self._attributes, self._known = operands, attributes, known
         self._deep = 0
         self._next = 0
-        if len(text) > _MOST_LETTERS:
-            raise ExpressionError(f"more than {_MOST_LETTERS} letters", text[:40], 0)
         self._advance()
 
     def whole(self) -> Term:
@@ -250,7 +253,7 @@ def _with_operands(term: Term, values: Mapping[str, Term]) -> Term:
 def near_names(name: str, known: Mapping[str, Known]) -> str:
     """The known functions, those like the name first."""
     near = get_close_matches(name, known, n=3) or get_close_matches(name[4:], known, n=3)
-    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"call {' or '.join(near or sorted(known))}"
 
 
 # ---------------------------------------------------------------- forms
@@ -317,8 +320,7 @@ def evaluate(term: Term, operands: Mapping[str, Array], attributes: Mapping[str,
         return operands[term.text]
     if term.kind == "attribute":
         return attributes[term.text]
-    parts = term.parts[1:] if term.kind == "known" else term.parts
-    given = [evaluate(part, operands, attributes) for part in parts]
+    given = [evaluate(part, operands, attributes) for part in term.arguments]
     if term.numpy is not None:
         return term.numpy(*given)
     if term.kind == "choice":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Attrs
-from cml_engine.ops.declaration.expression import parse, wide_hlsl
+from cml_engine.ops.declaration.expression import Term, parse, wide_hlsl
 
 Array = np.ndarray[Any, Any]
 LETTERS = "abcde"
@@ -32,6 +32,7 @@ class Formula:
     fusable : the kernels of other operators may apply it to their results: it then has operands
         and a result of numbers, and its expression is one of ``expression.py``'s.
     commutative : the first two operands may stand in either order.
+    term : the expression as it is read, where that is known already.
     in_place : ``in_place(attrs, x, *others)`` makes its result of ``x`` in the memory of ``x``, or
         is False and does nothing.
     """
@@ -44,6 +45,7 @@ class Formula:
     fusable: bool = False
     commutative: bool = False
     in_place: Callable[..., bool] | None = None
+    term: Term | None = None
 
     @property
     def arity(self) -> int:
@@ -64,6 +66,8 @@ class Formula:
         return found and found.format(**dict(zip(self.attrs, attributes, strict=True)))
 
     @cached_property
-    def _term(self) -> Any:
+    def _term(self) -> Term:
+        if self.term is not None:
+            return self.term
         letters = LETTERS[: self.arity]
         return parse(self.hlsl, dict(zip(letters, letters, strict=True)), self.attrs)

@@ -199,6 +199,11 @@ def same_as(position: int) -> Infer:
     return infer
 
 
+def not_stated(attrs: Attrs, *facts: Fact) -> Fact:
+    """The shape rule of an operator whose expression says it."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """Everything there is to know of one operator.
@@ -207,7 +212,8 @@ class OpSpec:
     ----------
     name : as in NNEF text.
     infer : ``infer(attrs, *facts)`` gives the results' facts; raises :class:`ShapeError` (without
-        a source: the caller knows the line) where the inputs do not fit.
+        a source: the caller knows the line) where the inputs do not fit. Left out where there is
+        an ``expression``.
     cpu : ``cpu(attrs, *arrays)`` gives the results in NumPy; the definition that the GPU is
         checked against. ``None`` = GPU only, and ``cml validate`` says so.
     kernel : the GPU's way; ``None`` = the operator is an alias (reshape) or CPU only.
@@ -221,11 +227,13 @@ class OpSpec:
     folder : where relative kernel paths start; :func:`register` sets it for a game's operators.
     prepare : ``prepare(attrs, facts, constants, scratch)`` gives the function that a CPU session
         calls for a node in the place of ``cpu``, or ``None`` to stay with that.
+    expression : in the place of ``infer``, ``cpu`` and ``kernel``, what the operator computes of
+        each element: ``"x < 0 ? {alpha} * x : x"``.
     formula : what is elementwise about it, if anything; passes put it into other kernels.
     """
 
     name: str
-    infer: Infer
+    infer: Infer = not_stated
     cpu: Cpu | None = None
     kernel: Kernel | None = None
     cost: Callable[[Attrs, Sequence[Fact], Sequence[Fact]], Cost] = elementwise_cost(1)
@@ -236,6 +244,7 @@ class OpSpec:
     custom: bool = False
     folder: Path | None = None
     prepare: Prepare | None = None
+    expression: str = ""
     formula: Formula | None = None
 
     @property
@@ -262,9 +271,11 @@ def register(spec: OpSpec) -> OpSpec:
     elif _OWN.get(getattr(spec, "name", "")) is not spec:
         from cml_engine.ops import load_families
         from cml_engine.ops.declaration.checks import checked
+        from cml_engine.ops.elementwise.expressed import expressed
 
         load_families()  # so that a name which the engine has is taken already
         spec = checked(spec, caller.f_code.co_filename)
+        spec = expressed(spec) if spec.expression else spec
     if _REGISTRY.get(spec.name, spec) is not spec:
         raise OperatorError(f"operator '{spec.name}' is registered already; unregister it first")
     _REGISTRY[spec.name] = spec

@@ -7,7 +7,7 @@ variant, its place in chains and epilogues, tests and cost follow from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -80,8 +80,14 @@ class Row:
     @property
     def formula(self) -> Formula:
         return Formula(
-            **{f.name: getattr(self, f.name) for f in fields(Formula) if f.name != "attrs"},
-            attrs=tuple(self.attrs),
+            self.hlsl,
+            self.numpy,
+            self.types,
+            self.result,
+            tuple(self.attrs),
+            self.fusable,
+            self.commutative,
+            self.in_place,
         )
 
 
@@ -325,7 +331,7 @@ _SHAPES: Mapping[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
 }
 
 
-def _cases(row: Row) -> list[Case]:
+def cases_of(row: Row) -> list[Case]:
     lists = list(row.attrs.values())
     cases = []
     shapes_of = _SHAPES[row.arity]
@@ -353,7 +359,7 @@ def declare(row: Row) -> OpSpec:
             kernel=kernel_of(formula),
             formula=formula,
             cost=elementwise_cost(row.flops),
-            cases=_cases(row),
+            cases=cases_of(row),
             tolerance=row.tolerance,
         )
     )
