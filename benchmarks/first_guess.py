@@ -1,8 +1,9 @@
 """What a device is believed to do before anything is measured there, from the bench's networks.
 
 ``python -m benchmarks.first_guess`` times every operator of them by itself and writes
-``scheduler/defaults/1-software.json`` (see :class:`scheduler.first_guess.FirstGuess`): how many
-times a roofline each kernel takes on this device, and its variants where they differ.
+``scheduler/planning/defaults/1-software.json``
+(see :class:`scheduler.planning.first_guess.FirstGuess`): how many times a roofline each kernel
+takes on this device, and its variants where they differ.
 """
 
 from __future__ import annotations

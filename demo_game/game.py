@@ -30,11 +30,17 @@ from scheduler import (
     by_priority,
     fair_share,
     least_laxity,
+    operators_per_frame,
+    plan_frame,
 )
 
 POLICIES = {"least_laxity": least_laxity, "fair_share": fair_share, "by_priority": by_priority}
-#: whole operators per frame in the modes that show how others do it
-OPERATORS: dict[str, int | None] = {"sliced": None, "layer": 1, "unsliced": 1_000_000}
+#: what decides a frame in each mode; all but the first show how others do it
+PLANNERS = {
+    "sliced": plan_frame,
+    "layer": operators_per_frame(1),
+    "unsliced": operators_per_frame(1_000_000),
+}
 #: of a frame, that the networks leave free, and of the frames, that may exceed the budget: the
 #: first leaves room for the second
 _HEADROOM = 0.15
@@ -171,7 +177,7 @@ class Game:
         """What the player chose in the overlay."""
         controls, scheduler = self.controls, self.scheduler
         scheduler.policy = POLICIES[controls.policy]
-        scheduler.operators_per_frame = OPERATORS[controls.mode]
+        scheduler.planner = PLANNERS[controls.mode]
         if self.loading:
             scheduler.budget = self._loading
         elif controls.budget_ms is None:

@@ -5,16 +5,18 @@
 >>> frame = scheduler.encode(encoder)       # in the host's loop, every frame # doctest: +SKIP
 """
 
-from scheduler.admission import AdmissionError
-from scheduler.budget import FixedBudget, SpareBudget
 from scheduler.clock import Clock, RealClock, VirtualClock
-from scheduler.cost_model import CostModel
 from scheduler.executor import Executor, Network, Slice, StepCost, Timing
 from scheduler.frame_scheduler import FrameScheduler
-from scheduler.job import Job, JobOutput
-from scheduler.policy import by_priority, fair_share, least_laxity
+from scheduler.jobs.admission import AdmissionError
+from scheduler.jobs.job import Job, JobOutput
+from scheduler.planning.budget import FixedBudget, SpareBudget
+from scheduler.planning.cost_model import CostModel
+from scheduler.planning.plan import Planner, plan_frame
+from scheduler.planning.policy import by_priority, fair_share, least_laxity
 from scheduler.reports import FrameReport, SliceReport
-from scheduler.trace import write_trace
+from scheduler.tools.operators_per_frame import operators_per_frame
+from scheduler.tools.trace import write_trace
 from scheduler.tuning import Tuning
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Job",
     "JobOutput",
     "Network",
+    "Planner",
     "RealClock",
     "Slice",
     "SliceReport",
@@ -39,5 +42,7 @@ __all__ = [
     "by_priority",
     "fair_share",
     "least_laxity",
+    "operators_per_frame",
+    "plan_frame",
     "write_trace",
 ]

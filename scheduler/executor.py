@@ -52,6 +52,11 @@ class Timing(Protocol):
 class Network(Protocol):
     """A network on the device: what :attr:`cml_engine.Session.program` is for a GPU session."""
 
+    @property
+    def name(self) -> str:
+        """What to call it in reports."""
+        ...
+
     def step_costs(self) -> Sequence[StepCost]:
         """One entry for each step, in order."""
         ...
@@ -66,9 +71,25 @@ class Network(Protocol):
         ...
 
     @property
+    def waiting_for(self) -> str:
+        """What it lacks to be ready, in words; "" where it is, or where nothing is known."""
+        ...
+
+    @property
     def exclusive_group(self) -> str | None:
         """Networks of the same group share memory: only one of them has a running job."""
         ...
+
+    @property
+    def load_times_ms(self) -> Sequence[float]:
+        """What each step took when the network was loaded, on a device that cannot time its work
+        in a frame; empty on others."""
+        ...
+
+
+def exclusivity_key(network: Network) -> str | int:
+    """What only one running job has at a time: a network, or the memory that several share."""
+    return network.exclusive_group or id(network)
 
 
 class Executor(Protocol):

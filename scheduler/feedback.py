@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from scheduler.cost_model import CostModel
 from scheduler.executor import Slice, StepCost, Timing
+from scheduler.planning.cost_model import CostModel
 from scheduler.reports import FrameReport, SliceReport
 
 #: a slice of a frame, what is known of its step, and its predicted ms
@@ -25,8 +25,8 @@ _APART_EVERY = 16
 WALL_CLOCK = "wall clock"
 #: a frame this much longer than it should be is late, not just jittery
 _LATE = 1.15
-#: what a late frame adds to the caution, what a frame in time leaves of it, and its end
-_WARIER, _CALMER, _WARIEST = 1.25, 0.99, 16.0
+#: what a late frame adds to the back-off, what a frame in time leaves of it, and its end
+_GROWTH, _DECAY, _MOST_BACK_OFF = 1.25, 0.99, 16.0
 
 
 @dataclass(slots=True)
@@ -53,15 +53,15 @@ class Feedback:
         self._ended_ms: float | None = None
         self._usual_ms = frame_ms
         #: what a budget is divided by while frames are late and nothing is measured; at least 1
-        self.caution = 1.0
+        self.back_off = 1.0
 
     def state(self) -> dict[str, float | None]:
         """What the host's own frames have taught, for :meth:`resume`."""
-        return {"caution": self.caution, "usual": self._usual_ms, "ended": self._ended_ms}
+        return {"back_off": self.back_off, "usual": self._usual_ms, "ended": self._ended_ms}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from a :meth:`state`, without the frames that are still on their way."""
-        self.caution, self._usual_ms = state["caution"], state["usual"]
+        self.back_off, self._usual_ms = state["back_off"], state["usual"]
         self._ended_ms = state["ended"]
         self._awaited.clear()
         self._encoded = None
@@ -111,14 +111,14 @@ class Feedback:
             return
         interval = now_ms - before
         late = interval > _LATE * self._usual_ms
-        if late and self.caution == _WARIEST:
+        if late and self.back_off == _MOST_BACK_OFF:
             self._usual_ms += 0.25 * (interval - self._usual_ms)
         elif interval < self._usual_ms:
             self._usual_ms += 0.1 * (max(interval, self._frame_ms) - self._usual_ms)
         if late:
-            self.caution = min(_WARIEST, self.caution * _WARIER)
+            self.back_off = min(_MOST_BACK_OFF, self.back_off * _GROWTH)
         else:
-            self.caution = 1 + (self.caution - 1) * _CALMER
+            self.back_off = 1 + (self.back_off - 1) * _DECAY
 
 
 def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:

@@ -1,172 +1,220 @@
-"""Fills one frame: which jobs may run, and how many of their workgroups fit."""
+"""Fills one frame: gathers what the decision depends on, and begins what was decided."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from scheduler.executor import Slice
+from scheduler.executor import Network, Slice, exclusivity_key
 from scheduler.feedback import Chosen
-from scheduler.job import Job, JobOutput
-from scheduler.queues import NetworkQueue
-from scheduler.reports import FrameReport, SliceReport
-
-if TYPE_CHECKING:
-    from scheduler.frame_scheduler import FrameScheduler
-
-#: a slice shorter than this share of the budget is not worth its launch at the end of a frame
-_MIN_SHARE = 0.02
-
-
-def fill(
-    s: FrameScheduler, encoder: Any, report: FrameReport, now: float, waiting: bool
-) -> list[Chosen]:
-    """Take slices in the policy's order until the aim is reached."""
-    chosen: list[Chosen] = []
-    runnable = _runnable(s, report)
-    if report.budget_ms <= 0:
-        report.reason = "budget"
-        return chosen
-    if waiting:
-        report.reason = "waiting for GPU"
-        return chosen
-    left = report.aim_ms
-    if s.operators_per_frame is not None:
-        return _fill_operators(s, encoder, report, now, runnable)
-    for job in _in_turn(s, encoder, runnable, now):
-        while not job.all_encoded and job.state == "running":
-            smallest = _MIN_SHARE * report.aim_ms if chosen else 0.0
-            if left <= smallest:
-                break
-            probing = s.cost_model.samples(job.costs[job.step].key) == 0
-            part = job.take(s.cost_model, left, s.executor.granule, not chosen)
-            if part is None:
-                break
-            spent = _account(s, job, part, report, now)
-            left -= spent
-            chosen.append((part, job.costs[part.step], spent))
-            if probing:  # what it takes must be known before more of it is added
-                break
-        if not job.all_encoded and job.state == "running":
-            report.reason = "budget"
-            break
-    return chosen
+from scheduler.jobs.job import Job
+from scheduler.jobs.lifecycle import Lifecycle, gathered_inputs
+from scheduler.jobs.queues import NetworkQueue
+from scheduler.planning.cost_model import CostModel
+from scheduler.planning.plan import Planner
+from scheduler.planning.policy import BUILT_IN, Policy
+from scheduler.planning.state import FramePlan, FrameState, JobState
+from scheduler.reports import FrameReport, Reason, SliceReport
 
 
-def _fill_operators(
-    s: FrameScheduler, encoder: Any, report: FrameReport, now: float, runnable: list[Job]
-) -> list[Chosen]:
-    """The usual way, for comparison: so many whole operators, whatever they take."""
-    chosen: list[Chosen] = []
-    report.planned = False
-    left = s.operators_per_frame or 0
-    for job in _in_turn(s, encoder, runnable, now):
-        while left and not job.all_encoded and job.state == "running":
-            cost = job.costs[job.step]
-            part = Slice(job.network, job.step, job.group, cost.groups - job.group)
-            job.step, job.group = job.step + 1, 0
-            chosen.append((part, cost, _account(s, job, part, report, now)))
-            left -= 1
-    if not left:
-        report.reason = "budget"
-    return chosen
-
-
-def _in_turn(s: FrameScheduler, encoder: Any, runnable: list[Job], now: float) -> Iterator[Job]:
-    """Jobs in the policy's order, started where they are new and their seat is free."""
-    taken = {seat(job) for job in s.roster.running.values()}
-    for job in s.policy(runnable, now, s.rate) if runnable else ():
-        if job.state == "queued" and seat(job) not in taken and job.network.ready:
-            _start(s, encoder, job, now)
-            taken.add(seat(job))
-        yield job
-
-
-def _runnable(s: FrameScheduler, report: FrameReport) -> list[Job]:
-    """Jobs that could run now: not paused, inputs there, network ready and not taken. Of those that
-    wait for the same network only the few that may come first (:mod:`scheduler.queues`)."""
-    _fail_doomed(s)
-    s.roster.look_abroad()
-    if s.roster.held_back:
-        report.reason = "all waiting"
-    running = list(s.roster.running.values())
-    busy = {seat(job) for job in running}
-    ready: list[NetworkQueue] = []
-    for queue in s.roster.queues:
-        if not _is_prepared(s, queue, report):
-            continue
-        if _seat(queue.network) not in busy:
-            ready.append(queue)
-    found = [job for job in running if not job.paused]
-    now, rate = report.now_ms, s.rate
-    for queue in ready:
-        # preparing one network may have taken the memory of another that is idle
-        if queue.network.ready:
-            found += queue.first(s.policy, now, rate)
-    return sorted(found, key=lambda job: job.number)
-
-
-def _is_prepared(s: FrameScheduler, queue: NetworkQueue, report: FrameReport) -> bool:
-    """Whether the network is ready; else get on with what it lacks. All who wait for it fail where
-    that cannot be done."""
-    try:
-        if queue.network.ready:
-            return True
-        report.reason = "preparing"
-        queue.network.prepare(report.budget_ms)
-    except Exception as error:
-        for job in queue.jobs:
-            s.fail(job, error)
-    return False
-
-
-def _fail_doomed(s: FrameScheduler) -> None:
-    while s.roster.doomed:
-        job = s.roster.doomed.popleft()
-        makers = [v.job for v in job.inputs.values() if isinstance(v, JobOutput)]
-        lost = next((m for m in makers if m.state in ("cancelled", "failed")), None)
-        if lost is not None:
-            s.end(job, "failed", f"its input's job '{lost.name}' {lost.state}")
-        else:
-            s.end(job, "failed", "the outputs that it takes were released before it was submitted")
-
-
-def _start(s: FrameScheduler, encoder: Any, job: Job, now: float) -> None:
-    try:
-        inputs = {
-            name: value.job.for_taker(value.name) if isinstance(value, JobOutput) else value
-            for name, value in job.inputs.items()
-        }
-        job.held_up = s.executor.reserve(job.network)
-        if job.held_up:
-            s.held_up.append(job.number)
-            return
-        s.will_start(job)
-        s.executor.begin_job(encoder, job.network, inputs)
-    except Exception as error:
-        s.fail(job, error)
-        return
-    job.state, job.started_ms = "running", now
-    s.roster.started(job)
-
-
-def _account(s: FrameScheduler, job: Job, part: Slice, report: FrameReport, now: float) -> float:
-    cost = job.costs[part.step]
-    spent = s.cost_model.predict_ms(cost, part.count)
-    job.given_ms += spent
-    job.virtual_ms += spent / (job.priority or 1.0)
-    job.last_served_ms = now
-    report.predicted_ms += spent
-    report.slices.append(
-        SliceReport(job.number, part.step, cost.op, cost.title, part.first, part.count, spent)
+def gather(
+    jobs: Lifecycle, report: FrameReport, policy: Policy[Any], rate: float, model: CostModel,
+    *, gpu_behind: bool,
+) -> tuple[FrameState, dict[int, Job]]:  # fmt: skip
+    """What the decision about this frame depends on, and the jobs that it may choose. Networks that
+    are not ready get on with it."""
+    _fail_doomed(jobs)
+    candidates, otherwise = _candidates(jobs, report, policy, rate)
+    numbers = _Numbers()
+    exclusive = _Numbers()
+    asks_remaining = policy not in BUILT_IN.values()
+    states = tuple(
+        JobState(
+            number=job.number,
+            name=job.name,
+            network=numbers.of(id(job.network)),
+            exclusive=exclusive.of(exclusivity_key(job.network)),
+            running=job.state == "running",
+            step=job.step,
+            group=job.group,
+            priority=job.priority,
+            deadline_at_ms=job.deadline_at_ms,
+            virtual_ms=job.virtual_ms,
+            last_served_ms=job.last_served_ms,
+            remaining_ms=job.remaining_ms
+            if asks_remaining or job.deadline_at_ms is not None
+            else 0.0,
+        )
+        for job in candidates
     )
-    return spent
+    networks = {state.network: job.costs for state, job in zip(states, candidates, strict=True)}
+    state = FrameState(
+        now_ms=report.now_ms,
+        budget_ms=report.budget_ms,
+        aim_ms=report.aim_ms,
+        rate=rate,
+        granule=jobs.executor.granule,
+        gpu_behind=gpu_behind,
+        otherwise=otherwise,
+        policy=policy,
+        jobs=states,
+        networks=tuple(networks.values()),
+        costs=model,
+    )
+    return state, {job.number: job for job in candidates}
 
 
-def seat(job: Job) -> str | int:
-    """What only one running job has at a time: its network, or the memory that several share."""
-    return _seat(job.network)
+class _Numbers:
+    """Small numbers for keys, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._known: dict[str | int, int] = {}
+
+    def of(self, key: str | int) -> int:
+        return self._known.setdefault(key, len(self._known))
 
 
-def _seat(network: Any) -> str | int:
-    return getattr(network, "exclusive_group", None) or id(network)
+def _candidates(
+    jobs: Lifecycle, report: FrameReport, policy: Policy[Any], rate: float
+) -> tuple[list[Job], Reason]:
+    """Jobs that could run now: not paused, inputs there, network ready and not taken. Of those that
+    wait for the same network only the few that may come first (:mod:`scheduler.jobs.queues`)."""
+    jobs.roster.look_abroad()
+    otherwise: Reason = "all waiting" if jobs.roster.held_back else "nothing to do"
+    running = list(jobs.roster.running.values())
+    busy = {exclusivity_key(job.network) for job in running}
+    queues = jobs.roster.queues
+    unready = [queue for queue in queues if not _is_ready(jobs, queue)]
+    if any(len(queue) for queue in unready):
+        otherwise = "preparing"
+    for queue in unready:
+        _prepare(jobs, queue, report.budget_ms / len(unready))
+    found = [job for job in running if not job.paused]
+    for queue in queues:
+        # preparing one network may have taken the memory of another that is idle
+        free = exclusivity_key(queue.network) not in busy
+        if free and queue not in unready and _is_ready(jobs, queue):
+            found += queue.first(policy, report.now_ms, rate)
+    return sorted(found, key=lambda job: job.number), otherwise
+
+
+def _is_ready(jobs: Lifecycle, queue: NetworkQueue) -> bool:
+    """Whether the network is; all who wait for it fail where that cannot be told."""
+    try:
+        return bool(queue.network.ready)
+    except Exception as error:
+        _fail_queue(jobs, queue, error)
+        return False
+
+
+def _prepare(jobs: Lifecycle, queue: NetworkQueue, ms: float) -> None:
+    """Let the network get on with what it lacks; all who wait for it fail where it cannot."""
+    if len(queue):
+        try:
+            queue.network.prepare(ms)
+        except Exception as error:
+            _fail_queue(jobs, queue, error)
+
+
+def _fail_queue(jobs: Lifecycle, queue: NetworkQueue, error: Exception) -> None:
+    for job in queue.jobs:
+        jobs.fail(job, error)
+
+
+def _fail_doomed(jobs: Lifecycle) -> None:
+    while jobs.roster.doomed:
+        job = jobs.roster.doomed.popleft()
+        lost = next((m for m in job.makers if m.state in ("cancelled", "failed")), None)
+        if lost is not None:
+            jobs.end(job, "failed", f"its input's job '{lost.name}' {lost.state}")
+        else:
+            said = "the outputs that it takes were released before it was submitted"
+            jobs.end(job, "failed", said)
+
+
+def begin(
+    jobs: Lifecycle, encoder: Any, planner: Planner, state: FrameState, chosen: dict[int, Job]
+) -> FramePlan:
+    """Decide, and start the jobs that are to begin. Where one cannot, the frame is decided again
+    without it."""
+    while True:
+        plan = planner(state)
+        for number in plan.starts:
+            if not _start(jobs, encoder, chosen[number], state.now_ms):
+                state = _without(state, chosen, number)
+                break
+        else:
+            return plan
+
+
+def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameState:
+    """The state after some have started and one could not. Where it has to wait for memory, so have
+    the others of its network."""
+    waiting = {job.exclusive for job in state.jobs if job.number == refused}
+    if chosen[refused].ended:
+        waiting = set()
+    left = [
+        replace(job, running=chosen[job.number].state == "running")
+        for job in state.jobs
+        if job.number != refused
+    ]
+    kept = tuple(job for job in left if job.running or job.exclusive not in waiting)
+    return replace(state, jobs=kept)
+
+
+def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
+    try:
+        job.held_up = _lacking(job.network) or jobs.executor.reserve(job.network)
+        if job.held_up:
+            jobs.held_up.append(job.number)
+            return False
+        inputs = gathered_inputs(job.inputs)
+        jobs.will_start(job)
+        jobs.executor.begin_job(encoder, job.network, inputs)
+    except Exception as error:
+        jobs.fail(job, error)
+        return False
+    job.state, job.started_ms = "running", now
+    jobs.roster.started(job)
+    return True
+
+
+def _lacking(network: Network) -> str:
+    """What a network that was ready has lost to another's start since; "" where nothing."""
+    return "" if network.ready else network.waiting_for or "its network to be ready"
+
+
+def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[Chosen]:
+    """Move the jobs on by the plan's slices, and put these into the report."""
+    report.reason, report.planned = plan.reason, plan.by_budget
+    found: list[Chosen] = []
+    for part in plan.slices:
+        job = chosen[part.job]
+        cost = job.costs[part.step]
+        end = part.first + part.count
+        job.step, job.group = (part.step + 1, 0) if end == cost.groups else (part.step, end)
+        job.given_ms += part.predicted_ms
+        job.virtual_ms += part.predicted_ms / (job.priority or 1.0)
+        job.last_served_ms = report.now_ms
+        report.predicted_ms += part.predicted_ms
+        report.slices.append(
+            SliceReport(
+                job.number, part.step, cost.op, cost.title, part.first, part.count,
+                part.predicted_ms,
+            )
+        )  # fmt: skip
+        one = Slice(job.network, part.step, part.first, part.count)
+        found.append((one, cost, part.predicted_ms))
+    return found
+
+
+def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
+    """Which of the networks that jobs wait for are ready, for a recording."""
+    found = {}
+    for queue in queues:
+        try:
+            found[id(queue.network)] = bool(queue.network.ready)
+        except Exception:  # its jobs fail where this matters
+            found[id(queue.network)] = False
+    return found

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from scheduler.executor import Network
 from scheduler.feedback import WALL_CLOCK
 from scheduler.frame_scheduler import FrameScheduler
-from scheduler.job import Job
+from scheduler.jobs.job import Job
 from scheduler.reports import FrameReport, SliceReport
 
 #: frames after a job's end in which its last timings must arrive, else the pair is run again

@@ -20,14 +20,14 @@ from cml_engine.graph import Graph
 from cml_engine.session import Session, check_inputs, random_inputs
 
 if TYPE_CHECKING:
-    from scheduler.commands import Forecast
-    from scheduler.simulate import Outcome
+    from scheduler.tools.commands import Forecast
+    from scheduler.tools.simulate import Outcome
 
 
 def forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
     """How a run under ``--budget-ms`` would go; on a GPU if there is one, for its own costs."""
     from cml_engine.report.info import plan_for
-    from scheduler.commands import forecast, known_costs
+    from scheduler.tools.commands import forecast, known_costs
 
     plan, device = plan_for(graph, storage_of(a))
     model = known_costs(device, costs_file(device) if device else None)
@@ -37,7 +37,7 @@ def forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
 def frames(a: argparse.Namespace) -> int:
     import numpy as np
 
-    from scheduler import commands
+    from scheduler.tools import commands
 
     session, arrays = _gpu_session(a)
     with bar("frames", a.frames) as done:
@@ -51,7 +51,7 @@ def frames(a: argparse.Namespace) -> int:
 
 
 def trace(a: argparse.Namespace) -> int:
-    from scheduler import commands
+    from scheduler.tools import commands
 
     path = Path(a.output)
     array_files.check_place(path)
@@ -68,8 +68,8 @@ def trace(a: argparse.Namespace) -> int:
 
 def simulate(a: argparse.Namespace) -> int:
     from cml_engine.report.info import plan_for
-    from scheduler import commands
-    from scheduler.simulate import table
+    from scheduler.tools import commands
+    from scheduler.tools.simulate import table
 
     if a.plot:
         _check_plot(Path(a.plot))
@@ -87,7 +87,7 @@ def simulate(a: argparse.Namespace) -> int:
 
 
 def _plot(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> None:
-    from scheduler.plot import plot_outcomes
+    from scheduler.tools.plot import plot_outcomes
 
     try:
         plot_outcomes(outcomes, frame_ms, path)

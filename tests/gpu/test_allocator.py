@@ -14,7 +14,7 @@ from cml_engine.ops import load_families
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import full_attrs
 from scheduler import FrameScheduler
-from scheduler.replay import replay
+from scheduler.tools.replay import replay
 
 load_families()
 U = wgpu.BufferUsage

@@ -13,7 +13,7 @@ from cml_engine.ops import load_families
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import full_attrs
 from scheduler import CostModel
-from scheduler.first_guess import FirstGuess
+from scheduler.planning.first_guess import FirstGuess
 
 load_families()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from scheduler.measure import Percentiles, measure_frames
+from scheduler.tools.measure import Percentiles, measure_frames
 from tests.gpu.test_frame_scheduler import conv_net
 from tests.graphs import Net
 

@@ -13,6 +13,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.session import CompileOptions
+from scheduler.tools.operators_per_frame import operators_per_frame
 from tests.gpu.test_frame_scheduler import Host, conv_net
 from tests.graphs import Net
 
@@ -123,7 +124,7 @@ def test_no_update_of_a_variable_is_lost(backend, gpu):
 def begun(session, gpu, image):
     """A job that has done some of its work."""
     host = Host(gpu, budget_ms=5.0)
-    host.scheduler.operators_per_frame = 1
+    host.scheduler.planner = operators_per_frame(1)
     job = host.scheduler.submit(session, {"x": image})
     host.until(lambda: job.step > 0)
     assert job.state == "running"

@@ -15,6 +15,7 @@ import cml_engine as cml
 from cml_engine.gpu.timing.timers import PassTimer
 from cml_engine.nnef.files.tensor_file import write_tensor
 from scheduler import FrameScheduler
+from scheduler.tools.operators_per_frame import operators_per_frame
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_frame_s_time_is_that_of_its_slices(drawn_on: cml.Gpu) -> None:
     x = np.ones((1, 32, 64, 64), np.float32)
     alone = wall_ms(ran, x)
     scheduler = FrameScheduler(drawn_on, budget_ms=1000.0)
-    scheduler.operators_per_frame = 100
+    scheduler.planner = operators_per_frame(100)
     measured = []
     for _ in range(12):
         job = scheduler.submit(ran, {"x": x})

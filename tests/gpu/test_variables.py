@@ -18,6 +18,7 @@ from cml_engine.planning.lower import PlanOptions
 from cml_engine.session import CompileOptions
 from cml_engine.testing import full_attrs
 from scheduler import FrameScheduler
+from scheduler.tools.operators_per_frame import operators_per_frame
 from tests.graphs import Net
 
 load_families()
@@ -36,7 +37,7 @@ PLANS = {
 def in_frames(session, gpu, inputs):
     """A run in frames, an operator in each."""
     scheduler = FrameScheduler(gpu, budget_ms=100.0)
-    scheduler.operators_per_frame = 1
+    scheduler.planner = operators_per_frame(1)
     job = scheduler.submit(session, inputs)
     arrays = {}
     for _ in range(200):

@@ -105,6 +105,111 @@ def test_the_game_uses_public_names_only() -> None:
     assert inner == []
 
 
+# --- circles, and the size of rooms
+
+#: packages without a circle of modules, what only the type checker sees counted too
+WITHOUT_CIRCLES = ("scheduler",)
+#: packages whose folders and classes are small
+SMALL = ("scheduler",)
+MOST_FILES, MOST_METHODS = 15, 20
+
+
+def module_graph(folder: Path, package: str) -> dict[str, set[str]]:
+    """Which module of the package names which others in its import statements, at any depth,
+    under ``TYPE_CHECKING`` too."""
+    sources = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = [package, *path.relative_to(folder).with_suffix("").parts]
+        is_package = parts[-1] == "__init__"
+        sources[".".join(parts[:-1] if is_package else parts)] = (path, is_package)
+    return {
+        name: {m for m in named_modules(path, name, is_package) if m in sources and m != name}
+        for name, (path, is_package) in sources.items()
+    }
+
+
+def named_modules(path: Path, module: str, is_package: bool) -> Iterator[str]:
+    """The modules that the file imports, and what could be modules among the names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            up = module.split(".")[: len(module.split(".")) - node.level + is_package]
+            base = ".".join([*(up if node.level else []), *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The modules that can reach themselves, those that reach each other together."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        pending = list(graph[start])
+        while pending:
+            node = pending.pop()
+            if node not in found:
+                found.add(node)
+                pending += graph[node]
+        return found
+
+    reach = {name: reached(name) for name in graph}
+    rings = {
+        tuple(sorted(other for other in graph if other in reach[name] and name in reach[other]))
+        for name in graph
+        if name in reach[name]
+    }
+    return [list(ring) for ring in sorted(rings)]
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    assert circles(module_graph(ROOT / package, package)) == []
+
+
+def test_a_circle_is_found_wherever_it_hides(tmp_path: Path) -> None:
+    texts = {
+        "__init__.py": "from p.a import x",
+        "a.py": "if TYPE_CHECKING:\n    from p.room.b import B\n",
+        "room/__init__.py": "",
+        "room/b.py": "def f():\n    from ..c import d\n",
+        "c.py": "from p import a\n",
+        "alone.py": "import p.a, os",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert circles(module_graph(tmp_path, "p")) == [["p", "p.a", "p.c", "p.room.b"]]
+    (tmp_path / "c.py").write_text("")
+    assert circles(module_graph(tmp_path, "p")) == []
+
+
+@pytest.mark.parametrize("package", SMALL)
+def test_no_folder_and_no_class_is_too_large(package: str) -> None:
+    folders = [ROOT / package, *(p for p in (ROOT / package).rglob("*") if p.is_dir())]
+    counts = {str(folder): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: count for name, count in counts.items() if count > MOST_FILES} == {}
+    assert large_classes(ROOT / package) == {}
+
+
+def large_classes(folder: Path) -> dict[str, int]:
+    """How many methods the classes have that have too many."""
+    found = {}
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+                if len(methods) > MOST_METHODS:
+                    found[f"{path.name}: {node.name}"] = len(methods)
+    return found
+
+
+def test_a_large_class_is_found(tmp_path: Path) -> None:
+    methods = "".join(f"    def m{n}(self): ...\n" for n in range(MOST_METHODS + 1))
+    (tmp_path / "x.py").write_text(f"class Large:\n{methods}")
+    assert large_classes(tmp_path) == {"x.py: Large": MOST_METHODS + 1}
+
+
 @pytest.mark.parametrize(
     "source, expected",
     [

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from scheduler import CostModel
-from scheduler.sim_device import Noise, SimNetwork, SimStep
-from scheduler.simulate import Request, compare_policies, simulate, table
-from scheduler.tail import TailMargin
+from scheduler.planning.margin import TailMargin
+from scheduler.tools.sim_device import Noise, SimNetwork, SimStep
+from scheduler.tools.simulate import Request, compare_policies, simulate, table
 
 FRAMES = 10_000
 BUDGET = 4.0

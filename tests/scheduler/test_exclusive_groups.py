@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scheduler import CostModel, FrameScheduler, VirtualClock, by_priority, fair_share, least_laxity
-from scheduler.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 

@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from scheduler import CostModel, FrameScheduler, VirtualClock
-from scheduler.job import Job
-from scheduler.record import decisions_of
-from scheduler.replay import replay
-from scheduler.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.jobs.job import Job
+from scheduler.recording import decisions_of
+from scheduler.tools.replay import replay
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 

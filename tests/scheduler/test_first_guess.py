@@ -5,8 +5,8 @@ import json
 import pytest
 
 from scheduler import CostModel, FrameScheduler
-from scheduler.first_guess import _DEFAULTS, FirstGuess
-from scheduler.sim_device import SimGpu, SimStep
+from scheduler.planning.first_guess import _DEFAULTS, FirstGuess
+from scheduler.tools.sim_device import SimGpu, SimStep
 
 
 @pytest.mark.parametrize(

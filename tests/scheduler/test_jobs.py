@@ -16,8 +16,8 @@ from scheduler import (
     by_priority,
 )
 from scheduler.clock import SteadyClock
-from scheduler.sim_device import SimGpu, SimNetwork, SimStep
-from scheduler.simulate import Request, simulate
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import Request, simulate
 
 FRAME = 1000 / 60
 

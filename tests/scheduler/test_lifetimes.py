@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from scheduler import FrameScheduler, VirtualClock
-from scheduler.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 
@@ -175,7 +175,7 @@ def test_a_job_that_ended_keeps_no_network(scheduler, end):
         (scheduler.abandon_frame if end == "abandoned" else scheduler.end_frame)()
     refs = [weakref.ref(net)]
     del net
-    scheduler._tails.clear()  # until the next frame
+    scheduler.lifecycle._work_left.clear()  # until the next frame
     assert alive(refs) == 0 and job.progress in (0, 1) and job.waiting_for
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler import CostModel, FrameScheduler, VirtualClock
-from scheduler.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 STEPS = 10
 

@@ -7,7 +7,7 @@ import pytest
 from cml_engine.errors import InputError
 from cml_engine.files import json as json_files
 from scheduler import CostModel, SpareBudget, VirtualClock
-from scheduler.sim_device import SimStep
+from scheduler.tools.sim_device import SimStep
 from tests import hostile_json
 
 

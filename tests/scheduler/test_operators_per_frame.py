@@ -1,7 +1,9 @@
 """The usual way beside ours: whole operators per frame, whatever they take."""
 
 from scheduler import FrameScheduler, VirtualClock
-from scheduler.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.planning.plan import plan_frame
+from scheduler.tools.operators_per_frame import operators_per_frame
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 STEPS = 7
 
@@ -10,7 +12,7 @@ def frames_of(operators):
     """The slices of each frame until a job of seven operators of 10 ms is done."""
     net = SimNetwork("net", [SimStep(f"step {i}", 100, 0.1) for i in range(STEPS)])
     scheduler = FrameScheduler(SimGpu(), budget_ms=2.0, clock=VirtualClock())
-    scheduler.operators_per_frame = operators
+    scheduler.planner = plan_frame if operators is None else operators_per_frame(operators)
     job = scheduler.submit(net, {})
     frames = []
     while not job.ended:

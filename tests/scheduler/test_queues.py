@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from scheduler import CostModel, FrameScheduler, VirtualClock, by_priority, fair_share, least_laxity
-from scheduler.queues import Heap, NetworkQueue
-from scheduler.record import decisions_of
-from scheduler.replay import replay
-from scheduler.sim_device import Noise, SimGpu, SimNetwork, SimStep
+from scheduler.jobs.queues import Heap, NetworkQueue
+from scheduler.recording import decisions_of
+from scheduler.tools.replay import replay
+from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 
@@ -144,7 +144,7 @@ def test_cancelling_ten_thousand_jobs_leaves_nothing():
     jobs = [s.submit(nets[n % 5], {}, deadline_ms=100.0 + n) for n in range(2000)]
     for job in jobs:
         job.cancel()
-    assert s.jobs == [] and s.roster.queues == []
+    assert s.jobs == [] and s.lifecycle.roster.queues == []
     assert s.encode(None).reason == "nothing to do"
 
 

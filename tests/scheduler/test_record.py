@@ -5,10 +5,12 @@ import json
 import pytest
 
 from scheduler import FrameScheduler, VirtualClock
-from scheduler.record import _FORMAT, Recording, decisions_of
-from scheduler.replay import replay
-from scheduler.sim_device import Noise, SimGpu, SimNetwork, SimStep
-from scheduler.trace import trace_events, write_trace
+from scheduler.planning.plan import plan_frame
+from scheduler.recording import _FORMAT, Recording, decisions_of
+from scheduler.tools.operators_per_frame import operators_per_frame
+from scheduler.tools.replay import replay
+from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
+from scheduler.tools.trace import trace_events, write_trace
 from tests import hostile_json
 
 
@@ -129,9 +131,9 @@ def run_by_wall_clock(frames=400):
         if number % 30 == 0:
             jobs.append(scheduler.submit(nets[number // 30 % 2], {}, deadline_ms=333.3))
         if number == 181:
-            scheduler.operators_per_frame = 1
+            scheduler.planner = operators_per_frame(1)
         if number == 184:
-            scheduler.operators_per_frame = None
+            scheduler.planner = plan_frame
         reports.append(frame(number))
     return recording, reports
 
@@ -144,7 +146,7 @@ def test_a_replay_without_timestamps_decides_the_same(tmp_path):
     assert replay(Recording.load(tmp_path / "run.json")) == recording.decisions
 
 
-@pytest.mark.parametrize("lost", ["ends", "load times", "feedback", "share", "operators"])
+@pytest.mark.parametrize("lost", ["ends", "load times", "feedback", "share", "given"])
 def test_what_a_recording_without_timestamps_holds_matters(lost):
     """Each of the things that it holds for such a device changes the decisions."""
     recording, _ = run_by_wall_clock()
@@ -152,12 +154,12 @@ def test_what_a_recording_without_timestamps_holds_matters(lost):
         recording, _ = run_with_margin()
         recording.options["over_share"] = 0.5
     elif lost == "feedback":
-        recording.options["feedback"]["caution"] = 9.0
+        recording.options["feedback"]["back_off"] = 9.0
     elif lost == "load times":
         recording.networks[0]["load_ms"] = []
     for event in recording.events:
-        if lost == "operators" and event["kind"] == "frame":
-            event["operators"] = None
+        if lost == "given" and event["kind"] == "frame":
+            event["given"] = False
         if lost == "ends" and event["kind"] == "end":
             del event["now"]
     assert replay(recording) != recording.decisions

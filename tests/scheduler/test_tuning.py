@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine.tuning.trial import Trial
 from scheduler import FrameScheduler, Tuning, VirtualClock
-from scheduler.sim_device import EXACT, Noise, SimGpu, SimNetwork, SimStep
+from scheduler.tools.sim_device import EXACT, Noise, SimGpu, SimNetwork, SimStep
 
 BUDGET = 2.0
 #: what the sim device's guess takes a workgroup of this work for

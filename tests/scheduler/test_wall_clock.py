@@ -1,7 +1,7 @@
 """A device without timestamps: late frames are all that is known, and they are enough."""
 
 from scheduler import CostModel, FrameScheduler, VirtualClock
-from scheduler.sim_device import Noise, SimGpu, SimNetwork, SimStep
+from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 

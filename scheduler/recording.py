@@ -2,7 +2,7 @@
 
 Every decision is a function of the jobs, the clock, the budget and the timings that came back, or,
 on a device that sends none, of the times at which the host ended its frames. A :class:`Recording`
-holds just these, so ``scheduler/replay.py`` on the virtual clock must decide
+holds just these, so ``scheduler/tools/replay.py`` on the virtual clock must decide
 the same; where it does not, the scheduler depends on something that it should not.
 """
 
@@ -12,15 +12,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from scheduler.executor import Timing
-    from scheduler.frame_scheduler import FrameScheduler
-    from scheduler.job import Job
-    from scheduler.reports import FrameReport
+from scheduler.executor import Timing
+from scheduler.jobs.job import Job
+from scheduler.reports import FrameReport
 
-_FORMAT = "cml recording 3"
+_FORMAT = "cml recording 4"
 
 
 @dataclass
@@ -59,22 +57,8 @@ class Recording:
 class Recorder:
     """Listens to a scheduler; :attr:`recording` grows with every frame."""
 
-    def __init__(self, scheduler: FrameScheduler) -> None:
-        self.recording = Recording(
-            options={
-                "frame_ms": scheduler.frame_ms,
-                "budget_ms": scheduler.budget.next_ms(),
-                "granule": scheduler.executor.granule,
-                "max_groups": scheduler.executor.max_groups,
-                "policy": scheduler.policy.__name__,
-                "cost_model": scheduler.cost_model.to_json(),
-                "tail": scheduler.cost_model.tail.frames,
-                "over_share": scheduler.cost_model.tail.share,
-                "clock_source": scheduler.executor.clock_source,
-                "feedback": scheduler.learned_from_frames(),
-                "frame": scheduler.frame,
-            }
-        )
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
         self._networks: dict[int, int] = {}
         self._seen: list[Any] = []  # kept, so that no other comes to lie where one of them was
 
@@ -101,11 +85,11 @@ class Recorder:
         report: FrameReport,
         ready: Mapping[int, bool],
         waiting: bool,
-        operators: int | None,
         held: list[int],
     ) -> None:
         """A frame was filled; ``ready`` tells which networks of waiting jobs were prepared, and
-        ``held`` which jobs could not go on for want of memory: it grows until the frame ends."""
+        ``held`` which jobs could not go on for want of memory: it grows until the frame ends. What
+        another planner than ours has decided is ``given``: a replay takes it as it is."""
         known = {str(self._networks[key]): value for key, value in ready.items()}
         self.recording.events.append(
             {
@@ -114,7 +98,7 @@ class Recorder:
                 "budget": report.budget_ms,
                 "ready": known,
                 "waiting": waiting,
-                "operators": operators,
+                "given": not report.planned,
                 "held": held,
             }
         )
@@ -133,10 +117,13 @@ class Recorder:
             self._networks[key] = len(self._networks)
             self._seen.append(job.network)
             steps = [[c.key, c.op, c.title, c.groups, c.flops, c.nbytes] for c in job.costs]
-            group = getattr(job.network, "exclusive_group", None)
-            load_ms = list(getattr(job.network, "load_times_ms", None) or ())
             self.recording.networks.append(
-                {"name": job.name, "group": group, "steps": steps, "load_ms": load_ms}
+                {
+                    "name": job.name,
+                    "group": job.network.exclusive_group,
+                    "steps": steps,
+                    "load_ms": list(job.network.load_times_ms),
+                }
             )
         return self._networks[key]
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.cost_model import CostModel
-from scheduler.first_guess import FirstGuess
 from scheduler.frame_scheduler import FrameScheduler
-from scheduler.job import Job
-from scheduler.measure import FramesReport, measure_frames
+from scheduler.jobs.job import Job
+from scheduler.planning.cost_model import CostModel
+from scheduler.planning.first_guess import FirstGuess
 from scheduler.reports import FrameReport
-from scheduler.sim_device import Noise, SimNetwork, SimStep, network_like
-from scheduler.simulate import Outcome, Request, compare_policies, simulate
-from scheduler.trace import write_trace
+from scheduler.tools.measure import FramesReport, measure_frames
+from scheduler.tools.sim_device import Noise, SimNetwork, SimStep, network_like
+from scheduler.tools.simulate import Outcome, Request, compare_policies, simulate
+from scheduler.tools.trace import write_trace
 
 #: the spread assumed of a device that was never measured: P99 over P50 of a frame's GPU time
 ASSUMED_TAIL = 1.3
@@ -92,7 +92,7 @@ def frames(
     layers: int, same: Callable[[Any, Any], bool], costs_file: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> FramesReport:  # fmt: skip
-    """:func:`scheduler.measure.measure_frames`, with the costs learned before and kept after."""
+    """:func:`measure_frames`, with the costs learned before and kept after."""
     model = known_costs(session.gpu.name, costs_file)
     report = measure_frames(
         session, inputs, budget_ms=budget_ms, frame_ms=frame_ms, frames=count, layers=layers,

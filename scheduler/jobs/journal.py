@@ -5,18 +5,16 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from scheduler.executor import Executor
-    from scheduler.job import Job, State
-    from scheduler.roster import Roster
+from scheduler.executor import Executor
+from scheduler.jobs.job import Job, State
+from scheduler.jobs.roster import Roster
 
 #: frames whose jobs are remembered until the device has shown that it ran them
 _REMEMBERED = 64
 
 
-class Before:
+class FrameSnapshot:
     """The jobs that a frame works on as they were before it was encoded."""
 
     def __init__(self, running: Iterable[Job]) -> None:
@@ -49,8 +47,8 @@ class Before:
                 roster.queued(job)
 
 
-class Witness:
-    """Remembers who was in which of the recent frames."""
+class FrameJournal:
+    """Which jobs had work in which of the recent frames."""
 
     def __init__(self) -> None:
         self._frames: deque[tuple[int, list[weakref.ref[Job]]]] = deque(maxlen=_REMEMBERED)

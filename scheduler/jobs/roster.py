@@ -4,13 +4,9 @@ at all of them."""
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
-from scheduler.job import JobOutput
-from scheduler.queues import Heap, NetworkQueue
-
-if TYPE_CHECKING:
-    from scheduler.job import Job
+from scheduler.jobs.job import Job
+from scheduler.jobs.queues import Heap, NetworkQueue
 
 
 class Roster:
@@ -54,7 +50,12 @@ class Roster:
 
     def add(self, job: Job) -> None:
         """A new job; it starts level with the others: it may not make up for its absence."""
-        job.virtual_ms = self._level(job.idle)
+        first = self._levels[job.idle].first()
+        known = [other.virtual_ms for other in self.running.values() if other.idle == job.idle]
+        known += [level for was_idle, level in self._left if was_idle == job.idle]
+        if first is not None:
+            known.append(first.virtual_ms)
+        job.virtual_ms = min(known, default=0.0)
         self.queued(job)
 
     def queued(self, job: Job) -> None:
@@ -134,7 +135,7 @@ class Roster:
     # --- filing
 
     def _file(self, job: Job) -> None:
-        makers = [v.job for v in job.inputs.values() if isinstance(v, JobOutput)]
+        makers = job.makers
         if any(maker.state in ("cancelled", "failed") for maker in makers):
             self.doom(job)
             return
@@ -143,7 +144,7 @@ class Roster:
         needs = {maker.number for maker in makers if not maker.ended}
         if needs:
             self._blocked[job.number] = needs
-            if any(maker.scheduler is not job.scheduler for maker in makers):
+            if any(maker.owner is not job.owner for maker in makers):
                 self._abroad[job.number] = job
         elif job.paused:
             self._paused[job.number] = job
@@ -156,7 +157,7 @@ class Roster:
     def _remember_taker(self, maker: Job, taker: Job) -> None:
         """To be told of the maker's end, and where the frame of its end is taken back."""
         here = self._just_ended if maker.ended else self._jobs
-        if maker.scheduler is taker.scheduler and maker.number in here:
+        if maker.owner is taker.owner and maker.number in here:
             self._takers.setdefault(maker.number, {})[taker.number] = taker
 
     def _take_out(self, job: Job) -> None:
@@ -177,11 +178,3 @@ class Roster:
         mates.pop(job.number, None)
         if job.slot is not None and not mates:
             self._slots.pop(job.slot, None)
-
-    def _level(self, idle: bool) -> float:
-        first = self._levels[idle].first()
-        known = [job.virtual_ms for job in self.running.values() if job.idle == idle]
-        known += [level for was_idle, level in self._left if was_idle == idle]
-        if first is not None:
-            known.append(first.virtual_ms)
-        return min(known, default=0.0)

@@ -11,12 +11,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from scheduler.policy import Policy, by_priority, fair_share, fair_share_key, least_laxity
-
-if TYPE_CHECKING:
-    from scheduler.job import Job
+from scheduler.executor import Network
+from scheduler.jobs.job import Job
+from scheduler.planning.policy import Policy, by_priority, fair_share, fair_share_key, least_laxity
 
 #: entries of a heap that may be out of date before it is made anew
 _STALE = 64
@@ -145,7 +144,7 @@ class _Everyone:
         return list(self._jobs.values())
 
 
-def _order_for(policy: Policy) -> Order:
+def _order_for(policy: Policy[Any]) -> Order:
     if policy is least_laxity:
         return _ByLaxity()
     if policy is fair_share:
@@ -158,10 +157,10 @@ def _order_for(policy: Policy) -> Order:
 class NetworkQueue:
     """The jobs that wait for one network and for nothing else."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Network) -> None:
         self.network = network
         self._jobs: dict[int, Job] = {}
-        self._policy: Policy | None = None
+        self._policy: Policy[Any] | None = None
         self._order: Order = _Everyone()
 
     def __len__(self) -> int:
@@ -180,7 +179,7 @@ class NetworkQueue:
         if self._jobs.pop(job.number, None) is not None:
             self._order.remove(job)
 
-    def first(self, policy: Policy, now_ms: float, rate: float) -> list[Job]:
+    def first(self, policy: Policy[Any], now_ms: float, rate: float) -> list[Job]:
         """Who may be the first of these in the policy's order."""
         if policy is not self._policy:
             self._policy, self._order = policy, _order_for(policy)

@@ -4,7 +4,7 @@ For every step key (kernel variant and work per workgroup) the model keeps the t
 workgroups at several sizes of ``n``, half an octave apart, and interpolates: on a wide GPU the
 time is flat until the device is full, and linear from there. All learning is in the logarithm,
 so one slow frame does not outweigh many: what is predicted is the median. How far a whole frame
-may lie above its prediction is kept apart, in :class:`scheduler.tail.TailMargin`.
+may lie above its prediction is kept apart, in :class:`scheduler.planning.margin.TailMargin`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.executor import StepCost
-from scheduler.first_guess import FirstGuess
-from scheduler.tail import TailMargin
+from scheduler.planning.first_guess import FirstGuess
+from scheduler.planning.margin import TailMargin
 
 _FORMAT = "cml cost table 2"
 #: what a table may say: anything else is no measurement
@@ -192,7 +192,41 @@ class CostModel:
         curve = self._curves.get(key)
         return sum(p.samples for p in curve.points.values()) if curve else 0
 
-    # --- as a file
+    # --- as data
+
+    def state(self, keys: Iterable[str]) -> dict[str, Any]:
+        """What is known of these steps, as JSON, to the last bit: for each key the points of its
+        curve, ``[log of workgroups, log of ms, samples, spread]``."""
+        return {
+            "guess": self.guess.to_json(),
+            "unknown": self._unknown,
+            "unknown_samples": self._unknown_samples,
+            "drift": self._drift,
+            "curves": {
+                key: [
+                    [p.log_count, p.log_ms, p.samples, p.spread]
+                    for p in self._curves[key].points.values()
+                ]
+                for key in sorted(keys)
+                if key in self._curves
+            },
+        }
+
+    @classmethod
+    def of_state(cls, data: Mapping[str, Any], share: float = 0.01) -> CostModel:
+        """A model that predicts as the one did whose :meth:`state` this is."""
+        model = cls(share, FirstGuess.from_json(data["guess"]))
+        model._unknown, model._drift = data["unknown"], data["drift"]
+        model._unknown_samples = data["unknown_samples"]
+        for key, rows in data["curves"].items():
+            points = {_bucket(max(1, round(math.exp(row[0])))): _Point(*row) for row in rows}
+            model._curves[key] = _Curve(points)
+        return model
+
+    @property
+    def keys(self) -> list[str]:
+        """The steps that were measured."""
+        return list(self._curves)
 
     def to_json(self) -> dict[str, Any]:
         """Readable: for each step key ``[workgroups, ms, samples, spread]`` rows."""

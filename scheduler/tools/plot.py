@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler.simulate import Outcome
+from scheduler.tools.simulate import Outcome
 
 
 def plot_outcomes(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> None:

@@ -16,11 +16,12 @@ from statistics import median
 from typing import Any
 
 from scheduler.checks import refused
-from scheduler.cost_model import CostModel
-from scheduler.executor import Slice, StepCost
+from scheduler.executor import Slice
 from scheduler.frame_scheduler import FrameScheduler
-from scheduler.job import Job
+from scheduler.jobs.job import Job
+from scheduler.planning.cost_model import CostModel
 from scheduler.reports import FrameReport
+from scheduler.tools.operators_per_frame import whole_operators
 
 #: the first frames build caches, and the cost model knows nothing yet
 _WARM_UP_JOBS = 3
@@ -197,8 +198,7 @@ def measure_frames(
         loop.run_job()
     samples = _Samples()
     control = _control(other, scheduler, budget_ms)
-    costs = session.program.step_costs()
-    whole = _whole_steps(other, costs)
+    whole = whole_operators(other.program)
     in_parts = cycle([whole[start : start + layers] for start in range(0, len(whole), layers)])
     loop.begin_counting()
     while loop.counted < frames:
@@ -298,11 +298,6 @@ def _control(session: Any, scheduler: FrameScheduler, budget_ms: float) -> list[
     # an operator shorter than a slice is repeated
     times = max(1, round(aim / max(1e-6, model.predict_ms(costs[index], count))))
     return [one] * min(times, 64)
-
-
-def _whole_steps(session: Any, costs: Sequence[StepCost]) -> list[Slice]:
-    """Every operator of the network, uncut."""
-    return [Slice(session.program, i, 0, cost.groups) for i, cost in enumerate(costs)]
 
 
 def _report(

@@ -7,55 +7,19 @@ seconds and every run is the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.clock import VirtualClock
-from scheduler.cost_model import CostModel
-from scheduler.executor import Slice
 from scheduler.frame_scheduler import FrameScheduler
-from scheduler.job import Job
-from scheduler.policy import Policy, least_laxity
+from scheduler.jobs.job import Job
+from scheduler.planning.cost_model import CostModel
+from scheduler.planning.plan import Planner, plan_frame
+from scheduler.planning.policy import Policy, by_priority, least_laxity
 from scheduler.reports import FrameReport
-from scheduler.sim_device import EXACT, Noise, SimGpu, SimNetwork
-
-
-class LayersPerFrame:
-    """The usual way, to compare with: so many whole operators in every frame, the jobs one after
-    the other. ``layers=None`` runs a whole network in one frame."""
-
-    def __init__(
-        self, gpu: SimGpu, clock: VirtualClock, budget_ms: float, layers: int | None
-    ) -> None:
-        self._inner = FrameScheduler(gpu, budget_ms=budget_ms, clock=clock)
-        self._gpu, self._layers = gpu, layers
-        self.frame = 0
-
-    def submit(self, network: SimNetwork, **options: Any) -> Job:
-        return self._inner.submit(network, {}, **options)
-
-    def encode(self) -> FrameReport:
-        inner = self._inner
-        report = FrameReport(self.frame, inner.clock.now_ms(), inner.budget.next_ms(), 0.0)
-        jobs = inner.jobs
-        parts: list[Slice] = []
-        if jobs:
-            job = jobs[0]
-            last = len(job.costs) if self._layers is None else job.step + self._layers
-            for step in range(job.step, min(last, len(job.costs))):
-                parts.append(Slice(job.network, step, 0, job.costs[step].groups))
-            job.step = min(last, len(job.costs))
-            if job.all_encoded:
-                inner.end(job, "done")
-                report.finished.append(job.number)
-        self._gpu.encode(None, self.frame, [parts] if parts else [])
-        report.measured_ms = self._gpu.frame_ms
-        return report
-
-    def end_frame(self) -> None:
-        self._gpu.end_frame(self.frame)
-        self.frame += 1
+from scheduler.tools.operators_per_frame import operators_per_frame
+from scheduler.tools.sim_device import EXACT, Noise, SimGpu, SimNetwork
 
 
 @dataclass
@@ -141,59 +105,46 @@ def simulate(
     frame_ms: float = 1000 / 60,
     render_ms: Callable[[int], float] = lambda frame: 8.0,
     noise: Noise = EXACT,
-    policy: Policy = least_laxity,
-    layers: int | None | str = "ours",
+    policy: Policy[Any] = least_laxity,
+    planner: Planner = plan_frame,
     cost_model: CostModel | None = None,
     seed: int = 0,
     speed: float = 1.0,
 ) -> Outcome:
-    """Run a scenario for so many frames. ``layers`` is ``"ours"``, a number of whole operators per
-    frame, or None for a whole network per frame. A frame takes ``frame_ms``, or longer where
-    rendering and inference need more."""
+    """Run a scenario for so many frames. A frame takes ``frame_ms``, or longer where rendering and
+    inference need more."""
     clock = VirtualClock()
     gpu = SimGpu(noise, seed=seed, speed=speed)
-    ours = FrameScheduler(
+    scheduler = FrameScheduler(
         gpu, frame_ms, budget_ms, policy=policy, clock=clock, cost_model=cost_model
     )
-    usual = None if layers == "ours" else LayersPerFrame(gpu, clock, budget_ms, layers)  # type: ignore[arg-type]
+    scheduler.planner = planner
     outcome = Outcome(name, budget_ms)
     due = [request.at_ms for request in requests]
     for frame in range(frames):
-        _submit_due(requests, due, clock.now_ms(), ours, usual, outcome)
-        report = usual.encode() if usual else ours.encode(None)
-        took = gpu.frame_ms
-        outcome.inference_ms.append(took)
+        outcome.jobs += _submit_due(requests, due, clock.now_ms(), scheduler)
+        report = scheduler.encode(None)
+        outcome.inference_ms.append(gpu.frame_ms)
         outcome.reports.append(report)
-        outcome.frame_times_ms.append(max(frame_ms, render_ms(frame) + took))
+        outcome.frame_times_ms.append(max(frame_ms, render_ms(frame) + gpu.frame_ms))
         clock.advance(outcome.frame_times_ms[-1])
-        if usual:
-            usual.end_frame()
-        else:
-            ours.end_frame()
+        scheduler.end_frame()
     return outcome
 
 
 def _submit_due(
-    requests: Sequence[Request],
-    due: list[float],
-    now: float,
-    ours: FrameScheduler,
-    usual: LayersPerFrame | None,
-    outcome: Outcome,
-) -> None:
+    requests: Sequence[Request], due: list[float], now: float, scheduler: FrameScheduler
+) -> Iterator[Job]:
     for index, request in enumerate(requests):
         while due[index] <= now:
-            options: dict[str, Any] = {
-                "priority": request.priority,
-                "deadline_ms": request.deadline_ms,
-                "name": request.network.name,
-                "slot": request.slot,
-            }
-            if usual:
-                job = usual.submit(request.network, **options)
-            else:
-                job = ours.submit(request.network, {}, **options)
-            outcome.jobs.append(job)
+            yield scheduler.submit(
+                request.network,
+                {},
+                priority=request.priority,
+                deadline_ms=request.deadline_ms,
+                name=request.network.name,
+                slot=request.slot,
+            )
             due[index] += request.period_ms if request.period_ms else math.inf
 
 
@@ -202,13 +153,19 @@ def compare_policies(
 ) -> list[Outcome]:
     """The same scenario under ours, one operator per frame, ``layers`` operators per frame, and
     a whole network per frame."""
-    kinds: list[tuple[str, Any]] = [
-        ("milliseconds (ours)", "ours"),
+    usual: list[tuple[str, int | None]] = [
         ("1 operator per frame", 1),
         (f"{layers} operators per frame", layers),
         ("unsliced", None),
     ]
-    return [simulate(requests(), frames, name=name, layers=kind, **options) for name, kind in kinds]
+    ours = simulate(requests(), frames, name="milliseconds (ours)", **options)
+    return [ours] + [
+        simulate(
+            requests(), frames, name=name, planner=operators_per_frame(number),
+            policy=by_priority, **options,
+        )
+        for name, number in usual
+    ]  # fmt: skip
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -1,7 +1,7 @@
 """What a device is believed to do before anything was measured on it.
 
-``scheduler/defaults/*.json`` hold one kind of device each: how many FLOPs and bytes it does in a
-millisecond, what a dispatch costs, for some kernels how far they are from that, and where the
+``defaults/*.json`` beside this file hold one kind of device each: how many FLOPs and bytes it does
+in a millisecond, what a dispatch costs, for some kernels how far they are from that, and where the
 numbers come from. The first whose ``devices`` (a regular expression) is found in the device's name
 is taken. What was measured on the device itself always counts more.
 """

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler import policy
-from scheduler.budget import FixedBudget
 from scheduler.clock import VirtualClock
 from scheduler.frame_scheduler import FrameScheduler
-from scheduler.job import Job
-from scheduler.record import Recording, decisions_of
-from scheduler.sim_device import SimGpu, SimNetwork, SimStep, SimTiming
+from scheduler.jobs.job import Job
+from scheduler.planning.budget import FixedBudget
+from scheduler.planning.plan import Planner, plan_frame
+from scheduler.planning.policy import BUILT_IN
+from scheduler.planning.state import FramePlan, FrameState, PlannedSlice
+from scheduler.recording import Recording, decisions_of
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep, SimTiming
 
 
 class _Echo(SimGpu):
@@ -57,7 +59,7 @@ class _Replay:
             self.device,
             options["frame_ms"],
             options["budget_ms"],
-            policy=getattr(policy, options["policy"]),
+            policy=BUILT_IN[options["policy"]],
             clock=self.clock,
         )
         self.scheduler.budget = self.budget
@@ -66,21 +68,22 @@ class _Replay:
         self.jobs: dict[int, Job] = {}
 
     def run(self) -> list[list[list[int]]]:
-        decided = []
+        decided: list[list[list[int]]] = []
         for event in self.recording.events:
             if "now" in event:
                 self.clock.advance_to(event["now"])
             if event["kind"] == "frame":
-                decided.append(self._frame(event))
+                given = self.recording.decisions[len(decided)] if event["given"] else None
+                decided.append(self._frame(event, given))
             else:
                 self._apply(event)
         return decided
 
-    def _frame(self, event: Mapping[str, Any]) -> list[list[int]]:
+    def _frame(self, event: Mapping[str, Any], given: list[list[int]] | None) -> list[list[int]]:
         for index, ready in event["ready"].items():
             self.networks[int(index)].ready = ready
         self.budget.ms = event["budget"]
-        self.scheduler.operators_per_frame = event["operators"]
+        self.scheduler.planner = plan_frame if given is None else _as_given(given)
         self.device.busy = 1 << 30 if event["waiting"] else 0
         self.device.held = {id(self.jobs[n].network) for n in event.get("held", ())}
         return decisions_of(self.scheduler.encode(None))
@@ -95,9 +98,9 @@ class _Replay:
         elif kind == "submit":
             self._submit(event)
         elif kind in ("cancelled", "failed"):
-            self.scheduler.end(self.jobs[event["job"]], kind)
+            self.scheduler.lifecycle.end(self.jobs[event["job"]], kind)
         else:
-            self.scheduler.pause(self.jobs[event["job"]], kind == "paused")
+            self.scheduler.lifecycle.pause(self.jobs[event["job"]], kind == "paused")
 
     def _submit(self, event: Mapping[str, Any]) -> None:
         network, now = self.networks[event["network"]], self.clock.now_ms()
@@ -110,11 +113,12 @@ class _Replay:
             deadline_at_ms=event["deadline"],
             name=network.name,
             slot=event["slot"],
-            scheduler=self.scheduler,
+            owner=self.scheduler.lifecycle,
             last_served_ms=now,
             costs=tuple(network.step_costs()),
         )
-        self.jobs[job.number] = self.scheduler.enlist(job)
+        self.jobs[job.number] = job
+        self.scheduler.lifecycle.enlist(job, "accept")
 
 
 def _network(data: Mapping[str, Any]) -> SimNetwork:
@@ -125,3 +129,22 @@ def _network(data: Mapping[str, Any]) -> SimNetwork:
     return SimNetwork(
         data["name"], steps, exclusive_group=data["group"], load_times_ms=data["load_ms"]
     )
+
+
+def _as_given(slices: list[list[int]]) -> Planner:
+    """Decides what was decided by another planner then."""
+
+    def plan(state: FrameState) -> FramePlan:
+        jobs = {job.number: job for job in state.jobs}
+        parts = []
+        for number, step, first, count in slices:
+            if number not in jobs:  # the replay has gone another way before
+                continue
+            cost = state.networks[jobs[number].network][step]
+            ms = state.costs.predict_ms(cost, count)
+            parts.append(PlannedSlice(number, step, first, count, ms))
+        chosen = dict.fromkeys(part.job for part in parts)
+        starts = tuple(number for number in chosen if not jobs[number].running)
+        return FramePlan(tuple(parts), starts, state.otherwise, by_budget=False)
+
+    return plan

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scheduler.cost_model import CostModel
 from scheduler.executor import Slice
+from scheduler.planning.cost_model import CostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class SimNetwork:
     exclusive_group: str | None = None
     #: what each step took when the network was loaded, where the device times nothing in a frame
     load_times_ms: Sequence[float] = ()
+    waiting_for: str = ""
 
     def step_costs(self) -> Sequence[SimStep]:
         return self.steps
@@ -97,7 +98,24 @@ class SimTiming:
     ms: float
 
 
-class SimGpu:
+class _Outputs:
+    """Outputs that are nothing but their names."""
+
+    def tensor(self, result: Any, name: str) -> Any:
+        return name
+
+    def request_read(self, encoder: Any, result: Any) -> None: ...
+
+    def read(self, result: Any, name: str) -> Any:
+        return name
+
+    def is_reading(self, result: Any) -> bool:
+        return False
+
+    def release(self, result: Any) -> None: ...
+
+
+class SimGpu(_Outputs):
     """An :class:`scheduler.executor.Executor` on paper."""
 
     name = "simulated"
@@ -121,9 +139,13 @@ class SimGpu:
         self._random = random.Random(seed)
         self._pending: deque[tuple[int, list[SimTiming]]] = deque()
 
+    def executor(self) -> SimGpu:
+        """It is its own."""
+        return self
+
     def encode(self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]]) -> None:
         """Let the slices take their time, which is :attr:`frame_ms` then."""
-        common = self._factor(self.noise.common)
+        common = _factor(self._random, self.noise.common)
         timings = []
         for index, group in enumerate(groups):
             ms = sum(self._true_ms(part) for part in group)
@@ -137,10 +159,7 @@ class SimGpu:
     def _true_ms(self, part: Slice) -> float:
         step: Any = part.network.step_costs()[part.step]
         exact: float = self.launch_ms + part.count * step.ms_per_group / self.speed
-        return exact * self._factor(self.noise.single)
-
-    def _factor(self, sigma: float) -> float:
-        return math.exp(self._random.gauss(0, sigma)) if sigma else 1.0
+        return exact * _factor(self._random, self.noise.single)
 
     def end_frame(self, frame: int) -> list[SimTiming]:
         timings: list[SimTiming] = []
@@ -180,15 +199,6 @@ class SimGpu:
 
     def resume_job(self, network: Any) -> None: ...
 
-    def tensor(self, result: Any, name: str) -> Any:
-        return name
 
-    def request_read(self, encoder: Any, result: Any) -> None: ...
-
-    def read(self, result: Any, name: str) -> Any:
-        return name
-
-    def is_reading(self, result: Any) -> bool:
-        return False
-
-    def release(self, result: Any) -> None: ...
+def _factor(chance: random.Random, sigma: float) -> float:
+    return math.exp(chance.gauss(0, sigma)) if sigma else 1.0

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from scheduler.frame_scheduler import FrameScheduler
-    from scheduler.job import Job
+from scheduler.jobs.job import Job
+
+
+class Submitter(Protocol):
+    """What takes the runs."""
+
+    @property
+    def submit(self) -> Callable[..., Job]: ...
+    def forget_periodic(self, periodic: Periodic) -> None: ...
 
 
 @dataclass
@@ -24,7 +30,7 @@ class Periodic:
     with the reason in :attr:`error`. The frame and the other jobs go on.
     """
 
-    scheduler: FrameScheduler
+    scheduler: Submitter
     session: Any
     make_inputs: Callable[[], Mapping[str, Any]] | None
     period_ms: float
@@ -63,8 +69,7 @@ class Periodic:
         try:
             job = self.scheduler.submit(session, make_inputs(), **self.options)
         except Exception as error:  # the host's own code, in the middle of a frame
-            network = getattr(session, "program", session)
-            name = self.options.get("name") or getattr(network, "name", "job")
+            name = self.options["name"] or "job"
             self.error = (
                 f"periodic job '{name}': its inputs could not be made, it is stopped: "
                 f"{type(error).__name__}: {error}"

@@ -1,0 +1,264 @@
+"""A job's way from its submission to its end, and what a frame that never ran takes back of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from threading import RLock
+from typing import Any, Protocol
+
+from scheduler.clock import SteadyClock
+from scheduler.executor import Executor, Network, exclusivity_key
+from scheduler.jobs.admission import Admission, admit
+from scheduler.jobs.job import Job, JobOutput, State
+from scheduler.jobs.journal import FrameJournal, FrameSnapshot
+from scheduler.jobs.roster import Roster
+from scheduler.jobs.status import waiting_for
+from scheduler.planning.cost_model import CostModel
+from scheduler.planning.policy import Policy
+from scheduler.recording import Recorder
+from scheduler.reports import FrameReport
+
+
+class Host(Protocol):
+    """What a lifecycle needs to know of the scheduler."""
+
+    @property
+    def executor(self) -> Executor: ...
+    @property
+    def cost_model(self) -> CostModel: ...
+    @property
+    def policy(self) -> Policy[Any]: ...
+    @property
+    def frame(self) -> int: ...
+    @property
+    def frame_ms(self) -> float: ...
+    @property
+    def rate(self) -> float: ...
+    @property
+    def last_report(self) -> FrameReport | None: ...
+
+
+class Lifecycle:
+    """The jobs of one scheduler; what :class:`scheduler.jobs.job.Owner` asks for."""
+
+    def __init__(self, host: Host, clock: SteadyClock) -> None:
+        self.lock = RLock()
+        #: the jobs that have not ended, filed by what they wait for
+        self.roster = Roster()
+        self.recorder: Recorder | None = None
+        #: numbers of the jobs that this frame could not go on with for want of memory
+        self.held_up: list[int] = []
+        #: the jobs whose readback the next frame asks for
+        self.reads: list[Job] = []
+        #: the last error that was nobody's job
+        self.last_error = ""
+        #: there is one while a frame is encoded and not ended
+        self.open_frame: FrameSnapshot | None = None
+        self.executor = host.executor
+        self._host, self._clock = host, clock
+        self._journal = FrameJournal()
+        self._work_left: dict[int, tuple[Network, list[float]]] = {}
+        self._begun: list[Job] = []
+        self._ended: list[Job] = []
+
+    # --- a job
+
+    def enlist(self, job: Job, admission: Admission) -> None:
+        """Take a job that is made."""
+        makers = job.makers
+        job.needs = tuple(maker.number for maker in makers if maker.owner is self)
+        kept = [maker.outputs.keep_for_taker() for maker in makers]
+        with self.lock:
+            try:
+                calibrate(self._host.cost_model, job.network)
+                admit(job, admission, len(self.roster))
+            except Exception:
+                job.let_inputs_go()
+                raise
+            if job.slot is not None:
+                for old in self.roster.waiting_in(job.slot):
+                    self.end(old, "cancelled")
+                self.roster.forget_left()
+            self.roster.add(job)
+            if not all(kept):
+                self.roster.doom(job)
+            if self.recorder:
+                self.recorder.submitted(job)
+
+    def end(self, job: Job, state: State, error: str = "") -> None:
+        """Take a job out of the running; its outputs exist only if it is done."""
+        with self.lock:
+            if job.ended:
+                return
+            now = self._clock.now_ms()
+            if self.recorder and state != "done":
+                self.recorder.changed(job, state, now)
+            began = job.state == "running"
+            job.state, job.error = state, error
+            job.ended_ms, job.ended_frame = now, self._host.frame
+            self.roster.ended(job)
+            if began:
+                try:
+                    self.executor.end_job(job.network)
+                except Exception as failed:
+                    self.note(failed)
+            if state != "done":  # the end of one that is done may be taken back with its frame
+                job.let_inputs_go()
+            self._ended.append(job)
+            if self.open_frame is None:
+                self._let_ended_go()
+
+    def fail(self, job: Job, error: Exception) -> None:
+        """The job cannot go on because of this."""
+        self.end(job, "failed", str(error) or type(error).__name__)
+
+    def note(self, error: Exception) -> None:
+        """Remember an error that no job can be blamed for; the host's frame goes on."""
+        self.last_error = f"{type(error).__name__}: {error}"
+
+    def pause(self, job: Job, paused: bool) -> None:
+        """See :meth:`Job.pause`."""
+        with self.lock:
+            job.paused = paused
+            self.roster.file_anew(job)
+            if self.recorder:
+                said = "paused" if paused else "resumed"
+                self.recorder.changed(job, said, self._clock.now_ms())
+
+    def read(self, job: Job, name: str) -> Any:
+        """See :meth:`Job.read`."""
+        with self.lock:  # or the job ends between a look at its state and what follows from it
+            if not job.ended:
+                job.wants_read = True
+                return None
+            job.need_done(name)
+            if not job.wants_read:
+                job.wants_read = True
+                self.reads.append(job)
+            if job.read_error is not None:
+                raise job.read_error
+            return self.executor.read(job.result, name)
+
+    def waiting_for(self, job: Job) -> str:
+        """See :attr:`Job.waiting_for`."""
+        return waiting_for(job, self._memory_s_holder, self._host.last_report)
+
+    def _memory_s_holder(self, job: Job) -> Job | None:
+        """The other job that runs on the network's memory."""
+        with self.lock:
+            key = exclusivity_key(job.network)
+            running = (j for j in self.roster.running.values() if j is not job)
+            return next((j for j in running if exclusivity_key(j.network) == key), None)
+
+    # --- how long it takes
+
+    def eta_ms(self, job: Job) -> float:
+        """Wall time to the end of the job, as the policy would run it beside the others."""
+        if job.ended:
+            return 0.0
+        with self.lock:
+            host, rate = self._host, self._host.rate
+            mates = [*(j for j in self.roster.jobs if not j.paused and j is not job), job]
+            ahead = 0.0
+            for other in host.policy(mates, self._clock.now_ms(), rate):
+                if other is job:
+                    break
+                ahead += other.remaining_ms
+            return (ahead + job.remaining_ms) / max(rate, 1e-9) + host.frame_ms
+
+    def remaining_ms(self, job: Job) -> float:
+        """Predicted GPU time of what is left of it."""
+        if job.ended or job.all_encoded:
+            return 0.0
+        current = job.costs[job.step]
+        model = self._host.cost_model
+        return model.predict_ms(current, current.groups - job.group) + self._from(job, job.step + 1)
+
+    def _from(self, job: Job, step: int) -> float:
+        """Predicted time of a network's steps from ``step`` on (kept for this frame)."""
+        known = self._work_left.get(id(job.network))
+        if known is None:
+            sums = [0.0]
+            for cost in reversed(job.costs):
+                sums.append(sums[-1] + self._host.cost_model.predict_ms(cost, cost.groups))
+            sums.reverse()
+            # with the network itself: another one may come to lie where it was
+            known = self._work_left[id(job.network)] = job.network, sums
+        return known[1][step]
+
+    # --- a frame
+
+    def begin_frame(self) -> None:
+        """A frame is about to be encoded."""
+        self._work_left.clear()
+        self.roster.forget_left()
+        self.held_up = []
+        self.open_frame = FrameSnapshot(self.roster.running.values())
+
+    def will_start(self, job: Job) -> None:
+        """The frame starts this job: remember how it was."""
+        if self.open_frame is not None:
+            self.open_frame.add(job)
+        self._begun.append(job)
+
+    def has_work(self, frame: int, jobs: Sequence[Job]) -> None:
+        """The frame works on these."""
+        self._journal.encoded(frame, jobs)
+
+    def end_frame(self) -> None:
+        """The frame was submitted: nothing of it is taken back any more."""
+        self.open_frame = None
+        for job in self._begun:
+            job.let_inputs_go()
+        self._begun.clear()
+        self._let_ended_go()
+        self.roster.frame_is_over()
+
+    def abandon_frame(self) -> None:
+        """The frame will never run: its jobs go on from where they were."""
+        if self.open_frame is not None:
+            self.open_frame.restore(self.executor, self.roster)
+            self.open_frame = None
+            self._begun.clear()
+            self._let_ended_go()
+
+    def fail_harmed(self, lost: Sequence[int]) -> None:
+        """These frames never ran: fail whoever relied on them."""
+        for job in self._journal.harmed(lost, self.roster.jobs):
+            if job.state not in ("cancelled", "failed"):
+                said = (
+                    f"job '{job.name}': frame {lost[0]} was encoded and never submitted, its "
+                    "result would be wrong. Submit every encoder, or call abandon_frame()"
+                )
+                job.release()
+                self.end(job, "failed", said)
+                job.state, job.error = "failed", said  # even where it was done
+
+    def _let_ended_go(self) -> None:
+        """No end since the last frame can be taken back any more."""
+        ended, self._ended = self._ended, []
+        for job in ended:
+            if job.ended:
+                job.let_network_go()
+
+
+def calibrate(model: CostModel, network: Network) -> None:
+    """Take over the times that a network measured at its load, where nothing better is known:
+    on a device that cannot time its work in a frame."""
+    for cost, ms in zip(network.step_costs(), network.load_times_ms, strict=False):
+        if model.samples(cost.key) == 0:
+            model.learn([(cost, cost.groups)], ms)
+
+
+def gathered_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's inputs with the tensors that other jobs have made for it."""
+    return {
+        name: _tensor(value) if isinstance(value, JobOutput) else value
+        for name, value in inputs.items()
+    }
+
+
+def _tensor(value: JobOutput) -> Any:
+    if value.job.result is None:
+        raise RuntimeError(f"job '{value.job.name}' has no output '{value.name}' any more")
+    return value.job.owner.executor.tensor(value.job.result, value.name)

@@ -1,0 +1,86 @@
+"""What a job waits for, and what a scheduler is doing, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from scheduler.jobs.job import Job
+from scheduler.reports import FrameReport
+
+#: jobs that a scheduler's text tells of, and characters of an error
+_SHOWN, _LENGTH = 12, 200
+
+
+def waiting_for(
+    job: Job, memory_s_holder: Callable[[Job], Job | None], last: FrameReport | None
+) -> str:
+    """A job's state and what it waits for, in one line. ``memory_s_holder`` tells who else runs in
+    its network's memory, ``last`` is the frame before."""
+    if job.ended:
+        return _ended(job)
+    room = f"room in a frame{_stopped_at(last)}"
+    if job.state == "running":
+        done = f"running: {100 * job.progress:.0f} % encoded"
+        if job.paused:
+            return f"{done}, paused until resume()"
+        return f"{done}, waits for {job.held_up or room}"
+    return f"queued: waits for {_to_begin(job, memory_s_holder) or f'its turn, {room}'}"
+
+
+def _stopped_at(last: FrameReport | None) -> str:
+    return f"; the last frame stopped at: {last.reason}" if last else ""
+
+
+def _ended(job: Job) -> str:
+    if job.state != "done":
+        return one_line(f"{job.state}: {job.error}" if job.error else job.state)
+    if job.read_error is not None:
+        return one_line(f"done: its readback failed: {job.read_error}")
+    reading = job.wants_read and job.owner.executor.is_reading(job.result)
+    return "done: waits for its readback" if reading else "done"
+
+
+def _to_begin(job: Job, memory_s_holder: Callable[[Job], Job | None]) -> str:
+    """What a queued job needs before it can begin; "" where it may begin any time."""
+    makers = [maker for maker in job.makers if not maker.ended]
+    if makers:
+        named = ", ".join(f"'{m.name}' (job {m.number}, {m.state})" for m in makers[:3])
+        more = f" and {len(makers) - 3} more" if len(makers) > 3 else ""
+        return f"the outputs of {named}{more}"
+    if job.paused:
+        return "resume(): it is paused"
+    if not job.network.ready:
+        said = job.network.waiting_for
+        return one_line(f"its network to be ready: {said}" if said else "its network to be ready")
+    holder = memory_s_holder(job)
+    if holder is not None:
+        return f"job {holder.number} '{holder.name}' to end, which has its network's memory"
+    return one_line(job.held_up)
+
+
+def describe(
+    *, frame: int, budget_ms: float, report: FrameReport | None, jobs: Sequence[Job],
+    preparing: str, last_error: str, ignored: int,
+) -> str:  # fmt: skip
+    """What a scheduler is doing: its budget, its last frame, the thread that prepares networks, and
+    its jobs, a line each."""
+    running = sum(job.state == "running" for job in jobs)
+    lines = [
+        f"frame {frame}: budget {budget_ms:.3g} ms, {running} jobs "
+        f"running, {len(jobs) - running} queued{_stopped_at(report)}",
+        f"preparation: {one_line(preparing) or 'nothing to do'}",
+    ]
+    if last_error:
+        lines.append(f"last error: {one_line(last_error)}")
+    if ignored:
+        lines.append(f"{ignored} times that made no sense were left out")
+    lines += [f"job {job.number} '{job.name}': {job.waiting_for}" for job in jobs[:_SHOWN]]
+    if len(jobs) > _SHOWN:
+        lines.append(f"and {len(jobs) - _SHOWN} more jobs")
+    return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    """The text's first words, in one line."""
+    joined = " ".join(text.split())
+    return joined if len(joined) <= _LENGTH else joined[: _LENGTH - 1] + "…"

@@ -1,0 +1,132 @@
+"""Whose turn it is.
+
+A policy orders the jobs that could run; the scheduler takes them in that order until the frame's
+budget is spent. Orders are pure functions of the jobs and the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+#: a job that was not served for this long gets the first slice of a frame, whatever the order
+STARVED_MS = 500.0
+#: of two jobs with about the same laxity the one that runs goes on: a change gains nothing
+STICKINESS_MS = 20.0
+
+
+class Candidate(Protocol):
+    """What a policy knows of a job: :class:`scheduler.Job` has it, and so has its state in a
+    frame (:class:`scheduler.planning.state.JobState`)."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def priority(self) -> float: ...
+    @property
+    def deadline_at_ms(self) -> float | None: ...
+    @property
+    def virtual_ms(self) -> float:
+        """GPU time that it was given so far, over its priority."""
+        ...
+
+    @property
+    def last_served_ms(self) -> float: ...
+    @property
+    def step(self) -> int:
+        """Where it is: the step, and in :attr:`group` how many of its workgroups are done."""
+        ...
+
+    @property
+    def group(self) -> int: ...
+    @property
+    def remaining_ms(self) -> float:
+        """Predicted GPU time of what is left."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no share of its own, only what the others leave (priority 0)."""
+        ...
+
+    def laxity_ms(self, now_ms: float, rate: float) -> float:
+        """Time to spare before its deadline if it got all of every frame from now on; ``rate`` is
+        GPU milliseconds per millisecond of wall time."""
+        ...
+
+
+class Ranked:
+    """What every candidate derives from its numbers."""
+
+    __slots__ = ()
+
+    @property
+    def idle(self: Candidate) -> bool:
+        """Whether it has no share of its own, only what the others leave (priority 0)."""
+        return self.priority == 0
+
+    def laxity_ms(self: Candidate, now_ms: float, rate: float) -> float:
+        """Time to spare before its deadline if it got all of every frame from now on; ``rate`` is
+        GPU milliseconds per millisecond of wall time."""
+        if self.deadline_at_ms is None:
+            return float("inf")
+        return self.deadline_at_ms - now_ms - self.remaining_ms / max(rate, 1e-9)
+
+
+C = TypeVar("C", bound=Candidate)
+#: ``policy(candidates, now_ms, rate) -> candidates in the order in which they should run``
+Policy = Callable[[Sequence[C], float, float], list[C]]
+
+
+def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
+    """Jobs whose deadline can still be held, the one with the least time to spare first; then all
+    others by fair share.
+
+    A job that cannot hold its deadline any more has no claim before others because of it: it joins
+    the fair share, where the one that had the least GPU time for its priority goes first. So an
+    overdue job neither starves others nor is starved. Jobs of priority 0 come after all.
+    """
+
+    def laxity(job: C) -> float:
+        sticky = STICKINESS_MS if job.group or job.step else 0.0
+        return job.laxity_ms(now_ms, rate) - sticky
+
+    dated = [j for j in jobs if j.deadline_at_ms is not None and not j.idle]
+    feasible = [j for j in dated if j.laxity_ms(now_ms, rate) >= 0]
+    feasible.sort(key=lambda j: (laxity(j), -j.priority, j.number))
+    urgent = {j.number for j in feasible}
+    others = fair_share([j for j in jobs if j.number not in urgent], now_ms, rate)
+    return _starved_first(feasible + others, now_ms)
+
+
+def fair_share(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
+    """The job with the least GPU time over priority first; deadlines do not count."""
+    return sorted(jobs, key=fair_share_key)
+
+
+def fair_share_key(job: Candidate) -> tuple[bool, float, float, int]:
+    """What :func:`fair_share` sorts by."""
+    return job.idle, job.virtual_ms, -job.priority, job.number
+
+
+def by_priority(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
+    """The highest priority first, then the oldest; the low ones may starve."""
+    return sorted(jobs, key=lambda j: (-j.priority, j.number))
+
+
+#: the policies that come with the scheduler, by name
+BUILT_IN: dict[str, Policy[Candidate]] = {
+    "least_laxity": least_laxity,
+    "fair_share": fair_share,
+    "by_priority": by_priority,
+}
+
+
+def _starved_first(ordered: list[C], now_ms: float) -> list[C]:
+    starved = [j for j in ordered if now_ms - j.last_served_ms > STARVED_MS and not j.idle]
+    if not starved:
+        return ordered
+    first = min(starved, key=lambda j: (j.last_served_ms, j.number))
+    return [first, *(j for j in ordered if j is not first)]

@@ -1,0 +1,130 @@
+"""All that the decision about a frame depends on, as plain numbers, and the decision itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from scheduler.executor import StepCost
+from scheduler.planning.cost_model import CostModel
+from scheduler.planning.policy import BUILT_IN, Policy, Ranked
+from scheduler.reports import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """A step's cost as data (:class:`scheduler.executor.StepCost`)."""
+
+    key: str
+    op: str
+    title: str
+    groups: int
+    flops: float
+    nbytes: float
+
+    @classmethod
+    def of(cls, cost: StepCost) -> StepState:
+        return cls(cost.key, cost.op, cost.title, cost.groups, cost.flops, cost.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class JobState(Ranked):
+    """A job that could run in this frame. ``network`` is an index of :attr:`FrameState.networks`;
+    of the jobs with the same ``exclusive`` only one may be under way."""
+
+    number: int
+    name: str
+    network: int
+    exclusive: int
+    running: bool
+    step: int
+    group: int
+    priority: float
+    deadline_at_ms: float | None
+    virtual_ms: float
+    last_served_ms: float
+    remaining_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrameState:
+    """What is known before a frame is filled.
+
+    ``budget_ms`` is what is allowed and ``aim_ms`` what is to be planned for; ``rate`` is GPU
+    milliseconds per millisecond of wall time. ``granule``: workgroups that run at once, so slices
+    are multiples of it. ``gpu_behind``: too many frames wait for the GPU. ``otherwise`` is the
+    reason to give where the jobs end before the budget.
+    """
+
+    now_ms: float
+    budget_ms: float
+    aim_ms: float
+    rate: float
+    granule: int
+    gpu_behind: bool
+    otherwise: Reason
+    policy: Policy[Any]
+    jobs: tuple[JobState, ...]
+    networks: tuple[Sequence[StepCost], ...]
+    costs: CostModel
+
+    def in_order(self) -> Sequence[JobState]:
+        """The jobs as the policy would run them."""
+        return self.policy(self.jobs, self.now_ms, self.rate) if self.jobs else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, to the last bit. ``ValueError`` with a policy of the game's own."""
+        name = next((name for name, known in BUILT_IN.items() if known is self.policy), None)
+        if name is None:
+            raise ValueError("a state with a policy of the game's own cannot be written down")
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        keys = {step.key for steps in self.networks for step in steps}
+        return data | {
+            "policy": name,
+            "jobs": [asdict(job) for job in self.jobs],
+            "networks": [[asdict(StepState.of(c)) for c in steps] for steps in self.networks],
+            "costs": self.costs.state(keys),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FrameState:
+        """Inverse of :meth:`to_json`."""
+        return cls(
+            **{
+                **data,
+                "policy": BUILT_IN[data["policy"]],
+                "jobs": tuple(JobState(**job) for job in data["jobs"]),
+                "networks": tuple(tuple(StepState(**s) for s in n) for n in data["networks"]),
+                "costs": CostModel.of_state(data["costs"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSlice:
+    """Workgroups ``[first, first + count)`` of a step of a job, and their predicted time."""
+
+    job: int
+    step: int
+    first: int
+    count: int
+    predicted_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class FramePlan:
+    """What a frame runs: the slices in order, the jobs that begin in it, and why it stops.
+
+    ``by_budget`` is False where something else than the budget decided how much: such a frame says
+    nothing of how well budgets are kept.
+    """
+
+    slices: tuple[PlannedSlice, ...]
+    starts: tuple[int, ...]
+    reason: Reason
+    by_budget: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)

@@ -1,0 +1,1 @@
+"""What a game does not need while it runs: simulation, replay, measurement, pictures, traces."""

@@ -1,0 +1,53 @@
+"""The usual way, to show and measure beside ours: so many whole operators in every frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.executor import Network, Slice
+from scheduler.planning.plan import Planner
+from scheduler.planning.state import FramePlan, FrameState, JobState, PlannedSlice
+
+
+def operators_per_frame(count: int | None) -> Planner:
+    """A planner (:attr:`FrameScheduler.planner`) that runs ``count`` whole operators in a frame,
+    whatever they take; None is the whole network of one job."""
+
+    def plan(state: FrameState) -> FramePlan:
+        if state.budget_ms <= 0:
+            return FramePlan((), (), "budget", by_budget=False)
+        if state.gpu_behind:
+            return FramePlan((), (), "waiting for GPU", by_budget=False)
+        slices: list[PlannedSlice] = []
+        starts: list[int] = []
+        begun: set[int] = set()
+        for job in state.in_order()[: None if count else 1]:
+            if not job.running and job.exclusive in begun:
+                continue
+            if count is not None and len(slices) >= count:
+                break
+            slices += _rest(state, job)[: count and count - len(slices)]
+            if not job.running:
+                starts.append(job.number)
+                begun.add(job.exclusive)
+        reason = "budget" if len(slices) == count else state.otherwise
+        return FramePlan(tuple(slices), tuple(starts), reason, by_budget=False)
+
+    return plan
+
+
+def _rest(state: FrameState, job: JobState) -> list[PlannedSlice]:
+    """What is left of the job, an operator each."""
+    parts = []
+    steps = state.networks[job.network]
+    for step in range(job.step, len(steps)):
+        first = job.group if step == job.step else 0
+        left = steps[step].groups - first
+        ms = state.costs.predict_ms(steps[step], left)
+        parts.append(PlannedSlice(job.number, step, first, left, ms))
+    return parts
+
+
+def whole_operators(network: Network) -> Sequence[Slice]:
+    """Every operator of the network, uncut."""
+    return [Slice(network, i, 0, cost.groups) for i, cost in enumerate(network.step_costs())]
