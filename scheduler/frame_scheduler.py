@@ -15,7 +15,7 @@ from scheduler.feedback import WALL_CLOCK, Feedback, in_groups, jobs_apart
 from scheduler.filling import apply, begin, gather, networks_ready
 from scheduler.jobs.admission import Admission
 from scheduler.jobs.job import Job
-from scheduler.jobs.lifecycle import Lifecycle
+from scheduler.jobs.lifecycle import Lifecycle, Pace
 from scheduler.jobs.periodic import Periodic
 from scheduler.jobs.status import describe
 from scheduler.planning.budget import FixedBudget, SpareBudget
@@ -78,7 +78,6 @@ class FrameScheduler:
         self.cost_model = cost_model or CostModel(share, FirstGuess.for_device(self.executor.name))
         #: what decides the slices of a frame; another one to compare with ours
         self.planner: Planner = plan_frame
-        self.lifecycle = Lifecycle(self, self._steady)
         self.frame = 0
         self.last_report: FrameReport | None = None
         self._numbers = count()
@@ -88,6 +87,12 @@ class FrameScheduler:
         self._ignored = 0
         self._budget_ms = 0.0
         self._not_ended = 0
+        self.lifecycle = Lifecycle(self.executor, self._steady, self._pace())
+
+    def _pace(self) -> Pace:
+        return Pace(
+            self.frame, self.frame_ms, self.rate, self.policy, self.cost_model, self.last_report
+        )
 
     def record(self) -> Recording:
         """Write down from now on what comes in and what is decided: the recording that is
@@ -120,6 +125,7 @@ class FrameScheduler:
             self.cost_model.tail.remember(predicted_ms, measured_ms)
         self._feedback.resume(options["feedback"])
         self.frame = options["frame"]
+        self.lifecycle.pace = self._pace()
 
     # --- jobs
 
@@ -172,7 +178,9 @@ class FrameScheduler:
             last_served_ms=now,
             costs=tuple(network.step_costs()),
         )
-        self.lifecycle.enlist(job, admission)
+        with self.lifecycle.lock:
+            self.lifecycle.pace = self._pace()
+            self.lifecycle.enlist(job, admission)
         return job
 
     def submit_periodic(
@@ -285,7 +293,7 @@ class FrameScheduler:
             self._ignored += 1
         budget = self._sane_budget()
         report = FrameReport(self.frame, now, budget, self._aim_ms(budget))
-        jobs.begin_frame()
+        jobs.begin_frame(self._pace())
         behind = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = networks_ready(jobs.roster.queues) if jobs.recorder else {}
         state, candidates = gather(
@@ -306,6 +314,7 @@ class FrameScheduler:
         timed = [[(cost, part.count) for part, cost, _ in group] for group in groups]
         self._feedback.encoded(report, timed)
         self.last_report = report
+        jobs.pace = self._pace()
         report.cpu_ms = _cpu_ms() - start
         return report
 
@@ -319,7 +328,9 @@ class FrameScheduler:
             if self.lifecycle.recorder:
                 self.lifecycle.recorder.ended_frame(timings, now)
             self.frame += 1
-            return self._feedback.ended(timings, now, self.cost_model)
+            measured = self._feedback.ended(timings, now, self.cost_model)
+            self.lifecycle.pace = self._pace()
+            return measured
 
     def _timings(self) -> list[Timing]:
         """What has arrived of what earlier frames took."""
@@ -350,6 +361,7 @@ class FrameScheduler:
             if self.lifecycle.recorder:
                 self.lifecycle.recorder.abandoned_frame()
             self.frame += 1
+            self.lifecycle.pace = self._pace()
 
 
 _REAL = RealClock()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from threading import RLock
-from typing import Any, Protocol
+from typing import Any
 
 from scheduler.clock import SteadyClock
 from scheduler.executor import Executor, Network, exclusivity_key
@@ -19,29 +20,28 @@ from scheduler.recording import Recorder
 from scheduler.reports import FrameReport
 
 
-class Host(Protocol):
-    """What a lifecycle needs to know of the scheduler."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the scheduler goes, as it was told last: what the jobs' own answers depend on.
 
-    @property
-    def executor(self) -> Executor: ...
-    @property
-    def cost_model(self) -> CostModel: ...
-    @property
-    def policy(self) -> Policy[Any]: ...
-    @property
-    def frame(self) -> int: ...
-    @property
-    def frame_ms(self) -> float: ...
-    @property
-    def rate(self) -> float: ...
-    @property
-    def last_report(self) -> FrameReport | None: ...
+    A value and no reference to the scheduler: a scheduler that a host drops is gone at once, with
+    its memory on the device.
+    """
+
+    frame: int
+    frame_ms: float
+    #: GPU milliseconds for networks per millisecond of wall time
+    rate: float
+    policy: Policy[Any]
+    cost_model: CostModel
+    last_report: FrameReport | None
 
 
 class Lifecycle:
     """The jobs of one scheduler; what :class:`scheduler.jobs.job.Owner` asks for."""
 
-    def __init__(self, host: Host, clock: SteadyClock) -> None:
+    def __init__(self, executor: Executor, clock: SteadyClock, pace: Pace) -> None:
+        self.pace = pace
         self.lock = RLock()
         #: the jobs that have not ended, filed by what they wait for
         self.roster = Roster()
@@ -54,8 +54,7 @@ class Lifecycle:
         self.last_error = ""
         #: there is one while a frame is encoded and not ended
         self.open_frame: FrameSnapshot | None = None
-        self.executor = host.executor
-        self._host, self._clock = host, clock
+        self.executor, self._clock = executor, clock
         self._journal = FrameJournal()
         self._work_left: dict[int, tuple[Network, list[float]]] = {}
         self._begun: list[Job] = []
@@ -70,7 +69,7 @@ class Lifecycle:
         kept = [maker.outputs.keep_for_taker() for maker in makers]
         with self.lock:
             try:
-                calibrate(self._host.cost_model, job.network)
+                calibrate(self.pace.cost_model, job.network)
                 admit(job, admission, len(self.roster))
             except Exception:
                 job.let_inputs_go()
@@ -95,7 +94,7 @@ class Lifecycle:
                 self.recorder.changed(job, state, now)
             began = job.state == "running"
             job.state, job.error = state, error
-            job.ended_ms, job.ended_frame = now, self._host.frame
+            job.ended_ms, job.ended_frame = now, self.pace.frame
             self.roster.ended(job)
             if began:
                 try:
@@ -141,7 +140,7 @@ class Lifecycle:
 
     def waiting_for(self, job: Job) -> str:
         """See :attr:`Job.waiting_for`."""
-        return waiting_for(job, self._memory_s_holder, self._host.last_report)
+        return waiting_for(job, self._memory_s_holder, self.pace.last_report)
 
     def _memory_s_holder(self, job: Job) -> Job | None:
         """The other job that runs on the network's memory."""
@@ -157,21 +156,21 @@ class Lifecycle:
         if job.ended:
             return 0.0
         with self.lock:
-            host, rate = self._host, self._host.rate
+            pace = self.pace
             mates = [*(j for j in self.roster.jobs if not j.paused and j is not job), job]
             ahead = 0.0
-            for other in host.policy(mates, self._clock.now_ms(), rate):
+            for other in pace.policy(mates, self._clock.now_ms(), pace.rate):
                 if other is job:
                     break
                 ahead += other.remaining_ms
-            return (ahead + job.remaining_ms) / max(rate, 1e-9) + host.frame_ms
+            return (ahead + job.remaining_ms) / max(pace.rate, 1e-9) + pace.frame_ms
 
     def remaining_ms(self, job: Job) -> float:
         """Predicted GPU time of what is left of it."""
         if job.ended or job.all_encoded:
             return 0.0
         current = job.costs[job.step]
-        model = self._host.cost_model
+        model = self.pace.cost_model
         return model.predict_ms(current, current.groups - job.group) + self._from(job, job.step + 1)
 
     def _from(self, job: Job, step: int) -> float:
@@ -180,7 +179,7 @@ class Lifecycle:
         if known is None:
             sums = [0.0]
             for cost in reversed(job.costs):
-                sums.append(sums[-1] + self._host.cost_model.predict_ms(cost, cost.groups))
+                sums.append(sums[-1] + self.pace.cost_model.predict_ms(cost, cost.groups))
             sums.reverse()
             # with the network itself: another one may come to lie where it was
             known = self._work_left[id(job.network)] = job.network, sums
@@ -188,8 +187,9 @@ class Lifecycle:
 
     # --- a frame
 
-    def begin_frame(self) -> None:
+    def begin_frame(self, pace: Pace) -> None:
         """A frame is about to be encoded."""
+        self.pace = pace
         self._work_left.clear()
         self.roster.forget_left()
         self.held_up = []

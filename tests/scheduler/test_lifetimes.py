@@ -179,6 +179,22 @@ def test_a_job_that_ended_keeps_no_network(scheduler, end):
     assert alive(refs) == 0 and job.progress in (0, 1) and job.waiting_for
 
 
+def test_a_dropped_scheduler_goes_at_once():
+    """Without waiting for the garbage collector, which knows nothing of the device's memory."""
+    made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
+    made.record()
+    job = made.submit(network("n"), {})
+    until(made, job)
+    frames(made)
+    gone = weakref.ref(made.executor)
+    gc.disable()
+    try:
+        del made, job
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_a_dropped_scheduler_goes_with_all_its_jobs():
     made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
     net = network("n", 100.0)
