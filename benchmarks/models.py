@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 import cml_engine as cml
-from benchmarks import layers, rounds
+from benchmarks import layers
 from benchmarks.contenders import Array, Workload
 from benchmarks.graph_ncnn import graph_to_ncnn
 from benchmarks.write_ncnn import write_ncnn
@@ -25,6 +25,8 @@ from examples.stylegan2.parameters import Config, random_parameters
 from examples.upscale import assets, pictures
 
 AGENTS = Path(__file__).resolve().parents[1] / "demo_game" / "models"
+#: old enough for every reader, new enough for all operators used
+_OPSET = 13
 #: metres between two heights of the agents' input
 _CELL = 32.0
 
@@ -39,10 +41,6 @@ def _upres(side: int) -> Callable[[Workload], None]:
         photo = pictures.small_photo(assets.PHOTO.path, (side, side))
         workload.save_inputs({"data": as_tensor(photo)})
         _convert(workload, shape)
-        if rounds.installed("onnx"):
-            from benchmarks.onnx_model import write_onnx
-
-            write_onnx(workload.param, workload.weights, shape, workload.onnx)
 
     return write
 
@@ -55,10 +53,6 @@ def _made(network: Callable[[], layers.Network]) -> Callable[[Workload], None]:
         write_ncnn(net, workload.param, workload.weights)
         workload.save_inputs({"data": np.random.default_rng(0).random(net.shape, np.float32)})
         _convert(workload, net.shape)
-        if rounds.installed("onnx"):
-            from benchmarks.write_onnx import write_onnx
-
-            write_onnx(net, workload.onnx)
 
     return write
 
@@ -86,10 +80,7 @@ def _write_graph(graph: Graph, inputs: Mapping[str, Array], workload: Workload) 
     cml.save(graph, workload.nnef)
     workload.save_inputs(inputs)
     graph_to_ncnn(graph, workload.param, workload.weights)
-    if rounds.installed("onnx"):
-        from benchmarks.graph_onnx import graph_to_onnx
-
-        graph_to_onnx(graph, workload.onnx)
+    cml.save(graph, workload.onnx, opset=_OPSET)
 
 
 MODELS: dict[str, Callable[[Workload], None]] = {
@@ -135,8 +126,12 @@ def _landscape(name: str, shape: tuple[int, ...]) -> Array:
 
 
 def _convert(workload: Workload, shape: tuple[int, ...]) -> None:
-    """The network as NNEF, by the command that users have."""
+    """The network as NNEF and as ONNX, by the commands that users have."""
     size = ",".join(map(str, shape))
-    words = ["convert", str(workload.param), str(workload.nnef), "--shape", size]
+    _cml("convert", str(workload.param), str(workload.nnef), "--shape", size)
+    _cml("export", str(workload.nnef), str(workload.onnx), "--opset", str(_OPSET))
+
+
+def _cml(*words: str) -> None:
     command = [sys.executable, "-m", "cml_engine", *words]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)

@@ -92,8 +92,23 @@ def _expanded(text: str) -> Graph:
     return nnef.load_text(text, "<compound>", is_registered, infer_node)
 
 
-def save(graph: Graph, path: str | Path, *, overwrite: bool = False) -> None:
-    """Write the graph as an NNEF folder (or, for a name in ``.tgz``, as an archive of one)."""
+def save(
+    graph: Graph, path: str | Path, *, overwrite: bool = False, opset: int | None = None
+) -> None:
+    """Write the graph as an NNEF folder, for a name in ``.tgz`` as an archive of one, and for a
+    name in ``.onnx`` as an ONNX file.
+
+    ``opset`` is that of ONNX's operators, 20 where it is left out. What ONNX cannot say is refused
+    by the operator's name.
+    """
+    if Path(path).suffix.lower() == ".onnx":
+        from cml_engine.convert.onnx.export import USUAL_OPSET, save_onnx
+
+        wanted = USUAL_OPSET if opset is None else opset
+        save_onnx(graph, path, opset=wanted, overwrite=overwrite)
+        return
+    if opset is not None:
+        raise InputError(f"'{path}': opset is for .onnx: leave it out for NNEF")
     nnef.save(graph, path, overwrite=overwrite)
 
 

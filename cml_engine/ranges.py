@@ -161,3 +161,5 @@ GUARD_BYTES = Whole(0, 1 << 30)
 EXTENT = Whole(1, 2**31 - 1)
 #: of tensors that may be empty
 ANY_EXTENT = Whole(0, 2**31 - 1)
+#: of ONNX's operators, where a model is written
+ONNX_OPSET = Whole(13, 28)

@@ -13,10 +13,11 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.convert.onnx.call import NeedsConstant
 from cml_engine.errors import CmlError, UnsupportedOp
+from cml_engine.graph import NUMPY_DTYPE, Graph
 
 Array = np.ndarray[Any, Any]
 
@@ -117,7 +119,28 @@ def _arrays(folder: Path, what: str) -> list[Array]:
     return found
 
 
-def run_case(case: Any, backend: Any) -> Verdict:
+#: what is done with a graph before it runs: outputs of a graph, a backend and inputs
+Through = Callable[[Graph, Any, Mapping[str, Array]], Mapping[str, Array]]
+
+
+def directly(graph: Graph, backend: Any, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The graph as it was imported."""
+    return cml.Session(graph, backend).run(inputs)
+
+
+def round_trip(graph: Graph, backend: Any, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The graph as NNEF files, read back and written as ONNX, in ONNX Runtime."""
+    from tests.onnx_export import exported, run_onnx
+
+    with TemporaryDirectory() as folder:
+        cml.save(graph, Path(folder) / "m")
+        graph = cml.load(Path(folder) / "m")
+    given = {n: np.asarray(inputs[n]).astype(NUMPY_DTYPE[graph.facts[n].dtype])
+             for n in graph.inputs}  # fmt: skip
+    return run_onnx(exported(graph), given)
+
+
+def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:
     """One case on a backend."""
     model = _model(case)
     ops = Counter(node.op_type for node in model.graph.node)
@@ -126,7 +149,7 @@ def run_case(case: Any, backend: Any) -> Verdict:
     known = False
     try:
         for inputs, wanted in data_sets(case):
-            got, bound, known = _outputs(model, inputs, backend)
+            got, bound, known = _outputs(model, inputs, backend, through)
             names = [value.name for value in model.graph.output]
             for name, want in zip(names, wanted, strict=True):
                 _compare(name, _found(name, got), want, case)
@@ -142,8 +165,8 @@ def run_case(case: Any, backend: Any) -> Verdict:
 
 
 def _outputs(
-    model: Any, inputs: Sequence[Array], backend: Any
-) -> tuple[dict[str, Array], tuple[str, ...], bool]:
+    model: Any, inputs: Sequence[Array], backend: Any, through: Through
+) -> tuple[Mapping[str, Array], tuple[str, ...], bool]:
     """The outputs, which inputs had to be known when the model was loaded, and whether nothing was
     left to compute then."""
     data = model.SerializeToString()
@@ -161,7 +184,7 @@ def _outputs(
                 raise
             constants |= {name: given[name] for name in new}
     nothing = all(node.op == "copy" for node in graph.nodes)
-    return cml.Session(graph, backend).run(rest), tuple(constants), nothing
+    return through(graph, backend, rest), tuple(constants), nothing
 
 
 #: an input of rank 0 or 1 and of up to so many elements (a shape, axes, scales) is bound when the
@@ -190,10 +213,13 @@ def _compare(name: str, have: Array, want: Array, case: Any) -> None:
         np.testing.assert_array_equal(have.astype(want.dtype), want, err_msg=name)
 
 
-def run(backend: Any, names: Sequence[str] | None = None) -> list[Verdict]:
+def run(
+    backend: Any, names: Sequence[str] | None = None, through: Through = directly
+) -> list[Verdict]:
     """The cases of these names, or all."""
     found = cases()
-    return [run_case(found[name], backend) for name in (found if names is None else names)]
+    wanted = found if names is None else names
+    return [run_case(found[name], backend, through) for name in wanted]
 
 
 # -- what docs/onnx.md says ------------------------------------------------------------------------
@@ -235,15 +261,13 @@ def conformance(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def page(conformance_text: str, table: str, text: str) -> str:
-    """The page with its two generated parts made anew."""
-    first, _, rest = text.partition(MARK.format("conformance"))
-    _, heading, rest = rest.partition("\n## Operators\n")
-    middle, mark, _ = rest.partition(MARK.format("operators"))
-    return (
-        f"{first}{MARK.format('conformance')}\n\n{conformance_text}\n{heading}{middle}{mark}\n\n"
-        f"{table}\n"
-    )
+def page(parts: Mapping[str, str], text: str) -> str:
+    """The page with what stands between those marks and the next headings made anew."""
+    for name, made in parts.items():
+        first, mark, rest = text.partition(MARK.format(name))
+        _, heading, rest = rest.partition("\n## ")
+        text = f"{first}{mark}\n\n{made}\n{heading}{rest}"
+    return text
 
 
 def write() -> int:
@@ -257,7 +281,8 @@ def write() -> int:
         print("\n".join([*differ, *failed]))  # noqa: T201
         return 1
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(page(conformance(verdicts), operator_table(), text), encoding="utf-8")
+    parts = {"conformance": conformance(verdicts), "operators": operator_table()}
+    PAGE.write_text(page(parts, text), encoding="utf-8")
     return 0
 
 
@@ -267,11 +292,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--match", default="", help="only cases with this in their name")
     parser.add_argument("--verbose", action="store_true", help="say every case that does not pass")
     parser.add_argument("--write", action="store_true", help="both backends, and docs/onnx.md")
+    parser.add_argument(
+        "--round-trip", action="store_true", help="through NNEF and back, in ONNX Runtime"
+    )
     a = parser.parse_args(argv)
     if a.write:
         return write()
     backend = cml.Gpu() if a.backend == "gpu" else "cpu"
-    verdicts = run(backend, [name for name in cases() if a.match in name])
+    through = round_trip if a.round_trip else directly
+    verdicts = run(backend, [name for name in cases() if a.match in name], through)
     for v in verdicts:
         if v.verdict == "FAIL" or (a.verbose and v.verdict != "PASS"):
             reason = " ".join(v.reason.split())[:300]

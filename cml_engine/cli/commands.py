@@ -24,9 +24,9 @@ from cml_engine.cli.exit_codes import exit_code
 from cml_engine.cli.options import Parser, add_options
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
-from cml_engine.loading import load, save_checked
+from cml_engine.loading import load, save, save_checked
 from cml_engine.plugins import load_entry_points, load_file
-from cml_engine.ranges import BUDGET_MS, SEED, SPEED, TIMES
+from cml_engine.ranges import BUDGET_MS, ONNX_OPSET, SEED, SPEED, TIMES
 from cml_engine.session import Session, check_inputs, random_inputs
 
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ def _ops(a: argparse.Namespace) -> int:
 
 
 def _convert(a: argparse.Namespace) -> int:
+    if Path(a.destination).suffix.lower() == ".onnx":
+        raise InputError(f"'{a.destination}': convert writes NNEF; ONNX is written by cml export")
     graph = _converted(Path(a.source), a.shape)
     save_checked(graph, a.destination, overwrite=a.overwrite)
     print(f"{a.destination}: {len(graph.nodes)} operations, {len(graph.labels)} weight files")
@@ -177,6 +179,16 @@ def _converted(source: Path, shapes: list[str]) -> Graph:
     if len(shapes) == 1 and "=" not in shapes[0]:
         return convert(source, one_shape(shapes[0]))
     return convert(source, named_shapes(shapes))
+
+
+def _export(a: argparse.Namespace) -> int:
+    if Path(a.destination).suffix.lower() != ".onnx":
+        raise InputError(f"'{a.destination}': wanted a name in .onnx (cml convert writes NNEF)")
+    source = Path(a.model)
+    graph = _converted(source, a.shape) if source.suffix == ".param" else load_model(a)
+    save(graph, a.destination, overwrite=a.overwrite, opset=a.opset)
+    print(f"{a.destination}: {len(graph.nodes)} operations, opset {a.opset}")
+    return 0
 
 
 def _backend(a: argparse.Namespace) -> Gpu | str:
@@ -249,6 +261,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
     text = "Turn a model of another format into an NNEF folder."
     _convert_options(command("convert", _convert, text))
+    text = "Write a model as ONNX, for other engines (docs/onnx.md)."
+    _export_options(command("export", _export, text))
     return parser
 
 
@@ -267,6 +281,19 @@ def _tune_options(sub: argparse.ArgumentParser) -> None:
     add_options(sub, "model", "half", "json")
     sub.add_argument("--rounds", type=TIMES, default=30, help="for each option")
     sub.add_argument("--dry-run", action="store_true", help="measure, and write nothing")
+
+
+def _export_options(sub: argparse.ArgumentParser) -> None:
+    add_options(sub, "model")
+    sub.add_argument("destination", help="the .onnx file to write")
+    sub.add_argument(
+        "--opset",
+        type=ONNX_OPSET,
+        default=20,
+        metavar="N",
+        help=f"of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high}; 20 if left out",
+    )
+    sub.add_argument("--overwrite", action="store_true", help="replace a file that is there")
 
 
 def _convert_options(sub: argparse.ArgumentParser) -> None:

@@ -53,6 +53,15 @@ def test_the_page_says_what_passes(verdicts):
     assert onnx_nodes.conformance(verdicts) in text, "run python -m tests.onnx_nodes --write"
 
 
+def test_a_sample_through_nnef_and_back():
+    """All of it is run by ``python -m tests.onnx_nodes --round-trip``."""
+    pytest.importorskip("onnxruntime")
+    names = sorted(onnx_nodes.cases())[::14]
+    found = onnx_nodes.run("cpu", names, onnx_nodes.round_trip)
+    assert [v for v in found if v.verdict == "FAIL"] == []
+    assert sum(v.verdict == "PASS" for v in found) > 0.9 * len(names)
+
+
 def test_a_wrong_answer_is_a_failure(monkeypatch):
     case = onnx_nodes.cases()["test_add_bcast"]
     real: Any = onnx_nodes.data_sets

@@ -97,13 +97,10 @@ def test_table_shows_who_is_absent_and_why():
 @pytest.mark.parametrize("make", [layers.mobilenet, layers.unet])
 def test_a_network_of_the_bench_is_the_same_for_all_engines(make, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
-    from benchmarks.write_onnx import write_onnx
-
     network = make(32)
     write_ncnn(network, tmp_path / "n.param", tmp_path / "n.bin")
-    write_onnx(network, tmp_path / "n.onnx")
     graph = convert(tmp_path / "n.param", shape=network.shape)
+    cml.save(graph, tmp_path / "n.onnx", opset=13)
     x = np.random.default_rng(0).random(network.shape, np.float32)
     (ours,) = cml.Session(graph, "cpu").run({graph.inputs[0]: x}).values()
     peer = onnxruntime.InferenceSession(
@@ -143,10 +140,7 @@ def test_a_network_of_ours_is_the_same_in_other_engines_files(name, key, tmp_pat
     pytest.importorskip(BY_KEY[key].module)
     workload, graph = Workload(tmp_path), graph_of(name)
     if key == "onnxruntime":
-        pytest.importorskip("onnx")
-        from benchmarks.graph_onnx import graph_to_onnx
-
-        graph_to_onnx(graph, workload.onnx)
+        cml.save(graph, workload.onnx, opset=13)
     else:
         graph_to_ncnn(graph, workload.param, workload.weights)
     inputs = inputs_of(graph)

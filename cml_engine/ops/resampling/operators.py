@@ -112,16 +112,22 @@ def _multilinear_cpu(attrs: Attrs, x: Array) -> Array:
         if extent == 0:
             y = y.repeat(factor, axis)
             continue
-        t = source_position(attrs.method, np.arange(extent * factor), extent, factor)
-        first = np.floor(t).astype(np.int64)
         total = np.zeros(())
-        for at, weight in ((first, 1 - (t - first)), (first + 1, t - first)):
-            if attrs.border == "constant" and attrs.method != "aligned":
-                weight = np.where((at < 0) | (at >= extent), 0.0, weight)
+        for at, weight in linear_taps(attrs, extent, factor):
             shaped = weight.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
-            total = total + y.take(_inside(attrs.border, at, extent), axis) * shaped
+            total = total + y.take(at, axis) * shaped
         y = total
     return y.astype(np.float32)
+
+
+def linear_taps(attrs: Attrs, extent: int, factor: int) -> Iterator[tuple[Array, Array]]:
+    """For one axis: indices and weights of both values that a result depends on."""
+    t = source_position(attrs.method, np.arange(extent * factor), extent, factor)
+    first = np.floor(t).astype(np.int64)
+    for at, weight in ((first, 1 - (t - first)), (first + 1, t - first)):
+        if attrs.border == "constant" and attrs.method != "aligned":
+            weight = np.where((at < 0) | (at >= extent), 0.0, weight)
+        yield _inside(attrs.border, at, extent), weight
 
 
 def _inside(border: str, at: Array, extent: int) -> Array:

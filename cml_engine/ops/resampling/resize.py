@@ -83,7 +83,7 @@ def cubic_weights(t: Array, a: float) -> list[Array]:
     return [far(1 + t), near(t), near(1 - t), far(2 - t)]
 
 
-def _taps(attrs: Attrs, extent: int, size: int) -> list[tuple[Array, Array]]:
+def axis_taps(attrs: Attrs, extent: int, size: int) -> list[tuple[Array, Array]]:
     """For one axis: indices and weights of each value that a result depends on."""
     above, below = fraction(attrs.coordinates, np.arange(size), extent, size)
     if attrs.method == "nearest":
@@ -101,7 +101,7 @@ def _cpu(attrs: Attrs, x: Array) -> Array:
         extent = x.shape[axis]
         shape = [-1 if d == axis else 1 for d in range(x.ndim)]
         total: Any = 0.0
-        for at, weight in _taps(attrs, extent, size):
+        for at, weight in axis_taps(attrs, extent, size):
             total = total + y.take(at.clip(0, extent - 1), axis) * weight.reshape(shape)
         y = np.asarray(total)
     return y.astype(np.float32)

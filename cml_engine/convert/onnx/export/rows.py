@@ -1,0 +1,58 @@
+"""The table of operators: for each of ours what it becomes in ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
+
+from cml_engine.ranges import ONNX_OPSET
+
+if TYPE_CHECKING:
+    from cml_engine.convert.onnx.export.call import Call
+
+#: the nodes of one operator; gives the names of its results
+Form = Callable[["Call"], "str | Sequence[str]"]
+F = TypeVar("F", bound=Form)
+
+#: the opset that is taken where none is asked for: what has been released for two years reads it
+USUAL_OPSET = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``name``: ours; ``onnx``: what it becomes, in words; ``function``: a local function holds
+    the nodes, so that the graph keeps one node for it; ``since``: the least opset."""
+
+    name: str
+    form: Form
+    onnx: str
+    function: bool
+    since: int
+
+
+_ROWS: dict[str, Row] = {}
+
+
+def form(
+    *names: str, onnx: str, function: bool = False, since: int = ONNX_OPSET.low
+) -> Callable[[F], F]:
+    """Declare a row, or one for each name, with the function below as its form."""
+
+    def declare(function_below: F) -> F:
+        for name in names:
+            if name in _ROWS:
+                raise ValueError(f"two rows for {name}")
+            _ROWS[name] = Row(name, function_below, onnx, function, since)
+        return function_below
+
+    return declare
+
+
+def export_rows() -> Mapping[str, Row]:
+    """Every row by the operator's name."""
+    from cml_engine.convert.onnx.export import forms
+
+    assert forms.FAMILIES
+    return MappingProxyType(_ROWS)

@@ -1,0 +1,136 @@
+"""Models of ours as ONNX: written, checked, run in ONNX Runtime, and read back.
+
+``python -m tests.onnx_export`` writes the table of operators into docs/onnx.md. That of every
+operator's declared cases is in tests/oracles/test_onnx_export.py; ``python -m tests.onnx_nodes
+--round-trip`` takes ONNX's own cases through NNEF and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from cml_engine.convert.onnx.export import onnx_parts
+from cml_engine.convert.onnx.export.rows import export_rows
+from cml_engine.graph import NUMPY_DTYPE, Graph
+from cml_engine.ops import registered
+from cml_engine.ranges import ONNX_OPSET
+from tests.calls import GRAPH_LEVEL, SIGNATURES
+
+Array = np.ndarray[Any, Any]
+TOLERANCE = 1e-5
+
+
+def exported(graph: Graph, opset: int = 20) -> bytes:
+    """The file's bytes, which the onnx package has checked."""
+    import onnx
+
+    data = b"".join(onnx_parts(graph, opset))
+    onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
+    return data
+
+
+def run_onnx(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What ONNX Runtime makes of it, without what it would optimize first."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def reference(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What the onnx package's own evaluator makes of it."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(onnx.load_from_string(data))
+    return dict(zip(evaluator.output_names, evaluator.run(None, dict(inputs)), strict=True))
+
+
+def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> str:
+    """In what results differ by more than 1e-5 of the largest value; nothing where they agree."""
+    if list(got) != list(wanted):
+        return f"outputs are {list(got)}, wanted {list(wanted)}"
+    for name, want in wanted.items():
+        have = got[name]
+        if (have.shape, have.dtype) != (want.shape, want.dtype):
+            return f"'{name}' is {have.dtype}{have.shape}, wanted {want.dtype}{want.shape}"
+        if want.dtype != np.float32:
+            if not np.array_equal(have, want):
+                return f"'{name}' is {have.reshape(-1)[:8]}, wanted {want.reshape(-1)[:8]}"
+            continue
+        finite = np.isfinite(want)
+        if not np.array_equal(have[~finite], want[~finite], equal_nan=True):
+            return f"'{name}' has {have[~finite][:8]}, wanted {want[~finite][:8]}"
+        worst = np.abs(have[finite].astype(np.float64) - want[finite]).max(initial=0)
+        if not worst <= TOLERANCE * np.abs(want[finite]).max(initial=0):
+            return f"'{name}' is off by {worst:.3g}"
+    return ""
+
+
+def on_cpu(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Our own results."""
+    with np.errstate(all="ignore"):
+        found = cml.Session(graph, "cpu").run(dict(inputs))
+    return {name: found[name] for name in graph.outputs}
+
+
+def random_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
+    """Numbers of 0 to 1, and a few small integers."""
+    random = np.random.default_rng(seed)
+    return {
+        name: (random.random(fact.shape) * (1 if fact.dtype == "scalar" else 3)).astype(
+            NUMPY_DTYPE[fact.dtype]
+        )
+        for name, fact in ((name, graph.facts[name]) for name in graph.inputs)
+    }
+
+
+# -- what docs/onnx.md says ------------------------------------------------------------------------
+
+EXPORTED, FUNCTION, EXPANDED, GRAPH = "operators", "function", "expanded", "graph"
+
+
+def class_of(op: str) -> str:
+    """How an operator is written; an ``AssertionError`` for one that nobody has thought of."""
+    if op in GRAPH_LEVEL:
+        return GRAPH
+    row = export_rows().get(op)
+    if row is not None:
+        return FUNCTION if row.function else EXPORTED
+    assert op not in registered(), f"{op} has no ONNX form"
+    return EXPANDED
+
+
+def export_table() -> str:
+    """A line for each operator of NNEF and of the extensions."""
+    lines = ["| operator | written as | of |", "|---|---|---|"]
+    for op in SIGNATURES:
+        row = export_rows().get(op)
+        since = f"; from opset {row.since} on" if row and row.since > ONNX_OPSET.low else ""
+        made = f"{row.onnx}{since}" if row else _UNROWED[class_of(op)]
+        lines.append(f"| `{op}` | {class_of(op)} | {made} |")
+    return "\n".join(lines)
+
+
+_UNROWED = {GRAPH: "inputs, initializers, state", EXPANDED: "what it is made of"}
+
+
+def main() -> None:
+    from tests.onnx_nodes import PAGE, page
+
+    text = PAGE.read_text(encoding="utf-8")
+    Path(PAGE).write_text(page({"export": export_table()}, text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
