@@ -256,6 +256,16 @@ def lint(_arguments: Sequence[str] = ()) -> int:
     return check_all(STATIC)
 
 
+def docs(_arguments: Sequence[str] = ()) -> int:
+    """the pages and the API reference, in out/docs; a warning is an error"""
+    prepare("docs", gpu=False)
+    out = ROOT / "out" / "docs"
+    code = python("-m", "sphinx", "-q", "-W", "--keep-going", "docs", str(out))
+    if code == 0:
+        say(f"open {out / 'index.html'}")
+    return code
+
+
 def check(arguments: Sequence[str]) -> int:
     """format, lint, types, and the tests that need no GPU"""
     prepare("dev", "test", gpu=False)
@@ -294,6 +304,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "test": test,
     "check": check,
     "lint": lint,
+    "docs": docs,
     "prove": prove,
     "cold": cold,
     "bench": bench,

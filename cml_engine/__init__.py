@@ -24,12 +24,14 @@ from cml_engine.ops import (
     Dispatch,
     Kernel,
     OpSpec,
+    Random,
     Tolerance,
     register,
     same_as,
     unregister,
 )
-from cml_engine.session import Session
+from cml_engine.passes.rules import Match, Rule, register_rule
+from cml_engine.session import CompileOptions, Session
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
@@ -39,6 +41,7 @@ __all__ = [
     "Attrs",
     "Case",
     "CmlError",
+    "CompileOptions",
     "Cost",
     "DeviceError",
     "Dispatch",
@@ -47,14 +50,18 @@ __all__ = [
     "Graph",
     "InputError",
     "Kernel",
+    "Match",
     "MemoryModel",
     "ModelError",
     "ModelSource",
     "OpSpec",
+    "Random",
+    "Rule",
     "Session",
     "Tolerance",
     "load",
     "register",
+    "register_rule",
     "same_as",
     "save",
     "unregister",

@@ -9,6 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+__all__ = [
+    "CmlError",
+    "DeviceError",
+    "InputError",
+    "InternalError",
+    "ModelError",
+    "NnefSyntaxError",
+    "OperatorError",
+    "OutOfGpuMemory",
+    "ShaderCompileError",
+    "ShapeError",
+    "Source",
+    "TensorFileError",
+    "UnsupportedOp",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -18,6 +18,15 @@ Category = Literal["weights", "activations", "output", "staging", "uniform", "re
 CATEGORIES: tuple[str, ...] = get_args(Category)
 _BAR_CELLS = 48
 
+__all__ = [
+    "HeapStats",
+    "Holding",
+    "MemoryRange",
+    "MemorySource",
+    "MemoryStats",
+    "mib",
+]
+
 
 class MemoryRange(Protocol):
     """Bytes ``[offset, offset + nbytes)`` of a ``wgpu.GPUBuffer``, until :meth:`free`."""
@@ -28,7 +37,8 @@ class MemoryRange(Protocol):
     def offset(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-    def free(self) -> None: ...
+    def free(self) -> None:
+        """Give the range back; nothing uses it any more."""
 
 
 class MemorySource(Protocol):

@@ -23,6 +23,11 @@ from types import ModuleType
 from cml_engine.errors import CmlError, InputError, OperatorError
 from cml_engine.ops import OpSpec, load_families, registered, unregister
 
+__all__ = [
+    "load_entry_points",
+    "load_file",
+]
+
 GROUP = "cml_engine.operators"
 
 #: what each file registered, so that it can be loaded again after a change

@@ -18,6 +18,18 @@ from cml_engine.errors import InputError
 
 T = TypeVar("T")
 
+__all__ = [
+    "BUDGET_MS",
+    "Range",
+    "Real",
+    "TIMES",
+    "Whole",
+    "an_object",
+    "flag",
+    "one_of",
+    "some_of",
+]
+
 
 class Range(ABC):
     """A range of numbers; called with a text it is a type of argparse's."""

@@ -29,9 +29,16 @@ from cml_engine.passes.infer import infer_facts
 from cml_engine.planning.choose_storage import half_of, matrices_in_half
 from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.report.compare import compare
+from cml_engine.report.stub import time_in_turns
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
+
+__all__ = [
+    "CheckReport",
+    "check",
+    "time_in_turns",
+]
 
 Array = np.ndarray[Any, Any]
 #: what lies between the tensors while a kernel is checked: a NaN, so that reading it shows too

@@ -11,13 +11,16 @@ from scheduler.checks import checked
 class Clock(Protocol):
     """Something that knows the time in milliseconds; only differences mean anything."""
 
-    def now_ms(self) -> float: ...
+    def now_ms(self) -> float:
+        """Milliseconds since any moment, the same one each time."""
+        ...
 
 
 class RealClock:
     """The machine's monotonic clock."""
 
     def now_ms(self) -> float:
+        """Milliseconds of the system's steady clock."""
         return 1e3 * time.perf_counter()
 
 
@@ -28,6 +31,7 @@ class VirtualClock:
         self._now = checked("start_ms", start_ms, least=-float("inf"))
 
     def now_ms(self) -> float:
+        """Milliseconds as they were set or advanced to."""
         return self._now
 
     def advance(self, ms: float) -> None:

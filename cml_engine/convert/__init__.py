@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from cml_engine.convert.builder import GraphBuilder, Infer
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph
 
-__all__ = ["convert"]
+__all__ = ["GraphBuilder", "convert", "graph_builder"]
 
 
 def convert(
@@ -26,8 +27,19 @@ def convert(
             "and by every command as it is)"
         )
     from cml_engine.convert.ncnn import convert_ncnn
+
+    return convert_ncnn(path, _infer(), shape)
+
+
+def graph_builder() -> GraphBuilder:
+    """A builder of a graph of the engine's operators, for a converter of your own. Each operator's
+    shapes are inferred, and checked, when it is added."""
+    return GraphBuilder(_infer())
+
+
+def _infer() -> Infer:
     from cml_engine.ops import load_families
     from cml_engine.passes.infer import infer_node
 
     load_families()
-    return convert_ncnn(path, infer_node, shape)
+    return infer_node

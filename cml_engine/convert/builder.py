@@ -57,6 +57,7 @@ class GraphBuilder:
         self._taken.update(name.lower() for name in names)
 
     def input(self, wanted: str, shape: Sequence[int]) -> str:
+        """An input of the network, of float32; its name."""
         name = self.name(wanted)
         self.inputs.append(name)
         self._declare(name, Fact("scalar", tuple(shape)))
@@ -79,6 +80,7 @@ class GraphBuilder:
         return name
 
     def literal(self, value: Any, dtype: str = "scalar") -> str:
+        """A constant of one element, or the one of that value which is there; its name."""
         array = np.array(value, NUMPY_DTYPE[dtype])
         array.flags.writeable = False
         name = literal_name(array)
@@ -128,6 +130,7 @@ class GraphBuilder:
         return new
 
     def graph(self, name: str, outputs: Sequence[str]) -> Graph:
+        """The graph that was built. :class:`ModelError` where it has no inputs or outputs."""
         if not outputs or not self.inputs:
             raise ModelError(f"'{name}' has no {'outputs' if self.inputs else 'inputs'}")
         return Graph(

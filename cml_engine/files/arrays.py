@@ -18,6 +18,13 @@ from cml_engine.files.atomic_write import check_writable, write_atomically
 from cml_engine.graph import Fact
 from cml_engine.session import check_shape
 
+__all__ = [
+    "check_outputs",
+    "check_place",
+    "read",
+    "write_outputs",
+]
+
 Array = np.ndarray[Any, Any]
 SUFFIXES = (".npy", ".npz", ".png")
 

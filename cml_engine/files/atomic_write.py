@@ -15,6 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+__all__ = [
+    "check_writable",
+    "write_atomically",
+]
+
 #: what files on their way begin with; nothing of that name outlives a write
 PARTIAL = ".cml-partial-"
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)

@@ -24,10 +24,8 @@ from math import sqrt
 
 import numpy as np
 
-from cml_engine.convert.builder import GraphBuilder
-from cml_engine.graph import Graph
-from cml_engine.ops import load_families
-from cml_engine.passes.infer import infer_node
+from cml_engine import Graph
+from cml_engine.convert import graph_builder
 from examples.stylegan2.parameters import Array, Config
 
 #: what every WebGPU device lets a shader see of one tensor
@@ -44,14 +42,13 @@ def build(config: Config, parameters: Mapping[str, Array], most_bytes: int = MOS
     parameters : by name, as :func:`examples.stylegan2.parameters.random_parameters` makes them.
     most_bytes : a tensor that would be larger is computed in parts, where the network can.
     """
-    load_families()
     return _Network(config, parameters, most_bytes).graph()
 
 
 class _Network:
     def __init__(self, config: Config, parameters: Mapping[str, Array], most_bytes: int) -> None:
         self.config, self.parameters, self.most_bytes = config, parameters, most_bytes
-        self.make = GraphBuilder(infer_node)
+        self.make = graph_builder()
         self.filters: dict[int, str] = {}
 
     def graph(self) -> Graph:

@@ -17,6 +17,7 @@ class FixedBudget:
         checked("ms", self.ms)
 
     def next_ms(self) -> float:
+        """Milliseconds for the next frame's networks: always the same."""
         return self.ms
 
     def observe(self, render_ms: float) -> None:
@@ -58,6 +59,7 @@ class SpareBudget:
             checked(name, getattr(self, name))
 
     def next_ms(self) -> float:
+        """Milliseconds for the next frame's networks: 0 while they are held back."""
         if 0 < self._shed <= self.shed_frames and self._unheard <= self.shed_frames:
             return 0.0
         return self._current if self._current >= 0 else self.floor_ms
