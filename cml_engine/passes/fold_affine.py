@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Graph, Node
-from cml_engine.ops.conv.shapes import deconv_shape
+from cml_engine.ops.declaration.spec import lookup, registered
 from cml_engine.passes.rules import Match, Rule, rewrite_own
 
 Array = np.ndarray[Any, Any]
@@ -19,7 +19,13 @@ Array = np.ndarray[Any, Any]
 
 def fold_affine(graph: Graph) -> Graph:
     """The graph with what is linear per channel folded into conv, deconv and linear."""
-    return rewrite_own(graph, RULES)
+    linear = [spec.name for spec in registered().values() if spec.traits.scaled_weights]
+    rules = [
+        Rule(f"{outer} into {inner}", (inner, outer), _fold, operands)
+        for inner in linear
+        for outer, operands in _OPERANDS.items()
+    ]
+    return rewrite_own(graph, rules)
 
 
 def _fold(match: Match) -> Node | None:
@@ -33,8 +39,11 @@ def _fold(match: Match) -> Node | None:
         return None
     channels = result.shape[1]
     scale, shift = (np.broadcast_to(f.reshape(-1), (channels,)) for f in factors)
+    scaled_weights = lookup(inner.op).traits.scaled_weights
+    assert scaled_weights is not None  # the rules are of these
     with np.errstate(all="ignore"):
-        scaled = (weights * _per_weight(match, scale)).astype(np.float32)
+        facts = [match.fact(name) for name in inner.inputs]
+        scaled = scaled_weights(inner.attrs, facts, weights, scale).astype(np.float32)
         moved = (bias.reshape(-1).astype(np.float64) * scale + shift).astype(np.float32)
     if not (np.isfinite(scaled).all() and np.isfinite(moved).all()):
         return None
@@ -78,22 +87,4 @@ def _per_channel(match: Match, name: str) -> Array | None:
     return value.astype(np.float64).reshape(-1) if value.size == 1 or channels else None
 
 
-def _per_weight(match: Match, scale: Array) -> Array:
-    """The factor of every output channel, in the shape of the filter."""
-    inner = match.first
-    facts = [match.fact(name) for name in inner.inputs[:2]]
-    filter = facts[1]
-    if inner.op != "deconv":
-        return scale.reshape(-1, *(1,) * (filter.rank - 1))
-    shape = deconv_shape(inner.attrs, *facts)
-    by_group = scale.reshape(shape.groups, shape.group_out)
-    rows = np.repeat(by_group, shape.group_in, axis=0)
-    return rows.reshape(*rows.shape, *(1,) * (filter.rank - 2))
-
-
 _OPERANDS = {"batch_normalization": (0,), "div": (0,), "mul": (0, 1), "add": (0, 1), "sub": (0, 1)}
-RULES = tuple(
-    Rule(f"{outer} into {inner}", (inner, outer), _fold, operands)
-    for inner in ("conv", "deconv", "linear")
-    for outer, operands in _OPERANDS.items()
-)

@@ -7,20 +7,17 @@ of the next, and the activation stands beside its convolution, which takes it as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ops.declaration.spec import is_own
-from cml_engine.ops.elementwise.row import ROWS
+from cml_engine.ops.declaration.spec import is_own, lookup
+from cml_engine.ops.declaration.traits import Order
 from cml_engine.passes.dead_code import eliminate_dead_code
 
 Array = np.ndarray[Any, Any]
-#: axis d of what is transposed is axis ``order[d]`` of what it was made of
-Order = tuple[int, ...]
 
 
 def sink_transposes(graph: Graph) -> Graph:
@@ -56,7 +53,8 @@ class _Sinking:
         transpose = Node(
             "transpose", (before,), (result,), Attrs({"axes": list(order)}), source=node.source
         )
-        attrs = _MOVES.get(node.op, _unchanged)(node.attrs, order)
+        moved = lookup(node.op).traits.before_transpose
+        attrs = moved(node.attrs, order) if moved else node.attrs
         self._facts[before] = _fact_before(self._facts[result], order)
         self._nodes[before] = replace(node, inputs=inputs, outputs=(before,), attrs=attrs)
         self._nodes[result] = transpose
@@ -72,7 +70,8 @@ class _Sinking:
         """How all feature maps that the node reads are transposed, where it may go before that."""
         if len(node.outputs) != 1 or node.epilogues:
             return None
-        if not is_own(node.op) or (node.op not in _MOVES and node.op not in ROWS):
+        spec = lookup(node.op)
+        if spec.formula is None and spec.traits.before_transpose is None:
             return None
         orders = {self._order_of(n) for n in node.inputs if not self._graph.is_constant(n)}
         order = orders.pop() if len(orders) == 1 else None
@@ -97,7 +96,7 @@ class _Sinking:
         fixed = [self._facts[n] for n in node.inputs if self._graph.is_constant(n)]
         if result.rank != len(order) or any(fact.rank != len(order) for fact in moved):
             return False
-        if node.op in _MOVES:
+        if lookup(node.op).formula is None:
             return not fixed
         return result.shape == moved[0].shape and all(f.rank <= len(order) for f in fixed)
 
@@ -120,32 +119,3 @@ def _fact_before(fact: Fact, order: Order) -> Fact:
     for axis, source in enumerate(order):
         shape[source] = fact.shape[axis]
     return Fact(fact.dtype, tuple(shape))
-
-
-def _unchanged(attrs: Attrs, order: Order) -> Attrs:
-    return attrs
-
-
-def _one_axis(attrs: Attrs, order: Order) -> Attrs:
-    return Attrs({**attrs, "axis": order[int(attrs["axis"])]})
-
-
-def _axes(attrs: Attrs, order: Order) -> Attrs:
-    return Attrs({**attrs, "axes": [order[int(axis)] for axis in attrs["axes"]]})
-
-
-def _padding(attrs: Attrs, order: Order) -> Attrs:
-    padding: Sequence[Any] = attrs["padding"]
-    return Attrs({**attrs, "padding": [padding[axis] for axis in np.argsort(order)]})
-
-
-#: operators whose attributes name axes, and how these are called before the transpose
-_MOVES: Mapping[str, Callable[[Attrs, Order], Attrs]] = {
-    "concat": _one_axis,
-    "pad": _padding,
-    "slice": _axes,
-    **dict.fromkeys(
-        ("sum_reduce", "mean_reduce", "max_reduce", "min_reduce", "all_reduce", "any_reduce"),
-        _axes,
-    ),
-}

@@ -13,9 +13,7 @@ from typing import Literal, get_args
 
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H, HALF
-from cml_engine.ops.conv.node import takes_half
-from cml_engine.ops.declaration.spec import Half, is_own, lookup
-from cml_engine.ops.matmul.gpu import takes_half_weights
+from cml_engine.ops.declaration.spec import Half, lookup
 from cml_engine.planning.choose_layout import Ties, choose_layout
 from cml_engine.ranges import one_of
 
@@ -58,7 +56,8 @@ def matrices_in_half(graph: Graph) -> set[str]:
     others: set[str] = set(graph.roots)
     for node in graph.nodes:
         weights = {n for n in node.inputs[1:2] if graph.is_constant(n)}
-        taken = weights if takes_half_weights(node, graph.facts) else set()
+        half = lookup(node.op).traits.matrix_in_half
+        taken = weights if half and half(node, graph.facts) else set()
         found |= taken
         others.update(n for n in node.reads if n not in taken or node.reads.count(n) > 1)
     return found - others
@@ -74,6 +73,7 @@ def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tuple[str, ...]:
     """The constants that the node's kernel stores in 16 bits."""
-    if node.op in ("conv", "deconv") and is_own(node.op) and graph.is_constant(node.inputs[1]):
-        return (node.inputs[1],) if takes_half(node, layouts) else ()
+    half = lookup(node.op).traits.filter_in_half
+    if half and graph.is_constant(node.inputs[1]):
+        return (node.inputs[1],) if half(node, layouts) else ()
     return tuple(name for name in node.inputs if layouts.get(name) == HALF)

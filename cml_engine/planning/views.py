@@ -15,15 +15,8 @@ from math import prod
 
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import PLAIN, words
-from cml_engine.ops.declaration.spec import is_own
-from cml_engine.ops.movement.slicing import ranges
+from cml_engine.ops.declaration.spec import lookup
 from cml_engine.planning.plan_memory import Item, lower_bound
-
-#: operators whose operands are parts of the result, and whose results are parts of the operand
-_JOINS = ("concat", "stack")
-_PARTS = ("split", "unstack", "slice")
-#: of a slice that is no run of memory
-_NO_AXIS = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,31 +80,29 @@ def is_view_copy(
 ) -> bool:
     """Whether a dispatch of the node, which binds those tensors, copies what lies there already:
     from a part to its whole, or the other way."""
-    if not _has_parts(node):
+    kind = lookup(node.op).traits.parts
+    if kind is None:
         return False
     source, target = (alias.get(name, name) for name in (tensors[0], tensors[-1]))
-    part, parent = (source, target) if node.op in _JOINS else (target, source)
+    part, parent = (source, target) if kind.joined else (target, source)
     return part in views and views[part].parent == parent
-
-
-def _has_parts(node: Node) -> bool:
-    return node.op in (*_JOINS, *_PARTS) and is_own(node.op)
 
 
 def _parts(
     graph: Graph, node: Node, layouts: Mapping[str, str], alias: Mapping[str, str]
 ) -> Iterator[tuple[str, View]]:
-    if not _has_parts(node):
+    kind = lookup(node.op).traits.parts
+    if kind is None:
         return
-    joined = node.op in _JOINS
-    parent = node.outputs[0] if joined else node.inputs[0]
-    parts = node.inputs if joined else node.outputs
+    parent = node.outputs[0] if kind.joined else node.inputs[0]
+    parts = node.inputs if kind.joined else node.outputs
     layout = layouts.get(parent, PLAIN)
     if alias.get(parent, parent) in graph.constants:
         return
-    axis, offset = _axis_and_offset(node, graph.facts[parent], layout)
-    if not _follow_in_memory(graph.facts[parent], axis, layout):
+    place = kind.place(node.attrs, graph.facts[parent], layout)
+    if place is None or not _follow_in_memory(graph.facts[parent], place[0], layout):
         return
+    offset = place[1]
     fixed = {*graph.inputs, *graph.constants, *graph.roots, *alias}
     # what another name or another reader after the run holds must be a tensor of its own
     fixed.update(alias.get(name, name) for name in graph.roots)
@@ -124,23 +115,7 @@ def _parts(
         offset += words(graph.facts[name], layout)
 
 
-def _axis_and_offset(node: Node, fact: Fact, layout: str) -> tuple[int, int]:
-    """The axis along which the parts follow one another, and where the first begins, in words.
-    A slice's is the outermost axis that it does not take all of; it is a run of memory if it takes
-    all of those inside."""
-    if node.op != "slice":
-        return int(node.attrs["axis"]), 0
-    taken = ranges(node.attrs, fact)
-    cut = [i for i, part in enumerate(taken) if part != (0, fact.shape[i], 1)]
-    if not cut:
-        return 0, 0
-    axis, (first, count, step) = cut[0], taken[cut[0]]
-    inner = len(cut) > 1 or (step != 1 and count > 1) or (layout != PLAIN and first % 4)
-    before = Fact(fact.dtype, (*fact.shape[:axis], first, *fact.shape[axis + 1 :]))
-    return (_NO_AXIS, 0) if inner else (axis, words(before, layout))
-
-
 def _follow_in_memory(fact: Fact, axis: int, layout: str) -> bool:
     """Whether parts along the axis are runs of memory: no dimension outside of it has an extent.
     Blocks of four channels lie outside of the positions as channels do."""
-    return (layout == PLAIN or axis == 1) and axis != _NO_AXIS and prod(fact.shape[:axis]) == 1
+    return (layout == PLAIN or axis == 1) and prod(fact.shape[:axis]) == 1

@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.conv.cases import CONV_CASES, DECONV_CASES
@@ -14,8 +17,12 @@ from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
 from cml_engine.ops.conv.cpu_channels_last import prepare_conv
 from cml_engine.ops.conv.gpu import lower_conv, lower_deconv
 from cml_engine.ops.conv.kernels.tile import PARAMS
+from cml_engine.ops.conv.node import takes_half
 from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
 from cml_engine.ops.declaration.spec import Cost, Kernel, OpSpec, Tolerance, register
+from cml_engine.ops.declaration.traits import Traits
+
+Array = np.ndarray[Any, Any]
 
 TOLERANCE = Tolerance(
     1e-5,
@@ -49,6 +56,16 @@ def _cost(flops: float, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost
     return Cost(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
 
 
+def _scaled_filter(attrs: Attrs, facts: Sequence[Fact], filter: Array, scale: Array) -> Array:
+    return np.asarray(filter * scale.reshape(-1, *(1,) * (filter.ndim - 1)))
+
+
+def _scaled_deconv(attrs: Attrs, facts: Sequence[Fact], filter: Array, scale: Array) -> Array:
+    shape = deconv_shape(attrs, *facts[:2])
+    rows = np.repeat(scale.reshape(shape.groups, shape.group_out), shape.group_in, axis=0)
+    return np.asarray(filter * rows.reshape(*rows.shape, *(1,) * (filter.ndim - 2)))
+
+
 register(
     OpSpec(
         name="conv",
@@ -67,6 +84,7 @@ register(
         cost=conv_cost,
         cases=CONV_CASES,
         tolerance=TOLERANCE,
+        traits=Traits(scaled_weights=_scaled_filter, filter_in_half=takes_half, adds=True),
     )
 )
 
@@ -87,5 +105,6 @@ register(
         cost=deconv_cost,
         cases=DECONV_CASES,
         tolerance=TOLERANCE,
+        traits=Traits(scaled_weights=_scaled_deconv, filter_in_half=takes_half, adds=True),
     )
 )

@@ -15,6 +15,7 @@ from cml_engine.graph import is_whole
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import Signature, declared_signature, standard_signatures
 from cml_engine.ops.declaration.spec import Case, Half, Kernel, OpSpec, Tolerance, not_stated
+from cml_engine.ops.declaration.traits import NO_TRAITS
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARAM = re.compile(r"\w+:[uif]\d*")
@@ -137,6 +138,8 @@ def _check_expression(spec: OpSpec) -> None:
         raise fault(spec, f"expression must be a text, got {spec.expression!r}")
     if spec.formula is not None:
         raise fault(spec, "it states a formula, which the engine makes of an expression")
+    if spec.traits != NO_TRAITS:
+        raise fault(spec, "it states traits, which are for the engine's own; leave them out")
     stated = {"infer": spec.infer is not not_stated, "kernel": spec.kernel, "alias": spec.alias}
     if not spec.expression:
         if not stated["infer"]:

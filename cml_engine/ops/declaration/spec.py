@@ -20,6 +20,7 @@ from cml_engine.errors import OperatorError, UnsupportedOp
 from cml_engine.graph import Attrs, Fact, Node
 from cml_engine.ops.declaration.formula import Formula
 from cml_engine.ops.declaration.scratch import Scratch
+from cml_engine.ops.declaration.traits import NO_TRAITS, Traits
 
 if TYPE_CHECKING:
     from cml_engine.ops.declaration.lowering import Lowering
@@ -230,6 +231,7 @@ class OpSpec:
     expression : in the place of ``infer``, ``cpu`` and ``kernel``, what the operator computes of
         each element: ``"x < 0 ? {alpha} * x : x"``.
     formula : what is elementwise about it, if anything; passes put it into other kernels.
+    traits : what else passes know of it; of a game's operator nothing.
     """
 
     name: str
@@ -246,6 +248,7 @@ class OpSpec:
     prepare: Prepare | None = None
     expression: str = ""
     formula: Formula | None = None
+    traits: Traits = NO_TRAITS
 
     @property
     def from_game(self) -> bool:

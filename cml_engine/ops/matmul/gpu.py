@@ -15,7 +15,7 @@ from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
-from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, is_own
+from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.matmul.tiles import MatmulTile, choose_tile, tiles_for
 from cml_engine.ops.movement.strided import Dim, box, collapse, copy_dispatch, strides
@@ -74,7 +74,7 @@ class Product:
 
 def takes_half_weights(node: Node, facts: Mapping[str, Fact]) -> bool:
     """Whether the node is a product that reads the matrix on its right four numbers at a time."""
-    if node.op not in ("linear", "matmul") or not is_own(node.op) or node.attrs.get("transposeA"):
+    if node.attrs.get("transposeA"):
         return False
     shape = facts[node.inputs[0]].shape
     return bool(shape) and shape[-1] % 4 == 0 and facts[node.outputs[0]].size > 0

@@ -16,7 +16,8 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.blas import multiply
 from cml_engine.ops.declaration.spec import Case, Cost, Kernel, OpSpec, Random, Tolerance, register
-from cml_engine.ops.matmul.gpu import PARAMS, lower_linear, lower_matmul
+from cml_engine.ops.declaration.traits import Traits
+from cml_engine.ops.matmul.gpu import PARAMS, lower_linear, lower_matmul, takes_half_weights
 
 Array = np.ndarray[Any, Any]
 _SUMS = Tolerance(
@@ -93,6 +94,11 @@ def _flip(a: bool, b: bool) -> dict[str, bool]:
 
 _PLAIN = _flip(False, False)
 
+
+def _scaled_rows(attrs: Attrs, facts: Sequence[Fact], weights: Array, scale: Array) -> Array:
+    return weights * scale.reshape(-1, 1)
+
+
 register(
     OpSpec(
         "matmul",
@@ -108,6 +114,7 @@ register(
         ),
         cost=_cost,
         tolerance=_SUMS,
+        traits=Traits(matrix_in_half=takes_half_weights, adds=True),
         cases=[
             Case(((5, 7), (7, 3)), _PLAIN, "odd"),
             Case(((64, 64), (64, 64)), _PLAIN, "aligned"),
@@ -141,6 +148,7 @@ register(
         ),
         cost=_cost,
         tolerance=_SUMS,
+        traits=Traits(scaled_weights=_scaled_rows, matrix_in_half=takes_half_weights),
         cases=[
             Case(((1, 512), (10, 512), (1, 10)), {}, "a vector"),
             Case(((3, 515), (7, 515), (1, 7)), {}, "few rows, odd"),

@@ -27,6 +27,7 @@ from cml_engine.ops.common.shapes import (
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, Random, register
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
+from cml_engine.ops.declaration.traits import Parts, Traits, along_axis, other_axis
 from cml_engine.ops.movement.strided import Copy, box, copy_dispatch, lying_shape, strides
 
 Array = np.ndarray[Any, Any]
@@ -274,6 +275,7 @@ register(
         ),
         cost=_MOVE,
         tolerance=EXACT,
+        traits=Traits(other_axis, Parts(joined=True, place=along_axis)),
         cases=[
             Case(((2, 3, 5, 7), (2, 4, 5, 7), (2, 1, 5, 7)), {"axis": 1}, "channels, odd"),
             Case(((1, 4, 8, 8), (1, 8, 8, 8)), {"axis": 1}, "aligned runs"),
@@ -295,6 +297,7 @@ register(
         kernel=Kernel("movement/movement.hlsl", lower=_join_lower, trusted=True),
         cost=_MOVE,
         tolerance=EXACT,
+        traits=Traits(parts=Parts(joined=True, place=along_axis)),
         cases=[
             Case(((2, 3),) * 3, {"axis": 0}, "rows"),
             Case(((5, 7),) * 2, {"axis": 2}, "interleaved"),
@@ -318,6 +321,7 @@ register(
         ),
         cost=_MOVE,
         tolerance=EXACT,
+        traits=Traits(parts=Parts(joined=False, place=along_axis)),
         cases=[
             Case(((2, 12, 3, 5),), {"axis": 1, "ratios": [1, 2, 1]}, "ratios, not sizes"),
             Case(((1, 8, 4, 4),), {"axis": 1, "ratios": [1, 1]}, "aligned halves"),
@@ -337,6 +341,7 @@ register(
         kernel=Kernel("movement/movement.hlsl", lower=_part_lower, trusted=True),
         cost=_MOVE,
         tolerance=EXACT,
+        traits=Traits(parts=Parts(joined=False, place=along_axis)),
         cases=[
             Case(((3, 5, 7),), {"axis": 0}, "rows"),
             Case(((3, 5, 2),), {"axis": 2}, "interleaved"),

@@ -23,6 +23,7 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
     register,
 )
+from cml_engine.ops.declaration.traits import Order, Traits
 from cml_engine.ops.movement.strided import strides
 
 Array = np.ndarray[Any, Any]
@@ -162,6 +163,11 @@ def _padded(padding: list[tuple[int, int]], border: str = "constant", value: flo
 _IMAGE = [(0, 0), (0, 0), (1, 2), (3, 0)]
 _MIXED = [(1, 0), (0, 2), (-1, 3), (4, -2)]
 
+
+def _before_transpose(attrs: Attrs, order: Order) -> Attrs:
+    return Attrs({**attrs, "padding": [attrs["padding"][axis] for axis in np.argsort(order)]})
+
+
 register(
     OpSpec(
         "pad",
@@ -170,6 +176,7 @@ register(
         kernel=_KERNEL,
         cost=elementwise_cost(0),
         tolerance=EXACT,
+        traits=Traits(_before_transpose),
         cases=[
             Case(((2, 3, 5, 7),), _padded(_IMAGE), "an image"),
             Case(((2, 3, 5, 7),), _padded(_IMAGE, value=-1.5), "value"),

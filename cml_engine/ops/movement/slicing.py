@@ -9,6 +9,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Node
+from cml_engine.layout import PLAIN, words
 from cml_engine.ops.common.shapes import check_axes, check_length, fact_from, slice_range
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.scratch import Scratch
@@ -24,6 +25,7 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
     register,
 )
+from cml_engine.ops.declaration.traits import Parts, Traits, other_axes
 from cml_engine.ops.movement.strided import (
     Copy,
     Dim,
@@ -52,6 +54,19 @@ def ranges(attrs: Attrs, x: Fact) -> list[Range]:
         first, count = slice_range(x.shape[axis], begin, end, step, to_end)
         taken[axis] = (first, count, step)
     return taken
+
+
+def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
+    """The outermost axis that it does not take all of, and where it begins; a run of memory if it
+    takes all of those inside."""
+    taken = ranges(attrs, x)
+    cut = [i for i, part in enumerate(taken) if part != (0, x.shape[i], 1)]
+    if not cut:
+        return 0, 0
+    axis, (first, count, step) = cut[0], taken[cut[0]]
+    if len(cut) > 1 or (step != 1 and count > 1) or (layout != PLAIN and first % 4):
+        return None
+    return axis, words(Fact(x.dtype, (*x.shape[:axis], first, *x.shape[axis + 1 :])), layout)
 
 
 def _slice_infer(attrs: Attrs, x: Fact) -> Fact:
@@ -146,6 +161,7 @@ register(
         ),
         cost=_written_twice,
         tolerance=EXACT,
+        traits=Traits(other_axes, Parts(joined=False, place=_place)),
         cases=[
             Case(((2, 7, 9),), _sliced([1, 2], [2, 1], [5, 8]), "a window"),
             Case(((1, 8, 4, 4),), _sliced([1], [4], [0]), "end 0 is the end"),

@@ -29,6 +29,7 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
     register,
 )
+from cml_engine.ops.declaration.traits import Traits
 from cml_engine.ops.elementwise.row import Operand
 from cml_engine.ops.pooling import cpu as pool_cpu
 from cml_engine.ops.pooling.gpu import Sliding, pool_kernel, slide
@@ -190,7 +191,10 @@ def _declare(
 ) -> None:  # fmt: skip
     kernel = pool_kernel(partial(_lower, what), layouts)
     cost = partial(_cost, 2 if what.root else 1)
-    register(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare))
+    traits = Traits(adds=what == _MEAN)
+    register(
+        OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare, traits=traits)
+    )
 
 
 _value = partial(_wide_to_narrow, ("scalar",))
@@ -208,7 +212,8 @@ def _register_box(
     name: str, reverse: bool, infer: Callable[..., Any], cpu: Callable[..., Any], cases: list[Case]
 ) -> None:
     kernel = pool_kernel(partial(_lower_box, reverse), "same")
-    register(OpSpec(name, infer, cpu, kernel, partial(_cost, 1), cases, SUM))
+    cost, traits = partial(_cost, 1), Traits(adds=not reverse)
+    register(OpSpec(name, infer, cpu, kernel, cost, cases, SUM, traits=traits))
 
 
 _register_box(

@@ -26,6 +26,7 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
     register,
 )
+from cml_engine.ops.declaration.traits import NO_TRAITS, Traits, other_axes
 from cml_engine.ops.elementwise.row import Operand
 from cml_engine.ops.reduction.gpu import Reduction, base_kernel, reduction, softmax
 
@@ -218,21 +219,25 @@ _LARGE = Case((np.array([[1e3, 1e3 + 1, -1e3]], np.float32),), {"axes": [1]}, "f
 def _declare(
     name: str, infer: Callable[..., Any], cpu: Callable[..., Any], lower: Callable[..., Any],
     cases: Sequence[Case], tolerance: Tolerance, cost: Callable[..., Cost],
+    traits: Traits = NO_TRAITS,
 ) -> None:  # fmt: skip
     kernel = base_kernel(lower, "none" if name == "softmax" else "reads")
-    register(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance))
+    register(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, traits=traits))
 
 
 _scalar, _logical = partial(_infer, "scalar"), partial(_infer, "logical")
+_MOVES, _ADDS = Traits(other_axes), Traits(other_axes, adds=True)
 _one, _read_twice, _read_thrice = _cost(1, 1), _cost(4, 2), _cost(20, 3)
 
 _declare(
     "sum_reduce", _scalar, _cpu_sum, partial(_lower, Reduction("SUM")),
     _cases("scalar", True, normalize=False) + _cases("scalar", False, normalize=True), SUM, _one,
+    _ADDS,
 )  # fmt: skip
 _declare(
     "mean_reduce", _scalar, _cpu_mean, partial(_lower, Reduction("SUM", mean=True)),
     _cases("scalar", False), SUM, _one,
+    _ADDS,
 )  # fmt: skip
 _declare(
     "prod_reduce", _scalar, _cpu_product, partial(_lower, Reduction("PROD")),
@@ -241,11 +246,11 @@ _declare(
 )  # fmt: skip
 _declare(
     "min_reduce", _scalar, partial(_cpu_extreme, np.min, np.inf),
-    partial(_lower, Reduction("MIN")), _cases("scalar", True), EXACT, _one,
+    partial(_lower, Reduction("MIN")), _cases("scalar", True), EXACT, _one, _MOVES,
 )  # fmt: skip
 _declare(
     "max_reduce", _scalar, partial(_cpu_extreme, np.max, -np.inf),
-    partial(_lower, Reduction("MAX")), _cases("scalar", True), EXACT, _one,
+    partial(_lower, Reduction("MAX")), _cases("scalar", True), EXACT, _one, _MOVES,
 )  # fmt: skip
 _declare(
     "argmin_reduce", _infer_index, partial(_cpu_index, np.argmin),
@@ -257,11 +262,11 @@ _declare(
 )  # fmt: skip
 _declare(
     "any_reduce", _logical, partial(_cpu_logical, np.any), partial(_lower, Reduction("ANY")),
-    _cases("logical", True), EXACT, _one,
+    _cases("logical", True), EXACT, _one, _MOVES,
 )  # fmt: skip
 _declare(
     "all_reduce", _logical, partial(_cpu_logical, np.all), partial(_lower, Reduction("ALL")),
-    _cases("logical", True), EXACT, _one,
+    _cases("logical", True), EXACT, _one, _MOVES,
 )  # fmt: skip
 _declare(
     "softmax", _infer_softmax, _cpu_softmax, _lower_softmax,

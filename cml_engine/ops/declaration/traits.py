@@ -1,0 +1,78 @@
+"""What passes know of an operator beside its shape rule and its kernel.
+
+A pass asks for a trait, never for a name: an operator that a game has put in the place of one of
+ours has none of its traits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cml_engine.graph import Attrs, Fact, Node
+
+Array = np.ndarray[Any, Any]
+#: axis d of what is transposed is axis ``order[d]`` of what it was made of
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One tensor of the node is made of the others, one after the other along an axis.
+
+    ``joined``: the result is the whole, its operands are the parts; else the other way.
+    ``place(attrs, fact of the whole, its layout)``: the axis, and where the first part begins, in
+    32-bit words; None where the parts are no runs of memory.
+    """
+
+    joined: bool
+    place: Callable[[Attrs, Fact, str], tuple[int, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Each is None or False where the operator has nothing of the kind.
+
+    Parameters
+    ----------
+    before_transpose : ``before_transpose(attrs, order)``: its attributes where the operator comes
+        before a transpose of its result, which all its operands had before.
+    parts : what of it may be views.
+    scaled_weights : ``scaled_weights(attrs, facts, weights, scale)``: its second operand so that
+        the result is ``scale`` times as large, a number for each index of axis 1; the third is a
+        bias.
+    matrix_in_half : ``matrix_in_half(node, facts)``: its second operand, a constant, may lie in
+        memory in 16 bits.
+    filter_in_half : ``filter_in_half(node, layouts)``: its kernels pack its second operand, a
+        constant, in 16 bits.
+    adds : it adds up products of its operands: of their absolute values it gives the sum of the
+        terms' absolute values.
+    """
+
+    before_transpose: Callable[[Attrs, Order], Attrs] | None = None
+    parts: Parts | None = None
+    scaled_weights: Callable[[Attrs, Sequence[Fact], Array, Array], Array] | None = None
+    matrix_in_half: Callable[[Node, Mapping[str, Fact]], bool] | None = None
+    filter_in_half: Callable[[Node, Mapping[str, str]], bool] | None = None
+    adds: bool = False
+
+
+NO_TRAITS = Traits()
+
+
+def other_axis(attrs: Attrs, order: Order) -> Attrs:
+    """Of an operator whose ``axis`` is one."""
+    return Attrs({**attrs, "axis": order[int(attrs["axis"])]})
+
+
+def other_axes(attrs: Attrs, order: Order) -> Attrs:
+    """Of an operator whose ``axes`` are some."""
+    return Attrs({**attrs, "axes": [order[int(axis)] for axis in attrs["axes"]]})
+
+
+def along_axis(attrs: Attrs, whole: Fact, layout: str) -> tuple[int, int]:
+    """Of parts that are all there is along ``axis``."""
+    return int(attrs["axis"]), 0
