@@ -23,6 +23,7 @@ from cml_engine.nnef.text.printer import print_fragment
 from cml_engine.ops import is_registered, load_families, registered
 from cml_engine.passes.infer import infer_facts, infer_node
 from cml_engine.plugins import load_entry_points
+from cml_engine.ranges import SEED
 
 
 def load(
@@ -32,6 +33,8 @@ def load(
     constants: Mapping[str, np.ndarray[Any, Any]] | None = None,
     fragments: Sequence[str | Path] = (),
     fake_quantize: bool = False,
+    weights: str | Path | Bytes | None = None,
+    random_weights: int | None = None,
 ) -> Graph:
     """The network in an NNEF folder, in the ``graph.nnef`` inside one, in a ``.tgz`` of one, in an
     ``.onnx`` file, in the bytes of either file, or in a :class:`ModelSource`.
@@ -45,24 +48,47 @@ def load(
     it has; ``graph.reshaped(shapes)`` gives it at others later. ``constants`` are inputs of an ONNX
     model that are the same in every run: they are known when it is loaded, and inputs no more.
 
+    ``weights`` is a safetensors file, or the bytes of one, that has the variables' values by their
+    labels, instead of tensor files. ``random_weights`` is the seed of values for what is missing
+    (tensor files, tensors of ``weights``, an ONNX model's external data): what a network costs
+    does not depend on them, and ``graph.notes`` says that they are there.
+
     Every error in the model is a :class:`ModelError` with file, line and operator.
     """
     load_families()
     load_entry_points()
+    random = None
+    if random_weights is not None:
+        random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
     if _is_onnx(model):
-        if fragments or fake_quantize:
-            raise InputError("fragments and fake_quantize are for NNEF: leave them out for .onnx")
-        return Origin(_onnx(model, constants or {})).at(shapes or {})
+        if fragments or fake_quantize or weights is not None:
+            raise InputError(
+                "fragments, weights and fake_quantize are for NNEF: leave them out for .onnx"
+            )
+        return Origin(_onnx(model, constants or {}, random)).at(shapes or {})
     if constants:
         raise InputError("constants are for .onnx: leave them out for NNEF")
     declarations = {**_library(fragments), **_declared()}
-    kept = NnefModel(model, is_registered, infer_node, declarations)
+    stored = None if weights is None else nnef.Weights(weights)
+    kept = NnefModel(model, is_registered, infer_node, declarations, stored, random)
 
     def make(shapes: Shapes) -> Graph:
         graph = kept.graph(shapes)
         return infer_facts(fake_quantized(graph, _built) if fake_quantize else graph)
 
     return Origin(make).at(shapes or {})
+
+
+def load_with_placeholders(
+    model: str | Path, shapes: Mapping[str, Sequence[int]] | None = None
+) -> Graph:
+    """An ONNX model whose unknown operators are declared only: to be saved, and run with a game's
+    own operators of those declarations."""
+    load_families()
+    load_entry_points()
+    if not _is_onnx(model):
+        raise InputError(f"'{model}': placeholders are for unknown operators of an .onnx file")
+    return Origin(_onnx(model, {}, placeholders=True)).at(shapes or {})
 
 
 def _is_onnx(model: str | Path | Bytes | ModelSource) -> bool:
@@ -80,12 +106,15 @@ def _is_onnx(model: str | Path | Bytes | ModelSource) -> bool:
 
 
 def _onnx(
-    model: str | Path | Bytes | ModelSource, constants: Mapping[str, np.ndarray[Any, Any]]
+    model: str | Path | Bytes | ModelSource,
+    constants: Mapping[str, np.ndarray[Any, Any]],
+    random: nnef.RandomWeights | None = None,
+    placeholders: bool = False,
 ) -> Callable[[Shapes], Graph]:
     from cml_engine.convert.onnx import OnnxModel
 
     engine = Engine(infer_node, _expanded, run_node, _declared())
-    return OnnxModel(model, engine, constants).graph
+    return OnnxModel(model, engine, constants, random, placeholders).graph
 
 
 def _expanded(text: str) -> Graph:

@@ -15,16 +15,15 @@ from cml_engine.cli.common import (
     compile_options,
     load_model,
     named_files,
-    named_shapes,
-    one_shape,
     progress,
     storage_of,
 )
+from cml_engine.cli.convert import any_model, convert, convert_options
 from cml_engine.cli.exit_codes import exit_code
 from cml_engine.cli.options import Parser, add_options
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
-from cml_engine.loading import load, save, save_checked
+from cml_engine.loading import save
 from cml_engine.plugins import load_entry_points, load_file
 from cml_engine.ranges import BUDGET_MS, ONNX_OPSET, SEED, SPEED, TIMES
 from cml_engine.session import Session, check_inputs, random_inputs
@@ -53,6 +52,11 @@ def _started(argv: Sequence[str] | None) -> int:
 
 
 def _run(a: argparse.Namespace) -> int:
+    if a.random_weights is not None:
+        raise InputError(
+            "--random-weights is for what a network costs (info, rank, frames, tune, validate): "
+            "results of random weights mean nothing, so 'cml run' wants the model's own"
+        )
     if not a.input and not a.output:
         raise InputError("nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz or .png)")
     graph = load_model(a)
@@ -161,31 +165,10 @@ def _ops(a: argparse.Namespace) -> int:
     return 0
 
 
-def _convert(a: argparse.Namespace) -> int:
-    if Path(a.destination).suffix.lower() == ".onnx":
-        raise InputError(f"'{a.destination}': convert writes NNEF; ONNX is written by cml export")
-    graph = _converted(Path(a.source), a.shape)
-    save_checked(graph, a.destination, overwrite=a.overwrite)
-    print(f"{a.destination}: {len(graph.nodes)} operations, {len(graph.labels)} weight files")
-    return 0
-
-
-def _converted(source: Path, shapes: list[str]) -> Graph:
-    """The graph of another format's file."""
-    if source.suffix.lower() == ".onnx":
-        return load(source, shapes=named_shapes(shapes))
-    from cml_engine.convert import convert
-
-    if len(shapes) == 1 and "=" not in shapes[0]:
-        return convert(source, one_shape(shapes[0]))
-    return convert(source, named_shapes(shapes))
-
-
 def _export(a: argparse.Namespace) -> int:
     if Path(a.destination).suffix.lower() != ".onnx":
         raise InputError(f"'{a.destination}': wanted a name in .onnx (cml convert writes NNEF)")
-    source = Path(a.model)
-    graph = _converted(source, a.shape) if source.suffix == ".param" else load_model(a)
+    graph = any_model(a)
     save(graph, a.destination, overwrite=a.overwrite, opset=a.opset)
     print(f"{a.destination}: {len(graph.nodes)} operations, opset {a.opset}")
     return 0
@@ -225,14 +208,14 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=run)
+        sub.set_defaults(command=run, command_name=name)
         return sub
 
     sub = command("run", _run, "Run a model on tensors from .npy, .npz or .png files.")
-    add_options(sub, "model", "inputs", "backend", "half", "dump")
+    add_options(sub, "model", "random", "inputs", "backend", "half", "dump")
     sub.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
     sub = command("info", _info, "Inputs, outputs, operators, weights, memory, predicted time.")
-    add_options(sub, "model", "half", "json")
+    add_options(sub, "model", "random", "half", "json")
     sub.add_argument("--plan", action="store_true", help="list every dispatch")
     sub.add_argument(
         "--budget-ms", type=BUDGET_MS, metavar="MS", help="how a run in frames would go"
@@ -242,32 +225,32 @@ def _parser() -> argparse.ArgumentParser:
     text = "Measure which kernels are fastest on this device, for all sessions on it."
     _tune_options(command("tune", _tune, text))
     sub = command("validate", _validate, "Check the GPU against NumPy, operator by operator.")
-    add_options(sub, "model", "inputs", "half", "dump")
+    add_options(sub, "model", "random", "inputs", "half", "dump")
     sub.add_argument("--seed", type=SEED, default=0, help="of the random inputs")
     add_options(command("ops", _ops, "Every operator, and how each backend runs it."), "ops")
     sub = command(
         "frames", _in_frames("frames"), "The model in frames: is the budget kept, and used?"
     )
-    add_options(sub, "model", "inputs", "half", "budget", "frame", "json")
+    add_options(sub, "model", "random", "inputs", "half", "budget", "frame", "json")
     sub.add_argument("--frames", type=TIMES, default=600, help="of ours, full ones")
     sub.add_argument("--layers", type=TIMES, default=4, help="of the usual way beside it")
     sub = command("trace", _in_frames("trace"), "Write a trace of frames and slices for Perfetto.")
-    add_options(sub, "model", "inputs", "half", "budget", "frame")
+    add_options(sub, "model", "random", "inputs", "half", "budget", "frame")
     sub.add_argument("-o", "--output", default="trace.json", metavar="FILE")
     sub.add_argument("--runs", type=TIMES, default=3)
     sub = command("simulate", _in_frames("simulate"), "Policies compared, on a device on paper.")
-    add_options(sub, "model", "half", "budget", "frame")
+    add_options(sub, "model", "random", "half", "budget", "frame")
     sub.add_argument("--speed", type=SPEED, default=1.0, help="of this device, 0.1 is a tenth")
     sub.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
     text = "Turn a model of another format into an NNEF folder."
-    _convert_options(command("convert", _convert, text))
+    convert_options(command("convert", convert, text))
     text = "Write a model as ONNX, for other engines (docs/onnx.md)."
     _export_options(command("export", _export, text))
     return parser
 
 
 def _rank_options(sub: argparse.ArgumentParser) -> None:
-    add_options(sub, "model", "backend", "half", "dump")
+    add_options(sub, "model", "random", "backend", "half", "dump")
     sub.add_argument("--runs", type=TIMES, default=10)
     table = sub.add_mutually_exclusive_group()
     add_options(table, "json")
@@ -278,7 +261,7 @@ def _rank_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _tune_options(sub: argparse.ArgumentParser) -> None:
-    add_options(sub, "model", "half", "json")
+    add_options(sub, "model", "random", "half", "json")
     sub.add_argument("--rounds", type=TIMES, default=30, help="for each option")
     sub.add_argument("--dry-run", action="store_true", help="measure, and write nothing")
 
@@ -294,16 +277,3 @@ def _export_options(sub: argparse.ArgumentParser) -> None:
         help=f"of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high}; 20 if left out",
     )
     sub.add_argument("--overwrite", action="store_true", help="replace a file that is there")
-
-
-def _convert_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("source", help=".onnx file, or ncnn .param file, its .bin beside it")
-    sub.add_argument("destination", help="folder or .tgz to write")
-    sub.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="[NAME=]1,3,H,W",
-        help="an input's extents, the batch first; of several inputs say which",
-    )
-    sub.add_argument("--overwrite", action="store_true")

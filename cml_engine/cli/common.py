@@ -21,8 +21,19 @@ T = TypeVar("T")
 
 
 def load_model(a: argparse.Namespace) -> Graph:
-    """The model that the command line names."""
-    return load(a.model, fragments=a.fragments, shapes=named_shapes(a.shape))
+    """The model that the command line names; weights at random are said to be."""
+    random = getattr(a, "random_weights", None)
+    graph = load(
+        a.model,
+        fragments=a.fragments,
+        shapes=named_shapes(a.shape),
+        weights=a.weights,
+        random_weights=random,
+    )
+    if random is not None and a.command_name != "info":  # which shows all notes
+        is_table = not (getattr(a, "json", False) or getattr(a, "csv", False))
+        print(graph.notes[-1], file=sys.stdout if is_table else sys.stderr)
+    return graph
 
 
 def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from cml_engine.ranges import BUDGET_MS, FRAME_MS
+from cml_engine.ranges import BUDGET_MS, FRAME_MS, SEED
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,13 +57,30 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "help": "the shape of an input, instead of the model's; may be given again",
         },
     ),
+    "weights": (
+        ("--weights",),
+        {
+            "metavar": "FILE.safetensors",
+            "help": "the NNEF model's values by their labels, instead of tensor files",
+        },
+    ),
+    "random": (
+        ("--random-weights",),
+        {
+            "type": SEED,
+            "nargs": "?",
+            "const": 0,
+            "metavar": "SEED",
+            "help": "make up the weights that are missing: what does it cost before it is trained?",
+        },
+    ),
     "dump": (
         ("--dump-kernels",),
         {"metavar": "DIR", "help": "write every kernel: its HLSL, SPIR-V and translations"},
     ),
 }
 #: what goes wherever the option on the left does
-_WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments", "shape")}
+_WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments", "shape", "weights")}
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str) -> None:

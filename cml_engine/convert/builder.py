@@ -117,6 +117,20 @@ class GraphBuilder:
         self._infer_facts(node)
         return list(outputs)
 
+    def unknown_node(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        wanted: str,
+        attrs: Mapping[str, Any],
+        facts: Sequence[Fact],
+    ) -> list[str]:
+        """One operator of which only the results' facts are known."""
+        outputs = [self.name(wanted) for _ in facts]
+        self.nodes.append(Node(op, tuple(inputs), tuple(outputs), Attrs(attrs), self.source))
+        self.facts.update(zip(outputs, facts, strict=True))
+        return outputs
+
     def rename(self, tensor: str, wanted: str, first: int = 0) -> str:
         """Another name for a result of the nodes from number ``first`` on, which alone read it."""
         self._taken.discard(tensor.lower())

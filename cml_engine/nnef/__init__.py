@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -17,17 +17,19 @@ import numpy as np
 from cml_engine.errors import ModelError
 from cml_engine.graph import Graph, Shapes
 from cml_engine.model_source import Bytes, ModelSource, shown
-from cml_engine.nnef.expansion.build import GraphBuilder, Variable, prepare
+from cml_engine.nnef.expansion.build import Built, GraphBuilder, prepare
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
+from cml_engine.nnef.files.memory import MemoryModel
 from cml_engine.nnef.files.names import QUANT_FILE
 from cml_engine.nnef.files.quant import parse_quant
+from cml_engine.nnef.files.random_weights import RandomWeights
+from cml_engine.nnef.files.safetensors import Weights
 from cml_engine.nnef.files.sources import open_model, read_text
 from cml_engine.nnef.files.tensor_file import write_tensor
-from cml_engine.nnef.files.weights import Kept, kept_values, load_variables
+from cml_engine.nnef.files.weights import Kept, finder, kept_values, load_variables
 from cml_engine.nnef.files.writer import save
-from cml_engine.nnef.memory import MemoryModel
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import parse_document
 from cml_engine.nnef.warning import NnefWarning
@@ -37,7 +39,9 @@ __all__ = [
     "NnefModel",
     "NnefWarning",
     "Param",
+    "RandomWeights",
     "Signature",
+    "Weights",
     "load",
     "load_text",
     "save",
@@ -59,6 +63,8 @@ class NnefModel:
         with the shapes of all tensors, without it with those of inputs and constants only.
     declarations : what registered operators take and give, as NNEF fragment declarations by name,
         for models that do not declare them.
+    weights : where all variables have their values, instead of tensor files.
+    random : makes the values that are missing.
 
     Raises
     ------
@@ -72,6 +78,8 @@ class NnefModel:
         native: Callable[[str], bool],
         infer: Infer | None = None,
         declarations: Mapping[str, str] | None = None,
+        weights: Weights | None = None,
+        random: RandomWeights | None = None,
     ) -> None:
         files = open_model(model)
         text = read_text(files, files.graph)
@@ -80,6 +88,7 @@ class NnefModel:
         self._infer, self._library = infer, Library(native, declarations)
         self._source = SourceText(text, shown(files, files.graph))
         self._files: ModelSource | None = files
+        self._stored, self._random = weights, random
         quant = read_text(files, QUANT_FILE)
         with _collector_paused(), self._depth_checked():
             self._document = parse_document(self._source)
@@ -93,14 +102,23 @@ class NnefModel:
         with _collector_paused(), self._depth_checked():
             document, source, library = self._document, self._source, self._library
             built = GraphBuilder(document, source, library, self._infer, shapes).build()
-            constants = {**built.graph.constants, **self._weights(built.variables)}
-        return built.graph.with_(constants=constants, quantization=self._quantization)
+            constants = {**built.graph.constants, **self._weights(built)}
+        notes = () if self._random is None else (self._random.note,)
+        return built.graph.with_(
+            constants=constants,
+            quantization=self._quantization,
+            notes=(*built.graph.notes, *notes),
+        )
 
-    def _weights(self, variables: Sequence[Variable]) -> Mapping[str, np.ndarray[Any, Any]]:
+    def _weights(self, built: Built) -> Mapping[str, np.ndarray[Any, Any]]:
+        variables = built.variables
         files, self._files = self._files, None
         if files is None:
             return kept_values(variables, self._kept)
-        values = load_variables(variables, files, self._quantization)
+        find = finder(files, built, self._stored, self._random)
+        values = load_variables(variables, find, self._quantization)
+        if self._stored is not None:
+            self._stored.check_all_used(variable.label for variable in variables)
         self._kept = {v.name: Kept(v, values[v.name]) for v in variables}
         return values
 

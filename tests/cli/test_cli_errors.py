@@ -38,6 +38,7 @@ PLACES = {
     "simulate": "cml_engine.cli.common.load",
     "ops": "cml_engine.report.operators.operator_table",
     "convert": "cml_engine.convert.convert",
+    "export": "cml_engine.cli.common.load",
 }
 REPORT = "please report it"
 FAULTS = [
@@ -75,6 +76,7 @@ def arguments(command, model):
         "run": ["run", str(model), "-i", "x=x.npy"],
         "ops": ["ops"],
         "convert": ["convert", "x.param", "out"],
+        "export": ["export", str(model), "out.onnx"],
     }.get(command, [command, str(model)])
 
 
@@ -128,9 +130,10 @@ def numeric_options():
 
 def test_every_number_of_every_command_is_checked(model, capsys):
     options = list(numeric_options())
-    assert len(options) == 15
+    assert len(options) == 24
     for command, option in options:
-        hostile = [text for text in HOSTILE if (option, text) != ("--seed", "0")]
+        is_seed = option in ("--seed", "--random-weights")
+        hostile = [text for text in HOSTILE if not (is_seed and text == "0")]
         for text in hostile:
             code, out, err = end(capsys, [*arguments(command, model), f"{option}={text}"])
             assert (code, out) == (2, ""), (command, option, text)

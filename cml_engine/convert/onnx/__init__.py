@@ -13,9 +13,11 @@ from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx.importer import Importer
 from cml_engine.convert.onnx.model import read_model
 from cml_engine.convert.onnx.tensors import ExternalData
+from cml_engine.convert.onnx.uses import uses
 from cml_engine.errors import ModelError
 from cml_engine.graph import Graph, Shapes
 from cml_engine.model_source import Bytes, MappedFolder, ModelSource, SourceFile, shown
+from cml_engine.nnef import RandomWeights
 
 __all__ = ["OnnxModel"]
 
@@ -30,6 +32,8 @@ class OnnxModel:
     model : a file, the bytes of one, or a source of such a file and of the data beside it.
     engine : what the importer asks of the engine.
     constants : values of inputs that are the same in every run; they are inputs no more.
+    random : makes the values of external data that is missing.
+    placeholders : whether unknown operators become declarations instead of an error.
     """
 
     def __init__(
@@ -37,6 +41,8 @@ class OnnxModel:
         model: str | Path | Bytes | ModelSource,
         engine: Engine,
         constants: Mapping[str, Array],
+        random: RandomWeights | None = None,
+        placeholders: bool = False,
     ) -> None:
         if isinstance(model, Bytes):
             self._file, source, data, self._name = "<bytes>", None, memoryview(model), "model"
@@ -47,13 +53,17 @@ class OnnxModel:
         self._engine = engine
         self._constants = {name: np.array(value) for name, value in constants.items()}
         with self._depth_checked():
-            self._model = read_model(data, self._file, ExternalData(source))
+            external = ExternalData(source, random)
+            self._model = read_model(data, self._file, external)
+            external.uses = uses(self._model)
+        self._random, self._placeholders = random, placeholders
 
     def graph(self, shapes: Shapes) -> Graph:
         """The graph where inputs have these shapes, by name, and else those in the file."""
         with self._depth_checked():
-            importer = Importer(self._model, self._engine)
-            return importer.graph(shapes, self._constants, self._name)
+            importer = Importer(self._model, self._engine, self._placeholders)
+            graph = importer.graph(shapes, self._constants, self._name)
+        return graph.with_(notes=(*graph.notes, self._random.note)) if self._random else graph
 
     @contextmanager
     def _depth_checked(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from cml_engine.convert.builder import GraphBuilder
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx.values import Value
 from cml_engine.errors import ModelError, ShapeError, Source, TensorFileError, UnsupportedOp
-from cml_engine.graph import NUMPY_DTYPE, Graph, Node
+from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.nnef.expansion.bind import Mismatch, coerce
 from cml_engine.nnef.expansion.compose import expression
 from cml_engine.nnef.expansion.signatures import Param, declared_signature
@@ -123,6 +123,20 @@ class Emitter:
         names = [self.tensor(value) for value in inputs]
         wanted = [f"{self.base}_{op}"] * results
         outputs = self.builder.split_node(op, names, wanted, declared, **attrs)
+        return [Value.computed(name, self.builder.facts[name]) for name in outputs]
+
+    def placeholder(
+        self,
+        op: str,
+        declaration: str,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, Any],
+        facts: Sequence[Fact],
+    ) -> list[Value]:
+        """An operator that nobody knows; ``facts`` are its results'."""
+        self.declarations[op] = declaration
+        names = [self.tensor(value) for value in inputs if value is not None]
+        outputs = self.builder.unknown_node(op, names, f"{self.base}_{op}", attrs, facts)
         return [Value.computed(name, self.builder.facts[name]) for name in outputs]
 
     def _attribute(self, param: Param, value: Any) -> Any:

@@ -19,7 +19,15 @@ from cml_engine.convert.onnx import operators
 from cml_engine.convert.onnx.call import Call
 from cml_engine.convert.onnx.emit import Emitter
 from cml_engine.convert.onnx.inputs import bind_inputs
-from cml_engine.convert.onnx.model import Function, Model, OnnxGraph, OnnxNode, Reference
+from cml_engine.convert.onnx.model import (
+    Function,
+    Model,
+    OnnxGraph,
+    OnnxNode,
+    Reference,
+    ValueInfo,
+)
+from cml_engine.convert.onnx.placeholders import Placeholders
 from cml_engine.convert.onnx.rows import (
     FIRST_OPSET,
     LAST_OPSET,
@@ -68,18 +76,31 @@ class Summary:
     inlined: int = 0
     folded: Counter[str] = field(default_factory=Counter)
     composed: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
 
     def lines(self, model: Model) -> tuple[str, ...]:
         made = f" by {model.producer}" if model.producer else ""
         opset = f", opset {model.opsets['']}" if "" in model.opsets else ""
-        direct = self.nodes - self.folded.total() - self.composed.total()
+        others = (self.folded, self.composed, self.unknown)
+        direct = self.nodes - sum(counts.total() for counts in others)
         inlined = f", {self.inlined} functions inlined" if self.inlined else ""
         return (
             f"imported   from ONNX{opset}{made}: {self.nodes} nodes{inlined}",
             f"  {direct} are one operator or none",
             *_listed("were known and folded", self.folded),
             *_listed("are composed of several operators", self.composed),
+            *_listed("are unknown and have placeholders", self.unknown),
         )
+
+
+def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[str, int]:
+    """What the file's symbols are, as far as the inputs say it."""
+    return {
+        dim: extent
+        for info in inputs
+        for dim, extent in zip(info.shape or (), values[info.name].shape, strict=False)
+        if isinstance(dim, str)
+    }
 
 
 def _listed(what: str, counts: Counter[str]) -> list[str]:
@@ -91,8 +112,10 @@ def _listed(what: str, counts: Counter[str]) -> list[str]:
 class Importer:
     """One import."""
 
-    def __init__(self, model: Model, engine: Engine) -> None:
+    def __init__(self, model: Model, engine: Engine, placeholders: bool = False) -> None:
         self._model = model
+        self._with_placeholders = placeholders
+        self._placeholders = Placeholders((), {})
         self.emit = Emitter(engine)
         self._count = 0
         self.summary = Summary()
@@ -102,18 +125,21 @@ class Importer:
     ) -> Graph:
         model, graph = self._model, self._model.graph
         _check_opset(model)
-        _check_operators(model, self.emit)
+        if not self._with_placeholders:
+            _check_operators(model, self.emit)
         inputs = [info for info in graph.inputs if info.name not in graph.initializers]
         self.emit.builder.reserve(
             [info.name for info in inputs] + [info.name for info in graph.outputs]
         )
         values = bind_inputs(inputs, shapes, constants, self.emit.builder, model.file)
         scope = Scope(values, model.opsets)
+        self._placeholders = Placeholders((*graph.infos, *graph.outputs), _symbols(inputs, values))
         results = self.body(graph, scope)
         outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
         if len(outputs) < len(graph.outputs):
             raise ModelError(f"'{model.file}': two outputs have one name: export it again")
-        return self.emit.graph(name, outputs).with_(notes=self.summary.lines(model))
+        notes = (*self.summary.lines(model), *self._placeholders.comments)
+        return self.emit.graph(name, outputs).with_(notes=notes)
 
     # -- graphs ---------------------------------------------------------------------------------
 
@@ -181,6 +207,8 @@ class Importer:
             return self._inlined(node, function, inputs, scope)
         if row is None and self.emit.has(node.op):
             return self._custom(node, inputs)
+        if row is None and self._with_placeholders:
+            return self._placeholder(node, inputs)
         if row is None:
             raise _unsupported([(node, opset)], self._model.file)
         control = operators.CONTROL.get(node.op) if not node.domain else None
@@ -208,6 +236,18 @@ class Importer:
         self.summary.nodes += 1
         given = [value for value in inputs if value is not None]
         return self.emit.custom(node.op, given, len(node.outputs), node.attributes)
+
+    def _placeholder(
+        self, node: OnnxNode, inputs: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        self.summary.nodes += 1
+        self.summary.unknown[node.op] += 1
+        try:
+            op, attrs, facts = self._placeholders.declare(node, inputs)
+        except CmlError as error:
+            raise type(error)(error.message, self.emit.source) from None
+        declaration = self._placeholders.declarations[op]
+        return self.emit.placeholder(op, declaration, inputs, attrs, facts)
 
     def _of_row(self, row: Row, call: Call) -> Sequence[Value | None]:
         known = all(v is None or v.array is not None for v in call.inputs)
@@ -371,6 +411,7 @@ def _unsupported(missing: Sequence[tuple[OnnxNode, int]], file: str) -> Unsuppor
     return UnsupportedOp(
         f"'{file}' has {what} that cannot be imported; docs/onnx.md lists those that can:\n"
         + "\n".join(lines)
+        + "\n  bring your own (--ops FILE.py), or look at the rest: cml convert --placeholders"
     )
 
 

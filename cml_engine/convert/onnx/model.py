@@ -69,13 +69,15 @@ class OnnxNode:
 
 @dataclass(frozen=True, slots=True)
 class OnnxGraph:
-    """A graph, or the body of a control-flow operator."""
+    """A graph, or the body of a control-flow operator. ``infos`` are what the file says of tensors
+    that are neither inputs nor outputs."""
 
     name: str
     nodes: tuple[OnnxNode, ...]
     initializers: Mapping[str, Tensor]
     inputs: tuple[ValueInfo, ...]
     outputs: tuple[ValueInfo, ...]
+    infos: tuple[ValueInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class _Reader:
     def graph(self, message: Message) -> OnnxGraph:
         name, nodes = "", list[OnnxNode]()
         tensors: dict[str, Tensor] = {}
-        inputs, outputs = list[ValueInfo](), list[ValueInfo]()
+        inputs, outputs, infos = list[ValueInfo](), list[ValueInfo](), list[ValueInfo]()
         for f in message.fields():
             if f.number == 1:
                 nodes.append(self._node(f.nested()))
@@ -163,9 +165,12 @@ class _Reader:
                 inputs.append(_value_info(f.nested()))
             elif f.number == 12:
                 outputs.append(_value_info(f.nested()))
+            elif f.number == 13:
+                infos.append(_value_info(f.nested()))
             elif f.number == 15:
                 raise _sparse(f, message.file)
-        return OnnxGraph(name, tuple(nodes), tensors, tuple(inputs), tuple(outputs))
+        known = (tuple(inputs), tuple(outputs), tuple(infos))
+        return OnnxGraph(name, tuple(nodes), tensors, *known)
 
     def _function(self, message: Message) -> Function:
         texts: dict[int, list[str]] = {number: [] for number in (1, 4, 5, 6, 10, 13)}

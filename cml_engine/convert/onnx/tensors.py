@@ -11,7 +11,8 @@ import numpy as np
 
 from cml_engine.convert.onnx.protobuf import Message
 from cml_engine.errors import CmlError, ModelError, TensorFileError, UnsupportedOp
-from cml_engine.model_source import ModelSource, Outside, SourceFile, inner_name
+from cml_engine.model_source import ModelSource, Outside, SourceFile, file_size, inner_name
+from cml_engine.nnef.files.random_weights import RandomWeights, use_by_shape
 
 Array = np.ndarray[Any, Any]
 
@@ -49,8 +50,10 @@ def element_dtype(element: int) -> np.dtype[Any] | None:
 class ExternalData:
     """The files beside a model, which hold values of its tensors; ``None`` where there are none."""
 
-    def __init__(self, source: ModelSource | None) -> None:
+    def __init__(self, source: ModelSource | None, random: RandomWeights | None = None) -> None:
         self._source = source
+        self._random = random
+        self.uses: Mapping[str, str | float] = {}
         self._files: dict[str, SourceFile] = {}
         self._spans: dict[tuple[str, int, int], memoryview] = {}
 
@@ -66,6 +69,27 @@ class ExternalData:
         if key not in self._spans:
             self._spans[key] = file.span(offset, length)
         return self._spans[key]
+
+    def random(self, tensor: Tensor) -> Array | None:
+        """Values at random for a tensor of floats whose file is missing, if that is asked for."""
+        if self._random is None or tensor.external is None:
+            return None
+        if self._has(tensor.external.get("location", "")):
+            return None
+        dtype = element_dtype(tensor.element)
+        if dtype is None or dtype.kind != "f":
+            return None
+        use = self.uses.get(tensor.name, use_by_shape(tensor.shape))
+        return self._random.array(tensor.name, tensor.shape, "scalar", use).astype(dtype)
+
+    def _has(self, location: str) -> bool:
+        """Whether a file is there; of one that must not be, the reader will say more."""
+        if self._source is None:
+            return False
+        try:
+            return file_size(self._source, inner_name(location)) is not None
+        except Outside:
+            return True
 
     def _found(self, location: str, tensor: str) -> SourceFile:
         if self._source is None:
@@ -112,6 +136,8 @@ class Tensor:
                 f"'{self.file}': the tensor '{self.name}' is of {self.type_name}: "
                 "wanted floats, integers or truth values"
             )
+        if (random := self.folder.random(self)) is not None:
+            return random
         count = prod(self.shape)
         data = self._bytes()
         if data is not None:

@@ -49,6 +49,7 @@ class Composed:
     document: Document
     tensors: Mapping[str, Array]
     quantization: Mapping[str, Attrs]
+    comments: Sequence[str] = ()
 
 
 def compose(graph: Graph, declarations: Mapping[str, str]) -> Composed:
@@ -133,7 +134,7 @@ class _Composer:
             ),
         )
         quantization = {self._names.of(n): attrs for n, attrs in graph.quantization.items()}
-        return Composed(document, self._tensors, quantization)
+        return Composed(document, self._tensors, quantization, graph.notes)
 
     def _check_interface(self) -> None:
         for name in self._graph.outputs:

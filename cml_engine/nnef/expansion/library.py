@@ -167,8 +167,8 @@ class Library:
             return operator
         whose = "standard operator" if operator.standard else "fragment without a body"
         raise UnsupportedOp(
-            f"{whose} '{operator.name}' is not implemented here: register it, or express it with "
-            "other operators"
+            f"{whose} '{operator.name}' is not implemented here: register it (--ops FILE.py, "
+            "cml.register), or express it with other operators"
         )
 
 

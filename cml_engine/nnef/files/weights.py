@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from cml_engine.errors import ModelError, Source, TensorFileError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.model_source import ModelSource
-from cml_engine.nnef.expansion.build import Variable
+from cml_engine.model_source import ModelSource, Outside, file_size
+from cml_engine.nnef.expansion.build import Built, Variable
+from cml_engine.nnef.files.names import tensor_file_name
 from cml_engine.nnef.files.quant import dequantize
+from cml_engine.nnef.files.random_weights import (
+    RandomTensor,
+    RandomWeights,
+    use_by_shape,
+    uses,
+)
+from cml_engine.nnef.files.safetensors import Weights
 from cml_engine.nnef.files.sources import tensor_blob
 from cml_engine.nnef.files.tensor_file import (
     Blob,
@@ -29,16 +37,79 @@ Array = np.ndarray[Any, Any]
 _ANY_LINE = ""
 
 
+class Stored(Protocol):
+    """Where a variable's values are; ``offset`` is the order in which they are read cheaply."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def offset(self) -> int: ...
+    def header(self) -> Header: ...
+    def stored(self, header: Header) -> StoredTensor: ...
+
+
+class DatFile:
+    """A tensor file of NNEF's."""
+
+    def __init__(self, blob: Blob) -> None:
+        self.name, self.offset = blob.name, blob.offset
+        self._blob = blob
+
+    def header(self) -> Header:
+        return read_header(self._blob)
+
+    def stored(self, header: Header) -> StoredTensor:
+        return read_stored(self._blob, header)
+
+
+Find: TypeAlias = Callable[[Variable], Stored]
+
+
+def finder(
+    model: ModelSource, built: Built, weights: Weights | None, random: RandomWeights | None
+) -> Find:
+    """Where each variable of a model has its values: in ``weights`` if they are given, else in its
+    tensor file; what is missing is made at random where that is asked for."""
+    shapes = {v.name: v.fact.shape for v in built.variables}
+    used = uses(built.graph.nodes, shapes) if random else {}
+
+    def found(variable: Variable) -> Stored | None:
+        if weights is not None:
+            return weights.tensor(variable)
+        if random is not None and not _has_file(model, variable):
+            return None
+        return DatFile(tensor_blob(model, variable.label, variable.source))
+
+    def find(variable: Variable) -> Stored:
+        tensor = found(variable)
+        if tensor is not None:
+            return tensor
+        if random is not None:
+            use = used.get(variable.name, use_by_shape(variable.fact.shape))
+            return RandomTensor(variable.label, random, variable, use)
+        assert weights is not None
+        raise weights.missing(variable)
+
+    return find
+
+
+def _has_file(model: ModelSource, variable: Variable) -> bool:
+    try:
+        return file_size(model, tensor_file_name(variable.label, variable.source)) is not None
+    except Outside:  # of which the reader will say more
+        return True
+
+
 def load_variables(
-    variables: Iterable[Variable], model: ModelSource, quantization: Mapping[str, Attrs]
+    variables: Iterable[Variable], find: Find, quantization: Mapping[str, Attrs]
 ) -> dict[str, Array]:
     """The values of all variables; those with one label (whatever its case) share them, each
     read by the line of its own name in ``graph.quant``."""
     variables = tuple(variables)
-    blobs: dict[str, Blob] = {}
+    blobs: dict[str, Stored] = {}
     for variable in variables:
         if _file(variable) not in blobs:
-            blobs[_file(variable)] = tensor_blob(model, variable.label, variable.source)
+            blobs[_file(variable)] = find(variable)
     found: dict[str, Array] = {}
     shared: dict[tuple[str, str, str], Array] = {}
     halves: list[Variable] = []
@@ -104,12 +175,12 @@ def to_engine(
         return stored.values.astype(np.float32, copy=False)
 
 
-def _read(variable: Variable, blob: Blob, quant: Attrs | None) -> tuple[Array, Header]:
+def _read(variable: Variable, blob: Stored, quant: Attrs | None) -> tuple[Array, Header]:
     """The values, and what the file says of them."""
     try:
-        header = read_header(blob)
+        header = blob.header()
         _check(variable.fact, header, blob.name, quant is not None)
-        stored = read_stored(blob, header)
+        stored = blob.stored(header)
         values = to_engine(stored, variable.fact.dtype, quant, blob.name, variable.source)
     except ModelError as error:
         raise type(error)(error.message, variable.source) from error.__cause__

@@ -34,7 +34,7 @@ def save(
 
     Parameters
     ----------
-    graph : what to write; constants of rank 0 become literals, others files.
+    graph : what to write; constants of rank 0 become literals, others files, notes comments.
     path : a folder to make, or an archive to make if the name ends in ``.tgz`` or ``.tar.gz``.
     overwrite : whether something that is there already may be replaced.
     declarations : fragment declarations of operators that are not NNEF's own, besides those that
@@ -54,7 +54,13 @@ def save(
 def to_text(graph: Graph, declarations: Mapping[str, str] | None = None) -> str:
     """The ``graph.nnef`` of a graph."""
     composed = compose(graph, {**graph.declarations, **(declarations or {})})
-    return print_document(composed.document)
+    return _text(composed)
+
+
+def _text(composed: Composed) -> str:
+    """The graph, and above it what a converter said of it."""
+    shown = ["".join(c if c.isprintable() else "?" for c in note) for note in composed.comments]
+    return "".join(f"# {note}\n" for note in shown) + print_document(composed.document)
 
 
 def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
@@ -67,7 +73,7 @@ def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
             raise type(error)(f"'{name}': {error.message}") from None
     if composed.quantization:
         yield QUANT_FILE, _quant_text(composed.quantization).encode()
-    yield GRAPH_FILE, print_document(composed.document).encode()
+    yield GRAPH_FILE, _text(composed).encode()
 
 
 def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:

@@ -1,0 +1,117 @@
+"""Weights at random, of a scale that keeps values finite: what a network costs untrained.
+
+A product of matrices or a convolution is as large as its input on average: its weights' variance is
+one over the number of products in a sum. What is added is small, what is multiplied by is near 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import TensorFileError
+from cml_engine.graph import NUMPY_DTYPE, Node
+from cml_engine.nnef.expansion.build import Variable
+from cml_engine.nnef.expansion.extensions import extension_signatures
+from cml_engine.nnef.expansion.signatures import standard_signatures
+from cml_engine.nnef.files.tensor_file import Header, Item, StoredTensor
+
+Array = np.ndarray[Any, Any]
+
+#: values of a model that are made at random: 8 GiB of them
+MAX_VALUES = 2**31
+_ITEMS = {"scalar": (Item.FLOAT, 32), "integer": (Item.INT, 32), "logical": (Item.BOOL, 8)}
+_ADDED, _NEAR_ONE, _POSITIVE = "added", "near one", "positive"
+#: what a parameter of that name is
+_OF_PARAM = {
+    "bias": _ADDED, "offset": _ADDED, "mean": _ADDED, "scale": _NEAR_ONE,
+    "variance": _POSITIVE, "alpha": _NEAR_ONE,
+}  # fmt: skip
+_OF_OPERATOR = {"add": _ADDED, "sub": _ADDED, "mul": _NEAR_ONE, "div": _POSITIVE}
+
+
+class RandomWeights:
+    """Values for what a model lacks, the same for the same seed; counts what it made."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._made: dict[str, int] = {}
+
+    def array(self, name: str, shape: Sequence[int], dtype: str, use: str | float) -> Array:
+        """Values by a tensor's use: a fan-in, or what it is to another operand."""
+        self._made[name] = prod(shape)
+        if sum(self._made.values()) > MAX_VALUES:
+            raise TensorFileError(f"'{name}': more than {MAX_VALUES:,} random weights")
+        if dtype != "scalar":  # indices and masks: zeros are valid wherever they go
+            return np.zeros(shape, NUMPY_DTYPE[dtype])
+        rng = np.random.default_rng([self.seed, *name.encode()])
+        values = rng.standard_normal(shape, np.float32)
+        if use == _POSITIVE:
+            return np.asarray(np.exp(values / 8))
+        if use in (_ADDED, _NEAR_ONE):
+            return np.asarray(values / np.float32(16) + np.float32(use == _NEAR_ONE))
+        return np.asarray(values / np.float32(max(float(use), 1.0) ** 0.5))
+
+    @property
+    def note(self) -> str:
+        """One line for people; nothing where nothing was missing."""
+        if not self._made:
+            return f"weights    all are there: none are random (seed {self.seed})"
+        made = f"{len(self._made)} tensors, {sum(self._made.values()):,} values"
+        what = "times are this network's, results are not"
+        return f"weights    RANDOM (seed {self.seed}): {made}; {what}"
+
+
+@dataclass(frozen=True, slots=True)
+class RandomTensor:
+    """A variable without a file."""
+
+    name: str
+    weights: RandomWeights
+    variable: Variable
+    use: str | float
+    offset: int = 0
+
+    def header(self) -> Header:
+        fact = self.variable.fact
+        item, bits = _ITEMS[fact.dtype]
+        return Header(fact.size * bits // 8, fact.shape, bits, item)
+
+    def stored(self, header: Header) -> StoredTensor:
+        fact = self.variable.fact
+        return StoredTensor(header, self.weights.array(self.name, fact.shape, fact.dtype, self.use))
+
+
+def uses(nodes: Iterable[Node], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str | float]:
+    """How tensors of these names are used first: a fan-in, or what they are to other operands."""
+    found: dict[str, str | float] = {}
+    for node in nodes:
+        known = extension_signatures().get(node.op) or standard_signatures().get(node.op)
+        for position, name in enumerate(node.inputs):
+            if name in shapes and name not in found:
+                params = known.tensors if known else ()
+                param = params[position].name if position < len(params) else ""
+                found[name] = _use(node, param, shapes[name])
+    return found
+
+
+def use_by_shape(shape: Sequence[int]) -> float:
+    """Of a tensor that nothing is known of: its outermost extent counts results."""
+    return float(prod(shape[1:]))
+
+
+def _use(node: Node, param: str, shape: tuple[int, ...]) -> str | float:
+    if node.op == "matmul" and len(shape) > 1:
+        inner_last = (param == "A") != bool(node.attrs.get(f"transpose{param}"))
+        return float(shape[-1 if inner_last else -2])
+    if param == "filter" and node.op.endswith("deconv") and len(shape) > 1:
+        return prod(shape) / max(shape[1], 1)
+    if node.op in _OF_OPERATOR:
+        return _OF_OPERATOR[node.op]
+    if param in _OF_PARAM and node.op != "matmul":
+        return _OF_PARAM[param]
+    return use_by_shape(shape)

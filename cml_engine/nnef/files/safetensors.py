@@ -1,0 +1,194 @@
+"""safetensors files: tensors by name, in one file, behind a header in JSON.
+
+The header is bounded and read as what it is, data from anywhere: every tensor lies inside the file,
+is as long as its shape and type say, and no two share a byte or leave one out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import TensorFileError
+from cml_engine.graph import is_whole
+from cml_engine.model_source import Bytes, FolderSource, SourceFile
+from cml_engine.nnef.expansion.build import Variable
+from cml_engine.nnef.files.tensor_file import Blob, Header, Item, MemoryBlob, StoredTensor
+
+_LENGTH = 8
+_MAX_HEADER = 64 * 2**20
+_MAX_RANK = 32
+_METADATA = "__metadata__"
+
+#: what we can hold, and how it lies in the file; BF16 is the upper half of F32
+_TYPES: Mapping[str, tuple[Item, str]] = {
+    "F16": (Item.FLOAT, "<f2"), "BF16": (Item.FLOAT, "<u2"), "F32": (Item.FLOAT, "<f4"),
+    "F64": (Item.FLOAT, "<f8"), "BOOL": (Item.BOOL, "|u1"), "I8": (Item.INT, "|i1"),
+    "I16": (Item.INT, "<i2"), "I32": (Item.INT, "<i4"), "I64": (Item.INT, "<i8"),
+    "U8": (Item.UINT, "|u1"), "U16": (Item.UINT, "<u2"), "U32": (Item.UINT, "<u4"),
+    "U64": (Item.UINT, "<u8"),
+}  # fmt: skip
+
+#: what PyTorch counts while it trains, and no network computes with
+_COUNTERS = ".num_batches_tracked"
+
+
+@dataclass(frozen=True, slots=True)
+class SafeTensor:
+    """One tensor of a file, whose values are not read yet."""
+
+    file: Blob
+    label: str
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.file.name}: {self.label}"
+
+    def header(self) -> Header:
+        if self.type not in _TYPES:
+            raise TensorFileError(
+                f"'{self.name}' is of type {self.type}: wanted one of {', '.join(_TYPES)}"
+            )
+        item, stored = _TYPES[self.type]
+        bits = 8 * np.dtype(stored).itemsize
+        return Header(prod(self.shape) * bits // 8, self.shape, bits, item)
+
+    def stored(self, header: Header) -> StoredTensor:
+        values = self.file.array(self.offset, np.dtype(_TYPES[self.type][1]), header.size)
+        if self.type == "BF16":
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        elif header.item is Item.BOOL:
+            values = values != 0
+        return StoredTensor(header, values.reshape(header.shape))
+
+
+class Weights:
+    """A safetensors file as the place where a model's variables have their values."""
+
+    def __init__(self, weights: str | Path | Bytes) -> None:
+        if isinstance(weights, Bytes):
+            self._file: Blob = MemoryBlob(bytes(weights), "<weights>")
+        else:
+            path = Path(weights)
+            self._file = SourceFile(FolderSource(path.parent, path.name), path.name)
+        self._tensors = read_safetensors(self._file)
+
+    def tensor(self, variable: Variable) -> SafeTensor | None:
+        """A variable's tensor; extents of 1 may be more or fewer, as PyTorch's biases have them."""
+        found = self._tensors.get(variable.label) or self._tensors.get(variable.label.lstrip("/"))
+        if found is None:
+            return None
+        wanted = variable.fact.shape
+        same = [n for n in found.shape if n != 1] == [n for n in wanted if n != 1]
+        return replace(found, shape=wanted) if same else found
+
+    def missing(self, variable: Variable) -> TensorFileError:
+        """The error for a variable that the file does not have."""
+        near = _near(variable.label, self._tensors)
+        message = f"'{self._file.name}' has no tensor '{variable.label}'{near}"
+        return TensorFileError(f"{message}: tensors have the labels' names", variable.source)
+
+    def check_all_used(self, labels: Iterable[str]) -> None:
+        """Raise where the file has what no variable takes."""
+        labels = {label.lstrip("/") for label in labels}
+        extra = [
+            name
+            for name in self._tensors
+            if name.lstrip("/") not in labels and not name.endswith(_COUNTERS)
+        ]
+        if extra:
+            more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+            raise TensorFileError(
+                f"'{self._file.name}' has '{extra[0]}'{more}, which no variable of the model takes"
+                f"{_near(extra[0], labels)}: take the file of this model"
+            )
+
+
+def read_safetensors(file: Blob) -> dict[str, SafeTensor]:
+    """Every tensor of a file by its name; of the values nothing is read."""
+    if file.size < _LENGTH:
+        raise _damaged(file, f"wanted a length of {_LENGTH} bytes first, got {file.size}")
+    length = int.from_bytes(file.head(_LENGTH), "little")
+    if length > min(_MAX_HEADER, file.size - _LENGTH):
+        raise _damaged(file, f"a header of {length:,} bytes in a file of {file.size:,}")
+    begin = _LENGTH + length
+    entries = _entries(file, file.head(begin)[_LENGTH:])
+    found: dict[str, SafeTensor] = {}
+    end = 0
+    spans = {name: _span(file, name, entry) for name, entry in entries.items()}
+    for name, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
+        if first != end:
+            what = "shares bytes with another tensor" if first < end else "begins behind a hole"
+            raise _damaged(file, f"'{name}' {what}")
+        end = last
+        found[name] = SafeTensor(
+            file, name, entries[name]["dtype"], tuple(entries[name]["shape"]), begin + first
+        )
+    if begin + end != file.size:
+        word = "truncated" if begin + end > file.size else "too long"
+        raise _damaged(file, f"{word}: its tensors want {begin + end:,} bytes, got {file.size:,}")
+    return found
+
+
+def _entries(file: Blob, header: bytes) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(header.decode("utf-8"), object_pairs_hook=_unique)
+    except RecursionError:
+        raise _damaged(file, "its header is nested too deep") from None
+    except ValueError as error:  # of UTF-8, of JSON, of names that stand twice
+        raise _damaged(file, f"its header is no JSON ({str(error)[:80]})") from None
+    if not isinstance(found, dict):
+        raise _damaged(file, "its header is no JSON object")
+    return {name: entry for name, entry in found.items() if name != _METADATA}
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def _span(file: Blob, name: str, entry: Any) -> tuple[int, int]:
+    """Where a tensor's bytes lie behind the header; they are as many as its shape says."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        raise _damaged(file, f"'{name[:80]}' is no tensor with a dtype")
+    shape, offsets = _wholes(entry.get("shape")), _wholes(entry.get("data_offsets"))
+    if shape is None or len(shape) > _MAX_RANK:
+        raise _damaged(file, f"'{name[:80]}' has no shape of at most {_MAX_RANK} extents")
+    if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _damaged(file, f"'{name[:80]}' has no data_offsets [begin, end]")
+    first, last = offsets
+    if entry["dtype"] in _TYPES:
+        wanted = prod(shape) * np.dtype(_TYPES[entry["dtype"]][1]).itemsize
+        if last - first != wanted:
+            what = f"{entry['dtype']} {shape[:8]} takes {wanted:,} bytes, it has {last - first:,}"
+            raise _damaged(file, f"'{name[:80]}': {what}")
+    return first, last
+
+
+def _wholes(values: Any) -> list[int] | None:
+    """A list of whole numbers, if it is one."""
+    fits = isinstance(values, list) and all(is_whole(n) and 0 <= n < 2**63 for n in values)
+    return list(values) if fits else None
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
+    return f" (near: '{near[0]}')" if near else ""
+
+
+def _damaged(file: Blob, what: str) -> TensorFileError:
+    return TensorFileError(
+        f"'{file.name}' is damaged or no safetensors file: {what}: save or download it again"
+    )

@@ -1,0 +1,115 @@
+"""``--weights``, ``--random-weights`` and what ``convert`` is asked for, and their bad input."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.cli import main
+from tests.models import write_model, write_model_abc
+
+TEXT = """version 1.0;
+graph net(image) -> (out)
+{
+    image = external<scalar>(shape = [1, 3, 4, 4]);
+    f = variable<scalar>(shape = [3, 3, 1, 1], label = 'f');
+    out = conv(image, f, 0.0);
+}
+"""
+FILTER = np.arange(9, dtype=np.float32).reshape(3, 3, 1, 1)
+
+
+def safetensors(path, array, name="f"):
+    offsets = [0, array.nbytes]
+    header = {name: {"dtype": "F32", "shape": list(array.shape), "data_offsets": offsets}}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + array.tobytes())
+    return str(path)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """The text of a network without its weights."""
+    return str(write_model(tmp_path / "net", TEXT))
+
+
+def error_of(capsys, *command):
+    capsys.readouterr()
+    assert main([str(part) for part in command]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("cml: error: ") and "Traceback" not in err
+    return err
+
+
+def test_weights_of_safetensors(bare, tmp_path):
+    file = safetensors(tmp_path / "net.safetensors", FILTER)
+    np.save(tmp_path / "in.npy", np.ones((1, 3, 4, 4), np.float32))
+    files = ["-i", f"image={tmp_path / 'in.npy'}", "-o", f"out={tmp_path / 'out.npy'}"]
+    assert main(["run", bare, "--weights", file, "--backend", "cpu", *files]) == 0
+    assert np.load(tmp_path / "out.npy")[0, :, 0, 0].tolist() == [3, 12, 21]
+    assert main(["convert", bare, str(tmp_path / "baked"), "--weights", file]) == 0
+    np.testing.assert_array_equal(cml.load(tmp_path / "baked").constants["f"], FILTER)
+
+
+def test_weights_that_are_none(bare, tmp_path, capsys):
+    file = safetensors(tmp_path / "net.safetensors", FILTER, "g")
+    assert "has no tensor 'f'" in error_of(capsys, "info", bare, "--weights", file)
+    assert "cannot read 'none'" in error_of(capsys, "info", bare, "--weights", "none")
+    text = f"{bare}/graph.nnef"
+    assert "no safetensors file" in error_of(capsys, "info", bare, "--weights", text)
+    assert "No such file" in error_of(capsys, "info", bare, "--weights", tmp_path)
+
+
+def test_random_weights_are_reported(bare, capsys):
+    note = "RANDOM (seed 0): 1 tensors, 9 values"
+    for command in (["info"], ["rank", "--runs", "1", "--backend", "cpu"]):
+        assert main([*command, bare, "--random-weights"]) == 0
+        out, err = capsys.readouterr()
+        assert out.count(note) == 1 and not err
+        assert main([*command, bare, "--json", "--random-weights", "0"]) == 0
+        out, err = capsys.readouterr()
+        assert json.loads(out) and (note in out) + (note in err) == 1
+    assert main(["rank", bare, "--csv", "--runs", "1", "--backend", "cpu", "--random-weights"]) == 0
+    out, err = capsys.readouterr()
+    assert note in err and note not in out
+
+
+def test_random_weights_on_a_gpu(bare, capsys, gpu):
+    assert main(["validate", bare, "--random-weights", "7"]) == 0
+    assert "RANDOM (seed 7)" in capsys.readouterr().out
+    assert main(["tune", bare, "--random-weights", "--dry-run", "--rounds", "1"]) == 0
+    assert "RANDOM (seed 0)" in capsys.readouterr().out
+
+
+def test_run_refuses_random_weights(bare, capsys):
+    err = error_of(capsys, "run", bare, "--random-weights", "-i", "image=x.npy")
+    assert "results of random weights mean nothing" in err
+
+
+def test_textures(tmp_path, capsys, monkeypatch):
+    source = write_model(tmp_path / "net", TEXT, f=FILTER)
+    made = tmp_path / "made"
+    command = ["convert", source, made]
+    assert main([*map(str, command), "--layout", "nhwc", "--rgba"]) == 0
+    assert cml.load(made).facts["out"].shape == (1, 4, 4, 4)
+    assert "is not empty" in error_of(capsys, *command, "--layout", "nhwc")
+    assert "--rgba wants --layout nhwc" in error_of(capsys, *command, "--rgba")
+    with pytest.raises(SystemExit):
+        main([*map(str, command), "--layout", "nchw"])
+    capsys.readouterr()
+    monkeypatch.setattr("warnings.warn", lambda *_, **__: None)  # of the version line
+    abc = write_model_abc(tmp_path / "abc")
+    err = error_of(capsys, "convert", abc, tmp_path / "new", "--layout", "nhwc", "--rgba")
+    assert "3 channels of floats (input1: scalar[1,128,4,4], output1" in err
+    (tmp_path / "file").write_text("")
+    err = error_of(capsys, "convert", source, tmp_path / "file" / "m", "--layout", "nhwc")
+    assert "cannot write" in err and not (tmp_path / "new").exists()
+
+
+def test_convert_says_what_it_does_not_take(tmp_path, capsys):
+    err = error_of(capsys, "convert", "m.param", tmp_path / "m", "--weights", "w.safetensors")
+    assert "--fragments and --weights are for NNEF" in err
+    assert "there is no 'none'" in error_of(capsys, "convert", "none", tmp_path / "m")

@@ -1,0 +1,185 @@
+"""safetensors files: whole ones of every type, and damaged ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import CmlError, InputError, TensorFileError
+from cml_engine.nnef.files.safetensors import read_safetensors
+from cml_engine.nnef.files.tensor_file import MemoryBlob
+
+Array = np.ndarray[Any, Any]
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def packed(header: Any, data: bytes, pad: int = 0) -> bytes:
+    """A file of that header, whatever it is."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text += b" " * pad
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(dtype: str, shape: Any, begin: Any, end: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def safetensors(**tensors: tuple[str, Array]) -> bytes:
+    """Tensors with the names of their types, one behind the other."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, (dtype, array) in tensors.items():
+        header[name] = entry(dtype, list(array.shape), len(data), len(data) + array.nbytes)
+        data += array.tobytes()
+    return packed(header, data, pad=3)
+
+
+def model(dtype: str = "scalar", label: str = "w", shape: str = "[2, 3]") -> cml.MemoryModel:
+    return cml.MemoryModel(
+        "version 1.0;\ngraph g(x) -> (y)\n{\n    x = external(shape = [1]);\n"
+        f"    w = variable<{dtype}>(shape = {shape}, label = '{label}');\n"
+        "    y = select(true, w, w);\n}\n"
+    )
+
+
+def loaded(data: bytes, **more: str) -> Array:
+    return cml.load(model(**more), weights=data).constants["w"]
+
+
+def bfloat16(array: Array) -> Array:
+    return (array.view(np.uint32) >> 16).astype(np.uint16)
+
+
+@pytest.mark.filterwarnings("ignore::cml_engine.nnef.NnefWarning")
+@pytest.mark.parametrize(
+    ("dtype", "stored", "declared"),
+    [
+        ("F32", VALUES, "scalar"),
+        ("F16", VALUES.astype(np.float16), "scalar"),
+        ("F64", VALUES.astype(np.float64), "scalar"),
+        ("BF16", bfloat16(VALUES), "scalar"),
+        ("BOOL", VALUES > 2, "logical"),
+        *(
+            (f"{sign}{bits}", VALUES.astype(f"{sign.lower()}{bits // 8}"), "integer")
+            for sign in "IU"
+            for bits in (8, 16, 32, 64)
+        ),
+    ],
+)
+def test_every_type(dtype: str, stored: Array, declared: str) -> None:
+    found = loaded(safetensors(w=(dtype, stored)), dtype=declared)
+    np.testing.assert_array_equal(found, VALUES > 2 if dtype == "BOOL" else VALUES)
+    assert not found.flags.writeable
+
+
+def test_a_file_and_labels_with_a_slash(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(
+        safetensors(**{"a.w": ("F32", VALUES), "n.num_batches_tracked": ("I64", np.array(5))})
+    )
+    graph = cml.load(model(label="/a.w"), weights=tmp_path / "w.safetensors")
+    np.testing.assert_array_equal(graph.constants["w"], VALUES)
+
+
+def test_extents_of_1_may_be_missing() -> None:
+    found = loaded(safetensors(w=("F32", VALUES.reshape(6))), shape="[1, 6]")
+    np.testing.assert_array_equal(found, VALUES.reshape(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"ww": VALUES}, "'<weights>' has no tensor 'w' (near: 'ww')"),
+        ({}, "'<weights>' has no tensor 'w':"),
+        ({"w": VALUES, "w2": VALUES, "v": VALUES}, "has 'w2' and 1 more, which no variable of"),
+        ({"w": VALUES.T}, "'<weights>: w' has shape [3, 2], the variable wants [2, 3]"),
+        ({"w": VALUES.reshape(6)}, "'<weights>: w' has shape [6], the variable wants [2, 3]"),
+    ],
+)
+def test_names_and_shapes_that_do_not_suit(tensors: dict[str, Array], message: str) -> None:
+    with pytest.raises(TensorFileError) as error:
+        loaded(safetensors(**{name: ("F32", array) for name, array in tensors.items()}))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "declared", "message"),
+    [
+        ("F8_E4M3", VALUES.astype(np.uint8), "scalar", "is of type F8_E4M3: wanted one of F16"),
+        ("I8", VALUES.astype(np.int8), "scalar", "holds int items of 8 bits, the variable wants"),
+        ("I64", VALUES.astype(np.int64) + 2**40, "integer", "wanted integers of 32 bits"),
+        ("F32", VALUES, "logical", "holds float items of 32 bits, the variable wants logical"),
+    ],
+)
+def test_types_that_do_not_suit(dtype: str, stored: Array, declared: str, message: str) -> None:
+    with pytest.raises(TensorFileError) as error:
+        loaded(safetensors(w=(dtype, stored)), dtype=declared)
+    assert message in str(error.value) and "graph.nnef:5:9" in str(error.value)
+
+
+def test_every_truncation() -> None:
+    data = safetensors(w=("F32", VALUES), v=("I8", np.zeros(3, np.int8)))
+    assert len(read_safetensors(MemoryBlob(data, "w"))) == 2
+    for end in range(len(data)):
+        with pytest.raises(TensorFileError, match="damaged or no safetensors file"):
+            read_safetensors(MemoryBlob(data[:end], "w"))
+
+
+def test_changed_bytes(rng: np.random.Generator) -> None:
+    data = safetensors(w=("F32", VALUES), v=("F16", np.zeros(3, np.float16)))
+    refusals = 0
+    for _ in range(500):
+        changed = bytearray(data)
+        changed[rng.integers(0, len(data) - 30)] = rng.integers(0, 256)
+        try:
+            loaded(bytes(changed))
+        except CmlError:
+            refusals += 1
+    assert refusals > 100
+
+
+F4 = entry("F32", [1], 0, 4)
+DAMAGED = {
+    "a length beyond the file": (b"\xff" * 8 + b"{}", "a header of 18,446,744"),
+    "a header of 100 MB": ((10**8).to_bytes(8, "little") + b"{}", "a header of 100,000,000"),
+    "no JSON": (packed(b"{'w': 1}", b""), "is no JSON"),
+    "no UTF-8": (packed(b'{"\xff": 1}', b""), "is no JSON"),
+    "nested without end": (packed(b"[" * 10**6, b""), "is nested too deep"),
+    "a list": (packed([], b""), "is no JSON object"),
+    "a name twice": (packed(b'{"w": 1, "w": 2}', b""), "a name stands twice"),
+    "digits without end": (packed(b'{"w": ' + b"9" * 10**5 + b"}", b""), "is no JSON"),
+    "no tensor": (packed({"w": 5}, b""), "'w' is no tensor with a dtype"),
+    "no dtype": (packed({"w": {**F4, "dtype": 5}}, bytes(4)), "no tensor with a dtype"),
+    "no shape": (packed({"w": {**F4, "shape": "x"}}, bytes(4)), "has no shape"),
+    "a negative extent": (packed({"w": entry("F32", [-1], 0, 4)}, bytes(4)), "has no shape"),
+    "an extent that is true": (packed({"w": entry("F32", [True], 0, 4)}, bytes(4)), "no shape"),
+    "a rank of 1000": (packed({"w": entry("F32", [1] * 1000, 0, 4)}, bytes(4)), "has no shape"),
+    "a shape of 2^63": (packed({"w": entry("F32", [2**40, 2**40], 0, 4)}, bytes(4)), "takes 4,83"),
+    "half an offset": (packed({"w": {**F4, "data_offsets": [0]}}, bytes(4)), "data_offsets"),
+    "offsets that are real": (packed({"w": entry("F32", [1], 0.0, 4)}, bytes(4)), "data_offsets"),
+    "offsets backwards": (packed({"w": entry("F32", [1], 4, 0)}, bytes(4)), "data_offsets"),
+    "offsets beyond the file": (packed({"w": entry("F32", [2], 0, 8)}, bytes(4)), "truncated"),
+    "a tensor too short": (packed({"w": entry("F32", [2], 0, 4)}, bytes(4)), "takes 8 bytes"),
+    "shared bytes": (packed({"w": F4, "v": F4}, bytes(4)), "'v' shares bytes with another"),
+    "a hole": (packed({"w": entry("F32", [1], 4, 8)}, bytes(8)), "'w' begins behind a hole"),
+    "bytes left over": (packed({"w": F4}, bytes(5)), "too long"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_damaged_files(what: str) -> None:
+    data, message = DAMAGED[what]
+    with pytest.raises(TensorFileError) as error:
+        loaded(data)
+    assert message in str(error.value)
+
+
+def test_a_missing_file_and_a_model_that_takes_none(tmp_path: Path) -> None:
+    with pytest.raises(TensorFileError, match="cannot read 'none.safetensors': No such file"):
+        cml.load(model(), weights=tmp_path / "none.safetensors")
+    with pytest.raises(InputError, match="are for NNEF: leave them out for .onnx"):
+        cml.load(b"\x08\x08", weights=b"")
