@@ -294,7 +294,8 @@ def _tensor(name: str, value: Array) -> Array:
         raise OperatorError(f"constant '{name}': wanted numbers or truth values, got {value.dtype}")
     with np.errstate(over="ignore"):
         array = np.array(value, NUMPY_DTYPE[dtype], order="C")
-    if dtype == "integer" and not np.array_equal(array, value):
+    lost = np.isinf(array) & ~np.isinf(value) if dtype == "scalar" else array != value
+    if lost.any():
         raise OperatorError(f"constant '{name}': a value does not fit into {array.dtype}")
     return array
 

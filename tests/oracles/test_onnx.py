@@ -273,12 +273,13 @@ def test_names_that_nnef_cannot_have(rng, tmp_path):
 
 
 def test_rows_have_the_attributes_and_defaults_of_every_opset():
-    """Every attribute of every version that an opset has, with its default."""
+    """Every attribute of every version that an opset has, with its default, and as many inputs."""
     from cml_engine.convert.onnx import operators  # noqa: F401
-    from cml_engine.convert.onnx.rows import FIRST_OPSET, LAST_OPSET, row_for, rows_of
+    from cml_engine.convert.onnx.rows import FIRST_OPSET, LAST_OPSET, MANY, row_for, rows_of
 
     assert onnx.defs.onnx_opset_version() <= LAST_OPSET
     wrong = []
+    most: dict[Any, int] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain or schema.deprecated or not rows_of("", schema.name):
             continue
@@ -290,6 +291,8 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
         if row is None:
             wrong.append(f"{schema.name} {opset}: no row")
             continue
+        key = (schema.name, row.since)
+        most[key] = max(most.get(key, 0), schema.max_input)
         for name, attribute in schema.attributes.items():
             default = onnx.helper.get_attribute_value(attribute.default_value)
             has_default = attribute.default_value.type != 0
@@ -302,6 +305,10 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
             elif attribute.required and not isinstance(row.attrs[name], type):
                 wrong.append(f"{schema.name} {opset}: {name} must be given")
     assert wrong == []
+    taken = {key: row.inputs for key in most for row in rows_of("", key[0]) if row.since == key[1]}
+    assert {k: min(n, MANY - 1) for k, n in most.items()} == {
+        k: min(n, MANY - 1) for k, n in taken.items()
+    }
 
 
 #: Constant has its value by any of its attributes; Clip's bounds are none; an RNN's activations are

@@ -148,7 +148,26 @@ def test_unknown_operators_are_all_listed():
     said = refused(made, "2 operators", UnsupportedOp)
     assert "Reluu (opset 17): 2 nodes, first 'first'; near: Relu" in said
     assert "my.ops:Thing (opset 3): 'thing'" in said
+    assert said.count("register it (--ops FILE.py)") == 1
     assert "Unneeded" not in said
+
+
+def test_more_inputs_than_an_operator_takes():
+    made = model([node("Relu", "x x", "y", name="/act")], [X], [Y])
+    refused(made, "Relu '/act'.*2 inputs, the operator takes 1", UnsupportedOp)
+    made = model([node("LSTM", "x x x x x x x x x", "y")], [X], [Y])
+    refused(made, "LSTM 'y'.*9 inputs, the operator takes 8", UnsupportedOp)
+    made = model([node("Clip", "x _ _ _", "y")], [X], [Y])
+    assert cml.load(made.SerializeToString()).nodes[0].op == "copy"
+
+
+def test_masks_that_are_too_large():
+    wide = value("x", [1 << 20, 1 << 20])
+    with little_memory():
+        refused(model([node("Trilu", "x", "y")], [wide], [Y]), "Trilu 'y'.*the shape", CmlError)
+        made = model([node("Attention", "x x x", "y", is_causal=1, q_num_heads=1, kv_num_heads=1)],
+                     [value("x", [1, 1 << 20, 4])], [Y], opset=23)  # fmt: skip
+        refused(made, "Attention 'y'.*the shape", CmlError)
 
 
 def test_wrong_attributes():

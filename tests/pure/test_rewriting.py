@@ -345,6 +345,7 @@ def test_a_rule_s_constants_keep_their_type_and_shape(value, fact, cast):
         (lambda m: 1 / 0, "its function failed: ZeroDivisionError"),
         (lambda m: m.add_constant("k", "text"), "wanted numbers or truth values, got <U4"),
         (lambda m: m.add_constant("k", 2**40), "does not fit into int32"),
+        (lambda m: m.add_constant("k", 1e39), "does not fit into float32"),
     ],
 )
 def test_what_a_rule_gives_is_looked_at(found, says):

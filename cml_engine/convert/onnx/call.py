@@ -44,6 +44,13 @@ class Call:
         self.node, self.opset, self.inputs, self.emit = node, opset, inputs, emitter
         self._wanted = wanted
         self._attrs = self._checked(row)
+        count = max((i for i, name in enumerate(node.inputs, 1) if name), default=0)
+        if count > row.inputs:
+            raise UnsupportedOp(
+                f"{count} inputs, the operator takes {row.inputs}: the model was made for another "
+                "version of it",
+                emitter.source,
+            )
 
     # -- what the node says ---------------------------------------------------------------------
 

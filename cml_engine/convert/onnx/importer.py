@@ -424,6 +424,8 @@ def _line(node: OnnxNode, opset: int, count: int) -> str:
     else:
         near = difflib.get_close_matches(node.qualified, known, n=1, cutoff=0.5)
         hint = f"near: {near[0]}" if near else "nothing is near"
+        if node.domain:
+            hint += f"; if '{node.op}' is an operator of your own, register it (--ops FILE.py)"
     return f"  {node.qualified} (opset {opset}): {times}; {hint}"
 
 

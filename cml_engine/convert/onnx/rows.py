@@ -21,6 +21,8 @@ Fold = Callable[..., Any]
 #: the opsets of ONNX's own domain that are read
 FIRST_OPSET, LAST_OPSET = 7, 28
 MICROSOFT = "com.microsoft"
+#: inputs of an operator that takes any number of them
+MANY = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Row:
     form : gives the results in NNEF's operators, or known values.
     fold : the NumPy function of inputs that are all known: ``fold(call, *arrays)``.
     nnef : what it becomes, for the documents.
+    inputs : how many it takes at most.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Row:
     form: Form
     fold: Fold | None
     nnef: str
+    inputs: int
 
     @property
     def qualified(self) -> str:
@@ -67,6 +71,7 @@ _TABLE = _Table()
 def op(
     *names: str,
     nnef: str,
+    inputs: int = 1,
     attrs: Mapping[str, Any] | None = None,
     since: int = 1,
     until: int = 0,
@@ -77,7 +82,7 @@ def op(
 
     def declare(form: Form) -> Form:
         for name in names:
-            row = Row(name, domain, since, until, attrs or {}, form, fold, nnef)
+            row = Row(name, domain, since, until, attrs or {}, form, fold, nnef, inputs)
             others = _TABLE.rows.setdefault((domain, name), [])
             for other in others:
                 if _overlap(row, other):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.operators.movement import taken
 from cml_engine.convert.onnx.rows import MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
@@ -27,8 +28,8 @@ _ATTENTION = {
 _WINDOWED = {**_ATTENTION, "left_window_size": -1, "right_window_size": -1}
 
 
-@op("Attention", nnef=_NNEF, attrs=_ATTENTION, until=24)
-@op("Attention", nnef=_NNEF, attrs=_WINDOWED, since=25)
+@op("Attention", nnef=_NNEF, inputs=7, attrs=_ATTENTION, until=24)
+@op("Attention", nnef=_NNEF, inputs=7, attrs=_WINDOWED, since=25)
 def attention(call: Call) -> list[Value | None]:
     flat = call[0].rank == 3
     q = _heads(call, call[0], call.attr("q_num_heads"))
@@ -87,6 +88,7 @@ def _bias(call: Call, queries: int, keys: int, past: int) -> Value | None:
     bounds: list[tuple[str, int]] = [("le", 0)] if call.attr("is_causal") else []
     bounds += [("le", right)] if right >= 0 else []
     bounds += [("ge", -left)] if left >= 0 else []
+    checked_shape(call, [queries, keys])
     ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None]
     for comparison, bound in bounds:
         found = _sum(call, found, _within(call, ahead, offset, comparison, bound))
@@ -167,7 +169,7 @@ def masked_softmax(call: Call, logits: Value, bias: Value | None) -> Value:
 _MULTI = {"num_heads": int, "mask_filter_value": -10000.0, "scale": 0.0, "unidirectional": 0}
 
 
-@op("MultiHeadAttention", nnef=_NNEF, domain=MICROSOFT, attrs=_MULTI)
+@op("MultiHeadAttention", nnef=_NNEF, inputs=10, domain=MICROSOFT, attrs=_MULTI)
 def multi_head_attention(call: Call) -> list[Value | None]:
     """Query, key, value, bias, key_padding_mask, attention_bias, past_key, past_value."""
     if any(call.has(i) for i in (3, 4, 6, 7, 8, 9)) or call.attr("unidirectional"):
@@ -186,12 +188,12 @@ def multi_head_attention(call: Call) -> list[Value | None]:
 _ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
 
 
-@op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", attrs=_ROTARY)
+@op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", inputs=4, attrs=_ROTARY)
 def rotary_embedding(call: Call) -> Value:
     return _rotated(call, call[1], call[2], call[3] if call.has(3) else None)
 
 
-@op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", domain=MICROSOFT,
+@op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", inputs=4, domain=MICROSOFT,
     attrs={**_ROTARY, "is_packed_batching": 0, "scale": 1.0})  # fmt: skip
 def microsoft_rotary_embedding(call: Call) -> Value:
     if call[1].shape == (1,):
@@ -253,7 +255,7 @@ _LINEAR = {
 MAX_STEPS = 1024
 
 
-@op("LinearAttention", nnef="matmul, mul, add, exp", attrs=_LINEAR)
+@op("LinearAttention", nnef="matmul, mul, add, exp", inputs=6, attrs=_LINEAR)
 def linear_attention(call: Call) -> list[Value | None]:
     heads, groups, rule = (
         call.attr("kv_num_heads"),
@@ -296,7 +298,7 @@ def _by_head(call: Call, x: Value, heads: int) -> Value:
     return _heads(call, x, heads)
 
 
-@op("CausalConvWithState", nnef="concat, conv, silu", attrs={"activation": "none"})
+@op("CausalConvWithState", nnef="concat, conv, silu", inputs=4, attrs={"activation": "none"})
 def causal_conv(call: Call) -> list[Value | None]:
     x, weights = call[0], call[1]
     batch, channels, length = x.shape

@@ -29,7 +29,7 @@ _KINDS = {
 }
 
 
-@op("Constant", nnef="known", attrs=_KINDS)
+@op("Constant", nnef="known", inputs=0, attrs=_KINDS)
 def constant(call: Call) -> Value:
     name = next(iter(call.node.attributes), "")
     if name == "value":
@@ -73,7 +73,7 @@ def constant_of_shape(call: Call) -> Value:
     return Value.known(np.full(shape, value.reshape(-1)[0], value.dtype))
 
 
-@op("Range", nnef="known", attrs={"stash_type": 1})
+@op("Range", nnef="known", inputs=3, attrs={"stash_type": 1})
 def arange(call: Call) -> Value:
     start, limit, step = (call.array(i).reshape(()) for i in range(3))
     if step == 0:
@@ -115,7 +115,7 @@ for _name, _weights in (
     op(_name, nnef="known", attrs={"output_datatype": 1, "periodic": 1})(_window_of(*_weights))
 
 
-@op("MelWeightMatrix", nnef="known", attrs={"output_datatype": 1})
+@op("MelWeightMatrix", nnef="known", inputs=5, attrs={"output_datatype": 1})
 def mel_weight_matrix(call: Call) -> Value:
     """Triangles on the mel scale over a spectrum's bins."""
     bins, length, rate = (call.ints(i)[0] for i in range(3))

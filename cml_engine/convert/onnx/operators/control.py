@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.convert.onnx.call import Call
 from cml_engine.convert.onnx.model import OnnxGraph
-from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.rows import MANY, op
 from cml_engine.convert.onnx.values import Value
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ MAX_ITERATIONS = 4096
 CONTROL: dict[str, Control] = {}
 
 
-def _graph_op(name: str, nnef: str, **attrs: Any) -> Callable[[Control], Control]:
+def _graph_op(name: str, nnef: str, inputs: int, **attrs: Any) -> Callable[[Control], Control]:
     def declare(control: Control) -> Control:
-        op(name, nnef=nnef, attrs=attrs)(_never)
+        op(name, nnef=nnef, inputs=inputs, attrs=attrs)(_never)
         CONTROL[name] = control
         return control
 
@@ -36,7 +36,7 @@ def _never(call: Call) -> Value:
     raise call.refuse(f"{call.node.op} outside a graph")
 
 
-@_graph_op("If", "the branch that is taken", then_branch=OnnxGraph, else_branch=OnnxGraph)
+@_graph_op("If", "the branch that is taken", 1, then_branch=OnnxGraph, else_branch=OnnxGraph)
 def if_(call: Call, importer: Importer, scope: Scope) -> Sequence[Value | None]:
     condition = call.array(0, "the condition")
     if condition.size != 1:
@@ -45,7 +45,7 @@ def if_(call: Call, importer: Importer, scope: Scope) -> Sequence[Value | None]:
     return importer.inner(branch, {}, scope, "")
 
 
-@_graph_op("Loop", "its body, again and again", body=OnnxGraph)
+@_graph_op("Loop", "its body, again and again", MANY, body=OnnxGraph)
 def loop(call: Call, importer: Importer, scope: Scope) -> Sequence[Value | None]:
     body: OnnxGraph = call.attr("body")
     trips = call.ints(0, "the number of iterations")[0] if call.has(0) else None
@@ -82,6 +82,7 @@ def _joined(call: Call, parts: list[Value], axis: int) -> Value:
 @_graph_op(
     "Scan",
     "its body, again and again",
+    MANY,
     body=OnnxGraph,
     num_scan_inputs=int,
     scan_input_axes=None,

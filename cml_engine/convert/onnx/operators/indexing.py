@@ -38,7 +38,7 @@ def _gather_fold(call: Call, x: Array, indices: Array) -> Array:
     return x.take(_known_indices(call, indices, x.shape[axis]), axis)
 
 
-@op("Gather", nnef="gather; or slice, squeeze", attrs={"axis": 0}, fold=_gather_fold)
+@op("Gather", nnef="gather; or slice, squeeze", inputs=2, attrs={"axis": 0}, fold=_gather_fold)
 def gather(call: Call) -> Value:
     x, indices = call[0], call[1]
     axis = call.axis(call.attr("axis"), x.rank)
@@ -53,7 +53,7 @@ def gather(call: Call) -> Value:
     return call.op("gather", x, Value.known(places), axis=axis).typed(x.dtype)
 
 
-@op("GatherND", nnef="gather_nd", attrs={"batch_dims": 0})
+@op("GatherND", nnef="gather_nd", inputs=2, attrs={"batch_dims": 0})
 def gather_nd(call: Call) -> Value:
     x, indices, batch = call[0], call[1], call.attr("batch_dims")
     depth = indices.shape[-1]
@@ -66,7 +66,7 @@ def gather_nd(call: Call) -> Value:
     return call.op("gather_nd", x, indices).typed(x.dtype)
 
 
-@op("GatherElements", nnef="gather_elements", attrs={"axis": 0})
+@op("GatherElements", nnef="gather_elements", inputs=2, attrs={"axis": 0})
 def gather_elements(call: Call) -> Value:
     axis = call.axis(call.attr("axis"), call[0].rank)
     return call.op("gather_elements", call[0], call[1], axis=axis).typed(call[0].dtype)
@@ -75,9 +75,9 @@ def gather_elements(call: Call) -> Value:
 _SCATTER_FROM_16 = {"axis": 0, "reduction": "none"}
 
 
-@op("Scatter", nnef="scatter_elements", attrs={"axis": 0}, until=10)
-@op("ScatterElements", nnef="scatter_elements", attrs={"axis": 0}, until=15)
-@op("ScatterElements", nnef="scatter_elements", attrs=_SCATTER_FROM_16, since=16)
+@op("Scatter", nnef="scatter_elements", inputs=3, attrs={"axis": 0}, until=10)
+@op("ScatterElements", nnef="scatter_elements", inputs=3, attrs={"axis": 0}, until=15)
+@op("ScatterElements", nnef="scatter_elements", inputs=3, attrs=_SCATTER_FROM_16, since=16)
 def scatter_elements(call: Call) -> Value:
     x = call[0]
     axis, reduction = call.axis(call.attr("axis"), x.rank), call.attributes.get("reduction", "none")
@@ -85,8 +85,8 @@ def scatter_elements(call: Call) -> Value:
     return y.typed(x.dtype)
 
 
-@op("ScatterND", nnef="scatter_nd", attrs={}, until=15)
-@op("ScatterND", nnef="scatter_nd", attrs={"reduction": "none"}, since=16)
+@op("ScatterND", nnef="scatter_nd", inputs=3, attrs={}, until=15)
+@op("ScatterND", nnef="scatter_nd", inputs=3, attrs={"reduction": "none"}, since=16)
 def scatter_nd(call: Call) -> Value:
     reduction = call.attributes.get("reduction", "none")
     y = call.op("scatter_nd", call[0], call[1], call[2], reduction=reduction)
@@ -96,7 +96,7 @@ def scatter_nd(call: Call) -> Value:
 # -- one hot -------------------------------------------------------------------------------------
 
 
-@op("OneHot", nnef="int_eq, select", attrs={"axis": -1})
+@op("OneHot", nnef="int_eq, select", inputs=3, attrs={"axis": -1})
 def one_hot(call: Call) -> Value:
     indices, depth = call[0], int(call.number(1))
     values = call[2]
@@ -122,7 +122,7 @@ def non_zero(call: Call) -> Value:
     return places.typed(np.int64)
 
 
-@op("NonMaxSuppression", nnef="non_max_suppression", attrs={"center_point_box": 0})
+@op("NonMaxSuppression", nnef="non_max_suppression", inputs=5, attrs={"center_point_box": 0})
 def non_max_suppression(call: Call) -> Value:
     """As many rows as there can be; those after what was found are -1, and the count is an output
     of its own."""
@@ -144,7 +144,7 @@ def non_max_suppression(call: Call) -> Value:
     return chosen.typed(np.int64)
 
 
-@op("Compress", nnef="gather", attrs={"axis": None})
+@op("Compress", nnef="gather", inputs=2, attrs={"axis": None})
 def compress(call: Call) -> Value:
     x, axis = call[0], call.attr("axis")
     kept = np.flatnonzero(call.array(1, "the condition"))

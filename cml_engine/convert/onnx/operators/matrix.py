@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
-from cml_engine.convert.onnx.rows import MICROSOFT, op
+from cml_engine.convert.onnx.rows import MANY, MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
@@ -31,7 +31,7 @@ def matmul(call: Call, x: Value, y: Value, *, turn_x: bool = False, turn_y: bool
     return call.squeeze(result, [rank - 2] * row + [rank - 1] * column)
 
 
-@op("MatMul", nnef="matmul, int_matmul", fold=lambda call, x, y: np.matmul(x, y))
+@op("MatMul", nnef="matmul, int_matmul", inputs=2, fold=lambda call, x, y: np.matmul(x, y))
 def mat_mul(call: Call) -> Value:
     x, y = call[0], call[1]
     if x.kind == "integer":
@@ -42,7 +42,7 @@ def mat_mul(call: Call) -> Value:
 _GEMM = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 
 
-@op("Gemm", nnef="linear; or matmul, mul, add", attrs=_GEMM)
+@op("Gemm", nnef="linear; or matmul, mul, add", inputs=3, attrs=_GEMM)
 def gemm(call: Call) -> Value:
     alpha, beta = call.attr("alpha"), call.attr("beta")
     x, weights = call[0], call[1]
@@ -75,7 +75,7 @@ def _linear_bias(call: Call, beta: float, count: int) -> Value | None:
 _FUSED = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
 
 
-@op("FusedMatMul", "TransposeMatMul", nnef="matmul, mul", attrs=_FUSED, domain=MICROSOFT)
+@op("FusedMatMul", "TransposeMatMul", nnef="matmul, mul", inputs=2, attrs=_FUSED, domain=MICROSOFT)
 def fused_matmul(call: Call) -> Value:
     if call.attr("transBatchA") or call.attr("transBatchB"):
         raise call.refuse("transBatchA or transBatchB")
@@ -87,7 +87,7 @@ def fused_matmul(call: Call) -> Value:
 # -- Einsum --------------------------------------------------------------------------------------
 
 
-@op("Einsum", nnef="einsum, expanded", attrs={"equation": str})
+@op("Einsum", nnef="einsum, expanded", inputs=MANY, attrs={"equation": str})
 def einsum(call: Call) -> Value:
     values = [call.scalar(call[i]) for i in range(len(call.inputs))]
     terms, result = _parsed(call, call.attr("equation"), values)
@@ -178,7 +178,7 @@ def less_zero(call: Call, x: Value, zero: Value) -> Value:
     return call.zip("int_sub", x, zero)
 
 
-@op("MatMulInteger", nnef="int_sub, int_matmul")
+@op("MatMulInteger", nnef="int_sub, int_matmul", inputs=4)
 def matmul_integer(call: Call) -> Value:
     a, b = call[0], call[1]
     if call.has(2):
@@ -193,7 +193,7 @@ def matmul_integer(call: Call) -> Value:
 _NBITS = {"K": int, "N": int, "accuracy_level": 0, "bits": 4, "block_size": int}
 
 
-@op("MatMulNBits", nnef="matmul_nbits, add", attrs=_NBITS, domain=MICROSOFT)
+@op("MatMulNBits", nnef="matmul_nbits, add", inputs=6, attrs=_NBITS, domain=MICROSOFT)
 def matmul_nbits(call: Call) -> Value:
     """Weights of a few bits: codes in bytes, the first in the lowest bits."""
     rows, bits, size = call.attr("N"), call.attr("bits"), call.attr("block_size")

@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.convert.onnx.call import Call
 from cml_engine.convert.onnx.operators.constants import checked_shape
-from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.rows import MANY, op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
@@ -21,7 +21,7 @@ def identity(call: Call) -> Value:
 
 
 @op("Dropout", nnef="nothing", attrs={"ratio": 0.5, "seed": None}, since=7, until=11)
-@op("Dropout", nnef="nothing", attrs={"seed": None}, since=12)
+@op("Dropout", nnef="nothing", inputs=3, attrs={"seed": None}, since=12)
 def dropout(call: Call) -> list[Value | None]:
     training = call.has(2) and bool(call.array(2, "training_mode").reshape(-1)[0])
     if training and call.number(1, 0.5) != 0.0:
@@ -34,7 +34,7 @@ def dropout(call: Call) -> list[Value | None]:
 # -- shapes --------------------------------------------------------------------------------------
 
 
-@op("Reshape", nnef="reshape", attrs={"allowzero": 0})
+@op("Reshape", nnef="reshape", inputs=2, attrs={"allowzero": 0})
 def reshape(call: Call) -> Value:
     x, wanted = call[0], call.ints(1, "the shape")
     if not call.attr("allowzero"):
@@ -73,7 +73,7 @@ def squeeze_1(call: Call) -> Value:
     return _squeezed(call, call.attr("axes"))
 
 
-@op("Squeeze", nnef="squeeze", since=13)
+@op("Squeeze", nnef="squeeze", inputs=2, since=13)
 def squeeze(call: Call) -> Value:
     return _squeezed(call, call.ints(1, "the axes") if call.has(1) else None)
 
@@ -90,7 +90,7 @@ def unsqueeze_1(call: Call) -> Value:
     return _unsqueezed(call, call.attr("axes"))
 
 
-@op("Unsqueeze", nnef="unsqueeze", since=13)
+@op("Unsqueeze", nnef="unsqueeze", inputs=2, since=13)
 def unsqueeze(call: Call) -> Value:
     return _unsqueezed(call, call.ints(1, "the axes"))
 
@@ -109,13 +109,13 @@ def transpose(call: Call) -> Value:
     return call.transpose(call[0], order)
 
 
-@op("Expand", nnef="tile")
+@op("Expand", nnef="tile", inputs=2)
 def expand(call: Call) -> Value:
     common = np.broadcast_shapes(call[0].shape, tuple(call.ints(1, "the shape")))
     return call.expand(call[0], checked_shape(call, list(common)))
 
 
-@op("Tile", nnef="tile")
+@op("Tile", nnef="tile", inputs=2)
 def tile(call: Call) -> Value:
     repeats = call.ints(1, "the repeats")
     x = call[0]
@@ -137,7 +137,7 @@ def tile(call: Call) -> Value:
 # -- parts ---------------------------------------------------------------------------------------
 
 
-@op("Concat", nnef="concat", attrs={"axis": int})
+@op("Concat", nnef="concat", inputs=MANY, attrs={"axis": int})
 def concat(call: Call) -> Value:
     values = [call[i] for i in range(len(call.inputs))]
     return call.concat(values, call.axis(call.attr("axis"), values[0].rank))
@@ -148,12 +148,12 @@ def split_2(call: Call) -> list[Value]:
     return _split(call, call.attr("split"), None)
 
 
-@op("Split", nnef="split, slice", attrs={"axis": 0}, since=13, until=17)
+@op("Split", nnef="split, slice", inputs=2, attrs={"axis": 0}, since=13, until=17)
 def split_13(call: Call) -> list[Value]:
     return _split(call, call.ints(1, "the sizes") if call.has(1) else None, None)
 
 
-@op("Split", nnef="split, slice", attrs={"axis": 0, "num_outputs": None}, since=18)
+@op("Split", nnef="split, slice", inputs=2, attrs={"axis": 0, "num_outputs": None}, since=18)
 def split(call: Call) -> list[Value]:
     sizes = call.ints(1, "the sizes") if call.has(1) else None
     return _split(call, sizes, call.attr("num_outputs"))
@@ -179,7 +179,7 @@ def slice_1(call: Call) -> Value:
     return sliced(call, call[0], starts, ends, range(len(starts)) if axes is None else axes, None)
 
 
-@op("Slice", nnef="slice", since=10)
+@op("Slice", nnef="slice", inputs=5, since=10)
 def slice_10(call: Call) -> Value:
     starts, ends = call.ints(1, "the starts"), call.ints(2, "the ends")
     axes = call.ints(3, "the axes") if call.has(3) else list(range(len(starts)))
@@ -294,7 +294,7 @@ def pad_2(call: Call) -> Value:
     )
 
 
-@op("Pad", nnef="pad; or concat, slice", attrs={"mode": "constant"}, since=11)
+@op("Pad", nnef="pad; or concat, slice", inputs=4, attrs={"mode": "constant"}, since=11)
 def pad(call: Call) -> Value:
     x = call[0]
     pads = call.ints(1, "the padding")
@@ -337,7 +337,7 @@ def _padded_axis(
     return call.op("gather", x, Value.known(places), axis=axis).typed(x.dtype)
 
 
-@op("CenterCropPad", nnef="slice, pad", attrs={"axes": None})
+@op("CenterCropPad", nnef="slice, pad", inputs=2, attrs={"axes": None})
 def center_crop_pad(call: Call) -> Value:
     x, wanted = call[0], call.ints(1, "the shape")
     axes = call.attr("axes")
@@ -356,16 +356,16 @@ def center_crop_pad(call: Call) -> Value:
 # -- triangles -----------------------------------------------------------------------------------
 
 
-@op("Trilu", nnef="select", attrs={"upper": 1})
+@op("Trilu", nnef="select", inputs=2, attrs={"upper": 1})
 def trilu(call: Call) -> Value:
     x, k = call[0], call.ints(1, "k")[0] if call.has(1) else 0
-    rows, columns = x.shape[-2:]
+    if 0 in x.shape:
+        return x
+    rows, columns = checked_shape(call, list(x.shape[-2:]))
     k = max(-rows - 1, min(columns + 1, k))
     keep = np.ones((rows, columns), np.bool_)
     keep = np.triu(keep, k) if call.attr("upper") else np.tril(keep, k)
     if x.array is not None:
         return Value.known(np.where(keep, x.array, np.zeros((), x.dtype)))
-    if 0 in x.shape:
-        return x
     zero = Value.known(np.zeros((), x.dtype))
     return call.zip("select", Value.known(keep), x, zero).typed(x.dtype)

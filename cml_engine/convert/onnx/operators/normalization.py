@@ -11,9 +11,9 @@ from cml_engine.convert.onnx.rows import MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
 
 
-@op("BatchNormalization", nnef="batch_normalization",
+@op("BatchNormalization", nnef="batch_normalization", inputs=5,
     attrs={"epsilon": 1e-5, "momentum": 0.9, "spatial": 1}, until=8)  # fmt: skip
-@op("BatchNormalization", nnef="batch_normalization",
+@op("BatchNormalization", nnef="batch_normalization", inputs=5,
     attrs={"epsilon": 1e-5, "momentum": 0.9, "training_mode": 0}, since=9)  # fmt: skip
 def batch_normalization(call: Call) -> list[Value | None]:
     x = call[0]
@@ -46,7 +46,7 @@ def normalized(
     return y, mean, variance
 
 
-@op("InstanceNormalization", nnef="moments, batch_normalization", attrs={"epsilon": 1e-5})
+@op("InstanceNormalization", nnef="moments, batch_normalization", inputs=3, attrs={"epsilon": 1e-5})
 def instance_normalization(call: Call) -> Value:
     x, scale, offset = call[0], call.unsqueeze(call[1], [0]), call.unsqueeze(call[2], [0])
     return normalized(call, x, range(2, x.rank), call.attr("epsilon"), scale, offset)[0]
@@ -55,7 +55,7 @@ def instance_normalization(call: Call) -> Value:
 _GROUPS = {"epsilon": 1e-5, "num_groups": int, "stash_type": 1}
 
 
-@op("GroupNormalization", nnef="moments, batch_normalization", attrs=_GROUPS)
+@op("GroupNormalization", nnef="moments, batch_normalization", inputs=3, attrs=_GROUPS)
 def group_normalization(call: Call) -> Value:
     x, groups = call[0], call.attr("num_groups")
     channels = x.shape[1]
@@ -81,7 +81,7 @@ def grouped(
     return call.op("add", y, call.unsqueeze(offset, [0]))
 
 
-@op("GroupNorm", nnef="moments, batch_normalization, silu", domain=MICROSOFT,
+@op("GroupNorm", nnef="moments, batch_normalization, silu", inputs=3, domain=MICROSOFT,
     attrs={"epsilon": 1e-5, "groups": int, "activation": 0, "channels_last": 1})  # fmt: skip
 def group_norm(call: Call) -> Value:
     x, last = call[0], call.attr("channels_last")
@@ -100,7 +100,7 @@ def _lifted(call: Call, value: Value, rank: int) -> Value:
     return call.unsqueeze(value, list(range(rank - value.rank)))
 
 
-@op("LayerNormalization", nnef="moments, batch_normalization",
+@op("LayerNormalization", nnef="moments, batch_normalization", inputs=3,
     attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1})  # fmt: skip
 def layer_normalization(call: Call) -> list[Value | None]:
     x, epsilon = call[0], call.attr("epsilon")
@@ -113,9 +113,9 @@ def layer_normalization(call: Call) -> list[Value | None]:
     return [y, mean, call.op("rsqrt", call.op("add", variance, epsilon))]
 
 
-@op("RMSNormalization", nnef="sqr, mean_reduce, add, rsqrt, mul",
+@op("RMSNormalization", nnef="sqr, mean_reduce, add, rsqrt, mul", inputs=2,
     attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1})  # fmt: skip
-@op("SimplifiedLayerNormalization", nnef="sqr, mean_reduce, add, rsqrt, mul",
+@op("SimplifiedLayerNormalization", nnef="sqr, mean_reduce, add, rsqrt, mul", inputs=2,
     attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1})  # fmt: skip
 def rms_normalization(call: Call) -> Value:
     x = call[0]
@@ -129,7 +129,7 @@ def rms(call: Call, x: Value, axes: Sequence[int], epsilon: float, scale: Value)
     return call.zip("mul", even, scale)
 
 
-@op("SkipLayerNormalization", nnef="add, moments, batch_normalization",
+@op("SkipLayerNormalization", nnef="add, moments, batch_normalization", inputs=5,
     attrs={"epsilon": 1e-12}, domain=MICROSOFT)  # fmt: skip
 def skip_layer_normalization(call: Call) -> list[Value | None]:
     total = call.zip("add", call[0], call[1])
@@ -142,7 +142,7 @@ def skip_layer_normalization(call: Call) -> list[Value | None]:
     return [y, None, None, total]
 
 
-@op("SkipSimplifiedLayerNormalization", nnef="add, sqr, mean_reduce, rsqrt, mul",
+@op("SkipSimplifiedLayerNormalization", nnef="add, sqr, mean_reduce, rsqrt, mul", inputs=4,
     attrs={"epsilon": 1e-12}, domain=MICROSOFT)  # fmt: skip
 def skip_rms_normalization(call: Call) -> list[Value | None]:
     total = call.zip("add", call[0], call[1])
@@ -152,7 +152,7 @@ def skip_rms_normalization(call: Call) -> list[Value | None]:
     return [y, None, None, total]
 
 
-@op("BiasGelu", nnef="add, gelu_erf", domain=MICROSOFT)
+@op("BiasGelu", nnef="add, gelu_erf", inputs=2, domain=MICROSOFT)
 def bias_gelu(call: Call) -> Value:
     return call.op("gelu_erf", call.zip("add", call[0], call[1]))
 

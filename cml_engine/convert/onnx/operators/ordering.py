@@ -14,12 +14,12 @@ def top_k_1(call: Call) -> list[Value]:
     return _top_k(call, call.attr("k"), True)
 
 
-@op("TopK", nnef="top_k", attrs={"axis": -1}, since=10, until=10)
+@op("TopK", nnef="top_k", inputs=2, attrs={"axis": -1}, since=10, until=10)
 def top_k_10(call: Call) -> list[Value]:
     return _top_k(call, call.ints(1, "k")[0], True)
 
 
-@op("TopK", nnef="top_k", attrs={"axis": -1, "largest": 1, "sorted": 1}, since=11)
+@op("TopK", nnef="top_k", inputs=2, attrs={"axis": -1, "largest": 1, "sorted": 1}, since=11)
 def top_k(call: Call) -> list[Value]:
     return _top_k(call, call.ints(1, "k")[0], bool(call.attr("largest")))
 
@@ -31,12 +31,12 @@ def _top_k(call: Call, k: int, largest: bool) -> list[Value]:
     return [call.cast(values, call[0].kind).typed(call[0].dtype), indices.typed(np.int64)]
 
 
-@op("CumSum", nnef="cumsum", attrs={"exclusive": 0, "reverse": 0})
+@op("CumSum", nnef="cumsum", inputs=2, attrs={"exclusive": 0, "reverse": 0})
 def cumsum(call: Call) -> Value:
     return _running(call, "cumsum")
 
 
-@op("CumProd", nnef="cumprod", attrs={"exclusive": 0, "reverse": 0})
+@op("CumProd", nnef="cumprod", inputs=2, attrs={"exclusive": 0, "reverse": 0})
 def cumprod(call: Call) -> Value:
     return _running(call, "cumprod")
 

@@ -236,11 +236,11 @@ def _rnn(call: Call) -> list[Value]:
     return _run(call, 1, 1, ("Tanh",), _rnn_step)
 
 
-for _name, _form, _more in (
-    ("LSTM", _lstm, {"input_forget": 0}),
-    ("GRU", _gru, {"linear_before_reset": 0}),
-    ("RNN", _rnn, {}),
+for _name, _form, _inputs, _more in (
+    ("LSTM", _lstm, 8, {"input_forget": 0}),
+    ("GRU", _gru, 6, {"linear_before_reset": 0}),
+    ("RNN", _rnn, 6, {}),
 ):
     _nnef = "linear, split, add, mul, and the activations, for every step"
-    op(_name, nnef=_nnef, attrs={**_COMMON, **_more}, until=13)(_form)
-    op(_name, nnef=_nnef, attrs={**_COMMON, **_more, "layout": 0}, since=14)(_form)
+    op(_name, nnef=_nnef, inputs=_inputs, attrs={**_COMMON, **_more}, until=13)(_form)
+    op(_name, nnef=_nnef, inputs=_inputs, attrs={**_COMMON, **_more, "layout": 0}, since=14)(_form)

@@ -149,7 +149,7 @@ _NOOP = {**_KEEP, "noop_with_empty_axes": 0}
 for _r in REDUCTIONS:
     _last = 12 if _r.name == "ReduceSum" else 17
     op(_r.name, nnef=_r.nnef, attrs={**_KEEP, "axes": None}, until=_last, fold=_fold(_r))(_form(_r))
-    op(_r.name, nnef=_r.nnef, attrs=_NOOP, since=_last + 1, fold=_fold(_r))(_form(_r))
+    op(_r.name, nnef=_r.nnef, inputs=2, attrs=_NOOP, since=_last + 1, fold=_fold(_r))(_form(_r))
 
 
 # -- where the greatest is -----------------------------------------------------------------------

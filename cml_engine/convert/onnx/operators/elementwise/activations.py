@@ -41,7 +41,7 @@ def relu(call: Call) -> Value:
     return call.op("relu", call[0])
 
 
-@op("PRelu", nnef="prelu, leaky_relu")
+@op("PRelu", nnef="prelu, leaky_relu", inputs=2)
 def prelu(call: Call) -> Value:
     x, slope = call[0], call[1]
     if x.kind == "integer":
@@ -98,7 +98,7 @@ def swish_of(call: Call, x: Value, alpha: float) -> Value:
     return call.op("mul", x, call.op("sigmoid", call.op("mul", x, alpha)))
 
 
-@op("SwiGLU", nnef="silu, mul", attrs={"alpha": 1.0})
+@op("SwiGLU", nnef="silu, mul", inputs=2, attrs={"alpha": 1.0})
 def swiglu(call: Call) -> Value:
     return call.zip("mul", swish_of(call, call[0], call.attr("alpha")), call[1])
 
@@ -191,7 +191,7 @@ for _name, _nnef, _make in (
     op(_name, nnef=_nnef, attrs={"axis": -1}, since=13)(_alone(_make))
 
 
-@op("FastGelu", nnef="add, mul, tanh", domain=MICROSOFT)
+@op("FastGelu", nnef="add, mul, tanh", inputs=2, domain=MICROSOFT)
 def fast_gelu(call: Call) -> Value:
     x = call.zip("add", call[0], call[1]) if call.has(1) else call[0]
     return gelu_tanh(call, x)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
-from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.rows import MANY, op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
@@ -60,7 +60,7 @@ for _name, _nnef, _function in (
     ("Mul", "mul", np.multiply),
     ("Div", "div", integer_division),
 ):
-    op(_name, nnef=f"{_nnef}, int_{_nnef}", fold=_fold(_function))(_plain(_nnef))
+    op(_name, nnef=f"{_nnef}, int_{_nnef}", inputs=2, fold=_fold(_function))(_plain(_nnef))
 
 
 def _many(name: str) -> Callable[[Call], Value]:
@@ -78,10 +78,12 @@ for _name, _nnef, _many_of in (
     ("Max", "max", np.maximum),
     ("Min", "min", np.minimum),
 ):
-    op(_name, nnef=_nnef, fold=_fold(lambda *a, f=_many_of: reduce(f, a)))(_many(_nnef))
+    op(_name, nnef=_nnef, inputs=MANY, fold=_fold(lambda *a, f=_many_of: reduce(f, a)))(
+        _many(_nnef)
+    )
 
 
-@op("Mean", nnef="add, mul")
+@op("Mean", nnef="add, mul", inputs=MANY)
 def mean(call: Call) -> Value:
     total = _many("add")(call)
     return call.op("mul", total, 1.0 / len(call.inputs))
@@ -91,7 +93,7 @@ def _mod_fold(call: Call, x: Array, y: Array) -> Array:
     return np.asarray(np.fmod(x, y) if call.attr("fmod") else np.mod(x, y), x.dtype)
 
 
-@op("Mod", nnef="fmod, int_mod, int_rem", attrs={"fmod": 0}, fold=_mod_fold)
+@op("Mod", nnef="fmod, int_mod, int_rem", inputs=2, attrs={"fmod": 0}, fold=_mod_fold)
 def mod(call: Call) -> Value:
     x, y, cut = call[0], call[1], call.attr("fmod")
     if x.kind == "integer":
@@ -108,7 +110,7 @@ def _pow_fold(call: Call, x: Array, y: Array) -> Array:
     return np.asarray(np.power(x.astype(np.float64), y), x.dtype)
 
 
-@op("Pow", nnef="pow, sqr, sqrt, rcp, mul", fold=_pow_fold)
+@op("Pow", nnef="pow, sqr, sqrt, rcp, mul", inputs=2, fold=_pow_fold)
 def power(call: Call) -> Value:
     x, y = call[0], call[1]
     exponent = None
@@ -202,7 +204,7 @@ def clip_6(call: Call) -> Value:
     return _clipped(call, call[0], low_value, high_value)
 
 
-@op("Clip", nnef="clamp, max, min, int_max, int_min", since=11)
+@op("Clip", nnef="clamp, max, min, int_max, int_min", inputs=3, since=11)
 def clip(call: Call) -> Value:
     low = call[1] if call.has(1) else None
     high = call[2] if call.has(2) else None
@@ -238,7 +240,7 @@ for _name, _nnef, _bitwise in (
     ("BitwiseOr", "bit_or", np.bitwise_or),
     ("BitwiseXor", "bit_xor", np.bitwise_xor),
 ):
-    op(_name, nnef=_nnef, fold=_fold(_bitwise))(_bits(_nnef))
+    op(_name, nnef=_nnef, inputs=2, fold=_fold(_bitwise))(_bits(_nnef))
 
 
 @op("BitwiseNot", nnef="bit_not", fold=_fold(np.bitwise_not))
@@ -246,7 +248,7 @@ def bitwise_not(call: Call) -> Value:
     return wrapped(call.op("bit_not", call[0]), call[0].dtype, call)
 
 
-@op("BitShift", nnef="shift_left, shift_right", attrs={"direction": str})
+@op("BitShift", nnef="shift_left, shift_right", inputs=2, attrs={"direction": str})
 def bit_shift(call: Call) -> Value:
     x, by = call[0], call[1]
     if call.attr("direction") == "LEFT":

@@ -38,21 +38,25 @@ for _name, _nnef, _function in (
     ("GreaterOrEqual", "ge", np.greater_equal),
     ("Equal", "eq", np.equal),
 ):
-    op(_name, nnef=f"{_nnef}, int_{_nnef}", fold=_fold(_function))(_comparison(_nnef))
+    op(_name, nnef=f"{_nnef}, int_{_nnef}", inputs=2, fold=_fold(_function))(_comparison(_nnef))
 
-op("And", nnef="and", fold=_fold(np.logical_and))(lambda call: call.zip("and", call[0], call[1]))
-op("Or", nnef="or", fold=_fold(np.logical_or))(lambda call: call.zip("or", call[0], call[1]))
+op("And", nnef="and", inputs=2, fold=_fold(np.logical_and))(
+    lambda call: call.zip("and", call[0], call[1])
+)
+op("Or", nnef="or", inputs=2, fold=_fold(np.logical_or))(
+    lambda call: call.zip("or", call[0], call[1])
+)
 op("Not", nnef="not", fold=_fold(np.logical_not))(lambda call: call.op("not", call[0]))
 
 
-@op("Xor", nnef="and, or, not", fold=_fold(np.logical_xor))
+@op("Xor", nnef="and, or, not", inputs=2, fold=_fold(np.logical_xor))
 def xor(call: Call) -> Value:
     x, y = call[0], call[1]
     both = call.zip("and", x, y)
     return call.op("and", call.zip("or", x, y), call.op("not", both))
 
 
-@op("Where", nnef="select", fold=_fold(np.where))
+@op("Where", nnef="select", inputs=3, fold=_fold(np.where))
 def where(call: Call) -> Value:
     return call.zip("select", call[0], call[1], call[2]).typed(call[1].dtype)
 
@@ -127,7 +131,7 @@ def bit_cast(call: Call) -> Value:
     return to_dtype(call, x, element)
 
 
-@op("CastLike", nnef="cast", attrs=_CAST)
+@op("CastLike", nnef="cast", inputs=2, attrs=_CAST)
 def cast_like(call: Call) -> Value:
     wanted = call[1].dtype.name
     element = next(number for number, name in ELEMENT_TYPES.items() if name == wanted)

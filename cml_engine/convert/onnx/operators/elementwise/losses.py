@@ -12,12 +12,22 @@ from cml_engine.convert.onnx.values import Value
 _LOSS = {"ignore_index": None, "reduction": "mean"}
 
 
-@op("NegativeLogLikelihoodLoss", nnef="gather_elements, gather, mul, sum_reduce", attrs=_LOSS)
+@op(
+    "NegativeLogLikelihoodLoss",
+    nnef="gather_elements, gather, mul, sum_reduce",
+    inputs=3,
+    attrs=_LOSS,
+)
 def nll_loss(call: Call) -> Value:
     return _loss(call, call[0])
 
 
-@op("SoftmaxCrossEntropyLoss", nnef="log_softmax, gather_elements, mul, sum_reduce", attrs=_LOSS)
+@op(
+    "SoftmaxCrossEntropyLoss",
+    nnef="log_softmax, gather_elements, mul, sum_reduce",
+    inputs=3,
+    attrs=_LOSS,
+)
 def cross_entropy_loss(call: Call) -> list[Value | None]:
     logs = log_softmax(call)(call[0], [1])
     return [_loss(call, logs), logs]

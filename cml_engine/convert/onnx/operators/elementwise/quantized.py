@@ -80,15 +80,16 @@ _NNEF = "div, round_even, add, clamp, cast"
 _QUANTIZE = {"axis": 1, "block_size": 0, "output_dtype": 0, "precision": 0, "saturate": 1}
 
 
-@op("QuantizeLinear", nnef=_NNEF, attrs={}, until=12)
+@op("QuantizeLinear", nnef=_NNEF, inputs=3, attrs={}, until=12)
 @op(
     "QuantizeLinear",
     nnef=_NNEF,
+    inputs=3,
     attrs={"axis": 1},
     since=13,
     until=18,
 )
-@op("QuantizeLinear", nnef=_NNEF, attrs=_QUANTIZE, since=19)
+@op("QuantizeLinear", nnef=_NNEF, inputs=3, attrs=_QUANTIZE, since=19)
 def quantize_linear(call: Call) -> Value:
     zero = call[2] if call.has(2) else None
     element = call.attributes.get("output_dtype") or 2
@@ -100,9 +101,9 @@ def quantize_linear(call: Call) -> Value:
     return quantized(call, call[0], call[1], zero, dtype, block)
 
 
-@op("DequantizeLinear", nnef="cast, sub, mul", attrs={}, until=12)
-@op("DequantizeLinear", nnef="cast, sub, mul", attrs={"axis": 1}, since=13, until=20)
-@op("DequantizeLinear", nnef="cast, sub, mul",
+@op("DequantizeLinear", nnef="cast, sub, mul", inputs=3, attrs={}, until=12)
+@op("DequantizeLinear", nnef="cast, sub, mul", inputs=3, attrs={"axis": 1}, since=13, until=20)
+@op("DequantizeLinear", nnef="cast, sub, mul", inputs=3,
     attrs={"axis": 1, "block_size": 0, "output_dtype": 0}, since=21)  # fmt: skip
 def dequantize_linear(call: Call) -> Value:
     zero = call[2] if call.has(2) else None
@@ -125,7 +126,7 @@ def dynamic_quantize_linear(call: Call) -> list[Value]:
 # -- products ------------------------------------------------------------------------------------
 
 
-@op("QLinearMatMul", nnef="cast, sub, mul, matmul, round_even, clamp")
+@op("QLinearMatMul", nnef="cast, sub, mul, matmul, round_even, clamp", inputs=8)
 def qlinear_matmul(call: Call) -> Value:
     a = dequantized(call, call[0], _row(call, call[1], call[0]), _row(call, call[2], call[0]))
     b = dequantized(call, call[3], call[4], call[5])
@@ -139,7 +140,7 @@ def _row(call: Call, value: Value, x: Value) -> Value:
     return call.reshape(value, [*([1] * (x.rank - 2)), value.shape[0], 1])
 
 
-@op("QLinearConv", nnef="cast, sub, mul, conv, round_even, clamp", attrs=CONV)
+@op("QLinearConv", nnef="cast, sub, mul, conv, round_even, clamp", inputs=9, attrs=CONV)
 def qlinear_conv(call: Call) -> Value:
     x = dequantized(call, call[0], call[1], call[2])
     weights = call[3]

@@ -18,7 +18,7 @@ from cml_engine.convert.onnx.values import Value
 CONV = {**WINDOW, "group": 1, "kernel_shape": None}
 
 
-@op("Conv", nnef="conv", attrs=CONV)
+@op("Conv", nnef="conv", inputs=3, attrs=CONV)
 def conv(call: Call) -> Value:
     return convolved(call, call[0], call[1], bias_of(call, 2))
 
@@ -50,7 +50,12 @@ def convolved(call: Call, x: Value, weights: Value, bias: Value) -> Value:
     )
 
 
-@op("ConvTranspose", nnef="deconv", attrs={**CONV, "output_padding": None, "output_shape": None})
+@op(
+    "ConvTranspose",
+    nnef="deconv",
+    inputs=3,
+    attrs={**CONV, "output_padding": None, "output_shape": None},
+)
 def conv_transpose(call: Call) -> Value:
     x, weights = call[0], call[1]
     if x.rank < 3 or weights.rank != x.rank:
@@ -100,7 +105,7 @@ def _up_padding(
     return [(a, b - e) for (a, b), e in zip(split, extra, strict=True)]
 
 
-@op("ConvInteger", nnef="int_sub, int_conv", attrs=CONV)
+@op("ConvInteger", nnef="int_sub, int_conv", inputs=4, attrs=CONV)
 def conv_integer(call: Call) -> Value:
     x, weights = call[0], call[1]
     if call.has(2):
@@ -132,7 +137,7 @@ _DEFORM = {
 }
 
 
-@op("DeformConv", nnef="deform_columns, conv", attrs=_DEFORM)
+@op("DeformConv", nnef="deform_columns, conv", inputs=5, attrs=_DEFORM)
 def deform_conv(call: Call) -> Value:
     x, weights = call[0], call[1]
     rank = x.rank - 2
@@ -165,7 +170,7 @@ def deform_conv(call: Call) -> Value:
 _COL2IM = {"dilations": None, "pads": None, "strides": None}
 
 
-@op("Col2Im", nnef="col2im", attrs=_COL2IM)
+@op("Col2Im", nnef="col2im", inputs=3, attrs=_COL2IM)
 def col2im(call: Call) -> Value:
     extents, size = call.ints(1, "the image's shape"), call.ints(2, "the block's shape")
     rank = len(extents)
@@ -184,7 +189,7 @@ def col2im(call: Call) -> Value:
 _FUSED = {**CONV, "activation": "", "activation_params": None}
 
 
-@op("FusedConv", nnef="conv, and its activation", attrs=_FUSED, domain=MICROSOFT)
+@op("FusedConv", nnef="conv, and its activation", inputs=4, attrs=_FUSED, domain=MICROSOFT)
 def fused_conv(call: Call) -> Value:
     result = convolved(call, call[0], call[1], bias_of(call, 2))
     if call.has(3):

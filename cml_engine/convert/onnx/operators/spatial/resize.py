@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
@@ -48,9 +49,9 @@ class Rule:
 
 @op("Upsample", nnef="nearest_upsample, resize; or gather, matmul",
     attrs={"mode": "nearest", "scales": list}, until=8)  # fmt: skip
-@op("Upsample", nnef="nearest_upsample, resize; or gather, matmul",
+@op("Upsample", nnef="nearest_upsample, resize; or gather, matmul", inputs=2,
     attrs={"mode": "nearest"}, since=9)  # fmt: skip
-@op("Resize", nnef="nearest_upsample, resize; or gather, matmul",
+@op("Resize", nnef="nearest_upsample, resize; or gather, matmul", inputs=2,
     attrs={"mode": "nearest"}, since=10, until=10)  # fmt: skip
 def upsample(call: Call) -> Value:
     given = call.attributes.get("scales")
@@ -76,9 +77,15 @@ _RESIZE_18 = {
 }
 
 
-@op("Resize", nnef="nearest_upsample, resize; or gather, matmul", attrs=_RESIZE_11,
+@op("Resize", nnef="nearest_upsample, resize; or gather, matmul", inputs=4, attrs=_RESIZE_11,
     since=11, until=17)  # fmt: skip
-@op("Resize", nnef="nearest_upsample, resize; or gather, matmul", attrs=_RESIZE_18, since=18)
+@op(
+    "Resize",
+    nnef="nearest_upsample, resize; or gather, matmul",
+    inputs=4,
+    attrs=_RESIZE_18,
+    since=18,
+)
 def resize(call: Call) -> Value:
     rule = Rule(
         call.attr("mode"),
@@ -208,6 +215,7 @@ def _by_axes(call: Call, x: Value, axes: Sequence[Axis], rule: Rule) -> Value:
             known = Value.known(indices.astype(np.int64))
             y = call.op("gather", y, known, axis=position).typed(x.dtype)
         else:
+            checked_shape(call, [axis.size, axis.extent])
             y = _times(call, y, position, weights(axis, rule, places))
     for position, mask in outside:
         if mask.any():

@@ -12,6 +12,7 @@ from cml_engine.convert.onnx.values import Value
 @op(
     "MaxUnpool",
     nnef="scatter_elements, pad",
+    inputs=3,
     attrs={"kernel_shape": list, "pads": None, "strides": None},
 )
 def max_unpool(call: Call) -> Value:
@@ -39,7 +40,7 @@ def max_unpool(call: Call) -> Value:
     return call.op("pad", y, padding=sides, border="constant", value=0.0)
 
 
-@op("TensorScatter", nnef="scatter_elements", attrs={"axis": -2, "mode": "linear"})
+@op("TensorScatter", nnef="scatter_elements", inputs=3, attrs={"axis": -2, "mode": "linear"})
 def tensor_scatter(call: Call) -> Value:
     """The update at places of one axis that each element of the batch has its own of."""
     cache, update = call[0], call[1]
@@ -56,7 +57,7 @@ def tensor_scatter(call: Call) -> Value:
     return call.op("scatter_elements", cache, places, update, axis=axis).typed(cache.dtype)
 
 
-@op("ReverseSequence", nnef="reverse_sequence", attrs={"batch_axis": 1, "time_axis": 0})
+@op("ReverseSequence", nnef="reverse_sequence", inputs=2, attrs={"batch_axis": 1, "time_axis": 0})
 def reverse_sequence(call: Call) -> Value:
     axes = {key: call.attr(key) for key in ("batch_axis", "time_axis")}
     return call.op("reverse_sequence", call[0], call[1], **axes).typed(call[0].dtype)
@@ -69,9 +70,9 @@ _METHODS = {"bilinear": "linear", "bicubic": "cubic", "linear": "linear", "cubic
 _BORDERS = {"zeros": "constant", "border": "replicate", "reflection": "reflect"}
 
 
-@op("GridSample", nnef="grid_sample",
+@op("GridSample", nnef="grid_sample", inputs=2,
     attrs={"align_corners": 0, "mode": "bilinear", "padding_mode": "zeros"}, until=19)  # fmt: skip
-@op("GridSample", nnef="grid_sample",
+@op("GridSample", nnef="grid_sample", inputs=2,
     attrs={"align_corners": 0, "mode": "linear", "padding_mode": "zeros"}, since=20)  # fmt: skip
 def grid_sample(call: Call) -> Value:
     method, border = call.attr("mode"), call.attr("padding_mode")
@@ -91,8 +92,8 @@ _ROI = {"mode": "avg", "output_height": 1, "output_width": 1, "sampling_ratio": 
         "spatial_scale": 1.0}  # fmt: skip
 
 
-@op("RoiAlign", nnef="roi_align", attrs=_ROI, until=15)
-@op("RoiAlign", nnef="roi_align", since=16,
+@op("RoiAlign", nnef="roi_align", inputs=3, attrs=_ROI, until=15)
+@op("RoiAlign", nnef="roi_align", inputs=3, since=16,
     attrs={**_ROI, "coordinate_transformation_mode": "half_pixel"})  # fmt: skip
 def roi_align(call: Call) -> Value:
     centred = call.attributes.get("coordinate_transformation_mode", "output_half_pixel")

@@ -16,8 +16,14 @@ Array = np.ndarray[Any, Any]
 _MAX_MATRIX = 1 << 24
 
 
-@op("DFT", nnef="transpose, matmul", attrs={"axis": 1, "inverse": 0, "onesided": 0}, until=19)
-@op("DFT", nnef="transpose, matmul", attrs={"inverse": 0, "onesided": 0}, since=20)
+@op(
+    "DFT",
+    nnef="transpose, matmul",
+    inputs=2,
+    attrs={"axis": 1, "inverse": 0, "onesided": 0},
+    until=19,
+)
+@op("DFT", nnef="transpose, matmul", inputs=3, attrs={"inverse": 0, "onesided": 0}, since=20)
 def dft(call: Call) -> Value:
     x = call[0]
     axis = call.attributes.get("axis")
@@ -58,7 +64,7 @@ def _transformed(call: Call, x: Value, matrix: Array) -> Value:
     return call.reshape(y, [*x.shape[:-2], *matrix.shape[1:]])
 
 
-@op("STFT", nnef="gather, mul, matmul", attrs={"onesided": 1})
+@op("STFT", nnef="gather, mul, matmul", inputs=4, attrs={"onesided": 1})
 def stft(call: Call) -> Value:
     x = call[0] if call[0].rank == 3 else call.unsqueeze(call[0], [2])
     batch, extent, parts = x.shape
@@ -77,7 +83,7 @@ def stft(call: Call) -> Value:
     return _transformed(call, frames, transform(call, length, parts, length, False, half))
 
 
-@op("AffineGrid", nnef="matmul, reshape", attrs={"align_corners": 0})
+@op("AffineGrid", nnef="matmul, reshape", inputs=2, attrs={"align_corners": 0})
 def affine_grid(call: Call) -> Value:
     theta, size = call[0], call.ints(1, "the size")
     extents = size[2:]
