@@ -14,12 +14,13 @@ from demo_game.chain import load_chain
 from demo_game.flight import Pose
 from demo_game.measure import FrameTimes, OperatorTimes
 from demo_game.render.camera import Camera
+from demo_game.render.pace import Pace
 from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer, VisibleTile
 from demo_game.streaming import Streaming
 from demo_game.telemetry import Controls, FrameSample, Telemetry
 from demo_game.world.draft import LEVELS as DRAFT_LEVELS
-from demo_game.world.quadtree import Detail, Selection, select
+from demo_game.world.quadtree import Detail, Selection, fitting, needed, select
 from demo_game.world.surroundings import Surroundings
 from demo_game.world.tile import TileId
 from scheduler import (
@@ -47,8 +48,12 @@ _HEADROOM = 0.15
 #: what the networks get where nothing is left: else the world would not go on
 _FLOOR_MS = 1.0
 _OVER_SHARE = 0.02
+#: of a frame, for everything but the networks: beyond that the picture is less work
+_PICTURE_SHARE = 0.7
 #: of a frame, for the networks, while there is nothing to fly over yet
 _LOADING_SHARE = 0.8
+#: slots that are left for tiles on their way, where a view wants more tiles than there are
+SPARE_SLOTS = 8
 #: frames between two looks at which tiles are needed: a tile is many frames of flight
 _LOOK_EVERY = 6
 
@@ -90,7 +95,9 @@ class Game:
         #: False: no tile is asked for (what the picture costs without any inference)
         self.inference = True
         self.draw_stats: DrawStats | None = None
+        self.pace = Pace(_PICTURE_SHARE * settings.frame_ms, quality.effort)
         self.selection = Selection()
+        self._detail = settings.detail
         self._around: Surroundings | None = None
         self._look_at = self._finished = 0
         self._spare = SpareBudget(settings.frame_ms, floor_ms=_FLOOR_MS, headroom=_HEADROOM)
@@ -134,13 +141,14 @@ class Game:
         return self._end(report, start)
 
     def _draw(self, encoder: Any, target_view: Any, camera: Camera, now_s: float) -> None:
+        self.renderer.effort = self.pace.effort
         self.draw_stats = self.renderer.draw(
             encoder,
             target_view,
             camera,
             self._visible(camera, now_s),
             now_s,
-            timestamp_writes=self.timer.writes("render"),
+            timed=lambda: self.timer.writes("render"),
         )
 
     def _end(self, report: FrameReport, start: float) -> FrameSample:
@@ -150,6 +158,7 @@ class Game:
             known = self.times.rendered(number, passes)
             if known is not None:
                 self.scheduler.render_took(self._taken_ms(known))
+                self.pace.took(self._taken_ms(known))
         for done in measured:
             self.times.inferred(done)
             self.operators.add(done, self.agents.names)
@@ -201,31 +210,39 @@ class Game:
         if not first and frame < self._look_at and finished == self._finished:
             return
         self._look_at, self._finished = frame + _LOOK_EVERY, finished
-        self.selection = self._select(pose)
+        self.selection = self._select(pose, now_s)
         self._around = Surroundings(self.selection, self.settings.seed)
+        self.streaming.draw(self.selection.draw, now_s)
         if self._begin() and self.inference:
             self.streaming.want(self.selection, self._around.wanted_in_view(camera), now_s)
 
-    def _select(self, pose: Pose) -> Selection:
+    def _select(self, pose: Pose, now_s: float) -> Selection:
         """What is wanted of the networks, and what is drawn: the finest that there is."""
-        settings, streaming = self.settings, self.streaming
-        found = select(pose.position, settings.seed, settings.detail, streaming.ready)
+        streaming = self.streaming
+        most = self.renderer.tiles.slots - SPARE_SLOTS
+        seed = self.settings.seed
+        self._detail = fitting(pose.position, seed, self.settings.detail, most)
+
+        def settled(tile: TileId) -> bool:
+            return streaming.fade(tile, now_s) == 0.0 or streaming.drawn(tile.parent) is None
+
+        found = select(pose.position, seed, self._detail, streaming.ready, settled)
         if streaming.drafts:
-            found.draw = select(
-                pose.position,
-                settings.seed,
-                settings.detail,
-                lambda tile: bool(streaming.drawn(tile)),
-            ).draw
+            drawn = select(
+                pose.position, seed, self._detail, lambda t: bool(streaming.drawn(t)), settled
+            )
+            found.draw = drawn.draw
         return found
+
+    def finest(self, pose: Pose) -> list[TileId]:
+        """The tiles that are drawn here in the end, of those that are there now."""
+        return select(pose.position, self.settings.seed, self._detail, self.streaming.ready).draw
 
     def _draft(self, pose: Pose, now_s: float) -> None:
         """Something to look at while the networks' kernels are compiled."""
         detail = self.settings.detail
         detail = replace(detail, finest=max(detail.finest, detail.coarsest - DRAFT_LEVELS + 1))
-        tiles: set[TileId] = set()
-        select(pose.position, self.settings.seed, detail, lambda tile: not tiles.add(tile))  # type: ignore[func-returns-value]
-        self.streaming.draft(tiles, now_s)
+        self.streaming.draft(needed(pose.position, self.settings.seed, detail), now_s)
 
     def _begin(self) -> bool:
         """The networks' kernels come after the picture's: whether it is their turn."""
@@ -235,7 +252,7 @@ class Game:
         return self._began
 
     def _visible(self, camera: Camera, now_s: float) -> list[VisibleTile]:
-        drawn, detail = self.streaming.drawn, self.settings.detail
+        drawn, detail = self.streaming.drawn, self._detail
         found = []
         for tile in self._around.drawn_in_view(camera) if self._around else ():
             shown = drawn(tile)

@@ -136,7 +136,7 @@ class HeadlessRun:
             self._frame(pose)
         self.game.controls.mode = "unsliced"
         self._until_complete(pose)
-        return self.digests.world(self.game.selection.draw)
+        return self.digests.world(self.game.finest(pose))
 
     def _pose(self, frame: int) -> Pose:
         return self.flight.pose(self.options.start_s + frame * self.game.settings.frame_ms / 1e3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,7 +26,8 @@ FADE_S = 0.6
 
 @dataclass(slots=True)
 class Shown:
-    """A tile whose data lie in a slot of the renderer's textures."""
+    """A tile whose data lie in a slot of the renderer's textures. It is drawn ``since_s``: later
+    than it came, where its siblings came later."""
 
     slot: int
     since_s: float
@@ -97,6 +99,13 @@ class Streaming:
     def drawn(self, tile: TileId) -> Shown | None:
         """The tile, or what stands in for it; None where there is neither."""
         return self.shown.get(tile) or self.drafts.get(tile)
+
+    def draw(self, tiles: Iterable[TileId], now_s: float) -> None:
+        """These are drawn from now on: those that were not begin with their parents' shapes."""
+        for tile in tiles:
+            shown = self.drawn(tile)
+            if shown is not None and shown.since_s == math.inf:
+                shown.since_s = now_s
 
     def draft(self, tiles: Iterable[TileId], now_s: float) -> None:
         """Stand-ins for as many of these as there is room, until the networks' own come."""
@@ -183,7 +192,7 @@ class Streaming:
             return False
         self.pool.fill(encoder, slot, **{name: made.tensor(name) for name in kept_names(tile)})
         self.hand_over(made)
-        self.shown[tile] = Shown(slot, now_s, self._frame)
+        self.shown[tile] = Shown(slot, math.inf, self._frame)
         self.counts.finished += 1
         for name in made.jobs:
             self.counts.by_agent[name] = self.counts.by_agent.get(name, 0) + 1
@@ -208,9 +217,12 @@ class Streaming:
         return self.shown.pop(oldest).slot
 
     def fade(self, tile: TileId, now_s: float) -> float:
-        """1 when the tile has just come and still has its parent's shape, 0 when it has its own."""
+        """1 when the tile is drawn for the first time and still has its parent's shape, 0 when it
+        has its own."""
         drawn = self.drawn(tile)
-        return max(0.0, 1.0 - (now_s - drawn.since_s) / FADE_S) if drawn else 0.0
+        if drawn is None or drawn.since_s == math.inf:
+            return 1.0
+        return max(0.0, 1.0 - (now_s - drawn.since_s) / FADE_S)
 
     def cancel_all(self) -> None:
         """Drop everything that is under way."""

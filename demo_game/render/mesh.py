@@ -11,10 +11,16 @@ from demo_game.world.tile import CELLS
 Array = np.ndarray[Any, Any]
 
 
+def coarser(step: int) -> int:
+    """The next step of which a mesh can be made; the coarsest is its own."""
+    return next((more for more in range(step + 1, 8) if (CELLS // 2) % more == 0), step)
+
+
 def grid(step: int) -> tuple[Array, Array]:
     """Vertices (n, 8) of bytes and triangles (m, 3) of 16-bit indices.
 
-    A vertex is its cell ``x, z``, 1 where it is the lower end of a skirt, 0, and the two cells of
+    A vertex is its cell ``x, z``, how many cells it hangs down where it is the lower end of a skirt
+    (else 0), 0, and the two cells of
     the coarser level, counted from the tile's quadrant, whose mean height it moves to: that level
     has every other vertex, and what lies between is on the edges or diagonals of its triangles.
     """
@@ -28,7 +34,7 @@ def grid(step: int) -> tuple[Array, Array]:
     skirt = np.arange(len(places)) >= count * count
     vertices = np.zeros((len(places), 8), np.uint8)
     vertices[:, :2] = places * step
-    vertices[:, 2] = skirt
+    vertices[:, 2] = step * skirt
     vertices[:, 4:6] = places // 2 * step
     vertices[:, 6:8] = (places + 1) // 2 * step
     return vertices, np.concatenate([_squares(count), _skirts(ring, count)]).astype(np.uint16)

@@ -78,7 +78,6 @@ class Pipelines:
         self._gpu, self._format, self._samples = gpu, target_format, quality.samples
         self._defines: dict[str, int | str] = {
             "ENCODE": int(not target_format.endswith("-srgb")),
-            "STEP": quality.mesh_step,
             "RICH": int(quality.rich),
             "PLANTS_M": int(quality.plants_m),
         }
@@ -102,6 +101,12 @@ class Pipelines:
                 {"binding": 3, "visibility": _FRAGMENT, "sampler": {"type": "filtering"}},
             ]
         )
+        self.enlarge_layout = layout(
+            entries=[
+                {"binding": 0, "visibility": _FRAGMENT, "sampler": {"type": "filtering"}},
+                {"binding": 1, "visibility": _FRAGMENT, "texture": {"sample_type": "float"}},
+            ]
+        )
 
         def build(source: str, *buffers: Any, **options: Any) -> Future[wgpu.GPURenderPipeline]:
             return builders.submit(self._build, source, list(buffers), **options)
@@ -109,6 +114,7 @@ class Pipelines:
         self._terrain = build("terrain.hlsl", _GRID, _TILES, tiles=True, cull="back")
         self._sky = build("sky.hlsl", compare="greater-equal", write=False)
         self._sea = build("sea.hlsl", topology="triangle-strip", write=False, blend=_OVER)
+        self._enlarge = builders.submit(self._build_enlarge)
         self._plants = build("plants.hlsl", _SHAPES, _PLANTS, _ONE_TILE, tiles=True)
 
     @property
@@ -120,6 +126,11 @@ class Pipelines:
     def terrain(self) -> wgpu.GPURenderPipeline:
         """The ground; waits until it is built, as the others do."""
         return self._terrain.result()
+
+    @property
+    def enlarge(self) -> wgpu.GPURenderPipeline | None:
+        """For pictures that are smaller than their target; None while it is being built."""
+        return self._enlarge.result() if self._enlarge.done() else None
 
     @property
     def plants(self) -> wgpu.GPURenderPipeline:
@@ -172,5 +183,23 @@ class Pipelines:
                 "module": gpu.shader(path, "fragment", "shade", self._defines, trusted=True),
                 "entry_point": "main",
                 "targets": [target],
+            },
+        )
+
+    def _build_enlarge(self) -> wgpu.GPURenderPipeline:
+        gpu, path = self._gpu, _FOLDER / "enlarge.hlsl"
+        layout = gpu.device.create_pipeline_layout(bind_group_layouts=[self.enlarge_layout])
+        return gpu.device.create_render_pipeline(
+            label=path.name,
+            layout=layout,
+            vertex={
+                "module": gpu.shader(path, "vertex", "place", trusted=True),
+                "entry_point": "main",
+            },
+            primitive={"topology": "triangle-list"},
+            fragment={
+                "module": gpu.shader(path, "fragment", "shade", trusted=True),
+                "entry_point": "main",
+                "targets": [{"format": self._format}],
             },
         )

@@ -30,9 +30,11 @@ class Quality:
     samples: int
     #: along the side of a tile's colours
     texels: int = PAINTED
+    #: which of ``pace.EFFORTS`` the first frames take; then it follows their time
+    effort: int = 0
 
 
-SOFTWARE = Quality("software", 480, 270, 4, 224, 9_000.0, 350.0, 12, False, 1)
+SOFTWARE = Quality("software", 960, 540, 4, 224, 9_000.0, 350.0, 12, False, 1, effort=4)
 LOW = Quality("low", 1280, 720, 2, 320, 14_000.0, 700.0, 36, True, 4)
 HIGH = Quality("high", 1920, 1080, 1, 512, 24_000.0, 1600.0, 36, True, 4)
 PRESETS = {quality.name: quality for quality in (SOFTWARE, LOW, HIGH)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,8 @@ import wgpu
 
 import cml_engine as cml
 from demo_game.render.camera import Camera, Point
-from demo_game.render.mesh import grid
+from demo_game.render.mesh import coarser, grid
+from demo_game.render.pace import EFFORTS, Effort
 from demo_game.render.patterns import create_patterns
 from demo_game.render.pipelines import DEPTH_FORMAT, TILE_BYTES, Pipelines
 from demo_game.render.quality import Quality
@@ -55,6 +56,15 @@ class DrawStats:
     planted_tiles: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Mesh:
+    """A grid on the device, and how many indices it has."""
+
+    vertices: Any
+    indices: Any
+    count: int
+
+
 class Renderer:
     """Draws a frame into the host's encoder. ``target_format`` is that of the views that
     :meth:`draw` is given; whether it converts to sRGB itself is heeded. All memory is taken from
@@ -69,10 +79,9 @@ class Renderer:
         self._pipelines = Pipelines(gpu, target_format, quality, builders)
         self.tiles = TilePool(gpu, quality, builders)
         builders.shutdown(wait=False)
-        vertices, indices = grid(quality.mesh_step)
-        self._vertices = self._buffer(vertices, _Buffers.VERTEX)
-        self._indices = self._buffer(indices, _Buffers.INDEX)
-        self._index_count = indices.size
+        self._meshes = [
+            self._mesh(step) for step in (quality.mesh_step, coarser(quality.mesh_step))
+        ]
         self._scene_data = np.zeros((SCENE_BYTES // 16, 4), np.float32)
         self._scene = self._buffer(self._scene_data, _Buffers.UNIFORM)
         self._tile_data = np.zeros((quality.slots, TILE_BYTES // 4), np.float32)
@@ -82,12 +91,21 @@ class Renderer:
         self._make_bind_groups()
         self._format = target_format
         self._targets: list[Any] = []
+        self._effort = EFFORTS[0]
         self.resize(quality.width, quality.height)
 
     @property
     def ready(self) -> bool:
         """Whether :meth:`draw` would begin at once: it waits for its pipelines."""
         return self._pipelines.ready
+
+    def _mesh(self, step: int) -> _Mesh:
+        vertices, indices = grid(step)
+        return _Mesh(
+            self._buffer(vertices, _Buffers.VERTEX),
+            self._buffer(indices, _Buffers.INDEX),
+            indices.size,
+        )
 
     def _buffer(self, data: np.ndarray[Any, Any], usage: int) -> Any:
         made = self.gpu.memory.allocate(
@@ -101,7 +119,7 @@ class Renderer:
         linear = {"mag_filter": "linear", "min_filter": "linear"}
         repeat = {"address_mode_u": "repeat", "address_mode_v": "repeat"}
         repeating = device.create_sampler(**linear, **repeat, mipmap_filter="linear")
-        clamped = device.create_sampler(**linear)
+        self._clamped = device.create_sampler(**linear)
         self._scene_group = device.create_bind_group(
             layout=pipelines.scene_layout,
             entries=[
@@ -117,33 +135,70 @@ class Renderer:
         ]
         self._tiles_group = device.create_bind_group(
             layout=pipelines.tiles_layout,
-            entries=[{"binding": i, "resource": made} for i, made in enumerate([*views, clamped])],
+            entries=[
+                {"binding": i, "resource": made} for i, made in enumerate([*views, self._clamped])
+            ],
         )
 
     def resize(self, width: int, height: int) -> None:
         """The target has another size now, in pixels."""
+        self.width, self.height = width, height
+        self._make_targets()
+
+    @property
+    def effort(self) -> Effort:
+        """How much work the pictures are."""
+        return self._effort
+
+    @effort.setter
+    def effort(self, effort: Effort) -> None:
+        if effort.scale < 1 and self._pipelines.enlarge is None:
+            return  # asked for again in the next frame
+        if effort != self._effort:
+            self._effort = effort
+            self._make_targets()
+
+    @property
+    def inner_size(self) -> tuple[int, int]:
+        """Pixels that are drawn; enlarged, they fill the target."""
+        scale = self._effort.scale
+        return max(1, round(scale * self.width)), max(1, round(scale * self.height))
+
+    def _make_targets(self) -> None:
         for target in self._targets:
             target.destroy()
-        self.width, self.height = width, height
         formats = [DEPTH_FORMAT, *([self._format] if self.quality.samples > 1 else [])]
-        self._targets = [
-            self.gpu.memory.create_texture(
-                size=(width, height, 1),
-                format=form,
-                sample_count=self.quality.samples,
-                usage=wgpu.TextureUsage.RENDER_ATTACHMENT,
-                owner=OWNER,
-            )
-            for form in formats
-        ]
+        self._targets = [self._target(form, self.quality.samples) for form in formats]
+        if self._effort.scale < 1:
+            self._targets.append(self._target(self._format, 1))
         self._views = [target.create_view() for target in self._targets]
+        if self._effort.scale < 1:
+            self._enlarge_group = self.gpu.device.create_bind_group(
+                layout=self._pipelines.enlarge_layout,
+                entries=[
+                    {"binding": 0, "resource": self._clamped},
+                    {"binding": 1, "resource": self._views[-1]},
+                ],
+            )
+
+    def _target(self, form: str, samples: int) -> Any:
+        sampled = samples == 1 and form != DEPTH_FORMAT
+        usage = wgpu.TextureUsage
+        return self.gpu.memory.create_texture(
+            size=(*self.inner_size, 1),
+            format=form,
+            sample_count=samples,
+            usage=usage.RENDER_ATTACHMENT | (usage.TEXTURE_BINDING if sampled else 0),
+            owner=OWNER,
+        )
 
     def close(self) -> None:
         """Give all memory back; nothing is drawn any more."""
         self.tiles.close()
         for texture in (*self._targets, self._patterns):
             texture.destroy()
-        for held in (self._vertices, self._indices, self._scene, self._tile_buffer):
+        meshes = [held for mesh in self._meshes for held in (mesh.vertices, mesh.indices)]
+        for held in (*meshes, self._scene, self._tile_buffer):
             held.free()
 
     def camera(self, position: Point, yaw: float, pitch: float) -> Camera:
@@ -158,17 +213,19 @@ class Renderer:
         camera: Camera,
         visible: Sequence[VisibleTile],
         time_s: float,
-        timestamp_writes: Any = None,
+        timed: Callable[[], Any] = lambda: None,
     ) -> DrawStats:
-        """Append the pass that draws the whole picture to ``target_view``. ``visible`` are the
-        tiles in view, at most as many as there are slots."""
+        """Append the passes that draw the whole picture to ``target_view``: one, and one more
+        where the picture is drawn smaller. ``visible`` are the tiles in view, at most as many as
+        there are slots; ``timed()`` gives a pass's ``timestamp_writes``."""
         nearest = sorted(
             ((_flat_distance(v.tile, camera), v) for v in visible),
             key=lambda found: (found[0], found[1].tile),
         )
         self._write_scene(camera, time_s)
         self._write_tiles(camera, [tile for _, tile in nearest])
-        render = self._begin(encoder, target_view, timestamp_writes)
+        smaller = self._effort.scale < 1
+        render = self._begin(encoder, self._views[-1] if smaller else target_view, timed())
         render.set_bind_group(0, self._scene_group)
         render.set_bind_group(1, self._tiles_group)
         self._draw_terrain(render, len(nearest))
@@ -178,7 +235,25 @@ class Renderer:
         render.set_pipeline(self._pipelines.sea)
         render.draw(4)
         render.end()
-        return DrawStats(len(nearest), len(nearest) * self._index_count // 3, planted)
+        if smaller:
+            self._fill(encoder, target_view, timed())
+        return DrawStats(len(nearest), len(nearest) * self._drawn_mesh.count // 3, planted)
+
+    def _fill(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> None:
+        """The picture, enlarged."""
+        timed = {"timestamp_writes": timestamp_writes} if timestamp_writes else {}
+        enlarge = encoder.begin_render_pass(
+            color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}],
+            **timed,
+        )
+        enlarge.set_pipeline(self._pipelines.enlarge)
+        enlarge.set_bind_group(0, self._enlarge_group)
+        enlarge.draw(3)
+        enlarge.end()
+
+    @property
+    def _drawn_mesh(self) -> _Mesh:
+        return self._meshes[0 if self._effort.fine else 1]
 
     def clear(self, encoder: Any, target_view: Any) -> None:
         """An empty picture."""
@@ -205,19 +280,20 @@ class Renderer:
     def _draw_terrain(self, render: Any, count: int) -> None:
         if count == 0:
             return
-        vertices, tiles, indices = self._vertices, self._tile_buffer, self._indices
+        mesh, tiles = self._drawn_mesh, self._tile_buffer
+        vertices, indices = mesh.vertices, mesh.indices
         render.set_pipeline(self._pipelines.terrain)
         render.set_vertex_buffer(0, vertices.buffer, vertices.offset, vertices.nbytes)
         render.set_vertex_buffer(1, tiles.buffer, tiles.offset, count * TILE_BYTES)
         render.set_index_buffer(indices.buffer, "uint16", indices.offset, indices.nbytes)
-        render.draw_indexed(self._index_count, count)
+        render.draw_indexed(mesh.count, count)
 
     def _draw_plants(self, render: Any, nearest: list[tuple[float, VisibleTile]]) -> int:
         """A draw for each tile near enough; how many."""
         pool, tiles = self.tiles, self._tile_buffer
-        planted = 0
+        planted, furthest = 0, self._effort.plants * self.quality.plants_m
         for i, (away, visible) in enumerate(nearest):
-            if away > self.quality.plants_m or not pool.has_plants(visible.slot):
+            if away > furthest or not pool.has_plants(visible.slot):
                 continue
             if planted == 0:
                 render.set_pipeline(self._pipelines.plants)
@@ -231,7 +307,7 @@ class Renderer:
         x, y, z = camera.position
         data = self._scene_data
         data[0:4] = camera.view_projection
-        data[4:7, :3] = camera.rays(self.width, self.height)
+        data[4:7, :3] = camera.rays(*self.inner_size)
         density = math.exp(-y / _THINNING_M) / _CLEAR_M
         data[4:7, 3] = (density, 1 / self.quality.view_m, time_s)
         data[7] = (*SUN, y)

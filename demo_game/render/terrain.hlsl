@@ -1,5 +1,5 @@
 // Tiles: one grid, instanced over all that are in view, its vertices moved to the next level's
-// surface with distance. Defines: STEP cells per square, RICH.
+// surface with distance. Define: RICH.
 
 #include "scene.hlsli"
 #include "ground.hlsli"
@@ -10,7 +10,7 @@
 
 struct Vertex
 {
-    // cell x, z, lower end of a skirt
+    // cell x, z, cells that the lower end of a skirt hangs down
     [[vk::location(0)]] uint4 cell : CELL;
     // two cells of the next level, from the quadrant's corner
     [[vk::location(1)]] uint4 coarser : COARSER;
@@ -46,7 +46,7 @@ Surface place(Vertex vertex)
     float moved = saturate((length(at) - vertex.morph.x) * vertex.morph.y);
     moved = max(moved, vertex.place.w);
     float height = lerp(own, coarse, moved);
-    float drop = float(vertex.cell.z) * vertex.place.z * float(STEP);
+    float drop = float(vertex.cell.z) * vertex.place.z;
     at.y = max(height, SEABED) - drop - scene.sun.w;
 
     Surface surface;
@@ -62,13 +62,13 @@ Surface place(Vertex vertex)
 float4 shade(Surface surface) : SV_Target0
 {
     float3 own = float3(surface.uv.xy, float(surface.slots.x));
-    float4 light = shading_texels.Sample(clamped, own);
-    float4 albedo = albedo_texels.Sample(clamped, own);
-#if RICH
     float3 coarser = float3(surface.uv.zw, float(surface.slots.y));
-    light = lerp(light, shading_texels.Sample(clamped, coarser), surface.moved);
-    albedo = lerp(albedo, albedo_texels.Sample(clamped, coarser), surface.moved);
-#endif
+    // colours go over to the coarser level's as the shape does, so that levels meet without an edge
+    // and a new tile comes gradually
+    float4 light = shading_texels.SampleLevel(clamped, own, 0.0);
+    float4 albedo = albedo_texels.SampleLevel(clamped, own, 0.0);
+    light = lerp(light, shading_texels.SampleLevel(clamped, coarser, 0.0), surface.moved);
+    albedo = lerp(albedo, albedo_texels.SampleLevel(clamped, coarser, 0.0), surface.moved);
     albedo.rgb = linear_of(albedo.rgb);
     float2 world = surface.position.xz + scene.eye.xy;
 #if RICH

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from demo_game.world.bounds import bounds
 from demo_game.world.tile import TileId
 
-#: where a level's vertices begin to move, as a share of the distance where they have moved
-MORPH_FROM = 0.65
+#: where a level's vertices begin to move, as a share of the distance where they have moved: late,
+#: for tiles of the level below reach further than that, and show this level's shape as it is
+MORPH_FROM = 0.85
+#: tiles are divided at least when the eye is nearer than so many of their spans
+_LEAST_SPLIT = 0.5
+#: metres that the eye moves between two looks at whether the tiles fit
+_STEP_M = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +63,51 @@ def distance(tile: TileId, seed: int, eye: tuple[float, float, float]) -> float:
 
 
 def select(
-    eye: tuple[float, float, float], seed: int, detail: Detail, ready: Callable[[TileId], bool]
+    eye: tuple[float, float, float],
+    seed: int,
+    detail: Detail,
+    ready: Callable[[TileId], bool],
+    settled: Callable[[TileId], bool] = lambda tile: True,
 ) -> Selection:
     """The tiles around the eye. A tile is drawn in the place of its four children until all of
-    them are ready, so the picture never has a hole where something coarser is there."""
+    them are ready, so the picture never has a hole where something coarser is there; and until it
+    is itself settled, so that they begin as what was seen before."""
     found = Selection()
     for root in _roots(eye, detail):
-        _visit(root, eye, seed, detail, ready, found)
+        _visit(root, eye, seed, detail, ready, settled, found)
     return found
+
+
+def needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> set[TileId]:
+    """The tiles to draw once all are there, and those above them, whose shapes they take."""
+    tiles: set[TileId] = set()
+
+    def ready(tile: TileId) -> bool:
+        tiles.add(tile)
+        return True
+
+    select(eye, seed, detail, ready)
+    return tiles
+
+
+def fitting(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
+    """The finest world around the eye of which at most so many tiles are :func:`needed`: tiles are
+    divided nearer to the eye, then less finely, than ``detail`` says. A function of where the eye
+    is, in steps of some metres, so that it is seldom looked for."""
+    x, y, z = (round(at / _STEP_M) * _STEP_M for at in eye)
+    return _fitting((x, y, z), seed, detail, most)
+
+
+@lru_cache(maxsize=256)
+def _fitting(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
+    while len(needed(eye, seed, detail)) > most:
+        if detail.split > _LEAST_SPLIT:
+            detail = replace(detail, split=0.85 * detail.split)
+        elif detail.finest < detail.coarsest:
+            detail = replace(detail, finest=detail.finest + 1)
+        else:
+            return detail  # as coarse as it gets
+    return detail
 
 
 def _roots(eye: tuple[float, float, float], detail: Detail) -> list[TileId]:
@@ -91,6 +134,7 @@ def _visit(
     seed: int,
     detail: Detail,
     ready: Callable[[TileId], bool],
+    settled: Callable[[TileId], bool],
     found: Selection,
 ) -> None:
     away = distance(tile, seed, eye)
@@ -103,7 +147,9 @@ def _visit(
         for child in missing:
             found.wanted[child] = distance(child, seed, eye)
         if not missing:
+            below = found if settled(tile) else Selection(wanted=found.wanted)
             for child in children:
-                _visit(child, eye, seed, detail, ready, found)
-            return
+                _visit(child, eye, seed, detail, ready, settled, below)
+            if below is found:
+                return
     found.draw.append(tile)

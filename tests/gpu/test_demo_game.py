@@ -18,8 +18,10 @@ import cml_engine as cml
 from demo_game.command import main
 from demo_game.game import Settings
 from demo_game.headless import HeadlessRun, Options, run
+from demo_game.render.pace import Pace
 from demo_game.render.quality import SOFTWARE
-from demo_game.world.quadtree import Detail
+from demo_game.streaming import FADE_S
+from demo_game.world.quadtree import Detail, needed
 
 SMALL = replace(SOFTWARE, width=160, height=90)
 #: three levels around the camera, a few dozen tiles, and a quarter of a second between frames:
@@ -85,6 +87,58 @@ def test_something_is_drawn_before_any_network_has_run(gpu: cml.Gpu) -> None:
         assert pool.free_slots == pool.slots - len(streaming.shown)
     finally:
         flown.close()
+
+
+def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(gpu: cml.Gpu) -> None:
+    flown = HeadlessRun(gpu, replace(SMALL, slots=20), NEAR, Options())
+    try:
+        eye = flown._pose(0).position
+        assert len(needed(eye, NEAR.seed, NEAR.detail)) > 30
+        flown.load()  # it used to go on for ever
+        counts = flown.game.streaming.counts
+        assert flown.game.complete and counts.finished <= 20
+        assert len(flown.game.selection.draw) > 4
+    finally:
+        flown.close()
+
+
+def popping(gpu: cml.Gpu, fade_s: float, monkeypatch: pytest.MonkeyPatch) -> float:
+    """The largest change of a block of pixels from one frame to the next, of 255, while tiles
+    arrive before a camera that stands still."""
+    monkeypatch.setattr("demo_game.streaming.FADE_S", fade_s)
+    flown = HeadlessRun(gpu, SMALL, replace(NEAR, frame_ms=1000 / 60), Options())
+    last_s = 0.0
+    try:
+        flown.game.pace = Pace(1e6)  # whatever a frame takes here, its picture is the same
+        flown.game.streaming.draft = lambda *_: None  # type: ignore[method-assign]
+        flown.game.controls.mode = "unsliced"
+        pose, before, worst = flown._pose(0), None, 0.0
+        while not flown.game.complete or flown._seconds < last_s + 2 * FADE_S:
+            flown._frame(pose)
+            if flown.game.streaming.making:
+                last_s = flown._seconds
+            if flown.game.covered:
+                picture = blocks(flown)
+                worst = max(worst, 0.0 if before is None else float(np.abs(picture - before).max()))
+                before = picture
+        return worst
+    finally:
+        flown.close()
+
+
+def blocks(flown: HeadlessRun) -> Any:
+    """Means of the picture's squares of ten pixels."""
+    width, height = flown.quality.width, flown.quality.height
+    data = flown.gpu.queue.read_texture(
+        {"texture": flown.target}, {"bytes_per_row": 4 * width}, (width, height, 1)
+    )
+    pixels = np.frombuffer(data, np.uint8).reshape(height // 10, 10, width // 10, 10, 4)
+    return pixels[..., :3].mean((1, 3))
+
+
+def test_tiles_do_not_pop_up(gpu: cml.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradual, sudden = popping(gpu, FADE_S, monkeypatch), popping(gpu, 1e-6, monkeypatch)
+    assert gradual < 8.0 and gradual < 0.8 * sudden, (gradual, sudden)
 
 
 def test_another_seed_is_another_world(gpu: cml.Gpu, runs: dict[str, Any]) -> None:

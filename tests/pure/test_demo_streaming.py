@@ -86,7 +86,11 @@ def test_a_tile_is_shown_when_all_of_it_is_there_and_not_before() -> None:
     assert tensors["height"] == "surface.height" and tensors["texels"] == "paint.texels"
     assert all(job.released for job in made.jobs.values())
     assert world.counts.latencies_s == [2.5]
-    assert world.fade(ROOT, 3.5) == 1.0 and world.fade(ROOT, 4 + FADE_S) == 0.0
+    assert world.fade(ROOT, 9.0) == 1.0, "its siblings may come later: it is not drawn yet"
+    world.draw([ROOT], 9.0)
+    world.draw([ROOT], 9.5)
+    assert world.fade(ROOT, 9.0) == 1.0 and 0.0 < world.fade(ROOT, 9.0 + FADE_S / 2) < 1.0
+    assert world.fade(ROOT, 9.01 + FADE_S) == 0.0
 
 
 def test_only_fine_tiles_have_plants() -> None:

@@ -1,0 +1,111 @@
+"""How much work a picture is, so that frames keep their time: more where there is room, less where
+there is none, and no going back and forth.
+
+A picture is drawn at one of several efforts: resolution, mesh, how far plants are drawn. What it
+took at the present one is the only thing that is known. It goes down as soon as enough frames were
+too long, and up again only when there has been room for the next effort for a while; an effort
+that had to be left soon after is tried again twice as late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+#: frames whose times decide, and the share of them that may take longer than what decides
+_FRAMES, _SHARE = 24, 0.8
+#: frames that there must have been room before more is tried, and the longest such wait
+_PATIENCE, _MOST_PATIENCE = 90, 1440
+#: an effort that is left within so many frames was a mistake
+_SOON = 180
+#: of the time there is: what must be left over at the next effort before it is tried
+_ROOM = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """``scale`` of the target's sides in which the picture is drawn, whether tiles have the
+    ``fine`` mesh, and the share of the distance to which plants are drawn."""
+
+    scale: float
+    fine: bool = True
+    plants: float = 1.0
+
+    @property
+    def pixels(self) -> float:
+        """Of the target's pixels, those that are drawn."""
+        return self.scale * self.scale
+
+
+#: from the most work to the least
+EFFORTS = (
+    Effort(1.0),
+    Effort(0.85),
+    Effort(0.72),
+    Effort(0.61, False, 0.8),
+    Effort(0.52, False, 0.7),
+    Effort(0.44, False, 0.6),
+    Effort(0.36, False, 0.4),
+)
+
+
+class Pace:
+    """Chooses the effort. ``most_ms`` is what a frame may take without its networks."""
+
+    def __init__(self, most_ms: float, first: int = 0) -> None:
+        if not 0 <= first < len(EFFORTS):
+            raise ValueError(f"effort: wanted 0 to {len(EFFORTS) - 1}, got {first}")
+        self.most_ms = most_ms
+        self._at = first
+        self._times: deque[float] = deque(maxlen=_FRAMES)
+        self._since = self._room = 0
+        self._patience = _PATIENCE
+        self._climbed = False
+
+    @property
+    def effort(self) -> Effort:
+        """For the next picture."""
+        return EFFORTS[self._at]
+
+    def took(self, ms: float) -> None:
+        """A frame's time without its networks, as it becomes known."""
+        if not (math.isfinite(ms) and ms > 0):
+            return
+        self._times.append(ms)
+        self._since += 1
+        if len(self._times) < _FRAMES:
+            return
+        usual = sorted(self._times)[int(_SHARE * _FRAMES)]
+        if usual > self.most_ms:
+            self._down()
+        elif usual * self._dearer() < _ROOM * self.most_ms:
+            self._room += 1
+            if self._room >= self._patience:
+                self._up()
+        else:
+            self._room = 0
+
+    def _dearer(self) -> float:
+        """The next effort's time as a multiple of the present one's, at most."""
+        if self._at == 0:
+            return math.inf
+        return EFFORTS[self._at - 1].pixels / self.effort.pixels
+
+    def _down(self) -> None:
+        if self._at == len(EFFORTS) - 1:
+            return
+        if self._climbed:
+            soon = self._since < _SOON
+            self._patience = min(2 * self._patience, _MOST_PATIENCE) if soon else _PATIENCE
+        self._at += 1
+        self._begin(climbed=False)
+
+    def _up(self) -> None:
+        self._at -= 1
+        self._begin(climbed=True)
+
+    def _begin(self, climbed: bool) -> None:
+        self._climbed = climbed
+        self._times.clear()
+        self._since = self._room = 0

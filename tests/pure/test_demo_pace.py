@@ -1,0 +1,70 @@
+"""The picture's effort follows the frames' time, and does not go back and forth."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from demo_game.render.pace import EFFORTS, Effort, Pace
+
+MOST = 11.7
+
+
+def machine(effort: Effort, fixed_ms: float, full_ms: float) -> float:
+    """What a picture takes: so much whatever is drawn, and so much for all pixels."""
+    return fixed_ms + full_ms * effort.pixels
+
+
+def settle(pace: Pace, fixed_ms: float, full_ms: float, frames: int = 3000) -> list[Effort]:
+    """The efforts of so many frames on a machine."""
+    used = []
+    for frame in range(frames):
+        used.append(pace.effort)
+        noise = 0.3 * math.sin(1.7 * frame) + (6.0 if frame % 40 == 0 else 0.0)
+        pace.took(machine(pace.effort, fixed_ms, full_ms) + noise)
+    return used
+
+
+@pytest.mark.parametrize("first", [0, 4, len(EFFORTS) - 1])
+@pytest.mark.parametrize("full_ms", [2.0, 8.0, 16.0, 30.0])
+def test_it_settles_where_frames_keep_their_time(first: int, full_ms: float) -> None:
+    pace = Pace(MOST, first)
+    used = settle(pace, 5.0, full_ms)
+    late = used[-1000:]
+    assert all(machine(effort, 5.0, full_ms) <= MOST for effort in late)
+    changes = sum(a != b for a, b in zip(late, late[1:], strict=False))
+    assert changes == 0, "nothing has changed on the machine"
+    better = [e for e in EFFORTS if e.pixels > late[-1].pixels]
+    room = [e for e in better if machine(e, 5.0, full_ms) < 0.6 * MOST]
+    assert not room, "and it is not lazy"
+
+
+def test_it_follows_a_machine_that_becomes_busy_and_quiet_again() -> None:
+    pace = Pace(MOST)
+    quiet = settle(pace, 2.0, 5.0)[-1]
+    busy = settle(pace, 6.0, 20.0, 400)[-1]
+    assert busy.pixels < quiet.pixels and machine(busy, 6.0, 20.0) <= MOST
+    assert settle(pace, 2.0, 5.0, 6000)[-1] == quiet
+
+
+def test_an_effort_that_does_not_last_is_tried_less_and_less_often() -> None:
+    """A machine on which the next effort is dearer than its pixels say."""
+    pace, used = Pace(MOST, 1), []
+    for _ in range(8000):
+        used.append(pace.effort)
+        pace.took(20.0 if pace.effort == EFFORTS[0] else 5.0)
+    tried = [i for i in range(1, len(used)) if used[i] == EFFORTS[0] != used[i - 1]]
+    gaps = [b - a for a, b in zip(tried, tried[1:], strict=False)]
+    assert 2 <= len(tried) < 12 and gaps[-1] > 4 * gaps[0]
+
+
+def test_a_few_long_frames_change_nothing_and_neither_does_nonsense() -> None:
+    pace = Pace(MOST, 2)
+    for frame in range(80):
+        pace.took(40.0 if frame % 8 == 0 else 9.0)
+        for wrong in (math.nan, math.inf, -1.0, 0.0):
+            pace.took(wrong)
+    assert pace.effort == EFFORTS[2]
+    with pytest.raises(ValueError, match="effort: wanted 0 to"):
+        Pace(MOST, len(EFFORTS))
