@@ -22,8 +22,9 @@ from cml_engine.ops.declaration.spec import Cost
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A range of memory that a step reads or writes: ``space`` is ``"arena"`` or ``"weights"``,
-    ``offset`` and ``nbytes`` are bytes in it."""
+    """A range of memory that a step reads or writes: ``space`` is ``"arena"``, ``"weights"`` (what
+    plans of one network at several shapes share) or ``"own"``; ``offset`` and ``nbytes`` are bytes
+    in it."""
 
     tensor: str
     space: str
@@ -125,6 +126,9 @@ class Plan:
     weights: Mapping[str, tuple[int, np.ndarray[Any, Any]]]
     weights_bytes: int
     memory: Memory
+    #: the same of what is this plan's alone: variables, and constants that hang on the shapes
+    own: Mapping[str, tuple[int, np.ndarray[Any, Any]]] = field(default_factory=dict)
+    own_bytes: int = 0
     #: copies (from, to) that give variables their new values after a run, in this order: what
     #: lies in the weights goes by way of the arena, so that all change at once
     updates: tuple[tuple[Binding, Binding], ...] = ()
@@ -151,6 +155,7 @@ class Plan:
         lines.append(
             f"arena {self.memory.peak} bytes (lower bound {self.memory.bound}, "
             f"ratio {self.memory.ratio:.3f}), weights {self.weights_bytes} bytes"
+            + (f", its own {self.own_bytes} bytes" if self.own_bytes else "")
         )
         lines.append(f"{len(self.choices)} choices, {sum(c.tuned for c in self.choices)} tuned")
         lines += [f"      {choice}" for choice in self.choices]

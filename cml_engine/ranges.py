@@ -171,6 +171,8 @@ SPEED = Real(0.001, 1000)
 #: unused memory around a tensor
 GUARD_BYTES = Whole(0, 1 << 30)
 EXTENT = Whole(1, 2**31 - 1)
+#: networks at other shapes that stay compiled
+SHAPES_KEPT = Whole(0, 1_000_000)
 #: of tensors that may be empty
 ANY_EXTENT = Whole(0, 2**31 - 1)
 #: of ONNX's operators, where a model is written

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import numpy as np
@@ -19,9 +20,20 @@ from cml_engine.passes import NAMES, optimize
 from cml_engine.plan import Plan
 from cml_engine.planning.choose_storage import Storage, layouts_for
 from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.ranges import SEED, TIMES, an_object, flag, one_of, some_of
+from cml_engine.planning.sibling import Sibling, share_constants
+from cml_engine.ranges import (
+    SEED,
+    SHAPES_KEPT,
+    TIMES,
+    an_object,
+    flag,
+    one_of,
+    shapes_by_name,
+    some_of,
+)
 from cml_engine.report.rank import OpTime, RankReport
 from cml_engine.report.stub import StubReport, check_stub, time_in_turns
+from cml_engine.shape_cache import Compiled, ShapeCache
 from cml_engine.tuning.tables import table_for
 
 if TYPE_CHECKING:
@@ -72,6 +84,7 @@ class Session:
         every frame. (:meth:`run` does the rest at once.)
     arena : ``"shared:NAME"``: sessions with the same name have their activations in the same
         memory, so only one of them runs at a time; a frame scheduler sees to that.
+    shapes_kept : how many networks at other shapes stay compiled (see :meth:`reshaped`).
 
     Example
     -------
@@ -88,25 +101,32 @@ class Session:
         *,
         deferred: bool = False,
         arena: str | None = None,
+        shapes_kept: int = 8,
     ) -> None:
         an_object(Graph, graph, "a session's graph, from cml.load,")
         an_object(CompileOptions, options, "options")
         flag(deferred, "deferred")
         if arena is not None:
             an_object(str, arena, "arena")
+        SHAPES_KEPT.check(shapes_kept, "shapes_kept")
         load_families()  # a graph that was not loaded from a file may be the first use
-        self.source_graph = graph
         self.options = options
-        self.graph = optimize(graph, options.without)
         self.gpu = _choose(backend)
-        self.plan: Plan | None = None
-        if self.gpu is None:
-            self._program: Program = CpuProgram(self.graph)
-        else:
-            from cml_engine.gpu.program.program import GpuProgram
+        first = _compiled(graph, self.gpu, options, deferred, arena)
+        self._take(first)
+        #: the network at other shapes, of all sessions that are made of this one
+        self._shapes: ShapeCache[Program, Session] = ShapeCache(
+            shapes_kept,
+            _recompiler(first, self.gpu, options, arena),
+            partial(_session_of, self.gpu, options),
+        )
+        self._shapes.add(graph, self)
 
-            self.plan = make_plan(self.graph, self.gpu, options)
-            self._program = GpuProgram(self.plan, self.gpu, deferred=deferred, arena=arena)
+    def _take(self, compiled: Compiled[Program]) -> None:
+        self.source_graph: Graph = compiled.source
+        self.graph: Graph = compiled.graph
+        self.plan: Plan | None = compiled.plan
+        self._program: Program = compiled.program
 
     @property
     def backend(self) -> str:
@@ -127,6 +147,22 @@ class Session:
     def program(self) -> Program:
         """The backend's own view of the network, for tools and the scheduler."""
         return self._program
+
+    def reshaped(self, shapes: Mapping[str, Sequence[int]]) -> Session:
+        """The same network at other shapes of its inputs, by name; inputs that are not named have
+        those of :func:`cml_engine.load`. Weights are shared, variables are not; where the kernels
+        are the same, no file is read, nothing compiled and nothing uploaded.
+
+        A shape that was asked for lately gives the same session at once: the last ``shapes_kept``
+        stay compiled. Another takes as long as making a plan: in a frame ask for shapes that you
+        asked for before. On a GPU it is prepared as a deferred session is.
+        :class:`InputError` where there is no such input, :class:`ModelError` where the network
+        cannot have such shapes; a graph that was changed after it was loaded has no others.
+        """
+        source = self.source_graph
+        given = dict(source.origin.shapes) if source.origin else {}
+        given |= shapes_by_name(shapes)
+        return self._shapes.get(given, lambda: source.reshaped(shapes))
 
     def build_ahead(self) -> None:
         """Begin to build a deferred session's pipelines on all cores, and return at once: for a
@@ -220,15 +256,75 @@ class Session:
         return RankReport.of(self.graph.name, self.gpu.name, clock, operators, times)
 
 
-def make_plan(graph: Graph, gpu: Gpu, options: CompileOptions) -> Plan:
-    """The plan that a GPU session runs."""
+def _compiled(
+    graph: Graph, gpu: Gpu | None, options: CompileOptions, deferred: bool, arena: str | None
+) -> Compiled[Program]:
+    """A graph compiled for its backend."""
+    optimized = optimize(graph, options.without)
+    if gpu is None:
+        return Compiled(graph, optimized, None, CpuProgram(optimized))
+    from cml_engine.gpu.program.program import GpuProgram
+
+    plan = make_plan(optimized, gpu, options)
+    program = GpuProgram(plan, gpu, deferred=deferred, arena=arena)
+    return Compiled(graph, optimized, plan, program)
+
+
+def _recompiler(
+    first: Compiled[Program], gpu: Gpu | None, options: CompileOptions, arena: str | None
+) -> Callable[[Graph], Compiled[Program]]:
+    """What compiles the network of ``first`` at other shapes. It does not hold the first program,
+    whose arena goes with its session."""
+    before = first.graph
+    if gpu is None or first.plan is None:
+
+        def on_cpu(graph: Graph) -> Compiled[Program]:
+            optimized = share_constants(optimize(graph, options.without), before)
+            return Compiled(graph, optimized, None, CpuProgram(optimized))
+
+        return on_cpu
+    from cml_engine.gpu.program.program import GpuProgram
+
+    assert isinstance(first.program, GpuProgram)
+    sibling, common = Sibling(before, first.plan), first.program.common
+    options = replace(options, plan=_plan_options(gpu, options), tuned=False)  # reads no table
+
+    def on_gpu(graph: Graph) -> Compiled[Program]:
+        optimized = share_constants(optimize(graph, options.without), before)
+        plan = make_plan(optimized, gpu, options, sibling)
+        program = GpuProgram(plan, gpu, deferred=True, arena=arena, common=common)
+        return Compiled(graph, optimized, plan, program)
+
+    return on_gpu
+
+
+def _session_of(
+    gpu: Gpu | None,
+    options: CompileOptions,
+    compiled: Compiled[Program],
+    shapes: ShapeCache[Program, Session],
+) -> Session:
+    made = object.__new__(Session)
+    made.options, made.gpu, made._shapes = options, gpu, shapes
+    made._take(compiled)
+    return made
+
+
+def make_plan(
+    graph: Graph, gpu: Gpu, options: CompileOptions, sibling: Sibling | None = None
+) -> Plan:
+    """The plan that a GPU session runs; with a sibling as much as may be like that one."""
     layouts = layouts_for(graph, options.storage) if options.blocked_layout else {}
+    return lower(graph, gpu.limits, layouts, _plan_options(gpu, options), sibling)
+
+
+def _plan_options(gpu: Gpu, options: CompileOptions) -> PlanOptions:
     plan = options.plan
     if "views" in options.without:
         plan = replace(plan, views=False)
     if options.tuned and plan.variants is NO_VARIANTS:
         plan = replace(plan, variants=table_for(gpu.name))
-    return lower(graph, gpu.limits, layouts, plan)
+    return plan
 
 
 def check_inputs(facts: Mapping[str, Fact], given: Mapping[str, Array]) -> dict[str, Array]:

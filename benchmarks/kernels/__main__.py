@@ -21,7 +21,7 @@ from benchmarks import table
 from benchmarks.kernels.controls import PeakMeter
 from benchmarks.kernels.roofline import Kernel, Peaks, markdown
 from benchmarks.models import MODELS, ready_program
-from cml_engine.gpu.program.preparation import step_keys
+from cml_engine.gpu.program.common import step_keys
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from examples.upscale import assets
 

@@ -22,6 +22,7 @@ from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace, stored_byt
 from cml_engine.planning.check_dispatches import check_dispatches
 from cml_engine.planning.choose_storage import rounded_weights
 from cml_engine.planning.plan_memory import Item, place
+from cml_engine.planning.sibling import Sibling
 from cml_engine.planning.views import Views, find_views, is_view_copy, merged, whole
 from cml_engine.ranges import GUARD_BYTES, an_object, flag
 
@@ -70,8 +71,10 @@ def lower(
     limits: Limits,
     layouts: Mapping[str, str] | None = None,
     options: PlanOptions = PlanOptions(),
+    sibling: Sibling | None = None,
 ) -> Plan:
-    """The plan of a graph whose facts are known. Pure: the same arguments give the same plan."""
+    """The plan of a graph whose facts are known. Pure: the same arguments give the same plan. With
+    a ``sibling`` it has the same kernels and weights as that where they are right."""
     if options.guard % limits.storage_offset_alignment:
         raise InputError(
             f"guard: wanted a multiple of {limits.storage_offset_alignment}, at which tensors lie "
@@ -79,26 +82,28 @@ def lower(
         )
     chosen = dict(layouts or {})
     alias = _aliases(graph)
-    draft = _dispatches(graph, limits, chosen, options)
+    draft = _dispatches(graph, limits, chosen, options, sibling)
     draft.passed_on = _passed_on(graph, alias)
     draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
     items = _items(graph, draft, alias, chosen, options)
     places, memory = _place_arena(graph, items, draft, alias, chosen, limits, options)
-    weights, weights_bytes = _place_weights(graph, draft, alias, limits)
+    weights = _place_weights(graph, draft, alias, limits, sibling)
     locate = _Locator(graph, chosen, alias, places, weights, draft)
     steps = tuple(
         _step(i, node, kernel, dispatch, cost, locate)
         for i, (node, kernel, dispatch, cost) in enumerate(draft.dispatches)
     )
-    _check_limits(steps, memory, weights_bytes, limits)
+    _check_limits(steps, memory, weights, limits)
     return Plan(
         name=graph.name,
         steps=steps,
         inputs={name: locate.place(name) for name in graph.inputs},
         outputs={name: locate.place(name) for name in graph.outputs},
         tensors=_readable(graph, locate, options),
-        weights=weights,
-        weights_bytes=weights_bytes,
+        weights=weights.shared.values,
+        weights_bytes=weights.shared.nbytes,
+        own=weights.own.values,
+        own_bytes=weights.own.nbytes,
         memory=memory,
         updates=_updates(graph, alias, draft, locate),
         options={"keep": options.keep, "guard": options.guard},
@@ -112,6 +117,7 @@ def _dispatches(
     limits: Limits,
     layouts: dict[str, str],
     options: PlanOptions,
+    sibling: Sibling | None,
 ) -> _Draft:
     draft, stub = _Draft(), options.stub
     if stub and stub not in {
@@ -129,6 +135,8 @@ def _dispatches(
                 f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
             )
         op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
+        if sibling is not None:
+            op.kept, op.known = sibling.chosen(node), sibling.packed(node, graph)
         dispatches = [d for d in _lower_node(spec, spec.kernel, op) if d.groups > 0]
         total = sum(d.groups for d in dispatches if d.cost is None)
         cost = node_cost(spec, node, graph, layouts)
@@ -280,22 +288,59 @@ def _nbytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:
     return 4 * words(graph.facts[name], layouts.get(name, PLAIN))
 
 
+@dataclass(slots=True)
+class _Block:
+    """Constants one after the other in a buffer."""
+
+    values: dict[str, tuple[int, Array]] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def add(self, name: str, array: Array, align: int) -> None:
+        self.values[name] = self.nbytes, array
+        self.nbytes += -(-max(stored_bytes(array), _MIN_BYTES) // align) * align
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """What is shared with plans at other shapes, and what is this plan's alone."""
+
+    shared: _Block
+    own: _Block
+    used: frozenset[str]
+
+    def find(self, name: str) -> tuple[str, int, Array] | None:
+        """Space, offset and value of a constant that lies in the weights."""
+        if name in self.own.values:
+            return ("own", *self.own.values[name])
+        return ("weights", *self.shared.values[name]) if name in self.used else None
+
+
 def _place_weights(
-    graph: Graph, draft: _Draft, alias: Mapping[str, str], limits: Limits
-) -> tuple[dict[str, tuple[int, Array]], int]:
-    """Constants that a dispatch binds, an update writes or an output is, one after the other."""
+    graph: Graph,
+    draft: _Draft,
+    alias: Mapping[str, str],
+    limits: Limits,
+    sibling: Sibling | None,
+) -> _Weights:
+    """Constants that a dispatch binds, an update writes or an output is, one after the other. What
+    an update writes is never shared, nor what a sibling does not have."""
     names = [alias.get(n, n) for _, _, d, _ in draft.dispatches for n in d.tensors]
     names += [alias.get(n, n) for n in graph.roots]
-    names += [variable for variable, _ in graph.updates]
-    weights: dict[str, tuple[int, Array]] = {}
-    end = 0
-    align = limits.storage_offset_alignment
-    for name in dict.fromkeys(names):
+    variables = {variable: None for variable, _ in graph.updates}
+    shared, own, used = _Block(), _Block(), set[str]()
+    if sibling is not None:
+        shared = _Block(dict(sibling.plan.weights), sibling.plan.weights_bytes)
+    for name in dict.fromkeys([*names, *variables]):
         array = draft.packed.get(name, graph.constants.get(name))
-        if array is not None:
-            weights[name] = (end, array)
-            end += -(-max(stored_bytes(array), _MIN_BYTES) // align) * align
-    return weights, end
+        if array is None:
+            continue
+        if name in variables or not (sibling is None or sibling.has(name, array)):
+            own.add(name, array, limits.storage_offset_alignment)
+            continue
+        used.add(name)
+        if sibling is None:
+            shared.add(name, array, limits.storage_offset_alignment)
+    return _Weights(shared, own, frozenset(used))
 
 
 def _bound(nbytes: int) -> int:
@@ -310,14 +355,15 @@ class _Locator:
     layouts: Mapping[str, str]
     alias: Mapping[str, str]
     arena: Mapping[str, int]
-    weights: Mapping[str, tuple[int, Array]]
+    weights: _Weights
     draft: _Draft
 
     def __call__(self, name: str) -> Binding:
         root = self.alias.get(name, name)
-        if root in self.weights:
-            offset, array = self.weights[root]
-            return Binding(name, "weights", offset, _bound(stored_bytes(array)))
+        found = self.weights.find(root)
+        if found is not None:
+            space, offset, array = found
+            return Binding(name, space, offset, _bound(stored_bytes(array)))
         if root not in self.arena:
             raise InternalError(f"tensor '{name}' has no place in memory")
         if root in self.draft.scratch:
@@ -399,10 +445,13 @@ def _readable(graph: Graph, locate: _Locator, options: PlanOptions) -> dict[str,
     return {name: locate.place(name) for node in graph.nodes for name in node.outputs}
 
 
-def _check_limits(
-    steps: Iterable[Step], memory: Memory, weights_bytes: int, limits: Limits
-) -> None:
-    for what, size in (("activations", memory.peak), ("weights", weights_bytes)):
+def _check_limits(steps: Iterable[Step], memory: Memory, weights: _Weights, limits: Limits) -> None:
+    sizes = (
+        ("activations", memory.peak),
+        ("weights", weights.shared.nbytes),
+        ("variables", weights.own.nbytes),
+    )
+    for what, size in sizes:
         if size > limits.max_buffer_bytes:
             raise DeviceError(
                 f"the model's {what} take {size} bytes, this device allows buffers of "

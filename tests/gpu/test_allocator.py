@@ -659,8 +659,8 @@ class Model:
         memory.add_tenant(self)
 
     @property
-    def resident_bytes(self):
-        return 0 if self.held is None else self.held.nbytes
+    def resident(self):
+        return [] if self.held is None else [self.held]
 
     @property
     def evictable(self):

@@ -13,7 +13,7 @@ from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.memory.words import empty, from_words
-from cml_engine.gpu.program.residency import TENSOR_USAGE
+from cml_engine.gpu.program.common import TENSOR_USAGE
 from cml_engine.graph import Fact
 from cml_engine.plan import Binding, TensorPlace
 

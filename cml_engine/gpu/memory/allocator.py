@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from threading import RLock
 from typing import Any, Protocol
@@ -54,8 +54,8 @@ class Tenant(Protocol):
     @property
     def last_used(self) -> int: ...
     @property
-    def resident_bytes(self) -> int:
-        """What it holds that it can lose."""
+    def resident(self) -> Collection[Allocation]:
+        """What it holds that it can lose; other models may hold some of it too."""
         ...
 
     @property
@@ -300,7 +300,7 @@ class Allocator:
         else:
             lasting = self._heaps.lasting_bytes(_PASSING | _MODELS) + self._texture_bytes
         stays = [t for t in list(self._tenants) if t is but or not (t.evictable or t.passing)]
-        return lasting + sum(t.resident_bytes for t in stays) + nbytes <= self._budget
+        return lasting + _bytes_of(stays) + nbytes <= self._budget
 
     def _may_reserve(self, nbytes: int) -> bool:
         return self._budget is None or self.reserved_bytes + nbytes <= self._budget
@@ -328,7 +328,8 @@ class Allocator:
                 yield
         idle = [t for t in list(self._tenants) if t.evictable]
         if self._budget is not None:
-            least = self._ledger.held - sum(t.resident_bytes for t in idle)
+            others = [t for t in list(self._tenants) if t not in idle]
+            least = self._ledger.held - (_bytes_of([*idle, *others]) - _bytes_of(others))
             if least + nbytes > self._budget:
                 return  # it would be in vain
         for tenant in sorted(idle, key=lambda t: t.last_used):
@@ -412,3 +413,8 @@ class Allocator:
 
     def __str__(self) -> str:
         return str(self.stats())
+
+
+def _bytes_of(tenants: Iterable[Tenant]) -> int:
+    """What these hold together."""
+    return sum(held.nbytes for held in {held for tenant in tenants for held in tenant.resident})

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Lock
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from cml_engine.gpu.device import Device, Pipeline
-from cml_engine.gpu.shaders.hlsl import ShaderKey, kernel_content, shader_key
+from cml_engine.gpu.program.common import EVERYTHING, Chunks, chunks
+from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.once import Once
-from cml_engine.plan import Plan, Step, stored_bytes
+from cml_engine.plan import Plan, Step
 
 
 class Prepared(Protocol):
@@ -28,7 +27,9 @@ class Prepared(Protocol):
     @property
     def name(self) -> str: ...
 
-    def write_weights(self, offset: int, words: np.ndarray[Any, Any]) -> None: ...
+    def upload(self, values: Chunks, limit: int) -> int:
+        """Upload so many bytes: shared weights, then of these; what is left of the limit."""
+        ...
 
     def make_launch(self, step: Step, pipeline: Pipeline) -> None: ...
 
@@ -39,38 +40,16 @@ UPLOAD_BYTES_PER_MS = 256 << 10
 _LAUNCHES_PER_FRAME = 32
 
 
-def step_keys(plan: Plan) -> list[ShaderKey]:
-    """The kernel variant of every step, of the files as they are now."""
-    contents: dict[tuple[str, str], str] = {}
-    keys = []
-    for step in plan.steps:
-        kernel = str(step.path), step.inline
-        if kernel not in contents:
-            contents[kernel] = kernel_content(*kernel)
-        key = shader_key(
-            step.path,
-            step.params_layout,
-            len(step.bindings),
-            step.defines,
-            step.trusted,
-            interface=step.interface,
-            inline=step.inline,
-            content=contents[kernel],
-        )
-        keys.append(key)
-    return keys
-
-
 class Preparation:
     """The way of one program to being ready, from memory that holds nothing yet."""
 
-    def __init__(self, plan: Plan, gpu: Device) -> None:
+    def __init__(self, plan: Plan, gpu: Device, keys: Sequence[ShaderKey]) -> None:
         self._gpu = gpu
         self._plan = plan
-        self._chunks = _weight_chunks(plan)
+        self._chunks = chunks(plan.own)
         self._uploaded = False
         self._building: Future[None] | None = None
-        self._keys = step_keys(plan)
+        self._keys = keys
         self._next = 0
         self._built = 0
         self.done = False
@@ -82,22 +61,27 @@ class Preparation:
     def finish(self, program: Prepared) -> None:
         """Do all of it now."""
         if self._building is not None:
-            self._building.result()
+            wait([self._building])  # what failed there is tried again here
         building = self.build_ahead()
-        self._upload(program, 1 << 62)
+        self._upload(program, EVERYTHING)
         wait(building)
         for pipeline in building:
             pipeline.result()
         self._make_launches(program, len(self._keys))
 
     def advance(self, program: Prepared, budget_ms: float) -> None:
-        """Do a frame's worth of it. Raises what building a pipeline raised."""
+        """Do a frame's worth of it. Raises what building a pipeline raised, once: the next call
+        begins to build anew."""
         if self._building is None:
+            self._built = 0
             self._building = BUILDER.submit(program.name, self._build_pipelines)
         self._upload(program, max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
         if not (self._building.done() and self._uploaded):
             return
-        self._building.result()
+        built = self._building
+        if built.exception() is not None:
+            self._building = None
+        built.result()
         self._make_launches(program, _LAUNCHES_PER_FRAME)
 
     def bind_again(self) -> None:
@@ -131,23 +115,8 @@ class Preparation:
             self._built += 1
 
     def _upload(self, program: Prepared, limit: int) -> None:
-        if self._uploaded:
-            return
-        for offset, words in self._chunks:
-            program.write_weights(offset, words)
-            limit -= words.nbytes
-            if limit <= 0:
-                return
-        self._uploaded = True
-
-
-def _weight_chunks(plan: Plan) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """All weights as ``(byte offset, flat numbers)`` of at most 64 KiB each."""
-    count = 16 << 10
-    for offset, array in plan.weights.values():
-        flat = np.ravel(array)
-        for start in range(0, flat.size, count):
-            yield offset + stored_bytes(flat[:start]), flat[start : start + count]
+        if not self._uploaded:
+            self._uploaded = program.upload(self._chunks, limit) > 0
 
 
 class Builder:
@@ -158,7 +127,7 @@ class Builder:
         self._thread = ThreadPoolExecutor(1, "cml-pipelines")
         self._lock = Lock()
         self._waiting = 0
-        self._network = self._what = self._error = ""
+        self._network = self._what = self._failed = self._error = ""
         self._since = 0.0
 
     def submit(self, network: str, work: Callable[[], None]) -> Future[None]:
@@ -173,7 +142,10 @@ class Builder:
         self._network = network
         try:
             work()
+            if network == self._failed:
+                self._failed = self._error = ""
         except BaseException as error:
+            self._failed = network
             self._error = f"'{network}', {self._what}: {type(error).__name__}: {error}"
             raise
         finally:
@@ -184,8 +156,8 @@ class Builder:
         self._what, self._since = what, time.perf_counter()
 
     def doing(self) -> str:
-        """What it is at, for how long, what waits for it, and its last error; "" where all is
-        done and none failed."""
+        """What it is at, for how long, what waits for it, and its last error, until that network is
+        built after all; "" where all is done and none failed."""
         said = []
         if self._network:
             seconds = time.perf_counter() - self._since

@@ -15,6 +15,7 @@ from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import SLICE_BYTES, Device, Pipeline
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.words import empty, from_words, to_words
+from cml_engine.gpu.program.common import Chunks, Common, write_chunks, write_numbers
 from cml_engine.gpu.program.preparation import Preparation
 from cml_engine.gpu.program.readback import Readback
 from cml_engine.gpu.program.residency import Residency
@@ -50,17 +51,26 @@ class GpuProgram:
     """
 
     def __init__(
-        self, plan: Plan, gpu: Device, *, deferred: bool = False, arena: str | None = None
+        self,
+        plan: Plan,
+        gpu: Device,
+        *,
+        deferred: bool = False,
+        arena: str | None = None,
+        common: Common | None = None,
     ) -> None:
         self.plan = plan
         self.name = plan.name
         self.gpu = gpu
-        self.residency = Residency(plan, gpu.memory, arena)
+        #: what programs of this network at other shapes are made with
+        self.common = Common(plan, gpu.memory) if common is None else common
+        self.residency = Residency(plan, gpu.memory, arena, self.common)
         self._uniforms: Uniforms | None = None
         self._launches: list[_Launch] = []
         self._step_costs = plan.step_costs()
         self._readback = Readback(plan)
-        self._preparation = Preparation(plan, gpu)
+        self._keys = self.common.step_keys(plan)
+        self._preparation = Preparation(plan, gpu, self._keys)
         self._pins = 0
         self._stays_until = 0
         self._lacking = ""
@@ -101,6 +111,11 @@ class GpuProgram:
         return self.residency.nbytes
 
     @property
+    def resident(self) -> list[Allocation]:
+        """The memory of these."""
+        return self.residency.resident
+
+    @property
     def _in_use(self) -> bool:
         return bool(self._pins or self.residency.holders)
 
@@ -111,7 +126,7 @@ class GpuProgram:
                 why = "has variables that would be lost" if self.plan.updates else "is running"
                 raise InputError(f"model '{self.name}' cannot be evicted: it {why}")
             self._launches.clear()
-            self._preparation = Preparation(self.plan, self.gpu)
+            self._preparation = Preparation(self.plan, self.gpu, self._keys)
             self.residency.release(now=True)
 
     def build_ahead(self) -> None:
@@ -314,9 +329,10 @@ class GpuProgram:
             self._refuse(bool(self.residency.holders))  # others of its arena have other variables
             self.load()
             for _, target in self.plan.updates:
-                if target.space == "weights":
-                    offset, array = self.plan.weights[target.tensor]
-                    self.write_weights(offset, array)
+                if target.space == "own":
+                    offset, array = self.plan.own[target.tensor]
+                    assert self.residency.own is not None
+                    write_numbers(self.residency.own, offset, array)
 
     # --- looking at it
 
@@ -356,18 +372,19 @@ class GpuProgram:
 
     def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
         """The buffer behind a :class:`Binding`, and the byte offset in it."""
-        found = self.residency.arena if binding.space == "arena" else self.residency.weights
+        there = self.residency
+        spaces = {"arena": there.arena, "weights": there.weights, "own": there.own}
+        found = spaces[binding.space]
         if found is None:
             raise InputError(f"model '{self.name}' was evicted: there is nothing to look at")
         return found.buffer, found.offset + binding.offset
 
-    def write_weights(self, offset: int, words: Array) -> None:
-        """Put 32-bit words (or truth values) at a byte offset of the weights."""
-        if words.size:
-            if words.dtype == np.bool_:
-                words = words.astype(np.uint32)
-            assert self.residency.weights is not None
-            self.residency.weights.write(np.ascontiguousarray(words), offset)
+    def upload(self, values: Chunks, limit: int) -> int:
+        """Upload so many bytes: weights that are shared, then ``values`` of its own; what is left
+        of the limit, 0 where there may be more."""
+        limit = self.common.upload(limit)
+        own = self.residency.own
+        return limit if own is None or limit <= 0 else write_chunks(own, values, limit)
 
     def make_launch(self, step: Step, pipeline: Pipeline) -> None:
         """Make what the next step needs beside its pipeline."""

@@ -6,15 +6,12 @@ import weakref
 from threading import RLock
 from typing import Any
 
-import wgpu
-
 from cml_engine.errors import InputError
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.allocator import Allocator
+from cml_engine.gpu.program.common import TENSOR_USAGE, Common, free
 from cml_engine.plan import Plan
 
-_Usage = wgpu.BufferUsage
-TENSOR_USAGE = _Usage.STORAGE | _Usage.COPY_SRC | _Usage.COPY_DST
 _PREFIX = "shared:"
 
 
@@ -93,18 +90,22 @@ _ARENAS: weakref.WeakKeyDictionary[Allocator, weakref.WeakValueDictionary[str, S
 
 
 class Residency:
-    """The arena and the weights of one program, and who is running it."""
+    """The arena and the weights of one program, and who is running it. Weights that programs of
+    other shapes share are there as long as one of them has them."""
 
-    def __init__(self, plan: Plan, memory: Allocator, arena: str | None) -> None:
+    def __init__(self, plan: Plan, memory: Allocator, arena: str | None, common: Common) -> None:
         self.name = plan.name
         self.arena_bytes = max(plan.memory.peak, 256)
-        self._weights_bytes = max(plan.weights_bytes, 256)
+        self._own_bytes = plan.own_bytes
+        self._common = common
         self._memory = memory
         self.shared = None if arena is None else SharedArena.named(memory, arena)
         #: held by who is running it, or another of its group; taken before the allocator's
         self.lock = RLock() if self.shared is None else self.shared.lock
         self.arena: Allocation | None = None
         self.weights: Allocation | None = None
+        #: what is the program's alone, where there is anything
+        self.own: Allocation | None = None
         #: frame schedulers that have a job of the program running (forgotten when they are gone)
         self.holders: weakref.WeakSet[Any] = weakref.WeakSet()
         if self.shared is not None:
@@ -118,24 +119,36 @@ class Residency:
     @property
     def complete(self) -> bool:
         """Whether all of its memory is there."""
-        return self.arena is not None and self.weights is not None
+        return self.arena is not None and self.weights is not None and self._has_own
+
+    @property
+    def _has_own(self) -> bool:
+        return self.own is not None or not self._own_bytes
+
+    @property
+    def resident(self) -> list[Allocation]:
+        """What of it is there; others may hold some of it too."""
+        return [part for part in (self.arena, self.weights, self.own) if part is not None]
 
     @property
     def nbytes(self) -> int:
-        """What of it is there, the whole of a shared arena included."""
-        return sum(part.nbytes for part in (self.arena, self.weights) if part is not None)
+        """What of it is there, the whole of what is shared included."""
+        return sum(part.nbytes for part in self.resident)
 
     @property
     def missing_bytes(self) -> int:
         """What of it is not there."""
-        missing = 0 if self.weights is not None else self._weights_bytes
+        missing = 0 if self.weights is not None else self._common.nbytes
+        missing += 0 if self._has_own else self._own_bytes
         return missing + (0 if self.arena is not None else self.arena_bytes)
 
     def acquire(self) -> bool:
         """Take what is missing; whether the arena is another one than before."""
         if self.weights is None:
-            self.weights = self._memory.allocate(
-                self._weights_bytes, TENSOR_USAGE, owner=self.name, category="weights"
+            self.weights = self._common.take()
+        if not self._has_own:
+            self.own = self._memory.allocate(
+                self._own_bytes, TENSOR_USAGE, owner=self.name, category="weights"
             )
         if self.arena is not None:
             return False
@@ -170,12 +183,7 @@ class Residency:
         self.drop_arena(now)
         weights, self.weights = self.weights, None
         if weights is not None:
-            free(weights, now)
-
-
-def free(allocation: Allocation, now: bool) -> None:
-    """Give it back, at once or when no frame is being encoded."""
-    if now:
-        allocation.free_now()
-    else:
-        allocation.free()
+            self._common.give_back(now)
+        own, self.own = self.own, None
+        if own is not None:
+            free(own, now)

@@ -72,6 +72,9 @@ class Lowering:
     #: which kernels a table prefers, and what was chosen so far
     variants: VariantTable = NO_VARIANTS
     choices: list[Choice] = field(default_factory=list)
+    #: of the node at other shapes: the kernels that it chose, and what it packed
+    kept: list[str] = field(default_factory=list)
+    known: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def attrs(self) -> Attrs:
@@ -117,12 +120,14 @@ class Lowering:
         return self.graph.constants[name] if self.graph.is_constant(name) else None
 
     def pack(self, key: str, make: Callable[[], Array]) -> str:
-        """A new constant of the plan with the value ``make()``; ``key`` names it (once made,
-        it is not made again). It is bound like any tensor."""
+        """A new constant of the plan with the value ``make()``; ``key`` names it, and says with
+        the node's constants all that it depends on (once made, it is not made again, at other
+        shapes neither). It is bound like any tensor."""
         if lookup(self.node.op).from_game:
             self._pack_for_game(key, make)
         elif key not in self.packed:
-            self.packed[key] = np.ascontiguousarray(make())
+            known = self.known.get(key)
+            self.packed[key] = np.ascontiguousarray(make()) if known is None else known
         return key
 
     def _pack_for_game(self, key: str, make: Callable[[], Array]) -> None:
@@ -154,8 +159,11 @@ class Lowering:
     def choose(self, key: str, options: Mapping[str, T], default: str) -> T:
         """One of the options by name: what the table of variants has for ``key``, else the
         default. Each must give a correct kernel; the key (:class:`Choice`) and the options may
-        depend on the node and the limits only, so that a tuner finds them again."""
-        chosen = self.variants.name_for(key, tuple(options), default)
+        depend on the node and the limits only, so that a tuner finds them again. A network at
+        other shapes keeps what it chose first, so that its weights stay packed as they are."""
+        chosen = self.kept.pop(0) if self.kept else ""
+        if chosen not in options:
+            chosen = self.variants.name_for(key, tuple(options), default)
         self.choices.append(Choice(self.node.title, key, tuple(options), default, chosen))
         return options[chosen]
 

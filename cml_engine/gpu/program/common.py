@@ -1,0 +1,138 @@
+"""What programs of one network at several shapes share: packed weights, and kernels as they were
+read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.allocator import Allocator
+from cml_engine.gpu.shaders.hlsl import ShaderKey, kernel_content, shader_key
+from cml_engine.plan import Plan, stored_bytes
+
+_Usage = wgpu.BufferUsage
+TENSOR_USAGE = _Usage.STORAGE | _Usage.COPY_SRC | _Usage.COPY_DST
+#: a limit of bytes to upload that nothing reaches
+EVERYTHING = 1 << 62
+_CHUNK_NUMBERS = 16 << 10
+
+Array = np.ndarray[Any, Any]
+Chunks = Iterator[tuple[int, Array]]
+
+
+class Common:
+    """The constants of a plan and of its plans at other shapes, which no run changes. They are
+    uploaded once, and on the device as long as one program holds them there."""
+
+    def __init__(self, plan: Plan, memory: Allocator) -> None:
+        self.name = plan.name
+        self.nbytes = max(plan.weights_bytes, 256)
+        self._values = plan.weights
+        self._memory = memory
+        self._allocation: Allocation | None = None
+        self._holders = 0
+        self._chunks: Chunks = iter(())
+        self._uploaded = False
+        self._uploading = Lock()
+        self._contents: dict[tuple[str, str], str] = {}
+
+    def take(self) -> Allocation:
+        """The weights' memory, for a program that does not hold it yet."""
+        with self._memory.lock:
+            if self._allocation is None:
+                self._allocation = self._memory.allocate(
+                    self.nbytes, TENSOR_USAGE, owner=self.name, category="weights"
+                )
+                self._chunks, self._uploaded = chunks(self._values), False
+            self._holders += 1
+            return self._allocation
+
+    def give_back(self, now: bool) -> None:
+        """A program does not need it any more; ``now`` even while a frame is being encoded."""
+        with self._memory.lock:
+            self._holders -= 1
+            if not self._holders:
+                allocation, self._allocation = self._allocation, None
+                assert allocation is not None
+                free(allocation, now)
+
+    def upload(self, limit: int) -> int:
+        """Upload about so many bytes of the weights, for a program that holds the memory. What is
+        left of the limit; 0 where there may be more of them, and where another thread is at it."""
+        if self._uploaded:
+            return limit
+        if not self._uploading.acquire(blocking=limit >= EVERYTHING):
+            return 0
+        try:
+            assert self._allocation is not None
+            limit = write_chunks(self._allocation, self._chunks, limit)
+            self._uploaded = limit > 0
+            return limit
+        finally:
+            self._uploading.release()
+
+    def step_keys(self, plan: Plan) -> list[ShaderKey]:
+        """The kernel variant of every step, of the files as they were when the first plan was."""
+        return step_keys(plan, self._contents)
+
+
+def step_keys(plan: Plan, contents: dict[tuple[str, str], str] | None = None) -> list[ShaderKey]:
+    """The kernel variant of every step, of the files as they are now; ``contents`` has the digests
+    of those that were read already."""
+    contents = {} if contents is None else contents
+    keys = []
+    for step in plan.steps:
+        kernel = str(step.path), step.inline
+        if kernel not in contents:
+            contents[kernel] = kernel_content(*kernel)
+        key = shader_key(
+            step.path,
+            step.params_layout,
+            len(step.bindings),
+            step.defines,
+            step.trusted,
+            interface=step.interface,
+            inline=step.inline,
+            content=contents[kernel],
+        )
+        keys.append(key)
+    return keys
+
+
+def chunks(values: Mapping[str, tuple[int, Array]]) -> Chunks:
+    """All values as ``(byte offset, flat numbers)`` of at most 64 KiB each."""
+    for offset, array in values.values():
+        flat = np.ravel(array)
+        for start in range(0, flat.size, _CHUNK_NUMBERS):
+            yield offset + stored_bytes(flat[:start]), flat[start : start + _CHUNK_NUMBERS]
+
+
+def write_chunks(allocation: Allocation, chunks: Chunks, limit: int) -> int:
+    """Write the next chunks; what is left of the limit, 0 where there may be more of them."""
+    for offset, numbers in chunks:
+        write_numbers(allocation, offset, numbers)
+        limit -= numbers.nbytes
+        if limit <= 0:
+            return 0
+    return limit
+
+
+def write_numbers(allocation: Allocation, offset: int, numbers: Array) -> None:
+    """Put numbers at a byte offset; truth values become words."""
+    if numbers.size:
+        if numbers.dtype == np.bool_:
+            numbers = numbers.astype(np.uint32)
+        allocation.write(np.ascontiguousarray(numbers), offset)
+
+
+def free(allocation: Allocation, now: bool) -> None:
+    """Give it back, at once or when no frame is being encoded."""
+    if now:
+        allocation.free_now()
+    else:
+        allocation.free()

@@ -1,0 +1,313 @@
+"""A session at other shapes: the same numbers as one that was loaded so, from what is on the device
+already; memory that is counted once and lives as long as one session of them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import OutOfGpuMemory
+from cml_engine.gpu.gpu import Gpu
+from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.shaders import compilers
+from scheduler import FrameScheduler
+
+TEXT = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph net(x) -> (y, mean)
+{
+    x = external(shape = [1, 8, 24, 24]);
+    w0 = variable(shape = [8, 8, 3, 3], label = 'w0');
+    w1 = variable(shape = [8, 8, 3, 3], label = 'w1');
+    slopes = variable(shape = [1, 8], label = 'slopes');
+    c0 = conv(x, w0, padding = [(1, 1), (1, 1)]);
+    p = prelu(c0 * 2.0, slopes);
+    c1 = conv(p, w1, padding = [(1, 1), (1, 1)]);
+    y = relu(c1) + x;
+    mean = mean_reduce(y, axes = [2, 3]);
+}
+"""
+#: a constant that hangs on the shape, and a kernel that is another for many positions
+SHAPED = TEXT.replace(
+    "mean_reduce(y, axes = [2, 3])",
+    "sum_reduce(y, axes = [2, 3]) * [[1.0 / scalar(shape_of(x)[2] * shape_of(x)[3])]]",
+)
+STATE = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph counter(x) -> (y)
+{
+    x = external(shape = [1, 8, 24, 24]);
+    sums = variable(shape = [1, 8, 1, 1], label = 'sums');
+    s = sums + sum_reduce(x, axes = [2, 3]);
+    sums2 = update(sums, s);
+    y = x * s;
+}
+"""
+SMALL, LARGE = (1, 8, 24, 24), (2, 8, 32, 28)
+
+
+@pytest.fixture
+def own() -> Gpu:
+    """A device whose memory nobody else has."""
+    return cml.Gpu()
+
+
+@pytest.fixture
+def weights(rng):
+    weights = {f"w{k}": rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8 for k in (0, 1)}
+    weights["slopes"] = rng.standard_normal((1, 8)).astype(np.float32)
+    return weights
+
+
+@pytest.fixture
+def model(weights):
+    """The network, from memory."""
+    return cml.MemoryModel(TEXT, weights)
+
+
+def image(shape, seed=3):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def run(session, seed=3):
+    return session.run({"x": image(session.inputs["x"].shape, seed)})
+
+
+def equal(got, wanted):
+    assert got.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_array_equal(got[name], wanted[name], name)
+
+
+class Counted:
+    """What happens in a ``with`` block: files opened, kernels compiled, pipelines, uploads."""
+
+    watching = None
+
+    def __init__(self, gpu, monkeypatch):
+        self.gpu, self.patch = gpu, monkeypatch
+        self.files, self.compiled, self.uploaded, self.pipelines = [], [], 0, 0
+
+    def __enter__(self):
+        write, compile = Allocation.write, compilers.compile
+
+        def counted(allocation, data, offset=0):
+            if allocation.category == "weights":
+                self.uploaded += memoryview(data).nbytes
+            write(allocation, data, offset)
+
+        self.patch.setattr(Allocation, "write", counted)
+        self.patch.setattr(compilers, "compile", lambda r: self.compiled.append(r) or compile(r))
+        self.built = self.gpu.pipelines_built
+        Counted.watching = self
+        return self
+
+    def __exit__(self, *_):
+        Counted.watching = None
+        self.pipelines = self.gpu.pipelines_built - self.built
+        self.patch.undo()
+
+    @property
+    def all(self):
+        return self.files, self.compiled, self.uploaded, self.pipelines
+
+
+def _opened(event, arguments):
+    if event == "open" and Counted.watching is not None:
+        Counted.watching.files.append(arguments[0])
+
+
+sys.addaudithook(_opened)
+
+
+def test_the_counters_count(own, model, monkeypatch, tmp_path):
+    (tmp_path / "a").write_text("")
+    monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path))
+    with Counted(own, monkeypatch) as counted:
+        cml.Session(cml.load(model), own).run({"x": image(SMALL)})
+    assert counted.files and counted.uploaded > 4000 and counted.pipelines > 1
+
+
+def test_another_shape_takes_nothing_that_is_not_there(own, model, monkeypatch):
+    graph = cml.load(model)
+    session = cml.Session(graph, own)
+    run(session)
+    wanted = run(cml.Session(cml.load(model, shapes={"x": LARGE}), "cpu"))
+    with Counted(own, monkeypatch) as counted:
+        large = session.reshaped({"x": LARGE})
+        got = run(large)
+    assert counted.all == ([], [], 0, 0)
+    assert large.inputs["x"].shape == LARGE and large.outputs["mean"].shape == (2, 8, 1, 1)
+    for name in wanted:
+        np.testing.assert_allclose(got[name], wanted[name], rtol=2e-5, atol=2e-5)
+    equal(run(session), run(cml.Session(graph, own)))
+    assert large.plan.weights == session.plan.weights and not large.plan.own
+    equal(run(large), run(cml.Session(cml.load(model, shapes={"x": LARGE}), own)))
+
+
+def test_what_hangs_on_the_shape_is_a_sessions_own(own, weights, monkeypatch):
+    model, many = cml.MemoryModel(SHAPED, weights), (1, 8, 40, 28)
+    session = cml.Session(cml.load(model), own)
+    before = run(session)
+    with Counted(own, monkeypatch) as counted:
+        large = session.reshaped({"x": many})
+        got = run(large)
+    assert counted.uploaded == 4 and counted.pipelines == 1 and len(large.plan.own) == 1
+    equal(got, run(cml.Session(cml.load(model, shapes={"x": many}), own)))
+    equal(run(session), before)
+    large.program.evict()
+    equal(run(large), got)
+
+
+def held(gpu, category):
+    gpu.memory.settle()
+    return sum(h.nbytes for (_, kind), h in gpu.memory.stats().holdings.items() if kind == category)
+
+
+def test_weights_are_counted_once_and_live_as_long_as_one_session(own, model):
+    session = cml.Session(cml.load(model), own)
+    first = held(own, "weights")
+    large = session.reshaped({"x": LARGE})
+    wanted = run(large)
+    assert held(own, "weights") <= first + 256
+    session.program.evict()
+    assert held(own, "weights") >= first
+    equal(run(large), wanted)
+    before = run(session)
+    large.program.evict()
+    equal(run(session), before)
+    run(large)
+    del session
+    assert held(own, "weights") > 0
+    equal(run(large), wanted)
+    large.program.evict()
+    assert held(own, "weights") == held(own, "activations") == 0
+    equal(run(large), wanted)
+    del large
+    assert held(own, "weights") == held(own, "activations") == 0
+
+
+def test_a_budget_counts_what_is_shared_once(own, model):
+    """Eviction frees the weights with the last of those that share them: with the rest of the room
+    asked for, it must be tried; without it, nothing is taken in vain."""
+    session = cml.Session(cml.load(model), own)
+    others = [session.reshaped({"x": (1, 8, 24 + 8 * k, 24)}) for k in range(3)]
+    for each in (session, *others):
+        run(each)
+    everything = own.memory.held_bytes
+    tenants = [each.program for each in (session, *others)]
+    assert sum(t.resident_bytes for t in tenants) > held(own, "weights") + held(own, "activations")
+    own.memory.budget_bytes = own.memory.reserved_bytes
+    kept = held(own, "uniform")
+    usage = tenants[0].residency.weights.buffer.usage
+    with pytest.raises(OutOfGpuMemory):
+        own.memory.allocate(
+            own.memory.budget_bytes - kept + 4096, usage, owner="big", category="render"
+        )
+    assert own.memory.evictions == 0 and own.memory.held_bytes == everything
+
+
+def test_a_shape_seen_lately_is_the_same_session(gpu, model):
+    session = cml.Session(cml.load(model), gpu, shapes_kept=2)
+    large = session.reshaped({"x": LARGE})
+    assert session.reshaped({"x": list(LARGE)}) is large
+    assert large.reshaped({"x": SMALL}) is session and session.reshaped({}) is session
+    program = large.program
+    del large
+    assert session.reshaped({"x": LARGE}).program is program
+    for size in (8, 16):
+        session.reshaped({"x": (1, 8, size, 8)})
+    assert session.reshaped({"x": LARGE}).program is not program
+
+
+def test_what_is_not_kept_goes(own, model):
+    session = cml.Session(cml.load(model), own, shapes_kept=0)
+    first = held(own, "activations")
+    run(session.reshaped({"x": LARGE}))
+    assert held(own, "activations") == first
+    del session
+    gc.disable()
+    try:
+        assert held(own, "activations") == held(own, "weights") == 0
+    finally:
+        gc.enable()
+
+
+def test_variables_are_each_sessions_own(gpu, rng):
+    start = rng.standard_normal((1, 8, 1, 1)).astype(np.float32)
+    model = cml.MemoryModel(STATE, {"sums": start})
+    for backend in (gpu, "cpu"):
+        session = cml.Session(cml.load(model), backend)
+        run(session), run(session)
+        large = session.reshaped({"x": (1, *LARGE[1:])})
+        fresh = cml.Session(cml.load(model, shapes={"x": (1, *LARGE[1:])}), backend)
+        for _ in range(2):
+            equal(run(large), run(fresh))
+        third, other = run(session), cml.Session(cml.load(model), backend)
+        run(other), run(other)
+        equal(third, run(other))
+        large.reset()
+        fresh.reset()
+        equal(run(large), run(fresh))
+
+
+def frames(gpu, scheduler, job, most=3000):
+    for _ in range(most):
+        if job.ended and job.read("y") is not None:
+            return
+        encoder = gpu.device.create_command_encoder()
+        scheduler.encode(encoder)
+        gpu.queue.submit([encoder.finish()])
+        scheduler.end_frame()
+    raise AssertionError(job.state)
+
+
+def test_a_scheduler_prepares_what_is_new_and_builds_nothing(own, model, monkeypatch):
+    session = cml.Session(cml.load(model), own)
+    wanted = run(session.reshaped({"x": LARGE}))["y"]
+    other = cml.Session(cml.load(model), own)
+    run(other)
+    scheduler = FrameScheduler(own, budget_ms=2.0)
+    frames(own, scheduler, scheduler.submit(other, {"x": image(SMALL)}))
+    with Counted(own, monkeypatch) as counted:
+        large = other.reshaped({"x": LARGE})
+        assert not large.program.ready
+        job = scheduler.submit(large, {"x": image(LARGE)})
+        frames(own, scheduler, job)
+    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert counted.all == ([], [], 0, 0)
+
+
+def test_threads_that_ask_at_once_get_one_session(gpu, model):
+    session, found = cml.Session(cml.load(model), gpu), []
+    start = threading.Barrier(4)
+
+    def ask():
+        start.wait()
+        found.append(session.reshaped({"x": LARGE}))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len({id(each) for each in found}) == 1 and len(found) == 4
+
+
+def test_what_cannot_be_is_said_and_changes_nothing(gpu, model):
+    session = cml.Session(cml.load(model), gpu)
+    with pytest.raises(cml.ModelError, match=r"graph.nnef:9:\d+: conv 'c0'"):
+        session.reshaped({"x": (1, 9, 8, 8)})
+    with pytest.raises(cml.InputError, match="no input 'z'; its inputs are x"):
+        session.reshaped({"z": SMALL})
+    with pytest.raises(cml.InputError, match="shapes_kept: wanted a whole number"):
+        cml.Session(cml.load(model), gpu, shapes_kept=-1)
+    changed = cml.Session(cml.load(model).with_(name="other"), gpu)
+    with pytest.raises(cml.InputError, match="does not know how it was loaded"):
+        changed.reshaped({"x": LARGE})
+    run(session)
