@@ -181,7 +181,7 @@ class Evaluator(ABC):
         """Arrays of arrays can double at every assignment: count their elements."""
         if items and isinstance(items[0], (list, tuple)):
             self._steps += element_count(items)
-            self._guard(lambda: arithmetic.checked_length(items), scope, pos)
+            _guard(lambda: arithmetic.checked_length(items), scope, pos)
         return items
 
     def _comprehension(self, expr: Comprehension, scope: Scope, target: Target) -> list[Value]:
@@ -191,8 +191,11 @@ class Evaluator(ABC):
         found = []
         for row, wanted in zip(rows, targets, strict=True):
             inner.names.update(row)
-            if expr.condition is None or self._truth(expr.condition, inner):
-                found.append(self.evaluate(expr.item, inner, wanted))
+            if expr.condition is not None:
+                condition = self.evaluate(expr.condition, inner)
+                if not _truth(condition, inner, expr.condition.pos):
+                    continue
+            found.append(self.evaluate(expr.item, inner, wanted))
         return self._sized(found, scope, expr.pos)
 
     def _rows(self, expr: Comprehension, scope: Scope) -> list[dict[str, Value]]:
@@ -212,7 +215,7 @@ class Evaluator(ABC):
         return [dict(zip(names, row, strict=True)) for row in zip(*arrays, strict=True)]
 
     def _subscript(self, expr: Subscript, scope: Scope, target: Target) -> Value:
-        values = self._sequence(expr.value, scope, expr.pos)
+        values = _sequence(self.evaluate(expr.value, scope), scope, expr.pos)
         index = self._index(expr.index, scope)
         if not -len(values) <= index < len(values):
             message = f"index {index} is outside an array of {len(values)} elements"
@@ -220,16 +223,10 @@ class Evaluator(ABC):
         return values[index]
 
     def _range(self, expr: Range, scope: Scope, target: Target) -> Value:
-        values = self._sequence(expr.value, scope, expr.pos)
+        values = _sequence(self.evaluate(expr.value, scope), scope, expr.pos)
         begin = None if expr.begin is None else self._index(expr.begin, scope)
         end = None if expr.end is None else self._index(expr.end, scope)
         return values[begin:end]
-
-    def _sequence(self, expr: Expr, scope: Scope, pos: int) -> Any:
-        value = self.evaluate(expr, scope)
-        if not isinstance(value, (list, tuple, str)):
-            raise scope.error(ShapeError, f"'[' wants an array, got {describe(value)}", pos)
-        return value
 
     def _index(self, expr: Expr, scope: Scope) -> int:
         value = self.evaluate(expr, scope)
@@ -246,7 +243,7 @@ class Evaluator(ABC):
             if expr.op == "+":
                 return value
             return self.operator(TENSOR_UNARY[expr.op], [value], Site(scope, expr.pos, target))
-        return self._guard(lambda: arithmetic.unary(expr.op, value), scope, expr.pos)
+        return _guard(lambda: arithmetic.unary(expr.op, value), scope, expr.pos)
 
     def _binary(self, expr: Binary, scope: Scope, target: Target) -> Value:
         """A chain is walked down its left side, not recursed into: it can be long."""
@@ -268,20 +265,12 @@ class Evaluator(ABC):
             return self.operator(op, [left, right], Site(scope, expr.pos, target))
         if isinstance(left, (list, str)):
             self._steps += element_count(left) // 8
-        return self._guard(lambda: arithmetic.binary(expr.op, left, right), scope, expr.pos)
+        return _guard(lambda: arithmetic.binary(expr.op, left, right), scope, expr.pos)
 
     def _if_else(self, expr: IfElse, scope: Scope, target: Target) -> Value:
-        chosen = expr.yes if self._truth(expr.condition, scope) else expr.no
+        condition = self.evaluate(expr.condition, scope)
+        chosen = expr.yes if _truth(condition, scope, expr.condition.pos) else expr.no
         return self.evaluate(chosen, scope, target)
-
-    def _truth(self, expr: Expr, scope: Scope) -> bool:
-        value = self.evaluate(expr, scope)
-        if isinstance(value, bool):
-            return value
-        message = f"a condition must be a logical, got {describe(value)}"
-        if has_tensor(value):
-            message += ": a tensor is not known yet, use select(condition, yes, no)"
-        raise scope.error(ShapeError, message, expr.pos)
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -292,7 +281,7 @@ class Evaluator(ABC):
             raise scope.error(NnefSyntaxError, f"{expr.op}() takes one argument", expr.pos)
         value = self.evaluate(expr.arguments[0].value, scope)
         if expr.op in PRIMITIVES:
-            return self._guard(lambda: arithmetic.convert(expr.op, value), scope, expr.pos)
+            return _guard(lambda: arithmetic.convert(expr.op, value), scope, expr.pos)
         if expr.op == "shape_of":
             return self.shape_of(value, Site(scope, expr.pos))
         if not isinstance(value, (list, str)):
@@ -301,11 +290,27 @@ class Evaluator(ABC):
         self._steps += len(value) // 8
         return len(value) if expr.op == "length_of" else list(range(len(value)))
 
-    def _guard(self, compute: Callable[[], Value], scope: Scope, pos: int) -> Value:
-        try:
-            return compute()
-        except ValueProblem as problem:
-            raise scope.error(ShapeError, str(problem), pos) from None
+
+def _sequence(value: Value, scope: Scope, pos: int) -> Any:
+    if not isinstance(value, (list, tuple, str)):
+        raise scope.error(ShapeError, f"'[' wants an array, got {describe(value)}", pos)
+    return value
+
+
+def _truth(value: Value, scope: Scope, pos: int) -> bool:
+    if isinstance(value, bool):
+        return value
+    message = f"a condition must be a logical, got {describe(value)}"
+    if has_tensor(value):
+        message += ": a tensor is not known yet, use select(condition, yes, no)"
+    raise scope.error(ShapeError, message, pos)
+
+
+def _guard(compute: Callable[[], Value], scope: Scope, pos: int) -> Value:
+    try:
+        return compute()
+    except ValueProblem as problem:
+        raise scope.error(ShapeError, str(problem), pos) from None
 
 
 def spread(target: Target, count: int) -> list[Target]:

@@ -1,14 +1,7 @@
-"""Tokens -> AST: expressions (NNEF 1.0.5, A.2.2 compositional syntax).
-
-Depth is counted, not left to Python's stack: a model nested too deep gets a message.
-"""
+"""Tokens -> AST: expressions (NNEF 1.0.5, A.2.2 compositional syntax)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
-from cml_engine.errors import NnefSyntaxError
 from cml_engine.nnef.text.ast import (
     PRIMITIVES,
     Argument,
@@ -26,7 +19,8 @@ from cml_engine.nnef.text.ast import (
     TupleExpr,
     Unary,
 )
-from cml_engine.nnef.text.lexer import SourceText, Token, tokenize, unquote
+from cml_engine.nnef.text.cursor import TokenCursor
+from cml_engine.nnef.text.lexer import Token, unquote
 
 #: How tightly the operators bind; all of them group from the left.
 PRECEDENCE = {
@@ -40,97 +34,12 @@ PRECEDENCE = {
 
 BUILTINS = ("length_of", "shape_of", "range_of", *PRIMITIVES)
 
-MAX_DEPTH = 64
 _MAX_SUBSCRIPTS = 16
 _INT64 = 2**63
 
-_Item = TypeVar("_Item")
 
-
-class ExpressionParser:
-    """The token cursor, and the productions of expressions."""
-
-    def __init__(self, source: SourceText) -> None:
-        self.source = source
-        self._tokens = tokenize(source)
-        self._kinds = self._tokens.kinds
-        self._next = 0
-        self._depth = 0
-        self.kind = self._kinds[0]
-
-    # -- cursor ---------------------------------------------------------------------------------
-
-    @property
-    def pos(self) -> int:
-        return self._tokens.starts[self._next]
-
-    @property
-    def token(self) -> Token:
-        """The token that is next."""
-        at = self._next
-        return Token(self._kinds[at], self._tokens.texts[at], self._tokens.starts[at])
-
-    def peek(self, ahead: int) -> str:
-        """The kind of a later token."""
-        return self._kinds[min(self._next + ahead, len(self._kinds) - 1)]
-
-    def skip(self) -> None:
-        if self.kind != "end":
-            self._next += 1
-            self.kind = self._kinds[self._next]
-
-    def take(self) -> Token:
-        token = self.token
-        self.skip()
-        return token
-
-    def accept(self, kind: str) -> bool:
-        if self.kind != kind:
-            return False
-        self.skip()
-        return True
-
-    def expect(self, kind: str, wanted: str = "") -> None:
-        if self.kind != kind:
-            raise self.unexpected(wanted or f"'{kind}'")
-        self.skip()
-
-    def expect_token(self, kind: str, wanted: str) -> Token:
-        if self.kind != kind:
-            raise self.unexpected(wanted)
-        return self.take()
-
-    def unexpected(self, wanted: str) -> NnefSyntaxError:
-        token = self.token
-        got = "the end of the file" if token.kind == "end" else f"'{token.text[:40]}'"
-        return self.source.error(f"wanted {wanted}, got {got}", token.pos)
-
-    def identifier(self, wanted: str) -> Name:
-        token = self.expect_token("name", wanted)
-        return Name(token.text, token.pos)
-
-    def listed(self, item: Callable[[], _Item], close: str) -> list[_Item]:
-        """``{item [","]} close``, the opening bracket being read already."""
-        items: list[_Item] = []
-        if self.accept(close):
-            return items
-        while True:
-            items.append(item())
-            if self.accept(close):
-                return items
-            self.expect(",", f"',' or '{close}'")
-
-    def enter(self) -> None:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise self.source.error(
-                f"nested deeper than {MAX_DEPTH} levels: assign the inner parts to names", self.pos
-            )
-
-    def leave(self) -> None:
-        self._depth -= 1
-
-    # -- productions ----------------------------------------------------------------------------
+class ExpressionParser(TokenCursor):
+    """The productions of expressions, a method each."""
 
     # expression ::= binary ["if" expression "else" expression]
     def expression(self) -> Expr:
@@ -285,14 +194,6 @@ class ExpressionParser:
         if self.kind not in PRIMITIVES:
             raise self.unexpected("a type: integer, scalar, logical or string")
         return self.take().text
-
-    def close_angle(self) -> None:
-        """Take ``>``; ``>=`` is it too where ``tensor<scalar>= 0.0`` is written without a blank."""
-        if self.kind != ">=":
-            self.expect(">")
-            return
-        self.kind = self._kinds[self._next] = self._tokens.texts[self._next] = "="
-        self._tokens.starts[self._next] += 1
 
 
 def _signed(token: Token, operand: Expr) -> Literal:
