@@ -15,7 +15,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.convert.onnx.export import onnx_parts
-from cml_engine.convert.onnx.export.rows import export_rows
+from cml_engine.convert.onnx.export.forms import export_rows
 from cml_engine.graph import NUMPY_DTYPE, Graph
 from cml_engine.ops import registered
 from cml_engine.ranges import ONNX_OPSET

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cml_engine.convert.onnx.values import Value
 
-if TYPE_CHECKING:
-    from cml_engine.convert.onnx.call import Call
-
-Form = Callable[["Call"], "Value | Sequence[Value | None]"]
+#: takes the :class:`~cml_engine.convert.onnx.call.Call`, which knows rows and so stands above them
+Form = Callable[[Any], Value | Sequence[Value | None]]
 Fold = Callable[..., Any]
 
 #: the opsets of ONNX's own domain that are read

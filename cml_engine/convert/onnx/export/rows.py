@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from cml_engine.ranges import ONNX_OPSET
 
-if TYPE_CHECKING:
-    from cml_engine.convert.onnx.export.call import Call
-
-#: the nodes of one operator; gives the names of its results
-Form = Callable[["Call"], "str | Sequence[str]"]
+#: the nodes of one operator, by its :class:`~cml_engine.convert.onnx.export.call.Call`; gives the
+#: names of its results
+Form = Callable[[Any], str | Sequence[str]]
 F = TypeVar("F", bound=Form)
 
 #: the opset that is taken where none is asked for: what has been released for two years reads it
@@ -50,9 +48,6 @@ def form(
     return declare
 
 
-def export_rows() -> Mapping[str, Row]:
-    """Every row by the operator's name."""
-    from cml_engine.convert.onnx.export import forms
-
-    assert forms.FAMILIES
+def declared() -> Mapping[str, Row]:
+    """The rows that have been declared, by the operator's name; all: ``forms.export_rows``."""
     return MappingProxyType(_ROWS)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cml_engine.convert.onnx.export.call import Array, Call, Operand, renamed
-from cml_engine.convert.onnx.export.rows import Row, export_rows
+from cml_engine.convert.onnx.export.forms import export_rows
+from cml_engine.convert.onnx.export.rows import Row
 from cml_engine.convert.onnx.export.wire import (
     OutFunction,
     OutNode,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,10 +12,16 @@ from cml_engine.convert.onnx.model import OnnxGraph
 from cml_engine.convert.onnx.rows import MANY, op
 from cml_engine.convert.onnx.values import Value
 
-if TYPE_CHECKING:
-    from cml_engine.convert.onnx.importer import Importer, Scope
 
-Control = Callable[[Call, "Importer", "Scope"], Sequence["Value | None"]]
+class Importer(Protocol):
+    """Who imports the graphs within a node: ``importer.Importer``."""
+
+    def inner(
+        self, graph: OnnxGraph, values: dict[str, Value], scope: Any, prefix: str
+    ) -> list[Value]: ...
+
+
+Control = Callable[[Call, Importer, Any], Sequence[Value | None]]
 
 #: times that a loop is written out
 MAX_ITERATIONS = 4096
@@ -37,7 +43,7 @@ def _never(call: Call) -> Value:
 
 
 @_graph_op("If", "the branch that is taken", 1, then_branch=OnnxGraph, else_branch=OnnxGraph)
-def if_(call: Call, importer: Importer, scope: Scope) -> Sequence[Value | None]:
+def if_(call: Call, importer: Importer, scope: Any) -> Sequence[Value | None]:
     condition = call.array(0, "the condition")
     if condition.size != 1:
         raise call.wrong(f"a condition of {condition.size} values")
@@ -46,7 +52,7 @@ def if_(call: Call, importer: Importer, scope: Scope) -> Sequence[Value | None]:
 
 
 @_graph_op("Loop", "its body, again and again", MANY, body=OnnxGraph)
-def loop(call: Call, importer: Importer, scope: Scope) -> Sequence[Value | None]:
+def loop(call: Call, importer: Importer, scope: Any) -> Sequence[Value | None]:
     body: OnnxGraph = call.attr("body")
     trips = call.ints(0, "the number of iterations")[0] if call.has(0) else None
     go_on = call[1] if call.has(1) else Value.known(np.array(True))
@@ -90,7 +96,7 @@ def _joined(call: Call, parts: list[Value], axis: int) -> Value:
     scan_output_axes=None,
     scan_output_directions=None,
 )
-def scan(call: Call, importer: Importer, scope: Scope) -> Sequence[Value | None]:
+def scan(call: Call, importer: Importer, scope: Any) -> Sequence[Value | None]:
     if call.opset < 9:
         raise call.refuse("Scan of opset 8")
     body: OnnxGraph = call.attr("body")
