@@ -38,10 +38,9 @@ def work_of(step: Step) -> Cost:
         return step.cost
     p = step.params
     ins, outs = p["tiles"] * p["in_blocks"], p["tiles"] * p["out_blocks"]
-    stage = step.defines["STAGE"]
-    if stage == 0:
+    if "stage_is_input" in step.defines:
         return Cost(ins * _INPUT_FLOPS, ins * _TILE_OUT * _VECTOR, ins * _TILE_IN * _VECTOR)
-    if stage == 2:
+    if "stage_is_output" in step.defines:
         return Cost(outs * _OUTPUT_FLOPS, outs * _TILE_IN * _VECTOR, outs * _TILE_OUT * _VECTOR)
     filter = _POINTS * p["in_blocks"] * p["out_blocks"] * 4 * _VECTOR
     products = 2.0 * 16 * _POINTS * ins * p["out_blocks"]
@@ -53,7 +52,7 @@ def name_of(step: Step) -> str:
     d, stem = step.defines, Path(step.path).stem
     words = [stem]
     if stem == "winograd":
-        words.append(("input", "product", "output")[int(d["STAGE"])])
+        words += [name for name in ("input", "product", "output") if f"stage_is_{name}" in d]
     if "TAPS" in d:
         words.append(f"{d['TAPS']} taps")
     if "ROWS" in d and "COLUMNS" in d:

@@ -6,10 +6,6 @@
 // A launch does the tiles [first_tile, first_tile + tiles), so that scratch memory is bounded.
 #include "divide.hlsli"
 
-#define STAGE_INPUT 0
-#define STAGE_PRODUCT 1
-#define STAGE_OUTPUT 2
-
 #define P (2.0 / 3.0)
 #define Q (3.0 / 2.0)
 #define P2 (P * P)
@@ -32,7 +28,7 @@ Tile tile_of(uint index) {
     return tile;
 }
 
-#if STAGE == STAGE_INPUT
+#if stage_is_input
 // T0 input (blocks of four channels), T1 values [36][block][tile].
 #include "border.hlsli"
 
@@ -86,7 +82,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     }}
 }
 
-#elif STAGE == STAGE_PRODUCT
+#elif stage_is_product
 // T0 values [36][block][tile], T1 filter [36][row block][block][4 in][ROWS],
 // where FIXED then T2 the steps that it counts [36][row block][ROWS],
 // SUMS [36][block of four outputs][tile].

@@ -4,6 +4,7 @@
 //                  result is left in r0, r1, …, and LAST is the last of these
 //          ARITY   number of operands, 1..7; T0…T(ARITY-1) are read, the next tensor is written
 //          RESULT  element type of the result; VALUE0, VALUE1, … of the operands
+//          MAX_DIMS, PER_THREAD  dimensions that there is room for, and elements of a thread
 //          VEC     4: four neighbours at a time, as one vector; 1: element by element
 //          SPLATK  operand K is one value for all four neighbours, read as a scalar (0 if VEC is 1)
 //          FLAT    one dimension: element i of the result needs element i (or 0) of the operands
@@ -13,9 +14,6 @@
 #include "integral.hlsli"
 #include "pointwise.hlsli"
 #include "seal.hlsli"
-
-#define PER_THREAD 4
-#define MAX_DIMS 9
 
 #if VEC == 4
 #define OUT_TYPE vector<RESULT, 4>

@@ -24,11 +24,9 @@ T1_TYPE converted(T0_TYPE x)
 #endif
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
+    CML_EACH_GROUP(group)
     [ForceUnroll]
     for (uint k = 0; k < ITEMS; k++) {
         uint i = (group * ITEMS + k) * GROUP + lane;
@@ -38,13 +36,9 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 
 #else
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint rest = group * GROUP + lane;
-    if (rest >= n) { return; }
+    CML_EACH_THREAD(rest, n)
     uint at = rest;
     rest = cml_divide_rest(at, blocks);
     uint outer = cml_divide(rest, indices);

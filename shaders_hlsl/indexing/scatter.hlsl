@@ -11,13 +11,9 @@
 
 #ifdef GATHER
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint rest = i;
     uint from = 0;
     for (uint d = rank; d > 0; d--) {
@@ -50,13 +46,9 @@ uint slot_of(uint j, uint at)
     return inside ? slot : 0xffffffffu;
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint part = cml_divide(i, lines);
     uint rest = i - part * lines;
     uint line_to = 0;

@@ -37,13 +37,9 @@ bool find(uint j, out uint slot)
 }
 #endif
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
 #if defined(COPY)
     T1[i] = T0[i];
 #elif defined(LISTED)

@@ -43,11 +43,9 @@ float finished(float sum, uint n, uint at)
 
 groupshared float partial[ROWS * COLS][GROUP];
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint rest = CML_GROUP(gid);
-    if (rest >= cml_end) { return; }
+    CML_EACH_GROUP(rest)
     uint tile_n = rest;
     uint m0 = cml_divide_rest(tile_n, tiles_n);
     uint batch = cml_divide_rest(m0, tiles_m);
@@ -110,11 +108,9 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 
 #else
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint rest = CML_GROUP(gid);
-    if (rest >= cml_end) { return; }
+    CML_EACH_GROUP(rest)
     uint tile_n = rest;
     uint tile_m = cml_divide_rest(tile_n, tiles_n);
     uint batch = cml_divide_rest(tile_m, tiles_m);

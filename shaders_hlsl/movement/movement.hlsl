@@ -4,7 +4,7 @@
 // word (any dtype), or a uint4 where both sides move aligned runs. ROWS: a thread takes ITEMS items
 // of one row, `blocks` apart, so that neighbouring lanes touch neighbouring items. Without it
 // (short rows) a thread takes ITEMS consecutive indices and carries from dimension to dimension
-// instead of dividing again. TILE: a matrix transpose through groupshared memory, so that reads
+// instead of dividing again. TILE: a matrix transpose, of SIDE x SIDE words at a time, through groupshared memory, so that reads
 // and writes both run along memory.
 #include "divide.hlsli"
 
@@ -14,15 +14,12 @@
 
 #ifdef TILE
 
-#define SIDE 32
 groupshared uint tile[SIDE][SIDE + 1]; // one column more: a column's words lie in different banks
 
 // Dimension 0 runs along dst, dimension 1 along src; a workgroup moves SIDE x SIDE of them.
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint rest = CML_GROUP(gid);
-    if (rest >= cml_end) { return; }
+    CML_EACH_GROUP(rest)
     uint tiles0 = (shape(0) + SIDE - 1) / SIDE;
     uint tiles1 = (shape(1) + SIDE - 1) / SIDE;
     uint base0 = rest;
@@ -56,13 +53,9 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 
 #elif defined(ROWS)
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint rest = group * GROUP + lane;
-    if (rest >= n) { return; }
+    CML_EACH_THREAD(rest, n)
     uint at = rest;
     if (RANK > 1) { rest = cml_divide_rest(at, blocks); }
     uint src = uint(src_offset) + at * uint(src_stride(0));
@@ -85,11 +78,9 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 
 #else
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
+    CML_EACH_GROUP(group)
     uint first = (group * GROUP + lane) * ITEMS;
     uint index[RANK];
     uint rest = first;

@@ -7,13 +7,9 @@
 #include "border.hlsli" // outside of a constant border: -1
 #include "divide.hlsli"
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint rest = group * GROUP + lane;
-    if (rest >= n) { return; }
+    CML_EACH_THREAD(rest, n)
     uint at = rest;
     rest = cml_divide_rest(at, blocks);
     uint dst = rest * out_extent(0) + at;

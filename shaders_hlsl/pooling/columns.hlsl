@@ -94,11 +94,9 @@ float result_of(uint i)
 
 #endif
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
+    CML_EACH_GROUP(group)
     uint i = group * GROUP + lane;
     if (i < n) { RESULT[i] = result_of(i); }
 }

@@ -2,7 +2,7 @@
 //
 // defines: KIND      SUM, MAX, INDEX, BOTH (value and index), SAMPLE, DESAMPLE
 //          REVERSE   the result is the wide side: gathers from the windows that touch it
-//          BORDER    see border.hlsli; 4 is "ignore"
+//          border_is_…  see border.hlsli; or border_is_ignore
 //          TERM      what is summed of a value v;  DIVIDE 1: by volume, 2: by taps inside; ROOT
 //          FAST      at most two neighbouring dimensions have windows: [outer, H, W, inner]
 //          VEC       4: four neighbours along `inner` at a time
@@ -24,7 +24,6 @@
 #define BOTH 3
 #define SAMPLE 4
 #define DESAMPLE 5
-#define MAX_DIMS 9
 
 #if VEC == 4
 #define VALUE float4
@@ -32,8 +31,12 @@
 #define VALUE float
 #endif
 // Outside of the input there is nothing to do, but where zeros take part in a maximum.
-#define ZEROS_COUNT (BORDER == 0 && (KIND == MAX || KIND == INDEX || KIND == BOTH))
 #define COUNTS_TAPS (KIND == INDEX || KIND == BOTH)
+#if border_is_constant && (KIND == MAX || COUNTS_TAPS)
+#define ZEROS_COUNT true
+#else
+#define ZEROS_COUNT false
+#endif
 
 struct State {
     VALUE value;
@@ -81,7 +84,7 @@ void visit(inout State state, uint at, bool inside, int tap) {
 #elif KIND == DESAMPLE
     if (inside && T1[at] == tap) { add(state, T0[at]); }
 #else
-#if BORDER == 4
+#if border_is_ignore
     if (!inside) { return; }
 #endif
     // border 'constant' takes part with its zeros

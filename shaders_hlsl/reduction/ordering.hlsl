@@ -22,13 +22,9 @@ uint sort_key(uint bits)
 
 #if defined(TOP_K)
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint at = i / inner % extent;
     uint outer = i / (inner * extent);
     uint start = outer * extent * inner + i % inner;
@@ -51,13 +47,9 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 #elif defined(MERGE)
 
 // T0 values and T1 where they were, in runs of `chunk`; T2 and T3 the same in runs of `kept`.
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint at = i / inner % extent;
     uint outer = i / (inner * extent);
     uint start = outer * extent * inner + i % inner;
@@ -98,13 +90,9 @@ void join(inout CmlSum total, float term)
 
 // WHOLE lines by a thread each. Of a long one every thread has a chunk: STEP SUMS adds each up,
 // BEFORE makes of these what lies before each, REST goes on from there.
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     CmlSum sum = { product != 0 ? 1.0 : 0.0, 0.0 };
 #if STEP == BEFORE
     for (uint c = 0; c < chunks; c++) {
@@ -141,13 +129,9 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 
 #elif defined(REVERSED)
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint at = i / inner % extent;
     uint length = uint(clamp(T1[i / batch_inner % batch], 0, int(extent)));
     uint from = at < length ? length - 1 - at : at;
@@ -156,13 +140,9 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 
 #else
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint place = i / row;
     uint from = 0;
     for (uint axis = 0; axis < places; axis++) {

@@ -5,13 +5,9 @@
 
 #if defined(NONZERO)
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
 #if NONZERO == 1
     uint found = 0;
     for (uint at = i * block; at < min(i * block + block, size); at++) {
@@ -84,11 +80,9 @@ bool before(float score, uint box, float other, uint other_box)
     return other_box == NONE || score > other || (score == other && box < other_box);
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint line = CML_GROUP(gid);
-    if (line >= cml_end) { return; }
+    CML_EACH_GROUP(line)
     uint first = line * boxes;
     uint box_first = line / classes * boxes;
     uint picked = 0;
@@ -142,13 +136,9 @@ void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
 
 #else
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint total = 0;
     uint own_line = lines;
     uint own_place = 0;

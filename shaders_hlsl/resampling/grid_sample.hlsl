@@ -5,12 +5,6 @@
 #include "integral.hlsli"
 
 #define CHANNELS 4
-#define NEAREST 0
-#define LINEAR 1
-#define CUBIC 2
-#define CONSTANT 0
-#define REPLICATE 1
-#define REFLECT 2
 
 float first_edge() { return align != 0 ? 0.0 : -0.5; }
 
@@ -62,13 +56,9 @@ int index_of(float low, uint tap, uint axis)
     return border == CONSTANT ? i : clamp(i, 0, end);
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint rest = cml_divide(i, places);
     uint place = i - rest * places;
     uint item = cml_divide(rest, blocks);

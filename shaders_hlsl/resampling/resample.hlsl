@@ -23,10 +23,6 @@ ITEM block_mean(uint outer, uint z, uint y, uint x)
 
 #else
 
-#define SYMMETRIC 0
-#define ASYMMETRIC 1
-#define ALIGNED 2
-
 // The two source indices that a result lies between, and their weights.
 struct Taps
 {
@@ -38,11 +34,11 @@ Taps taps(uint i, uint extent, uint f)
 {
     // t = first + part, the fraction exact for the first two methods: no rounding picks a
     // neighbour
-#if METHOD == SYMMETRIC
+#if method_is_symmetric
     uint scaled = 2 * i + 1 + f;
     int first = int(cml_divide_rest(scaled, 2 * f)) - 1;
     float part = float(scaled) / float(2 * f);
-#elif METHOD == ASYMMETRIC
+#elif method_is_asymmetric
     int first = int(cml_divide_rest(i, f));
     float part = float(i) / float(f);
 #else
@@ -66,7 +62,7 @@ Taps taps(uint i, uint extent, uint f)
 #endif
     t.weight[0] = 1.0 - part;
     t.weight[1] = part;
-#if defined(ZERO_BORDER) && METHOD != ALIGNED
+#if defined(ZERO_BORDER) && !method_is_aligned
     if (first < 0) { t.weight[0] = 0.0; }
     if (first >= end) { t.weight[1] = 0.0; }
 #endif
@@ -75,13 +71,9 @@ Taps taps(uint i, uint extent, uint f)
 
 #endif
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint rest = group * GROUP + lane;
-    if (rest >= n) { return; }
+    CML_EACH_THREAD(rest, n)
     uint x = rest;
     uint line = cml_divide_rest(x, blocks);
     uint outer = line;

@@ -3,18 +3,9 @@
 
 #include "divide.hlsli"
 
-#define NEAREST 0
-#define LINEAR 1
-#define CUBIC 2
-#define SYMMETRIC 0
-#define ASYMMETRIC 1
-#define HALF_DOWN 0
-#define HALF_UP 1
-#define FLOOR 2
-
-#if METHOD == NEAREST
+#if method_is_nearest
 #define TAPS 1
-#elif METHOD == LINEAR
+#elif method_is_linear
 #define TAPS 2
 #else
 #define TAPS 4
@@ -38,10 +29,10 @@ Taps taps(uint i, uint axis)
 {
     int extent = int(in_extent(axis));
     int size = int(out_extent(axis));
-#if COORDINATES == SYMMETRIC
+#if coordinates_is_symmetric
     int above = (2 * int(i) + 1) * extent - size;
     int below = 2 * size;
-#elif COORDINATES == ASYMMETRIC
+#elif coordinates_is_asymmetric
     int above = int(i) * extent;
     int below = size;
 #else
@@ -51,12 +42,12 @@ Taps taps(uint i, uint axis)
     int first = floor_div(above, below);
     int rest = above - first * below;
     Taps t;
-#if METHOD == NEAREST
-#if ROUNDING == HALF_DOWN
+#if method_is_nearest
+#if rounding_is_half_down
     int index = first + (rest > below - rest ? 1 : 0);
-#elif ROUNDING == HALF_UP
+#elif rounding_is_half_up
     int index = first + (rest >= below - rest ? 1 : 0);
-#elif ROUNDING == FLOOR
+#elif rounding_is_floor
     int index = first;
 #else
     int index = first + (rest > 0 ? 1 : 0);
@@ -65,12 +56,12 @@ Taps taps(uint i, uint axis)
     t.weight[0] = 1.0;
 #else
     float part = float(rest) / float(below);
-    int lead = METHOD == CUBIC ? 1 : 0;
+    int lead = TAPS == 4 ? 1 : 0;
     [ForceUnroll]
     for (int k = 0; k < TAPS; k++) {
         t.at[k] = uint(clamp(first + k - lead, 0, extent - 1));
     }
-#if METHOD == LINEAR
+#if method_is_linear
     t.weight[0] = 1.0 - part;
     t.weight[1] = part;
 #else
@@ -93,13 +84,9 @@ float line(uint row, Taps x)
     return sum;
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint column = i;
     uint rest = cml_divide_rest(column, out_extent(0));
     Taps x = taps(column, 0);

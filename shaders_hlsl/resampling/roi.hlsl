@@ -79,9 +79,6 @@ float pooled(uint roi, uint plane, uint3 at, float total, out uint count)
 
 #else
 
-#define SYMMETRIC 0
-#define ASYMMETRIC 1
-
 // The two neighbours of a sample on one axis, and how far it is from the first to the second.
 struct Taps
 {
@@ -96,9 +93,9 @@ Taps taps(uint roi, uint axis, uint i)
     float size = coordinate(roi, 1, axis) - first;
     // whole numbers apart from fractions: a large coordinate costs no precision
     float whole = floor(first);
-#if METHOD == SYMMETRIC
+#if method_is_symmetric
     float offset = (float(i) + 0.5) * size / float(count) - 0.5;
-#elif METHOD == ASYMMETRIC
+#elif method_is_asymmetric
     float offset = float(i) * size / float(count);
 #else
     float offset = float(i) * (size - 1.0) / float(max(count, 2) - 1);
@@ -155,13 +152,9 @@ float sampled(uint roi, uint plane, uint3 at, float total, out uint count)
 
 #endif
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint3 at;
     at.x = i % out_extent(0);
     uint rest = i / out_extent(0);

@@ -58,13 +58,9 @@ Taps taps_of(Line given, uint axis, uint place, uint sample)
     return t;
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+CML_MAIN
 {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint i = group * GROUP + lane;
-    if (i >= n) { return; }
+    CML_EACH_THREAD(i, n)
     uint column = i % out_extent(0);
     uint rest = i / out_extent(0);
     uint row = rest % out_extent(1);

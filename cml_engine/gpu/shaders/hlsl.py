@@ -27,6 +27,12 @@ _PRELUDE = """\
 // The workgroups of this launch: [cml_first, cml_end) of the dispatch, in rows of cml_stride.
 [[vk::binding(0)]] cbuffer CmlSlice { uint cml_first; uint cml_end; uint cml_stride; };
 #define CML_GROUP(gid) (cml_first + (gid).x + (gid).y * cml_stride)
+// The head of a kernel, and what its body begins with: the workgroup's number, or the thread's
+#define CML_MAIN [numthreads(GROUP, 1, 1)] \\
+    void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+#define CML_EACH_GROUP(number) uint number = CML_GROUP(gid); if (number >= cml_end) { return; }
+#define CML_EACH_THREAD(number, count) CML_EACH_GROUP(group) \\
+    uint number = group * GROUP + lane; if (number >= count) { return; }
 """
 
 

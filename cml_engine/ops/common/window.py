@@ -13,8 +13,9 @@ from math import prod
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 
-#: what lies around the input; the position is the kernels' number for it (border.hlsli)
-BORDERS = ("constant", "replicate", "reflect", "reflect-even", "ignore")
+#: what lies around a tensor; a pool may leave it out besides
+BORDERS = ("constant", "replicate", "reflect", "reflect-even")
+POOL_BORDERS = (*BORDERS, "ignore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,21 @@ class WindowAxis:
 
 
 Window = tuple[WindowAxis, ...]
+#: a window of up to three axes as a kernel's parameters
+GEOMETRY = "wide:u3 narrow:u3 taps:u3 stride:u3 dilation:u3 before:i3"
+
+
+def geometry(window: Sequence[WindowAxis]) -> dict[str, list[int]]:
+    """The values of :data:`GEOMETRY`, innermost axis first."""
+    axes = [*window[::-1], *[WindowAxis(1, 1)] * (3 - len(window))]
+    return {
+        "wide": [a.wide for a in axes],
+        "narrow": [a.narrow for a in axes],
+        "taps": [a.size for a in axes],
+        "stride": [a.stride for a in axes],
+        "dilation": [a.dilation for a in axes],
+        "before": [a.before for a in axes],
+    }
 
 
 def volume(window: Window) -> int:
@@ -178,8 +194,8 @@ def window_of(attrs: Attrs, x: Fact) -> Window:
         x.shape, attrs["size"], attrs["padding"], attrs["stride"], attrs["dilation"]
     )
     border = attrs["border"]
-    if border not in BORDERS:
-        raise ShapeError(f"border='{border}', wanted one of {', '.join(BORDERS)}")
+    if border not in POOL_BORDERS:
+        raise ShapeError(f"border='{border}', wanted one of {', '.join(POOL_BORDERS)}")
     for i, axis in enumerate(window):
         if axis.wide == 0 < axis.narrow and border not in ("constant", "ignore"):
             raise ShapeError(

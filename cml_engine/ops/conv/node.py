@@ -11,7 +11,8 @@ import numpy as np
 
 from cml_engine.graph import Node
 from cml_engine.layout import C4, C4H, VECTOR_TYPE, to_half
-from cml_engine.ops.conv.shapes import BORDERS, Axis, ConvShape
+from cml_engine.ops.conv.shapes import Axis, ConvShape
+from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering
 
 Array = np.ndarray[Any, Any]
@@ -64,8 +65,9 @@ class Conv:
         return self.op.pack(key, make)
 
     @property
-    def border(self) -> int:
-        return BORDERS.index(self.shape.border)
+    def border(self) -> dict[str, int | str]:
+        """The define that says what lies around the input."""
+        return word("border", self.shape.border)
 
     def position(self) -> dict[str, list[int]]:
         """Parameters that place the windows."""

@@ -12,9 +12,7 @@ from math import prod
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-
-#: what lies around the input; the position is the kernels' number for it (border.hlsli)
-BORDERS = ("constant", "replicate", "reflect", "reflect-even")
+from cml_engine.ops.common.window import BORDERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from cml_engine.layout import BLOCKED, HLSL_TYPE
 from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.text.ast import Type
 from cml_engine.ops.declaration.checks import entry_of, fault, located, signature_of, text_of
+from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec, lookup
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Interface:
     def attribute(self, name: str, value: Value, kind: str) -> None:
         """``kind`` is an NNEF primitive; a text becomes the define ``name_is_text``."""
         if kind == "string":
-            self.defines[f"{name}_is_{_identifier(value)}"] = 1
+            self.defines |= word(name, "_".join(map(str, _leaves(value))))
             return
         hlsl, read = _READ[_KINDS[kind]]
         if not isinstance(value, list | tuple):
@@ -299,11 +300,6 @@ def _leaves(value: Value) -> list[Value]:
     if isinstance(value, list | tuple):
         return [leaf for item in value for leaf in _leaves(item)]
     return [value]
-
-
-def _identifier(value: Value) -> str:
-    texts = _leaves(value)
-    return "_".join("".join(c if c.isalnum() else "_" for c in str(text)) for text in texts)
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

@@ -36,7 +36,7 @@ from cml_engine.ops.declaration.spec import (
 Array = np.ndarray[Any, Any]
 
 _GROUP = 64
-#: elements (or vectors of four) per thread, and dimensions per walk: as in elementwise.hlsl
+#: elements (or vectors of four) per thread, and dimensions per walk
 _PER_THREAD = 4
 _MAX_DIMS = 9
 #: the define that has a chain's statements
@@ -254,6 +254,8 @@ def _defines(
     result = HLSL_TYPE[out.fact.dtype]
     defines: dict[str, int | str] = {
         "ARITY": len(inputs),
+        "MAX_DIMS": _MAX_DIMS,
+        "PER_THREAD": _PER_THREAD,
         "VEC": width,
         "RESULT": result,
         "OUT": f"T{len(inputs)}",

@@ -17,6 +17,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.broadcast import broadcast_strides
 from cml_engine.ops.common.shapes import MAX_RANK, check_type
+from cml_engine.ops.common.window import GEOMETRY, WindowAxis, geometry
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import (
@@ -184,20 +185,17 @@ def _conv_cpu(attrs: Attrs, x: Array, filter: Array) -> Array:
 
 def _conv_lower(op: Lowering) -> Iterator[Dispatch]:
     shape = _shape(op.attrs, *op.inputs)
-    axes = shape.axes3[::-1]
-    params = {
+    window = [
+        WindowAxis(a.wide, a.narrow, a.kernel, a.stride, a.dilation, a.before) for a in shape.axes
+    ]
+    params: dict[str, Any] = {
         "channels": shape.in_channels,
         "group_in": shape.group_in,
         "group_out": shape.group_out,
         "out_channels": shape.out_channels,
-        "wide": [a.wide for a in axes],
-        "narrow": [a.narrow for a in axes],
-        "taps": [a.kernel for a in axes],
-        "stride": [a.stride for a in axes],
-        "dilation": [a.dilation for a in axes],
-        "before": [a.before for a in axes],
+        **geometry(window),
     }
-    across, down, deep = (a.kernel for a in axes)
+    across, down, deep = params["taps"]
     turns = ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep + LOOP_TURNS
     yield from _parts(op, shape.group_in, turns, params, {"CONV": 1, **_INTEGERS})
 
@@ -227,8 +225,7 @@ register(
         infer=_conv_infer,
         cpu=_conv_cpu,
         kernel=_kernel(
-            "n:u begin:u end:u channels:u group_in:u group_out:u out_channels:u wide:u3 narrow:u3 "
-            "taps:u3 stride:u3 dilation:u3 before:i3",
+            "n:u begin:u end:u channels:u group_in:u group_out:u out_channels:u " + GEOMETRY,
             _conv_lower,
         ),
         cost=_conv_cost,

@@ -12,6 +12,8 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
 from cml_engine.ops.common.shapes import check_length, fact_from
+from cml_engine.ops.common.window import BORDERS
+from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -27,14 +29,13 @@ from cml_engine.ops.declaration.traits import Order, Traits
 from cml_engine.ops.movement.strided import strides
 
 Array = np.ndarray[Any, Any]
-_BORDERS = ("constant", "replicate", "reflect", "reflect-even")
 _RANKS = (1, 2, 3, 8)
 _ITEMS = 8
 
 
 def _infer(attrs: Attrs, x: Fact) -> Fact:
-    if attrs.border not in _BORDERS:
-        raise ShapeError(f"pad border '{attrs.border}', wanted one of {', '.join(_BORDERS)}")
+    if attrs.border not in BORDERS:
+        raise ShapeError(f"pad border '{attrs.border}', wanted one of {', '.join(BORDERS)}")
     check_length("padding", attrs.padding, x.rank, f"each axis of {x}")
     shape = [p + e + q for e, (p, q) in zip(x.shape, attrs.padding, strict=True)]
     for axis, (extent, out) in enumerate(zip(x.shape, shape, strict=True)):
@@ -123,7 +124,7 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
         params={"n": n, "blocks": blocks, "value": _word(attrs.value, x.dtype), **_params(dims)},
         defines={
             "RANK": next(r for r in _RANKS if r >= len(dims)),
-            "BORDER": _BORDERS.index(attrs.border),
+            **word("border", attrs.border),
             "ITEMS": _ITEMS,
             "T0_TYPE": item,
             "T1_TYPE": item,
@@ -183,10 +184,10 @@ register(
             Case(((1, 4, 3, 9),), _padded([(0, 0), (0, 4), (0, 0), (0, 0)]), "channels appended"),
             Case(((2, 8, 4, 4),), _padded([(0, 0), (4, 8), (0, 0), (0, 0)]), "aligned channels"),
             Case(((2, 3, 6, 7),), _padded(_MIXED, value=2.0), "all axes, borders and crops"),
-            *[Case(((2, 3, 6, 7),), _padded(_MIXED, b)) for b in _BORDERS[1:]],
-            *[Case(((1, 2, 8),), _padded([(0, 0), (3, 2), (0, 0)], b)) for b in _BORDERS[1:]],
-            *[Case(((2, 3),), _padded([(7, 9), (11, 8)], b), "many times") for b in _BORDERS[1:]],
-            *[Case(((1, 4),), _padded([(2, 3), (1, 1)], b), "extent 1") for b in _BORDERS[1:]],
+            *[Case(((2, 3, 6, 7),), _padded(_MIXED, b)) for b in BORDERS[1:]],
+            *[Case(((1, 2, 8),), _padded([(0, 0), (3, 2), (0, 0)], b)) for b in BORDERS[1:]],
+            *[Case(((2, 3),), _padded([(7, 9), (11, 8)], b), "many times") for b in BORDERS[1:]],
+            *[Case(((1, 4),), _padded([(2, 3), (1, 1)], b), "extent 1") for b in BORDERS[1:]],
             Case(((3, 4),), _padded([(-1, -2), (0, 0)]), "crop to nothing"),
             Case(((3, 5),), _padded([(0, 0), (-6, 4)], value=3.0), "cropped beyond the end"),
             Case(((0, 3),), _padded([(1, 2), (1, 1)], value=5.0), "of nothing"),

@@ -139,7 +139,13 @@ def _tiled(source: str, target: str, copy: Copy) -> Dispatch:
         groups=prod(d.extent for d in copy.dims[:-2]) * prod(tiles),
         tensors=(source, target),
         params={"n": 0, "blocks": 0, **_params(copy)},
-        defines={"RANK": _variant(copy), "TILE": 1, "T0_TYPE": "uint", "T1_TYPE": "uint"},
+        defines={
+            "RANK": _variant(copy),
+            "TILE": 1,
+            "SIDE": _TILE_SIDE,
+            "T0_TYPE": "uint",
+            "T1_TYPE": "uint",
+        },
         kernel=_TILED,
         cost=_cost(copy.size),
     )

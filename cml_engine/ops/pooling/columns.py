@@ -16,7 +16,14 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_length, check_type
-from cml_engine.ops.common.window import Window, WindowAxis, resolve_window, volume
+from cml_engine.ops.common.window import (
+    GEOMETRY,
+    Window,
+    WindowAxis,
+    geometry,
+    resolve_window,
+    volume,
+)
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import (
     Case,
@@ -31,21 +38,7 @@ from cml_engine.ops.declaration.spec import (
 
 Array = np.ndarray[Any, Any]
 _GROUP = 64
-_UNIT = WindowAxis(1, 1)
-_PARAMS = "n:u channels:u wide:u3 narrow:u3 taps:u3 stride:u3 dilation:u3 before:i3"
-
-
-def _geometry(window: Window) -> dict[str, list[int]]:
-    """The window's axes as parameters, innermost first."""
-    axes = [*window[::-1], *[_UNIT] * (3 - len(window))]
-    return {
-        "wide": [a.wide for a in axes],
-        "narrow": [a.narrow for a in axes],
-        "taps": [a.size for a in axes],
-        "stride": [a.stride for a in axes],
-        "dilation": [a.dilation for a in axes],
-        "before": [a.before for a in axes],
-    }
+_PARAMS = f"n:u channels:u {GEOMETRY}"
 
 
 def _window(attrs: Attrs, extents: Sequence[int]) -> Window:
@@ -101,8 +94,8 @@ def _col2im_lower(op: Lowering) -> Iterator[Dispatch]:
     y = op.outputs[0]
     if y.size == 0:
         return
-    geometry = _geometry(_window(op.attrs, op.attrs.output_size))
-    across, down, deep = geometry["taps"]
+    params = geometry(_window(op.attrs, op.attrs.output_size))
+    across, down, deep = params["taps"]
     turns = ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep
     if turns > MOST_TURNS:
         raise op.refuse(
@@ -112,7 +105,7 @@ def _col2im_lower(op: Lowering) -> Iterator[Dispatch]:
     yield Dispatch(
         groups=-(-y.size // _GROUP),
         tensors=(*op.in_names, *op.out_names),
-        params={"n": y.size, "channels": y.shape[1], **geometry},
+        params={"n": y.size, "channels": y.shape[1], **params},
         defines={"COL2IM": 1},
     )
 
@@ -233,7 +226,7 @@ def _deform_lower(op: Lowering) -> Iterator[Dispatch]:
             "channels": x.shape[1],
             "offset_groups": op.attrs.offset_groups,
             "masked": int(mask.rank > 0),
-            **_geometry(_window(op.attrs, x.shape[2:])),
+            **geometry(_window(op.attrs, x.shape[2:])),
         },
     )
 

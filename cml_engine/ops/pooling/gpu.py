@@ -16,13 +16,13 @@ from cml_engine.graph import Fact, Node
 from cml_engine.layout import BLOCKED, C4H, PLAIN, VECTOR_TYPE
 from cml_engine.ops.common.broadcast import contiguous_strides
 from cml_engine.ops.common.window import (
-    BORDERS,
     Window,
     WindowAxis,
     reverse_window_of,
     volume,
     window_of,
 )
+from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import Dispatch, Half, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
@@ -277,7 +277,8 @@ def _defines(node: _Pooling, width: int) -> dict[str, int | str]:
     return {
         "KIND": what.kind,
         "REVERSE": int(what.reverse),
-        "BORDER": BORDERS.index(border),
+        **word("border", border),
+        "MAX_DIMS": _MAX_DIMS,
         "TERM": what.term,
         "DIVIDE": divide,
         "ROOT": int(what.root),

@@ -17,6 +17,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_type
+from cml_engine.ops.declaration.defines import numbers
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import (
     Case,
@@ -156,6 +157,7 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
             "border": BORDERS.index(attrs.border),
             "align": int(attrs.align_corners),
         },
+        defines=numbers(METHODS) | numbers(BORDERS),
     )
 
 

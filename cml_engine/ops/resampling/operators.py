@@ -16,6 +16,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Node
 from cml_engine.ops.common.sampling_cpu import prepare_nearest_upsample
 from cml_engine.ops.common.shapes import check_length
+from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -223,7 +224,7 @@ def _area_half(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
     defines: dict[str, int | str] = {
-        "METHOD": _METHODS.index(op.attrs.method),
+        **word("method", op.attrs.method),
         "ROWS": 2 ** (op.inputs[0].rank - 3),
     }
     # 'aligned' never reaches past the border, so it does not ask

@@ -15,6 +15,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_length
+from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import (
     Case,
@@ -128,9 +129,9 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
         },
         defines={
             "SPATIAL": len(x) - 2,
-            "METHOD": METHODS.index(attrs.method),
-            "COORDINATES": COORDINATES.index(attrs.coordinates),
-            "ROUNDING": ROUNDINGS.index(attrs.rounding) if attrs.method == "nearest" else 0,
+            **word("method", attrs.method),
+            **word("coordinates", attrs.coordinates),
+            **(word("rounding", attrs.rounding) if attrs.method == "nearest" else {}),
         },
     )
 

@@ -17,6 +17,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_length
+from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import (
     Case,
@@ -199,7 +200,7 @@ def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
         "nothing": 0xFF800000 if "MAX" in kind else 0,
     }
     if {"method", "resize_method"} & set(op.attrs):
-        defines["METHOD"] = METHODS.index(_method(op.attrs))
+        defines |= word("method", _method(op.attrs))
         params["rate"] = [*_rates(op.attrs)[::-1], *fill]
     pool = "_POOL" in kind
     width, *lines = x.shape[:1:-1] if pool else params["rate"]

@@ -69,7 +69,7 @@ def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         defines={
             **store_defines(conv, epilogue, 3),
             **conv.vectors,
-            "BORDER": conv.border,
+            **conv.border,
             "KERNEL_Y": shape.axes[0].kernel,
             "KERNEL_X": shape.axes[1].kernel,
             "TILE_Y": tile.rows,

@@ -49,7 +49,7 @@ def lower_run(
             **store_defines(conv, epilogue, 3),
             **product_defines(conv, tile),
             **conv.vectors,
-            "BORDER": conv.border,
+            **conv.border,
             "TAPS": conv.shape.axes3[2].kernel,
             "TRANSPOSED": int(conv.transposed),
             **defines,

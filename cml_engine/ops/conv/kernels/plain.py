@@ -60,7 +60,7 @@ def lower_plain(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
             **product_defines(conv, tile),
             "T1_TYPE": conv.filter_type,
             "T2_TYPE": "float4",
-            "BORDER": conv.border,
+            **conv.border,
             "TAPS": line.kernel,
             "STRIDE": line.stride,
             "TRANSPOSED": 0,

@@ -140,7 +140,7 @@ def tile_defines(conv: Conv, tile: ConvTile) -> dict[str, int | str]:
     return {
         **product_defines(conv, tile),
         **conv.vectors,
-        "BORDER": conv.border,
+        **conv.border,
         "DEPTHWISE": int(is_depthwise(conv)),
         "TRANSPOSED": int(conv.transposed),
     }

@@ -24,6 +24,7 @@ from cml_engine.ops.conv.kernels.tile import (
 from cml_engine.ops.conv.node import GROUP, Conv, ConvTile
 from cml_engine.ops.conv.packing import blocks_of, packed_bias
 from cml_engine.ops.conv.variants import CONV
+from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
@@ -35,7 +36,7 @@ _PARAMS = (
     "first_tile:u tiles:u tiles_y:u tiles_x:u in_blocks:u out_blocks:u out_c:u row_blocks:u "
     "parts:u height:i width:i before_y:i before_x:i out_height:i out_width:i "
 )
-_INPUT, _PRODUCT, _OUTPUT = range(3)
+_INPUT, _PRODUCT, _OUTPUT = (word("stage", name) for name in ("input", "product", "output"))
 _POINTS = 36
 #: bytes of one scratch tensor: tiles beyond are done in a further round
 _MAX_SCRATCH = 16 << 20
@@ -145,7 +146,7 @@ def _round(
         groups=-(-params["tiles"] * params["in_blocks"] // GROUP),
         tensors=(x, values),
         params={**params, **none},
-        defines={**conv.vectors, "T1_TYPE": "float4", "STAGE": _INPUT, "BORDER": conv.border},
+        defines={**conv.vectors, "T1_TYPE": "float4", **_INPUT, **conv.border},
     )
     filter = _filter(conv, tile.rows)
     yield Dispatch(
@@ -160,7 +161,7 @@ def _round(
             "SUMS": f"T{1 + len(filter)}",
             "FIXED": int(conv.half),
             **product_defines(conv, tile),
-            "STAGE": _PRODUCT,
+            **_PRODUCT,
         },
     )
     yield Dispatch(
@@ -171,7 +172,7 @@ def _round(
             "T0_TYPE": "float4",
             "T1_TYPE": "float4",
             **store_defines(conv, epilogue, 2),
-            "STAGE": _OUTPUT,
+            **_OUTPUT,
         },
     )
 
