@@ -60,7 +60,7 @@ def trace(a: argparse.Namespace) -> int:
     memory = {"weights": plan.weights_bytes, "activations": plan.memory.peak}
     frames, slices = commands.trace(
         session, arrays, path, budget_ms=a.budget_ms, frame_ms=a.frame_ms, runs=a.runs,
-        memory=memory,
+        memory=memory, places={s.title: str(s.source) for s in plan.steps if s.source},
     )  # fmt: skip
     print(f"{path}: {frames} frames, {slices} slices; open it in ui.perfetto.dev")
     return 0

@@ -9,20 +9,25 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.errors import Source
 from cml_engine.graph import Graph, Node
 from cml_engine.ops.declaration.spec import Cost, lookup
 from cml_engine.plan import Step
+
+#: of the slowest operators, so many are in the table; all are in its JSON
+_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
     """One thing that was timed: a GPU step or a CPU node. ``key`` tells the operator's instances
-    apart, so that an operator of three dispatches counts once."""
+    apart, so that an operator of three dispatches counts once; ``place`` is where it stands: a line
+    of NNEF's text, a node of an ONNX file."""
 
     op: str
     key: str
     cost: Cost
-    line: int
+    place: str
 
     @classmethod
     def of_step(cls, step: Step) -> OpTime:
@@ -30,7 +35,7 @@ class OpTime:
             "+".join((step.op, *step.fused)),
             step.title,
             step.cost,
-            step.source.line if step.source else 0,
+            _place(step.source),
         )
 
     @classmethod
@@ -39,7 +44,7 @@ class OpTime:
 
         cost = node_cost(lookup(node.op), node, graph)
         name = "+".join((node.op, *(e.op for e in node.epilogues)))
-        return cls(name, node.title, cost, node.source.line if node.source else 0)
+        return cls(name, node.title, cost, _place(node.source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +60,20 @@ class RankRow:
     gbytes_per_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class RankNode:
+    """One operator of the network: ``title`` as plans name it, ``place`` as errors do."""
+
+    title: str
+    place: str
+    percentage: float
+    ms: float
+
+
 @dataclass(frozen=True)
 class RankReport:
-    """Per-operator times of a network; ``total_ms`` is the median over runs of the sum."""
+    """Per-operator times of a network; ``total_ms`` is the median over runs of the sum. ``rows``
+    are by kind of operator, ``nodes`` are the operators one by one; both begin with the slowest."""
 
     model: str
     device: str
@@ -67,6 +83,7 @@ class RankReport:
     spread_ms: tuple[float, float]
     operations: int
     rows: tuple[RankRow, ...]
+    nodes: tuple[RankNode, ...] = ()
 
     @classmethod
     def of(
@@ -80,8 +97,11 @@ class RankReport:
         names = dict.fromkeys(t.op for t in timed)
         rows = [_row(name, timed, times, total) for name in names]
         rows.sort(key=lambda row: -row.ms)
+        nodes = [_node(key, timed, times, total) for key in dict.fromkeys(t.key for t in timed)]
+        nodes.sort(key=lambda node: -node.ms)
         count = sum(row.count for row in rows)
-        return cls(model, device, clock, len(times), total, spread, count, tuple(rows))
+        parts = (tuple(rows), tuple(nodes))
+        return cls(model, device, clock, len(times), total, spread, count, *parts)
 
     def __str__(self) -> str:
         where = "CPU" if self.device.startswith("CPU") else "GPU"
@@ -99,6 +119,10 @@ class RankReport:
                 f"{r.name:24s} {r.percentage:8.2f} % {r.ms:9.3f} ms {r.count:6d} "
                 f"{r.average_ms:9.3f} ms {r.gflops:9.2f} {r.gbytes_per_s:7.2f}"
             )
+        if self.nodes:
+            lines.append("Slowest operators:")
+        for n in self.nodes[:_SHOWN]:
+            lines.append(f"{n.title:34s} {n.percentage:8.2f} % {n.ms:9.3f} ms  {n.place}")
         return "\n".join(lines)
 
     def json(self) -> str:
@@ -111,6 +135,16 @@ class RankReport:
         lines = [",".join(fields)]
         lines += [",".join(str(getattr(row, f)) for f in fields) for row in self.rows]
         return "\n".join(lines)
+
+
+def _place(source: Source | None) -> str:
+    return str(source) if source else ""
+
+
+def _node(key: str, timed: Sequence[OpTime], times: Any, total: float) -> RankNode:
+    mine = [i for i, t in enumerate(timed) if t.key == key]
+    ms = float(np.median(times[:, mine].sum(axis=1)))
+    return RankNode(key, timed[mine[0]].place, 100 * ms / total if total else 0.0, ms)
 
 
 def _row(name: str, timed: Sequence[OpTime], times: Any, total: float) -> RankRow:

@@ -114,7 +114,7 @@ def _keep(model: CostModel, file: Path) -> None:
 
 def trace(
     session: Any, inputs: Mapping[str, Any], path: Path, *, budget_ms: float, frame_ms: float,
-    runs: int, memory: Mapping[str, float],
+    runs: int, memory: Mapping[str, float], places: Mapping[str, str],
 ) -> tuple[int, int]:  # fmt: skip
     """Run the session ``runs`` times in frames and write the trace; frames and slices in it."""
     scheduler = FrameScheduler(session.gpu, frame_ms, budget_ms)
@@ -135,7 +135,7 @@ def trace(
         frame()
     about = {"device": session.gpu.name, "clock": scheduler.executor.clock_source}
     names = {job.number: f"{job.name} {job.number}" for job in jobs}
-    write_trace(path, reports, names, memory, about)
+    write_trace(path, reports, names, memory, about, places)
     return len(reports), sum(len(r.slices) for r in reports)
 
 

@@ -22,16 +22,18 @@ def trace_events(
     reports: Sequence[FrameReport],
     names: Mapping[int, str] | None = None,
     memory: Mapping[str, float] | None = None,
+    places: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """The events of some frames. ``names`` are the jobs' by number: those of one name share a
-    track. ``memory`` is bytes by owner, shown as a counter."""
+    track. ``memory`` is bytes by owner, shown as a counter. ``places`` says where operators stand
+    in their model's files, by title."""
     tracks = _tracks(reports, names or {})
     numbers = _threads(tracks)
     threads = {job: numbers[name] for job, name in tracks.items()}
     events = list(_names(numbers))
     start = reports[0].now_ms if reports else 0.0
     for report in reports:
-        events += _frame(report, report.now_ms - start, threads, memory or {})
+        events += _frame(report, report.now_ms - start, threads, memory or {}, places or {})
     return events
 
 
@@ -41,12 +43,13 @@ def write_trace(
     names: Mapping[int, str] | None = None,
     memory: Mapping[str, float] | None = None,
     about: Mapping[str, Any] | None = None,
+    places: Mapping[str, str] | None = None,
 ) -> None:
     """Write the trace as one JSON object; ``about`` is kept in it for people."""
     from cml_engine.files.atomic_write import write_atomically
 
     data = {
-        "traceEvents": trace_events(reports, names, memory),
+        "traceEvents": trace_events(reports, names, memory, places),
         "displayTimeUnit": "ms",
         "otherData": dict(about or {}),
     }
@@ -77,7 +80,11 @@ def _meta(name: str, thread: int, value: str) -> dict[str, Any]:
 
 
 def _frame(
-    report: FrameReport, at_ms: float, threads: Mapping[int, int], memory: Mapping[str, float]
+    report: FrameReport,
+    at_ms: float,
+    threads: Mapping[int, int],
+    memory: Mapping[str, float],
+    places: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
     took = report.measured_ms if report.measured_ms is not None else report.predicted_ms
     args = {
@@ -98,6 +105,8 @@ def _frame(
         about = {"job": part.job, "step": part.step,
                  "workgroups": f"[{part.first}, {part.first + part.count})",
                  "predicted_ms": part.predicted_ms, "operator": part.title}  # fmt: skip
+        if place := places.get(part.title):
+            about["place"] = place
         yield _span(part.op, threads[part.job], at, length, about)
         at += length
     counters = {"budget": report.budget_ms, "aim": report.aim_ms, "used": took}

@@ -350,14 +350,36 @@ def products() -> Iterator[Case]:
     yield case(f"{attention} 1=2 2=48 3=6 4=6", (5, 6), weights="f48 r8 f48 r8 f48 r8 f48 r6")
 
 
+def recurrent() -> Iterator[Case]:
+    """Sequences of rows of 5, to rows of 4; states go in and out where the line says so."""
+    for kind, gates, biases in (("LSTM", 4, 4), ("GRU", 3, 4), ("RNN", 1, 1)):
+        for direction in range(3):
+            dirs = 2 if direction == 2 else 1
+            total = dirs * gates * 4 * 5
+            weights = f"f{total} f{dirs * biases * 4} f{dirs * gates * 16}"
+            line = f"{kind} 0=4 1={total} 2={direction}"
+            states = [(dirs, 4)] * (2 if kind == "LSTM" else 1)
+            names = ",".join(["out", "h", "c"][: 1 + len(states)])
+            yield case(line, (3, 5), weights=weights)
+            if direction == 1:
+                continue
+            named = line.replace(kind, f"{kind} ->{names}")
+            yield case(named, (3, 5), *states, weights=weights)
+            yield case(named, (1, 5), weights=weights)
+    for direction, dirs in ((0, 1), (2, 2)):
+        total = dirs * 4 * 6 * 5
+        weights = f"f{total} f{dirs * 24} h{dirs * 96} f{dirs * 24}"
+        yield case(f"LSTM 0=4 1={total} 2={direction} 3=6", (3, 5), weights=weights)
+
+
 FAMILIES: tuple[Callable[[], Iterator[Case]], ...] = (
     activations, arithmetic, convolutions, poolings, normalizations,
     other_normalizations, reductions, resizings, samplings, parts,
-    moves, axes, products,
+    moves, axes, products, recurrent,
 )  # fmt: skip
 
 #: Of each, another test has the numbers.
-ELSEWHERE = {"Input", "MemoryData", "Packing"}
+ELSEWHERE = {"Embed", "Input", "MemoryData", "Packing"}
 
 
 def test_every_layer_type_is_compared():
@@ -428,6 +450,19 @@ def test_stored_tensors(tmp_path, rng):
                                  ("0=5 1=4 11=3 2=4", DEEP, "r240")):  # fmt: skip
         lines = f"MemoryData m 0 1 k {line}\nBinaryOp b 2 1 x0 k out 0=0"
         assert compare(tmp_path, rng, lines, (shape,), weights, "any") == ""
+
+
+@pytest.mark.parametrize("bias", [0, 1])
+def test_rows_of_a_table(tmp_path, rng, bias):
+    """ncnn has words' numbers as integers, which are our floats' values."""
+    line = f"Embed e 1 1 x out 0=3 1=7 2={bias} 3=21"
+    path = write(
+        tmp_path, [input_line("x", LINE), line], weight_bytes("f21 r3"[: 3 + 3 * bias], rng)
+    )
+    words = np.array([0, 6, 3, 3, -2, 9], np.int32)
+    (wanted,) = run_ncnn(path, {"x": words}, ["out"])
+    found = cml.Session(convert(path), "cpu").run({"x": words[None].astype(np.float32)})["out"]
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
 
 
 def compare(folder, rng, line, shapes, weights, values):

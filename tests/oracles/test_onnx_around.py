@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import numpy as np
 import pytest
 
@@ -156,3 +159,53 @@ def test_external_data_that_is_missing_is_made_up(tmp_path):
     (tmp_path / "weights.bin").write_bytes(b"short")
     with pytest.raises(CmlError, match="has 20 bytes|bytes for"):
         cml.load(path, random_weights=5)
+
+
+# -- names of nodes --------------------------------------------------------------------------------
+
+
+def named(path):
+    """A network whose nodes have names as PyTorch gives them."""
+    made = model(
+        [node("Shape", "x", "s", name="/up/Shape"),
+         node("Conv", "x f", "c", name="/net/conv1/Conv"),
+         node("Relu", "c", "r", name="/net/act/Relu"),
+         node("LayerNormalization", "r g", "n", name="/net/norm/LayerNormalization"),
+         node("Reshape", "n s", "y", name="/up/Reshape")],
+        [value("x", [1, 3, 4, 4])],
+        [value("y", [1, 3, 4, 4])],
+        {"f": np.ones((3, 3, 1, 1), np.float32), "g": np.ones(4, np.float32)},
+    )  # fmt: skip
+    path.write_bytes(made.SerializeToString())
+    return str(path)
+
+
+def test_names_of_nodes_are_kept(tmp_path, capsys):
+    path = named(tmp_path / "m.onnx")
+    assert main(["info", path]) == 0
+    out = capsys.readouterr().out
+    assert "    LayerNormalization 1: '/net/norm/LayerNormalization'\n" in out
+    assert "    Shape 1: '/up/Shape'\n" in out
+    assert main(["rank", path, "--runs", "1", "--backend", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"conv 'net_act_Relu' .* ms  .*m.onnx: Conv '/net/conv1/Conv'\n", out)
+    report = cml.Session(cml.load(path), "cpu").rank(runs=1)
+    assert {n.place.partition(": ")[2] for n in report.nodes} >= {"Conv '/net/conv1/Conv'"}
+    assert sum(n.ms for n in report.nodes) == pytest.approx(report.total_ms)
+
+
+def test_many_nodes_of_an_operator_are_counted(tmp_path):
+    nodes = [node("Shape", "x", f"s{i}", name=f"/{i}/Shape") for i in range(5)]
+    nodes += [node("Concat", "s0 s1 s2 s3 s4", "s", axis=0), node("Expand", "x s", "y")]
+    made = model(nodes, [value("x", [1])], [value("y", None)])
+    notes = cml.load(made.SerializeToString()).notes
+    assert "    Shape 5: '/0/Shape', '/1/Shape' and 3 more" in notes
+
+
+def test_a_trace_names_the_nodes(tmp_path, gpu):
+    path = named(tmp_path / "m.onnx")
+    trace = tmp_path / "t.json"
+    assert main(["trace", path, "-o", str(trace), "--runs", "1"]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    places = {e["args"].get("place") for e in events}
+    assert f"{path}: Conv '/net/conv1/Conv'" in places

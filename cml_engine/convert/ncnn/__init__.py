@@ -19,7 +19,8 @@ from cml_engine.graph import Graph
 __all__ = ["LAYERS", "REFUSED", "Shapes", "convert_ncnn"]
 
 for _name in ("inputs", "activations", "arithmetic", "attention", "convolution", "movement",
-              "normalization", "pooling", "products", "reduction", "resizing"):  # fmt: skip
+              "normalization", "pooling", "products", "recurrent", "reduction", "resizing",
+              "tables"):  # fmt: skip
     import_module(f"{__name__}.{_name}")
 
 

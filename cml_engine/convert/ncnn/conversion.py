@@ -128,10 +128,10 @@ class Conversion:
         if len(tensors) != len(layer.outputs):
             raise layer.damaged(f"it has {len(layer.outputs)} outputs, wanted {len(tensors)}")
         made = {name for node in self.builder.nodes[first:] for name in node.outputs}
+        named: dict[str, str] = {}  # one tensor may be two outputs
         for name, tensor in zip(layer.outputs, tensors, strict=True):
             if name in self._blobs:
                 raise layer.damaged(f"blob '{name}' is made twice")
-            if tensor in made:
-                made.discard(tensor)
-                tensor = self.builder.rename(tensor, name, first)
-            self._blobs[name] = tensor
+            if tensor in made and tensor not in named:
+                named[tensor] = self.builder.rename(tensor, name, first)
+            self._blobs[name] = named.get(tensor, tensor)

@@ -67,7 +67,6 @@ _DECODE = (
     "end the network before it (the blobs that it reads become outputs) and decode in the game"
 )
 _QUANTISED = "convert the model before it is quantised"
-_RECURRENT = "unroll it: NNEF has no loops (lstm_step and gru_step are one step)"
 
 #: Layers that have no counterpart, and what to do instead.
 REFUSED: dict[str, str] = {
@@ -82,7 +81,4 @@ REFUSED: dict[str, str] = {
     "Quantize": _QUANTISED,
     "Dequantize": _QUANTISED,
     "Requantize": _QUANTISED,
-    "GRU": _RECURRENT,
-    "LSTM": _RECURRENT,
-    "RNN": _RECURRENT,
 }

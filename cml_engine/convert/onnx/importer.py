@@ -47,6 +47,8 @@ MAX_DEPTH = 64
 MAX_FOLDED = 1 << 26
 #: nodes of unrolled loops and inlined functions
 MAX_NODES = 200_000
+#: of an operator's nodes, so many are named where all are counted
+_NAMED = 2
 
 
 @dataclass(frozen=True)
@@ -70,19 +72,19 @@ class Scope:
 
 @dataclass
 class Summary:
-    """What became of the nodes, for ``cml info``."""
+    """What became of the nodes, for ``cml info``: by operator, the nodes' names in the file."""
 
     nodes: int = 0
     inlined: int = 0
-    folded: Counter[str] = field(default_factory=Counter)
-    composed: Counter[str] = field(default_factory=Counter)
-    unknown: Counter[str] = field(default_factory=Counter)
+    folded: dict[str, list[str]] = field(default_factory=dict)
+    composed: dict[str, list[str]] = field(default_factory=dict)
+    unknown: dict[str, list[str]] = field(default_factory=dict)
 
     def lines(self, model: Model) -> tuple[str, ...]:
         made = f" by {model.producer}" if model.producer else ""
         opset = f", opset {model.opsets['']}" if "" in model.opsets else ""
         others = (self.folded, self.composed, self.unknown)
-        direct = self.nodes - sum(counts.total() for counts in others)
+        direct = self.nodes - sum(_count(nodes) for nodes in others)
         inlined = f", {self.inlined} functions inlined" if self.inlined else ""
         return (
             f"imported   from ONNX{opset}{made}: {self.nodes} nodes{inlined}",
@@ -103,10 +105,21 @@ def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[s
     }
 
 
-def _listed(what: str, counts: Counter[str]) -> list[str]:
-    if not counts:
+def _count(nodes: Mapping[str, Sequence[str]]) -> int:
+    return sum(map(len, nodes.values()))
+
+
+def _listed(what: str, nodes: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for all, and one for each operator with some of its nodes."""
+    if not nodes:
         return []
-    return [f"  {counts.total()} {what}: {', '.join(f'{k} {n}' for k, n in counts.most_common())}"]
+    ops = sorted(nodes, key=lambda op: -len(nodes[op]))
+    return [f"  {_count(nodes)} {what}", *(f"    {op} {_some(nodes[op])}" for op in ops)]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{len(names)}: {', '.join(names[:_NAMED])}{more}"
 
 
 class Importer:
@@ -241,7 +254,7 @@ class Importer:
         self, node: OnnxNode, inputs: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         self.summary.nodes += 1
-        self.summary.unknown[node.op] += 1
+        self.summary.unknown.setdefault(node.op, []).append(node.shown)
         try:
             op, attrs, facts = self._placeholders.declare(node, inputs)
         except CmlError as error:
@@ -256,19 +269,19 @@ class Importer:
             with np.errstate(all="ignore"):
                 folded = row.fold(call, *arrays)
             results = folded if isinstance(folded, (list, tuple)) else [folded]
-            self.summary.folded[call.node.op] += 1
+            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
             return [r if r is None or isinstance(r, Value) else Value.known(r) for r in results]
         mark = self.emit.mark()
         found = row.form(call)
         values: Sequence[Value | None] = [found] if isinstance(found, Value) else list(found)
         made = self.emit.mark() - mark
         if made == 0:
-            self.summary.folded[call.node.op] += 1
+            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
         elif known and _is_small(values):
-            self.summary.folded[call.node.op] += 1
+            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
             return self.emit.evaluate(values, mark)
         elif made > 1:
-            self.summary.composed[call.node.op] += 1
+            self.summary.composed.setdefault(call.node.op, []).append(call.node.shown)
         return values
 
     # -- functions ------------------------------------------------------------------------------

@@ -59,8 +59,12 @@ class OnnxNode:
     @property
     def title(self) -> str:
         """``Conv '/conv1/Conv'``, as messages name it."""
-        name = self.name or next((name for name in self.outputs if name), "")
-        return f"{self.qualified} '{name}'"
+        return f"{self.qualified} {self.shown}"
+
+    @property
+    def shown(self) -> str:
+        """Its name, or its first output's, in quotes."""
+        return f"'{self.name or next((name for name in self.outputs if name), '')}'"
 
     @property
     def qualified(self) -> str:
