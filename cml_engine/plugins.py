@@ -22,6 +22,7 @@ from types import ModuleType
 
 from cml_engine.errors import CmlError, InputError, OperatorError
 from cml_engine.ops import OpSpec, load_families, registered, unregister
+from cml_engine.ops.registration import registering
 
 __all__ = [
     "load_entry_points",
@@ -93,7 +94,7 @@ def _execute(file: Path) -> None:
         raise OperatorError(f"{file}: wanted a Python file, its name ending in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look for it there
-    with _importable(file.parent):
+    with _importable(file.parent), registering(file):
         spec.loader.exec_module(module)
 
 

@@ -24,7 +24,8 @@ from cml_engine.layout import C4, C4H, HALF
 from cml_engine.nnef.expansion.signatures import REQUIRED
 from cml_engine.ops.declaration.checks import signature_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
-from cml_engine.ops.declaration.spec import Case, OpSpec, Random, lookup
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Case, OpSpec, Random
 from cml_engine.passes.infer import infer_facts
 from cml_engine.planning.choose_storage import half_of, matrices_in_half
 from cml_engine.planning.lower import PlanOptions, lower

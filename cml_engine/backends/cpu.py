@@ -11,8 +11,9 @@ import numpy as np
 from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops.common.blas import one_thread
+from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.scratch import Scratch
-from cml_engine.ops.declaration.spec import Cpu, OpSpec, Prepare, lookup
+from cml_engine.ops.declaration.spec import Cpu, OpSpec, Prepare
 from cml_engine.ops.elementwise.in_place import apply_in_place
 
 Array = np.ndarray[Any, Any]

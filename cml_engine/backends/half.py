@@ -17,7 +17,8 @@ import numpy as np
 from cml_engine.backends.cpu import as_stated, run_node
 from cml_engine.graph import Graph, Node
 from cml_engine.layout import C4H, FIXED4, to_half
-from cml_engine.ops.declaration.spec import Tolerance, lookup
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Tolerance
 from cml_engine.plan import Plan
 from cml_engine.planning.choose_storage import rounded_weights
 

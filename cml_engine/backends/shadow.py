@@ -25,7 +25,8 @@ from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph, Node
 from cml_engine.ops.conv.special_values import may_be_nan
-from cml_engine.ops.declaration.spec import Tolerance, lookup
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Tolerance
 from cml_engine.planning.choose_storage import Storage, layouts_for
 from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.report.compare import Comparison, allowance, compare

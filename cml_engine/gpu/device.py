@@ -25,7 +25,7 @@ from cml_engine.gpu.native import (
 from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_kernel
 from cml_engine.gpu.shaders.params import parse_params
 from cml_engine.gpu.shaders.stages import StageKey, compile_stage
-from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.limits import Limits
 
 if TYPE_CHECKING:
     from cml_engine.memory import MemorySource

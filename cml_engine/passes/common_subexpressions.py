@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cml_engine.graph import Graph, Node
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 
 #: constants up to this size are compared by value: every literal of a model is its own tensor
 _SMALL_BYTES = 64

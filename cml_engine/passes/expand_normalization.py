@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node, unused_name
 from cml_engine.ops.declaration.epilogue import has_room
-from cml_engine.ops.declaration.spec import is_own, lookup
+from cml_engine.ops.declaration.registry import is_own, lookup
 from cml_engine.passes.fold_constants import fold_constants
 from cml_engine.passes.fuse_epilogues import fuse_epilogues, per_channel, takes_operand
 from cml_engine.passes.infer import infer_node

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Graph, Node
-from cml_engine.ops.declaration.spec import lookup, registered
+from cml_engine.ops.declaration.registry import lookup, registered
 from cml_engine.passes.rules import Match, Rule, rewrite_own
 
 Array = np.ndarray[Any, Any]

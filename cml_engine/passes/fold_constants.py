@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cml_engine.backends.cpu import as_stated, run_node
 from cml_engine.graph import Graph
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 
 #: a folded result may not take more than this, so that `tile` of a constant cannot fill the disk
 MAX_FOLDED_BYTES = 64 << 20

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cml_engine.graph import Attrs, Epilogue, Graph, Node
-from cml_engine.ops.declaration.spec import formula_of
+from cml_engine.ops.declaration.registry import formula_of
 from cml_engine.ops.elementwise.row import MAX_OPERANDS
 
 #: operators in one kernel; a GELU written out is nine. The kernel has them sixteen times, so each

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from cml_engine.graph import Epilogue, Fact, Graph, Node
 from cml_engine.ops.declaration.epilogue import has_room, is_by_position
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 
 
 def per_channel(graph: Graph, result: Fact, name: str) -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 
 from cml_engine.errors import CmlError, InternalError, ModelError, OperatorError, ShapeError
 from cml_engine.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Fact, Graph, Node, is_whole
-from cml_engine.ops.declaration.spec import OpSpec, lookup
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import OpSpec
 
 Array = np.ndarray[Any, Any]
 #: more elements than any GPU buffer or index of ours can address

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.errors import CmlError, OperatorError
 from cml_engine.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Fact, Graph, Node, is_whole, unused_name
-from cml_engine.ops.declaration.spec import is_own
+from cml_engine.ops.declaration.registry import is_own
 from cml_engine.passes.dead_code import eliminate_dead_code
 from cml_engine.passes.infer import infer_node
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ops.declaration.spec import is_own, lookup
+from cml_engine.ops.declaration.registry import is_own, lookup
 from cml_engine.ops.declaration.traits import Order
 from cml_engine.passes.dead_code import eliminate_dead_code
 

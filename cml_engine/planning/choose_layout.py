@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 
 
 def choose_layout(graph: Graph) -> dict[str, str]:

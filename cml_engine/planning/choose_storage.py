@@ -13,7 +13,8 @@ from typing import Literal, get_args
 
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H, HALF
-from cml_engine.ops.declaration.spec import Half, lookup
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Half
 from cml_engine.planning.choose_layout import Ties, choose_layout
 from cml_engine.ranges import one_of
 

@@ -13,11 +13,13 @@ import numpy as np
 from cml_engine.errors import CmlError, DeviceError, InputError, InternalError, UnsupportedOp
 from cml_engine.graph import Epilogue, Fact, Graph, Node, unused_name
 from cml_engine.layout import C4H, PLAIN, words
+from cml_engine.limits import Limits
 from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
-from cml_engine.ops.declaration.lowering import Limits, Lowering
-from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec, lookup
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace, stored_bytes
 from cml_engine.planning.check_dispatches import check_dispatches
 from cml_engine.planning.choose_storage import rounded_weights

@@ -15,7 +15,7 @@ from math import prod
 
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import PLAIN, words
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 from cml_engine.planning.plan_memory import Item, lower_bound
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from cml_engine.errors import DeviceError
 from cml_engine.graph import Graph
+from cml_engine.limits import Limits
 from cml_engine.ops.declaration.choice import NO_VARIANTS
-from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes import optimize
 from cml_engine.plan import Plan
 from cml_engine.planning.choose_storage import Storage, layouts_for

@@ -11,7 +11,8 @@ import numpy as np
 
 from cml_engine.errors import Source
 from cml_engine.graph import Graph, Node
-from cml_engine.ops.declaration.spec import Cost, lookup
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Cost
 from cml_engine.plan import Step
 
 #: of the slowest operators, so many are in the table; all are in its JSON

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 
 
 @dataclass(frozen=True)

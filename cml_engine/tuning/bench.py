@@ -10,8 +10,8 @@ import numpy as np
 
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph, Node
+from cml_engine.limits import Limits
 from cml_engine.ops.declaration.choice import Choice, VariantTable
-from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.plan import Plan
 from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.tuning import tables

@@ -13,7 +13,7 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.layout import C4, PLAIN
 from cml_engine.ops import load_families
 from cml_engine.ops.common.broadcast import broadcast_shapes, collapse, left_view, walk
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.elementwise.row import ROWS
 
 load_families()

@@ -13,7 +13,8 @@ import pytest
 import cml_engine as cml
 from cml_engine.graph import Graph, Node
 from cml_engine.ops.conv.special_values import may_be_nan
-from cml_engine.ops.declaration.spec import Tolerance, lookup
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Tolerance
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import full_attrs
 from tests import fuzz

@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.indexing import gather as _gather  # noqa: F401
 
 

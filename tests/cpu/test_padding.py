@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.movement.padding import border_index
 
 NUMPY_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}

@@ -10,7 +10,7 @@ import cml_engine.ops.pooling.operators  # noqa: F401
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.window import resolve_reverse, resolve_window
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 
 NONE = (0, 0)
 

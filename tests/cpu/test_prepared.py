@@ -13,8 +13,9 @@ from cml_engine.ops.conv import cpu_channels_last as conv_last_cpu
 from cml_engine.ops.conv.cases import CONV_CASES, conv_case
 from cml_engine.ops.conv.cpu import conv_cpu
 from cml_engine.ops.conv.shapes import conv_shape
+from cml_engine.ops.declaration.registry import lookup, registered
 from cml_engine.ops.declaration.scratch import Scratch
-from cml_engine.ops.declaration.spec import EXACT, lookup, registered
+from cml_engine.ops.declaration.spec import EXACT
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import case_graph, full_attrs
 

@@ -13,9 +13,9 @@ import cml_engine.ops.conv.kernels.winograd
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Epilogue, Fact
 from cml_engine.layout import C4
+from cml_engine.limits import Limits
 from cml_engine.ops.conv.cases import CONV_CASES, conv_case, deconv_case
 from cml_engine.ops.conv.variants import CONV
-from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.ops.elementwise.row import ROWS
 from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.testing import case_graph, check_graph

@@ -305,7 +305,8 @@ void kernel(uint thread) {
             cml.same_as(0),
             kernel=cml.Kernel(source=source),
             signature=X_TO_Y.format("broken"),
-        )
+        ),
+        __file__,
     )
     with pytest.raises(ShaderCompileError) as caught:
         session_of("broken", gpu)

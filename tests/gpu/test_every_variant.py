@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from cml_engine.layout import C4, C4H
+from cml_engine.limits import Limits
 from cml_engine.ops import load_families, registered
 from cml_engine.ops.declaration.choice import VariantTable
-from cml_engine.ops.declaration.lowering import Limits
-from cml_engine.ops.declaration.spec import lookup
+from cml_engine.ops.declaration.registry import lookup
 from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.testing import case_graph, check_graph
 

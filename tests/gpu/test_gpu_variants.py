@@ -8,7 +8,8 @@ import pytest
 
 from cml_engine.graph import Attrs, Epilogue, Fact
 from cml_engine.ops import load_families
-from cml_engine.ops.declaration.spec import Case, lookup
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Case
 from cml_engine.session import Session
 from cml_engine.testing import case_graph, check_graph, check_on_gpu
 

@@ -12,7 +12,7 @@ import cml_engine as cml
 from cml_engine.backends.cpu import CpuProgram
 from cml_engine.graph import Graph
 from cml_engine.layout import C4
-from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.limits import Limits
 from cml_engine.passes import optimize
 from cml_engine.planning.lower import lower
 from cml_engine.session import CompileOptions

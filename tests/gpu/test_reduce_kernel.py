@@ -7,7 +7,7 @@ import pytest
 
 import cml_engine.ops.reduction.operators  # noqa: F401
 from cml_engine.layout import C4
-from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.limits import Limits
 from cml_engine.ops.declaration.spec import Case, Random
 from cml_engine.planning.lower import lower
 from cml_engine.testing import case_graph, check_on_gpu

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.limits import Limits
 from cml_engine.passes import optimize
 from cml_engine.planning.choose_layout import choose_layout
 from cml_engine.planning.lower import lower

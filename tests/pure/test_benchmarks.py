@@ -17,9 +17,9 @@ from benchmarks.write_ncnn import write_ncnn
 from cml_engine.convert import convert
 from cml_engine.convert.builder import GraphBuilder
 from cml_engine.layout import C4
+from cml_engine.limits import Limits
 from cml_engine.ops import load_families, lookup
 from cml_engine.ops.conv.cases import conv_case
-from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes.infer import infer_node
 from cml_engine.planning.lower import lower
 from cml_engine.testing import case_graph

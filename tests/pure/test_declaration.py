@@ -8,8 +8,9 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import OperatorError
 from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.limits import Limits
 from cml_engine.ops import load_families, registered
-from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.ops.registration import registering
 from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_facts, infer_node
 from cml_engine.planning.lower import lower as plan
@@ -130,14 +131,23 @@ def test_a_name_is_taken_once():
         cml.register(spec())
 
 
-def test_a_relative_path_starts_at_the_file_that_registers(tmp_path):
+@pytest.mark.parametrize("how", ["file", "functions", "loaded"])
+def test_a_relative_path_starts_at_the_file_of_the_operator(tmp_path, how):
     (tmp_path / "twice.hlsl").write_text(KERNEL)
-    code = compile("spec = cml.register(spec)", str(tmp_path / "ops.py"), "exec")
-    (tmp_path / "ops.py").write_text("# a file that registers")
-    scope = {"cml": cml, "spec": spec(kernel=cml.Kernel("twice.hlsl")), "__name__": "ops"}
-    exec(code, scope)
-    assert scope["spec"].kernel.path == tmp_path / "twice.hlsl"
-    assert scope["spec"].from_game and scope["spec"].custom
+    file = tmp_path / "ops.py"
+    file.write_text("def numpy_twice(x):\n    return 2 * x\n")
+    scope = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    declared = spec(kernel=cml.Kernel("twice.hlsl"))
+    if how == "file":
+        found = cml.register(declared, file)
+    elif how == "functions":
+        found = cml.register(replace(declared, cpu=scope["numpy_twice"]))
+    else:
+        with registering(file):
+            found = cml.register(declared)
+    assert found.kernel.path == tmp_path / "twice.hlsl"
+    assert found.from_game and found.custom
 
 
 def graph_of(shape, attrs, op="twice", dtype="scalar"):

@@ -108,7 +108,7 @@ def test_the_game_uses_public_names_only() -> None:
 # --- circles, and the size of rooms
 
 #: packages without a circle of modules, what only the type checker sees counted too
-WITHOUT_CIRCLES = ("scheduler",)
+WITHOUT_CIRCLES = ("benchmarks", "cml_engine", "demo_game", "scheduler")
 #: packages whose folders and classes are small
 SMALL = ("scheduler",)
 MOST_FILES, MOST_METHODS = 15, 20

@@ -9,8 +9,8 @@ from cml_engine.backends.cpu import CpuProgram
 from cml_engine.backends.null import NullProgram
 from cml_engine.errors import DeviceError, ModelError, ShapeError, Source
 from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.limits import Limits
 from cml_engine.ops import load_families
-from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes import STAGES, optimize
 from cml_engine.passes.bypass import bypass
 from cml_engine.passes.common_subexpressions import merge_common_subexpressions

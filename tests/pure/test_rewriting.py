@@ -8,7 +8,7 @@ import pytest
 from cml_engine.backends.cpu import CpuProgram
 from cml_engine.errors import OperatorError
 from cml_engine.graph import Fact
-from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.limits import Limits
 from cml_engine.ops.elementwise.row import MAX_OPERANDS
 from cml_engine.passes import optimize
 from cml_engine.passes.bypass import bypass

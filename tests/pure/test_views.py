@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine.graph import Node
 from cml_engine.layout import C4, PLAIN, words
-from cml_engine.ops.declaration.lowering import Limits
+from cml_engine.limits import Limits
 from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_node
 from cml_engine.planning.choose_layout import choose_layout

@@ -19,7 +19,8 @@ from cml_engine.ops.conv.gpu import lower_conv, lower_deconv
 from cml_engine.ops.conv.kernels.tile import PARAMS
 from cml_engine.ops.conv.node import takes_half
 from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
-from cml_engine.ops.declaration.spec import Cost, Kernel, OpSpec, Tolerance, register
+from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.spec import Cost, Kernel, OpSpec, Tolerance
 from cml_engine.ops.declaration.traits import Traits
 
 Array = np.ndarray[Any, Any]
@@ -66,7 +67,7 @@ def _scaled_deconv(attrs: Attrs, facts: Sequence[Fact], filter: Array, scale: Ar
     return np.asarray(filter * rows.reshape(*rows.shape, *(1,) * (filter.ndim - 2)))
 
 
-register(
+define(
     OpSpec(
         name="conv",
         infer=infer_conv,
@@ -88,7 +89,7 @@ register(
     )
 )
 
-register(
+define(
     OpSpec(
         name="deconv",
         infer=infer_deconv,

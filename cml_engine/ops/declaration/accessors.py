@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from cml_engine.errors import DeviceError
-from cml_engine.graph import DTYPE_OF_KIND, Fact
+from cml_engine.graph import DTYPE_OF_KIND, Attrs, Fact, Node
 from cml_engine.layout import BLOCKED, HLSL_TYPE
+from cml_engine.limits import Limits
 from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.text.ast import Type
 from cml_engine.ops.declaration.checks import entry_of, fault, located, signature_of, text_of
 from cml_engine.ops.declaration.defines import word
-from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec, lookup
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 
-if TYPE_CHECKING:
-    from cml_engine.ops.declaration.lowering import Lowering
+Array = np.ndarray[Any, Any]
 
 #: dimensions of a tensor that a kernel can ask for: as many as a tensor can have
 _DIMS = 8
@@ -35,6 +38,34 @@ _READ = {"i": ("int", "{}"), "f": ("float", "{}"), "u": ("bool", "({} != 0u)")}
 
 #: a plain attribute, or a list, tuple, or list of tuples of them
 Value = Any
+
+
+class Surroundings(Protocol):
+    """What a kernel's interface is made from: ``lowering.Lowering``."""
+
+    node: Node
+    limits: Limits
+    packed: dict[str, Array]
+    scratch_words: dict[str, int]
+
+    @property
+    def attrs(self) -> Attrs: ...
+
+    @property
+    def in_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def out_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def inputs(self) -> list[Fact]: ...
+
+    @property
+    def outputs(self) -> list[Fact]: ...
+
+    def fact(self, name: str) -> Fact: ...
+
+    def layout(self, name: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +148,7 @@ class Interface:
         ]
 
 
-def whole(op: Lowering, spec: OpSpec, kernel: Kernel) -> Dispatch:
+def whole(op: Surroundings, spec: OpSpec, kernel: Kernel) -> Dispatch:
     """The one launch of an operator whose kernel has no ``lower``."""
     if kernel.threads is None:
         threads = op.outputs[0].size
@@ -130,7 +161,7 @@ def whole(op: Lowering, spec: OpSpec, kernel: Kernel) -> Dispatch:
 
 
 def launch(
-    op: Lowering,
+    op: Surroundings,
     threads: int,
     reads: Mapping[str, str],
     writes: Mapping[str, str],
@@ -149,7 +180,7 @@ def launch(
 
 
 def _dispatch(
-    op: Lowering,
+    op: Surroundings,
     spec: OpSpec,
     kernel: Kernel,
     threads: int,
@@ -216,7 +247,7 @@ def _main(arguments: int) -> list[str]:
     ]
 
 
-def _operands(op: Lowering, spec: OpSpec) -> tuple[list[Operand], list[Operand]]:
+def _operands(op: Surroundings, spec: OpSpec) -> tuple[list[Operand], list[Operand]]:
     """All inputs, then all results, under the names of the signature."""
     found = signature_of(spec)
     inputs = _named(_input_types(found), op.in_names, "in", spec)
@@ -309,7 +340,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
     return strides
 
 
-def _fact(op: Lowering, tensor: str) -> Fact:
+def _fact(op: Surroundings, tensor: str) -> Fact:
     """What a tensor of the graph, packed weights or scratch hold."""
     if tensor in op.scratch_words:
         return Fact("scalar", (op.scratch_words[tensor],))
@@ -324,7 +355,7 @@ def _fact(op: Lowering, tensor: str) -> Fact:
     return op.fact(tensor)
 
 
-def _check_room(made: Interface, op: Lowering, spec: OpSpec) -> None:
+def _check_room(made: Interface, op: Surroundings, spec: OpSpec) -> None:
     for name, value in made.values.items():
         if isinstance(value, list) and len(value) > _MAX_LIST:
             raise fault(

@@ -39,15 +39,15 @@ HLSL_WORDS = frozenset(
 )
 
 
-def checked(spec: OpSpec, file: str) -> OpSpec:
+def checked(spec: OpSpec, file: Path | None) -> OpSpec:
     """The declaration made whole: its paths absolute, its signature complete. ``file`` is where
-    it was registered. :class:`OperatorError` where anything in it is wrong."""
+    it comes from, if that is known. :class:`OperatorError` where anything in it is wrong."""
     if not isinstance(spec, OpSpec):
         raise OperatorError(f"register wants a cml.OpSpec, got {type(spec).__name__}")
     if not _NAME.fullmatch(spec.name):
         raise OperatorError(f"operator '{spec.name}': the name is not an identifier")
-    place = Path(file)
-    folder = place.resolve().parent if place.is_file() else Path.cwd()
+    place = file if file and file.is_file() else None
+    folder = place.resolve().parent if place else Path.cwd()
     spec = replace(spec, custom=True, folder=folder, signature=_complete(spec.signature))
     _check_functions(spec)
     _check_names(spec)

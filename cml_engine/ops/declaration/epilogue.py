@@ -16,7 +16,7 @@ import numpy as np
 from cml_engine.graph import Epilogue, Fact, Graph
 from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.spec import formula_of
+from cml_engine.ops.declaration.registry import formula_of
 
 Array = np.ndarray[Any, Any]
 

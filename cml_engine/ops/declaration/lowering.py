@@ -20,10 +20,12 @@ from cml_engine.graph import (
     is_whole,
 )
 from cml_engine.layout import BLOCKED, PLAIN, VECTOR_TYPE
+from cml_engine.limits import Limits
 from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
-from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, lookup
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -34,24 +36,6 @@ T = TypeVar("T")
 MOST_TURNS = 60_000
 #: what a loop in a loop costs besides its turns, each time that it is run: measured up to 3
 LOOP_TURNS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a device allows, read from the adapter; the defaults are what WebGPU guarantees."""
-
-    storage_offset_alignment: int = 256
-    uniform_offset_alignment: int = 256
-    max_binding_bytes: int = 128 << 20
-    max_buffer_bytes: int = 256 << 20
-    max_groups_per_dimension: int = 65535
-    max_group_threads: int = 256
-    max_group_storage: int = 16384
-    max_storage_buffers: int = 8
-    #: the driver runs shaders on the CPU: groupshared memory gains nothing there
-    software: bool = False
-    #: lanes that a subgroup surely has, 0 where shaders cannot use subgroups
-    subgroup_size: int = 0
 
 
 @dataclass

@@ -7,23 +7,17 @@ call as a built-in one.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from cml_engine.errors import OperatorError, UnsupportedOp
 from cml_engine.graph import Attrs, Fact, Node
 from cml_engine.ops.declaration.formula import Formula
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.traits import NO_TRAITS, Traits
-
-if TYPE_CHECKING:
-    from cml_engine.ops.declaration.lowering import Lowering
 
 Array = np.ndarray[Any, Any]
 #: ``infer(attrs, *input facts) -> Fact`` (or a list of facts where there are several results)
@@ -32,6 +26,8 @@ Infer = Callable[..., "Fact | Sequence[Fact]"]
 Cpu = Callable[..., "Array | Sequence[Array]"]
 #: ``prepare(attrs, input facts, constants, scratch) -> cpu function of this node``: constants by
 #: position, None for inputs that are none; None where ``cpu`` does as well
+#: takes a :class:`~cml_engine.ops.declaration.lowering.Lowering`, which stands above this module
+Lower = Callable[[Any], "Iterable[Dispatch]"]
 Prepare = Callable[[Attrs, "Sequence[Fact]", "Sequence[Array | None]", Scratch], "Cpu | None"]
 #: which blocked feature maps of a node may be stored in 16 bits: none of them; each by itself;
 #: all of them or none; those that it reads
@@ -120,7 +116,7 @@ class Kernel:
 
     path: str | Path = ""
     params: str = ""
-    lower: Callable[[Lowering], Iterable[Dispatch]] | None = None
+    lower: Lower | None = None
     threads: Callable[..., int] | None = None
     group: int = 64
     layouts: Literal["plain", "same", "blocks", "any"] = "plain"
@@ -254,70 +250,3 @@ class OpSpec:
     def from_game(self) -> bool:
         """Whether a game brought it, or this package."""
         return self.folder is not None
-
-
-_REGISTRY: dict[str, OpSpec] = {}
-#: the operators of this package, whether or not a game has put its own in the place of some
-_OWN: dict[str, OpSpec] = {}
-
-
-def register(spec: OpSpec) -> OpSpec:
-    """Make an operator known by its name; a name may be taken only once.
-
-    A declaration from outside this package is checked here and now: :class:`OperatorError` says
-    what is wrong with it. Relative kernel paths start at the file that calls this function.
-    Returns the operator as it is known from now on.
-    """
-    caller = sys._getframe(1)
-    if str(caller.f_globals.get("__name__")).startswith("cml_engine."):
-        _OWN[spec.name] = spec
-    elif _OWN.get(getattr(spec, "name", "")) is not spec:
-        from cml_engine.ops import load_families
-        from cml_engine.ops.declaration.checks import checked
-        from cml_engine.ops.elementwise.expressed import expressed
-
-        load_families()  # so that a name which the engine has is taken already
-        spec = checked(spec, caller.f_code.co_filename)
-        spec = expressed(spec) if spec.expression else spec
-    if _REGISTRY.get(spec.name, spec) is not spec:
-        raise OperatorError(f"operator '{spec.name}' is registered already; unregister it first")
-    _REGISTRY[spec.name] = spec
-    return spec
-
-
-def unregister(name: str) -> None:
-    """Forget an operator (a hot reload, a test). Where it stood in the place of one of the
-    engine's, that one is there again."""
-    found = _REGISTRY.pop(name, None)
-    if found is not None and found.from_game and name in _OWN:
-        _REGISTRY[name] = _OWN[name]
-
-
-def lookup(name: str) -> OpSpec:
-    """The operator of that name; :class:`UnsupportedOp` with the nearest names otherwise."""
-    try:
-        return _REGISTRY[name]
-    except KeyError:
-        near = get_close_matches(name, _REGISTRY, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else "; `cml ops` lists all"
-        raise UnsupportedOp(f"unknown operator '{name}'{hint}") from None
-
-
-def is_registered(name: str) -> bool:
-    return name in _REGISTRY
-
-
-def is_own(*names: str) -> bool:
-    """Whether all of these are this package's own operators. What passes know of an operator is
-    known of ours: where a game has put its own in the place of one, they leave it alone."""
-    return all(name in _REGISTRY and not _REGISTRY[name].from_game for name in names)
-
-
-def formula_of(name: str) -> Formula | None:
-    """What the operator of that name computes of each element, where it is elementwise."""
-    return lookup(name).formula
-
-
-def registered() -> Mapping[str, OpSpec]:
-    """All operators by name, in order of registration."""
-    return dict(_REGISTRY)

@@ -19,6 +19,7 @@ from cml_engine.layout import C4H, HLSL_TYPE, PLAIN, VECTOR_TYPE
 from cml_engine.ops.common.broadcast import Walk, broadcast_shapes, left_views, walk
 from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define, formula_of
 from cml_engine.ops.declaration.spec import (
     ROUNDING,
     Case,
@@ -29,8 +30,6 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
     elementwise_cost,
-    formula_of,
-    register,
 )
 
 Array = np.ndarray[Any, Any]
@@ -353,7 +352,7 @@ def declare(row: Row) -> OpSpec:
     """Register the operator and everything that follows from its row."""
     ROWS[row.name] = row
     formula = row.formula
-    return register(
+    return define(
         OpSpec(
             row.name,
             infer=partial(infer, formula),

@@ -15,6 +15,7 @@ from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
 from cml_engine.layout import HLSL_TYPE
 from cml_engine.ops.common.shapes import check_axis, check_type, fact_of
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
@@ -23,7 +24,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     elementwise_cost,
-    register,
 )
 
 Array = np.ndarray[Any, Any]
@@ -85,7 +85,7 @@ def _index(high: int, *shape: int) -> Random:
     return Random(shape, 0, high, "integer")
 
 
-register(
+define(
     OpSpec(
         "gather",
         infer=_gather_infer,
@@ -155,7 +155,7 @@ _EDGES = np.array(
     np.float32,
 )
 
-register(
+define(
     OpSpec(
         "cast",
         infer=_cast_infer,
@@ -205,7 +205,7 @@ for _name, _source, _target in (
     ("from_bits", "integer", "scalar"),
 ):
     _patterns = np.array([0x7FC00001, 0x80000000, 1, 0x7FC0BEEF, 0x3F800000], np.uint32)
-    register(
+    define(
         OpSpec(
             _name,
             infer=partial(_bits_infer, _source, _target),

@@ -18,6 +18,7 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.broadcast import contiguous_strides
 from cml_engine.ops.common.shapes import MAX_RANK, check_axis, check_type
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
@@ -27,7 +28,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
-    register,
 )
 from cml_engine.ops.indexing.scatter_gpu import ELEMENTS, REDUCTIONS, ROWS
 from cml_engine.ops.indexing.scatter_places import PlacesOf, element_places, row_places
@@ -178,7 +178,7 @@ def _logical(*shape: int) -> Random:
     return Random(shape, dtype="logical")
 
 
-register(
+define(
     OpSpec(
         "gather_elements",
         infer=_gather_infer,
@@ -214,7 +214,7 @@ def _elements_cases() -> Iterator[Case]:
     yield Case(((1, 1), _index(1, 1, 1), (1, 1)), none, "extent 1")
 
 
-register(
+define(
     OpSpec(
         "scatter_elements",
         infer=_elements_infer,
@@ -241,7 +241,7 @@ def _nd_cases() -> Iterator[Case]:
     yield Case(((0, 2), np.zeros((3, 1), np.int32), (3, 2)), none, "no places")
 
 
-register(
+define(
     OpSpec(
         "scatter_nd",
         infer=_nd_infer,

@@ -20,6 +20,7 @@ from cml_engine.ops.common.shapes import MAX_RANK, check_type
 from cml_engine.ops.common.window import GEOMETRY, WindowAxis, geometry
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
@@ -29,7 +30,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
-    register,
 )
 
 Array = np.ndarray[Any, Any]
@@ -116,7 +116,7 @@ def _bytes(*shape: int) -> Random:
     return Random(shape, -128, 256, "integer")
 
 
-register(
+define(
     OpSpec(
         "int_matmul",
         infer=_matmul_infer,
@@ -219,7 +219,7 @@ def _conv_cases() -> Iterator[Case]:
     yield Case((_bytes(0, 2, 4), _bytes(3, 2, 3)), plain, "no batch")
 
 
-register(
+define(
     OpSpec(
         "int_conv",
         infer=_conv_infer,
@@ -300,7 +300,7 @@ def _nbits_cases() -> Iterator[Case]:
                {"block_size": 8, "bits": 4}, "no rows")  # fmt: skip
 
 
-register(
+define(
     OpSpec(
         "matmul_nbits",
         infer=_nbits_infer,

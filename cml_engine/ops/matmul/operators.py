@@ -15,7 +15,15 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.blas import multiply
-from cml_engine.ops.declaration.spec import Case, Cost, Kernel, OpSpec, Random, Tolerance, register
+from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.spec import (
+    Case,
+    Cost,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+)
 from cml_engine.ops.declaration.traits import Traits
 from cml_engine.ops.matmul.gpu import PARAMS, lower_linear, lower_matmul, takes_half_weights
 
@@ -99,7 +107,7 @@ def _scaled_rows(attrs: Attrs, facts: Sequence[Fact], weights: Array, scale: Arr
     return weights * scale.reshape(-1, 1)
 
 
-register(
+define(
     OpSpec(
         "matmul",
         infer=_matmul_infer,
@@ -138,7 +146,7 @@ register(
         ],
     )
 )
-register(
+define(
     OpSpec(
         "linear",
         infer=_linear_infer,

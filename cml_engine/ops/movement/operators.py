@@ -25,7 +25,15 @@ from cml_engine.ops.common.shapes import (
     fill_reshape,
 )
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, Random, register
+from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+)
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
 from cml_engine.ops.declaration.traits import Parts, Traits, along_axis, other_axis
 from cml_engine.ops.movement.strided import Copy, box, copy_dispatch, lying_shape, strides
@@ -75,7 +83,7 @@ def _unsqueeze_infer(attrs: Attrs, x: Fact) -> Fact:
     return fact_of(x.dtype, shape)
 
 
-register(
+define(
     OpSpec(
         "reshape",
         infer=_reshape_infer,
@@ -95,7 +103,7 @@ register(
         ],
     )
 )
-register(
+define(
     OpSpec(
         "squeeze",
         infer=_squeeze_infer,
@@ -111,7 +119,7 @@ register(
         ],
     )
 )
-register(
+define(
     OpSpec(
         "unsqueeze",
         infer=_unsqueeze_infer,
@@ -163,7 +171,7 @@ def _copies(op: Lowering, moves: Sequence[tuple[str, str, Copy]]) -> Iterator[Di
             yield dispatch
 
 
-register(
+define(
     OpSpec(
         "transpose",
         infer=_transpose_infer,
@@ -260,7 +268,7 @@ def _parts(
         start += step * shape[axis]
 
 
-register(
+define(
     OpSpec(
         "concat",
         infer=_concat_infer,
@@ -289,7 +297,7 @@ register(
         ],
     )
 )
-register(
+define(
     OpSpec(
         "stack",
         infer=_stack_infer,
@@ -307,7 +315,7 @@ register(
         ],
     )
 )
-register(
+define(
     OpSpec(
         "split",
         infer=_split_infer,
@@ -333,7 +341,7 @@ register(
         ],
     )
 )
-register(
+define(
     OpSpec(
         "unstack",
         infer=_unstack_infer,

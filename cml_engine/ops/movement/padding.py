@@ -15,6 +15,7 @@ from cml_engine.ops.common.shapes import check_length, fact_from
 from cml_engine.ops.common.window import BORDERS
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
@@ -23,7 +24,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     elementwise_cost,
-    register,
 )
 from cml_engine.ops.declaration.traits import Order, Traits
 from cml_engine.ops.movement.strided import strides
@@ -169,7 +169,7 @@ def _before_transpose(attrs: Attrs, order: Order) -> Attrs:
     return Attrs({**attrs, "padding": [attrs["padding"][axis] for axis in np.argsort(order)]})
 
 
-register(
+define(
     OpSpec(
         "pad",
         infer=_infer,

@@ -12,6 +12,7 @@ from cml_engine.graph import Attrs, Fact, Node
 from cml_engine.layout import PLAIN, words
 from cml_engine.ops.common.shapes import check_axes, check_length, fact_from, slice_range
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -23,7 +24,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     elementwise_cost,
-    register,
 )
 from cml_engine.ops.declaration.traits import Parts, Traits, other_axes
 from cml_engine.ops.movement.strided import (
@@ -150,7 +150,7 @@ def _sliced(axes: list[int], begin: list[int], end: list[int], stride: Sequence[
     return {"axes": axes, "begin": begin, "end": end, "stride": list(stride)}
 
 
-register(
+define(
     OpSpec(
         "slice",
         infer=_slice_infer,
@@ -204,7 +204,7 @@ def _tile_lower(op: Lowering) -> Iterator[Dispatch]:
         yield dispatch
 
 
-register(
+define(
     OpSpec(
         "tile",
         infer=_tile_infer,

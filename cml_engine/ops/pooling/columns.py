@@ -25,6 +25,7 @@ from cml_engine.ops.common.window import (
     volume,
 )
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
@@ -33,7 +34,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
-    register,
 )
 
 Array = np.ndarray[Any, Any]
@@ -126,7 +126,7 @@ def _col2im_cases() -> Iterator[Case]:
     yield Case(((0, 4, 4),), {**plain, "output_size": [3, 3], "size": [2, 2]}, "no batch")
 
 
-register(
+define(
     OpSpec(
         "col2im",
         infer=_col2im_infer,
@@ -247,7 +247,7 @@ def _deform_cases() -> Iterator[Case]:
     yield Case(((0, 1, 2, 2), (0, 2, 2, 2), np.array(1.0)), one, "no batch")
 
 
-register(
+define(
     OpSpec(
         "deform_columns",
         infer=_deform_infer,

@@ -18,6 +18,7 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.sampling_cpu import prepare_max_pool
 from cml_engine.ops.common.window import reverse_window_of, window_of
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
@@ -27,7 +28,6 @@ from cml_engine.ops.declaration.spec import (
     Prepare,
     Random,
     Tolerance,
-    register,
 )
 from cml_engine.ops.declaration.traits import Traits
 from cml_engine.ops.elementwise.row import Operand
@@ -192,9 +192,7 @@ def _declare(
     kernel = pool_kernel(partial(_lower, what), layouts)
     cost = partial(_cost, 2 if what.root else 1)
     traits = Traits(adds=what == _MEAN)
-    register(
-        OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare, traits=traits)
-    )
+    define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare, traits=traits))
 
 
 _value = partial(_wide_to_narrow, ("scalar",))
@@ -213,7 +211,7 @@ def _register_box(
 ) -> None:
     kernel = pool_kernel(partial(_lower_box, reverse), "same")
     cost, traits = partial(_cost, 1), Traits(adds=not reverse)
-    register(OpSpec(name, infer, cpu, kernel, cost, cases, SUM, traits=traits))
+    define(OpSpec(name, infer, cpu, kernel, cost, cases, SUM, traits=traits))
 
 
 _register_box(

@@ -16,6 +16,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
@@ -24,7 +25,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
-    register,
 )
 from cml_engine.ops.declaration.traits import NO_TRAITS, Traits, other_axes
 from cml_engine.ops.elementwise.row import Operand
@@ -222,7 +222,7 @@ def _declare(
     traits: Traits = NO_TRAITS,
 ) -> None:  # fmt: skip
     kernel = base_kernel(lower, "none" if name == "softmax" else "reads")
-    register(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, traits=traits))
+    define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, traits=traits))
 
 
 _scalar, _logical = partial(_infer, "scalar"), partial(_infer, "logical")

@@ -14,6 +14,7 @@ from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_axis, check_type, fact_of
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
@@ -23,7 +24,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
-    register,
 )
 
 Array = np.ndarray[Any, Any]
@@ -141,7 +141,7 @@ def _top_k_cases() -> Iterator[Case]:
     yield Case(((0, 3),), {"k": 2, "axis": 1, "largest": True}, "no lines")
 
 
-register(
+define(
     OpSpec(
         "top_k",
         infer=_top_k_infer,
@@ -233,7 +233,7 @@ _RUNNING = {
 }
 for _name, _tolerance in _RUNNING.items():
     _product = _name == "cumprod"
-    register(
+    define(
         OpSpec(
             _name,
             infer=_running_infer,
@@ -290,7 +290,7 @@ def _reversed_lower(op: Lowering) -> Iterator[Dispatch]:
     )
 
 
-register(
+define(
     OpSpec(
         "reverse_sequence",
         infer=_reversed_infer,
@@ -364,7 +364,7 @@ def _rows(*rows: Sequence[int]) -> Array:
     return np.array(rows, np.int32)
 
 
-register(
+define(
     OpSpec(
         "gather_nd",
         infer=_gather_nd_infer,

@@ -17,6 +17,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import MAX_RANK, check_type
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
@@ -25,7 +26,6 @@ from cml_engine.ops.declaration.spec import (
     Kernel,
     OpSpec,
     Random,
-    register,
 )
 
 Array = np.ndarray[Any, Any]
@@ -99,7 +99,7 @@ def _nonzero_lower(op: Lowering) -> Iterator[Dispatch]:
 
 _SPARSE = np.where(np.arange(1200) % 7 == 3, -2.5, 0.0).reshape(2, 3, 200)
 
-register(
+define(
     OpSpec(
         "nonzero",
         infer=_nonzero_infer,
@@ -260,7 +260,7 @@ def _nms_cases() -> Iterator[Case]:
     yield Case(((1, 3, 4), (1, 0, 3)), attrs, "no classes")
 
 
-register(
+define(
     OpSpec(
         "non_max_suppression",
         infer=_nms_infer,

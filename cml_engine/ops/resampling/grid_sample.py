@@ -19,6 +19,7 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_type
 from cml_engine.ops.declaration.defines import numbers
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
@@ -27,7 +28,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
-    register,
 )
 
 Array = np.ndarray[Any, Any]
@@ -193,7 +193,7 @@ def _cases() -> Iterator[Case]:
     yield Case(((1, 2, 3, 3), (1, 0, 4, 2)), attrs, "no results")
 
 
-register(
+define(
     OpSpec(
         "grid_sample",
         infer=_infer,

@@ -18,6 +18,7 @@ from cml_engine.ops.common.sampling_cpu import prepare_nearest_upsample
 from cml_engine.ops.common.shapes import check_length
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
@@ -29,7 +30,6 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
     elementwise_cost,
-    register,
 )
 from cml_engine.ops.elementwise.row import Operand
 from cml_engine.ops.movement.strided import Copy, Dim, collapse, copy_dispatch, lying_shape, strides
@@ -308,7 +308,7 @@ def _linear_cases() -> Iterator[Case]:
     yield Case(((1, 1, 70001),), {"factor": [2], **how}, "i (x - 1) is past 32 bits")
 
 
-register(
+define(
     OpSpec(
         "nearest_upsample",
         infer=_up_infer,
@@ -320,7 +320,7 @@ register(
         cases=[*_UP_CASES, Case((Random((1, 2, 3, 3), -9, 9, "integer"),), {"factor": [2, 2]})],
     )
 )
-register(
+define(
     OpSpec(
         "nearest_downsample",
         infer=_down_infer,
@@ -331,7 +331,7 @@ register(
         cases=_DOWN_CASES,
     )
 )
-register(
+define(
     OpSpec(
         "area_downsample",
         infer=_down_infer,
@@ -342,7 +342,7 @@ register(
         cases=_DOWN_CASES,
     )
 )
-register(
+define(
     OpSpec(
         "multilinear_upsample",
         infer=_multilinear_infer,

@@ -17,6 +17,7 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_length
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
@@ -24,7 +25,6 @@ from cml_engine.ops.declaration.spec import (
     Kernel,
     OpSpec,
     Tolerance,
-    register,
 )
 
 Array = np.ndarray[Any, Any]
@@ -165,7 +165,7 @@ def _cases() -> Iterator[Case]:
     yield Case(((0, 3, 4, 4),), {"output_size": [2, 2], **how}, "no batch")
 
 
-register(
+define(
     OpSpec(
         "resize",
         infer=_infer,

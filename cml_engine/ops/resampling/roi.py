@@ -19,6 +19,7 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_length
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
@@ -27,7 +28,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
-    register,
 )
 
 Array = np.ndarray[Any, Any]
@@ -299,7 +299,7 @@ def _cases(more: dict[str, Any], other: Sequence[dict[str, Any]] = ()) -> Iterat
 
 def _declare(name: str, kind: str, cpu: Callable[..., Any], cost: Callable[..., Cost],
              cases: Iterator[Case], tolerance: Tolerance) -> None:  # fmt: skip
-    register(
+    define(
         OpSpec(
             name,
             infer=_infer,

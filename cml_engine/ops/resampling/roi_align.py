@@ -17,6 +17,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_type
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
@@ -25,7 +26,6 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
-    register,
 )
 from cml_engine.ops.resampling.roi import LIMIT, check_inputs, check_sizes, items
 
@@ -175,7 +175,7 @@ def _cases() -> Iterator[Case]:
     yield Case(((1, 2, 3, 3), np.zeros((0, 4), np.float32), np.zeros(0, np.int32)), plain, "none")
 
 
-register(
+define(
     OpSpec(
         "roi_align",
         infer=_infer,

@@ -1,0 +1,23 @@
+"""What a device allows, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device allows, read from the adapter; the defaults are what WebGPU guarantees."""
+
+    storage_offset_alignment: int = 256
+    uniform_offset_alignment: int = 256
+    max_binding_bytes: int = 128 << 20
+    max_buffer_bytes: int = 256 << 20
+    max_groups_per_dimension: int = 65535
+    max_group_threads: int = 256
+    max_group_storage: int = 16384
+    max_storage_buffers: int = 8
+    #: the driver runs shaders on the CPU: groupshared memory gains nothing there
+    software: bool = False
+    #: lanes that a subgroup surely has, 0 where shaders cannot use subgroups
+    subgroup_size: int = 0
