@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cml_engine import cli
-from cml_engine.passes import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "tests/README.md"])
@@ -27,12 +26,6 @@ def test_links_lead_somewhere(document):
     links = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
     local = [link for link in links if "://" not in link]
     assert [link for link in local if not (document.parent / link).exists()] == []
-
-
-def test_architecture_lists_the_passes():
-    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| `cml_engine/passes/\w+\.py` \| (.+) \|$", text, re.MULTILINE)
-    assert rows == [(name, why) for name, _, why in STAGES]
 
 
 def test_readme_names_commands_that_exist(capsys):

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from cml_engine.convert.builder import GraphBuilder, Infer
+from cml_engine.convert.format import Format
 from cml_engine.convert.ncnn.conversion import Conversion
 from cml_engine.convert.ncnn.files.bin import WeightReader
 from cml_engine.convert.ncnn.files.param import Layer, read_param
@@ -16,7 +17,7 @@ from cml_engine.convert.ncnn.table import EXPRESSIONS, HINTS, LAYERS, REFUSED, L
 from cml_engine.errors import ModelError, UnsupportedOp
 from cml_engine.graph import Graph
 
-__all__ = ["LAYERS", "REFUSED", "Shapes", "convert_ncnn"]
+__all__ = ["FORMAT", "LAYERS", "REFUSED", "Shapes", "convert_ncnn"]
 
 for _name in ("inputs", "activations", "arithmetic", "attention", "convolution", "movement",
               "normalization", "pooling", "products", "recurrent", "reduction", "resizing",
@@ -42,6 +43,9 @@ def convert_ncnn(path: Path, infer: Infer, shapes: Shapes | None = None) -> Grap
             conversion.convert(layer, kinds[layer.type])
     conversion.weights.finish()
     return conversion.graph(path.stem)
+
+
+FORMAT = Format("ncnn", ".param", convert_ncnn)
 
 
 def _kinds(layers: Sequence[Layer], path: Path) -> dict[str, LayerType]:
