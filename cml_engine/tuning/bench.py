@@ -85,7 +85,7 @@ class Bench:
         return candidate.plans(self.gpu.limits)
 
     def trial(self, candidate: Candidate, plans: Mapping[str, Plan], rounds: int) -> Trial:
-        """The duels between these plans' options, none fought yet."""
+        """The paired benchmarks of these plans' options, none begun yet."""
         return Trial(candidate.choice.default, tuple(plans), rounds)
 
     def program(self, plan: Plan, *, deferred: bool = False) -> GpuProgram:

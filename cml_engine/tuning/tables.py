@@ -24,6 +24,8 @@ from cml_engine.ops.declaration.choice import NO_VARIANTS, Pick, VariantTable
 
 FORMAT = "cml variant table 1"
 _DEFAULTS = Path(__file__).with_name("defaults")
+#: kernel variants that older tables know by another name
+_RENAMED = {"slide": "row tile", "weave": "phases"}
 _read_tables: dict[Path, VariantTable] = {}
 
 
@@ -61,8 +63,8 @@ class Record:
     def from_json(cls, key: str, data: Mapping[str, Any]) -> Record:
         """Inverse of :meth:`to_json`; ``ValueError`` if it is something else."""
         try:
-            ms = {name: finite(value, 0) for name, value in data["ms"].items()}
-            default, chosen = str(data["default"]), str(data["chosen"])
+            ms = {_renamed(name): finite(value, 0) for name, value in data["ms"].items()}
+            default, chosen = _renamed(str(data["default"])), _renamed(str(data["chosen"]))
             ratio, rounds = finite(data["ratio"], 0), int(finite(data["rounds"], 0))
             source = str(data["source"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -124,6 +126,12 @@ def check_place(device: str) -> None:
 def records_in(text: str) -> dict[str, Record]:
     """The records of a table's text; ``ValueError`` where it is none."""
     return _records_of(parse_json(text))
+
+
+def _renamed(option: str) -> str:
+    """An option's name as it is now."""
+    kernel, space, tile = option.partition(" ")
+    return _RENAMED.get(kernel, kernel) + space + tile
 
 
 def _records_of(data: Any) -> dict[str, Record]:

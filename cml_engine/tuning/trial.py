@@ -1,4 +1,4 @@
-"""Which of some options is the fastest, decided by duels with the default: knows no GPU.
+"""Which of some options is the fastest, decided by paired benchmarks: knows no GPU.
 
 Options are timed in pairs with the default, close in time, so that whatever else the machine does
 touches both alike; the order in a pair changes from round to round. What counts is the ratio in a
@@ -20,8 +20,8 @@ _FEW, _HOPELESS = 3, 1.05
 
 
 @dataclass
-class Duel:
-    """An option against the default: milliseconds of both in each round."""
+class PairedTimes:
+    """An option beside the default: milliseconds of both in each round."""
 
     rounds: list[tuple[float, float]] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ class Duel:
 
 @dataclass
 class Trial:
-    """The duels of one choice; :meth:`next` says what to time, :meth:`told` takes the times.
+    """The paired benchmarks of one choice; :meth:`next` says what to time, :meth:`told` takes it.
 
     >>> trial = Trial("a", ("a", "b"), rounds=4)
     >>> while pair := trial.next():
@@ -63,29 +63,29 @@ class Trial:
     default: str
     options: Sequence[str]
     rounds: int = 30
-    #: the duels by option
-    duels: dict[str, Duel] = field(default_factory=dict)
-    #: the best option's second duel
-    final: Duel = field(default_factory=Duel)
+    #: by option
+    pairs: dict[str, PairedTimes] = field(default_factory=dict)
+    #: the best option's second benchmark
+    final: PairedTimes = field(default_factory=PairedTimes)
     _dropped: dict[str, str] = field(default_factory=dict)
 
     def next(self) -> tuple[str, str] | None:
         """The pair to time now, in this order; None when all is decided."""
-        option, duel = self._current()
+        option, paired = self._current()
         if option is None:
             return None
         pair = (self.default, option)
-        return pair[::-1] if len(duel.rounds) % 2 else pair
+        return pair[::-1] if len(paired.rounds) % 2 else pair
 
     def told(self, ms: Mapping[str, float]) -> None:
         """The times of the pair that :meth:`next` named. The first of an option warms up and does
         not count, nor do times that are none (not above 0)."""
-        option, duel = self._current()
+        option, paired = self._current()
         assert option is not None and set(ms) == {option, self.default}
-        if option not in self.duels:
-            self.duels[option] = Duel()
+        if option not in self.pairs:
+            self.pairs[option] = PairedTimes()
         elif min(ms.values()) > 0:
-            duel.rounds.append((ms[option], ms[self.default]))
+            paired.rounds.append((ms[option], ms[self.default]))
 
     def drop(self, option: str, why: str) -> None:
         """The option cannot be timed; without the default none can."""
@@ -104,35 +104,35 @@ class Trial:
         return leader if leader is not None and self.final.won else self.default
 
     def ratio(self, option: str) -> float:
-        """The option's time over the default's: the winner's in its second duel."""
+        """The option's time over the default's: the winner's in its second benchmark."""
         if option == self.winner and option != self.default:
             return self.final.ratio
-        return self.duels[option].ratio if option in self.duels else 1.0
+        return self.pairs[option].ratio if option in self.pairs else 1.0
 
     def ms(self) -> dict[str, float]:
         """The median time of the default in all rounds, and that times the ratio of each option
-        that was timed: rounds of different options had different company on the machine."""
-        fought = [name for name, duel in self.duels.items() if duel.rounds]
-        rounds = [pair for duel in (*self.duels.values(), self.final) for pair in duel.rounds]
+        that was timed: rounds of different options met different loads on the machine."""
+        timed = [name for name, paired in self.pairs.items() if paired.rounds]
+        rounds = [pair for paired in (*self.pairs.values(), self.final) for pair in paired.rounds]
         if not rounds:
             return {}
         usual = median(other for _, other in rounds)
-        return {self.default: usual, **{name: usual * self.ratio(name) for name in fought}}
+        return {self.default: usual, **{name: usual * self.ratio(name) for name in timed}}
 
-    def _current(self) -> tuple[str | None, Duel]:
+    def _current(self) -> tuple[str | None, PairedTimes]:
         for option in self.options:
-            duel = self.duels.get(option, Duel())
-            if option != self.default and option not in self._dropped and not self._over(duel):
-                return option, duel
+            paired = self.pairs.get(option, PairedTimes())
+            if option != self.default and option not in self._dropped and not self._over(paired):
+                return option, paired
         leader = self._leader()
         if leader is not None and not self._over(self.final):
             return leader, self.final
         return None, self.final
 
-    def _over(self, duel: Duel) -> bool:
-        return duel.lost or len(duel.rounds) >= self.rounds
+    def _over(self, paired: PairedTimes) -> bool:
+        return paired.lost or len(paired.rounds) >= self.rounds
 
     def _leader(self) -> str | None:
-        """The best of those that have won their duel."""
-        won = [n for n, duel in self.duels.items() if duel.won and n not in self._dropped]
-        return min(won, key=lambda name: self.duels[name].ratio, default=None)
+        """The best of those that have won theirs."""
+        won = [n for n, paired in self.pairs.items() if paired.won and n not in self._dropped]
+        return min(won, key=lambda name: self.pairs[name].ratio, default=None)

@@ -69,7 +69,7 @@ def test_numbers_are_rounded_as_numpy_rounds(gpu, rng):
 #: one node for each kernel of conv and deconv
 CONVS = {
     "tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 2])),
-    "slide": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3))),
+    "row tile": ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3))),
     "pointwise": ("conv", conv_case((1, 12, 5, 1), (7, 12, 1, 1))),
     "groups": ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), groups=5)),
     "depthwise": ("conv", conv_case((1, 10, 9, 7), (10, 1, 3, 3), groups=0)),

@@ -31,7 +31,7 @@ def _conv(
 
 #: for each kernel its shader, the input's shape, and the node
 PRODUCERS: dict[str, tuple[str, tuple[int, ...], Build]] = {
-    "slide": ("conv/conv_slide.hlsl", *_conv(8, 12)),
+    "row tile": ("conv/conv_slide.hlsl", *_conv(8, 12)),
     "depthwise": ("conv/depthwise.hlsl", *_conv(10, 10, groups=0)),
     "tile": ("conv/conv.hlsl", *_conv(8, 10, stride=[1, 3])),
     "groups": ("conv", *_conv(10, 15, groups=5)),
@@ -48,7 +48,7 @@ FORMS = {
     "by place": ("C", "=", "CHW", "C"),
     "single": ("1", "", "=", "1"),
 }
-CASES = [(producer, form) for producer in ("slide", "depthwise") for form in FORMS]
+CASES = [(producer, form) for producer in ("row tile", "depthwise") for form in FORMS]
 CASES += [(producer, "noise") for producer in list(PRODUCERS)[2:]]
 
 
@@ -117,10 +117,10 @@ def test_every_kernel_applies_it_with_what_follows(producer, form, gpu):
 @pytest.mark.parametrize("without", ["", "normalization", "fuse", "chains", "affine"])
 @pytest.mark.parametrize("form", ["channels", "noise"])
 def test_equal_results_without_any_pass(form, without, gpu):
-    graph, inputs = normalized("slide", form, epsilon=0.5)
+    graph, inputs = normalized("row tile", form, epsilon=0.5)
     name = graph.outputs[0]
     wanted = CpuProgram(graph).run(inputs)[name]
-    other = normalized("slide", form, epsilon=0.25)[0]
+    other = normalized("row tile", form, epsilon=0.25)[0]
     assert np.abs(CpuProgram(other).run(inputs)[name] - wanted).max() > 0.01
     for backend in ("cpu", gpu):
         session = cml.Session(graph, backend, CompileOptions(frozenset({without} - {""})))

@@ -1,4 +1,4 @@
-"""Tables of kernel variants and the duels that fill them: all without a GPU."""
+"""Tables of kernel variants and the paired benchmarks that fill them: all without a GPU."""
 
 import json
 import random
@@ -89,7 +89,7 @@ def test_a_time_of_nothing_is_no_time():
     trial = Trial("a", ("a", "b"), rounds=3)
     for ms in (1.0, 0.0, 0.0):
         trial.told({"a": 1.0, "b": ms})
-    assert trial.duels["b"].rounds == []
+    assert trial.pairs["b"].rounds == []
 
 
 def test_a_table_is_written_and_read(folder):
@@ -99,6 +99,14 @@ def test_a_table_is_written_and_read(folder):
     table = table_for(DEVICE)
     assert table.name_for("conv 3x3", ("a", "b"), "a") == "b"
     assert json.loads(file.read_text())["device"] == DEVICE
+
+
+def test_a_table_of_older_names_is_still_valid():
+    old = {"a": "slide 8x4 by 16", "b": "weave 4x2 by 16", "c": "tile 4x4 by 16"}
+    record = Record("deconv", old["a"], old["b"], dict.fromkeys(old.values(), 1.0), 0.5, 9, "net")
+    read = Record.from_json("deconv", record.to_json())
+    assert (read.default, read.chosen) == ("row tile 8x4 by 16", "phases 4x2 by 16")
+    assert list(read.ms) == ["row tile 8x4 by 16", "phases 4x2 by 16", "tile 4x4 by 16"]
 
 
 def test_saving_adds_to_what_is_there_and_replaces_the_same_keys():

@@ -1,4 +1,4 @@
-"""What the kernels of conv_line.hlsli share, where a thread computes a run of results of a line."""
+"""What the kernels of conv_line.hlsli share, where a thread computes neighbouring results of a line."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def fastest(conv: Conv, speeds: Mapping[Size, float]) -> Size:
     return min(speeds, key=time)
 
 
-def lower_run(
-    conv: Conv, tile: ConvTile, defines: Mapping[str, int | str], woven: int = 1
+def lower_line(
+    conv: Conv, tile: ConvTile, defines: Mapping[str, int | str], fused: int = 1
 ) -> Iterator[Dispatch]:
-    """A kernel of an input in blocks of four channels; ``woven`` phases of a line are one run."""
+    """A kernel of an input in blocks of four channels; ``fused`` phases of a line are computed together."""
     op = conv.op
     x = yield from blocks_of(conv)
-    groups, params = run_params(conv, tile, woven)
+    groups, params = line_params(conv, tile, fused)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
     filter = yield from packed_filter(conv, tile.rows)
     bias = yield from packed_bias(conv)
@@ -57,13 +57,13 @@ def lower_run(
     )
 
 
-def run_params(conv: Conv, tile: ConvTile, woven: int = 1) -> tuple[int, dict[str, Any]]:
-    """Workgroups, and the parameters of conv_line.hlsli; ``woven`` phases of a line are one run."""
+def line_params(conv: Conv, tile: ConvTile, fused: int = 1) -> tuple[int, dict[str, Any]]:
+    """Workgroups, and the parameters of conv_line.hlsli; ``fused`` phases of a line are computed together."""
     shape = conv.shape
     steps, phases = phases_of(conv)
-    runs = shape.batch * steps[0] * steps[1] * -(-steps[2] * woven // tile.columns)
+    runs = shape.batch * steps[0] * steps[1] * -(-steps[2] * fused // tile.columns)
     row_blocks, tiles = -(-shape.out_channels // tile.rows), -(-runs // tile.group)
-    return phases // woven * tiles * row_blocks, {
+    return phases // fused * tiles * row_blocks, {
         **conv.position(),
         "batch": shape.batch,
         "out_c": shape.out_channels,

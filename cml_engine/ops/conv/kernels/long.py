@@ -1,5 +1,5 @@
 """``conv`` and ``deconv`` of more products for each result than a thread's loops may have turns:
-the register tiles of ``conv_tile.py``, some taps and blocks of inputs in each launch.
+the register tiles of ``tile.py``, some taps and blocks of inputs in each launch.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from math import prod
 
 from cml_engine.ops.conv.cases import deconv_case
-from cml_engine.ops.conv.kernels.line import MOST_BUILT, MOST_PRODUCTS, Size, fastest, lower_run
+from cml_engine.ops.conv.kernels.line import MOST_BUILT, MOST_PRODUCTS, Size, fastest, lower_line
 from cml_engine.ops.conv.kernels.tile import PARAMS
 from cml_engine.ops.conv.node import (
     GROUP,
@@ -34,7 +34,7 @@ _SPEED = {(16, 4): 1.0, (16, 2): 0.83, (8, 4): 0.84, (8, 2): 0.66, (4, 2): 0.42,
 
 
 def gains(conv: Conv) -> bool:
-    """Whether it should be faster than ``conv_tile.py``: see ``conv_slide.gains``."""
+    """Whether it should be faster than ``tile.py``: see ``row_tile.gains``."""
     return conv.op.limits.software and bool(_fast_speeds(conv))
 
 
@@ -76,18 +76,18 @@ def _tile(conv: Conv, size: Size, group: int) -> ConvTile:
     return ConvTile(size[0], size[1] * conv.shape.axes3[2].stride, group)
 
 
-def lower_weave(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
+def lower_phases(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     line = conv.shape.axes3[2]
     defines: dict[str, int | str] = {"PHASES": line.stride, "ORIGIN": f"({line.before})"}
-    return lower_run(conv, tile, defines, line.stride)
+    return lower_line(conv, tile, defines, line.stride)
 
 
 CONV.add(
     KernelVariant(
-        name="weave",
-        about="deconv: runs of neighbours of all phases along a line",
+        name="phases",
+        about="phase-fused deconvolution: neighbours of all phases along a line",
         kernel=Kernel("conv/conv_weave.hlsl", PARAMS, group=GROUP, trusted=True),
-        lower=lower_weave,
+        lower=lower_phases,
         usual=usual_tile,
         possible=is_possible,
         gains=gains,

@@ -13,7 +13,7 @@ import numpy as np
 
 from cml_engine.layout import PLAIN
 from cml_engine.ops.conv.cases import conv_case
-from cml_engine.ops.conv.kernels.line import run_params
+from cml_engine.ops.conv.kernels.line import line_params
 from cml_engine.ops.conv.kernels.row_tile import gains, tiles, usual_tile
 from cml_engine.ops.conv.kernels.tile import PARAMS, product_defines, store_defines
 from cml_engine.ops.conv.node import GROUP, Conv, ConvTile
@@ -42,7 +42,7 @@ def is_possible(conv: Conv) -> bool:
 def lower_plain(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     op = conv.op
     line = conv.shape.axes3[2]
-    groups, params = run_params(conv, tile)
+    groups, params = line_params(conv, tile)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4)
     bias = yield from packed_bias(conv)
     yield Dispatch(
@@ -93,7 +93,7 @@ CONV.add(
         usual=usual_tile,
         possible=is_possible,
         gains=gains,
-        before=("slide", "tile"),
+        before=("row tile", "tile"),
         tiles=tiles,
         examples=(("conv", conv_case((2, 3, 9, 7), (10, 3, 3, 4), stride=[1, 2], note="strides")),),
     )

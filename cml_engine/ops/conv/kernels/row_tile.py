@@ -1,6 +1,6 @@
 """``conv`` whose windows overlap along a line.
 
-Neighbouring results of a line need mostly the same inputs, so a thread that computes a run of them
+Neighbouring results of a line need mostly the same inputs, so a thread that computes a row of them
 loads each input once for all taps of the line. Shader: ``shaders_hlsl/conv/conv_slide.hlsl``.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import prod
 
 from cml_engine.ops.conv.cases import conv_case
-from cml_engine.ops.conv.kernels.line import MOST_BUILT, MOST_PRODUCTS, Size, fastest, lower_run
+from cml_engine.ops.conv.kernels.line import MOST_BUILT, MOST_PRODUCTS, Size, fastest, lower_line
 from cml_engine.ops.conv.kernels.tile import PARAMS, fitting_tiles, shares_loads
 from cml_engine.ops.conv.node import GROUP, SOFTWARE_GROUP, Conv, ConvTile, is_depthwise
 from cml_engine.ops.conv.variants import CONV
@@ -27,14 +27,14 @@ _LEAST_COLUMNS = min(columns for _, columns in _SPEED)
 
 
 def gains(conv: Conv) -> bool:
-    """Whether it should be faster than ``conv_tile.py``: on a software driver only. There a load
+    """Whether it should be faster than ``tile.py``: on a software driver only. There a load
     costs the same at any address, and this saves half of them; hardware reads neighbouring
     addresses by neighbouring threads, which this gives up."""
     return conv.op.limits.software and bool(fast_tiles(conv))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Whether the node's windows overlap along a line, so that a run of them needs fewer inputs
+    """Whether the node's windows overlap along a line, so that a row of them needs fewer inputs
     than its windows have taps."""
     line = conv.shape.axes3[2]
     if is_depthwise(conv) or conv.transposed:
@@ -65,17 +65,17 @@ def _fast_speeds(conv: Conv) -> dict[Size, float]:
     return {size: speed for size, speed in speeds.items() if taps * prod(size) <= most}
 
 
-def lower_slide(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
+def lower_row_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     line = conv.shape.axes3[2]
-    return lower_run(conv, tile, {"STRIDE": line.stride, "DILATION": line.dilation})
+    return lower_line(conv, tile, {"STRIDE": line.stride, "DILATION": line.dilation})
 
 
 CONV.add(
     KernelVariant(
-        name="slide",
-        about="runs of neighbours along a line, which share their inputs",
+        name="row tile",
+        about="row tiles: neighbours along a line, which share their inputs",
         kernel=Kernel("conv/conv_slide.hlsl", PARAMS, group=GROUP, trusted=True),
-        lower=lower_slide,
+        lower=lower_row_tile,
         usual=usual_tile,
         possible=is_possible,
         gains=gains,

@@ -41,7 +41,7 @@ _POINTS = 36
 #: bytes of one scratch tensor: tiles beyond are done in a further round
 _MAX_SCRATCH = 16 << 20
 #: fewer channels leave the transforms dearer than the products that they save: on hardware; where
-#: a software driver shares loads, so that its direct way (``conv_slide.py``) is fast; where not
+#: a software driver shares loads, so that its direct way (``row_tile.py``) is fast; where not
 _LEAST_CHANNELS, _SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 48, 12
 #: fewer tiles leave the filter, four times as large as it was, dearer to read than to multiply
 _LEAST_TILES = 64
@@ -228,7 +228,7 @@ CONV.add(
         usual=usual_tile,
         possible=is_possible,
         gains=gains,
-        before=("plain", "slide", "tile"),
+        before=("plain", "row tile", "tile"),
         tiles=tiles,
         examples=(("conv", conv_case((2, 48, 15, 30), (50, 48, 3, 3), note="48 channels")),),
     )
