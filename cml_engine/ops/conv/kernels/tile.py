@@ -89,7 +89,7 @@ def fitting_tiles(conv: Conv, sizes: Iterable[tuple[int, int]]) -> list[ConvTile
     return [ConvTile(rows, columns, group) for rows, columns in sizes if rows < most]
 
 
-def _tiles(conv: Conv) -> list[ConvTile]:
+def tiles(conv: Conv) -> list[ConvTile]:
     """Those worth a try."""
     if is_depthwise(conv):
         return [ConvTile(4, columns, usual_group(conv)) for columns in (1, 2, 4)]
@@ -177,7 +177,7 @@ CONV.add(
         kernel=Kernel("conv/conv.hlsl", PARAMS, group=GROUP, trusted=True),
         lower=lower_tile,
         usual=usual_tile,
-        tiles=_tiles,
+        tiles=tiles,
         examples=(
             ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 3], note="a stride")),
             (
