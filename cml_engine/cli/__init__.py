@@ -1,7 +1,7 @@
-"""The ``cml`` command: one function for each of its commands, and what they share."""
+"""The ``cml`` command: a module for each of its commands, and what they share."""
 
 from __future__ import annotations
 
-from cml_engine.cli.commands import main
+from cml_engine.cli.main import main
 
 __all__ = ["main"]

@@ -7,15 +7,19 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from cml_engine.errors import InputError
+from cml_engine.convert import convert, formats
+from cml_engine.errors import DeviceError, InputError
 from cml_engine.files import arrays as array_files
 from cml_engine.graph import Fact, Graph
 from cml_engine.loading import load
 from cml_engine.planning.choose_storage import Storage
 from cml_engine.ranges import EXTENT
-from cml_engine.session import CompileOptions
+from cml_engine.session import CompileOptions, Session, check_inputs, random_inputs
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
 
 T = TypeVar("T")
 
@@ -107,3 +111,43 @@ def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+def any_model(a: argparse.Namespace) -> Graph:
+    """The model that the command line names, of a format to convert too."""
+    suffix = Path(a.model).suffix.lower()
+    if suffix not in formats():
+        return load_model(a)
+    if a.fragments or a.weights:
+        raise InputError(f"--fragments and --weights are for NNEF: leave them out for {suffix}")
+    if len(a.shape) == 1 and "=" not in a.shape[0]:
+        return convert(a.model, one_shape(a.shape[0]))
+    return convert(a.model, named_shapes(a.shape))
+
+
+def backend_of(a: argparse.Namespace) -> Gpu | str:
+    """The backend asked for; a GPU that leaves its kernels in a folder, where one is named."""
+    if a.half and a.backend == "cpu":
+        raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
+    if not a.dump_kernels:
+        return str(a.backend)
+    if a.backend == "cpu":
+        raise InputError("--dump-kernels wants the GPU: leave --backend cpu out")
+    from cml_engine.gpu.gpu import Gpu
+
+    gpu = Gpu()
+    gpu.dump_kernels = a.dump_kernels
+    return gpu
+
+
+def gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """A session on a GPU that can time its own work, and inputs for it."""
+    session = Session(load_model(a), "gpu", compile_options(a))
+    assert session.gpu is not None
+    if not session.gpu.has_timestamps:
+        raise DeviceError(f"{session.gpu.name} has no timestamp queries: frames cannot be timed")
+    files = named_files(a.input, session.inputs, "input")
+    arrays = random_inputs(session.inputs)
+    for name, path in files.items():
+        arrays[name] = array_files.read(path, name, session.inputs[name])
+    return session, check_inputs(session.inputs, arrays)

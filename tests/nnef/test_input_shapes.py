@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cli.commands import main
+from cml_engine.cli import main
 from cml_engine.errors import CmlError, InputError, ModelError, ShapeError
 from cml_engine.nnef.files.tensor_file import write_tensor
 

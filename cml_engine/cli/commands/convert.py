@@ -1,0 +1,61 @@
+"""Turn a model of another format into an NNEF folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cml_engine.cli.common import (
+    any_model,
+    named_shapes,
+)
+from cml_engine.cli.options import add_options
+from cml_engine.errors import InputError
+from cml_engine.loading import load_with_placeholders, save, save_checked
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    text = ".onnx file, ncnn .param file with its .bin beside it, or an NNEF model"
+    parser.add_argument("model", metavar="source", help=text)
+    parser.add_argument("destination", help="folder or .tgz to write")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="[NAME=]1,3,H,W",
+        help="an input's extents, the batch first; of several inputs say which",
+    )
+    add_options(parser, "ops", "fragments", "weights")
+    parser.add_argument("--overwrite", action="store_true")
+    parser.add_argument(
+        "--layout", choices=("nhwc",), help="inputs and outputs of four axes with channels last"
+    )
+    parser.add_argument(
+        "--rgba", action="store_true", help="with --layout nhwc: 3 channels get a fourth"
+    )
+    parser.add_argument(
+        "--placeholders",
+        action="store_true",
+        help="declare unknown ONNX operators, to be brought by --ops when the model runs",
+    )
+
+
+def run(a: argparse.Namespace) -> int:
+    if a.rgba and not a.layout:
+        raise InputError("--rgba wants --layout nhwc: textures have their channels last")
+    if Path(a.destination).suffix.lower() == ".onnx":
+        raise InputError(f"'{a.destination}': convert writes NNEF; ONNX is written by cml export")
+    if a.placeholders:
+        graph = load_with_placeholders(a.model, named_shapes(a.shape))
+    else:
+        graph = any_model(a)
+    if a.layout:
+        from cml_engine.convert.texture_layout import channels_last
+
+        graph = channels_last(graph, rgba=a.rgba)
+    if a.placeholders:  # which nobody can read back without the operators
+        save(graph, a.destination, overwrite=a.overwrite)
+    else:
+        save_checked(graph, a.destination, overwrite=a.overwrite)
+    print(f"{a.destination}: {len(graph.nodes)} operations, {len(graph.labels)} weight files")
+    return 0

@@ -1,0 +1,57 @@
+"""Inputs, outputs, operators, weights, memory, predicted time."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from cml_engine.cli.common import (
+    load_model,
+    storage_of,
+)
+from cml_engine.cli.options import add_options
+from cml_engine.files.folders import costs_file
+from cml_engine.graph import Graph
+from cml_engine.ranges import BUDGET_MS
+
+if TYPE_CHECKING:
+    from scheduler.tools.commands import Forecast
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "model", "random", "half", "json")
+    parser.add_argument("--plan", action="store_true", help="list every dispatch")
+    parser.add_argument(
+        "--budget-ms", type=BUDGET_MS, metavar="MS", help="how a run in frames would go"
+    )
+    add_options(parser, "frame")
+
+
+def run(a: argparse.Namespace) -> int:
+    from cml_engine.report.info import model_info
+
+    graph = load_model(a)
+    info = model_info(graph, storage=storage_of(a))
+    forecast = None
+    if a.budget_ms:
+        forecast = _forecast_of(graph, a)
+    if a.json:
+        print(info.json(forecast=asdict(forecast)) if forecast else info.json())
+        return 0
+    print(info)
+    if forecast:
+        print(forecast)
+    if a.plan:
+        print("\n".join(info.layers))
+    return 0
+
+
+def _forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
+    """How a run under ``--budget-ms`` would go; on a GPU if there is one, for its own costs."""
+    from cml_engine.report.info import plan_for
+    from scheduler.tools.commands import forecast, known_costs
+
+    plan, device = plan_for(graph, storage_of(a))
+    model = known_costs(device, costs_file(device) if device else None)
+    return forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model)

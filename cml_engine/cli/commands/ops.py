@@ -1,0 +1,24 @@
+"""Every operator, and how each backend runs it."""
+
+from __future__ import annotations
+
+import argparse
+
+from cml_engine.cli.options import add_options
+from cml_engine.plugins import load_entry_points
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "ops")
+    parser.add_argument(
+        "--kernels", action="store_true", help="the kernel variants of operators instead"
+    )
+
+
+def run(a: argparse.Namespace) -> int:
+    from cml_engine.report.kernels import kernel_table
+    from cml_engine.report.operators import operator_table
+
+    load_entry_points()
+    print(kernel_table() if a.kernels else operator_table())
+    return 0

@@ -1,0 +1,40 @@
+"""Which operators the time goes to."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from cml_engine.cli.common import (
+    backend_of,
+    compile_options,
+    load_model,
+)
+from cml_engine.cli.options import add_options
+from cml_engine.ranges import TIMES
+from cml_engine.session import Session
+
+if TYPE_CHECKING:
+    from cml_engine.report.rank import RankReport
+    from cml_engine.report.stub import StubReport
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "model", "random", "backend", "half", "dump")
+    parser.add_argument("--runs", type=TIMES, default=10)
+    table = parser.add_mutually_exclusive_group()
+    add_options(table, "json")
+    table.add_argument("--csv", action="store_true")
+    parser.add_argument(
+        "--stub", metavar="NAME", help="whole runs without that operator against runs with it"
+    )
+
+
+def run(a: argparse.Namespace) -> int:
+    session = Session(load_model(a), backend_of(a), compile_options(a))
+    if a.stub:
+        report: RankReport | StubReport = session.rank_without(a.stub, runs=a.runs)
+    else:
+        report = session.rank(runs=a.runs)
+    print(report.json() if a.json else report.csv() if a.csv else report)
+    return 0

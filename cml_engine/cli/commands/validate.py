@@ -1,0 +1,61 @@
+"""Check the GPU against NumPy, operator by operator."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from cml_engine.cli.common import (
+    load_model,
+    named_files,
+    progress,
+    storage_of,
+)
+from cml_engine.cli.options import add_options
+from cml_engine.files import arrays as array_files
+from cml_engine.graph import Graph
+from cml_engine.ranges import SEED
+from cml_engine.session import check_inputs, random_inputs
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
+    from cml_engine.report.storage import StorageReport
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "model", "random", "inputs", "half", "dump")
+    parser.add_argument("--seed", type=SEED, default=0, help="of the random inputs")
+
+
+def run(a: argparse.Namespace) -> int:
+    from cml_engine.backends.shadow import shadow_run
+    from cml_engine.gpu.gpu import Gpu
+    from cml_engine.passes import optimize
+    from cml_engine.report.validation import Validation
+
+    graph = optimize(load_model(a))
+    gpu = Gpu()
+    gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
+    facts = {name: graph.facts[name] for name in graph.inputs}
+    files = named_files(a.input, facts, "input")
+    arrays = random_inputs(facts, a.seed)
+    arrays |= {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
+    arrays = check_inputs(facts, arrays)
+    checks = shadow_run(graph, gpu, arrays, storage_of(a))
+    report = Validation.of(graph.name, gpu.name, progress(checks, len(graph.nodes), "validate"))
+    print(report)
+    stored = _storage_report(graph, gpu, arrays) if a.half else None
+    return 0 if report.ok and (stored is None or stored.ok) else 1
+
+
+def _storage_report(graph: Graph, gpu: Gpu, arrays: dict[str, Any]) -> StorageReport:
+    from cml_engine.backends.half import storage_errors
+    from cml_engine.backends.shadow import measured_errors
+    from cml_engine.planning.choose_storage import layouts_for
+    from cml_engine.report.storage import StorageReport
+
+    errors = storage_errors(graph, layouts_for(graph, "half"), arrays)
+    errors = progress(errors, len(graph.nodes), "storage")
+    report = StorageReport.of(graph, errors, measured_errors(graph, gpu, arrays))
+    print(report)
+    return report

@@ -1,0 +1,49 @@
+"""The ``cml`` command. Exit code 2 for bad input, 1 for a failed check, 0 otherwise."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from cml_engine import __version__
+from cml_engine.cli import commands
+from cml_engine.cli.exit_codes import exit_code
+from cml_engine.cli.options import Parser
+from cml_engine.plugins import load_file
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code and never raises for bad input."""
+    warnings.showwarning = _notice
+    return exit_code(lambda: _started(argv))
+
+
+def parser() -> argparse.ArgumentParser:
+    """What parses the command line: every module of ``commands/`` is a command of its name."""
+    made = Parser(
+        prog="cml", description="Run, rank and check NNEF networks on the GPU or the CPU."
+    )
+    made.add_argument("--version", action="version", version=f"cml {__version__}")
+    names = made.add_subparsers(required=True, metavar="COMMAND")
+    for found in iter_modules(commands.__path__):
+        command = import_module(f"{commands.__name__}.{found.name}")
+        sub = names.add_parser(found.name, help=command.__doc__, description=command.__doc__)
+        sub.set_defaults(command=command.run, command_name=found.name)
+        command.options(sub)
+    return made
+
+
+def _started(argv: Sequence[str] | None) -> int:
+    a = parser().parse_args(argv)
+    for file in getattr(a, "ops", ()):
+        load_file(file)
+    return int(a.command(a) or 0)
+
+
+def _notice(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"cml: notice: {message}", file=sys.stderr)
