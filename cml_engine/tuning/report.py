@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """A choice, its paired benchmarks, and what came of them (None where nothing could be timed)."""
+    """A choice, its paired benchmarks, and what came of them (None: nothing could be timed)."""
 
     candidate: Candidate
     trial: Trial

@@ -1,4 +1,4 @@
-"""What the kernels of conv_line.hlsli share, where a thread computes neighbouring results of a line."""
+"""What the kernels of conv_line.hlsli share: a thread computes neighbouring results of a line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fastest(conv: Conv, speeds: Mapping[Size, float]) -> Size:
 def lower_line(
     conv: Conv, tile: ConvTile, defines: Mapping[str, int | str], fused: int = 1
 ) -> Iterator[Dispatch]:
-    """A kernel of an input in blocks of four channels; ``fused`` phases of a line are computed together."""
+    """A kernel of an input in blocks of four channels; ``fused`` phases are computed together."""
     op = conv.op
     x = yield from blocks_of(conv)
     groups, params = line_params(conv, tile, fused)
@@ -58,7 +58,7 @@ def lower_line(
 
 
 def line_params(conv: Conv, tile: ConvTile, fused: int = 1) -> tuple[int, dict[str, Any]]:
-    """Workgroups, and the parameters of conv_line.hlsli; ``fused`` phases of a line are computed together."""
+    """Workgroups, and the parameters of conv_line.hlsli; ``fused`` phases are done together."""
     shape = conv.shape
     steps, phases = phases_of(conv)
     runs = shape.batch * steps[0] * steps[1] * -(-steps[2] * fused // tile.columns)
