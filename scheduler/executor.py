@@ -116,8 +116,9 @@ class Executor(Protocol):
         ...
 
     def reserve(self, network: Network) -> str:
-        """Take the memory that the outputs of a job need, before it begins. "" where it is there,
-        else what it waits for, in words; raises where it can never be had."""
+        """Take the network for a job, and the memory that its outputs need, before it begins. ""
+        where it has both, else what it waits for, in words; never waits itself, and raises where
+        they can never be had."""
         ...
 
     def begin_job(self, encoder: Any, network: Network, inputs: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """One allocator for networks and renderer: budget, pressure, eviction, sharing, leaks."""
 
 import gc
+import sys
 
 import numpy as np
 import pytest
@@ -733,3 +734,16 @@ def test_a_budget_that_is_no_number_of_bytes_is_refused(gpu, value):
     assert memory.budget_bytes == 1 << 20
     with pytest.raises(cml.InputError, match="memory budget"):
         Allocator(gpu.device, value)
+
+
+def test_what_fails_while_memory_is_given_back_is_not_the_next_callers(gpu, monkeypatch):
+    memory, done, told = Allocator(gpu.device), [], []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    memory.later(lambda: 1 / 0)
+    memory.later(lambda: done.append("after"))
+    held = memory.allocate(64, STORAGE, owner="a", category="render")
+    assert done == ["after"]
+    assert [entry.exc_type for entry in told] == [ZeroDivisionError]
+    assert "giving GPU memory back" in told[0].err_msg
+    held.free()
+    assert memory.held_bytes == 0

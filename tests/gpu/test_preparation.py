@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import time
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import ShaderCompileError
+from cml_engine.gpu.frames.executor import FrameExecutor
 from cml_engine.gpu.gpu import Gpu
+from cml_engine.gpu.program import common
 from cml_engine.gpu.program.preparation import BUILDER, Builder
 from tests.gpu.test_faults import Host, within
 from tests.gpu.test_frame_scheduler import conv_net
@@ -82,6 +85,32 @@ def test_a_pipeline_that_cannot_be_built_fails_its_jobs_and_is_remembered(gpu, i
     host.finish(fine)
 
 
+@within(60)
+def test_what_failed_is_built_again_when_it_is_next_asked_for(gpu, image, slow):
+    """By a job, and by the host itself; what was said of it goes with the success."""
+    for again in ("job", "run"):
+        (net,) = sessions(gpu, 1, deferred=True)
+        host = Host(gpu, budget_ms=1.0)
+        slow.update(net.program._preparation._keys[0].label.split()[:1])
+        job = host.scheduler.submit(net, {"x": image})
+        host.until(lambda job=job: job.ended, limit=20_000)
+        assert job.error == "planted" and "last error: 'net0'" in BUILDER.doing()
+        slow.clear()
+        if again == "job":
+            host.finish(host.scheduler.submit(net, {"x": image}))
+        else:
+            net.run({"x": image})
+        assert "last error: 'net0'" not in BUILDER.doing()
+
+
+def test_an_evicted_model_reads_no_kernel_again(gpu, image, monkeypatch):
+    (net,) = sessions(gpu, 1)
+    wanted = net.run({"x": image})["y"]
+    monkeypatch.setattr(common, "kernel_content", lambda *a: pytest.fail("it read a file"))
+    net.program.evict()
+    np.testing.assert_array_equal(net.run({"x": image})["y"], wanted)
+
+
 def test_a_builder_says_what_it_does_and_what_waits():
     builder, said = Builder(), []
 
@@ -98,6 +127,10 @@ def test_a_builder_says_what_it_does_and_what_waits():
     assert futures[0].result(10) is None and isinstance(futures[1].exception(10), ValueError)
     assert said[0].startswith("'one', kernel 'a' for 0.")
     assert builder.doing() == "last error: 'two', kernel 'b': ValueError: no such thing"
+    builder.submit("one", work).result(10)
+    assert "last error: 'two'" in builder.doing()
+    builder.submit("two", work).result(10)
+    assert builder.doing() == ""
 
 
 @within(60)
@@ -114,3 +147,44 @@ def test_pipelines_are_built_ahead_where_a_host_asks_for_it(gpu, image, monkeypa
     assert not program.ready and built > 0
     session.run({"x": image})
     assert gpu.pipelines_built == built
+
+
+@within(60)
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_run_that_begins_after_a_frame_looked_does_not_hold_the_frame_up(
+    gpu, image, monkeypatch, evicted
+):
+    """Between the look whether a network is ready and the job's beginning: nothing waits, and
+    nothing is loaded there either."""
+    (session,) = sessions(gpu, 1)
+    wanted = session.run({"x": image})["y"]
+    host, program = Host(gpu), session.program
+    began, go_on, reserve = threading.Event(), threading.Event(), FrameExecutor.reserve
+
+    def run():
+        with program.residency.lock:
+            began.set()
+            go_on.wait(30)
+
+    runner = threading.Thread(target=run, daemon=True)
+
+    def late(executor, network):
+        if evicted:
+            network.evict()
+        else:
+            runner.start()
+            assert began.wait(10)
+        monkeypatch.undo()
+        return reserve(executor, network)
+
+    monkeypatch.setattr(FrameExecutor, "reserve", late)
+    job = host.scheduler.submit(session, {"x": image})
+    host.frame()
+    assert job.state == "queued" and (program.residency.arena is None) == evicted
+    if not evicted:
+        assert "another thread" in job.held_up
+        host.frame()
+        go_on.set()
+        runner.join(10)
+    (result,) = host.finish(job)
+    np.testing.assert_array_equal(result, wanted)

@@ -89,9 +89,21 @@ class FrameExecutor:
             value.let_go()
 
     def reserve(self, network: GpuProgram) -> str:
-        """Take the memory for a job's outputs before it begins; what it waits for, where there is
-        none now and others can give some back."""
+        """Take the network and the memory for a job's outputs before it begins; what it waits for,
+        where another thread has the one, or others can give back some of the other."""
         self._let_ended_go()
+        if not network.hold(self):
+            return "its network, which another thread took just now"
+        try:
+            waits_for = self._take_outputs(network)
+        except Exception:
+            network.let_go(self)
+            raise
+        if waits_for:
+            network.let_go(self)
+        return waits_for
+
+    def _take_outputs(self, network: GpuProgram) -> str:
         try:
             self._reserved[network] = self._new_result(network)
         except OutOfGpuMemory as error:
@@ -110,13 +122,9 @@ class FrameExecutor:
         """Upload host arrays; copy GPU tensors where they come from."""
         self._let_ended_go()
         try:
-            network.hold(self)
-            try:
-                self._write_inputs(encoder, network, inputs)
-            except Exception:
-                network.let_go(self)
-                raise
+            self._write_inputs(encoder, network, inputs)
         except Exception as error:
+            network.let_go(self)
             self._give_up_reserved(network)
             if isinstance(error, wgpu.GPUError):
                 raise device_error(error) from error
@@ -146,7 +154,7 @@ class FrameExecutor:
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
         """Copy the outputs into the memory that was reserved for them; then the variables may
         change. Where it went with a frame that was abandoned, there may be none for now."""
-        if network not in self._reserved and self.reserve(network):
+        if network not in self._reserved and self._take_outputs(network):
             return None
         result = self._reserved.pop(network)
         result.copy_from(encoder, network)

@@ -10,11 +10,13 @@ This class counts who holds what, keeps the budget, and takes memory from models
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from threading import RLock
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import wgpu
@@ -354,11 +356,16 @@ class Allocator:
         self._later.append(free)
 
     def settle(self) -> None:
-        """Do what was put off, unless a frame is being encoded."""
+        """Do what was put off, unless a frame is being encoded. What fails there is not the
+        caller's: it is told as what fails in a finalizer is (``sys.unraisablehook``)."""
         if self._later and not self._encoding:
             with self.lock:
                 while self._later:
-                    self._later.popleft()()
+                    work = self._later.popleft()
+                    try:
+                        work()
+                    except Exception as error:
+                        _tell(error, work)
 
     def open_frame(self, executor: Any) -> None:
         """The executor is about to encode; what it encoded before has been submitted."""
@@ -418,3 +425,16 @@ class Allocator:
 def _bytes_of(tenants: Iterable[Tenant]) -> int:
     """What these hold together."""
     return sum(held.nbytes for held in {held for tenant in tenants for held in tenant.resident})
+
+
+def _tell(error: Exception, work: Callable[[], None]) -> None:
+    """Say that work which was put off has failed."""
+    message = "giving GPU memory back has failed"
+    told = SimpleNamespace(
+        exc_type=type(error),
+        exc_value=error,
+        exc_traceback=error.__traceback__,
+        err_msg=message,
+        object=work,
+    )
+    sys.unraisablehook(told)

@@ -67,6 +67,7 @@ class Preparation:
         wait(building)
         for pipeline in building:
             pipeline.result()
+        BUILDER.built(program.name)
         self._make_launches(program, len(self._keys))
 
     def advance(self, program: Prepared, budget_ms: float) -> None:
@@ -142,14 +143,18 @@ class Builder:
         self._network = network
         try:
             work()
-            if network == self._failed:
-                self._failed = self._error = ""
+            self.built(network)
         except BaseException as error:
             self._failed = network
             self._error = f"'{network}', {self._what}: {type(error).__name__}: {error}"
             raise
         finally:
             self._network = self._what = ""
+
+    def built(self, network: str) -> None:
+        """All pipelines of the network are there, whoever built them: its error is mended."""
+        if network == self._failed:
+            self._failed = self._error = ""
 
     def now(self, what: str) -> None:
         """The thread begins with this."""

@@ -176,14 +176,18 @@ class GpuProgram:
             if free:
                 self.residency.lock.release()
 
-    def hold(self, executor: Any) -> None:
-        """A job begins: until :meth:`let_go` the memory is the job's."""
-        with self.residency.lock:  # free, or nearly: see ready
+    def hold(self, executor: Any) -> bool:
+        """A job begins: until :meth:`let_go` the memory is the job's. False where it is not ready
+        any more, as when another thread began to run it since it was looked at; never waits."""
+        with self._if_free() as free:
+            if not (free and self._prepared):
+                return False
             if self.residency.busy:
                 raise InputError(f"{self._called} has a running job already")
             self.residency.holders.add(executor)
         self.last_used = self.gpu.memory.tick()
         self._stays_until = 0
+        return True
 
     def let_go(self, executor: Any) -> None:
         """The job's last commands have been submitted."""

@@ -1,0 +1,125 @@
+"""Networks by the shapes of their inputs: which stay, who waits for whom, what holds whom."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Fact, Graph
+from cml_engine.shape_cache import Compiled, ShapeCache
+
+
+class Program:
+    """What a backend would make."""
+
+
+class Made:
+    """A session."""
+
+    def __init__(self, compiled: Compiled[Program], cache: ShapeCache[Program, Made]) -> None:
+        self.compiled, self.cache = compiled, cache
+
+
+def graph(**shapes: tuple[int, ...]) -> Graph:
+    facts = {name: Fact("scalar", shape) for name, shape in shapes.items()}
+    return Graph("net", tuple(shapes), (), (), facts)
+
+
+def compiled(graph: Graph) -> Compiled[Program]:
+    return Compiled(graph, graph, None, Program())
+
+
+def cache_of(most: int) -> ShapeCache[Program, Made]:
+    return ShapeCache(most, compiled, Made)
+
+
+def asked(cache: ShapeCache[Program, Made], size: int) -> Made:
+    """The session of an input x and of an input y that follows from it."""
+    return cache.get({"x": (size,)}, lambda: graph(x=(size,), y=(2 * size,)))
+
+
+def refuse() -> Graph:
+    raise AssertionError("it was there")
+
+
+def test_the_last_ones_stay() -> None:
+    cache = cache_of(2)
+    programs = {n: weakref.ref(asked(cache, n).compiled.program) for n in (1, 2)}
+    assert asked(cache, 1).compiled.program is programs[1]()
+    asked(cache, 3)
+    assert [programs[n]() is None for n in (1, 2)] == [False, True]
+
+
+def test_a_session_that_is_alive_is_the_one_that_is_given() -> None:
+    cache = cache_of(0)
+    one = asked(cache, 1)
+    asked(cache, 2)
+    assert asked(cache, 1) is one
+    assert cache.get({"x": (1,), "y": (2,)}, refuse) is one
+
+
+def test_the_first_session_is_found_and_not_kept() -> None:
+    cache = cache_of(4)
+    first = Made(compiled(graph(x=(1,), y=(2,))), cache)
+    cache.add(first.compiled.source, first)
+    assert asked(cache, 1) is first
+    gone = weakref.ref(first)
+    del first
+    assert gone() is None
+    assert asked(cache, 1) is not None
+
+
+def test_nothing_is_held_in_a_circle() -> None:
+    gc.disable()
+    try:
+        cache = cache_of(4)
+        session = asked(cache, 1)
+        program, gone = weakref.ref(session.compiled.program), weakref.ref(cache)
+        del cache, session
+        assert gone() is None and program() is None
+    finally:
+        gc.enable()
+
+
+def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_who_asks_for_another_shape_does_not_wait() -> None:
+    going, go_on, found = threading.Event(), threading.Event(), list[Made]()
+
+    def slow(graph: Graph) -> Compiled[Program]:
+        if graph.facts["x"].shape == (9,):
+            going.set()
+            assert go_on.wait(20)
+        return compiled(graph)
+
+    cache: ShapeCache[Program, Made] = ShapeCache(4, slow, Made)
+    one = asked(cache, 1)
+    threads = in_threads(*[lambda: found.append(asked(cache, 9))] * 3)
+    assert going.wait(20)
+    assert asked(cache, 1) is one and asked(cache, 2) is not None and not found
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(found) == 3 and len(set(map(id, found))) == 1
+
+
+def test_what_failed_is_tried_again() -> None:
+    cache = cache_of(4)
+
+    def fails() -> Graph:
+        raise ShapeError("no such shape")
+
+    for _ in range(2):
+        with pytest.raises(ShapeError, match="no such shape"):
+            cache.get({"x": (1,)}, fails)
+    assert asked(cache, 1) is not None
