@@ -58,6 +58,13 @@ EPILOGUES = {
         ("sigmoid", (), {}),
     ],
 }
+_NAMED = {op for chain in EPILOGUES.values() for op, _, _ in chain}
+#: a new one needs no words here: it comes behind others
+EPILOGUES["channels"] += [
+    (name, (), {attr: values[0] for attr, values in row.attrs.items()})
+    for name, row in ROWS.items()
+    if row.fusable and row.arity == 1 and name not in _NAMED
+]
 
 
 def graph_with(kernel, chain, rng):
