@@ -178,7 +178,7 @@ _ACTIVATIONS = (
         attrs={"alpha": (1.67326319, 1.0), "lambda": (1.05070102, 2.0)}, extra=((_EDGES,),)),
     # NNEF's gelu is this approximation, not the one by erf
     Row("gelu", "a * cml_sigmoid(1.702 * a)", lambda x: x * _sigmoid(np.float32(1.702) * x),
-        flops=13, tolerance=FUNCTION, extra=((_EDGES,),)),
+        flops=13, tolerance=FUNCTION, extra=((_EDGES,),), fusable=True),
     Row("silu", "a * cml_sigmoid(a)", lambda x: x * _sigmoid(x), flops=12, tolerance=FUNCTION,
         extra=((_EDGES,),), fusable=True),
     Row("sigmoid", "cml_sigmoid(a)", _sigmoid, flops=11, tolerance=FUNCTION, extra=((_EDGES,),),
