@@ -1,14 +1,19 @@
 """Models of ours as ONNX: written, checked, run in ONNX Runtime, and read back.
 
-``python -m tests.onnx_export`` writes the table of operators into docs/onnx.md. That of every
-operator's declared cases is in tests/oracles/test_onnx_export.py; ``python -m tests.onnx_nodes
---round-trip`` takes ONNX's own cases through NNEF and back.
+``python -m tests.onnx_export`` writes the table of operators into docs/onnx.md; with ``--calls 20``
+it makes so many random calls of every operator. The declared cases are in
+tests/oracles/test_onnx_export.py; ``python -m tests.onnx_nodes --round-trip`` takes ONNX's own
+cases through NNEF and back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,10 +21,12 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.convert.onnx.export import onnx_parts
 from cml_engine.convert.onnx.export.forms import export_rows
+from cml_engine.errors import UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Graph
 from cml_engine.ops import registered
 from cml_engine.ranges import ONNX_OPSET
-from tests.calls import GRAPH_LEVEL, SIGNATURES
+from tests.calls import GRAPH_LEVEL, OPERATORS, SIGNATURES
+from tests.generate import Numbers, random_call
 
 Array = np.ndarray[Any, Any]
 TOLERANCE = 1e-5
@@ -125,12 +132,41 @@ def export_table() -> str:
 _UNROWED = {GRAPH: "inputs, initializers, state", EXPANDED: "what it is made of"}
 
 
-def main() -> None:
+# -- random calls --------------------------------------------------------------------------------
+
+
+def random_calls(count: int) -> int:
+    """So many random calls of each operator; how many are wrong, in ONNX Runtime and in ONNX's own
+    evaluator (the one has its faults where the other has not)."""
+    wrong = 0
+    for op, seed in product(OPERATORS, range(count)):
+        call = random_call(op, Numbers(seed))
+        with TemporaryDirectory() as folder:
+            graph = cml.load(call.write(Path(folder)))
+        try:
+            data = exported(graph)
+        except UnsupportedOp:
+            continue
+        wanted = on_cpu(graph, call.inputs)
+        found = difference(run_onnx(data, call.inputs), wanted)
+        if found and difference(reference(data, call.inputs), wanted):
+            wrong += 1
+            print(f"{op} {seed} {dict(call.attrs)}: {found}")  # noqa: T201
+    return wrong
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.onnx_export", description=__doc__)
+    parser.add_argument("--calls", type=int, metavar="N", help="N random calls of every operator")
+    a = parser.parse_args(argv)
+    if a.calls:
+        return 1 if random_calls(a.calls) else 0
     from tests.onnx_nodes import PAGE, page
 
     text = PAGE.read_text(encoding="utf-8")
     Path(PAGE).write_text(page({"export": export_table()}, text), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -135,18 +135,24 @@ class GraphBuilder:
         """Another name for a result of the nodes from number ``first`` on, which alone read it."""
         self._taken.discard(tensor.lower())
         new = self.name(wanted)
-        for i in range(first, len(self.nodes)):
-            node = self.nodes[i]
-            inputs = tuple(new if n == tensor else n for n in node.inputs)
-            outputs = tuple(new if n == tensor else n for n in node.outputs)
-            self.nodes[i] = replace(node, inputs=inputs, outputs=outputs)
-        self.facts[new] = self.facts.pop(tensor)
+        self.rename_all({tensor: new}, first)
         return new
+
+    def rename_all(self, names: Mapping[str, str], first: int = 0) -> None:
+        """Other, free names for results of the nodes from number ``first`` on, which alone read
+        them."""
+        self.nodes[first:] = [renamed(node, names) for node in self.nodes[first:]]
+        for old, new in names.items():
+            self.facts[new] = self.facts.pop(old)
 
     def graph(self, name: str, outputs: Sequence[str]) -> Graph:
         """The graph that was built. :class:`ModelError` where it has no inputs or outputs."""
         if not outputs or not self.inputs:
             raise ModelError(f"'{name}' has no {'outputs' if self.inputs else 'inputs'}")
+        return self.any_graph(name, outputs)
+
+    def any_graph(self, name: str, outputs: Sequence[str]) -> Graph:
+        """The same, which may be of constants alone."""
         return Graph(
             name=self.name(name),
             inputs=tuple(self.inputs),
@@ -168,6 +174,16 @@ class GraphBuilder:
             self.facts.update(zip(node.outputs, self._infer(node, self.facts), strict=True))
         except CmlError as error:
             raise type(error)(error.message, error.source or node.source) from error
+
+
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """The node with other names of tensors."""
+
+    def new(old: Iterable[str]) -> tuple[str, ...]:
+        return tuple(names.get(name, name) for name in old)
+
+    epilogues = tuple(replace(e, inputs=new(e.inputs)) for e in node.epilogues)
+    return replace(node, inputs=new(node.inputs), outputs=new(node.outputs), epilogues=epilogues)
 
 
 def _signature(op: str) -> Signature:

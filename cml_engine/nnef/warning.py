@@ -1,4 +1,4 @@
-"""The one kind of warning that reading or writing NNEF gives."""
+"""The one kind of warning that reading or writing a model gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cml_engine.errors import Source
 
 
 class NnefWarning(UserWarning):
-    """The model was read, but not everything in it is as the standard says."""
+    """The model was read, but not everything in it is as the standard says, or as the file does."""
 
 
 def warn(message: str, source: Source | None = None) -> None:

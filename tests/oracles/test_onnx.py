@@ -240,6 +240,7 @@ def test_tensors_are_read_as_the_package_reads_them(dtype, raw):
     np.testing.assert_array_equal(tensor.values(), values.reshape(1, 5))
 
 
+@pytest.mark.filterwarnings("ignore:.*is float64")
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_floats_are_computed_in_32_bits(rng, dtype):
     weights = {"w": rng.standard_normal((4, 4)).astype(dtype), "k": np.array(1, dtype)}
@@ -267,6 +268,21 @@ def test_names_that_nnef_cannot_have(rng, tmp_path):
     (name,) = again.inputs
     got = list(again.run({name: x}).values())
     np.testing.assert_array_equal(got[0], 1.5 * x)
+
+
+def test_what_has_64_bits_and_is_computed_in_32_is_said():
+    wide = value("n", [3], "int64")
+    nodes = [node("Add", "n n", "a"), node("Mul", "a n", "b"), node("Min", "b n", "y")]
+    out = value("y", [3], "int64")
+    graph = cml.load(model(nodes, [wide], [out]).SerializeToString())
+    at = graph.notes.index("  2 add or multiply integers of 64 bits in 32, and wrap around")
+    assert graph.notes[at + 1 : at + 3] == ("    Add 1: 'a'", "    Mul 1: 'b'")
+    small = value("n", [3], "int32")
+    made = model([node("Add", "n n", "y")], [small], [value("y", [3], "int32")])
+    assert not [n for n in cml.load(made.SerializeToString()).notes if "64 bits" in n]
+    double = model([node("Exp", "x", "y")], [value("x", [2], "float64")], [value("y", [2])])
+    with pytest.warns(cml.nnef.NnefWarning, match="input 'x' is float64.*float32"):
+        cml.load(double.SerializeToString())
 
 
 # -- the table against the operators' schemas ------------------------------------------------------

@@ -429,6 +429,7 @@ def test_types_that_do_not_fit():
     refused(made, "Add 'y'.*1099511627776.*32 bits")
 
 
+@pytest.mark.filterwarnings("ignore:.*is float64")
 def test_bits_that_are_not_those_computed_with():
     """A float of 64 bits is one of 32 here: its bits would be others."""
     wide = value("x", [2], "float64")

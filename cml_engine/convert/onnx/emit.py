@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.builder import GraphBuilder
+from cml_engine.convert.builder import GraphBuilder, renamed
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx.values import Value
 from cml_engine.errors import ModelError, ShapeError, Source, TensorFileError, UnsupportedOp
@@ -182,7 +182,8 @@ class Emitter:
             for name in node.outputs:
                 names[name] = builder.name(f"{self.base}_{node.op}")
                 builder.facts[names[name]] = graph.facts[name]
-            builder.nodes.append(_renamed(node, names, builder.source))
+            source = builder.source if builder.source is not None else node.source
+            builder.nodes.append(replace(renamed(node, names), source=source))
         return [names[name] for name in graph.outputs]
 
     # -- folding --------------------------------------------------------------------------------
@@ -240,8 +241,9 @@ class Emitter:
                 builder.source = None
                 tensor = builder.node("copy", [tensor], output)
             exact[tensor] = output
-        named = _named(builder, name, exact, {**self._names, **exact})
-        return _pruned(named).with_(declarations=self.declarations)
+        builder.rename_all({**self._names, **exact})
+        made = builder.any_graph(name or "graph", list(exact.values()))
+        return _pruned(made).with_(declarations=self.declarations)
 
 
 def _call_text(op: str, facts: Sequence[Any], results: int, attrs: Mapping[str, Any]) -> str:
@@ -262,38 +264,6 @@ def _call_text(op: str, facts: Sequence[Any], results: int, attrs: Mapping[str, 
 
 #: compounds that take an array of tensors
 _OF_ARRAYS = ("einsum", "add_n")
-
-
-def _renamed(node: Node, names: Mapping[str, str], source: Source | None) -> Node:
-    def new(old: Iterable[str]) -> tuple[str, ...]:
-        return tuple(names.get(name, name) for name in old)
-
-    epilogues = tuple(replace(e, inputs=new(e.inputs)) for e in node.epilogues)
-    return replace(
-        node,
-        inputs=new(node.inputs),
-        outputs=new(node.outputs),
-        source=source if source is not None else node.source,
-        epilogues=epilogues,
-    )
-
-
-def _named(
-    builder: GraphBuilder, name: str, exact: Mapping[str, str], names: Mapping[str, str]
-) -> Graph:
-    def new(old: Mapping[str, Any]) -> dict[str, Any]:
-        return {names.get(key, key): value for key, value in old.items()}
-
-    return Graph(
-        name=builder.name(name or "graph"),
-        inputs=tuple(builder.inputs),
-        outputs=tuple(exact.values()),
-        nodes=tuple(_renamed(node, names, None) for node in builder.nodes),
-        facts=new(builder.facts),
-        constants=builder.constants,
-        labels=builder.labels,
-        sources=new(builder.sources),
-    )
 
 
 def _pruned(graph: Graph) -> Graph:

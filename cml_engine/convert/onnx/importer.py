@@ -78,6 +78,7 @@ class Summary:
     inlined: int = 0
     folded: dict[str, list[str]] = field(default_factory=dict)
     composed: dict[str, list[str]] = field(default_factory=dict)
+    narrowed: dict[str, list[str]] = field(default_factory=dict)
     unknown: dict[str, list[str]] = field(default_factory=dict)
 
     def lines(self, model: Model) -> tuple[str, ...]:
@@ -91,6 +92,7 @@ class Summary:
             f"  {direct} are one operator or none",
             *_listed("were known and folded", self.folded),
             *_listed("are composed of several operators", self.composed),
+            *_listed("add or multiply integers of 64 bits in 32, and wrap around", self.narrowed),
             *_listed("are unknown and have placeholders", self.unknown),
         )
 
@@ -275,6 +277,8 @@ class Importer:
         found = row.form(call)
         values: Sequence[Value | None] = [found] if isinstance(found, Value) else list(found)
         made = self.emit.mark() - mark
+        if call.node.op in _SUMS and any(v is not None and _is_wide(v) for v in values):
+            self.summary.narrowed.setdefault(call.node.op, []).append(call.node.shown)
         if made == 0:
             self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
         elif known and _is_small(values):
@@ -451,6 +455,18 @@ def _grows(inputs: Sequence[Value | None]) -> bool:
     return int(np.prod(shape, dtype=object)) > max(
         MAX_FOLDED, *(int(np.prod(v.shape, dtype=object)) for v in inputs if v is not None)
     )
+
+
+#: operators whose results may be larger than their operands
+_SUMS = frozenset(
+    "Add Sub Mul Sum Pow ReduceSum ReduceSumSquare ReduceProd CumSum CumProd MatMul Gemm "
+    "Einsum".split(" ")
+)
+
+
+def _is_wide(value: Value) -> bool:
+    """Whether it is an integer of 64 bits that is computed, in 32."""
+    return value.array is None and value.dtype.kind in "iu" and value.dtype.itemsize == 8
 
 
 def _is_small(values: Sequence[Value | None]) -> bool:

@@ -13,6 +13,7 @@ from cml_engine.convert.onnx.tensors import element_dtype
 from cml_engine.convert.onnx.values import Value, kind_of
 from cml_engine.errors import InputError, ModelError, UnsupportedOp
 from cml_engine.graph import Fact
+from cml_engine.nnef.warning import warn
 from cml_engine.ranges import check_inputs_exist
 
 Array = np.ndarray[Any, Any]
@@ -42,6 +43,8 @@ def bind_inputs(
                 )
             values[info.name] = Value.known(given.astype(dtype))
             continue
+        if dtype == np.float64:
+            warn(f"'{file}': input '{info.name}' is float64, and the network computes with float32")
         shape = _shape(info, shapes, symbols, file)
         builder.exact_input(info.name, Fact(kind_of(dtype), shape))
         values[info.name] = Value(dtype, shape, None, info.name)

@@ -207,7 +207,7 @@ class _Body:
 def _finished(call: Call, row: Row, names: Sequence[str]) -> list[OutNode]:
     """The nodes of a form, whose results are called so."""
     if call.opset < row.since:
-        call.need(row.since, "what it becomes")
+        call.need(row.since, "its ONNX form")
     found = row.form(call)
     results = [found] if isinstance(found, str) else list(found)
     made = {name for node in call.nodes if node.op != "Constant" for name in node.outputs}
