@@ -18,6 +18,7 @@ from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import Lifecycle, Pace
 from scheduler.jobs.periodic import Periodic
 from scheduler.jobs.status import describe
+from scheduler.pacing import Pacing
 from scheduler.planning.budget import FixedBudget, SpareBudget
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.first_guess import FirstGuess
@@ -29,8 +30,6 @@ from scheduler.submission import accepted, network_of
 
 #: after so many calls of encode without end_frame the host is told
 _FORGETFUL = 30
-#: frames of render time, beyond which more changes nothing: a loading screen is no renderer
-_LONGEST_RENDER = 60
 
 
 class FrameScheduler:
@@ -41,8 +40,9 @@ class FrameScheduler:
     gpu : the :class:`cml_engine.Gpu` that the sessions run on (anything with ``executor()``).
     frame_ms : the frame time that the game wants, in ms.
     budget_ms : GPU milliseconds per frame, or ``"spare"``: what the renderer leaves of
-        ``frame_ms``, by the times given to :meth:`render_took`.
-    over_share : the part of frames that may exceed the budget; the margin is chosen for it.
+        ``frame_ms``, by the times given to :meth:`frame_took` or :meth:`render_took`.
+    over_share : the part of frames that may exceed the budget, or with ``"spare"`` be late for the
+        networks' sake; the margin is chosen for it.
     policy : the order of jobs, see ``scheduler/planning/policy.py``.
     clock, cost_model : injected for tests, simulations and warm starts.
 
@@ -85,7 +85,7 @@ class FrameScheduler:
         self._periodic: list[Periodic] = []
         self._periodics = count()
         self._ignored = 0
-        self._budget_ms = 0.0
+        self.pacing = Pacing(frame_ms, share, timed=self.executor.clock_source != WALL_CLOCK)
         self._not_ended = 0
         self.lifecycle = Lifecycle(self.executor, self._steady, self._pace())
 
@@ -104,6 +104,7 @@ class FrameScheduler:
             options={
                 "frame_ms": self.frame_ms,
                 "budget_ms": self.budget.next_ms(),
+                "spare": isinstance(self.budget, SpareBudget),
                 "granule": self.executor.granule,
                 "max_groups": self.executor.max_groups,
                 "policy": self.policy.__name__,
@@ -121,8 +122,8 @@ class FrameScheduler:
     def resume(self, options: Mapping[str, Any]) -> None:
         """Know what the scheduler of a recording with these ``options`` knew when it began."""
         self.cost_model = CostModel.of_state(options["cost_model"], options["over_share"])
-        for predicted_ms, measured_ms in options["tail"]:
-            self.cost_model.tail.remember(predicted_ms, measured_ms)
+        for frame in options["tail"]:
+            self.cost_model.tail.remember(*frame)
         self._feedback.resume(options["feedback"])
         self.frame = options["frame"]
         self.lifecycle.pace = self._pace()
@@ -229,32 +230,29 @@ class FrameScheduler:
     def ignored_values(self) -> int:
         """How many times were given in the middle of frames that cannot be times (NaN, infinite,
         negative, a clock that went back): each was left out."""
-        return self._ignored + self._steady.ignored
+        return self._ignored + self.pacing.ignored + self._steady.ignored
 
     @property
     def rate(self) -> float:
         """GPU milliseconds for networks per millisecond of wall time."""
-        return self._aim_ms(self._sane_budget()) / self.frame_ms
+        return self._allowed()[1] / self.frame_ms
 
-    def _sane_budget(self) -> float:
-        """The budget's next frame; the last one that was a number where this is none."""
-        budget = self.budget.next_ms()
-        if is_ms(budget):
-            self._budget_ms = float(budget)
-        return self._budget_ms
-
-    def _aim_ms(self, budget_ms: float) -> float:
-        return self.cost_model.aim_ms(budget_ms) / self._feedback.back_off
+    def _allowed(self) -> tuple[float, float]:
+        """Milliseconds of the next frame: the budget, and what of it is planned for."""
+        return self.pacing.frame_of(self.budget, self.cost_model, self._feedback.back_off)
 
     # --- a frame
 
     def render_took(self, ms: float) -> None:
         """The renderer's own GPU time of a recent frame, for ``budget_ms="spare"``. What cannot be
         a time is left out, and counted (:attr:`ignored_values`)."""
-        if not is_ms(ms):
-            self._ignored += 1
-            return
-        self.budget.observe(min(float(ms), _LONGEST_RENDER * self.frame_ms))
+        self.pacing.render_took(self.budget, ms)
+
+    def frame_took(self, ms: float) -> None:
+        """What the frame that was ended last took in all, until its GPU work was done, without the
+        wait for the display. For ``budget_ms="spare"``: where a host knows it, this says more than
+        :meth:`render_took`, and no headroom is left."""
+        self.pacing.frame_took(ms)
 
     def encode(self, encoder: Any) -> FrameReport:
         """Append this frame's slices to the host's command encoder. Never waits.
@@ -277,7 +275,7 @@ class FrameScheduler:
                 stacklevel=3,
             )
         now = self._steady.now_ms()
-        report = FrameReport(self.frame, now, self._sane_budget(), 0.0, "frame not ended")
+        report = FrameReport(self.frame, now, self._allowed()[0], 0.0, "frame not ended")
         # which may be why the host did not end it
         fail_all_where_lost(self.lifecycle, report)
         return report
@@ -291,8 +289,9 @@ class FrameScheduler:
         self.budget.begin_frame()
         if not is_ms(self.budget.next_ms()):
             self._ignored += 1
-        budget = self._sane_budget()
-        report = FrameReport(self.frame, now, budget, self._aim_ms(budget))
+        budget, aim = self._allowed()
+        rests = self.pacing.rest_due(self.budget)
+        report = FrameReport(self.frame, now, budget, 0.0 if rests else aim)
         jobs.begin_frame(self._pace())
         behind = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = networks_ready(jobs.roster.queues) if jobs.recorder else {}
@@ -305,7 +304,7 @@ class FrameScheduler:
             # one may have lost its memory to another's preparation
             after = networks_ready(jobs.roster.queues)
             ready = {key: was and after.get(key, True) for key, was in ready.items()}
-            jobs.recorder.encoded(report, ready, behind, jobs.held_up)
+            jobs.recorder.encoded(report, aim, ready, behind, jobs.held_up)
         groups = in_groups(chosen, self.executor.max_groups, self.frame, self.cost_model)
         report.jobs_apart = jobs_apart(groups)
         encoding = _cpu_ms()
@@ -313,6 +312,7 @@ class FrameScheduler:
         report.encode_ms = _cpu_ms() - encoding
         timed = [[(cost, part.count) for part, cost, _ in group] for group in groups]
         self._feedback.encoded(report, timed)
+        self.pacing.slack.encoded(report.frame, aim, report.predicted_ms)
         self.last_report = report
         jobs.pace = self._pace()
         report.cpu_ms = _cpu_ms() - start
@@ -329,6 +329,9 @@ class FrameScheduler:
                 self.lifecycle.recorder.ended_frame(timings, now)
             self.frame += 1
             measured = self._feedback.ended(timings, now, self.cost_model)
+            for report in measured:
+                self.pacing.slack.measured(report.frame, report.measured_ms or 0.0)
+            self.pacing.learn(self.budget)
             self.lifecycle.pace = self._pace()
             return measured
 
@@ -358,6 +361,7 @@ class FrameScheduler:
             except Exception as error:
                 self.lifecycle.note(error)
             self._feedback.abandoned()
+            self.pacing.slack.abandoned()
             if self.lifecycle.recorder:
                 self.lifecycle.recorder.abandoned_frame()
             self.frame += 1

@@ -83,6 +83,7 @@ class Recorder:
     def encoded(
         self,
         report: FrameReport,
+        aim: float,
         ready: Mapping[int, bool],
         waiting: bool,
         held: list[int],
@@ -99,6 +100,8 @@ class Recorder:
                 "ready": known,
                 "waiting": waiting,
                 "given": not report.planned,
+                "aim": aim,
+                "rests": aim > 0 and not report.aim_ms,
                 "held": held,
             }
         )

@@ -9,9 +9,10 @@ from scheduler.checks import checked
 
 @dataclass(slots=True)
 class FixedBudget:
-    """The same every frame."""
+    """The same every frame. ``aim_ms`` is planned for; None: what the margin leaves of it."""
 
     ms: float
+    aim_ms: float | None = None
 
     def __post_init__(self) -> None:
         checked("ms", self.ms)
@@ -29,15 +30,19 @@ class FixedBudget:
 
 @dataclass(slots=True)
 class SpareBudget:
-    """What the renderer leaves of a frame: ``frame_ms`` less the smoothed render time.
+    """What the renderer leaves of a frame: ``frame_ms`` less the smoothed render time, until enough
+    frames are known for :class:`scheduler.planning.frame_slack.FrameSlack`, which then decides
+    between floor and ceiling.
 
-    ``headroom`` stays unused. The budget falls at once when the renderer needs more and rises
-    slowly, by ``rise`` of the gap per frame, and only if the gap is larger than ``hysteresis`` ms,
-    so that it does not swing. It stays between ``floor_ms`` (the networks always get on) and
-    ``ceiling_ms``. When rendering alone exceeds the frame by ``emergency`` it is zero (shedding),
-    for at most ``shed_frames`` frames in a row: then the floor holds again. So it does where no
-    render time has come for as many frames: a renderer that says nothing must not hold up the
-    networks with what it said last.
+    ``headroom`` is for what render times do not tell: it stays unused, unless the host tells whole
+    frames (:meth:`FrameScheduler.frame_took`).
+
+    The budget falls at once when the renderer needs more and rises slowly, by ``rise`` of the gap
+    per frame, and only if the gap is larger than ``hysteresis`` ms, so that it does not swing. It
+    stays between ``floor_ms`` (the networks always get on) and ``ceiling_ms``. When rendering alone
+    exceeds the frame by ``emergency`` it is zero (shedding), for at most ``shed_frames`` frames in
+    a row: then the floor holds again. So it does where no render time has come for as many frames:
+    a renderer that says nothing must not hold up the networks with what it said last.
     """
 
     frame_ms: float
@@ -64,6 +69,10 @@ class SpareBudget:
             return 0.0
         return self._current if self._current >= 0 else self.floor_ms
 
+    def within(self, ms: float) -> float:
+        """The milliseconds between floor and ceiling."""
+        return min(self.ceiling_ms, max(self.floor_ms, ms))
+
     def begin_frame(self) -> None:
         """Another frame is filled."""
         self._unheard += 1
@@ -79,7 +88,7 @@ class SpareBudget:
         if self._shed > self.shed_frames:
             self._shed = -self.shed_frames
         spare = self.frame_ms * (1 - self.headroom) - self._render_ms
-        wanted = min(self.ceiling_ms, max(self.floor_ms, spare))
+        wanted = self.within(spare)
         if self._current < 0 or wanted < self._current:
             self._current = wanted
         elif wanted - self._current > self.hysteresis:

@@ -35,10 +35,19 @@ _MOST_UNKNOWN = math.log(100)
 #: a sample is not believed to be off by more than this factor once there are a few
 _CLIP = math.log(2.5)
 _CLIP_AFTER = 4
+#: the device is not believed to drift by more than so many times the usual error, and a little,
+#: for one frame's sake: a hitch is not a slow device
+_USUAL, _LITTLE = 3.0, 0.1
+#: nor one kernel to have changed by much more than that, once it is well known
+_SOME, _SETTLED = 0.2, 12
 #: how much of an error is put down to the whole device at once
 _DRIFT_WEIGHT = 1 / 32
 #: what is learned at one number of workgroups counts so much at the others
 _COMMON = 0.5
+
+
+def _clipped(error: float, most: float) -> float:
+    return max(-most, min(most, error))
 
 
 @dataclass(slots=True)
@@ -57,10 +66,13 @@ class _Point:
         # the sample's size differs a little from the point's: compare at the point's size
         error = log_ms - (log_count - self.log_count) - self.log_ms
         if self.samples > _CLIP_AFTER:
-            error = max(-_CLIP, min(_CLIP, error))
-        self.log_ms += weight * error
+            error = _clipped(error, _CLIP)
+        believed = error
+        if self.samples > _SETTLED:
+            believed = _clipped(error, _SOME + _USUAL * self.spread)
+        self.log_ms += weight * believed
         self.spread += weight * (abs(error) - self.spread)
-        return weight * error
+        return weight * believed
 
 
 @dataclass(slots=True)
@@ -94,7 +106,7 @@ class _Curve:
         # a device that became slower is slower for every number of workgroups
         for other in self.points.values():
             if other is not point:
-                other.log_ms += _COMMON * max(-_CLIP, min(_CLIP, moved))
+                other.log_ms += _COMMON * _clipped(moved, _CLIP)
 
 
 def _bucket(count: int) -> int:
@@ -117,6 +129,7 @@ class CostModel:
         self._unknown = 0.0  # log of measured / predicted for steps never measured before
         self._unknown_samples = _GUESSED_SAMPLES if self.guess.kernels else 0
         self._drift = 0.0
+        self._error = _CLIP  # how far measurements usually are from what was predicted
         self.tail = TailMargin(share)
 
     def predict_ms(self, step: StepCost, count: int) -> float:
@@ -155,8 +168,9 @@ class CostModel:
             return
         ratio = ms / total
         if all(self._knows(step, count) for step, count in parts):
-            error = max(-_CLIP, min(_CLIP, math.log(ratio)))
-            self._drift += _DRIFT_WEIGHT * error
+            error = _clipped(math.log(ratio), _CLIP)
+            self._drift += _DRIFT_WEIGHT * _clipped(error, _LITTLE + _USUAL * self._error)
+            self._error += _DRIFT_WEIGHT * (abs(error) - self._error)
         for (step, count), share in zip(parts, predicted, strict=True):
             curve = self._curves.setdefault(step.key, _Curve())
             if not curve.points and share > _TELLING * self.guess.launch_ms:
@@ -202,6 +216,7 @@ class CostModel:
             "unknown": self._unknown,
             "unknown_samples": self._unknown_samples,
             "drift": self._drift,
+            "error": self._error,
             "curves": {
                 key: [
                     [p.log_count, p.log_ms, p.samples, p.spread]
@@ -217,6 +232,7 @@ class CostModel:
         """A model that predicts as the one did whose :meth:`state` this is."""
         model = cls(share, FirstGuess.from_json(data["guess"]))
         model._unknown, model._drift = data["unknown"], data["drift"]
+        model._error = data["error"]
         model._unknown_samples = data["unknown_samples"]
         for key, rows in data["curves"].items():
             points = {_bucket(max(1, round(math.exp(row[0])))): _Point(*row) for row in rows}

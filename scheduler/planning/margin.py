@@ -38,12 +38,13 @@ class TailMargin:
     def __init__(self, share: float = 0.01, window: int = 1200, prior: float = 1.3) -> None:
         self.share = share
         self._prior = prior
-        self._recent: deque[tuple[float, float]] = deque(maxlen=window)
+        self._recent: deque[tuple[float, float, bool]] = deque(maxlen=window)
         self._sorted: list[float] = []
 
     @property
-    def frames(self) -> list[tuple[float, float]]:
-        """The recent frames' (predicted, measured) milliseconds, oldest first."""
+    def frames(self) -> list[tuple[float, float, bool]]:
+        """The recent frames' (predicted, measured) milliseconds, oldest first, and whether a frame
+        would have been over its budget whatever was planned."""
         return list(self._recent)
 
     def aim_ms(self, budget_ms: float) -> float:
@@ -71,15 +72,19 @@ class TailMargin:
     def learn(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
         """A full frame took ``measured_ms``, where ``budget_ms`` were allowed."""
         lifted = max(0.0, _SMALL * budget_ms - predicted_ms)
-        self.remember(predicted_ms + lifted, measured_ms + lifted)
+        hopeless = measured_ms - predicted_ms > budget_ms
+        self.remember(predicted_ms + lifted, measured_ms + lifted, hopeless)
 
-    def remember(self, predicted_ms: float, measured_ms: float) -> None:
+    def remember(self, predicted_ms: float, measured_ms: float, hopeless: bool = False) -> None:
         """A frame of :attr:`frames`."""
         if len(self._recent) == self._recent.maxlen:
             del self._sorted[bisect_left(self._sorted, _excess(*self._recent[0]))]
-        self._recent.append((predicted_ms, measured_ms))
-        insort(self._sorted, _excess(predicted_ms, measured_ms))
+        self._recent.append((predicted_ms, measured_ms, hopeless))
+        insort(self._sorted, _excess(*self._recent[-1]))
 
 
-def _excess(predicted_ms: float, measured_ms: float) -> float:
+def _excess(predicted_ms: float, measured_ms: float, hopeless: bool) -> float:
+    """A hitch longer than the budget itself, which no plan would have met, limits none."""
+    if hopeless:
+        return 0.0
     return (measured_ms - predicted_ms) / math.sqrt(predicted_ms)

@@ -54,6 +54,7 @@ class _Replay:
         self.recording = recording
         self.clock = VirtualClock()
         self.device = _Echo(options)
+        self.spare = options["spare"]
         self.budget = FixedBudget(options["budget_ms"])
         self.scheduler = FrameScheduler(
             self.device,
@@ -83,6 +84,8 @@ class _Replay:
         for index, ready in event["ready"].items():
             self.networks[int(index)].ready = ready
         self.budget.ms = event["budget"]
+        self.budget.aim_ms = event["aim"] if self.spare else None
+        self.scheduler.pacing.rests = event["rests"]
         self.scheduler.planner = plan_frame if given is None else _as_given(given)
         self.device.busy = 1 << 30 if event["waiting"] else 0
         self.device.held = {id(self.jobs[n].network) for n in event.get("held", ())}

@@ -386,13 +386,13 @@ class WildClock(VirtualClock):
 
 
 @pytest.mark.parametrize("value", NOT_TIMES)
-@pytest.mark.parametrize("given", ["render", "budget", "clock", "timing"])
+@pytest.mark.parametrize("given", ["render", "frame", "budget", "clock", "timing"])
 def test_a_nonsense_time_in_a_frame_is_left_out_and_counted(given, value):
     """It must neither stop the host nor stay in what was learned."""
     if given == "clock" and value in ("4", None, True):
         pytest.skip("a clock that gives no number is refused when the scheduler is made")
     net = network("n", 40.0)
-    loop = Loop(net, budget_ms="spare" if given == "render" else 4.0)
+    loop = Loop(net, budget_ms="spare" if given in ("render", "frame") else 4.0)
     clock = loop.clock = loop.scheduler.clock = WildClock()
     loop.scheduler._steady = SteadyClock(clock)
     clock.advance(1000.0)
@@ -403,6 +403,8 @@ def test_a_nonsense_time_in_a_frame_is_left_out_and_counted(given, value):
     kept = loop.gpu.end_frame
     if given == "render":
         loop.scheduler.render_took(value)
+    elif given == "frame":
+        loop.scheduler.frame_took(value)
     elif given == "budget":
         loop.scheduler.budget.ms = value
     elif given == "clock":

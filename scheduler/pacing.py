@@ -1,0 +1,79 @@
+"""How much of a frame the networks may have: the budget, and what of it to plan for."""
+
+from __future__ import annotations
+
+from scheduler.checks import is_ms
+from scheduler.planning.budget import FixedBudget, SpareBudget
+from scheduler.planning.cost_model import CostModel
+from scheduler.planning.frame_slack import FrameSlack
+
+#: frames of render time, beyond which more changes nothing: a loading screen is no renderer
+_LONGEST = 60
+#: frames after which the networks' own times are not waited for
+_PATIENCE = 8
+
+
+class Pacing:
+    """Turns budgets into what a frame is planned for, by what the last frames took."""
+
+    def __init__(self, frame_ms: float, share: float, *, timed: bool) -> None:
+        self.slack = FrameSlack(share)
+        #: how many times were given that cannot be times
+        self.ignored = 0
+        #: the next frame runs nothing (told by a replay)
+        self.rests = False
+        self._frame_ms = frame_ms
+        self._patience = _PATIENCE if timed else 0
+        self._budget_ms = 0.0
+
+    def frame_of(
+        self, budget: FixedBudget | SpareBudget, model: CostModel, back_off: float
+    ) -> tuple[float, float]:
+        """Milliseconds that the next frame allows, and those to plan for. A budget that is no
+        number is the last one that was."""
+        ms = budget.next_ms()
+        if is_ms(ms):
+            self._budget_ms = float(ms)
+        if isinstance(budget, FixedBudget):
+            aim = budget.aim_ms
+            return self._budget_ms, model.aim_ms(self._budget_ms) / back_off if aim is None else aim
+        if not self._budget_ms or not self.slack.known:
+            return self._budget_ms, model.aim_ms(self._budget_ms) / back_off
+        target = self._target(budget)
+        wanted = self.slack.aim_ms(target)
+        room = budget.within(target - self.slack.level_ms)
+        return room, budget.within(wanted or 0.0)
+
+    def _target(self, budget: SpareBudget) -> float:
+        """What a frame may take, by the times that are known of it."""
+        share = 1.0 if self.slack.whole_frames else 1 - budget.headroom
+        return share * self._frame_ms
+
+    def rest_due(self, budget: FixedBudget | SpareBudget) -> bool:
+        """Whether the next frame runs nothing, to know frames without networks."""
+        spare = isinstance(budget, SpareBudget) and self.slack.known
+        return self.rests or (spare and self.slack.rest_due)
+
+    def render_took(self, budget: FixedBudget | SpareBudget, ms: float) -> None:
+        """See :meth:`FrameScheduler.render_took`."""
+        known = self._sane(ms)
+        if known is not None:
+            budget.observe(known)
+            self.slack.rendered(known)
+
+    def frame_took(self, ms: float) -> None:
+        """See :meth:`FrameScheduler.frame_took`."""
+        known = self._sane(ms)
+        if known is not None:
+            self.slack.took(known)
+
+    def _sane(self, ms: float) -> float | None:
+        if not is_ms(ms):
+            self.ignored += 1
+            return None
+        return min(float(ms), _LONGEST * self._frame_ms)
+
+    def learn(self, budget: FixedBudget | SpareBudget) -> None:
+        """What has come of the last frames' times is all for now."""
+        target = self._target(budget) if isinstance(budget, SpareBudget) else self._frame_ms
+        self.slack.learn(target, self._patience)

@@ -1,0 +1,177 @@
+"""What a frame can take beside everything else in it, learned from whole frames.
+
+A game does not lose a slice that was over its share: it loses a frame over its target. So what is
+learned here is all that a frame is but its networks' predicted time: renderer, host, the machine's
+hitches, and what the networks took beyond their prediction. A frame that would have been late with
+no networks at all says nothing of how much to plan; of the others only a given share may be late
+for the networks' sake, and the slack of all others is used.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: so many frames must have been seen before their spread is believed
+_ENOUGH = 16
+#: the level is the median of so many frames, or the least of the last few where that is more:
+#: it follows what lasts, upwards at once, and no single frame
+_LEVEL, _SURE = 15, 3
+#: frames that are remembered, and of those without networks
+_WINDOW, _BASELINE = 2400, 128
+#: where frames are late whatever runs, one in so many runs nothing: is it really not the networks?
+#: with so many of those known, half as often
+_REST_EVERY, _REST_KNOWN = 48, 32
+#: the least that is planned for where late frames turn out to be the networks' own
+_LEAST = 0.125
+
+
+@dataclass(slots=True)
+class _Open:
+    """A frame whose times are not all known."""
+
+    frame: int
+    aim_ms: float
+    predicted_ms: float
+    total_ms: float | None = None
+    render_ms: float | None = None
+    measured_ms: float | None = None
+
+
+class FrameSlack:
+    """Learns from frames, and plans the most work for which the share of frames that are late
+    *because of it* stays under ``share``."""
+
+    def __init__(self, share: float = 0.01) -> None:
+        self.share = share
+        self._residuals: deque[float] = deque(maxlen=_WINDOW)
+        self._sorted: list[float] = []
+        self._late: deque[bool] = deque(maxlen=_WINDOW)
+        self._late_count = 0
+        self._baseline: deque[bool] = deque(maxlen=_BASELINE)
+        self._last: deque[float] = deque(maxlen=_LEVEL)
+        self._open: deque[_Open] = deque()
+        self._since_rest = 0
+        self._unheard = 0
+        self.whole_frames = False
+
+    # --- what comes in
+
+    def encoded(self, frame: int, aim_ms: float, predicted_ms: float) -> None:
+        """A frame runs so much of networks."""
+        self._open.append(_Open(frame, aim_ms, predicted_ms))
+        self._since_rest = self._since_rest + 1 if predicted_ms else 0
+        self._unheard += 1
+        if len(self._open) > _LEVEL:  # its time does not come
+            self._open.popleft()
+
+    def abandoned(self) -> None:
+        """The frame that was encoded last never ran."""
+        if self._open:
+            self._open.pop()
+
+    def took(self, ms: float) -> None:
+        """The whole of the frame that was ended last."""
+        self.whole_frames = True
+        if self._open:
+            self._open[-1].total_ms = ms
+
+    def rendered(self, ms: float) -> None:
+        """The renderer's part of a recent frame; they come in the order of the frames."""
+        entry = next((e for e in self._open if e.render_ms is None), None)
+        if entry is not None:
+            entry.render_ms = ms
+
+    def measured(self, frame: int, ms: float) -> None:
+        """What a frame's networks took."""
+        for entry in self._open:
+            if entry.frame == frame:
+                entry.measured_ms = ms
+
+    def learn(self, target_ms: float, patience: int) -> None:
+        """Learn from the frames whose times are here. The networks' own times are not waited for
+        after ``patience`` frames."""
+        while self._open:
+            entry = self._open[0]
+            known = entry.total_ms if self.whole_frames else entry.render_ms
+            timed = entry.measured_ms is not None or not entry.predicted_ms
+            if known is None or not (timed or len(self._open) > patience):
+                return
+            self._open.popleft()
+            ran = entry.measured_ms if entry.measured_ms is not None else entry.predicted_ms
+            beyond = ran - entry.predicted_ms
+            rest = known - ran if self.whole_frames else known
+            if beyond > 0:  # as much as a frame of the planned size would have had
+                grown = max(1.0, entry.aim_ms / max(entry.predicted_ms, 0.25 * entry.aim_ms))
+                beyond *= math.sqrt(grown)
+            self._remember(rest + beyond, target_ms, bool(entry.predicted_ms))
+
+    def _remember(self, rest_ms: float, target_ms: float, with_networks: bool) -> None:
+        self._unheard = 0
+        late = rest_ms > target_ms
+        if not with_networks:
+            self._baseline.append(late)
+        if len(self._last) >= _SURE:
+            if len(self._residuals) == _WINDOW:
+                del self._sorted[bisect_left(self._sorted, self._residuals[0])]
+                self._late_count -= self._late[0]
+            self._residuals.append(rest_ms - self.level_ms)
+            self._late.append(late and with_networks)
+            self._late_count += late and with_networks
+            insort(self._sorted, self._residuals[-1])
+        self._last.append(rest_ms)
+
+    # --- what is planned
+
+    @property
+    def level_ms(self) -> float:
+        """What everything but the networks takes in a usual frame now."""
+        recent: Sequence[float] = sorted(self._last)
+        newest = list(self._last)[-_SURE:]
+        return max(recent[len(recent) // 2], min(newest)) if recent else 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there are frames enough, and recent ones."""
+        return len(self._sorted) >= _ENOUGH and self._unheard <= 2 * _LEVEL
+
+    @property
+    def rest_due(self) -> bool:
+        """Whether the next frame should run without networks, to tell whose fault late frames
+        are."""
+        allowed = self.share * len(self._sorted)
+        every = _REST_EVERY * (1 + len(self._baseline) / _REST_KNOWN)
+        return self._since_rest >= every and self._late_count > max(1.0, 0.5 * allowed)
+
+    def aim_ms(self, target_ms: float) -> float | None:
+        """The predicted milliseconds to plan for in a frame of ``target_ms``; None where most
+        frames are late anyway."""
+        room = target_ms - self.level_ms
+        in_time = bisect_right(self._sorted, room)
+        count = len(self._sorted)
+        if in_time < 0.5 * count:
+            return None
+        allowed = self.share * (count + 1) - 1
+        ours = self._ours()
+        lost = max(0, min(in_time - 1, math.floor(allowed - ours)))
+        aim = room - self._sorted[in_time - 1 - lost]
+        if allowed < 0:  # too few frames to have seen the tail: reach beyond the worst one
+            reach = 0.5 * (self._sorted[in_time - 1] - self._sorted[in_time // 2])
+            aim -= max(0.0, reach) * (1 - count * self.share)
+        if ours > max(allowed, 1.0):
+            aim = max(_LEAST * room, aim * max(allowed, 1.0) / ours)
+        return max(0.0, aim)
+
+    def _ours(self) -> float:
+        """How many of the late frames that seemed late anyway must be put down to the networks:
+        more than frames without any would be, and than chance explains."""
+        frames = len(self._baseline)
+        if not frames or not self._late_count:
+            return 0.0
+        share = (sum(self._baseline) + 1) / (frames + 2)
+        expected = share * len(self._sorted)
+        spread = math.sqrt(expected * (1 + len(self._sorted) / frames))
+        return max(0.0, self._late_count - expected - 2 * spread)

@@ -1,0 +1,235 @@
+"""The budget of a frame against noise: ours, the old rule, and the best that could be known.
+
+``python -m scheduler.tools.frame_budgets`` prints a table. Frames run on a virtual clock; what else
+is in them comes from a recording (``scheduler/tools/noise/``,
+``python -m benchmarks.frame_noise`` makes one), or is made by chance. The best is the largest plan
+that stays the same for all frames and keeps the share of frames that are late for its sake: nobody
+can know it beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scheduler.clock import VirtualClock
+from scheduler.executor import Slice
+from scheduler.frame_scheduler import FrameScheduler
+from scheduler.planning.budget import SpareBudget
+from scheduler.planning.cost_model import CostModel
+from scheduler.planning.frame_slack import FrameSlack
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep, SimTiming
+
+FRAME_MS = 1000 / 60
+_NOISE = Path(__file__).with_name("noise")
+#: frames that are learned from before any are counted
+WARM_UP = 400
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyFrame:
+    """All of a frame but its networks, and what these take where ``ms`` are predicted. A hitch
+    holds up whatever the frame is at: the networks, where it has any."""
+
+    rest_ms: float
+    #: times the prediction
+    factor: float = 1.0
+    hitch_ms: float = 0.0
+
+    def networks_ms(self, ms: float) -> float:
+        """As measured."""
+        return self.factor * ms + self.hitch_ms if ms else 0.0
+
+    def others_ms(self, ms: float) -> float:
+        """The rest, beside so much predicted of networks."""
+        return self.rest_ms if ms else self.rest_ms + self.hitch_ms
+
+    def late(self, ms: float) -> bool:
+        """With so much predicted."""
+        return self.others_ms(ms) + self.networks_ms(ms) > FRAME_MS
+
+
+def recorded(path: Path, frames: int) -> list[NoisyFrame]:
+    """The frames of a recording, again and again. What a frame's networks took beyond twice their
+    prediction is a hitch."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["frame, predicted, measured"]
+    found = []
+    for frame_ms, predicted_ms, measured_ms in rows:
+        factor = measured_ms / predicted_ms if predicted_ms else 1.0
+        hitch = max(0.0, measured_ms - 2 * predicted_ms) if predicted_ms else 0.0
+        found.append(NoisyFrame(frame_ms - measured_ms, min(2.0, factor), hitch))
+    return [found[i % len(found)] for i in range(frames)]
+
+
+def like_a_gpu(frames: int, seed: int = 1) -> list[NoisyFrame]:
+    """A renderer of 9 ms, and clocks that sway by a few per cent."""
+    chance = random.Random(seed)
+    return [
+        NoisyFrame(9.0 * math.exp(chance.gauss(0, 0.02)), math.exp(chance.gauss(0, 0.03)))
+        for _ in range(frames)
+    ]
+
+
+def with_spikes(frames: int, seed: int = 2) -> list[NoisyFrame]:
+    """The same, but every two seconds a frame takes 7 ms longer."""
+    found = like_a_gpu(frames, seed)
+    for i in range(60, frames, 120):
+        found[i] = NoisyFrame(found[i].rest_ms + 7.0, found[i].factor)
+    return found
+
+
+def with_hitches(frames: int, seed: int = 3) -> list[NoisyFrame]:
+    """The same, and three frames of a hundred are held up for 5 to 30 ms, whatever they run."""
+    chance = random.Random(seed)
+    return [
+        NoisyFrame(frame.rest_ms, frame.factor, chance.uniform(5, 30))
+        if chance.random() < 0.03
+        else frame
+        for frame in like_a_gpu(frames, seed)
+    ]
+
+
+class _Device(SimGpu):
+    """Runs slices in the noise of a frame."""
+
+    def __init__(self, noise: Sequence[NoisyFrame]) -> None:
+        super().__init__()
+        self._noise = noise
+        self.exact_ms = 0.0
+
+    def encode(self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]]) -> None:
+        now = self._noise[frame]
+        exact = [sum(_exact_ms(part) for part in group) for group in groups]
+        self.exact_ms = sum(exact)
+        self.frame_ms = now.networks_ms(self.exact_ms)
+        scale = self.frame_ms / self.exact_ms if self.exact_ms else 1.0
+        timings = [SimTiming(frame, index, ms * scale) for index, ms in enumerate(exact)]
+        self._pending.append((frame, timings))
+
+
+def _exact_ms(part: Slice) -> float:
+    step: Any = part.network.step_costs()[part.step]
+    return float(part.count * step.ms_per_group)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How a rule did: work in the average frame, and the share of frames late for its sake."""
+
+    work_ms: float
+    added: float
+    late: float
+
+
+class _Unlearned(FrameSlack):
+    """Knows no frames: the rule that looks at render times and slices apart."""
+
+    @property
+    def known(self) -> bool:
+        return False
+
+
+def ours(
+    noise: Sequence[NoisyFrame], share: float = 0.01, *, old: bool = False, whole: bool = True
+) -> Kept:
+    """The scheduler, with work without end. ``whole``: it is told of whole frames, else of the
+    renderer's times only. ``old``: by the rule of before."""
+    steps = [SimStep(f"k{i}", 2000, 0.004) for i in range(12)]
+    nets = [SimNetwork(name, steps) for name in "ab"]
+    model = CostModel(share)
+    for step in steps:
+        for count in (1, 32, step.groups):
+            for _ in range(6):
+                model.learn([(step, count)], count * step.ms_per_group)
+    device, clock = _Device(noise), VirtualClock()
+    scheduler = FrameScheduler(
+        device, FRAME_MS, "spare", over_share=share, clock=clock, cost_model=model
+    )
+    scheduler.budget = SpareBudget(FRAME_MS, headroom=0.0)
+    if old:
+        scheduler.pacing.slack = _Unlearned(share)
+    jobs = [scheduler.submit(net, {}) for net in nets]
+    ran = []
+    for frame in noise:
+        jobs = [scheduler.submit(n, {}) if j.ended else j for n, j in zip(nets, jobs, strict=True)]
+        scheduler.encode(None)
+        others = frame.others_ms(device.exact_ms)
+        took = others + device.frame_ms
+        ran.append(device.exact_ms)
+        clock.advance(max(FRAME_MS, took))
+        scheduler.end_frame()
+        if not whole or old:
+            scheduler.render_took(others)
+        if whole:
+            scheduler.frame_took(took)
+    return _kept(noise[WARM_UP:], ran[WARM_UP:])
+
+
+def _kept(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> Kept:
+    pairs = list(zip(noise, ran, strict=True))
+    late = sum(frame.late(ms) for frame, ms in pairs)
+    added = sum(frame.late(ms) and not frame.late(0.0) for frame, ms in pairs)
+    return Kept(sum(ran) / len(ran), added / len(ran), late / len(ran))
+
+
+def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> Kept:
+    """The most that could be planned in every frame, if all were known; to a twentieth of a ms."""
+    counted = noise[WARM_UP:]
+    plans = [tenth / 20 for tenth in range(int(20 * FRAME_MS))]
+    best = max(ms for ms in plans if not ms or _kept(counted, [ms] * len(counted)).added <= share)
+    return _kept(counted, [best] * len(counted))
+
+
+def scenarios(frames: int) -> dict[str, list[NoisyFrame]]:
+    """The noises of the table, by name."""
+    found = {
+        "clean, like a GPU": like_a_gpu(frames),
+        "spikes every 2 s": with_spikes(frames),
+        "hitches of 5 to 30 ms": with_hitches(frames),
+    }
+    for path in sorted(_NOISE.glob("*.json")):
+        found[f"recorded: {path.stem}"] = recorded(path, frames)
+    return found
+
+
+def table(frames: int = 6000, share: float = 0.01) -> str:
+    """A line for each noise and rule."""
+    lines = [
+        f"{'noise':28s} {'rule':22s} {'ms of work':>10s} {'of best':>8s} {'late':>8s} "
+        f"{'for its sake':>13s}"
+    ]
+    for name, noise in scenarios(frames).items():
+        best = best_constant(noise, share)
+        rules = {
+            "best constant": best,
+            "ours, whole frames": ours(noise, share),
+            "ours, render times": ours(noise, share, whole=False),
+            "before": ours(noise, share, old=True),
+        }
+        for rule, kept in rules.items():
+            lines.append(
+                f"{name:28s} {rule:22s} {kept.work_ms:10.2f} {kept.work_ms / best.work_ms:8.2f} "
+                f"{100 * kept.late:6.2f} % {100 * kept.added:11.2f} %"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m scheduler.tools.frame_budgets",
+        description="The budget of a frame against noise: ours, the old rule, the best.",
+    )
+    parser.add_argument("--frames", type=int, default=6000)
+    parser.add_argument("--over-share", type=float, default=0.01)
+    a = parser.parse_args()
+    print(table(a.frames, a.over_share))
+
+
+if __name__ == "__main__":
+    main()
