@@ -166,6 +166,7 @@ class FrameScheduler:
         deadline = None if deadline_ms is None else now + checked("deadline_ms", deadline_ms)
         priority = checked("priority", priority)
         network = network_of(session)
+        costs = tuple(network.step_costs())
         job = Job(
             number=next(self._numbers),
             network=network,
@@ -177,7 +178,7 @@ class FrameScheduler:
             slot=slot,
             owner=self.lifecycle,
             last_served_ms=now,
-            costs=tuple(network.step_costs()),
+            costs=costs,
         )
         with self.lifecycle.lock:
             self.lifecycle.pace = self._pace()
@@ -252,7 +253,7 @@ class FrameScheduler:
         """What the frame that was ended last took in all, until its GPU work was done, without the
         wait for the display. For ``budget_ms="spare"``: where a host knows it, this says more than
         :meth:`render_took`, and no headroom is left."""
-        self.pacing.frame_took(ms)
+        self.pacing.frame_took(self.budget, ms)
 
     def encode(self, encoder: Any) -> FrameReport:
         """Append this frame's slices to the host's command encoder. Never waits.

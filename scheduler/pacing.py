@@ -23,7 +23,7 @@ class Pacing:
         #: the next frame runs nothing (told by a replay)
         self.rests = False
         self._frame_ms = frame_ms
-        self._patience = _PATIENCE if timed else 0
+        self._timed = timed
         self._budget_ms = 0.0
 
     def frame_of(
@@ -37,12 +37,18 @@ class Pacing:
         if isinstance(budget, FixedBudget):
             aim = budget.aim_ms
             return self._budget_ms, model.aim_ms(self._budget_ms) / back_off if aim is None else aim
-        if not self._budget_ms or not self.slack.known:
+        if not self._budget_ms or not self._learned:
             return self._budget_ms, model.aim_ms(self._budget_ms) / back_off
         target = self._target(budget)
         wanted = self.slack.aim_ms(target)
         room = budget.within(target - self.slack.level_ms)
         return room, budget.within(wanted or 0.0)
+
+    @property
+    def _learned(self) -> bool:
+        """Whether frames decide. Where nothing is timed a wrong cost would be taken for the rest of
+        the frame, and the plan would swing: there late frames do (:mod:`scheduler.feedback`)."""
+        return self._timed and self.slack.known
 
     def _target(self, budget: SpareBudget) -> float:
         """What a frame may take, by the times that are known of it."""
@@ -51,7 +57,7 @@ class Pacing:
 
     def rest_due(self, budget: FixedBudget | SpareBudget) -> bool:
         """Whether the next frame runs nothing, to know frames without networks."""
-        spare = isinstance(budget, SpareBudget) and self.slack.known
+        spare = isinstance(budget, SpareBudget) and self._learned
         return self.rests or (spare and self.slack.rest_due)
 
     def render_took(self, budget: FixedBudget | SpareBudget, ms: float) -> None:
@@ -61,11 +67,13 @@ class Pacing:
             budget.observe(known)
             self.slack.rendered(known)
 
-    def frame_took(self, ms: float) -> None:
+    def frame_took(self, budget: FixedBudget | SpareBudget, ms: float) -> None:
         """See :meth:`FrameScheduler.frame_took`."""
         known = self._sane(ms)
         if known is not None:
-            self.slack.took(known)
+            rest = self.slack.took(known)
+            if not self._timed and rest is not None:
+                budget.observe(rest)
 
     def _sane(self, ms: float) -> float | None:
         if not is_ms(ms):
@@ -76,4 +84,4 @@ class Pacing:
     def learn(self, budget: FixedBudget | SpareBudget) -> None:
         """What has come of the last frames' times is all for now."""
         target = self._target(budget) if isinstance(budget, SpareBudget) else self._frame_ms
-        self.slack.learn(target, self._patience)
+        self.slack.learn(target, _PATIENCE)

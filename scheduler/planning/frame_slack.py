@@ -73,11 +73,14 @@ class FrameSlack:
         if self._open:
             self._open.pop()
 
-    def took(self, ms: float) -> None:
-        """The whole of the frame that was ended last."""
+    def took(self, ms: float) -> float | None:
+        """The whole of the frame that was ended last; what of it was not its networks', as
+        predicted. None where there is no such frame, or it was told already."""
         self.whole_frames = True
-        if self._open:
-            self._open[-1].total_ms = ms
+        if not self._open or self._open[-1].total_ms is not None:
+            return None
+        self._open[-1].total_ms = ms
+        return max(0.0, ms - self._open[-1].predicted_ms)
 
     def rendered(self, ms: float) -> None:
         """The renderer's part of a recent frame; they come in the order of the frames."""

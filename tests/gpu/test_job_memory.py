@@ -103,19 +103,30 @@ def test_a_released_input_stays_for_the_job_that_waits_for_it(gpu, image, kind):
     assert gpu.memory.held_bytes < held
 
 
-@pytest.mark.parametrize("kind", ["output", "tensor"])
-def test_an_input_that_was_released_before_fails_the_job_alone(gpu, image, kind):
+def test_an_output_that_was_released_before_fails_the_job_alone(gpu, image):
     session, other = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two"), gpu)
     host = Host(gpu, budget_ms=5.0)
     maker = host.scheduler.submit(session, {"x": image})
     done(host, maker)
-    given = getattr(maker, kind)("y")
+    given = maker.output("y")
     maker.release()
     taker = host.scheduler.submit(session, {"x": given})
     beside = host.scheduler.submit(other, {"x": image})
     done(host, beside)
     host.until(lambda: taker.ended)
     assert taker.state == "failed" and "released" in taker.error
+
+
+def test_a_tensor_that_was_released_before_is_refused_at_once(gpu, image):
+    session = cml.Session(conv_net("one"), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    maker = host.scheduler.submit(session, {"x": image})
+    done(host, maker)
+    given = maker.tensor("y")
+    maker.release()
+    with pytest.raises(cml.InputError, match="input 'x': the GPU tensor's memory was released"):
+        host.scheduler.submit(session, {"x": given})
+    assert host.scheduler.jobs == []
 
 
 def test_a_tensor_keeps_its_memory_while_somebody_has_it(gpu, image):

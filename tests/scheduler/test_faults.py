@@ -401,3 +401,90 @@ def test_takers_wait_again_where_the_frame_of_their_input_is_abandoned(scheduler
     for _ in range(20):
         frame(scheduler)
     assert [job.state for job in (maker, before, after)] == ["done"] * 3
+
+
+def test_networks_that_are_not_ready_share_the_budget_of_a_frame(scheduler):
+    given = []
+
+    class Unready(SimNetwork):
+        def prepare(self, budget_ms):
+            given.append(budget_ms)
+
+    nets = [Unready(name, network(name).steps, ready=False) for name in "abcd"]
+    for net in nets:
+        scheduler.submit(net, {})
+    report = scheduler.encode(None)
+    assert report.reason == "preparing" and sum(given) == pytest.approx(report.budget_ms)
+
+
+@pytest.mark.parametrize("look", range(1, 5))
+def test_a_network_that_cannot_tell_whether_it_is_ready_fails_its_jobs_alone(scheduler, look):
+    """At whichever look of the frame's."""
+
+    class Wavering(SimNetwork):
+        looks = 0
+
+        @property
+        def ready(self):
+            self.looks += 1
+            return raising() if self.looks == look else True
+
+        @ready.setter
+        def ready(self, value): ...
+
+    bad = scheduler.submit(Wavering("a", network("a", 2.0).steps), {}, deadline_ms=400)
+    good = scheduler.submit(network("b", 2.0), {})
+    for _ in range(60):
+        frame(scheduler)
+    assert good.state == "done"
+    assert bad.state == "done" if look > 3 else (bad.state, bad.error) == ("failed", "planted")
+
+
+@pytest.mark.parametrize("broken", ["load_times_ms", "step_costs"])
+def test_a_network_that_cannot_tell_its_costs_keeps_no_input(scheduler, device, broken):
+    let = []
+    device.let_go = let.append
+
+    class Broken(SimNetwork):
+        load_times_ms = property(raising, lambda self, value: None)
+
+    net = network("a") if broken == "step_costs" else Broken("a", network("a").steps)
+    if broken == "step_costs":
+        net.step_costs = raising
+    taken = []
+    device.accept = lambda network, inputs: taken.append(1) or dict(inputs)
+    with pytest.raises(Planted):
+        scheduler.submit(net, {"x": 3})
+    assert len(let) == len(taken) and scheduler.jobs == []
+
+
+def test_a_host_that_stops_ending_its_frames_is_told_and_goes_on_when_it_does(scheduler):
+    job = scheduler.submit(network("a", 2.0), {})
+    scheduler.encode(None)
+    with pytest.warns(RuntimeWarning, match="without end_frame"):
+        for _ in range(40):
+            assert not scheduler.encode(None).slices
+            scheduler.frame_took(5.0)
+            scheduler.render_took(5.0)
+    scheduler.end_frame()
+    for _ in range(20):
+        frame(scheduler)
+    assert job.state == "done"
+
+
+def test_times_of_frames_that_never_were_change_nothing():
+    """Told before the first frame, twice for one, and where frames are thrown away."""
+    made = FrameScheduler(SimGpu(), FRAME, clock=VirtualClock())
+    for _ in range(5):
+        made.frame_took(900.0)
+    for turn in range(100):
+        made.encode(None)
+        if turn % 3:
+            made.end_frame()
+            made.frame_took(8.0)
+            made.frame_took(900.0)
+        else:
+            made.abandon_frame()
+    report = made.encode(None)
+    assert report.budget_ms == pytest.approx(FRAME - 8.0)
+    assert report.aim_ms == pytest.approx(FRAME - 8.0)

@@ -63,3 +63,25 @@ def test_a_hiccup_of_the_machine_is_forgotten():
         scheduler.end_frame()
     assert min(spent[100:110]) < 0.5 * spent[99]
     assert spent[-1] > 0.9 * spent[99]
+
+
+def test_whole_frames_make_the_plan_swing_nowhere():
+    """The network is four times as slow as it was at load, and nothing is timed: what it takes
+    beyond its prediction must not be taken for the rest of the frame and back."""
+    steps = [SimStep(f"k{i}", 100, 0.04) for i in range(10)]
+    network = SimNetwork("net", steps)
+    network.load_times_ms = [1.0] * 10
+    clock, gpu = VirtualClock(), SimGpu(clock_source="wall clock")
+    scheduler = FrameScheduler(gpu, FRAME, clock=clock, cost_model=CostModel())
+    took = []
+    for _ in range(900):
+        if not scheduler.jobs:
+            scheduler.submit(network, {})
+        scheduler.encode(None)
+        took.append(8.0 + gpu.frame_ms)
+        clock.advance(max(FRAME, took[-1]))
+        scheduler.end_frame()
+        scheduler.frame_took(took[-1])
+    late = took[300:]
+    assert sum(ms > 1.15 * FRAME for ms in late) / len(late) < 0.1
+    assert sum(late) / len(late) > 10.0

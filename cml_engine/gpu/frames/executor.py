@@ -76,6 +76,8 @@ class FrameExecutor:
     def accept(self, network: GpuProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Check the inputs of a job to come; copy arrays, and keep tensors until :meth:`let_go`."""
         check_inputs(self.gpu, network, inputs)
+        for name, value in inputs.items():
+            _refuse_released(name, value)
         accepted: dict[str, Any] = {}
         for name, value in inputs.items():
             accepted[name] = np.array(value) if is_array(value) else value
@@ -143,8 +145,7 @@ class FrameExecutor:
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, name: str, tensor: GpuTensor
     ) -> None:
         check_input(self.gpu, network, name, tensor)
-        if tensor.released:
-            raise InputError(f"input '{name}': the GPU tensor's memory was released before")
+        _refuse_released(name, tensor)
         place = network.plan.inputs[name]
         if place.fact.size:
             encoder.copy_buffer_to_buffer(
@@ -321,3 +322,9 @@ class FrameExecutor:
             self._unasked.append(result)
         self._let_ended_go()
         self.gpu.memory.close_frame(self)
+
+
+def _refuse_released(name: str, value: Any) -> None:
+    """:class:`InputError` for a GPU tensor whose memory was given back."""
+    if isinstance(value, GpuTensor) and value.released:
+        raise InputError(f"input '{name}': the GPU tensor's memory was released before")
