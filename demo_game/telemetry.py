@@ -89,3 +89,5 @@ class Controls:
     recording: bool = False
     trace_path: Path | None = None
     overlay: bool = True
+    #: the explanation that a window begins with
+    welcome: bool = False

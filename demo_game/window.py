@@ -42,6 +42,7 @@ class Window:
         self.path = ScriptedFlight(settings.seed)
         self.free = FreeFlight(self.path.pose(0.0), settings.seed)
         self.game.controls.scripted = scripted
+        self.game.controls.welcome = True
         self.tracing = Tracing(self.game)
         self._size = canvas.get_physical_size()
         self.overlay = Overlay(gpu, self.format, *self._size, scale=canvas.get_pixel_ratio())

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from imgui_bundle import ImVec2, imgui, implot
 
 import cml_engine as cml
-from demo_game.overlay import palette, theme
+from demo_game.overlay import palette, theme, welcome
 from demo_game.overlay.backend import Backend
 from demo_game.overlay.controls_panel import ControlsPanel
 from demo_game.overlay.frame_panel import FramePanel
@@ -55,9 +55,12 @@ class _Section:
     title: str
     side: str
     panel: _Panel
-    #: whether it is open at first in the compact layout
+    #: whether it is open at first, in the compact layout and in the other
     compact_open: bool = False
+    full_open: bool = False
     open: bool = False
+    #: opened in the next frame
+    asked: bool = False
     due_s: float = 0.0
 
 
@@ -85,17 +88,28 @@ class Overlay:
         self._resize(width, height)
         self.frames, self.timeline, self.ranking = FramePanel(), TimelinePanel(), RankingPanel()
         self._sections = (
-            _Section("frames", "left", self.frames, True),
+            _Section("frames", "left", self.frames, True, True),
             _Section("this frame", "left", self.timeline),
             _Section("operators", "left", self.ranking),
-            _Section("controls", "right", ControlsPanel()),
+            _Section("controls", "right", ControlsPanel(), full_open=True),
             _Section("jobs", "right", JobsPanel()),
             _Section("memory", "right", MemoryPanel()),
         )
         self._cpu_ms: deque[float] = deque(maxlen=_FRAMES)
         #: CPU time of :meth:`draw` in ms, median of the last frames
         self.cpu_ms = 0.0
-        self._now_s = 0.0
+        self._now_s = self._covered = 0.0
+
+    def open(self, *titles: str) -> None:
+        """Open these panels."""
+        for section in self._sections:
+            section.asked = section.asked or section.title in titles
+
+    @property
+    def covered(self) -> float:
+        """Share of the picture that the panels lay over, in the last frame."""
+        size = imgui.get_io().display_size
+        return self._covered / (size.x * size.y)
 
     # --- input
 
@@ -162,9 +176,15 @@ class Overlay:
         imgui.get_io().delta_time = max(dt_s, 1e-4)
         imgui.new_frame()
         self._refresh(view)
-        self._column("left", view, controls)
-        self._column("right", view, controls)
-        self._arrange = False
+        self._covered = 0.0
+        if controls.welcome:
+            self._covered += welcome.draw(controls)
+        # while it is explained what this is, less is shown
+        if not (controls.welcome and self._layout.compact):
+            self._column("left", view, controls)
+        if not controls.welcome:
+            self._column("right", view, controls)
+            self._arrange = False
         imgui.render()
         self._backend.draw(encoder, target_view, imgui.get_draw_data(), timestamp_writes)
         self._cpu_ms.append(1e3 * (time.perf_counter() - start))
@@ -183,6 +203,8 @@ class Overlay:
         layout = self._layout
         left = side == "left"
         width = layout.left_width if left else layout.right_width
+        if left and any(s.open for s in self._sections if s.panel is self.ranking):
+            width = layout.ranking_width
         right_x = imgui.get_io().display_size.x - layout.margin - width
         if _begin_column(side, layout.margin if left else right_x, width, layout):
             for section in self._sections:
@@ -190,20 +212,23 @@ class Overlay:
                     self._section(section, view, controls)
             if not left and not layout.compact:
                 theme.text(view.notice, palette.DIM)
+        taken = imgui.get_window_size()
+        self._covered += taken.x * taken.y
         imgui.end()
 
     def _section(self, section: _Section, view: View, controls: Controls) -> None:
         layout = self._layout
-        if self._arrange:
-            first = section.compact_open if layout.compact else True
-            imgui.set_next_item_open(first, imgui.Cond_.always.value)
+        if self._arrange or section.asked:
+            first = section.compact_open if layout.compact else section.full_open
+            imgui.set_next_item_open(first or section.asked, imgui.Cond_.always.value)
+            section.asked = False
         was_open, section.open = section.open, bool(imgui.collapsing_header(section.title))
         if not section.open:
             return
         if not was_open:
             section.panel.refresh(view, self._now_s)
         section.panel.draw(view, layout, controls)
-        if section.panel is self.frames:
+        if section.panel is self.frames and not layout.compact:
             gpu_ms = self.frames.overlay_ms
             gpu = f"{gpu_ms:.2f} ms GPU" if gpu_ms else "GPU not timed"
             theme.text(f"this overlay: {gpu}, {self.cpu_ms:.2f} ms CPU", palette.DIM)

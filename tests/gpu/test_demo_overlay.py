@@ -90,10 +90,14 @@ def full(gpu, agents, rng) -> View:
 class Screen:
     """A target, and an overlay over it."""
 
-    def __init__(self, gpu, view: View, width=1280, height=720, fmt=_FORMAT, scale=1.0) -> None:
+    def __init__(
+        self, gpu, view: View, width=1280, height=720, fmt=_FORMAT, scale=1.0, opened=True
+    ) -> None:
         self.gpu, self.view, self.controls = gpu, view, Controls()
         self.format = fmt
         self.overlay = Overlay(gpu, fmt, width, height, scale=scale)
+        if opened and width >= 1280 * scale:
+            self.overlay.open("this frame", "operators", "jobs", "memory")
         self.resize(width, height)
 
     def resize(self, width: int, height: int) -> None:
@@ -153,6 +157,7 @@ def widgets(monkeypatch) -> dict[str, tuple[float, float]]:
         "checkbox",
         "selectable",
         "collapsing_header",
+        "button",
         "radio_button",
         "slider_float",
         "combo",
@@ -171,6 +176,37 @@ def test_it_draws_at_its_sides_and_leaves_the_middle(gpu, request, size, what):
     assert drawn[20:40, :middle].mean() > 0.3
     assert drawn[8:20, middle + 60 :].mean() > 0.2
     assert not drawn[:, middle + 5 : middle + 15].any()
+
+
+@pytest.mark.parametrize("size", [(640, 360), (960, 540), (1280, 720), (1920, 1080)])
+@pytest.mark.parametrize("welcome", [True, False])
+def test_at_first_four_fifths_are_the_games(gpu, full, size, welcome):
+    screen = Screen(gpu, full, *size, opened=False)
+    screen.controls.welcome = welcome
+    screen.frames(4)
+    drawn = (screen.pixels() != _BACKGROUND).any(axis=2).mean()
+    assert 0.02 < drawn <= 0.2 and screen.overlay.covered == pytest.approx(drawn, abs=0.02)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 200), (40, 20)])
+def test_a_window_of_nearly_nothing(gpu, full, size):
+    screen = Screen(gpu, full, *size, opened=False)
+    for screen.controls.welcome in (True, False):
+        screen.frames(2)
+    screen.resize(640, 360)
+    screen.frames(3)
+    assert 0.02 < screen.overlay.covered < 0.2
+
+
+def test_the_welcome_has_the_button_that_hitches(gpu, full, widgets):
+    screen = Screen(gpu, full, 640, 360)
+    screen.controls.welcome = True
+    screen.frames(3)
+    assert screen.click(widgets["make it hitch"]) and screen.controls.mode == "unsliced"
+    assert screen.click(widgets["slices again"]) and screen.controls.mode == "sliced"
+    assert screen.click(widgets["close"]) and not screen.controls.welcome
+    screen.frames(2)
+    assert screen.overlay.covered < 0.2
 
 
 def test_all_panels_opened_in_a_small_window(gpu, full, widgets):
@@ -204,7 +240,7 @@ def test_a_window_that_grows_is_laid_out_again(gpu, full):
     screen.frames(2)
     screen.resize(1280, 720)
     screen.frames(3)
-    other = Screen(gpu, full, 1280, 720)
+    other = Screen(gpu, full, 1280, 720, opened=False)
     other.frames(3)
     same = (screen.pixels() == other.pixels()).all(axis=2)
     assert same.mean() > 0.97  # it says what it costs, and that differs

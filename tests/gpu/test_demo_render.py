@@ -16,6 +16,7 @@ from PIL import Image
 import cml_engine as cml
 from demo_game.render.camera import Camera
 from demo_game.render.mesh import grid
+from demo_game.render.pace import EFFORTS, Effort
 from demo_game.render.quality import SOFTWARE, Quality
 from demo_game.render.renderer import Renderer, VisibleTile
 from demo_game.render.shapes import shapes
@@ -334,3 +335,33 @@ def test_shapes_have_radius_and_height_1(vertices: int) -> None:
     for part in (made[:, :3], made[:, 3:]):
         assert np.hypot(part[:, 0], part[:, 2]).max() == pytest.approx(1)
         assert part[:, 1].max() == 1 and part[:, 1].min() >= 0
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (37, 2), (WIDTH, HEIGHT)])
+@pytest.mark.parametrize("effort", [EFFORTS[0], EFFORTS[-1]])
+def test_a_target_of_any_size_is_filled(
+    gpu: cml.Gpu, size: tuple[int, int], effort: Effort
+) -> None:
+    width, height = size
+    screen = Screen(gpu, replace(SMALL, width=width, height=height))
+    camera, visible = coast(screen)
+    while screen.renderer.effort != effort:  # its pipeline may still be on its way
+        screen.renderer.effort = effort
+    screen.renderer.resize(width, height)
+    picture = screen.picture(camera, visible)
+    assert picture.shape == (height, width, 3) and (picture.sum(-1) > 0).all()
+    screen.renderer.close()
+
+
+def test_a_smaller_picture_is_the_same_one_but_less_sharp(screen: Screen) -> None:
+    camera, visible = coast(screen)
+    sharp = screen.picture(camera, visible)
+    while screen.renderer.effort != EFFORTS[4]:
+        screen.renderer.effort = EFFORTS[4]
+    assert screen.renderer.inner_size == (round(0.52 * WIDTH), round(0.52 * HEIGHT))
+    soft = screen.picture(camera, visible)
+    away = np.abs(sharp - soft)
+    assert 0.5 < away.mean() < 8.0
+    # not shifted: what is wider than its pixels lies where it did
+    blocks = [p.reshape(9, 12, 16, 12, 3).mean((1, 3)) for p in (sharp, soft)]
+    assert np.abs(blocks[0] - blocks[1]).mean() < 2.5
