@@ -15,7 +15,7 @@ import cml_engine as cml
 from cml_engine.files.atomic_write import write_atomically
 from cml_engine.ranges import BUDGET_MS, TIMES, Real, Whole
 from demo_game import STARTED
-from demo_game.report import RunReport, table
+from demo_game.report import RunReport, plain_table, table
 
 if TYPE_CHECKING:  # what needs a GPU is imported when there is one
     from demo_game.game import Settings
@@ -24,14 +24,16 @@ if TYPE_CHECKING:  # what needs a GPU is imported when there is one
 
 OUT = Path("out")
 MEGABYTES = Real(1, 1_000_000, "MiB")
+#: the modes that somebody without a display is shown
+TOUR = ("off", "sliced", "unsliced")
 SECONDS = Real(0, 1_000_000, "seconds")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     if not (options.headless or options.compare or has_display()):
-        say("no display: flying without a window (--headless says it)")
-        options.headless = True
+        say("no display: a flight without a window, with and without networks, and a film of it")
+        options.headless = options.tour = True
     try:
         return run(options)
     except (cml.CmlError, OSError) as error:
@@ -70,7 +72,10 @@ def parser() -> argparse.ArgumentParser:
                       "in a frame, or none")  # fmt: skip
     made.add_argument("--unsliced", dest="mode", action="store_const", const="unsliced")
     made.add_argument("--compare", action="store_true", help="headless: all four modes, one table")
+    made.add_argument("--film", type=film, metavar="FILE.gif", help="headless: write a short film "
+                      "of the flight")  # fmt: skip
     made.add_argument("--overlay", action="store_true", help="headless: draw the overlay too")
+    made.set_defaults(tour=False)
     made.add_argument("--report", type=Path, help="write the report as JSON")
     made.add_argument("--screenshot", type=Path, help="write the last frame as a PNG")
     return made
@@ -86,6 +91,13 @@ def size(text: str) -> tuple[int, int]:
     if not all(64 <= side <= 8192 for side in found):
         raise argparse.ArgumentTypeError(f"wanted sides of 64 to 8192 pixels, got '{text}'")
     return found
+
+
+def film(text: str) -> Path:
+    """The name of a film's file."""
+    if not text.lower().endswith(".gif"):
+        raise argparse.ArgumentTypeError(f"wanted a name that ends in .gif, got '{text}'")
+    return Path(text)
 
 
 def has_display() -> bool:
@@ -128,26 +140,34 @@ def run_headless(
     report, screenshot = options.report, options.screenshot
     if report is None and screenshot is None:
         report, screenshot = OUT / "demo.json", OUT / "demo.png"
+    film = options.film or (OUT / "demo.gif" if options.tour else None)
+    modes = MODES if options.compare else TOUR if options.tour else (options.mode,)
     runs: list[RunReport] = []
-    for mode in MODES if options.compare else (options.mode,):
+    for mode in modes:
         asked = Options(
             options.frames, mode, options.clock, options.budget_ms, options.start,
             started=time.perf_counter() if runs else STARTED,
         )  # fmt: skip
-        shot = screenshot if mode in ("sliced", options.mode) else None
-        overlay = headless_overlay if options.overlay else None
-        runs.append(
-            fly(gpu, quality, settings, asked, screenshot=shot, overlay=overlay, progress=say_after)
-        )
-        if options.compare:
+        shown = mode in ("sliced", options.mode)
+        run = fly(
+            gpu, quality, settings, asked, progress=say_after,
+            screenshot=screenshot if shown else None, film=film if shown else None,
+            overlay=headless_overlay if options.overlay else None,
+        )  # fmt: skip
+        runs.append(run)
+        if len(modes) > 1:
             say(f"{mode}: {runs[-1].frames} frames")
     first = runs[0]
     say(
         f"first picture, a draft without networks, after {first.first_picture_s:.1f} s; the "
         f"networks' own ground after {first.ground_s:.1f} s; all loaded in {first.load_s:.1f} s"
     )
-    print(table(runs))
+    if not options.tour:
+        print(table(runs), end="\n\n")
+    print(plain_table(runs))
     write(report, runs)
+    if film is not None:
+        say(f"film: {film}")
     if screenshot is not None:
         say(f"picture: {screenshot}")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from PIL import Image
 import cml_engine as cml
 from cml_engine.files.atomic_write import write_atomically
 from demo_game.digest import Digests
+from demo_game.film import RATE, SECONDS, write_film
 from demo_game.flight import Pose, ScriptedFlight
 from demo_game.game import Game, Settings
 from demo_game.render.quality import Quality
@@ -171,8 +172,8 @@ class HeadlessRun:
         self.digests.poll()
         return sample
 
-    def screenshot(self, path: Path) -> None:
-        """The last frame as a picture."""
+    def pixels(self) -> np.ndarray[Any, Any]:
+        """The last frame, (height, width, 3) of bytes."""
         size = self.quality.width, self.quality.height
         data = self.gpu.queue.read_texture(
             {"texture": self.target},
@@ -180,8 +181,23 @@ class HeadlessRun:
             (*size, 1),
         )
         pixels = np.frombuffer(data, np.uint8).reshape(size[1], size[0], 4)[..., :3]
-        picture = Image.fromarray(np.ascontiguousarray(pixels))
+        return np.ascontiguousarray(pixels)
+
+    def screenshot(self, path: Path) -> None:
+        """The last frame as a picture."""
+        picture = Image.fromarray(self.pixels())
         write_atomically(path, lambda file: picture.save(file, "PNG"))
+
+    def film(self, path: Path) -> None:
+        """The flight's first seconds once more, now that nothing is measured."""
+        write_film(path, self._pictures())
+
+    def _pictures(self) -> Iterator[np.ndarray[Any, Any]]:
+        each = max(1, round(1e3 / RATE / self.game.settings.frame_ms))
+        for number in range(RATE * SECONDS):
+            for step in range(each):
+                self._frame(self._pose(number * each + step), draw=step == each - 1)
+            yield self.pixels()
 
     def close(self) -> None:
         """Give everything back, so that another run can begin."""
@@ -198,8 +214,9 @@ def run(
     screenshot: Path | None = None,
     overlay: Callable[[HeadlessRun], OverlayDraw] | None = None,
     progress: Callable[[str], object] | None = None,
+    film: Path | None = None,
 ) -> RunReport:
-    """Load, fly, settle; the report, and the last frame of the flight as a picture."""
+    """Load, fly, settle; the report, the last frame of the flight as a picture, and a film."""
     flown = HeadlessRun(gpu, quality, settings, options)
     flown.progress = progress or flown.progress
     try:
@@ -222,6 +239,8 @@ def run(
         }
         latencies, cancelled = list(counts.latencies_s), counts.cancelled
         world = flown.settle()
+        if film is not None:
+            flown.film(film)
         began = options.started
         first_picture_s, ground_s = flown.first_picture - began, flown.first_ground - began
         return _report(

@@ -89,6 +89,37 @@ def table(runs: Sequence[RunReport]) -> str:
     return "\n".join([HEADER, *(run.row() for run in runs)])
 
 
+#: what a mode is, to somebody who has never seen it
+_WORDS = {
+    "off": "no networks, the picture alone",
+    "sliced": "networks in slices, in the time left",
+    "layer": "one whole operator per frame",
+    "unsliced": "a whole network in one frame",
+}
+
+
+def plain_table(runs: Sequence[RunReport]) -> str:
+    """The runs in words: what was made, and what it cost the frames."""
+    target = runs[0].target_ms
+    head = f"{'':38s} {'tiles made':>10s} {'seen after':>11s} {'late frames':>12s} {'longest':>9s}"
+    lines = [f"{runs[0].frames} frames of one flight, each to take {target:.1f} ms:", head]
+    for run in runs:
+        seen = f"{run.latency_s['p50']:.1f} s" if run.tiles else "-"
+        lines.append(
+            f"{_WORDS[run.mode]:38s} {run.tiles:10d} {seen:>11s} {100 * run.over_share:10.1f} % "
+            f"{run.frame_ms['max']:6.0f} ms"
+        )
+    by_mode = {run.mode: run for run in runs}
+    if {"off", "sliced", "unsliced"} <= set(by_mode):
+        alone, sliced, whole = (by_mode[mode].over_share for mode in ("off", "sliced", "unsliced"))
+        lines.append(
+            f"So the networks made {100 * (sliced - alone):+.1f} points of the frames late in "
+            f"slices, and {100 * (whole - alone):+.1f} unsliced; "
+            + ("the world is the same." if len({r.world for r in runs}) == 1 else "WORLDS DIFFER.")
+        )
+    return "\n".join(lines)
+
+
 def by_owner(holdings: Mapping[tuple[str, str], Any]) -> dict[str, int]:
     """Bytes by owner, of an allocator's ``stats().holdings``."""
     owners: dict[str, int] = {}

@@ -12,7 +12,8 @@ _LINES = (
     "The button runs whole networks in a frame instead, as engines do: feel it hitch.",
     "W A S D fly, the right mouse button looks, F1 hides the panels.",
 )
-_WIDTH = 470.0
+#: of the font's size
+_WIDTH = 40.0
 _FLAGS = (
     imgui.WindowFlags_.no_title_bar
     | imgui.WindowFlags_.no_move
@@ -27,7 +28,7 @@ _FLAGS = (
 def draw(controls: Controls) -> float:
     """Draw it over the lower edge, while the player has not closed it; the points that it takes."""
     size = imgui.get_io().display_size
-    width = min(_WIDTH, size.x - 12)
+    width = min(_WIDTH * imgui.get_font_size(), size.x - 12)
     middle = ImVec2(0.5 * size.x, size.y - 6)
     imgui.set_next_window_pos(middle, imgui.Cond_.always.value, ImVec2(0.5, 1.0))
     imgui.set_next_window_size_constraints(ImVec2(width, 0), ImVec2(width, size.y - 12))

@@ -1,0 +1,36 @@
+"""A short film of a flight, as an animated GIF that any browser shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from cml_engine.files.atomic_write import write_atomically
+
+Array = np.ndarray[Any, Any]
+#: pictures in a second, and seconds
+RATE, SECONDS = 10, 8
+#: the most pixels to the side, and colours
+_WIDTH, _COLOURS = 400, 128
+
+
+def write_film(path: Path, pictures: Iterable[Array]) -> None:
+    """The pictures (h, w, 3) of bytes, made smaller."""
+    frames = [_frame(Image.fromarray(picture)) for picture in pictures]
+
+    def save(file: Any) -> None:
+        frames[0].save(
+            file, "GIF", save_all=True, append_images=frames[1:], duration=1000 // RATE, loop=0
+        )
+
+    write_atomically(path, save)
+
+
+def _frame(picture: Image.Image) -> Image.Image:
+    width = min(_WIDTH, picture.width)
+    height = max(1, round(picture.height * width / picture.width))
+    return picture.resize((width, height), Image.Resampling.BOX).quantize(_COLOURS)

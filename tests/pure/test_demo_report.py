@@ -1,0 +1,58 @@
+"""What a run says of itself to somebody who has never seen it, and its film."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from demo_game.command import parser
+from demo_game.film import write_film
+from demo_game.report import RunReport, plain_table, table
+
+TIMES = {"p50": 9.0, "p95": 15.0, "p99": 17.0, "max": 22.4}
+
+
+def report(mode: str, **changed: Any) -> RunReport:
+    known: dict[str, Any] = {
+        "mode": mode, "device": "d", "driver": "v", "quality": "software", "width": 960,
+        "height": 540, "seed": 7, "clock": "real", "target_ms": 16.667, "frames": 600,
+        "first_picture_s": 1.0, "ground_s": 2.0, "load_s": 3.0, "frame_ms": TIMES, "cpu_ms": TIMES,
+        "render_ms": None, "inference_ms": None, "frames_over": 6, "frames_over_budget": None,
+        "budget_used": None, "tiles": 0, "tiles_cancelled": 0, "tiles_per_s": 0.0,
+        "jobs_per_s": {}, "latency_s": {**TIMES, "p50": 2.66}, "memory_peak_bytes": 1,
+        "memory_bytes_by_owner": {}, "world": "abc",
+    }  # fmt: skip
+    return RunReport(**{**known, **changed})
+
+
+def test_a_table_in_words() -> None:
+    runs = [report("off"), report("sliced", tiles=19, frames_over=12),
+            report("unsliced", tiles=51, frames_over=78)]  # fmt: skip
+    said = plain_table(runs).splitlines()
+    assert said[0] == "600 frames of one flight, each to take 16.7 ms:"
+    assert said[2].startswith("no networks") and " - " in said[2] and "1.0 %" in said[2]
+    assert "19       2.7 s" in said[3] and "2.0 %     22 ms" in said[3]
+    assert said[5].startswith("So the networks made +1.0 points") and "+12.0 unsliced" in said[5]
+    assert "the world is the same" in said[5]
+    other = [*runs[:2], report("unsliced", world="xyz")]
+    assert "WORLDS DIFFER" in plain_table(other)
+    assert len(plain_table(runs[1:2]).splitlines()) == 3, "nothing to compare with"
+    assert len(table(runs).splitlines()) == 4
+
+
+def test_a_film_has_all_its_pictures(tmp_path: Path, rng: np.random.Generator) -> None:
+    pictures = [rng.integers(0, 255, (90, 500, 3)).astype(np.uint8) for _ in range(5)]
+    write_film(tmp_path / "film.gif", pictures)
+    with Image.open(tmp_path / "film.gif") as film:
+        assert film.n_frames == 5 and film.size == (400, 72)  # type: ignore[attr-defined]
+        assert film.info["duration"] == 100 and film.info["loop"] == 0
+
+
+def test_a_film_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--film", "out.mp4"])
+    assert "wanted a name that ends in .gif, got 'out.mp4'" in capsys.readouterr().err
