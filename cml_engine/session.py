@@ -277,10 +277,12 @@ def _recompiler(
     whose arena goes with its session."""
     before = first.graph
     if gpu is None or first.plan is None:
+        assert isinstance(first.program, CpuProgram)
+        scratch = first.program.scratch
 
         def on_cpu(graph: Graph) -> Compiled[Program]:
             optimized = share_constants(optimize(graph, options.without), before)
-            return Compiled(graph, optimized, None, CpuProgram(optimized))
+            return Compiled(graph, optimized, None, CpuProgram(optimized, scratch))
 
         return on_cpu
     from cml_engine.gpu.program.program import GpuProgram

@@ -121,12 +121,14 @@ class CpuProgram:
     runs, until :meth:`reset`. Runs of several threads wait for each other: they have those values
     and some memory in common."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, scratch: Scratch | None = None) -> None:
         self.graph = graph
+        #: memory to work in, and weights made ready, for all programs of the network
+        self.scratch = Scratch({}) if scratch is None else scratch
         self._last_use = _last_uses(graph)
         # as they are now: what is registered later is for sessions that are made later
         self._operators = _operators(graph)
-        self._functions = _prepared(graph)
+        self._functions = _prepared(graph, self.scratch)
         self._state: dict[str, Array] = {}
         self._lock = RLock()
         self.reset()
@@ -165,9 +167,8 @@ def _operators(graph: Graph) -> dict[str, OpSpec]:
     return {name: lookup(name) for name in names}
 
 
-def _prepared(graph: Graph) -> list[Cpu | None]:
+def _prepared(graph: Graph, scratch: Scratch) -> list[Cpu | None]:
     """For each node the function that its operator made for it, if any."""
-    scratch = Scratch()
     functions: list[Cpu | None] = []
     for node in graph.nodes:
         prepare = lookup(node.op).prepare

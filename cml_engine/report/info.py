@@ -87,7 +87,7 @@ def model_info(graph: Graph, limits: Limits | None = None, storage: Storage = "f
         outputs={n: str(graph.facts[n]) for n in graph.outputs},
         operators=dict(operators.most_common()),
         parameters=sum(array.size for array in graph.constants.values()),
-        weights_bytes=plan.weights_bytes,
+        weights_bytes=plan.weights_bytes + plan.own_bytes,
         arena_bytes=plan.memory.peak,
         arena_lower_bound=plan.memory.bound,
         arena_ratio=plan.memory.ratio,

@@ -166,6 +166,12 @@ class Depthwise(_ChannelsLast):
         )
 
 
+def _columns(filter: Array) -> Array:
+    """(taps and channels in, channels out)."""
+    last = np.ascontiguousarray(np.moveaxis(filter, (0, 1), (-1, -2)))
+    return last.reshape(-1, filter.shape[0])
+
+
 class Windows(_ChannelsLast):
     """Windows as rows of a matrix, a band of them at a time; of a pointwise filter the input is
     that matrix already."""
@@ -174,9 +180,7 @@ class Windows(_ChannelsLast):
         self, shape: ConvShape, filter: Array, scratch: Scratch, bias: Array | None = None
     ) -> None:
         super().__init__(shape, scratch, bias)
-        self._weights = np.ascontiguousarray(np.moveaxis(filter, (0, 1), (-1, -2))).reshape(
-            -1, shape.out_channels
-        )
+        self._weights = scratch.prepared("columns", filter, _columns)
         plain = all(a.stride == 1 and a.before == 0 == a.after for a in shape.axes)
         self._pointwise = plain and shape.taps == 1
 

@@ -101,7 +101,7 @@ class Winograd:
 
     def __init__(self, shape: ConvShape, filter: Array, scratch: Scratch) -> None:
         self._shape = shape
-        self._filter = transformed_filter(filter)
+        self._filter = scratch.prepared("winograd", filter, transformed_filter)
         self._scratch = scratch
         self._spread = np.kron(np.array(_INPUT), np.array(_INPUT)).astype(np.float32)
         self._gather = np.kron(np.array(_OUTPUT), np.array(_OUTPUT)).astype(np.float32)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+#: weights, and what was made of them, by the way it is done and their identity
+Prepared = dict[tuple[str, int], tuple[Array, Array]]
 
 #: floats (48 MB): what is larger is not kept
 _MOST = 12 << 20
@@ -35,9 +37,18 @@ class Scratch(threading.local):
     may run one program at a time. What an operator takes is its own until it returns; a result
     is its holders' until there are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, prepared: Prepared | None = None) -> None:
+        self._prepared: Prepared = {} if prepared is None else prepared
         self._buffers: dict[str, Array] = {}
         self._results: list[Array] = []
+
+    def prepared(self, way: str, weights: Array, prepare: Callable[[Array], Array]) -> Array:
+        """Weights as an operator reads them: made once for all programs of a network, at whatever
+        shapes of its inputs. ``prepare`` looks at nothing but them."""
+        found = self._prepared.get((way, id(weights)))
+        if found is None:  # what is kept with it keeps the weights, and so their id, alive
+            found = self._prepared[way, id(weights)] = weights, prepare(weights)
+        return found[1]
 
     def take(self, name: str, *shape: int) -> Array:
         """Uninitialised memory for floats of that shape."""
