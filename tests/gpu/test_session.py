@@ -15,7 +15,8 @@ from cml_engine.errors import InputError
 from cml_engine.gpu.program import preparation
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.ops.declaration.registry import lookup, unregister
-from cml_engine.ops.declaration.spec import OpSpec, register
+from cml_engine.ops.declaration.spec import OpSpec
+from cml_engine.ops.registration import register
 from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_facts
 from cml_engine.report.validation import Validation
