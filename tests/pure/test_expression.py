@@ -1,6 +1,8 @@
 """Expressions of elementwise operators: what they mean, in which forms they are written, and what
 is said of wrong ones."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,13 @@ import cml_engine as cml
 from cml_engine.errors import OperatorError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops import load_families, registered
-from cml_engine.ops.declaration.expression import evaluate, hlsl, parse, wide_hlsl
+from cml_engine.ops.declaration.expression import (
+    ExpressionError,
+    evaluate,
+    hlsl,
+    parse,
+    wide_hlsl,
+)
 from cml_engine.ops.elementwise.expressed import known_functions
 from cml_engine.ops.elementwise.row import ROWS
 
@@ -127,6 +135,35 @@ def test_a_wrong_expression_is_shown_where_it_is_wrong(text, at, says):
     assert "operator 'soft': its expression: " in message
     assert says in message
     assert f"at character {at}:\n    {text}\n    {' ' * (at - 1)}^" in message
+
+
+def test_any_text_is_an_expression_or_told_where_it_is_none():
+    words = [
+        "x",
+        "y",
+        "{k}",
+        "é",
+        ".",
+        "{",
+        "1e3",
+        "tanh(",
+        "min(",
+        "frac(",
+        " ",
+        *"()+-*/<>=!&|?:,",
+    ]
+    rng = random.Random(1)
+    read_well = 0
+    for _ in range(2000):
+        text = "".join(rng.choices(words, k=rng.randint(1, 9)))
+        try:
+            term = read(text)
+        except ExpressionError as error:
+            assert f"\n    {text}\n" in str(error)
+        else:
+            assert hlsl(term) and wide_hlsl(term, "float4") != ""
+            read_well += 1
+    assert read_well > 20
 
 
 DECLARATIONS = [
