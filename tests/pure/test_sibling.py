@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cml_engine.graph import Graph, Node
+from cml_engine.limits import Limits
 from cml_engine.ops import load_families
-from cml_engine.ops.declaration.lowering import Limits
 from cml_engine.passes import optimize
 from cml_engine.plan import Plan
 from cml_engine.planning.choose_storage import layouts_for
