@@ -57,10 +57,12 @@ def test_weights_of_safetensors(bare, tmp_path):
 def test_weights_that_are_none(bare, tmp_path, capsys):
     file = safetensors(tmp_path / "net.safetensors", FILTER, "g")
     assert "has no tensor 'f'" in error_of(capsys, "info", bare, "--weights", file)
-    assert "cannot read 'none'" in error_of(capsys, "info", bare, "--weights", "none")
+    for name, what in (("none", "there is no such file"), (tmp_path, "it is a folder"),
+                       ("a\0b", "there is no such file"), ("", "it is a folder")):  # fmt: skip
+        err = error_of(capsys, "info", bare, "--weights", name)
+        assert f"cannot read the weights {str(name)!r}: " in err and what in err
     text = f"{bare}/graph.nnef"
     assert "no safetensors file" in error_of(capsys, "info", bare, "--weights", text)
-    assert "No such file" in error_of(capsys, "info", bare, "--weights", tmp_path)
 
 
 def test_random_weights_are_reported(bare, capsys):
@@ -112,4 +114,7 @@ def test_textures(tmp_path, capsys, monkeypatch):
 def test_convert_says_what_it_does_not_take(tmp_path, capsys):
     err = error_of(capsys, "convert", "m.param", tmp_path / "m", "--weights", "w.safetensors")
     assert "--fragments and --weights are for NNEF" in err
+    more = ("--placeholders", "--weights", "w.safetensors")
+    err = error_of(capsys, "convert", "m.onnx", tmp_path / "m", *more)
+    assert "leave them out for placeholders" in err
     assert "there is no 'none'" in error_of(capsys, "convert", "none", tmp_path / "m")

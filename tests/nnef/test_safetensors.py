@@ -179,7 +179,9 @@ def test_damaged_files(what: str) -> None:
 
 
 def test_a_missing_file_and_a_model_that_takes_none(tmp_path: Path) -> None:
-    with pytest.raises(TensorFileError, match="cannot read 'none.safetensors': No such file"):
+    with pytest.raises(InputError, match="cannot read the weights '.*none.safetensors': there is"):
         cml.load(model(), weights=tmp_path / "none.safetensors")
+    with pytest.raises(InputError, match="wanted a path or bytes, got int"):
+        cml.load(model(), weights=5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="are for NNEF: leave them out for .onnx"):
         cml.load(b"\x08\x08", weights=b"")

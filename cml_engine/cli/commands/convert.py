@@ -45,6 +45,8 @@ def run(a: argparse.Namespace) -> int:
         raise InputError("--rgba wants --layout nhwc: textures have their channels last")
     if Path(a.destination).suffix.lower() == ".onnx":
         raise InputError(f"'{a.destination}': convert writes NNEF; ONNX is written by cml export")
+    if a.placeholders and (a.fragments or a.weights):
+        raise InputError("--fragments and --weights are for NNEF: leave them out for placeholders")
     if a.placeholders:
         graph = load_with_placeholders(a.model, named_shapes(a.shape))
     else:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import TensorFileError
+from cml_engine.errors import InputError, TensorFileError
 from cml_engine.graph import is_whole
 from cml_engine.model_source import Bytes, FolderSource, SourceFile
 from cml_engine.nnef.expansion.build import Variable
@@ -79,8 +79,7 @@ class Weights:
         if isinstance(weights, Bytes):
             self._file: Blob = MemoryBlob(bytes(weights), "<weights>")
         else:
-            path = Path(weights)
-            self._file = SourceFile(FolderSource(path.parent, path.name), path.name)
+            self._file = _file(weights)
         self._tensors = read_safetensors(self._file)
 
     def tensor(self, variable: Variable) -> SafeTensor | None:
@@ -112,6 +111,18 @@ class Weights:
                 f"'{self._file.name}' has '{extra[0]}'{more}, which no variable of the model takes"
                 f"{_near(extra[0], labels)}: take the file of this model"
             )
+
+
+def _file(path: str | Path) -> Blob:
+    try:
+        if Path(path).is_file():
+            return SourceFile(FolderSource(Path(), str(path)), str(path))
+        what = "it is a folder" if Path(path).is_dir() else "there is no such file"
+    except TypeError:
+        what = f"wanted a path or bytes, got {type(path).__name__}"
+    except (OSError, ValueError) as error:
+        what = str(error)
+    raise InputError(f"cannot read the weights {str(path)!r}: {what}")
 
 
 def read_safetensors(file: Blob) -> dict[str, SafeTensor]:
