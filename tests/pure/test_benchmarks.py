@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from benchmarks import facts, layers, table, write_docs
+from benchmarks import facts, frame_cost, layers, table, write_docs
 from benchmarks.contenders import CONTENDERS, Workload
 from benchmarks.export import CannotWrite, bilinear
 from benchmarks.graph_ncnn import graph_to_ncnn
@@ -266,3 +266,18 @@ def test_a_filter_that_is_an_input_is_no_layer_of_ncnn(tmp_path):
     make.node("conv", [x, filter, make.literal(0.0)], "y", padding=[(1, 1), (1, 1)])
     with pytest.raises(CannotWrite, match="a filter that is computed"):
         graph_to_ncnn(make.graph("g", ["y"]), tmp_path / "n.param", tmp_path / "n.bin")
+
+
+def test_what_a_frame_costs_adds_up_and_its_hitches_do_not_count() -> None:
+    def frames(whole, **parts):
+        return [frame_cost.Frame(whole, dict(parts)) for _ in range(8)]
+
+    hitches = [frame_cost.Frame(90.0, {frame_cost.NETWORKS: 80.0})] * 2
+    cause = "planning and encoding slices"
+    without = frames(9.0, **{frame_cost.PICTURE: 7.0, cause: 0.5})
+    with_them = frames(12.0, **{frame_cost.NETWORKS: 1.0, frame_cost.PICTURE: 7.5, cause: 1.25})
+    rows = {row.cause: row for row in frame_cost.table(without + hitches, with_them + hitches)}
+    assert (rows[cause].without, rows[cause].with_them) == (0.5, 1.25)
+    assert rows[frame_cost.REST].without == pytest.approx(1.5)
+    assert rows[frame_cost.REST].with_them == pytest.approx(2.25)
+    assert rows["a frame"].with_them == 12.0 and "+3.00" in str(rows["a frame"])

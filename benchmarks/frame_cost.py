@@ -1,0 +1,185 @@
+"""What a frame with networks costs beyond the networks: ``python -m benchmarks.frame_cost``.
+
+Flies with networks and without, in turns of some frames, at one effort of the picture, and says
+where the difference goes. Frames of both kinds that took longest are left out: the machine's own
+hitches are not what is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cml_engine as cml
+from demo_game.command import parser as game_parser
+from demo_game.game import Settings
+from demo_game.headless import HeadlessRun, Options
+from demo_game.render.pace import EFFORTS, Effort
+from demo_game.render.quality import Quality
+from demo_game.settings import choose
+
+#: of a turn, frames that are not counted: what the other kind left behind is still under way
+_BEGIN = 6
+#: of the frames, the shortest that are counted
+_KEPT = 0.8
+#: methods of the game's parts, by what they cost
+_CAUSES = {
+    "planning and encoding slices": ("scheduler.encode",),
+    "tiles: asked for, copied": ("streaming.want", "streaming.collect"),
+    "times read back, learnt from": ("scheduler.end_frame",),
+    "the picture's times": ("timer.resolve", "timer.end_frame"),
+}
+NETWORKS, PICTURE = "networks, on the GPU", "the picture, on the GPU"
+REST = "the rest: submit, wake-ups, caches"
+
+
+@dataclass
+class Frame:
+    """Milliseconds of a frame, and of its parts by cause."""
+
+    whole: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cause: ms of a frame without networks, and with them."""
+
+    cause: str
+    without: float
+    with_them: float
+
+    def __str__(self) -> str:
+        more = self.with_them - self.without
+        return f"{self.cause:36s} {self.without:8.2f} {self.with_them:8.2f} {more:+8.2f}"
+
+
+class _OneEffort:
+    """A pace that keeps to one effort."""
+
+    def __init__(self, effort: Effort) -> None:
+        self.effort = effort
+
+    def took(self, ms: float) -> None:
+        """Whatever it was."""
+
+
+class Watch:
+    """Times methods of the game's parts while :attr:`frame` is the one that goes on."""
+
+    def __init__(self, game: Any) -> None:
+        self.frame = Frame()
+        for cause, places in _CAUSES.items():
+            for place in places:
+                part, _, name = place.partition(".")
+                self._time(cause, getattr(game, part), name)
+
+    def _time(self, cause: str, part: Any, name: str) -> None:
+        method: Callable[..., Any] = getattr(part, name)
+
+        def timed(*args: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return method(*args, **named)
+            finally:
+                ms = 1e3 * (time.perf_counter() - start)
+                self.frame.parts[cause] = self.frame.parts.get(cause, 0.0) + ms
+
+        setattr(part, name, timed)
+
+
+def table(without: Sequence[Frame], with_them: Sequence[Frame]) -> list[Row]:
+    """Means by cause of the frames that count; the last row is the whole frame."""
+    kinds = [_kept(without), _kept(with_them)]
+    causes = list(dict.fromkeys([NETWORKS, PICTURE, *_CAUSES]))
+    rows = [
+        Row(cause, *(_mean([f.parts.get(cause, 0.0) for f in kind]) for kind in kinds))
+        for cause in causes
+    ]
+    wholes = [_mean([f.whole for f in kind]) for kind in kinds]
+    rest = [
+        whole - sum(part)
+        for whole, part in zip(
+            wholes, ([r.without for r in rows], [r.with_them for r in rows]), strict=True
+        )
+    ]
+    return [*rows, Row(REST, *rest), Row("a frame", *wholes)]
+
+
+def _kept(frames: Sequence[Frame]) -> list[Frame]:
+    return sorted(frames, key=lambda f: f.whole)[: max(1, int(_KEPT * len(frames)))]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def measure(
+    gpu: cml.Gpu, quality: Quality, settings: Settings, turns: int, frames: int, budget_ms: float
+) -> list[Row]:
+    """Fly in turns without networks and with them, of so many frames each."""
+    flown = HeadlessRun(gpu, quality, settings, Options(budget_ms=budget_ms))
+    kinds: dict[str, list[Frame]] = {"off": [], "sliced": []}
+    try:
+        flown.game.pace = _OneEffort(EFFORTS[quality.effort])  # type: ignore[assignment]
+        flown.load()
+        watch = Watch(flown.game)
+        for turn in range(2 * turns):
+            mode = ("off", "sliced")[turn % 2]
+            kinds[mode] += _fly(flown, watch, mode, frames)
+    finally:
+        flown.close()
+    return table(kinds["off"], kinds["sliced"])
+
+
+def _fly(flown: HeadlessRun, watch: Watch, mode: str, frames: int) -> list[Frame]:
+    """A turn; of the frames with networks those that had some."""
+    game = flown.game
+    game.inference = mode != "off"
+    game.controls.mode, game.controls.budget_ms = "sliced", flown.options.budget_ms
+    if mode == "off":
+        game.streaming.cancel_all()
+    step = game.settings.frame_ms / 1e3
+    flights = []
+    for _ in range(frames):
+        start, watch.frame = time.perf_counter(), Frame()
+        sample = flown._frame(flown.flight.pose(flown._seconds))
+        watch.frame.whole = sample.frame_ms
+        flights.append((sample, watch.frame))
+        time.sleep(max(0.0, start + step - time.perf_counter()))
+    found = []
+    for sample, frame in flights[_BEGIN:-3]:  # the last ones' times have not arrived
+        if sample.render_ms is None or (mode == "sliced" and not sample.inference_ms):
+            continue
+        frame.parts[PICTURE] = sample.render_ms
+        frame.parts[NETWORKS] = sample.inference_ms or 0.0
+        found.append(frame)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--turns", type=int, default=8)
+    options.add_argument("--frames", type=int, default=60, help="of a turn")
+    options.add_argument("--budget-ms", type=float, default=2.0)
+    asked = options.parse_args(argv)
+    gpu = cml.Gpu()
+    quality, settings, notice = choose(gpu, game_parser().parse_args([]))
+    print(notice)
+    if not gpu.has_timestamps:
+        print("this device times nothing: networks and picture are part of the rest")
+    rows = measure(gpu, quality, settings, asked.turns, asked.frames, asked.budget_ms)
+    print(f"{'ms of a frame':36s} {'without':>8s} {'with':>8s} {'more':>8s}")
+    for row in rows:
+        print(row)
+    whole, networks = rows[-1], rows[0]
+    more = whole.with_them - whole.without - networks.with_them
+    print(f"beyond the networks' own {networks.with_them:.2f} ms a frame takes {more:+.2f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
