@@ -15,6 +15,7 @@ ort = pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
 from cml_engine.cli import main  # noqa: E402
+from cml_engine.errors import UnsupportedOp  # noqa: E402
 from tests.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -280,6 +281,20 @@ def test_names_that_nnef_cannot_have(rng, tmp_path):
     (name,) = again.inputs
     got = list(again.run({name: x}).values())
     np.testing.assert_array_equal(got[0], 1.5 * x)
+
+
+def test_how_many_are_found_is_not_how_many_there_is_room_for():
+    nodes = [node("NonZero", "x", "places"), node("Transpose", "places", "rows"),
+             node("Shape", "rows", "shape"), node("Size", "rows", "size")]  # fmt: skip
+    outputs = [value("shape", [2], "int64"), value("size", [], "int64")]
+    x = np.float32([[0, 5, 0], [7, 0, 0]])
+    graph = cml.load(model(nodes, [value("x", [2, 3])], outputs).SerializeToString())
+    got = cml.Session(graph, "cpu").run({"x": x})
+    assert got["shape"].tolist() == [2, 2] and got["size"] == 4
+    nodes.append(node("ConstantOfShape", "shape", "y"))
+    made = model(nodes, [value("x", [2, 3])], [value("y", [None, 2])])
+    with pytest.raises(UnsupportedOp, match="ConstantOfShape 'y'.*must be known.*'x'"):
+        cml.load(made.SerializeToString())
 
 
 def test_what_has_64_bits_and_is_computed_in_32_is_said():

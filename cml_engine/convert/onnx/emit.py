@@ -39,6 +39,7 @@ class Emitter:
         self._expanded: dict[tuple[Any, ...], Graph] = {}
         self._names: dict[str, str] = {}
         self._extra: dict[str, Value] = {}
+        self._found: dict[str, tuple[int, Value]] = {}
         self.declarations: dict[str, str] = {}
 
     @property
@@ -225,9 +226,25 @@ class Emitter:
         if tensor not in self._names and tensor not in self.builder.inputs:
             self._names[tensor] = self.builder.name(clean(wanted) or "t")
 
-    def also(self, wanted: str, value: Value) -> None:
-        """One more output of the graph: how much of a result that has a fixed size is found."""
-        self._extra[self.builder.name(clean(wanted) or "count")] = value
+    def also(self, wanted: str, count: Value, result: Value, axis: int) -> None:
+        """One more output of the graph: how much is found along an axis of a result that has a
+        fixed size."""
+        self._extra[self.builder.name(clean(wanted) or "count")] = count
+        self._found[self.tensor(result)] = axis, count
+
+    def found(self, value: Value) -> tuple[int, Value] | None:
+        """The axis along which a value has as much as was found, and how much that is."""
+        if not self._found or value.tensor is None:
+            return None
+        axes = {name: axis for name, (axis, _) in self._found.items()}
+        counts = {name: count for name, (_, count) in self._found.items()}
+        for node in self.builder.nodes:
+            if node.op in _KEEP_AXES and node.inputs[0] in axes:
+                (source, *_), (name, *_) = node.inputs, node.outputs
+                axis = axes[source]
+                axes[name] = node.attrs.axes.index(axis) if node.op == "transpose" else axis
+                counts[name] = counts[source]
+        return (axes[value.tensor], counts[value.tensor]) if value.tensor in axes else None
 
     def graph(self, name: str, outputs: Mapping[str, Value]) -> Graph:
         """The finished graph; outputs have exactly these names."""
@@ -244,6 +261,10 @@ class Emitter:
         builder.rename_all({**self._names, **exact})
         made = builder.any_graph(name or "graph", list(exact.values()))
         return _pruned(made).with_(declarations=self.declarations)
+
+
+#: operators that keep the axes of their operand, in another order perhaps
+_KEEP_AXES = ("transpose", "cast", "copy")
 
 
 def _call_text(op: str, facts: Sequence[Any], results: int, attrs: Mapping[str, Any]) -> str:

@@ -50,11 +50,20 @@ def _end(call: Call, name: str, rank: int, default: int) -> int:
 def shape(call: Call) -> Value:
     rank = call[0].rank
     begin, end = _end(call, "start", rank, 0), _end(call, "end", rank, rank)
+    found = call.emit.found(call[0])
+    if found is not None and begin <= found[0] < end:
+        extents = [Value.known(np.array([n], np.int64)) for n in call[0].shape]
+        extents[found[0]] = found[1]
+        return call.concat(extents[begin:end], 0).typed(np.int64)
     return Value.known(np.array(call[0].shape[begin:end], np.int64))
 
 
 @op("Size", nnef="known")
 def size(call: Call) -> Value:
+    found = call.emit.found(call[0])
+    if found is not None:
+        others = int(np.prod([n for a, n in enumerate(call[0].shape) if a != found[0]]))
+        return call.reshape(call.op("int_mul", found[1], others), []).typed(np.int64)
     return Value.known(np.array(np.prod(call[0].shape, dtype=np.int64)))
 
 

@@ -118,7 +118,7 @@ def non_zero(call: Call) -> Value:
     x = call[0]
     room = int(np.prod(x.shape))
     places, count = call.ops("nonzero", 2, x, capacity=room)
-    call.emit.also(f"{call.node.outputs[0]}_count", count)
+    call.emit.also(f"{call.node.outputs[0]}_count", count, places, 1)
     return places.typed(np.int64)
 
 
@@ -140,7 +140,7 @@ def non_max_suppression(call: Call) -> Value:
         center_point_box=bool(call.attr("center_point_box")),
         **more,
     )
-    call.emit.also(f"{call.node.outputs[0]}_count", count)
+    call.emit.also(f"{call.node.outputs[0]}_count", count, chosen, 0)
     return chosen.typed(np.int64)
 
 
