@@ -42,12 +42,12 @@ PLANNERS = {
     "layer": operators_per_frame(1),
     "unsliced": operators_per_frame(1_000_000),
 }
-#: of a frame, that the networks leave free, and of the frames, that may exceed the budget: the
-#: first leaves room for the second
+#: of a frame, that the networks leave free where only the picture's time is known
 _HEADROOM = 0.15
 #: what the networks get where nothing is left: else the world would not go on
 _FLOOR_MS = 1.0
-_OVER_SHARE = 0.02
+#: of the frames, that may be late for the networks' sake
+_OVER_SHARE = 0.01
 #: of a frame, for everything but the networks: beyond that the picture is less work
 _PICTURE_SHARE = 0.7
 #: of a frame, for the networks, while there is nothing to fly over yet

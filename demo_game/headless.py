@@ -164,6 +164,7 @@ class HeadlessRun:
         self.gpu.wait()
         end = time.perf_counter()
         sample.frame_ms = 1e3 * (end - start)
+        self.game.scheduler.frame_took(sample.frame_ms)
         if draw:
             self.first_picture = min(self.first_picture, end)
             if covered:

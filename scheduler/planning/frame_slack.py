@@ -56,7 +56,11 @@ class FrameSlack:
         self._open: deque[_Open] = deque()
         self._since_rest = 0
         self._unheard = 0
+        #: whether whole frames are told, or only what the renderer took
         self.whole_frames = False
+        #: what everything but the networks takes in a usual frame now
+        self.level_ms = 0.0
+        self._aims: dict[float, float | None] = {}  # by target, until more is learned
 
     # --- what comes in
 
@@ -126,15 +130,11 @@ class FrameSlack:
             self._late_count += late and with_networks
             insort(self._sorted, self._residuals[-1])
         self._last.append(rest_ms)
+        self._aims.clear()
+        recent: Sequence[float] = sorted(self._last)
+        self.level_ms = max(recent[len(recent) // 2], min(list(self._last)[-_SURE:]))
 
     # --- what is planned
-
-    @property
-    def level_ms(self) -> float:
-        """What everything but the networks takes in a usual frame now."""
-        recent: Sequence[float] = sorted(self._last)
-        newest = list(self._last)[-_SURE:]
-        return max(recent[len(recent) // 2], min(newest)) if recent else 0.0
 
     @property
     def known(self) -> bool:
@@ -152,6 +152,11 @@ class FrameSlack:
     def aim_ms(self, target_ms: float) -> float | None:
         """The predicted milliseconds to plan for in a frame of ``target_ms``; None where most
         frames are late anyway."""
+        if target_ms not in self._aims:
+            self._aims[target_ms] = self._plan(target_ms)
+        return self._aims[target_ms]
+
+    def _plan(self, target_ms: float) -> float | None:
         room = target_ms - self.level_ms
         in_time = bisect_right(self._sorted, room)
         count = len(self._sorted)
