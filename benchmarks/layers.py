@@ -27,7 +27,7 @@ class Layer:
     bias: Array | None = None
 
 
-class Network:
+class LayeredNetwork:
     """Layers being put together; each method returns the name of its result. Weights are random
     and keep the size of the values from layer to layer (He et al., 2015)."""
 
@@ -102,10 +102,10 @@ class Network:
         return self.layers[-1].output
 
 
-def mobilenet(side: int) -> Network:
+def mobilenet(side: int) -> LayeredNetwork:
     """Inverted residuals with depthwise convolutions and ReLU6, then 100 classes: the blocks of
     MobileNetV2 (Sandler et al., 2018), fewer of them."""
-    net = Network((1, 3, side, side))
+    net = LayeredNetwork((1, 3, side, side))
     x = net.conv("data", 32, 3, stride=2, activation="relu6")
     for out, stride, repeats in ((16, 1, 1), (24, 2, 2), (32, 2, 3), (64, 2, 3), (96, 1, 2)):
         for index in range(repeats):
@@ -115,7 +115,7 @@ def mobilenet(side: int) -> Network:
     return net
 
 
-def _inverted_residual(net: Network, source: str, out: int, stride: int) -> str:
+def _inverted_residual(net: LayeredNetwork, source: str, out: int, stride: int) -> str:
     wide = 4 * net.channels[source]
     x = net.conv(source, wide, 1, activation="relu6")
     x = net.conv(x, wide, 3, stride=stride, groups=wide, activation="relu6")
@@ -123,10 +123,10 @@ def _inverted_residual(net: Network, source: str, out: int, stride: int) -> str:
     return net.add(x, source) if stride == 1 and net.channels[source] == out else x
 
 
-def unet(side: int) -> Network:
+def unet(side: int) -> LayeredNetwork:
     """Three levels down and up with skip connections (Ronneberger et al., 2015), 32 channels at
     the top, nearest upsampling."""
-    net = Network((1, 3, side, side))
+    net = LayeredNetwork((1, 3, side, side))
     x, skips = "data", []
     for channels in (32, 64, 128):
         x = net.conv(net.conv(x, channels, 3), channels, 3)

@@ -45,7 +45,7 @@ def _upres(side: int) -> Callable[[Workload], None]:
     return write
 
 
-def _made(network: Callable[[], layers.Network]) -> Callable[[Workload], None]:
+def _made(network: Callable[[], layers.LayeredNetwork]) -> Callable[[Workload], None]:
     """A network of the bench's own, and noise."""
 
     def write(workload: Workload) -> None:

@@ -32,7 +32,7 @@ class WorkerFailed(Exception):
 
 
 @dataclass
-class Result:
+class EngineResult:
     """What came of one contender: milliseconds by round, or the reason why there are none."""
 
     contender: Contender
@@ -48,7 +48,7 @@ class Result:
     def median(self) -> float:
         return statistics.median(self.times)
 
-    def ratio_to(self, other: Result) -> float:
+    def ratio_to(self, other: EngineResult) -> float:
         """How many times as long as ``other``: the median over the rounds, each by itself."""
         pairs = zip(self.turns, other.turns, strict=True)
         return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
@@ -122,9 +122,9 @@ def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> list[Result]:
+def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> list[EngineResult]:
     """Every contender's times in ``rounds`` rounds of turns, those that fail left out."""
-    results = [Result(contender, problem=missing(contender)) for contender in contenders]
+    results = [EngineResult(contender, problem=missing(contender)) for contender in contenders]
     workers = {r.contender.key: _start(r, folder) for r in results if not r.problem}
     try:
         for _ in range(rounds):
@@ -137,7 +137,7 @@ def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> li
     return results
 
 
-def _start(result: Result, folder: Path) -> Worker:
+def _start(result: EngineResult, folder: Path) -> Worker:
     """Start one and wait until it is ready: loading is nobody else's noise."""
     worker = Worker(result.contender, folder)
     try:
@@ -147,7 +147,7 @@ def _start(result: Result, folder: Path) -> Worker:
     return worker
 
 
-def _take_turn(result: Result, worker: Worker) -> None:
+def _take_turn(result: EngineResult, worker: Worker) -> None:
     last = result.turns[-1][-1] if result.turns else _TURN_MS
     count = max(1, min(_MOST_RUNS, round(_TURN_MS / last)))
     time.sleep(_PAUSE)

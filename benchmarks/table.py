@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contenders import Workload
-from benchmarks.rounds import Result
+from benchmarks.rounds import EngineResult
 
 #: whose output all others are compared with
 REFERENCE = "ncnn-cpu"
@@ -37,7 +37,7 @@ _HEAD = (
 )  # fmt: skip
 
 
-def differences(results: Sequence[Result], workload: Workload) -> dict[str, float]:
+def differences(results: Sequence[EngineResult], workload: Workload) -> dict[str, float]:
     """Largest absolute difference of each contender's output from the reference's."""
     outputs = {}
     for result in results:
@@ -64,7 +64,7 @@ def _difference(value: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) ->
     return float(np.abs(value - reference).max())
 
 
-def markdown(results: Sequence[Result], differences: dict[str, float]) -> str:
+def markdown(results: Sequence[EngineResult], differences: dict[str, float]) -> str:
     """The table, one row for each contender, those without a time with the reason."""
     rows = [_row(result, results, differences) for result in results]
     lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
@@ -73,7 +73,7 @@ def markdown(results: Sequence[Result], differences: dict[str, float]) -> str:
 
 
 def _row(
-    result: Result, results: Sequence[Result], differences: dict[str, float]
+    result: EngineResult, results: Sequence[EngineResult], differences: dict[str, float]
 ) -> tuple[str, ...]:
     title = f"{result.contender.title} {result.about.get('version', '')}".strip()
     if result.problem or not result.turns:
@@ -94,7 +94,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "¦")
 
 
-def find(results: Sequence[Result], key: str) -> Result | None:
+def find(results: Sequence[EngineResult], key: str) -> EngineResult | None:
     """The contender's result, if it has times."""
     for result in results:
         if result.contender.key == key and result.turns and not result.problem:
@@ -102,7 +102,7 @@ def find(results: Sequence[Result], key: str) -> Result | None:
     return None
 
 
-def _ratio(result: Result, other: Result | None) -> str:
+def _ratio(result: EngineResult, other: EngineResult | None) -> str:
     return f"{result.ratio_to(other):.2f}" if other else ""
 
 
@@ -113,7 +113,7 @@ def goals(model: str) -> tuple[tuple[str, str, float], ...]:
 
 def verdicts(
     model: str,
-    results: Sequence[Result],
+    results: Sequence[EngineResult],
     differences: dict[str, float],
     tolerance: float = TOLERANCE,
 ) -> list[tuple[bool, str]]:
@@ -133,7 +133,7 @@ def verdicts(
     return found
 
 
-def ratios(model: str, results: Sequence[Result]) -> dict[str, float]:
+def ratios(model: str, results: Sequence[EngineResult]) -> dict[str, float]:
     """The ratios that something is promised of, by "ours ÷ theirs"."""
     found = {}
     for ours, peer, _ in goals(model):
@@ -156,7 +156,7 @@ def worse(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
     return found
 
 
-def record(results: Sequence[Result], differences: dict[str, float]) -> list[dict[str, Any]]:
+def record(results: Sequence[EngineResult], differences: dict[str, float]) -> list[dict[str, Any]]:
     """Every contender's numbers, all single times included."""
     return [
         {

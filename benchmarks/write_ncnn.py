@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.layers import Layer, Network
+from benchmarks.layers import Layer, LayeredNetwork
 from benchmarks.ncnn_model import NcnnParts
 
 _TYPES = {
@@ -15,7 +15,7 @@ _TYPES = {
 _ACTIVATIONS = {"": "", "relu": "9=1", "relu6": "9=3 -23310=2,0.0,6.0"}
 
 
-def write_ncnn(network: Network, param: Path, weights: Path) -> None:
+def write_ncnn(network: LayeredNetwork, param: Path, weights: Path) -> None:
     """Both files."""
     parts = NcnnParts()
     parts.input("data", network.shape)

@@ -19,7 +19,7 @@ from pathlib import Path
 import cml_engine as cml
 from benchmarks import table
 from benchmarks.kernels.controls import PeakMeter
-from benchmarks.kernels.roofline import Kernel, Peaks, markdown
+from benchmarks.kernels.roofline import KernelTimes, Peaks, markdown
 from benchmarks.models import MODELS, ready_program
 from cml_engine.gpu.program.common import step_keys
 from cml_engine.gpu.shaders.hlsl import ShaderKey
@@ -28,7 +28,7 @@ from examples.upscale import assets
 OUT = Path(__file__).resolve().parents[2] / "out"
 
 
-def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[Kernel]:
+def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[KernelTimes]:
     """One network's kernel variants."""
     program, inputs = ready_program(model, gpu)
     times, peaks = [], []
@@ -40,7 +40,7 @@ def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[Ker
         variants.setdefault(key, []).append(step.index)
     totals = [float(t.sum()) for t in times]
     return [
-        Kernel.of(
+        KernelTimes.of(
             model,
             [program.plan.steps[i] for i in mine],
             [max(float(t[mine].sum()), 1e-9) for t in times],
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         f"{options.rounds} rounds"
     ]
     print(texts[0])
-    found: list[Kernel] = []
+    found: list[KernelTimes] = []
     for model in list(MODELS) if "all" in options.models else options.models:
         kernels = measure(model, gpu, meter, options.rounds)
         found += kernels

@@ -63,7 +63,7 @@ def name_of(step: Step) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelTimes:
     """One kernel variant of one network: medians over the rounds. Rates are per second; ``of_…``
     are shares of what the driver did at best in the same round."""
 
@@ -99,7 +99,7 @@ class Kernel:
         seconds: Sequence[float],
         totals: Sequence[float],
         peaks: Sequence[Peaks],
-    ) -> Kernel:
+    ) -> KernelTimes:
         """From the ``seconds`` that its steps took together in each round, the network's
         ``totals`` and the ``peaks`` of the same rounds."""
         work = sum((work_of(step) for step in steps), Cost(0, 0, 0))
@@ -128,7 +128,7 @@ _HEAD = (
 )  # fmt: skip
 
 
-def markdown(kernels: Sequence[Kernel], least: float) -> str:
+def markdown(kernels: Sequence[KernelTimes], least: float) -> str:
     """One network's kernels, the longest first; those below a share ``least`` of the time in one
     row together."""
     shown = sorted((k for k in kernels if k.time_share >= least), key=lambda k: -k.ms)
@@ -143,7 +143,7 @@ def markdown(kernels: Sequence[Kernel], least: float) -> str:
     return "\n".join(lines)
 
 
-def _row(k: Kernel) -> tuple[str, ...]:
+def _row(k: KernelTimes) -> tuple[str, ...]:
     return (
         k.operator,
         k.kernel,

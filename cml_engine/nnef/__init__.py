@@ -17,7 +17,7 @@ import numpy as np
 from cml_engine.errors import ModelError
 from cml_engine.graph import Graph, Shapes
 from cml_engine.model_source import Bytes, ModelSource, shown
-from cml_engine.nnef.expansion.build import Built, GraphBuilder, prepare
+from cml_engine.nnef.expansion.build import Built, DocumentBuilder, prepare
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
@@ -101,7 +101,7 @@ class NnefModel:
         weights' files are read at the first call and no more."""
         with _collector_paused(), self._depth_checked():
             document, source, library = self._document, self._source, self._library
-            built = GraphBuilder(document, source, library, self._infer, shapes).build()
+            built = DocumentBuilder(document, source, library, self._infer, shapes).build()
             constants = {**built.graph.constants, **self._weights(built)}
         notes = () if self._random is None else (self._random.note,)
         return built.graph.with_(
@@ -146,7 +146,7 @@ def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer)
     source, library = SourceText(text, file), Library(native)
     document = parse_document(source)
     prepare(document, source, library)
-    return GraphBuilder(document, source, library, infer).build().graph
+    return DocumentBuilder(document, source, library, infer).build().graph
 
 
 @contextmanager

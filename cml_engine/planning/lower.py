@@ -23,7 +23,7 @@ from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace, stored_bytes
 from cml_engine.planning.check_dispatches import check_dispatches
 from cml_engine.planning.choose_storage import rounded_weights
-from cml_engine.planning.plan_memory import Item, place
+from cml_engine.planning.plan_memory import Lifetime, place
 from cml_engine.planning.sibling import Sibling
 from cml_engine.planning.views import Views, find_views, is_view_copy, merged, whole
 from cml_engine.ranges import GUARD_BYTES, an_object, flag
@@ -224,7 +224,7 @@ def _items(
     alias: Mapping[str, str],
     layouts: Mapping[str, str],
     options: PlanOptions,
-) -> list[Item]:
+) -> list[Lifetime]:
     """Every tensor in the arena, and the steps that need it where each has memory of its own."""
     last_step = len(draft.dispatches)
     used: dict[str, tuple[int, int]] = dict.fromkeys(graph.inputs, (-1, -1))
@@ -248,13 +248,13 @@ def _items(
         size = 4 * draft.scratch[name] if name in draft.scratch else _nbytes(graph, layouts, name)
         size = max(size, _MIN_BYTES) + 2 * options.guard
         lifetime = (-1, last_step) if options.keep else (first, max(first, last))
-        items.append(Item(name, size, *lifetime))
+        items.append(Lifetime(name, size, *lifetime))
     return items
 
 
 def _place_arena(
     graph: Graph,
-    items: list[Item],
+    items: list[Lifetime],
     draft: _Draft,
     alias: Mapping[str, str],
     layouts: Mapping[str, str],

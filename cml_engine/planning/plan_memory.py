@@ -22,7 +22,7 @@ _CAPACITIES = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2)
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Lifetime:
     """A tensor to place: its size in bytes and the first and last step that need it."""
 
     name: str
@@ -30,11 +30,11 @@ class Item:
     first: int
     last: int
 
-    def overlaps(self, other: Item) -> bool:
+    def overlaps(self, other: Lifetime) -> bool:
         return self.first <= other.last and other.first <= self.last
 
 
-def place(items: Sequence[Item], alignment: int) -> tuple[dict[str, int], Memory]:
+def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Memory]:
     """Byte offsets by name, and the arena they make.
 
     In order of need first, each tensor beside what outlives it, into an arena hardly larger than
@@ -42,9 +42,11 @@ def place(items: Sequence[Item], alignment: int) -> tuple[dict[str, int], Memory
     first, longest-lived first), then random exchanges in each order. The smallest arena wins.
     Sizes are rounded up to ``alignment``, in the lower bound too. Deterministic.
     """
-    rounded = [Item(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items]
+    rounded = [
+        Lifetime(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items
+    ]
     bound = lower_bound(rounded)
-    orders: list[Callable[[Item], tuple[int, ...]]] = [
+    orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
         lambda i: (-i.nbytes, i.first),
         lambda i: (-i.nbytes * (1 + i.last - i.first), i.first),
         lambda i: (-(i.last - i.first), -i.nbytes),
@@ -66,7 +68,7 @@ def place(items: Sequence[Item], alignment: int) -> tuple[dict[str, int], Memory
     return best[1], Memory(best[0], bound)
 
 
-def lower_bound(items: Iterable[Item]) -> int:
+def lower_bound(items: Iterable[Lifetime]) -> int:
     """The largest sum of bytes alive at one step: no placement can be smaller."""
     change: dict[int, int] = {}
     for item in items:
@@ -80,7 +82,7 @@ def lower_bound(items: Iterable[Item]) -> int:
 
 
 def _place_in_time(
-    items: Sequence[Item], bound: int, alignment: int
+    items: Sequence[Lifetime], bound: int, alignment: int
 ) -> tuple[int, dict[str, int]] | None:
     """Arena size and offsets with the tensors placed in order of need, or None.
 
@@ -95,8 +97,8 @@ def _place_in_time(
     return None
 
 
-def _fit(ordered: Sequence[Item], capacity: int) -> dict[str, int] | None:
-    alive: list[tuple[int, Item]] = []  # (offset, item), sorted
+def _fit(ordered: Sequence[Lifetime], capacity: int) -> dict[str, int] | None:
+    alive: list[tuple[int, Lifetime]] = []  # (offset, item), sorted
     offsets: dict[str, int] = {}
     for item in ordered:
         alive = [(offset, other) for offset, other in alive if other.last >= item.first]
@@ -108,7 +110,9 @@ def _fit(ordered: Sequence[Item], capacity: int) -> dict[str, int] | None:
     return offsets
 
 
-def _beside_longest(item: Item, alive: Sequence[tuple[int, Item]], capacity: int) -> int | None:
+def _beside_longest(
+    item: Lifetime, alive: Sequence[tuple[int, Lifetime]], capacity: int
+) -> int | None:
     """The best end of the best gap among the living, or None where none is large enough."""
     best: tuple[float, int, int] | None = None
     end, below = 0, math.inf
@@ -127,7 +131,7 @@ def _beside_longest(item: Item, alive: Sequence[tuple[int, Item]], capacity: int
 
 
 def _improve(
-    best: tuple[int, dict[str, int]], starts: Sequence[list[Item]], bound: int
+    best: tuple[int, dict[str, int]], starts: Sequence[list[Lifetime]], bound: int
 ) -> tuple[int, dict[str, int]]:
     """From each order in turn: exchange two items, keep what does not make the arena larger. Many
     short ways find more than a long one, which stays where it cannot get better."""
@@ -148,9 +152,9 @@ def _improve(
     return best
 
 
-def _place_in_order(items: Iterable[Item]) -> tuple[int, dict[str, int]]:
+def _place_in_order(items: Iterable[Lifetime]) -> tuple[int, dict[str, int]]:
     """Arena size and offsets when each item in turn takes the tightest gap that holds it."""
-    placed: list[tuple[int, int, Item]] = []  # (offset, end, item), sorted by offset
+    placed: list[tuple[int, int, Lifetime]] = []  # (offset, end, item), sorted by offset
     offsets: dict[str, int] = {}
     peak = 0
     for item in items:
@@ -162,7 +166,7 @@ def _place_in_order(items: Iterable[Item]) -> tuple[int, dict[str, int]]:
     return peak, offsets
 
 
-def _tightest_gap(item: Item, neighbours: Sequence[tuple[int, int, Item]]) -> int:
+def _tightest_gap(item: Lifetime, neighbours: Sequence[tuple[int, int, Lifetime]]) -> int:
     end = 0
     best_offset, best_gap = -1, -1
     for start, stop, _ in neighbours:

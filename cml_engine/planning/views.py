@@ -16,7 +16,7 @@ from math import prod
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import PLAIN, words
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.planning.plan_memory import Item, lower_bound
+from cml_engine.planning.plan_memory import Lifetime, lower_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ def whole(views: Views, name: str) -> tuple[str, int]:
     return name, offset
 
 
-def merged(items: Iterable[Item], views: Views) -> list[Item]:
+def merged(items: Iterable[Lifetime], views: Views) -> list[Lifetime]:
     """The tensors with memory of their own, alive as long as any part of them."""
-    wholes: dict[str, Item] = {}
+    wholes: dict[str, Lifetime] = {}
     lives: dict[str, tuple[int, int]] = {}
     for item in items:
         root, _ = whole(views, item.name)
@@ -48,7 +48,7 @@ def merged(items: Iterable[Item], views: Views) -> list[Item]:
             wholes[root] = item
         first, last = lives.get(root, (item.first, item.last))
         lives[root] = (min(first, item.first), max(last, item.last))
-    return [Item(name, item.nbytes, *lives[name]) for name, item in wholes.items()]
+    return [Lifetime(name, item.nbytes, *lives[name]) for name, item in wholes.items()]
 
 
 def find_views(
@@ -56,7 +56,7 @@ def find_views(
     layouts: Mapping[str, str],
     alias: Mapping[str, str],
     alignment: int,
-    items: Sequence[Item],
+    items: Sequence[Lifetime],
 ) -> dict[str, View]:
     """The parts that need no copy. ``alignment`` is in bytes: that of a part's beginning.
     ``items`` are all tensors in the arena, with the steps that need them if none is a view."""

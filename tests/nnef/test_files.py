@@ -18,7 +18,7 @@ from cml_engine.nnef import NnefWarning
 from cml_engine.nnef.files.names import tensor_file_name
 from cml_engine.nnef.files.quant import parse_quant
 from cml_engine.nnef.files.sources import KINDS
-from cml_engine.nnef.files.tensor_file import Item, tensor_bytes, write_tensor
+from cml_engine.nnef.files.tensor_file import ItemType, tensor_bytes, write_tensor
 
 Write = Callable[..., Path]
 Array = np.ndarray[Any, Any]
@@ -249,7 +249,7 @@ def test_messages_of_the_quantisation_file(text: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def quantised(write_model: Write, line: str, codes: Array, bits: int, item: Item) -> Array:
+def quantised(write_model: Write, line: str, codes: Array, bits: int, item: ItemType) -> Array:
     folder = write_model(text_with())
     (folder / "w.dat").write_bytes(tensor_bytes(codes, bits, item))
     (folder / "graph.quant").write_text(line)
@@ -277,7 +277,7 @@ CODES = np.array([[0, 1, 2], [7, 14, 15]])
 def test_stored_integers_are_what_they_stand_for(
     write_model: Write, line: str, wanted: Array
 ) -> None:
-    for item in (Item.QUANTIZED_UINT, Item.UINT):
+    for item in (ItemType.QUANTIZED_UINT, ItemType.UINT):
         found = quantised(write_model, f'"w": {line};', CODES, 4, item)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
@@ -290,7 +290,7 @@ def test_signed_codes(write_model: Write, symmetric: bool) -> None:
         '"w": min_max_linear_quantize(min = -1.0, max = 1.0, bits = 4, signed = true, '
         f"symmetric = {str(symmetric).lower()});"
     )
-    found = quantised(write_model, line, codes, 4, Item.QUANTIZED_INT)
+    found = quantised(write_model, line, codes, 4, ItemType.QUANTIZED_INT)
     wanted = (codes + 7) / 14 * 2 - 1 if symmetric else (codes + 8) / 15 * 2 - 1
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
 
@@ -313,13 +313,13 @@ def test_signed_codes(write_model: Write, symmetric: bool) -> None:
 )  # fmt: skip
 def test_quantisation_that_does_not_fit(write_model: Write, line: str, message: str) -> None:
     with pytest.raises(ModelError) as error:
-        quantised(write_model, line, CODES, 4, Item.QUANTIZED_UINT)
+        quantised(write_model, line, CODES, 4, ItemType.QUANTIZED_UINT)
     assert message in str(error.value)
 
 
 def test_the_deprecated_range_in_the_header(write_model: Write) -> None:
     folder = write_model(text_with())
-    data = bytearray(tensor_bytes(CODES, 4, Item.QUANTIZED_UINT))
+    data = bytearray(tensor_bytes(CODES, 4, ItemType.QUANTIZED_UINT))
     data[52:60] = np.array([-1, 2], np.float32).tobytes()
     (folder / "w.dat").write_bytes(data)
     np.testing.assert_allclose(load(folder), CODES / 15 * 3 - 1, rtol=1e-6)
@@ -338,7 +338,7 @@ def test_variables_of_one_label_are_each_read_by_their_own_line(write_model: Wri
         text_with().replace("    y =", f"{more}{more.replace('v', 'u', 1)}    y =")
     )
     line = '"{}": zero_point_linear_quantize(zero_point = {}, scale = {}, bits = 4);\n'
-    (folder / "w.dat").write_bytes(tensor_bytes(CODES, 4, Item.QUANTIZED_UINT))
+    (folder / "w.dat").write_bytes(tensor_bytes(CODES, 4, ItemType.QUANTIZED_UINT))
     lines = [line.format("w", 3, 0.5), line.format("v", 0, 2.0), line.format("u", 3, 0.5)]
     (folder / "graph.quant").write_text("".join(lines))
     constants = nnef.load(folder, lambda op: True).constants

@@ -12,7 +12,7 @@ import pytest
 from cml_engine.errors import TensorFileError
 from cml_engine.model_source import FolderSource, SourceFile
 from cml_engine.nnef.files.tensor_file import (
-    Item,
+    ItemType,
     MemoryBlob,
     read_header,
     read_stored,
@@ -23,7 +23,7 @@ from cml_engine.nnef.files.tensor_file import (
 Array = np.ndarray[Any, Any]
 
 
-def round_trip(array: Array, bits: int | None = None, item: Item | None = None) -> Array:
+def round_trip(array: Array, bits: int | None = None, item: ItemType | None = None) -> Array:
     return read_stored(MemoryBlob(tensor_bytes(array, bits, item), "t.dat")).values
 
 
@@ -43,7 +43,11 @@ def test_integers_of_every_width(bits: int, signed: bool, rng: np.random.Generat
     dtype = np.int64 if signed else np.uint64
     array = rng.integers(low, high, size=(3, 7), dtype=dtype, endpoint=True)
     array.flat[:2] = low, high
-    for item in (Item.INT, Item.QUANTIZED_INT) if signed else (Item.UINT, Item.QUANTIZED_UINT):
+    for item in (
+        (ItemType.INT, ItemType.QUANTIZED_INT)
+        if signed
+        else (ItemType.UINT, ItemType.QUANTIZED_UINT)
+    ):
         data = tensor_bytes(array, bits, item)
         assert len(data) == 128 + -(-21 * bits // 8)
         np.testing.assert_array_equal(round_trip(array, bits, item), array)

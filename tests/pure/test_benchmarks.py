@@ -10,9 +10,9 @@ from benchmarks import facts, frame_cost, layers, table, write_docs
 from benchmarks.contenders import CONTENDERS, Workload
 from benchmarks.export import CannotWrite, bilinear
 from benchmarks.graph_ncnn import graph_to_ncnn
-from benchmarks.kernels.roofline import Kernel, Peaks, markdown, work_of
+from benchmarks.kernels.roofline import KernelTimes, Peaks, markdown, work_of
 from benchmarks.models import AGENTS, MODELS
-from benchmarks.rounds import Result
+from benchmarks.rounds import EngineResult
 from benchmarks.write_ncnn import write_ncnn
 from cml_engine.convert import convert
 from cml_engine.convert.builder import GraphBuilder
@@ -30,7 +30,7 @@ BY_KEY = {contender.key: contender for contender in CONTENDERS}
 
 
 def result(key, *turns, device="x"):
-    return Result(BY_KEY[key], {"device": device, "version": "1"}, [list(t) for t in turns])
+    return EngineResult(BY_KEY[key], {"device": device, "version": "1"}, [list(t) for t in turns])
 
 
 def test_ratio_is_taken_within_each_round():
@@ -85,7 +85,7 @@ def test_nothing_is_compared_without_the_reference(tmp_path):
 
 
 def test_table_shows_who_is_absent_and_why():
-    absent = Result(BY_KEY["tract"], problem="not installed:\n  pip | install tract")
+    absent = EngineResult(BY_KEY["tract"], problem="not installed:\n  pip | install tract")
     text = table.markdown([result("ours-cpu", [3.0, 1.0, 2.0]), absent], {"ours-cpu": 2e-6})
     lines = text.splitlines()
     assert len({line.count("|") for line in lines}) == 1
@@ -226,7 +226,7 @@ def test_winograds_stages_count_what_they_do(winograd):
 )
 def test_the_nearest_limit_of_a_kernel(winograd, peaks, limit):
     (_, product, _), _ = winograd
-    kernel = Kernel.of("m", [product], [0.1, 0.1, 9.0], [0.2, 0.2, 9.0], [peaks] * 3)
+    kernel = KernelTimes.of("m", [product], [0.1, 0.1, 9.0], [0.2, 0.2, 9.0], [peaks] * 3)
     assert kernel.limit == limit
     assert (kernel.ms, kernel.time_share) == (100.0, 0.5)
     assert kernel.flops == pytest.approx(work_of(product).flops / 0.1)
@@ -236,7 +236,9 @@ def test_the_table_of_kernels_sums_up_what_is_short(winograd):
     steps, _ = winograd
     peaks = [Peaks(1e9, 1e9, 1e-6)]
     times = (0.90, 0.09, 0.01)
-    kernels = [Kernel.of("m", [s], [t], [1.0], peaks) for s, t in zip(steps, times, strict=True)]
+    kernels = [
+        KernelTimes.of("m", [s], [t], [1.0], peaks) for s, t in zip(steps, times, strict=True)
+    ]
     lines = markdown(kernels, 0.1).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| conv | winograd input | 1 | 900.00 | 90.0% |")

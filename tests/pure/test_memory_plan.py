@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cml_engine.planning.plan_memory import Item, lower_bound, place
+from cml_engine.planning.plan_memory import Lifetime, lower_bound, place
 
 
 @st.composite
@@ -15,7 +15,7 @@ def items(draw):
     for i in range(count):
         first = draw(st.integers(0, 30))
         last = first + draw(st.integers(0, 10))
-        made.append(Item(f"t{i}", draw(st.integers(0, 5000)), first, last))
+        made.append(Lifetime(f"t{i}", draw(st.integers(0, 5000)), first, last))
     return made
 
 
@@ -39,12 +39,12 @@ def test_living_tensors_never_overlap(tensors, alignment):
 
 
 def test_lower_bound_is_the_fullest_step():
-    tensors = [Item("a", 100, 0, 2), Item("b", 50, 1, 1), Item("c", 70, 3, 4)]
+    tensors = [Lifetime("a", 100, 0, 2), Lifetime("b", 50, 1, 1), Lifetime("c", 70, 3, 4)]
     assert lower_bound(tensors) == 150
 
 
 def test_a_chain_takes_two_tensors():
-    chain = [Item(f"t{i}", 1024, i, i + 1) for i in range(50)]
+    chain = [Lifetime(f"t{i}", 1024, i, i + 1) for i in range(50)]
     _, memory = place(chain, 256)
     assert memory.peak == 2048
     assert memory.ratio == 1.0
@@ -56,11 +56,11 @@ def test_a_u_net_stays_within_five_percent():
     tensors, step = [], 0
     ends = 2 * len(sizes)
     for level, size in enumerate(sizes):
-        tensors.append(Item(f"enc{level}", size, step, ends - level))
-        tensors.append(Item(f"tmp{level}", size // 2, step, step + 1))
+        tensors.append(Lifetime(f"enc{level}", size, step, ends - level))
+        tensors.append(Lifetime(f"tmp{level}", size // 2, step, step + 1))
         step += 1
     for level, size in reversed(list(enumerate(sizes))):
-        tensors.append(Item(f"dec{level}", size, step, step + 1))
+        tensors.append(Lifetime(f"dec{level}", size, step, step + 1))
         step += 1
     _, memory = place(tensors, 256)
     assert memory.ratio <= 1.05
@@ -68,11 +68,11 @@ def test_a_u_net_stays_within_five_percent():
 
 def test_convolutions_of_three_steps_take_no_more_than_their_largest():
     """Each layer: transform x to v, multiply v to m, transform m to y. At most v and m live."""
-    tensors, step = [Item("x0", 1024, 0, 1)], 1
+    tensors, step = [Lifetime("x0", 1024, 0, 1)], 1
     for layer in range(16):
-        tensors.append(Item(f"v{layer}", 2304, step, step + 1))
-        tensors.append(Item(f"m{layer}", 2304, step + 1, step + 2))
-        tensors.append(Item(f"x{layer + 1}", 1024, step + 2, step + 3))
+        tensors.append(Lifetime(f"v{layer}", 2304, step, step + 1))
+        tensors.append(Lifetime(f"m{layer}", 2304, step + 1, step + 2))
+        tensors.append(Lifetime(f"x{layer + 1}", 1024, step + 2, step + 3))
         step += 3
     _, memory = place(tensors, 256)
     assert memory.peak == 2 * 2304
@@ -87,7 +87,9 @@ def test_what_lives_long_among_others_is_found_a_place_for():
         (26136, 24, 25), (24576, 25, 26), (24576, 26, 27), (32768, 27, 28), (32768, 28, 29),
         (16384, 29, 30), (16384, 30, 31), (16384, 31, 32),
     ]  # fmt: skip
-    tensors = [Item(f"t{i}", 16 * size, first, last) for i, (size, first, last) in enumerate(lives)]
+    tensors = [
+        Lifetime(f"t{i}", 16 * size, first, last) for i, (size, first, last) in enumerate(lives)
+    ]
     for seed in range(5):
         random.Random(seed).shuffle(tensors)
         _, memory = place(tensors, 32)
@@ -95,5 +97,5 @@ def test_what_lives_long_among_others_is_found_a_place_for():
 
 
 def test_placing_is_deterministic():
-    tensors = [Item(f"t{i}", 37 * i % 501 + 1, i % 7, i % 7 + i % 5) for i in range(60)]
+    tensors = [Lifetime(f"t{i}", 37 * i % 501 + 1, i % 7, i % 7 + i % 5) for i in range(60)]
     assert place(tensors, 32) == place(tensors, 32)

@@ -12,7 +12,7 @@ from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_node
 from cml_engine.planning.choose_layout import choose_layout
 from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.planning.plan_memory import Item, place
+from cml_engine.planning.plan_memory import Lifetime, place
 from cml_engine.planning.views import View, find_views, is_view_copy, whole
 from cml_engine.testing import full_attrs
 from tests.graphs import BLOCKS, Net
@@ -35,7 +35,7 @@ def items_of(graph, layouts):
     for name in graph.roots:
         lives[name] = (lives[name][0], len(graph.nodes))
     return [
-        Item(name, 4 * words(graph.facts[name], layouts.get(name, PLAIN)), *life)
+        Lifetime(name, 4 * words(graph.facts[name], layouts.get(name, PLAIN)), *life)
         for name, life in lives.items()
     ]
 

@@ -22,7 +22,7 @@ _OUTPUT_IDS = {1: ((18,), (20,)), 2: ((18, 19), (20, 21)), 3: ((18, 19, 20), (25
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PaddedAxis:
     """How a window moves along one axis."""
 
     kernel: int
@@ -123,7 +123,7 @@ def _deconvolution(one: Layer, to: Conversion, x: str, *computed: str) -> str:
     return activated(one, to, result)
 
 
-def _cut(one: Layer, axes: Sequence[Axis], sizes: Sequence[int]) -> list[tuple[int, int]]:
+def _cut(one: Layer, axes: Sequence[PaddedAxis], sizes: Sequence[int]) -> list[tuple[int, int]]:
     """What a deconvolution's result loses on each side; output padding is a negative loss.
 
     A fixed output size counts only with "same" padding.
@@ -145,10 +145,10 @@ def _cut(one: Layer, axes: Sequence[Axis], sizes: Sequence[int]) -> list[tuple[i
     return found
 
 
-def _axes(one: Layer) -> list[Axis]:
+def _axes(one: Layer) -> list[PaddedAxis]:
     """The window's axes, outermost first; what is not given is as of the width."""
     count = 1 if one.type.endswith("1D") else 3 if one.type.endswith("3D") else 2
-    width = Axis(
+    width = PaddedAxis(
         *(one.whole(key, default) for key, default in zip(_IDS[0], (0, 1, 1, 0, 0), strict=True))
     )
     found = []
@@ -159,7 +159,7 @@ def _axes(one: Layer) -> list[Axis]:
                 ids[:4], (width.kernel, width.dilation, width.stride, width.before), strict=True
             )
         )
-        found.append(Axis(kernel, dilation, stride, before, one.whole(ids[4], before)))
+        found.append(PaddedAxis(kernel, dilation, stride, before, one.whole(ids[4], before)))
         if min(kernel, dilation, stride) < 1:
             raise one.damaged(f"kernel {kernel}, dilation {dilation}, stride {stride}")
     sides = {side for axis in found for side in (axis.before, axis.behind)}
@@ -177,7 +177,7 @@ def _groups(one: Layer) -> int:
     return one.whole(7, 1) if "DepthWise" in one.type else 1
 
 
-def _check_input(one: Layer, to: Conversion, x: str, axes: Sequence[Axis]) -> None:
+def _check_input(one: Layer, to: Conversion, x: str, axes: Sequence[PaddedAxis]) -> None:
     extents = to.extents(x)
     if len(extents) != 1 + len(axes):
         shape = ",".join(map(str, extents))

@@ -16,7 +16,7 @@ from cml_engine.nnef.expansion.bind import Bound
 from cml_engine.nnef.expansion.evaluate import Exact, Scope, Site
 from cml_engine.nnef.expansion.externals import Externals
 from cml_engine.nnef.expansion.library import Library
-from cml_engine.nnef.expansion.lower import Lowering
+from cml_engine.nnef.expansion.lower import FragmentEvaluator
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe
@@ -63,7 +63,7 @@ def prepare(document: Document, text: SourceText, library: Library) -> None:
     library.add_fragments(document.fragments, text)
 
 
-class GraphBuilder:
+class DocumentBuilder:
     """One graph on its way from syntax to nodes; ``shapes`` are those of inputs that shall not be
     as the text says."""
 
@@ -79,7 +79,7 @@ class GraphBuilder:
         self._scope = Scope(text)
         self._inputs = {name.id for name in graph.inputs}
         self._externals = Externals(document, text, shapes)
-        self._lowering = Lowering(library, infer, self._externals.symbols)
+        self._lowering = FragmentEvaluator(library, infer, self._externals.symbols)
         self._lowering.special = {
             "external": self._external,
             "variable": self._variable,

@@ -24,10 +24,10 @@ from cml_engine.nnef.text.ast import (
     Call,
     Document,
     Expr,
+    FragmentResult,
     GraphDef,
     Literal,
     Name,
-    Result,
     TupleExpr,
     Type,
 )
@@ -207,7 +207,7 @@ class _Composer:
         return Name(self._names.of(name))
 
     def _targets(self, sig: Signature, node: Node) -> Expr:
-        results: Sequence[Result] = sig.results
+        results: Sequence[FragmentResult] = sig.results
         groups = _regroup(node, [result.type for result in results], node.outputs, "outputs")
         items = [
             Name(self._names.of(g)) if isinstance(g, str) else ArrayExpr(self._plain_names(g))

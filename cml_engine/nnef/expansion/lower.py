@@ -26,7 +26,7 @@ MAX_EXPANSION = 40
 Special: TypeAlias = Callable[[Signature, Bound, Site], Value]
 
 
-class Lowering(Evaluator):
+class FragmentEvaluator(Evaluator):
     """Runs bodies of assignments; ``special`` holds what a graph's own body may do besides."""
 
     def __init__(

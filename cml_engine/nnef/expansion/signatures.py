@@ -10,7 +10,15 @@ from importlib import resources
 from typing import Any
 
 from cml_engine.errors import UnsupportedOp
-from cml_engine.nnef.text.ast import ArrayExpr, Expr, Fragment, Literal, Result, TupleExpr, Type
+from cml_engine.nnef.text.ast import (
+    ArrayExpr,
+    Expr,
+    Fragment,
+    FragmentResult,
+    Literal,
+    TupleExpr,
+    Type,
+)
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import parse_fragments
 
@@ -51,7 +59,7 @@ class Signature:
 
     name: str
     params: tuple[Param, ...]
-    results: tuple[Result, ...]
+    results: tuple[FragmentResult, ...]
     generic: bool = False
     default_dtype: str | None = None
 

@@ -18,13 +18,17 @@ from cml_engine.graph import NUMPY_DTYPE, Node
 from cml_engine.nnef.expansion.build import Variable
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import standard_signatures
-from cml_engine.nnef.files.tensor_file import Header, Item, StoredTensor
+from cml_engine.nnef.files.tensor_file import Header, ItemType, StoredTensor
 
 Array = np.ndarray[Any, Any]
 
 #: values of a model that are made at random: 8 GiB of them
 MAX_VALUES = 2**31
-_ITEMS = {"scalar": (Item.FLOAT, 32), "integer": (Item.INT, 32), "logical": (Item.BOOL, 8)}
+_ITEMS = {
+    "scalar": (ItemType.FLOAT, 32),
+    "integer": (ItemType.INT, 32),
+    "logical": (ItemType.BOOL, 8),
+}
 _ADDED, _NEAR_ONE, _POSITIVE = "added", "near one", "positive"
 #: what a parameter of that name is
 _OF_PARAM = {

@@ -20,7 +20,7 @@ from cml_engine.errors import InputError, TensorFileError
 from cml_engine.graph import is_whole
 from cml_engine.model_source import Bytes, FolderSource, SourceFile
 from cml_engine.nnef.expansion.build import Variable
-from cml_engine.nnef.files.tensor_file import Blob, Header, Item, MemoryBlob, StoredTensor
+from cml_engine.nnef.files.tensor_file import Blob, Header, ItemType, MemoryBlob, StoredTensor
 
 _LENGTH = 8
 _MAX_HEADER = 64 * 2**20
@@ -28,12 +28,12 @@ _MAX_RANK = 32
 _METADATA = "__metadata__"
 
 #: what we can hold, and how it lies in the file; BF16 is the upper half of F32
-_TYPES: Mapping[str, tuple[Item, str]] = {
-    "F16": (Item.FLOAT, "<f2"), "BF16": (Item.FLOAT, "<u2"), "F32": (Item.FLOAT, "<f4"),
-    "F64": (Item.FLOAT, "<f8"), "BOOL": (Item.BOOL, "|u1"), "I8": (Item.INT, "|i1"),
-    "I16": (Item.INT, "<i2"), "I32": (Item.INT, "<i4"), "I64": (Item.INT, "<i8"),
-    "U8": (Item.UINT, "|u1"), "U16": (Item.UINT, "<u2"), "U32": (Item.UINT, "<u4"),
-    "U64": (Item.UINT, "<u8"),
+_TYPES: Mapping[str, tuple[ItemType, str]] = {
+    "F16": (ItemType.FLOAT, "<f2"), "BF16": (ItemType.FLOAT, "<u2"), "F32": (ItemType.FLOAT, "<f4"),
+    "F64": (ItemType.FLOAT, "<f8"), "BOOL": (ItemType.BOOL, "|u1"), "I8": (ItemType.INT, "|i1"),
+    "I16": (ItemType.INT, "<i2"), "I32": (ItemType.INT, "<i4"), "I64": (ItemType.INT, "<i8"),
+    "U8": (ItemType.UINT, "|u1"), "U16": (ItemType.UINT, "<u2"), "U32": (ItemType.UINT, "<u4"),
+    "U64": (ItemType.UINT, "<u8"),
 }  # fmt: skip
 
 #: what PyTorch counts while it trains, and no network computes with
@@ -67,7 +67,7 @@ class SafeTensor:
         values = self.file.array(self.offset, np.dtype(_TYPES[self.type][1]), header.size)
         if self.type == "BF16":
             values = (values.astype(np.uint32) << 16).view(np.float32)
-        elif header.item is Item.BOOL:
+        elif header.item is ItemType.BOOL:
             values = values != 0
         return StoredTensor(header, values.reshape(header.shape))
 

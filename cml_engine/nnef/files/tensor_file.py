@@ -30,7 +30,7 @@ _SIGNED = struct.Struct("<I")
 _MIN_MAX = struct.Struct("<ff")
 
 
-class Item(enum.IntEnum):
+class ItemType(enum.IntEnum):
     """What the bits of an item mean."""
 
     FLOAT = 0
@@ -42,11 +42,11 @@ class Item(enum.IntEnum):
 
     @property
     def is_quantized(self) -> bool:
-        return self in (Item.QUANTIZED_UINT, Item.QUANTIZED_INT)
+        return self in (ItemType.QUANTIZED_UINT, ItemType.QUANTIZED_INT)
 
     @property
     def is_signed(self) -> bool:
-        return self in (Item.INT, Item.QUANTIZED_INT)
+        return self in (ItemType.INT, ItemType.QUANTIZED_INT)
 
     @property
     def shown(self) -> str:
@@ -78,7 +78,7 @@ class Header:
     data_bytes: int
     shape: tuple[int, ...]
     bits: int
-    item: Item
+    item: ItemType
     range: tuple[float, float] | None = None
 
     @property
@@ -140,7 +140,7 @@ def read_stored(blob: Blob, header: Header | None = None) -> StoredTensor:
 
 
 def tensor_bytes(
-    array: np.ndarray[Any, Any], bits: int | None = None, item: Item | None = None
+    array: np.ndarray[Any, Any], bits: int | None = None, item: ItemType | None = None
 ) -> bytes:
     """A whole tensor file. By default floats and integers keep their width, bools take 1 bit."""
     array = np.asarray(array)
@@ -159,46 +159,46 @@ def tensor_file_size(array: np.ndarray[Any, Any]) -> int:
 
 
 def write_tensor(
-    path: Path, array: np.ndarray[Any, Any], bits: int | None = None, item: Item | None = None
+    path: Path, array: np.ndarray[Any, Any], bits: int | None = None, item: ItemType | None = None
 ) -> None:
     """Write a tensor file; its folder is made where it is missing."""
     write_atomically(path, tensor_bytes(array, bits, item))
 
 
 def _stored_as(
-    array: np.ndarray[Any, Any], bits: int | None = None, item: Item | None = None
-) -> tuple[Item, int]:
+    array: np.ndarray[Any, Any], bits: int | None = None, item: ItemType | None = None
+) -> tuple[ItemType, int]:
     """What a file would hold an array as."""
     if array.ndim > MAX_RANK:
         raise TensorFileError(f"rank {array.ndim}: a tensor file holds at most {MAX_RANK}")
     item = _item_of(array.dtype) if item is None else item
     if bits is None:
-        bits = 1 if item is Item.BOOL else 8 * array.dtype.itemsize
+        bits = 1 if item is ItemType.BOOL else 8 * array.dtype.itemsize
     _check_width(f"cannot write {array.dtype}", item, bits)
     return item, bits
 
 
-def _item(blob: Blob, code: int, params: bytes, bits: int) -> Item:
+def _item(blob: Blob, code: int, params: bytes, bits: int) -> ItemType:
     if code >> 16:
         raise _bad(blob, f"vendor code {code >> 16} is unknown: wanted 0 (Khronos)")
     try:
-        item = Item(code)
+        item = ItemType(code)
     except ValueError:
         raise _bad(blob, f"item type {code} is unknown: wanted 0 to 5") from None
-    if item is Item.UINT and _SIGNED.unpack_from(params)[0]:
-        item = Item.INT
+    if item is ItemType.UINT and _SIGNED.unpack_from(params)[0]:
+        item = ItemType.INT
     _check_width(f"'{blob.name}' is damaged", item, bits)
     return item
 
 
-def _check_width(what: str, item: Item, bits: int) -> None:
-    widths = {Item.FLOAT: (16, 32, 64), Item.BOOL: (1, 8)}.get(item, range(1, 65))
+def _check_width(what: str, item: ItemType, bits: int) -> None:
+    widths = {ItemType.FLOAT: (16, 32, 64), ItemType.BOOL: (1, 8)}.get(item, range(1, 65))
     if bits not in widths:
         wanted = "1 to 64" if isinstance(widths, range) else " or ".join(map(str, widths))
         raise TensorFileError(f"{what}: {item.shown} of {bits} bits: wanted {wanted}")
 
 
-def _range(item: Item, params: bytes) -> tuple[float, float] | None:
+def _range(item: ItemType, params: bytes) -> tuple[float, float] | None:
     low, high = _MIN_MAX.unpack_from(params)
     return (low, high) if item.is_quantized and low < high else None
 
@@ -216,29 +216,29 @@ def _check_size(blob: Blob, header: Header) -> None:
 
 def _items(blob: Blob, header: Header) -> np.ndarray[Any, Any]:
     bits, item, count = header.bits, header.item, header.size
-    if item is Item.BOOL:
+    if item is ItemType.BOOL:
         packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
         return np.unpackbits(packed, count=count).view(bool) if bits == 1 else packed != 0
-    if item is Item.FLOAT or bits in (8, 16, 32, 64):
-        kind = "f" if item is Item.FLOAT else "i" if item.is_signed else "u"
+    if item is ItemType.FLOAT or bits in (8, 16, 32, 64):
+        kind = "f" if item is ItemType.FLOAT else "i" if item.is_signed else "u"
         return blob.array(HEADER_SIZE, np.dtype(f"<{kind}{bits // 8}"), count)
     packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
     return bit_packing.unpack(packed, bits, count, item.is_signed)
 
 
-def _item_of(dtype: np.dtype[Any]) -> Item:
-    kinds = {"f": Item.FLOAT, "u": Item.UINT, "i": Item.INT, "b": Item.BOOL}
+def _item_of(dtype: np.dtype[Any]) -> ItemType:
+    kinds = {"f": ItemType.FLOAT, "u": ItemType.UINT, "i": ItemType.INT, "b": ItemType.BOOL}
     if dtype.kind not in kinds:
         raise TensorFileError(f"a tensor file cannot hold {dtype}: convert it to float32")
     return kinds[dtype.kind]
 
 
-def _payload(array: np.ndarray[Any, Any], item: Item, bits: int) -> bytes:
+def _payload(array: np.ndarray[Any, Any], item: ItemType, bits: int) -> bytes:
     flat = np.ascontiguousarray(array).reshape(-1)
-    if item is Item.BOOL:
+    if item is ItemType.BOOL:
         logical = flat.astype(bool)
         return (np.packbits(logical) if bits == 1 else logical.view(np.uint8)).tobytes()
-    if item is Item.FLOAT:
+    if item is ItemType.FLOAT:
         with np.errstate(over="ignore"):
             return flat.astype(f"<f{bits // 8}").tobytes()
     _check_fits(flat, bits, item.is_signed)

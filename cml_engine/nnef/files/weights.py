@@ -25,7 +25,7 @@ from cml_engine.nnef.files.sources import tensor_blob
 from cml_engine.nnef.files.tensor_file import (
     Blob,
     Header,
-    Item,
+    ItemType,
     StoredTensor,
     read_header,
     read_stored,
@@ -119,9 +119,9 @@ def load_variables(
         values = shared.get((*key, _ANY_LINE), shared.get((*key, repr(quant))))
         if values is None:
             values, header = _read(variable, blob, quant)
-            is_plain = header.item is Item.FLOAT or variable.fact.dtype != "scalar"
+            is_plain = header.item is ItemType.FLOAT or variable.fact.dtype != "scalar"
             shared[*key, _ANY_LINE if is_plain else repr(quant)] = values
-            halves += [variable] if (header.item, header.bits) == (Item.FLOAT, 16) else []
+            halves += [variable] if (header.item, header.bits) == (ItemType.FLOAT, 16) else []
         found[variable.name] = _shared(variable, values)
     if halves:  # once for the model: there may be hundreds
         warn(f"{len(halves)} files hold 16-bit floats: they take 32 bits here", halves[0].source)
@@ -167,7 +167,7 @@ def to_engine(
         return stored.values
     if dtype == "integer":
         return _int32(stored.values, file)
-    if stored.header.item is not Item.FLOAT:
+    if stored.header.item is not ItemType.FLOAT:
         return dequantize(stored, quant, file)
     if stored.header.bits == 64:
         warn(f"'{file}' holds 64-bit floats: they are rounded to 32 bits", source)
@@ -205,21 +205,23 @@ def _check(fact: Fact, header: Header, file: str, has_quant: bool) -> None:
             "correct one of them"
         )
     if not _suits(fact.dtype, header.item, has_quant):
-        hint = "add a line to graph.quant" if header.item is not Item.BOOL else "export it again"
+        hint = (
+            "add a line to graph.quant" if header.item is not ItemType.BOOL else "export it again"
+        )
         raise TensorFileError(
             f"'{file}' holds {header.item.shown} items of {header.bits} bits, the variable wants "
             f"{fact.dtype}: {hint if fact.dtype == 'scalar' else 'correct one of them'}"
         )
 
 
-def _suits(dtype: str, item: Item, has_quant: bool) -> bool:
+def _suits(dtype: str, item: ItemType, has_quant: bool) -> bool:
     if dtype == "logical":
-        return item is Item.BOOL
+        return item is ItemType.BOOL
     if dtype == "integer":
-        return item in (Item.INT, Item.UINT)
-    if item in (Item.INT, Item.UINT):
+        return item in (ItemType.INT, ItemType.UINT)
+    if item in (ItemType.INT, ItemType.UINT):
         return has_quant
-    return item is not Item.BOOL
+    return item is not ItemType.BOOL
 
 
 def _int32(values: Array, file: str) -> Array:

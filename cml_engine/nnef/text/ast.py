@@ -175,7 +175,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Param:
+class FragmentParam:
     name: str
     type: Type
     default: Expr | None = None
@@ -183,7 +183,7 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class FragmentResult:
     name: str
     type: Type
 
@@ -193,8 +193,8 @@ class Fragment:
     """``body`` is None for a declaration only. ``default_dtype`` is that of ``<? = scalar>``."""
 
     name: str
-    params: tuple[Param, ...]
-    results: tuple[Result, ...]
+    params: tuple[FragmentParam, ...]
+    results: tuple[FragmentResult, ...]
     body: tuple[Assignment, ...] | None = None
     generic: bool = False
     default_dtype: str | None = None

@@ -12,10 +12,10 @@ from cml_engine.nnef.text.ast import (
     Document,
     Expr,
     Fragment,
+    FragmentParam,
+    FragmentResult,
     GraphDef,
     Name,
-    Param,
-    Result,
     TupleExpr,
     Type,
 )
@@ -104,18 +104,18 @@ class Parser(ExpressionParser):
         return True, default
 
     # param ::= identifier ":" type ["=" expression]
-    def param(self) -> Param:
+    def param(self) -> FragmentParam:
         name = self.identifier("a parameter's name")
         self.expect(":")
         kind = self.type()
         default = self.expression() if self.accept("=") else None
-        return Param(name.id, kind, default, pos=name.pos)
+        return FragmentParam(name.id, kind, default, pos=name.pos)
 
     # result ::= identifier ":" type
-    def result(self) -> Result:
+    def result(self) -> FragmentResult:
         name = self.identifier("a result's name")
         self.expect(":")
-        return Result(name.id, self.type())
+        return FragmentResult(name.id, self.type())
 
     # type ::= (type-name | "?" | "tensor" "<" [type-name | "?"] ">" | "(" types ")") {"[" "]"}
     def type(self) -> Type:

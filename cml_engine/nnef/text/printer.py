@@ -14,13 +14,13 @@ from cml_engine.nnef.text.ast import (
     Document,
     Expr,
     Fragment,
+    FragmentParam,
+    FragmentResult,
     GraphDef,
     IfElse,
     Literal,
     Name,
-    Param,
     Range,
-    Result,
     Subscript,
     TupleExpr,
     Unary,
@@ -133,12 +133,12 @@ def _argument(argument: Argument) -> str:
     return value if argument.name is None else f"{argument.name} = {value}"
 
 
-def _param(param: Param) -> str:
+def _param(param: FragmentParam) -> str:
     default = "" if param.default is None else f" = {print_expression(param.default)}"
     return f"{param.name}: {param.type}{default}"
 
 
-def _result(result: Result) -> str:
+def _result(result: FragmentResult) -> str:
     return f"{result.name}: {result.type}"
 
 

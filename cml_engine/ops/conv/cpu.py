@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.blas import multiply
-from cml_engine.ops.conv.shapes import Axis, ConvShape, conv_shape, deconv_shape
+from cml_engine.ops.conv.shapes import ConvAxis, ConvShape, conv_shape, deconv_shape
 from cml_engine.ops.declaration.scratch import Scratch
 
 Array = np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ def _add_bias(out: Array, bias: Array) -> None:
         out += values.reshape(-1, *(1,) * (out.ndim - 2))
 
 
-def border_indices(axis: Axis, border: str) -> Array:
+def border_indices(axis: ConvAxis, border: str) -> Array:
     """For each position of the padded axis, the input's index that it repeats; -1 = zero."""
     at = np.arange(-axis.before, axis.wide + axis.after)
     last = axis.wide - 1
@@ -95,7 +95,7 @@ def _zeros(shape: tuple[int, ...]) -> Array:
 
 def pad_border(
     x: Array,
-    axes: Sequence[Axis],
+    axes: Sequence[ConvAxis],
     border: str,
     zeros: Callable[[tuple[int, ...]], Array] = _zeros,
 ) -> Array:

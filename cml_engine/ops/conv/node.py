@@ -11,7 +11,7 @@ import numpy as np
 
 from cml_engine.graph import Node
 from cml_engine.layout import C4, C4H, VECTOR_TYPE, to_half
-from cml_engine.ops.conv.shapes import Axis, ConvShape
+from cml_engine.ops.conv.shapes import ConvAxis, ConvShape
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering
 
@@ -75,7 +75,7 @@ class Conv:
         names = ("x_size", "y_size", "k_size", "y_mul", "k_step", "origin", "up")
         return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
-    def _position(self, a: Axis) -> tuple[int, ...]:
+    def _position(self, a: ConvAxis) -> tuple[int, ...]:
         if self.transposed:
             return a.narrow, a.wide, a.kernel, 1, -a.dilation, a.before, a.stride
         return a.wide, a.narrow, a.kernel, a.stride, a.dilation, -a.before, 1

@@ -16,7 +16,7 @@ from cml_engine.ops.common.window import BORDERS
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class ConvAxis:
     """One spatial dimension. ``wide`` is the side that the window slides over (a conv's input, a
     deconv's output), ``narrow`` the side with one value per window."""
 
@@ -34,7 +34,7 @@ class Axis:
         return (self.kernel - 1) * self.dilation + 1
 
 
-_UNIT = Axis(1, 1, 1, 1, 1, 0, 0)
+_UNIT = ConvAxis(1, 1, 1, 1, 1, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class ConvShape:
     in_channels: int
     out_channels: int
     groups: int
-    axes: tuple[Axis, ...]
+    axes: tuple[ConvAxis, ...]
     border: str
 
     @property
-    def axes3(self) -> tuple[Axis, Axis, Axis]:
+    def axes3(self) -> tuple[ConvAxis, ConvAxis, ConvAxis]:
         """Depth, height and width."""
         d, h, w = (_UNIT,) * (3 - len(self.axes)) + self.axes
         return d, h, w
@@ -173,7 +173,7 @@ def _check_bias(bias: Fact | None, channels: int) -> None:
         )
 
 
-def _check_border(border: str, axes: Sequence[Axis]) -> None:
+def _check_border(border: str, axes: Sequence[ConvAxis]) -> None:
     for i, axis in enumerate(axes):
         if border != "constant" and axis.wide == 0 and axis.narrow:
             raise ShapeError(
@@ -214,7 +214,7 @@ def _same(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-def _conv_axes(attrs: Attrs, spatial: Sequence[int], kernel: Sequence[int]) -> tuple[Axis, ...]:
+def _conv_axes(attrs: Attrs, spatial: Sequence[int], kernel: Sequence[int]) -> tuple[ConvAxis, ...]:
     rank = len(spatial)
     strides = _per_axis(attrs, "stride", rank, 1)
     dilations = _per_axis(attrs, "dilation", rank, 1)
@@ -233,13 +233,13 @@ def _conv_axes(attrs: Attrs, spatial: Sequence[int], kernel: Sequence[int]) -> t
                     f"spatial axis {i}: a window of {k} (dilation {d}: {reach}) does not fit into "
                     f"{x} + padding ({before},{after}) = {before + x + after}; add padding"
                 )
-        axes.append(Axis(x, max(out, 0), k, s, d, before, after))
+        axes.append(ConvAxis(x, max(out, 0), k, s, d, before, after))
     return tuple(axes)
 
 
 def _deconv_axes(
     attrs: Attrs, spatial: Sequence[int], kernel: Sequence[int], wanted: Sequence[int]
-) -> tuple[Axis, ...]:
+) -> tuple[ConvAxis, ...]:
     rank = len(spatial)
     strides = _per_axis(attrs, "stride", rank, 1)
     dilations = _per_axis(attrs, "dilation", rank, 1)
@@ -256,13 +256,13 @@ def _deconv_axes(
             full = (x - 1) * s + reach - before - after
             out = wanted[i] if wanted else full if x else 0
             back = (before + out + after - reach) // s + 1
-        axis = Axis(out, x, k, s, d, before, after)
+        axis = ConvAxis(out, x, k, s, d, before, after)
         _check_deconv_axis(i, axis, back, bool(wanted))
         axes.append(axis)
     return tuple(axes)
 
 
-def _check_deconv_axis(i: int, axis: Axis, back: int, stated: bool) -> None:
+def _check_deconv_axis(i: int, axis: ConvAxis, back: int, stated: bool) -> None:
     if axis.wide < 0 or (axis.wide == 0 and axis.narrow):
         raise ShapeError(
             f"spatial axis {i}: padding ({axis.before},{axis.after}) crops all of the "

@@ -69,7 +69,7 @@ class Surroundings(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class NamedTensor:
     """A tensor as a kernel meets it: ``name`` in HLSL, ``tensor`` in the graph."""
 
     name: str
@@ -93,7 +93,7 @@ class Interface:
         self.values[inner] = value
         return inner
 
-    def tensor(self, operand: Operand, binding: int) -> None:
+    def tensor(self, operand: NamedTensor, binding: int) -> None:
         name, fact = operand.name, operand.fact
         shape = [*fact.shape, *[1] * (_DIMS - fact.rank)]
         stride = [*_strides(fact.shape), *[0] * (_DIMS - fact.rank)]
@@ -112,7 +112,7 @@ class Interface:
             "}",
         ]
 
-    def tensor_list(self, name: str, parts: Sequence[Operand]) -> None:
+    def tensor_list(self, name: str, parts: Sequence[NamedTensor]) -> None:
         """``name_load(k, i)`` over tensors ``name0``, ``name1``, …"""
         self.lines.append(f"static const uint {name}_count = {len(parts)}u;")
         if not parts:
@@ -174,7 +174,7 @@ def launch(
     spec = lookup(op.node.op)
     own = kernel or spec.kernel
     assert own is not None  # only a kernel's lower comes here
-    tensors = [[Operand(n, t, _fact(op, t)) for n, t in m.items()] for m in (reads, writes)]
+    tensors = [[NamedTensor(n, t, _fact(op, t)) for n, t in m.items()] for m in (reads, writes)]
     made = _dispatch(op, spec, located(own, spec), threads, tensors[0], tensors[1], values)
     return replace(made, defines={**made.defines, **defines}, cost=cost)
 
@@ -184,8 +184,8 @@ def _dispatch(
     spec: OpSpec,
     kernel: Kernel,
     threads: int,
-    reads: Sequence[Operand],
-    writes: Sequence[Operand],
+    reads: Sequence[NamedTensor],
+    writes: Sequence[NamedTensor],
     values: Mapping[str, Value],
 ) -> Dispatch:
     if kernel.group > op.limits.max_group_threads:
@@ -247,14 +247,14 @@ def _main(arguments: int) -> list[str]:
     ]
 
 
-def _operands(op: Surroundings, spec: OpSpec) -> tuple[list[Operand], list[Operand]]:
+def _operands(op: Surroundings, spec: OpSpec) -> tuple[list[NamedTensor], list[NamedTensor]]:
     """All inputs, then all results, under the names of the signature."""
     found = signature_of(spec)
     inputs = _named(_input_types(found), op.in_names, "in", spec)
     outputs = _named(_output_types(found), op.out_names, "out", spec)
     return (
-        [Operand(name, tensor, op.fact(tensor)) for name, tensor in inputs],
-        [Operand(name, tensor, op.fact(tensor)) for name, tensor in outputs],
+        [NamedTensor(name, tensor, op.fact(tensor)) for name, tensor in inputs],
+        [NamedTensor(name, tensor, op.fact(tensor)) for name, tensor in outputs],
     )
 
 
@@ -283,7 +283,7 @@ def _named(
     return list(zip(names, tensors, strict=True))
 
 
-def _lists(spec: OpSpec, operands: Sequence[Operand]) -> dict[str, list[Operand]]:
+def _lists(spec: OpSpec, operands: Sequence[NamedTensor]) -> dict[str, list[NamedTensor]]:
     """The declared lists of input tensors with their parts."""
     types = _input_types(signature_of(spec)) or []
     names = [name for name, kind in types if kind.kind == "array"]

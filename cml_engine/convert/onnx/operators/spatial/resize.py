@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class ResizeAxis:
     """How one axis changes: extents, the scale that positions go by, and the region of crops."""
 
     extent: int
@@ -35,7 +35,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ResizeRule:
     """ONNX's attributes."""
 
     mode: str = "nearest"
@@ -57,8 +57,10 @@ def upsample(call: Call) -> Value:
     given = call.attributes.get("scales")
     scales = call.array(1, "the scales").tolist() if given is None else given
     mode = call.attr("mode")
-    axes = [Axis(n, int(np.floor(n * s)), s) for n, s in zip(call[0].shape, scales, strict=True)]
-    return resized(call, call[0], axes, Rule(mode))
+    axes = [
+        ResizeAxis(n, int(np.floor(n * s)), s) for n, s in zip(call[0].shape, scales, strict=True)
+    ]
+    return resized(call, call[0], axes, ResizeRule(mode))
 
 
 _RESIZE_11 = {
@@ -87,7 +89,7 @@ _RESIZE_18 = {
     since=18,
 )
 def resize(call: Call) -> Value:
-    rule = Rule(
+    rule = ResizeRule(
         call.attr("mode"),
         call.attr("coordinate_transformation_mode"),
         call.attr("nearest_mode"),
@@ -99,7 +101,7 @@ def resize(call: Call) -> Value:
     return resized(call, call[0], _axes(call, rule), rule)
 
 
-def _axes(call: Call, rule: Rule) -> list[Axis]:
+def _axes(call: Call, rule: ResizeRule) -> list[ResizeAxis]:
     shape = call[0].shape
     which = call.attributes.get("axes")
     which = list(range(len(shape))) if which is None else call.axes(which, len(shape))
@@ -108,7 +110,7 @@ def _axes(call: Call, rule: Rule) -> list[Axis]:
     sizes = call.ints(3, "the sizes") if call.has(3) else None
     if (scales is None) == (sizes is None):
         raise call.wrong("it wants either scales or sizes")
-    axes = [Axis(n, n, 1.0) for n in shape]
+    axes = [ResizeAxis(n, n, 1.0) for n in shape]
     if sizes is not None:
         given = list(zip(sizes, [shape[a] for a in which], strict=True))
         scales = [size / n for size, n in given]
@@ -121,11 +123,11 @@ def _axes(call: Call, rule: Rule) -> list[Axis]:
     for i, axis in enumerate(which):
         n, (start, end) = shape[axis], regions[i]
         size = int(np.floor(n * (end - start) * scales[i])) if sizes is None else sizes[i]
-        axes[axis] = Axis(n, size, scales[i], regions[i])
+        axes[axis] = ResizeAxis(n, size, scales[i], regions[i])
     return axes
 
 
-def _regions(call: Call, rule: Rule, which: Sequence[int]) -> list[tuple[float, float]]:
+def _regions(call: Call, rule: ResizeRule, which: Sequence[int]) -> list[tuple[float, float]]:
     if rule.coordinates != "tf_crop_and_resize":
         return [(0.0, 1.0)] * len(which)
     region = call.array(1, "the region").tolist()
@@ -140,7 +142,7 @@ _ROUNDINGS = {"round_prefer_floor": "half_down", "round_prefer_ceil": "half_up",
               "floor": "floor", "ceil": "ceil"}  # fmt: skip
 
 
-def resized(call: Call, x: Value, axes: Sequence[Axis], rule: Rule) -> Value:
+def resized(call: Call, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
     if any(a.size < 1 or a.size > 1 << 24 for a in axes):
         raise call.wrong(f"{x} to {[a.size for a in axes]}")
     if not any(a.changes for a in axes) and rule.coordinates != "tf_crop_and_resize":
@@ -151,7 +153,7 @@ def resized(call: Call, x: Value, axes: Sequence[Axis], rule: Rule) -> Value:
     return _by_axes(call, x, axes, rule)
 
 
-def _native(call: Call, x: Value, axes: Sequence[Axis], rule: Rule) -> Value | None:
+def _native(call: Call, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value | None:
     """The engine's operator, if there is one that does the same."""
     coordinates = _COORDINATES.get(rule.coordinates)
     if x.rank not in (3, 4, 5) or axes[0].changes or axes[1].changes or coordinates is None:
@@ -192,7 +194,7 @@ _REPEATS = (
 )
 
 
-def _is_ratio(axis: Axis) -> bool:
+def _is_ratio(axis: ResizeAxis) -> bool:
     """Whether the scale is the ratio of the extents, which the engine goes by."""
     return abs(axis.scale * axis.extent - axis.size) < 1e-6 * axis.size
 
@@ -200,7 +202,7 @@ def _is_ratio(axis: Axis) -> bool:
 # -- by constants of each axis -------------------------------------------------------------------
 
 
-def _by_axes(call: Call, x: Value, axes: Sequence[Axis], rule: Rule) -> Value:
+def _by_axes(call: Call, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
     outside: list[tuple[int, Array]] = []
     y = x if rule.mode == "nearest" else call.scalar(x)
     for position, axis in enumerate(axes):
@@ -225,7 +227,7 @@ def _by_axes(call: Call, x: Value, axes: Sequence[Axis], rule: Rule) -> Value:
     return call.cast(y, x.kind).typed(x.dtype)
 
 
-def positions(axis: Axis, coordinates: str) -> Any:
+def positions(axis: ResizeAxis, coordinates: str) -> Any:
     """Where the results lie among the source's indices."""
     i = np.arange(axis.size, dtype=np.float64)
     n, size, scale = axis.extent, axis.size, axis.scale
@@ -254,7 +256,7 @@ def _rounded(places: Array, how: str) -> Any:
     return np.floor(places) if how == "floor" else np.ceil(places)
 
 
-def weights(axis: Axis, rule: Rule, places: Array) -> Array:
+def weights(axis: ResizeAxis, rule: ResizeRule, places: Array) -> Array:
     """What each result takes of each source value: a matrix [results, source]."""
     shrink = min(axis.scale, 1.0) if rule.antialias else 1.0
     radius = (2.0 if rule.mode == "cubic" else 1.0) / shrink
@@ -274,7 +276,7 @@ def weights(axis: Axis, rule: Rule, places: Array) -> Array:
     return found.astype(np.float32)
 
 
-def _kernel(t: Array, rule: Rule) -> Any:
+def _kernel(t: Array, rule: ResizeRule) -> Any:
     t = np.abs(t)
     if rule.mode != "cubic":
         return np.maximum(1 - t, 0)
