@@ -7,7 +7,7 @@ input, for ncnn's convolutions on a GPU want constant filters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log
 from pathlib import Path
 
@@ -37,6 +37,8 @@ def graph_to_ncnn(graph: Graph, param: Path, weights: Path) -> None:
 
 
 class _Writer:
+    """The layers so far; what an operator becomes is a function below."""
+
     def __init__(self, graph: Graph) -> None:
         self.graph, self.parts = graph, NcnnParts()
         self.facts, self.constants = graph.facts, graph.constants
@@ -52,10 +54,10 @@ class _Writer:
         elif node.op in _UNARY:
             self.unary(node)
         else:
-            write = getattr(self, f"write_{node.op}", None)
+            write = _WRITERS.get(node.op)
             if write is None:
                 raise CannotWrite(f"no ncnn layer is known for {node.title}")
-            write(node)
+            write(self, node)
         self.written.update(node.outputs)
 
     # -- names and numbers
@@ -106,7 +108,7 @@ class _Writer:
             self.pair(node.op, self.blob(a), self.blob(b), output)
 
     def scales_filter(self, node: Node) -> bool:
-        """Whether all it does is scaling filters, which :meth:`write_conv` does to the input."""
+        """Whether all it does is scaling filters, which :func:`conv` does to the input."""
         if node.op != "mul":
             return False
         filter, style = node.inputs
@@ -123,50 +125,7 @@ class _Writer:
         if node.op == "log2":
             self.scalar(_BINARY["mul"], result, 1 / log(2), output)
 
-    def write_clamp(self, node: Node) -> None:
-        low, high = (float(self.weights(node, i)) for i in (1, 2))
-        self.parts.layer("Clip", [self.blob(node.inputs[0])], node.outputs[0], f"0={low} 1={high}")
-
-    def write_relu(self, node: Node) -> None:
-        self.parts.layer("ReLU", [self.blob(node.inputs[0])], node.outputs[0])
-
-    def write_leaky_relu(self, node: Node) -> None:
-        slope = f"0={node.attrs.alpha}"
-        self.parts.layer("ReLU", [self.blob(node.inputs[0])], node.outputs[0], slope)
-
-    def write_batch_normalization(self, node: Node) -> None:
-        """``x a - mean a + offset`` with ``a = scale / sqrt(variance + epsilon)``, all of them
-        computed at run time; ``scale`` is a number."""
-        x, mean, variance, offset = map(self.blob, node.inputs[:4])
-        scale, output = self.number(node.inputs[4]), node.outputs[0]
-        if scale is None:
-            raise CannotWrite(f"{node.title}: a scale that is no number")
-        safe = self.scalar(_BINARY["add"], variance, node.attrs.epsilon, f"{output}_safe")
-        root = self.parts.layer("UnaryOp", [safe], f"{output}_root", "0=6")
-        factor = self.scalar(_BINARY["mul"], root, scale, f"{output}_factor")
-        shift = self.pair("mul", mean, factor, f"{output}_shift")
-        scaled = self.pair("mul", x, factor, f"{output}_scaled")
-        shifted = self.pair("sub", scaled, shift, f"{output}_shifted")
-        self.pair("add", shifted, offset, output)
-
-    # -- products
-
-    def write_conv(self, node: Node) -> None:
-        x, filter = self.blob(node.inputs[0]), self.constants.get(node.inputs[1])
-        if filter is None:
-            maker = self.makers.get(node.inputs[1])
-            if maker is None or not self.scales_filter(maker):
-                raise CannotWrite(f"{node.title}: a filter that is computed")
-            filter = self.weights(maker, 0)
-            x = self.pair("mul", x, self.blob(maker.inputs[1]), f"{node.outputs[0]}_scaled")
-        self.window("Convolution", node, x, filter, len(filter))
-
-    def write_deconv(self, node: Node) -> None:
-        filter = self.weights(node, 1)
-        if node.attrs.groups != 1:
-            raise CannotWrite(f"{node.title}: groups")
-        kernel = filter.swapaxes(0, 1)
-        self.window("Deconvolution", node, self.blob(node.inputs[0]), kernel, len(kernel))
+    # -- windows
 
     def window(self, type: str, node: Node, x: str, filter: Array, channels: int) -> None:
         """What convolution and deconvolution share: windows, bias, and the activation."""
@@ -186,14 +145,6 @@ class _Writer:
         self.parts.layer(type, [x], output, f"{words} {activation}".rstrip(), filter, bias)
         self.written.add(output)
 
-    def write_linear(self, node: Node) -> None:
-        filter = self.weights(node, 1)
-        output, activation = self.activation(node)
-        numbers = f"0={len(filter)} 1=1 2={filter.size} {activation}".rstrip()
-        x, bias = self.blob(node.inputs[0]), self.bias(node, len(filter))
-        self.parts.layer("InnerProduct", [x], output, numbers, filter, bias)
-        self.written.add(output)
-
     def activation(self, node: Node) -> tuple[str, str]:
         """The result's name and the parameters of an activation, where one follows alone."""
         reader = self.only_reader(node.outputs[0])
@@ -203,48 +154,133 @@ class _Writer:
             return reader.outputs[0], f"9=2 -23310=1,{reader.attrs.alpha}"
         return node.outputs[0], ""
 
-    # -- moving and resampling
 
-    def write_copy(self, node: Node) -> None:
-        self.parts.layer("Noop", [self.blob(node.inputs[0])], node.outputs[0])
+#: by operator
+_WRITERS: dict[str, Callable[[_Writer, Node], None]] = {}
 
-    def write_concat(self, node: Node) -> None:
-        if node.attrs.axis != 1:
-            raise CannotWrite(f"{node.title}: along another axis than the channels")
-        self.parts.layer("Concat", [self.blob(x) for x in node.inputs], node.outputs[0], "0=0")
 
-    def write_slice(self, node: Node) -> None:
-        a, shape = node.attrs, self.facts[node.inputs[0]].shape
-        ends = [end or shape[axis] for axis, end in zip(a.axes, a.end, strict=True)]
-        lists = ((9, a.begin), (10, ends), (11, [axis - 1 for axis in a.axes]))
-        numbers = " ".join(f"{-23300 - key}={_list(values)}" for key, values in lists)
-        self.parts.layer("Crop", [self.blob(node.inputs[0])], node.outputs[0], numbers)
+def _writes(function: Callable[[_Writer, Node], None]) -> Callable[[_Writer, Node], None]:
+    """The function writes the operator of its name."""
+    _WRITERS[function.__name__] = function
+    return function
 
-    def write_mean_reduce(self, node: Node) -> None:
-        if self.facts[node.inputs[0]].rank != 2 or node.attrs.axes != [1]:
-            raise CannotWrite(f"{node.title}: a mean of other than all numbers")
-        self.parts.layer("Reduction", [self.blob(node.inputs[0])], node.outputs[0], "0=3 1=1 4=1")
 
-    def write_reshape(self, node: Node) -> None:
-        """Pixels shuffled: a reshape, a transpose and another reshape."""
-        turn = self.only_reader(node.outputs[0])
-        back = self.only_reader(turn.outputs[0]) if turn else None
-        shape = self.facts[node.outputs[0]].shape
-        if not (turn and back and turn.op == "transpose" and back.op == "reshape"):
-            raise CannotWrite(f"{node.title}: a reshape that is no shuffling of pixels")
-        _, channels, r, _, height, width = shape
-        shuffled = (1, channels, r * height, r * width)
-        if turn.attrs.axes != _SHUFFLE or self.facts[back.outputs[0]].shape != shuffled:
-            raise CannotWrite(f"{node.title}: a reshape that is no shuffling of pixels")
-        self.parts.layer("PixelShuffle", [self.blob(node.inputs[0])], back.outputs[0], f"0={r}")
-        self.written.update((*turn.outputs, *back.outputs))
+@_writes
+def clamp(w: _Writer, node: Node) -> None:
+    low, high = (float(w.weights(node, i)) for i in (1, 2))
+    w.parts.layer("Clip", [w.blob(node.inputs[0])], node.outputs[0], f"0={low} 1={high}")
 
-    def write_multilinear_upsample(self, node: Node) -> None:
-        channels = self.facts[node.inputs[0]].shape[1]
-        filter = bilinear(node, channels)
-        numbers = f"0={channels} 1=4 3=2 4=1 5=0 6={filter.size} 7={channels}"
-        x, output = self.blob(node.inputs[0]), node.outputs[0]
-        self.parts.layer("DeconvolutionDepthWise", [x], output, numbers, filter)
+
+@_writes
+def relu(w: _Writer, node: Node) -> None:
+    w.parts.layer("ReLU", [w.blob(node.inputs[0])], node.outputs[0])
+
+
+@_writes
+def leaky_relu(w: _Writer, node: Node) -> None:
+    slope = f"0={node.attrs.alpha}"
+    w.parts.layer("ReLU", [w.blob(node.inputs[0])], node.outputs[0], slope)
+
+
+@_writes
+def batch_normalization(w: _Writer, node: Node) -> None:
+    """``x a - mean a + offset`` with ``a = scale / sqrt(variance + epsilon)``, all of them
+    computed at run time; ``scale`` is a number."""
+    x, mean, variance, offset = map(w.blob, node.inputs[:4])
+    scale, output = w.number(node.inputs[4]), node.outputs[0]
+    if scale is None:
+        raise CannotWrite(f"{node.title}: a scale that is no number")
+    safe = w.scalar(_BINARY["add"], variance, node.attrs.epsilon, f"{output}_safe")
+    root = w.parts.layer("UnaryOp", [safe], f"{output}_root", "0=6")
+    factor = w.scalar(_BINARY["mul"], root, scale, f"{output}_factor")
+    shift = w.pair("mul", mean, factor, f"{output}_shift")
+    scaled = w.pair("mul", x, factor, f"{output}_scaled")
+    shifted = w.pair("sub", scaled, shift, f"{output}_shifted")
+    w.pair("add", shifted, offset, output)
+
+
+@_writes
+def conv(w: _Writer, node: Node) -> None:
+    x, filter = w.blob(node.inputs[0]), w.constants.get(node.inputs[1])
+    if filter is None:
+        maker = w.makers.get(node.inputs[1])
+        if maker is None or not w.scales_filter(maker):
+            raise CannotWrite(f"{node.title}: a filter that is computed")
+        filter = w.weights(maker, 0)
+        x = w.pair("mul", x, w.blob(maker.inputs[1]), f"{node.outputs[0]}_scaled")
+    w.window("Convolution", node, x, filter, len(filter))
+
+
+@_writes
+def deconv(w: _Writer, node: Node) -> None:
+    filter = w.weights(node, 1)
+    if node.attrs.groups != 1:
+        raise CannotWrite(f"{node.title}: groups")
+    kernel = filter.swapaxes(0, 1)
+    w.window("Deconvolution", node, w.blob(node.inputs[0]), kernel, len(kernel))
+
+
+@_writes
+def linear(w: _Writer, node: Node) -> None:
+    filter = w.weights(node, 1)
+    output, activation = w.activation(node)
+    numbers = f"0={len(filter)} 1=1 2={filter.size} {activation}".rstrip()
+    x, bias = w.blob(node.inputs[0]), w.bias(node, len(filter))
+    w.parts.layer("InnerProduct", [x], output, numbers, filter, bias)
+    w.written.add(output)
+
+
+@_writes
+def copy(w: _Writer, node: Node) -> None:
+    w.parts.layer("Noop", [w.blob(node.inputs[0])], node.outputs[0])
+
+
+@_writes
+def concat(w: _Writer, node: Node) -> None:
+    if node.attrs.axis != 1:
+        raise CannotWrite(f"{node.title}: along another axis than the channels")
+    w.parts.layer("Concat", [w.blob(x) for x in node.inputs], node.outputs[0], "0=0")
+
+
+@_writes
+def slice(w: _Writer, node: Node) -> None:
+    a, shape = node.attrs, w.facts[node.inputs[0]].shape
+    ends = [end or shape[axis] for axis, end in zip(a.axes, a.end, strict=True)]
+    lists = ((9, a.begin), (10, ends), (11, [axis - 1 for axis in a.axes]))
+    numbers = " ".join(f"{-23300 - key}={_list(values)}" for key, values in lists)
+    w.parts.layer("Crop", [w.blob(node.inputs[0])], node.outputs[0], numbers)
+
+
+@_writes
+def mean_reduce(w: _Writer, node: Node) -> None:
+    if w.facts[node.inputs[0]].rank != 2 or node.attrs.axes != [1]:
+        raise CannotWrite(f"{node.title}: a mean of other than all numbers")
+    w.parts.layer("Reduction", [w.blob(node.inputs[0])], node.outputs[0], "0=3 1=1 4=1")
+
+
+@_writes
+def reshape(w: _Writer, node: Node) -> None:
+    """Pixels shuffled: a reshape, a transpose and another reshape."""
+    turn = w.only_reader(node.outputs[0])
+    back = w.only_reader(turn.outputs[0]) if turn else None
+    shape = w.facts[node.outputs[0]].shape
+    if not (turn and back and turn.op == "transpose" and back.op == "reshape"):
+        raise CannotWrite(f"{node.title}: a reshape that is no shuffling of pixels")
+    _, channels, r, _, height, width = shape
+    shuffled = (1, channels, r * height, r * width)
+    if turn.attrs.axes != _SHUFFLE or w.facts[back.outputs[0]].shape != shuffled:
+        raise CannotWrite(f"{node.title}: a reshape that is no shuffling of pixels")
+    w.parts.layer("PixelShuffle", [w.blob(node.inputs[0])], back.outputs[0], f"0={r}")
+    w.written.update((*turn.outputs, *back.outputs))
+
+
+@_writes
+def multilinear_upsample(w: _Writer, node: Node) -> None:
+    channels = w.facts[node.inputs[0]].shape[1]
+    filter = bilinear(node, channels)
+    numbers = f"0={channels} 1=4 3=2 4=1 5=0 6={filter.size} 7={channels}"
+    x, output = w.blob(node.inputs[0]), node.outputs[0]
+    w.parts.layer("DeconvolutionDepthWise", [x], output, numbers, filter)
 
 
 def _list(values: Sequence[int]) -> str:
