@@ -123,6 +123,8 @@ class KernelFamily(Generic[N, T]):
         order = TopologicalSorter[str](dict.fromkeys(sorted(self._added), ()))
         for name, variant in self._added.items():
             for later in variant.before:
+                if later not in self._added:
+                    raise ValueError(f"{self.name}: '{name}' is before '{later}', which is none")
                 order.add(later, name)
         named = [self._added[name] for name in order.static_order()]
         return tuple(sorted(named, key=lambda variant: not variant.alone))

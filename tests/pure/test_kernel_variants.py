@@ -1,0 +1,98 @@
+"""Families of kernel variants: their order, the first choice, the options; what is declared."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+import shaders_hlsl
+from cml_engine.ops.declaration import variant as variants
+from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant, kernel_families
+
+
+@dataclass
+class Op:
+    """What a family asks of a lowering: to choose."""
+
+    table: VariantTable = NO_VARIANTS
+    choices: list[Choice] = field(default_factory=list)
+
+    def choose(self, key, options, default):
+        chosen = self.table.name_for(key, tuple(options), default)
+        self.choices.append(Choice("node", key, tuple(options), default, chosen))
+        return options[chosen]
+
+
+@dataclass
+class Node:
+    op: Op
+    size: int
+
+
+@pytest.fixture
+def family(monkeypatch):
+    monkeypatch.setattr(variants, "FAMILIES", dict(variants.FAMILIES))
+    return KernelFamily("test", lambda node: f"test {node.size}")
+
+
+def add(family, name, **changes):
+    def lower(node, tile):
+        yield Dispatch(groups=tile or 1, tensors=("y",))
+
+    family.add(KernelVariant(name=name, about="", kernel=Kernel(f"{name}.hlsl"), lower=lower,
+                             **changes))  # fmt: skip
+
+
+def run(family, size=8, table=NO_VARIANTS):
+    op = Op(table)
+    (dispatch,) = family.lower(Node(op, size))
+    return dispatch, op.choices
+
+
+def test_the_rules_ask_in_the_order_that_variants_state(family):
+    add(family, "common", usual=lambda n: 4)
+    add(family, "rare", possible=lambda n: n.size > 4, before=("common",), usual=lambda n: 2)
+    add(family, "never", gains=lambda n: False, before=("rare",), tiles=lambda n: (1,))
+    assert [v.name for v in family.variants] == ["never", "rare", "common"]
+    dispatch, (choice,) = run(family)
+    assert (dispatch.variant, dispatch.kernel.path, dispatch.groups) == ("rare 2", "rare.hlsl", 2)
+    assert (choice.key, choice.default, choice.options) == (
+        "test 8",
+        "rare 2",
+        ("rare 2", "never 1"),
+    )
+    assert run(family, 3)[0].variant == "common 4"
+
+
+def test_a_table_takes_what_is_possible_and_else_nothing(family):
+    add(family, "common", usual=lambda n: 4, tiles=lambda n: (2, 4, 8))
+    add(family, "large", possible=lambda n: n.size > 4, gains=lambda n: False, tiles=lambda n: (1,))
+    _, (choice,) = run(family)
+    assert choice.options == ("common 4", "common 2", "common 8", "large 1")
+    large = next(v for v in family.variants if v.name == "large")
+    table = large.forced([choice])
+    assert run(family, 8, table)[0].variant == "large 1"
+    assert run(family, 3, VariantTable.forcing("test 3", "large 1"))[0].variant == "common 4"
+
+
+def test_one_that_is_alone_leaves_no_choice(family):
+    add(family, "common", tiles=lambda n: (1, 2))
+    add(family, "long", possible=lambda n: n.size > 4, alone=True)
+    dispatch, choices = run(family)
+    assert (dispatch.variant, choices) == ("long", [])
+
+
+def test_two_of_a_name_and_an_order_of_nobody_are_refused(family):
+    add(family, "common", before=("other",))
+    with pytest.raises(ValueError, match="'common' already"):
+        add(family, "common")
+    with pytest.raises(ValueError, match="'common' is before 'other', which is none"):
+        run(family)
+
+
+@pytest.mark.parametrize("family", kernel_families(), ids=lambda family: family.name)
+def test_every_declared_variant_has_a_shader_and_a_line(family):
+    for variant in family.variants:
+        assert shaders_hlsl.own(variant.kernel.path) is not None, variant.name
+        assert variant.about and not variant.about.endswith(".")
