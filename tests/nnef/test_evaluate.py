@@ -96,10 +96,10 @@ def test_messages(load_body: Load, text: str, message: str) -> None:
     ],
 )  # fmt: skip
 def test_no_text_takes_unbounded_time_or_memory(load_body: Load, body: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()  # whatever else the machine does
     with pytest.raises(CmlError):
         load_body(body)
-    assert time.perf_counter() - start < 15
+    assert time.process_time() - start < 15
 
 
 @pytest.mark.parametrize(
