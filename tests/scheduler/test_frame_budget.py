@@ -85,6 +85,7 @@ def test_frames_without_networks_are_asked_for_only_where_something_is_late():
 
 def test_a_renderer_that_needs_more_is_followed_within_frames():
     slack = learned([6.0] * 300 + [12.0] * 3)
+    assert slack.level_ms == pytest.approx(12.0)
     assert slack.aim_ms(FRAME_MS) <= FRAME_MS - 12.0 + 1e-9
     again = learned([6.0] * 300 + [12.0] * 30 + [6.0] * 8)
     assert again.level_ms == pytest.approx(6.0)
