@@ -21,6 +21,7 @@ import numpy as np
 import cml_engine as cml
 from benchmarks import table
 from benchmarks.models import MODELS, ready_program
+from cml_engine.gpu.program import inspect
 from examples.upscale import assets
 from scheduler.executor import StepCost
 
@@ -38,7 +39,7 @@ _APART = 1.5
 def measure(model: str, gpu: cml.Gpu, rounds: int) -> list[tuple[StepCost, float]]:
     """Each step of a network, and its milliseconds: the median of the rounds."""
     program, inputs = ready_program(model, gpu)
-    times = np.median(program.time_steps(inputs, rounds), axis=0)
+    times = np.median(inspect.time_steps(program, inputs, rounds), axis=0)
     return list(zip(program.step_costs(), times.tolist(), strict=True))
 
 

@@ -18,6 +18,7 @@ from benchmarks import layers
 from benchmarks.contenders import Array, Workload
 from benchmarks.graph_ncnn import graph_to_ncnn
 from benchmarks.write_ncnn import write_ncnn
+from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph
 from examples.stylegan2.network import build
@@ -103,7 +104,7 @@ def ready_program(model: str, gpu: cml.Gpu) -> tuple[GpuProgram, dict[str, Array
         session = cml.Session(cml.load(workload.nnef), gpu)
         inputs = session.check_inputs(workload.load_inputs())
     assert isinstance(session.program, GpuProgram)
-    session.program.time_steps(inputs, 1)
+    inspect.time_steps(session.program, inputs, 1)
     return session.program, inputs
 
 

@@ -246,11 +246,12 @@ class Session:
         return RankReport.of(self.graph.name, "CPU (NumPy)", "wall clock", operators, times)
 
     def _rank_gpu(self, arrays: Mapping[str, Array], runs: int) -> RankReport:
+        from cml_engine.gpu.program import inspect
         from cml_engine.gpu.program.program import GpuProgram
 
         assert isinstance(self._program, GpuProgram) and self.gpu and self.plan
-        self._program.time_steps(arrays, 1)
-        times = self._program.time_steps(arrays, runs)
+        inspect.time_steps(self._program, arrays, 1)
+        times = inspect.time_steps(self._program, arrays, runs)
         operators = [OpTime.of_step(step) for step in self.plan.steps]
         clock = "timestamps" if self.gpu.has_timestamps else "wall clock"
         return RankReport.of(self.graph.name, self.gpu.name, clock, operators, times)

@@ -266,11 +266,13 @@ def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
 def _run(
     program: Any, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]
 ) -> tuple[dict[str, Array], Array]:
-    program.fill_arena(SENTINEL)
-    program.run_ranges(inputs, ranges)
+    from cml_engine.gpu.program import inspect
+
+    inspect.fill_arena(program, SENTINEL)
+    inspect.run_ranges(program, inputs, ranges)
     plan = program.plan
-    values = {name: program.read_tensor(place) for name, place in plan.tensors.items()}
-    return values, np.array(program.read_arena())
+    values = {name: inspect.read_tensor(program, place) for name, place in plan.tensors.items()}
+    return values, np.array(inspect.read_arena(program))
 
 
 def _check_guards(program: Any, arena: Array) -> None:
@@ -288,8 +290,10 @@ def _check_guards(program: Any, arena: Array) -> None:
 
 def _check_inputs(program: Any, values: Mapping[str, Array]) -> None:
     """What a kernel reads is bound for writing too: it must not."""
+    from cml_engine.gpu.program import inspect
+
     for name, place in program.plan.inputs.items():
-        now = program.read_tensor(place)
+        now = inspect.read_tensor(program, place)
         assert np.array_equal(now, values[name], equal_nan=now.dtype.kind == "f"), (
             f"a kernel wrote to its input '{name}'"
         )

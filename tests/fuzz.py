@@ -32,6 +32,7 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.backends.cpu import run_node
 from cml_engine.backends.shadow import node_tolerance, shadow_run
+from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
 from cml_engine.nnef.files.writer import save
@@ -236,10 +237,10 @@ def _any_slices(bench: Bench) -> str:
     whole = [(step.index, 0, step.groups) for step in session.plan.steps]
     for seed in range(2):
         session.reset()
-        program.fill_arena(SENTINEL + seed)
-        program.run_ranges(bench.case.inputs, random_partition(whole, seed))
+        inspect.fill_arena(program, SENTINEL + seed)
+        inspect.run_ranges(program, bench.case.inputs, random_partition(whole, seed))
         for name, place in session.plan.outputs.items():
-            if not _same_bits(program.read_tensor(place), wanted[name]):
+            if not _same_bits(inspect.read_tensor(program, place), wanted[name]):
                 return f"partition {seed} of the workgroups gives other bits of {name}"
     options = CompileOptions(bench.without, tuned=False, plan=PlanOptions(keep=True))
     apart = GpuProgram(make_plan(session.graph, bench.gpu, options), bench.gpu)

@@ -21,6 +21,7 @@ from benchmarks import table
 from benchmarks.kernels.controls import PeakMeter
 from benchmarks.kernels.roofline import KernelTimes, Peaks, markdown
 from benchmarks.models import MODELS, ready_program
+from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.common import step_keys
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from examples.upscale import assets
@@ -33,7 +34,7 @@ def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[Ker
     program, inputs = ready_program(model, gpu)
     times, peaks = [], []
     for _ in range(rounds):
-        times.append(1e-3 * program.time_steps(inputs, 1)[0])
+        times.append(1e-3 * inspect.time_steps(program, inputs, 1)[0])
         peaks.append(meter.measure())
     variants: dict[ShaderKey, list[int]] = {}
     for step, key in zip(program.plan.steps, step_keys(program.plan), strict=True):

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.kernels.controls import Control
 from cml_engine.gpu.gpu import Gpu
+from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph
 from cml_engine.layout import C4
@@ -96,7 +97,7 @@ def _work(gpu: Gpu, plan: Plan, graph: Graph, inputs: dict[str, Array]) -> Work:
             program.encode_all(compute, step.index)
         compute.end()
         gpu.queue.submit([encoder.finish()])
-        program.read_bytes(first_words)
+        inspect.read_bytes(program, first_words)
 
     return run, lookup(node.op).cost(node.attrs, *facts).flops
 

@@ -22,6 +22,7 @@ from cml_engine.backends.half import (
     stored_tolerance,
 )
 from cml_engine.gpu.gpu import Gpu
+from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph, Node
 from cml_engine.ops.conv.special_values import may_be_nan
@@ -59,10 +60,10 @@ def shadow_run(
     in_steps = counted_in_steps(plan)
     program = GpuProgram(plan, gpu)
     # every step, and no variable gets its new value: what is checked are the values of this run
-    program.run_ranges(inputs, [(step.index, 0, step.groups) for step in plan.steps])
+    inspect.run_ranges(program, inputs, [(step.index, 0, step.groups) for step in plan.steps])
     known: dict[str, Array] = {**graph.constants, **inputs}
     for node in graph.nodes:
-        got = [program.read_tensor(plan.tensors[name]) for name in node.outputs]
+        got = [inspect.read_tensor(program, plan.tensors[name]) for name in node.outputs]
         known.update(zip(node.outputs, got, strict=True))
         if lookup(node.op).cpu is None:
             why = "the operator has no CPU function to check against"

@@ -99,8 +99,8 @@ def test_other_bits_of_a_partition_are_seen(gpu, tmp_path, monkeypatch):
     def other(program, inputs, ranges):
         run(program, inputs, ranges[1:])
 
-    run = fuzz.GpuProgram.run_ranges
-    monkeypatch.setattr(fuzz.GpuProgram, "run_ranges", other)
+    run = fuzz.inspect.run_ranges
+    monkeypatch.setattr(fuzz.inspect, "run_ranges", other)
     bench = fuzz.Bench(small(), frozenset(), gpu, tmp_path)
     assert "other bits" in fuzz.problem_of("slices", bench)
 
@@ -164,9 +164,9 @@ def test_where_it_may_spread_a_wrong_result_is_seen(at, value, gpu, tmp_path, mo
         return result
 
     bench = fuzz.Bench(grouped(), frozenset(), gpu, tmp_path)
-    read = fuzz.GpuProgram.read_tensor
+    read = fuzz.inspect.read_tensor
     assert fuzz.problem_of("nodes", bench) == ""
-    monkeypatch.setattr(fuzz.GpuProgram, "read_tensor", other)
+    monkeypatch.setattr(fuzz.inspect, "read_tensor", other)
     assert "conv" in fuzz.problem_of("nodes", bench)
 
 

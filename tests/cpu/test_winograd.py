@@ -9,7 +9,7 @@ import cml_engine as cml
 from cml_engine.backends.cpu import CpuProgram
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Graph, Node
-from cml_engine.ops import load_families
+from cml_engine.ops import load_families, register
 from cml_engine.ops.conv import cpu_winograd as winograd_cpu
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.cpu import conv_cpu

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import cml_engine as cml
 from cml_engine.backends.cpu import CpuProgram
 from cml_engine.backends.shadow import shadow_run
+from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ops.elementwise.row import ROWS
 from cml_engine.passes import STAGES, optimize, rules
@@ -73,9 +74,9 @@ def test_chains_run_in_any_partition_of_their_workgroups(block, gpu):
     wanted = program.run(inputs)
     assert max(step.groups for step in plan.steps) > 1
     for seed in range(3):
-        program.run_ranges(inputs, random_partition(whole, seed))
+        inspect.run_ranges(program, inputs, random_partition(whole, seed))
         for name, place in plan.outputs.items():
-            np.testing.assert_array_equal(program.read_tensor(place), wanted[name])
+            np.testing.assert_array_equal(inspect.read_tensor(program, place), wanted[name])
 
 
 @settings(
@@ -100,7 +101,7 @@ def test_random_graphs_on_the_cpu(seed):
 def bits(graph, inputs, gpu, **options):
     plan = lower(graph, gpu.limits, choose_layout(graph), PlanOptions(**options))
     program = GpuProgram(plan, gpu)
-    program.fill_arena(SENTINEL)
+    inspect.fill_arena(program, SENTINEL)
     return {name: value.view(np.uint32) for name, value in program.run(inputs).items()}
 
 

@@ -12,11 +12,11 @@ import pytest
 import cml_engine as cml
 from cml_engine.backends.shadow import shadow_run
 from cml_engine.errors import InputError
-from cml_engine.gpu.program import preparation
+from cml_engine.gpu.program import inspect, preparation
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
+from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import OpSpec
-from cml_engine.ops.registration import register
 from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_facts
 from cml_engine.report.validation import Validation
@@ -107,10 +107,10 @@ def test_any_partition_of_a_network_gives_the_same_bits(mixed, inputs, gpu):
     program = session.program
     whole = [(step.index, 0, step.groups) for step in session.plan.steps]
     for seed in range(3):
-        program.fill_arena(0x7FC0CAFE)
-        program.run_ranges(inputs, random_partition(whole, seed))
+        inspect.fill_arena(program, 0x7FC0CAFE)
+        inspect.run_ranges(program, inputs, random_partition(whole, seed))
         for name, place in session.plan.outputs.items():
-            np.testing.assert_array_equal(program.read_tensor(place), wanted[name])
+            np.testing.assert_array_equal(inspect.read_tensor(program, place), wanted[name])
 
 
 def test_a_second_session_builds_no_pipeline(mixed, gpu):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.gpu.program import inspect
 from cml_engine.session import CompileOptions
 from scheduler.tools.operators_per_frame import operators_per_frame
 from tests.gpu.test_frame_scheduler import Host, conv_net
@@ -135,9 +136,9 @@ DISTURBING = {
     "run": lambda s, x: s.run({"x": x}),
     "rank": lambda s, x: s.rank({"x": x}, runs=1),
     "timer": lambda s, x: s.timer({"x": x})(),
-    "ranges": lambda s, x: s.program.run_ranges({"x": x}, [(0, 0, 1)]),
-    "steps": lambda s, x: s.program.time_steps({"x": x}, 1),
-    "fill": lambda s, x: s.program.fill_arena(1),
+    "ranges": lambda s, x: inspect.run_ranges(s.program, {"x": x}, [(0, 0, 1)]),
+    "steps": lambda s, x: inspect.time_steps(s.program, {"x": x}, 1),
+    "fill": lambda s, x: inspect.fill_arena(s.program, 1),
 }
 
 

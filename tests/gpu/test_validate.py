@@ -7,9 +7,9 @@ import pytest
 
 from cml_engine.backends.shadow import node_tolerance, propagated, shadow_run
 from cml_engine.cli import main
+from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import Case, OpSpec, Random
-from cml_engine.ops.registration import register
 from cml_engine.passes import optimize
 from cml_engine.report.compare import compare
 from cml_engine.testing import case_graph, check_on_gpu

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import wgpu
 
-from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import SLICE_BYTES, Device, Pipeline
 from cml_engine.gpu.memory.allocation import Allocation
-from cml_engine.gpu.memory.words import empty, from_words, to_words
+from cml_engine.gpu.memory.words import to_words
 from cml_engine.gpu.program.common import Chunks, Common, write_chunks, write_numbers
+from cml_engine.gpu.program.memory import ProgramMemory
 from cml_engine.gpu.program.preparation import Preparation
 from cml_engine.gpu.program.readback import Readback
-from cml_engine.gpu.program.residency import Residency
-from cml_engine.gpu.program.uniforms import RANGE_SLOTS, Uniforms
+from cml_engine.gpu.program.uniforms import Uniforms
 from cml_engine.gpu.timing.timers import PassTimer
-from cml_engine.plan import Binding, Plan, Step, StepCost, TensorPlace
+from cml_engine.plan import Plan, Step, StepCost
 
 Array = np.ndarray[Any, Any]
 #: frames that a model stays on the device for the job that it was prepared for
@@ -38,7 +35,7 @@ class _Launch:
     groups: int
 
 
-class GpuProgram:
+class GpuProgram(ProgramMemory):
     """A plan whose weights are on the device and whose pipelines are built.
 
     A whole run is one compute pass in one command buffer. :meth:`encode_range` puts any range of
@@ -59,26 +56,17 @@ class GpuProgram:
         arena: str | None = None,
         common: Common | None = None,
     ) -> None:
-        self.plan = plan
-        self.name = plan.name
-        self.gpu = gpu
         #: what programs of this network at other shapes are made with
         self.common = Common(plan, gpu.memory) if common is None else common
-        self.residency = Residency(plan, gpu.memory, arena, self.common)
+        super().__init__(plan, gpu, arena, self.common)
         self._uniforms: Uniforms | None = None
         self._launches: list[_Launch] = []
         self._step_costs = plan.step_costs()
         self._readback = Readback(plan)
         self._keys = self.common.step_keys(plan)
         self._preparation = Preparation(plan, gpu, self._keys)
-        self._pins = 0
-        self._stays_until = 0
-        self._lacking = ""
-        self.last_used = gpu.memory.tick()
         #: milliseconds of each step as measured at load, where a frame cannot measure them
         self.load_times_ms: tuple[float, ...] = ()
-        gpu.memory.add_tenant(self)
-        weakref.finalize(self, gpu.memory.later, self.residency.release).atexit = False
         if deferred:
             self._take_memory()
         else:
@@ -86,48 +74,16 @@ class GpuProgram:
             if not gpu.has_timestamps:
                 self.measure_at_load()
 
-    # --- its memory
-
-    @property
-    def exclusive_group(self) -> str | None:
-        """The shared arena's name: of such a group only one program runs at a time."""
-        return None if self.residency.shared is None else self.residency.shared.name
-
-    @property
-    def evictable(self) -> bool:
-        """Whether it holds memory and may lose it now."""
-        # what waits for the rest of its memory must not make others wait for it
-        waited_for = self.residency.complete and self.gpu.memory.frame < self._stays_until
-        return bool(self.resident_bytes) and not (waited_for or self._in_use or self.plan.updates)
-
-    @property
-    def passing(self) -> bool:
-        """Whether it holds memory that it cannot lose now but can later."""
-        return bool(self.resident_bytes) and not (self.evictable or self.plan.updates)
-
-    @property
-    def resident_bytes(self) -> int:
-        """Arena and weights that are on the device now."""
-        return self.residency.nbytes
-
-    @property
-    def resident(self) -> list[Allocation]:
-        """The memory of these."""
-        return self.residency.resident
-
-    @property
-    def _in_use(self) -> bool:
-        return bool(self._pins or self.residency.holders)
-
-    def evict(self) -> None:
-        """Give arena and weights back now. :class:`InputError` where it must not be."""
-        with self._if_free() as free:
-            if not free or self._in_use or self.plan.updates:
-                why = "has variables that would be lost" if self.plan.updates else "is running"
-                raise InputError(f"model '{self.name}' cannot be evicted: it {why}")
+    def _acquire(self) -> None:
+        if self._uniforms is None:
+            self._uniforms = Uniforms(self.plan, self.gpu)
+        if self.residency.acquire() and self._launches:
             self._launches.clear()
-            self._preparation = Preparation(self.plan, self.gpu, self._keys)
-            self.residency.release(now=True)
+            self._preparation.bind_again()
+
+    def _forget(self) -> None:
+        self._launches.clear()
+        self._preparation = Preparation(self.plan, self.gpu, self._keys)
 
     def build_ahead(self) -> None:
         """Begin to build the pipelines, beside whatever else goes on."""
@@ -137,83 +93,9 @@ class GpuProgram:
         """Have weights, pipelines and bind groups now; at once where they are there already."""
         self.last_used = self.gpu.memory.tick()
         with self.pinned():
-            if not self._prepared:
+            if not self.prepared:
                 self._acquire()
                 self._preparation.finish(self)
-
-    @contextmanager
-    def pinned(self) -> Iterator[None]:
-        """In the ``with`` block it is not evicted, and other threads wait with their runs."""
-        with self.residency.lock:
-            self._pins += 1
-            try:
-                yield
-            finally:
-                self._pins -= 1
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """As :meth:`pinned`, and no scheduler has a job running in the memory: what this writes
-        there is nobody else's. :class:`InputError` where one has."""
-        with self.pinned():
-            self._refuse(self.residency.busy)
-            yield
-
-    def _refuse(self, busy: bool) -> None:
-        if busy:
-            raise InputError(
-                f"{self._called} has a running job, whose tensors this would overwrite. Wait "
-                "until it has ended, submit a run to the scheduler too, or use a second session"
-            )
-
-    @contextmanager
-    def _if_free(self) -> Iterator[bool]:
-        """Whether nobody else is at it now, who then waits until the end of the ``with`` block."""
-        free = self.residency.lock.acquire(blocking=False)
-        try:
-            yield free
-        finally:
-            if free:
-                self.residency.lock.release()
-
-    def hold(self, executor: Any) -> bool:
-        """A job begins: until :meth:`let_go` the memory is the job's. False where it is not ready
-        any more, as when another thread began to run it since it was looked at; never waits."""
-        with self._if_free() as free:
-            if not (free and self._prepared):
-                return False
-            if self.residency.busy:
-                raise InputError(f"{self._called} has a running job already")
-            self.residency.holders.add(executor)
-        self.last_used = self.gpu.memory.tick()
-        self._stays_until = 0
-        return True
-
-    def let_go(self, executor: Any) -> None:
-        """The job's last commands have been submitted."""
-        self.residency.let_go(executor)
-
-    @property
-    def _called(self) -> str:
-        return f"arena '{self.exclusive_group}'" if self.exclusive_group else f"'{self.name}'"
-
-    def _acquire(self) -> None:
-        if self._uniforms is None:
-            self._uniforms = Uniforms(self.plan, self.gpu)
-        if self.residency.acquire() and self._launches:
-            self._launches.clear()
-            self._preparation.bind_again()
-
-    def _take_memory(self) -> bool:
-        """As :meth:`_acquire`, or False where other models must end their jobs first."""
-        try:
-            with self.pinned():
-                self._acquire()
-        except OutOfGpuMemory as error:
-            if not self.gpu.memory.may_ever_fit(self.residency.missing_bytes, but=self):
-                raise
-            self._lacking = str(error).splitlines()[0]
-        return self.residency.complete
 
     @property
     def waiting_for(self) -> str:
@@ -221,7 +103,7 @@ class GpuProgram:
         if self.ready:
             return ""
         if not self.residency.complete:
-            return f"memory: {self._lacking}" if self._lacking else "memory"
+            return f"memory: {self.lacking}" if self.lacking else "memory"
         return self._preparation.waiting_for
 
     # --- running
@@ -276,10 +158,11 @@ class GpuProgram:
     def ready(self) -> bool:
         """Whether weights are uploaded and pipelines built, and no other thread is running it."""
         with self._if_free() as free:
-            return free and self._prepared
+            return free and self.prepared
 
     @property
-    def _prepared(self) -> bool:
+    def prepared(self) -> bool:
+        """Whether weights are uploaded and pipelines built."""
         return self._preparation.done and self.residency.complete
 
     def prepare(self, budget_ms: float) -> None:
@@ -287,7 +170,7 @@ class GpuProgram:
         Where others hold the memory, and will give it back, nothing happens until they do, nor
         while another thread is running it until that has its result."""
         self.last_used = self.gpu.memory.tick()
-        self._stays_until = self.gpu.memory.frame + _GRACE_FRAMES
+        self.stays_until = self.gpu.memory.frame + _GRACE_FRAMES
         with self._if_free() as free:
             if free and self._take_memory():
                 self._preparation.advance(self, budget_ms)
@@ -300,7 +183,7 @@ class GpuProgram:
     def encode_range(
         self, compute: wgpu.GPUComputePassEncoder, step: int, first: int, count: int
     ) -> None:
-        """Workgroups ``[first, first + count)`` of a step. At most :data:`RANGE_SLOTS` parts of
+        """Workgroups ``[first, first + count)`` of a step. At most ``RANGE_SLOTS`` parts of
         steps may be encoded between two submits; whole steps do not count."""
         launch = self._launches[step]
         if count == launch.groups:
@@ -309,21 +192,6 @@ class GpuProgram:
             assert self._uniforms is not None
             slot = self._uniforms.slots.take(first, first + count)
             self._dispatch(compute, launch, slot, count)
-
-    def run_ranges(self, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> None:
-        """Run ``(step, first, count)`` in this order, a submit for every :data:`RANGE_SLOTS`."""
-        with self.exclusive():
-            self._run_ranges(inputs, ranges)
-
-    def _run_ranges(self, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> None:
-        self.write_inputs(inputs)
-        for start in range(0, len(ranges), RANGE_SLOTS):
-            encoder = self.gpu.device.create_command_encoder()
-            compute = encoder.begin_compute_pass()
-            for step, first, count in ranges[start : start + RANGE_SLOTS]:
-                self.encode_range(compute, step, first, count)
-            compute.end()
-            self.gpu.queue.submit([encoder.finish()])
 
     def reset(self) -> None:
         """Give the variables the values that they have in the model's files."""
@@ -338,50 +206,7 @@ class GpuProgram:
                     assert self.residency.own is not None
                     write_numbers(self.residency.own, offset, array)
 
-    # --- looking at it
-
-    def read_tensor(self, place: TensorPlace) -> Array:
-        """A tensor's value now; blocks. Only tensors that still have their memory make sense."""
-        if place.fact.size == 0:
-            return empty(place.fact)
-        data = self.read_bytes(place.binding)
-        return from_words(data, place)
-
-    def read_bytes(self, binding: Binding) -> memoryview:
-        buffer, offset = self.place(binding)
-        return self.gpu.queue.read_buffer(buffer, offset, binding.nbytes)
-
-    def read_arena(self) -> Array:
-        """The whole arena as 32-bit words (tests look at what lies between the tensors)."""
-        whole = Binding("", "arena", 0, self.residency.arena_bytes)
-        return np.frombuffer(self.read_bytes(whole), np.uint32)
-
-    def fill_arena(self, word: int) -> None:
-        """Set every word of the arena (tests: what a kernel did not write shows)."""
-        with self.exclusive():
-            self.load()
-            assert self.residency.arena is not None
-            self.residency.arena.write(np.full(self.residency.arena_bytes // 4, word, np.uint32))
-
-    def time_steps(self, inputs: Mapping[str, Array], runs: int) -> Array:
-        """Milliseconds of every step, ``[runs, steps]``, each step in a pass of its own: passes
-        cannot overlap, so the sum is somewhat more than an undisturbed run takes."""
-        timer = PassTimer(self.gpu)
-        steps = [step.index for step in self.plan.steps]
-        with self.exclusive():
-            self.write_inputs(inputs)
-            return np.array([timer.time(steps, self.encode_all) for _ in range(runs)])
-
     # --- making it
-
-    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
-        """The buffer behind a :class:`Binding`, and the byte offset in it."""
-        there = self.residency
-        spaces = {"arena": there.arena, "weights": there.weights, "own": there.own}
-        found = spaces[binding.space]
-        if found is None:
-            raise InputError(f"model '{self.name}' was evicted: there is nothing to look at")
-        return found.buffer, found.offset + binding.offset
 
     def upload(self, values: Chunks, limit: int) -> int:
         """Upload so many bytes: weights that are shared, then ``values`` of its own; what is left
