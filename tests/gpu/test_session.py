@@ -17,6 +17,7 @@ from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import OpSpec
+from cml_engine.ops.declaration.traits import NO_TRAITS
 from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_facts
 from cml_engine.report.validation import Validation
@@ -335,7 +336,15 @@ def test_validation_passes_and_names_the_first_wrong_operator(mixed, inputs, gpu
     assert verdict().ok and "all operators agree" in str(verdict())
     right = lookup("transpose")
     unregister("transpose")
-    register(OpSpec(**{**vars(right), "cpu": lambda attrs, x: np.transpose(x, attrs.axes) + 1}))
+    register(
+        OpSpec(
+            **{
+                **vars(right),
+                "traits": NO_TRAITS,
+                "cpu": lambda attrs, x: np.transpose(x, attrs.axes) + 1,
+            }
+        )
+    )
     try:
         wrong = verdict()
     finally:

@@ -10,6 +10,7 @@ from cml_engine.cli import main
 from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import Case, OpSpec, Random
+from cml_engine.ops.declaration.traits import NO_TRAITS
 from cml_engine.passes import optimize
 from cml_engine.report.compare import compare
 from cml_engine.testing import case_graph, check_on_gpu
@@ -30,7 +31,13 @@ def test_validate_fails_with_one_and_names_file_and_line(tmp_path, capsys, gpu):
     right = lookup("min_reduce")
     unregister("min_reduce")
     register(
-        OpSpec(**{**vars(right), "cpu": lambda attrs, x: x.max(tuple(attrs.axes), keepdims=True)})
+        OpSpec(
+            **{
+                **vars(right),
+                "traits": NO_TRAITS,
+                "cpu": lambda attrs, x: x.max(tuple(attrs.axes), keepdims=True),
+            }
+        )
     )
     try:
         assert main(["validate", str(folder)]) == 1
