@@ -19,7 +19,6 @@ from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import OpSpec, same_as
 from cml_engine.ops.elementwise.in_place import apply_in_place
 from cml_engine.ops.elementwise.operators import in_place
-from cml_engine.ops.registration import register
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import full_attrs
 
