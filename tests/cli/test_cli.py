@@ -1,5 +1,6 @@
 """The ``cml`` command as a user meets it: files in and out, messages, exit codes."""
 
+import argparse
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 from cml_engine.cli import main
+from cml_engine.cli.main import parser
 from cml_engine.nnef.files.tensor_file import write_tensor
 from tests.models import MODEL_ABC, inputs_abc, write_model, write_model_abc
 
@@ -256,3 +258,11 @@ def test_without_a_gpu_auto_falls_back_with_a_notice_and_gpu_refuses(abc, monkey
     assert run_abc(abc, backend="gpu") == 2
     assert "no GPU" in capsys.readouterr().err
     assert main(["validate", str(abc)]) == 2
+
+
+def test_every_command_that_loads_a_model_takes_shapes():
+    names = next(a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+    loading = {n for n, sub in names.items() if any(a.dest == "model" for a in sub._actions)}
+    assert {"run", "info", "rank", "tune", "validate", "frames", "trace", "simulate"} <= loading
+    for name in loading:
+        assert "--shape" in names[name]._option_string_actions, name

@@ -283,6 +283,29 @@ def test_a_scheduler_prepares_what_is_new_and_builds_nothing(own, model, monkeyp
     assert counted.all == ([], [], 0, 0)
 
 
+def test_a_resolution_that_changes_in_every_frame_costs_nothing_new(own, model, monkeypatch):
+    """Steps that were asked for before, in any order, each found and run in its frames."""
+    session, scheduler = cml.Session(cml.load(model), own), FrameScheduler(own, budget_ms=50.0)
+    steps = [(1, 8, size, size) for size in (16, 20, 24)]
+    wanted = {}
+    for shape in steps:  # behind a loading screen
+        wanted[shape] = run(session.reshaped({"x": shape}))["y"]
+        frames(
+            own, scheduler, scheduler.submit(session.reshaped({"x": shape}), {"x": image(shape)})
+        )
+    memory = own.memory.held_bytes
+    with Counted(own, monkeypatch) as counted:
+        for turn in range(9):
+            shape = steps[turn % 3]
+            job = scheduler.submit(session.reshaped({"x": shape}), {"x": image(shape)})
+            frames(own, scheduler, job)
+            assert (job.read("y") == wanted[shape]).all()
+            job.release()
+    assert counted.all == ([], [], 0, 0)
+    del job
+    assert own.memory.held_bytes <= memory
+
+
 def test_threads_that_ask_at_once_get_one_session(gpu, model):
     session, found = cml.Session(cml.load(model), gpu), []
     start = threading.Barrier(4)
