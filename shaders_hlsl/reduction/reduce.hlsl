@@ -6,6 +6,7 @@
 //          TREE    1: a workgroup reduces a chunk; 0: a thread does
 //          FIRST   reads the tensor itself, not partial results; LAST writes the result
 //          HALF    T0 is words of two numbers in 16 bits
+//          WIDTH   4: T0 is vectors of four elements, and places and elements are counted in them
 // params:  dimensions innermost first; element r of result o lies at in(o) + in(r)
 #include "pointwise.hlsli"
 #include "reduced.hlsli"
@@ -88,6 +89,7 @@ Place place_of(uint output) {
     return place;
 }
 
+#if WIDTH == 1
 VALUE value_at(uint at) {
 #if HALF
     float2 pair = cml_from_half(T0[at / 2]);
@@ -96,6 +98,7 @@ VALUE value_at(uint at) {
     return T0[at];
 #endif
 }
+#endif
 
 // Elements first, first + step, … below end, in this order.
 Item reduce(Place place, uint first, uint end, uint step) {
@@ -105,6 +108,20 @@ Item reduce(Place place, uint first, uint end, uint step) {
 #endif
     for (uint r = first; r < end; r += step) {
         uint at = place.from + reduced_offset(r);
+#if WIDTH == 4
+        float4 four = T0[at];
+        [ForceUnroll]
+        for (uint c = 0; c < 4; ++c) {
+            float v = four[c];
+            Item element;
+            element.value = TERM;
+            element.index = 0;
+            item = merge(item, element);
+        }
+    }
+    return item;
+}
+#else
         VALUE v = value_at(at);
         Item element;
         element.value = TERM;
@@ -117,6 +134,7 @@ Item reduce(Place place, uint first, uint end, uint step) {
     }
     return item;
 }
+#endif
 
 void store(Place place, uint part, Item item) {
     uint at = place.to + part * chunk_step;

@@ -1,7 +1,8 @@
 // Softmax where all that is summed fits one workgroup (TREE 1) or one thread (TREE 0).
 //
 // The parameters are those of reduce.hlsl; element r of place o lies at in(o) + in(r), in the
-// result as in the source. exp is taken twice: cheaper than memory to keep it in.
+// result as in the source. exp is taken twice: cheaper than memory to keep it in. WIDTH 4: rows and
+// their elements are counted in vectors of four.
 #include "reduced.hlsli"
 
 uint kept_offset(uint output) {
@@ -15,19 +16,27 @@ uint kept_offset(uint output) {
     return at + rest * kept_in(kept_dims - 1);
 }
 
+#if WIDTH == 4
+float greatest_of(float4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }
+float sum_of(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#else
+float greatest_of(float v) { return v; }
+float sum_of(float v) { return v; }
+#endif
+
 // Elements first, first + step, …: of them the greatest; the sum; and the results.
 
 float greatest(uint base, uint first, uint step) {
     // any element will do to start with
-    float best = T0[base];
+    T0_TYPE best = T0[base];
     for (uint r = first; r < total; r += step) { best = max(best, T0[base + reduced_offset(r)]); }
-    return best;
+    return greatest_of(best);
 }
 
 float sum_exp(uint base, uint first, uint step, float m) {
-    float sum = 0.0;
+    T0_TYPE sum = 0.0;
     for (uint r = first; r < total; r += step) { sum += exp(T0[base + reduced_offset(r)] - m); }
-    return sum;
+    return sum_of(sum);
 }
 
 void write_all(uint base, uint first, uint step, float m, float sum) {

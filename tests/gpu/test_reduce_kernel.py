@@ -14,6 +14,8 @@ from cml_engine.testing import case_graph, check_on_gpu
 
 VALUES = ("sum_reduce", "mean_reduce", "max_reduce", "argmin_reduce", "softmax", "moments")
 LONG = [((1, 1, 300, 301), [0, 1, 2, 3]), ((3, 9000), [1]), ((2, 3000, 3), [1]), ((400, 2), [0])]
+#: rows of whole vectors: in one workgroup, in several, with rows of others between them
+VECTORS = [((3, 320), [1]), ((3, 9000), [1]), ((2, 40, 3, 8), [1, 3])]
 
 
 @pytest.fixture(params=[True, False], ids=["software", "hardware"])
@@ -27,6 +29,16 @@ def driver(request, gpu, monkeypatch):
 @pytest.mark.parametrize("op", VALUES)
 def test_long_reductions(op, shape, axes, driver):
     check_on_gpu(op, Case((shape,), {"axes": axes}), driver)
+
+
+@pytest.mark.parametrize(("shape", "axes"), VECTORS)
+@pytest.mark.parametrize("op", ("sum_reduce", "max_reduce", "argmin_reduce", "softmax", "moments"))
+def test_rows_of_vectors(op, shape, axes, driver):
+    check_on_gpu(op, Case((shape,), {"axes": axes}), driver)
+    graph, _ = case_graph(op, Case((shape,), {"axes": axes}))
+    first = lower(graph, driver.limits).steps[0]
+    in_stages = op == "softmax" and shape == (3, 9000)
+    assert first.defines["WIDTH"] == (1 if op == "argmin_reduce" else 4) or in_stages
 
 
 @pytest.mark.parametrize("op", ["any_reduce", "all_reduce"])

@@ -33,8 +33,8 @@ from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.elementwise.row import Operand, launch
 
 _MAX_DIMS = 9
-#: threads of a workgroup that reduces by a tree, and the elements it takes at most
-_TREE_GROUP, _TREE_CHUNK = 256, 8192
+#: elements that a workgroup which reduces by a tree takes at most
+_TREE_CHUNK = 8192
 #: elements of a thread where there must be several stages anyway
 _ALONE_CHUNK = 128
 #: the value that changes nothing, as bits
@@ -78,20 +78,22 @@ class Reduction:
 @dataclass(frozen=True, slots=True)
 class _Threads:
     """How threads reduce alone: ``group`` of them in a workgroup, each ``limit`` elements at
-    most."""
+    most. From ``tree_from`` neighbours on workgroups of ``tree`` threads reduce."""
 
     limit: int
     group: int
+    tree_from: int
+    tree: int = 256
 
     def __str__(self) -> str:
         return f"of {self.limit} by {self.group}"
 
 
-#: by default; on a software driver a barrier costs more than a tree gains: smaller groups of
-#: longer threads
-_THREADS, _SOFTWARE_THREADS = _Threads(256, 64), _Threads(1024, 16)
+#: by default; a CPU runs 8 threads as one vector, with no others to wait for, and others a barrier
+#: makes it leave and take up again
+_THREADS, _SOFTWARE_THREADS = _Threads(256, 64, 256), _Threads(1024, 16, 32, 8)
 #: what is worth a try
-_OPTIONS = (_Threads(64, 64), _THREADS, _Threads(1024, 64), _SOFTWARE_THREADS)
+_OPTIONS = (_Threads(64, 64, 64), _THREADS, _Threads(1024, 64, 1024), _SOFTWARE_THREADS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +112,12 @@ class _Stage:
 
     @property
     def tree(self) -> bool:
-        return self.reduced.size >= self.threads.limit and self.neighbours
+        return self.reduced.size >= self.threads.tree_from and self.neighbours
 
     @property
     def group(self) -> int:
         """Threads of a workgroup."""
-        return _TREE_GROUP if self.tree else self.threads.group
+        return self.threads.tree if self.tree else self.threads.group
 
     @property
     def chunks(self) -> int:
@@ -143,23 +145,33 @@ class _Stage:
         kept = collapse(self.kept.extents, [strides, *self.kept.strides[1:]])
         return _Stage(kept, Walk((self.chunks,), ((step,),)), self.threads)
 
-    def params(self, last: bool) -> dict[str, Any]:
+    @property
+    def width(self) -> int:
+        """How many elements are read at once: 4 where rows of neighbours are whole vectors."""
+        *outer, _ = self.reduced.strides[0]
+        extents = (self.reduced.extents[-1], *outer, *self.kept.strides[0])
+        return 4 if self.tree and all(n % 4 == 0 for n in extents) else 1
+
+    def params(self, last: bool, width: int) -> dict[str, Any]:
+        """What the shader is told, with elements of the source counted in vectors of ``width``."""
         dense, step = self.partial_strides()
         to = self.kept.strides[1] if last else dense
+        *outer, inner = self.reduced.strides[0]
+        *extents, row = self.reduced.extents
         return {
             "outputs": self.kept.size,
             "chunks": self.chunks,
-            "chunk": -(-self.reduced.size // self.chunks),
-            "total": self.reduced.size,
+            "chunk": -(-self.reduced.size // width // self.chunks),
+            "total": self.reduced.size // width,
             "chunk_step": 0 if last else step,
             "kept_dims": len(self.kept.extents),
             "reduced_dims": len(self.reduced.extents),
             "kept": self.kept.extents[::-1],
-            "kept_in": self.kept.strides[0][::-1],
+            "kept_in": [n // width for n in self.kept.strides[0][::-1]],
             "kept_out": to[::-1],
             "kept_other": self.kept.strides[2][::-1],
-            "reduced": self.reduced.extents[::-1],
-            "reduced_in": self.reduced.strides[0][::-1],
+            "reduced": [row // width, *extents[::-1]],
+            "reduced_in": [inner, *(n // width for n in outer[::-1])],
         }
 
 
@@ -195,11 +207,12 @@ def _in_stages(node: _Reduced, threads: _Threads) -> Iterator[Dispatch]:
         last = stage.chunks == 1
         targets = (node.out.name,) if last else _scratch(node.op, stage, what.index)
         divisor = (count or float("nan")) if what.mean and last else 1.0
+        width = stage.width if _by_vectors(what, x) and first else 1
         yield Dispatch(
             groups=stage.groups,
             tensors=sources + targets,
-            params={**stage.params(last), "divisor": divisor, "start": _START[what.kind]},
-            defines=_defines(what, x, other is not None, stage, first, last),
+            params={**stage.params(last, width), "divisor": divisor, "start": _START[what.kind]},
+            defines=_defines(what, x, other is not None, stage, first, last, width),
             writes=len(targets),
         )
         if last:
@@ -212,12 +225,16 @@ def _scratch(op: Lowering, stage: _Stage, index: bool) -> tuple[str, ...]:
     return tuple(op.scratch(words) for _ in range(2 if index else 1))
 
 
+def _by_vectors(what: Reduction, x: Operand) -> bool:
+    return x.fact.dtype == "scalar" and x.layout != C4H and not what.index
+
+
 def _defines(
-    what: Reduction, x: Operand, other: bool, stage: _Stage, first: bool, last: bool
+    what: Reduction, x: Operand, other: bool, stage: _Stage, first: bool, last: bool, width: int
 ) -> dict[str, int | str]:
     value = HLSL_TYPE[x.fact.dtype]
     half = first and x.layout == C4H
-    types = ["uint" if half else value]
+    types = ["uint" if half else "float4" if width == 4 else value]
     if other:
         types.append("float")
     elif what.index and not first:
@@ -228,6 +245,7 @@ def _defines(
         "KIND": what.kind,
         "VALUE": value,
         "HALF": int(half),
+        "WIDTH": width,
         "TERM": what.term if first else "v",
         "OTHER": int(other),
         "INDEX": int(what.index),
@@ -295,11 +313,18 @@ def _softmax(node: _Reduced, threads: _Threads) -> Iterator[Dispatch]:
     assert partial is not None
     stage = replace(node.stage, threads=threads)
     if stage.chunks == 1 and x.layout == out.layout:
+        kind = "float4" if stage.width == 4 else "float"
         yield Dispatch(
             groups=stage.groups,
             tensors=(x.name, out.name),
-            params={**stage.params(last=True), "divisor": 1.0, "start": 0},
-            defines={"TREE": int(stage.tree), "GROUP": stage.group},
+            params={**stage.params(True, stage.width), "divisor": 1.0, "start": 0},
+            defines={
+                "TREE": int(stage.tree),
+                "GROUP": stage.group,
+                "WIDTH": stage.width,
+                "T0_TYPE": kind,
+                "T1_TYPE": kind,
+            },
         )
         return
     greatest, total = (replace(partial, name=op.scratch(partial.fact.size)) for _ in range(2))
