@@ -40,6 +40,25 @@ class Net:
         self.nodes.append(node)
         return names
 
+    def moments(self, x: str, axes: list[int]) -> tuple[str, str]:
+        names = (f"t{len(self.nodes)}_m", f"t{len(self.nodes)}_v")
+        node = Node("moments", (x,), names, full_attrs("moments", {"axes": axes}))
+        self.facts |= zip(names, infer_node(node, self.facts), strict=True)
+        self.nodes.append(node)
+        return names
+
+    def group_norm(self, x: str, groups: int) -> str:
+        """As exporters write it: of the reshaped map, and every channel scaled and moved."""
+        batch, channels, *size = self.shape(x)
+        rest = channels // groups * int(np.prod(size))
+        parts = self.op("reshape", x, shape=[batch, groups, rest])
+        mean, variance = self.moments(parts, [2])
+        offset, scale = self.random(1, groups), self.random(1, groups)
+        even = self.op("batch_normalization", parts, mean, variance, offset, scale, epsilon=1e-3)
+        y = self.op("reshape", even, shape=[batch, channels, *size])
+        each = [1, channels, *[1] * len(size)]
+        return self.op("add", self.op("mul", y, self.random(*each)), self.random(*each))
+
     def constant(self, value: Any) -> str:
         name = f"k{len(self.constants)}"
         self.constants[name] = np.asarray(value, np.float32)

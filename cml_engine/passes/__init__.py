@@ -14,6 +14,7 @@ from cml_engine.passes.fold_constants import fold_constants
 from cml_engine.passes.fold_padding import fold_padding
 from cml_engine.passes.fuse_elementwise import fuse_elementwise
 from cml_engine.passes.fuse_epilogues import fuse_epilogues
+from cml_engine.passes.group_normalization import normalize_groups
 from cml_engine.passes.infer import infer_facts
 from cml_engine.passes.rules import apply_registered
 from cml_engine.passes.sink_transposes import sink_transposes
@@ -28,6 +29,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("common", merge_common_subexpressions, "one result with two readers is computed once"),
     ("transposes", sink_transposes, "before bypass, which makes one or none of two that meet"),
     ("bypass", bypass, "what changes nothing stands between operators that belong together"),
+    ("groups", normalize_groups, "before others: a map that is not reshaped may lie in blocks"),
     ("padding", fold_padding, "a pad before a conv is a tensor less to write and read"),
     ("affine", fold_affine, "before fusing: what is in the weights costs nothing at all"),
     ("normalization", expand_normalization, "what the weights could not take, an epilogue can"),

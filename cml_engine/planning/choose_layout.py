@@ -38,12 +38,14 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[st
     layouts = kernel.layouts if kernel else "plain"
     touched = (*node.reads, *node.outputs)
     result = graph.facts[node.outputs[0]]
-    maps = [n for n in touched if _is_feature_map(graph.facts[n])]
+    maps = [n for n in touched if is_feature_map(graph.facts[n])]
     if layouts == "plain" or result.rank < 3:
         plain.update(touched)
         return
-    plain.update(n for n in touched if not _is_feature_map(graph.facts[n]))
-    if layouts == "same":
+    if layouts == "each" and any(not is_one_position(graph.facts[n]) for n in maps):
+        maps = [n for n in maps if not is_one_position(graph.facts[n])]
+    plain.update(n for n in touched if not is_feature_map(graph.facts[n]))
+    if layouts in ("same", "each"):
         _tie_same(graph, maps, result, ties, plain)
         return
     if layouts == "blocks":
@@ -72,8 +74,14 @@ def _tie_same(graph: Graph, maps: list[str], result: Fact, ties: Ties, plain: se
     plain.update(n for n in maps if n not in blocked)
 
 
-def _is_feature_map(fact: Fact) -> bool:
+def is_feature_map(fact: Fact) -> bool:
+    """Whether a tensor may lie in blocks of channels."""
     return fact.rank >= 3 and fact.dtype == "scalar"
+
+
+def is_one_position(fact: Fact) -> bool:
+    """Whether a map has one position, so that its blocks of channels lie as plain channels do."""
+    return fact.rank >= 3 and fact.shape[1] % 4 == 0 and fact.size == fact.shape[0] * fact.shape[1]
 
 
 def _has_result_channels(fact: Fact, result: Fact) -> bool:

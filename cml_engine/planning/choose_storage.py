@@ -15,7 +15,12 @@ from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H, HALF
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Half
-from cml_engine.planning.choose_layout import Ties, choose_layout
+from cml_engine.planning.choose_layout import (
+    Ties,
+    choose_layout,
+    is_feature_map,
+    is_one_position,
+)
 from cml_engine.ranges import one_of
 
 #: how blocked feature maps and the weights that meet them are stored
@@ -37,7 +42,7 @@ def choose_storage(graph: Graph, layouts: Mapping[str, str]) -> dict[str, str]:
         results = {n for n in node.outputs if layouts.get(n) == C4}
         read = {n for n in node.reads if layouts.get(n) == C4}
         taken = half_of(node, graph.facts)
-        if taken == "none":
+        if taken == "none" or _stands_beside_plain(node, graph, layouts):
             full |= read | results
         elif taken == "reads":
             full |= results
@@ -49,6 +54,15 @@ def choose_storage(graph: Graph, layouts: Mapping[str, str]) -> dict[str, str]:
         for name, layout in layouts.items()
     }
     return maps | dict.fromkeys(matrices_in_half(graph), HALF)
+
+
+def _stands_beside_plain(node: Node, graph: Graph, layouts: Mapping[str, str]) -> bool:
+    """Whether maps of one position meet larger ones that are plain: numbers in 16 bits lie in
+    fours, which a kernel over a plain map does not read."""
+    touched = [n for n in (*node.reads, *node.outputs) if is_feature_map(graph.facts[n])]
+    blocked = [n for n in touched if layouts.get(n) == C4]
+    wide = [n for n in touched if n not in blocked and not is_one_position(graph.facts[n])]
+    return bool(wide) and any(is_one_position(graph.facts[n]) for n in blocked)
 
 
 def matrices_in_half(graph: Graph) -> set[str]:

@@ -101,8 +101,9 @@ class Kernel:
     group : threads per workgroup, the shader's ``GROUP``.
     layouts : which memory layouts (``cml_engine/layout.py``) the kernel takes. ``"plain"``: only
         plain. ``"same"``: plain or c4, the same for all feature maps of the node (only asked for
-        where the channels are a multiple of four). ``"blocks"``: likewise, but
-        the feature maps may differ in channels, as concat's. ``"any"``: each tensor either way,
+        where the channels are a multiple of four). ``"each"``: likewise, but feature maps of one
+        position, which are alike either way, may be said to lie otherwise. ``"blocks"``: likewise,
+        but the feature maps may differ in channels, as concat's. ``"any"``: each tensor either way,
         c4 best.
     half : which of the feature maps that it takes as c4 it takes in 16 bits too, c4h; a function
         ``half(node, facts) -> Half`` where that differs from node to node.
@@ -119,7 +120,7 @@ class Kernel:
     lower: Lower | None = None
     threads: Callable[..., int] | None = None
     group: int = 64
-    layouts: Literal["plain", "same", "blocks", "any"] = "plain"
+    layouts: Literal["plain", "same", "each", "blocks", "any"] = "plain"
     half: Half | Callable[[Node, Mapping[str, Fact]], Half] = "none"
     epilogues: Literal["none", "places", "channels"] = "none"
     trusted: bool = False

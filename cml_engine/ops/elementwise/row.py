@@ -293,7 +293,7 @@ def _kernel(operands: int, attrs: int) -> Kernel:
         params=f"count:u dims:u extent:u{_MAX_DIMS} stride:u{operands * _MAX_DIMS} "
         f"attr:f{max(1, attrs)}",
         group=_GROUP,
-        layouts="same",
+        layouts="each",
         half=_half,
         trusted=True,
     )

@@ -47,7 +47,7 @@ _PARAMS = "outputs:u chunks:u chunk:u total:u chunk_step:u divisor:f start:u " +
 
 
 _KERNEL = Kernel(
-    "reduction/reduce.hlsl", _PARAMS + " kept_dims:u reduced_dims:u", layouts="same", trusted=True
+    "reduction/reduce.hlsl", _PARAMS + " kept_dims:u reduced_dims:u", layouts="each", trusted=True
 )
 
 
