@@ -28,6 +28,20 @@ NAMED = {
         "what each of them is as a factor and an offset",
     ),
     "passes/fold_padding.py": ({"pad", "conv"}, "one becomes an attribute of the other"),
+    "passes/group_normalization.py": (
+        {
+            "reshape",
+            "moments",
+            "batch_normalization",
+            "mul",
+            "add",
+            "sub",
+            "sqr",
+            "mean_reduce",
+            "tile",
+        },
+        "the operators that exporters write it as, and those that it becomes",
+    ),
     "passes/sink_transposes.py": ({"transpose"}, "the operator that moves"),
 }
 
