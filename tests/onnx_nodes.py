@@ -26,8 +26,12 @@ import cml_engine as cml
 from cml_engine.convert.onnx.call import NeedsConstant
 from cml_engine.errors import CmlError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Graph
+from tests.onnx_wheels import StoredCase, stored_cases
 
 Array = np.ndarray[Any, Any]
+
+#: where the tests of older versions lie once they are downloaded; ignored by git
+WHEELS = Path(__file__).resolve().parents[1] / "out" / "onnx_wheels"
 
 #: the types of inputs and outputs that fit
 FITTING = frozenset(
@@ -54,25 +58,29 @@ class Verdict:
 
 
 @cache
-def cases() -> dict[str, Any]:
-    """All cases that fit, by name."""
+def cases(version: str = "") -> dict[str, Any]:
+    """All cases that fit, by name: those of the package that is installed, or of an older one."""
+    found = stored_cases(version, WHEELS) if version else _installed()
+    return {case.name: case for case in found if _fits(case)}
+
+
+def _installed() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from onnx.backend.test.loader import load_model_tests
 
-        found = load_model_tests(kind="node")
-    return {case.name: case for case in found if _fits(case)}
+        return load_model_tests(kind="node")
 
 
 def _fits(case: Any) -> bool:
-    model = _model(case)
+    model = model_of(case)
     domains = {node.domain for node in model.graph.node}
     if LEFT_OUT.match(case.name) or "ai.onnx.preview.training" in domains:
         return False
     return _types(model) <= FITTING
 
 
-def _model(case: Any) -> Any:
+def model_of(case: Any) -> Any:
     import onnx
 
     return case.model or onnx.load(str(Path(case.model_dir) / "model.onnx"))
@@ -88,6 +96,11 @@ def _types(model: Any) -> set[str]:
         element = value.type.tensor_type.elem_type
         found.add(f"tensor({names[element]})" if kind == "tensor_type" else str(kind))
     return found
+
+
+def with_model(case: Any, model: Any) -> StoredCase:
+    """The case with another model."""
+    return StoredCase(case.name, case.model_dir, model, case.data_sets, case.rtol, case.atol)
 
 
 def data_sets(case: Any) -> Iterator[tuple[list[Array], list[Array]]]:
@@ -142,7 +155,7 @@ def round_trip(graph: Graph, backend: Any, inputs: Mapping[str, Array]) -> Mappi
 
 def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:
     """One case on a backend."""
-    model = _model(case)
+    model = model_of(case)
     ops = Counter(node.op_type for node in model.graph.node)
     operator = case.name if not ops else ops.most_common(1)[0][0]
     bound: tuple[str, ...] = ()
@@ -214,10 +227,13 @@ def _compare(name: str, have: Array, want: Array, case: Any) -> None:
 
 
 def run(
-    backend: Any, names: Sequence[str] | None = None, through: Through = directly
+    backend: Any,
+    names: Sequence[str] | None = None,
+    through: Through = directly,
+    version: str = "",
 ) -> list[Verdict]:
     """The cases of these names, or all."""
-    found = cases()
+    found = cases(version)
     wanted = found if names is None else names
     return [run_case(found[name], backend, through) for name in wanted]
 
@@ -295,12 +311,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--round-trip", action="store_true", help="through NNEF and back, in ONNX Runtime"
     )
+    parser.add_argument(
+        "--wheel", default="", metavar="VERSION", help="the cases of that version of onnx"
+    )
     a = parser.parse_args(argv)
     if a.write:
         return write()
     backend = cml.Gpu() if a.backend == "gpu" else "cpu"
     through = round_trip if a.round_trip else directly
-    verdicts = run(backend, [name for name in cases() if a.match in name], through)
+    verdicts = run(backend, [name for name in cases(a.wheel) if a.match in name], through, a.wheel)
     for v in verdicts:
         if v.verdict == "FAIL" or (a.verbose and v.verdict != "PASS"):
             reason = " ".join(v.reason.split())[:300]

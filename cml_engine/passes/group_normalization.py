@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ops.declaration.spec import is_own
+from cml_engine.ops.declaration.registry import is_own
 from cml_engine.passes.dead_code import eliminate_dead_code
 from cml_engine.passes.infer import infer_node
 

@@ -53,6 +53,29 @@ def test_the_page_says_what_passes(verdicts):
     assert onnx_nodes.conformance(verdicts) in text, "run python -m tests.onnx_nodes --write"
 
 
+def test_texts_of_attributes_that_nothing_knows_are_refused():
+    """Where one of a few is wanted, another one is never taken for one of them."""
+    import onnx
+
+    taken, seen = [], set[tuple[str, str]]()
+    for case in onnx_nodes.cases().values():
+        model = onnx.ModelProto()
+        model.CopyFrom(onnx_nodes.model_of(case))
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                key = (node.op_type, attribute.name)
+                if attribute.type != onnx.AttributeProto.STRING or key in seen:
+                    continue
+                seen.add(key)
+                attribute.s, old = b"nonsense", attribute.s
+                other = onnx_nodes.with_model(case, model)
+                if "nonsense" not in onnx_nodes.run_case(other, "cpu").reason:
+                    taken.append(key)
+                attribute.s = old
+    known = {"ImageDecoder", "TfIdfVectorizer", "Einsum"}  # refused for what they are, a formula
+    assert [key for key in taken if key[0] not in known] == [] and len(seen) > 25
+
+
 def test_a_sample_through_nnef_and_back():
     """All of it is run by ``python -m tests.onnx_nodes --round-trip``."""
     pytest.importorskip("onnxruntime")

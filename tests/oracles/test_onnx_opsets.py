@@ -52,6 +52,8 @@ FORMS: list[tuple[int, Any, tuple[int, ...], dict[str, Array]]] = [
     (11, node("Resize", "x r s", "y", mode="linear",
               coordinate_transformation_mode="align_corners"), IMAGE,
      {"r": floats(), "s": floats(1, 1, 2, 1.5)}),
+    (11, node("Resize", "x r s", "y", coordinate_transformation_mode="tf_half_pixel_for_nn"),
+     IMAGE, {"r": floats(), "s": floats(1, 1, 0.6, 0.5)}),
     (13, node("Resize", "x _ _ n", "y", mode="cubic", exclude_outside=1), IMAGE,
      {"n": ints(1, 4, 9, 4)}),
     (13, node("Resize", "x r _ n", "y", mode="linear", extrapolation_value=7.0,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cml_engine.convert.onnx.model import OnnxNode
-from cml_engine.convert.onnx.rows import Row
+from cml_engine.convert.onnx.rows import OneOf, Row
 from cml_engine.convert.onnx.values import Value
 from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
 from cml_engine.graph import Fact
@@ -166,6 +166,11 @@ class Call:
         return found
 
     def _of_type(self, name: str, value: Any, default: Any) -> Any:
+        if isinstance(default, OneOf) and isinstance(value, str):
+            if value not in default.among:
+                known = ", ".join(default.among)
+                raise self.refuse(f"{name}='{value}' (of {known})")
+            return value
         wanted = default if isinstance(default, type) else type(default)
         if default is None or isinstance(value, wanted):
             return value

@@ -23,6 +23,17 @@ MICROSOFT = "com.microsoft"
 MANY = 1 << 31
 
 
+class OneOf(str):
+    """A text attribute's default, and all texts that it may be."""
+
+    among: tuple[str, ...]
+
+    def __new__(cls, default: str, *others: str) -> OneOf:
+        made = super().__new__(cls, default)
+        made.among = (default, *others)
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One operator in some opsets.
@@ -30,7 +41,8 @@ class Row:
     Parameters
     ----------
     since, until : the first and the last opset; an ``until`` of 0 is none.
-    attrs : each attribute's default; a type where it must be given, ``None`` where it is optional
+    attrs : each attribute's default (:class:`OneOf` where it is a text of a few); a type where it
+        must be given, ``None`` where it is optional
         and has no default.
     form : gives the results in NNEF's operators, or known values.
     fold : the NumPy function of inputs that are all known: ``fold(call, *arrays)``.

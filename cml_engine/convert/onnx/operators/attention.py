@@ -10,7 +10,7 @@ import numpy as np
 from cml_engine.convert.onnx.call import Call
 from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.operators.movement import taken
-from cml_engine.convert.onnx.rows import MICROSOFT, op
+from cml_engine.convert.onnx.rows import MICROSOFT, OneOf, op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
@@ -249,7 +249,7 @@ _LINEAR = {
     "kv_num_heads": int,
     "q_num_heads": int,
     "scale": 0.0,
-    "update_rule": "gated_delta",
+    "update_rule": OneOf("gated_delta", "gated", "delta", "linear"),
 }
 #: steps of a recurrence that are written out
 MAX_STEPS = 1024

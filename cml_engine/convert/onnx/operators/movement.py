@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.convert.onnx.call import Call
 from cml_engine.convert.onnx.operators.constants import checked_shape
-from cml_engine.convert.onnx.rows import MANY, op
+from cml_engine.convert.onnx.rows import MANY, OneOf, op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
@@ -249,8 +249,11 @@ def _bounds(r: range, extent: int) -> tuple[int, int, int]:
 # -- channels and space --------------------------------------------------------------------------
 
 
+_BLOCKS = {"blocksize": int, "mode": OneOf("DCR", "CRD")}
+
+
 @op("DepthToSpace", nnef="reshape, transpose", attrs={"blocksize": int}, until=10)
-@op("DepthToSpace", nnef="reshape, transpose", attrs={"blocksize": int, "mode": "DCR"}, since=11)
+@op("DepthToSpace", nnef="reshape, transpose", attrs=_BLOCKS, since=11)
 def depth_to_space(call: Call) -> Value:
     x, b = call[0], call.attr("blocksize")
     n, c, h, w = _image(call, x)
@@ -263,7 +266,7 @@ def depth_to_space(call: Call) -> Value:
     return call.reshape(parts, [n, c // (b * b), h * b, w * b])
 
 
-@op("SpaceToDepth", nnef="reshape, transpose", attrs={"blocksize": int, "mode": "DCR"})
+@op("SpaceToDepth", nnef="reshape, transpose", attrs=_BLOCKS)
 def space_to_depth(call: Call) -> Value:
     x, b = call[0], call.attr("blocksize")
     n, c, h, w = _image(call, x)

@@ -251,6 +251,8 @@ def bitwise_not(call: Call) -> Value:
 @op("BitShift", nnef="shift_left, shift_right", inputs=2, attrs={"direction": str})
 def bit_shift(call: Call) -> Value:
     x, by = call[0], call[1]
+    if call.attr("direction") not in ("LEFT", "RIGHT"):
+        raise call.refuse(f"direction='{call.attr('direction')}' (of LEFT, RIGHT)")
     if call.attr("direction") == "LEFT":
         return wrapped(call.zip("shift_left", x, by), x.dtype, call)
     shifted = call.zip("shift_right", x, by).typed(x.dtype)

@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.convert.onnx.call import Call
 from cml_engine.convert.onnx.operators.elementwise.arithmetic import wrapped
-from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.rows import OneOf, op
 from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, Tensor, element_dtype
 from cml_engine.convert.onnx.values import Value, kind_of
 
@@ -103,7 +103,7 @@ def _cast_array(array: Array, dtype: np.dtype[Any]) -> Array:
         return array.astype(dtype)
 
 
-_CAST = {"saturate": 1, "round_mode": "up"}
+_CAST = {"saturate": 1, "round_mode": OneOf("up", "down", "nearest")}
 
 
 @op("Cast", nnef="cast", attrs={"to": int}, until=18)

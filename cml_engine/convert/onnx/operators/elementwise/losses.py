@@ -6,10 +6,10 @@ import numpy as np
 
 from cml_engine.convert.onnx.call import Call
 from cml_engine.convert.onnx.operators.elementwise.activations import log_softmax
-from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.rows import OneOf, op
 from cml_engine.convert.onnx.values import Value
 
-_LOSS = {"ignore_index": None, "reduction": "mean"}
+_LOSS = {"ignore_index": None, "reduction": OneOf("mean", "sum", "none")}
 
 
 @op(

@@ -14,7 +14,7 @@ import numpy as np
 
 from cml_engine.convert.onnx.call import Call
 from cml_engine.convert.onnx.operators.constants import checked_shape
-from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.rows import OneOf, op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
@@ -63,19 +63,24 @@ def upsample(call: Call) -> Value:
     return resized(call, call[0], axes, ResizeRule(mode))
 
 
+_COORDINATES_18 = (
+    *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"),
+    "tf_crop_and_resize",
+)
 _RESIZE_11 = {
-    "coordinate_transformation_mode": "half_pixel",
+    "coordinate_transformation_mode": OneOf(*_COORDINATES_18, "tf_half_pixel_for_nn"),
     "cubic_coeff_a": -0.75,
     "exclude_outside": 0,
     "extrapolation_value": 0.0,
     "mode": "nearest",
-    "nearest_mode": "round_prefer_floor",
+    "nearest_mode": OneOf("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
 }
 _RESIZE_18 = {
     **_RESIZE_11,
     "antialias": 0,
     "axes": None,
-    "keep_aspect_ratio_policy": "stretch",
+    "coordinate_transformation_mode": OneOf(*_COORDINATES_18),
+    "keep_aspect_ratio_policy": OneOf("stretch", "not_larger", "not_smaller"),
 }
 
 
@@ -237,6 +242,8 @@ def positions(axis: ResizeAxis, coordinates: str) -> Any:
         return i * (n - 1) / (n * scale - 1) if n * scale != 1 else np.zeros(size)
     if coordinates == "pytorch_half_pixel":
         return (i + 0.5) / scale - 0.5 if size > 1 else np.zeros(size)
+    if coordinates == "tf_half_pixel_for_nn":
+        return (i + 0.5) / scale
     if coordinates == "half_pixel_symmetric":
         adjusted = n / 2 * (1 - size / (n * scale))
         return adjusted + (i + 0.5) / scale - 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
-from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.rows import OneOf, op
 from cml_engine.convert.onnx.values import Value
 
 
@@ -40,7 +40,12 @@ def max_unpool(call: Call) -> Value:
     return call.op("pad", y, padding=sides, border="constant", value=0.0)
 
 
-@op("TensorScatter", nnef="scatter_elements", inputs=3, attrs={"axis": -2, "mode": "linear"})
+@op(
+    "TensorScatter",
+    nnef="scatter_elements",
+    inputs=3,
+    attrs={"axis": -2, "mode": OneOf("linear", "circular")},
+)
 def tensor_scatter(call: Call) -> Value:
     """The update at places of one axis that each element of the batch has its own of."""
     cache, update = call[0], call[1]
@@ -90,11 +95,12 @@ def grid_sample(call: Call) -> Value:
 
 _ROI = {"mode": "avg", "output_height": 1, "output_width": 1, "sampling_ratio": 0,
         "spatial_scale": 1.0}  # fmt: skip
+_ROI_PLACES = OneOf("half_pixel", "output_half_pixel")
 
 
 @op("RoiAlign", nnef="roi_align", inputs=3, attrs=_ROI, until=15)
 @op("RoiAlign", nnef="roi_align", inputs=3, since=16,
-    attrs={**_ROI, "coordinate_transformation_mode": "half_pixel"})  # fmt: skip
+    attrs={**_ROI, "coordinate_transformation_mode": _ROI_PLACES})  # fmt: skip
 def roi_align(call: Call) -> Value:
     centred = call.attributes.get("coordinate_transformation_mode", "output_half_pixel")
     return call.op(
