@@ -22,7 +22,7 @@ def ms(op: str, inputs: str, outputs: str = "y", **attrs: Any) -> Any:
     return node(op, inputs, outputs, domain=MICROSOFT, **attrs)
 
 
-SEQUENCE, IMAGE = (2, 5, 8), (1, 4, 6, 6)
+SEQUENCE, WIDE, IMAGE = (2, 5, 8), (2, 5, 64), (1, 4, 6, 6)
 #: node, the shape of x, which of its results are compared
 CALLS: list[tuple[Any, tuple[int, ...], str]] = [
     (ms("Gelu", "x"), SEQUENCE, "y"),
@@ -41,6 +41,17 @@ CALLS: list[tuple[Any, tuple[int, ...], str]] = [
     (ms("SkipSimplifiedLayerNormalization", "x s v8 t8", "y m d z"), SEQUENCE, "y z"),
     (ms("MultiHeadAttention", "x k q", num_heads=2), SEQUENCE, "y"),
     (ms("MultiHeadAttention", "x k q _ _ a", num_heads=4, scale=0.3), SEQUENCE, "y"),
+    (ms("MultiHeadAttention", "x k q v24", num_heads=2, unidirectional=0), SEQUENCE, "y"),
+    (ms("MultiHeadAttention", "x k q v24 mask a", num_heads=4), SEQUENCE, "y"),
+    (ms("MultiHeadAttention", "x k q _ lengths", num_heads=2), SEQUENCE, "y"),
+    (ms("MultiHeadAttention", "x s s v24 _ _ past past", "y o r", num_heads=2), SEQUENCE, "y o r"),
+    (ms("MultiHeadAttention", "x s s", num_heads=2, unidirectional=1), SEQUENCE, "y"),
+    (ms("GroupQueryAttention", "x g g _ _ n4 n5", "y o r", num_heads=4, kv_num_heads=2),
+     WIDE, "y o r"),
+    (ms("GroupQueryAttention", "packed _ _ past2 past2 n7 n8 c1 d1", "y o r", num_heads=4,
+        kv_num_heads=2, do_rotary=1, local_window_size=4, softcap=2.0), (1, 5, 64), "y o r"),
+    (ms("GroupQueryAttention", "x g1 g1 past2 past2 n7 n8 c1 d1", "y o r", num_heads=4,
+        kv_num_heads=2, do_rotary=1, rotary_interleaved=1), (1, 5, 64), "y o r"),
     (ms("RotaryEmbedding", "x p c n", num_heads=2), SEQUENCE, "y"),
     (ms("RotaryEmbedding", "x p c n", num_heads=2, interleaved=1), SEQUENCE, "y"),
     (ms("MatMulNBits", "z4 codes4 scales", K=32, N=6, bits=4, block_size=16), SEQUENCE, "y"),
@@ -54,15 +65,23 @@ def weights(rng: np.random.Generator) -> dict[str, Array]:
     def random(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float32)
 
+    int32 = ("mask", "lengths", "n4", "n5", "n7", "n8")
     angles = np.outer(np.arange(16), [1.0, 0.3]).astype(np.float32)
-    return {
+    wide = np.outer(np.arange(16), np.linspace(1.0, 0.1, 8)).astype(np.float32)
+    made = {
         "v8": random(8), "u8": random(8), "t8": random(8), "m8": random(8, 8), "b4": random(4),
         "w": random(4, 4, 3, 3), "s": random(2, 5, 8), "k": random(2, 7, 8), "q": random(2, 7, 8),
         "a": random(2, 4, 5, 7), "p": np.tile(np.arange(5, dtype=np.int64), (2, 1)),
         "c": np.cos(angles), "n": np.sin(angles), "z4": random(3, 32),
         "codes4": rng.integers(0, 256, (6, 2, 8)).astype(np.uint8),
+        "v24": random(24), "mask": np.arange(7) < np.array([[5], [7]]), "lengths": [6, 3],
+        "past": random(2, 2, 3, 4), "past2": random(1, 2, 3, 16),
+        "g": random(2, 5, 32), "packed": random(1, 5, 128), "g1": random(1, 5, 32),
+        "n4": [4, 4], "n5": 5, "n7": [7],
+        "n8": 8, "c1": np.cos(wide), "d1": np.sin(wide),
         "scales": random(12), "zeros4": rng.integers(0, 256, 6).astype(np.uint8),
     }  # fmt: skip
+    return made | {name: np.asarray(made[name], np.int32) for name in int32}
 
 
 def results(network: Any, x: Array, names: list[str]) -> list[Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cml_engine.convert.onnx.operators import (  # noqa: F401
     attention,
+    attention_microsoft,
     constants,
     indexing,
     matrix,

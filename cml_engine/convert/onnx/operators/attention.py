@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
 
-_NNEF = "matmul, mul, add, softmax"
+NNEF = "matmul, mul, add, softmax"
 _ATTENTION = {
     "is_causal": 0,
     "kv_num_heads": None,
@@ -28,13 +27,13 @@ _ATTENTION = {
 _WINDOWED = {**_ATTENTION, "left_window_size": -1, "right_window_size": -1}
 
 
-@op("Attention", nnef=_NNEF, inputs=7, attrs=_ATTENTION, until=24)
-@op("Attention", nnef=_NNEF, inputs=7, attrs=_WINDOWED, since=25)
+@op("Attention", nnef=NNEF, inputs=7, attrs=_ATTENTION, until=24)
+@op("Attention", nnef=NNEF, inputs=7, attrs=_WINDOWED, since=25)
 def attention(call: Call) -> list[Value | None]:
     flat = call[0].rank == 3
-    q = _heads(call, call[0], call.attr("q_num_heads"))
-    k = _heads(call, call[1], call.attr("kv_num_heads"))
-    v = _heads(call, call[2], call.attr("kv_num_heads"))
+    q = by_heads(call, call[0], call.attr("q_num_heads"))
+    k = by_heads(call, call[1], call.attr("kv_num_heads"))
+    v = by_heads(call, call[2], call.attr("kv_num_heads"))
     past = call[4].shape[2] if call.has(4) else 0
     if past:
         k, v = call.concat([call[4], k], 2), call.concat([call[5], v], 2)
@@ -52,10 +51,10 @@ def attention(call: Call) -> list[Value | None]:
     weights = masked_softmax(call, biased, bias)
     y = call.op("matmul", weights, v)
     shown = [logits, logits, biased, weights][call.attr("qk_matmul_output_mode")]
-    return [_flat(call, y) if flat else y, *present, shown]
+    return [as_rows(call, y) if flat else y, *present, shown]
 
 
-def _heads(call: Call, x: Value, heads: int | None) -> Value:
+def by_heads(call: Call, x: Value, heads: int | None) -> Value:
     """[batch, length, heads * size] as [batch, heads, length, size]."""
     if x.rank == 4:
         return x
@@ -65,7 +64,7 @@ def _heads(call: Call, x: Value, heads: int | None) -> Value:
     return call.transpose(call.reshape(x, [batch, length, heads, width // heads]), [0, 2, 1, 3])
 
 
-def _flat(call: Call, x: Value) -> Value:
+def as_rows(call: Call, x: Value) -> Value:
     batch, heads, length, size = x.shape
     return call.reshape(call.transpose(x, [0, 2, 1, 3]), [batch, length, heads * size])
 
@@ -91,11 +90,11 @@ def _bias(call: Call, queries: int, keys: int, past: int) -> Value | None:
     checked_shape(call, [queries, keys])
     ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None]
     for comparison, bound in bounds:
-        found = _sum(call, found, _within(call, ahead, offset, comparison, bound))
+        found = summed(call, found, within(call, ahead, offset, comparison, bound))
     if call.has(6):
         places = Value.known(np.arange(keys).reshape(1, 1, 1, keys))
         lengths = call.reshape(call[6], [call[6].shape[0], 1, 1, 1])
-        found = _sum(call, found, _additive(call, _compare(call, "lt", places, lengths)))
+        found = summed(call, found, additive(call, compared(call, "lt", places, lengths)))
     return found
 
 
@@ -109,17 +108,17 @@ def _offset(call: Call, queries: int, past: int) -> Value:
     return Value.known(np.array(past, np.int64))
 
 
-def _within(call: Call, ahead: Array, offset: Value, comparison: str, bound: int) -> Value:
+def within(call: Call, ahead: Array, offset: Value, comparison: str, bound: int) -> Value:
     """Where a key is so far ahead of a query's place."""
     limit = (
         Value.known(offset.array + bound)
         if offset.array is not None
         else call.op("int_add", offset, bound)
     )
-    return _additive(call, _compare(call, comparison, Value.known(ahead), limit))
+    return additive(call, compared(call, comparison, Value.known(ahead), limit))
 
 
-def _compare(call: Call, name: str, x: Value, y: Value) -> Value:
+def compared(call: Call, name: str, x: Value, y: Value) -> Value:
     if x.array is not None and y.array is not None:
         functions = {"le": np.less_equal, "ge": np.greater_equal, "lt": np.less}
         return Value.known(functions[name](x.array, y.array))
@@ -133,16 +132,16 @@ def _mask(call: Call, keys: int) -> Value:
         shape = [*mask.shape[:-1], missing]
         rest = np.zeros(shape, np.bool_) if mask.kind == "logical" else np.full(shape, -np.inf)
         mask = call.concat([mask, Value.known(rest.astype(mask.dtype))], mask.rank - 1)
-    return _additive(call, mask) if mask.kind == "logical" else mask
+    return additive(call, mask) if mask.kind == "logical" else mask
 
 
-def _additive(call: Call, allowed: Value) -> Value:
+def additive(call: Call, allowed: Value) -> Value:
     if allowed.array is not None:
         return Value.known(np.where(allowed.array, 0, -np.inf).astype(np.float32))
     return call.op("select", allowed, 0.0, float("-inf"))
 
 
-def _sum(call: Call, x: Value | None, y: Value) -> Value:
+def summed(call: Call, x: Value | None, y: Value) -> Value:
     if x is None:
         return y
     if x.array is not None and y.array is not None:
@@ -164,23 +163,6 @@ def masked_softmax(call: Call, logits: Value, bias: Value | None) -> Value:
     top = call.op("max_reduce", bias, axes=[bias.rank - 1])
     nothing = call.op("lt", top, float(np.finfo(np.float32).min))
     return call.zip("select", nothing, 0.0, weights)
-
-
-_MULTI = {"num_heads": int, "mask_filter_value": -10000.0, "scale": 0.0, "unidirectional": 0}
-
-
-@op("MultiHeadAttention", nnef=_NNEF, inputs=10, domain=MICROSOFT, attrs=_MULTI)
-def multi_head_attention(call: Call) -> list[Value | None]:
-    """Query, key, value, bias, key_padding_mask, attention_bias, past_key, past_value."""
-    if any(call.has(i) for i in (3, 4, 6, 7, 8, 9)) or call.attr("unidirectional"):
-        raise call.refuse("a bias, a padding mask, past keys or unidirectional")
-    heads = call.attr("num_heads")
-    q, k, v = (_heads(call, call[i], heads) for i in range(3))
-    scale = call.attr("scale") or 1 / np.sqrt(q.shape[3])
-    logits = call.op("matmul", call.op("mul", q, float(scale)), k, transposeB=True)
-    logits = call.zip("add", logits, call[5]) if call.has(5) else logits
-    weights = call.op("softmax", logits, axes=[3])
-    return [_flat(call, call.op("matmul", weights, v)), k, v]
 
 
 # -- positions -----------------------------------------------------------------------------------
@@ -214,27 +196,32 @@ def _rotated(call: Call, cosines: Value, sines: Value, positions: Value | None) 
     else:
         x = call.transpose(x, [0, 2, 1, 3])
     size = call.attr("rotary_embedding_dim") or x.shape[3]
+    c, s = (_cache(call, v, positions) for v in (cosines, sines))
+    y = turned_by(call, x, c, s, size, bool(call.attr("interleaved")))
+    return call.reshape(y, call[0].shape) if flat else call.transpose(y, [0, 2, 1, 3])
+
+
+def turned_by(call: Call, x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:
+    """The first numbers of every head of [batch, length, heads, numbers], turned in pairs."""
     turned, rest = call.slice(x, 3, 0, size), call.slice(x, 3, size, x.shape[3])
-    c, s = (_cache(call, v, positions, x.shape) for v in (cosines, sines))
-    a, b = _halves(call, turned, size)
+    a, b = _halves(call, turned, size, interleaved)
     real = call.op("sub", call.op("mul", a, c), call.op("mul", b, s))
     imaginary = call.op("add", call.op("mul", a, s), call.op("mul", b, c))
-    if call.attr("interleaved"):
+    if interleaved:
         both = call.op("stack", real, imaginary, axis=4)
         turned = call.reshape(both, [*x.shape[:3], size])
     else:
         turned = call.concat([real, imaginary], 3)
-    y = call.concat([turned, rest], 3)
-    return call.reshape(y, call[0].shape) if flat else call.transpose(y, [0, 2, 1, 3])
+    return call.concat([turned, rest], 3)
 
 
-def _halves(call: Call, x: Value, size: int) -> list[Value]:
-    if not call.attr("interleaved"):
+def _halves(call: Call, x: Value, size: int, interleaved: bool) -> list[Value]:
+    if not interleaved:
         return call.split(x, 3, [size // 2, size // 2])
     return [taken(call, x, {3: range(first, size, 2)}) for first in (0, 1)]
 
 
-def _cache(call: Call, cache: Value, positions: Value | None, shape: Sequence[int]) -> Value:
+def _cache(call: Call, cache: Value, positions: Value | None) -> Value:
     """The cosines or sines of every place, [batch, length, 1, half the size]."""
     if positions is not None:
         cache = call.op("gather", cache, positions, axis=0)
@@ -263,9 +250,9 @@ def linear_attention(call: Call) -> list[Value | None]:
         call.attr("update_rule"),
     )
     q, k, v = (
-        _heads(call, call[0], groups),
-        _heads(call, call[1], heads),
-        _heads(call, call[2], heads),
+        by_heads(call, call[0], groups),
+        by_heads(call, call[1], heads),
+        by_heads(call, call[2], heads),
     )
     batch, _, length, size = k.shape
     if length > MAX_STEPS:
@@ -290,12 +277,12 @@ def linear_attention(call: Call) -> list[Value | None]:
         outputs.append(call.op("matmul", call.slice(q, 2, t, t + 1), read))
     scale = call.attr("scale") or 1 / np.sqrt(size)
     y = call.op("mul", call.concat(outputs, 2), float(scale))
-    return [_flat(call, y), state]
+    return [as_rows(call, y), state]
 
 
 def _by_head(call: Call, x: Value, heads: int) -> Value:
     """[batch, length, heads * n] as [batch, heads, length, n]."""
-    return _heads(call, x, heads)
+    return by_heads(call, x, heads)
 
 
 @op("CausalConvWithState", nnef="concat, conv, silu", inputs=4, attrs={"activation": "none"})
