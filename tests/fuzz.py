@@ -3,6 +3,7 @@
     python -m tests.fuzz --minutes 5 --seed 7      # until the time is up; failures are written
     python -m tests.fuzz --cases 20 --backends cpu
     python -m tests.fuzz --replay fuzz-failures/seed-7-12-gpu
+    python -m tests.fuzz --bytes --minutes 10      # damaged files instead: tests/fuzz_bytes.py
 
 A case is a graph of a dozen operators (tests/fuzz_graphs.py), its inputs and the passes that are
 left out. The reference is the graph as it is, node by node in NumPy. Compared with it are NumPy and
@@ -43,6 +44,7 @@ from cml_engine.planning.lower import PlanOptions
 from cml_engine.report.compare import allowance
 from cml_engine.session import CompileOptions, make_plan
 from cml_engine.testing import SENTINEL, random_partition
+from tests import fuzz_bytes
 from tests.fuzz_graphs import Case, random_case
 
 Array = np.ndarray[Any, Any]
@@ -418,8 +420,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backends", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"])
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), metavar="DIR")
     parser.add_argument("--replay", type=Path, metavar="DIR", help="run a failure again")
+    parser.add_argument("--bytes", action="store_true", help="damaged files of models")
     a = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
+    if a.bytes:
+        return fuzz_bytes.campaign(a)
     gpu = cml.Gpu() if "gpu" in a.backends else None
     if a.replay:
         problem = replay(a.replay, gpu)

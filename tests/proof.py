@@ -6,7 +6,7 @@ part      what it does
 variants  every kernel that an operator can have, tuned or not, beside the reference
 calls     some five thousand calls of the operators on both backends, beside their formulas
 onnx      every fitting case of ONNX's own backend tests, on the CPU and on the GPU
-fuzz      random graphs on every backend, with passes left out or in, in any slices
+fuzz      random graphs on every backend, with passes left out or in, in any slices; damaged files
 faults    faults planted into a copy of the tree, which the suite must notice
 ========  ==========================================================================================
 
@@ -26,7 +26,7 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "variants": (("pytest", "-m", "long"),),
     "calls": (("tests.prove", "--no-write"),),
     "onnx": (("tests.onnx_nodes", "--backend", "cpu"), ("tests.onnx_nodes", "--backend", "gpu")),
-    "fuzz": (("tests.fuzz", "--minutes", "10"),),
+    "fuzz": (("tests.fuzz", "--minutes", "10"), ("tests.fuzz", "--bytes", "--minutes", "10")),
     "faults": (("tests.plant", "--jobs", "2"),),
 }
 
