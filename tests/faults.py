@@ -150,7 +150,7 @@ FAULTS: tuple[Fault, ...] = (
           "axes = [_order(second, rank)[axis] for axis in inner]", "tests/pure/test_passes.py"),
     # ---------------------------------------------------------------- files
     Fault(".dat: signed integers are read as unsigned", "cml_engine/nnef/files/tensor_file.py",
-          "if item is Item.UINT and _SIGNED.unpack_from(params)[0]:", "if False:",
+          "if item is ItemType.UINT and _SIGNED.unpack_from(params)[0]:", "if False:",
           "tests/nnef/test_tensor_file.py"),
     Fault(".dat: items are written under another type", "cml_engine/nnef/files/tensor_file.py",
           "bits, int(item), b\"\", b\"\")", "bits, int(item) ^ 1, b\"\", b\"\")",

@@ -2,184 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.model import OnnxNode
-from cml_engine.convert.onnx.rows import OneOf, Row
+from cml_engine.convert.onnx.node_inputs import NodeInputs, Operand
 from cml_engine.convert.onnx.values import Value
-from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
 from cml_engine.graph import Fact
 
-if TYPE_CHECKING:
-    from cml_engine.convert.onnx.emit import Emitter
 
-Array = np.ndarray[Any, Any]
-Operand = Value | float | int | bool
-
-
-class NeedsConstant(UnsupportedOp):
-    """An operator wants a value now that is known only when the network runs; ``inputs`` are the
-    graph's inputs from which it is computed."""
-
-    def __init__(self, message: str, source: Any, inputs: tuple[str, ...]) -> None:
-        super().__init__(message, source)
-        self.inputs = inputs
-
-
-class Call:
-    """A node with its inputs as values. ``opset`` is that of the node's domain."""
-
-    def __init__(
-        self,
-        node: OnnxNode,
-        row: Row,
-        opset: int,
-        inputs: Sequence[Value | None],
-        emitter: Emitter,
-        wanted: Sequence[bool],
-    ) -> None:
-        self.node, self.opset, self.inputs, self.emit = node, opset, inputs, emitter
-        self._wanted = wanted
-        self._attrs = self._checked(row)
-        count = max((i for i, name in enumerate(node.inputs, 1) if name), default=0)
-        if count > row.inputs:
-            raise UnsupportedOp(
-                f"{count} inputs, the operator takes {row.inputs}: the model was made for another "
-                "version of it",
-                emitter.source,
-            )
-
-    # -- what the node says ---------------------------------------------------------------------
-
-    def attr(self, name: str) -> Any:
-        """An attribute's value, or its default."""
-        return self._attrs[name]
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        return self._attrs
-
-    def given(self, name: str) -> bool:
-        return name in self.node.attributes
-
-    def has(self, position: int) -> bool:
-        """Whether an optional input is there."""
-        return position < len(self.inputs) and self.inputs[position] is not None
-
-    def wants(self, position: int) -> bool:
-        """Whether anything reads that output."""
-        return position < len(self._wanted) and self._wanted[position]
-
-    @property
-    def results(self) -> int:
-        """How many outputs the node names."""
-        return len(self.node.outputs)
-
-    def __getitem__(self, position: int) -> Value:
-        """An input that must be there."""
-        if not self.has(position):
-            raise self.wrong(f"input {position + 1} is missing")
-        value = self.inputs[position]
-        assert value is not None
-        return value
-
-    def get(self, position: int, default: Operand) -> Value:
-        """An optional input, or a number in its place."""
-        return self[position] if self.has(position) else self.emit.value(default)
-
-    def array(self, position: int, what: str = "") -> Array:
-        """The values of an input that the import must know."""
-        return self.known(self[position], what or f"input {position + 1}")
-
-    def known(self, value: Value, what: str) -> Array:
-        if value.array is not None:
-            return value.array
-        inputs = self.emit.origins(value)
-        named = ", ".join(f"'{name}'" for name in inputs)
-        from_what = f"it is computed from {named}" if inputs else "it is computed"
-        bind = (
-            f"cml.load(…, constants={{'{inputs[0]}': …}})" if inputs else "a constant in its place"
-        )
-        raise NeedsConstant(
-            f"{what} must be known when the model is loaded, and {from_what}: export the model "
-            f"with fixed shapes, or give {bind}",
-            self.emit.source,
-            inputs,
-        )
-
-    def ints(self, position: int, what: str = "") -> list[int]:
-        """The integers of an input that the import must know."""
-        array = self.array(position, what)
-        if array.dtype.kind not in "iu" and array.size:
-            raise self.wrong(f"{what or f'input {position + 1}'} is {array.dtype}, wanted integers")
-        return [int(n) for n in array.reshape(-1)]
-
-    def number(self, position: int, default: float = 0.0) -> float:
-        """A single known number."""
-        if not self.has(position):
-            return default
-        array = self.array(position)
-        if array.size != 1:
-            raise self.wrong(f"input {position + 1} has {array.size} values, wanted one")
-        return float(array.reshape(-1)[0])
-
-    def axis(self, axis: int, rank: int) -> int:
-        """An axis counted from the front."""
-        if not -rank <= axis < rank:
-            raise self.wrong(f"axis {axis} of {rank}")
-        return axis % rank
-
-    def axes(self, axes: Sequence[int], rank: int) -> list[int]:
-        found = [self.axis(axis, rank) for axis in axes]
-        if len(set(found)) < len(found):
-            raise self.wrong(f"the axes {list(axes)} name one twice")
-        return found
-
-    # -- errors ---------------------------------------------------------------------------------
-
-    def refuse(self, what: str) -> UnsupportedOp:
-        """The error for a variant of this operator that has no counterpart here."""
-        return UnsupportedOp(
-            f"{what} is not supported: export the model otherwise", self.emit.source
-        )
-
-    def wrong(self, what: str) -> ShapeError:
-        return ShapeError(f"{what}: the model is not right, export it again", self.emit.source)
-
-    def _checked(self, row: Row) -> dict[str, Any]:
-        found = {k: None if isinstance(v, type) else v for k, v in row.attrs.items()}
-        for name, value in self.node.attributes.items():
-            if name not in row.attrs:
-                known = ", ".join(row.attrs) or "none"
-                raise UnsupportedOp(
-                    f"unknown attribute '{name}', the operator has {known}: the model was made for "
-                    "another version of it",
-                    self.emit.source,
-                )
-            found[name] = self._of_type(name, value, row.attrs[name])
-        for name, default in row.attrs.items():
-            if isinstance(default, type) and name not in self.node.attributes:
-                raise self.wrong(f"attribute '{name}' is missing")
-        return found
-
-    def _of_type(self, name: str, value: Any, default: Any) -> Any:
-        if isinstance(default, OneOf) and isinstance(value, str):
-            if value not in default.among:
-                known = ", ".join(default.among)
-                raise self.refuse(f"{name}='{value}' (of {known})")
-            return value
-        wanted = default if isinstance(default, type) else type(default)
-        if default is None or isinstance(value, wanted):
-            return value
-        if wanted is float and isinstance(value, int):
-            return float(value)
-        got = type(value).__name__
-        raise ModelError(f"attribute '{name}' is {got}, wanted {wanted.__name__}", self.emit.source)
-
-    # -- NNEF -----------------------------------------------------------------------------------
+class Call(NodeInputs):
+    """What an operator's row is handed: what the node says, and how to say it in NNEF."""
 
     def op(self, op: str, *inputs: Operand, **attrs: Any) -> Value:
         """One operator with one result."""

@@ -71,24 +71,17 @@ class Emitter:
         if kind == "integer" and array.size and array.dtype.itemsize >= 4:
             low, high = int(array.min()), int(array.max())
             if low < _INT32.min or high > _INT32.max:
-                raise self._too_large(low, high)
+                raise _too_large(low, high, self.source)
         if array.dtype == np.float64:
             # the limits of doubles stand for no limit: as infinity they still do
             kept = array[np.abs(array) < np.finfo(np.float64).max]
             if kept.size and np.abs(kept).max() > np.finfo(np.float32).max:
-                raise self._too_large(kept.min(), kept.max())
+                raise _too_large(kept.min(), kept.max(), self.source)
         with np.errstate(over="ignore"):
             array = array.astype(NUMPY_DTYPE[kind])
         if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
             return self.builder.literal(array, kind)
         return self.builder.variable(clean(name) or f"{self.base}_constant", array, kind)
-
-    def _too_large(self, low: float, high: float) -> TensorFileError:
-        return TensorFileError(
-            f"a constant has values from {low} to {high}, and the network computes with 32 bits: "
-            "give it values that fit",
-            self.source,
-        )
 
     # -- operators ------------------------------------------------------------------------------
 
@@ -261,6 +254,14 @@ class Emitter:
         builder.rename_all({**self._names, **exact})
         made = builder.any_graph(name or "graph", list(exact.values()))
         return _pruned(made).with_(declarations=self.declarations)
+
+
+def _too_large(low: float, high: float, source: Source | None) -> TensorFileError:
+    return TensorFileError(
+        f"a constant has values from {low} to {high}, and the network computes with 32 bits: "
+        "give it values that fit",
+        source,
+    )
 
 
 #: operators that keep the axes of their operand, in another order perhaps

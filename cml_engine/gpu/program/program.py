@@ -34,6 +34,17 @@ class _Launch:
     slot: int
     groups: int
 
+    def dispatch(
+        self, compute: wgpu.GPUComputePassEncoder, slot: int, count: int, width: int
+    ) -> None:
+        """So many workgroups of the slice in that slot, in rows of ``width`` at most."""
+        compute.set_pipeline(self.pipeline.pipeline)
+        compute.set_bind_group(0, self.bind_group, [slot])
+        if count <= width:
+            compute.dispatch_workgroups(count)
+        else:
+            compute.dispatch_workgroups(width, -(-count // width))
+
 
 class GpuProgram(ProgramMemory):
     """A plan whose weights are on the device and whose pipelines are built.
@@ -62,6 +73,7 @@ class GpuProgram(ProgramMemory):
         self._uniforms: Uniforms | None = None
         self._launches: list[_Launch] = []
         self._step_costs = plan.step_costs()
+        self._width = gpu.limits.max_groups_per_dimension
         self._readback = Readback(plan)
         self._keys = self.common.step_keys(plan)
         self._preparation = Preparation(plan, gpu, self._keys)
@@ -178,7 +190,7 @@ class GpuProgram(ProgramMemory):
     def encode_all(self, compute: wgpu.GPUComputePassEncoder, step: int) -> None:
         """The whole step."""
         launch = self._launches[step]
-        self._dispatch(compute, launch, launch.slot, launch.groups)
+        launch.dispatch(compute, launch.slot, launch.groups, self._width)
 
     def encode_range(
         self, compute: wgpu.GPUComputePassEncoder, step: int, first: int, count: int
@@ -187,11 +199,11 @@ class GpuProgram(ProgramMemory):
         steps may be encoded between two submits; whole steps do not count."""
         launch = self._launches[step]
         if count == launch.groups:
-            self._dispatch(compute, launch, launch.slot, count)
+            launch.dispatch(compute, launch.slot, count, self._width)
         else:
             assert self._uniforms is not None
             slot = self._uniforms.slots.take(first, first + count)
-            self._dispatch(compute, launch, slot, count)
+            launch.dispatch(compute, slot, count, self._width)
 
     def reset(self) -> None:
         """Give the variables the values that they have in the model's files."""
@@ -233,17 +245,6 @@ class GpuProgram(ProgramMemory):
         bind_group = self.gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
         slot = uniforms.slots.step_offset(step.index)
         self._launches.append(_Launch(pipeline, bind_group, slot, step.groups))
-
-    def _dispatch(
-        self, compute: wgpu.GPUComputePassEncoder, launch: _Launch, slot: int, count: int
-    ) -> None:
-        width = self.gpu.limits.max_groups_per_dimension
-        compute.set_pipeline(launch.pipeline.pipeline)
-        compute.set_bind_group(0, launch.bind_group, [slot])
-        if count <= width:
-            compute.dispatch_workgroups(count)
-        else:
-            compute.dispatch_workgroups(width, -(-count // width))
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder) -> None:
         """Give the network's variables their new values. An output may be a variable, and is its

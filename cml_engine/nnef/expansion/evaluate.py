@@ -115,7 +115,7 @@ class Evaluator(ABC):
         #: what tract's symbols stand for, in fragments too
         self._symbols = symbols
         self._dispatch: dict[type, Callable[[Any, Scope, Target], Value]] = {
-            Literal: self._literal,
+            Literal: _literal,
             Name: self._name,
             Call: self._call,
             ArrayExpr: self._array,
@@ -147,10 +147,7 @@ class Evaluator(ABC):
             raise scope.error(ModelError, _TOO_MUCH.format(MAX_STEPS), expr.pos)
         return self._dispatch[type(expr)](expr, scope, target)
 
-    # -- names and literals ---------------------------------------------------------------------
-
-    def _literal(self, expr: Literal, scope: Scope, target: Target) -> Value:
-        return expr.value
+    # -- names ----------------------------------------------------------------------------------
 
     def _name(self, expr: Name, scope: Scope, target: Target) -> Value:
         try:
@@ -289,6 +286,10 @@ class Evaluator(ABC):
             raise scope.error(ShapeError, message, expr.pos)
         self._steps += len(value) // 8
         return len(value) if expr.op == "length_of" else list(range(len(value)))
+
+
+def _literal(expr: Literal, scope: Scope, target: Target) -> Value:
+    return expr.value
 
 
 def _sequence(value: Value, scope: Scope, pos: int) -> Any:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Array, Call, Operand, renamed
+from cml_engine.convert.onnx.export.call import Call, Operand
 from cml_engine.convert.onnx.export.forms import export_rows
+from cml_engine.convert.onnx.export.nodes import Array, renamed
 from cml_engine.convert.onnx.export.rows import Row
 from cml_engine.convert.onnx.export.wire import (
     OutFunction,
@@ -134,7 +135,15 @@ class Writer:
         self, node: Node, row: Row, operands: Sequence[Operand], facts: Sequence[Fact]
     ) -> None:
         prefix = f"{node.outputs[0]}/"
-        call = Call(node, operands, facts, self._opset, self._constant, prefix, self._taken)
+        call = Call(
+            node=node,
+            operands=operands,
+            results=facts,
+            opset=self._opset,
+            constants=self._constant,
+            prefix=prefix,
+            taken=self._taken,
+        )
         self._nodes += _finished(call, row, node.outputs)
 
     def _write_empty(self, node: Node, facts: Sequence[Fact]) -> None:
@@ -162,7 +171,16 @@ class Writer:
         inputs = tuple(f"x{i}" for i in range(len(given)))
         results = tuple(f"y{i}" for i in range(len(facts)))
         taken = {*inputs, *results}
-        call = Call(node, inner, facts, self._opset, body.constant, "", taken, body.nodes)
+        call = Call(
+            node=node,
+            operands=inner,
+            results=facts,
+            opset=self._opset,
+            constants=body.constant,
+            prefix="",
+            taken=taken,
+            nodes=body.nodes,
+        )
         nodes = _finished(call, row, results)
         if sum(made.op != "Constant" for made in nodes) == 1:  # it needs no function
             self._write_nodes(node, row, operands, facts)

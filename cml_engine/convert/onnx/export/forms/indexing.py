@@ -7,8 +7,9 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Array, Call
+from cml_engine.convert.onnx.export.call import Call
 from cml_engine.convert.onnx.export.forms.movement import sliced
+from cml_engine.convert.onnx.export.nodes import Array
 from cml_engine.convert.onnx.export.rows import form
 
 #: the least opset of scattering with a reduction

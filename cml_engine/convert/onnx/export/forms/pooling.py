@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Array, Call
+from cml_engine.convert.onnx.export.call import Call
 from cml_engine.convert.onnx.export.forms.movement import padded
+from cml_engine.convert.onnx.export.nodes import Array
 from cml_engine.convert.onnx.export.rows import form
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
 from cml_engine.ops.movement.padding import border_index

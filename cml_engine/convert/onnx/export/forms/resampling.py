@@ -7,8 +7,9 @@ from math import ceil, floor, prod
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Array, Call
+from cml_engine.convert.onnx.export.call import Call
 from cml_engine.convert.onnx.export.forms.movement import sliced
+from cml_engine.convert.onnx.export.nodes import Array
 from cml_engine.convert.onnx.export.rows import form
 from cml_engine.graph import Attrs
 from cml_engine.ops.resampling.operators import linear_taps
