@@ -1,7 +1,8 @@
 """Where a start's time goes before a network runs, from a warm shader cache.
 
 ``python -m benchmarks.start MODEL`` or ``--stylegan2 1024`` or ``--operators 600``: a model, the
-generator with random weights, or a network of residual blocks with so many operators.
+generator with random weights, or a network of residual blocks with so many operators. ``--onnx
+600`` is a wider one in an ONNX file: of 600 nodes it has 50 MB.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-#: what parsing and planning of _LIMIT_OPERATORS operators may take, in ms
+#: what parsing and planning of _LIMIT_OPERATORS operators may take before packing, in ms
 _LIMIT_MS, _LIMIT_OPERATORS = 1000.0, 600
 _CHANNELS, _SIDE = 32, 32
+#: so that 600 operators have 50 MB
+_WIDE = 90
 
 
-def residual_network(operators: int, folder: Path) -> None:
-    """Blocks of convolutions, normalizations, activations and sums, ``operators`` in all."""
+def residual_network(operators: int, channels: int, path: Path) -> None:
+    """Blocks of convolutions, normalizations, activations and sums, ``operators`` in all; a folder
+    of NNEF, or an ONNX file by its name."""
     import numpy as np
 
     import cml_engine as cml
@@ -34,24 +38,25 @@ def residual_network(operators: int, folder: Path) -> None:
 
     load_families()
     make, random = GraphBuilder(infer_node), np.random.default_rng(0)
-    x = skip = make.input("x", (1, _CHANNELS, _SIDE, _SIDE))
+    x = skip = make.input("x", (1, channels, _SIDE, _SIDE))
     around = [(1, 1), (1, 1)]
     for i in range(operators):
         kind = i % 7
         if kind in (0, 3):
-            values = random.standard_normal((_CHANNELS, _CHANNELS, 3, 3)) / 17
+            shape = (channels, channels, 3, 3)
+            values = random.standard_normal(shape) / (9 * channels) ** 0.5
             filter = make.variable(f"filter{i}", values)
             x = make.node("conv", [x, filter, make.literal(0.0)], f"conv{i}", padding=around)
         elif kind in (1, 4):
             names = ("mean", "variance", "offset", "scale")
-            parts = [make.variable(f"{n}{i}", random.random((1, _CHANNELS))) for n in names]
+            parts = [make.variable(f"{n}{i}", random.random((1, channels))) for n in names]
             x = make.node("batch_normalization", [x, *parts], f"normal{i}", epsilon=1e-5)
         elif kind == 5:
             x = make.node("add", [x, skip], f"sum{i}")
         else:
             x = make.node("relu", [x], f"relu{i}")
         skip = x if kind == 6 else skip
-    cml.save(make.graph("residual", [x]), folder)
+    cml.save(make.graph("residual", [x]), path)
 
 
 def stylegan2(resolution: int, folder: Path) -> None:
@@ -64,8 +69,11 @@ def stylegan2(resolution: int, folder: Path) -> None:
     cml.save(build(config, random_parameters(config, 1)), folder)
 
 
+_PARSE = "parse: the text, or ONNX, and the weights"
+
+
 def measure(model: Path, rounds: int) -> tuple[int, float]:
-    """Print milliseconds by phase; the operators, and what parsing and planning takes."""
+    """Print milliseconds by phase; the operators, and what comes before packing."""
     begin = time.perf_counter()
     import cml_engine as cml
     from cml_engine.ops import load_families
@@ -87,15 +95,16 @@ def measure(model: Path, rounds: int) -> tuple[int, float]:
         plan, planned = _timed(partial(make_plan, small, gpu, CompileOptions()))
         Lowering.pack = pack.function  # type: ignore[method-assign]
         for name, ms in (
-            ("parse: the text and the weights' files", parsed),
+            (_PARSE, parsed),
             ("passes over the graph", optimized),
             ("plan, without packing", planned - pack.ms),
             ("  weights packed", pack.ms),
+            ("all of that before packing", parsed + optimized + planned - pack.ms),
             ("parse and plan", parsed + optimized + planned),
         ):
             phases.setdefault(name, []).append(ms)
     session, whole = _timed(lambda: cml.Session(graph, gpu))
-    again = phases["parse and plan"][-1] - phases["parse: the text and the weights' files"][-1]
+    again = phases["parse and plan"][-1] - phases[_PARSE][-1]
     rows |= phases
     rows["session without its plan: upload, pipelines"] = [max(0.0, whole - again)]
     timer = session.timer()
@@ -105,7 +114,7 @@ def measure(model: Path, rounds: int) -> tuple[int, float]:
     print(f"{'':44s} {'median ms':>10s} {'first':>8s} {'least':>8s}")
     for name, times in rows.items():
         print(f"{name:44s} {statistics.median(times):10.1f} {times[0]:8.1f} {min(times):8.1f}")
-    return len(graph.nodes), statistics.median(phases["parse and plan"])
+    return len(graph.nodes), statistics.median(phases["all of that before packing"])
 
 
 class _Clock:
@@ -139,21 +148,24 @@ def main(arguments: Sequence[str]) -> int:
     source.add_argument("model", type=Path, nargs="?")
     source.add_argument("--stylegan2", type=int, metavar="RESOLUTION")
     source.add_argument("--operators", type=int, metavar="COUNT")
+    source.add_argument("--onnx", type=int, metavar="COUNT")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="cml-start-") as folder:
-        made = Path(folder, "model.nnef")
+        made = Path(folder, "model.onnx" if options.onnx else "model.nnef")
         # made by another process: here nothing is imported yet
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
-            if options.operators:
-                other.submit(residual_network, options.operators, made).result()
+            if options.operators or options.onnx:
+                count = options.operators or options.onnx
+                channels = _WIDE if options.onnx else _CHANNELS
+                other.submit(residual_network, count, channels, made).result()
             elif options.stylegan2:
                 other.submit(stylegan2, options.stylegan2, made).result()
         operators, ms = measure(options.model or made, options.rounds)
     if operators < _LIMIT_OPERATORS:
         return 0
     holds = ms / operators <= _LIMIT_MS / _LIMIT_OPERATORS
-    print(f"{'holds' if holds else 'FAILS'}: parse and plan of {operators} operators {ms:.0f} ms, "
+    print(f"{'holds' if holds else 'FAILS'}: {operators} operators {ms:.0f} ms before packing, "
           f"at most {_LIMIT_MS:.0f} for {_LIMIT_OPERATORS}")  # fmt: skip
     return 0 if holds else 1
 
