@@ -51,6 +51,9 @@ class Window:
         self.on_frame: Callable[[], None] = lambda: None
         self.failed: Exception | None = None
         self._seconds = seconds
+        # a software driver draws on the cores that the next frame needs: waiting for it costs
+        # nothing, and tells what the frame took. A GPU is not waited for: it works beside the game
+        self._on_cpu = gpu.info.get("adapter_type") == "CPU"
         self._started = self._last = time.perf_counter()
         self._flown_s = 0.0
         self._looking: tuple[float, float] | None = None
@@ -83,10 +86,14 @@ class Window:
             self.overlay.input({"type": "resize", "width": width, "height": height})
         now = time.perf_counter()
         dt_s, self._last = min(now - self._last, 0.1), now
-        view = self.context.get_current_texture().create_view()
+        view = self.context.get_current_texture().create_view()  # waits for the display
+        begun = time.perf_counter()
         pose = self._pose(dt_s)
         self.tracing.obey()
         sample = self.game.frame(view, pose, now - self._started, self._overlay(view, dt_s))
+        if self._on_cpu:
+            self.gpu.wait()
+            self.game.scheduler.frame_took(1e3 * (time.perf_counter() - begun))
         if self.samples:  # a frame's time is known when the next one begins
             self.samples[-1].frame_ms = self._interval_ms(1e3 * dt_s)
         self.samples.append(sample)

@@ -122,7 +122,8 @@ class Executor(Protocol):
         ...
 
     def begin_job(self, encoder: Any, network: Network, inputs: Mapping[str, Any]) -> None:
-        """Put the inputs (host arrays or GPU tensors) where the network reads them."""
+        """Put the inputs (host arrays or GPU tensors) where the network reads them. Where it
+        raises, it has given back what :meth:`reserve` took."""
         ...
 
     def encode(

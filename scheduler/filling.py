@@ -165,16 +165,17 @@ def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameSt
 
 def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
     try:
+        # first, for nothing that can go wrong may come between the network's hold and its begin
+        inputs = gathered_inputs(job.inputs)
         job.held_up = _lacking(job.network) or jobs.executor.reserve(job.network)
         if job.held_up:
             jobs.held_up.append(job.number)
             return False
-        inputs = gathered_inputs(job.inputs)
-        jobs.will_start(job)
         jobs.executor.begin_job(encoder, job.network, inputs)
     except Exception as error:
         jobs.fail(job, error)
         return False
+    jobs.will_start(job)
     job.state, job.started_ms = "running", now
     jobs.roster.started(job)
     return True

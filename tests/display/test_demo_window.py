@@ -51,5 +51,9 @@ def test_a_player_uses_the_window_and_closes_it(display: str, tmp_path: Path) ->
     said = json.loads(done.stdout.splitlines()[-1])
     assert len(said["acts"]) == 12 and said["closed"] and said["error"] == ""
     assert len(said["sizes"]) >= 3 and said["frames"] > 60 and said["tiles"] > 5
+    if said["software"]:  # else the GPU is not waited for
+        # the whole of every frame, without the wait for the display; a minimised window draws none
+        assert 0.8 * said["frames"] <= said["told"] <= said["frames"]
+        assert 0 < said["told_ms"]["p50"] <= 1.1 * said["frame_ms"]["p50"]
     trace = json.loads((tmp_path / said["trace"]).read_text())
     assert any(e["ph"] == "X" for e in trace["traceEvents"])

@@ -102,6 +102,20 @@ class Player:
         self._event("key_up", key="w")
 
 
+def _told(window: Window) -> list[float]:
+    """What the window will tell the scheduler of its frames, in ms."""
+    found: list[float] = []
+    scheduler = window.game.scheduler
+    tell = scheduler.frame_took
+
+    def frame_took(ms: float) -> None:
+        found.append(ms)
+        tell(ms)
+
+    scheduler.frame_took = frame_took  # type: ignore[method-assign]
+    return found
+
+
 def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -112,12 +126,16 @@ def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     quality, settings, _ = choose(gpu, options)
     window = open_window(gpu, quality, settings, seconds=asked.seconds)
     player = Player(window, asked.seconds)
+    told = _told(window)
     window.on_frame = player
     run_window(window)
     trace = window.game.controls.trace_path
     about = {
         "frames": player.frames,
         "frame_ms": percentiles([s.frame_ms for s in window.samples]),
+        "software": gpu.info.get("adapter_type") == "CPU",
+        "told": len(told),
+        "told_ms": percentiles(told) if told else None,
         "acts": player.done,
         "sizes": sorted(player.sizes),
         "tiles": window.game.streaming.counts.finished,

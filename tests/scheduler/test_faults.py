@@ -488,3 +488,31 @@ def test_times_of_frames_that_never_were_change_nothing():
     report = made.encode(None)
     assert report.budget_ms == pytest.approx(FRAME - 8.0)
     assert report.aim_ms == pytest.approx(FRAME - 8.0)
+
+
+@pytest.mark.parametrize("what", ["the other job's tensor", "the inputs' way in"])
+def test_a_job_that_cannot_take_its_inputs_holds_nothing(scheduler, device, monkeypatch, what):
+    """Its network is another job's in the next frame, and another thread's."""
+    held = set()
+    maker = scheduler.submit(network("a"), {})
+    while not maker.ended:
+        frame(scheduler)
+
+    def refuse(*_):
+        raise RuntimeError("it is gone")
+
+    def begin(*_):  # gives back what it was given, as the protocol says
+        held.clear()
+        refuse()
+
+    monkeypatch.setattr(device, "reserve", lambda net: held.add(net.name) or "")
+    if what == "the other job's tensor":
+        monkeypatch.setattr(device, "tensor", refuse, raising=False)
+    else:
+        monkeypatch.setattr(device, "begin_job", begin)
+    taker = scheduler.submit(network("b"), {"x": maker.output("y")})
+    frame(scheduler)
+    assert (taker.state, taker.error) == ("failed", "it is gone")
+    assert held == set()
+    frame(scheduler)
+    assert scheduler.jobs == []
