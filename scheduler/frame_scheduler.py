@@ -89,10 +89,10 @@ class FrameScheduler:
         self._not_ended = 0
         self.lifecycle = Lifecycle(self.executor, self._steady, self._pace())
 
-    def _pace(self) -> Pace:
-        return Pace(
-            self.frame, self.frame_ms, self.rate, self.policy, self.cost_model, self.last_report
-        )
+    def _pace(self, rate: float | None = None) -> Pace:
+        """``rate``: where it is known already."""
+        rate = self.rate if rate is None else rate
+        return Pace(self.frame, self.frame_ms, rate, self.policy, self.cost_model, self.last_report)
 
     def record(self) -> Recording:
         """Write down from now on what comes in and what is decided: the recording that is
@@ -291,13 +291,14 @@ class FrameScheduler:
         if not is_ms(self.budget.next_ms()):
             self._ignored += 1
         budget, aim = self._allowed()
+        rate = aim / self.frame_ms
         rests = self.pacing.rest_due(self.budget)
         report = FrameReport(self.frame, now, budget, 0.0 if rests else aim)
-        jobs.begin_frame(self._pace())
+        jobs.begin_frame(self._pace(rate))
         behind = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = networks_ready(jobs.roster.queues) if jobs.recorder else {}
         state, candidates = gather(
-            jobs, report, self.policy, self.rate, self.cost_model, gpu_behind=behind
+            jobs, report, self.policy, rate, self.cost_model, gpu_behind=behind
         )
         plan = begin(jobs, encoder, self.planner, state, candidates)
         chosen = apply(plan, candidates, report)
@@ -315,7 +316,7 @@ class FrameScheduler:
         self._feedback.encoded(report, timed)
         self.pacing.slack.encoded(report.frame, aim, report.predicted_ms)
         self.last_report = report
-        jobs.pace = self._pace()
+        jobs.pace = self._pace(rate)
         report.cpu_ms = _cpu_ms() - start
         return report
 

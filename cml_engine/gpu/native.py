@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from functools import cache
 from typing import Any, ClassVar
 
 import wgpu
@@ -93,13 +94,12 @@ class PendingMap:
         self._nbytes = nbytes
         self.done = False
         self.failed = False
-        self._callback = self._api.ffi.callback(
-            "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", self._arrived
-        )
-        info = self._api.new_struct(
+        self._handle = _api.ffi.new_handle(self)
+        info = _api.new_struct(
             "WGPUBufferMapCallbackInfo",
-            mode=self._api.lib.WGPUCallbackMode_AllowProcessEvents,
-            callback=self._callback,
+            mode=_api.lib.WGPUCallbackMode_AllowProcessEvents,
+            callback=_map_callback(),
+            userdata1=self._handle,
         )
         self._awaited.add(self)
         try:
@@ -111,8 +111,9 @@ class PendingMap:
             raise
         buffer._map_state = "pending"
 
-    def _arrived(self, status: int, message: Any, _a: Any, _b: Any) -> None:
-        self.failed = status != self._api.lib.WGPUMapAsyncStatus_Success
+    def arrived(self, succeeded: bool) -> None:
+        """The driver has called back."""
+        self.failed = not succeeded
         self.done = True
         self._awaited.discard(self)
 
@@ -137,6 +138,19 @@ class PendingMap:
         data = bytes(buffer.read_mapped(0, self._nbytes))
         buffer.unmap()
         return data
+
+
+@cache
+def _map_callback() -> Any:
+    """One callback for all mappings: to make one takes longer than all else of a mapping."""
+    from wgpu.backends.wgpu_native import _api
+
+    api: Any = _api
+
+    def arrived(status: int, message: Any, handle: Any, _: Any) -> None:
+        api.ffi.from_handle(handle).arrived(status == api.lib.WGPUMapAsyncStatus_Success)
+
+    return api.ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", arrived)
 
 
 def device_error(error: wgpu.GPUError) -> DeviceError:

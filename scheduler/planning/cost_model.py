@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,8 @@ _SOME, _SETTLED = 0.2, 12
 _DRIFT_WEIGHT = 1 / 32
 #: what is learned at one number of workgroups counts so much at the others
 _COMMON = 0.5
+#: numbers of workgroups whose times are kept, of a step key
+_KEPT = 256
 
 
 def _clipped(error: float, most: float) -> float:
@@ -77,26 +80,50 @@ class _Point:
 
 @dataclass(slots=True)
 class _Curve:
-    """Time over number of workgroups of one step key."""
+    """Time over number of workgroups of one step key.
+
+    A frame asks many times for each time that it learns: what was asked is kept until then.
+    """
 
     points: dict[int, _Point] = field(default_factory=dict)
+    _known: dict[int, float] = field(default_factory=dict)  # by number of workgroups
+    _order: list[_Point] = field(default_factory=list)
+    _at: list[float] = field(default_factory=list)
+    _samples: int = -1
 
-    def predict(self, x: float) -> float | None:
-        """The logarithm of the time of ``exp(x)`` workgroups."""
-        if not self.points:
-            return None
-        known = sorted(self.points.values(), key=lambda p: p.log_count)
-        above = next((p for p in known if p.log_count >= x), None)
-        below = next((p for p in reversed(known) if p.log_count <= x), None)
-        if above is None or below is None:
-            nearest = above or below
-            assert nearest is not None
+    def predict(self, count: int) -> float | None:
+        """The logarithm of the time of so many workgroups."""
+        known = self._known.get(count)
+        if known is None and self.points:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            known = self._known[count] = self._between(math.log(count))
+        return known
+
+    def _between(self, x: float) -> float:
+        if len(self._order) != len(self.points):
+            self._order = sorted(self.points.values(), key=lambda p: p.log_count)
+            self._at = [p.log_count for p in self._order]
+        first = bisect_left(self._at, x)
+        last = bisect_right(self._at, x) - 1
+        if first == len(self._order) or last < 0:
+            nearest = self._order[min(first, len(self._order) - 1)]
             return nearest.log_ms + x - nearest.log_count
+        above, below = self._order[first], self._order[last]
         width = above.log_count - below.log_count
         share = (x - below.log_count) / width if width else 0.0
         return below.log_ms + share * (above.log_ms - below.log_ms)
 
+    @property
+    def samples(self) -> int:
+        """How many measurements there are."""
+        if self._samples < 0:
+            self._samples = sum(p.samples for p in self.points.values())
+        return self._samples
+
     def learn(self, count: int, ms: float) -> None:
+        self._known.clear()
+        self._samples = -1
         x, y = math.log(count), math.log(ms)
         point = self.points.get(_bucket(count))
         if point is None:
@@ -137,7 +164,7 @@ class CostModel:
         if count <= 0:
             return 0.0
         curve = self._curves.get(step.key)
-        known = curve.predict(math.log(count)) if curve else None
+        known = curve.predict(count) if curve else None
         return self._guess(step, count) if known is None else math.exp(known + self._drift)
 
     def _guess(self, step: StepCost, count: int) -> float:
@@ -204,7 +231,7 @@ class CostModel:
     def samples(self, key: str) -> int:
         """How many measurements there are of a step key."""
         curve = self._curves.get(key)
-        return sum(p.samples for p in curve.points.values()) if curve else 0
+        return curve.samples if curve else 0
 
     # --- as data
 

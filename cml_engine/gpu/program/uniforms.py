@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 import weakref
 from typing import Any
 
-import numpy as np
 import wgpu
 
 from cml_engine.errors import OperatorError
@@ -45,7 +45,7 @@ class Slots:
         return offset
 
     def data(self, first: int, end: int) -> bytes:
-        return np.array([first, end, self._width, 0], np.uint32).tobytes()
+        return struct.pack("=4I", first, end, self._width, 0)
 
 
 class Uniforms:
