@@ -16,8 +16,8 @@ from PIL import Image
 import cml_engine as cml
 from benchmarks import layers
 from benchmarks.contenders import Array, Workload
-from benchmarks.graph_ncnn import graph_to_ncnn
-from benchmarks.write_ncnn import write_ncnn
+from benchmarks.ncnn.graph import graph_to_ncnn
+from benchmarks.ncnn.write import write_ncnn
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph

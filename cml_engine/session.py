@@ -20,6 +20,7 @@ from cml_engine.passes import NAMES, optimize
 from cml_engine.plan import Plan
 from cml_engine.planning.choose_storage import Storage, layouts_for
 from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.shape_cache import Compiled, ShapeCache
 from cml_engine.planning.sibling import Sibling, share_constants
 from cml_engine.ranges import (
     SEED,
@@ -33,7 +34,6 @@ from cml_engine.ranges import (
 )
 from cml_engine.report.rank import OpTime, RankReport
 from cml_engine.report.stub import StubReport, check_stub, time_in_turns
-from cml_engine.shape_cache import Compiled, ShapeCache
 from cml_engine.tuning.tables import table_for
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import cml_engine as cml
 from cml_engine.files.atomic_write import write_atomically
 from cml_engine.ranges import BUDGET_MS, TIMES, Real, Whole
 from demo_game import STARTED
-from demo_game.report import RunReport, plain_table, table
+from demo_game.reporting.report import RunReport, plain_table, table
 
 if TYPE_CHECKING:  # what needs a GPU is imported when there is one
     from demo_game.game import Settings

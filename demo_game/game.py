@@ -12,13 +12,13 @@ import cml_engine as cml
 from demo_game.agents import Agents
 from demo_game.chain import load_chain
 from demo_game.flight import Pose
-from demo_game.measure import FrameTimes, OperatorTimes
 from demo_game.render.camera import Camera
 from demo_game.render.pace import Pace
 from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer, VisibleTile
+from demo_game.reporting.measure import FrameTimes, OperatorTimes
+from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.streaming import Streaming
-from demo_game.telemetry import Controls, FrameSample, Telemetry
 from demo_game.world.draft import LEVELS as DRAFT_LEVELS
 from demo_game.world.quadtree import Detail, Selection, fitting, needed, select
 from demo_game.world.surroundings import Surroundings

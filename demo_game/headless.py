@@ -15,13 +15,13 @@ from PIL import Image
 
 import cml_engine as cml
 from cml_engine.files.atomic_write import write_atomically
-from demo_game.digest import Digests
 from demo_game.film import RATE, SECONDS, write_film
 from demo_game.flight import Pose, ScriptedFlight
 from demo_game.game import Game, Settings
 from demo_game.render.quality import Quality
-from demo_game.report import RunReport, by_owner, percentiles
-from demo_game.telemetry import FrameSample
+from demo_game.reporting.digest import Digests
+from demo_game.reporting.report import RunReport, by_owner, percentiles
+from demo_game.reporting.telemetry import FrameSample
 
 FORMAT = "rgba8unorm-srgb"
 #: seconds without another tile after which loading, or finishing the last picture, has failed

@@ -11,8 +11,8 @@ from demo_game.flight import FreeFlight, Pose, ScriptedFlight
 from demo_game.game import Game, Settings
 from demo_game.overlay import Overlay, View
 from demo_game.render.quality import Quality
-from demo_game.telemetry import FrameSample
-from demo_game.tracing import Tracing
+from demo_game.reporting.telemetry import FrameSample
+from demo_game.reporting.tracing import Tracing
 
 TITLE = "CML demo: W A S D fly, right mouse button looks, Shift is faster, F1 hides the overlay"
 _MOUSE_BUTTONS = {1: "left", 2: "right", 3: "middle"}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from demo_game.report import percentile
-from demo_game.telemetry import FrameSample
+from demo_game.reporting.report import percentile
+from demo_game.reporting.telemetry import FrameSample
 
 Values = npt.NDArray[np.float64]
 #: what lies above what, from the bottom

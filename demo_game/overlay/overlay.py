@@ -12,17 +12,17 @@ from imgui_bundle import ImVec2, imgui, implot
 import cml_engine as cml
 from demo_game.overlay import palette, theme, welcome
 from demo_game.overlay.backend import Backend
-from demo_game.overlay.controls_panel import ControlsPanel
-from demo_game.overlay.frame_panel import FramePanel
-from demo_game.overlay.jobs_panel import JobsPanel
 from demo_game.overlay.keys import KEYS
 from demo_game.overlay.layout import Layout, layout_for
-from demo_game.overlay.memory_panel import MemoryPanel
-from demo_game.overlay.ranking_panel import RankingPanel
-from demo_game.overlay.timeline_panel import TimelinePanel
+from demo_game.overlay.panels.controls import ControlsPanel
+from demo_game.overlay.panels.frame import FramePanel
+from demo_game.overlay.panels.jobs import JobsPanel
+from demo_game.overlay.panels.memory import MemoryPanel
+from demo_game.overlay.panels.ranking import RankingPanel
+from demo_game.overlay.panels.timeline import TimelinePanel
 from demo_game.overlay.view import View
-from demo_game.report import percentile
-from demo_game.telemetry import Controls
+from demo_game.reporting.report import percentile
+from demo_game.reporting.telemetry import Controls
 
 #: seconds between two looks at what changes slowly
 REFRESH_S = 0.25

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from demo_game.telemetry import OperatorTime
+from demo_game.reporting.telemetry import OperatorTime
 
 #: how far "the last seconds" reach back, and how often a state is kept for it
 WINDOW_S = 5.0

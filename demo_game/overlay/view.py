@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cml_engine as cml
-from demo_game.telemetry import Telemetry
+from demo_game.reporting.telemetry import Telemetry
 from scheduler import FrameScheduler, Job
 
 

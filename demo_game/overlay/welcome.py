@@ -5,7 +5,7 @@ from __future__ import annotations
 from imgui_bundle import ImVec2, imgui
 
 from demo_game.overlay import palette, theme
-from demo_game.telemetry import Controls
+from demo_game.reporting.telemetry import Controls
 
 _LINES = (
     "Neural networks make this land while you fly over it, in the time that frames leave free.",

@@ -12,7 +12,7 @@ import cml_engine as cml
 from demo_game.render.plants import INSTANCE_BYTES
 from demo_game.render.quality import Quality
 
-_FOLDER = Path(__file__).parent
+_SHADERS = Path(__file__).parent / "shaders"
 DEPTH_FORMAT = "depth32float"
 #: bytes of a tile in the buffer of the tiles in view
 TILE_BYTES = 48
@@ -159,7 +159,7 @@ class Pipelines:
         write: bool = True,
         blend: dict[str, Any] | None = None,
     ) -> wgpu.GPURenderPipeline:
-        gpu, path = self._gpu, _FOLDER / source
+        gpu, path = self._gpu, _SHADERS / source
         target: dict[str, Any] = {"format": self._format}
         if blend is not None:
             target["blend"] = blend
@@ -187,7 +187,7 @@ class Pipelines:
         )
 
     def _build_enlarge(self) -> wgpu.GPURenderPipeline:
-        gpu, path = self._gpu, _FOLDER / "enlarge.hlsl"
+        gpu, path = self._gpu, _SHADERS / "enlarge.hlsl"
         layout = gpu.device.create_pipeline_layout(bind_group_layouts=[self.enlarge_layout])
         return gpu.device.create_render_pipeline(
             label=path.name,

@@ -76,7 +76,7 @@ class Plants:
         layout = gpu.device.create_bind_group_layout(
             entries=[{"binding": i, "visibility": _COMPUTE, **k} for i, k in enumerate(kinds)]
         )
-        path = Path(__file__).with_name("prepare.hlsl")
+        path = Path(__file__).parent / "shaders" / "prepare.hlsl"
 
         def build() -> wgpu.GPUComputePipeline:
             defines = {"STEP": quality.mesh_step}

@@ -16,13 +16,13 @@ from demo_game.render.camera import Camera, Point
 from demo_game.render.mesh import coarser, grid
 from demo_game.render.pace import EFFORTS, Effort
 from demo_game.render.patterns import create_patterns
-from demo_game.render.pipelines import DEPTH_FORMAT, TILE_BYTES, Pipelines
+from demo_game.render.pipelines import TILE_BYTES, Pipelines
 from demo_game.render.quality import Quality
+from demo_game.render.targets import OWNER, Targets
 from demo_game.render.tiles import TilePool
 from demo_game.world.sun import SUN
 from demo_game.world.tile import CELLS, TileId
 
-OWNER = "picture"
 #: threads that build pipelines while the rest of the game is loaded
 _BUILDERS = 2
 SCENE_BYTES = 144
@@ -89,8 +89,7 @@ class Renderer:
         self._tile_buffer = self._buffer(self._tile_data, _Buffers.VERTEX)
         self._patterns = create_patterns(gpu)
         self._make_bind_groups()
-        self._format = target_format
-        self._targets: list[Any] = []
+        self._targets = Targets(gpu, target_format, quality.samples)
         self._effort = EFFORTS[0]
         self.resize(quality.width, quality.height)
 
@@ -145,6 +144,18 @@ class Renderer:
         self.width, self.height = width, height
         self._make_targets()
 
+    def _make_targets(self) -> None:
+        smaller = self._effort.scale < 1
+        self._targets.make(self.inner_size, smaller)
+        if smaller:
+            self._enlarge_group = self.gpu.device.create_bind_group(
+                layout=self._pipelines.enlarge_layout,
+                entries=[
+                    {"binding": 0, "resource": self._clamped},
+                    {"binding": 1, "resource": self._targets.smaller},
+                ],
+            )
+
     @property
     def effort(self) -> Effort:
         """How much work the pictures are."""
@@ -164,39 +175,11 @@ class Renderer:
         scale = self._effort.scale
         return max(1, round(scale * self.width)), max(1, round(scale * self.height))
 
-    def _make_targets(self) -> None:
-        for target in self._targets:
-            target.destroy()
-        formats = [DEPTH_FORMAT, *([self._format] if self.quality.samples > 1 else [])]
-        self._targets = [self._target(form, self.quality.samples) for form in formats]
-        if self._effort.scale < 1:
-            self._targets.append(self._target(self._format, 1))
-        self._views = [target.create_view() for target in self._targets]
-        if self._effort.scale < 1:
-            self._enlarge_group = self.gpu.device.create_bind_group(
-                layout=self._pipelines.enlarge_layout,
-                entries=[
-                    {"binding": 0, "resource": self._clamped},
-                    {"binding": 1, "resource": self._views[-1]},
-                ],
-            )
-
-    def _target(self, form: str, samples: int) -> Any:
-        sampled = samples == 1 and form != DEPTH_FORMAT
-        usage = wgpu.TextureUsage
-        return self.gpu.memory.create_texture(
-            size=(*self.inner_size, 1),
-            format=form,
-            sample_count=samples,
-            usage=usage.RENDER_ATTACHMENT | (usage.TEXTURE_BINDING if sampled else 0),
-            owner=OWNER,
-        )
-
     def close(self) -> None:
         """Give all memory back; nothing is drawn any more."""
         self.tiles.close()
-        for texture in (*self._targets, self._patterns):
-            texture.destroy()
+        self._targets.close()
+        self._patterns.destroy()
         meshes = [held for mesh in self._meshes for held in (mesh.vertices, mesh.indices)]
         for held in (*meshes, self._scene, self._tile_buffer):
             held.free()
@@ -225,7 +208,8 @@ class Renderer:
         self._write_scene(camera, time_s)
         self._write_tiles(camera, [tile for _, tile in nearest])
         smaller = self._effort.scale < 1
-        render = self._begin(encoder, self._views[-1] if smaller else target_view, timed())
+        drawn_to = self._targets.smaller if smaller else target_view
+        render = self._targets.begin(encoder, drawn_to, timed())
         render.set_bind_group(0, self._scene_group)
         render.set_bind_group(1, self._tiles_group)
         self._draw_terrain(render, len(nearest))
@@ -260,22 +244,6 @@ class Renderer:
         encoder.begin_render_pass(
             color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}]
         ).end()
-
-    def _begin(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> Any:
-        colour = {"view": target_view, "load_op": "clear", "store_op": "store"}
-        if self.quality.samples > 1:
-            colour.update(view=self._views[1], resolve_target=target_view, store_op="discard")
-        timed = {"timestamp_writes": timestamp_writes} if timestamp_writes else {}
-        return encoder.begin_render_pass(
-            color_attachments=[colour],
-            depth_stencil_attachment={
-                "view": self._views[0],
-                "depth_clear_value": 0.0,
-                "depth_load_op": "clear",
-                "depth_store_op": "discard",
-            },
-            **timed,
-        )
 
     def _draw_terrain(self, render: Any, count: int) -> None:
         if count == 0:

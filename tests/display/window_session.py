@@ -16,7 +16,7 @@ import glfw
 
 import cml_engine as cml
 from demo_game.command import parser as game_parser
-from demo_game.report import percentiles
+from demo_game.reporting.report import percentiles
 from demo_game.settings import choose
 from demo_game.window import Window, open_window, run_window
 

@@ -12,10 +12,10 @@ from imgui_bundle import imgui
 
 from demo_game.agents import Agents
 from demo_game.chain import load_chain
-from demo_game.measure import OperatorTimes
 from demo_game.overlay import Overlay, View
-from demo_game.overlay.ranking_panel import details
-from demo_game.telemetry import Controls, FrameSample, Telemetry
+from demo_game.overlay.panels.ranking import details
+from demo_game.reporting.measure import OperatorTimes
+from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.world.tile import TileId
 from scheduler import FrameReport, FrameScheduler
 from scheduler.reports import SliceReport

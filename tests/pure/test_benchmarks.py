@@ -8,12 +8,12 @@ import pytest
 import cml_engine as cml
 from benchmarks import facts, frame_cost, layers, table, write_docs
 from benchmarks.contenders import CONTENDERS, Workload
-from benchmarks.export import CannotWrite, bilinear
-from benchmarks.graph_ncnn import graph_to_ncnn
 from benchmarks.kernels.roofline import KernelTimes, Peaks, markdown, work_of
 from benchmarks.models import AGENTS, MODELS
+from benchmarks.ncnn.common import CannotWrite, bilinear
+from benchmarks.ncnn.graph import graph_to_ncnn
+from benchmarks.ncnn.write import write_ncnn
 from benchmarks.rounds import EngineResult
-from benchmarks.write_ncnn import write_ncnn
 from cml_engine.convert import convert
 from cml_engine.convert.builder import GraphBuilder
 from cml_engine.layout import C4

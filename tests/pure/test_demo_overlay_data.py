@@ -24,7 +24,7 @@ from demo_game.overlay.memory_rows import CATEGORIES, limit_lines, memory_rows
 from demo_game.overlay.palette import NETWORKS, OTHER_NETWORK, network_colour
 from demo_game.overlay.ranking import Best, RecentSums, ordered, rows
 from demo_game.overlay.slices import Reports, bars, duration, why
-from demo_game.telemetry import FrameSample, OperatorTime
+from demo_game.reporting.telemetry import FrameSample, OperatorTime
 from scheduler import FrameReport
 from scheduler.reports import SliceReport
 

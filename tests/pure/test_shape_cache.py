@@ -11,7 +11,7 @@ import pytest
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Fact, Graph
-from cml_engine.shape_cache import Compiled, ShapeCache
+from cml_engine.planning.shape_cache import Compiled, ShapeCache
 
 
 class Program:

@@ -1,4 +1,4 @@
-"""ncnn -> Graph: one function per layer type, in the modules below; ``table.py`` collects them."""
+"""ncnn -> Graph: one function per layer type, in ``layers/``; ``table.py`` collects them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from cml_engine.graph import Graph
 
 __all__ = ["FORMAT", "LAYERS", "REFUSED", "Shapes", "convert_ncnn"]
 
-for _name in ("inputs", "activations", "arithmetic", "attention", "convolution", "movement",
-              "normalization", "pooling", "products", "recurrent", "reduction", "resizing",
-              "tables"):  # fmt: skip
-    import_module(f"{__name__}.{_name}")
+import_module(f"{__name__}.layers")
 
 
 def convert_ncnn(path: Path, infer: Infer, shapes: Shapes | None = None) -> Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.layers import Layer, LayeredNetwork
-from benchmarks.ncnn_model import NcnnParts
+from benchmarks.ncnn.model import NcnnParts
 
 _TYPES = {
     "max_pool": "Pooling", "upsample": "Interp", "add": "BinaryOp", "concat": "Concat",

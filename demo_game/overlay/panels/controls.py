@@ -9,7 +9,7 @@ from imgui_bundle import ImVec4, imgui
 from demo_game.overlay import palette, theme
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.view import View
-from demo_game.telemetry import Controls
+from demo_game.reporting.telemetry import Controls
 
 Policy = Literal["least_laxity", "fair_share", "by_priority"]
 Mode = Literal["sliced", "layer", "unsliced"]

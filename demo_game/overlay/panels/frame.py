@@ -18,7 +18,7 @@ from demo_game.overlay.frame_lanes import (
 )
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.view import View
-from demo_game.telemetry import HISTORY, Controls, FrameSample
+from demo_game.reporting.telemetry import HISTORY, Controls, FrameSample
 
 _PLOT = (
     implot.Flags_.no_title

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import cml_engine as cml
-from demo_game.telemetry import FrameSample, OperatorTime, Telemetry
+from demo_game.reporting.telemetry import FrameSample, OperatorTime, Telemetry
 from scheduler import FrameReport
 
 #: samples that still wait for GPU times; older ones never get them (a device without timestamps)

@@ -8,7 +8,7 @@ from demo_game.overlay import palette, theme
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.slices import JobRow, job_rows
 from demo_game.overlay.view import View
-from demo_game.telemetry import Controls
+from demo_game.reporting.telemetry import Controls
 
 _SHOWN = 8
 _TABLE = (

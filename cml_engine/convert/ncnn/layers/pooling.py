@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.convolution import SAME_LOWER, SAME_UPPER, halves
 from cml_engine.convert.ncnn.files.param import MISSING, Layer
+from cml_engine.convert.ncnn.layers.convolution import SAME_LOWER, SAME_UPPER, halves
 from cml_engine.convert.ncnn.table import layer
 
 #: Ids of kernel, stride, padding before and behind, and output size: of width, height, depth.

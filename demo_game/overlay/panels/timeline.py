@@ -12,7 +12,7 @@ from demo_game.overlay.layout import Layout
 from demo_game.overlay.palette import Colour
 from demo_game.overlay.slices import Bar, Reports, bars, why
 from demo_game.overlay.view import View
-from demo_game.telemetry import Controls
+from demo_game.reporting.telemetry import Controls
 from scheduler import FrameReport
 
 

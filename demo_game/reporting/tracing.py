@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from demo_game.game import Game
-from demo_game.telemetry import FrameSample
+from demo_game.reporting.telemetry import FrameSample
 from scheduler import FrameReport, write_trace
 
 OUT = Path("out")

@@ -11,7 +11,7 @@ from demo_game.overlay.layout import Layout
 from demo_game.overlay.palette import Colour
 from demo_game.overlay.ranking import Best, Key, RecentSums, Row, ordered, rows
 from demo_game.overlay.view import View
-from demo_game.telemetry import Controls
+from demo_game.reporting.telemetry import Controls
 
 
 @dataclass(frozen=True, slots=True)

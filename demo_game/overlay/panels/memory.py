@@ -9,7 +9,7 @@ from demo_game.overlay import palette, theme
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.memory_rows import CATEGORIES, MemoryRows, OwnerRow, limit_lines, memory_rows
 from demo_game.overlay.view import View
-from demo_game.telemetry import Controls
+from demo_game.reporting.telemetry import Controls
 
 #: the allocator's statistics are asked for this seldom: they cost
 _EVERY_S = 0.5

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cml_engine.convert.ncnn.activations import activated
 from cml_engine.convert.ncnn.conversion import Conversion
 from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.layers.activations import activated
 from cml_engine.convert.ncnn.table import layer
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.export import CannotWrite, bilinear
-from benchmarks.ncnn_model import Array, NcnnParts
+from benchmarks.ncnn.common import CannotWrite, bilinear
+from benchmarks.ncnn.model import Array, NcnnParts
 from cml_engine.graph import Graph, Node
 
 _UNARY = {"abs": 0, "floor": 2, "sqr": 4, "sqrt": 5, "rsqrt": 6, "log2": 8}

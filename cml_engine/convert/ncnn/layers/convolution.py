@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cml_engine.convert.ncnn.activations import activated
 from cml_engine.convert.ncnn.conversion import Conversion
 from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.layers.activations import activated
 from cml_engine.convert.ncnn.table import layer
 
 #: "Same" padding, the odd pixel at the end or at the start.

@@ -1,0 +1,1 @@
+"""The measured networks as ncnn's files."""

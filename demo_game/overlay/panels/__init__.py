@@ -1,0 +1,1 @@
+"""The overlay's panels, a module for each."""

@@ -1,0 +1,70 @@
+"""What the picture is drawn to before it is the host's: depth, samples, a smaller picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import wgpu
+
+import cml_engine as cml
+from demo_game.render.pipelines import DEPTH_FORMAT
+
+OWNER = "picture"
+
+
+class Targets:
+    """Textures of the size that is drawn, made anew where it changes."""
+
+    def __init__(self, gpu: cml.Gpu, form: str, samples: int) -> None:
+        self._gpu, self._format, self._samples = gpu, form, samples
+        self._textures: list[Any] = []
+        self._views: list[Any] = []
+
+    def make(self, size: tuple[int, int], smaller: bool) -> None:
+        """For pictures of that size; ``smaller``: it is not the target's, which :attr:`smaller`
+        then stands in for."""
+        self.close()
+        formats = [DEPTH_FORMAT, *([self._format] if self._samples > 1 else [])]
+        self._textures = [self._texture(size, form, self._samples) for form in formats]
+        if smaller:
+            self._textures.append(self._texture(size, self._format, 1))
+        self._views = [texture.create_view() for texture in self._textures]
+
+    def _texture(self, size: tuple[int, int], form: str, samples: int) -> Any:
+        sampled = samples == 1 and form != DEPTH_FORMAT
+        usage = wgpu.TextureUsage
+        return self._gpu.memory.create_texture(
+            size=(*size, 1),
+            format=form,
+            sample_count=samples,
+            usage=usage.RENDER_ATTACHMENT | (usage.TEXTURE_BINDING if sampled else 0),
+            owner=OWNER,
+        )
+
+    @property
+    def smaller(self) -> Any:
+        """The smaller picture."""
+        return self._views[-1]
+
+    def begin(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> Any:
+        """The pass that draws the whole picture to a view."""
+        colour = {"view": target_view, "load_op": "clear", "store_op": "store"}
+        if self._samples > 1:
+            colour.update(view=self._views[1], resolve_target=target_view, store_op="discard")
+        timed = {"timestamp_writes": timestamp_writes} if timestamp_writes else {}
+        return encoder.begin_render_pass(
+            color_attachments=[colour],
+            depth_stencil_attachment={
+                "view": self._views[0],
+                "depth_clear_value": 0.0,
+                "depth_load_op": "clear",
+                "depth_store_op": "discard",
+            },
+            **timed,
+        )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for texture in self._textures:
+            texture.destroy()
+        self._textures.clear()

@@ -1,0 +1,1 @@
+"""What the game knows of its own frames, and what it tells of them."""
