@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,7 @@ from cml_engine.nnef.text.printer import print_fragment
 from cml_engine.ops import is_registered, load_families, registered
 from cml_engine.passes.infer import infer_facts, infer_node
 from cml_engine.plugins import load_entry_points
-from cml_engine.ranges import SEED
+from cml_engine.ranges import SEED, an_object
 
 
 def load(
@@ -61,9 +62,12 @@ def load(
     if random_weights is not None:
         random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
     if _is_onnx(model):
-        if fragments or fake_quantize or weights is not None:
+        given = {"fragments": fragments, "fake_quantize": fake_quantize}
+        named = [name for name, value in given.items() if value]
+        if named := named + ["weights"] * (weights is not None):
             raise InputError(
-                "fragments, weights and fake_quantize are for NNEF: leave them out for .onnx"
+                f"{_shown(model)}: {' and '.join(named)} of an .onnx file cannot be given, only "
+                "NNEF's: leave that out"
             )
         return Origin(_onnx(model, constants or {}, random)).at(shapes or {})
     if constants:
@@ -99,10 +103,20 @@ def _is_onnx(model: str | Path | Bytes | ModelSource) -> bool:
         return Path(model).suffix.lower() == ".onnx"
     if isinstance(model, ModelSource):
         return model.graph.lower().endswith(".onnx")
+    parts = ("name", "graph", "size", "read")
+    lacking = [part for part in parts if not hasattr(model, part)]
+    which = f", which has {', '.join(parts)}: {', '.join(lacking)} lacking"
     raise InputError(
         f"cannot load {type(model).__name__}: wanted a path, the bytes of an .onnx or a .tgz, or a "
-        "cml.ModelSource"
+        f"cml.ModelSource{which if len(lacking) < len(parts) else ''}"
     )
+
+
+def _shown(model: str | Path | Bytes | ModelSource) -> str:
+    """What a message calls a model."""
+    if isinstance(model, Bytes):
+        return "the bytes of a model"
+    return f"'{model.name if isinstance(model, ModelSource) else model}'"
 
 
 def _onnx(
@@ -130,7 +144,9 @@ def save(
     ``opset`` is that of ONNX's operators, 20 where it is left out. What ONNX cannot say is refused
     by the operator's name.
     """
-    if Path(path).suffix.lower() == ".onnx":
+    an_object(Graph, graph, "the graph to save (cml.load gives one)")
+    path = _a_path(path)
+    if path.suffix.lower() == ".onnx":
         from cml_engine.convert.onnx.export import USUAL_OPSET, save_onnx
 
         wanted = USUAL_OPSET if opset is None else opset
@@ -139,6 +155,12 @@ def save(
     if opset is not None:
         raise InputError(f"'{path}': opset is for .onnx: leave it out for NNEF")
     nnef.save(graph, path, overwrite=overwrite)
+
+
+def _a_path(given: Any) -> Path:
+    if not isinstance(given, str | PathLike):
+        raise InputError(f"cannot save to {given!r}: wanted a path")
+    return Path(given)
 
 
 def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> None:

@@ -116,7 +116,7 @@ class SourceFile:
         if size is None:
             raise TensorFileError(
                 f"cannot read '{name}': No such file in '{source.name}': export the model again "
-                "with it"
+                "with it, or look at what it costs without (--random-weights)"
             )
         self.size = size
         position = getattr(source, "position", None)
@@ -149,10 +149,10 @@ class SourceFile:
 def file_size(source: ModelSource, name: str) -> int | None:
     """How many bytes a file of a source has, if it is there."""
     with _asking(source, name):
-        size = source.size(name)
-        if size is not None and size < 0:
-            raise ValueError(f"a size of {size}")
-        return size
+        size: Any = source.size(name)  # of a game's own code
+        if size is not None and not (isinstance(size, int) and size >= 0):
+            raise ValueError(f"a size of {size!r}, wanted a number of bytes or None")
+        return None if size is None else int(size)
 
 
 def shown(source: ModelSource, file: str) -> str:

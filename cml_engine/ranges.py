@@ -63,9 +63,9 @@ class Whole(Range):
         try:
             number = operator.index(value)
         except TypeError:
-            raise self._wanted(value, what) from None
+            raise self._wanted(_quoted(value), what) from None
         if not self.low <= number <= self.high:
-            raise self._wanted(value, what)
+            raise self._wanted(_quoted(value), what)
         return number
 
     def _wanted(self, got: Any, what: str = "") -> InputError:
@@ -91,9 +91,9 @@ class Real(Range):
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
-            raise self._wanted(value, what) from None
+            raise self._wanted(_quoted(value), what) from None
         if isinstance(value, str) or not self.low <= number <= self.high:  # nan is neither
-            raise self._wanted(value, what)
+            raise self._wanted(_quoted(value), what)
         return number
 
     def _wanted(self, got: Any, what: str = "") -> InputError:
@@ -154,6 +154,11 @@ def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model
             hint = f"did you mean '{near[0]}'? Its" if near else "its"
             listed = ", ".join(f"{known}: {what}" for known, what in inputs.items()) or "(none)"
             raise InputError(f"'{model}' has no input '{name}'; {hint} inputs are {listed}")
+
+
+def _quoted(value: Any) -> Any:
+    """A text of a program's in quotes: 7 and '7' are two things."""
+    return repr(value) if isinstance(value, str) else value
 
 
 def _wanted(wanted: str, got: Any, what: str) -> InputError:

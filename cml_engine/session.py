@@ -103,7 +103,7 @@ class Session:
         arena: str | None = None,
         shapes_kept: int = 8,
     ) -> None:
-        an_object(Graph, graph, "a session's graph, from cml.load,")
+        an_object(Graph, graph, "a session's graph (cml.load gives one)")
         an_object(CompileOptions, options, "options")
         flag(deferred, "deferred")
         if arena is not None:

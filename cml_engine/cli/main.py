@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """What parses the command line: every module of ``commands/`` is a command of its name."""
     made = Parser(
-        prog="cml", description="Run, rank and check NNEF networks on the GPU or the CPU."
+        prog="cml",
+        description="Run, rank and check networks in NNEF and ONNX on the GPU or the CPU.",
     )
     made.add_argument("--version", action="version", version=f"cml {__version__}")
     names = made.add_subparsers(required=True, metavar="COMMAND")
@@ -39,7 +40,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _started(argv: Sequence[str] | None) -> int:
-    a = parser().parse_args(argv)
+    made = parser()
+    a, unknown = made.parse_known_args(argv)
+    if unknown:
+        made.prog += f" {a.command_name}"
+        made.error(f"unrecognized arguments: {' '.join(unknown)}")
     for file in getattr(a, "ops", ()):
         load_file(file)
     return int(a.command(a) or 0)

@@ -159,6 +159,7 @@ def test_unknown_words_are_told_in_one_line(capsys):
         code, out, err = end(capsys, argv)
         assert (code, out) == (2, "") and err.startswith("cml: error: "), argv
         assert len(err.splitlines()) == 1 and "--help" in err
+    assert "see 'cml info --help'" in end(capsys, ["info", "a", "--to", "web"])[2]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -153,9 +153,12 @@ def test_sizes_before_memory() -> None:
     source.size = lambda file: 1 << 50  # type: ignore[method-assign]
     with pytest.raises(ModelError, match="asked for 512 bytes at 0, 'pak:net' gave 153"):
         cml.load(source)
-    source.size = lambda file: -1  # type: ignore[method-assign]
-    with pytest.raises(ModelError, match="a size of -1"):
-        cml.load(source)
+    for size in (-1, "many"):
+        source.size = lambda file, size=size: size  # type: ignore
+        with pytest.raises(
+            ModelError, match=f"a size of {size!r}, wanted a number of bytes or None"
+        ):
+            cml.load(source)
 
 
 def test_a_source_without_its_graph() -> None:
@@ -191,6 +194,8 @@ def test_bytes_that_are_no_model(data: bytes, message: str) -> None:
 
 
 def test_what_is_no_model_at_all() -> None:
+    with pytest.raises(InputError, match="cml.ModelSource, which has .*: name, size, read lacking"):
+        cml.load(type("Half", (), {"graph": "graph.nnef"})())
     with pytest.raises(InputError, match="cannot load int: wanted a path"):
         cml.load(5)  # type: ignore[arg-type]
 

@@ -53,8 +53,32 @@ def test_shapes_are_asked_for_by_name(cnn):
         cml.load(cnn)
     with pytest.raises(cml.InputError, match="no input 'picture'.*image"):
         cml.load(cnn, shapes={"picture": SHAPE})
-    with pytest.raises(cml.InputError, match="3 extents"):
+    with pytest.raises(cml.InputError, match=r"cnn\.onnx': the shape .* 3 extents"):
         cml.load(cnn, shapes={"image": (1, 3, 8)})
+
+
+def test_a_constant_of_another_shape_than_was_given(cnn):
+    for constant, why in ((np.zeros((1, 3, 9, 8)), "leave it out of shapes="), (1.0, "rank 0")):
+        with pytest.raises(cml.InputError, match=rf"cnn\.onnx': the constant 'image' .*{why}"):
+            cml.load(cnn, shapes={"image": SHAPE}, constants={"image": constant})
+
+
+def test_what_cannot_be_without_elements_says_so():
+    resize = model(
+        [node("Resize", "x _ scales", "y")],
+        [value("x", ("n", 3, 4, 4))],
+        [value("y", None)],
+        {"scales": np.float32([1, 1, 2, 2])},
+    )
+    lstm = model(
+        [node("LSTM", "x w r", "y", hidden_size=2)],
+        [value("x", ("t", "n", 4))],
+        [value("y", None)],
+        {"w": np.ones((1, 8, 4), "f4"), "r": np.ones((1, 8, 2), "f4")},
+    )
+    for made, shape in ((resize, (0, 3, 4, 4)), (lstm, (0, 1, 4)), (lstm, (3, 0, 4))):
+        with pytest.raises(cml.ModelError, match="an extent of its inputs is 0: give shapes"):
+            cml.load(made.SerializeToString(), shapes={"x": shape})
 
 
 def test_a_graph_is_reshaped_without_its_file(rng, cnn):

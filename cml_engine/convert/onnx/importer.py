@@ -36,7 +36,7 @@ from cml_engine.convert.onnx.rows import (
     row_for,
     rows_of,
 )
-from cml_engine.convert.onnx.values import Value
+from cml_engine.convert.onnx.values import NOTHING, Value, has_nothing
 from cml_engine.errors import CmlError, ModelError, Source, UnsupportedOp
 from cml_engine.graph import Graph
 
@@ -240,7 +240,8 @@ class Importer:
             raise
         except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError) as e:
             shown = ", ".join("nothing" if v is None else str(v) for v in inputs)
-            raise ModelError(f"cannot take inputs ({shown}): {e}", source) from e
+            why = NOTHING if has_nothing(inputs) else e
+            raise ModelError(f"cannot take inputs ({shown}): {why}", source) from e
         except MemoryError as e:
             raise ModelError("not enough memory for its result", source) from e
 

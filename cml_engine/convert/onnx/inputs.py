@@ -36,11 +36,7 @@ def bind_inputs(
         if info.name in values:
             raise ModelError(f"'{file}': two inputs are called '{info.name}': export it again")
         if info.name in constants:
-            given = np.asarray(constants[info.name])
-            if info.shape is not None and given.ndim != len(info.shape):
-                raise InputError(
-                    f"the constant '{info.name}' has rank {given.ndim}, the model wants {info}"
-                )
+            given = _constant(info, np.asarray(constants[info.name]), shapes, file)
             values[info.name] = Value.known(given.astype(dtype))
             continue
         if dtype == np.float64:
@@ -49,6 +45,22 @@ def bind_inputs(
         builder.exact_input(info.name, Fact(kind_of(dtype), shape))
         values[info.name] = Value(dtype, shape, None, info.name)
     return values
+
+
+def _constant(
+    info: ValueInfo, given: Array, shapes: Mapping[str, Sequence[int]], file: str
+) -> Array:
+    """An input's value that is the same in every run."""
+    if info.shape is not None and given.ndim != len(info.shape):
+        raise InputError(
+            f"'{file}': the constant '{info.name}' has rank {given.ndim}, the model wants {info}"
+        )
+    if info.name in shapes and given.shape != tuple(shapes[info.name]):
+        raise InputError(
+            f"'{file}': the constant '{info.name}' has the shape {list(given.shape)}, and shapes= "
+            f"says {list(shapes[info.name])}: leave it out of shapes="
+        )
+    return given
 
 
 def _symbols(
@@ -62,8 +74,8 @@ def _symbols(
             continue
         if len(given) != len(info.shape):
             raise InputError(
-                f"the shape {list(given)} of '{info.name}' has {len(given)} extents, the model "
-                f"wants {info}"
+                f"'{file}': the shape {list(given)} of '{info.name}' has {len(given)} extents, the "
+                f"model wants {info}"
             )
         for dim, extent in zip(info.shape, given, strict=True):
             if isinstance(dim, str) and found.setdefault(dim, int(extent)) != int(extent):

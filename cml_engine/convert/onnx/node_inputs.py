@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.convert.onnx.model import OnnxNode
 from cml_engine.convert.onnx.rows import OneOf, Row
-from cml_engine.convert.onnx.values import Value
+from cml_engine.convert.onnx.values import NOTHING, Value, has_nothing
 from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ class NodeInputs:
         )
 
     def wrong(self, what: str) -> ShapeError:
+        if has_nothing(self.inputs):
+            return ShapeError(f"{what}: {NOTHING}", self.emit.source)
         return ShapeError(f"{what}: the model is not right, export it again", self.emit.source)
 
     def _checked(self, row: Row) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "integer": np.dtype("i8"),
     "logical": np.dtype("?"),
 }
+
+#: why an operator cannot take what it is given, and what to do
+NOTHING = "an extent of its inputs is 0: give shapes with extents of 1 or more"
 
 
 class Value:
@@ -72,3 +76,8 @@ class Value:
 
 def kind_of(dtype: np.dtype[Any]) -> str:
     return _KINDS[dtype.kind]
+
+
+def has_nothing(values: Sequence[Value | None]) -> bool:
+    """Whether what the network computes has no element; known values (a Resize's regions) may."""
+    return any(v is not None and v.array is None and 0 in v.shape for v in values)
