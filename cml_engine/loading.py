@@ -103,10 +103,14 @@ def _is_onnx(model: str | Path | Bytes | ModelSource) -> bool:
         return Path(model).suffix.lower() == ".onnx"
     if isinstance(model, ModelSource):
         return model.graph.lower().endswith(".onnx")
+    raise _no_model(model)
+
+
+def _no_model(model: Any) -> InputError:
     parts = ("name", "graph", "size", "read")
     lacking = [part for part in parts if not hasattr(model, part)]
     which = f", which has {', '.join(parts)}: {', '.join(lacking)} lacking"
-    raise InputError(
+    return InputError(
         f"cannot load {type(model).__name__}: wanted a path, the bytes of an .onnx or a .tgz, or a "
         f"cml.ModelSource{which if len(lacking) < len(parts) else ''}"
     )
