@@ -2,8 +2,9 @@
 
 ``upres64`` and ``upres128`` are realesr-animevideov3-x4 (18 convolutions, 5.1 and 20.5 GFLOP);
 ``mobilenet`` and ``unet`` are made by the bench, at 128x128; ``stylegan2`` is its generator at
-256x256 with random weights; ``agent-…`` are the trained networks of the demo game. All with 32-bit
-floats. A second table tells of each network's size, memory, start and validation.
+256x256 with random weights; ``vit`` and ``gpt`` are two blocks of a transformer each; ``agent-…``
+are the trained networks of the demo game. All with 32-bit floats. A second table tells of each
+network's size, memory, start and validation.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import cml_engine as cml
 from benchmarks import layers
 from benchmarks.contenders import Array, Workload
 from benchmarks.ncnn.graph import graph_to_ncnn
+from benchmarks.ncnn.transformers import GPT, VIT, Transformer
 from benchmarks.ncnn.write import write_ncnn
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
@@ -58,6 +59,18 @@ def _made(network: Callable[[], layers.LayeredNetwork]) -> Callable[[Workload], 
     return write
 
 
+def _transformer(network: Transformer) -> Callable[[Workload], None]:
+    """Blocks of a transformer, and tokens of noise."""
+
+    def write(workload: Workload) -> None:
+        network.write(workload.param, workload.weights)
+        tokens = np.random.default_rng(0).standard_normal(network.shape, np.float32)
+        workload.save_inputs({"data": tokens})
+        _convert(workload, network.shape)
+
+    return write
+
+
 def _stylegan2(workload: Workload) -> None:
     """The generator for pictures of 256x256, with random weights and a random latent vector."""
     config = Config(256)
@@ -90,6 +103,8 @@ MODELS: dict[str, Callable[[Workload], None]] = {
     "mobilenet": _made(lambda: layers.mobilenet(128)),
     "unet": _made(lambda: layers.unet(128)),
     "stylegan2": _stylegan2,
+    "vit": _transformer(VIT),
+    "gpt": _transformer(GPT),
     "agent-upres": _agent("upres"),
     "agent-texture": _agent("texture"),
     "agent-population": _agent("population"),

@@ -37,17 +37,15 @@ class NcnnParts:
         inputs: Sequence[str],
         output: str,
         numbers: str = "",
-        flagged: Array | None = None,
-        plain: Array | None = None,
+        filter: Array | None = None,
+        bias: Array | None = None,
+        stored: bytes = b"",
     ) -> str:
-        """``numbers`` are ncnn's parameters as text; ``flagged`` weights stand behind a flag that
-        says how they are stored, ``plain`` ones do not."""
-        weights = b""
-        if flagged is not None:
-            weights += _FLAG + np.ascontiguousarray(flagged, np.float32).tobytes()
-        if plain is not None:
-            weights += np.ascontiguousarray(plain, np.float32).tobytes()
-        self._layers.append(_Layer(type, tuple(inputs), output, numbers, weights))
+        """``numbers`` are ncnn's parameters as text; a ``filter`` is written by :func:`flagged`,
+        a ``bias`` by :func:`plain`; ``stored`` is what a layer has besides."""
+        weights = b"" if filter is None else flagged(filter)
+        weights += b"" if bias is None else plain(bias)
+        self._layers.append(_Layer(type, tuple(inputs), output, numbers, weights + stored))
         return output
 
     def input(self, name: str, shape: Sequence[int]) -> None:
@@ -56,7 +54,7 @@ class NcnnParts:
 
     def constant(self, name: str, values: Array) -> str:
         """Values [1, C, H, W] or [1, W] that are read as a tensor."""
-        return self.layer("MemoryData", (), name, extents(values.shape), plain=values)
+        return self.layer("MemoryData", (), name, extents(values.shape), bias=values)
 
     def save(self, param: Path, weights: Path) -> None:
         """Write both files. A tensor that is read more than once is split, as ncnn wants it."""
@@ -73,6 +71,16 @@ class NcnnParts:
         param.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
         with weights.open("wb") as file:
             file.writelines(layer.weights for layer in self._layers)
+
+
+def flagged(values: Array) -> bytes:
+    """Weights behind a flag that says how they are stored: as they are."""
+    return _FLAG + plain(values)
+
+
+def plain(*arrays: Array) -> bytes:
+    """Weights without a flag, one array after the other."""
+    return b"".join(np.ascontiguousarray(array, np.float32).tobytes() for array in arrays)
 
 
 def extents(shape: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from benchmarks.kernels.roofline import KernelTimes, Peaks, markdown, work_of
 from benchmarks.models import AGENTS, MODELS
 from benchmarks.ncnn.common import CannotWrite, bilinear
 from benchmarks.ncnn.graph import graph_to_ncnn
+from benchmarks.ncnn.transformers import Transformer
 from benchmarks.ncnn.write import write_ncnn
 from benchmarks.rounds import EngineResult
 from cml_engine.convert import convert
@@ -171,7 +172,23 @@ def test_inputs_come_back_in_their_order(tmp_path):
 
 def test_the_bench_has_every_network_that_is_promised():
     agents = {f"agent-{name}" for name in ("upres", "texture", "population")}
-    assert set(MODELS) == agents | {"upres64", "upres128", "mobilenet", "unet", "stylegan2"}
+    others = {"upres64", "upres128", "mobilenet", "unet", "stylegan2", "vit", "gpt"}
+    assert set(MODELS) == agents | others
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_transformer_is_attention_and_causal_where_it_says_so(causal, tmp_path):
+    """What ncnn's files say is converted; a later token changes the earlier ones or does not."""
+    small = Transformer(5, 8, 2, causal=causal, blocks=1)
+    small.write(tmp_path / "t.param", tmp_path / "t.bin")
+    session = cml.Session(convert(tmp_path / "t.param", {"data": small.shape}), "cpu")
+    tokens = np.random.default_rng(0).standard_normal(small.shape, np.float32)
+    (first,) = session.run({"data": tokens}).values()
+    tokens[0, 3, 0] += 1
+    (second,) = session.run({"data": tokens}).values()
+    assert first.shape == small.shape
+    moved = np.abs(second - first).max(-1)[0] > 1e-4
+    assert moved.tolist() == [not causal] * 3 + [True, True]
 
 
 def test_facts_fail_beyond_their_limits():
