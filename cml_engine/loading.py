@@ -167,8 +167,9 @@ def _a_path(given: Any) -> Path:
     return Path(given)
 
 
-def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> None:
-    """``save``, of what ``load`` surely reads back: nothing is replaced before that is tried."""
+def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> Graph:
+    """``save``, of what ``load`` surely reads back, which is returned: nothing is replaced before
+    that is tried."""
     with TemporaryDirectory() as folder:
         trial = Path(folder) / "model"
         save(graph, trial)
@@ -177,6 +178,7 @@ def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> 
     if wanted != got:
         raise InternalError(f"'{graph.name}' would be read back otherwise than it was converted")
     save(graph, path, overwrite=overwrite)
+    return again
 
 
 def _built(text: str) -> Graph:

@@ -91,7 +91,7 @@ def _execute(file: Path) -> None:
     name = f"cml_operators_{file.stem}_{abs(hash(file)):x}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise OperatorError(f"{file}: wanted a Python file, its name ending in .py")
+        raise OperatorError("wanted a Python file, its name ending in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look for it there
     with _importable(file.parent), registering(file):

@@ -65,8 +65,13 @@ def check_outputs(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> None:
             )
 
 
-def check_place(path: Path) -> None:
-    """Raise where a file cannot be written, as far as can be known before."""
+def check_place(path: Path, model: str = "") -> None:
+    """Raise where a file cannot be written, as far as can be known before; or where it is a file of
+    the ``model`` that is read."""
+    place, read = (Path(os.path.realpath(name)) for name in (path, model or os.devnull))
+    part = path.suffix in (".nnef", ".quant", ".dat") and place.parent == read
+    if place == read or part:
+        raise InputError(f"'{path}' is the model's own: name another file")
     if not path.parent.is_dir():
         raise InputError(f"cannot write '{path}': no folder '{path.parent}'; make it first")
     try:

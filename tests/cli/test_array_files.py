@@ -298,6 +298,14 @@ def test_checking_a_place_changes_nothing(tmp_path):
             array_files.check_place(tmp_path / place)
 
 
+def test_a_file_of_the_model_is_no_place_to_write(tmp_path):
+    (tmp_path / "graph.nnef").write_text("old")
+    for model in (tmp_path, tmp_path / "graph.nnef"):
+        with pytest.raises(InputError, match="graph.nnef' is the model's own: name another file"):
+            array_files.check_place(tmp_path / "graph.nnef", str(model))
+        array_files.check_place(tmp_path / "trace.json", str(model))
+
+
 def test_archives_are_those_that_numpy_writes(tmp_path):
     array_files.write_outputs({"a": tmp_path / "o.npz"}, {"a": ARRAY})
     packed = io.BytesIO()

@@ -202,6 +202,21 @@ def test_many_nodes_of_an_operator_are_counted(tmp_path):
     assert "    Shape 5: '/0/Shape', '/1/Shape' and 3 more" in notes
 
 
+def test_a_trace_is_not_written_over_its_model(tmp_path, capsys):
+    path = named(tmp_path / "m.onnx")
+    assert main(["trace", path, "-o", path]) == 2
+    assert f"'{path}' is the model's own" in capsys.readouterr().err
+    assert cml.load(path).outputs
+
+
+def test_convert_tells_the_names_that_nnef_cannot_have(tmp_path, capsys):
+    made = model([node("Relu", "größe", "y")], [value("größe", [2])], [value("y", None)])
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    assert main(["convert", str(tmp_path / "m.onnx"), str(tmp_path / "m.nnef")]) == 0
+    assert "  'größe' is 'gr__e' there: NNEF's names" in capsys.readouterr().out
+    assert cml.load(tmp_path / "m.nnef").inputs == ("gr__e",)
+
+
 def test_a_trace_names_the_nodes(tmp_path, gpu):
     path = named(tmp_path / "m.onnx")
     trace = tmp_path / "t.json"

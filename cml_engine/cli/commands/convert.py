@@ -57,7 +57,12 @@ def run(a: argparse.Namespace) -> int:
         graph = channels_last(graph, rgba=a.rgba)
     if a.placeholders:  # which nobody can read back without the operators
         save(graph, a.destination, overwrite=a.overwrite)
+        written = graph
     else:
-        save_checked(graph, a.destination, overwrite=a.overwrite)
+        written = save_checked(graph, a.destination, overwrite=a.overwrite)
     print(f"{a.destination}: {len(graph.nodes)} operations, {len(graph.labels)} weight files")
+    names, texts = ((*g.inputs, *g.outputs) for g in (graph, written))
+    for name, text in zip(names, texts, strict=True):
+        if name != text:
+            print(f"  '{name}' is '{text}' there: NNEF's names have letters, digits and _")
     return 0

@@ -34,7 +34,7 @@ def run(a: argparse.Namespace) -> int:
     from scheduler.tools.simulate import table
 
     if a.plot:
-        _check_plot(Path(a.plot))
+        _check_plot(Path(a.plot), a.model)
     graph = load_model(a)
     plan, device = plan_for(graph, storage_of(a))
     model = commands.known_costs(device, costs_file(device) if device else None)
@@ -58,8 +58,8 @@ def _plot(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> None:
     print(f"plot: {path}")
 
 
-def _check_plot(path: Path) -> None:
+def _check_plot(path: Path, model: str) -> None:
     """Raise for a picture that could not be made, before the work for it is done."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError("--plot needs matplotlib: pip install matplotlib")
-    array_files.check_place(path)
+    array_files.check_place(path, model)

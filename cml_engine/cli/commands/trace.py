@@ -23,7 +23,7 @@ def run(a: argparse.Namespace) -> int:
     from scheduler.tools import commands
 
     path = Path(a.output)
-    array_files.check_place(path)
+    array_files.check_place(path, a.model)
     session, arrays = gpu_session(a)
     plan = session.plan
     memory = {"weights": plan.weights_bytes + plan.own_bytes, "activations": plan.memory.peak}
