@@ -132,11 +132,13 @@ class PendingMap:
         if self.failed:
             buffer._map_state = "unmapped"
             raise DeviceError("a readback failed: the device was lost or the buffer destroyed")
-        buffer._map_state = "mapped"
-        buffer._mapped_status = 0, self._nbytes, int(wgpu.MapMode.READ)
-        buffer._mapped_memoryviews = []
-        data = bytes(buffer.read_mapped(0, self._nbytes))
-        buffer.unmap()
+        libf, place = self._api.libf, buffer._internal
+        start = libf.wgpuBufferGetConstMappedRange(place, 0, self._nbytes)
+        if start == self._api.ffi.NULL:
+            raise DeviceError("a readback failed: the buffer is not mapped any more")
+        data = bytes(self._api.ffi.buffer(start, self._nbytes))
+        libf.wgpuBufferUnmap(place)
+        buffer._map_state = "unmapped"
         return data
 
 

@@ -86,19 +86,20 @@ class _Curve:
     """
 
     points: dict[int, _Point] = field(default_factory=dict)
-    _known: dict[int, float] = field(default_factory=dict)  # by number of workgroups
+    #: what :meth:`predict` has found, by number of workgroups
+    known: dict[int, float] = field(default_factory=dict)
     _order: list[_Point] = field(default_factory=list)
     _at: list[float] = field(default_factory=list)
     _samples: int = -1
 
     def predict(self, count: int) -> float | None:
         """The logarithm of the time of so many workgroups."""
-        known = self._known.get(count)
-        if known is None and self.points:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            known = self._known[count] = self._between(math.log(count))
-        return known
+        if not self.points:
+            return None
+        if len(self.known) >= _KEPT:
+            self.known.clear()
+        found = self.known[count] = self._between(math.log(count))
+        return found
 
     def _between(self, x: float) -> float:
         if len(self._order) != len(self.points):
@@ -122,7 +123,7 @@ class _Curve:
         return self._samples
 
     def learn(self, count: int, ms: float) -> None:
-        self._known.clear()
+        self.known.clear()
         self._samples = -1
         x, y = math.log(count), math.log(ms)
         point = self.points.get(_bucket(count))
@@ -164,7 +165,11 @@ class CostModel:
         if count <= 0:
             return 0.0
         curve = self._curves.get(step.key)
-        known = curve.predict(count) if curve else None
+        if curve is None:
+            return self._guess(step, count)
+        known = curve.known.get(count)
+        if known is None:
+            known = curve.predict(count)
         return self._guess(step, count) if known is None else math.exp(known + self._drift)
 
     def _guess(self, step: StepCost, count: int) -> float:

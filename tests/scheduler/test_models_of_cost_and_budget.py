@@ -1,5 +1,6 @@
 """The cost model as a file, the spare budget's law, and clocks."""
 
+import random
 import warnings
 
 import pytest
@@ -34,6 +35,25 @@ def test_groups_within_is_the_largest_that_fits():
         count = model.groups_within(step, 64, ms)
         assert count == 0 or model.predict_ms(step, count) <= ms
         assert count == 64 or model.predict_ms(step, count + 1) > ms
+
+
+def test_what_was_asked_before_changes_no_answer():
+    """Predictions are kept until something is learnt, and are those of a model that keeps none."""
+    model, numbers = CostModel(), random.Random(3)
+    steps = [SimStep(f"k{i}", 4096, 0.01) for i in range(3)]
+    for turn in range(300):
+        step = numbers.choice(steps)
+        model.learn([(step, numbers.randint(1, 700))], numbers.uniform(0.01, 9.0))
+        if turn % 3 == 0:
+            fresh = CostModel.of_state(model.state(model.keys))
+            for step in steps:
+                asked = [numbers.randint(1, 4096) for _ in range(4)]
+                for count in (*asked, 1, 64, 4096, *asked):
+                    assert model.predict_ms(step, count) == fresh.predict_ms(step, count)
+                assert model.samples(step.key) == fresh.samples(step.key)
+    for count in range(1, 2000):  # more of them than are kept
+        model.predict_ms(steps[0], count)
+    assert len(model._curves["k0"].known) <= 256
 
 
 def test_the_table_survives_the_file(tmp_path):
