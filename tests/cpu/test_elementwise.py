@@ -14,6 +14,7 @@ from cml_engine.layout import C4, PLAIN
 from cml_engine.ops import load_families
 from cml_engine.ops.common.broadcast import broadcast_shapes, collapse, left_view, walk
 from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.elementwise.erf import erf
 from cml_engine.ops.elementwise.row import ROWS
 
 load_families()
@@ -265,3 +266,13 @@ def test_dense_operands_collapse_to_one_run():
     assert collapse((2, 3, 4), [(12, 4, 1), (0, 1, 0)]).extents == (2, 3, 4)
     assert collapse((1, 3, 4), [(12, 4, 1), (0, 1, 0)]).extents == (3, 4)
     assert collapse((), [()]).extents == (1,)
+
+
+def test_erf_in_pieces_is_the_same_of_every_element(rng):
+    """Of arrays larger than a piece, without elements, and of none of the usual orders."""
+    large = rng.standard_normal((70, 300)).astype(np.float32)
+    for x in (large, large.T, large[:0], large[0, 0]):
+        wanted = [erf(value) for value in np.reshape(x, -1)[-300:]]
+        got = erf(x)
+        assert got.shape == x.shape
+        np.testing.assert_array_equal(got.reshape(-1)[-300:], np.reshape(wanted, -1))
