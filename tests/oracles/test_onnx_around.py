@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import cml_engine as cml
 from cml_engine.cli import main
 from cml_engine.errors import CmlError
-from cml_engine.ops import registered
+from cml_engine.ops import load_families, registered
 from tests.onnx_models import model, node, value
 
 DECLARED = (
@@ -26,6 +26,7 @@ DECLARED = (
 
 @pytest.fixture(autouse=True)
 def _registry():
+    load_families()  # or the first test here takes the engine's own away
     before = set(registered())
     yield
     for name in set(registered()) - before:
@@ -113,6 +114,14 @@ def test_what_no_placeholder_can_be(tmp_path, capsys, nodes, infos, message):
     assert convert(path, tmp_path / "m") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
+
+
+def test_an_output_without_a_shape_hides_no_value_info(tmp_path):
+    made = model([warp("a a")], [value("a", [1, 3])], [value("b", None)])
+    made.graph.value_info.append(value("b", [1, 3]))
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    command = ["convert", str(tmp_path / "m.onnx"), str(tmp_path / "m.nnef"), "--placeholders"]
+    assert main(command) == 0
 
 
 def test_placeholders_are_for_onnx(tmp_path, capsys):

@@ -26,7 +26,7 @@ class Placeholders:
     """The declarations so far; ``comments`` say which node of the file each came from."""
 
     def __init__(self, infos: Sequence[ValueInfo], symbols: Mapping[str, int]) -> None:
-        self._infos = {info.name: info for info in infos}
+        self._infos = {info.name: info for info in infos if info.shape is not None}
         self._symbols = symbols
         self._names: dict[tuple[str, str], str] = {}
         self.declarations: dict[str, str] = {}
