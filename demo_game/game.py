@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -175,6 +176,10 @@ class Game:
         if self.loading and self.complete:
             self.loading = False
             self.streaming.drop_drafts()
+            # Python's collector would look through all that was loaded, 50 ms in a frame of the
+            # flight; it need not, while the game lasts
+            gc.collect()
+            gc.freeze()
         telemetry, streaming = self.telemetry, self.streaming
         telemetry.tiles_ready = len(streaming.shown)
         telemetry.tiles_wanted = len(self.selection.wanted)
@@ -295,3 +300,4 @@ class Game:
         """Let go of everything: jobs that are under way, and the picture's memory."""
         self.streaming.cancel_all()
         self.renderer.close()
+        gc.unfreeze()

@@ -85,8 +85,11 @@ def test_something_is_drawn_before_any_network_has_run(gpu: cml.Gpu) -> None:
         assert not streaming.drafts and not flown.game.loading
         pool = flown.game.renderer.tiles
         assert pool.free_slots == pool.slots - len(streaming.shown)
+        # nor does a frame of the flight wait until the collector has looked through all of it
+        assert gc.get_freeze_count() > 10_000
     finally:
         flown.close()
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(gpu: cml.Gpu) -> None:
