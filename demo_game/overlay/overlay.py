@@ -109,7 +109,7 @@ class Overlay:
     def covered(self) -> float:
         """Share of the picture that the panels lay over, in the last frame."""
         size = imgui.get_io().display_size
-        return self._covered / (size.x * size.y)
+        return float(self._covered / (size.x * size.y))
 
     # --- input
 

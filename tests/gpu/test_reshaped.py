@@ -151,13 +151,15 @@ def test_another_shape_takes_nothing_that_is_not_there(own, model, monkeypatch):
 
 
 def test_what_hangs_on_the_shape_is_a_sessions_own(own, weights, monkeypatch):
-    model, many = cml.MemoryModel(SHAPED, weights), (1, 8, 40, 28)
+    model, many = cml.MemoryModel(SHAPED, weights), (1, 8, 96, 96)
     session = cml.Session(cml.load(model), own)
     before = run(session)
     with Counted(own, monkeypatch) as counted:
         large = session.reshaped({"x": many})
         got = run(large)
-    assert counted.uploaded == 4 and counted.pipelines == 1 and len(large.plan.own) == 1
+    others = set(large.program._keys) - set(session.program._keys)
+    assert others and counted.pipelines == len(others)
+    assert counted.uploaded == 4 and len(large.plan.own) == 1
     equal(got, run(cml.Session(cml.load(model, shapes={"x": many}), own)))
     equal(run(session), before)
     large.program.evict()

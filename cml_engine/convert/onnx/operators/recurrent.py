@@ -51,10 +51,10 @@ class Cell:
     def size(self) -> int:
         return self.recurrent.shape[1]
 
-    def apply(self, number: int, x: Value) -> Value:
+    def apply(self, number: int, x: Value, clipped: bool = True) -> Value:
         """An activation, of the clipped value."""
         name, params = self.activations[number]
-        bound = self.call.attr("clip")
+        bound = self.call.attr("clip") if clipped else None
         x = x if bound is None else self.call.op("clamp", x, -float(bound), float(bound))
         return activated(self.call, x, name, params)
 
@@ -89,7 +89,8 @@ def _lstm_step(cell: Cell, x: Value, state: State) -> State:
         f = cell.apply(0, _peeped(call, f, look[2], old))
     new = call.op("add", call.op("mul", f, old), call.op("mul", i, cell.apply(1, c)))
     o = cell.apply(0, _peeped(call, o, look[1], new))
-    return [call.op("mul", o, cell.apply(2, new)), new]
+    # what `clip` bounds is the gates' sums: ONNX Runtime leaves the state that h takes as it is
+    return [call.op("mul", o, cell.apply(2, new, clipped=False)), new]
 
 
 def _peeped(call: Call, gate: Value, weights: Value | None, state: Value) -> Value:
