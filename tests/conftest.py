@@ -30,7 +30,7 @@ TESTS = Path(__file__).resolve().parent
 
 
 #: pipelines that a device keeps from one test to the next, some 2 MB each
-_MOST_PIPELINES = 100
+_MOST_PIPELINES = 40
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # each worker has a core: there is none for a second compiler or for threads of NumPy's
