@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any
 
 from cml_engine import __version__
@@ -24,17 +24,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What parses the command line: every module of ``commands/`` is a command of its name."""
+    """What parses the command line: every module in the rooms of ``commands/`` is a
+    command of its name."""
     made = Parser(
         prog="cml",
         description="Run, rank and check networks in NNEF and ONNX on the GPU or the CPU.",
     )
     made.add_argument("--version", action="version", version=f"cml {__version__}")
     names = made.add_subparsers(required=True, metavar="COMMAND")
-    for found in iter_modules(commands.__path__):
-        command = import_module(f"{commands.__name__}.{found.name}")
-        sub = names.add_parser(found.name, help=command.__doc__, description=command.__doc__)
-        sub.set_defaults(command=command.run, command_name=found.name)
+    found = walk_packages(commands.__path__, f"{commands.__name__}.")
+    modules = {m.name.rpartition(".")[2]: m.name for m in found if not m.ispkg}
+    for name, module in sorted(modules.items()):
+        command = import_module(module)
+        sub = names.add_parser(name, help=command.__doc__, description=command.__doc__)
+        sub.set_defaults(command=command.run, command_name=name)
         command.options(sub)
     return made
 

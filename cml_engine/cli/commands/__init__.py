@@ -1,1 +1,2 @@
-"""The commands of ``cml``, a module each: its docstring, ``options(parser)`` and ``run(a)``."""
+"""The commands of ``cml``, a module each, in rooms: its docstring, ``options(parser)`` and
+``run(a)``."""
