@@ -3,9 +3,9 @@
     python -m tests.fuzz --minutes 5 --seed 7      # until the time is up; failures are written
     python -m tests.fuzz --cases 20 --backends cpu
     python -m tests.fuzz --replay fuzz-failures/seed-7-12-gpu
-    python -m tests.fuzz --bytes --minutes 10      # damaged files instead: tests/fuzz_bytes.py
+    python -m tests.fuzz --bytes --minutes 10   # damaged files instead: fixtures/fuzz_bytes.py
 
-A case is a graph of a dozen operators (tests/fuzz_graphs.py), its inputs and the passes that are
+A case is a graph of a dozen operators (fixtures/fuzz_graphs.py), its inputs and the passes that are
 left out. The reference is the graph as it is, node by node in NumPy. Compared with it are NumPy and
 the GPU after the passes, and the graph after it was written and loaded; every node on the GPU is
 compared with NumPy on the GPU's own inputs, in 32 and in 16 bits. To the bit are compared the whole
@@ -44,8 +44,8 @@ from cml_engine.planning.lower import PlanOptions
 from cml_engine.report.compare import allowance
 from cml_engine.session import CompileOptions, make_plan
 from cml_engine.testing import SENTINEL, random_partition
-from tests import fuzz_bytes
-from tests.fuzz_graphs import Case, random_case
+from tests.fixtures import fuzz_bytes
+from tests.fixtures.fuzz_graphs import Case, random_case
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Array]

@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from tests import extension_calls
-from tests.calls import OPERATORS, SIGNATURES, Call
-from tests.extension_formulas import INTEGERS
-from tests.formulas import ELEMENTWISE, Window
+from tests.reference import extension_calls
+from tests.reference.calls import OPERATORS, SIGNATURES, Call
+from tests.reference.extension_formulas import INTEGERS
+from tests.reference.formulas import ELEMENTWISE, Window
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 ``python -m tests.onnx_export`` writes the table of operators into docs/onnx.md; with ``--calls 20``
 it makes so many random calls of every operator. The declared cases are in
-tests/oracles/test_onnx_export.py; ``python -m tests.onnx_nodes --round-trip`` takes ONNX's own
+tests/oracles/onnx/test_onnx_export.py; ``python -m tests.onnx_nodes --round-trip`` takes ONNX's own
 cases through NNEF and back.
 """
 
@@ -25,8 +25,8 @@ from cml_engine.errors import UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Graph
 from cml_engine.ops import registered
 from cml_engine.ranges import ONNX_OPSET
-from tests.calls import GRAPH_LEVEL, OPERATORS, SIGNATURES
 from tests.generate import Numbers, random_call
+from tests.reference.calls import GRAPH_LEVEL, OPERATORS, SIGNATURES
 
 Array = np.ndarray[Any, Any]
 TOLERANCE = 1e-5

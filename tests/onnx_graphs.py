@@ -19,7 +19,7 @@ import onnxruntime as ort
 from onnx import helper
 
 import cml_engine as cml
-from tests.onnx_models import model, value
+from tests.fixtures.onnx_models import model, value
 
 Array = np.ndarray[Any, Any]
 OPSET = 17

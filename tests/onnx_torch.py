@@ -3,8 +3,8 @@
     python -m tests.onnx_torch --python /path/to/another/python --only vit
 
 PyTorch is large, so it may live in an environment of its own: ``--python`` names one that has
-torch, onnx and onnxscript. That one writes the files (``tests/onnx_torch_models.py``); this
-process, which needs onnxruntime, imports and runs them on NumPy and on a GPU.
+torch, onnx and onnxscript. That one writes the files (``tests/fixtures/onnx_torch_models.py``);
+this process, which needs onnxruntime, imports and runs them on NumPy and on a GPU.
 
 PASS: both backends agree with ONNX Runtime. UNSUPPORTED: the import refuses the file. NO EXPORT:
 PyTorch cannot write it. Anything else is FAIL, and gives exit code 1.
@@ -48,7 +48,7 @@ class Outcome:
 
 def export(python: str, folder: Path, only: Sequence[str]) -> dict[str, str]:
     """The networks' files lie in the folder; tells why those that could not be written were not."""
-    command = [python, "-m", "tests.onnx_torch_models", str(folder), *only]
+    command = [python, "-m", "tests.fixtures.onnx_torch_models", str(folder), *only]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{python} cannot export:\n{done.stderr[-2000:]}")

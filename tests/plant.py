@@ -1,9 +1,9 @@
 """Plants faults into a copy of the tree, one at a time: the tests that should notice must fail.
 
-    python -m tests.plant                  # all of tests/faults.py; exit code 1 if one survives
+    python -m tests.plant                  # all of fixtures/faults.py; exit code 1 if one survives
     python -m tests.plant pool readback    # those with one of these words in their names
     python -m tests.plant --jobs 2         # as many copies at a time
-    python -m tests.plant --tests tests/gpu/test_session.py    # these tests for every fault
+    python -m tests.plant --tests tests/gpu/sessions/test_session.py   # these for every fault
 
 A fault that makes the tests fail to start, or that the tests notice without it too, proves nothing
 and counts as surviving.
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.faults import FAULTS, Fault
+from tests.fixtures.faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parent.parent
 #: a test that does not end by then has not said what is wrong

@@ -23,8 +23,9 @@ import cml_engine as cml
 from cml_engine.nnef.expansion.signatures import standard_signatures
 from cml_engine.report.compare import Comparison
 from cml_engine.report.operators import operator_support
-from tests import texts
-from tests.calls import (
+from tests.fixtures import texts
+from tests.generate import Draw, Numbers, random_call
+from tests.reference.calls import (
     GRAPH_LEVEL,
     OPERATORS,
     SIGNATURES,
@@ -33,7 +34,6 @@ from tests.calls import (
     judge,
     tolerance_of,
 )
-from tests.generate import Draw, Numbers, random_call
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 #: random calls of each operator, besides those of its declaration
@@ -123,9 +123,9 @@ def document(tallies: dict[str, dict[str, Tally]], names: dict[str, str]) -> str
         f"{ran}: {wrong} wrong answers.",
         "",
         "A call is a model of one line: text and weights in a folder, loaded, run, and compared",
-        "with the operator's formula in double precision (`tests/formulas.py`, which shares no",
-        "line with the engine). The calls are those of the declaration and random ones. The worst",
-        "error is a share of the tolerance, which is absolute and relative: |got - wanted| <=",
+        "with the operator's formula in double precision (`tests/reference/formulas.py`, which",
+        "shares no line with the engine). The calls are those of the declaration and random ones.",
+        "The worst error is a share of the tolerance, absolute and relative: |got - wanted| <=",
         "atol + rtol |wanted|. Quantising operators and `mod` jump where a rounding of theirs",
         "decides: there the answer on either side is right, for an operand moved by a millionth.",
         "",

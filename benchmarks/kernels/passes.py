@@ -15,7 +15,7 @@ import cml_engine as cml
 from cml_engine.graph import Graph
 from cml_engine.passes import NAMES
 from cml_engine.session import CompileOptions
-from tests.graphs import BLOCKS
+from tests.fixtures.graphs import BLOCKS
 
 #: left out one at a time, then all together
 PASSES = tuple(name for name in NAMES if name not in ("infer", "dead_code", "rules", "sweep"))

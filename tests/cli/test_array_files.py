@@ -15,7 +15,7 @@ from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
 from cml_engine.files import png as png_files
 from cml_engine.graph import Fact
-from tests.models import write_model
+from tests.fixtures.models import write_model
 
 HEIGHT, WIDTH = 4, 5
 

@@ -10,7 +10,7 @@ from PIL import Image
 from cml_engine.cli import main
 from cml_engine.cli.main import parser
 from cml_engine.nnef.files.tensor_file import write_tensor
-from tests.models import MODEL_ABC, inputs_abc, write_model, write_model_abc
+from tests.fixtures.models import MODEL_ABC, inputs_abc, write_model, write_model_abc
 
 #: the blog's model has no version line, which is a notice
 pytestmark = pytest.mark.filterwarnings("default")

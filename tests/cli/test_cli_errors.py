@@ -15,7 +15,7 @@ import cml_engine as cml
 from cml_engine import cli, ranges
 from cml_engine.cli.main import parser
 from cml_engine.errors import InputError, InternalError
-from tests.models import write_model
+from tests.fixtures.models import write_model
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ import cml_engine as cml
 from cml_engine import plugins
 from cml_engine.cli import main
 from cml_engine.ops import load_families, registered
-from tests.models import write_model, write_model_abc
+from tests.fixtures.models import write_model, write_model_abc
 
 ROOT = Path(__file__).resolve().parents[2]
 CROSS = ROOT / "examples/cross_product"

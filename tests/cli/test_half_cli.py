@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine.cli import main
 from cml_engine.loading import save
-from tests.graphs import Net
+from tests.fixtures.graphs import Net
 
 
 def write(folder, scale=1.0):

@@ -9,7 +9,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cli import main
-from tests.models import write_model, write_model_abc
+from tests.fixtures.models import write_model, write_model_abc
 
 TEXT = """version 1.0;
 graph net(image) -> (out)

@@ -19,7 +19,7 @@ from cml_engine.convert import convert
 from cml_engine.convert.ncnn import LAYERS, REFUSED
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.graph import Fact, Graph
-from tests.ncnn_models import FLOAT16, FLOAT32, write
+from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, write
 
 Array = np.ndarray[Any, Any]
 Convert = Callable[..., Graph]

@@ -13,7 +13,7 @@ from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.nnef import NnefWarning
 from cml_engine.nnef.expansion.signatures import standard_fragments
-from tests.models import MODEL_ABC
+from tests.fixtures.models import MODEL_ABC
 
 Load = Callable[..., Graph]
 Write = Callable[..., Path]

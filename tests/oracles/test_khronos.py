@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from cml_engine.nnef.expansion.signatures import standard_fragments, standard_signatures
-from tests import texts
-from tests.calls import GRAPH_LEVEL, JUMPS, Call, declared_calls, judge
+from tests.fixtures import texts
 from tests.generate import Numbers, random_call
+from tests.reference.calls import GRAPH_LEVEL, JUMPS, Call, declared_calls, judge
 
 if importlib.util.find_spec("nnef") is None:
     pytest.skip("the nnef package is not installed", allow_module_level=True)

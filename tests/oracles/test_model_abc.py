@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from tests.models import MODEL_ABC, inputs_abc, write_model_abc
+from tests.fixtures.models import MODEL_ABC, inputs_abc, write_model_abc
 
 if importlib.util.find_spec("nnef") is None:
     pytest.skip("the nnef package is not installed", allow_module_level=True)

@@ -13,7 +13,7 @@ from cml_engine.convert import convert
 from cml_engine.convert.ncnn import LAYERS
 from cml_engine.errors import InternalError
 from cml_engine.loading import save_checked
-from tests.ncnn_models import input_line, run_ncnn, weight_bytes, write
+from tests.fixtures.ncnn_models import input_line, run_ncnn, weight_bytes, write
 
 pytest.importorskip("ncnn")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.texts import declaration, engine, run_text
+from tests.fixtures.texts import declaration, engine, run_text
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")

@@ -9,7 +9,7 @@ from cml_engine.errors import InputError
 from cml_engine.files import json as json_files
 from scheduler import CostModel, SpareBudget, VirtualClock
 from scheduler.tools.sim_device import SimStep
-from tests import hostile_json
+from tests.fixtures import hostile_json
 
 
 def taught():

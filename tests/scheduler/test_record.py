@@ -11,7 +11,7 @@ from scheduler.tools.operators_per_frame import operators_per_frame
 from scheduler.tools.replay import replay
 from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
 from scheduler.tools.trace import trace_events, write_trace
-from tests import hostile_json
+from tests.fixtures import hostile_json
 
 
 def network(name, groups=50, ms=0.05, steps=5):

@@ -1,0 +1,143 @@
+"""The demo game's trained agents as they are committed: what they take and give, that neighbouring
+tiles meet without a seam, and that they beat simpler ways on land they were not trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from demo_game.training import data, ecology, materials
+from demo_game.training.data import HELD_OUT, Place
+from demo_game.world.tile import CELLS, COARSE, COARSE_APRON, WIDE, WIDE_APRON
+
+MODELS = Path(__file__).resolve().parents[3] / "demo_game" / "models"
+RECIPE = json.loads((MODELS / "recipe.json").read_text(encoding="utf-8"))
+AGENTS = ("upres", "texture", "population")
+#: west to east: hills, and a tile of the largest squares; world, level, first cell of the first
+PLACES = ((HELD_OUT + 7, 0, 5600, -2240), (HELD_OUT + 8, 5, -1120, 448))
+
+
+@pytest.fixture(scope="module")
+def sessions():
+    return {name: cml.Session(cml.load(MODELS / f"{name}.nnef"), "cpu") for name in AGENTS}
+
+
+def made(sessions, place):
+    """All that the agents make of a tile whose first cell is the place's."""
+    cell = np.full((1, 1, 1, 1), place.cell_m, np.float32)
+    given = {
+        "coarse": place.coarse(-COARSE_APRON, COARSE)[None, None],
+        "detail": place.detail(-COARSE_APRON, COARSE)[None],
+        "cell": cell,
+    }
+    heights = sessions["upres"].run(given)["heights"]
+    seen = {
+        "heights": heights,
+        "moisture": place.moisture(-WIDE_APRON, WIDE)[None, None],
+        "grain": place.grain(-WIDE_APRON, WIDE)[None],
+        "cell": cell,
+    }
+    return {
+        "seen": seen,
+        "heights": heights,
+        "albedo": sessions["texture"].run(seen)["albedo"],
+        "density": sessions["population"].run(seen)["density"],
+    }
+
+
+@pytest.fixture(scope="module", params=PLACES, ids=["level 0", "level 5"])
+def pair(request, sessions):
+    """A tile and its eastern neighbour, each made by itself."""
+    seed, level, x, z = request.param
+    west, east = Place(seed, level, x, z), Place(seed, level, x + CELLS, z)
+    return west, made(sessions, west), made(sessions, east)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_recipe_is_that_of_the_files(name):
+    files = sorted((MODELS / f"{name}.nnef").iterdir())
+    digest = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
+    assert digest == RECIPE[name]["sha256"]
+    assert sum(f.stat().st_size for f in files) == RECIPE[name]["bytes"]
+
+
+def test_all_agents_are_small():
+    assert sum(RECIPE[name]["bytes"] for name in AGENTS) < 1_000_000
+    assert sum(RECIPE[name]["flops"] for name in AGENTS) < 350e6
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_recipe_says_that_each_baseline_is_beaten(name):
+    errors = RECIPE[name]["errors"]
+    assert len(errors) == 3
+    for way in set(errors) - {"agent"}:
+        for quantity, value in errors["agent"].items():
+            assert value < errors[way][quantity], (way, quantity)
+
+
+def test_shapes_and_ranges(pair):
+    _, west, _ = pair
+    assert west["heights"].shape == (1, 1, 96, 96)
+    assert west["albedo"].shape == (1, 4, 128, 128)
+    assert west["density"].shape == (1, 3, 64, 64)
+    for name in ("albedo", "density"):
+        assert west[name].min() >= 0 and west[name].max() <= 1
+        assert west[name].std() > 0.02, "the same everywhere"
+
+
+@pytest.mark.parametrize("name, per_cell", [("heights", 1), ("albedo", 2), ("density", 1)])
+def test_neighbours_meet_without_a_seam(pair, name, per_cell):
+    place, west, east = pair
+    shared = west[name][..., per_cell * CELLS :]
+    assert shared.shape[-1] > 0
+    tolerance = 1e-5 * max(1.0, float(np.abs(shared).max()))
+    np.testing.assert_allclose(shared, east[name][..., : shared.shape[-1]], atol=tolerance)
+    shifted = east[name][..., per_cell : per_cell + shared.shape[-1]]
+    assert np.abs(shared - shifted).max() > 100 * tolerance, "a wrong offset would pass as well"
+
+
+def test_heights_beat_interpolation(sessions):
+    """On a square of a held-out world, with its rain."""
+    square = data.rained_on(Place(HELD_OUT + 9, 1, 1600, -3200))
+    sample = data.upres_sample(square)
+    given = {
+        "coarse": sample.inputs["coarse"][:, :, :36, :36],
+        "detail": sample.inputs["detail"][:, :, :36, :36],
+        "cell": sample.inputs["cell"],
+    }
+    target = sample.target[:, :, :96, :96]
+    agent = sessions["upres"].run(given)["heights"]
+    smooth = data.bicubic(given["coarse"][:, :, 5:-4, 5:-4])
+    noisy = smooth + data.fine(given["detail"][:, :, 6:-6, 6:-6], 4) * given["cell"]
+    wrong = np.abs(agent - target).mean()
+    assert wrong < 0.5 * np.abs(smooth - target).mean()
+    assert wrong < 0.5 * np.abs(noisy - target).mean()
+
+
+@pytest.mark.parametrize(
+    "output, simulate, per_sample",
+    [("albedo", materials.paint, 2), ("density", ecology.populate, 1)],
+)
+def test_others_are_near_what_they_learned(pair, output, simulate, per_sample):
+    """Nearer than the best constant colour or density of that very tile."""
+    _, west, _ = pair
+    border = materials.BORDER * per_sample
+    target = simulate(*west["seen"].values())[:, :, border:-border, border:-border]
+    wrong = np.abs(west[output] - target).mean()
+    assert wrong < 0.75 * np.abs(target - target.mean(axis=(2, 3), keepdims=True)).mean()
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_tables_of_errors_are_the_recipe(name):
+    """The README of the training says what was measured, to three digits."""
+    text = (MODELS.parent / "training" / "README.md").read_text(encoding="utf-8")
+    table = text.partition(f"### {name}\n")[2].partition("###")[0]
+    for way, found in RECIPE[name]["errors"].items():
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| {way} |")]
+        for value in found.values():
+            assert f"{value:.3f}" in row

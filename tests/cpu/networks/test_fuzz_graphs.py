@@ -1,0 +1,251 @@
+"""Random graphs agree on every backend; a fault in a pass is found, made small and written.
+
+`python -m tests.fuzz --minutes 5` goes on from here.
+"""
+
+import importlib
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.graph import Graph, Node
+from cml_engine.ops.conv.special_values import may_be_nan
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Tolerance
+from cml_engine.passes.infer import infer_facts
+from cml_engine.testing import full_attrs
+from tests import fuzz
+from tests.fixtures.fuzz_graphs import Case
+from tests.fixtures.graphs import Net
+
+CASES = 24
+#: the module, which the package's function of that name hides
+AFFINE = importlib.import_module("cml_engine.passes.fold_affine")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_random_graphs_agree_in_numpy(number, tmp_path):
+    assert fuzz.failures_of(0, number, 12, None, tmp_path, fuzz.ON_CPU) == []
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_random_graphs_agree_on_the_gpu(number, gpu, tmp_path):
+    """Few nodes and few cases: each chain of operators is a kernel of its own."""
+    assert fuzz.failures_of(0, number, 7, gpu, tmp_path, tuple(fuzz.CHECKS)) == []
+
+
+def test_cases_are_the_same_in_every_run_and_not_alike():
+    first, second = (fuzz.drawn(3, 7, 12) for _ in range(2))
+    assert first[1] == second[1]
+    assert str(first[0].graph.nodes) == str(second[0].graph.nodes)
+    for name, value in first[0].inputs.items():
+        np.testing.assert_array_equal(second[0].inputs[name], value)
+    drawn = [fuzz.drawn(0, number, 12) for number in range(CASES)]
+    assert len({op for case, _ in drawn for node in case.graph.nodes for op in [node.op]}) > 60
+    assert sum(bool(case.graph.updates) for case, _ in drawn) > 2
+    assert len({name for _, without in drawn for name in without}) > 8
+    limits = [a for case, _ in drawn for a in fuzz.reference(case).allowed[0].values()]
+    said = np.concatenate([a.ravel() for a in limits])
+    assert np.isnan(said).mean() < 0.15, "most values must be compared"
+
+
+# ---------------------------------------------------------------- it can fail
+
+
+def small():
+    """A convolution, a normalization that goes into its weights, and more that stays apart."""
+    net = Net(1, 4, 5, 5)
+    h = net.op("relu", net.batch_norm(net.conv("x", 4)))
+    net.op("tanh", net.op("transpose", net.op("sin", h), axes=[0, 1, 3, 2]))
+    return Case(net.graph(net.nodes[-1].outputs[0]), net.input())
+
+
+def test_a_wrong_pass_is_found_made_small_and_written(tmp_path, monkeypatch):
+    case, right = small(), AFFINE._affine
+    bench = fuzz.Bench(case, frozenset({"views"}), None, tmp_path / "work")
+    assert fuzz.problem_of("cpu", bench) == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(AFFINE, "_affine", lambda m: (lambda s, t: (s, t + 1e-3))(*right(m)))
+        problem = fuzz.problem_of("cpu", bench)
+        assert "allowed" in problem
+        failure = fuzz.Failure("cpu", problem, case, frozenset({"views"}))
+        smaller = fuzz.minimized(failure, None, tmp_path / "work")
+        assert {n.op for n in smaller.case.graph.nodes} == {"conv", "batch_normalization"}
+        assert smaller.without == frozenset()
+        fuzz.write(smaller, tmp_path / "found")
+        assert "allowed" in fuzz.replay(tmp_path / "found", None)
+        assert fuzz.main(["--replay", str(tmp_path / "found"), "--backends", "cpu"]) == 1
+    assert fuzz.replay(tmp_path / "found", None) == ""
+    assert json.loads((tmp_path / "found/case.json").read_text())["check"] == "cpu"
+
+
+def test_what_raises_is_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(cml.Session, "run", lambda *a: 1 / 0)
+    bench = fuzz.Bench(small(), frozenset(), None, tmp_path)
+    assert "ZeroDivisionError" in fuzz.problem_of("cpu", bench)
+
+
+def test_other_bits_of_a_partition_are_seen(gpu, tmp_path, monkeypatch):
+    def other(program, inputs, ranges):
+        run(program, inputs, ranges[1:])
+
+    run = fuzz.inspect.run_ranges
+    monkeypatch.setattr(fuzz.inspect, "run_ranges", other)
+    bench = fuzz.Bench(small(), frozenset(), gpu, tmp_path)
+    assert "other bits" in fuzz.problem_of("slices", bench)
+
+
+def test_a_wrong_kernel_is_seen(gpu, tmp_path, monkeypatch):
+    spec = lookup("sin")
+    bench = fuzz.Bench(small(), frozenset(), gpu, tmp_path)
+    assert fuzz.problem_of("nodes", bench) == ""
+    monkeypatch.setitem(spec.__dict__, "cpu", lambda attrs, x: np.sin(x) * np.float32(1.001))
+    assert "sin" in fuzz.problem_of("nodes", fuzz.Bench(small(), frozenset(), gpu, tmp_path))
+
+
+# ---------------------------------------------------------------- what a GPU may spread
+
+
+def grouped(op="conv", value=np.nan, size=1):
+    """Two groups in a block of channels, and a value that is not finite in the first."""
+    net = Net(1, 4, 5, 5)
+    made = net.conv("x", 4, size, groups=2) if op == "conv" else net.deconv("x", 4, groups=2)
+    x = net.input()
+    x["x"][0, 0, 2, 1] = value
+    return Case(net.graph(made), x)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("op", ["conv", "deconv"])
+def test_a_neighbouring_groups_nan_is_no_failure_of_a_gpu(op, value, gpu, tmp_path):
+    bench = fuzz.Bench(grouped(op, value), frozenset(), gpu, tmp_path)
+    assert [fuzz.problem_of(check, bench) for check in fuzz.CHECKS] == [""] * len(fuzz.CHECKS)
+
+
+@pytest.mark.parametrize("check", ["gpu", "cpu"])
+def test_only_what_it_may_spread_over_is_let_go(check, tmp_path, monkeypatch):
+    """A result of the other group under the NaN may be NaN on a GPU; nothing else, nowhere else."""
+    case = grouped()
+    (right,) = fuzz.evaluate(case.graph, case.inputs)
+    bench = fuzz.Bench(case, frozenset(), None, tmp_path)
+    monkeypatch.setattr(bench, "gpu", "cpu")
+
+    def said(at, value):
+        results = {name: array.copy() for name, array in right.items()}
+        for array in results.values():
+            array[at] = value
+        monkeypatch.setattr(fuzz.Bench, "runs", lambda *_: [results])
+        return fuzz.problem_of(check, bench)
+
+    assert bool(said((0, 3, 2, 1), np.nan)) == (check == "cpu")
+    assert said((0, 3, 2, 2), np.nan)
+    assert said((0, 0, 2, 1), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [((0, 2, 2, 1), 3e4), ((0, 2, 2, 0), np.nan), ((0, 0, 2, 1), 0.0)]
+)
+def test_where_it_may_spread_a_wrong_result_is_seen(at, value, gpu, tmp_path, monkeypatch):
+    """A number that is not the right one, a NaN elsewhere, and a number in the NaN's own group."""
+
+    def other(program, place):
+        result = read(program, place)
+        result[at] = value
+        return result
+
+    bench = fuzz.Bench(grouped(), frozenset(), gpu, tmp_path)
+    read = fuzz.inspect.read_tensor
+    assert fuzz.problem_of("nodes", bench) == ""
+    monkeypatch.setattr(fuzz.inspect, "read_tensor", other)
+    assert "conv" in fuzz.problem_of("nodes", bench)
+
+
+@pytest.mark.parametrize(("groups", "fixed", "some"), [(1, 1, 0), (2, 1, 1), (0, 1, 0), (0, 0, 1)])
+def test_where_a_nan_may_spread(groups, fixed, some):
+    """Over groups that share a block of channels: not within one, and not where each lane of a
+    block is a channel of its own."""
+    net = Net(1, 4, 5, 5)
+    graph = net.graph(net.conv("x", 4, groups=groups))
+    (node,), x = graph.nodes, net.input()["x"]
+    arrays = [x, *(graph.constants[n] for n in node.inputs[1:])]
+    loose = graph if fixed else graph.with_(constants={})
+    assert may_be_nan(node, loose, arrays) is None
+    x[0, 1, 0, 2] = np.inf
+    found = may_be_nan(node, loose, arrays)
+    if some:
+        wanted = np.zeros((1, 1, 5, 5), bool)
+        wanted[0, 0, :2, 1:4] = True
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        assert found is None
+
+
+def test_weights_of_a_deconv_that_are_not_finite(gpu, tmp_path):
+    """Past the input's edges a GPU takes 0 for what is not there: NaN, in their channel alone."""
+    x, w = np.ones((1, 2, 3, 3), np.float32), np.ones((2, 4, 3, 3), np.float32)
+    w[1, 2, 0, 0] = np.inf
+    facts = {"x": cml.Fact("scalar", x.shape), "w": cml.Fact("scalar", w.shape)}
+    facts["bias"] = cml.Fact("scalar", ())
+    node = Node("deconv", ("x", "w", "bias"), ("y",), full_attrs("deconv", {}))
+    zero = {"bias": np.zeros((), np.float32)}
+    graph = infer_facts(Graph("net", ("x", "w"), ("y",), (node,), facts, zero))
+    bench = fuzz.Bench(Case(graph, {"x": x, "w": w}), frozenset(), gpu, tmp_path)
+    assert [fuzz.problem_of(check, bench) for check in fuzz.CHECKS] == [""] * len(fuzz.CHECKS)
+    found = may_be_nan(node, graph, [x, w])
+    assert found is not None and found.ravel().tolist() == [False, False, True, False]
+
+
+# ---------------------------------------------------------------- how far off is allowed
+
+
+RIGHT = np.float32([1.0, np.nan, np.inf, -np.inf, 0.0])
+
+
+def compared(got, value=RIGHT, by=1e-4):
+    moved = [value + np.float32(by), value - np.float32(by)]
+    right = fuzz.Reference([{"y": value}], [{"y": fuzz._allowed(value, moved)}])
+    return fuzz.difference([{"y": np.asarray(got)}], right)
+
+
+@pytest.mark.parametrize(
+    "got",
+    [
+        RIGHT + np.float32(1e-3),
+        np.float32([1.0, 0.0, np.inf, -np.inf, 0.0]),
+        np.float32([np.nan, np.nan, np.inf, -np.inf, 0.0]),
+        np.float32([1.0, np.nan, -np.inf, -np.inf, 0.0]),
+        np.float32([1.0, np.nan, np.inf, 3e38, 0.0]),
+        np.zeros(5, np.float32),
+        RIGHT[None],
+        RIGHT[:1],
+        RIGHT.astype(np.float64),
+    ],
+)
+def test_what_is_too_far_off_is_a_difference(got):
+    assert compared(got)
+
+
+def test_what_roundings_explain_is_none():
+    assert not compared(RIGHT) and not compared(RIGHT + np.float32(3e-4))
+    whole = np.int32([1, 2])
+    assert not compared(whole, whole, 0) and compared(whole + 1, whole, 0)
+    assert np.isnan(fuzz._allowed(whole, [np.int32([1, 3])])).tolist() == [False, True]
+    far = fuzz._allowed(np.float32([1e-3]), [np.float32([5.0])])
+    assert np.isnan(far).all(), "moved by more than its size: nothing is known of it"
+
+
+def test_results_are_moved_by_their_tolerance(rng):
+    value = np.float32([1.0, 100.0, 0.0])
+    by = np.abs(fuzz._moved(value, Tolerance(1e-3, 1e-2, "a test", 1e-3), rng) - value)
+    np.testing.assert_allclose(by, [0.111, 0.21, 0.11], 1e-3)
+    np.testing.assert_array_equal(fuzz._moved(np.int32([3]), Tolerance(1, 1, ""), rng), [3])

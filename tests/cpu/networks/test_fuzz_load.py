@@ -1,0 +1,163 @@
+"""Damaged models through everything that loading is: a graph or a CmlError, soon and small.
+
+A few seconds here. A long run:
+``CML_FUZZ=200000 python -m pytest tests/cpu/networks/test_fuzz_load.py``.
+"""
+
+import os
+import resource
+import struct
+import time
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cml_engine as cml
+from cml_engine.nnef.files.tensor_file import tensor_bytes
+from tests.fixtures.texts import HEADER, model_text, write_text
+from tests.generate import Numbers, random_call
+from tests.reference.calls import OPERATORS, literal
+
+EXAMPLES = int(os.environ.get("CML_FUZZ", "250"))
+FUZZ = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=EXAMPLES <= 1000,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+#: more than any of these models can need
+SECONDS, MEGABYTES = 10.0, 2000
+NUMBERS = [0, -1, 1, 2, 3, 7, 64, 10**6, 2**31 - 1, 2**31, -(2**31), 2**63, 0.5, -0.0, 1e-30, 1e38]
+VALUES = (
+    st.sampled_from(NUMBERS)
+    | st.booleans()
+    | st.sampled_from(["", "constant", "reflect", "aligned", "ij,jk->ik", "../x", "\u00e9"])
+    | st.lists(st.integers(-3, 9), max_size=9)
+    | st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), max_size=5)
+)
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 5, 70000, 2**31 - 1]), max_size=9)
+QUANT = (
+    '"x0": min_max_linear_quantize(min = [[0.0], [1.0]], max = 6.0, bits = 8, signed = true,\n'
+    '    symmetric = false);\n"y0": zero_point_linear_quantize(zero_point = 3, scale = [0.5, 2.0],'
+    " bits = 4, signed = false, symmetric = false);\n"
+)
+TOKENS = [*"0 1 -1 2 64 65 1e39 0.0 [ ] [[ ( ) , ; : = \" ' true x0 y0 w".split(), "\n", "\x00"]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def load(folder, fake_quantize=False):
+    """What loading gives, or None; whatever else it does is the test's failure."""
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    try:
+        graph = cml.load(folder, fake_quantize=fake_quantize)
+    except cml.CmlError as error:
+        assert str(error)
+        graph = None
+    used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert time.monotonic() - start < SECONDS and used < MEGABYTES
+    return graph
+
+
+def run(graph):
+    """Small ones run too: what is wrong with them may show only then."""
+    if graph is None or sum(f.size for f in graph.facts.values()) > 100_000:
+        return
+    if any(extent > 10_000 for f in graph.facts.values() for extent in f.shape):
+        return  # nobody can hand in [0, 2^31, 2^31], empty as it is
+    try:
+        session = cml.Session(graph, "cpu")
+        session.run({n: np.ones(f.shape) > 0 if f.dtype == "logical" else
+                     np.ones(f.shape, np.int32) for n, f in session.inputs.items()})  # fmt: skip
+    except cml.CmlError as error:
+        assert str(error)
+
+
+@FUZZ
+@given(st.data())
+def test_every_operator_with_any_attributes(tmp_path, data):
+    """A legal call with one attribute or shape replaced: the shape rules must hold."""
+    op = data.draw(st.sampled_from(OPERATORS))
+    call = random_call(op, Numbers(data.draw(st.integers(0, 30))))
+    attrs = dict(call.attrs)
+    if attrs and data.draw(st.booleans()):
+        attrs[data.draw(st.sampled_from(sorted(attrs)))] = data.draw(VALUES)
+    try:
+        count = len(call.answers())
+    except ValueError:
+        count = 1
+    text = type(call)(op, call.arrays, attrs).body(count)
+    text = model_text(text, call.inputs, head=call.head())
+    if data.draw(st.booleans()):
+        shape = data.draw(SHAPES)
+        name = data.draw(st.sampled_from(call.names))
+        old = f"shape = {list(call.inputs[name].shape)}"
+        text = text.replace(old, f"shape = {shape}", 1)
+    (tmp_path / "graph.nnef").write_text(text, encoding="utf-8")
+    run(load(tmp_path))
+
+
+@FUZZ
+@given(st.lists(st.sampled_from(OPERATORS), min_size=1, max_size=6), st.data())
+def test_chains_of_operators(tmp_path, ops, data):
+    """Calls of each other's results, with attributes of any kind."""
+    lines, names = [], ["x"]
+    for i, op in enumerate(ops):
+        call = random_call(op, Numbers(data.draw(st.integers(0, 5))))
+        tensors = [data.draw(st.sampled_from([*names, "1.0", "2"])) for _ in call.arrays]
+        body = call.body(1).replace("y0", f"t{i}", 1)
+        for name, tensor in zip(reversed(call.names), reversed(tensors), strict=True):
+            body = body.replace(name, tensor)
+        lines.append(body)
+        names.append(f"t{i}")
+    shape = literal(data.draw(st.lists(st.integers(0, 4), max_size=5)))
+    body = "\n".join([f"x = external<scalar>(shape = {shape});", *lines])
+    text = f"{HEADER}graph g(x) -> ({names[-1]})\n{{\n{body}\n}}"
+    (tmp_path / "graph.nnef").write_text(text)
+    run(load(tmp_path))
+
+
+@FUZZ
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 8), st.sampled_from(TOKENS)),
+                min_size=1, max_size=5))  # fmt: skip
+def test_quantisation_lines(tmp_path, changes):
+    folder = write_text(tmp_path, "y0 = x0 * 2.0;", {"x0": np.ones((2, 3))})
+    text = QUANT
+    for at, length, token in changes:
+        at %= len(text)
+        text = text[:at] + token + text[at + length :]
+    (folder / "graph.quant").write_text(text)
+    run(load(folder, fake_quantize=True))
+
+
+@FUZZ
+@given(st.data())
+def test_weights_of_any_bytes(tmp_path, data):
+    kind = data.draw(st.sampled_from([np.float32, np.float16, np.int32, np.uint8, np.bool_]))
+    values = np.ones((2, 3), kind)
+    model = {"x": np.ones((2, 3)), "w": np.ones((2, 3), data.draw(st.sampled_from([float, int])))}
+    folder = write_text(tmp_path, "y = x * w;" if model["w"].dtype == float else
+                        "y = gather(x, w);", model, fixed=frozenset("w"))  # fmt: skip
+    blob = bytearray(tensor_bytes(values))
+    for _ in range(data.draw(st.integers(0, 4))):
+        word = data.draw(st.integers(0, 2**32 - 1) | st.integers(0, 9))
+        struct.pack_into("<I", blob, data.draw(st.integers(0, 36)) * 4 % (len(blob) - 4), word)
+    cut = data.draw(st.integers(0, len(blob))) if data.draw(st.booleans()) else len(blob)
+    (folder / "w.dat").write_bytes(bytes(blob[:cut]))
+    if data.draw(st.booleans()):
+        line = (
+            f'"w": linear_quantize(min = {data.draw(st.sampled_from(NUMBERS))}, max = 1, bits = 8);'
+        )
+        (folder / "graph.quant").write_text(line)
+    else:
+        (folder / "graph.quant").unlink(missing_ok=True)
+    run(load(folder, fake_quantize=data.draw(st.booleans())))

@@ -1,0 +1,164 @@
+"""A game's operator in the place of one of the engine's: it is never taken for ours, whatever a
+pass knows of that name, on any backend."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.graph import Attrs
+from cml_engine.ops import load_families, lookup
+from cml_engine.passes import STAGES, optimize
+from cml_engine.passes.rules import Rule, register_rule, unregister_rule
+from cml_engine.plugins import load_file
+from cml_engine.session import CompileOptions
+from tests.fixtures.graphs import BLOCKS, Net, random_graph
+
+load_families()
+
+
+@contextmanager
+def overridden(name, kernel=None):
+    """Ours and one more: whoever computes the other shows."""
+    ours = lookup(name)
+    cpu = ours.cpu
+    assert cpu is not None
+
+    def more(attrs, *arrays):
+        results = cpu(attrs, *arrays)
+        several = not isinstance(results, np.ndarray | np.generic)
+        return [r + 1 for r in results] if several else results + 1
+
+    cml.unregister(name)
+    try:
+        made = cml.register(cml.OpSpec(name, ours.infer, cpu=more, kernel=kernel))
+        assert made.from_game
+        yield
+    finally:
+        cml.unregister(name)
+        assert lookup(name) is ours
+
+
+def some_graphs():
+    for make in BLOCKS.values():
+        net = make()
+        yield net.graph(net.nodes[-1].outputs[0]), net.input()
+    for seed in range(12):
+        yield random_graph(seed)
+    # what the others do not have
+    net = Net(1, 4, 5, 6)
+    one = net.constant(1.0)
+    padded = net.op("pad", net.op("mul", net.op("copy", "x"), one), padding=[(0, 0)] * 4)
+    turned = net.op("transpose", net.op("transpose", padded, axes=[0, 2, 3, 1]), axes=[0, 3, 1, 2])
+    still = net.op("transpose", net.op("silu", turned), axes=[0, 1, 2, 3])
+    yield net.graph(net.op("leaky_relu", still, alpha=0.1)), net.input()
+
+
+GRAPHS = list(some_graphs())
+NAMES = sorted({n.op for graph, _ in GRAPHS for n in graph.nodes} | {"sqrt", "reshape"})
+EVERY_PASS = frozenset(name for name, _, _ in STAGES if name != "infer")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_pass_takes_a_game_s_operator_for_ours(name):
+    with overridden(name):
+        for graph, inputs in GRAPHS:
+            wanted = CpuProgram(optimize(graph, EVERY_PASS)).run(inputs)
+            got = CpuProgram(optimize(graph)).run(inputs)
+            for output, value in wanted.items():
+                size = float(np.abs(value).max(initial=1.0))
+                if size < 1e4:  # what larger values round by is more than any tolerance
+                    np.testing.assert_allclose(got[output], value, 1e-3, 1e-4 * size)
+
+
+def test_the_comparison_would_show_it():
+    net = Net(1, 4)
+    graph = net.graph(net.op("neg", net.op("relu", "x")))
+    fused = optimize(graph)
+    assert len(fused.nodes) == 1
+    inputs = net.input()
+    with overridden("relu"):
+        alone = CpuProgram(graph).run(inputs)["t1"]
+        np.testing.assert_array_equal(CpuProgram(optimize(graph)).run(inputs)["t1"], alone)
+    assert not np.allclose(CpuProgram(fused).run(inputs)["t1"], alone)
+
+
+@pytest.mark.parametrize("storage", ["float", "half"])
+def test_a_convolution_and_a_chain_on_the_gpu(storage, gpu):
+    net = Net(1, 3, 6, 8)
+    h = net.op("relu", net.conv("x", 8))
+    h = net.op("add", net.op("relu", net.op("exp", net.conv(h, 8))), h)
+    graph = net.graph(net.conv(h, 3))
+    kernel = "void kernel(uint thread) { y[thread] = max(x[thread], 0.0) + 1.0; }"
+    agree_on_the_gpu("relu", kernel, graph, net.input(), gpu, CompileOptions(storage=storage), 5e-3)
+
+
+def test_a_view_on_the_gpu(gpu):
+    net = Net(4, 8)
+    parts = [net.op("exp", net.op("neg", "x")) for _ in range(2)]
+    graph = net.graph(net.op("neg", net.op("concat", *parts, axis=0)))
+    kernel = (
+        "void kernel(uint t) { value[t] = values_load(t / values0_size, t % values0_size) + 1; }"
+    )
+    agree_on_the_gpu("concat", kernel, graph, net.input(), gpu, CompileOptions(), 1e-5)
+
+
+def agree_on_the_gpu(name, source, graph, inputs, gpu, options, tolerance):
+    with overridden(name, cml.Kernel(source=source)):
+        wanted = CpuProgram(graph).run(inputs)
+        session = cml.Session(graph, gpu, options)
+        got = session.run(inputs)
+        assert name in {step.op for step in session.plan.steps}
+    for output, value in wanted.items():
+        atol = tolerance * float(np.abs(value).max())
+        np.testing.assert_allclose(got[output], value, rtol=tolerance, atol=atol)
+
+
+def test_a_session_keeps_the_operators_that_it_was_made_with(gpu):
+    net = Net(1, 4)
+    graph = net.graph(net.op("neg", net.op("relu", "x")))
+    inputs = net.input()
+    sessions = [cml.Session(graph, backend) for backend in ("cpu", gpu)]
+    wanted = [session.run(inputs)["t1"] for session in sessions]
+    with overridden("relu"):
+        for session, value in zip(sessions, wanted, strict=True):
+            np.testing.assert_array_equal(session.run(inputs)["t1"], value)
+        later = cml.Session(graph, "cpu")
+    assert not np.allclose(later.run(inputs)["t1"], wanted[0])
+
+
+def test_a_game_s_rule_meets_the_game_s_operator():
+    net = Net(2, 3)
+    graph = net.graph(net.op("relu", net.op("neg", "x")))
+    rule = register_rule(
+        Rule("abs", ("neg", "relu"), lambda m: m.node("relu", m.first.inputs, Attrs()))
+    )
+    try:
+        with overridden("relu"):
+            assert [node.op for node in optimize(graph).nodes] == ["relu"]
+    finally:
+        unregister_rule(rule)
+
+
+def test_a_file_of_operators_may_replace_one_of_the_engine_s(tmp_path):
+    ours = lookup("relu")
+    file = tmp_path / "mine.py"
+    text = """
+import cml_engine as cml
+cml.unregister("relu")
+cml.register(cml.OpSpec("relu", cml.same_as(0), cpu=lambda attrs, x: x + 1))
+"""
+    file.write_text(text)
+    try:
+        assert load_file(file) == ("relu",) and lookup("relu").from_game
+        assert load_file(file) == ("relu",)
+        file.write_text(text + "oh no")
+        with pytest.raises(cml.CmlError, match="mine.py:5"):
+            load_file(file)
+        assert lookup("relu") is ours
+    finally:
+        cml.unregister("relu") if lookup("relu") is not ours else None

@@ -1,0 +1,152 @@
+"""Random calls of every operator against its formula; Hypothesis looks for the smallest that fails.
+
+`python -m tests.prove` does thousands of them and writes docs/operators.md.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests import prove
+from tests.generate import Numbers, random_call
+from tests.reference import calls, naive
+from tests.reference.calls import OPERATORS, SIGNATURES, Call
+from tests.reference.formulas import Window, taps
+
+SMALL = settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+class Choices:
+    """Hypothesis as the one who chooses."""
+
+    def __init__(self, draw):
+        self._draw = draw
+
+    def integer(self, low, high):
+        return self._draw(st.integers(low, high))
+
+
+@st.composite
+def calls_of(draw, op):
+    return random_call(op, Choices(draw))
+
+
+def check(call, folder, backend):
+    count = len(call.answers())
+    for fixed in (False, True):
+        for verdict in call.verdicts(call.run(folder, backend, count, fixed=fixed)):
+            assert verdict.ok, f"{prove.shown(call)}: {verdict.problem}"
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_cpu(op, tmp_path):
+    SMALL(given(call=calls_of(op))(lambda call: check(call, tmp_path, "cpu")))()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPERATORS)
+def test_gpu(op, tmp_path, gpu):
+    """The same numbers in every run: what compiles new variants is bounded."""
+    for seed in range(3):
+        check(random_call(op, Numbers(seed)), tmp_path, gpu)
+
+
+def test_every_declared_call_is_right_on_the_cpu(tmp_path):
+    for op in OPERATORS:
+        for call in calls.declared_calls(op):
+            check(call, tmp_path, "cpu")
+
+
+# ---------------------------------------------------------------- the means themselves
+
+
+def test_the_formulas_windows_are_those_of_loops(rng):
+    for border in ("constant", "replicate", "reflect", "reflect-even", "ignore"):
+        for _ in range(20):
+            x = rng.standard_normal(rng.integers(1, 6, 2))
+            size, dilation = rng.integers(1, 4, 2).tolist(), rng.integers(1, 3, 2).tolist()
+            stride = rng.integers(1, 3, 2).tolist()
+            padding = [] if rng.random() < 0.5 else [(5, 4), (4, 6)]
+            window = {"padding": padding, "stride": stride, "dilation": dilation}
+            got = taps(x, Window(x.shape, size, **window), border)
+            for index, values in naive.windows(x, size, border, **window):
+                right = [np.nan if v is None else v for v in values]
+                assert np.array_equal(got[index], right, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_a_wrong_answer_is_noticed(op):
+    """Of one value, by a thousandth: or, of a whole or logical one, by the least step. Nor does an
+    answer pass that broadcasts, that is zero, or that has a NaN."""
+    for seed in range(50):
+        call = random_call(op, Numbers(seed))
+        right = call.answers()
+        first = right[0]
+        if first.size and np.isfinite(first).all():
+            break
+    wrong = np.array(first)
+    at = np.unravel_index(np.abs(first).argmax(), first.shape)
+    if first.dtype == np.bool_:
+        wrong[at] = ~wrong[at]
+    elif first.dtype == np.int32:
+        wrong[at] += 1
+    else:
+        wrong[at] += 1e-3 * max(1, abs(wrong[at]))
+    assert all(v.ok for v in call.verdicts(right))
+    bad = [wrong, first[None], first.astype(np.complex64)]
+    if first.any():
+        bad.append(np.zeros_like(first))
+    if first.dtype.kind == "f":
+        bad.append(np.where(np.arange(first.size).reshape(first.shape) == 0, np.nan, first))
+    for other in bad:
+        assert not all(v.ok for v in call.verdicts([other, *right[1:]]))
+
+
+STEP = np.float32(0.1)
+AT_STEPS = {
+    "mod": ((np.float32([0.3, 0.25]), STEP), {}, ([0.0, 0.05], [0.1, 0.05]), [0.0, 0.15]),
+    "zero_point_linear_quantize": (
+        (np.float32([0.25, 0.27]), np.int32(0), STEP),
+        {"bits": 8, "signed": True, "symmetric": False},
+        ([0.2, 0.3], [0.3, 0.3]), [0.3, 0.2],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", AT_STEPS)
+def test_either_side_of_a_step_is_right_and_only_there(op):
+    arrays, attrs, right, wrong = AT_STEPS[op]
+    call = Call(op, tuple(np.asarray(a) for a in arrays), attrs)
+    for values in right:
+        assert all(v.ok for v in call.verdicts([np.float32(values)]))
+    between, there = np.mean([side[0] for side in right]), right[0][1]
+    for values in (wrong, [between, there], [np.nan, there]):
+        assert not all(v.ok for v in call.verdicts([np.float32(values)]))
+
+
+def test_a_broken_formula_makes_the_proof_fail(tmp_path, monkeypatch):
+    monkeypatch.setitem(calls.FORMULAS, "relu", lambda x: [np.maximum(x, 0.01)])
+    tally = prove.prove("relu", 3, "cpu", tmp_path)
+    assert tally.wrong and "relu" in tally.wrong[0] and tally.worst > 1
+
+
+def test_an_error_is_a_wrong_answer(tmp_path, monkeypatch):
+    bad = Call("relu", (np.zeros(2, np.int32),))
+    monkeypatch.setattr(prove, "calls_of", lambda op, count: [bad])
+    assert "wants tensor<scalar>" in prove.prove("relu", 1, "cpu", tmp_path).wrong[0]
+
+
+def test_the_document_is_of_these_operators():
+    text = prove.DOCUMENT.read_text()
+    assert ": 0 wrong answers." in text
+    rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert rows == list(SIGNATURES)
+    cases = [int(line.split("|")[3]) for line in text.splitlines() if line.startswith("| `")]
+    assert sum(cases) >= 3000 and min(cases) >= 20

@@ -1,0 +1,143 @@
+"""Products cut into blocks that our own threads take: the same numbers, and no spinning threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cml_engine.loading import load
+from cml_engine.ops.common import blas
+from cml_engine.ops.common.blas import multiply, one_thread, openblas
+from cml_engine.session import Session, random_inputs
+
+MODEL = Path(__file__).parents[3] / "demo_game" / "models" / "upres.nnef"
+
+SHAPES = [
+    ((3, 4), (4, 5)), ((700, 300), (300, 90)), ((64, 500), (500, 3000)), ((1, 9000), (9000, 1100)),
+    ((36, 300, 64), (36, 64, 64)), ((1, 40, 64), (500, 64, 64)), ((5, 1 << 16), (1 << 16, 64)),
+    ((2, 3, 90, 80), (1, 3, 80, 300)), ((0, 4), (4, 5)), ((4, 0), (0, 5)), ((2, 0, 4), (2, 4, 3)),
+]  # fmt: skip
+
+
+@pytest.fixture(params=["few", "many"])
+def blocks(request, monkeypatch):
+    """Blocks of the usual size, and small ones, so that every shape is cut."""
+    if request.param == "many":
+        monkeypatch.setattr(blas, "_BLOCK", 1 << 12)
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("given", ["out", "strided", "none"])
+def test_a_product_in_blocks_is_the_product(blocks, rng, shapes, given):
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    wanted = a.astype(np.float64) @ b.astype(np.float64)
+    out = None
+    if given == "out":
+        out = np.full(wanted.shape, np.nan, np.float32)
+    elif given == "strided":
+        a, b = np.asfortranarray(a), b[..., ::-1]
+        wanted = wanted[..., ::-1]
+        out = np.full((*wanted.shape[:-1], wanted.shape[-1] + 3), np.nan, np.float32)[..., 1:-2]
+    found = multiply(a, b, out)
+    assert out is None or found is out
+    assert found.dtype == np.float32 and found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-3)
+
+
+def test_the_number_of_threads_changes_no_bit(rng, monkeypatch):
+    a = rng.standard_normal((300, 700)).astype(np.float32)
+    b = rng.standard_normal((700, 900)).astype(np.float32)
+    monkeypatch.setattr(blas, "_BLOCK", 1 << 16)
+    found = []
+    for cores in (1, 2, 7):
+        monkeypatch.setattr(blas, "_cores", lambda cores=cores: cores)
+        found.append(multiply(a, b))
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_an_error_in_a_block_is_the_product_s():
+    def fails():
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        blas._share([lambda: None, fails, lambda: None])
+
+
+def test_what_overflows_warns_of_nothing():
+    huge = np.full((1200, 1200), 1e30, np.float32)
+    with np.errstate(all="ignore"):
+        assert np.isinf(multiply(huge, huge)).all()
+
+
+needs_openblas = pytest.mark.skipif(openblas() is None, reason="NumPy has another BLAS")
+
+
+@needs_openblas
+def test_a_run_has_blas_on_one_thread_and_gives_it_back():
+    before = openblas().threads
+    seen = []
+    session = Session(load(MODEL), "cpu")
+    inputs = random_inputs(session.inputs)
+    session.program.run(inputs, lambda *_: seen.append(openblas().threads))
+    assert set(seen) == {1} and openblas().threads == before
+
+
+@needs_openblas
+def test_runs_of_several_threads_give_it_back_at_the_last_one_s_end():
+    before, inside, leave = openblas().threads, threading.Barrier(2), threading.Event()
+
+    def work():
+        with one_thread():
+            inside.wait(10)
+            leave.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with one_thread():
+        inside.wait(10)
+    assert openblas().threads == 1
+    leave.set()
+    thread.join(10)
+    assert openblas().threads == before
+
+
+def cpu_seconds(run):
+    """CPU time of the whole process: threads that spin count."""
+    best = []
+    for _ in range(3):
+        start = time.process_time()
+        run()
+        best.append(time.process_time() - start)
+    return min(best)
+
+
+@needs_openblas
+def test_busy_processes_do_not_make_it_spin():
+    """With BLAS's own threads this is some ten times as much."""
+    session = Session(load(MODEL), "cpu")
+    inputs = random_inputs(session.inputs)
+    matrix = np.ones((700, 700), np.float32)
+
+    def run():
+        session.run(inputs)
+        for _ in range(10):
+            multiply(matrix, matrix)
+
+    run()
+    quiet = cpu_seconds(run)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        time.sleep(0.3)
+        beside = cpu_seconds(run)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert beside < 3 * quiet + 0.05

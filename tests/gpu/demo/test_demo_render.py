@@ -1,0 +1,367 @@
+"""The demo game's renderer, on tiles made in NumPy (``tests/fixtures/landscape.py``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import wgpu
+from PIL import Image
+
+import cml_engine as cml
+from demo_game.render.camera import Camera
+from demo_game.render.mesh import grid
+from demo_game.render.pace import EFFORTS, Effort
+from demo_game.render.quality import SOFTWARE, Quality
+from demo_game.render.renderer import Renderer, VisibleTile
+from demo_game.render.shapes import shapes
+from demo_game.world.noise import height
+from demo_game.world.quadtree import Detail
+from demo_game.world.tile import CELLS, FINE, PAINTED, TileId
+from tests.fixtures.landscape import Landscape, Made, make
+
+SEED = 7
+WIDTH, HEIGHT = 192, 108
+SMALL = replace(SOFTWARE, width=WIDTH, height=HEIGHT, slots=160)
+SRGB = "rgba8unorm-srgb"
+GOLDEN = Path(__file__).parents[2] / "golden" / "demo_coast.png"
+EYE = (-11520.0, 1186.0, -5886.0)
+#: few tiles, of several levels
+COARSE = Detail(finest=2, coarsest=5, split=1.1, view_m=6000.0)
+
+
+class Screen:
+    """A renderer with a texture to draw to."""
+
+    def __init__(self, gpu: cml.Gpu, quality: Quality = SMALL, form: str = SRGB) -> None:
+        self.gpu, self.renderer = gpu, Renderer(gpu, form, quality)
+        self.target = gpu.device.create_texture(
+            size=(quality.width, quality.height, 1),
+            format=form,
+            usage=wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC,
+        )
+        self.view = self.target.create_view()
+
+    def picture(self, camera: Camera, visible: list[VisibleTile], time_s: float = 0.0) -> Any:
+        """(height, width, 3) of bytes."""
+        encoder = self.gpu.device.create_command_encoder()
+        self.stats = self.renderer.draw(encoder, self.view, camera, visible, time_s)
+        self.gpu.queue.submit([encoder.finish()])
+        width, height, _ = self.target.size
+        data = self.gpu.queue.read_texture(
+            {"texture": self.target}, {"bytes_per_row": 4 * width}, (width, height, 1)
+        )
+        return np.frombuffer(data, np.uint8).reshape(height, width, 4)[..., :3].astype(int)
+
+
+@pytest.fixture
+def screen(gpu: cml.Gpu) -> Iterator[Screen]:
+    made = Screen(gpu)
+    yield made
+    made.renderer.close()
+
+
+def coast(screen: Screen) -> tuple[Camera, list[VisibleTile]]:
+    """Mountains, forest and sea in one picture."""
+    land = Landscape(screen.gpu, screen.renderer, SEED)
+    camera = screen.renderer.camera(EYE, 2.15, -0.13)
+    return camera, land.visible(land.complete(EYE, COARSE), COARSE, camera)
+
+
+def red(tile: TileId, seed: int) -> Made:
+    """Mountains high above the sea, all of them red and evenly lit."""
+    first_x, first_z = tile.first_cell
+    k = np.arange(FINE, dtype=np.int32) - 4
+    gz, gx = np.meshgrid(k + first_z, k + first_x, indexing="ij")
+    shading = np.full((FINE, FINE, 4), 255, np.uint8)
+    shading[..., :2] = 128
+    texels = np.zeros((PAINTED, PAINTED, 4), np.uint8)
+    texels[..., 0] = 255
+    heights = 3000 + height(gx, gz, tile.level, seed).astype(np.float32)
+    return Made(heights, shading, texels, np.zeros((1024, 4), np.float32), np.zeros(4, np.uint32))
+
+
+def is_land(picture: Any) -> Any:
+    """Where the red land is; the air and what is behind it are blue."""
+    return picture[..., 0] > picture[..., 2] + 40
+
+
+def test_all_of_the_picture_is_drawn(screen: Screen) -> None:
+    camera, visible = coast(screen)
+    picture = screen.picture(camera, visible)
+    magenta = (picture[..., 0] > 240) & (picture[..., 2] > 240) & (picture[..., 1] < 30)
+    assert not magenta.any()
+    sky, land = picture[: HEIGHT // 5].mean((0, 1)), picture[HEIGHT // 2 :]
+    assert sky[2] > sky[0] + 15
+    assert (land[..., 1] > land[..., 2] + 10).mean() > 0.3
+    assert screen.stats.tiles == len(visible) > 10
+    assert screen.stats.triangles == len(visible) * len(grid(SMALL.mesh_step)[1])
+
+
+def test_the_same_frame_gives_the_same_picture(screen: Screen) -> None:
+    camera, visible = coast(screen)
+    first = screen.picture(camera, visible)
+    assert (first == screen.picture(camera, visible[::-1])).all()
+    assert (first != screen.picture(camera, visible, 40.0)).any(), "clouds and waves move"
+
+
+def test_picture_is_the_golden_one(screen: Screen) -> None:
+    if "llvmpipe" not in str(screen.gpu.info.get("device")):
+        pytest.skip("the golden picture was drawn by llvmpipe")
+    camera, visible = coast(screen)
+    assert is_golden(screen.picture(camera, visible))
+
+
+def is_golden(picture: np.ndarray[Any, Any]) -> bool:
+    """Whether it shows the same: drivers blend and round in ways of their own."""
+    golden = np.asarray(Image.open(GOLDEN).convert("RGB"), int)
+    if picture.shape != golden.shape:
+        return False
+    away = np.abs(picture.astype(int) - golden)
+    return bool(away.mean() < 1.0 and (away.max(-1) > 16).mean() < 0.01)
+
+
+def test_another_picture_is_not_the_golden_one() -> None:
+    golden = np.asarray(Image.open(GOLDEN).convert("RGB"), int)
+    rounded = golden + np.indices(golden.shape).sum(0) % 2
+    assert is_golden(golden) and is_golden(rounded)
+    spot = golden.copy()
+    rows, columns = (extent // 8 for extent in spot.shape[:2])
+    spot[:rows, :columns] += 30
+    for wrong in (golden[..., ::-1], np.roll(golden, 4, 1), golden[::-1], golden + 3, spot,
+                  np.zeros_like(golden), golden[:1], golden[..., :1]):  # fmt: skip
+        assert not is_golden(wrong)
+
+
+def test_a_target_without_gamma_shows_the_same(gpu: cml.Gpu, screen: Screen) -> None:
+    linear = Screen(gpu, form="rgba8unorm")
+    pictures = [shown.picture(*coast(shown)) for shown in (screen, linear)]
+    linear.renderer.close()
+    away = np.abs(pictures[0] - pictures[1])
+    assert np.percentile(away, 99) <= 4
+
+
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("tilt", [-0.5, -1.2])
+def test_no_holes_between_levels(gpu: cml.Gpu, step: int, tilt: float) -> None:
+    """From above, there is land everywhere, whatever level lies beside whatever other."""
+    screen = Screen(gpu, replace(SMALL, mesh_step=step))
+    land = Landscape(gpu, screen.renderer, SEED, red)
+    eye = (-9230.0, 4300.0, -5176.0)
+    detail = Detail(finest=1, coarsest=5, split=1.1, view_m=4000.0)
+    camera = screen.renderer.camera(eye, 0.4, tilt - 0.3)
+    draw = land.complete(eye, detail)
+    for fade in (0.0, 0.5):
+        visible = [replace(v, fade=fade) for v in land.visible(draw, detail, camera)]
+        picture = screen.picture(camera, visible)
+        assert len({v.tile.level for v in visible}) >= 2
+        assert is_land(picture).all()
+    # a missing tile would be seen
+    assert not is_land(screen.picture(camera, visible[::2])).all()
+    screen.renderer.close()
+
+
+def test_a_skirt_hides_a_step_between_neighbours(screen: Screen) -> None:
+    """Two plains, one 25 m higher: from the lower one no gap is seen under the other's edge."""
+    low, high = TileId(2, 0, 1), TileId(2, 0, 0)
+
+    def plain(tile: TileId, seed: int) -> Made:
+        return replace(
+            red(tile, seed),
+            height=np.full((FINE, FINE), 125.0 if tile == high else 100.0, np.float32),
+        )
+
+    land = Landscape(screen.gpu, screen.renderer, SEED, plain)
+    land.add([low, high])
+    (x, z), span = low.origin, low.span_m
+    camera = screen.renderer.camera((x + span / 2, 160.0, z + span * 0.3), 0.0, -0.2)
+    visible = [VisibleTile(t, s, s, math.inf, math.inf) for t, s in land.slots.items()]
+    seen = is_land(screen.picture(camera, visible))[:, WIDTH // 2 - 10 : WIDTH // 2 + 10]
+    assert seen.any() and not seen.all()
+    assert (np.maximum.accumulate(seen, 0) == seen).all(), "below land there is land"
+
+
+def test_a_tile_that_has_just_come_has_its_parents_shape(screen: Screen) -> None:
+    parent = TileId(3, -3, -2)
+    land = Landscape(screen.gpu, screen.renderer, SEED, red)
+    land.add([parent, *parent.children])
+    (x, z), span = parent.origin, parent.span_m
+    camera = screen.renderer.camera((x + span / 2, 4200.0, z + span * 1.2), 0.0, -0.35)
+
+    def children(fade: float) -> list[VisibleTile]:
+        at = land.slots
+        return [
+            VisibleTile(t, at[t], at[parent], math.inf, math.inf, fade) for t in parent.children
+        ]
+
+    slot = land.slots[parent]
+    alone = is_land(screen.picture(camera, [VisibleTile(parent, slot, slot, math.inf, math.inf)]))
+    assert 0.1 < alone.mean() < 0.9
+    assert (is_land(screen.picture(camera, children(1.0))) == alone).all()
+    assert (is_land(screen.picture(camera, children(0.0))) != alone).any()
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 7])
+def test_moved_vertices_lie_on_the_coarser_mesh(step: int, rng: np.random.Generator) -> None:
+    vertices, triangles = grid(step)
+    coarse = rng.random((CELLS + 1, CELLS + 1))
+    cells = vertices[:, :2].astype(int)
+    lower, upper = vertices[:, 4:6].astype(int), vertices[:, 6:8].astype(int)
+    moved = (coarse[lower[:, 1], lower[:, 0]] + coarse[upper[:, 1], upper[:, 0]]) / 2
+    for (x, z), found in zip(cells, moved, strict=True):
+        square = np.array([x, z]) / 2 / step
+        corner = np.minimum(square.astype(int), CELLS // step - 1)
+        fx, fz = square - corner
+        i, j = corner * step
+        a, d = coarse[j, i], coarse[j + step, i + step]
+        if fz > fx:
+            c = coarse[j + step, i]
+            wanted = a + (c - a) * fz + (d - c) * fx
+        else:
+            b = coarse[j, i + step]
+            wanted = a + (b - a) * fx + (d - b) * fz
+        assert found == pytest.approx(wanted)
+    assert len(triangles) == 2 * (CELLS // step) ** 2 + 8 * (CELLS // step)
+    with pytest.raises(ValueError, match="wanted a divisor of 28, got 3"):
+        grid(3)
+
+
+def test_plants_stand_on_the_land(screen: Screen) -> None:
+    tile = TileId(0, -42, -24)
+    land = Landscape(screen.gpu, screen.renderer, SEED, make)
+    land.add([tile])
+    made, slot = make(tile, SEED), land.slots[tile]
+    (x, z), span = tile.origin, tile.span_m
+    ground = float(made.height[4 + CELLS // 2, 4 + CELLS // 2])
+    camera = screen.renderer.camera((x + span / 2, ground + 60, z + span * 0.9), 0.0, -0.5)
+    visible = [VisibleTile(tile, slot, slot, math.inf, math.inf)]
+    with_plants = screen.picture(camera, visible)
+    assert made.draw[1] > 50, "the test's tile should be wooded"
+    assert screen.stats.planted_tiles == 1
+    screen.renderer.tiles.plants.draws.write(np.zeros(4, np.uint32), 16 * slot)
+    bare = screen.picture(camera, visible)
+    covered = np.abs(with_plants - bare).max(-1) > 8
+    assert 0.01 < covered.mean() < 0.6
+    assert with_plants[covered].mean() < bare[covered].mean(), "firs are darker than grass"
+
+
+def test_far_from_the_origin_nothing_is_lost(screen: Screen) -> None:
+    """The same land, once at the origin and once 11 000 km away."""
+    pictures = []
+    for x in (0, 49152):
+        here = TileId(0, x, 0)
+
+        def same(tile: TileId, seed: int) -> Made:
+            return red(TileId(0, 0, 0), seed)
+
+        land = Landscape(screen.gpu, screen.renderer, SEED, same)
+        land.add([here])
+        slot = land.slots[here]
+        eye = (here.origin[0] + 100.5, 3300.0, 300.25)
+        camera = screen.renderer.camera(eye, 0.0, -0.8)
+        pictures.append(screen.picture(camera, [VisibleTile(here, slot, slot, math.inf, math.inf)]))
+    assert is_land(pictures[0]).mean() > 0.05
+    assert (pictures[0] == pictures[1]).all()
+
+
+def test_slots_are_accounted_for(screen: Screen) -> None:
+    pool = screen.renderer.tiles
+    taken = [pool.acquire() for _ in range(pool.slots)]
+    assert sorted(slot for slot in taken if slot is not None) == list(range(pool.slots))
+    assert pool.acquire() is None and pool.free_slots == 0
+    pool.release(3)
+    assert pool.acquire() == 3
+    with pytest.raises(cml.InputError, match="slot 999 is released, but was not acquired"):
+        pool.release(999)
+    pool.release(5)
+    with pytest.raises(cml.InputError, match="slot 5 is released, but was not acquired"):
+        pool.release(5)
+
+
+def test_a_tensor_of_another_size_is_refused(screen: Screen) -> None:
+    made = screen.gpu.memory.allocate(
+        4 * FINE * FINE, wgpu.BufferUsage.COPY_SRC, owner="test", category="output"
+    )
+    encoder = screen.gpu.device.create_command_encoder()
+    with pytest.raises(cml.InputError, match="'texels' of a tile: wanted 65536 bytes, got 16384"):
+        screen.renderer.tiles.fill(encoder, 0, height=made, shading=made, texels=made)
+    made.free()
+
+
+def test_memory_has_owners_and_goes_back(gpu: cml.Gpu) -> None:
+    before = gpu.memory.held_bytes
+    screen = Screen(gpu)
+    held = gpu.memory.held_bytes
+    owners = {owner for owner, _ in gpu.memory.stats().holdings}
+    assert {"terrain", "plants", "picture", "patterns"} <= owners
+    per_slot = 2 * 4 * FINE * FINE + 4 * PAINTED * PAINTED + 16 * 1024
+    assert held - before > SMALL.slots * per_slot
+    screen.renderer.resize(64, 64)
+    assert gpu.memory.held_bytes == held - 4 * (WIDTH * HEIGHT - 64 * 64)
+    screen.renderer.close()
+    assert gpu.memory.held_bytes == before
+
+
+def test_rays_and_projection_agree() -> None:
+    camera = Camera((5.0, 6.0, 7.0), 0.7, -0.3)
+    rays = camera.rays(400, 300)
+    for x, y in ((0, 0), (400, 0), (123, 77), (200, 150)):
+        ray = rays[0] + x * rays[1] + y * rays[2]
+        clip = camera.view_projection @ np.append(ray * 50, 1)
+        at = clip[:2] / clip[3]
+        assert at == pytest.approx([2 * x / 400 - 1, 1 - 2 * y / 300])
+        assert clip[2] / clip[3] == pytest.approx(camera.near / 50)
+    assert camera.axes @ camera.axes.T == pytest.approx(np.eye(3))
+
+
+def test_camera_sees_what_is_in_front() -> None:
+    north = Camera((1e6, 100.0, -1e6), 0.0, 0.0, far=1000.0)
+    assert north.sees((1e6 - 5, 90.0, -1e6 - 60), (1e6 + 5, 110.0, -1e6 - 50))
+    assert not north.sees((1e6 - 5, 90.0, -1e6 + 50), (1e6 + 5, 110.0, -1e6 + 60))
+    assert not north.sees((1e6 - 5, 90.0, -1e6 - 1e4), (1e6 + 5, 110.0, -1e6 - 2000))
+    assert not north.sees((1e6 + 200, 90.0, -1e6 - 60), (1e6 + 210, 110.0, -1e6 - 50))
+    assert north.sees((1e6 - 500, 0.0, -1e6 - 500), (1e6 + 500, 200.0, -1e6 + 500)), "around it"
+
+
+@pytest.mark.parametrize("vertices", [12, 36])
+def test_shapes_have_radius_and_height_1(vertices: int) -> None:
+    made = shapes(vertices)
+    assert made.shape == (vertices, 6)
+    for part in (made[:, :3], made[:, 3:]):
+        assert np.hypot(part[:, 0], part[:, 2]).max() == pytest.approx(1)
+        assert part[:, 1].max() == 1 and part[:, 1].min() >= 0
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (37, 2), (WIDTH, HEIGHT)])
+@pytest.mark.parametrize("effort", [EFFORTS[0], EFFORTS[-1]])
+def test_a_target_of_any_size_is_filled(
+    gpu: cml.Gpu, size: tuple[int, int], effort: Effort
+) -> None:
+    width, height = size
+    screen = Screen(gpu, replace(SMALL, width=width, height=height))
+    camera, visible = coast(screen)
+    while screen.renderer.effort != effort:  # its pipeline may still be on its way
+        screen.renderer.effort = effort
+    screen.renderer.resize(width, height)
+    picture = screen.picture(camera, visible)
+    assert picture.shape == (height, width, 3) and (picture.sum(-1) > 0).all()
+    screen.renderer.close()
+
+
+def test_a_smaller_picture_is_the_same_one_but_less_sharp(screen: Screen) -> None:
+    camera, visible = coast(screen)
+    sharp = screen.picture(camera, visible)
+    while screen.renderer.effort != EFFORTS[4]:
+        screen.renderer.effort = EFFORTS[4]
+    assert screen.renderer.inner_size == (round(0.52 * WIDTH), round(0.52 * HEIGHT))
+    soft = screen.picture(camera, visible)
+    away = np.abs(sharp - soft)
+    assert 0.5 < away.mean() < 8.0
+    # not shifted: what is wider than its pixels lies where it did
+    blocks = [p.reshape(9, 12, 16, 12, 3).mean((1, 3)) for p in (sharp, soft)]
+    assert np.abs(blocks[0] - blocks[1]).mean() < 2.5

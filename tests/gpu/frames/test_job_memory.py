@@ -1,0 +1,285 @@
+"""What jobs take and leave on a real device: inputs checked and kept, outputs waited for, nothing
+left behind."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.graph import Fact
+from scheduler import FrameScheduler
+from tests.gpu.frames.test_frame_scheduler import conv_net
+from tests.gpu.sessions.test_faults import Host, open_device, under_way
+
+SHAPE = (1, 8, 24, 24)
+OUTPUT = 4 * 8 * 24 * 24
+
+
+@pytest.fixture
+def image(rng):
+    return rng.standard_normal(SHAPE).astype(np.float32)
+
+
+@pytest.fixture
+def own_gpu():
+    """A device whose budget a test may change."""
+    return cml.Gpu(device=open_device())
+
+
+def done(host, *jobs):
+    host.until(lambda: all(job.ended for job in jobs))
+    assert [job.error for job in jobs] == [""] * len(jobs)
+
+
+# --- refused at submit
+
+
+def test_what_cannot_run_here_is_refused_at_submit(gpu, own_gpu, image):
+    here, there = cml.Session(conv_net(), gpu), cml.Session(conv_net(), own_gpu)
+    host, other = Host(gpu), Host(own_gpu, budget_ms=50.0)
+    elsewhere = other.scheduler.submit(there, {"x": image})
+    done(other, elsewhere)
+    maker = host.scheduler.submit(here, {"x": image})
+    wider = cml.Session(conv_net(size=16), gpu)
+    wrong = {
+        "another cml.Gpu": (there, {"x": image}),
+        "runs on another device": (here, {"x": elsewhere.output("y")}),
+        "GPU tensor of another device": (here, {"x": elsewhere.tensor("y")}),
+        "has no output 'z'; it has y": (here, {"x": maker.output("z")}),
+        "unknown input 'z'": (here, {"z": maker.output("y")}),
+        "wanted scalar.1,8,16,16.*got a GPU tensor scalar.1,8,24,24": (
+            wider, {"x": maker.output("y")},
+        ),
+        "no input 'nope'": (here.program, {"nope": image}),
+        "got a array|got an array|got a.* array scalar.8,24,24": (here.program, {"x": image[0]}),
+        "wanted scalar": (here, {"x": image.astype(bool)}),
+        "is missing": (here, {}),
+        "on a GPU; one on the CPU": (cml.Session(conv_net(), "cpu"), {"x": image}),
+    }  # fmt: skip
+    for says, (session, inputs) in wrong.items():
+        with pytest.raises(cml.InputError, match=says):
+            host.scheduler.submit(session, inputs)
+    assert host.scheduler.jobs == [maker]
+    done(host, maker)
+    with pytest.raises(cml.InputError, match="no output 'z': there is y"):
+        maker.tensor("z")
+
+
+# --- what is given may change or go
+
+
+def test_an_array_is_taken_as_it_was_at_submit(gpu, image):
+    session = cml.Session(conv_net(), gpu)
+    wanted = session.run({"x": image})["y"]
+    host = Host(gpu)
+    given = [image.copy(), np.asfortranarray(image)]
+    jobs = [host.scheduler.submit(session, {"x": array}) for array in given]
+    for array in given:
+        array[:] = np.nan
+    for result in host.finish(*jobs):
+        np.testing.assert_array_equal(result, wanted)
+
+
+@pytest.mark.parametrize("kind", ["output", "tensor"])
+def test_a_released_input_stays_for_the_job_that_waits_for_it(gpu, image, kind):
+    first, second = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two", seed=1), gpu)
+    wanted = second.run({"x": first.run({"x": image})["y"]})["y"]
+    host = Host(gpu)
+    maker = host.scheduler.submit(first, {"x": image})
+    done(host, maker)
+    busy = host.scheduler.submit(second, {"x": image})
+    under_way(host, busy)
+    taker = host.scheduler.submit(second, {"x": getattr(maker, kind)("y")})
+    held = gpu.memory.held_bytes
+    maker.release()
+    others = [host.scheduler.submit(first, {"x": -image}) for _ in range(3)]
+    np.testing.assert_array_equal(host.finish(taker, *others)[0], wanted)
+    for job in (*others, busy, taker):
+        job.release()
+    host.frame()
+    assert gpu.memory.held_bytes < held
+
+
+def test_an_output_that_was_released_before_fails_the_job_alone(gpu, image):
+    session, other = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two"), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    maker = host.scheduler.submit(session, {"x": image})
+    done(host, maker)
+    given = maker.output("y")
+    maker.release()
+    taker = host.scheduler.submit(session, {"x": given})
+    beside = host.scheduler.submit(other, {"x": image})
+    done(host, beside)
+    host.until(lambda: taker.ended)
+    assert taker.state == "failed" and "released" in taker.error
+
+
+def test_a_tensor_that_was_released_before_is_refused_at_once(gpu, image):
+    session = cml.Session(conv_net("one"), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    maker = host.scheduler.submit(session, {"x": image})
+    done(host, maker)
+    given = maker.tensor("y")
+    maker.release()
+    with pytest.raises(cml.InputError, match="input 'x': the GPU tensor's memory was released"):
+        host.scheduler.submit(session, {"x": given})
+    assert host.scheduler.jobs == []
+
+
+def test_a_tensor_keeps_its_memory_while_somebody_has_it(gpu, image):
+    session = cml.Session(conv_net(layers=1), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    job = host.scheduler.submit(session, {"x": image})
+    done(host, job)
+    tensor, held = job.tensor("y"), gpu.memory.held_bytes
+    del job
+    gc.collect()
+    host.frame()
+    assert gpu.memory.held_bytes == held and tensor.fact == Fact("scalar", SHAPE)
+    del tensor
+    gc.collect()
+    host.frame()
+    assert gpu.memory.held_bytes == held - OUTPUT
+
+
+def test_a_recurrent_network_holds_two_runs_outputs_at_most(gpu, image):
+    session = cml.Session(conv_net(layers=1), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    gc.collect()
+    before = gpu.memory.held_bytes
+    job = host.scheduler.submit(session, {"x": image})
+    for _ in range(8):
+        job = host.scheduler.submit(session, {"x": job.output("y")})
+        done(host, job)
+        host.frame()
+    gc.collect()
+    assert gpu.memory.held_bytes - before <= 2 * OUTPUT
+
+
+# --- nothing is left behind
+
+
+@pytest.mark.parametrize("frames", [0, 1, 2, 3, 4])
+def test_a_scheduler_dropped_in_a_readback_leaves_nothing(own_gpu, image, frames):
+    """Whether the copy was only encoded, is asked for, or has arrived; and the next who gets the
+    buffer can use it."""
+    session = cml.Session(conv_net(layers=1), own_gpu)
+    wanted = session.run({"x": image})["y"]
+    gc.collect()
+    before = own_gpu.memory.held_bytes
+    for _ in range(3):
+        host = Host(own_gpu, budget_ms=50.0)
+        job = host.scheduler.submit(session, {"x": image})
+        job.read("y")
+        host.until(lambda job=job: job.ended)
+        for _ in range(frames):
+            host.frame()
+        del host, job
+        gc.collect()
+        assert own_gpu.memory.held_bytes == before
+    host = Host(own_gpu, budget_ms=50.0)
+    (result,) = host.finish(host.scheduler.submit(session, {"x": image}))
+    np.testing.assert_array_equal(result, wanted)
+
+
+def test_a_frame_timer_dropped_with_times_on_their_way_leaves_nothing(own_gpu):
+    gc.collect()
+    before = own_gpu.memory.held_bytes
+    for _ in range(3):
+        timer = own_gpu.frame_timer(("pass",))
+        for _ in range(3):
+            encoder = own_gpu.device.create_command_encoder()
+            encoder.begin_compute_pass(timestamp_writes=timer.writes("pass")).end()
+            timer.resolve(encoder)
+            own_gpu.queue.submit([encoder.finish()])
+            timer.end_frame()
+        del timer
+        gc.collect()
+        assert own_gpu.memory.held_bytes == before
+
+
+# --- memory for outputs
+
+
+def whole_budget(gpu, more):
+    """Only so much more than is reserved now."""
+    gpu.memory._trim()
+    gpu.memory.budget_bytes = gpu.memory.reserved_bytes + more
+
+
+def test_a_job_waits_for_the_memory_of_its_outputs(own_gpu):
+    """It is there once another job's outputs are released, which the host does when it has read
+    them."""
+    size = 128
+    session = cml.Session(conv_net(layers=1, size=size), own_gpu)
+    nbytes = 4 * 8 * size * size
+    image = np.ones((1, 8, size, size), np.float32)
+    host = Host(own_gpu, budget_ms=50.0)
+    first, beside = (host.scheduler.submit(session, {"x": image}) for _ in range(2))
+    done(host, first, beside)  # which fill a heap
+    whole_budget(own_gpu, nbytes // 2)
+    second = host.scheduler.submit(session, {"x": image})
+    for _ in range(20):
+        host.frame()
+    assert second.state == "queued" and "memory for its outputs" in second.waiting_for
+    assert "memory for its outputs" in host.scheduler.describe()
+    first.release()
+    done(host, second)
+
+
+def test_outputs_that_can_never_fit_fail_their_job(own_gpu):
+    """No job has any, so nothing will come."""
+    size = 128
+    session = cml.Session(conv_net(layers=1, size=size), own_gpu)
+    host = Host(own_gpu, budget_ms=50.0)
+    whole_budget(own_gpu, 1000)
+    job = host.scheduler.submit(session, {"x": np.ones((1, 8, size, size), np.float32)})
+    host.until(lambda: job.ended, limit=50)
+    assert job.state == "failed" and "for output" in job.error
+
+
+def test_a_network_waits_for_the_memory_that_outputs_hold(own_gpu):
+    size = 128
+    image = np.ones((1, 8, size, size), np.float32)
+    first = cml.Session(conv_net("one", layers=1, size=size), own_gpu)
+    host = Host(own_gpu, budget_ms=50.0)
+    maker = host.scheduler.submit(first, {"x": image})
+    others = [host.scheduler.submit(first, {"x": image}) for _ in range(3)]
+    done(host, maker, *others)
+    whole_budget(own_gpu, 2 << 20)
+    second = cml.Session(conv_net("two", layers=1, size=2 * size), own_gpu, deferred=True)
+    job = host.scheduler.submit(second, {"x": np.ones((1, 8, 2 * size, 2 * size), np.float32)})
+    for _ in range(20):
+        host.frame()
+    assert job.state == "queued" and "memory: out of GPU memory" in job.waiting_for
+    for held in (maker, *others):
+        held.release()
+    done(host, job)
+
+
+def test_a_cancelled_job_gives_back_what_was_kept_for_its_outputs(gpu, image):
+    session = cml.Session(conv_net(), gpu)
+    host = Host(gpu)
+    gc.collect()
+    before = gpu.memory.held_bytes
+    job = host.scheduler.submit(session, {"x": image})
+    under_way(host, job)
+    assert gpu.memory.held_bytes > before
+    job.cancel()
+    host.frame()
+    assert gpu.memory.held_bytes == before
+
+
+def test_a_scheduler_says_what_it_is_at(own_gpu, image):
+    session = cml.Session(conv_net("late", seed=77), own_gpu, deferred=True)
+    scheduler = FrameScheduler(own_gpu, budget_ms=1.0)
+    job = scheduler.submit(session, {"x": image})
+    scheduler.encode(own_gpu.device.create_command_encoder())
+    assert "'late'" not in job.waiting_for or "pipelines" in job.waiting_for
+    assert job.waiting_for.startswith("queued: waits for its network to be ready")
+    text = scheduler.describe()
+    assert "preparation: " in text and "job 0 'late': queued" in text and "budget 1 ms" in text
+    scheduler.abandon_frame()

@@ -1,0 +1,76 @@
+"""``cml frames``: what it reports is of the run that it made."""
+
+import json
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from scheduler.tools.measure import Percentiles, measure_frames
+from tests.fixtures.graphs import Net
+from tests.gpu.frames.test_frame_scheduler import conv_net
+
+
+@pytest.fixture(scope="module")
+def measured(gpu):
+    if not gpu.has_timestamps:
+        pytest.skip("no timestamp queries")
+    waits = []
+    wait, gpu.wait = gpu.wait, lambda: (waits.append(1), wait())
+    session = cml.Session(conv_net(size=48), gpu)
+    inputs = {"x": np.ones((1, 8, 48, 48), np.float32)}
+    try:
+        report = measure_frames(
+            session, inputs, budget_ms=0.5, frames=100, layers=2, same=np.array_equal
+        )
+    finally:
+        del gpu.wait
+    return report, len(waits)
+
+
+def test_the_sliced_runs_are_the_unsliced_one_to_the_bit(measured):
+    report, _ = measured
+    assert report.identical and report.jobs >= 1 and report.frames_per_job >= 1
+
+
+def test_runs_of_a_network_with_variables_begin_alike(gpu):
+    net = Net(2, 4)
+    total = net.random(2, 4)
+    graph = net.graph(net.op("add", total, "x")).with_(updates=((total, "t0"),))
+    options = {"budget_ms": 4.0, "frames": 3, "layers": 2, "same": np.array_equal}
+    assert measure_frames(cml.Session(graph, gpu), net.input(), **options).identical
+
+
+def test_the_gpu_times_are_of_the_same_work(measured):
+    report, _ = measured
+    # beside other programs a run is held up for many times what it takes
+    assert 0.02 < report.sliced_over_unsliced_best < 50
+    assert 0.02 < report.sliced_over_unsliced < 50
+    assert report.slices_ms.p50 > 0 and report.layers_ms.p50 > 0 and report.unsliced_ms.p50 > 0
+
+
+def test_every_kind_of_frame_is_waited_for(measured):
+    """Else the host's Python would run on the cores of a software GPU meanwhile, for some kinds
+    of frame more than for others."""
+    report, waits = measured
+    of_ours = report.jobs * report.frames_per_job
+    assert waits >= 2 * of_ours, "ours, and as many of the control dispatch"
+
+
+def test_the_report_as_json_has_what_is_promised(measured):
+    report, _ = measured
+    data = json.loads(report.json())
+    wanted = {
+        "slices_ms", "control_ms", "frames", "frames_over_budget", "budget_used",
+        "sliced_over_unsliced", "identical", "predicted_error_median",
+        "scheduler_cpu_ms_per_frame",
+    }  # fmt: skip
+    assert wanted <= data.keys()
+    assert data["slices_ms"].keys() == {"p50", "p95", "p99", "max"}
+    assert f"({report.sliced_over_unsliced_best:.3f} at best)" in str(report)
+
+
+def test_percentiles():
+    of = Percentiles.of([float(x) for x in range(100, 0, -1)])
+    assert (of.p50, of.p95, of.p99, of.max) == (51.0, 96.0, 100.0, 100.0)
+    assert Percentiles.of([]).tail == 0.0

@@ -1,0 +1,290 @@
+"""Tuning on a device: one-node networks, the report, and sessions that take the table."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.cli import main
+from cml_engine.files.folders import tuning_file
+from cml_engine.graph import Fact, Graph, Node
+from cml_engine.ops import load_families
+from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.passes.infer import infer_facts
+from cml_engine.planning.lower import PlanOptions
+from cml_engine.session import CompileOptions
+from cml_engine.testing import full_attrs
+from cml_engine.tuning import Bench, tables, tune
+from cml_engine.tuning.tables import Record, save
+from scheduler import FrameScheduler, Tuning
+from tests.fixtures.models import write_model_abc
+
+load_families()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CML_TUNING_DIR", str(tmp_path))
+    monkeypatch.setattr(tables, "_shipped_for", lambda device: {})
+    return tmp_path
+
+
+def net(layers=2, channels=8, size=12):
+    """x [1,channels,size,size] -> y: equal 3x3 convolutions, a depthwise one, a sum over all."""
+    rng = np.random.default_rng(0)
+    facts = {"x": Fact("scalar", (1, channels, size, size))}
+    constants, nodes, at = {}, [], "x"
+    for k in range(layers + 1):
+        depthwise = k == layers
+        shape = (channels, 1 if depthwise else channels, 3, 3)
+        constants[f"w{k}"] = rng.standard_normal(shape).astype(np.float32) / 8
+        constants[f"b{k}"] = rng.standard_normal((1, channels)).astype(np.float32)
+        attrs = full_attrs("conv", {"groups": 0} if depthwise else {})
+        nodes.append(Node("conv", (at, f"w{k}", f"b{k}"), (f"c{k}",), attrs))
+        at = f"c{k}"
+    nodes.append(Node("sum_reduce", (at,), ("y",), full_attrs("sum_reduce", {"axes": [2, 3]})))
+    facts |= {name: Fact("scalar", value.shape) for name, value in constants.items()}
+    return infer_facts(Graph("net", ("x",), ("y",), tuple(nodes), facts, constants))
+
+
+def record_for(choice, option):
+    return Record(
+        choice.key, choice.default, option, {choice.default: 2.0, option: 1.0}, 0.5, 9, ""
+    )
+
+
+def other_option(choice):
+    return next(name for name in choice.options if name != choice.default)
+
+
+def test_a_session_takes_the_table_and_still_gives_the_reference(gpu, rng):
+    graph = net()
+    plain = cml.Session(graph, gpu)
+    assert plain.plan.choices and not any(c.tuned for c in plain.plan.choices)
+    save(gpu.name, [record_for(c, other_option(c)) for c in plain.plan.choices])
+    tuned = cml.Session(graph, gpu)
+    assert all(c.tuned for c in tuned.plan.choices)
+    assert str(tuned.plan) != str(plain.plan)
+    assert f"{len(tuned.plan.choices)} tuned" in str(tuned.plan)
+    x = rng.standard_normal((1, 8, 12, 12)).astype(np.float32)
+    wanted = cml.Session(graph, "cpu").run({"x": x})["y"]
+    np.testing.assert_allclose(tuned.run({"x": x})["y"], wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_a_session_can_ignore_the_table(gpu):
+    plain = cml.Session(net(), gpu)
+    save(gpu.name, [record_for(c, other_option(c)) for c in plain.plan.choices])
+    ignoring = cml.Session(net(), gpu, CompileOptions(tuned=False))
+    assert ignoring.plan.choices == plain.plan.choices
+
+
+def test_a_node_alone_is_the_node_in_the_plan(gpu):
+    """Same key, same kernels with the same parameters, its tensors in the same layouts."""
+    session = cml.Session(net(), gpu)
+    bench = Bench(session)
+    keys = {choice.key for choice in session.plan.choices}
+    assert {c.key for c in bench.candidates} == keys
+    assert sum(c.count for c in bench.candidates) == len(session.plan.choices)
+    for candidate in bench.candidates:
+        plans = bench.plans(candidate)
+        alone = plans[candidate.choice.default]
+        assert [c.key for c in alone.choices] == [candidate.key]
+        inside = [s for s in session.plan.steps if s.title == candidate.choice.node]
+
+        def work(steps):
+            return [(s.path, dict(s.defines), repr(s.params), s.groups) for s in steps]
+
+        assert work(alone.steps) == work(inside)
+
+
+def test_options_that_are_the_same_kernels_are_measured_once(gpu):
+    bench = Bench(cml.Session(net(), gpu))
+    assert bench.candidates
+    for candidate in bench.candidates:
+        plans = bench.plans(candidate)
+        seen = {tuple((s.path, repr(s.defines), repr(s.params), s.groups) for s in p.steps)
+                for p in plans.values()}  # fmt: skip
+        assert len(seen) == len(plans) and next(iter(plans)) == candidate.choice.default
+
+
+def test_tune_measures_every_choice_and_writes_the_table(gpu):
+    session = cml.Session(net(size=8), gpu)
+    done = []
+    report = tune(session, rounds=2, progress=done.append)
+    assert done == list(range(1, len(Bench(session).candidates) + 1))
+    assert report.file == tuning_file(gpu.name)
+    kept = tables.measured(gpu.name)
+    assert set(kept) == {choice.key for choice in session.plan.choices}
+    for record in kept.values():
+        assert record.default in record.ms and record.chosen in record.ms
+        assert all(ms > 0 for ms in record.ms.values())
+        assert record.source.startswith("net, ")
+    text = str(report)
+    assert all(key in text for key in kept) and "default" in text and str(report.file) in text
+    assert bool(report.before_after) == bool(report.won)
+    tuned = cml.Session(net(size=8), gpu)
+    assert {c.key: c.chosen for c in tuned.plan.choices} == {
+        key: record.chosen for key, record in kept.items()
+    }
+
+
+def test_a_dry_run_writes_nothing(gpu, folder):
+    report = tune(cml.Session(net(layers=1, size=8), gpu), rounds=1, dry_run=True)
+    assert report.file is None and list(folder.iterdir()) == []
+
+
+def test_what_is_known_is_not_measured_again(gpu):
+    session = cml.Session(net(), gpu)
+    first, *rest = Bench(session).candidates
+    save(gpu.name, [record_for(first.choice, other_option(first.choice))])
+    session = cml.Session(net(), gpu)
+    assert [c.key for c in Bench(session, again=False).candidates] == [c.key for c in rest]
+    changed = replace(record_for(first.choice, other_option(first.choice)), default="another")
+    save(gpu.name, [changed])
+    assert len(Bench(session, again=False).candidates) == 1 + len(rest), "the rules have changed"
+
+
+def test_an_option_that_the_driver_refuses_is_left_out(gpu, monkeypatch):
+    session = cml.Session(net(layers=1, size=8), gpu)
+    bench = Bench(session)
+    refused = other_option(bench.candidates[0].choice)
+    build = Bench.program
+
+    def program(self, plan, **options):
+        if plan.choices[0].chosen == refused:
+            raise cml.DeviceError("the driver refused the kernel")
+        return build(self, plan, **options)
+
+    monkeypatch.setattr(Bench, "program", program)
+    report = tune(session, rounds=1, dry_run=True)
+    (first,) = [m for m in report.measured if m.candidate.key == bench.candidates[0].key]
+    assert "refused" in first.trial.dropped[refused] and refused not in first.record.ms
+    assert "left out: the driver refused the kernel" in str(report)
+
+
+def test_there_is_nothing_to_tune_on_the_cpu():
+    with pytest.raises(cml.InputError, match="nothing to tune"):
+        tune(cml.Session(net(), "cpu"))
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, capsys, gpu):
+    model = str(write_model_abc(tmp_path / "abc"))
+    assert main(["tune", model, "--rounds", "1", "--dry-run"]) == 0
+    assert "nothing was written" in capsys.readouterr().out and not tuning_file(gpu.name).exists()
+    assert main(["tune", model, "--rounds", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["choices"]) == set(tables.measured(gpu.name)) != set()
+    assert told["file"] == str(tuning_file(gpu.name))
+
+
+@pytest.fixture
+def game(gpu):
+    """Frames that run a scheduler and a tuning, and their reports."""
+    if not gpu.has_timestamps:
+        pytest.skip("no timestamp queries")
+    session = cml.Session(net(layers=1, size=16), gpu)
+    scheduler = FrameScheduler(gpu, budget_ms=2.0)
+    tuning = Tuning(scheduler, Bench(session, again=False), rounds=2)
+    reports, measured = [], []
+
+    def frame():
+        encoder = gpu.device.create_command_encoder()
+        reports.append(scheduler.encode(encoder))
+        gpu.queue.submit([encoder.finish()])
+        ended = scheduler.end_frame()
+        measured.extend(ended)
+        time.sleep(1e-3)  # the rest of a frame: threads have the word
+        return tuning.observe(ended)
+
+    return SimpleNamespace(
+        session=session, tuning=tuning, frame=frame, reports=reports, measured=measured
+    )
+
+
+def test_a_running_game_is_tuned_without_waiting_or_building(game, gpu, monkeypatch):
+    """Every pipeline is built by another thread, nothing is waited for, no frame is planned to
+    take more than it may; then a new session takes what was found."""
+    builders, waits = set(), []
+    build, read = gpu._build, gpu.queue.read_buffer
+
+    def building(key):
+        builders.add(threading.current_thread() is threading.main_thread())
+        return build(key)
+
+    monkeypatch.setattr(gpu, "_build", building)
+    monkeypatch.setattr(gpu, "_pipelines", {})
+    monkeypatch.setattr(gpu, "wait", lambda: waits.append("wait"))
+    monkeypatch.setattr(gpu.queue, "read_buffer", lambda *a: waits.append("read") or read(*a))
+    for _ in range(60_000):
+        if game.frame():
+            break
+    assert game.tuning.done and game.tuning.decided == game.tuning.total > 1
+    assert builders == {False} and waits == []
+    busy = [r for r in game.reports if r.slices]
+    assert all(r.predicted_ms <= r.aim_ms for r in busy if len(r.slices) > 1)
+    assert sum(r.over_budget for r in game.measured) < 0.5 * len(busy), "a shared machine hitches"
+    kept = tables.measured(gpu.name)
+    assert set(kept) == {c.key for c in game.session.plan.choices}
+    assert all(len(record.ms) > 1 and min(record.ms.values()) > 0 for record in kept.values())
+
+
+def test_a_tuned_game_has_nothing_left_to_tune(gpu, folder):
+    session = cml.Session(net(layers=1, size=16), gpu)
+    save(gpu.name, [record_for(c, c.default) for c in session.plan.choices])
+    scheduler = FrameScheduler(gpu, budget_ms=2.0)
+    tuning = Tuning(scheduler, Bench(session, again=False))
+    assert tuning.observe(()) and tuning.total == 0
+
+
+SCALE = """
+void kernel(uint thread) {
+    for (uint i = 0; i < WIDTH; i++) {
+        uint at = thread * WIDTH + i;
+        if (at < x_size) { y[at] = 2.0 * x[at]; }
+    }
+}
+"""
+
+
+def test_a_game_s_own_operator_takes_part(gpu, rng):
+    """Its ``lower`` states a choice: all options are right, and the tuner measures them."""
+
+    def lower_scale(op):
+        size = op.inputs[0].size
+        width = op.choose(f"doubled {size}", {"narrow": 1, "wide": 8}, "narrow")
+        reads, writes = {"x": op.in_names[0]}, {"y": op.out_names[0]}
+        yield op.launch(-(-size // width), reads=reads, writes=writes, defines={"WIDTH": width})
+
+    cml.register(
+        cml.OpSpec(
+            "doubled",
+            cml.same_as(0),
+            lambda attrs, x: 2 * x,
+            kernel=cml.Kernel(source=SCALE, lower=lower_scale),
+            signature="fragment doubled(x: tensor<scalar>) -> (y: tensor<scalar>)",
+        )
+    )
+    try:
+        node = Node("doubled", ("x",), ("y",))
+        graph = Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (1, 1000))})
+        graph = infer_facts(graph)
+        report = tune(cml.Session(graph, gpu), rounds=2)
+        assert {key: set(r.ms) for key, r in tables.measured(gpu.name).items()} == {
+            "doubled 1000": {"narrow", "wide"}
+        }
+        assert len(report.measured) == 1
+        x = rng.standard_normal((1, 1000)).astype(np.float32)
+        for option in ("narrow", "wide"):
+            table = VariantTable.forcing("doubled 1000", option)
+            options = CompileOptions(plan=PlanOptions(variants=table))
+            session = cml.Session(graph, gpu, options)
+            assert session.plan.choices[0].chosen == option
+            np.testing.assert_array_equal(session.run({"x": x})["y"], 2 * x)
+    finally:
+        cml.unregister("doubled")

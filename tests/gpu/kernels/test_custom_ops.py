@@ -1,0 +1,427 @@
+"""A game's own operators on the GPU: names, types, passes, groupshared memory, control flow, and
+the examples. What a kernel of the engine's must do, a game's must too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import DeviceError, InputError, ShaderCompileError
+from cml_engine.files.folders import cache_folder
+from cml_engine.gpu.program.common import step_keys
+from cml_engine.gpu.shaders.hlsl import compile_spirv, is_misread
+from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ops import load_families, registered
+from cml_engine.plugins import load_file
+from cml_engine.testing import Case, check
+
+ROOT = Path(__file__).resolve().parents[3]
+CROSS = ROOT / "examples/cross_product"
+load_families()
+
+
+@pytest.fixture(autouse=True)
+def _registry():
+    before = set(registered())
+    yield
+    for name in set(registered()) - before:
+        cml.unregister(name)
+
+
+def declare(source, signature, infer=None, **more):
+    """An operator whose kernel stands here."""
+    name = signature.split("(")[0].removeprefix("fragment ").strip()
+    kernel = more.pop("kernel", None) or cml.Kernel(source=source)
+    return cml.register(
+        cml.OpSpec(name, infer or cml.same_as(0), kernel=kernel, signature=signature, **more)
+    )
+
+
+X_TO_Y = "fragment {}(x: tensor<scalar>) -> (y: tensor<scalar>)"
+
+
+# ---------------------------------------------------------------- control flow, against NumPy
+
+
+def collatz(attrs, x):
+    def steps(v):
+        n, count = int(v * 100), 0
+        while n > 1 and count < 50:
+            n, count = (3 * n + 1 if n % 2 else n // 2), count + 1
+        return count
+
+    return np.vectorize(steps, otypes=[np.float32])(x)
+
+
+FLOWS = {
+    "continue": (
+        "float s = 0; for (uint k = 0; k < 10; ++k) { if (k % 3 == 0) { continue; } "
+        "s += k * x[thread]; } y[thread] = s;",
+        lambda attrs, x: 27 * x,
+    ),
+    "do_continue": (
+        "float s = x[thread]; uint k = 0; do { s += 1; ++k; if (k == 3) { continue; } "
+        "if (k > 6) { break; } } while (k < 9); y[thread] = s;",
+        lambda attrs, x: x + 7,
+    ),
+    "nested": (
+        "float s = 0; for (uint j = 0; j < 4; ++j) { bool any = false; "
+        "for (uint k = 0; k < 9; ++k) { if (k > j) { continue; } if (s > 7) { break; } "
+        "any = true; s += 1; } if (!any) { break; } } y[thread] = s + x[thread];",
+        lambda attrs, x: 8 + x,
+    ),
+    "return": (
+        "for (uint k = 0; k < 9; ++k) { if (k > 8 * x[thread]) { y[thread] = k; return; } } "
+        "y[thread] = -1;",
+        lambda attrs, x: np.where(x < 0, 0, np.floor(8 * x) + 1),
+    ),
+    "while": (
+        "uint n = uint(max(x[thread], 0) * 100); uint c = 0; while (n > 1 && c < 50) "
+        "{ n = (n & 1) != 0 ? 3 * n + 1 : n / 2; ++c; } y[thread] = c;",
+        lambda attrs, x: collatz(attrs, np.maximum(x, 0)),
+    ),
+    "switch": (
+        "float s = 0; for (uint k = 0; k < 10; ++k) { switch (k % 3) { case 0: s += 1; break; "
+        "case 1: if (k > 5) { break; } s += 10; break; default: s += x[thread]; break; } } "
+        "y[thread] = s;",
+        lambda attrs, x: 24 + 3 * x,
+    ),
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("trusted", [False, True])
+def test_branches_and_loops_mean_what_they_say(flow, trusted, gpu):
+    body, cpu = FLOWS[flow]
+    source = f"void kernel(uint thread) {{ {body} }}"
+    declare(
+        source,
+        X_TO_Y.format("flow"),
+        cpu=cpu,
+        kernel=cml.Kernel(source=source, trusted=trusted),
+        cases=[Case(((300,),))],
+        tolerance=cml.Tolerance(1e-6, 1e-5, "sums of ten"),
+    )
+    check("flow", gpu)
+
+
+def test_spirv_that_naga_misreads_is_known(gpu):
+    found = {}
+    for name in ("continue", "while", "switch"):
+        source = f"void kernel(uint thread) {{ {FLOWS[name][0]} }}"
+        declare(source, X_TO_Y.format("flow"))
+        found[name] = is_misread(compile_spirv(step_keys(session_of("flow", gpu).plan)[0]))
+        cml.unregister("flow")
+    assert found == {"continue": True, "while": False, "switch": False}
+
+
+# ---------------------------------------------------------------- what kernels can have
+
+
+def session_of(op, gpu, shape=(300,), attrs=None, backend=None):
+    fact = Fact("scalar", shape)
+    node = Node(op, ("a",), ("b",), Attrs(attrs or {}))
+    graph = Graph("g", ("a",), ("b",), (node,), {"a": fact, "b": fact})
+    return cml.Session(graph, backend or gpu)
+
+
+def test_a_new_shape_or_attribute_makes_no_new_pipeline(gpu):
+    declare(
+        "void kernel(uint thread) { y[thread] = k * x[thread] + x_shape(0); }",
+        "fragment scale(x: tensor<scalar>, k: scalar) -> (y: tensor<scalar>)",
+    )
+    built = []
+    for shape, k in (((4,), 1.0), ((3, 5, 7), 2.0), ((2, 2, 2, 2), -1.0)):
+        x = np.ones(shape, np.float32)
+        out = session_of("scale", gpu, shape, {"k": k}).run({"a": x})["b"]
+        assert np.array_equal(out, k * x + shape[0])
+        built.append(gpu.pipelines_built)
+    assert len(set(built)) == 1
+
+
+def test_types_attributes_and_several_results(gpu):
+    declare(
+        """
+        void kernel(uint thread) {
+            chosen[thread] = mask[thread] != 0 ? values[thread] : fallback(thread % fallback_count);
+            if (twice) { chosen[thread] *= 2; }
+            where[thread] = int(values_coord(thread, 1));
+        }
+        """,
+        "fragment choose(values: tensor<integer>, mask: tensor<logical>, fallback: integer[], "
+        "twice: logical = false) -> (chosen: tensor<integer>, where: tensor<integer>)",
+        infer=lambda attrs, values, mask: [values, values],
+        cpu=lambda a, v, m: [
+            (1 + a.twice) * np.where(m, v, np.resize(a.fallback, v.size).reshape(v.shape)),
+            np.broadcast_to(np.arange(v.shape[1], dtype=np.int32)[:, None], v.shape),
+        ],
+        cases=[
+            Case(
+                (
+                    np.arange(2 * 3 * 50, dtype=np.int32).reshape(2, 3, 50),
+                    np.arange(300).reshape(2, 3, 50) % 7 < 3,
+                ),
+                {"fallback": [-1, -2, -3], "twice": twice},
+            )
+            for twice in (False, True)
+        ],
+        tolerance=cml.Tolerance(0, 0, "integers"),
+    )
+    assert check("choose", gpu).worst == 0
+
+
+def test_lists_of_tensors_and_texts(gpu):
+    declare(
+        """
+        void kernel(uint thread) {
+            float sum = 0;
+            for (uint k = 0; k < parts_count; ++k) { sum += parts_load(k, thread); }
+        #ifdef how_is_mean
+            sum /= parts_count;
+        #endif
+            y[thread] = sum + parts0[thread];
+        }
+        """,
+        "fragment blend(parts: tensor<scalar>[], how: string = 'sum') -> (y: tensor<scalar>)",
+        cpu=lambda a, *p: p[0] + sum(p) / (len(p) if a.how == "mean" else 1),
+        cases=[
+            Case(((30,), (30,))),
+            Case(((30,), (30,), (30,)), {"how": "mean"}),
+            Case(((30,),), {"how": "mean"}),
+        ],
+        tolerance=cml.Tolerance(1e-6, 1e-6, "three sums"),
+    )
+    check("blend", gpu)
+
+
+REDUCE = """
+groupshared float shared_sum[GROUP];
+
+void kernel(uint group, uint lane) {
+    uint i = group * GROUP + lane;
+    shared_sum[lane] = i < values_size ? values[i] : 0;
+    GroupMemoryBarrierWithGroupSync();
+    for (uint half_size = GROUP / 2; half_size > 0; half_size /= 2) {
+        if (lane < half_size) { shared_sum[lane] += shared_sum[lane + half_size]; }
+        GroupMemoryBarrierWithGroupSync();
+    }
+    if (lane == 0) { sums[group] = shared_sum[0]; }
+}
+"""
+
+
+def test_several_passes_with_groupshared_memory(gpu):
+    def lower(op):
+        """Sums of a workgroup each, until one is left."""
+        source, size = op.in_names[0], op.inputs[0].size
+        while True:
+            groups = -(-size // 64)
+            target = op.out_names[0] if groups == 1 else op.scratch(groups)
+            yield op.launch(size, reads={"values": source}, writes={"sums": target})
+            if groups == 1:
+                return
+            source, size = target, groups
+
+    declare(
+        REDUCE,
+        "fragment total(x: tensor<scalar>) -> (y: tensor<scalar>)",
+        infer=lambda attrs, x: cml.Fact("scalar", (1,)),
+        cpu=lambda attrs, x: x.astype(np.float64).sum(keepdims=True).reshape(1),
+        kernel=cml.Kernel(source=REDUCE, lower=lower),
+        cases=[Case(((5000,),)), Case(((64,),)), Case(((3, 70),))],
+        tolerance=cml.Tolerance(1e-5, 1e-4, "sums of thousands"),
+    )
+    check("total", gpu)
+
+
+def test_what_wgsl_lacks_goes_as_spirv(gpu):
+    counter = """
+    groupshared uint hits;
+    void kernel(uint group, uint lane) {
+        if (lane == 0) { hits = 0; }
+        GroupMemoryBarrierWithGroupSync();
+        uint i = group * GROUP + lane;
+        if (i < x_size && x[i] > 0) { InterlockedAdd(hits, 1u); }
+        GroupMemoryBarrierWithGroupSync();
+        if (i < x_size) { LOOP y[i] = hits; }
+    }
+    """
+    declare(counter.replace("LOOP", ""), X_TO_Y.format("count"))
+    x = np.where(np.arange(300) % 3 == 0, 1, -1).astype(np.float32)
+    wanted = [(x[i // 64 * 64 : i // 64 * 64 + 64] > 0).sum() for i in range(300)]
+    assert session_of("count", gpu).run({"a": x})["b"].tolist() == wanted
+    cml.unregister("count")
+    loop = "for (uint k = 0; k < 4; ++k) { if (k == lane) { continue; } y[i] += 1; }"
+    declare(counter.replace("LOOP", loop), X_TO_Y.format("count"))
+    with pytest.raises(ShaderCompileError, match="InterlockedAdd(.|\n)*without"):
+        session_of("count", gpu)
+
+
+def test_a_kernel_of_a_game_is_checked_unless_it_opts_out(gpu):
+    source = "void kernel(uint thread) { y[thread] = x[thread + 100000000u]; }"
+    declare(source, X_TO_Y.format("far"))
+    session = session_of("far", gpu)
+    assert not session.plan.steps[0].trusted
+    assert np.isfinite(session.run({"a": np.ones(300, np.float32)})["b"]).all()
+
+
+def test_an_edited_kernel_is_a_new_kernel_in_the_same_process(gpu, tmp_path):
+    path = tmp_path / "edited.hlsl"
+    for factor in (2, 3):
+        path.write_text(f"void kernel(uint thread) {{ y[thread] = {factor} * x[thread]; }}")
+        if factor == 2:
+            declare("", X_TO_Y.format("edited"), kernel=cml.Kernel(path))
+        out = session_of("edited", gpu).run({"a": np.ones(300, np.float32)})["b"]
+        assert (out == factor).all()
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_a_compile_error_shows_the_user_s_file_and_line(gpu, tmp_path):
+    (tmp_path / "broken.hlsl").write_text(
+        "void kernel(uint thread) {\n    y[thread] = missing;\n}\n"
+    )
+    declare("", X_TO_Y.format("broken"), kernel=cml.Kernel(tmp_path / "broken.hlsl"))
+    with pytest.raises(ShaderCompileError) as caught:
+        session_of("broken", gpu)
+    assert f"{tmp_path}/broken.hlsl:2" in str(caught.value) and "missing" in str(caught.value)
+
+
+def test_an_inline_source_is_found_in_the_python_file(gpu):
+    source = """
+void kernel(uint thread) {
+    y[thread] = nowhere_to_be_found;
+}
+"""
+    line = Path(__file__).read_text().split("= nowhere_to_be_found;")[0].count("\n") + 1
+    cml.register(
+        cml.OpSpec(
+            "broken",
+            cml.same_as(0),
+            kernel=cml.Kernel(source=source),
+            signature=X_TO_Y.format("broken"),
+        ),
+        __file__,
+    )
+    with pytest.raises(ShaderCompileError) as caught:
+        session_of("broken", gpu)
+    assert f"test_custom_ops.py:{line}" in str(caught.value)
+
+
+def test_what_wgpu_refuses_is_a_message(gpu):
+    declare(
+        "void kernel(uint thread) { double d = x[thread]; y[thread] = float(d * d); }",
+        X_TO_Y.format("wide"),
+    )
+    with pytest.raises(ShaderCompileError) as caught:
+        session_of("wide", gpu)
+    assert "double" in str(caught.value)
+
+
+def test_a_workgroup_that_the_device_does_not_allow(gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_group_threads=256))
+    source = "void kernel(uint thread) { y[thread] = x[thread]; }"
+    declare(source, X_TO_Y.format("wide"), kernel=cml.Kernel(source=source, group=512))
+    with pytest.raises(DeviceError, match="wants workgroups of 512"):
+        session_of("wide", gpu)
+
+
+# ---------------------------------------------------------------- the checks can fail
+
+
+WRONG = {
+    "values": ("y[thread] = x[thread] + 0.001;", "differ"),
+    "input": ("y[thread] = x[thread]; x[thread] = 0;", "wrote to its input 'x0'"),
+    "outside": (
+        "y[thread] = x[thread]; if (thread == 0) { y[y_size + 3] = 1; }",
+        "outside its tensors",
+    ),
+    "partition": ("y[thread] = x[thread] + 1e-7 * (cml_first == 0);", "partition"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_check_finds_what_is_wrong(fault, gpu):
+    body, says = WRONG[fault]
+    source = f"void kernel(uint thread) {{ {body} }}"
+    declare(
+        source,
+        X_TO_Y.format("faulty"),
+        cpu=lambda attrs, x: x,
+        cases=[Case(((1000,),))],
+    )
+    with pytest.raises(AssertionError, match=f"faulty, case .*{says}"):
+        check("faulty", gpu)
+
+
+def test_check_says_what_it_could_not_do(gpu):
+    declare(
+        "void kernel(uint thread) { y[thread] = 1; }", X_TO_Y.format("one"), cases=[Case(((9,),))]
+    )
+    assert "not compared" in str(check("one", gpu))
+    cml.unregister("one")
+    declare("void kernel(uint thread) { y[thread] = 1; }", X_TO_Y.format("one"))
+    with pytest.raises(InputError, match="has no cases"):
+        check("one", gpu)
+
+
+# ---------------------------------------------------------------- examples and compounds
+
+
+def test_the_cross_product_is_one_kernel_or_twelve_with_one_result(gpu, rng):
+    composed = cml.load(CROSS / "cross_product.nnef")
+    assert sorted(n.op for n in composed.nodes) == sorted(
+        ["split"] * 2 + ["mul"] * 6 + ["sub"] * 3 + ["concat"]
+    )
+    load_file(CROSS / "cross.py")
+    custom = cml.load(CROSS / "cross_product.nnef")
+    assert [n.op for n in custom.nodes] == ["cross"]
+    inputs = {n: rng.standard_normal((1, 3, 32, 32)).astype(np.float32) for n in "ab"}
+    wanted = np.cross(inputs["a"], inputs["b"], axis=1)
+    for graph in (composed, custom):
+        for backend in (gpu, "cpu"):
+            got = cml.Session(graph, backend).run(inputs)["c"]
+            np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
+    check("cross", gpu)
+
+
+def test_the_cross_product_example_prints_its_table(gpu, capsys):
+    from examples.cross_product.__main__ import main
+
+    assert main(["--runs", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "composed" in said and "custom" in said and "4 cases" in said
+
+
+def test_a_stranger_s_operator_takes_no_change_to_the_engine(gpu, tmp_path, capsys):
+    from examples.worley.__main__ import main
+
+    assert main(["--out", str(tmp_path / "noise.png")]) == 0
+    assert (tmp_path / "noise.png").stat().st_size > 10_000
+    assert "worley: 3 cases" in capsys.readouterr().out
+
+
+def test_kernels_are_dumped_with_what_became_of_them(gpu, tmp_path, monkeypatch):
+    monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(gpu, "dump_kernels", tmp_path / "kernels")
+    monkeypatch.setattr(gpu, "_pipelines", {})
+    declare(
+        '#include "pointwise.hlsli"\nvoid kernel(uint thread) { y[thread] = cml_sin(x[thread]); }',
+        X_TO_Y.format("wave"),
+    )
+    session_of("wave", gpu)
+    (hlsl,) = [p for p in (tmp_path / "kernels").glob("*.hlsl") if "d3d" not in p.name]
+    text = hlsl.read_text()
+    assert "#include" not in text and "cml_sin" in text and "RWStructuredBuffer<float> x" in text
+    assert hlsl.with_suffix(".spv").read_bytes()[:4] == b"\x03\x02\x23\x07"
+    for suffix, part in ((".spvasm", "OpFunction"), (".wgsl", "fn "), (".metal", "metal_stdlib"),
+                         (".d3d.hlsl", "cbuffer"), (".glsl", "#version")):  # fmt: skip
+        assert part in hlsl.with_suffix(suffix).read_text(), suffix
+    assert hlsl.stem in (tmp_path / "kernels/kernels.txt").read_text()
+    kinds = {b'"kind": "wgsl"' in file.read_bytes() for file in cache_folder().rglob("*.shader")}
+    assert kinds == {True, False}

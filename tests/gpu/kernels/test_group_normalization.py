@@ -1,0 +1,95 @@
+"""A normalization by groups, written with reshapes as exporters do, is one of the map itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.graph import Graph
+from cml_engine.layout import C4
+from cml_engine.passes import optimize
+from cml_engine.passes.group_normalization import normalize_groups
+from cml_engine.planning.choose_layout import choose_layout
+from tests.fixtures.graphs import Net
+
+
+def operators(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes]
+
+
+def wide(graph: Graph) -> list[str]:
+    """The operators that touch whole maps."""
+    most = max(fact.size for fact in graph.facts.values())
+    return [n.op for n in graph.nodes if any(graph.facts[x].size == most for x in n.inputs)]
+
+
+def normalized(shape=(2, 8, 5, 7), groups=4):
+    net = Net(*shape)
+    return net, net.group_norm("x", groups)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((1, 8, 6, 6), 8), ((2, 12, 5, 7), 4), ((1, 8, 9), 2), ((2, 6, 2, 3, 4), 1)],
+)
+def test_the_map_is_read_twice_and_reshaped_never(shape, groups):
+    net, y = normalized(shape, groups)
+    graph = net.graph(y)
+    made = normalize_groups(graph)
+    assert wide(made) == ["moments", "batch_normalization"]
+    assert made.outputs == graph.outputs and made.facts[y] == graph.facts[y]
+    inputs = {"x": net.input()["x"] * 2 + 3}
+    wanted, found = (CpuProgram(g).run(inputs)[y] for g in (graph, made))
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_far_from_zero_nothing_cancels():
+    """Groups whose channels lie far apart, and whose spread is small against their mean."""
+    net, y = normalized((1, 8, 16, 16), 2)
+    x = net.input()["x"] * 0.1 + 100 * np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
+    graph = net.graph(y)
+    wanted, found = (CpuProgram(g).run({"x": x})[y] for g in (graph, normalize_groups(graph)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_without_factors_behind_it_and_with_another_reader():
+    net, y = normalized()
+    even = net.nodes[-3].outputs[0]  # the result that is reshaped back
+    both = net.op("sub", y, net.op("relu", even))
+    graph = net.graph(both)
+    made = normalize_groups(graph)
+    assert operators(made).count("mul") == 1, "another reader wants it before the factors"
+    inputs = net.input()
+    wanted, found = (CpuProgram(g).run(inputs)[both] for g in (graph, made))
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("what", ["other axes", "another shape back", "computed scale", "output"])
+def test_what_is_no_normalization_by_groups_stays(what):
+    net = Net(2, 8, 4, 6)
+    parts = net.op("reshape", "x", shape=[2, 4, 48])
+    mean, variance = net.moments(parts, [1, 2] if what == "other axes" else [2])
+    scale = net.op("relu", mean) if what == "computed scale" else net.random(1, 4)
+    even = net.op("batch_normalization", parts, mean, variance, scale, scale)
+    back = [2, 8, 6, 4] if what == "another shape back" else [2, 8, 4, 6]
+    y = net.op("reshape", even, shape=back)
+    graph = net.graph(*([even, y] if what == "output" else [y]))
+    assert operators(normalize_groups(graph)) == operators(graph)
+
+
+def test_the_map_lies_in_blocks_between_convolutions(gpu):
+    """With a factor that is computed, of every channel, as diffusion networks have it."""
+    net = Net(1, 8, 9, 11)
+    h = net.group_norm(net.conv("x", 24), 4)
+    h = net.op("mul", h, net.op("sigmoid", net.op("mean_reduce", h, axes=[2, 3])))
+    y = net.conv(net.op("silu", h), 8)
+    graph = net.graph(y)
+    made = optimize(graph)
+    layouts = choose_layout(made)
+    first = next(n.outputs[0] for n in made.nodes if n.op == "conv")
+    assert layouts[first] == C4 and "reshape" not in wide(made)
+    inputs = net.input()
+    wanted = CpuProgram(graph).run(inputs)[y]
+    np.testing.assert_allclose(cml.Session(graph, gpu).run(inputs)[y], wanted, 1e-4, 1e-4)

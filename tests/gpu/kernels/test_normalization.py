@@ -1,0 +1,199 @@
+"""Batch normalization that no weights can take: an epilogue of the node before it, or itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.graph import Graph
+from cml_engine.layout import C4
+from cml_engine.limits import Limits
+from cml_engine.passes import optimize
+from cml_engine.planning.lower import lower
+from cml_engine.session import CompileOptions
+from cml_engine.testing import check_graph
+from tests.fixtures.graphs import Net
+
+Array = np.ndarray[Any, Any]
+Build = Callable[[Net], str]
+
+
+def _conv(
+    inside: int, channels: int, size: int = 3, **attrs: object
+) -> tuple[tuple[int, ...], Build]:
+    return (1, inside, 9, 11), lambda net: net.conv("x", channels, size, **attrs)
+
+
+#: for each kernel its shader, the input's shape, and the node
+PRODUCERS: dict[str, tuple[str, tuple[int, ...], Build]] = {
+    "row tile": ("conv/conv_slide.hlsl", *_conv(8, 12)),
+    "depthwise": ("conv/depthwise.hlsl", *_conv(10, 10, groups=0)),
+    "tile": ("conv/conv.hlsl", *_conv(8, 10, stride=[1, 3])),
+    "groups": ("conv", *_conv(10, 15, groups=5)),
+    "plain": ("conv/conv_plain.hlsl", *_conv(3, 10)),
+    "winograd": ("conv/winograd.hlsl", (1, 48, 30, 31), lambda net: net.conv("x", 50)),
+    "deconv": ("conv", (1, 8, 5, 7), lambda net: net.deconv("x", 6)),
+}
+#: shapes of mean, variance, offset and scale for a result of ``[1,C,H,W]``; "=" is a constant
+FORMS = {
+    "channels": ("C", "C11", "C", "C1"),
+    "noise": ("C", "C", "=HW", "="),
+    "computed noise": ("C", "C", "HW", "C"),
+    "mean by position": ("=HW", "=C", "C", "C"),
+    "by place": ("C", "=", "CHW", "C"),
+    "single": ("1", "", "=", "1"),
+}
+CASES = [(producer, form) for producer in ("row tile", "depthwise") for form in FORMS]
+CASES += [(producer, "noise") for producer in list(PRODUCERS)[2:]]
+
+
+def operand(net: Net, form: str, result: tuple[int, ...], computed: list[str]) -> str:
+    """A value between 0.5 and 1.5 for all that ``form`` says; named in ``computed`` where it
+    becomes an input of the graph."""
+    _, channels, *size = result
+    shape = {
+        "C": (1, channels),
+        "C1": (1, channels, 1),
+        "C11": (1, channels, 1, 1),
+        "HW": (1, 1, *size),
+        "CHW": result,
+        "1": (1, 1),
+        "": (),
+    }[form.removeprefix("=")]
+    name = net.random(*shape, low=0.5, high=1.5)
+    if "=" not in form:
+        computed.append(name)
+    return name
+
+
+def normalized(producer: str, form: str, epsilon: float = 1e-3) -> tuple[Graph, dict[str, Array]]:
+    """The producer, its normalization, a leaky ReLU, and a factor for each channel; inputs."""
+    _, shape, build = PRODUCERS[producer]
+    net, computed = Net(*shape), list[str]()
+    h = build(net)
+    result = net.shape(h)
+    given = [operand(net, part, result, computed) for part in FORMS[form]]
+    h = net.op("batch_normalization", h, *given, epsilon=epsilon)
+    h = net.op("leaky_relu", h, alpha=0.2)
+    return computed_inputs(net, net.op("mul", h, operand(net, "C", result, computed)), computed)
+
+
+def computed_inputs(net: Net, result: str, computed: list[str]) -> tuple[Graph, dict[str, Array]]:
+    """The graph with these constants as inputs: what a network would compute."""
+    graph = net.graph(result)
+    inputs = {**net.input(), **{name: graph.constants[name] for name in computed}}
+    constants = {n: value for n, value in graph.constants.items() if n not in computed}
+    return graph.with_(inputs=tuple(inputs), constants=constants), inputs
+
+
+def in_blocks(graph: Graph) -> dict[str, str]:
+    """The input, and every map that is as large as the result, in blocks of four channels."""
+    result = graph.facts[graph.outputs[0]]
+    maps = [n for n in (*graph.inputs, *graph.outputs) if graph.facts[n] == result]
+    return dict.fromkeys(["x", *maps], C4)
+
+
+@pytest.mark.parametrize(("producer", "form"), CASES)
+def test_every_kernel_applies_it_with_what_follows(producer, form, gpu):
+    graph, inputs = normalized(producer, form)
+    fused = optimize(graph)
+    last = fused.nodes[-1]
+    assert [e.op for e in last.epilogues] == ["sub", "mul", "add", "leaky_relu", "mul"]
+    assert "batch_normalization" not in [node.op for node in fused.nodes]
+    wanted = CpuProgram(graph).run(inputs)[graph.outputs[0]]
+    found = CpuProgram(fused).run(inputs)[graph.outputs[0]]
+    np.testing.assert_allclose(found, wanted, 1e-5, 1e-5)
+    for layouts in ({}, in_blocks(fused)):
+        check_graph(fused, inputs, gpu, layouts=layouts)
+    plan = lower(fused, gpu.limits, {} if producer == "plain" else {"x": C4})
+    assert str(plan.steps[-1].path).startswith(PRODUCERS[producer][0])
+
+
+@pytest.mark.parametrize("without", ["", "normalization", "fuse", "chains", "affine"])
+@pytest.mark.parametrize("form", ["channels", "noise"])
+def test_equal_results_without_any_pass(form, without, gpu):
+    graph, inputs = normalized("row tile", form, epsilon=0.5)
+    name = graph.outputs[0]
+    wanted = CpuProgram(graph).run(inputs)[name]
+    other = normalized("row tile", form, epsilon=0.25)[0]
+    assert np.abs(CpuProgram(other).run(inputs)[name] - wanted).max() > 0.01
+    for backend in ("cpu", gpu):
+        session = cml.Session(graph, backend, CompileOptions(frozenset({without} - {""})))
+        np.testing.assert_allclose(session.run(inputs)[name], wanted, 1e-4, 1e-4)
+
+
+def operators(graph: Graph) -> list[str]:
+    return [op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))]
+
+
+def test_what_is_normalized_has_another_reader(gpu):
+    for shown in (False, True):
+        net, computed = Net(1, 8, 9, 11), list[str]()
+        h = net.conv("x", 12)
+        given = [operand(net, "C", net.shape(h), computed) for _ in range(4)]
+        normal = net.op("relu", net.op("batch_normalization", h, *given, epsilon=1e-3))
+        last = normal if shown else net.op("concat", net.op("sqr", h), normal, axis=1)
+        graph, inputs = computed_inputs(net, last, computed)
+        graph = graph.with_(outputs=(last, h)) if shown else graph
+        assert "batch_normalization" in operators(optimize(graph))
+        wanted = CpuProgram(graph).run(inputs)
+        for name, value in cml.Session(graph, gpu).run(inputs).items():
+            np.testing.assert_allclose(value, wanted[name], 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "forms"),
+    [
+        (1, ("C", "HW", "C", "C")),  # a map of factors
+        (2, ("C", "C", "=HW", "C")),  # positions of two pictures
+        (1, ("C", "C", "=CHW", "C")),  # a constant map, which may lie otherwise
+    ],
+)
+def test_it_stays_where_no_epilogue_can_do_it(batch, forms):
+    net, computed = Net(batch, 8, 9, 11), list[str]()
+    h = net.conv("x", 12)
+    given = [operand(net, form, (1, 12, 9, 11), computed) for form in forms]
+    h = net.op("batch_normalization", h, *given, epsilon=1e-3)
+    graph, _ = computed_inputs(net, h, computed)
+    assert operators(optimize(graph)) == ["conv", "batch_normalization"]
+
+
+def test_it_stays_behind_a_kernel_without_epilogues_or_room():
+    """A step reads at most four tensors beside a conv's own four."""
+    for adds in (0, 2):
+        net, computed = Net(1, 8, 9, 11), list[str]()
+        h = net.conv("x", 8) if adds else net.op("max_reduce", "x", axes=[0])
+        for _ in range(adds):
+            h = net.op("add", h, operand(net, "C", net.shape(h), computed))
+        given = [operand(net, "C", net.shape(h), computed) for _ in range(4)]
+        graph, _ = computed_inputs(
+            net, net.op("batch_normalization", h, *given, epsilon=1e-3), computed
+        )
+        assert "batch_normalization" in operators(optimize(graph))
+
+
+def test_fused_operators_bind_no_more_than_every_device_does():
+    net, computed = Net(1, 8, 9, 11), list[str]()
+    h = net.conv("x", 12)
+    for _ in range(5):
+        h = net.op("add", h, operand(net, "C", net.shape(h), computed))
+    fused = optimize(computed_inputs(net, h, computed)[0])
+    assert [len(node.epilogues) for node in fused.nodes] == [4, 0]
+    for step in lower(fused, Limits()).steps:
+        assert len(step.bindings) <= Limits().max_storage_buffers
+
+
+def test_constants_behind_an_activation_leave_nothing_to_compute():
+    """They cannot go into the weights; their factor is a constant."""
+    net = Net(1, 8, 9, 11)
+    graph = net.graph(net.batch_norm(net.op("relu", net.conv("x", 12))))
+    fused = optimize(graph)
+    assert operators(fused) == ["conv", "relu", "sub", "mul", "add"]
+    inputs, name = net.input(), graph.outputs[0]
+    wanted = CpuProgram(graph).run(inputs)[name]
+    np.testing.assert_allclose(CpuProgram(fused).run(inputs)[name], wanted, 1e-5, 1e-5)

@@ -1,0 +1,260 @@
+"""NaN, infinities, zeros and the ends of the range: one meaning on both backends, alone, between
+other operators of one kernel, and behind a conv or a product (docs/nnef.md, "Special values")."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.graph import Attrs, Graph, Node
+from cml_engine.ops import load_families
+from cml_engine.ops.declaration.spec import Case
+from cml_engine.ops.elementwise.row import ROWS
+from cml_engine.passes.infer import infer_facts
+from cml_engine.testing import case_graph, check_on_gpu, full_attrs
+from tests.fixtures.graphs import Net
+
+load_families()
+VALUES = np.array(
+    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1, -1, 0.5, -0.5, 2, -3, 2.5, -2.5, 0.49999997, 88.5,
+     -88.5, -104, 1e-20, 1e20, -1e20, 3.4e38, -3.4e38, 8191, -8193, 123456.79, 1e6, 8388609, 1e9,
+     -1e12, 2.5e30],
+    np.float32,
+)  # fmt: skip
+FEW = VALUES[[0, 1, 2, 3, 4, 5, 6]]
+ATTRS = {"alpha": 0.5, "lambda": 2.0, "epsilon": 1e-3}
+#: of two zeros they may give either
+ANY_ZERO = {"min", "max", "relu", "clamp"}
+#: what does not tell NaN from infinity where it should, or loses a sign, is most likely here
+BETWEEN = (
+    "min", "max", "clamp", "relu", "leaky_relu", "sign", "round", "sigmoid", "tanh", "pow", "sqrt",
+    "rcp", "log", "sin", "softplus", "elu",
+)  # fmt: skip
+OPERATORS = [
+    name for name, row in ROWS.items() if set(row.types) <= {"scalar", "?"} and row.arity < 4
+]
+
+
+def operands(count):
+    """Every combination of values: all for one operand and for two, a few for three."""
+    values = VALUES if count < 3 else FEW
+    return [axis.ravel().copy() for axis in np.meshgrid(*[values] * count, indexing="ij")]
+
+
+def attrs_of(op):
+    return {name: ATTRS[name] for name in ROWS[op].attrs}
+
+
+def graph_of(op, arrays):
+    return case_graph(op, Case(tuple(arrays), attrs_of(op)))
+
+
+def agree(op, got, wanted, arrays, zeros=True):
+    """The same kind of value everywhere, and of numbers about the same."""
+    assert got.dtype == wanted.dtype
+    if got.dtype != np.float32:
+        wrong = got != wanted
+    else:
+        tolerance = ROWS[op].tolerance
+        a, b = got.astype(np.float64), wanted.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            near = np.abs(a - b) <= tolerance.atol + tolerance.rtol * np.abs(b)
+        same = (a == b) | (np.isnan(a) & np.isnan(b)) | (np.isfinite(a) & np.isfinite(b) & near)
+        zero = (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))
+        wrong = ~same | (zero if zeros and op not in ANY_ZERO else False)
+    at = np.flatnonzero(wrong)
+    shown = [(*(float(x[i]) for x in arrays), float(got[i]), float(wanted[i])) for i in at[:4]]
+    assert not at.size, f"{op}: {at.size} differ, (operands, got, wanted): {shown}"
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_alone(op, gpu):
+    arrays = operands(ROWS[op].arity)
+    graph, given = graph_of(op, arrays)
+    got, wanted = (cml.Session(graph, on).run(given)[graph.outputs[0]] for on in (gpu, "cpu"))
+    agree(op, got, wanted, arrays)
+
+
+def test_a_difference_is_found():
+    a, b = np.zeros(1, np.float32), -np.zeros(1, np.float32)
+    agree("min", a, b, [a])
+    for other in (b, a + np.float32(1), a + np.float32(np.nan), a + np.float32(np.inf)):
+        with pytest.raises(AssertionError, match="1 differ"):
+            agree("neg", a, other, [a])
+
+
+def surrounded(op, arrays):
+    """The operator behind a product by 1 and before one, which a compiler does not know of."""
+    graph, given = graph_of(op, arrays)
+    node, (fact, *_) = graph.nodes[0], (graph.facts[n] for n in graph.inputs)
+    nodes = (
+        Node("mul", ("x0", "one"), ("before",), Attrs()),
+        Node(op, ("before", *node.inputs[1:]), ("after",), node.attrs),
+        Node("mul", ("after", "one"), ("y0",), Attrs()),
+    )
+    inputs = (*graph.inputs, "one")
+    facts = {name: graph.facts[name] for name in graph.inputs} | {"one": fact}
+    chain = infer_facts(Graph(op, inputs, ("y0",), nodes, facts, {}))
+    return chain, given | {"one": np.ones(fact.shape, np.float32)}
+
+
+@pytest.mark.parametrize("op", BETWEEN)
+def test_between_others(op, gpu):
+    arrays = operands(ROWS[op].arity)
+    graph, given = graph_of(op, arrays)
+    wanted = cml.Session(graph, "cpu").run(given)["y0"]
+    chain, given = surrounded(op, arrays)
+    session = cml.Session(chain, gpu)
+    assert len(session.plan.steps) == 1  # one kernel has them all
+    agree(op, session.run(given)["y0"], wanted, arrays)
+    agree(op, cml.Session(chain, "cpu").run(given)["y0"], wanted, arrays)
+
+
+@pytest.mark.parametrize("op", ["sub", "div"])
+@pytest.mark.parametrize("twice", ["a result", "the same result", "an input"])
+def test_a_value_and_itself(op, twice, gpu):
+    """A driver makes 0 of x - x and 1 of x / x where it sees that both are one value."""
+    net = Net(1, 1, 1, len(VALUES))
+    first = "x" if twice == "an input" else net.op("sqr", "x")
+    second = net.op("mul", "x", "x") if twice == "the same result" else first
+    graph = net.graph(net.op("neg", net.op(op, first, second)))
+    session, given = cml.Session(graph, gpu), {"x": VALUES.reshape(1, 1, 1, -1)}
+    assert len(session.plan.steps) == 1
+    (wanted,) = cml.Session(graph, "cpu").run(given).values()
+    (got,) = session.run(given).values()
+    agree(op, got.ravel(), wanted.ravel(), [VALUES])
+
+
+def behind(producer, op, x):
+    """The operator as epilogue of a product by 1: [n, 1] by [1, 1], or a conv of four channels."""
+    maps = producer == "conv"
+    shape = (1, 4, 1, x.size) if maps else (x.size, 1)
+    weights = np.eye(4, dtype=np.float32)[:, :, None, None] if maps else np.ones((1, 1), np.float32)
+    constants, inputs = {"weights": weights}, ("x", "weights")
+    if maps:
+        constants["bias"], inputs = np.zeros((), np.float32), (*inputs, "bias")
+    extra = {"clamp": (-1.0, 2.0), "prelu": (0.5,)}.get(op, (2.0,) * (ROWS[op].arity - 1))
+    names = tuple(f"operand{i}" for i in range(len(extra)))
+    one = np.ones((1, 1, 1, 1) if maps else (1, 1), np.float32)
+    constants |= {n: one * np.float32(v) for n, v in zip(names, extra, strict=True)}
+    attrs = {"padding": [(0, 0), (0, 0)]} if maps else {}
+    nodes = (
+        Node(producer, inputs, ("sum",), full_attrs(producer, attrs)),
+        Node(op, ("sum", *names), ("y",), full_attrs(op, attrs_of(op))),
+    )
+    facts = {"x": cml.Fact("scalar", shape)}
+    facts |= {n: cml.Fact("scalar", a.shape) for n, a in constants.items()}
+    graph = infer_facts(Graph(op, ("x",), ("y",), nodes, facts, constants))
+    given = np.zeros(shape, np.float32)
+    given[(0, 1, 0) if maps else (slice(None), 0)] = x
+    alone = [given, *(constants[n] for n in names)]
+    return graph, {"x": given}, graph_of(op, alone)
+
+
+@pytest.mark.parametrize(
+    ("producer", "op"),
+    [("matmul", name) for name, row in ROWS.items() if row.fusable]
+    + [("conv", op) for op in ("clamp", "leaky_relu", "prelu", "relu", "sigmoid", "tanh")],
+)
+def test_behind_another(producer, op, gpu):
+    x = VALUES[np.isfinite(VALUES)] if producer == "conv" else VALUES
+    graph, given, (alone, values) = behind(producer, op, x)
+    wanted = cml.Session(alone, "cpu").run(values)["y0"]
+    for on in (gpu, "cpu"):
+        session = cml.Session(graph, on)
+        got = session.run(given)["y"]
+        # a sum of products begins with 0, which takes the sign of -0
+        agree(op, got.ravel(), wanted.ravel(), [given["x"].ravel()], zeros=False)
+
+
+@pytest.mark.parametrize("op", ["clamp", "leaky_relu", "prelu", "relu", "sigmoid", "tanh"])
+def test_behind_a_conv(op, gpu):
+    """One channel at a time: a NaN in a sum of four would be in all of them."""
+    for value in VALUES[~np.isfinite(VALUES)]:
+        graph, given, _ = behind("conv", op, np.array([value]))
+        got, wanted = (cml.Session(graph, on).run(given)["y"] for on in (gpu, "cpu"))
+        agree(op, got.ravel(), wanted.ravel(), [given["x"].ravel()], zeros=False)
+
+
+@pytest.mark.parametrize("op", ["sin", "cos"])
+def test_angles_of_any_size(op, gpu, rng):
+    """Every power of two, and what is next to a multiple of pi."""
+    powers = np.float32(2.0) ** rng.uniform(-20, 127.9, 4096)
+    near = (np.arange(1, 4096) * rng.integers(1, 9000, 4095) * (np.pi / 2)).astype(np.float32)
+    x = np.concatenate([powers.astype(np.float32), -near])
+    graph, given = graph_of(op, [x])
+    got = cml.Session(graph, gpu).run(given)["y0"]
+    wanted = getattr(np, op)(x.astype(np.float64))
+    assert np.abs(got - wanted).max() < 4e-7
+
+
+@pytest.mark.parametrize("op", ["asinh", "atanh", "softplus", "acosh"])
+def test_logarithms_next_to_one(op, gpu):
+    """What rounding takes from 1 + u is given back: the result is exact to its own last digits."""
+    x = np.geomspace(1e-7, 1e-2, 256).astype(np.float32)
+    given = {"softplus": np.log(x), "acosh": 1 + x}.get(op, x)
+    wanted = {
+        "asinh": np.arcsinh, "atanh": np.arctanh, "acosh": np.arccosh,
+        "softplus": lambda v: np.log1p(np.exp(v)),
+    }[op](given.astype(np.float64))  # fmt: skip
+    graph, values = graph_of(op, [given])
+    got = cml.Session(graph, gpu).run(values)["y0"]
+    assert (np.abs(got - wanted) / wanted).max() < 3e-6
+
+
+def test_running_sums_keep_what_rounding_takes(gpu):
+    x = np.full(4000, 0.1, np.float32)
+    attrs = {"axis": 0, "exclusive": False, "reverse": False}
+    graph, given = case_graph("cumsum", Case((x,), attrs))
+    got = cml.Session(graph, gpu).run(given)["y0"]
+    wanted = np.cumsum(x, dtype=np.float64)
+    assert (np.abs(got - wanted) / wanted).max() < 1e-7
+
+
+SOFTMAX = np.array(
+    [[1, 2, 3], [np.nan, 1, 2], [1, 2, np.nan], [np.inf, 1, -np.inf], [-np.inf] * 3,
+     [3e38, -3e38, 0], [-np.inf, 5, 5]], np.float32
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [3, 300, 9000])
+@pytest.mark.parametrize("inner", [1, 2])
+def test_softmax(length, inner, gpu):
+    """By threads, by trees, in several steps."""
+    x = np.zeros((len(SOFTMAX), length), np.float32)
+    x[:, :2], x[:, 2:] = SOFTMAX[:, :2], SOFTMAX[:, 2:]
+    x = np.repeat(x[..., None], inner, -1)
+    check_on_gpu("softmax", Case((x,), {"axes": [1]}), gpu)
+
+
+@pytest.mark.parametrize("op", ["argmax_reduce", "argmin_reduce", "max_reduce", "min_reduce"])
+@pytest.mark.parametrize("length", [5, 300, 9000])
+def test_extremes(op, length, gpu):
+    """The first NaN is the extreme; of equals, both zeros among them, the first."""
+    rows = [(1, np.nan, np.nan), (np.inf, 3, np.nan), (-np.inf, -np.inf, np.inf), (-0.0, 0.0, 0)]
+    x = np.zeros((len(rows), length), np.float32)
+    x[:, 1], x[:, 2], x[:, length - 1] = np.array(rows, np.float32).T
+    check_on_gpu(op, Case((x,), {"axes": [1]}), gpu)
+    check_on_gpu(op, Case((np.repeat(x[..., None], 3, -1),), {"axes": [1]}), gpu)
+
+
+@pytest.mark.parametrize("op", ["sum_reduce", "mean_reduce", "any_reduce", "all_reduce"])
+def test_sums(op, gpu):
+    x = np.array([[1, np.inf, 2], [np.inf, -np.inf, 0], [np.nan, 1, 1]], np.float32)
+    if op in ("any_reduce", "all_reduce"):
+        x = x > 1
+    attrs = {"axes": [1]} | ({"normalize": False} if op == "sum_reduce" else {})
+    check_on_gpu(op, Case((x,), attrs), gpu)
+
+
+@pytest.mark.parametrize("op", ["box", "avg_pool", "rms_pool", "max_pool", "argmax_pool"])
+@pytest.mark.parametrize("border", ["constant", "ignore", "reflect"])
+def test_pools(op, border, gpu):
+    x = np.zeros((1, 4, 9, 9), np.float32)
+    x[0, :, 4, 4] = np.nan, np.inf, -np.inf, -0.0
+    x[0, 1:3, 5, 5] = -np.inf, -1
+    attrs = {
+        "size": [1, 1, 3, 3], "border": border, "padding": [], "stride": [], "dilation": []
+    } | ({"normalize": True} if op == "box" else {})  # fmt: skip
+    check_on_gpu(op, Case((x,), attrs), gpu)

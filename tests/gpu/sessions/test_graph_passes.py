@@ -1,0 +1,203 @@
+"""Optimized graphs against the same graphs as they were, on the CPU and on the GPU."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import cml_engine as cml
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.backends.shadow import shadow_run
+from cml_engine.gpu.program import inspect
+from cml_engine.gpu.program.program import GpuProgram
+from cml_engine.ops.elementwise.row import ROWS
+from cml_engine.passes import STAGES, optimize, rules
+from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.session import CompileOptions, Session
+from cml_engine.testing import SENTINEL, full_attrs, random_partition
+from tests.fixtures.graphs import BLOCKS, Net, random_graph
+
+REWRITING = ("common", "bypass", "padding", "affine", "normalization", "fuse", "chains", "views")
+
+
+def close(got, wanted, why, largest=1.0):
+    """Folded weights are rounded once more, by 2^-24 of the largest term."""
+    for name in wanted:
+        largest = max(largest, float(np.abs(wanted[name]).max(initial=1.0)))
+        np.testing.assert_allclose(got[name], wanted[name], 1e-4, 1e-5 * largest, err_msg=why)
+
+
+def drawn(seed):
+    """A random graph, its inputs, its outputs, and the largest value in it. What a product of
+    large values rounds by is more than any tolerance, so these are not looked at."""
+    graph, inputs = random_graph(seed)
+    sizes = [1.0]
+
+    def watch(node, values):
+        sizes.extend(float(np.abs(value).max(initial=0)) for value in values)
+
+    wanted = CpuProgram(graph).run(inputs, watch)
+    assume(max(sizes) < 100)
+    return graph, inputs, wanted, max(sizes)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("without", ["", *REWRITING])
+def test_blocks_give_equal_results_without_any_pass(block, without, gpu):
+    net = BLOCKS[block]()
+    graph, inputs = net.graph(net.nodes[-1].outputs[0]), net.input()
+    wanted = CpuProgram(graph).run(inputs)
+    options = CompileOptions(without=frozenset({without} - {""}))
+    for backend in ("cpu", gpu):
+        close(Session(graph, backend, options).run(inputs), wanted, f"{block} {backend}")
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_fused_node_agrees_with_numpy(block, gpu):
+    net = BLOCKS[block]()
+    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    assert [check.node.title for check in shadow_run(graph, gpu, net.input()) if not check.ok] == []
+
+
+@pytest.mark.parametrize("block", ["se", "layer_norm", "dense"])
+def test_chains_run_in_any_partition_of_their_workgroups(block, gpu):
+    net = BLOCKS[block](40, 32)
+    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    assert any(node.epilogues and node.op in ROWS for node in graph.nodes) or block == "dense"
+    plan = lower(graph, gpu.limits, choose_layout(graph))
+    program, whole = GpuProgram(plan, gpu), [(s.index, 0, s.groups) for s in plan.steps]
+    inputs = net.input()
+    wanted = program.run(inputs)
+    assert max(step.groups for step in plan.steps) > 1
+    for seed in range(3):
+        inspect.run_ranges(program, inputs, random_partition(whole, seed))
+        for name, place in plan.outputs.items():
+            np.testing.assert_array_equal(inspect.read_tensor(program, place), wanted[name])
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_random_graphs_on_the_gpu(seed, gpu):
+    graph, inputs, wanted, largest = drawn(seed)
+    close(Session(graph, gpu).run(inputs), wanted, f"seed {seed}", largest)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_random_graphs_on_the_cpu(seed):
+    """After every single stage."""
+    graph, inputs, wanted, largest = drawn(seed)
+    for name, stage, _ in STAGES:
+        graph = stage(graph)
+        close(CpuProgram(graph).run(inputs), wanted, f"seed {seed}, after {name}", largest)
+
+
+def bits(graph, inputs, gpu, **options):
+    plan = lower(graph, gpu.limits, choose_layout(graph), PlanOptions(**options))
+    program = GpuProgram(plan, gpu)
+    inspect.fill_arena(program, SENTINEL)
+    return {name: value.view(np.uint32) for name, value in program.run(inputs).items()}
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_chains_and_views_have_the_bits_of_operators_apart(seed, gpu):
+    graph, inputs, _, _ = drawn(seed)
+    apart, fused = (optimize(graph, frozenset(w)) for w in ({"chains"}, set[str]()))
+    wanted = bits(apart, inputs, gpu, views=False)
+    for other in (bits(apart, inputs, gpu), bits(fused, inputs, gpu)):
+        for name in wanted:
+            np.testing.assert_array_equal(other[name], wanted[name], f"seed {seed}: {name}")
+
+
+def test_the_rule_in_the_documents_works(gpu):
+    page = Path(__file__).resolve().parents[3] / "docs/fusing.md"
+    options, example = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    net = Net(2, 3, 70)
+    graph, inputs = net.graph(net.op("mul", "x", net.op("abs", "x"))), net.input()
+    before = list(rules._REGISTERED)
+    try:
+        exec(example, {"__name__": "game", "__file__": __file__})
+        names: dict[str, object] = {"cml": cml, "graph": graph, "gpu": gpu}
+        exec(options, names)
+        for session in (Session(graph, gpu), Session(graph, "cpu"), names["slow"]):
+            assert isinstance(session, Session)
+            assert [node.op for node in session.graph.nodes] == ["sharpened"]
+            close(session.run(inputs), CpuProgram(graph).run(inputs), session.backend)
+    finally:
+        rules._REGISTERED[:] = before
+        cml.unregister("sharpened")
+
+
+def test_a_chain_rounds_after_every_operator(gpu):
+    """Where a driver sees it, ``(a + b) - b`` is ``a``, and a product and a sum round once."""
+    net = Net(4, 256)
+    b = net.random(4, 256, low=10.0, high=1000.0)
+    h = net.op("sub", net.op("add", "x", b), b)
+    graph, inputs = net.graph(net.op("add", net.op("mul", h, b), "x")), net.input()
+    x, operand = inputs["x"], graph.constants[b]
+    session = Session(graph, gpu)
+    assert session.plan is not None and len(session.plan.steps) == 1
+    wanted = ((x + operand) - operand) * operand + x
+    np.testing.assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted)
+
+
+def test_a_tree_rounds_after_every_operator(gpu):
+    """A driver makes a multiply-add of a sum of products, and ``b`` of ``(h + b) - h``."""
+    net = Net(4, 256)
+    b, c, d = (net.random(4, 256, low=10.0, high=1000.0) for _ in range(3))
+    h = net.op("add", net.op("mul", "x", b), net.op("mul", c, d))
+    back = net.op("sub", net.op("add", h, b), h)
+    graph, inputs = net.graph(net.op("mul", back, back)), net.input()
+    x, (b, c, d) = inputs["x"], (graph.constants[n] for n in (b, c, d))
+    session = Session(graph, gpu)
+    assert session.plan is not None and len(session.plan.steps) == 1
+    wanted = x * b + c * d
+    wanted = (wanted + b) - wanted
+    np.testing.assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted * wanted)
+
+
+def test_slices_and_stacks_in_place_have_the_bits_of_copies(gpu):
+    net = Net(1, 64, 8, 8)
+    h = net.op("sin", "x")
+    parts = [
+        net.op("slice", h, axes=[1], begin=[16 * i], end=[16 * i + 16], stride=[1])
+        for i in range(4)
+    ]
+    gated = [net.op("mul", net.op("tanh", parts[i]), parts[i + 1]) for i in range(3)]
+    rows = [net.op("reshape", g, shape=[16, 64]) for g in gated]
+    apart = [net.op("exp", row) for row in rows]
+    graph = net.graph(net.op("neg", net.op("stack", *apart, axis=0)))
+    inputs, fused = net.input(), optimize(graph)
+    plans = [lower(fused, gpu.limits, {}, PlanOptions(views=v)) for v in (True, False)]
+    assert [[s.op for s in plan.steps].count("slice") for plan in plans] == [0, 4]
+    assert [[s.op for s in plan.steps].count("stack") for plan in plans] == [0, 3]
+    one, other = bits(fused, inputs, gpu), bits(fused, inputs, gpu, views=False)
+    np.testing.assert_array_equal(one[graph.outputs[0]], other[graph.outputs[0]])
+
+
+def test_a_rule_s_whole_numbers_are_an_operand_on_every_backend(gpu):
+    """``abs(x)`` becomes ``x`` with its rows in another order."""
+    net = Net(2, 3)
+    graph = net.graph(net.op("abs", "x"))
+
+    def reordered(match):
+        rows = match.add_constant("rows", np.array([1, 0]))
+        return match.node("gather", (match.last.inputs[0], rows), full_attrs("gather", {"axis": 0}))
+
+    rule = rules.register_rule(rules.Rule("reordered", ("abs",), reordered))
+    try:
+        sessions = [Session(graph, backend) for backend in ("cpu", gpu)]
+    finally:
+        rules.unregister_rule(rule)
+    inputs = net.input()
+    for session in sessions:
+        np.testing.assert_array_equal(session.run(inputs)["t0"], inputs["x"][::-1])

@@ -1,0 +1,343 @@
+"""HLSL to SPIR-V: cached on disk, compiled once, and errors that show the line."""
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cml_engine.errors import DeviceError, InputError, ShaderCompileError
+from cml_engine.files import atomic_write
+from cml_engine.files.folders import cache_folder
+from cml_engine.gpu.shaders import compilers, slang
+from cml_engine.gpu.shaders.hlsl import compile_spirv, shader_key
+
+GOOD = """\
+#include "half.hlsli"
+[numthreads(64, 1, 1)]
+void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
+{
+    uint group = CML_GROUP(gid);
+    if (group >= cml_end) return;
+    uint i = group * 64 + lane;
+    if (i < n) T1[i] = FACTOR * T0[i];
+}
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "half.hlsli").write_text("#define FACTOR 0.5\n")
+    path = tmp_path / "scale.hlsl"
+    path.write_text(GOOD)
+    return path
+
+
+def key_of(path, **defines):
+    return shader_key(path, "n:u", 2, defines, trusted=False)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The paths of the sources that are compiled from now on."""
+    paths = []
+
+    def record(request):
+        paths.append(request.path)
+        return compile(request)
+
+    compile = compilers.compile
+    monkeypatch.setattr(compilers, "compile", record)
+    return paths
+
+
+def test_a_source_is_compiled_once(kernel, compiled):
+    code = compile_spirv(key_of(kernel))
+    assert code[:4] == b"\x03\x02\x23\x07"
+    assert compile_spirv(key_of(kernel)) == code
+    assert compiled == [kernel]
+
+
+def test_everything_that_matters_is_in_the_key(kernel, compiled):
+    def times():
+        compile_spirv(key_of(kernel))
+        return len(compiled)
+
+    assert times() == 1
+    compile_spirv(key_of(kernel, A=1))
+    assert times() == 2
+    (kernel.parent / "half.hlsli").write_text("#define FACTOR 0.25\n")
+    assert times() == 3
+    kernel.write_text(GOOD + "// changed\n")
+    assert times() == 4
+
+
+@pytest.mark.parametrize("include", ["#include <half.hlsli>", '/* it */ # include "half.hlsli"'])
+def test_an_include_is_followed_however_it_is_written(kernel, compiled, include):
+    kernel.write_text(GOOD.replace('#include "half.hlsli"', include))
+    before = compile_spirv(key_of(kernel))
+    (kernel.parent / "half.hlsli").write_text("#define FACTOR 0.25\n")
+    assert compile_spirv(key_of(kernel)) != before
+    assert len(compiled) == 2
+
+
+def test_a_file_that_cannot_be_followed_is_refused_by_name(kernel):
+    """Its changes would not be seen: the shader in the cache would stay as it was."""
+    text = '#define FILE "half.hlsli"\n#include FILE'
+    kernel.write_text(GOOD.replace('#include "half.hlsli"', text))
+    with pytest.raises(ShaderCompileError, match=r"scale\.hlsl reads .*half\.hlsli.*#include"):
+        compile_spirv(key_of(kernel))
+
+
+def test_kernels_written_inline_differ_by_every_sign(tmp_path, monkeypatch):
+    """A dot too: 1.5 and 15."""
+    monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path))
+    source = GOOD.partition("\n")[2].replace("FACTOR", "1.5")
+
+    def inline(text):
+        return shader_key("game.py", "n:u", 2, {}, trusted=False, inline=text)
+
+    codes = {compile_spirv(inline(text)) for text in (source, source.replace("1.5", "15"))}
+    assert len(codes) == 2
+
+
+def test_the_same_kernel_elsewhere_is_the_same(kernel, tmp_path, compiled):
+    compile_spirv(key_of(kernel))
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    for name in ("half.hlsli", "scale.hlsl"):
+        (copy / name).write_bytes((tmp_path / name).read_bytes())
+    compile_spirv(key_of(copy / "scale.hlsl"))
+    assert compiled == [kernel]
+
+
+def test_a_changed_kernel_is_another_pipeline(gpu, kernel):
+    """The process that has built one sees the change as a second process would."""
+    first = gpu.pipeline(key_of(kernel))
+    assert gpu.pipeline(key_of(kernel)) is first
+    (kernel.parent / "half.hlsli").write_text("#define FACTOR 0.25\n")
+    assert gpu.pipeline(key_of(kernel)) is not first
+
+
+# ------------------------------------------------------------------ damage
+
+
+def damage(content):
+    line, _, code = content.partition(b"\n")
+    return {
+        "empty": b"",
+        "cut in the code": content[:-8],
+        "cut in the first line": content[:20],
+        "foreign": b"\x7fELF" + bytes(200),
+        "a changed word": content[:-40] + bytes(4) + content[-36:],
+        "another kind": line.replace(b'"spirv"', b'"wgsl"') + b"\n" + code,
+        "another format": line.replace(b'"format": 1', b'"format": 99') + b"\n" + code,
+        "code alone": code,
+        "nested deep": b"[" * 4000 + b"\n" + code,
+        "no object": b"7\n" + code,
+    }
+
+
+@pytest.mark.parametrize("kind", damage(b"\n"))
+def test_an_entry_that_is_not_whole_is_made_again(kernel, compiled, kind):
+    code = compile_spirv(key_of(kernel))
+    (entry,) = cache_folder().rglob("*.shader")
+    content = entry.read_bytes()
+    entry.write_bytes(damage(content)[kind])
+    assert compile_spirv(key_of(kernel)) == code
+    assert len(compiled) == 2
+    assert entry.read_bytes() == content
+
+
+def test_an_entry_of_another_compiler_is_made_again(kernel, compiled, monkeypatch):
+    compile_spirv(key_of(kernel))
+    monkeypatch.setattr(compilers, "version", lambda: "slangpy-99.0")
+    for _ in range(2):
+        compile_spirv(key_of(kernel))
+    assert len(compiled) == 2
+
+
+def test_without_a_compiler_a_warm_cache_is_enough(kernel, monkeypatch):
+    code = compile_spirv(key_of(kernel))
+    monkeypatch.setattr(compilers, "version", lambda: None)
+    monkeypatch.setattr(compilers, "library", missing)
+    assert compile_spirv(key_of(kernel)) == code
+
+
+def test_without_a_compiler_what_is_missing_is_said(kernel, monkeypatch):
+    monkeypatch.setattr(compilers, "_PACKAGE", "no_such_compiler")
+    monkeypatch.setattr(compilers, "_pool", lambda: compilers.Pool(1))
+    compilers.library.cache_clear()
+    with pytest.raises(DeviceError, match=r"no HLSL compiler.*the cache does not have"):
+        compile_spirv(key_of(kernel))
+    compilers.library.cache_clear()
+
+
+def missing():
+    raise DeviceError("no compiler")
+
+
+def test_nothing_is_left_of_an_entry_that_could_not_be_written(kernel, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic_write, "_put", full)
+    assert compile_spirv(key_of(kernel))
+    assert [file for file in cache_folder().rglob("*") if file.is_file()] == []
+
+
+# ------------------------------------------------------------------ compilers
+
+
+def arguments_of(path):
+    chosen = ["-profile", "cs_6_2", "-entry", "main", "-target", "spirv"]
+    return [*compilers.OPTIONS, *chosen, str(path)]
+
+
+PLAIN = "RWStructuredBuffer<float> T0; [numthreads(1, 1, 1)] void main() { T0[0] = 1.0; }"
+
+
+@pytest.fixture
+def pool(tmp_path):
+    (tmp_path / "plain.hlsl").write_text(PLAIN)
+    (tmp_path / "wrong.hlsl").write_text(PLAIN.replace("T0[0]", "T1[0]"))
+    made = compilers.Pool(2)
+    yield made
+    made.close()
+
+
+def test_a_compiler_in_a_process_of_its_own_gives_the_same_code(pool, tmp_path):
+    here, beside = pool._take(), pool._take()
+    assert (type(here), type(beside)) == (slang.Slang, compilers._Process)
+    path = tmp_path / "plain.hlsl"
+    code, files = beside.compile(arguments_of(path))
+    assert (code, files) == here.compile(arguments_of(path))
+    assert [Path(file).name for file in files] == ["plain.hlsl"]
+    for compiler in (here, beside):
+        with pytest.raises(slang.SlangError, match="T1"):
+            compiler.compile(arguments_of(tmp_path / "wrong.hlsl"))
+
+
+def test_a_compiler_process_that_dies_is_done_without(pool, tmp_path):
+    here, beside = pool._take(), pool._take()
+    beside._process.kill()
+    beside._process.wait()
+    pool._give(here)
+    pool._give(beside)
+    code, _ = pool.compile(arguments_of(tmp_path / "plain.hlsl"))
+    assert code[:4] == b"\x03\x02\x23\x07"
+
+
+class Fake:
+    """A compiler that is quick, and interrupted by ``errors`` first."""
+
+    def __init__(self, errors=()):
+        self.errors = errors
+
+    def compile(self, arguments):
+        time.sleep(0.01)  # others come meanwhile
+        if self.errors:
+            raise self.errors.pop()
+        return b"code", []
+
+
+@pytest.mark.parametrize("why", [KeyboardInterrupt, EOFError])
+def test_a_compiler_that_was_interrupted_is_replaced(monkeypatch, why):
+    """By another one in this process, where that was the last."""
+    pool, errors = compilers.Pool(2), [why]
+    monkeypatch.setattr(compilers, "_here", lambda: Fake(errors))
+    if why is KeyboardInterrupt:
+        with pytest.raises(why):
+            pool.compile([])
+    assert pool.compile([]) == (b"code", [])
+    assert pool._count == len(pool._idle) == 1
+
+
+def test_a_compiler_that_cannot_be_loaded_is_an_error_with_the_next_step(monkeypatch):
+    monkeypatch.setattr(compilers, "library", lambda: __file__)
+    pool = compilers.Pool(1)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=r"cannot be loaded: .*test_hlsl.*pip install"):
+            pool.compile([])
+
+
+def test_where_no_process_can_be_started_one_compiler_does_all(monkeypatch):
+    def refused(*_, **__):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(compilers.subprocess, "Popen", refused)
+    monkeypatch.setattr(compilers, "library", lambda: "")
+    monkeypatch.setattr(compilers, "_here", Fake)
+    pool = compilers.Pool(3)
+    with ThreadPoolExecutor(3) as threads:
+        codes = list(threads.map(lambda _: pool.compile([])[0], range(6)))
+    assert codes == [b"code"] * 6 and pool._count == 1
+
+
+def test_sources_compiled_at_once_take_both(pool, tmp_path):
+    path = tmp_path / "plain.hlsl"
+    with ThreadPoolExecutor(4) as threads:
+        codes = list(threads.map(lambda _: pool.compile(arguments_of(path))[0], range(12)))
+    assert len(set(codes)) == 1
+    assert len(pool._processes) == 1
+
+
+def test_a_program_that_is_no_plain_python_starts_no_processes(monkeypatch):
+    """A game with Python inside would start itself."""
+    monkeypatch.delenv("CML_COMPILERS", raising=False)
+    monkeypatch.setattr(compilers.os, "cpu_count", lambda: 8)
+    assert compilers._most() == 8
+    monkeypatch.setattr(sys, "executable", "/games/planet")
+    assert compilers._most() == 1
+
+
+# ------------------------------------------------------------------ messages
+
+
+def test_errors_show_the_kernel_s_own_file_and_line(kernel):
+    kernel.write_text(GOOD.replace("FACTOR * T0[i]", "missing * T0[i]"))
+    with pytest.raises(ShaderCompileError) as caught:
+        compile_spirv(key_of(kernel))
+    assert "scale.hlsl:8" in str(caught.value) and "missing" in str(caught.value)
+
+
+def test_a_missing_kernel_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"nowhere\.hlsl"):
+        shader_key(tmp_path / "nowhere.hlsl", "", 1, {}, trusted=False)
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(kernel, monkeypatch):
+    blocker = kernel.parent / "blocked"
+    blocker.write_text("a file where a folder should be")
+    monkeypatch.setenv("CML_CACHE_DIR", str(blocker))
+    assert compile_spirv(key_of(kernel))
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    """Run the same small model in two processes; the second must not even load the compiler."""
+    script = """
+import numpy as np, sys
+import cml_engine as cml
+from cml_engine.graph import Fact, Graph, Node, Attrs
+from cml_engine.ops import load_families
+load_families()
+facts = {"x": Fact("scalar", (100,)), "y": Fact("scalar", (100,))}
+graph = Graph("g", ("x",), ("y",), (Node("exp", ("x",), ("y",), Attrs()),), facts)
+out = cml.Session(graph, "gpu").run({"x": np.zeros(100, np.float32)})
+from cml_engine.gpu.shaders import compilers
+print("compiled" if compilers._pool()._count else "cached", out["y"][0])
+"""
+    root = Path(__file__).parents[3]
+    env = {**os.environ, "CML_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert said == [["compiled", "1.0"], ["cached", "1.0"]]

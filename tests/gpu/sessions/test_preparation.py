@@ -1,0 +1,190 @@
+"""Networks made ready during frames, by a thread that is slow, fails, or is in the way."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import ShaderCompileError
+from cml_engine.gpu.frames.executor import FrameExecutor
+from cml_engine.gpu.gpu import Gpu
+from cml_engine.gpu.program import common
+from cml_engine.gpu.program.preparation import BUILDER, Builder
+from tests.gpu.frames.test_frame_scheduler import conv_net
+from tests.gpu.sessions.test_faults import Host, within
+
+
+@pytest.fixture
+def image(rng):
+    return rng.standard_normal((1, 8, 24, 24)).astype(np.float32)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Every pipeline takes up to some milliseconds, found or built; the labels that are refused."""
+    refused, chance, usual = set(), random.Random(5), Gpu.pipeline
+
+    def pipeline(self, key):
+        time.sleep(0.004 * chance.random())
+        if refused & set(key.label.split()):
+            raise ShaderCompileError("planted")
+        return usual(self, key)
+
+    monkeypatch.setattr(Gpu, "pipeline", pipeline)
+    return refused
+
+
+def sessions(gpu, count, **options):
+    return [cml.Session(conv_net(f"net{k}", seed=k), gpu, **options) for k in range(count)]
+
+
+@within(60)
+def test_networks_that_are_prepared_slowly_all_come(gpu, image, slow):
+    """Evicted, dropped and run by the host in the meantime."""
+    wanted = [session.run({"x": image})["y"] for session in sessions(gpu, 6)]
+    chance, host = random.Random(1), Host(gpu, budget_ms=1.0)
+    for _ in range(3):
+        nets = sessions(gpu, 6, deferred=True)
+        jobs = [host.scheduler.submit(net, {"x": image}) for net in nets]
+        dropped = host.scheduler.submit(sessions(gpu, 1, deferred=True)[0], {"x": image})
+        for turn in range(40):
+            host.frame()
+            net = chance.choice(nets)
+            if turn % 5 == 0 and net.program.evictable:
+                net.program.evict()
+            if turn == 20:
+                dropped.cancel()
+                dropped = None
+                gc.collect()
+            time.sleep(0.001)
+        for result, want in zip(host.finish(*jobs), wanted, strict=True):
+            np.testing.assert_array_equal(result, want)
+    deadline = time.perf_counter() + 20
+    while BUILDER.doing().partition("last error")[0] and time.perf_counter() < deadline:
+        time.sleep(0.01)
+    assert not BUILDER.doing().partition("last error")[0], "the thread has nothing left to do"
+
+
+@within(60)
+def test_a_pipeline_that_cannot_be_built_fails_its_jobs_and_is_remembered(gpu, image, slow):
+    good, bad = sessions(gpu, 2, deferred=True)
+    host = Host(gpu, budget_ms=1.0)
+    jobs = [host.scheduler.submit(bad, {"x": image}) for _ in range(3)]
+    slow.update(bad.program._preparation._keys[0].label.split()[:1])
+    host.until(lambda: all(job.ended for job in jobs), limit=20_000)
+    slow.clear()
+    fine = host.scheduler.submit(good, {"x": image})
+    assert {(job.state, job.error) for job in jobs} == {("failed", "planted")}
+    assert "last error: 'net1'" in host.scheduler.describe()
+    host.finish(fine)
+
+
+@within(60)
+def test_what_failed_is_built_again_when_it_is_next_asked_for(gpu, image, slow):
+    """By a job, and by the host itself; what was said of it goes with the success."""
+    for again in ("job", "run"):
+        (net,) = sessions(gpu, 1, deferred=True)
+        host = Host(gpu, budget_ms=1.0)
+        slow.update(net.program._preparation._keys[0].label.split()[:1])
+        job = host.scheduler.submit(net, {"x": image})
+        host.until(lambda job=job: job.ended, limit=20_000)
+        assert job.error == "planted" and "last error: 'net0'" in BUILDER.doing()
+        slow.clear()
+        if again == "job":
+            host.finish(host.scheduler.submit(net, {"x": image}))
+        else:
+            net.run({"x": image})
+        assert "last error: 'net0'" not in BUILDER.doing()
+
+
+def test_an_evicted_model_reads_no_kernel_again(gpu, image, monkeypatch):
+    (net,) = sessions(gpu, 1)
+    wanted = net.run({"x": image})["y"]
+    monkeypatch.setattr(common, "kernel_content", lambda *a: pytest.fail("it read a file"))
+    net.program.evict()
+    np.testing.assert_array_equal(net.run({"x": image})["y"], wanted)
+
+
+def test_a_builder_says_what_it_does_and_what_waits():
+    builder, said = Builder(), []
+
+    def work():
+        builder.now("kernel 'a'")
+        said.append(builder.doing())
+
+    def fails():
+        builder.now("kernel 'b'")
+        raise ValueError("no such thing")
+
+    assert builder.doing() == ""
+    futures = [builder.submit("one", work), builder.submit("two", fails)]
+    assert futures[0].result(10) is None and isinstance(futures[1].exception(10), ValueError)
+    assert said[0].startswith("'one', kernel 'a' for 0.")
+    assert builder.doing() == "last error: 'two', kernel 'b': ValueError: no such thing"
+    builder.submit("one", work).result(10)
+    assert "last error: 'two'" in builder.doing()
+    builder.submit("two", work).result(10)
+    assert builder.doing() == ""
+
+
+@within(60)
+def test_pipelines_are_built_ahead_where_a_host_asks_for_it(gpu, image, monkeypatch):
+    monkeypatch.setattr(gpu, "_pipelines", {})
+    (session,) = sessions(gpu, 1, deferred=True)
+    assert gpu.pipelines_built == 0
+    session.build_ahead()
+    cml.Session(conv_net("net", seed=1), "cpu").build_ahead()
+    program = session.program
+    while not all(pipeline.done() for pipeline in gpu._pipelines.values()) or not gpu._pipelines:
+        time.sleep(0.001)
+    built = gpu.pipelines_built
+    assert not program.ready and built > 0
+    session.run({"x": image})
+    assert gpu.pipelines_built == built
+
+
+@within(60)
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_run_that_begins_after_a_frame_looked_does_not_hold_the_frame_up(
+    gpu, image, monkeypatch, evicted
+):
+    """Between the look whether a network is ready and the job's beginning: nothing waits, and
+    nothing is loaded there either."""
+    (session,) = sessions(gpu, 1)
+    wanted = session.run({"x": image})["y"]
+    host, program = Host(gpu), session.program
+    began, go_on, reserve = threading.Event(), threading.Event(), FrameExecutor.reserve
+
+    def run():
+        with program.residency.lock:
+            began.set()
+            go_on.wait(30)
+
+    runner = threading.Thread(target=run, daemon=True)
+
+    def late(executor, network):
+        if evicted:
+            network.evict()
+        else:
+            runner.start()
+            assert began.wait(10)
+        monkeypatch.undo()
+        return reserve(executor, network)
+
+    monkeypatch.setattr(FrameExecutor, "reserve", late)
+    job = host.scheduler.submit(session, {"x": image})
+    host.frame()
+    assert job.state == "queued" and (program.residency.arena is None) == evicted
+    if not evicted:
+        assert "another thread" in job.held_up
+        host.frame()
+        go_on.set()
+        runner.join(10)
+    (result,) = host.finish(job)
+    np.testing.assert_array_equal(result, wanted)

@@ -1,0 +1,362 @@
+"""Sessions: the GPU gives NumPy's answer, however the work is cut, and builds nothing twice."""
+
+import contextlib
+import queue
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.backends.shadow import shadow_run
+from cml_engine.errors import InputError
+from cml_engine.gpu.program import inspect, preparation
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
+from cml_engine.ops import register
+from cml_engine.ops.declaration.registry import lookup, unregister
+from cml_engine.ops.declaration.spec import OpSpec
+from cml_engine.ops.declaration.traits import NO_TRAITS
+from cml_engine.passes import optimize
+from cml_engine.passes.infer import infer_facts
+from cml_engine.report.validation import Validation
+from cml_engine.session import CompileOptions
+from cml_engine.testing import full_attrs, random_partition
+from tests.fixtures.models import inputs_abc, write_model, write_model_abc
+from tests.gpu.frames.test_frame_scheduler import Host
+
+#: the blog's model has no version line, which is a notice
+pytestmark = pytest.mark.filterwarnings("default")
+
+#: a bit of everything: blocked layout, epilogues, views, several outputs, an unused input
+MIXED = """\
+version 1.0;
+extension KHR_enable_operator_expressions;
+graph mixed(x, unused) -> (a, b, c)
+{
+    x = external<scalar>(shape = [1, 3, 11, 9]);
+    unused = external<scalar>(shape = [2]);
+    w1 = variable<scalar>(shape = [8, 3, 3, 3], label = 'w1');
+    w2 = variable<scalar>(shape = [8, 8, 3, 3], label = 'w2');
+    w3 = variable<scalar>(shape = [12, 8, 1, 1], label = 'w3');
+    slope = variable<scalar>(shape = [1, 8], label = 'slope');
+    c1 = conv(x, w1, 0.1);
+    p1 = prelu(c1, slope);
+    c2 = conv(p1, w2, 0.0);
+    s2 = add(c2, p1);
+    r2 = relu(s2);
+    c3 = conv(r2, w3, -0.25);
+    shaped = reshape(c3, shape = [1, 3, 2, 2, 11, 9]);
+    turned = transpose(shaped, axes = [0, 1, 4, 2, 5, 3]);
+    a = reshape(turned, shape = [1, 3, 22, 18]);
+    up = nearest_upsample(x, factor = [2, 2]);
+    b = a + up * 0.5;
+    c = softmax(mean_reduce(r2, axes = [2, 3]));
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    rng = np.random.default_rng(3)
+    shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "w3": (12, 8, 1, 1), "slope": (1, 8)}
+    tensors = {k: rng.standard_normal(s).astype(np.float32) / 4 for k, s in shapes.items()}
+    return cml.load(write_model(tmp_path_factory.mktemp("mixed") / "m", MIXED, **tensors))
+
+
+@pytest.fixture
+def inputs(rng):
+    return {
+        "x": rng.standard_normal((1, 3, 11, 9)).astype(np.float32),
+        "unused": np.zeros(2, np.float32),
+    }
+
+
+def test_model_abc_agrees_with_numpy(tmp_path, gpu):
+    graph = cml.load(write_model_abc(tmp_path / "abc"))
+    got = cml.Session(graph, gpu).run(inputs_abc())
+    wanted = cml.Session(graph, "cpu").run(inputs_abc())
+    assert list(got) == ["output1", "output2"]
+    assert got["output1"].shape == (1, 128, 1, 1)
+    for name in wanted:
+        np.testing.assert_allclose(got[name], wanted[name], rtol=0, atol=1e-5)
+
+
+def test_mixed_network_agrees_with_numpy_twice(mixed, inputs, gpu):
+    session = cml.Session(mixed, gpu)
+    wanted = cml.Session(mixed, "cpu").run(inputs)
+    for _ in range(2):
+        got = session.run(inputs)
+        for name in wanted:
+            np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+def test_every_pass_may_be_left_out(mixed, inputs, gpu):
+    wanted = cml.Session(mixed, "cpu").run(inputs)
+    for without in ({"fuse"}, {"fold"}, {"fuse", "fold", "dead_code", "sweep"}):
+        for blocked in (True, False):
+            options = CompileOptions(frozenset(without), blocked)
+            got = cml.Session(mixed, gpu, options).run(inputs)
+            for name in wanted:
+                np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+def test_any_partition_of_a_network_gives_the_same_bits(mixed, inputs, gpu):
+    session = cml.Session(mixed, gpu)
+    wanted = session.run(inputs)
+    program = session.program
+    whole = [(step.index, 0, step.groups) for step in session.plan.steps]
+    for seed in range(3):
+        inspect.fill_arena(program, 0x7FC0CAFE)
+        inspect.run_ranges(program, inputs, random_partition(whole, seed))
+        for name, place in session.plan.outputs.items():
+            np.testing.assert_array_equal(inspect.read_tensor(program, place), wanted[name])
+
+
+def test_a_second_session_builds_no_pipeline(mixed, gpu):
+    cml.Session(mixed, gpu)
+    built = gpu.pipelines_built
+    cml.Session(mixed, gpu)
+    assert gpu.pipelines_built == built
+
+
+def test_pipelines_are_built_beside_each_other_each_once(mixed, inputs, monkeypatch):
+    """The first two builds wait for each other, which one thread could not do."""
+    gpu = cml.Gpu()
+    build, built, meet = gpu._build, [], threading.Barrier(2)
+
+    def watched(key):
+        built.append((threading.current_thread(), key))
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meet.wait(timeout=20)
+            meet.abort()  # only the first two
+        return build(key)
+
+    monkeypatch.setattr(gpu, "_build", watched)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    preparation._builders.forget()
+    session = cml.Session(mixed, gpu)
+    threads, keys = ({pair[i] for pair in built} for i in (0, 1))
+    assert len(keys) == len(built) == gpu.pipelines_built > 2
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
+    alone = cml.Session(mixed, "cpu").run(inputs)
+    np.testing.assert_allclose(session.run(inputs)["a"], alone["a"], atol=1e-4)
+
+
+def test_a_pipeline_that_many_threads_want_is_built_once_and_again_after_a_failure(
+    gpu, monkeypatch
+):
+    asked, started, answers = [], [], queue.Queue()
+
+    class Watched(dict):
+        def setdefault(self, key, value):
+            asked.append(key)
+            return super().setdefault(key, value)
+
+    def build(key):
+        started.append(key)
+        answer = answers.get(timeout=20)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(gpu, "_build", build)
+    monkeypatch.setattr(gpu, "_pipelines", Watched())
+    with ThreadPoolExecutor(4) as pool:
+        for answer in (cml.DeviceError("refused"), "pipeline"):
+            asked.clear(), started.clear()
+            wanted = [pool.submit(gpu.pipeline, "key") for _ in range(4)]
+            while len(asked) < 4 and not any(future.done() for future in wanted):
+                time.sleep(0.01)
+            answers.put(answer)
+            ended = [future.exception() or future.result() for future in wanted]
+            assert ended == [answer] * 4 and started == ["key"]
+
+
+def test_another_shape_builds_no_pipeline(tmp_path, gpu):
+    def graph(height, width):
+        text = f"""version 1.0;
+        graph g(x) -> (y) {{
+            x = external<scalar>(shape = [1, 4, {height}, {width}]);
+            w = variable<scalar>(shape = [8, 4, 3, 3], label = 'w');
+            c = conv(x, w, 0.0);
+            y = mean_reduce(c, axes = [2, 3]);
+        }}"""
+        folder = tmp_path / f"{height}x{width}"
+        return cml.load(write_model(folder, text, w=np.ones((8, 4, 3, 3), np.float32)))
+
+    cml.Session(graph(16, 16), gpu)
+    built = gpu.pipelines_built
+    # as wide a multiple of what a thread makes of a line: how much that is, is part of a variant
+    cml.Session(graph(24, 16), gpu)
+    assert gpu.pipelines_built == built
+
+
+def test_variables_keep_their_state_in_their_own_session(tmp_path, gpu):
+    text = """version 1.0;
+    extension KHR_enable_operator_expressions;
+    graph counter(x) -> (y)
+    {
+        x = external<scalar>(shape = [3]);
+        total = variable<scalar>(shape = [3], label = 'total');
+        sum = total + x;
+        y = total * 1.0;
+        new = update(total, sum);
+    }"""
+    graph = cml.load(write_model(tmp_path / "m", text, total=np.zeros(3, np.float32)))
+    x = {"x": np.array([1, 2, 3], np.float32)}
+    for backend in (gpu, "cpu"):
+        one, other = cml.Session(graph, backend), cml.Session(graph, backend)
+        for turn in range(3):
+            np.testing.assert_array_equal(one.run(x)["y"], turn * x["x"])
+        np.testing.assert_array_equal(other.run(x)["y"], np.zeros(3))
+        one.reset()
+        np.testing.assert_array_equal(one.run(x)["y"], np.zeros(3))
+
+
+def test_types_ranks_and_empty_tensors_reach_the_host(tmp_path, gpu):
+    text = """version 1.0;
+    graph types(i, l, e, s) -> (i2, l2, e2, s2)
+    {
+        i = external<integer>(shape = [2, 3]);
+        l = external<logical>(shape = [5]);
+        e = external<scalar>(shape = [2, 0, 3]);
+        s = external<scalar>(shape = []);
+        i2 = transpose(i, axes = [1, 0]);
+        l2 = not(l);
+        e2 = exp(e);
+        s2 = neg(s);
+    }"""
+    session = cml.Session(cml.load(write_model(tmp_path / "m", text)), gpu)
+    values = {
+        "i": np.array([[1, -2, 3], [4, 5, 2**31 - 1]], np.int32),
+        "l": np.array([True, False, True, True, False]),
+        "e": np.zeros((2, 0, 3), np.float32),
+        "s": np.float32(2.5),
+    }
+    got = session.run(values)
+    np.testing.assert_array_equal(got["i2"], values["i"].T)
+    np.testing.assert_array_equal(got["l2"], ~values["l"])
+    assert got["l2"].dtype == np.bool_ and got["e2"].shape == (2, 0, 3)
+    assert got["s2"].shape == () and got["s2"] == -2.5
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 0, 3), (3,)], ids=str)
+@pytest.mark.parametrize("dtype", ["scalar", "integer", "logical"])
+def test_every_output_has_the_type_and_shape_that_it_is_said_to_have(dtype, shape, gpu):
+    """Computed, an input, a constant or a variable; with elements or without; from a run, a job's
+    tensors or a file."""
+    value = np.ones(shape, NUMPY_DTYPE[dtype])
+    turned = full_attrs("transpose", {"axes": list(range(len(shape)))[::-1]})
+    reshaped = full_attrs("reshape", {"shape": [*shape, 1]})
+    nodes = (
+        Node("copy", ("x",), ("copied",), Attrs()),
+        Node("transpose", ("x",), ("turned",), turned),
+        Node("reshape", ("x",), ("shaped",), reshaped),
+    )
+    facts = dict.fromkeys(("x", "k", "v"), Fact(dtype, shape))
+    outputs = ("copied", "turned", "shaped", "x", "k", "v")
+    made = Graph(
+        "g", ("x",), outputs, nodes, facts, {"k": value, "v": value}, updates=(("v", "x"),)
+    )
+    graph = infer_facts(made)
+    inputs = {"x": value}
+    for backend in (gpu, "cpu"):
+        session = cml.Session(graph, backend)
+        found = [session.run(inputs)]
+        if backend is gpu:
+            host = Host(gpu, budget_ms=5.0)
+            job = host.scheduler.submit(session, inputs)
+            host.until(lambda job=job: job.ended and job.read("copied") is not None)
+            found.append({name: job.read(name) for name in outputs})
+            assert {name: job.tensor(name).fact for name in outputs} == session.outputs
+        for arrays in found:
+            for name, fact in session.outputs.items():
+                array = arrays[name]
+                assert isinstance(array, np.ndarray) and array.dtype == NUMPY_DTYPE[dtype], name
+                assert array.shape == fact.shape and np.all(array == 1), name
+
+
+def test_an_input_may_be_an_output_and_so_may_a_constant(tmp_path, gpu):
+    text = """version 1.0;
+    graph ends(x) -> (v, r)
+    {
+        x = external<scalar>(shape = [2, 3]);
+        v = variable<scalar>(shape = [4], label = 'v');
+        r = reshape(x, shape = [3, 2]);
+    }"""
+    v = np.arange(4, dtype=np.float32)
+    session = cml.Session(cml.load(write_model(tmp_path / "m", text, v=v)), gpu)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    got = session.run({"x": x})
+    np.testing.assert_array_equal(got["v"], v)
+    np.testing.assert_array_equal(got["r"], x.reshape(3, 2))
+
+
+def test_outputs_that_are_constants_of_any_length(tmp_path, gpu):
+    """A copy back begins at a multiple of eight bytes, whatever the outputs before it take."""
+    text = """version 1.0;
+    graph g(x) -> (v, w, r)
+    {
+        x = external<scalar>(shape = [3]);
+        v = variable<scalar>(shape = [5], label = 'v');
+        w = variable<integer>(shape = [7], label = 'w');
+        r = relu(x);
+    }"""
+    v, w = np.arange(5, dtype=np.float32), np.arange(7, dtype=np.int32)
+    session = cml.Session(cml.load(write_model(tmp_path / "m", text, v=v, w=w)), gpu)
+    got = session.run({"x": np.float32([-1, 0, 2])})
+    for name, wanted in (("v", v), ("w", w), ("r", np.float32([0, 0, 2]))):
+        np.testing.assert_array_equal(got[name], wanted)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"x": None}, "input 'x' is missing"),
+        ({"z": np.zeros(1)}, "unknown input 'z'"),
+        ({"x": np.zeros((1, 3, 9, 11), np.float32)}, r"wanted shape \[1, 3, 11, 9\], got"),
+        ({"x": np.zeros((1, 3, 11, 9), bool)}, "wanted scalar"),
+        ({"x": np.zeros((1, 3, 11, 9), complex)}, "wanted scalar"),
+    ],
+)
+def test_wrong_inputs_are_refused_with_a_reason(mixed, inputs, gpu, change, says):
+    given = {k: v for k, v in {**inputs, **change}.items() if v is not None}
+    with pytest.raises(InputError, match=says):
+        cml.Session(mixed, gpu).run(given)
+
+
+def test_validation_passes_and_names_the_first_wrong_operator(mixed, inputs, gpu):
+    def verdict():
+        checks = shadow_run(optimize(mixed), gpu, inputs)
+        return Validation.of("mixed", gpu.name, checks)
+
+    assert verdict().ok and "all operators agree" in str(verdict())
+    right = lookup("transpose")
+    unregister("transpose")
+    register(
+        OpSpec(
+            **{
+                **vars(right),
+                "traits": NO_TRAITS,
+                "cpu": lambda attrs, x: np.transpose(x, attrs.axes) + 1,
+            }
+        )
+    )
+    try:
+        wrong = verdict()
+    finally:
+        unregister("transpose")
+    assert not wrong.ok
+    assert "graph.nnef:18" in wrong.first and "transpose 'turned'" in wrong.first
+
+
+def test_rank_counts_every_operation(mixed, gpu):
+    for backend in (gpu, "cpu"):
+        report = cml.Session(mixed, backend).rank(runs=9)
+        text = str(report)
+        assert "Operation ranking:" in text and "conv+prelu" in text
+        assert abs(sum(row.percentage for row in report.rows) - 100) < 30
+        assert report.total_ms > 0

@@ -1,0 +1,219 @@
+"""Sessions in several threads, and beside a running job: who shares memory takes turns, and nobody
+writes over a job's tensors."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.gpu.program import inspect
+from cml_engine.session import CompileOptions
+from scheduler.tools.operators_per_frame import operators_per_frame
+from tests.fixtures.graphs import Net
+from tests.gpu.frames.test_frame_scheduler import Host, conv_net
+
+SIZE = 12
+
+
+def images(count):
+    return [np.full((1, 8, SIZE, SIZE), 0.1 * k, np.float32) for k in range(count)]
+
+
+def together(*calls):
+    """All at once, each in a thread of its own; their results."""
+    meet = threading.Barrier(len(calls))
+
+    def call(work):
+        meet.wait(timeout=20)
+        return work()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(timeout=60) for future in [pool.submit(call, c) for c in calls]]
+
+
+def slow(program, monkeypatch):
+    """Between the upload of a run and its commands there is time for another run's upload."""
+    write = program.write_inputs
+
+    def slowly(inputs):
+        write(inputs)
+        time.sleep(0.002)
+
+    monkeypatch.setattr(program, "write_inputs", slowly)
+
+
+@pytest.fixture(scope="module")
+def net():
+    return conv_net(layers=2, size=SIZE)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_three_threads_run_one_session(net, gpu, deferred, monkeypatch):
+    given = images(3)
+    alone = cml.Session(net, gpu)
+    wanted = [alone.run({"x": image})["y"] for image in given]
+    session = cml.Session(net, gpu, deferred=deferred)
+    slow(session.program, monkeypatch)
+
+    def runs(k):
+        return lambda: [session.run({"x": given[k]})["y"] for _ in range(5)]
+
+    for found, value in zip(together(*map(runs, range(3))), wanted, strict=True):
+        for array in found:
+            np.testing.assert_array_equal(array, value)
+
+
+def test_two_sessions_in_one_arena_run_in_two_threads(net, gpu, monkeypatch):
+    nets = [net, conv_net(layers=3, size=SIZE, seed=1)]
+    (image,) = images(1)
+    wanted = [cml.Session(graph, gpu).run({"x": image + 1})["y"] for graph in nets]
+    sessions = [cml.Session(graph, gpu, arena="shared:threads") for graph in nets]
+    for session in sessions:
+        slow(session.program, monkeypatch)
+
+    def runs(session):
+        return lambda: [session.run({"x": image + 1})["y"] for _ in range(5)]
+
+    for found, value in zip(together(*map(runs, sessions)), wanted, strict=True):
+        for array in found:
+            np.testing.assert_array_equal(array, value)
+
+
+def test_sessions_are_made_in_several_threads(net, gpu):
+    (image,) = images(1)
+    wanted = cml.Session(net, gpu).run({"x": image})["y"]
+
+    def make():
+        return cml.Session(net, gpu, arena="shared:made in threads")
+
+    sessions = together(make, make, make)
+    assert len({id(session.program.residency.shared) for session in sessions}) == 1
+    for session in sessions:
+        np.testing.assert_array_equal(session.run({"x": image})["y"], wanted)
+
+
+@pytest.mark.parametrize("backend", ["gpu", "cpu"])
+def test_no_update_of_a_variable_is_lost(backend, gpu):
+    net = Net(2, 4)
+    total = net.constant(np.zeros((2, 4)))
+    graph = net.graph(total, net.op("add", total, "x")).with_(updates=((total, "t0"),))
+    session = cml.Session(graph, gpu if backend == "gpu" else "cpu")
+    one = {"x": np.ones((2, 4), np.float32)}
+
+    def runs():
+        return [float(session.run(one)[total][0, 0]) for _ in range(20)]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        found = together(runs, runs, runs)
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(value for values in found for value in values) == list(range(60))
+    assert all(values == sorted(values) for values in found)
+
+
+# ---------------------------------------------------------------- beside a job
+
+
+def begun(session, gpu, image):
+    """A job that has done some of its work."""
+    host = Host(gpu, budget_ms=5.0)
+    host.scheduler.planner = operators_per_frame(1)
+    job = host.scheduler.submit(session, {"x": image})
+    host.until(lambda: job.step > 0)
+    assert job.state == "running"
+    return host, job
+
+
+DISTURBING = {
+    "run": lambda s, x: s.run({"x": x}),
+    "rank": lambda s, x: s.rank({"x": x}, runs=1),
+    "timer": lambda s, x: s.timer({"x": x})(),
+    "ranges": lambda s, x: inspect.run_ranges(s.program, {"x": x}, [(0, 0, 1)]),
+    "steps": lambda s, x: inspect.time_steps(s.program, {"x": x}, 1),
+    "fill": lambda s, x: inspect.fill_arena(s.program, 1),
+}
+
+
+@pytest.mark.parametrize("what", DISTURBING)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_job_s_tensors_are_not_written_over(net, gpu, what, shared):
+    image = images(2)[1]
+    wanted = cml.Session(net, gpu).run({"x": image})["y"]
+    arena = "shared:disturbed" if shared else None
+    session = cml.Session(net, gpu, arena=arena)
+    other = cml.Session(net, gpu, arena=arena) if shared else session
+    host, job = begun(session, gpu, image)
+    with pytest.raises(cml.InputError, match="has a running job"):
+        DISTURBING[what](other, image + 1)
+    host.until(lambda: job.ended and job.read("y") is not None)
+    np.testing.assert_array_equal(job.read("y"), wanted)
+    DISTURBING[what](other, image + 1)  # now it may
+
+
+def test_variables_are_not_reset_under_a_job(gpu):
+    net = Net(2, 4)
+    state = net.random(2, 4)
+    h = net.op("add", "x", state)
+    graph = net.graph(net.op("mul", h, h), state).with_(updates=((state, h),))
+    options = CompileOptions(without=frozenset({"chains"}))
+    session, other = (cml.Session(graph, gpu, options, arena="shared:reset") for _ in range(2))
+    other.run(net.input())
+    host, job = begun(session, gpu, np.ones((2, 4), np.float32))
+    with pytest.raises(cml.InputError, match="has a running job"):
+        session.reset()
+    other.reset()  # its variables are its own
+    host.until(lambda: job.ended)
+    session.reset()
+    for each in (session, other):
+        np.testing.assert_array_equal(each.run(net.input())[state], net.constants[state])
+
+
+def test_a_session_made_beside_a_job_in_its_arena_leaves_it_alone(net, gpu, monkeypatch):
+    """Where work cannot be timed in a frame, a session is timed when it is made."""
+    image = images(2)[1]
+    wanted = cml.Session(net, gpu).run({"x": image})["y"]
+    session = cml.Session(net, gpu, arena="shared:made beside")
+    host, job = begun(session, gpu, image)
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "has_timestamps", False)
+        beside = cml.Session(net, gpu, arena="shared:made beside")
+    assert beside.program.load_times_ms == ()
+    host.until(lambda: job.ended and job.read("y") is not None)
+    np.testing.assert_array_equal(job.read("y"), wanted)
+
+
+def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu):
+    image = images(2)[1]
+    session = cml.Session(net, gpu)
+    wanted = session.run({"x": image})["y"]
+    host = Host(gpu, budget_ms=5.0)
+    running, go_on = threading.Event(), threading.Event()
+
+    def other_thread():
+        with session.program.exclusive():
+            running.set()
+            go_on.wait(timeout=20)
+
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    running.wait(timeout=20)
+    try:
+        job = host.scheduler.submit(session, {"x": image})
+        for _ in range(3):
+            host.frame()
+        assert job.state == "queued" and not session.program.ready
+        with pytest.raises(cml.InputError, match="cannot be evicted: it is running"):
+            session.program.evict()
+    finally:
+        go_on.set()
+        thread.join()
+    host.until(lambda: job.ended and job.read("y") is not None)
+    np.testing.assert_array_equal(job.read("y"), wanted)

@@ -1,0 +1,95 @@
+"""``cml validate`` and ``cml run --backend gpu`` from the command line."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cml_engine.backends.shadow import node_tolerance, propagated, shadow_run
+from cml_engine.cli import main
+from cml_engine.ops import register
+from cml_engine.ops.declaration.registry import lookup, unregister
+from cml_engine.ops.declaration.spec import Case, OpSpec, Random
+from cml_engine.ops.declaration.traits import NO_TRAITS
+from cml_engine.passes import optimize
+from cml_engine.report.compare import compare
+from cml_engine.testing import case_graph, check_on_gpu
+from tests.fixtures.graphs import Net
+from tests.fixtures.models import write_model_abc
+
+#: the blog's model has no version line, which is a notice
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def test_validate_passes_on_model_abc(tmp_path, capsys, gpu):
+    assert main(["validate", str(write_model_abc(tmp_path / "abc"))]) == 0
+    assert "all operators agree" in capsys.readouterr().out
+
+
+def test_validate_fails_with_one_and_names_file_and_line(tmp_path, capsys, gpu):
+    folder = write_model_abc(tmp_path / "abc")
+    right = lookup("min_reduce")
+    unregister("min_reduce")
+    register(
+        OpSpec(
+            **{
+                **vars(right),
+                "traits": NO_TRAITS,
+                "cpu": lambda attrs, x: x.max(tuple(attrs.axes), keepdims=True),
+            }
+        )
+    )
+    try:
+        assert main(["validate", str(folder)]) == 1
+    finally:
+        unregister("min_reduce")
+    said = capsys.readouterr().out
+    assert "first divergence" in said and "graph.nnef:9" in said and "min_reduce" in said
+
+
+def test_large_activations_are_judged_by_their_size(gpu):
+    """Rounding goes by what is added: a trained network's values reach hundreds."""
+    case = Case((Random((1, 64, 24, 24), -300, 300), (64, 64, 3, 3), (1, 64)))
+    assert check_on_gpu("conv", case, gpu, constants=True) < 1
+
+
+def test_every_result_of_an_operator_is_looked_at(gpu, monkeypatch):
+    graph, inputs = case_graph("moments", Case(((2, 3, 4),), {"axes": [2]}))
+    (found,) = shadow_run(graph, gpu, inputs)
+    assert found.ok
+    spec, right = lookup("moments"), lookup("moments").cpu
+
+    def wrong(attrs, x):
+        mean, variance = right(attrs, x)
+        return mean, variance * 1.01
+
+    monkeypatch.setitem(vars(spec), "cpu", wrong)
+    (found,) = shadow_run(graph, gpu, inputs)
+    assert not found.ok
+
+
+def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
+    """``exp(exp(x))`` near 1e18: a last digit of the inner one is seven of the outer one's."""
+    net = Net(1, 4, 30)
+    graph = optimize(net.graph(net.op("exp", net.op("exp", "x"))))
+    inputs = {"x": np.linspace(3.7, 3.76, 120, dtype=np.float32).reshape(1, 4, 30)}
+    (node,) = graph.nodes
+    (check,) = shadow_run(graph, gpu, inputs)
+    assert len(node.epilogues) == 1 and check.ok
+    off = propagated(node, [inputs["x"]])
+    wanted = np.exp(np.exp(inputs["x"].astype(np.float64)))
+    assert (off / wanted > 1e-5).all() and (off / wanted < 1e-3).all()
+    assert not compare(wanted + 3 * off, wanted, node_tolerance(node), off).ok
+    single = graph.with_(nodes=(replace(node, epilogues=()),))
+    assert not propagated(single.nodes[0], [inputs["x"]]).any()
+
+
+def test_the_roundings_of_terms_that_cancel_are_allowed(gpu, monkeypatch):
+    """They go by what was added: 4e-6 of half a million, and no more."""
+    spec, right = lookup("mean_reduce"), lookup("mean_reduce").cpu
+    x = np.linspace(-1e6, 1e6, 64, dtype=np.float32).reshape(1, 64)
+    graph, inputs = case_graph("mean_reduce", Case((x,), {"axes": [1]}))
+    for off, ok in ((0.0, True), (1.0, True), (4.0, False)):
+        monkeypatch.setitem(vars(spec), "cpu", lambda a, x, off=off: right(a, x) + np.float32(off))
+        (check,) = shadow_run(graph, gpu, inputs)
+        assert check.ok == ok

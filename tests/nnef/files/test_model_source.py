@@ -1,0 +1,235 @@
+"""Models from memory, from bytes and from a game's own files."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import CmlError, InputError, ModelError, TensorFileError
+from cml_engine.model_source import MappedFolder, Outside, inner_name
+from cml_engine.nnef.files.tensor_file import tensor_bytes
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/loading.md"
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+TEXT = """version 1.0;
+graph g(x) -> (y)
+{
+    x = external<scalar>(shape = [2, 3]);
+    w = variable<scalar>(shape = [2, 3], label = 'a/w');
+    y = add(x, w);
+}
+"""
+
+
+class Files:
+    """A source of these files, which counts what it is asked for."""
+
+    name = "pak:net"
+
+    def __init__(self, files: Mapping[str, bytes], graph: str = "graph.nnef") -> None:
+        self.graph = graph
+        self.files = files
+        self.asked: list[str] = []
+
+    def size(self, file: str) -> int | None:
+        self.asked.append(file)
+        return len(self.files[file]) if file in self.files else None
+
+    def read(self, file: str, offset: int, count: int) -> Any:
+        return bytearray(self.files[file][offset : offset + count])
+
+
+def files(**more: bytes) -> dict[str, bytes]:
+    return {"graph.nnef": TEXT.encode(), "a/w.dat": tensor_bytes(VALUES), **more}
+
+
+def test_a_source_is_one_by_what_it_has() -> None:
+    assert isinstance(Files({}), cml.ModelSource)
+    assert isinstance(cml.MemoryModel("", {}), cml.ModelSource)
+    assert not isinstance(Path("x"), cml.ModelSource)
+
+
+def test_a_model_in_memory() -> None:
+    for tensors in ({"a/w": VALUES}, {"/a/w": VALUES.astype(">f4")}):
+        graph = cml.load(cml.MemoryModel(TEXT, tensors))
+        np.testing.assert_array_equal(graph.constants["w"], VALUES)
+        assert graph.constants["w"].dtype == np.float32
+    quant = '"w": zero_point_linear_quantize(zero_point = 1, scale = 0.5, bits = 8, signed = true);'
+    stored = cml.MemoryModel(TEXT, {"a/w": VALUES.astype(np.int8)}, quant=quant)
+    np.testing.assert_array_equal(cml.load(stored).constants["w"], (VALUES - 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({}, "<memory>/graph.nnef:5:9: cannot read 'a/w.dat': No such file in '<memory>'"),
+        ({"a/w": VALUES.T}, "'a/w.dat' has shape [3, 2], the variable wants [2, 3]"),
+        ({"../w": VALUES}, "label '../w' has '..' in it"),
+        ({"w": VALUES, "/w": VALUES}, "two arrays are called '/w'"),
+        ({"w": VALUES.astype(complex)}, "the array 'w': a tensor file cannot hold complex128"),
+    ],
+)
+def test_arrays_that_do_not_suit(tensors: dict[str, Any], message: str) -> None:
+    with pytest.raises(CmlError) as error:
+        cml.load(cml.MemoryModel(TEXT, tensors))
+    assert message in str(error.value)
+
+
+def test_text_that_is_none() -> None:
+    with pytest.raises(InputError, match="text is bytes: wanted a str"):
+        cml.MemoryModel(TEXT.encode(), {})  # type: ignore[arg-type]
+
+
+def test_a_source_is_asked_for_plain_names_only() -> None:
+    source = Files(files())
+    np.testing.assert_array_equal(cml.load(source).constants["w"], VALUES)
+    assert set(source.asked) == {"graph.nnef", "graph.quant", "a/w.dat"}
+    for label in ("../w", "/../w", "C:/w", "a/../../w"):
+        source = Files({"graph.nnef": TEXT.replace("a/w", label).encode()})
+        with pytest.raises(TensorFileError, match="wanted a path inside the model's folder"):
+            cml.load(source)
+        assert set(source.asked) == {"graph.nnef", "graph.quant"}
+
+
+def test_tensors_are_read_as_they_lie() -> None:
+    more = "    v = variable<scalar>(shape = [2, 3], label = 'v');\n    u = add(w, v);\n    y ="
+    text = TEXT.replace("    y =", more).replace("add(x, w)", "add(x, u)")
+    source = Files({**files(), "v.dat": tensor_bytes(VALUES), "graph.nnef": text.encode()})
+    source.position = ["graph.nnef", "v.dat", "a/w.dat"].index  # type: ignore[attr-defined]
+    read: list[str] = []
+    original = source.read
+    source.read = lambda file, *a: (read.append(file), original(file, *a))[1]  # type: ignore
+    cml.load(source)
+    assert read == [*["graph.nnef"] * 2, *["v.dat"] * 2, *["a/w.dat"] * 2]
+
+
+class Broken(Files):
+    def __init__(self, what: Any) -> None:
+        super().__init__(files())
+        self.what = what
+
+    def read(self, file: str, offset: int, count: int) -> Any:
+        if file.endswith(".dat"):
+            return self.what(super().read(file, offset, count))
+        return super().read(file, offset, count)
+
+
+def raising(error: Exception) -> Any:
+    def raise_(data: bytes) -> None:
+        raise error
+
+    return raise_
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (lambda data: data[:-1], "asked for 128 bytes at 0, 'pak:net' gave 127"),
+        (lambda data: data + b"x", "asked for 128 bytes at 0, 'pak:net' gave 129"),
+        (lambda data: None, "its source raised TypeError"),
+        (raising(KeyError("no key")), "'pak:net/a/w.dat': its source raised KeyError: 'no key'"),
+        (raising(OSError(5, "disk gone")), "cannot read 'pak:net/a/w.dat': disk gone"),
+    ],
+)
+def test_a_source_at_fault_is_named(what: Any, message: str) -> None:
+    with pytest.raises(ModelError, match="graph.nnef:5:9") as error:
+        cml.load(Broken(what))
+    assert message in str(error.value)
+
+
+def test_sizes_before_memory() -> None:
+    """A header that promises a terabyte is refused by the file's size."""
+    huge = TEXT.replace("[2, 3]", "[1024, 1048576]")
+    with pytest.raises(ModelError, match="shape \\[2, 3\\], the variable wants"):
+        cml.load(Files({**files(), "graph.nnef": huge.encode()}))
+    source = Files(files())
+    source.size = lambda file: 1 << 50  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match="asked for 512 bytes at 0, 'pak:net' gave 153"):
+        cml.load(source)
+    for size in (-1, "many"):
+        source.size = lambda file, size=size: size  # type: ignore
+        with pytest.raises(
+            ModelError, match=f"a size of {size!r}, wanted a number of bytes or None"
+        ):
+            cml.load(source)
+
+
+def test_a_source_without_its_graph() -> None:
+    with pytest.raises(ModelError, match="'pak:net' has no 'graph.nnef'"):
+        cml.load(Files({}))
+    with pytest.raises(ModelError, match="cannot read 'net.onnx': No such file in 'pak:net'"):
+        cml.load(Files({}, "net.onnx"))
+
+
+def test_bytes_of_an_archive(tmp_path: Path) -> None:
+    cml.save(cml.load(Files(files())), tmp_path / "m.tgz")
+    data = (tmp_path / "m.tgz").read_bytes()
+    for model in (data, bytearray(data), memoryview(data), Files({"net.tgz": data}, "net.tgz")):
+        np.testing.assert_array_equal(cml.load(model).constants["w"], VALUES)
+    with pytest.raises(ModelError, match="'<bytes>' is damaged"):
+        cml.load(data[:-3])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (TEXT.encode(), "are NNEF's text, which has no weights"),
+        (b"# a comment\n\n" + TEXT.encode(), "are NNEF's text, which has no weights"),
+        (b"PK\3\4" + bytes(99), "103 bytes are a zip archive: wanted the bytes of an .onnx or"),
+        (tensor_bytes(VALUES), "are a tensor file"),
+        (b"", "it has no graph"),
+    ],
+)
+def test_bytes_that_are_no_model(data: bytes, message: str) -> None:
+    with pytest.raises(CmlError) as error:
+        cml.load(data)
+    assert message in str(error.value)
+
+
+def test_what_is_no_model_at_all() -> None:
+    with pytest.raises(InputError, match="cml.ModelSource, which has .*: name, size, read lacking"):
+        cml.load(type("Half", (), {"graph": "graph.nnef"})())
+    with pytest.raises(InputError, match="cannot load int: wanted a path"):
+        cml.load(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("a/./b", "a/b"), ("a/../b", "b"), ("a//b", "a/b"), ("..b", "..b"),
+     *((bad, None) for bad in ("", ".", "..", "../a", "a/../..", "/a", "a\\b", "C:a", "a\0b"))],
+)  # fmt: skip
+def test_names_within_a_model(name: str, plain: str | None) -> None:
+    if plain is not None:
+        assert inner_name(name) == plain
+        return
+    with pytest.raises(Outside):
+        inner_name(name)
+
+
+def test_a_mapped_folder_reads_what_a_plain_one_does(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(range(100)))
+    (tmp_path / "empty").write_bytes(b"")
+    folder = MappedFolder(tmp_path, "m.onnx")
+    assert bytes(folder.read("w.bin", 10, 5)) == bytes(range(10, 15))
+    assert (folder.size("w.bin"), folder.size("empty"), folder.size("none")) == (100, 0, None)
+    assert bytes(folder.read("empty", 0, 0)) == b""
+
+
+def test_the_page_s_pak_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = [text for text in blocks if "class PakModel" in text]
+    with zipfile.ZipFile(tmp_path / "game.pk3", "w", zipfile.ZIP_DEFLATED) as pak:
+        for name, data in files().items():
+            pak.writestr(f"nets/upres/{name}", data)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {"cml": cml}
+    exec(compile(block, str(PAGE), "exec"), found)
+    np.testing.assert_array_equal(found["graph"].constants["w"], VALUES)
+    assert isinstance(found["PakModel"], type)

@@ -1,0 +1,393 @@
+"""ONNX models, against ONNX Runtime and the ``onnx`` package's own reading of the files."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+import cml_engine as cml  # noqa: E402
+from cml_engine.cli import main  # noqa: E402
+from cml_engine.errors import UnsupportedOp  # noqa: E402
+from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+
+
+def reference(made: Any, inputs: dict[str, Array]) -> dict[str, Array]:
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+@pytest.fixture
+def cnn(rng: np.random.Generator, tmp_path: Path) -> Any:
+    return saved(exported_cnn(rng), tmp_path / "cnn.onnx")
+
+
+SHAPE = (1, 3, 8, 8)
+
+
+def test_exported_network(rng, cnn):
+    made = exported_cnn(rng)
+    graph = cml.load(made.SerializeToString(), shapes={"image": SHAPE})
+    x = rng.standard_normal(SHAPE).astype(np.float32)
+    wanted = reference(made, {"image": x})
+    got = cml.Session(graph, "cpu").run({"image": x})
+    assert got.keys() == wanted.keys()
+    np.testing.assert_allclose(got["output"], wanted["output"], rtol=1e-5, atol=1e-6)
+    assert {n.op for n in graph.nodes} >= {"conv", "prelu", "deconv", "linear", "softmax"}
+    assert "conv1_Conv" in graph.facts
+    assert str(graph.nodes[0].source).endswith("<bytes>: Conv '/conv1/Conv'")
+
+
+def test_shapes_are_asked_for_by_name(cnn):
+    with pytest.raises(cml.InputError, match="'image'.*'batch', 'height', 'width'.*--shape image="):
+        cml.load(cnn)
+    with pytest.raises(cml.InputError, match="no input 'picture'.*image"):
+        cml.load(cnn, shapes={"picture": SHAPE})
+    with pytest.raises(cml.InputError, match=r"cnn\.onnx': the shape .* 3 extents"):
+        cml.load(cnn, shapes={"image": (1, 3, 8)})
+
+
+def test_a_constant_of_another_shape_than_was_given(cnn):
+    for constant, why in ((np.zeros((1, 3, 9, 8)), "leave it out of shapes="), (1.0, "rank 0")):
+        with pytest.raises(cml.InputError, match=rf"cnn\.onnx': the constant 'image' .*{why}"):
+            cml.load(cnn, shapes={"image": SHAPE}, constants={"image": constant})
+
+
+def test_what_cannot_be_without_elements_says_so():
+    resize = model(
+        [node("Resize", "x _ scales", "y")],
+        [value("x", ("n", 3, 4, 4))],
+        [value("y", None)],
+        {"scales": np.float32([1, 1, 2, 2])},
+    )
+    lstm = model(
+        [node("LSTM", "x w r", "y", hidden_size=2)],
+        [value("x", ("t", "n", 4))],
+        [value("y", None)],
+        {"w": np.ones((1, 8, 4), "f4"), "r": np.ones((1, 8, 2), "f4")},
+    )
+    for made, shape in ((resize, (0, 3, 4, 4)), (lstm, (0, 1, 4)), (lstm, (3, 0, 4))):
+        with pytest.raises(cml.ModelError, match="an extent of its inputs is 0: give shapes"):
+            cml.load(made.SerializeToString(), shapes={"x": shape})
+
+
+def test_a_graph_is_reshaped_without_its_file(rng, cnn):
+    graph = cml.load(cnn, shapes={"image": SHAPE})
+    made = onnx.load(cnn)
+    cnn.unlink()
+    x = rng.standard_normal((2, *SHAPE[1:])).astype(np.float32)
+    got = cml.Session(graph.reshaped({"image": x.shape}), "cpu").run({"image": x})
+    for name, wanted in reference(made, {"image": x}).items():
+        np.testing.assert_allclose(got[name], wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(cml.ModelError, match="Gemm '/fc/Gemm'.*120 channels"):
+        graph.reshaped({"image": (2, 3, 10, 12)})
+    with pytest.raises(cml.InputError, match="no input 'imag'; did you mean 'image'"):
+        graph.reshaped({"imag": SHAPE})
+    with pytest.raises(cml.InputError, match="wanted a whole number of 0"):
+        graph.reshaped({"image": (1, 3, -8, 8)})
+    assert pickle.loads(pickle.dumps(graph)).facts == graph.facts
+
+
+def test_a_session_is_reshaped_by_its_symbols(rng, cnn):
+    made = onnx.load(cnn)
+    session = cml.Session(cml.load(cnn, shapes={"image": SHAPE}), "cpu")
+    cnn.unlink()
+    x = rng.standard_normal((3, *SHAPE[1:])).astype(np.float32)
+    large = session.reshaped({"image": x.shape})
+    got = large.run({"image": x})
+    for name, wanted in reference(made, {"image": x}).items():
+        np.testing.assert_allclose(got[name], wanted, rtol=1e-5, atol=1e-6)
+    assert large.reshaped({"image": SHAPE}) is session
+
+
+def test_extents_without_a_name_are_not_all_one():
+    """Some exporters call every open extent '?'."""
+    made = model([node("Relu", "x", "y")], [value("x", ["?", "?"])], [value("y", None)])
+    assert cml.load(made.SerializeToString(), shapes={"x": (2, 3)}).facts["y"].shape == (2, 3)
+    with pytest.raises(cml.InputError, match=r"leaves an extent open.*--shape x=N,N"):
+        cml.load(made.SerializeToString())
+    two = [value("x", ["n", "n"])]
+    made = model([node("Relu", "x", "y")], two, [value("y", None)])
+    with pytest.raises(cml.InputError, match="'n' as 2 and as 3"):
+        cml.load(made.SerializeToString(), shapes={"x": (2, 3)})
+
+
+def test_a_converted_model_gives_the_same(rng, cnn, tmp_path, capsys):
+    folder = tmp_path / "cnn.nnef"
+    assert main(["convert", str(cnn), str(folder), "--shape", "image=1,3,8,8"]) == 0
+    assert "weight files" in capsys.readouterr().out
+    x = rng.standard_normal(SHAPE).astype(np.float32)
+    direct = cml.Session(cml.load(cnn, shapes={"image": SHAPE}), "cpu").run({"image": x})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written = cml.Session(cml.load(folder), "cpu").run({"image": x})
+    np.testing.assert_array_equal(written["output"], direct["output"])
+
+
+def test_every_command_takes_it(cnn, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.zeros(SHAPE, np.float32))
+    shape = ["--shape", "image=1,3,8,8"]
+    run = ["run", str(cnn), *shape, "-i", f"image={tmp_path / 'x.npy'}", "--backend", "cpu"]
+    assert main(run) == 0
+    assert main(["info", str(cnn), *shape]) == 0
+    assert main(["rank", str(cnn), *shape, "--backend", "cpu", "--runs", "1"]) == 0
+    assert "model cnn" in capsys.readouterr().out
+    assert main(["info", str(cnn)]) == 2
+    assert "--shape image=" in capsys.readouterr().err
+    assert main(["info", str(cnn), "--shape", "1,3,8,8"]) == 2
+    assert "wanted NAME=1,3,64,64" in capsys.readouterr().err
+
+
+def test_what_is_found_among_many_has_a_count():
+    """NonZero has room for everything; what was found comes first, the rest is -1."""
+    made = model([node("NonZero", "x", "y")], [value("x", [2, 3])], [value("y", None, "int64")])
+    graph = cml.load(made.SerializeToString())
+    assert graph.outputs == ("y", "y_count")
+    x = np.array([[0, 2, 0], [0, 0, 3]], np.float32)
+    got = cml.Session(graph, "cpu").run({"x": x})
+    assert got["y_count"] == 2
+    np.testing.assert_array_equal(got["y"], [[0, 1, -1, -1, -1, -1], [1, 2, -1, -1, -1, -1]])
+
+
+def test_local_functions_are_inlined():
+    """A function of two nodes with an attribute of its own and one of the call's."""
+    inner = node("LeakyRelu", "scaled", "b")
+    inner.attribute.add(name="alpha", ref_attr_name="slope", type=1)
+    nodes = [node("Add", "a a", "scaled"), inner]
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    function = onnx.helper.make_function("my.ops", "Sharp", ["a"], ["b"], nodes, opsets, ["slope"])
+    calls = [
+        onnx.helper.make_node("Sharp", ["x"], ["h"], "first", domain="my.ops", slope=0.5),
+        onnx.helper.make_node("Sharp", ["h"], ["y"], "second", domain="my.ops"),
+    ]
+    made = model(calls, [value("x", [3])], [value("y", [3])], domains={"my.ops": 1},
+                 functions=[function])  # fmt: skip
+    graph = cml.load(made.SerializeToString())
+    x = np.array([-1, 0, 2], np.float32)
+    got = cml.Session(graph, "cpu").run({"x": x})
+    np.testing.assert_allclose(got["y"], [-0.02, 0, 8], rtol=1e-6)
+    assert "2 functions inlined" in graph.notes[0]
+    assert "first_b" in graph.facts
+
+
+def test_operators_that_a_game_brought(tmp_path):
+    spec = cml.OpSpec(
+        name="sharpen",
+        infer=cml.same_as(0),
+        cpu=lambda attrs, x, y: x + np.float32(attrs.amount) * y,
+        signature="fragment sharpen(x: tensor<scalar>, y: tensor<scalar>, amount: scalar = 1.0)"
+        " -> (z: tensor<scalar>);",
+    )
+    nodes = [
+        onnx.helper.make_node("sharpen", ["x", "w"], ["h"], domain="my.game", amount=0.5),
+        onnx.helper.make_node("sharpen", ["h", "w"], ["y"], domain="my.game"),
+    ]
+    inputs, outputs = [value("x", [2])], [value("y", [2])]
+    weights = {"w": np.array([2, 4], np.float32)}
+    made = model(nodes, inputs, outputs, weights, domains={"my.game": 1})
+    with pytest.raises(cml.ModelError, match="my.game:sharpen"):
+        cml.load(made.SerializeToString())
+    cml.register(spec)
+    try:
+        graph = cml.load(made.SerializeToString())
+        cml.save(graph, tmp_path / "m")
+        for loaded in (graph, cml.load(tmp_path / "m")):
+            got = cml.Session(loaded, "cpu").run({"x": np.zeros(2, np.float32)})
+            np.testing.assert_array_equal(got["y"], [3, 6])
+        made.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", "much"))
+        with pytest.raises(cml.ModelError, match="'amount' wants scalar, got string 'much'"):
+            cml.load(made.SerializeToString())
+        made.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", 1))
+        first = cml.load(made.SerializeToString()).nodes[0]
+        assert isinstance(first.attrs["amount"], float)
+        del made.graph.node[1].input[1]
+        with pytest.raises(cml.ModelError, match="1 inputs and 1 outputs, wanted sharpen"):
+            cml.load(made.SerializeToString())
+    finally:
+        cml.unregister("sharpen")
+
+
+@pytest.mark.parametrize("op, wanted", [("Neg", [-128, 127, 5]), ("Abs", [-128, 127, 5])])
+def test_the_smallest_integer_of_its_type_has_no_opposite(op, wanted):
+    made = model([node(op, "x", "y")], [value("x", [3], "int8")], [value("y", [3], "int8")])
+    session = cml.Session(cml.load(made.SerializeToString()), "cpu")
+    got = session.run({"x": np.array([-128, -127, -5], np.int8)})
+    np.testing.assert_array_equal(got["y"], wanted)
+
+
+def test_loops_and_branches_are_written_out(rng):
+    body = onnx.helper.make_graph(
+        [
+            node("Add", "a w", "b"),  # a name of the graph around
+            node("Mul", "b b", "s"),
+            node("Identity", "go", "more"),
+        ],
+        "body",
+        [value("i", [], "int64"), value("go", [], "bool"), value("a", [4])],
+        [value("more", [], "bool"), value("b", [4]), value("s", [4])],
+    )
+    then = onnx.helper.make_graph([node("Neg", "last", "t")], "then", [], [value("t", [4])])
+    other = onnx.helper.make_graph([node("Abs", "last", "t")], "else", [], [value("t", [4])])
+    nodes = [
+        node("Shape", "x", "n"), node("Squeeze", "n", "trips"),
+        node("Loop", "trips true x", "last all", body=body),
+        node("Less", "trips five", "few"),
+        node("If", "few", "y", then_branch=then, else_branch=other),
+    ]  # fmt: skip
+    weights = {"true": np.array(True), "five": np.array(5), "w": np.ones(4, np.float32)}
+    made = model(nodes, [value("x", [4])], [value("y", [4]), value("all", None)], weights)
+    x = rng.standard_normal(4).astype(np.float32)
+    got = cml.Session(cml.load(made.SerializeToString()), "cpu").run({"x": x})
+    np.testing.assert_allclose(got["y"], -(x + 4), rtol=1e-6)
+    np.testing.assert_allclose(got["all"], [(x + k) ** 2 for k in range(1, 5)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float16", "bfloat16", "float32", "float64", "bool", "int4", "uint4", "int8", "uint8",
+     "int16", "uint16", "int32", "int64", "uint32", "uint64"],
+)  # fmt: skip
+def test_tensors_are_read_as_the_package_reads_them(dtype, raw):
+    from cml_engine.convert.onnx.protobuf import Message
+    from cml_engine.convert.onnx.tensors import ExternalData, read_tensor
+
+    element = onnx.TensorProto.DataType.Value(dtype.upper().replace("FLOAT64", "DOUBLE")
+                                              .replace("FLOAT32", "FLOAT"))  # fmt: skip
+    numbers = [0, 1, 3, 7, 5] if dtype[0] in "ub" else [0, -1, 3, 7, -8]
+    values = np.array([n % 2 for n in numbers] if dtype == "bool" else numbers, np.float32)
+    array = values.astype(onnx.helper.tensor_dtype_to_np_dtype(element))
+    if raw:
+        made = onnx.numpy_helper.from_array(array.reshape(1, 5), "t")
+    else:
+        made = onnx.helper.make_tensor("t", element, [1, 5], array.tolist())
+    data = memoryview(made.SerializeToString())
+    tensor = read_tensor(Message(data, "m.onnx"), ExternalData(None))
+    assert tensor.name == "t"
+    np.testing.assert_array_equal(tensor.values(), values.reshape(1, 5))
+
+
+@pytest.mark.filterwarnings("ignore:.*is float64")
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_floats_are_computed_in_32_bits(rng, dtype):
+    weights = {"w": rng.standard_normal((4, 4)).astype(dtype), "k": np.array(1, dtype)}
+    nodes = [node("MatMul", "x w", "a"), node("Add", "a k", "b"), node("Cast", "b", "y", to=1)]
+    made = model(nodes, [value("x", [2, 4], dtype)], [value("y", [2, 4])], weights)
+    x = rng.standard_normal((2, 4)).astype(dtype)
+    graph = cml.load(made.SerializeToString())
+    got = cml.Session(graph, "cpu").run({"x": x})
+    wanted = x.astype(np.float64) @ weights["w"].astype(np.float64) + 1
+    np.testing.assert_allclose(got["y"], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_names_that_nnef_cannot_have(rng, tmp_path):
+    """Numbers, dots and slashes: the session takes the names of the file."""
+    nodes = [node("Mul", "1 half", "0.5"), node("Add", "0.5 1", "out:0"), node("Relu", "1", "true")]
+    outputs = [value("out:0", [2]), value("0.5", [2]), value("true", [2])]
+    made = model(nodes, [value("1", [2])], outputs, {"half": np.float32(0.5)})
+    graph = cml.load(made.SerializeToString())
+    x = np.array([1, -2], np.float32)
+    got = cml.Session(graph, "cpu").run({"1": x})
+    np.testing.assert_array_equal(got["out:0"], 1.5 * x)
+    np.testing.assert_array_equal(got["0.5"], 0.5 * x)
+    cml.save(graph, tmp_path / "m")
+    again = cml.Session(cml.load(tmp_path / "m"), "cpu")
+    (name,) = again.inputs
+    got = list(again.run({name: x}).values())
+    np.testing.assert_array_equal(got[0], 1.5 * x)
+
+
+def test_how_many_are_found_is_not_how_many_there_is_room_for():
+    nodes = [node("NonZero", "x", "places"), node("Transpose", "places", "rows"),
+             node("Shape", "rows", "shape"), node("Size", "rows", "size")]  # fmt: skip
+    outputs = [value("shape", [2], "int64"), value("size", [], "int64")]
+    x = np.float32([[0, 5, 0], [7, 0, 0]])
+    graph = cml.load(model(nodes, [value("x", [2, 3])], outputs).SerializeToString())
+    got = cml.Session(graph, "cpu").run({"x": x})
+    assert got["shape"].tolist() == [2, 2] and got["size"] == 4
+    nodes.append(node("ConstantOfShape", "shape", "y"))
+    made = model(nodes, [value("x", [2, 3])], [value("y", [None, 2])])
+    with pytest.raises(UnsupportedOp, match="ConstantOfShape 'y'.*must be known.*'x'"):
+        cml.load(made.SerializeToString())
+
+
+def test_what_has_64_bits_and_is_computed_in_32_is_said():
+    wide = value("n", [3], "int64")
+    nodes = [node("Add", "n n", "a"), node("Mul", "a n", "b"), node("Min", "b n", "y")]
+    out = value("y", [3], "int64")
+    graph = cml.load(model(nodes, [wide], [out]).SerializeToString())
+    at = graph.notes.index("  2 add or multiply integers of 64 bits in 32, and wrap around")
+    assert graph.notes[at + 1 : at + 3] == ("    Add 1: 'a'", "    Mul 1: 'b'")
+    small = value("n", [3], "int32")
+    made = model([node("Add", "n n", "y")], [small], [value("y", [3], "int32")])
+    assert not [n for n in cml.load(made.SerializeToString()).notes if "64 bits" in n]
+    double = model([node("Exp", "x", "y")], [value("x", [2], "float64")], [value("y", [2])])
+    with pytest.warns(cml.nnef.NnefWarning, match="input 'x' is float64.*float32"):
+        cml.load(double.SerializeToString())
+
+
+# -- the table against the operators' schemas ------------------------------------------------------
+
+
+def test_rows_have_the_attributes_and_defaults_of_every_opset():
+    """Every attribute of every version that an opset has, with its default, and as many inputs."""
+    from cml_engine.convert.onnx import operators  # noqa: F401
+    from cml_engine.convert.onnx.rows import FIRST_OPSET, LAST_OPSET, MANY, row_for, rows_of
+
+    assert onnx.defs.onnx_opset_version() <= LAST_OPSET
+    wrong = []
+    most: dict[Any, int] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain or schema.deprecated or not rows_of("", schema.name):
+            continue
+        opset = max(schema.since_version, FIRST_OPSET)
+        newest = onnx.defs.get_schema(schema.name, opset, "")
+        if newest.since_version != schema.since_version:
+            continue  # of opsets before the first that is read
+        row = row_for("", schema.name, opset)
+        if row is None:
+            wrong.append(f"{schema.name} {opset}: no row")
+            continue
+        key = (schema.name, row.since)
+        most[key] = max(most.get(key, 0), schema.max_input)
+        for name, attribute in schema.attributes.items():
+            default = onnx.helper.get_attribute_value(attribute.default_value)
+            has_default = attribute.default_value.type != 0
+            if (schema.name, name) in EXCEPTIONS:
+                continue
+            if name not in row.attrs:
+                wrong.append(f"{schema.name} {opset}: lacks {name}")
+            elif has_default and not _same(row.attrs[name], default):
+                wrong.append(f"{schema.name} {opset}: {name}={row.attrs[name]}, wanted {default}")
+            elif attribute.required and not isinstance(row.attrs[name], type):
+                wrong.append(f"{schema.name} {opset}: {name} must be given")
+    assert wrong == []
+    taken = {key: row.inputs for key in most for row in rows_of("", key[0]) if row.since == key[1]}
+    assert {k: min(n, MANY - 1) for k, n in most.items()} == {
+        k: min(n, MANY - 1) for k, n in taken.items()
+    }
+
+
+#: Constant has its value by any of its attributes; Clip's bounds are none; an RNN's activations are
+#: one for each direction; Scan of opset 8 is refused
+EXCEPTIONS = {
+    ("Constant", "value"), ("Clip", "min"), ("Clip", "max"), ("RNN", "activations"),
+    ("Scan", "directions"),
+}  # fmt: skip
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    theirs = theirs.decode() if isinstance(theirs, bytes) else theirs
+    if isinstance(theirs, float):
+        return bool(np.float32(ours) == np.float32(theirs))
+    return bool(ours == theirs)

@@ -1,0 +1,235 @@
+"""What surrounds the import of an ONNX model: placeholders, weights at random, names of nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper
+
+import cml_engine as cml
+from cml_engine.cli import main
+from cml_engine.errors import CmlError
+from cml_engine.ops import load_families, registered
+from tests.fixtures.onnx_models import model, node, value
+
+DECLARED = (
+    "fragment Warp(x1: tensor<scalar>, x2: tensor<scalar>, amount: scalar, mode: string, "
+    "steps: integer[]) -> (y1: tensor<scalar>)"
+)
+
+
+@pytest.fixture(autouse=True)
+def _registry():
+    load_families()  # or the first test here takes the engine's own away
+    before = set(registered())
+    yield
+    for name in set(registered()) - before:
+        cml.unregister(name)
+
+
+def warp(inputs="a w", output="b", name="/net/Warp", **attrs):
+    attrs = {"amount": 0.5, "mode": "soft", "steps": [1, 2], **attrs}
+    return helper.make_node(
+        "Warp", inputs.split(), [output], name=name, domain="game", **attrs
+    )  # fmt: skip
+
+
+def saved(path, *nodes, infos=("b", "c")):
+    made = model(
+        [node("Relu", "x", "a", name="/pre/Relu"), *nodes],
+        [value("x", [1, 3, "h", 4])],
+        [value("y", [1, 3, "h", 4])],
+        {"w": np.array([1, 2, 3], np.float32)},
+        domains={"game": 1},
+    )
+    made.graph.value_info.extend([value(name, [1, 3, "h", 4]) for name in infos])
+    path.write_bytes(made.SerializeToString())
+    return str(path)
+
+
+def two(path):
+    second = warp("b w", "c", "/net/Warp_2", amount=2.0)
+    return saved(path, warp(), second, node("Add", "c x", "y", name="/out/Add"))
+
+
+def convert(source, folder, *more):
+    return main(
+        ["convert", source, str(folder), "--placeholders", "--shape", "x=1,3,5,4", *more]
+    )  # fmt: skip
+
+
+def test_placeholders_are_declared_and_filled(tmp_path, capsys):
+    assert convert(two(tmp_path / "m.onnx"), tmp_path / "m") == 0
+    text = (tmp_path / "m/graph.nnef").read_text()
+    assert f"\n{DECLARED};" in text
+    assert "# Warp: the node game:Warp '/net/Warp_2'\n" in text
+    assert main(["info", str(tmp_path / "m")]) == 2
+    assert "'Warp' is not implemented here: register it (--ops FILE.py" in capsys.readouterr().err
+    ops = tmp_path / "warp.py"
+    ops.write_text(
+        "import cml_engine as cml\n"
+        "cml.register(cml.OpSpec('Warp', cml.same_as(0), signature=" + repr(DECLARED) + ",\n"
+        "    cpu=lambda attrs, x, w: attrs.amount * x * w[:, None, None]))\n"
+    )
+    x = np.random.default_rng(0).standard_normal((1, 3, 5, 4)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    for source, more in ((tmp_path / "m", []), (tmp_path / "m.onnx", ["--shape", "x=1,3,5,4"])):
+        command = ["run", str(source), "--ops", str(ops), "--backend", "cpu", *more]
+        files = ["-i", f"x={tmp_path / 'x.npy'}", "-o", f"y={tmp_path / 'y.npy'}"]
+        assert main([*command, *files]) == 0
+        scale = np.array([1, 4, 9], np.float32)[:, None, None]
+        wanted = np.maximum(x, 0) * scale + x
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, rtol=1e-6)
+        cml.unregister("Warp")
+
+
+def test_an_operator_of_two_signatures_has_two_names(tmp_path):
+    second = warp("b", "c", "/net/Other")
+    path = saved(tmp_path / "m.onnx", warp(), second, node("Add", "c x", "y"))
+    assert convert(path, tmp_path / "m") == 0
+    text = (tmp_path / "m/graph.nnef").read_text()
+    assert "fragment Warp(x1: tensor<scalar>, x2" in text
+    assert "fragment Warp_(x1: tensor<scalar>, amount" in text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "infos", "message"),
+    [
+        ([warp()], (), "/net/Warp': the file does not say the shape of 'b', which an unknown"),
+        (
+            [warp(steps=helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0]))],
+            ("b",),
+            "attribute 'steps' of game:Warp '/net/Warp' is no number",
+        ),
+    ],
+)
+def test_what_no_placeholder_can_be(tmp_path, capsys, nodes, infos, message):
+    path = saved(tmp_path / "m.onnx", *nodes, node("Add", "b x", "y"), infos=infos)
+    assert convert(path, tmp_path / "m") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_output_without_a_shape_hides_no_value_info(tmp_path):
+    made = model([warp("a a")], [value("a", [1, 3])], [value("b", None)])
+    made.graph.value_info.append(value("b", [1, 3]))
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    command = ["convert", str(tmp_path / "m.onnx"), str(tmp_path / "m.nnef"), "--placeholders"]
+    assert main(command) == 0
+
+
+def test_placeholders_are_for_onnx(tmp_path, capsys):
+    assert main(["convert", str(tmp_path), str(tmp_path / "m"), "--placeholders"]) == 2
+    assert "placeholders are for unknown operators of an .onnx file" in capsys.readouterr().err
+
+
+def test_unknown_operators_say_what_to_do(tmp_path):
+    with pytest.raises(CmlError, match=r"--ops FILE.py.*cml convert --placeholders"):
+        cml.load(two(tmp_path / "m.onnx"), shapes={"x": (1, 3, 5, 4)})
+
+
+# -- weights at random -----------------------------------------------------------------------------
+
+
+def without_its_data(path):
+    """A network whose external data has gone."""
+    shapes = {"f": (8, 3, 3, 3), "b": (8,), "s": (8,), "o": (8,), "m": (8,), "v": (8,), "w": (8, 5)}
+    made = model(
+        [node("Conv", "x f b", "c"), node("BatchNormalization", "c s o m v", "n"),
+         node("GlobalAveragePool", "n", "g"), node("Flatten", "g", "h"),
+         node("MatMul", "h w", "y")],
+        [value("x", [1, 3, 8, 8])],
+        [value("y", [1, 5])],
+    )  # fmt: skip
+    for name, shape in shapes.items():
+        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape)
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="weights.bin")
+        made.graph.initializer.append(tensor)
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+def test_external_data_that_is_missing_is_made_up(tmp_path):
+    path = without_its_data(tmp_path / "m.onnx")
+    with pytest.raises(CmlError, match="belongs beside"):
+        cml.load(path)
+    for source in (path, path.read_bytes()):
+        graph = cml.load(source, random_weights=5)
+        assert "RANDOM (seed 5): 7 tensors, 296 values" in graph.notes[-1]
+        y = cml.Session(graph, "cpu").run({"x": np.ones((1, 3, 8, 8), np.float32)})["y"]
+        assert np.isfinite(y).all() and 1e-3 < y.std() < 1e3
+    (tmp_path / "weights.bin").write_bytes(b"short")
+    with pytest.raises(CmlError, match="has 20 bytes|bytes for"):
+        cml.load(path, random_weights=5)
+
+
+# -- names of nodes --------------------------------------------------------------------------------
+
+
+def named(path):
+    """A network whose nodes have names as PyTorch gives them."""
+    made = model(
+        [node("Shape", "x", "s", name="/up/Shape"),
+         node("Conv", "x f", "c", name="/net/conv1/Conv"),
+         node("Relu", "c", "r", name="/net/act/Relu"),
+         node("LayerNormalization", "r g", "n", name="/net/norm/LayerNormalization"),
+         node("Reshape", "n s", "y", name="/up/Reshape")],
+        [value("x", [1, 3, 4, 4])],
+        [value("y", [1, 3, 4, 4])],
+        {"f": np.ones((3, 3, 1, 1), np.float32), "g": np.ones(4, np.float32)},
+    )  # fmt: skip
+    path.write_bytes(made.SerializeToString())
+    return str(path)
+
+
+def test_names_of_nodes_are_kept(tmp_path, capsys):
+    path = named(tmp_path / "m.onnx")
+    assert main(["info", path]) == 0
+    out = capsys.readouterr().out
+    assert "    LayerNormalization 1: '/net/norm/LayerNormalization'\n" in out
+    assert "    Shape 1: '/up/Shape'\n" in out
+    assert main(["rank", path, "--runs", "1", "--backend", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"conv 'net_act_Relu' .* ms  .*m.onnx: Conv '/net/conv1/Conv'\n", out)
+    report = cml.Session(cml.load(path), "cpu").rank(runs=1)
+    assert {n.place.partition(": ")[2] for n in report.nodes} >= {"Conv '/net/conv1/Conv'"}
+    assert sum(n.ms for n in report.nodes) == pytest.approx(report.total_ms)
+
+
+def test_many_nodes_of_an_operator_are_counted(tmp_path):
+    nodes = [node("Shape", "x", f"s{i}", name=f"/{i}/Shape") for i in range(5)]
+    nodes += [node("Concat", "s0 s1 s2 s3 s4", "s", axis=0), node("Expand", "x s", "y")]
+    made = model(nodes, [value("x", [1])], [value("y", None)])
+    notes = cml.load(made.SerializeToString()).notes
+    assert "    Shape 5: '/0/Shape', '/1/Shape' and 3 more" in notes
+
+
+def test_a_trace_is_not_written_over_its_model(tmp_path, capsys):
+    path = named(tmp_path / "m.onnx")
+    assert main(["trace", path, "-o", path]) == 2
+    assert f"'{path}' is the model's own" in capsys.readouterr().err
+    assert cml.load(path).outputs
+
+
+def test_convert_tells_the_names_that_nnef_cannot_have(tmp_path, capsys):
+    made = model([node("Relu", "größe", "y")], [value("größe", [2])], [value("y", None)])
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    assert main(["convert", str(tmp_path / "m.onnx"), str(tmp_path / "m.nnef")]) == 0
+    assert "  'größe' is 'gr__e' there: NNEF's names" in capsys.readouterr().out
+    assert cml.load(tmp_path / "m.nnef").inputs == ("gr__e",)
+
+
+def test_a_trace_names_the_nodes(tmp_path, gpu):
+    path = named(tmp_path / "m.onnx")
+    trace = tmp_path / "t.json"
+    assert main(["trace", path, "-o", str(trace), "--runs", "1"]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    places = {e["args"].get("place") for e in events}
+    assert f"{path}: Conv '/net/conv1/Conv'" in places

@@ -1,0 +1,446 @@
+"""ONNX files that are not right: one message of ours, at once, and nothing allocated."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+import cml_engine as cml  # noqa: E402
+from cml_engine.cli import main  # noqa: E402
+from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
+from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
+
+X, Y = value("x", [1, 4]), value("y", None)
+SHAPES = {"image": (1, 3, 8, 8)}
+#: what reading a damaged model may take, with the Python objects of its nodes
+LIMIT = 32 * 2**20
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < LIMIT
+    finally:
+        tracemalloc.stop()
+
+
+def refused(made: Any, match: str, kind: type[CmlError] = CmlError, **more: Any) -> str:
+    """The message with which a model is refused."""
+    data = made if isinstance(made, bytes) else made.SerializeToString()
+    with little_memory(), pytest.raises(kind, match=match) as caught:
+        cml.load(data, **more)
+    return str(caught.value)
+
+
+def one(op: str, inputs: str = "x", weights: Any = None, opset: int = 17, **attrs: Any) -> Any:
+    return model([node(op, inputs, "y", **attrs)], [X], [Y], weights, opset)
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    return bytes(exported_cnn(np.random.default_rng(1)).SerializeToString())
+
+
+def loads_or_refuses(data: bytes) -> bool:
+    """Whether it loads; anything but an error of ours is a failure of the test."""
+    try:
+        cml.load(data, shapes=SHAPES)
+    except CmlError as error:
+        assert len(str(error)) < 2000
+        return False
+    return True
+
+
+def test_truncated(data):
+    for end in range(0, len(data), 97):
+        assert not loads_or_refuses(data[:end]) or end > len(data) - 64
+
+
+def test_truncated_file(data, tmp_path):
+    for end in range(0, len(data), 997):
+        (tmp_path / "m.onnx").write_bytes(data[:end])
+        with pytest.raises(CmlError, match="m.onnx"):
+            cml.load(tmp_path / "m.onnx", shapes=SHAPES)
+
+
+def test_changed_bytes(data, rng):
+    refusals = 0
+    for _ in range(300):
+        changed = bytearray(data)
+        for at in rng.integers(0, len(data), 3):
+            changed[at] = rng.integers(0, 256)
+        refusals += not loads_or_refuses(bytes(changed))
+    assert refusals > 20
+
+
+def test_wrong_wire_types(data):
+    for wire in range(8):
+        for at in range(0, 400, 7):
+            changed = bytearray(data)
+            changed[at] = changed[at] & 0xF8 | wire
+            loads_or_refuses(bytes(changed))
+
+
+def test_not_a_model(tmp_path):
+    refused(b"", "no graph")
+    refused(b"some text that is no network's", "damaged or no ONNX model")
+    with pytest.raises(CmlError, match="cannot read"):
+        cml.load(tmp_path / "missing.onnx")
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(CmlError, match="cannot read"):
+        cml.load(tmp_path / "folder.onnx")
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+
+def test_cycle():
+    made = model(
+        [node("Add", "x b", "a"), node("Relu", "a", "b"), node("Relu", "b", "y")], [X], [Y]
+    )
+    refused(made, "comes from no node before it.*cycle")
+
+
+def test_names_twice():
+    twice = model([node("Relu", "x", "y"), node("Abs", "x", "y")], [X], [Y])
+    refused(twice, "'y' is made twice")
+    refused(model([node("Add", "x x", "y")], [X, X], [Y]), "two inputs are called 'x'")
+    refused(model([node("Relu", "x", "y")], [X], [Y, Y]), "two outputs have one name")
+    made = one("Add", "x w", {"w": np.ones(4, np.float32)})
+    made.graph.initializer.append(made.graph.initializer[0])
+    refused(made, "initializer 'w' is there twice")
+
+
+def test_unknown_output_and_input():
+    refused(model([node("Relu", "x", "z")], [X], [Y]), "the graph's output 'y' comes from no node")
+    refused(model([node("Relu", "q", "y")], [X], [Y]), "Relu 'y': its input 'q'")
+
+
+@pytest.mark.parametrize("opset", [6, 99])
+def test_opsets(opset):
+    refused(one("Relu", opset=opset), f"opset {opset}, wanted 7 to 28", UnsupportedOp)
+
+
+def test_unknown_operators_are_all_listed():
+    nodes = [
+        node("Reluu", "x", "a", name="first"),
+        node("Reluu", "a", "b"),
+        helper.make_node("Thing", ["b"], ["c"], domain="my.ops", name="thing"),
+        node("Gelu", "c", "y", approximate="tanh"),
+        node("Unneeded", "x", "nothing"),
+    ]
+    made = model(nodes, [X], [Y], domains={"my.ops": 3})
+    said = refused(made, "2 operators", UnsupportedOp)
+    assert "Reluu (opset 17): 2 nodes, first 'first'; near: Relu" in said
+    assert "my.ops:Thing (opset 3): 'thing'" in said
+    assert said.count("register it (--ops FILE.py)") == 1
+    assert "Unneeded" not in said
+
+
+def test_more_inputs_than_an_operator_takes():
+    made = model([node("Relu", "x x", "y", name="/act")], [X], [Y])
+    refused(made, "Relu '/act'.*2 inputs, the operator takes 1", UnsupportedOp)
+    made = model([node("LSTM", "x x x x x x x x x", "y")], [X], [Y])
+    refused(made, "LSTM 'y'.*9 inputs, the operator takes 8", UnsupportedOp)
+    made = model([node("Clip", "x _ _ _", "y")], [X], [Y])
+    assert cml.load(made.SerializeToString()).nodes[0].op == "copy"
+
+
+def test_masks_that_are_too_large():
+    wide = value("x", [1 << 20, 1 << 20])
+    with little_memory():
+        refused(model([node("Trilu", "x", "y")], [wide], [Y]), "Trilu 'y'.*the shape", CmlError)
+        made = model([node("Attention", "x x x", "y", is_causal=1, q_num_heads=1, kv_num_heads=1)],
+                     [value("x", [1, 1 << 20, 4])], [Y], opset=23)  # fmt: skip
+        refused(made, "Attention 'y'.*the shape", CmlError)
+
+
+def test_wrong_attributes():
+    refused(one("LeakyRelu", alfa=0.1), "unknown attribute 'alfa'.*alpha")
+    refused(one("LeakyRelu", alpha="much"), "attribute 'alpha' is str, wanted float")
+    refused(one("Concat"), "attribute 'axis' is missing")
+    refused(one("ConstantOfShape", "s", {"s": np.array([2])}, value=3), "is int, wanted a tensor")
+    refused(one("Softmax", axis=7), "axis 7 of 2")
+    refused(one("Transpose", perm=[0, 0]), "name one twice")
+
+
+def test_messages_name_the_node():
+    made = one("MatMul", "x w", {"w": np.ones((5, 4), np.float32)})
+    assert "<bytes>: MatMul 'y': matmul" in refused(made, "matmul")
+    made = one("Gather", "x w", {"w": np.array([9])}, axis=1)
+    assert "Gather 'y': index 9 of 4" in refused(made, "index 9")
+
+
+def test_data_dependent_shapes_are_refused():
+    made = model([node("Cast", "x", "s", to=7), node("Expand", "x s", "y")], [X], [Y])
+    refused(made, "Expand 'y'.*computed from 'x'.*constants=", UnsupportedOp)
+    made = model([node("Reshape", "x s", "y")], [X, value("s", [2], "int64")], [Y])
+    assert cml.load(made.SerializeToString(), constants={"s": np.array([2, 2])}).inputs == ("x",)
+    refused(made, "the shape must be known.*'s'", UnsupportedOp)
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+def tensor_of(dims: list[int], name: str = "w") -> Any:
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT)
+    tensor.dims.extend(dims)
+    return tensor
+
+
+@pytest.mark.parametrize("dims", [[2**40], [2**31, 2**31], [-1], [2**62, 4], [1] * 40, [0, 2**62]])
+def test_absurd_tensors(dims):
+    made = one("Add", "x w")
+    made.graph.initializer.append(tensor_of(dims))
+    refused(made, "'w' has|does not|broadcast|shape|takes")
+
+
+def test_absurd_shapes():
+    refused(one("Relu"), "shape", shapes={"x": (2**31, 4)})
+    refused(one("Relu"), "elements|shape", shapes={"x": (2**20, 2**20)})
+    big = {"s": np.array([2**40]), "n": np.array(2**40), "one": np.array(1), "zero": np.array(0)}
+    for inputs, op in (("s", "ConstantOfShape"), ("x s", "Expand"), ("zero n one", "Range")):
+        refused(one(op, inputs, big), "shape")
+    refused(one("Tile", "x s", {"s": np.array([2**30, 2**30])}), "shape")
+    refused(one("Pad", "x s", {"s": np.array([0, 2**40, 0, 0])}), "shape")
+    ends = np.array([0, 1], np.float32)
+    made = one("OneHot", "i d v", {"i": np.arange(4), "d": np.array(2**40), "v": ends})
+    refused(made, "shape")
+    refused(one("Reshape", "x s", {"s": np.array([-1, -1])}), "shape")
+    refused(one("Reshape", "x s", {"s": np.array([3, 3])}), "does not fit")
+
+
+def test_known_tensors_that_grow():
+    """What two small tensors of the file broadcast to is not computed at import."""
+    tall, wide = np.ones((2**14, 1), np.float32), np.ones((1, 2**14), np.float32)
+    for op in ("Add", "Less", "MatMul"):
+        nodes = [node(op, "a b", "c"), node("Shape", "c", "y")]
+        with little_memory():
+            cml.load(model(nodes, [X], [Y], {"a": tall, "b": wide}).SerializeToString())
+    sizes = {"a": tall, "b": np.array([1, 2**14])}
+    refused(model([node("Expand", "a b", "y")], [X], [Y], sizes), "shape")
+
+
+def test_numbers_that_do_not_fit():
+    """A double that floats cannot hold is refused, not infinity; the limits of doubles are."""
+    nodes = [node("Cast", "x", "d", to=11), node("Add", "d w", "y")]
+    refused(model(nodes, [X], [Y], {"w": np.array([1e300, 1])}), "1e\\+300.*32 bits")
+    limits = np.array([np.finfo(np.float64).min, np.inf, np.nan, 1e-300])
+    loaded = cml.load(model(nodes, [X], [Y], {"w": limits}).SerializeToString())
+    (held,) = loaded.constants.values()
+    np.testing.assert_array_equal(held, np.array([[-np.inf, np.inf, np.nan, 0]], np.float32))
+
+
+def test_loops_without_end():
+    body = helper.make_graph(
+        [node("Identity", "go", "more"), node("Identity", "a", "b")],
+        "body",
+        [value("i", [], "int64"), value("go", [], "bool"), value("a", [1, 4])],
+        [value("more", [], "bool"), value("b", [1, 4])],
+    )
+    weights = {"n": np.array(2**40), "true": np.array(True)}
+    refused(one("Loop", "n true x", weights, body=body), "more than 4,096 iterations")
+    made = model([node("Loop", "n go x", "y", body=body)],
+                 [X, value("n", [], "int64"), value("go", [], "bool")], [Y])  # fmt: skip
+    refused(made, "number of iterations must be known", UnsupportedOp)
+
+
+def test_functions_without_end():
+    inner = helper.make_node("F", ["a"], ["b"], domain="my")
+    function = helper.make_function(
+        "my", "F", ["a"], ["b"], [inner], [helper.make_opsetid("my", 1)]
+    )
+    call = helper.make_node("F", ["x"], ["y"], domain="my")
+    made = model([call], [X], [Y], domains={"my": 1}, functions=[function])
+    refused(made, "without end")
+
+
+def test_functions_that_double(monkeypatch):
+    """Forty lines of functions that each call the next one twice are 2^40 nodes."""
+    monkeypatch.setattr("cml_engine.convert.onnx.importer.MAX_NODES", 500)
+    opsets = [helper.make_opsetid("my", 1)]
+    functions = [
+        helper.make_function("my", f"F{i}", ["a"], ["c"], calls, opsets)
+        for i in range(40)
+        for calls in [
+            [helper.make_node(f"F{i + 1}", [a], [b], domain="my") for a, b in ("ab", "bc")]
+        ]
+    ]
+    call = helper.make_node("F0", ["x"], ["y"], domain="my")
+    made = model([call], [X], [Y], domains={"my": 1}, functions=functions)
+    refused(made, "my:F40 .opset 1.", UnsupportedOp)
+    last = helper.make_function("my", "F40", ["a"], ["c"], [node("Relu", "a", "c")],
+                                [helper.make_opsetid("", 17)])  # fmt: skip
+    made = model([call], [X], [Y], domains={"my": 1}, functions=[*functions, last])
+    refused(made, "more than 500 nodes")
+
+
+def field(number: int, payload: bytes) -> bytes:
+    """A field with a length, as the wire has it."""
+    size, length = len(payload), b""
+    while True:
+        length += bytes([size & 0x7F | (0x80 if size > 0x7F else 0)])
+        size >>= 7
+        if not size:
+            return bytes([number << 3 | 2]) + length + payload
+
+
+def nested(depth: int) -> bytes:
+    """An If in an If in an If, deeper than the package can write."""
+    leaf = helper.make_graph([node("Identity", "x", "y")], "g", [], [Y]).SerializeToString()
+    output, kind = field(12, Y.SerializeToString()), b"\xa0\x01\x05"
+    graph = leaf
+    for _ in range(depth):
+        branches = [("then_branch", graph), ("else_branch", leaf)]
+        named = [field(5, field(1, n.encode()) + field(6, g) + kind) for n, g in branches]
+        texts = field(1, b"true") + field(2, b"y") + field(4, b"If")
+        graph = field(1, texts + b"".join(named)) + output
+    true = numpy_helper.from_array(np.array(True), "true").SerializeToString()
+    graph += field(11, X.SerializeToString()) + field(5, true)
+    return field(7, graph) + field(8, b"\x10\x11")
+
+
+def test_nested_without_end():
+    assert cml.load(nested(10)).inputs == ("x",)
+    refused(nested(200), "nest more than 100 deep")
+
+
+# -- external data ---------------------------------------------------------------------------------
+
+
+def external(location: str, **more: str) -> Any:
+    made = one("Add", "x w")
+    tensor = tensor_of([1, 4])
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, text in {"location": location, **more}.items():
+        tensor.external_data.add(key=key, value=text)
+    made.graph.initializer.append(tensor)
+    return made
+
+
+def test_external_data(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    values = np.arange(8, dtype=np.float32)
+    (folder / "w.bin").write_bytes(values.tobytes())
+    saved(external("w.bin", offset="16", length="16"), folder / "m.onnx")
+    session = cml.Session(cml.load(folder / "m.onnx"), "cpu")
+    got = session.run({"x": np.zeros((1, 4), np.float32)})
+    np.testing.assert_array_equal(got["y"][0], values[4:])
+
+
+class Pak:
+    """A model and the data beside it, in memory."""
+
+    name, graph = "pak:net", "net.onnx"
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.asked: set[str] = set()
+
+    def size(self, file: str) -> int | None:
+        self.asked.add(file)
+        return len(self.files[file]) if file in self.files else None
+
+    def read(self, file: str, offset: int, count: int) -> bytes:
+        return self.files[file][offset : offset + count]
+
+
+def test_external_data_of_a_source():
+    values = np.arange(8, dtype=np.float32)
+    model = external("./w.bin", offset="16", length="16").SerializeToString()
+    session = cml.Session(cml.load(Pak({"net.onnx": model, "w.bin": values.tobytes()})), "cpu")
+    got = session.run({"x": np.zeros((1, 4), np.float32)})
+    np.testing.assert_array_equal(got["y"][0], values[4:])
+    with pytest.raises(CmlError, match="No such file in 'pak:net'.*belongs beside"):
+        cml.load(Pak({"net.onnx": model}))
+    with pytest.raises(CmlError, match="'w.bin' is truncated|16 bytes at 16"):
+        cml.load(Pak({"net.onnx": model, "w.bin": values.tobytes()[:20]}))
+    outside = Pak({"net.onnx": external("../w.bin").SerializeToString()})
+    with pytest.raises(CmlError, match="'../w.bin', which is not in the model's folder"):
+        cml.load(outside)
+    assert outside.asked == {"net.onnx"}
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "", ".", "link", "a\0b", "..\\x"])
+def test_external_data_outside_the_folder(tmp_path, location):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(bytes(16))
+    (folder / "link").symlink_to(tmp_path / "secret")
+    saved(external(location), folder / "m.onnx")
+    with pytest.raises(CmlError, match="not in the model's folder"):
+        cml.load(folder / "m.onnx")
+    refused(external("w.bin"), "given as bytes: give its path")
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"offset": "-4"}, "offset or length"),
+        ({"offset": "99999999999999999999"}, "offset or length"),
+        ({"offset": "8"}, "8 bytes for 4 values"),
+        ({"length": "4096"}, "truncated"),
+    ],
+)
+def test_external_data_of_wrong_size(tmp_path, more, match):
+    (tmp_path / "w.bin").write_bytes(bytes(16))
+    saved(external("w.bin", **more), tmp_path / "m.onnx")
+    with pytest.raises(CmlError, match=match):
+        cml.load(tmp_path / "m.onnx")
+    saved(external("missing.bin"), tmp_path / "m.onnx")
+    with pytest.raises(CmlError, match="missing.bin.*it belongs beside"):
+        cml.load(tmp_path / "m.onnx")
+
+
+# -- types -----------------------------------------------------------------------------------------
+
+
+def test_sparse_tensors_are_refused_by_name():
+    made = one("Relu")
+    sparse = made.graph.sparse_initializer.add()
+    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "holes"))
+    sparse.dims.extend([4])
+    refused(made, "sparse tensor 'holes'", UnsupportedOp)
+
+
+def test_types_that_do_not_fit():
+    text = helper.make_tensor_value_info("x", TensorProto.STRING, [1])
+    refused(model([node("Identity", "x", "y")], [text], [Y]), "'x' is string", UnsupportedOp)
+    sequence = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, [1])
+    refused(model([node("Identity", "x", "y")], [sequence], [Y]), "'x' is a sequence")
+    made = model([node("Add", "x w", "y")], [value("x", [2], "int64")], [Y],
+                 {"w": np.array([2**40, 1])})  # fmt: skip
+    refused(made, "Add 'y'.*1099511627776.*32 bits")
+
+
+@pytest.mark.filterwarnings("ignore:.*is float64")
+def test_bits_that_are_not_those_computed_with():
+    """A float of 64 bits is one of 32 here: its bits would be others."""
+    wide = value("x", [2], "float64")
+    refused(model([node("BitCast", "x", "y", to=7)], [wide], [Y], opset=27),
+            "float64 read as int64", UnsupportedOp)  # fmt: skip
+
+
+def test_the_command_line_says_it_in_one_message(tmp_path, capsys):
+    saved(one("Reluu"), tmp_path / "m.onnx")
+    assert main(["info", str(tmp_path / "m.onnx")]) == 2
+    said = capsys.readouterr().err
+    assert "cml: error: " in said and "near: Relu" in said and "Traceback" not in said
+    assert main(["convert", str(tmp_path / "m.onnx"), str(tmp_path / "out")]) == 2
+    assert not Path(tmp_path / "out").exists()

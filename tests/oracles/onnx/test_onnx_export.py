@@ -1,0 +1,270 @@
+"""Models written as ONNX: every operator's declared cases and whole networks, in ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import cml_engine as cml  # noqa: E402
+from cml_engine.cli import main  # noqa: E402
+from cml_engine.convert.onnx.export import writer  # noqa: E402
+from cml_engine.errors import UnsupportedOp  # noqa: E402
+from cml_engine.ops import load_families, registered  # noqa: E402
+from cml_engine.testing import case_graph  # noqa: E402
+from tests.fixtures.models import MODEL_ABC, write_model  # noqa: E402
+from tests.generate import Numbers, random_call  # noqa: E402
+from tests.onnx_export import (  # noqa: E402
+    EXPANDED,
+    class_of,
+    difference,
+    exported,
+    on_cpu,
+    random_inputs,
+    reference,
+    run_onnx,
+)
+from tests.reference.calls import OPERATORS  # noqa: E402
+
+load_families()
+AGENTS = Path(__file__).resolve().parents[3] / "demo_game" / "models"
+
+#: what ONNX leaves open, or ONNX Runtime does in a way of its own; only that it is written well
+OPEN = {
+    ("top_k", "equals, NaN, zeros"): "where a NaN goes",
+    ("max_roi_pool", "NaN wins"): "which of a NaN and a number is greater",
+    ("grid_sample", "far outside, NaN and corners"): "what a position that is NaN reads",
+    ("roi_align", "NaN, infinite, far outside"): "ONNX Runtime refuses such regions",
+}
+#: cases that ONNX's own evaluator judges: ONNX Runtime clamps positions before a cubic
+BY_REFERENCE = {("grid_sample", "cubic", "replicate")}
+#: what ONNX Runtime has not yet in opset 26; ONNX's own evaluator has
+LACKING = {"to_bits", "from_bits", "roi_align"}
+#: what is refused at opset 20: its operator, and a part of the message
+REFUSED = {
+    "to_bits": "needs opset 26",
+    "from_bits": "needs opset 26",
+    "grid_sample": "cubic on two axes only",
+}
+
+
+def cases_of(op):
+    """Every case; its operands computed and known by turns, the first both ways."""
+    for i, case in enumerate(registered()[op].cases):
+        ways = (False, True) if i == 0 else (bool(i % 2),)
+        for constants in ways if len(case.inputs) > 1 else (False,):
+            yield case, constants
+
+
+#: a game's own, which other tests of the process may have registered, are refused
+OURS = [name for name, spec in registered().items() if not spec.from_game]
+
+
+@pytest.mark.parametrize("op", OURS)
+def test_every_case_of_an_operator(op):
+    for number, (case, constants) in enumerate(cases_of(op)):
+        graph, inputs = case_graph(op, case, constants=constants)
+        try:
+            data = exported(graph)
+        except UnsupportedOp as error:
+            assert REFUSED[op] in str(error), case.id
+            continue
+        if (op, case.note) in OPEN:
+            continue
+        a = case.attrs
+        by_reference = (op, a.get("method"), a.get("border")) in BY_REFERENCE
+        got = (reference if by_reference else run_onnx)(data, inputs)
+        wanted = on_cpu(graph, inputs)
+        assert difference(got, wanted) == "", f"{case.id} constants={constants}"
+        if number == 0:
+            again = on_cpu(
+                cml.load(data), inputs
+            )  # where results are counted, with one more output
+            again = {name: again[name] for name in wanted}
+            assert difference(again, wanted) == "", f"read back: {case.id}"
+
+
+@pytest.mark.parametrize("opset", [13, 26])
+def test_the_first_case_of_operators_in_other_opsets(opset):
+    refused = []
+    for op in OURS:
+        spec = registered()[op]
+        graph, inputs = case_graph(op, spec.cases[0], constants=True)
+        try:
+            data = exported(graph, opset)
+        except UnsupportedOp as error:
+            assert "opset" in str(error)
+            refused.append(op)
+            continue
+        run = reference if opset == 26 and op in LACKING else run_onnx
+        assert difference(run(data, inputs), on_cpu(graph, inputs)) == "", op
+    if opset == 26:
+        assert refused == []
+    else:
+        assert set(refused) == {
+            "bit_and", "bit_or", "bit_xor", "bit_not", "to_bits", "from_bits", "roi_align",
+            "grid_sample", "col2im", "deform_columns", "matmul_nbits",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("op", [op for op in OPERATORS if class_of(op) == EXPANDED])
+def test_an_operator_that_is_expanded(op, tmp_path):
+    call = random_call(op, Numbers(1))
+    graph = cml.load(call.write(tmp_path))
+    got = run_onnx(exported(graph), call.inputs)
+    assert difference(got, on_cpu(graph, call.inputs)) == "", call.attrs
+
+
+def test_a_wrong_form_is_seen(monkeypatch):
+    graph, inputs = case_graph("sub", registered()["sub"].cases[0])
+    wrong = dict(writer.export_rows())
+    wrong["sub"] = wrong["add"]
+    monkeypatch.setattr(writer, "export_rows", lambda: wrong)
+    assert "off by" in difference(run_onnx(exported(graph), inputs), on_cpu(graph, inputs))
+
+
+# -- networks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["upres", "texture", "population"])
+def test_a_network_of_the_demo_there_and_back(name, tmp_path):
+    graph = cml.load(AGENTS / f"{name}.nnef")
+    cml.save(graph, tmp_path / "m.onnx")
+    data = (tmp_path / "m.onnx").read_bytes()
+    assert data == exported(graph), "twice the same bytes"
+    inputs = random_inputs(graph)
+    wanted = on_cpu(graph, inputs)
+    assert difference(run_onnx(data, inputs), wanted) == ""
+    again = cml.load(tmp_path / "m.onnx")
+    assert (again.inputs, again.outputs) == (graph.inputs, graph.outputs)
+    assert difference(on_cpu(again, inputs), wanted) == ""
+
+
+def test_names_and_weights_are_kept(tmp_path, rng):
+    weights = {"weight1": rng.random((128, 128, 3, 3)), "bias1": rng.random((1, 128))}
+    folder = write_model(
+        tmp_path / "abc", MODEL_ABC, **{k: v.astype(np.float32) for k, v in weights.items()}
+    )
+    with pytest.warns(cml.nnef.NnefWarning, match="version"):
+        graph = cml.load(folder)
+    model = onnx.load_from_string(exported(graph))
+    assert [i.name for i in model.graph.input] == ["input1", "input2"]
+    assert [o.name for o in model.graph.output] == ["output1", "output2"]
+    assert {"weight1", "bias1"} <= {t.name for t in model.graph.initializer}
+    made = {name for n in model.graph.node for name in n.output}
+    assert {"conv1", "min_reduce1", "mean_reduce1"} <= made
+
+
+def test_a_function_stands_for_an_operator_and_is_written_once():
+    text = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph g(x) -> (y)
+{
+    x = external<scalar>(shape = [2, 3]);
+    a = round(x * 7.0);
+    y = round(a / 2.0);
+}"""
+    graph = loaded(text)
+    model = onnx.load_from_string(exported(graph))
+    assert [f.name for f in model.functions] == ["round"]
+    assert [n.op_type for n in model.graph.node] == ["Mul", "round", "Div", "round"]
+
+
+def loaded(text, folder=None):
+    from cml_engine import nnef
+    from cml_engine.ops import is_registered
+    from cml_engine.passes.infer import infer_node
+
+    return nnef.load_text(text, "g.nnef", is_registered, infer_node)
+
+
+def test_state_goes_in_and_out(tmp_path):
+    text = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph g(x) -> (y)
+{
+    x = external<scalar>(shape = [2]);
+    sum = variable<scalar>(shape = [2], label = 'sum');
+    next = update(sum, sum + x);
+    y = sum * 2.0;
+}"""
+    graph = cml.load(write_model(tmp_path / "g", text, sum=np.float32([1, 2])))
+    data = exported(graph)
+    x = np.float32([10, 20])
+    first = run_onnx(data, {"x": x})
+    np.testing.assert_array_equal(first["y"], [2, 4])
+    np.testing.assert_array_equal(first["sum_next"], [11, 22])
+    second = run_onnx(data, {"x": x, "sum": first["sum_next"]})
+    session = cml.Session(graph, "cpu")
+    session.run({"x": x})
+    np.testing.assert_array_equal(second["y"], session.run({"x": x})["y"])
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+def test_the_command(tmp_path, capsys):
+    target = tmp_path / "m.onnx"
+    assert main(["export", str(AGENTS / "upres.nnef"), str(target), "--opset", "17"]) == 0
+    assert "operations, opset 17" in capsys.readouterr().out
+    assert onnx.load(target).opset_import[0].version == 17
+    assert main(["info", str(target)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["m.onnx", "--opset", "12"], "wanted a whole number of 13 to 28, got 12"),
+        (["m.onnx", "--opset", "x"], "wanted a whole number of 13 to 28, got x"),
+        (["m.nnef"], "wanted a name in .onnx"),
+        (["there.onnx"], "exists.*--overwrite"),
+        (["folder.onnx"], "is a folder: name a file"),
+        (["file/m.onnx"], "cannot write"),
+    ],
+)
+def test_what_the_command_refuses(words, message, tmp_path, capsys, monkeypatch):
+    import re
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.onnx").write_bytes(b"")
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder.onnx").mkdir()
+    try:
+        code = main(["export", str(AGENTS / "upres.nnef"), *words])
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not list(tmp_path.glob("m.*"))
+    assert (tmp_path / "there.onnx").read_bytes() == b""
+
+
+def test_an_operator_of_a_games_own_is_refused_by_name(tmp_path):
+    spec = cml.OpSpec(
+        "my_cross",
+        infer=cml.same_as(0),
+        cpu=lambda attrs, x: x,
+        signature="fragment my_cross(x: tensor<scalar>) -> (y: tensor<scalar>);",
+    )
+    cml.register(spec)
+    try:
+        text = "version 1.0;\ngraph g(x) -> (y) { x = external(shape = [1]); y = my_cross(x); }"
+        graph = cml.load(write_model(tmp_path / "g", text))
+        with pytest.raises(UnsupportedOp, match="my_cross 'y' has no ONNX form.*fragment"):
+            cml.save(graph, tmp_path / "m.onnx")
+    finally:
+        cml.unregister("my_cross")
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_more_weights_than_a_file_holds(monkeypatch, tmp_path):
+    graph = cml.load(AGENTS / "upres.nnef")
+    monkeypatch.setattr(writer, "MOST_BYTES", 1000)
+    with pytest.raises(cml.InputError, match="bytes of weights.*holds 1,000.*NNEF"):
+        cml.save(graph, tmp_path / "m.onnx")
+    with pytest.raises(cml.InputError, match="opset is for .onnx"):
+        cml.save(graph, tmp_path / "m.nnef", opset=20)

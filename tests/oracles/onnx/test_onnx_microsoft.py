@@ -1,0 +1,138 @@
+"""Operators of files that ONNX Runtime has optimised, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+import cml_engine as cml  # noqa: E402
+from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+MICROSOFT = "com.microsoft"
+
+
+def ms(op: str, inputs: str, outputs: str = "y", **attrs: Any) -> Any:
+    return node(op, inputs, outputs, domain=MICROSOFT, **attrs)
+
+
+SEQUENCE, WIDE, IMAGE = (2, 5, 8), (2, 5, 64), (1, 4, 6, 6)
+#: node, the shape of x, which of its results are compared
+CALLS: list[tuple[Any, tuple[int, ...], str]] = [
+    (ms("Gelu", "x"), SEQUENCE, "y"),
+    (ms("FastGelu", "x"), SEQUENCE, "y"),
+    (ms("FastGelu", "x v8"), SEQUENCE, "y"),
+    (ms("BiasGelu", "x v8"), SEQUENCE, "y"),
+    (ms("QuickGelu", "x", alpha=1.5), SEQUENCE, "y"),
+    (ms("FusedMatMul", "x m8", alpha=0.5, transB=1), SEQUENCE, "y"),
+    (ms("FusedConv", "x w b4", activation="Relu", pads=[1, 1, 1, 1]), IMAGE, "y"),
+    (ms("FusedConv", "x w b4", activation="LeakyRelu", activation_params=[0.2]), IMAGE, "y"),
+    (ms("FusedConv", "x w b4", activation="Clip", activation_params=[-0.1, 0.3]), IMAGE, "y"),
+    (ms("FusedConv", "x w b4", activation="HardSigmoid", activation_params=[0.3, 0.4]),
+     IMAGE, "y"),
+    (ms("SkipLayerNormalization", "x s v8 u8 t8", "y m d z", epsilon=1e-3), SEQUENCE, "y z"),
+    (ms("SkipLayerNormalization", "x s v8"), SEQUENCE, "y"),
+    (ms("SkipSimplifiedLayerNormalization", "x s v8 t8", "y m d z"), SEQUENCE, "y z"),
+    (ms("MultiHeadAttention", "x k q", num_heads=2), SEQUENCE, "y"),
+    (ms("MultiHeadAttention", "x k q _ _ a", num_heads=4, scale=0.3), SEQUENCE, "y"),
+    (ms("MultiHeadAttention", "x k q v24", num_heads=2, unidirectional=0), SEQUENCE, "y"),
+    (ms("MultiHeadAttention", "x k q v24 mask a", num_heads=4), SEQUENCE, "y"),
+    (ms("MultiHeadAttention", "x k q _ lengths", num_heads=2), SEQUENCE, "y"),
+    (ms("MultiHeadAttention", "x s s v24 _ _ past past", "y o r", num_heads=2), SEQUENCE, "y o r"),
+    (ms("MultiHeadAttention", "x s s", num_heads=2, unidirectional=1), SEQUENCE, "y"),
+    (ms("GroupQueryAttention", "x g g _ _ n4 n5", "y o r", num_heads=4, kv_num_heads=2),
+     WIDE, "y o r"),
+    (ms("GroupQueryAttention", "packed _ _ past2 past2 n7 n8 c1 d1", "y o r", num_heads=4,
+        kv_num_heads=2, do_rotary=1, local_window_size=4, softcap=2.0), (1, 5, 64), "y o r"),
+    (ms("GroupQueryAttention", "x g1 g1 past2 past2 n7 n8 c1 d1", "y o r", num_heads=4,
+        kv_num_heads=2, do_rotary=1, rotary_interleaved=1), (1, 5, 64), "y o r"),
+    (ms("RotaryEmbedding", "x p c n", num_heads=2), SEQUENCE, "y"),
+    (ms("RotaryEmbedding", "x p c n", num_heads=2, interleaved=1), SEQUENCE, "y"),
+    (ms("MatMulNBits", "z4 codes4 scales", K=32, N=6, bits=4, block_size=16), SEQUENCE, "y"),
+    (ms("MatMulNBits", "z4 codes4 scales zeros4", K=32, N=6, bits=4, block_size=16),
+     SEQUENCE, "y"),
+    (node("SimplifiedLayerNormalization", "x v8", "y", axis=-1), SEQUENCE, "y"),
+]  # fmt: skip
+
+
+def weights(rng: np.random.Generator) -> dict[str, Array]:
+    def random(*shape: int) -> Array:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    int32 = ("mask", "lengths", "n4", "n5", "n7", "n8")
+    angles = np.outer(np.arange(16), [1.0, 0.3]).astype(np.float32)
+    wide = np.outer(np.arange(16), np.linspace(1.0, 0.1, 8)).astype(np.float32)
+    made = {
+        "v8": random(8), "u8": random(8), "t8": random(8), "m8": random(8, 8), "b4": random(4),
+        "w": random(4, 4, 3, 3), "s": random(2, 5, 8), "k": random(2, 7, 8), "q": random(2, 7, 8),
+        "a": random(2, 4, 5, 7), "p": np.tile(np.arange(5, dtype=np.int64), (2, 1)),
+        "c": np.cos(angles), "n": np.sin(angles), "z4": random(3, 32),
+        "codes4": rng.integers(0, 256, (6, 2, 8)).astype(np.uint8),
+        "v24": random(24), "mask": np.arange(7) < np.array([[5], [7]]), "lengths": [6, 3],
+        "past": random(2, 2, 3, 4), "past2": random(1, 2, 3, 16),
+        "g": random(2, 5, 32), "packed": random(1, 5, 128), "g1": random(1, 5, 32),
+        "n4": [4, 4], "n5": 5, "n7": [7],
+        "n8": 8, "c1": np.cos(wide), "d1": np.sin(wide),
+        "scales": random(12), "zeros4": rng.integers(0, 256, 6).astype(np.uint8),
+    }  # fmt: skip
+    return made | {name: np.asarray(made[name], np.int32) for name in int32}
+
+
+def results(network: Any, x: Array, names: list[str]) -> list[Array]:
+    session = ort.InferenceSession(network.SerializeToString())
+    found: list[Array] = session.run(names, {"x": x})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("made", "shape", "compared"), CALLS, ids=[f"{c[0].op_type}-{i}" for i, c in enumerate(CALLS)]
+)
+def test_operator(rng, made, shape, compared):
+    given = {name: array for name, array in weights(rng).items() if name in made.input}
+    outputs = [value(name, None) for name in compared.split()]
+    nodes = [made] if "x" in made.input else [made, node("Neg", "x", "unused")]
+    network = model(nodes, [value("x", shape)], outputs, given, domains={MICROSOFT: 1})
+    x = rng.standard_normal(shape).astype(np.float32)
+    wanted = results(network, x, compared.split())
+    got = cml.Session(cml.load(network.SerializeToString()), "cpu").run({"x": x})
+    for name, want in zip(compared.split(), wanted, strict=True):
+        np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=2e-5)
+
+
+def test_group_norm(rng):
+    """ONNX Runtime has it on other devices only: here is its formula."""
+    given = {name: weights(rng)[name] for name in ("v8", "u8")}
+    made = ms("GroupNorm", "x v8 u8", groups=2, activation=1, epsilon=1e-3)
+    network = model([made], [value("x", [2, 3, 5, 8])], [value("y", None)], given,
+                    domains={MICROSOFT: 1})  # fmt: skip
+    x = rng.standard_normal((2, 3, 5, 8)).astype(np.float32)
+    got = cml.Session(cml.load(network.SerializeToString()), "cpu").run({"x": x})
+    parts = x.reshape(2, 15, 2, 4)
+    mean, variance = (f(parts, axis=(1, 3), keepdims=True) for f in (np.mean, np.var))
+    even = ((parts - mean) / np.sqrt(variance + 1e-3)).reshape(x.shape)
+    wanted = even * given["v8"] + given["u8"]
+    np.testing.assert_allclose(got["y"], wanted / (1 + np.exp(-wanted)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_that_onnx_runtime_optimised(rng, tmp_path: Path):
+    made = exported_cnn(rng)
+    for dim, extent in zip(
+        made.graph.input[0].type.tensor_type.shape.dim, (1, 3, 8, 8), strict=True
+    ):
+        dim.Clear()
+        dim.dim_value = extent
+    saved(made, tmp_path / "m.onnx")
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    session = ort.InferenceSession(str(tmp_path / "m.onnx"), options)
+    x = rng.standard_normal((1, 3, 8, 8)).astype(np.float32)
+    got = cml.Session(cml.load(tmp_path / "optimised.onnx"), "cpu").run({"image": x})
+    (wanted,) = session.run(None, {"image": x})
+    np.testing.assert_allclose(got["output"], wanted, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,81 @@
+"""A network from ONNX is the same plan as the same network from NNEF: the same kernels run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnx")
+
+import cml_engine as cml
+from cml_engine.graph import Graph
+from cml_engine.limits import Limits
+from cml_engine.passes import optimize
+from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.planning.lower import lower
+from tests.fixtures.graphs import (
+    Net,
+    dense_block,
+    mobilenet_block,
+    se_block,
+    styled_block,
+    unet_block,
+)
+
+
+def attention(length: int = 16, width: int = 8) -> Net:
+    net = Net(1, 2, length, width)
+    logits = net.op("matmul", "x", net.random(1, 2, length, width), transposeB=True)
+    weights = net.op("softmax", net.op("mul", logits, net.constant(0.35)), axes=[3])
+    net.op("matmul", weights, net.random(1, 2, length, width))
+    return net
+
+
+def groups(size: int = 12, channels: int = 8) -> Net:
+    net = Net(1, channels, size, size)
+    net.conv(net.op("relu", net.group_norm(net.conv("x", 2 * channels), 4)), channels)
+    return net
+
+
+NETS = {
+    "mobilenet": mobilenet_block,
+    "unet": unet_block,
+    "se": se_block,
+    "dense": dense_block,
+    "styled": styled_block,
+    "attention": attention,
+    "groups": groups,
+}
+
+
+def steps(graph: Graph, software: bool) -> list[tuple[Any, ...]]:
+    """What runs: kernels, their variants and sizes, and how much is packed."""
+    optimized = optimize(graph)
+    plan = lower(optimized, Limits(software=software), choose_layout(optimized))
+    return [
+        (str(step.path), sorted(step.defines.items()), step.groups, repr(step.params))
+        for step in plan.steps
+    ]
+
+
+#: what ONNX has no operator for: these normalize by computed means, which are written out there
+WRITTEN_OUT = ("styled", "groups")
+
+
+@pytest.mark.parametrize("software", [True, False])
+@pytest.mark.parametrize("name", NETS)
+def test_the_same_steps(name, software, tmp_path: Path):
+    made = NETS[name]()
+    graph = made.graph(made.nodes[-1].outputs[0])
+    cml.save(graph, tmp_path / "m.onnx")
+    from_onnx = cml.load(tmp_path / "m.onnx")
+    cml.save(graph if name not in WRITTEN_OUT else from_onnx, tmp_path / "m.nnef")
+    from_nnef = cml.load(tmp_path / "m.nnef")
+    assert steps(from_onnx, software) == steps(from_nnef, software)
+
+
+def test_other_networks_have_other_steps():
+    one, other = (net.graph(net.nodes[-1].outputs[0]) for net in (unet_block(), unet_block(16)))
+    assert steps(one, True) != steps(other, True)

@@ -1,0 +1,79 @@
+"""What a session is asked for: a value that is none is refused at once, by name."""
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.limits import Limits
+from cml_engine.passes import optimize
+from cml_engine.planning.choose_storage import layouts_for
+from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.session import CompileOptions
+from tests.fixtures.graphs import Net
+
+
+def net():
+    made = Net(1, 4, 3, 2)
+    return made.graph(made.op("relu", "x"))
+
+
+NAN = float("nan")
+WRONG = [
+    (lambda: CompileOptions(without=frozenset({"nonsense"})), "passes to leave out.*'nonsense'"),
+    (lambda: CompileOptions(without=frozenset({"chain"})), "wanted some of chains, .*views"),
+    (lambda: CompileOptions(without=frozenset({7})), "got 7"),
+    (lambda: CompileOptions(without="chains"), "wanted a set of names, .*got 'chains'"),
+    (lambda: CompileOptions(without=None), "wanted a set of names"),
+    (lambda: optimize(net(), frozenset({"fusing"})), "wanted some of fuse, "),
+    (
+        lambda: CompileOptions(storage="nonsense"),
+        "storage: wanted 'float' or 'half', got 'nonsense'",
+    ),
+    (lambda: CompileOptions(storage=16), "storage: wanted 'float' or 'half', got 16"),
+    (lambda: layouts_for(net(), "Half"), "storage: wanted 'float' or 'half', got 'Half'"),
+    (lambda: CompileOptions(blocked_layout="no"), "blocked_layout: wanted True or False"),
+    (lambda: CompileOptions(tuned=1), "tuned: wanted True or False, got 1"),
+    (lambda: CompileOptions(plan={"keep": True}), "plan: wanted a PlanOptions, got"),
+    (lambda: PlanOptions(keep=None), "keep: wanted True or False"),
+    (lambda: PlanOptions(views="yes"), "views: wanted True or False"),
+    (lambda: PlanOptions(guard=-256), "guard: wanted a whole number"),
+    (lambda: PlanOptions(guard=NAN), "guard: wanted a whole number"),
+    (lambda: PlanOptions(stub=None), "stub: wanted a str, got None"),
+    (lambda: PlanOptions(variants={}), "variants: wanted a VariantTable"),
+    (lambda: lower(net(), Limits(), {}, PlanOptions(guard=16)), "guard: wanted a multiple of 256"),
+    (lambda: lower(net(), Limits(), {}, PlanOptions(stub="relo")), "has no operator 'relo'"),
+    (lambda: cml.Session("model.nnef", "cpu"), r"graph \(cml.load gives one\): wanted a Graph"),
+    (lambda: cml.Session(net(), "cpu").rank(runs="7"), "got '7'"),
+    (lambda: cml.save("model.nnef", "m.onnx"), "the graph to save .*: wanted a Graph"),
+    (lambda: cml.save(net(), None), "cannot save to None: wanted a path"),
+    (lambda: cml.Session(net(), "cuda"), "unknown backend 'cuda'"),
+    (lambda: cml.Session(net(), None), "unknown backend None"),
+    (lambda: cml.Session(net(), "cpu", {"storage": "half"}), "options: wanted a CompileOptions"),
+    (lambda: cml.Session(net(), "cpu", deferred=None), "deferred: wanted True or False"),
+    (lambda: cml.Session(net(), "cpu", arena=3), "arena: wanted a str, got 3"),
+    (lambda: cml.Session(net(), "cpu").rank(runs=0), "runs: wanted a whole number"),
+    (lambda: cml.Session(net(), "cpu").rank(runs=NAN), "runs: wanted a whole number"),
+    (
+        lambda: cml.Session(net(), "cpu").run(None),
+        "as a dictionary of arrays by name, got NoneType",
+    ),
+    (lambda: cml.Session(net(), "cpu").run([1]), "as a dictionary of arrays by name, got list"),
+    (
+        lambda: cml.Session(net(), "cpu").run({"x": [[1], [1, 2]]}),
+        "'x': wanted an array, got a list",
+    ),
+    (lambda: cml.Session(net(), "cpu").run({"x": None}), "input 'x': wanted shape"),
+    (lambda: cml.Session(net(), "cpu").run({"x": np.full((1, 4, 3, 2), "a")}), "wanted scalar"),
+]
+
+
+@pytest.mark.parametrize(("make", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_a_value_that_is_none_is_refused_at_once(make, says):
+    with pytest.raises(cml.InputError, match=says):
+        make()
+
+
+def test_every_pass_has_its_name():
+    everything = frozenset({"fold", "chains", "views"})
+    options = CompileOptions(without=everything, storage="half", plan=PlanOptions(guard=512))
+    assert cml.Session(net(), "cpu", options).options.without == everything

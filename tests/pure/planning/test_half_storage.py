@@ -1,0 +1,240 @@
+"""Which tensors are stored in 16 bits, what they take, and what that costs in exactness."""
+
+import numpy as np
+import pytest
+
+from cml_engine.backends.half import StorageError, rounded, storage_errors
+from cml_engine.graph import Fact, Node
+from cml_engine.layout import C4, C4H, HALF, PLAIN, to_half, words
+from cml_engine.limits import Limits
+from cml_engine.ops.conv.kernels.winograd import in_steps, transformed_filter
+from cml_engine.passes import optimize
+from cml_engine.plan import stored_bytes
+from cml_engine.planning.choose_storage import choose_storage, half_of, layouts_for, rounded_weights
+from cml_engine.planning.lower import lower
+from cml_engine.report.storage import StorageReport
+from cml_engine.testing import full_attrs
+from tests.fixtures.graphs import Net, dense_block, mobilenet_block, random_maps, unet_block
+
+
+def convs(net, *channels, source="x"):
+    for count in channels:
+        source = net.conv(source, count)
+    return source
+
+
+def test_the_ends_of_a_network_stay_plain_and_what_is_between_is_half():
+    net = Net(1, 3, 8, 8)
+    graph = net.graph(convs(net, 8, 8, 3))
+    assert layouts_for(graph, "half") == {"t0": C4H, "t1": C4H}
+    assert layouts_for(graph) == {"t0": C4, "t1": C4}
+
+
+def test_what_one_reader_takes_in_32_bits_is_stored_in_32():
+    net = Net(1, 3, 8, 8)
+    first = convs(net, 8)
+    share = net.conv(net.op("softmax", first, axes=[2, 3]), 8, 1)
+    second = convs(net, 8, source=first)
+    graph = net.graph(share, convs(net, 4, source=second))
+    assert layouts_for(graph, "half") == {first: C4, "t1": C4, second: C4H}
+
+
+def test_reductions_read_halves_and_write_32_bits():
+    net = Net(1, 3, 8, 8)
+    first = convs(net, 8)
+    mean = net.op("mean_reduce", first, axes=[2, 3])
+    graph = net.graph(net.conv(mean, 8, 1))
+    assert layouts_for(graph, "half") == {first: C4H, mean: C4}
+
+
+def test_what_a_copy_of_words_ties_together_is_stored_alike():
+    net = Net(1, 3, 8, 8)
+    left, right = net.conv("x", 8), net.conv("x", 8)
+    joined = net.op("concat", left, right, axis=1)
+    last = convs(net, 4, source=joined)
+    assert layouts_for(net.graph(last), "half") == dict.fromkeys((left, right, joined), C4H)
+    share = net.op("softmax", right, axes=[2, 3])
+    both = net.graph(last, net.conv(share, 4, 1))
+    assert layouts_for(both, "half") == dict.fromkeys((left, right, joined, share), C4)
+
+
+@pytest.mark.parametrize(("begin", "half"), [(4, "alike"), (2, "none")])
+def test_a_slice_keeps_blocks_or_32_bits(begin, half):
+    attrs = {"axes": [1], "begin": [begin], "end": [begin + 4], "stride": []}
+    node = Node("slice", ("x",), ("y",), full_attrs("slice", attrs))
+    facts = {"x": Fact("scalar", (1, 12, 4, 4)), "y": Fact("scalar", (1, 4, 4, 4))}
+    assert half_of(node, facts) == half
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "result", "half"),
+    [
+        ("relu", [(2, 8, 3, 4)], (2, 8, 3, 4), "each"),
+        ("mul", [(2, 8, 3, 4), (1, 8)], (2, 8, 3, 4), "each"),
+        ("mul", [(2, 8, 3, 4), (2, 1, 3, 4)], (2, 8, 3, 4), "each"),
+        ("mul", [(2, 8, 3, 4), ()], (2, 8, 3, 4), "each"),
+        # a value per channel and row: its four channels are no neighbours
+        ("mul", [(2, 8, 3, 4), (1, 8, 3)], (2, 8, 3, 4), "none"),
+    ],
+)
+def test_elementwise_operators_take_halves_four_channels_at_a_time(op, shapes, result, half):
+    names = tuple(f"x{i}" for i in range(len(shapes)))
+    facts = {n: Fact("scalar", s) for n, s in zip(names, shapes, strict=True)}
+    facts["y"] = Fact("scalar", result)
+    assert half_of(Node(op, names, ("y",), full_attrs(op, {})), facts) == half
+
+
+def test_matrices_of_weights_are_half_where_nothing_else_reads_them():
+    net = Net(6, 8)
+    weights, shared, short = net.random(12, 8), net.random(12, 12), net.random(8, 6)
+    bias = net.random(1, 12)
+    first = net.op("linear", "x", weights, bias)
+    second = net.op("matmul", first, shared, transposeA=False, transposeB=False)
+    third = net.op("matmul", short, second, transposeA=False, transposeB=False)
+    graph = net.graph(third, net.op("relu", shared))
+    assert layouts_for(graph, "half") == {weights: HALF}
+    assert rounded_weights(graph.nodes[0], graph, {weights: HALF}) == (weights,)
+    assert layouts_for(graph) == {}
+    odd = Net(6, 6)
+    product = odd.op("matmul", "x", odd.random(6, 4), transposeA=False, transposeB=False)
+    assert layouts_for(odd.graph(product), "half") == {}  # a sum of six: no vectors of four
+
+
+def test_a_comparison_writes_no_halves():
+    facts = {"a": Fact("scalar", (1, 8, 2, 2)), "y": Fact("logical", (1, 8, 2, 2))}
+    assert half_of(Node("lt", ("a", "a"), ("y",), full_attrs("lt", {})), facts) == "none"
+
+
+@pytest.mark.parametrize(
+    ("size", "half"),
+    [((1, 1, 3, 3), "each"), ((1, 4, 1, 1), "none"), ((1, 1, 9, 9), "none")],
+)
+def test_a_pool_takes_halves_where_it_slides_over_positions(size, half):
+    attrs = {"size": list(size), "border": "ignore", "padding": [(0, 0)] * 4}
+    attrs |= {"stride": [], "dilation": []}
+    facts = {"x": Fact("scalar", (1, 8, 9, 9)), "y": Fact("scalar", (1, 8, 9, 9))}
+    node = Node("max_pool", ("x",), ("y",), full_attrs("max_pool", attrs))
+    assert half_of(node, facts) == half
+
+
+def test_random_networks_have_halves_to_try():
+    """What tests/gpu/kernels/test_half_storage.py runs: most of it is in 16 bits."""
+    chosen = [layouts_for(optimize(random_maps(seed)[0]), "half") for seed in range(16)]
+    assert sum(list(layouts.values()).count(C4H) for layouts in chosen) > 80
+
+
+def test_choosing_changes_nothing_else():
+    layouts = {"a": C4, "b": PLAIN}
+    graph = optimize(dense_block().graph("t9"))
+    assert choose_storage(graph, layouts)["b"] == PLAIN
+
+
+def test_sizes():
+    fact = Fact("scalar", (2, 6, 5, 3))
+    assert words(fact, C4) == 2 * 8 * 15
+    assert words(fact, C4H) == words(fact, C4) // 2
+    assert words(fact, HALF) == words(fact, PLAIN) // 2 == 90
+    for dtype, each in ((np.float32, 4), (np.int32, 4), (np.bool_, 4), (np.float16, 2)):
+        assert stored_bytes(np.zeros((3, 4), dtype)) == 12 * each
+
+
+def test_half_is_ieee_and_row_major():
+    values = np.array([[1 + 2**-11, 65519.0], [65520.0, 2**-25]], np.float32).T
+    got = to_half(values)
+    assert got.flags.c_contiguous
+    assert np.array_equal(got, np.array([[1, np.inf], [65504, 0]], np.float16))
+
+
+def test_filters_that_meet_halves_are_half_and_nothing_else():
+    net = Net(1, 3, 8, 8)
+    graph = net.graph(convs(net, 8, 8))
+    layouts = layouts_for(graph, "half")
+    first, second = graph.nodes
+    assert rounded_weights(first, graph, layouts) == (first.inputs[1],)
+    assert rounded_weights(second, graph, layouts) == (second.inputs[1],)
+    assert rounded_weights(second, graph, {}) == ()
+    kinds = {
+        name: array.dtype for name, (_, array) in lower(graph, Limits(), layouts).weights.items()
+    }
+    assert {str(kind) for name, kind in kinds.items() if "bias" not in name} == {"float16"}
+    assert {str(kind) for name, kind in kinds.items() if "bias" in name} == {"float32"}
+
+
+@pytest.mark.parametrize("block", [mobilenet_block, unet_block])
+def test_steps_say_that_they_move_half_of_the_bytes(block):
+    net = block(channels=16)
+    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    full, half = (lower(graph, Limits(), layouts_for(graph, s)) for s in ("float", "half"))
+    assert half.cost.flops == full.cost.flops
+    assert 0.5 < half.cost.bytes / full.cost.bytes < 0.8
+
+
+def test_a_winograd_filter_in_steps_is_right_to_half_a_step(rng):
+    value = rng.standard_normal((10, 8, 9)).astype(np.float32)
+    value[3] = 0
+    filter = transformed_filter(value, 4)
+    counts, step = in_steps(filter)
+    assert counts.dtype == np.int16 and step.shape == (*filter.shape[:2], 4)
+    back = counts * step[:, :, None, None, :]
+    # 32767 steps have the rounding of a float beside the half
+    assert (np.abs(back - filter) <= 0.505 * step[:, :, None, None, :]).all()
+    assert np.abs(counts).max() == 32767
+    assert not back[:, 0, :, :, 3].any()  # all zeros, and no division by zero
+
+
+def errors_of(graph, inputs):
+    return list(storage_errors(graph, layouts_for(graph, "half"), inputs))
+
+
+def test_errors_are_of_the_size_that_eleven_bits_have():
+    net = mobilenet_block()
+    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    found = errors_of(graph, net.input())
+    assert [e.tensor for e in found] == [n.outputs[0] for n in graph.nodes]
+    assert all(0 < e.rms < e.largest < 2**-8 for e in found)
+    assert not any(e.overflow for e in found)
+
+
+def test_without_a_rounded_tensor_there_is_no_error():
+    net = Net(1, 3, 8, 8)
+    graph = net.graph(convs(net, 3))
+    assert [(e.largest, e.rms) for e in errors_of(graph, net.input())] == [(0.0, 0.0)]
+
+
+def test_an_error_is_what_one_rounding_makes_it():
+    """One rounded tensor, whose error is known: it must be what is told."""
+    net = Net(1, 4, 8, 8)
+    first = net.op("relu", "x")
+    graph = net.graph(net.op("abs", first))
+    inputs = net.input()
+    (relu, absolute) = storage_errors(graph, {first: C4H}, inputs)
+    wanted = np.maximum(inputs["x"], 0)
+    error = (rounded(wanted) - wanted) / wanted.max()
+    for told in (relu, absolute):
+        assert np.isclose(told.largest, np.abs(error).max())
+        assert np.isclose(told.rms, np.sqrt(np.mean(error**2)))
+    assert relu.largest > 0
+
+
+def test_a_value_too_large_for_16_bits_is_named():
+    net = Net(1, 4, 8, 8)
+    far = net.op("mul", net.conv("x", 8), net.constant(1e6))
+    graph = net.graph(net.op("mean_reduce", net.conv(far, 4), axes=[2, 3]))
+    report = StorageReport.of(graph, errors_of(graph, net.input()))
+    assert not report.ok
+    assert "mul 't1'" in report.overflow
+    assert "65504" in str(report)
+
+
+def test_a_report_shows_the_worst_of_every_operator_and_the_outputs():
+    net = unet_block()
+    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    found = errors_of(graph, net.input())
+    report = StorageReport.of(graph, found)
+    assert report.ok and sum(row.count for row in report.operators) == len(found)
+    assert max(row.largest for row in report.operators) == max(e.largest for e in found)
+    assert [row.name for row in report.outputs] == list(graph.outputs)
+    assert isinstance(found[0], StorageError) and f"{found[-1].rms:10.2e}" in str(report)
+    assert "on the GPU" not in str(report)
+    assert "on the GPU" in str(StorageReport.of(graph, found, found[-1:]))
+    assert "not known to NumPy" in str(StorageReport.of(graph, found[:1]))

@@ -1,0 +1,214 @@
+"""The passes on graphs built by hand: what they keep, fold, fuse, block and lower."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.backends.null import NullProgram
+from cml_engine.errors import DeviceError, ModelError, ShapeError, Source
+from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.limits import Limits
+from cml_engine.ops import load_families
+from cml_engine.passes import STAGES, optimize
+from cml_engine.passes.bypass import bypass
+from cml_engine.passes.common_subexpressions import merge_common_subexpressions
+from cml_engine.passes.dead_code import eliminate_dead_code
+from cml_engine.passes.infer import infer_facts
+from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.testing import full_attrs
+from tests.fixtures.graphs import Net
+
+load_families()
+
+
+def node(op, inputs, outputs, **attrs):
+    return Node(op, tuple(inputs), tuple(outputs), full_attrs(op, attrs), Source("m.nnef", 7))
+
+
+def conv_chain(tail=()):
+    """x -> conv -> relu -> conv -> y, 8 channels, with whatever ``tail`` adds."""
+    rng = np.random.default_rng(0)
+    constants = {
+        "w1": rng.standard_normal((8, 3, 3, 3)).astype(np.float32),
+        "w2": rng.standard_normal((8, 8, 3, 3)).astype(np.float32),
+        "zero": np.array(0, np.float32),
+        "slope": np.full((1, 8), 0.25, np.float32),
+    }
+    nodes = [
+        node("conv", ["x", "w1", "zero"], ["c1"]),
+        node("prelu", ["c1", "slope"], ["r1"]),
+        node("conv", ["r1", "w2", "zero"], ["c2"]),
+        *tail,
+    ]
+    facts = {"x": Fact("scalar", (1, 3, 9, 7))}
+    facts |= {k: Fact("scalar", v.shape) for k, v in constants.items()}
+    outputs = nodes[-1].outputs
+    return Graph("chain", ("x",), outputs, tuple(nodes), facts, constants)
+
+
+def run(graph, seed=0):
+    x = np.random.default_rng(seed).standard_normal((1, 3, 9, 7)).astype(np.float32)
+    return CpuProgram(graph).run({"x": x})
+
+
+def test_nodes_are_one_only_where_their_attributes_are():
+    """The same operator of the same tensor: by another attribute it is another result."""
+    net = Net(1, 4, 3, 5)
+    sums = [net.op("sum_reduce", "x", axes=axes) for axes in ([2], [3], [2])]
+    graph = net.graph(net.op("mul", net.op("mul", sums[0], sums[1]), sums[2]))
+    merged = merge_common_subexpressions(graph)
+    assert [n.attrs["axes"] for n in merged.nodes if n.op == "sum_reduce"] == [[2], [3]]
+    inputs = net.input()
+    wanted, got = CpuProgram(graph).run(inputs), CpuProgram(merged).run(inputs)
+    np.testing.assert_array_equal(got[graph.outputs[0]], wanted[graph.outputs[0]])
+
+
+def test_what_only_an_update_needs_stays():
+    net = Net(1, 4)
+    state = net.constant(np.ones((1, 4)))
+    new = net.op("add", "x", state)
+    graph = net.graph(net.op("relu", "x")).with_(updates=((state, new),))
+    kept = eliminate_dead_code(graph)
+    assert {n.op for n in kept.nodes} == {"add", "relu"} and state in kept.constants
+    without = eliminate_dead_code(graph.with_(updates=()))
+    assert {n.op for n in without.nodes} == {"relu"} and state not in without.constants
+
+
+def test_two_transposes_are_one_in_their_order():
+    """Turns of three axes, which do not commute: neither is the other's inverse."""
+    net = Net(2, 3, 4, 5)
+    h = net.op("transpose", net.op("transpose", "x", axes=[1, 2, 0]), axes=[0, 2, 3, 1])
+    graph, inputs = net.graph(h), net.input()
+    (node_,) = bypass(graph).nodes
+    assert node_.attrs["axes"] == [1, 0, 3, 2]
+    np.testing.assert_array_equal(CpuProgram(bypass(graph)).run(inputs)[h],
+                                  CpuProgram(graph).run(inputs)[h])  # fmt: skip
+
+
+def test_every_stage_gives_equal_results():
+    graph = infer_facts(conv_chain([node("add", ["c2", "r1"], ["s"]), node("relu", ["s"], ["y"])]))
+    wanted = run(graph)["y"]
+    for name, stage, reason in STAGES:
+        assert reason
+        graph = stage(graph)
+        np.testing.assert_allclose(run(graph)["y"], wanted, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_epilogues_are_fused_in_order():
+    tail = [node("add", ["c2", "r1"], ["s"]), node("relu", ["s"], ["y"])]
+    fused = optimize(conv_chain(tail))
+    assert [n.op for n in fused.nodes] == ["conv", "conv"]
+    assert fused.nodes[0].epilogues == (Epilogue("prelu", ("slope",), Attrs()),)
+    assert [e.op for e in fused.nodes[1].epilogues] == ["add", "relu"]
+    assert fused.nodes[1].outputs == ("y",)
+
+
+def test_a_result_with_two_readers_is_not_fused_away():
+    graph = optimize(conv_chain([node("relu", ["c2"], ["a"]), node("sub", ["a", "c2"], ["y"])]))
+    assert [n.op for n in graph.nodes] == ["conv", "conv", "relu"]
+    assert graph.nodes[2].epilogues == (Epilogue("sub", ("c2",), Attrs()),)
+
+
+def test_an_output_is_not_fused_away():
+    graph = conv_chain([node("relu", ["c2"], ["y"])])
+    graph = optimize(graph.with_(outputs=("c2", "y")))
+    assert [n.op for n in graph.nodes] == ["conv", "conv", "relu"]
+
+
+def test_dead_code_and_its_constants_go():
+    tail = [node("mul", ["c2", "slope"], ["unused"]), node("relu", ["c2"], ["y"])]
+    graph = optimize(conv_chain(tail))
+    assert all("unused" not in n.outputs for n in graph.nodes)
+    assert "w1" in graph.constants and "unused" not in graph.facts
+
+
+def test_constants_are_folded_but_not_variables_that_change():
+    graph = conv_chain([node("mul", ["slope", "slope"], ["k"]), node("mul", ["c2", "k"], ["y"])])
+    folded = optimize(graph, frozenset({"affine"}))
+    assert "k" in folded.constants
+    np.testing.assert_array_equal(folded.constants["k"], np.full((1, 8), 0.0625, np.float32))
+    changing = optimize(graph.with_(updates=(("slope", "k"),)), frozenset({"affine"}))
+    assert "k" not in changing.constants
+
+
+def test_layout_is_blocked_between_convolutions_and_plain_at_the_ends():
+    layouts = choose_layout(optimize(conv_chain()))
+    assert layouts == {"r1": "c4"}
+
+
+def test_a_reader_that_wants_plain_keeps_it_plain():
+    tail = [node("transpose", ["r1"], ["t"], axes=[0, 1, 3, 2])]
+    graph = optimize(conv_chain(tail).with_(outputs=("c2", "t")))
+    assert "r1" not in choose_layout(graph)
+
+
+def test_shape_errors_name_line_and_operator():
+    graph = conv_chain([node("add", ["c2", "w1"], ["y"])])
+    with pytest.raises(ShapeError, match=r"m\.nnef:7: add 'y'"):
+        infer_facts(graph)
+
+
+def test_the_plan_prints_and_its_null_run_covers_every_workgroup():
+    graph = optimize(conv_chain())
+    plan = lower(graph, Limits(), choose_layout(graph))
+    program = NullProgram(plan)
+    outputs = program.run({"x": np.zeros((1, 3, 9, 7), np.float32)})
+    assert outputs["c2"].shape == (1, 8, 9, 7)
+    assert program.log == [(s.index, 0, s.groups) for s in plan.steps]
+    assert "conv" in str(plan) and "ratio" in str(plan)
+    with pytest.raises(ValueError, match="outside step"):
+        program.run_ranges({}, [(0, 0, plan.steps[0].groups + 1)])
+
+
+def test_lowering_is_pure():
+    graph = optimize(conv_chain())
+    one, two = (lower(graph, Limits(), choose_layout(graph)) for _ in range(2))
+    assert str(one) == str(two)
+
+
+def test_a_kept_plan_gives_every_tensor_its_own_memory():
+    graph = optimize(conv_chain([node("exp", ["c2"], ["e"]), node("neg", ["e"], ["y"])]))
+    plan = lower(graph, Limits(), {}, PlanOptions(keep=True, guard=256))
+    ranges = sorted((p.binding.offset, p.binding.end) for p in plan.tensors.values())
+    assert all(a[1] + 256 <= b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+
+
+def test_a_model_too_large_for_the_device_is_refused_with_numbers():
+    graph = optimize(conv_chain())
+    with pytest.raises(DeviceError, match="allows buffers of 100"):
+        lower(graph, replace(Limits(), max_buffer_bytes=100))
+
+
+WRONG_GRAPHS = [
+    ({"nodes": (Node("neg", ("z",), ("y",)),)}, "neg 'y': reads 'z', which nothing before"),
+    ({"nodes": (Node("neg", ("y",), ("y",)),)}, "neg 'y': reads 'y'"),
+    ({"nodes": (Node("neg", ("x",), ("x",)),)}, "there is a tensor 'x' already"),
+    ({"nodes": (Node("neg", ("x",), ("k",)),)}, "there is a tensor 'k' already"),
+    ({"nodes": 2 * (Node("neg", ("x",), ("y",)),)}, "there is a tensor 'y' already"),
+    ({"outputs": ("nobody",)}, "nothing gives its result 'nobody'"),
+    ({"updates": (("k", "nobody"),)}, "nothing gives its result 'nobody'"),
+    ({"updates": (("x", "y"),)}, "update of 'x', which is no variable"),
+    ({"inputs": ("x", "z")}, "'z' has no fact"),
+    ({"constants": {"k": np.zeros(3, np.float32)}}, r"constant 'k' is float32\[3\], wanted scalar"),
+    ({"constants": {"k": np.zeros(2, np.int32)}}, r"constant 'k' is int32\[2\], wanted scalar"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), WRONG_GRAPHS, ids=[says for _, says in WRONG_GRAPHS])
+def test_a_graph_made_by_code_is_looked_at(changes, says):
+    facts = dict.fromkeys(("x", "k"), Fact("scalar", (2,)))
+    node = Node("neg", ("x",), ("y",))
+    graph = Graph("g", ("x",), ("y",), (node,), facts, {"k": np.zeros(2, np.float32)})
+    optimize(graph)
+    with pytest.raises(ModelError, match=says):
+        optimize(graph.with_(**changes))
+
+
+def test_constants_come_in_the_type_of_their_facts():
+    facts = {"k": Fact("scalar", (2,)), "i": Fact("integer", ())}
+    constants = {"k": np.array([0.5, 1.5]), "i": np.array(3)}
+    made = infer_facts(Graph("g", (), ("k", "i"), (), facts, constants))
+    assert made.constants["k"].dtype == np.float32 and made.constants["i"].dtype == np.int32

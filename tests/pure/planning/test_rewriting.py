@@ -1,0 +1,439 @@
+"""What each rewriting pass changes, and what it must leave alone."""
+
+import re
+
+import numpy as np
+import pytest
+
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.errors import OperatorError
+from cml_engine.graph import Fact
+from cml_engine.limits import Limits
+from cml_engine.ops.elementwise.row import MAX_OPERANDS
+from cml_engine.passes import optimize
+from cml_engine.passes.bypass import bypass
+from cml_engine.passes.common_subexpressions import merge_common_subexpressions
+from cml_engine.passes.fold_affine import fold_affine
+from cml_engine.passes.fold_padding import fold_padding
+from cml_engine.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
+from cml_engine.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
+from cml_engine.passes.sink_transposes import sink_transposes
+from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.planning.lower import PlanOptions, lower
+from tests.fixtures.graphs import BLOCKS, Net
+
+
+def operators(graph):
+    return [node.op for node in graph.nodes]
+
+
+def agree(graph, changed, inputs):
+    wanted, got = CpuProgram(graph).run(inputs), CpuProgram(changed).run(inputs)
+    for name in wanted:
+        np.testing.assert_allclose(got[name], wanted[name], 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("block", "steps"), [("mobilenet", 3), ("unet", 4), ("se", 5), ("layer_norm", 7)]
+)
+def test_blocks_come_to_few_nodes(block, steps):
+    net = BLOCKS[block]()
+    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    assert len(graph.nodes) == steps, [n.title for n in graph.nodes]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("inner", ["conv", "deconv", "linear"])
+@pytest.mark.parametrize("outer", ["batch_norm", "mul", "div", "add", "sub", "rsub"])
+def test_affine_operators_go_into_the_weights(inner, outer, groups):
+    net = Net(3, 4) if inner == "linear" else Net(2, 4, 5, 6)
+    if inner == "linear":
+        h = net.op("linear", "x", net.random(8, 4), net.random(1, 8))
+    elif inner == "deconv":
+        h = net.deconv("x", 8, groups)
+    else:
+        h = net.conv("x", 8, 3, groups)
+    operand = net.random(1, 8, low=0.5) if groups > 1 else net.random(low=0.5)
+    if outer == "batch_norm":
+        h = net.batch_norm(h)
+    elif outer == "rsub":
+        h = net.op("sub", operand, h)
+    else:
+        h = net.op(outer, h, operand)
+    graph = net.graph(h)
+    folded = fold_affine(graph)
+    assert operators(folded) == [inner]
+    agree(graph, folded, net.input())
+
+
+def conv_then(build):
+    net = Net(1, 4, 5, 5)
+    conv = net.conv("x", 4)
+    return net, conv, build(net, conv)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda net, h: net.op("mul", h, net.random(1, 1, 5)),  # by row
+        lambda net, h: net.op("mul", h, net.op("relu", h)),  # no constant
+        lambda net, h: net.op("sub", h, h),
+        lambda net, h: net.op("div", h, net.constant(0.0)),  # weights would be infinite
+        lambda net, h: net.op("div", net.constant(1.0), h),
+        lambda net, h: net.op("add", h, net.random(1, 4, 5, 5)),
+    ],
+)
+def test_what_is_not_affine_per_channel_stays(build):
+    net, _, out = conv_then(build)
+    graph = net.graph(out)
+    assert operators(fold_affine(graph)) == operators(graph)
+
+
+def test_a_conv_with_other_readers_or_updated_weights_is_not_folded():
+    net, conv, out = conv_then(lambda net, h: net.batch_norm(h))
+    assert operators(fold_affine(net.graph(conv, out))) == ["conv", "batch_normalization"]
+    bias = net.nodes[0].inputs[2]
+    graph = net.graph(out).with_(updates=((bias, net.op("neg", bias)),))
+    assert "batch_normalization" in operators(fold_affine(graph))
+
+
+def padded(pad, **conv):
+    net = Net(1, 3, 9, 8)
+    attrs = {"padding": pad, "border": "constant", "value": 0.0}
+    given = {k: conv.pop(k) for k in list(conv) if k in ("value", "border_of_pad")}
+    attrs |= {"value": given.get("value", 0.0), "border": given.get("border_of_pad", "constant")}
+    h = net.conv(net.op("pad", "x", **attrs), 4, 3, **conv)
+    return net, net.graph(h)
+
+
+@pytest.mark.parametrize(
+    "conv", [{}, {"padding": [(0, 0), (0, 0)]}, {"padding": [(1, 0), (2, 1)], "stride": [2, 1]},
+             {"stride": [3, 2], "dilation": [2, 1]}]
+)  # fmt: skip
+def test_zeros_around_a_conv_are_its_padding(conv):
+    net, graph = padded([(0, 0), (0, 0), (1, 2), (3, 0)], **conv)
+    folded = fold_padding(graph)
+    assert operators(folded) == ["conv"]
+    agree(graph, folded, net.input())
+
+
+@pytest.mark.parametrize(
+    ("pad", "conv"),
+    [
+        ([(0, 0), (0, 0), (1, 1), (-1, 1)], {}),
+        ([(1, 0), (0, 0), (1, 1), (1, 1)], {}),
+        ([(0, 0), (0, 0), (1, 1), (1, 1)], {"value": 1.0}),
+        ([(0, 0), (0, 0), (1, 1), (1, 1)], {"border_of_pad": "replicate"}),
+        ([(0, 0), (0, 0), (1, 1), (1, 1)], {"border": "replicate"}),
+    ],
+)
+def test_other_pads_stay(pad, conv):
+    _, graph = padded(pad, **conv)
+    assert operators(fold_padding(graph)) == ["pad", "conv"]
+
+
+def test_what_changes_nothing_is_bypassed():
+    net = Net(1, 3, 4, 5)
+    h = net.op("copy", "x")
+    h = net.op("pad", h, padding=[(0, 0)] * 4, border="constant", value=1.0)
+    h = net.op("mul", net.constant(np.ones((1, 3))), h)
+    h = net.op("transpose", net.op("transpose", h, axes=[0, 2, 3, 1]), axes=[0, 3, 1, 2])
+    h = net.op("transpose", net.op("exp", h), axes=[1, 0, 2, 3])
+    graph = net.graph(net.op("neg", h))
+    changed = bypass(graph)
+    assert operators(changed) == ["exp", "reshape", "neg"]
+    agree(graph, changed, net.input())
+
+
+def test_an_output_keeps_its_copy():
+    net = Net(2, 3)
+    graph = net.graph(net.op("copy", "x"))
+    assert operators(bypass(graph)) == ["copy"]
+
+
+def test_common_subexpressions_are_computed_once():
+    net = Net(2, 3)
+    one = net.op("mul", net.op("exp", "x"), net.constant(2.0))
+    two = net.op("mul", net.op("exp", "x"), net.constant(2.0))
+    other = net.op("mul", net.op("exp", "x"), net.constant(3.0))
+    graph = net.graph(net.op("add", net.op("sub", one, two), other))
+    merged = merge_common_subexpressions(graph)
+    assert operators(merged) == ["exp", "mul", "mul", "sub", "add"]
+    agree(graph, merged, net.input())
+
+
+def test_outputs_and_changing_variables_are_not_merged():
+    net = Net(2, 3)
+    one, two = net.op("exp", "x"), net.op("exp", "x")
+    assert operators(merge_common_subexpressions(net.graph(one, two))) == ["exp", "exp"]
+    net = Net(2, 3)
+    a, b = net.constant([0.5]), net.constant([0.5])
+    out = net.op("sub", net.op("add", "x", a), net.op("add", "x", b))
+    graph = net.graph(out)
+    assert operators(merge_common_subexpressions(graph)) == ["add", "sub"]
+    changing = graph.with_(updates=((a, "t0"),))
+    assert operators(merge_common_subexpressions(changing)) == ["add", "add", "sub"]
+
+
+def test_chains_are_as_long_as_kernels_allow():
+    net = Net(2, 3)
+    h = "x"
+    for _ in range(MAX_CHAIN + 1):
+        h = net.op("exp", h)
+    assert operators(fuse_elementwise(net.graph(h))) == ["exp", "exp"]
+    net, h = Net(2, 3), "x"
+    for _ in range(MAX_OPERANDS):
+        h = net.op("add", net.random(2, 3), h)
+    fused = fuse_elementwise(net.graph(h))
+    assert [len(set(node.reads)) for node in fused.nodes] == [MAX_OPERANDS, 2]
+    assert fused.nodes[0].epilogues[0].position == 1
+    agree(net.graph(h), fused, net.input())
+
+
+def test_a_chain_stops_where_the_shape_grows_or_another_node_reads_it():
+    net = Net(1, 3)
+    grown = net.op("add", net.op("exp", "x"), net.random(2, 3))
+    graph = net.graph(grown)
+    assert operators(fuse_elementwise(graph)) == ["exp", "add"]
+    net = Net(2, 3)
+    e = net.op("exp", "x")
+    graph = net.graph(net.op("mul", e, "x"), net.op("neg", e))
+    assert operators(fuse_elementwise(graph)) == ["exp", "mul", "neg"]
+    net = Net(2, 3)
+    e = net.op("exp", "x")
+    graph = net.graph(net.op("abs", e), e)
+    assert operators(fuse_elementwise(graph)) == ["exp", "abs"]
+
+
+def tree(net, depth):
+    """Sums of products whose sides are such sums themselves, of other tensors each."""
+    if depth == 0:
+        return net.op("exp", net.random(2, 3))
+    return net.op("sub", tree(net, depth - 1), tree(net, depth - 1))
+
+
+def test_branches_that_meet_are_one_kernel():
+    net = Net(2, 3)
+    a, b = net.op("mul", "x", net.random(2, 3)), net.op("div", net.random(2, 3), "x")
+    difference = net.op("sub", net.op("abs", a), b)
+    graph = net.graph(difference)
+    fused = fuse_elementwise(graph)
+    assert operators(fused) == ["div"]
+    assert [(e.op, e.position, e.own) for e in fused.nodes[0].epilogues] == [
+        ("mul", None, ()),
+        ("abs", 0, ()),
+        ("sub", 0, ((1, 0),)),
+    ]
+    agree(graph, fused, net.input())
+
+
+def test_a_result_that_is_read_twice_in_one_kernel():
+    net = Net(2, 3)
+    h = net.op("add", "x", net.random(2, 3))
+    gated = net.op("mul", net.op("sigmoid", net.op("neg", h)), h)
+    squared = net.op("mul", gated, gated)
+    graph = net.graph(net.op("clamp", squared, h, gated))
+    fused = fuse_elementwise(graph)
+    assert operators(fused) == ["add"]
+    assert [(e.op, e.position, e.own) for e in fused.nodes[0].epilogues] == [
+        ("neg", 0, ()),
+        ("sigmoid", 0, ()),
+        ("mul", 0, ((1, 0),)),
+        ("mul", 0, ((1, 3),)),
+        ("clamp", 0, ((1, 0), (2, 3))),
+    ]
+    agree(graph, fused, net.input())
+
+
+def test_trees_are_as_large_as_kernels_allow():
+    net = Net(2, 3)
+    graph = net.graph(tree(net, 3))
+    fused = fuse_elementwise(graph)
+    assert all(1 + len(node.epilogues) <= MAX_CHAIN for node in fused.nodes)
+    assert all(len(set(node.reads)) <= MAX_OPERANDS for node in fused.nodes)
+    assert len(fused.nodes) < 5
+    agree(graph, fused, net.input())
+
+
+def test_a_stubbed_operator_leaves_a_tree_of_the_others():
+    net = Net(2, 3)
+    h = net.op("add", "x", net.random(2, 3))
+    graph = fuse_elementwise(net.graph(net.op("mul", net.op("neg", net.op("exp", h)), h)))
+    (step,) = lower(graph, Limits(), {}, PlanOptions(stub="neg")).steps
+    assert step.fused == ("exp", "mul")
+    assert "a = cml_sealed(r1); float b = cml_sealed_too(r0);" in str(step.defines["CHAIN"])
+
+
+def test_the_plan_of_a_chain_names_it_and_sums_its_cost():
+    net = Net(2, 8, 4, 4)
+    graph = net.graph(net.op("mul", net.op("sigmoid", "x"), "x"))
+    apart, fused = graph, fuse_elementwise(graph)
+    one, other = (lower(g, Limits(), choose_layout(g)) for g in (apart, fused))
+    (step,) = other.steps
+    assert (step.op, step.fused, len(step.bindings)) == ("sigmoid", ("mul",), 2)
+    assert step.cost.flops == one.cost.flops and step.cost.bytes < one.cost.bytes
+    assert other.step_costs()[0].key.startswith("sigmoid+mul elementwise-")
+
+
+def test_a_registered_rule_is_applied_until_it_is_forgotten():
+    net = Net(2, 3)
+    graph = net.graph(net.op("neg", net.op("neg", net.op("exp", "x"))))
+    rule = Rule("two signs", ("neg", "neg"), lambda m: m.node("copy", m.first.inputs, m.last.attrs))
+    register_rule(rule)
+    try:
+        assert operators(optimize(graph, frozenset({"chains"}))) == ["exp", "copy"]
+        assert operators(optimize(graph, frozenset({"chains", "rules"}))) == ["exp", "neg", "neg"]
+    finally:
+        unregister_rule(rule)
+    assert operators(optimize(graph, frozenset({"chains"}))) == ["exp", "neg", "neg"]
+
+
+def test_a_rule_that_changes_the_shape_is_refused_by_name():
+    net = Net(2, 3)
+    graph = net.graph(net.op("neg", net.op("transpose", "x", axes=[1, 0])))
+    wrong = Rule(
+        "wrong", ("transpose", "neg"), lambda m: m.node("neg", m.first.inputs, m.last.attrs)
+    )
+    with pytest.raises(OperatorError, match=r"rule 'wrong' at neg 't1'.*\[2,3\], wanted"):
+        rewrite(graph, [wrong])
+    with pytest.raises(OperatorError, match="empty pattern"):
+        register_rule(Rule("nothing", (), lambda m: None))
+
+
+@pytest.mark.parametrize(
+    ("value", "fact", "cast"),
+    [
+        (np.array([[1.5]]), Fact("scalar", (1, 1)), np.float32),
+        (np.array([0, 1]), Fact("integer", (2,)), np.int32),
+        (3, Fact("integer", ()), np.int32),
+        (np.zeros((2, 0), np.uint8), Fact("integer", (2, 0)), np.int32),
+        (np.array([True, False]), Fact("logical", (2,)), np.bool_),
+        (np.float16(0.5), Fact("scalar", ()), np.float32),
+    ],
+)
+def test_a_rule_s_constants_keep_their_type_and_shape(value, fact, cast):
+    net = Net(2, 3)
+    graph = net.graph(net.op("neg", "x"))
+
+    def replace(match):
+        name = match.add_constant("k", value)
+        np.testing.assert_array_equal(match.constant(name), value)
+        return match.node("copy", (name,), match.last.attrs)
+
+    with pytest.raises(OperatorError, match=f"its replacement gives {re.escape(str(fact))}, "):
+        rewrite(graph, [Rule("constant", ("neg",), replace)])
+
+    def beside(match):
+        match.add_constant("k", value)
+        return match.node("abs", match.last.inputs, match.last.attrs)
+
+    sweep = _Sweep(graph, [Rule("beside", ("neg",), beside)])
+    assert sweep.run()
+    changed = sweep.result()
+    (name,) = changed.constants
+    assert changed.facts[name] == fact and changed.constants[name].dtype == cast
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (lambda m: m.node("neg", ("nobody",), m.last.attrs), "reads 'nobody', which is not there"),
+        (lambda m: "nobody", "reads 'nobody', which is not there"),
+        (lambda m: m.node("neg", ("t1",), m.last.attrs), "reads 't1', which is not there yet"),
+        (lambda m: m.node("neg", m.last.outputs, m.last.attrs), "reads 't0', which is not there"),
+        (lambda m: ["x"], r"gives \['x'\], wanted a node"),
+        (lambda m: 1 / 0, "its function failed: ZeroDivisionError"),
+        (lambda m: m.add_constant("k", "text"), "wanted numbers or truth values, got <U4"),
+        (lambda m: m.add_constant("k", 2**40), "does not fit into int32"),
+        (lambda m: m.add_constant("k", 1e39), "does not fit into float32"),
+    ],
+)
+def test_what_a_rule_gives_is_looked_at(found, says):
+    net = Net(2, 3)
+    h = net.op("abs", "x")
+    graph = net.graph(net.op("neg", net.op("exp", h)))
+    with pytest.raises(OperatorError, match=says):
+        rewrite(graph, [Rule("wrong", ("abs",), found)])
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("neg", "wants a Rule, got str"),
+        (Rule("r", "neg", lambda m: None), "its pattern is 'neg'; wanted a tuple"),
+        (Rule("r", ["neg"], lambda m: None), "wanted a tuple of operators' names"),
+        (Rule("r", ("neg", 1), lambda m: None), "wanted a tuple of operators' names"),
+        (Rule("r", ("neg",), None), "replace must be a function"),
+        (Rule("r", ("neg", "add"), lambda m: None, operands=1), "its operands are 1; wanted"),
+        (Rule("r", ("neg", "add"), lambda m: None, operands=(-1,)), "wanted a tuple of their"),
+    ],
+)
+def test_a_wrong_rule_is_refused_when_it_is_registered(rule, says):
+    with pytest.raises(OperatorError, match=says):
+        register_rule(rule)
+
+
+TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+
+
+def channels_last(between):
+    """conv, its result with channels last, ``between(net, h)``, channels first, conv."""
+    net = Net(2, 3, 6, 5)
+    h = net.op("transpose", net.conv("x", 4), axes=TO_LAST)
+    h = net.op("transpose", between(net, h), axes=TO_FIRST)
+    return net, net.graph(net.conv(h, 2))
+
+
+@pytest.mark.parametrize(
+    ("between", "left"),
+    [
+        (lambda net, h: net.op("relu", h), ["conv", "conv"]),
+        (lambda net, h: net.op("mul", h, net.constant(0.5)), ["conv", "conv"]),
+        (lambda net, h: net.op("mul", h, net.random(1, 1, 1, 4)), ["conv", "conv"]),
+        (lambda net, h: net.op("add", h, net.random(1, 6, 1, 4)), ["conv", "add", "conv"]),
+        (lambda net, h: net.op("exp", net.op("neg", h)), ["conv", "neg", "conv"]),
+        (
+            lambda net, h: net.op("pad", h, padding=[(0, 0), (1, 2), (0, 1), (0, 0)]),
+            ["conv", "conv"],
+        ),
+        (
+            lambda net, h: net.op("slice", h, axes=[3, 1], begin=[1, 2], end=[3, 5]),
+            ["conv", "slice", "conv"],
+        ),
+        (
+            lambda net, h: net.op("sub", h, net.op("mean_reduce", h, axes=[1, 2])),
+            ["conv", "transpose", "mean_reduce", "sub", "transpose", "conv"],  # h has two readers
+        ),
+        (
+            lambda net, h: net.op("mean_reduce", h, axes=[1, 3]),
+            ["conv", "mean_reduce", "reshape", "reshape", "conv"],  # nothing wide moves
+        ),
+    ],
+)
+def test_transposes_meet_behind_what_does_not_care(between, left):
+    net, graph = channels_last(between)
+    optimized = optimize(graph)
+    assert operators(optimized) == left
+    agree(graph, optimized, net.input())
+
+
+def test_a_sum_or_concat_of_what_is_transposed_alike():
+    for op, attrs, channels in (("add", {}, 4), ("concat", {"axis": 3}, 8)):
+        net = Net(1, 3, 6, 5)
+        a, b = (net.op("transpose", net.conv("x", 4), axes=TO_LAST) for _ in range(2))
+        h = net.op(op, a, b, **attrs)
+        graph = net.graph(net.conv(net.op("transpose", h, axes=TO_FIRST), 2))
+        assert net.shape(h)[3] == channels
+        optimized = optimize(graph)
+        assert "transpose" not in operators(optimized)
+        agree(graph, optimized, net.input())
+
+
+def test_transposes_that_must_stay_where_they_are():
+    net = Net(1, 3, 4, 5)
+    one = net.op("transpose", "x", axes=TO_LAST)
+    other = net.op("transpose", net.op("neg", "x"), axes=[0, 3, 2, 1])
+    line = net.op("transpose", net.op("max_reduce", "x", axes=[2, 3]), axes=TO_LAST)
+    grown = net.op("add", line, net.op("transpose", net.op("exp", "x"), axes=TO_LAST))
+    graph = net.graph(net.op("mul", one, net.op("relu", one)), other, grown)
+    assert sink_transposes(graph).nodes == graph.nodes

@@ -1,0 +1,119 @@
+"""Plans of one network at several shapes: what they share, and that it is what they would make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from cml_engine.graph import Graph, Node
+from cml_engine.limits import Limits
+from cml_engine.ops import load_families
+from cml_engine.passes import optimize
+from cml_engine.plan import Plan
+from cml_engine.planning.choose_storage import layouts_for
+from cml_engine.planning.lower import lower
+from cml_engine.planning.sibling import Sibling, is_same, share_constants
+from tests.fixtures.graphs import Net, mobilenet_block, se_block, unet_block
+
+load_families()
+
+
+def wide(size: int) -> Graph:
+    """Convs by Winograd's way, of groups, a deconv; slopes and residuals as epilogues."""
+    net = Net(1, 16, size, size)
+    h = net.op("prelu", net.conv("x", 16), net.random(1, 16))
+    h = net.op("add", net.conv(h, 16, groups=4), "x")
+    return net.graph(net.op("relu", net.deconv(h, 8)))
+
+
+def products(rows: int) -> Graph:
+    """A linear layer and a product with a constant matrix, side by side or reduced."""
+    net = Net(1, rows, 64)
+    h = net.op("matmul", "x", net.random(1, 64, 48))
+    return net.graph(net.op("matmul", h, net.random(1, 40, 48), transposeB=True))
+
+
+def of(make: Callable[[int], Net]) -> Callable[[int], Graph]:
+    def graph(size: int) -> Graph:
+        net = make(size)
+        return net.graph(net.nodes[-1].outputs[0])
+
+    return graph
+
+
+NETWORKS: dict[str, Callable[[int], Graph]] = {
+    "mobilenet": of(mobilenet_block),
+    "unet": of(unet_block),
+    "squeeze": of(se_block),
+    "wide": wide,
+    "products": products,
+}
+SOFTWARE, HARDWARE = Limits(software=True), Limits(subgroup_size=32)
+
+
+def plan_of(graph: Graph, limits: Limits, storage: str, sibling: Sibling | None = None) -> Plan:
+    layouts = layouts_for(graph, "half" if storage == "half" else "float")
+    return lower(graph, limits, layouts, sibling=sibling)
+
+
+@pytest.mark.parametrize("storage", ["float", "half"])
+@pytest.mark.parametrize("limits", [SOFTWARE, HARDWARE], ids=["software", "hardware"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_plan_at_another_shape_takes_the_weights_that_it_would_pack(
+    name: str, limits: Limits, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = optimize(NETWORKS[name](8))
+    sibling = Sibling(first, plan_of(first, limits, storage))
+    for size in (12, 40):
+        graph = share_constants(optimize(NETWORKS[name](size)), first)
+        plan = plan_of(graph, limits, storage, sibling)
+        assert plan.weights == sibling.plan.weights and plan.weights_bytes
+        with monkeypatch.context() as patch:  # everything is packed anew, and compared
+            patch.setattr(Sibling, "packed", lambda *_: {})
+            packed = plan_of(graph, limits, storage, sibling)
+        assert [s.bindings for s in plan.steps] == [s.bindings for s in packed.steps]
+        assert plan.own.keys() == packed.own.keys()
+        kept = [(s.path, s.defines) for s in plan.steps]
+        if len(kept) == len(sibling.plan.steps):  # with the same kernels, with the same weights
+            same = kept == [(s.path, s.defines) for s in sibling.plan.steps]
+            assert not (same and plan.own)
+
+
+def test_other_numbers_under_a_name_are_not_shared() -> None:
+    first = optimize(wide(8))
+    sibling = Sibling(first, plan_of(first, SOFTWARE, "float"))
+    graph = optimize(wide(8))
+    name = next(n for n in graph.constants if graph.constants[n].ndim == 4)
+    other = {**graph.constants, name: graph.constants[name] + 1}
+    changed = share_constants(graph.with_(constants=other), first)
+    assert [n for n in changed.constants if changed.constants[n] is not first.constants[n]] == [
+        name
+    ]
+    plan = plan_of(changed, SOFTWARE, "float", sibling)
+    assert plan.own and all(key.startswith(name) for key in plan.own)
+    assert plan_of(share_constants(graph, first), SOFTWARE, "float", sibling).own == {}
+
+
+def test_a_node_keeps_its_kernel_where_it_may() -> None:
+    first = optimize(wide(8))
+    before = plan_of(first, SOFTWARE, "float")
+    graph = share_constants(optimize(wide(64)), first)
+    plan = plan_of(graph, SOFTWARE, "float", Sibling(first, before))
+    alone = plan_of(graph, SOFTWARE, "float")
+    assert [c.chosen for c in alone.choices] != [c.chosen for c in before.choices]
+    for mine, theirs in zip(plan.choices, before.choices, strict=True):
+        assert mine.chosen == (theirs.chosen if theirs.chosen in mine.options else mine.default)
+    node = Node("conv", (), ("nowhere",))
+    assert Sibling(first, before).chosen(node) == []
+
+
+def test_sameness_is_of_bits() -> None:
+    zero = np.zeros((2, 3), np.float32)
+    assert is_same(zero, zero.copy()) and is_same(zero[:, :2], zero[:, 1:].copy())
+    nan = np.full(2, np.nan, np.float32)
+    assert is_same(nan, nan.copy())
+    for other in (-zero, zero.astype(np.int32), zero.reshape(3, 2), zero + 1, None):
+        assert not is_same(zero, other)
+    assert is_same(np.array(True), np.array(True)) and is_same(zero[:0], zero[:0].copy())

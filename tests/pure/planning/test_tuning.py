@@ -1,0 +1,215 @@
+"""Tables of kernel variants and the paired benchmarks that fill them: all without a GPU."""
+
+import json
+import random
+import warnings
+
+import pytest
+
+from cml_engine.errors import InputError
+from cml_engine.files.folders import tuning_file
+from cml_engine.ops.declaration.choice import Pick, VariantTable, about
+from cml_engine.tuning import tables
+from cml_engine.tuning.tables import Record, records_in, save, table_for
+from cml_engine.tuning.trial import Trial
+from tests.fixtures import hostile_json
+
+DEVICE = "some GPU (driver 1.2)"
+RECORD = Record("conv 3x3", "a", "b", {"a": 2.0, "b": 1.0}, 0.5, 9, "net, conv 'y'")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CML_TUNING_DIR", str(tmp_path))
+    return tmp_path
+
+
+def decide(true_ms, *, default="a", rounds=9, noise=0.0, seed=0):
+    """The trial over options with these true times, each measurement off by lognormal noise."""
+    generator = random.Random(seed)
+    trial = Trial(default, tuple(true_ms), rounds)
+    count = 0
+    while pair := trial.next():
+        count += 1
+        trial.told({name: true_ms[name] * generator.lognormvariate(0, noise) for name in pair})
+    return trial, count
+
+
+def test_the_fastest_option_wins_and_says_by_how_much():
+    trial, _ = decide({"a": 2.0, "b": 1.5, "c": 1.0, "d": 3.0})
+    assert trial.winner == "c"
+    assert trial.ratio("c") == 0.5 and trial.ratio("b") == 0.75
+    assert trial.ms() == {"a": 2.0, "b": 1.5, "c": 1.0, "d": 3.0}
+
+
+def test_a_slower_option_is_given_up_early():
+    _, count = decide({"a": 1.0, "b": 2.0}, rounds=50)
+    assert count == 1 + 3
+
+
+def test_a_gain_within_the_noise_changes_nothing():
+    trial, _ = decide({"a": 1.0, "b": 0.97})
+    assert trial.winner == "a"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_option_wins_by_luck(seed):
+    """Ten options that are all as fast as the default, each time measured wrongly by 10 %."""
+    trial, _ = decide(dict.fromkeys("abcdefghijk", 1.0), rounds=9, noise=0.1, seed=seed)
+    assert trial.winner == "a"
+
+
+def test_a_real_gain_is_found_under_noise():
+    found = [decide({"a": 1.0, "b": 0.7}, noise=0.15, seed=s)[0].winner for s in range(20)]
+    assert found.count("b") >= 18
+
+
+def test_both_of_a_pair_come_first_equally_often():
+    trial, first = Trial("a", ("a", "b"), rounds=8), []
+    while pair := trial.next():
+        first.append(pair[0])
+        trial.told({"a": 1.0, "b": 1.0})
+    assert abs(first.count("a") - first.count("b")) <= 1
+
+
+def test_what_cannot_be_timed_is_left_out():
+    trial = Trial("a", ("a", "b", "c"), rounds=4)
+    assert trial.next() == ("a", "b")
+    trial.drop("b", "no memory")
+    while pair := trial.next():
+        trial.told({"a": 2.0, "c": 1.0} if "c" in pair else {})
+    assert trial.winner == "c" and trial.dropped == {"b": "no memory"}
+    assert "b" not in trial.ms()
+    trial = Trial("a", ("a", "b"))
+    trial.drop("a", "lost device")
+    assert trial.next() is None and trial.winner == "a" and trial.ms() == {}
+
+
+def test_a_time_of_nothing_is_no_time():
+    trial = Trial("a", ("a", "b"), rounds=3)
+    for ms in (1.0, 0.0, 0.0):
+        trial.told({"a": 1.0, "b": ms})
+    assert trial.pairs["b"].rounds == []
+
+
+def test_a_table_is_written_and_read(folder):
+    file = save(DEVICE, [RECORD])
+    assert file == tuning_file(DEVICE) and file.parent == folder
+    assert records_in(file.read_text())["conv 3x3"] == RECORD
+    table = table_for(DEVICE)
+    assert table.name_for("conv 3x3", ("a", "b"), "a") == "b"
+    assert json.loads(file.read_text())["device"] == DEVICE
+
+
+def test_a_table_of_older_names_is_still_valid():
+    old = {"a": "slide 8x4 by 16", "b": "weave 4x2 by 16", "c": "tile 4x4 by 16"}
+    record = Record("deconv", old["a"], old["b"], dict.fromkeys(old.values(), 1.0), 0.5, 9, "net")
+    read = Record.from_json("deconv", record.to_json())
+    assert (read.default, read.chosen) == ("row tile 8x4 by 16", "phases 4x2 by 16")
+    assert list(read.ms) == ["row tile 8x4 by 16", "phases 4x2 by 16", "tile 4x4 by 16"]
+
+
+def test_saving_adds_to_what_is_there_and_replaces_the_same_keys():
+    save(DEVICE, [RECORD])
+    other = Record("conv 5x5", "a", "a", {"a": 1.0}, 1.0, 9, "net")
+    again = Record("conv 3x3", "a", "a", {"a": 1.0, "b": 1.1}, 1.0, 9, "net")
+    save(DEVICE, [other, again])
+    assert tables.measured(DEVICE) == {"conv 3x3": again, "conv 5x5": other}
+
+
+def test_a_session_made_after_a_save_sees_it():
+    assert table_for(DEVICE).name_for("conv 3x3", ("a", "b"), "a") == "a"
+    save(DEVICE, [RECORD])
+    assert table_for(DEVICE).name_for("conv 3x3", ("a", "b"), "a") == "b"
+
+
+def test_the_file_is_read_once(monkeypatch):
+    save(DEVICE, [RECORD])
+    first = table_for(DEVICE)
+    tuning_file(DEVICE).write_text("changed by hand")
+    assert table_for(DEVICE) is first
+
+
+BAD = {
+    "no JSON": "{",
+    "a list": "[]",
+    "another format": '{"format": "cml variant table 0", "choices": {}}',
+    "no choices": json.dumps({"format": tables.FORMAT, "device": DEVICE}),
+    "a choice of nothing": json.dumps(
+        {"format": tables.FORMAT, "device": DEVICE, "choices": {"k": {}}}
+    ),
+    "times that are words": json.dumps(
+        {
+            "format": tables.FORMAT,
+            "device": DEVICE,
+            "choices": {"k": {**RECORD.to_json(), "ms": {"a": "fast", "b": "slow"}}},
+        }
+    ),
+    "a choice that was not measured": json.dumps(
+        {
+            "format": tables.FORMAT,
+            "device": DEVICE,
+            "choices": {"k": {**RECORD.to_json(), "chosen": "z"}},
+        }
+    ),
+    "another device's": json.dumps(
+        {"format": tables.FORMAT, "device": "other", "choices": {"k": RECORD.to_json()}}
+    ),
+    "bytes that are no text": b"\xff\xfe\x00",
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_table_is_ignored_and_named(kind):
+    file, content = tuning_file(DEVICE), BAD[kind]
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.warns(RuntimeWarning, match="is ignored") as caught:
+        assert len(table_for(DEVICE)) == 0
+    assert str(file) in str(caught[0].message)
+    with warnings.catch_warnings():  # and it is not read a second time
+        warnings.simplefilter("error")
+        table_for(DEVICE)
+
+
+def test_no_content_of_a_table_is_more_than_a_warning():
+    good = {"format": tables.FORMAT, "device": DEVICE, "choices": {"k": RECORD.to_json()}}
+    refused = 0
+    for text in hostile_json.texts(good):
+        tuning_file(DEVICE).write_text(text)
+        tables._read_tables.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            table = table_for(DEVICE)
+        assert table.name_for("k", ("a", "b"), "a") in ("a", "b")
+        if caught:
+            assert "is ignored" in str(caught[0].message) and len(table) == 0
+        refused += len(caught)
+    assert refused > 50
+
+
+def test_a_table_that_cannot_be_written_is_told_before_it_is_measured(folder):
+    tables.check_place(DEVICE)
+    tuning_file(DEVICE).mkdir()
+    with pytest.raises(InputError, match="cannot write the table .*some-gpu.*Is a directory"):
+        tables.check_place(DEVICE)
+
+
+def test_a_pick_holds_only_against_the_default_that_it_beat():
+    table = VariantTable({"k": Pick("b", "a")})
+    assert table.name_for("k", ("a", "b"), "a") == "b"
+    assert table.name_for("k", ("a", "b", "c"), "c") == "c", "a new default may be faster still"
+    assert table.name_for("k", ("a", "c"), "a") == "a", "an option that is gone"
+    assert VariantTable.forcing("k", "b").name_for("k", ("a", "b", "c"), "c") == "b"
+
+
+def test_shipped_tables_can_be_read_and_chosen_by_device():
+    shipped = list(tables._DEFAULTS.glob("*.json"))
+    assert shipped
+    for path in shipped:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        assert data["devices"] and data["source"]
+        assert all(record.won for record in records_in(path.read_text(encoding="utf-8")).values())
+
+
+def test_sizes_that_choose_alike():
+    assert [about(n) for n in (1, 2, 49, 64, 100, 4096, 4000)] == [1, 2, 45, 64, 91, 4096, 4096]

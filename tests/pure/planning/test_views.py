@@ -1,0 +1,223 @@
+"""Parts of a tensor that lie in it: where, and where not."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from cml_engine.graph import Node
+from cml_engine.layout import C4, PLAIN, words
+from cml_engine.limits import Limits
+from cml_engine.passes import optimize
+from cml_engine.passes.infer import infer_node
+from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.plan_memory import Lifetime, place
+from cml_engine.planning.views import View, find_views, is_view_copy, whole
+from cml_engine.testing import full_attrs
+from tests.fixtures.graphs import BLOCKS, Net
+
+ALIGNED = replace(Limits(), storage_offset_alignment=32)
+
+
+def found(graph, alignment=32):
+    layouts = choose_layout(graph)
+    return find_views(graph, layouts, {}, alignment, items_of(graph, layouts))
+
+
+def items_of(graph, layouts):
+    """Every tensor that is computed, and the first and last node that needs it."""
+    lives = dict.fromkeys(graph.inputs, (-1, -1))
+    for i, node in enumerate(graph.nodes):
+        for name in (*node.reads, *node.outputs):
+            if name not in graph.constants:
+                lives[name] = (lives.get(name, (i, i))[0], i)
+    for name in graph.roots:
+        lives[name] = (lives[name][0], len(graph.nodes))
+    return [
+        Lifetime(name, 4 * words(graph.facts[name], layouts.get(name, PLAIN)), *life)
+        for name, life in lives.items()
+    ]
+
+
+def steps(graph, **options):
+    plan = lower(graph, ALIGNED, choose_layout(graph), PlanOptions(**options))
+    return plan, [step.op for step in plan.steps]
+
+
+def joined(*shape, axis, extra=0):
+    """exp(x) and neg(x) joined; ``extra`` more readers of the first."""
+    net = Net(*shape)
+    a, b = net.op("exp", "x"), net.op("neg", "x")
+    out = net.op("mean_reduce", net.op("concat", a, b, axis=axis), axes=[0])
+    readers = [net.op("abs", a) for _ in range(extra)]
+    return net.graph(out, *readers)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_concat_is_written_by_its_producers(extra):
+    graph = joined(1, 8, 3, 4, axis=1, extra=extra)
+    assert found(graph) == {"t0": View("t2", 0), "t1": View("t2", 96)}
+    plan, ops = steps(graph)
+    assert "concat" not in ops and "concat" in steps(graph, views=False)[1]
+    a, b = (step.bindings[-1] for step in plan.steps[:2])
+    (reader,) = (step for step in plan.steps if step.op == "mean_reduce")
+    assert (a.offset, b.offset) == (reader.bindings[0].offset, a.offset + 4 * 96)
+
+
+def test_a_tensor_joined_to_itself_by_another_name_has_a_place_of_its_own():
+    """A reshape is another name: the one tensor cannot lie at both places of the result."""
+    net = Net(1, 8, 3, 4)
+    a = net.op("exp", "x")
+    same = net.op("reshape", net.op("reshape", a, shape=[8, 12]), shape=[1, 8, 3, 4])
+    out = net.op("mean_reduce", net.op("concat", same, net.op("neg", "x"), a, axis=1), axes=[0])
+    _, ops = steps(net.graph(out))
+    assert ops.count("concat") == 2  # neg writes its part itself
+
+
+@pytest.mark.parametrize(
+    ("graph", "alignment"),
+    [
+        (joined(2, 8, 3, 4, axis=1), 32),  # parts interleave
+        (joined(1, 8, 3, 4, axis=2), 32),
+        (joined(1, 8, 3, 4, axis=1), 256),  # the second part begins at byte 384: only it is copied
+    ],
+)
+def test_parts_that_are_no_aligned_runs_are_copied(graph, alignment):
+    views = found(graph, alignment)
+    assert set(views) == ({"t0"} if alignment == 256 else set())
+
+
+def test_inputs_outputs_constants_and_doubles_are_copied():
+    net = Net(1, 8, 4, 4)
+    a, b = net.op("exp", "x"), net.op("neg", "x")
+    whole_one = net.op("concat", a, a, b, "x", net.random(1, 8, 4, 4), axis=1)
+    graph = net.graph(net.op("abs", whole_one), b)
+    assert found(graph) == {}
+    assert steps(graph)[1].count("concat") == 5
+
+
+def test_a_part_of_a_part_lies_in_the_whole():
+    net = Net(1, 8, 4, 4)
+    inner = net.op("concat", net.op("exp", "x"), net.op("neg", "x"), axis=1)
+    outer = net.op("concat", net.op("abs", "x"), inner, axis=1)
+    views = found(net.graph(net.op("tanh", outer)))
+    assert whole(views, "t1") == (outer, 256) and whole(views, "t0") == (outer, 128)
+
+
+def test_a_split_s_results_are_parts_of_its_operand():
+    net = Net(1, 8, 4, 4)
+    a, b = net.split(net.op("exp", "x"), 1, [1, 3])
+    graph = net.graph(net.op("neg", b), net.op("abs", a))
+    assert found(graph) == {a: View("t0", 0), b: View("t0", 32)}
+    assert "split" not in steps(graph)[1]
+
+
+@pytest.mark.parametrize(
+    ("axes", "begin", "end", "stride", "offset"),
+    [
+        ([1], [2], [6], [1], 32),
+        ([1], [5], [0], [1], 80),
+        ([1, 2], [2, 0], [3, 4], [1, 1], 32),
+        ([1], [4], [5], [2], 64),  # a single one, so its stride does not matter
+        ([1], [0], [8], [2], None),
+        ([1, 2], [2, 1], [6, 3], [1, 1], None),
+        ([2], [0], [2], [1], None),
+    ],
+)
+def test_a_slice_that_is_a_run_of_memory_is_no_copy(axes, begin, end, stride, offset):
+    net = Net(1, 8, 4, 4)
+    h = net.op("exp", "x")
+    part = net.op("slice", h, axes=axes, begin=begin, end=end, stride=stride)
+    graph = net.graph(net.op("neg", part))
+    plain = find_views(graph, {}, {}, 32, items_of(graph, {}))
+    assert plain == ({} if offset is None else {part: View(h, offset)})
+
+
+@pytest.mark.parametrize(("first", "found_it"), [(4, True), (3, False)])
+def test_a_slice_of_whole_blocks_of_channels_is_no_copy(first, found_it):
+    net = Net(1, 16, 4, 4)
+    h = net.op("exp", "x")
+    part = net.op("slice", h, axes=[1], begin=[first], end=[first + 8], stride=[1])
+    graph = net.graph(net.op("neg", part))
+    layouts = dict.fromkeys((h, part), C4)
+    views = find_views(graph, layouts, {}, 32, items_of(graph, layouts))
+    assert views == ({part: View(h, 64)} if found_it else {})
+
+
+def test_stacked_and_unstacked_rows_are_parts():
+    net = Net(16, 8)
+    a, b = net.op("exp", "x"), net.op("neg", "x")
+    rows = net.op("stack", a, b, axis=0)
+    graph = net.graph(net.op("tanh", rows))
+    assert found(graph) == {a: View(rows, 0), b: View(rows, 128)}
+    assert "stack" not in steps(graph)[1]
+    net = Net(16, 8)
+    rows = net.op("stack", net.op("exp", "x"), net.op("neg", "x"), axis=1)
+    assert found(net.graph(net.op("tanh", rows))) == {}
+    net = Net(2, 8, 4)
+    h = net.op("exp", "x")
+    node = Node("unstack", (h,), ("a", "b"), full_attrs("unstack", {"axis": 0}))
+    net.facts |= zip(node.outputs, infer_node(node, net.facts), strict=True)
+    net.nodes.append(node)
+    graph = net.graph(net.op("sub", "b", "a"))
+    assert found(graph) == {"a": View(h, 0), "b": View(h, 32)}
+    assert "unstack" not in steps(graph)[1]
+
+
+def test_a_split_s_result_that_lies_in_a_concat_is_copied_there():
+    net = Net(1, 8, 8, 8)
+    h = net.op("exp", "x")
+    a, b = net.split(h, 1, [1, 1])
+    graph = net.graph(net.op("neg", net.op("concat", b, "x", axis=1)), net.op("abs", a), h)
+    views = {b: View("t2", 0)}
+    (split, concat) = (node for node in graph.nodes if node.op in ("split", "concat"))
+    assert not is_view_copy(split, (h, b), views, {})
+    assert is_view_copy(concat, (b, "t2"), views, {})
+    assert is_view_copy(split, (h, b), {b: View(h, 256)}, {})
+
+
+def test_views_that_would_keep_more_memory_alive_are_not_taken():
+    """A small part of a large tensor, needed long after the rest."""
+    net = Net(1, 64, 8, 8)
+    small, large = net.split(net.op("exp", "x"), 1, [1, 15])
+    h = net.op("conv", large, net.random(256, 60, 1, 1), net.random())
+    h = net.op("conv", h, net.random(256, 256, 1, 1), net.random())
+    h = net.op("conv", h, net.random(4, 256, 1, 1), net.random())
+    graph = net.graph(net.op("add", h, small))
+    assert found(graph) == {}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("size", [(), (64, 32)])
+def test_views_never_make_the_arena_larger(block, size):
+    """The wide ones have convs whose scratch counts too."""
+    net = BLOCKS[block](*size)
+    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    (one, _), (other, _) = steps(graph), steps(graph, views=False)
+    assert one.memory.peak <= other.memory.peak
+    assert one.memory.bound <= other.memory.bound
+    assert one.memory.ratio <= 1.05
+    assert len(one.steps) < len(other.steps) or block != "dense"
+
+
+def test_views_that_cannot_be_placed_as_well_are_given_up(monkeypatch):
+    """The bound does not tell what placement makes of it."""
+    graph = joined(1, 8, 3, 4, axis=1)
+    sizes = iter([1000, 2000])
+
+    def place_worse(items, alignment):
+        offsets, memory = place(items, alignment)
+        return offsets, replace(memory, peak=next(sizes))
+
+    monkeypatch.setattr(sys.modules[lower.__module__], "place", place_worse)
+    plan, ops = steps(graph)
+    assert plan.memory.peak == 1000 and "concat" in ops
+
+
+def test_a_plan_that_keeps_all_tensors_has_no_views():
+    graph = joined(1, 8, 3, 4, axis=1)
+    plan, ops = steps(graph, keep=True)
+    places = sorted((p.binding.offset, p.binding.end) for p in plan.tensors.values())
+    assert "concat" in ops
+    assert all(a[1] <= b[0] for a, b in zip(places, places[1:], strict=False))

@@ -1,0 +1,158 @@
+"""Files are written whole or not at all."""
+
+import errno
+import os
+import re
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cml_engine.files.atomic_write import write_atomically
+
+ROOT = Path(__file__).resolve().parents[3]
+posix = pytest.mark.skipif(os.name != "posix", reason="needs the modes and files of POSIX")
+
+
+@pytest.mark.parametrize("content", [b"new", "new", lambda file: file.write(b"new")])
+def test_content_in_every_form_and_the_folder_with_it(tmp_path, content):
+    write_atomically(tmp_path / "a" / "b" / "file", content)
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"new"
+    write_atomically(str(tmp_path / "a" / "b" / "file"), "newer ü")
+    assert (tmp_path / "a" / "b" / "file").read_text(encoding="utf-8") == "newer ü"
+
+
+def disk_full(file):
+    file.write(b"half of it")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def interrupted(file):
+    file.write(b"half of it")
+    raise KeyboardInterrupt
+
+
+def fault(file):
+    raise ValueError("not a picture")
+
+
+@pytest.mark.parametrize("content", [disk_full, interrupted, fault])
+@pytest.mark.parametrize("before", [b"old", None])
+def test_a_failure_changes_nothing_and_leaves_nothing(tmp_path, content, before):
+    file = tmp_path / "file"
+    if before:
+        file.write_bytes(before)
+    with pytest.raises((OSError, KeyboardInterrupt, ValueError)) as caught:
+        write_atomically(file, content)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == (
+        {"file": before} if before else {}
+    )
+    if content is disk_full:
+        assert str(caught.value) == f"[Errno 28] No space left on device: {str(file)!r}"
+
+
+@posix
+@pytest.mark.parametrize("content", [bytes(10_000), lambda file: file.write(bytes(10_000))])
+def test_a_disk_that_takes_no_more_leaves_the_old_file(tmp_path, content):
+    import resource
+
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=re.escape(str(file))):
+            write_atomically(file, content)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
+
+
+def test_writers_that_race_all_succeed(tmp_path):
+    file = tmp_path / "file"
+    contents = [bytes([i]) * 5000 for i in range(8)]
+
+    def write(content: bytes) -> None:
+        for _ in range(20):
+            write_atomically(file, content)
+            assert file.read_bytes() in contents
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, contents))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("place", ["folder", "folder/file/below"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("")
+    with pytest.raises(OSError, match=re.escape(str(tmp_path / place)[:-6])):
+        write_atomically(tmp_path / place, "text")
+    assert [p.name for p in (tmp_path / "folder").iterdir()] == ["file"]
+
+
+@posix
+def test_modes_are_those_of_any_file_or_of_the_file_before(tmp_path):
+    (tmp_path / "plain").write_text("")
+    write_atomically(tmp_path / "new", "text")
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    (tmp_path / "new").chmod(0o600)
+    write_atomically(tmp_path / "new", "more")
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
+
+
+@posix
+def test_a_file_that_must_not_be_written_is_left(tmp_path, monkeypatch):
+    """Its folder would let it be replaced."""
+    file = tmp_path / "file"
+    file.write_text("old")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everything
+    with pytest.raises(PermissionError, match=re.escape(str(file))):
+        write_atomically(file, "new")
+    assert file.read_text() == "old"
+
+
+@posix
+def test_links_are_followed(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "file")
+    for text in ("one", "two"):
+        write_atomically(tmp_path / "link", text)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "far" / "file").read_text() == text
+
+
+@posix
+def test_pipes_and_devices_are_written_as_they_are(tmp_path):
+    write_atomically("/dev/null", "text")
+    code = (
+        "from cml_engine.files.atomic_write import write_atomically as w; w('/dev/stdout', 'text')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout == b"text"
+    if Path("/dev/full").exists():
+        with pytest.raises(OSError, match="/dev/full"):
+            write_atomically("/dev/full", "text")
+
+
+#: a file for the compiler to read, in a folder that goes with it
+ALLOWED = {"gpu/shaders/compilers.py"}
+WRITES = re.compile(
+    r"\.write_(text|bytes)\(|np\.save\w*\(path|\.save\(path|savefig\(path|mkstemp|\.part\b"
+    r"|path\.open\([^)]*[\"'][wax]b?\+?[\"']"
+)
+
+
+def test_every_writer_goes_through_it():
+    found = {
+        path.relative_to(ROOT / package).as_posix(): line.strip()
+        for package in ("cml_engine", "scheduler", "demo_game")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if WRITES.search(line)
+    }
+    assert "files/atomic_write.py" in found  # the search finds a writer
+    assert found.keys() - ALLOWED == {"files/atomic_write.py"}, found

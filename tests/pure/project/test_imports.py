@@ -1,0 +1,232 @@
+"""Who may import whom. These rules keep everything but the backends testable without a GPU."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("cml_engine", "scheduler", "shaders_hlsl", "demo_game")
+#: the only places that may name wgpu, at whatever depth of a function
+WGPU_PLACES = (Path("cml_engine/gpu"), Path("demo_game"))
+
+
+def modules_after(statement: str) -> set[str]:
+    """Top-level modules that a fresh Python has loaded after the statement."""
+    code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def imported(source: str) -> Iterator[tuple[str, int]]:
+    """Every module that the source imports, at any depth, with its line; what only the type
+    checker sees is left out."""
+    pending: list[ast.AST] = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module, node.lineno
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def offenders(folder: str, forbidden: tuple[str, ...], allowed: tuple[Path, ...] = ()) -> list[str]:
+    """``file:line imports module`` for every import of a forbidden module outside ``allowed``."""
+    found = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        place = path.relative_to(ROOT)
+        if any(place.is_relative_to(a) for a in allowed):
+            continue
+        for name, line in imported(path.read_text(encoding="utf-8")):
+            if any(name == f or name.startswith(f + ".") for f in forbidden):
+                found.append(f"{place.as_posix()}:{line} imports {name}")
+    return found
+
+
+@pytest.mark.parametrize("module", ["cml_engine", "cml_engine.cli", "cml_engine.nnef", "scheduler"])
+def test_import_brings_neither_wgpu_nor_the_compiler(module: str) -> None:
+    assert not modules_after(f"import {module}") & {"wgpu", "slangpy"}
+
+
+def test_public_names_bring_neither_wgpu_nor_the_compiler() -> None:
+    statement = (
+        "import cml_engine; [getattr(cml_engine, n) for n in cml_engine.__all__ if n != 'Gpu']"
+    )
+    assert not modules_after(statement) & {"wgpu", "slangpy"}
+
+
+def test_scheduler_brings_neither_wgpu_nor_numpy() -> None:
+    assert not modules_after("import scheduler") & {"wgpu", "numpy"}
+
+
+def test_slangpy_is_never_imported() -> None:
+    """Only the shared library inside its wheel is used: importing it would open a device."""
+    assert [line for p in PACKAGES for line in offenders(p, ("slangpy",))] == []
+
+
+def test_only_the_gpu_folder_imports_wgpu() -> None:
+    assert [line for p in PACKAGES for line in offenders(p, ("wgpu",), WGPU_PLACES)] == []
+
+
+def test_dependencies_run_one_way() -> None:
+    above = (Path("cml_engine/cli/commands"),)  # some know of frames
+    assert offenders("cml_engine", ("scheduler", "demo_game"), above) == []
+    assert offenders("scheduler", ("wgpu", "numpy", "demo_game", "cml_engine.gpu")) == []
+    assert offenders("shaders_hlsl", ("cml_engine", "scheduler", "demo_game")) == []
+
+
+def test_graph_and_plan_know_no_gpu() -> None:
+    """Everything from the text to the plan is data: it needs no device."""
+    backends = ("cml_engine.gpu", "cml_engine.session")
+    for part in ("nnef", "ops", "passes", "planning"):
+        assert offenders(f"cml_engine/{part}", backends) == []
+
+
+def test_the_game_uses_public_names_only() -> None:
+    """It is the engine's first customer: what it needs, any game can have."""
+    modules = ("files.atomic_write", "memory", "nnef", "ranges")
+    public = {"cml_engine", "scheduler", *(f"cml_engine.{name}" for name in modules)}
+    inner = [
+        line
+        for line in offenders("demo_game", ("cml_engine", "scheduler"))
+        if line.rsplit(" ", 1)[1] not in public
+    ]
+    assert inner == []
+
+
+# --- circles, and the size of rooms
+
+#: packages without a circle of modules, what only the type checker sees counted too
+WITHOUT_CIRCLES = ("benchmarks", "cml_engine", "demo_game", "scheduler")
+#: packages whose folders and classes are small
+SMALL = (
+    "benchmarks", "cml_engine", "demo_game", "examples", "scheduler", "shaders_hlsl", "tests"
+)  # fmt: skip
+MOST_FILES, MOST_METHODS = 15, 20
+#: what counts as a file of code
+CODE = (".py", ".hlsl", ".hlsli")
+
+
+def module_graph(folder: Path, package: str) -> dict[str, set[str]]:
+    """Which module of the package names which others in its import statements, at any depth,
+    under ``TYPE_CHECKING`` too."""
+    sources = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = [package, *path.relative_to(folder).with_suffix("").parts]
+        is_package = parts[-1] == "__init__"
+        sources[".".join(parts[:-1] if is_package else parts)] = (path, is_package)
+    return {
+        name: {m for m in named_modules(path, name, is_package, sources) if m != name}
+        for name, (path, is_package) in sources.items()
+    }
+
+
+def named_modules(
+    path: Path, module: str, is_package: bool, known: Container[str]
+) -> Iterator[str]:
+    """Those of the known modules that the file imports, or names of which it does."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            up = module.split(".")[: len(module.split(".")) - node.level + is_package]
+            base = ".".join([*(up if node.level else []), *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield from (name for name in (inner if inner in known else base,) if name in known)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The modules that can reach themselves, those that reach each other together."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        pending = list(graph[start])
+        while pending:
+            node = pending.pop()
+            if node not in found:
+                found.add(node)
+                pending += graph[node]
+        return found
+
+    reach = {name: reached(name) for name in graph}
+    rings = {
+        tuple(sorted(other for other in graph if other in reach[name] and name in reach[other]))
+        for name in graph
+        if name in reach[name]
+    }
+    return [list(ring) for ring in sorted(rings)]
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    assert circles(module_graph(ROOT / package, package)) == []
+
+
+def test_a_circle_is_found_wherever_it_hides(tmp_path: Path) -> None:
+    texts = {
+        "__init__.py": "from p.a import x",
+        "a.py": "if TYPE_CHECKING:\n    from p.room.b import B\n",
+        "room/__init__.py": "",
+        "room/b.py": "def f():\n    from ..c import d\n",
+        "c.py": "from p import a\n",
+        "alone.py": "import p.a, os",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert circles(module_graph(tmp_path, "p")) == [["p.a", "p.c", "p.room.b"]]
+    (tmp_path / "c.py").write_text("")
+    assert circles(module_graph(tmp_path, "p")) == []
+
+
+@pytest.mark.parametrize("package", SMALL)
+def test_no_folder_and_no_class_is_too_large(package: str) -> None:
+    folders = [ROOT / package, *(p for p in (ROOT / package).rglob("*") if p.is_dir())]
+    counts = {
+        str(folder): sum(path.suffix in CODE for path in folder.iterdir()) for folder in folders
+    }
+    assert {name: count for name, count in counts.items() if count > MOST_FILES} == {}
+    assert large_classes(ROOT / package) == {}
+
+
+def large_classes(folder: Path) -> dict[str, int]:
+    """How many methods the classes have that have too many."""
+    found = {}
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+                if len(methods) > MOST_METHODS:
+                    found[f"{path.name}: {node.name}"] = len(methods)
+    return found
+
+
+def test_a_large_class_is_found(tmp_path: Path) -> None:
+    methods = "".join(f"    def m{n}(self): ...\n" for n in range(MOST_METHODS + 1))
+    (tmp_path / "x.py").write_text(f"class Large:\n{methods}")
+    assert large_classes(tmp_path) == {"x.py: Large": MOST_METHODS + 1}
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("import wgpu", ["wgpu"]),
+        ("def f():\n    from wgpu.utils import x", ["wgpu.utils"]),
+        ("if TYPE_CHECKING:\n    import wgpu", []),
+        ("from . import wgpu", []),
+    ],
+)
+def test_the_rule_can_fail(source: str, expected: list[str]) -> None:
+    assert [name for name, _ in imported(source)] == expected

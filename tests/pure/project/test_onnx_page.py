@@ -1,0 +1,32 @@
+"""docs/onnx.md lists the operators that the importer has."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests import onnx_export, onnx_nodes
+from tests.reference.calls import SIGNATURES
+
+
+def test_the_table_of_operators_is_that_of_the_importer():
+    text = onnx_nodes.PAGE.read_text(encoding="utf-8")
+    assert onnx_nodes.operator_table() in text, "run python -m tests.onnx_nodes --write"
+    assert onnx_nodes.operator_table().count("\n") > 200
+
+
+def test_a_page_is_written_anew_in_its_parts_alone():
+    text = "one <!-- conformance -->\n\nold\n\n## Operators\n\ntwo\n\n<!-- operators -->\n\nold\n"
+    made = onnx_nodes.page({"conformance": "A", "operators": "B"}, text)
+    assert made == text.replace("old\n\n##", "A\n\n##").replace("old", "B")
+    assert onnx_nodes.page({"operators": "B", "conformance": "A"}, made) == made
+
+
+def test_the_table_of_operators_is_that_of_the_exporter():
+    text = onnx_nodes.PAGE.read_text(encoding="utf-8")
+    assert onnx_export.export_table() in text, "run python -m tests.onnx_export"
+    assert Counter(map(onnx_export.class_of, SIGNATURES)) == {
+        onnx_export.EXPORTED: 126,
+        onnx_export.FUNCTION: 25,
+        onnx_export.EXPANDED: 31,
+        onnx_export.GRAPH: 4,
+    }

@@ -1,0 +1,66 @@
+"""The wheel that users install holds everything that runs: kernels, standard library, types."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hatchling")
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("cml_engine", "scheduler", "shaders_hlsl", "demo_game")
+BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
+USE = """
+import cml_engine, shaders_hlsl
+from cml_engine.gpu.shaders.hlsl import resolve
+from cml_engine.nnef.expansion.signatures import standard_signatures
+print(cml_engine.__file__)
+print(resolve("conv/conv.hlsl"))
+print("conv" in standard_signatures())
+"""
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The wheel's content, as pip would lay it out."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-c", BUILD, str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def files(root):
+    """Paths of all files of the packages, but for what Python makes by itself."""
+    found = (p for package in PACKAGES for p in (root / package).rglob("*") if p.is_file())
+    return {p.relative_to(root).as_posix() for p in found if "__pycache__" not in p.parts}
+
+
+def test_wheel_holds_every_file_of_the_packages(unpacked):
+    assert files(unpacked) == files(ROOT)
+    assert "cml_engine/py.typed" in files(unpacked)
+
+
+def test_installed_package_finds_its_files(unpacked, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(unpacked)}
+    command = [sys.executable, "-c", USE]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    module, kernel, found = done.stdout.splitlines()
+    assert Path(module).is_relative_to(unpacked)
+    assert Path(kernel).is_relative_to(unpacked)
+    assert found == "True"
+
+
+def test_wheel_holds_nothing_else(unpacked):
+    tops = {p.name for p in unpacked.iterdir() if not p.name.endswith(".dist-info")}
+    assert tops == set(PACKAGES)
+    (info,) = unpacked.glob("*.dist-info")
+    assert (info / "licenses/LICENSE").is_file()

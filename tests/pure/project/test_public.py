@@ -1,0 +1,116 @@
+"""The public surface: what docs/api.md lists, what its modules name, and who keeps to it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = re.findall(r"automodule:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text())
+NAMES = {module: set(importlib.import_module(module).__all__) for module in MODULES}
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def programs() -> Iterator[tuple[str, str]]:
+    """Every program that a user is shown, with its place."""
+    for folder in ("examples", "demo_game"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for block in _BLOCK.findall(path.read_text(encoding="utf-8")):
+            yield path.relative_to(ROOT).as_posix(), textwrap.dedent(block)
+
+
+def used(source: str) -> Iterator[tuple[str, str]]:
+    """``(module, name)`` for every name of ours that the source imports or reads."""
+    tree = ast.parse(source)
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] in ("cml_engine", "scheduler"):
+                    modules[alias.asname or alias.name] = alias.name
+                    yield alias.name, ""
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                if node.module.split(".")[0] not in ("cml_engine", "scheduler"):
+                    continue
+                if module in NAMES:
+                    modules[alias.asname or alias.name] = module
+                else:
+                    yield node.module, alias.name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id)
+            if module is not None and f"{module}.{node.attr}" not in NAMES:
+                yield module, node.attr
+
+
+def private(source: str) -> list[str]:
+    """What of it is no public name."""
+    dunders = ("__version__", "__file__")
+    return [
+        f"{module}.{name}".rstrip(".")
+        for module, name in used(source)
+        if module not in NAMES or (name and name not in NAMES[module] and name not in dunders)
+    ]
+
+
+def public_callables(module: ModuleType) -> Iterator[str]:
+    """Classes and functions that a module names, and their public methods."""
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            yield f"{module.__name__}:{name}"
+        fields = getattr(value, "__dataclass_fields__", ())
+        for member, function in vars(value).items() if inspect.isclass(value) else ():
+            if inspect.isfunction(function) and not member.startswith("_") and member not in fields:
+                yield f"{module.__name__}:{name}.{member}"
+
+
+def callable_of(name: str) -> Any:
+    module, _, path = name.partition(":")
+    return attrgetter(path)(importlib.import_module(module))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_public_name_exists_and_says_what_it_is(module: str) -> None:
+    found = importlib.import_module(module)
+    assert found.__doc__
+    assert [name for name in public_callables(found) if not inspect.getdoc(callable_of(name))] == []
+
+
+def test_examples_the_demo_and_the_pages_use_public_names_only() -> None:
+    found = [f"{place}: {name}" for place, source in programs() for name in private(source)]
+    assert found == []
+
+
+def test_the_programs_are_found() -> None:
+    places = {place.split("/")[0] for place, _ in programs()}
+    assert places == {"examples", "demo_game", "docs", "README.md"}
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("import cml_engine as cml\ncml.load('x')", []),
+        ("import cml_engine as cml\ncml.inner('x')", ["cml_engine.inner"]),
+        ("from cml_engine.gpu.gpu import Gpu", ["cml_engine.gpu.gpu.Gpu"]),
+        ("import cml_engine.session", ["cml_engine.session"]),
+        ("from cml_engine.testing import check, case_graph", ["cml_engine.testing.case_graph"]),
+        ("from cml_engine import testing\ntesting.case_graph", ["cml_engine.testing.case_graph"]),
+    ],
+)
+def test_the_rule_can_fail(source: str, expected: list[str]) -> None:
+    assert private(source) == expected

@@ -1,0 +1,170 @@
+"""One call of an operator as a model of one line: its text, its run, and the formula's answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cml_engine.nnef.expansion.extensions import extension_signatures
+from cml_engine.nnef.expansion.signatures import Signature, standard_signatures
+from cml_engine.ops import is_registered, load_families, lookup
+from cml_engine.ops.declaration.spec import Tolerance
+from cml_engine.report.compare import Comparison, compare
+from cml_engine.testing import case_graph
+from tests.fixtures import texts
+from tests.reference.formulas import FORMULAS, wanted
+
+Array = np.ndarray[Any, Any]
+load_families()
+#: read at load: they have no formula, but tests of their own (tests/cpu/networks/test_traps.py)
+GRAPH_LEVEL = ("external", "variable", "constant", "update")
+SIGNATURES: Mapping[str, Signature] = {**standard_signatures(), **extension_signatures()}
+OPERATORS = tuple(op for op in SIGNATURES if op not in GRAPH_LEVEL)
+COMPOUND = Tolerance(2e-5, 2e-5, "several operators, each with a tolerance of its own")
+#: their results jump where a rounding of the operator's own decides. All others that jump (floor,
+#: comparisons, argmax, nearest neighbours) decide by what they are given, or by whole numbers
+JUMPS = frozenset(op for op in SIGNATURES if op.endswith(("_quantize", "quantize_linear"))) - {
+    "dequantize_linear"
+} | {"mod"}
+#: how far the value that decides may be off, of the largest operand: a few roundings, a logarithm
+DECIDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Call:
+    """``attrs`` in the order of the declaration; ``arrays`` are the tensors, in order."""
+
+    op: str
+    arrays: tuple[Array, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        return [f"x{i}" for i in range(len(self.arrays))]
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        return dict(zip(self.names, self.arrays, strict=True))
+
+    @property
+    def is_nnef(self) -> bool:
+        """Whether the tensors have the types that the declaration asks for: some operators take
+        more here than a model's text can give them."""
+        params = SIGNATURES[self.op].tensors
+        types = [params[0].type.items[0].name] * len(self.arrays) if params[0].is_array else [
+            p.type.name for p in params]  # fmt: skip
+        known = {"scalar": "f", "integer": "i", "logical": "b"}
+        pairs = zip(types, self.arrays, strict=False)
+        return all(a.dtype.kind == known.get(t or "", a.dtype.kind) for t, a in pairs)
+
+    def answers(self) -> list[Array]:
+        order = [p.name for p in SIGNATURES[self.op].params if p.name in self.attrs]
+        extra = [name for name in self.attrs if name not in order]
+        return wanted(self.op, self.arrays, {k: self.attrs[k] for k in (*order, *extra)})
+
+    def beside(self) -> list[list[Array]]:
+        """The answers on either side of where the operator jumps: for the first tensor moved by as
+        much as the roundings before the jump may come to. None for operators that do not."""
+        if self.op not in JUMPS:
+            return []
+        x, *others = (np.asarray(a, np.float64) for a in self.arrays)
+        size = np.abs(x) + max((np.abs(a).max(initial=0) for a in others), default=0)
+        moved = (x - DECIDING * size, x + DECIDING * size)
+        return [Call(self.op, (m, *self.arrays[1:]), self.attrs).answers() for m in moved]
+
+    def verdicts(self, found: Sequence[Array]) -> list[Comparison]:
+        """Of each result, as :func:`judge` has it."""
+        beside = self.beside()
+        return [
+            judge(self.op, got, right, [answers[i] for answers in beside])
+            for i, (got, right) in enumerate(zip(found, self.answers(), strict=True))
+        ]
+
+    def body(self, results: int) -> str:
+        """The statement that makes the results ``y0``, ``y1``, …."""
+        sig = SIGNATURES[self.op]
+        tensors = ", ".join(self.names)
+        if sig.params[0].is_array:
+            tensors = f"[{tensors}]"
+        attrs = {k: v for k, v in self.attrs.items() if k != "dtype"}
+        given = [tensors, *(f"{k} = {literal(v)}" for k, v in attrs.items())]
+        generic = f"<{self.attrs['dtype']}>" if sig.needs_dtype else ""
+        left = ", ".join(f"y{i}" for i in range(results))
+        if sig.results[0].type.kind == "array":
+            left = f"[{left}]"
+        return f"{left} = {self.op}{generic}({', '.join(given)});"
+
+    def head(self) -> str:
+        """The declaration that the model must carry."""
+        if self.op in standard_signatures():
+            return ""
+        return texts.declaration(self.op)
+
+    def run(self, folder: Path, backend: Any, results: int, *, fixed: bool = False) -> list[Array]:
+        """Through files, as a user would; with ``fixed`` all tensors but the first are weights."""
+        names = frozenset(self.names[1:]) if fixed else frozenset()
+        return texts.run_text(
+            folder, self.body(results), self.inputs, backend, head=self.head(), fixed=names
+        )
+
+    def write(self, folder: Path) -> Path:
+        count = len(self.answers())
+        return texts.write_text(folder, self.body(count), self.inputs, head=self.head())
+
+
+def literal(value: Any) -> str:
+    """A value as NNEF text."""
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value)).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal, value))})"
+    if isinstance(value, str):
+        return f"'{value}'"
+    if isinstance(value, float | np.floating):
+        text = repr(float(value))
+        return text if re.search(r"[.e]", text) else f"{text}.0"
+    return str(value)
+
+
+def declared_calls(op: str) -> Iterator[Call]:
+    """The cases of an operator's own declaration."""
+    if not is_registered(op):
+        return
+    for case in lookup(op).cases:
+        graph, inputs = case_graph(op, case)
+        arrays = tuple(inputs[name] for name in graph.nodes[0].inputs)
+        call = Call(op, arrays, dict(graph.nodes[0].attrs), case.note)
+        if call.is_nnef:
+            yield call
+
+
+def tolerance_of(op: str) -> Tolerance:
+    """Of a native operator its own, and one rounding for the formula's."""
+    if not is_registered(op):
+        return COMPOUND
+    own = lookup(op).tolerance
+    if own.rtol == own.atol == 0:
+        return own
+    return Tolerance(own.rtol + 1e-7, own.atol + 1e-7, own.why)
+
+
+def judge(op: str, got: Array, right: Array, beside: Sequence[Array] = ()) -> Comparison:
+    """Whether a result is the formula's, in the operator's tolerance: each value beside that one
+    of the right answers (:meth:`Call.beside`) which is nearest to it."""
+    if got.shape == right.shape:
+        for other in beside:
+            with np.errstate(invalid="ignore"):
+                nearer = np.abs(got - other) < np.abs(got - right)
+            right = np.where(nearer, other, right)
+    return compare(got, right, tolerance_of(op))
+
+
+assert set(OPERATORS) == set(FORMULAS), set(OPERATORS) ^ set(FORMULAS)

@@ -1,0 +1,681 @@
+"""Every operator of NNEF and every extension as its formula, over whole arrays in double precision.
+
+The answers that the engine is compared with, written from the specification and sharing no line
+with the engine; :mod:`tests.reference.naive` has windows as loops, which these are compared
+with in turn.
+A formula takes the call's tensors and attributes and gives the list of its results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.reference import extension_formulas, extension_formulas_windows
+from tests.reference.naive import left, logarithmic_quantize, min_max_quantize, zero_point_quantize
+
+Array = np.ndarray[Any, Any]
+Formula = Callable[..., list[Array]]
+_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
+
+
+# ---------------------------------------------------------------- one element at a time
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def _elu(x: Array, alpha: float) -> Array:
+    return np.where(x < 0, alpha * np.expm1(np.minimum(x, 0)), x)
+
+
+ELEMENTWISE: dict[str, Callable[..., Array]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "pow": np.power,
+    "exp": np.exp, "log": np.log, "sin": np.sin, "cos": np.cos, "tan": np.tan, "sinh": np.sinh,
+    "cosh": np.cosh, "tanh": np.tanh, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "abs": np.abs,
+    "sign": np.sign, "rcp": lambda x: 1 / x, "neg": np.negative, "copy": lambda x: x,
+    "lt": np.less, "gt": np.greater, "le": np.less_equal, "ge": np.greater_equal,
+    "eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
+    "not": np.logical_not, "floor": np.floor, "ceil": np.ceil,
+    "round": lambda x: np.where(x - np.floor(x) < 0.5, np.floor(x), np.ceil(x)),
+    "select": np.where, "sqr": lambda x: x * x, "sqrt": np.sqrt, "rsqr": lambda x: 1 / (x * x),
+    "rsqrt": lambda x: 1 / np.sqrt(x), "log2": np.log2,
+    "min": lambda x, y: np.where(x < y, x, y), "max": lambda x, y: np.where(x > y, x, y),
+    "clamp": lambda x, a, b: np.maximum(np.minimum(x, b), a),
+    "relu": lambda x: np.where(x < 0, 0, x), "sigmoid": _sigmoid,
+    "softabs": lambda x, epsilon: np.sqrt(x * x + epsilon),
+    "softplus": lambda x: np.logaddexp(0, x), "elu": _elu,
+    "selu": lambda x, alpha, scale: scale * _elu(x, alpha),
+    "gelu": lambda x: x * _sigmoid(1.702 * x), "silu": lambda x: x * _sigmoid(x),
+    "prelu": lambda x, alpha: np.where(x < 0, alpha * x, x),
+    "leaky_relu": lambda x, alpha: np.where(x < 0, alpha * x, x),
+    "batch_normalization": lambda x, mean, variance, offset, scale, epsilon:
+        offset + scale * (x - mean) / np.sqrt(variance + epsilon),
+    "erf": np.vectorize(math.erf, [np.float64]),
+    "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(math.erf, [np.float64])(x * math.sqrt(0.5))),
+    "hard_sigmoid": lambda x, alpha, beta: np.clip(alpha * x + beta, 0, 1),
+    "hard_swish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "mish": lambda x: x * np.tanh(np.logaddexp(0, x)), "mod": lambda x, y: x - y * np.floor(x / y),
+    "min_max_linear_quantize": min_max_quantize,
+    "zero_point_linear_quantize": zero_point_quantize,
+    "linear_quantize": lambda x, low, high, bits:
+        min_max_quantize(x, low, high, bits, False, False),
+    "logarithmic_quantize": logarithmic_quantize, **extension_formulas.ELEMENTWISE,
+}  # fmt: skip
+
+
+def _elementwise(op: str) -> Formula:
+    def formula(*arrays: Array, **attrs: Any) -> list[Array]:
+        return [np.asarray(ELEMENTWISE[op](*left(*arrays), *attrs.values()))]
+
+    return formula
+
+
+# ---------------------------------------------------------------- windows
+
+
+class Window:
+    """A window with everything explicit, over a wide side."""
+
+    def __init__(self, extents: Sequence[int], size: Sequence[int], padding: Any = (),
+                 stride: Any = (), dilation: Any = ()) -> None:  # fmt: skip
+        n = len(extents)
+        self.size = list(size)
+        self.stride, self.dilation = list(stride) or [1] * n, list(dilation) or [1] * n
+        self.reach = [(f - 1) * d + 1 for f, d in zip(self.size, self.dilation, strict=True)]
+        self.wide, self.pads, self.narrow = list(extents), [], []
+        for i, extent in enumerate(extents):
+            if padding:
+                p, q = padding[i]
+                self.narrow.append((p + extent + q - self.reach[i]) // self.stride[i] + 1)
+            else:
+                self.narrow.append(math.ceil(extent / self.stride[i]))
+                last = (self.narrow[i] - 1) * self.stride[i] + self.reach[i]
+                p = max(last - extent, 0) // 2
+                q = max(last - extent, 0) - p
+            self.pads.append((p, q))
+
+
+def padded(x: Array, pads: Sequence[tuple[int, int]], border: str, fill: float = 0.0) -> Array:
+    """The array grown or, for negative numbers, cropped."""
+    grown = [(max(p, 0), max(q, 0)) for p, q in pads]
+    if border in _MODES and x.size:
+        y = np.pad(x, grown, _MODES[border]) if x.ndim else x
+    else:
+        y = np.pad(x, grown, constant_values=fill) if x.ndim else x
+    return y[tuple(slice(max(-p, 0), y.shape[i] - max(-q, 0)) for i, (p, q) in enumerate(pads))]
+
+
+def taps(x: Array, window: Window, border: str) -> Array:
+    """Every window's values, row-major, on a last axis; NaN where there is nothing ('ignore')."""
+    y = padded(np.asarray(x, np.float64), window.pads, border, np.nan if border == "ignore" else 0)
+    if 0 in window.narrow:
+        return np.zeros((*window.narrow, math.prod(window.size)))
+    if x.ndim == 0:
+        return y.reshape(1)
+    short = [max(r - e, 0) if n else 0
+             for r, e, n in zip(window.reach, y.shape, window.narrow, strict=True)]  # fmt: skip
+    y = np.pad(y, [(0, s) for s in short])
+    views = np.lib.stride_tricks.sliding_window_view(y, window.reach)
+    picked = views[
+        tuple(slice(0, (n - 1) * s + 1 if n else 0, s)
+              for n, s in zip(window.narrow, window.stride, strict=True))
+        + tuple(slice(None, None, d) for d in window.dilation)
+    ]  # fmt: skip
+    return picked.reshape(*window.narrow, -1)
+
+
+def _pool(reduce: Callable[[Array], Array | list[Array]]) -> Formula:
+    def formula(x: Array, size: Any, border: str = "constant", padding: Any = (),
+                stride: Any = (), dilation: Any = (), **more: Any) -> list[Array]:  # fmt: skip
+        found = reduce(taps(x, Window(x.shape, size, padding, stride, dilation), border))
+        return found if isinstance(found, list) else [found]
+
+    return formula
+
+
+def _mean(values: Array) -> Array:
+    known = ~np.isnan(values)
+    return np.where(known, values, 0).sum(-1) / np.maximum(known.sum(-1), 1)
+
+
+def _greatest(values: Array) -> list[Array]:
+    known = np.where(np.isnan(values), -np.inf, values)
+    return [known.max(-1), known.argmax(-1).astype(np.int32)]
+
+
+def _box(x: Array, size: Any, normalize: bool = False, **given: Any) -> list[Array]:
+    return _pool(_mean if normalize else lambda v: np.where(np.isnan(v), 0, v).sum(-1))(
+        x, size, **given
+    )
+
+
+def _rms(x: Array, size: Any, **given: Any) -> list[Array]:
+    return [np.sqrt(_pool(_mean)(x.astype(np.float64) ** 2, size, **given)[0])]
+
+
+def _sample(x: Array, index: Array, size: Any, border: str = "constant", padding: Any = (),
+            stride: Any = (), dilation: Any = ()) -> list[Array]:  # fmt: skip
+    values = taps(x, Window(x.shape, size, padding, stride, dilation), border)
+    values = np.where(np.isnan(values), 0, values)
+    inside = (index >= 0) & (index < values.shape[-1])
+    found = np.take_along_axis(values, np.where(inside, index, 0)[..., None], -1)[..., 0]
+    return [np.where(inside, found, 0)]
+
+
+def _wide(narrow: Sequence[int], size: Any, padding: Any, stride: Any, dilation: Any,
+          shape: Sequence[int]) -> Window:  # fmt: skip
+    """The window whose narrow side has these extents."""
+    n = len(narrow)
+    stride, dilation = list(stride) or [1] * n, list(dilation) or [1] * n
+    reach = [(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)]
+    wide = list(shape)
+    if not wide and padding:
+        each = zip(narrow, stride, reach, padding, strict=True)
+        wide = [(k - 1) * s + r - p - q if k else 0 for k, s, r, (p, q) in each]
+    elif not wide:
+        wide = [k * s for k, s in zip(narrow, stride, strict=True)]
+    return Window(wide, size, padding, stride, dilation)
+
+
+def _spread(window: Window, terms: Callable[[tuple[int, ...]], Array], lead: int = 0) -> Array:
+    """Terms of each tap added up where their windows lie."""
+    extents = [max((n - 1) * s + r, p + w, 0) + max(-p, 0)
+               for n, s, r, w, (p, q) in zip(window.narrow, window.stride, window.reach,
+                                             window.wide, window.pads, strict=True)]  # fmt: skip
+    shift = [max(-p, 0) for p, _ in window.pads]
+    first = terms((0,) * len(extents))
+    y = np.zeros((*first.shape[:lead], *extents))
+    for tap in np.ndindex(*window.size):
+        parts = [slice(h + t * d, h + t * d + (n - 1) * s + 1 if n else h, s)
+                 for h, t, d, n, s in zip(shift, tap, window.dilation, window.narrow,
+                                          window.stride, strict=True)]  # fmt: skip
+        where = (slice(None),) * lead + tuple(parts)
+        y[(*where, ...)] += terms(tap)
+    crop = [slice(h + p, h + p + w)
+            for h, (p, _), w in zip(shift, window.pads, window.wide, strict=True)]  # fmt: skip
+    return np.asarray(y[(slice(None),) * lead + tuple(crop)])
+
+
+def _debox(x: Array, size: Any, border: str = "constant", padding: Any = (), stride: Any = (),
+           dilation: Any = (), output_shape: Any = (),
+           normalize: bool = False) -> list[Array]:  # fmt: skip
+    window = _wide(x.shape, size, padding, stride, dilation, output_shape)
+    total = _spread(window, lambda tap: x)
+    if normalize and border == "ignore":
+        return [total / np.maximum(_spread(window, lambda tap: np.ones(x.shape)), 1)]
+    return [total / math.prod(size) if normalize else total]
+
+
+def _desample(x: Array, index: Array, size: Any, border: str = "constant", padding: Any = (),
+              stride: Any = (), dilation: Any = (),
+              output_shape: Any = ()) -> list[Array]:  # fmt: skip
+    window = _wide(x.shape, size, padding, stride, dilation, output_shape)
+    places = np.arange(math.prod(size)).reshape(tuple(size))
+    return [_spread(window, lambda tap: np.where(index == places[tap], x, 0))]
+
+
+def _bias(bias: Any, channels: int, rank: int) -> Array:
+    flat = np.asarray(bias, np.float64).reshape(-1)
+    return np.broadcast_to(flat, channels).reshape(1, channels, *[1] * (rank - 2))
+
+
+def _conv(x: Array, w: Array, bias: Any = 0.0, border: str = "constant", padding: Any = (),
+          stride: Any = (), dilation: Any = (), groups: int = 1) -> list[Array]:  # fmt: skip
+    groups = groups or x.shape[1]
+    window = Window(x.shape[2:], w.shape[2:], padding, stride, dilation)
+    if x.size == 0:
+        shape = (x.shape[0], w.shape[0], *window.narrow)
+        return [np.zeros(shape) + _bias(bias, w.shape[0], x.ndim)]
+    values = np.array([[taps(c, window, border) for c in n] for n in x])
+    values = values.reshape(x.shape[0], groups, x.shape[1] // max(groups, 1), *window.narrow,
+                            math.prod(w.shape[2:]))  # fmt: skip
+    filters = w.reshape(groups, w.shape[0] // max(groups, 1), w.shape[1], -1).astype(np.float64)
+    y = np.einsum("ngi...t,goit->ngo...", values, filters)
+    y = y.reshape(x.shape[0], w.shape[0], *window.narrow)
+    return [y + _bias(bias, w.shape[0], x.ndim)]
+
+
+def _deconv(x: Array, w: Array, bias: Any = 0.0, border: str = "constant", padding: Any = (),
+            stride: Any = (), dilation: Any = (), output_shape: Any = (),
+            groups: int = 1) -> list[Array]:  # fmt: skip
+    groups = groups or (output_shape[1] if output_shape else x.shape[1])
+    window = _wide(x.shape[2:], w.shape[2:], padding, stride, dilation, output_shape[2:])
+    each = x.shape[1] // groups
+    parts = x.reshape(x.shape[0], groups, each, *x.shape[2:]).astype(np.float64)
+    filters = w.reshape(groups, each, *w.shape[1:]).astype(np.float64)
+    channels = groups * w.shape[1]
+
+    def term(tap: tuple[int, ...]) -> Array:
+        y = np.einsum("ngi...,gio->ngo...", parts, filters[(..., *tap)])
+        return y.reshape(x.shape[0], channels, *x.shape[2:])
+
+    return [_spread(window, term, lead=2) + _bias(bias, channels, x.ndim)]
+
+
+def _separable_conv(x: Array, plane: Array, point: Array, bias: Any = 0.0, groups: int = 1,
+                    **given: Any) -> list[Array]:  # fmt: skip
+    return _conv(_conv(x, plane, **given, groups=0)[0], point, bias, groups=groups)
+
+
+def _separable_deconv(x: Array, plane: Array, point: Array, bias: Any = 0.0, groups: int = 1,
+                      **given: Any) -> list[Array]:  # fmt: skip
+    return _deconv(_deconv(x, point, groups=groups)[0], plane, bias, **given, groups=0)
+
+
+# ---------------------------------------------------------------- resolution and regions
+
+
+def _between(x: Array, at: Array, axis: int, border: str = "replicate") -> Array:
+    """Values between neighbours of one axis."""
+    low, end = np.floor(at).astype(int), x.shape[axis] - 1
+    part = (at - low).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+
+    def value(i: Array) -> Array:
+        inside = (i >= 0) & (i <= end)
+        if border == "reflect":
+            i = np.where(i < 0, -i, np.where(i > end, 2 * end - i, i))
+        found = x.take(i.clip(0, end), axis)
+        if border == "constant":
+            found = found * inside.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+        return found
+
+    return value(low) * (1 - part) + value(low + 1) * part
+
+
+def place(method: str, low: float, size: float, count: int) -> Array:
+    """Where ``count`` samples of an interval lie."""
+    i = np.arange(count)
+    if method == "symmetric":
+        return low + (i + 0.5) * size / count - 0.5
+    if method == "asymmetric":
+        return low + i * size / count
+    return low + i * (size - 1) / max(count - 1, 1)
+
+
+def _multilinear(x: Array, factor: Any, method: str = "symmetric",
+                 border: str = "replicate") -> list[Array]:  # fmt: skip
+    y = x.astype(np.float64)
+    for axis, f in enumerate(factor, 2):
+        if x.shape[axis] == 0:
+            return [np.zeros((*x.shape[:2], *(e * g for e, g in zip(x.shape[2:], factor,
+                                                                    strict=True))))]  # fmt: skip
+        at = place(method, 0, x.shape[axis], x.shape[axis] * f)
+        y = _between(y, at, axis, "replicate" if method == "aligned" else border)
+    return [y]
+
+
+def _nearest_up(x: Array, factor: Any) -> list[Array]:
+    for axis, f in enumerate(factor, 2):
+        x = x.repeat(f, axis)
+    return [x]
+
+
+def _nearest_down(x: Array, factor: Any) -> list[Array]:
+    return [x[(slice(None), slice(None), *(slice(None, None, f) for f in factor))]]
+
+
+def _area(x: Array, factor: Any) -> list[Array]:
+    return [_mean(taps(x, Window(x.shape, [1, 1, *factor], [(0, 0)] * x.ndim, [1, 1, *factor]),
+                       "constant"))]  # fmt: skip
+
+
+_LIMIT = 2.0**24
+
+
+def _regions(x: Array, rois: Array, index: Array) -> list[tuple[Array, Array, Array]]:
+    corners = np.where(np.isnan(rois), 0, rois).astype(np.float64).clip(-_LIMIT, _LIMIT)
+    half = rois.shape[1] // 2
+    items = np.broadcast_to(index.reshape(-1), len(rois)).clip(0, len(x) - 1)
+    return [(x[i], c[:half], c[half:]) for i, c in zip(items, corners, strict=True)]
+
+
+def _roi_pool(reduce: Callable[[Array], float]) -> Formula:
+    def formula(x: Array, rois: Array, index: Array, output_size: Any) -> list[Array]:
+        y = np.zeros((len(rois), x.shape[1], *output_size))
+        for n, (item, low, high) in enumerate(_regions(x, rois, index)):
+            first = np.floor(low + 0.5).astype(int)
+            size = np.maximum(np.floor(high + 0.5).astype(int) - first, 0)
+            for c, cell in (
+                np.ndindex(x.shape[1], 1)
+                if 0 in output_size
+                else ((c, cell) for c in range(x.shape[1]) for cell in np.ndindex(*output_size))
+            ):
+                parts = []
+                for a, (i, p) in enumerate(zip(cell, output_size, strict=True)):
+                    start = first[a] + i * (size[a] // p)
+                    stop = start + -(-size[a] // p)
+                    parts.append(slice(max(start, 0), max(min(stop, item.shape[a + 1]), 0)))
+                values = item[c][tuple(parts)]
+                y[(n, c, *cell)] = reduce(values) if values.size else 0
+        return [y]
+
+    return formula
+
+
+def _roi_resample(x: Array, rois: Array, index: Array, output_size: Any,
+                  method: str = "symmetric") -> list[Array]:  # fmt: skip
+    y = np.zeros((len(rois), x.shape[1], *output_size))
+    for n, (item, low, high) in enumerate(_regions(x, rois, index)):
+        lines = item.astype(np.float64)
+        for a, count in enumerate(output_size):
+            lines = _between(lines, place(method, low[a], high[a] - low[a], count), a + 1)
+        y[n] = lines
+    return [y]
+
+
+def _roi_align(name: str) -> Formula:
+    def formula(x: Array, rois: Array, index: Array, output_size: Any, sampling_rate: Any,
+                resize_method: str = "symmetric") -> list[Array]:  # fmt: skip
+        fine = [n * r for n, r in zip(output_size, sampling_rate, strict=True)]
+        samples = _roi_resample(x, rois, index, fine, resize_method)[0]
+        block = [1, 1, *sampling_rate]
+        values = taps(samples, Window(samples.shape, block, [(0, 0)] * x.ndim, block), "constant")
+        return [getattr(values, name)(-1)]
+
+    return formula
+
+
+def _resize(x: Array, output_size: Any, method: str, coordinates: str, rounding: str,
+            cubic_coefficient: float) -> list[Array]:  # fmt: skip
+    y, a = x.astype(np.float64), cubic_coefficient
+    for axis, count in enumerate(output_size, 2):
+        extent = x.shape[axis]
+        at = place(coordinates, 0, extent, count)
+        if method == "linear":
+            y = _between(y, at, axis)
+            continue
+        if method == "nearest":
+            at = np.round(at * 2 * count * max(count - 1, 1)) / (2 * count * max(count - 1, 1))
+            whole = {"floor": np.floor(at), "ceil": np.ceil(at), "half_up": np.floor(at + 0.5),
+                     "half_down": np.ceil(at - 0.5)}[rounding]  # fmt: skip
+            y = y.take(whole.astype(int).clip(0, extent - 1), axis)
+            continue
+        total: Any = 0.0
+        for k in range(-1, 3):
+            i = np.floor(at).astype(int) + k
+            s = np.abs(at - i)
+            near = (a + 2) * s**3 - (a + 3) * s**2 + 1
+            far = a * s**3 - 5 * a * s**2 + 8 * a * s - 4 * a
+            weight = np.where(s <= 1, near, far)
+            shape = [-1 if d == axis else 1 for d in range(x.ndim)]
+            total = total + y.take(i.clip(0, extent - 1), axis) * weight.reshape(shape)
+        y = total
+    return [y]
+
+
+# ---------------------------------------------------------------- reductions and products
+
+
+def _reduce(function: Callable[..., Array]) -> Formula:
+    def formula(x: Array, axes: Any, normalize: bool = False) -> list[Array]:
+        value = x.astype(np.float64) if x.dtype.kind == "f" else x
+        if not axes:
+            return [value]
+        if value.size == 0 and function in (np.max, np.min):
+            shape = [1 if a in axes else e for a, e in enumerate(x.shape)]
+            return [np.full(shape, -np.inf if function is np.max else np.inf)]
+        y = function(value, axis=tuple(axes), keepdims=True)
+        return [y / math.prod(x.shape[a] for a in axes) if normalize else y]
+
+    return formula
+
+
+def _arg(function: Callable[..., Array]) -> Formula:
+    def formula(x: Array, axes: Any) -> list[Array]:
+        if not axes:
+            return [np.zeros(x.shape, np.int32)]
+        kept = [a for a in range(x.ndim) if a not in axes]
+        count = math.prod(x.shape[a] for a in axes)
+        flat = x.transpose(*kept, *sorted(axes)).reshape(*(x.shape[a] for a in kept), count)
+        shape = [1 if a in axes else e for a, e in enumerate(x.shape)]
+        return [function(flat, -1).reshape(shape).astype(np.int32)]
+
+    return formula
+
+
+def _moments(x: Array, axes: Any) -> list[Array]:
+    if not axes:
+        return [x, np.zeros(x.shape)]
+    y, over = x.astype(np.float64), tuple(axes)
+    return [y.mean(over, keepdims=True), y.var(over, keepdims=True)]
+
+
+def _softmax(x: Array, axes: Any = (1,)) -> list[Array]:
+    if not axes:
+        return [np.ones(x.shape)]
+    y = x.astype(np.float64)
+    if x.size == 0:
+        return [y]
+    e = np.exp(y - y.max(tuple(axes), keepdims=True))
+    return [e / e.sum(tuple(axes), keepdims=True)]
+
+
+def _matmul(a: Array, b: Array, transposeA: bool = False,
+            transposeB: bool = False) -> list[Array]:  # fmt: skip
+    a = np.swapaxes(a, -1, -2) if transposeA else a
+    b = np.swapaxes(b, -1, -2) if transposeB else b
+    return [a.astype(np.float64) @ b.astype(np.float64)]
+
+
+def _linear(x: Array, w: Array, bias: Any = 0.0) -> list[Array]:
+    bias = np.asarray(bias)
+    if bias.ndim == 1:  # as exporters write it
+        bias = bias[None]
+    y, bias = left(_matmul(x, w, transposeB=True)[0], bias)
+    return [y + bias]
+
+
+def _norm(kind: str) -> Formula:
+    def formula(x: Array, axes: Any, bias: float = 0.0, epsilon: float = 0.0) -> list[Array]:
+        y, over = x.astype(np.float64), tuple(axes)
+        values = np.abs(y) if kind == "l1" else y * y
+        length = values.sum(over, keepdims=True) if axes else values
+        length = length if kind == "l1" else np.sqrt(length)
+        return [y / np.maximum(length + bias, epsilon)]
+
+    return formula
+
+
+def _local_mean(x: Array, size: Any) -> list[Array]:
+    return [x.astype(np.float64) - _box(x, size, True)[0]]
+
+
+def _local_variance(x: Array, size: Any, bias: float = 0.0, epsilon: float = 0.0) -> list[Array]:
+    return [x.astype(np.float64) / np.maximum(_rms(x, size)[0] + bias, epsilon)]
+
+
+def _local_contrast(x: Array, size: Any, bias: float = 0.0, epsilon: float = 0.0) -> list[Array]:
+    return _local_variance(_local_mean(x, size)[0], size, bias, epsilon)
+
+
+def _local_response(x: Array, size: Any, alpha: float = 1.0, beta: float = 0.5,
+                    bias: float = 1.0) -> list[Array]:  # fmt: skip
+    y = x.astype(np.float64)
+    return [y / (bias + alpha * _rms(x, size)[0] ** 2) ** beta]
+
+
+def _normal(x: Array, axes: Any, epsilon: float) -> Array:
+    mean, variance = _moments(x, axes)
+    return (x - mean) / np.sqrt(variance + epsilon)
+
+
+def _layer_norm(x: Array, scale: Any, offset: Any, axes: Any, epsilon: float) -> list[Array]:
+    y, scale, offset = left(_normal(x, axes, epsilon), scale, offset)
+    return [y * scale + offset]
+
+
+def _group_norm(x: Array, scale: Any, offset: Any, groups: int, axes: Any,
+                epsilon: float) -> list[Array]:  # fmt: skip
+    parts = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+    y = _normal(parts, [2, *(a + 1 for a in axes)], epsilon).reshape(x.shape)
+    y, scale, offset = left(y, scale, offset)
+    return [y * scale + offset]
+
+
+def _lstm(x: Array, h: Array, c: Array, w: Array, r: Array, bias: Any = 0.0) -> list[Array]:
+    i, f, g, o = np.split(_linear(x, w, bias)[0] + _linear(h, r)[0], 4, 1)
+    cell = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
+    return [_sigmoid(o) * np.tanh(cell), cell]
+
+
+def _gru(x: Array, h: Array, w: Array, r: Array, b: Any = 0.0, q: Any = 0.0) -> list[Array]:
+    xr, xz, xn = np.split(_linear(x, w, b)[0], 3, 1)
+    hr, hz, hn = np.split(_linear(h, r, q)[0], 3, 1)
+    z = _sigmoid(xz + hz)
+    return [(1 - z) * np.tanh(xn + _sigmoid(xr + hr) * hn) + z * h]
+
+
+# ---------------------------------------------------------------- moving elements
+
+
+def _reshape(x: Array, shape: Any, axis_start: int = 0, axis_count: int = -1) -> list[Array]:
+    stop = x.ndim if axis_count < 0 else axis_start + axis_count
+    middle = [x.shape[axis_start + i] if e == 0 else e for i, e in enumerate(shape)]
+    if -1 in middle:
+        total = math.prod(x.shape[axis_start:stop])
+        middle[middle.index(-1)] = total // max(-math.prod(middle), 1)
+    return [x.reshape((*x.shape[:axis_start], *middle, *x.shape[stop:]))]
+
+
+def _transpose(x: Array, axes: Any) -> list[Array]:
+    return [x.transpose(*axes, *range(len(axes), x.ndim))]
+
+
+def _split(x: Array, axis: int, ratios: Any) -> list[Array]:
+    unit = x.shape[axis] // max(sum(ratios), 1)
+    cuts = np.cumsum([unit * r for r in ratios])[:-1]
+    return np.split(x, cuts, axis)
+
+
+def _slice(x: Array, axes: Any, begin: Any, end: Any, stride: Any = ()) -> list[Array]:
+    steps = list(stride) or [1] * len(axes)
+    parts = [slice(None)] * x.ndim
+    for axis, first, last, step in zip(axes, begin, end, steps, strict=True):
+        extent = x.shape[axis]
+        indices = []
+        if last == 0 and all(s == 1 for s in steps):
+            last = extent
+        elif last < 0:
+            last = max(last + extent, -1)
+        i = first + extent if first < 0 else first
+        i = min(max(i, 0 if step > 0 else -1), extent - (step < 0))
+        last = min(last, extent)
+        while (i < last) if step > 0 else (i > last):
+            indices.append(i)
+            i += step
+        parts[axis] = indices
+    for axis in axes:
+        x = x.take(np.array(parts[axis], int), axis)
+    return [x]
+
+
+def _unsqueeze(x: Array, axes: Any) -> list[Array]:
+    return [np.expand_dims(x, tuple(axes))]
+
+
+def _pad(x: Array, padding: Any, border: str = "constant", value: float = 0.0) -> list[Array]:
+    return [padded(x, padding, border, value)]
+
+
+def _cast(x: Array, dtype: str) -> list[Array]:
+    kind = {"scalar": np.float64, "integer": np.int32, "logical": np.bool_}[dtype]
+    if dtype == "integer" and x.dtype.kind == "f":
+        x = np.trunc(np.nan_to_num(x.astype(np.float64))).clip(-(2.0**31), 2.0**31 - 1)
+    return [x.astype(kind)]
+
+
+def _to_space(x: Array, block_size: int, blocks_first: bool = True) -> list[Array]:
+    n, c, h, w = x.shape
+    b = block_size
+    y = np.zeros((n, c // b // b, h * b, w * b), x.dtype)
+    for k in range(c):
+        block, channel = divmod(k, c // b // b) if blocks_first else divmod(k, b * b)[::-1]
+        y[:, channel, block // b :: b, block % b :: b] = x[:, k]
+    return [y]
+
+
+def _to_depth(x: Array, block_size: int, blocks_first: bool = True) -> list[Array]:
+    n, c, h, w = x.shape
+    b = block_size
+    y = np.zeros((n, c * b * b, h // b, w // b), x.dtype)
+    for k in range(b * b):
+        channels = slice(k * c, (k + 1) * c) if blocks_first else slice(k, None, b * b)
+        y[:, channels] = x[:, :, k // b :: b, k % b :: b]
+    return [y]
+
+
+def _top_k(x: Array, k: int, axis: int, largest: bool) -> list[Array]:
+    key = np.where(np.isnan(x), np.inf, x.astype(np.float64))
+    order = np.lexsort((key, np.isnan(x)), axis) if not largest else np.lexsort(
+        (-key, ~np.isnan(x)), axis
+    )  # fmt: skip
+    index = order.take(np.arange(k), axis).astype(np.int32)
+    return [np.take_along_axis(x, index, axis), index]
+
+
+def _cumsum(x: Array, axis: int, exclusive: bool = False, reverse: bool = False) -> list[Array]:
+    y = np.flip(x, axis) if reverse else x
+    total = np.cumsum(y.astype(np.float64), axis)
+    total = total - y if exclusive else total
+    return [np.flip(total, axis) if reverse else total]
+
+
+def _concat(*arrays: Array, axis: int) -> list[Array]:
+    return [np.concatenate(arrays, axis)]
+
+
+def _add_n(*arrays: Array) -> list[Array]:
+    return [np.asarray(sum(left(*arrays)), np.float64)]
+
+
+FORMULAS: dict[str, Formula] = {
+    **{op: _elementwise(op) for op in ELEMENTWISE}, **extension_formulas.FORMULAS,
+    **extension_formulas_windows.FORMULAS,
+    "box": _box, "debox": _debox, "avg_pool": _pool(_mean), "rms_pool": _rms,
+    "max_pool": _pool(lambda v: _greatest(v)[:1]), "max_pool_with_index": _pool(_greatest),
+    "argmax_pool": _pool(lambda v: _greatest(v)[1:]), "sample": _sample, "desample": _desample,
+    "conv": _conv, "deconv": _deconv, "separable_conv": _separable_conv,
+    "separable_deconv": _separable_deconv, "matmul": _matmul, "linear": _linear,
+    "multilinear_upsample": _multilinear, "nearest_upsample": _nearest_up,
+    "nearest_downsample": _nearest_down, "area_downsample": _area, "resize": _resize,
+    "avg_roi_pool": _roi_pool(np.mean), "max_roi_pool": _roi_pool(np.max),
+    "roi_resample": _roi_resample, "avg_roi_align": _roi_align("mean"),
+    "max_roi_align": _roi_align("max"), "sum_reduce": _reduce(np.sum),
+    "mean_reduce": _reduce(np.mean), "max_reduce": _reduce(np.max), "min_reduce": _reduce(np.min),
+    "any_reduce": _reduce(np.any), "all_reduce": _reduce(np.all),
+    "argmax_reduce": _arg(np.argmax), "argmin_reduce": _arg(np.argmin), "moments": _moments,
+    "softmax": _softmax, "l1_normalization": _norm("l1"), "l2_normalization": _norm("l2"),
+    "local_response_normalization": _local_response, "local_mean_normalization": _local_mean,
+    "local_variance_normalization": _local_variance,
+    "local_contrast_normalization": _local_contrast,
+    "mean_variance_norm": lambda x, axes, epsilon: [_normal(x, axes, epsilon)],
+    "layer_norm": _layer_norm, "instance_norm": _layer_norm, "group_norm": _group_norm,
+    "lstm_step": _lstm, "gru_step": _gru, "reshape": _reshape, "transpose": _transpose,
+    "concat": _concat, "split": _split, "slice": _slice,
+    "squeeze": lambda x, axes: [np.squeeze(x, tuple(axes))], "unsqueeze": _unsqueeze,
+    "stack": lambda *arrays, axis: [np.stack(arrays, axis)],
+    "unstack": lambda x, axis: [x.take(i, axis) for i in range(x.shape[axis])],
+    "tile": lambda x, repeats: [np.tile(x, repeats)], "pad": _pad,
+    "gather": lambda x, indices, axis=0: [x.take(indices, axis)], "cast": _cast,
+    "copy_n": lambda x, times: [x] * times, "add_n": _add_n, "depth_to_space": _to_space,
+    "space_to_depth": _to_depth, "top_k": _top_k, "cumsum": _cumsum,
+    "gather_nd": lambda x, indices: [
+        x[tuple(np.moveaxis(indices, -1, 0))] if indices.shape[-1] else
+        np.broadcast_to(x, (*indices.shape[:-1], *x.shape))],
+    "einsum": lambda *arrays, equation: [
+        np.asarray(np.einsum(equation, *(a.astype(np.float64) for a in arrays)))],
+}  # fmt: skip
+
+
+def wanted(op: str, arrays: Sequence[Array], attrs: dict[str, Any]) -> list[Array]:
+    """The operator's results in the types of the engine."""
+    with np.errstate(all="ignore"):
+        results = FORMULAS[op](*arrays, **attrs)
+        kinds = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}
+        return [np.asarray(r).astype(kinds[np.asarray(r).dtype.kind]) for r in results]
