@@ -77,7 +77,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
+class StepWork:
     """A step as a scheduler sees it (``scheduler.executor.StepCost``): ``key`` is equal for steps
     whose workgroups do the same work by the same kernel; FLOPs and bytes are per workgroup."""
 
@@ -145,7 +145,7 @@ class Plan:
             total = total + step.cost
         return total
 
-    def step_costs(self) -> list[StepCost]:
+    def step_costs(self) -> list[StepWork]:
         """Every step for a scheduler's cost model."""
         return [_step_cost(step) for step in self.steps]
 
@@ -167,10 +167,10 @@ def stored_bytes(array: np.ndarray[Any, Any]) -> int:
     return (2 if array.itemsize == 2 else 4) * array.size
 
 
-def _step_cost(step: Step) -> StepCost:
+def _step_cost(step: Step) -> StepWork:
     flops, nbytes = step.cost.flops / step.groups, step.cost.bytes / step.groups
     variant = "|".join(f"{k}={v}" for k, v in sorted(step.defines.items()))
     digest = zlib.crc32(variant.encode())
     name = "+".join((step.op, *step.fused))
     key = f"{name} {Path(step.path).stem}-{digest:08x} {flops:.4g}F {nbytes:.4g}B"
-    return StepCost(key, name, step.title, step.groups, flops, nbytes)
+    return StepWork(key, name, step.title, step.groups, flops, nbytes)

@@ -37,7 +37,7 @@ ENLARGED = 4
 
 
 @dataclass(frozen=True)
-class Source:
+class OutputOf:
     """An output of a session."""
 
     session: str
@@ -50,7 +50,7 @@ class Chain:
     comes after what it takes."""
 
     graphs: Mapping[str, cml.Graph]
-    sources: Mapping[str, Mapping[str, Source]]
+    sources: Mapping[str, Mapping[str, OutputOf]]
 
     def sessions_for(self, tile: TileId) -> tuple[str, ...]:
         """The sessions that a tile of this level takes."""
@@ -76,7 +76,7 @@ def load_chain(models: Path | None = None, enlarge: Path | None = None) -> Chain
         wanted = " or ".join(f"{name}.nnef" for name in TRAINED)
         raise cml.InputError(f"--models '{models}': wanted {wanted} in that folder, found none")
     sources = {
-        name: {tensor: Source(session, tensor) for tensor, session in taken.items()}
+        name: {tensor: OutputOf(session, tensor) for tensor, session in taken.items()}
         for name, taken in _SOURCES.items()
     }
     graphs = {}
@@ -91,8 +91,8 @@ def load_chain(models: Path | None = None, enlarge: Path | None = None) -> Chain
 
 
 def _with_enlarged(
-    graphs: dict[str, cml.Graph], sources: dict[str, dict[str, Source]], enlarge: Path
-) -> tuple[dict[str, cml.Graph], dict[str, dict[str, Source]]]:
+    graphs: dict[str, cml.Graph], sources: dict[str, dict[str, OutputOf]], enlarge: Path
+) -> tuple[dict[str, cml.Graph], dict[str, dict[str, OutputOf]]]:
     network = cml.load(enlarge)
     wanted = [(1, 3, PAINTED, PAINTED), (1, 3, ENLARGED * PAINTED, ENLARGED * PAINTED)]
     ends = [*network.inputs, *network.outputs]
@@ -108,9 +108,9 @@ def _with_enlarged(
         for key, value in sources.items()
         for name, found in (
             {
-                "colours": {"albedo": Source("texture", "albedo")},
-                "enlarge": {taken: Source("colours", "colours")},
-                "paint": {**value, "enlarged": Source("enlarge", given)},
+                "colours": {"albedo": OutputOf("texture", "albedo")},
+                "enlarge": {taken: OutputOf("colours", "colours")},
+                "paint": {**value, "enlarged": OutputOf("enlarge", given)},
             }
             if key == "paint"
             else {key: value}

@@ -15,7 +15,7 @@ from scheduler.feedback import WALL_CLOCK, Feedback, in_groups, jobs_apart
 from scheduler.filling import apply, begin, gather, networks_ready
 from scheduler.jobs.admission import Admission
 from scheduler.jobs.job import Job
-from scheduler.jobs.lifecycle import Lifecycle, Pace
+from scheduler.jobs.lifecycle import FramePace, Lifecycle
 from scheduler.jobs.periodic import Periodic
 from scheduler.jobs.status import describe
 from scheduler.pacing import Pacing
@@ -89,10 +89,12 @@ class FrameScheduler:
         self._not_ended = 0
         self.lifecycle = Lifecycle(self.executor, self._steady, self._pace())
 
-    def _pace(self, rate: float | None = None) -> Pace:
+    def _pace(self, rate: float | None = None) -> FramePace:
         """``rate``: where it is known already."""
         rate = self.rate if rate is None else rate
-        return Pace(self.frame, self.frame_ms, rate, self.policy, self.cost_model, self.last_report)
+        return FramePace(
+            self.frame, self.frame_ms, rate, self.policy, self.cost_model, self.last_report
+        )
 
     def record(self) -> Recording:
         """Write down from now on what comes in and what is decided: the recording that is

@@ -13,7 +13,7 @@ from typing import Any
 from cml_engine import __version__
 from cml_engine.cli import commands
 from cml_engine.cli.exit_codes import exit_code
-from cml_engine.cli.options import Parser
+from cml_engine.cli.options import CommandParser
 from cml_engine.plugins import load_file
 
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """What parses the command line: every module in the rooms of ``commands/`` is a
     command of its name."""
-    made = Parser(
+    made = CommandParser(
         prog="cml",
         description="Run, rank and check networks in NNEF and ONNX on the GPU or the CPU.",
     )

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from cml_engine.ranges import BUDGET_MS, FRAME_MS, SEED
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:

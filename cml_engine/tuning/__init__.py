@@ -2,10 +2,10 @@
 for each device and driver, and taken by every session on it. See ``docs/tuning.md``.
 """
 
-from cml_engine.tuning.bench import Bench, Candidate
+from cml_engine.tuning.bench import Bench, TrialNode
 from cml_engine.tuning.report import TuneReport
 from cml_engine.tuning.tables import Record, table_for
 from cml_engine.tuning.trial import Trial
 from cml_engine.tuning.tune import tune
 
-__all__ = ["Bench", "Candidate", "Record", "Trial", "TuneReport", "table_for", "tune"]
+__all__ = ["Bench", "TrialNode", "Record", "Trial", "TuneReport", "table_for", "tune"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TrialNode:
     """A key of a plan, and the node that stands for all ``count`` nodes that have it: ``graph`` is
     that node alone, its tensors as they lie in the plan."""
 
@@ -80,11 +80,11 @@ class Bench:
             if c.key not in known or known[c.key].default != c.choice.default
         ]  # fmt: skip
 
-    def plans(self, candidate: Candidate) -> dict[str, Plan]:
-        """See :meth:`Candidate.plans`; of any thread."""
+    def plans(self, candidate: TrialNode) -> dict[str, Plan]:
+        """See :meth:`TrialNode.plans`; of any thread."""
         return candidate.plans(self.gpu.limits)
 
-    def trial(self, candidate: Candidate, plans: Mapping[str, Plan], rounds: int) -> Trial:
+    def trial(self, candidate: TrialNode, plans: Mapping[str, Plan], rounds: int) -> Trial:
         """The paired benchmarks of these plans' options, none begun yet."""
         return Trial(candidate.choice.default, tuple(plans), rounds)
 
@@ -100,7 +100,7 @@ class Bench:
 
         return random_inputs({name: place.fact for name, place in plan.inputs.items()})
 
-    def record(self, candidate: Candidate, trial: Trial) -> Record | None:
+    def record(self, candidate: TrialNode, trial: Trial) -> Record | None:
         """What a trial that is over has found; None where nothing could be timed."""
         ms = trial.ms()
         if not ms:
@@ -115,7 +115,7 @@ class Bench:
         return tables.save(self.device, records)
 
 
-def _candidates(graph: Graph, plan: Plan) -> list[Candidate]:
+def _candidates(graph: Graph, plan: Plan) -> list[TrialNode]:
     """Every key of the plan that has two options or more, in the plan's order."""
     nodes = {node.title: node for node in graph.nodes}
     users: dict[str, dict[str, Choice]] = {}
@@ -127,7 +127,7 @@ def _candidates(graph: Graph, plan: Plan) -> list[Candidate]:
         first = next(iter(by_node.values()))
         node = nodes[first.node]
         layouts = {name: plan.layouts[name] for name in _names(node) if name in plan.layouts}
-        found.append(Candidate(first, len(by_node), _alone(graph, node), layouts))
+        found.append(TrialNode(first, len(by_node), _alone(graph, node), layouts))
     return found
 
 

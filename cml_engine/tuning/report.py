@@ -13,14 +13,14 @@ from cml_engine.tuning.tables import Record
 from cml_engine.tuning.trial import Trial
 
 if TYPE_CHECKING:
-    from cml_engine.tuning.bench import Candidate
+    from cml_engine.tuning.bench import TrialNode
 
 
 @dataclass(frozen=True)
 class Measured:
     """A choice, its paired benchmarks, and what came of them (None: nothing could be timed)."""
 
-    candidate: Candidate
+    candidate: TrialNode
     trial: Trial
     record: Record | None
 

@@ -12,7 +12,7 @@ from cml_engine.plan import Plan
 from cml_engine.ranges import TIMES
 from cml_engine.report.stub import time_in_turns
 from cml_engine.tuning import tables
-from cml_engine.tuning.bench import Bench, Candidate
+from cml_engine.tuning.bench import Bench, TrialNode
 from cml_engine.tuning.report import Measured, TuneReport
 from cml_engine.tuning.trial import Trial
 
@@ -55,7 +55,7 @@ def tune(
     return TuneReport(bench.model, bench.device, source, rounds, measured, before_after, file)
 
 
-def _decide(bench: Bench, candidate: Candidate, rounds: int) -> Trial:
+def _decide(bench: Bench, candidate: TrialNode, rounds: int) -> Trial:
     plans = bench.plans(candidate)
     trial = bench.trial(candidate, plans, rounds)
     watch = _Watch(bench, plans, trial.default)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from demo_game.overlay.view import View
+from demo_game.overlay.view import FrameView
 
 if TYPE_CHECKING:
     from demo_game.overlay.overlay import Overlay
 
-__all__ = ["Overlay", "View"]
+__all__ = ["Overlay", "FrameView"]
 
 
 def __getattr__(name: str) -> Any:

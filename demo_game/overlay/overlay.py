@@ -20,7 +20,7 @@ from demo_game.overlay.panels.jobs import JobsPanel
 from demo_game.overlay.panels.memory import MemoryPanel
 from demo_game.overlay.panels.ranking import RankingPanel
 from demo_game.overlay.panels.timeline import TimelinePanel
-from demo_game.overlay.view import View
+from demo_game.overlay.view import FrameView
 from demo_game.reporting.report import percentile
 from demo_game.reporting.telemetry import Controls
 
@@ -41,10 +41,10 @@ _COLUMN = (
 
 
 class _Panel(Protocol):
-    def refresh(self, view: View, now_s: float) -> None:
+    def refresh(self, view: FrameView, now_s: float) -> None:
         """Ask for what changes slowly or costs to find out."""
 
-    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
         """Its widgets, below its title."""
 
 
@@ -162,7 +162,7 @@ class Overlay:
         self,
         encoder: Any,
         target_view: Any,
-        view: View,
+        view: FrameView,
         controls: Controls,
         dt_s: float,
         *,
@@ -189,7 +189,7 @@ class Overlay:
         self._backend.draw(encoder, target_view, imgui.get_draw_data(), timestamp_writes)
         self._cpu_ms.append(1e3 * (time.perf_counter() - start))
 
-    def _refresh(self, view: View) -> None:
+    def _refresh(self, view: FrameView) -> None:
         """One panel in a frame, so that no frame pays for all."""
         self.timeline.watch(view)
         self.ranking.watch(view, self._now_s)
@@ -199,7 +199,7 @@ class Overlay:
             due.panel.refresh(view, self._now_s)
             self.cpu_ms = percentile(self._cpu_ms, 0.5)
 
-    def _column(self, side: str, view: View, controls: Controls) -> None:
+    def _column(self, side: str, view: FrameView, controls: Controls) -> None:
         layout = self._layout
         left = side == "left"
         width = layout.left_width if left else layout.right_width
@@ -216,7 +216,7 @@ class Overlay:
         self._covered += taken.x * taken.y
         imgui.end()
 
-    def _section(self, section: _Section, view: View, controls: Controls) -> None:
+    def _section(self, section: _Section, view: FrameView, controls: Controls) -> None:
         layout = self._layout
         if self._arrange or section.asked:
             first = section.compact_open if layout.compact else section.full_open

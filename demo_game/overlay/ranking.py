@@ -16,7 +16,7 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RankRow:
     """One operator. ``share`` is of all GPU time for networks; ``error`` is predicted over
     measured time less 1; ``gflops`` and ``gbytes`` are per second. What cannot be known is 0."""
 
@@ -44,7 +44,7 @@ class Best:
     gflops: float = 0.0
     gbytes: float = 0.0
 
-    def raised(self, rows: Sequence[Row]) -> Best:
+    def raised(self, rows: Sequence[RankRow]) -> Best:
         """With these rows' rates."""
         return Best(
             max([self.gflops, *(row.gflops for row in rows)]),
@@ -86,7 +86,7 @@ class RecentSums:
 
 def rows(
     operators: Mapping[Key, OperatorTime], before: Mapping[Key, Sums] | None = None
-) -> list[Row]:
+) -> list[RankRow]:
     """A row for every operator that has run, since ``before`` where that is given."""
     spent = {}
     for key, operator in operators.items():
@@ -102,11 +102,11 @@ def rows(
     return [_row(operators[key], sums, whole) for key, sums in spent.items()]
 
 
-def _row(operator: OperatorTime, sums: Sums, whole_ms: float) -> Row:
+def _row(operator: OperatorTime, sums: Sums, whole_ms: float) -> RankRow:
     average_ms = sums.total_ms / sums.runs if sums.runs > 0 else 0.0
     # work per ms, times 1000 ms, over 1e9
     per_second = 1e-6 / average_ms if average_ms > 0 else 0.0
-    return Row(
+    return RankRow(
         key=(operator.network, operator.step),
         network=operator.network,
         title=operator.title,
@@ -120,7 +120,7 @@ def _row(operator: OperatorTime, sums: Sums, whole_ms: float) -> Row:
     )
 
 
-def ordered(found: Sequence[Row], column: int, descending: bool) -> list[Row]:
+def ordered(found: Sequence[RankRow], column: int, descending: bool) -> list[RankRow]:
     """Sorted by the table's column; those that are equal by name."""
     name = _COLUMNS[column]
     by_name = sorted(found, key=lambda row: row.name)

@@ -12,7 +12,7 @@ from scheduler import FrameScheduler, Job
 
 
 @dataclass(frozen=True)
-class View:
+class FrameView:
     """The game's state in this frame. ``memory`` is the device's allocator, ``limits`` are the
     device's, ``notice`` is one line about the game."""
 

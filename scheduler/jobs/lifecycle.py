@@ -21,7 +21,7 @@ from scheduler.reports import FrameReport
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class FramePace:
     """How the scheduler goes, as it was told last: what the jobs' own answers depend on.
 
     A value and no reference to the scheduler: a scheduler that a host drops is gone at once, with
@@ -40,7 +40,7 @@ class Pace:
 class Lifecycle:
     """The jobs of one scheduler; what :class:`scheduler.jobs.job.Owner` asks for."""
 
-    def __init__(self, executor: Executor, clock: SteadyClock, pace: Pace) -> None:
+    def __init__(self, executor: Executor, clock: SteadyClock, pace: FramePace) -> None:
         self.pace = pace
         self.lock = RLock()
         #: the jobs that have not ended, filed by what they wait for
@@ -187,7 +187,7 @@ class Lifecycle:
 
     # --- a frame
 
-    def begin_frame(self, pace: Pace) -> None:
+    def begin_frame(self, pace: FramePace) -> None:
         """A frame is about to be encoded."""
         self.pace = pace
         self._work_left.clear()

@@ -19,7 +19,7 @@ from scheduler.planning.first_guess import FirstGuess
 from scheduler.reports import FrameReport
 from scheduler.tools.measure import FramesReport, measure_frames
 from scheduler.tools.sim_device import Noise, SimNetwork, SimStep, network_like
-from scheduler.tools.simulate import Outcome, Request, compare_policies, simulate
+from scheduler.tools.simulate import Arrival, Outcome, compare_policies, simulate
 from scheduler.tools.trace import write_trace
 
 #: the spread assumed of a device that was never measured: P99 over P50 of a frame's GPU time
@@ -60,7 +60,7 @@ def forecast(
     network = network_like(name, costs, 1.0, model)
     enough = 20 + int(4 * network.total_ms / max(budget_ms, 1e-3))
     outcome = simulate(
-        [Request(network)],
+        [Arrival(network)],
         min(enough, _MAX_SIMULATED_FRAMES),
         budget_ms=budget_ms,
         frame_ms=frame_ms,
@@ -145,9 +145,9 @@ def policies(
     """The network again and again under each policy, on a device ``speed`` times this one, never
     sooner than a frame can take it up. Rendering takes half a frame, at most 8 ms."""
 
-    def requests() -> list[Request]:
+    def requests() -> list[Arrival]:
         network = network_like(name, costs, speed, model)
-        return [Request(network, period_ms=max(frame_ms, budget_ms, 2 * network.total_ms))]
+        return [Arrival(network, period_ms=max(frame_ms, budget_ms, 2 * network.total_ms))]
 
     return compare_policies(
         requests, 2000, budget_ms=budget_ms, frame_ms=frame_ms, noise=Noise.of_tail(ASSUMED_TAIL),

@@ -119,7 +119,7 @@ def _exact_ms(part: Slice) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RuleResult:
     """How a rule did: work in the average frame, and the share of frames late for its sake."""
 
     work_ms: float
@@ -137,7 +137,7 @@ class _Unlearned(FrameSlack):
 
 def ours(
     noise: Sequence[NoisyFrame], share: float = 0.01, *, old: bool = False, whole: bool = True
-) -> Kept:
+) -> RuleResult:
     """The scheduler, with work without end. ``whole``: it is told of whole frames, else of the
     renderer's times only. ``old``: by the rule of before."""
     steps = [SimStep(f"k{i}", 2000, 0.004) for i in range(12)]
@@ -171,14 +171,14 @@ def ours(
     return _kept(noise[WARM_UP:], ran[WARM_UP:])
 
 
-def _kept(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> Kept:
+def _kept(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> RuleResult:
     pairs = list(zip(noise, ran, strict=True))
     late = sum(frame.late(ms) for frame, ms in pairs)
     added = sum(frame.late(ms) and not frame.late(0.0) for frame, ms in pairs)
-    return Kept(sum(ran) / len(ran), added / len(ran), late / len(ran))
+    return RuleResult(sum(ran) / len(ran), added / len(ran), late / len(ran))
 
 
-def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> Kept:
+def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResult:
     """The most that could be planned in every frame, if all were known; to a twentieth of a ms."""
     counted = noise[WARM_UP:]
     plans = [tenth / 20 for tenth in range(int(20 * FRAME_MS))]

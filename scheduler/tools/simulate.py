@@ -23,7 +23,7 @@ from scheduler.tools.sim_device import EXACT, Noise, SimGpu, SimNetwork
 
 
 @dataclass
-class Request:
+class Arrival:
     """A job of a scenario: submitted at ``at_ms``, and every ``period_ms`` from then on."""
 
     network: SimNetwork
@@ -97,7 +97,7 @@ HEADER = (
 
 
 def simulate(
-    requests: Sequence[Request],
+    requests: Sequence[Arrival],
     frames: int,
     *,
     name: str = "milliseconds",
@@ -133,7 +133,7 @@ def simulate(
 
 
 def _submit_due(
-    requests: Sequence[Request], due: list[float], now: float, scheduler: FrameScheduler
+    requests: Sequence[Arrival], due: list[float], now: float, scheduler: FrameScheduler
 ) -> Iterator[Job]:
     for index, request in enumerate(requests):
         while due[index] <= now:
@@ -149,7 +149,7 @@ def _submit_due(
 
 
 def compare_policies(
-    requests: Callable[[], Sequence[Request]], frames: int, layers: int = 4, **options: Any
+    requests: Callable[[], Sequence[Arrival]], frames: int, layers: int = 4, **options: Any
 ) -> list[Outcome]:
     """The same scenario under ours, one operator per frame, ``layers`` operators per frame, and
     a whole network per frame."""

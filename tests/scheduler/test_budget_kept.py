@@ -7,7 +7,7 @@ import pytest
 from scheduler import CostModel
 from scheduler.planning.margin import TailMargin
 from scheduler.tools.sim_device import Noise, SimNetwork, SimStep
-from scheduler.tools.simulate import Request, compare_policies, simulate, table
+from scheduler.tools.simulate import Arrival, compare_policies, simulate, table
 
 FRAMES = 10_000
 BUDGET = 4.0
@@ -49,7 +49,7 @@ def exact_model(net, factor=None):
 
 def endless(net):
     """So much work that there is always some."""
-    return [Request(net, period_ms=net.total_ms * 2)]
+    return [Arrival(net, period_ms=net.total_ms * 2)]
 
 
 def test_exact_costs_never_exceed_the_budget_and_use_it():
@@ -133,7 +133,7 @@ def test_a_device_that_slows_down_is_noticed_and_followed():
 def test_unknown_costs_are_learned_without_a_long_frame():
     """A model that knows nothing, on a device half as fast as it assumes at first."""
     steps = [SimStep(f"u{i}", 64, 0.05, flops=5e5, nbytes=1e3) for i in range(30)]
-    outcome = simulate([Request(SimNetwork("new", steps))], 300, budget_ms=BUDGET)
+    outcome = simulate([Arrival(SimNetwork("new", steps))], 300, budget_ms=BUDGET)
     assert outcome.done == 1
     assert max(outcome.inference_ms) <= 2.5 * BUDGET
     assert outcome.over_share <= 0.1

@@ -17,7 +17,7 @@ from scheduler import (
 )
 from scheduler.clock import SteadyClock
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
-from scheduler.tools.simulate import Request, simulate
+from scheduler.tools.simulate import Arrival, simulate
 
 FRAME = 1000 / 60
 
@@ -108,7 +108,7 @@ def test_three_models_hold_every_feasible_deadline():
     nets = [network("a", 6.0), network("b", 20.0), network("c", 60.0)]
     periods = [6 * FRAME, 22 * FRAME, 60 * FRAME]
     requests = [
-        Request(net, period_ms=period, deadline_ms=period)
+        Arrival(net, period_ms=period, deadline_ms=period)
         for net, period in zip(nets, periods, strict=True)
     ]
     outcome = simulate(requests, 6000, budget_ms=4.0, cost_model=knowing(*nets))
@@ -120,8 +120,8 @@ def test_nobody_starves_for_an_hour():
     """An overloaded hour: deadlines nobody can hold, beside a job without any."""
     greedy, humble = network("greedy", 300.0), network("humble", 40.0)
     requests = [
-        Request(greedy, period_ms=500.0, deadline_ms=400.0, priority=5.0, slot="g"),
-        Request(humble, period_ms=20_000.0, priority=0.1),
+        Arrival(greedy, period_ms=500.0, deadline_ms=400.0, priority=5.0, slot="g"),
+        Arrival(humble, period_ms=20_000.0, priority=0.1),
     ]
     frames = 36_000
     outcome = simulate(

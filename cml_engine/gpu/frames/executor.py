@@ -42,7 +42,7 @@ class SliceLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class GroupTiming:
     """Measured GPU time of one group of slices of a frame."""
 
     frame: int
@@ -149,7 +149,7 @@ class FrameExecutor(JobExecutor):
         """Frames that ran without timings because all slots were taken."""
         return self._ring.dropped
 
-    def end_frame(self, frame: int) -> list[Timing]:
+    def end_frame(self, frame: int) -> list[GroupTiming]:
         """Ask for what is old enough, take what has arrived."""
         self._let_ended_go()
         self.gpu.memory.close_frame(self)
@@ -164,7 +164,7 @@ class FrameExecutor(JobExecutor):
             if slot.frame in self._untold:
                 self._untold.discard(slot.frame)
                 continue
-            timings += [Timing(slot.frame, group, ms) for group, ms in enumerate(spent)]
+            timings += [GroupTiming(slot.frame, group, ms) for group, ms in enumerate(spent)]
         return timings
 
     def _ask(self, frame: int) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import wgpu
 
 
-class Home(Protocol):
+class TextureHome(Protocol):
     """Who counts textures: ``allocator.Allocator``."""
 
     def texture_gone(self, account: TextureAccount) -> None: ...
@@ -20,7 +20,7 @@ class Home(Protocol):
 class TextureAccount:
     """A texture's entry, closed once."""
 
-    def __init__(self, memory: Home, owner: str, category: str, nbytes: int) -> None:
+    def __init__(self, memory: TextureHome, owner: str, category: str, nbytes: int) -> None:
         self._memory, self.owner, self.category, self.nbytes = memory, owner, category, nbytes
         self._open = True
 

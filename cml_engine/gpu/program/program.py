@@ -18,7 +18,7 @@ from cml_engine.gpu.program.preparation import Preparation
 from cml_engine.gpu.program.readback import Readback
 from cml_engine.gpu.program.uniforms import Uniforms
 from cml_engine.gpu.timing.timers import PassTimer
-from cml_engine.plan import Plan, Step, StepCost
+from cml_engine.plan import Plan, Step, StepWork
 
 Array = np.ndarray[Any, Any]
 #: frames that a model stays on the device for the job that it was prepared for
@@ -149,7 +149,7 @@ class GpuProgram(ProgramMemory):
 
     # --- for a frame scheduler
 
-    def step_costs(self) -> list[StepCost]:
+    def step_costs(self) -> list[StepWork]:
         """What each step is and costs per workgroup (``scheduler.Network``)."""
         return self._step_costs
 

@@ -129,7 +129,7 @@ class _Process:
             self._process.communicate()
 
 
-class Pool:
+class CompilerPool:
     """At most ``most`` compilers, each made when it is first needed."""
 
     def __init__(self, most: int) -> None:
@@ -210,8 +210,8 @@ def _here() -> slang.Slang:
 
 
 @Once
-def _pool() -> Pool:
-    pool, process = Pool(_most()), os.getpid()
+def _pool() -> CompilerPool:
+    pool, process = CompilerPool(_most()), os.getpid()
     # what is forked has the list of what is done at exit, and other processes' pipes to wait for
     atexit.register(lambda: pool.close() if os.getpid() == process else None)
     return pool

@@ -21,7 +21,7 @@ _FIELD = re.compile(r"^(\w+):([uif])(\d*)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class ParamField:
     name: str
     kind: str
     offset: int
@@ -36,7 +36,7 @@ class Field:
 class ParamBlock:
     """The layout of one kernel's parameters in 32-bit words."""
 
-    fields: tuple[Field, ...]
+    fields: tuple[ParamField, ...]
     words: int
 
     @property
@@ -85,6 +85,6 @@ def parse_params(declaration: str) -> ParamBlock:
         if match is None:
             raise ValueError(f"parameter '{word}' is not of the form name:u, name:i3 or name:f")
         name, kind, length = match.groups()
-        fields.append(Field(name, kind, offset, int(length) if length else None))
+        fields.append(ParamField(name, kind, offset, int(length) if length else None))
         offset += fields[-1].words
     return ParamBlock(tuple(fields), offset)

@@ -33,7 +33,7 @@ from cml_engine.nnef.text.ast import (
     IfElse,
     Literal,
     Name,
-    Range,
+    Slicing,
     Subscript,
     TupleExpr,
     Unary,
@@ -121,7 +121,7 @@ class Evaluator(ABC):
             ArrayExpr: self._array,
             TupleExpr: self._tuple,
             Subscript: self._subscript,
-            Range: self._range,
+            Slicing: self._range,
             Unary: self._unary,
             Binary: self._binary,
             IfElse: self._if_else,
@@ -219,7 +219,7 @@ class Evaluator(ABC):
             raise scope.error(ShapeError, message, expr.pos)
         return values[index]
 
-    def _range(self, expr: Range, scope: Scope, target: Target) -> Value:
+    def _range(self, expr: Slicing, scope: Scope, target: Target) -> Value:
         values = _sequence(self.evaluate(expr.value, scope), scope, expr.pos)
         begin = None if expr.begin is None else self._index(expr.begin, scope)
         end = None if expr.end is None else self._index(expr.end, scope)

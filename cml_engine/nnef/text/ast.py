@@ -80,7 +80,7 @@ class Subscript:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class Slicing:
     """``value[begin:end]``, either end may be missing."""
 
     value: Expr
@@ -156,7 +156,7 @@ Expr: TypeAlias = (
     | ArrayExpr
     | TupleExpr
     | Subscript
-    | Range
+    | Slicing
     | Unary
     | Binary
     | IfElse

@@ -14,7 +14,7 @@ from cml_engine.nnef.text.ast import (
     Literal,
     Loop,
     Name,
-    Range,
+    Slicing,
     Subscript,
     TupleExpr,
     Unary,
@@ -93,7 +93,7 @@ class ExpressionParser(TokenCursor):
         self.expect(":", "':' or ']'")
         end = None if self.kind == "]" else self.expression()
         self.expect("]")
-        return Range(value, begin, end, pos)
+        return Slicing(value, begin, end, pos)
 
     # primary ::= literal | "true" | "false" | call | identifier | array | "(" expressions ")"
     def primary(self) -> Expr:

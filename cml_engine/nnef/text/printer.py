@@ -20,7 +20,7 @@ from cml_engine.nnef.text.ast import (
     IfElse,
     Literal,
     Name,
-    Range,
+    Slicing,
     Subscript,
     TupleExpr,
     Unary,
@@ -74,7 +74,7 @@ def print_expression(expr: Expr, context: int = 0) -> str:
             return f"({_commas(items)})"
         case Subscript(value, index):
             return f"{print_expression(value, _POSTFIX)}[{print_expression(index)}]"
-        case Range(value, begin, end):
+        case Slicing(value, begin, end):
             ends = ":".join("" if e is None else print_expression(e) for e in (begin, end))
             return f"{print_expression(value, _POSTFIX)}[{ends}]"
         case Unary(op, operand):

@@ -40,7 +40,7 @@ _READ = {"i": ("int", "{}"), "f": ("float", "{}"), "u": ("bool", "({} != 0u)")}
 Value = Any
 
 
-class Surroundings(Protocol):
+class KernelContext(Protocol):
     """What a kernel's interface is made from: ``lowering.Lowering``."""
 
     node: Node
@@ -148,7 +148,7 @@ class Interface:
         ]
 
 
-def whole(op: Surroundings, spec: OpSpec, kernel: Kernel) -> Dispatch:
+def whole(op: KernelContext, spec: OpSpec, kernel: Kernel) -> Dispatch:
     """The one launch of an operator whose kernel has no ``lower``."""
     if kernel.threads is None:
         threads = op.outputs[0].size
@@ -161,7 +161,7 @@ def whole(op: Surroundings, spec: OpSpec, kernel: Kernel) -> Dispatch:
 
 
 def launch(
-    op: Surroundings,
+    op: KernelContext,
     threads: int,
     reads: Mapping[str, str],
     writes: Mapping[str, str],
@@ -180,7 +180,7 @@ def launch(
 
 
 def _dispatch(
-    op: Surroundings,
+    op: KernelContext,
     spec: OpSpec,
     kernel: Kernel,
     threads: int,
@@ -247,7 +247,7 @@ def _main(arguments: int) -> list[str]:
     ]
 
 
-def _operands(op: Surroundings, spec: OpSpec) -> tuple[list[NamedTensor], list[NamedTensor]]:
+def _operands(op: KernelContext, spec: OpSpec) -> tuple[list[NamedTensor], list[NamedTensor]]:
     """All inputs, then all results, under the names of the signature."""
     found = signature_of(spec)
     inputs = _named(_input_types(found), op.in_names, "in", spec)
@@ -340,7 +340,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
     return strides
 
 
-def _fact(op: Surroundings, tensor: str) -> Fact:
+def _fact(op: KernelContext, tensor: str) -> Fact:
     """What a tensor of the graph, packed weights or scratch hold."""
     if tensor in op.scratch_words:
         return Fact("scalar", (op.scratch_words[tensor],))
@@ -355,7 +355,7 @@ def _fact(op: Surroundings, tensor: str) -> Fact:
     return op.fact(tensor)
 
 
-def _check_room(made: Interface, op: Surroundings, spec: OpSpec) -> None:
+def _check_room(made: Interface, op: KernelContext, spec: OpSpec) -> None:
     for name, value in made.values.items():
         if isinstance(value, list) and len(value) > _MAX_LIST:
             raise fault(

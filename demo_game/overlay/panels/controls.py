@@ -8,7 +8,7 @@ from imgui_bundle import ImVec4, imgui
 
 from demo_game.overlay import palette, theme
 from demo_game.overlay.layout import Layout
-from demo_game.overlay.view import View
+from demo_game.overlay.view import FrameView
 from demo_game.reporting.telemetry import Controls
 
 Policy = Literal["least_laxity", "fair_share", "by_priority"]
@@ -30,10 +30,10 @@ _LEAST_BUDGET_MS = 0.25
 class ControlsPanel:
     """Widgets that write to :class:`Controls`."""
 
-    def refresh(self, view: View, now_s: float) -> None:
+    def refresh(self, view: FrameView, now_s: float) -> None:
         """Nothing is kept here."""
 
-    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
         """All of them."""
         imgui.push_item_width(-1)
         self._budget(view, controls)
@@ -49,7 +49,7 @@ class ControlsPanel:
             imgui.same_line()
         self._trace(controls)
 
-    def _budget(self, view: View, controls: Controls) -> None:
+    def _budget(self, view: FrameView, controls: Controls) -> None:
         given = view.scheduler.budget.next_ms()
         spare = controls.budget_ms is None
         changed, spare = imgui.checkbox("budget: what the renderer spares", spare)

@@ -17,7 +17,7 @@ from demo_game.overlay.frame_lanes import (
     summary,
 )
 from demo_game.overlay.layout import Layout
-from demo_game.overlay.view import View
+from demo_game.overlay.view import FrameView
 from demo_game.reporting.telemetry import HISTORY, Controls, FrameSample
 
 _PLOT = (
@@ -58,7 +58,7 @@ class FramePanel:
         #: GPU time of the overlay's own pass, mean
         self.overlay_ms = 0.0
 
-    def refresh(self, view: View, now_s: float) -> None:
+    def refresh(self, view: FrameView, now_s: float) -> None:
         """Count again."""
         frames = complete(view.telemetry.frames)
         target = view.telemetry.target_ms
@@ -70,7 +70,7 @@ class FramePanel:
         self._overrun = latest_overrun(frames, target)
         self.overlay_ms = mean_overlay_ms(frames)
 
-    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
         """The graph and the numbers below it."""
         target = view.telemetry.target_ms
         frames = complete(view.telemetry.frames)

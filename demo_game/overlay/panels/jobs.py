@@ -7,7 +7,7 @@ from imgui_bundle import imgui
 from demo_game.overlay import palette, theme
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.slices import JobRow, job_rows
-from demo_game.overlay.view import View
+from demo_game.overlay.view import FrameView
 from demo_game.reporting.telemetry import Controls
 
 _SHOWN = 8
@@ -31,13 +31,13 @@ class JobsPanel:
         self._rows: list[JobRow] = []
         self._more = 0
 
-    def refresh(self, view: View, now_s: float) -> None:
+    def refresh(self, view: FrameView, now_s: float) -> None:
         """Ask the jobs again."""
         now_ms = view.scheduler.clock.now_ms()
         self._rows = job_rows(view.jobs, now_ms, _SHOWN)
         self._more = sum(not job.ended for job in view.jobs) - len(self._rows)
 
-    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
         """A table, and the tiles that the jobs are for."""
         telemetry = view.telemetry
         columns = ("job", "state", "done", "left") + (() if layout.compact else ("deadline",))

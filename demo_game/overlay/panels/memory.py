@@ -8,7 +8,7 @@ from imgui_bundle import ImVec2, ImVec4, imgui
 from demo_game.overlay import palette, theme
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.memory_rows import CATEGORIES, MemoryRows, OwnerRow, limit_lines, memory_rows
-from demo_game.overlay.view import View
+from demo_game.overlay.view import FrameView
 from demo_game.reporting.telemetry import Controls
 
 #: the allocator's statistics are asked for this seldom: they cost
@@ -29,7 +29,7 @@ class MemoryPanel:
         self._due_s = 0.0
         self._history = np.zeros(0, np.float32)
 
-    def refresh(self, view: View, now_s: float) -> None:
+    def refresh(self, view: FrameView, now_s: float) -> None:
         """Ask again, where it is time to."""
         if now_s < self._due_s and self._rows is not None:
             return
@@ -37,7 +37,7 @@ class MemoryPanel:
         self._rows = memory_rows(view.memory.stats())
         self._history = np.array(view.telemetry.memory, np.float32)
 
-    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
         """Owners, budget, device."""
         found = self._rows
         if found is not None:
@@ -71,7 +71,7 @@ class MemoryPanel:
             _owner(row, row.cells if not compact else ())
         imgui.end_table()
 
-    def _device(self, view: View, layout: Layout) -> None:
+    def _device(self, view: FrameView, layout: Layout) -> None:
         if self._limits is None:
             self._limits = limit_lines(view.limits)
         imgui.push_text_wrap_pos(0.0)

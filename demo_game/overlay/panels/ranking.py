@@ -9,8 +9,8 @@ from imgui_bundle import ImVec2, imgui
 from demo_game.overlay import palette, theme
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.palette import Colour
-from demo_game.overlay.ranking import Best, Key, RecentSums, Row, ordered, rows
-from demo_game.overlay.view import View
+from demo_game.overlay.ranking import Best, Key, RankRow, RecentSums, ordered, rows
+from demo_game.overlay.view import FrameView
 from demo_game.reporting.telemetry import Controls
 
 
@@ -69,22 +69,22 @@ class RankingPanel:
         self._best = Best()
         self._details: tuple[Key, list[tuple[str, Colour]]] | None = None
 
-    def refresh(self, view: View, now_s: float) -> None:
+    def refresh(self, view: FrameView, now_s: float) -> None:
         """Count and sort again."""
         self._count(view)
 
-    def watch(self, view: View, now_s: float) -> None:
+    def watch(self, view: FrameView, now_s: float) -> None:
         """Note now and then what the operators have cost, for "last 5 s"."""
         self._recent.keep(now_s, view.telemetry.operators)
 
-    def _count(self, view: View) -> None:
+    def _count(self, view: FrameView) -> None:
         operators = view.telemetry.operators
         found = rows(operators, self._recent.before() if self.recent_only else None)
         self._best = self._best.raised(found)
         top = max((row.share for row in found), default=1.0)
         self.lines = [self._line(row, top) for row in ordered(found, self.column, self.descending)]
 
-    def _line(self, row: Row, top_share: float) -> _Line:
+    def _line(self, row: RankRow, top_share: float) -> _Line:
         best = self._best
         off = abs(row.error)
         return _Line(
@@ -108,7 +108,7 @@ class RankingPanel:
             palette.TEXT if off < 0.3 else palette.WARN if off < 1 else palette.BAD,
         )  # fmt: skip
 
-    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
         """The table, and the selected operator below it."""
         if imgui.radio_button("since the start", not self.recent_only):
             self._choose(False, view)
@@ -127,11 +127,11 @@ class RankingPanel:
             imgui.end_table()
         self._selected(view)
 
-    def _choose(self, recent_only: bool, view: View) -> None:
+    def _choose(self, recent_only: bool, view: FrameView) -> None:
         self.recent_only = recent_only
         self._count(view)
 
-    def _head(self, shown: list[_Column], view: View) -> None:
+    def _head(self, shown: list[_Column], view: FrameView) -> None:
         imgui.table_setup_scroll_freeze(0, 1)
         character = 0.52 * imgui.get_font_size()
         flag = imgui.TableColumnFlags_
@@ -192,7 +192,7 @@ class RankingPanel:
             else:
                 imgui.text(said)
 
-    def _selected(self, view: View) -> None:
+    def _selected(self, view: FrameView) -> None:
         if self.selected is None:
             return
         if self._details is None or self._details[0] != self.selected:
@@ -203,7 +203,7 @@ class RankingPanel:
         imgui.pop_text_wrap_pos()
 
 
-def details(view: View, key: Key) -> list[tuple[str, Colour]]:
+def details(view: FrameView, key: Key) -> list[tuple[str, Colour]]:
     """Lines about an operator: what it is, its line of the model, its kernel."""
     operator = view.telemetry.operators.get(key)
     if operator is None:

@@ -11,7 +11,7 @@ from demo_game.overlay import palette, theme
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.palette import Colour
 from demo_game.overlay.slices import Bar, Reports, bars, why
-from demo_game.overlay.view import View
+from demo_game.overlay.view import FrameView
 from demo_game.reporting.telemetry import Controls
 from scheduler import FrameReport
 
@@ -24,16 +24,16 @@ class TimelinePanel:
         self._report: FrameReport | None = None
         self._bars: list[Bar] = []
 
-    def watch(self, view: View) -> None:
+    def watch(self, view: FrameView) -> None:
         """Keep this frame's report until it is measured."""
         self._reports.add(view.telemetry.last_report, view.jobs)
 
-    def refresh(self, view: View, now_s: float) -> None:
+    def refresh(self, view: FrameView, now_s: float) -> None:
         """Choose a frame."""
         self._report = self._reports.shown()
         self._bars = bars(self._report, self._reports.names) if self._report else []
 
-    def draw(self, view: View, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
         """Bars, the lines of budget and aim, and why it stopped."""
         report = self._report
         if report is None:

@@ -171,7 +171,7 @@ def test_without_a_compiler_a_warm_cache_is_enough(kernel, monkeypatch):
 
 def test_without_a_compiler_what_is_missing_is_said(kernel, monkeypatch):
     monkeypatch.setattr(compilers, "_PACKAGE", "no_such_compiler")
-    monkeypatch.setattr(compilers, "_pool", lambda: compilers.Pool(1))
+    monkeypatch.setattr(compilers, "_pool", lambda: compilers.CompilerPool(1))
     compilers.library.cache_clear()
     with pytest.raises(DeviceError, match=r"no HLSL compiler.*the cache does not have"):
         compile_spirv(key_of(kernel))
@@ -206,7 +206,7 @@ PLAIN = "RWStructuredBuffer<float> T0; [numthreads(1, 1, 1)] void main() { T0[0]
 def pool(tmp_path):
     (tmp_path / "plain.hlsl").write_text(PLAIN)
     (tmp_path / "wrong.hlsl").write_text(PLAIN.replace("T0[0]", "T1[0]"))
-    made = compilers.Pool(2)
+    made = compilers.CompilerPool(2)
     yield made
     made.close()
 
@@ -249,7 +249,7 @@ class Fake:
 @pytest.mark.parametrize("why", [KeyboardInterrupt, EOFError])
 def test_a_compiler_that_was_interrupted_is_replaced(monkeypatch, why):
     """By another one in this process, where that was the last."""
-    pool, errors = compilers.Pool(2), [why]
+    pool, errors = compilers.CompilerPool(2), [why]
     monkeypatch.setattr(compilers, "_here", lambda: Fake(errors))
     if why is KeyboardInterrupt:
         with pytest.raises(why):
@@ -260,7 +260,7 @@ def test_a_compiler_that_was_interrupted_is_replaced(monkeypatch, why):
 
 def test_a_compiler_that_cannot_be_loaded_is_an_error_with_the_next_step(monkeypatch):
     monkeypatch.setattr(compilers, "library", lambda: __file__)
-    pool = compilers.Pool(1)
+    pool = compilers.CompilerPool(1)
     for _ in range(2):
         with pytest.raises(DeviceError, match=r"cannot be loaded: .*test_hlsl.*pip install"):
             pool.compile([])
@@ -273,7 +273,7 @@ def test_where_no_process_can_be_started_one_compiler_does_all(monkeypatch):
     monkeypatch.setattr(compilers.subprocess, "Popen", refused)
     monkeypatch.setattr(compilers, "library", lambda: "")
     monkeypatch.setattr(compilers, "_here", Fake)
-    pool = compilers.Pool(3)
+    pool = compilers.CompilerPool(3)
     with ThreadPoolExecutor(3) as threads:
         codes = list(threads.map(lambda _: pool.compile([])[0], range(6)))
     assert codes == [b"code"] * 6 and pool._count == 1
