@@ -189,7 +189,9 @@ def _outputs(
         rest = {name: array for name, array in given.items() if name not in constants}
         shapes = {name: array.shape for name, array in rest.items()}
         try:
-            graph = cml.load(data, shapes=shapes, constants=constants)
+            with warnings.catch_warnings():  # of integers that are not proven to fit
+                warnings.simplefilter("ignore", cml.nnef.NnefWarning)
+                graph = cml.load(data, shapes=shapes, constants=constants)
             break
         except NeedsConstant as error:
             new = [name for name in error.inputs if given[name].size <= _BINDABLE]

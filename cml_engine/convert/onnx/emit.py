@@ -11,6 +11,8 @@ import numpy as np
 
 from cml_engine.convert.builder import GraphBuilder, renamed
 from cml_engine.convert.engine import Engine
+from cml_engine.convert.onnx.ranges.bounds import Intervals
+from cml_engine.convert.onnx.ranges.interval import INT32, of_array
 from cml_engine.convert.onnx.values import Value
 from cml_engine.errors import ModelError, ShapeError, Source, TensorFileError, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
@@ -21,7 +23,6 @@ from cml_engine.nnef.expansion.values import describe
 from cml_engine.nnef.text.printer import print_expression
 
 Array = np.ndarray[Any, Any]
-_INT32 = np.iinfo(np.int32)
 
 
 def clean(name: str) -> str:
@@ -35,6 +36,7 @@ class Emitter:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.builder = GraphBuilder(engine.infer)
+        self.intervals = Intervals(self.builder)
         self.base = "t"
         self._expanded: dict[tuple[Any, ...], Graph] = {}
         self._names: dict[str, str] = {}
@@ -69,9 +71,9 @@ class Emitter:
 
     def _constant(self, array: Array, kind: str, name: str) -> str:
         if kind == "integer" and array.size and array.dtype.itemsize >= 4:
-            low, high = int(array.min()), int(array.max())
-            if low < _INT32.min or high > _INT32.max:
-                raise _too_large(low, high, self.source)
+            bounds = of_array(array)
+            if not bounds.within(INT32):
+                raise _too_large(bounds.low, bounds.high, self.source)
         if array.dtype == np.float64:
             # the limits of doubles stand for no limit: as infinity they still do
             kept = array[np.abs(array) < np.finfo(np.float64).max]
@@ -190,6 +192,7 @@ class Emitter:
         """The values computed now, by the nodes since the mark, which are taken back."""
         nodes = self.builder.nodes[mark:]
         del self.builder.nodes[mark:]
+        self.intervals.forget(mark)
         arrays: dict[str, Array] = dict(self.builder.constants)
         for node in nodes:
             results = self._engine.run(node, [arrays[name] for name in node.inputs])

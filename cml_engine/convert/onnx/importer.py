@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from cml_engine.convert.onnx.model import (
     ValueInfo,
 )
 from cml_engine.convert.onnx.placeholders import Placeholders
+from cml_engine.convert.onnx.ranges.interval import of_dtype
 from cml_engine.convert.onnx.rows import (
     FIRST_OPSET,
     LAST_OPSET,
@@ -36,6 +37,7 @@ from cml_engine.convert.onnx.rows import (
     row_for,
     rows_of,
 )
+from cml_engine.convert.onnx.summary import Summary
 from cml_engine.convert.onnx.values import NOTHING, Value, has_nothing
 from cml_engine.errors import CmlError, ModelError, Source, UnsupportedOp
 from cml_engine.graph import Graph
@@ -47,8 +49,6 @@ MAX_DEPTH = 64
 MAX_FOLDED = 1 << 26
 #: nodes of unrolled loops and inlined functions
 MAX_NODES = 200_000
-#: of an operator's nodes, so many are named where all are counted
-_NAMED = 2
 
 
 @dataclass(frozen=True)
@@ -70,33 +70,6 @@ class Scope:
         return None
 
 
-@dataclass
-class Summary:
-    """What became of the nodes, for ``cml info``: by operator, the nodes' names in the file."""
-
-    nodes: int = 0
-    inlined: int = 0
-    folded: dict[str, list[str]] = field(default_factory=dict)
-    composed: dict[str, list[str]] = field(default_factory=dict)
-    narrowed: dict[str, list[str]] = field(default_factory=dict)
-    unknown: dict[str, list[str]] = field(default_factory=dict)
-
-    def lines(self, model: Model) -> tuple[str, ...]:
-        made = f" by {model.producer}" if model.producer else ""
-        opset = f", opset {model.opsets['']}" if "" in model.opsets else ""
-        others = (self.folded, self.composed, self.unknown)
-        direct = self.nodes - sum(_count(nodes) for nodes in others)
-        inlined = f", {self.inlined} functions inlined" if self.inlined else ""
-        return (
-            f"imported   from ONNX{opset}{made}: {self.nodes} nodes{inlined}",
-            f"  {direct} are one operator or none",
-            *_listed("were known and folded", self.folded),
-            *_listed("are composed of several operators", self.composed),
-            *_listed("add or multiply integers of 64 bits in 32, and wrap around", self.narrowed),
-            *_listed("are unknown and have placeholders", self.unknown),
-        )
-
-
 def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[str, int]:
     """What the file's symbols are, as far as the inputs say it."""
     return {
@@ -105,23 +78,6 @@ def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[s
         for dim, extent in zip(info.shape or (), values[info.name].shape, strict=False)
         if isinstance(dim, str)
     }
-
-
-def _count(nodes: Mapping[str, Sequence[str]]) -> int:
-    return sum(map(len, nodes.values()))
-
-
-def _listed(what: str, nodes: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for all, and one for each operator with some of its nodes."""
-    if not nodes:
-        return []
-    ops = sorted(nodes, key=lambda op: -len(nodes[op]))
-    return [f"  {_count(nodes)} {what}", *(f"    {op} {_some(nodes[op])}" for op in ops)]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{len(names)}: {', '.join(names[:_NAMED])}{more}"
 
 
 class Importer:
@@ -147,12 +103,15 @@ class Importer:
             [info.name for info in inputs] + [info.name for info in graph.outputs]
         )
         values = bind_inputs(inputs, shapes, constants, self.emit.builder, model.file)
+        for info in inputs:
+            self.emit.intervals.declare(info.name, of_dtype(values[info.name].dtype))
         scope = Scope(values, model.opsets)
         self._placeholders = Placeholders((*graph.infos, *graph.outputs), _symbols(inputs, values))
         results = self.body(graph, scope)
         outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
         if len(outputs) < len(graph.outputs):
             raise ModelError(f"'{model.file}': two outputs have one name: export it again")
+        self.summary.widths.warn(model.file)
         notes = (*self.summary.lines(model), *self._placeholders.comments)
         return self.emit.graph(name, outputs).with_(notes=notes)
 
@@ -278,8 +237,6 @@ class Importer:
         found = row.form(call)
         values: Sequence[Value | None] = [found] if isinstance(found, Value) else list(found)
         made = self.emit.mark() - mark
-        if call.node.op in _SUMS and any(v is not None and _is_wide(v) for v in values):
-            self.summary.narrowed.setdefault(call.node.op, []).append(call.node.shown)
         if made == 0:
             self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
         elif known and _is_small(values):
@@ -287,6 +244,7 @@ class Importer:
             return self.emit.evaluate(values, mark)
         elif made > 1:
             self.summary.composed.setdefault(call.node.op, []).append(call.node.shown)
+        self.summary.widths.check(call, values, mark)
         return values
 
     # -- functions ------------------------------------------------------------------------------
@@ -456,18 +414,6 @@ def _grows(inputs: Sequence[Value | None]) -> bool:
     return int(np.prod(shape, dtype=object)) > max(
         MAX_FOLDED, *(int(np.prod(v.shape, dtype=object)) for v in inputs if v is not None)
     )
-
-
-#: operators whose results may be larger than their operands
-_SUMS = frozenset(
-    "Add Sub Mul Sum Pow ReduceSum ReduceSumSquare ReduceProd CumSum CumProd MatMul Gemm "
-    "Einsum".split(" ")
-)
-
-
-def _is_wide(value: Value) -> bool:
-    """Whether it is an integer of 64 bits that is computed, in 32."""
-    return value.array is None and value.dtype.kind in "iu" and value.dtype.itemsize == 8
 
 
 def _is_small(values: Sequence[Value | None]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.ranges.interval import EXACT, total
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
@@ -31,7 +32,7 @@ def _top_k(call: Call, k: int, largest: bool) -> list[Value]:
     return [call.cast(values, call[0].kind).typed(call[0].dtype), indices.typed(np.int64)]
 
 
-@op("CumSum", nnef="cumsum", inputs=2, attrs={"exclusive": 0, "reverse": 0})
+@op("CumSum", nnef="cumsum; or int_matmul", inputs=2, attrs={"exclusive": 0, "reverse": 0})
 def cumsum(call: Call) -> Value:
     return _running(call, "cumsum")
 
@@ -44,5 +45,29 @@ def cumprod(call: Call) -> Value:
 def _running(call: Call, name: str) -> Value:
     axis = call.axis(call.ints(1, "the axis")[0], call[0].rank)
     flags = {key: bool(call.attr(key)) for key in ("exclusive", "reverse")}
+    if name == "cumsum" and _leaves_floats(call, axis):
+        return _integer_sums(call, axis, **flags)
     y = call.op(name, call.scalar(call[0]), axis=axis, **flags)
     return call.cast(y, call[0].kind).typed(call[0].dtype)
+
+
+#: running sums of integers are those of a matrix of so many columns at most
+_MAX_COLUMNS = 2048
+
+
+def _leaves_floats(call: Call, axis: int) -> bool:
+    x, count = call[0], call[0].shape[axis]
+    if x.kind != "integer" or not 0 < count <= _MAX_COLUMNS:
+        return False
+    return not total(call.emit.intervals.of(x), count).within(EXACT)
+
+
+def _integer_sums(call: Call, axis: int, exclusive: bool, reverse: bool) -> Value:
+    """As a product with a triangle of ones, whose sums are of integers."""
+    x, count = call[0], call[0].shape[axis]
+    order = [a for a in range(x.rank) if a != axis] + [axis]
+    moved = call.transpose(x, order)
+    ones = np.triu(np.ones((count, count), np.int64), 1 if exclusive else 0)
+    rows = call.reshape(moved, [-1, count])
+    y = call.op("int_matmul", rows, Value.known(ones.T if reverse else ones))
+    return call.transpose(call.reshape(y, moved.shape), np.argsort(order).tolist()).typed(x.dtype)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.ranges.interval import EXACT, total
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
@@ -65,7 +67,7 @@ def _limit(function: Callable[..., Any], least: bool) -> Callable[..., Any]:
 
 
 REDUCTIONS = (
-    _Reduction("ReduceSum", "sum_reduce", _plain("sum_reduce"), np.sum),
+    _Reduction("ReduceSum", "sum_reduce; or int_matmul", _plain("sum_reduce"), np.sum),
     _Reduction("ReduceMean", "mean_reduce", _plain("mean_reduce"), np.mean),
     _Reduction("ReduceMax", "max_reduce", _plain("max_reduce"), _limit(np.max, False)),
     _Reduction("ReduceMin", "min_reduce", _plain("min_reduce"), _limit(np.min, True)),
@@ -140,8 +142,55 @@ def _reduced(call: Call, reduction: _Reduction, x: Value, axes: list[int]) -> Va
         )
     if not axes:
         return reduction.form(call, call.scalar(x), axes)
+    if x.kind == "integer" and reduction.name in EXACTLY:
+        exactly, grows = EXACTLY[reduction.name]
+        count = prod(x.shape[axis] for axis in axes) if grows else 1
+        if not total(call.emit.intervals.of(x), count).within(EXACT):
+            return exactly(call, x, axes).typed(x.dtype)
     y = reduction.form(call, call.scalar(x), axes)
     return call.cast(y, x.kind).typed(x.dtype)
+
+
+# -- integers that floats do not hold -------------------------------------------------------------
+
+
+def _integer_sum(call: Call, x: Value, axes: list[int]) -> Value:
+    """As a product of matrices, whose sums are of integers."""
+    others = [axis for axis in range(x.rank) if axis not in axes]
+    count = prod(x.shape[axis] for axis in axes)
+    rows = call.reshape(call.transpose(x, [*others, *axes]), [-1, count])
+    ones = Value.known(np.ones((count, 1), np.int64))
+    kept = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
+    return call.reshape(call.op("int_matmul", rows, ones), kept)
+
+
+_LOW_BITS = 12
+
+
+def _integer_limit(name: str) -> Callable[[Call, Value, list[int]], Value]:
+    """Of the upper bits first, then of the lower ones of those that have them."""
+
+    def limit(call: Call, x: Value, axes: list[int]) -> Value:
+        def of(part: Value) -> Value:
+            return call.cast(call.op(name, call.scalar(part), axes=axes), "integer")
+
+        low = call.op("bit_and", x, (1 << _LOW_BITS) - 1)
+        high = call.op("int_div", call.op("int_sub", x, low), 1 << _LOW_BITS)
+        most = of(high)
+        worst = -1 if name == "max_reduce" else 1 << _LOW_BITS
+        rest = of(call.op("select", call.op("int_eq", high, most), low, worst))
+        both = call.op("int_add", call.op("int_mul", most, 1 << _LOW_BITS), rest)
+        return call.emit.intervals.bounded(both, call.emit.intervals.of(x))
+
+    return limit
+
+
+#: how integers beyond 2^24 are reduced, and whether the result grows with their number
+EXACTLY: dict[str, tuple[Callable[[Call, Value, list[int]], Value], bool]] = {
+    "ReduceSum": (_integer_sum, True),
+    "ReduceMax": (_integer_limit("max_reduce"), False),
+    "ReduceMin": (_integer_limit("min_reduce"), False),
+}
 
 
 _KEEP = {"keepdims": 1}
@@ -157,8 +206,13 @@ for _r in REDUCTIONS:
 
 def _arg(name: str) -> Callable[[Call], Value]:
     def form(call: Call) -> Value:
-        x = call.scalar(call[0])
+        x = call[0]
         axis = call.axis(call.attr("axis"), x.rank)
+        if x.kind == "integer" and not call.emit.intervals.of(x).within(EXACT):
+            limit = EXACTLY["ReduceMax" if name == "argmax_reduce" else "ReduceMin"][0]
+            x = call.op("int_eq", x, limit(call, x, [axis]))
+            x = call.op("select", x, 1.0 if name == "argmax_reduce" else -1.0, 0.0)
+        x = call.scalar(x)
         last = bool(call.attributes.get("select_last_index"))
         if last:
             back = {"begin": [x.shape[axis] - 1], "end": [-x.shape[axis] - 1], "stride": [-1]}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.ranges.interval import INT32, of_array
 from cml_engine.convert.onnx.rows import MANY, op
 from cml_engine.convert.onnx.values import Value
 
@@ -20,8 +21,18 @@ def binary(call: Call, name: str, x: Value, y: Value) -> Value:
     if x.kind != y.kind:
         raise call.wrong(f"it has operands of {x.dtype} and {y.dtype}")
     if x.kind == "integer":
+        if name in ("min", "max"):
+            x, y = _nearest(x), _nearest(y)
         return wrapped(call.zip(f"int_{name}", x, y), x.dtype, call)
     return call.zip(name, x, y).typed(x.dtype)
+
+
+def _nearest(limit: Value) -> Value:
+    """A limit beyond 32 bits limits them as well where they end."""
+    if limit.array is None or of_array(limit.array).within(INT32):
+        return limit
+    low, high = map(int, INT32)
+    return Value.known(np.clip(limit.array, max(low, np.iinfo(limit.dtype).min), high), limit.name)
 
 
 def wrapped(value: Value, dtype: np.dtype[Any], call: Call) -> Value:

@@ -1,0 +1,234 @@
+"""ONNX's integers of 64 bits are 32 here: silently where they are proven to fit, and never
+otherwise."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+import cml_engine as cml  # noqa: E402
+from cml_engine.errors import TensorFileError, UnsupportedOp  # noqa: E402
+from tests.onnx_models import model, node, value  # noqa: E402
+
+LEAST, MOST = -(2**31), 2**31 - 1
+ONE = {"one": np.int64(1), "axis": np.int64(1), "axes": np.array([1], np.int64)}
+#: how an integer that is surely small comes about: of an input's type, by these nodes
+SMALL = {
+    "bool": [node("Cast", "x", "n", to=7)],
+    "uint8": [node("Cast", "x", "n", to=7)],
+    "int8": [node("Cast", "x", "n", to=7)],
+    "float32": [node("ArgMax", "x", "n", axis=1)],
+    "float32 top": [node("TopK", "x axes", "_values n")],
+    "float32 sigmoid": [node("Sigmoid", "x", "s"), node("Round", "s", "r"),
+                        node("Cast", "r", "n", to=7)],
+    "int64 clip": [node("Clip", "x least most", "n")],
+    "int64 mod": [node("Mod", "x seven", "n")],
+    "int64 gather": [node("Gather", "table x", "n")],
+    "int64 equal": [node("Equal", "x one", "e"), node("Cast", "e", "n", to=7)],
+}  # fmt: skip
+WEIGHTS = {
+    **ONE,
+    "least": np.int64(-5),
+    "most": np.int64(1000),
+    "seven": np.int64(7),
+    "table": np.arange(40, dtype=np.int64),
+}
+
+
+def made(nodes, outputs="y", dtype="int64", weights=WEIGHTS, shape=(2, 6), opset=17):
+    outs = [value(name, None, "int64") for name in outputs.split()]
+    used = {name for one in nodes for name in one.input}
+    known = {name: array for name, array in weights.items() if name in used}
+    return model(nodes, [value("x", shape, dtype)], outs, known, opset).SerializeToString()
+
+
+def load(data):
+    """The graph, and what is said of it as a warning."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = cml.load(data)
+    return graph, [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("how", SMALL)
+def test_what_is_proven_to_fit_is_silent(how):
+    dtype = how.split()[0]
+    nodes = [*SMALL[how], node("CumSum", "n axis", "c"), node("Sub", "c one", "p"),
+             node("Mul", "p p", "q"), node("ReduceSum", "q axes", "y")]  # fmt: skip
+    data = made(nodes, dtype=dtype)
+    graph, said = load(data)
+    assert not said and not [line for line in graph.notes if "32 bits" in line]
+
+
+def test_what_may_not_fit_is_told_by_node_and_bound():
+    nodes = [node("Add", "x x", "a"), node("Mul", "a x", "b"), node("Min", "b x", "y")]
+    graph, (said,) = load(made(nodes))
+    assert "Add 'a' (-4,294,967,296 to 4,294,967,294) may leave the 32 bits" in said
+    assert "so may 1 more, cml info names them" in said
+    at = graph.notes.index("  2 compute integers that may leave 32 bits, and wrap around")
+    assert graph.notes[at + 1].startswith("    Add 'a' (-4,294,967,296 to")
+    assert graph.notes[at + 2].startswith("    Mul 'b' (")
+
+
+@pytest.mark.parametrize("how", ["Add", "Sub", "Mul", "Sum"])
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_each_sum_of_inputs_is_told_of_once(how, dtype):
+    nodes = [node(how, "x x", "a"), node("Reshape", "a flat", "y")]
+    data = model(nodes, [value("x", [3], dtype)], [value("y", None, dtype)],
+                 {"flat": np.array([3, 1])}).SerializeToString()  # fmt: skip
+    (said,) = load(data)[1]
+    assert f"{how} 'a'" in said and "more" not in said
+
+
+@pytest.mark.parametrize("then", ["Cast", "Less", "Max"])
+def test_integers_without_a_sign_are_told_of_where_they_are_read(then):
+    """Of 32 bits sums are what they are with a sign; what is larger, or which float, is not."""
+    nodes = [node("Add", "x x", "a"), node(then, *{"Cast": ["a", "y"]}.get(then, ["a x", "y"]),
+                                           **({"to": 1} if then == "Cast" else {}))]  # fmt: skip
+    out = {"Cast": "float32", "Less": "bool", "Max": "uint32"}[then]
+    inputs = [value("x", [3], "uint32")]
+    (said,) = load(model(nodes, inputs, [value("y", None, out)]).SerializeToString())[1]
+    assert f"{then} 'y' (of integers of 2^31 and more)" in said
+    alone = model(nodes[:1], inputs, [value("a", None, "uint32")])
+    assert load(alone.SerializeToString())[1] == []
+
+
+def test_integers_of_32_bits_wrap_in_onnx_too():
+    data = model([node("Add", "x x", "y")], [value("x", [3], "int32")],
+                 [value("y", [3], "int32")]).SerializeToString()  # fmt: skip
+    assert load(data)[1] == []
+
+
+def test_token_numbers_and_slices_of_them_are_silent():
+    nodes = [node("Gather", "table x", "g"), node("Transpose", "x", "t"), node("Shape", "x", "s"),
+             node("Reshape", "t s", "y")]  # fmt: skip
+    graph, said = load(made(nodes, "g y"))
+    assert not said and "32 bits" not in "".join(graph.notes)
+
+
+def test_what_surely_does_not_fit_is_refused():
+    big = {"big": np.int64(MOST - 255), "beyond": np.int64(2**31)}
+    nodes = [node("Cast", "x", "n", to=7), node("Add", "n big", "a"), node("Add", "a a", "y")]
+    with pytest.raises(UnsupportedOp, match="Add 'y': its values are 4,294,966,784 to"):
+        load(made(nodes, dtype="uint8", weights=big))
+    with pytest.raises(TensorFileError, match="2147483648.*32 bits"):
+        load(made([node("Add", "x beyond", "y")], weights=big))
+
+
+def test_a_limit_that_is_none_stays_one():
+    no_limit = {"low": np.int64(-(2**63)), "high": np.int64(2**63 - 1)}
+    data = made([node("Clip", "x low high", "y")], weights=no_limit)
+    graph, said = load(data)
+    x = np.array([[LEAST, -1, 0, 1, 2, MOST]] * 2)
+    assert not said and (cml.Session(graph, "cpu").run({"x": x})["y"] == x).all()
+
+
+def test_floats_beyond_32_bits_become_the_nearest_and_cml_info_says_so():
+    graph, said = load(made([node("Cast", "x", "y", to=7)], dtype="float32"))
+    assert not said
+    assert "  1 make integers of floats: beyond 32 bits the nearest" in graph.notes
+    x = np.float32([[3e9, -3e9, 1e30, -1e30, 7.9, -7.9]] * 2)
+    got = cml.Session(graph, "cpu").run({"x": x})["y"][0]
+    assert got.tolist() == [MOST, LEAST, MOST, LEAST, 7, -7]
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_reductions_of_integers_are_exact_beyond_the_floats(backend, rng):
+    """float32 holds 2^24: these would be rounded there."""
+    axis = {"axis": 1, "keepdims": 0}
+    nodes = [
+        node("ReduceSum", "x axes", "sum"),
+        node("CumSum", "x axis", "run"),
+        node("CumSum", "x axis", "back", exclusive=1, reverse=1),
+        node("ReduceMax", "x", "max", axes=[1]),
+        node("ReduceMin", "x", "min", axes=[0]),
+        node("ArgMax", "x", "where", **axis),
+        node("ArgMin", "x", "where_least", **axis),
+    ]
+    data = made(nodes, "sum run back max min where where_least", shape=(3, 40))
+    x = (rng.integers(LEAST, MOST, (3, 40)) | 1) // 64
+    x[0, 3:5] = x[0].max() + np.array([1, 2])
+    graph, (said,) = load(data)
+    assert "ReduceSum 'sum'" in said and "so may 2 more" in said
+    got = cml.Session(graph, backend).run({"x": x})
+    names = list(graph.outputs)
+    for name, want in zip(names, ort.InferenceSession(data).run(names, {"x": x}), strict=True):
+        np.testing.assert_array_equal(got[name], want, err_msg=name)
+
+
+def test_what_goes_through_floats_is_named():
+    nodes = [node("TopK", "x axes", "y _i")]
+    graph, said = load(made(nodes))
+    assert not said
+    assert "  1 compute integers in floats, exact to 2^24, and may leave that" in graph.notes
+
+
+# -- random arithmetic: what is silent is right --------------------------------------------------
+
+OPS = ("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg", "Abs", "Sign", "Where", "ReduceSum",
+       "CumSum", "Concat", "Clip", "ReduceMax", "MatMul")  # fmt: skip
+
+
+def _random_nodes(rng, count):
+    """Nodes of [4, 4] integers, from two inputs of 8 and 16 bits."""
+    nodes = [node("Cast", "a", "t0", to=7), node("Cast", "b", "t1", to=7)]
+    weights = {f"c{i}": rng.integers(1, [9, 300, 70000][i], (4, 4)) for i in range(3)}
+    weights |= {"axis": np.int64(1), "axes": np.array([1], np.int64), "low": np.int64(-99),
+                "high": np.int64(4000)}  # fmt: skip
+    for i in range(2, count):
+        op = str(rng.choice(OPS))
+        x, y = (f"t{rng.integers(max(0, i - 4), i)}" for _ in range(2))
+        if op in ("Div", "Mod") or rng.random() < 0.3:
+            y = f"c{rng.integers(3)}"
+        out = f"t{i}"
+        if op in ("Neg", "Abs", "Sign"):
+            nodes.append(node(op, x, out))
+        elif op == "Where":
+            nodes += [node("Less", f"{x} {y}", f"w{i}"), node("Where", f"w{i} {y} {x}", out)]
+        elif op == "ReduceSum":
+            nodes += [node(op, f"{x} axes", f"r{i}"), node("Min", f"r{i} {y}", out)]
+        elif op == "ReduceMax":
+            nodes += [node(op, x, f"r{i}", axes=[0]), node("Max", f"r{i} {y}", out)]
+        elif op == "CumSum":
+            nodes.append(node(op, f"{x} axis", out))
+        elif op == "Concat":
+            nodes += [node(op, f"{x} {y}", f"r{i}", axis=0),
+                      node("Slice", f"r{i} begin end", out)]  # fmt: skip
+        elif op == "Clip":
+            nodes.append(node(op, f"{x} low high", out))
+        else:
+            nodes.append(node(op, f"{x} {y}", out))
+    weights |= {"begin": np.array([2], np.int64), "end": np.array([6], np.int64)}
+    return nodes, weights, f"t{count - 1}"
+
+
+def test_random_arithmetic_is_right_where_it_is_silent(rng):
+    """At the ends of the inputs' types, where sums are the largest."""
+    silent = 0
+    for _ in range(60):
+        nodes, weights, last = _random_nodes(rng, 7)
+        used = {name for one in nodes for name in one.input}
+        inputs = [value("a", [4, 4], "uint8"), value("b", [4, 4], "int16")]
+        outs = [value(last, None, "int64")]
+        kept = {name: array for name, array in weights.items() if name in used}
+        data = model(nodes, inputs, outs, kept, 13).SerializeToString()
+        try:
+            graph, said = load(data)
+        except UnsupportedOp as error:  # all of it is beyond
+            assert "its values are" in str(error)
+            continue
+        if said:
+            continue
+        silent += 1
+        session = cml.Session(graph, "cpu")
+        x = {"a": rng.choice([0, 255, 7], (4, 4)).astype(np.uint8),
+             "b": rng.choice([-32768, 32767, -1, 0], (4, 4)).astype(np.int16)}  # fmt: skip
+        given = {name: array for name, array in x.items() if name in graph.inputs}
+        (want,) = ort.InferenceSession(data).run(None, x)
+        np.testing.assert_array_equal(session.run(given)[last], want)
+    assert silent > 15
