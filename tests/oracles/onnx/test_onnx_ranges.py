@@ -13,7 +13,7 @@ ort = pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
 from cml_engine.errors import TensorFileError, UnsupportedOp  # noqa: E402
-from tests.onnx_models import model, node, value  # noqa: E402
+from tests.fixtures.onnx_models import model, node, value  # noqa: E402
 
 LEAST, MOST = -(2**31), 2**31 - 1
 ONE = {"one": np.int64(1), "axis": np.int64(1), "axes": np.array([1], np.int64)}
