@@ -9,7 +9,7 @@ from typing import Any
 import cml_engine as cml
 from demo_game.flight import FreeFlight, Pose, ScriptedFlight
 from demo_game.game import Game, Settings
-from demo_game.overlay import Overlay, View
+from demo_game.overlay import FrameView, Overlay
 from demo_game.render.quality import Quality
 from demo_game.reporting.telemetry import FrameSample
 from demo_game.reporting.tracing import Tracing
@@ -153,10 +153,10 @@ class Window:
         self.game.close()
 
 
-def overlay_view(game: Game) -> View:
+def overlay_view(game: Game) -> FrameView:
     """What the overlay shows of a game."""
     gpu = game.gpu
-    return View(
+    return FrameView(
         telemetry=game.telemetry,
         scheduler=game.scheduler,
         jobs=game.streaming.jobs,

@@ -12,7 +12,7 @@ from imgui_bundle import imgui
 
 from demo_game.agents import Agents
 from demo_game.chain import load_chain
-from demo_game.overlay import Overlay, View
+from demo_game.overlay import FrameView, Overlay
 from demo_game.overlay.panels.ranking import details
 from demo_game.reporting.measure import OperatorTimes
 from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
@@ -26,10 +26,10 @@ _CREATING = [name for name in dir(wgpu.GPUDevice) if name.startswith("create_")]
 _CREATING.remove("create_command_encoder")  # the host's, one per frame
 
 
-def view_of(gpu, agents, telemetry: Telemetry, tiles: int = 0) -> View:
+def view_of(gpu, agents, telemetry: Telemetry, tiles: int = 0) -> FrameView:
     scheduler = FrameScheduler(gpu, telemetry.target_ms, 4.0)
     made = [agents.submit(scheduler, TileId(0, x, 0), 7, 1.0, 500.0) for x in range(tiles)]
-    return View(
+    return FrameView(
         telemetry=telemetry,
         scheduler=scheduler,
         jobs=[job for tile in made for job in tile.jobs.values()],
@@ -65,12 +65,12 @@ def agents(gpu):
 
 
 @pytest.fixture
-def empty(gpu, agents) -> View:
+def empty(gpu, agents) -> FrameView:
     return view_of(gpu, agents, Telemetry(1000 / 60))
 
 
 @pytest.fixture
-def full(gpu, agents, rng) -> View:
+def full(gpu, agents, rng) -> FrameView:
     telemetry = Telemetry(1000 / 60)
     OperatorTimes(telemetry, agents.sessions)
     for found in telemetry.operators.values():
@@ -91,7 +91,7 @@ class Screen:
     """A target, and an overlay over it."""
 
     def __init__(
-        self, gpu, view: View, width=1280, height=720, fmt=_FORMAT, scale=1.0, opened=True
+        self, gpu, view: FrameView, width=1280, height=720, fmt=_FORMAT, scale=1.0, opened=True
     ) -> None:
         self.gpu, self.view, self.controls = gpu, view, Controls()
         self.format = fmt
