@@ -18,6 +18,7 @@ __all__ = [
     "NnefSyntaxError",
     "OperatorError",
     "OutOfGpuMemory",
+    "RangeError",
     "ShaderCompileError",
     "ShapeError",
     "Source",
@@ -88,6 +89,10 @@ class ShapeError(ModelError):
 
 class UnsupportedOp(ModelError):
     """The model uses an operator (or a variant of one) that this engine does not know."""
+
+
+class RangeError(ModelError):
+    """An integer network whose sums cannot be proven to fit into 32 bits."""
 
 
 class InputError(CmlError):

@@ -11,6 +11,7 @@
 // params:  count   elements (vectors) in the result
 //          dims, extent(d), stride(K * MAX_DIMS + d): innermost dimension first
 #include "divide.hlsli"
+#include "integer_rule.hlsli"
 #include "integral.hlsli"
 #include "pointwise.hlsli"
 #include "seal.hlsli"

@@ -4,6 +4,7 @@
 // EPI_STEPS   statements that change `v`
 // EPI_FIELDS  what they read once for each channel, as members of EpiOperands, and EPI_READS how
 // EPI_WIDTH   4: the kernel stores four channels at once; 1: one number
+// EPI_INTEGER defined where a step makes words of sums
 // EPI_SINGLE  defined where a step takes numbers one by one, with any function of pointwise.hlsli
 #ifndef CML_EPILOGUE
 #define CML_EPILOGUE
@@ -16,6 +17,9 @@
 #define EPI_READS
 #endif
 
+#ifdef EPI_INTEGER
+#include "integer_rule.hlsli"
+#endif
 #ifdef EPI_SINGLE
 #include "pointwise.hlsli"
 #endif

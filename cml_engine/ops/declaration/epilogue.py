@@ -116,6 +116,8 @@ class _Statements:
         others = [self._operand(epilogue, name) for name in epilogue.inputs]
         operands = epilogue.operands(others, [(self.kind, "v")])
         named = list(zip(LETTERS, operands, strict=False))
+        if "cml_requantize" in formula.hlsl:
+            self.defines["EPI_INTEGER"] = 1
         text = formula.wide_expression(self.kind, attributes)
         if text is not None:
             locals_ = " ".join(f"{kind} {letter} = {value};" for letter, (kind, value) in named)

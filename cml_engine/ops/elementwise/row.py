@@ -53,6 +53,7 @@ class Row:
     attrs : attributes in the order in which ``numpy`` takes them, each with test values.
     low, high : test values of the operands lie between these.
     extra : more test inputs, arrays of special values.
+    half : its feature maps may be stored in 16 bits.
     brief : tested on a few shapes only: all rows share the ways to walk them.
     """
 
@@ -71,6 +72,7 @@ class Row:
     fusable: bool = False
     commutative: bool = False
     in_place: Callable[..., bool] | None = None
+    half: bool = True
 
     @property
     def arity(self) -> int:
@@ -348,8 +350,9 @@ def _random(row: Row, shape: tuple[int, ...], dtype: str) -> Random:
     return Random(shape, row.low, row.high, "scalar" if dtype == "?" else dtype)
 
 
-def declare(row: Row) -> OpSpec:
-    """Register the operator and everything that follows from its row."""
+def declare(row: Row, cases: Sequence[Case] = ()) -> OpSpec:
+    """Register the operator and everything that follows from its row; ``cases`` in the place of
+    those with random values."""
     ROWS[row.name] = row
     formula = row.formula
     return define(
@@ -357,10 +360,10 @@ def declare(row: Row) -> OpSpec:
             row.name,
             infer=partial(infer, formula),
             cpu=partial(cpu, formula),
-            kernel=kernel_of(formula),
+            kernel=kernel_of(formula) if row.half else replace(kernel_of(formula), half="none"),
             formula=formula,
             cost=elementwise_cost(row.flops),
-            cases=cases_of(row),
+            cases=cases or cases_of(row),
             tolerance=row.tolerance,
         )
     )

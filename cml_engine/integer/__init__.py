@@ -1,0 +1,1 @@
+"""Integer inference: the same bits on every machine (docs/integer.md)."""

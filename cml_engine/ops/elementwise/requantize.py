@@ -1,0 +1,103 @@
+"""The rule of integer inference (docs/integer.md) as elementwise operators: sums become words.
+
+Words and sums are whole numbers in floats. Integer networks are made of these operators when they
+are compiled (``cml_engine/integer/``); no model's text has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cml_engine.integer import arrays
+from cml_engine.integer.rule import Multiplier
+from cml_engine.ops.declaration.spec import EXACT, Case
+from cml_engine.ops.elementwise.row import Row, declare
+
+Array = np.ndarray[Any, Any]
+
+_RANDOM = np.random.default_rng(17)
+_WORD = {"low": -127.0, "high": 127.0}
+
+
+def _whole(*shape: int, most: int = 1 << 24) -> Array:
+    """Whole numbers, as many small as large ones."""
+    size = _RANDOM.integers(0, most.bit_length(), shape)
+    return np.asarray(_RANDOM.integers(-(1 << size), (1 << size) + 1), np.float32)
+
+
+def _codes(*shape: int, least: int = 17) -> Array:
+    mantissas = _RANDOM.integers(1 << 14, 1 << 15, shape)
+    made = mantissas * 64 + _RANDOM.integers(least, 47, shape)
+    return np.asarray(made, np.float32)
+
+
+#: sums halfway between two words, and a shift to the left before
+_TIES = np.arange(-9, 10, dtype=np.float32).reshape(1, 1, 19)
+_HALF = np.float32(Multiplier(1 << 14, 15).code)
+_MAPS = ((1, 8, 3, 4), (1, 8))
+
+
+def _sums(wide: bool, by_sign: bool) -> list[Case]:
+    shape, channels = _MAPS
+    attrs = {**({"factor": 256.0} if wide else {}), "low": -32767.0, "high": 32767.0}
+    most = 1 << (22 if wide else 24)
+    maps = [_whole(*shape, most=most) for _ in range(1 + wide)]
+    codes = [_codes(*channels) for _ in range(1 + by_sign)]
+    ties = [np.zeros_like(_TIES), _TIES] if wide else [_TIES]
+    return [
+        Case((*maps, *codes), attrs, "per channel"),
+        Case((*ties, *[_HALF] * (1 + by_sign)), attrs, "ties"),
+    ]
+
+
+_PAIR = (
+    Case((_whole(1, 8, 3, 4, most=32767), _whole(1, 8, 3, 4, most=32767), np.float32(20001),
+          np.float32(-31234), np.float32(14)), _WORD, "of 16 bits"),
+    Case((_TIES, np.float32(1), np.float32(2), np.float32(1), np.float32(2)), _WORD, "ties"),
+)  # fmt: skip
+_PRODUCT = (
+    Case((_whole(1, 8, 3, 4, most=32767), _whole(1, 8, most=32767), np.float32(16385 * 64 + 40)),
+         _WORD, "of 16 bits"),
+    Case((_TIES, np.float32(1), _HALF), _WORD, "ties"),
+)  # fmt: skip
+
+
+_VALUES = (
+    Case((np.array([0.25, -0.25, 0.75, 1.25, 1e9, -1e9, np.nan, np.inf, -np.inf, 1e-42, -1e-42,
+                    -1e-30, 63.49, 63.51, -63.49], np.float32),), {"inverse": 2.0, **_WORD}),
+    Case((_RANDOM.uniform(-70, 70, (1, 8, 3, 4)).astype(np.float32),), {"inverse": 1.7, **_WORD}),
+)  # fmt: skip
+
+_CODES = {
+    "requantize": (arrays.requantize, _sums(False, False)),
+    "requantize_signed": (arrays.requantize_by_sign, _sums(False, True)),
+    "requantize_wide": (arrays.requantize_wide, _sums(True, False)),
+    "requantize_wide_signed": (arrays.requantize_wide_by_sign, _sums(True, True)),
+    "requantize_pair": (arrays.requantize_pair, _PAIR),
+    "requantize_product": (arrays.requantize_product, _PRODUCT),
+}  # fmt: skip
+
+
+def _row(name: str, function: Any, cases: Sequence[Case], fusable: bool = True) -> None:
+    arity, attrs = len(cases[0].inputs), list(cases[0].attrs)
+    arguments = [*"abcde"[:arity], *(f"{{{attr}}}" for attr in attrs)]
+    row = Row(
+        name,
+        f"cml_{name}({', '.join(arguments)})",
+        function,
+        ("scalar",) * arity,
+        tolerance=EXACT,
+        flops=12,
+        attrs={attr: () for attr in attrs},
+        fusable=fusable,
+        half=False,
+    )
+    declare(row, cases)
+
+
+for _name, (_function, _cases) in _CODES.items():
+    _row(_name, _function, _cases)
+_row("integer_words", arrays.words_of, _VALUES, fusable=False)

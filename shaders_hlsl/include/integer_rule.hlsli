@@ -1,0 +1,61 @@
+// The rule of integer inference (docs/integer.md): words and sums are whole numbers in floats, and
+// what becomes of them is computed in integers of 32 bits, for one number or for four at once.
+#ifndef CML_INTEGER_RULE
+#define CML_INTEGER_RULE
+
+#include "seal.hlsli"
+
+// F: the floats, I: the integers.
+//
+// cml_rule_scaled: a sum times mantissa / 2^exponent, halves up. `code` is mantissa * 64 + exponent.
+// The mantissa has 15 bits, so both halves of the sum times it fit; the shift is of 17 bits or more,
+// and what would be less is shifted left before, which has been proven to fit.
+#define CML_RULE(F, I) \
+    I cml_rule_scaled(I total, F code) { \
+        I number = I(code); \
+        I by = number >> 6; \
+        I exponent = number & 63; \
+        I shift = max(exponent, I(17)); \
+        I wide = total << max(I(17) - exponent, I(0)); \
+        I high = (wide >> 16) * by + (((wide & 0xffff) * by) >> 16); \
+        return (high + (I(1) << (shift - 17))) >> (shift - 16); \
+    } \
+    F cml_requantize(F a, F code, F low, F high) { \
+        return clamp(F(cml_rule_scaled(I(a), code)), low, high); \
+    } \
+    F cml_requantize_signed(F a, F code, F negative, F low, F high) { \
+        return cml_requantize(a, select(a < F(0.0), negative, code), low, high); \
+    } \
+    F cml_requantize_wide(F a, F b, F code, F factor, F low, F high) { \
+        I total = I(a) * I(factor) + I(b); \
+        return clamp(F(cml_rule_scaled(total, code)), low, high); \
+    } \
+    F cml_requantize_wide_signed( \
+        F a, F b, F code, F negative, F factor, F low, F high \
+    ) { \
+        I total = I(a) * I(factor) + I(b); \
+        F chosen = select(total < I(0), negative, code); \
+        return clamp(F(cml_rule_scaled(total, chosen)), low, high); \
+    } \
+    F cml_requantize_pair(F a, F b, F first, F second, F shift, F low, F high) { \
+        I by = I(shift); \
+        I total = I(a) * I(first) + I(b) * I(second) + (I(1) << (by - 1)); \
+        return clamp(F(total >> by), low, high); \
+    } \
+    F cml_requantize_product(F a, F b, F code, F low, F high) { \
+        return clamp(F(cml_rule_scaled(I(a) * I(b), code)), low, high); \
+    }
+
+CML_RULE(float, int)
+CML_RULE(float4, int4)
+
+// A real number as a word. The product is sealed: it is rounded before anything is taken from it.
+float cml_integer_words(float a, float inverse, float low, float high) {
+    bool nan = (asuint(a) & 0x7fffffffu) > 0x7f800000u;
+    float steps = clamp(cml_sealed(a * inverse), low - 1.0, high + 1.0);
+    float below = floor(steps);
+    float near = steps - below >= 0.5 ? below + 1.0 : below;
+    return nan ? 0.0 : clamp(near, low, high);
+}
+
+#endif

@@ -1,0 +1,21 @@
+// T2[i] = the table T1 at the word T0[i]: of 256 words, or (POINTS) straight lines between points
+// that lie 64 words apart. `first` is the word of the table's first entry.
+CML_MAIN
+{
+    CML_EACH_GROUP(group)
+    [ForceUnroll]
+    for (uint k = 0; k < ITEMS; k++) {
+        uint i = (group * ITEMS + k) * GROUP + lane;
+        if (i < n) {
+#ifdef POINTS
+            int place = clamp(int(T0[i]) - first, 0, 65535);
+            int part = place & 63;
+            int low = int(T1[place >> 6]);
+            int high = int(T1[(place >> 6) + 1]);
+            T2[i] = float((low * (64 - part) + high * part + 32) >> 6);
+#else
+            T2[i] = T1[clamp(int(T0[i]) - first, 0, 255)];
+#endif
+        }
+    }
+}

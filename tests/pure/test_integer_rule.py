@@ -1,0 +1,186 @@
+"""The rule of integer inference: Python's integers, 32 bits at a time, and NumPy, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cml_engine.errors import CmlError, ModelError, RangeError
+from cml_engine.integer import arrays, proof, rule
+from cml_engine.integer.proof import Range
+
+WORDS = st.integers(-32767, 32767)
+SUMS = st.one_of(
+    st.integers(-(2**31) + 1, 2**31 - 1),
+    st.integers(-300, 300),
+    st.sampled_from([2**31 - 1, 1 - 2**31, 2**24, -(2**24), 65536, 65535, 0]),
+)
+MULTIPLIERS = st.builds(
+    rule.Multiplier, st.integers(1 << 14, (1 << 15) - 1), st.integers(3, 46)
+) | st.sampled_from([rule.Multiplier(0, 17), rule.Multiplier(-(2**15) + 1, 20)])
+#: sums that lie halfway between two words: mantissas that are powers of two
+TIES = st.builds(
+    lambda whole, exponent: (2 * whole + 1, rule.Multiplier(1 << 14, exponent)),
+    st.integers(-(2**20), 2**20),
+    st.just(15),
+)
+
+
+def fits(total: int, by: rule.Multiplier) -> bool:
+    return abs(total) << by.before < rule.INT_BOUND
+
+
+def as_arrays(total: int, by: rule.Multiplier, low: int, high: int) -> int:
+    """NumPy's answer, of the sum in two parts, as a float32 holds them."""
+    upper, lower = np.float32(total >> 8), np.float32(total & 255)
+    found = arrays.requantize_wide(upper, lower, np.float32(by.code), 256, low, high)
+    return int(found)
+
+
+def exactly(total: int, by: rule.Multiplier, low: int, high: int) -> int:
+    """By rational numbers, as docs/integer.md says it."""
+    value = Fraction(total * by.mantissa, 2**by.exponent) + Fraction(1, 2)
+    return max(low, min(high, value.numerator // value.denominator))
+
+
+def half_to_even(total: int, by: rule.Multiplier, low: int, high: int) -> int:
+    return max(low, min(high, round(Fraction(total * by.mantissa, 2**by.exponent))))
+
+
+WAYS: tuple[Callable[[int, rule.Multiplier, int, int], int], ...] = (
+    rule.requantize,
+    rule.requantize_in_32_bits,
+    as_arrays,
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(case=st.tuples(SUMS, MULTIPLIERS) | TIES)
+def test_requantize(
+    way: Callable[..., int], case: tuple[int, rule.Multiplier]
+) -> None:
+    total, by = case
+    if fits(total, by):
+        for low, high in ((-127, 127), (0, 65535), (-(2**31), 2**31)):
+            assert way(total, by, low, high) == exactly(total, by, low, high)
+
+
+def test_halves_to_even_are_found() -> None:
+    """The comparison above can fail: ties are among its cases, and another rounding differs."""
+    tie, by = 5, rule.Multiplier(1 << 14, 15)
+    assert exactly(tie, by, -127, 127) == 3 != half_to_even(tie, by, -127, 127)
+    assert {way(tie, by, -127, 127) for way in WAYS} == {3}
+    assert {way(-tie, by, -127, 127) for way in WAYS} == {-2}
+
+
+@given(st.fractions(Fraction(1, 2**31), Fraction(4000)))
+def test_a_multiplier_is_the_nearest_of_15_bits(ratio: Fraction) -> None:
+    for sign in (1, -1):
+        found = rule.multiplier(sign * ratio)
+        assert 1 << 14 <= sign * found.mantissa < 1 << 15
+        assert abs(found.mantissa - sign * ratio * 2**found.exponent) <= Fraction(1, 2)
+        assert np.float32(found.code) == found.code
+        code = int(np.float32(found.code))
+        assert (code >> 6, code & 63) == (found.mantissa, found.exponent)
+
+
+def test_multipliers_at_the_ends() -> None:
+    assert rule.multiplier(Fraction(0)).mantissa == 0
+    assert rule.multiplier(Fraction(1, 2**60)).mantissa == 0
+    # rounds up to the next power of two
+    assert rule.multiplier(Fraction(65535, 2**17)) == rule.Multiplier(1 << 14, 15)
+    assert rule.multiplier(Fraction(1)) == rule.Multiplier(1 << 14, 14)
+    with pytest.raises(RangeError, match="make its scale larger"):
+        rule.multiplier(Fraction(5000))
+    assert issubclass(RangeError, ModelError) and issubclass(RangeError, CmlError)
+
+
+@given(WORDS, WORDS, st.fractions(Fraction(1, 2**20), 50), st.fractions(-50, 50))
+def test_a_sum_of_two_words(a: int, b: int, first: Fraction, second: Fraction) -> None:
+    by = rule.pair(first, second, (32767, 32767))
+    largest = 32767 * (abs(by.first) + abs(by.second)) + (1 << (by.shift - 1))
+    assert largest < 2**31
+    exact = Fraction(a * by.first + b * by.second, 2**by.shift) + Fraction(1, 2)
+    wanted = max(-127, min(127, exact.numerator // exact.denominator))
+    assert rule.requantize_pair(a, b, by, -127, 127) == wanted
+    given_ = [np.float32(n) for n in (a, b, by.first, by.second, by.shift)]
+    assert arrays.requantize_pair(*given_, -127, 127) == wanted
+
+
+def test_a_sum_that_cannot_fit() -> None:
+    with pytest.raises(RangeError, match="does not fit"):
+        rule.pair(Fraction(2**20), Fraction(1), (32767, 127))
+
+
+@given(st.data())
+def test_tables(data: st.DataObject) -> None:
+    wide = data.draw(st.booleans())
+    size, most = (1025, 32767) if wide else (256, 127)
+    seed = data.draw(st.integers(0, 2**20))
+    table = np.random.default_rng(seed).integers(-most, most + 1, size)
+    span = 65536 if wide else 256
+    first = data.draw(st.sampled_from([0, -span // 2]))
+    word = data.draw(st.integers(first, first + span - 1))
+    found = arrays.look_up(np.array([word], np.float32), table, first)
+    assert found[0] == rule.look_up(word, [int(v) for v in table], first)
+    if not wide:
+        assert found[0] == table[word - first]
+    elif (word - first) % 64 == 0:
+        assert found[0] == table[(word - first) // 64]
+
+
+def test_words_of_real_numbers() -> None:
+    values = np.array([0.25, -0.25, 0.75, 1e9, -1e9, np.nan, np.inf, -np.inf, 1e-42, -1e-42])
+    found = arrays.words_of(values, np.float32(2), -127, 127)
+    assert found.tolist() == [1, 0, 2, 127, -127, 0, 127, -127, 0, 0]
+
+
+@given(st.data())
+def test_no_partial_sum_passes_its_bound(data: st.DataObject) -> None:
+    """Whatever the words are, in whatever order the products are added, and in bytes too."""
+    random = np.random.default_rng(data.draw(st.integers(0, 2**20)))
+    bits = data.draw(st.sampled_from([8, 16]))
+    words = data.draw(st.sampled_from([Range(-127, 127), Range(0, 255), Range(-32767, 32767)]))
+    most = 127 if bits == 8 else 2000
+    weights = random.integers(-most, most + 1, (3, data.draw(st.integers(1, 16))))
+    bias = [int(b) for b in random.integers(-(2**20), 2**20, 3)]
+    found = proof.carried("conv 'c'", weights, bias, words)
+    x = random.integers(words.low, words.high + 1, weights.shape[1])
+    x[random.random(len(x)) < 0.5] = words.high
+    exact = [sum(int(w) * int(v) for w, v in zip(row, x, strict=True)) for row in weights]
+    order = random.permutation(weights.shape[1])
+    totals = [0, 0, 0]
+    for part in found.parts:
+        low = (1 << found.bits) - 1
+        taken = {"all": x, "upper": x >> found.bits, "lower": x & low}[part.words]
+        for c in range(3):
+            partial = part.bias[c]
+            for i in order:
+                partial += int(part.weights[c, i]) * int(taken[i])
+                assert abs(partial) < 2**24
+            totals[c] = (totals[c] << found.bits) + partial
+    assert totals == [e + b for e, b in zip(exact, bias, strict=True)]
+    assert all(abs(t) <= found.bound for t in totals)
+
+
+def test_carriers() -> None:
+    words = Range(-127, 127)
+    row = np.array([[127] * 1040])
+    assert proof.carried("c", row, [0], words).carrier == "float32"
+    assert 127 * 127 * 1041 >= 2**24
+    halves = proof.carried("c", np.array([[127] * 1041]), [0], words)
+    assert (halves.carrier, len(halves.parts), halves.bits) == ("int32", 2, 4)
+    assert proof.carried("c", np.array([[127] * 500]), [0], Range(-32767, 32767)).carrier == "int32"
+
+
+def test_what_cannot_be_proven() -> None:
+    with pytest.raises(RangeError, match=r"conv 'c': channel 1 sums to .*wanted below 2\^31"):
+        proof.carried("conv 'c'", np.array([[1], [70000]]), [0, 0], Range(-32767, 32767))
+    with pytest.raises(RangeError, match="shifted left by 3 bits"):
+        proof.check_shift("conv 'c'", 2**28, 3, Range(-127, 127))
+    proof.check_shift("conv 'c'", 2**28 - 1, 3, Range(-127, 127))
