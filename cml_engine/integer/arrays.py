@@ -21,7 +21,7 @@ def requantize(sums: Array, code: Array, low: float, high: float) -> Array:
     # the shift left before and the shift right after are one power of two
     half = np.ldexp(0.5, exponent)
     total = np.asarray(sums).astype(np.float64) * mantissa + half
-    return np.clip(np.floor(total * np.ldexp(1.0, -exponent)), low, high)
+    return np.asarray(np.clip(np.floor(total * np.ldexp(1.0, -exponent)), low, high))
 
 
 def requantize_wide(
@@ -32,9 +32,7 @@ def requantize_wide(
     return requantize(sums, code, low, high)
 
 
-def requantize_by_sign(
-    sums: Array, code: Array, negative: Array, low: float, high: float
-) -> Array:
+def requantize_by_sign(sums: Array, code: Array, negative: Array, low: float, high: float) -> Array:
     """With a multiplier of their own for sums below zero."""
     return requantize(sums, np.where(np.asarray(sums) < 0, negative, code), low, high)
 
@@ -74,7 +72,7 @@ def look_up(words: Array, table: Array, first: int) -> Array:
     """``rule.look_up``."""
     at = words.astype(np.int64) - first
     if len(table) == SMALL_TABLE:
-        return table[at.clip(0, SMALL_TABLE - 1)]
+        return np.asarray(table[at.clip(0, SMALL_TABLE - 1)])
     at = at.clip(0, 65535)
     place, part, points = at >> 6, at & 63, table.astype(np.int64)
-    return (points[place] * (64 - part) + points[place + 1] * part + 32) >> 6
+    return np.asarray((points[place] * (64 - part) + points[place + 1] * part + 32) >> 6)

@@ -2,9 +2,8 @@
 
 ``B = |b| + max|q| * sum|w|`` bounds every partial sum of a channel, in whatever order and in
 whatever parts it is added up. What is below 2^24 a float32 carries exactly, with or without fused
-multiply-adds. What is below 2^31 is carried as two sums of bytes, ``256 * upper + lower`` (or of half
-bytes, 16 times), each of which is below 2^24 itself: so every kernel, tile and slice gives the same
-bits.
+multiply-adds. What is below 2^31 is carried as two sums, ``2^bits * upper + lower``, each of which
+is below 2^24 itself: so every kernel, tile and slice gives the same bits.
 """
 
 from __future__ import annotations

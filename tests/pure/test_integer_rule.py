@@ -61,9 +61,7 @@ WAYS: tuple[Callable[[int, rule.Multiplier, int, int], int], ...] = (
 
 @pytest.mark.parametrize("way", WAYS)
 @given(case=st.tuples(SUMS, MULTIPLIERS) | TIES)
-def test_requantize(
-    way: Callable[..., int], case: tuple[int, rule.Multiplier]
-) -> None:
+def test_requantize(way: Callable[..., int], case: tuple[int, rule.Multiplier]) -> None:
     total, by = case
     if fits(total, by):
         for low, high in ((-127, 127), (0, 65535), (-(2**31), 2**31)):

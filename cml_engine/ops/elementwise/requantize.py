@@ -91,7 +91,7 @@ def _row(name: str, function: Any, cases: Sequence[Case], fusable: bool = True) 
         ("scalar",) * arity,
         tolerance=EXACT,
         flops=12,
-        attrs={attr: () for attr in attrs},
+        attrs=dict.fromkeys(attrs, ()),
         fusable=fusable,
         half=False,
     )

@@ -51,9 +51,7 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
         )
 
 
-_KERNEL = Kernel(
-    "indexing/integer_table.hlsl", "n:u first:i", lower=_lower, trusted=True
-)
+_KERNEL = Kernel("indexing/integer_table.hlsl", "n:u first:i", lower=_lower, trusted=True)
 
 
 def _case(size: int, most: int, first: int) -> Case:
