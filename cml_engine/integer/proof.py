@@ -36,11 +36,11 @@ class Range:
         """The largest absolute value."""
         return max(abs(self.low), abs(self.high))
 
-    def part(self, words: str, bits: int) -> Range:
+    def taken(self, take: str, bits: int) -> Range:
         """Of all of the words, or of their upper or lower part."""
-        if words == "all":
+        if take == "all":
             return self
-        if words == "lower":
+        if take == "lower":
             return Range(0, (1 << bits) - 1)
         return Range(self.low >> bits, self.high >> bits)
 
@@ -50,7 +50,7 @@ class Part:
     """One pass over the products: of which weights and bias, and whether it takes all of a word,
     its upper or its lower bits."""
 
-    words: str
+    take: str
     weights: Array
     bias: tuple[int, ...]
 
@@ -82,20 +82,20 @@ def carried(
 ) -> Carried:
     """How the sums can be carried; :class:`RangeError` where they cannot. ``weights`` are integers,
     a row for each channel, as many as ``bias`` has."""
-    found = bounds(weights, bias, words)
-    bound = max(found, default=0)
+    totals = bounds(weights, bias, words)
+    bound = max(totals, default=0)
     if bound < FLOAT_BOUND:
         return Carried("float32", bound, (Part("all", weights, tuple(bias)),))
     if bound >= INT_BOUND:
-        raise too_large(title, found.index(bound), bound, words, source)
+        raise too_large(title, totals.index(bound), bound, words, source)
     for split, bits in product((_by_words, _by_weights), _LOW_BITS):
         parts = split(weights, bias, bits)
-        if all(
-            max(bounds(p.weights, p.bias, words.part(p.words, bits))) < FLOAT_BOUND for p in parts
-        ):
+        ranges = [words.taken(part.take, bits) for part in parts]
+        found = [max(bounds(p.weights, p.bias, r)) for p, r in zip(parts, ranges, strict=True)]
+        if max(found) < FLOAT_BOUND:
             return Carried("int32", bound, parts, bits)
     raise RangeError(
-        f"{title}: channel {found.index(bound)} sums to {bound:,} at most, and neither its words' "
+        f"{title}: channel {totals.index(bound)} sums to {bound:,} at most, and neither its words' "
         "nor its weights' bytes sum below 2^24: quantize it with 8 bits, or with fewer weights",
         source,
     )

@@ -50,6 +50,7 @@ def _sums(wide: bool, by_sign: bool) -> list[Case]:
     return [
         Case((*maps, *codes), attrs, "per channel"),
         Case((*ties, *[_HALF] * (1 + by_sign)), attrs, "ties"),
+        Case((*(m[:, :, 0, 0] for m in maps), *codes), attrs, "a matrix"),
     ]
 
 
@@ -57,11 +58,13 @@ _PAIR = (
     Case((_whole(1, 8, 3, 4, most=32767), _whole(1, 8, 3, 4, most=32767), np.float32(20001),
           np.float32(-31234), np.float32(14)), _WORD, "of 16 bits"),
     Case((_TIES, np.float32(1), np.float32(2), np.float32(1), np.float32(2)), _WORD, "ties"),
+    Case((_TIES, _TIES, np.float32(1), np.float32(1), np.float32(1)), _WORD, "with itself"),
 )  # fmt: skip
 _PRODUCT = (
     Case((_whole(1, 8, 3, 4, most=32767), _whole(1, 8, most=32767), np.float32(16385 * 64 + 40)),
          _WORD, "of 16 bits"),
     Case((_TIES, np.float32(1), _HALF), _WORD, "ties"),
+    Case((_TIES, _TIES, _HALF), _WORD, "with itself"),
 )  # fmt: skip
 
 
@@ -69,6 +72,7 @@ _VALUES = (
     Case((np.array([0.25, -0.25, 0.75, 1.25, 1e9, -1e9, np.nan, np.inf, -np.inf, 1e-42, -1e-42,
                     -1e-30, 63.49, 63.51, -63.49], np.float32),), {"inverse": 2.0, **_WORD}),
     Case((_RANDOM.uniform(-70, 70, (1, 8, 3, 4)).astype(np.float32),), {"inverse": 1.7, **_WORD}),
+    Case((np.zeros((2, 0), np.float32),), {"inverse": 1.7, **_WORD}, "empty"),
 )  # fmt: skip
 
 _CODES = {
@@ -94,6 +98,7 @@ def _row(name: str, function: Any, cases: Sequence[Case], fusable: bool = True) 
         attrs=dict.fromkeys(attrs, ()),
         fusable=fusable,
         half=False,
+        custom=True,
     )
     declare(row, cases)
 

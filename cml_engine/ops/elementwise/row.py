@@ -54,6 +54,7 @@ class Row:
     low, high : test values of the operands lie between these.
     extra : more test inputs, arrays of special values.
     half : its feature maps may be stored in 16 bits.
+    custom : it is not one of NNEF's.
     brief : tested on a few shapes only: all rows share the ways to walk them.
     """
 
@@ -73,6 +74,7 @@ class Row:
     commutative: bool = False
     in_place: Callable[..., bool] | None = None
     half: bool = True
+    custom: bool = False
 
     @property
     def arity(self) -> int:
@@ -365,5 +367,6 @@ def declare(row: Row, cases: Sequence[Case] = ()) -> OpSpec:
             cost=elementwise_cost(row.flops),
             cases=cases or cases_of(row),
             tolerance=row.tolerance,
+            custom=row.custom,
         )
     )

@@ -71,6 +71,7 @@ define(
         kernel=_KERNEL,
         cost=elementwise_cost(4),
         tolerance=EXACT,
+        custom=True,
         cases=[
             _case(SMALL_TABLE, 127, -128),
             _case(SMALL_TABLE, 32767, 0),

@@ -155,7 +155,7 @@ def test_no_partial_sum_passes_its_bound(data: st.DataObject) -> None:
     totals = [0, 0, 0]
     for part in found.parts:
         low = (1 << found.bits) - 1
-        taken = {"all": x, "upper": x >> found.bits, "lower": x & low}[part.words]
+        taken = {"all": x, "upper": x >> found.bits, "lower": x & low}[part.take]
         for c in range(3):
             partial = part.bias[c]
             for i in order:
