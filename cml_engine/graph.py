@@ -169,8 +169,10 @@ class Graph:
     ``sources`` says where an input or constant was declared. ``quantization`` holds what a
     ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
     ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
-    are lines for people: what a converter did. ``origin`` makes a graph that was loaded anew at
-    other shapes; a graph that was changed since, or pickled, has none.
+    are lines for people: what a converter did. ``kept`` are tensors that somebody reads after a
+    run though they are no outputs: no pass may make them part of another operator. ``apart`` are
+    tensors whose operators no pass may join to those that read them. ``origin`` makes a graph
+    that was loaded anew at other shapes; a graph that was changed since, or pickled, has none.
     """
 
     name: str
@@ -185,6 +187,8 @@ class Graph:
     quantization: Mapping[str, Attrs] = field(default_factory=dict)
     declarations: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def with_(self, **changes: Any) -> Graph:
@@ -207,9 +211,15 @@ class Graph:
         return {**self.__dict__, "origin": None}
 
     @property
+    def lasting(self) -> tuple[str, ...]:
+        """The tensors that are read when a run is over: outputs, the new values of variables, and
+        what is kept."""
+        return self.outputs + tuple(value for _, value in self.updates) + self.kept
+
+    @property
     def roots(self) -> tuple[str, ...]:
-        """The tensors that must be computed: outputs, and the new values of variables."""
-        return self.outputs + tuple(value for _, value in self.updates)
+        """The tensors that must be computed by their names."""
+        return self.lasting + self.apart
 
     def consumers(self) -> dict[str, list[Node]]:
         """For each tensor, the nodes that read it (a node that reads it twice is listed once)."""

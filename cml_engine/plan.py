@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,10 @@ class Plan:
     outputs: Mapping[str, TensorPlace]
     #: every tensor that still has memory of its own when the run is over (all, where asked for)
     tensors: Mapping[str, TensorPlace]
+    #: tensors that are read after a run though they are no outputs
+    taps: Mapping[str, TensorPlace]
+    #: where every computed tensor lies from its own step until the last that reads it
+    places: Mapping[str, TensorPlace]
     #: packed weights with their byte offsets in the weights buffer
     weights: Mapping[str, tuple[int, np.ndarray[Any, Any]]]
     weights_bytes: int
@@ -137,6 +142,11 @@ class Plan:
     choices: tuple[Choice, ...] = ()
     #: how tensors lie that are not plain
     layouts: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def results(self) -> dict[str, TensorPlace]:
+        """What can be read when a run is over: outputs and taps."""
+        return {**self.outputs, **self.taps}
 
     @property
     def cost(self) -> Cost:

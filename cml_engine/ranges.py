@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
+from itertools import islice
 from typing import Any, TypeVar
 
 from cml_engine.errors import InputError
@@ -131,6 +132,23 @@ def some_of(words: Sequence[str], value: Any, what: str) -> frozenset[str]:
             near = sorted(words, key=lambda w: -SequenceMatcher(None, str(name), w).ratio())
             raise _wanted(f"some of {', '.join(near)}", repr(name), what)
     return frozenset(value)
+
+
+def names(value: Any, what: str) -> tuple[str, ...]:
+    """``value``, if it is a tuple or list of names."""
+    if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
+        raise _wanted("names in parentheses, ('conv1',) for example", repr(value), what)
+    return tuple(value)
+
+
+def check_names(given: Iterable[str], known: Collection[str], lacking: str, what: str) -> None:
+    """Each of the names is known; the error, which says what is ``lacking``, names the nearest."""
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=3)
+            hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+            few = ", ".join(islice(known, 8)) + (", …" if len(known) > 8 else "")
+            raise InputError(f"{what}: {lacking} '{name}'; {hint or f'it has {few}'}")
 
 
 def shapes_by_name(given: Any) -> dict[str, tuple[int, ...]]:

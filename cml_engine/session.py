@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import numpy as np
 
-from cml_engine.backends.cpu import CpuProgram
+from cml_engine.backends.cpu import CpuProgram, Watch
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops import load_families
@@ -27,7 +27,9 @@ from cml_engine.ranges import (
     SHAPES_KEPT,
     TIMES,
     an_object,
+    check_names,
     flag,
+    names,
     one_of,
     shapes_by_name,
     some_of,
@@ -38,6 +40,7 @@ from cml_engine.tuning.tables import table_for
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.gpu.program.program import GpuProgram
 
 Array = np.ndarray[Any, Any]
 
@@ -56,13 +59,16 @@ class CompileOptions:
     ``storage``: ``"half"`` keeps a GPU's feature maps and the weights that meet them in 16 bits
     (docs/half.md); arithmetic is in 32 bits in any case, and the CPU stores 32 bits too;
     ``tuned``: take the kernels that the device's table of variants has (docs/tuning.md), where
-    ``plan`` brings no table of its own; ``plan``: see :class:`PlanOptions`."""
+    ``plan`` brings no table of its own; ``plan``: see :class:`PlanOptions`;
+    ``keep``: tensors of the graph as it is written that no pass takes away, to be read after a run
+    beside the outputs (:meth:`Session.tensor`, docs/live.md)."""
 
     without: frozenset[str] = frozenset()
     blocked_layout: bool = True
     storage: Storage = "float"
     plan: PlanOptions = PlanOptions()
     tuned: bool = True
+    keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         some_of(NAMES, self.without, "passes to leave out")
@@ -70,6 +76,7 @@ class CompileOptions:
         flag(self.blocked_layout, "blocked_layout")
         flag(self.tuned, "tuned")
         an_object(PlanOptions, self.plan, "plan")
+        names(self.keep, "keep")
 
 
 class Session:
@@ -169,12 +176,35 @@ class Session:
         loading screen. Without it one core builds them, when a job first wants them."""
         self._program.build_ahead()
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, Array], *, watch: Watch | None = None) -> dict[str, Array]:
         """Outputs by name; blocks until they are there. For tools and tests: a game submits to a
         :class:`scheduler.FrameScheduler`. Runs of several threads wait for each other.
         :class:`InputError` where an input is missing, unknown, or of another shape or type than
-        :attr:`inputs` says, and while a job is running in the session's memory."""
-        return self._program.run(check_inputs(self.inputs, inputs))
+        :attr:`inputs` says, and while a job is running in the session's memory.
+
+        ``watch(node, results)`` is called after each operator of :attr:`graph` with its results,
+        which are its own only during the call; what it raises ends the run. On a GPU that is a
+        readback for each operator."""
+        if watch is not None and not callable(watch):
+            raise InputError(f"watch: wanted a function of a node and its results, got {watch!r}")
+        arrays = self.check_inputs(inputs)
+        if watch is None:
+            return self._program.run(arrays)
+        if self.gpu is None:
+            return _on_cpu(self._program).run(arrays, watch)
+        from cml_engine.gpu.program.watching import run_watched
+
+        return run_watched(_on_gpu(self._program), self.graph, arrays, watch)
+
+    def tensor(self, name: str) -> Any:
+        """An output, or a tensor of ``CompileOptions(keep=…)``, as the last run left it: a NumPy
+        array on the CPU; on a GPU a tensor in its memory, whose value the next run changes and
+        ``read()`` copies. :class:`InputError` where there is none now."""
+        if self.gpu is None:
+            return _on_cpu(self._program).tensor(name)
+        from cml_engine.gpu.frames.outputs import held_tensor
+
+        return held_tensor(_on_gpu(self._program), name)
 
     def check_inputs(
         self, inputs: Mapping[str, Any], skip: frozenset[str] = frozenset()
@@ -257,11 +287,20 @@ class Session:
         return RankReport.of(self.graph.name, self.gpu.name, clock, operators, times)
 
 
+def _on_cpu(program: Program) -> CpuProgram:
+    assert isinstance(program, CpuProgram)
+    return program
+
+
+def _on_gpu(program: Any) -> GpuProgram:
+    return program  # type: ignore[no-any-return]
+
+
 def _compiled(
     graph: Graph, gpu: Gpu | None, options: CompileOptions, deferred: bool, arena: str | None
 ) -> Compiled[Program]:
     """A graph compiled for its backend."""
-    optimized = optimize(graph, options.without)
+    optimized = _optimized(graph, options)
     if gpu is None:
         return Compiled(graph, optimized, None, CpuProgram(optimized))
     from cml_engine.gpu.program.program import GpuProgram
@@ -269,6 +308,16 @@ def _compiled(
     plan = make_plan(optimized, gpu, options)
     program = GpuProgram(plan, gpu, deferred=deferred, arena=arena)
     return Compiled(graph, optimized, plan, program)
+
+
+def _optimized(graph: Graph, options: CompileOptions) -> Graph:
+    """The graph after the passes, with the tensors that the options keep."""
+    outputs = set(graph.outputs)
+    computed = (name for node in graph.nodes for name in node.outputs)
+    known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
+    check_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
+    kept = tuple(name for name in dict.fromkeys(options.keep) if name not in outputs)
+    return optimize(graph.with_(kept=kept), options.without)
 
 
 def _recompiler(
@@ -282,7 +331,7 @@ def _recompiler(
         scratch = first.program.scratch
 
         def on_cpu(graph: Graph) -> Compiled[Program]:
-            optimized = share_constants(optimize(graph, options.without), before)
+            optimized = share_constants(_optimized(graph, options), before)
             return Compiled(graph, optimized, None, CpuProgram(optimized, scratch))
 
         return on_cpu
@@ -293,7 +342,7 @@ def _recompiler(
     options = replace(options, plan=_plan_options(gpu, options), tuned=False)  # reads no table
 
     def on_gpu(graph: Graph) -> Compiled[Program]:
-        optimized = share_constants(optimize(graph, options.without), before)
+        optimized = share_constants(_optimized(graph, options), before)
         plan = make_plan(optimized, gpu, options, sibling)
         program = GpuProgram(plan, gpu, deferred=True, arena=arena, common=common)
         return Compiled(graph, optimized, plan, program)

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import CmlError, InternalError, OperatorError, ShapeError, UnsupportedOp
+from cml_engine.errors import (
+    CmlError,
+    InputError,
+    InternalError,
+    OperatorError,
+    ShapeError,
+    UnsupportedOp,
+)
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
 from cml_engine.ops.common.blas import one_thread
 from cml_engine.ops.declaration.registry import lookup
@@ -130,6 +137,8 @@ class CpuProgram:
         self._operators = _operators(graph)
         self._functions = _prepared(graph, self.scratch)
         self._state: dict[str, Array] = {}
+        #: outputs and kept tensors of the last run
+        self._results: dict[str, Array] = {}
         self._lock = RLock()
         self.reset()
 
@@ -159,7 +168,22 @@ class CpuProgram:
                 del values[name]
         # copies: a value may be the caller's own array, or lie in memory that the next run uses
         self._state = {variable: values[value].copy() for variable, value in self.graph.updates}
-        return {name: np.array(values[name], order="C") for name in self.graph.outputs}
+        seen = {**values, **self._state}  # a variable has its new value when a run is over
+        self._results = {name: np.array(values[name], order="C") for name in self.graph.outputs}
+        self._results |= {name: np.array(seen[name], order="C") for name in self.graph.kept}
+        return {name: self._results[name].copy() for name in self.graph.outputs}
+
+    def tensor(self, name: str) -> Array:
+        """An output or a kept tensor of the last run; :class:`InputError` where there is none."""
+        if name not in (known := (*self.graph.outputs, *self.graph.kept)):
+            raise InputError(
+                f"model '{self.graph.name}' keeps no tensor '{name}'; it has {', '.join(known)}. "
+                "Name it in CompileOptions(keep=…)"
+            )
+        with self._lock:
+            if name not in self._results:
+                raise InputError(f"model '{self.graph.name}' has not run yet: there is no '{name}'")
+            return self._results[name].copy()
 
 
 def _operators(graph: Graph) -> dict[str, OpSpec]:

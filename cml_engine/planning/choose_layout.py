@@ -17,7 +17,7 @@ from cml_engine.ops.declaration.registry import lookup
 def choose_layout(graph: Graph) -> dict[str, str]:
     """The layout of every tensor that is not plain."""
     ties = Ties()
-    plain: set[str] = {*graph.inputs, *graph.roots, *graph.constants}
+    plain: set[str] = {*graph.inputs, *graph.lasting, *graph.constants}
     wanted: set[str] = set()
     for node in graph.nodes:
         _visit(graph, node, ties, plain, wanted)

@@ -102,6 +102,8 @@ def lower(
         inputs={name: locate.place(name) for name in graph.inputs},
         outputs={name: locate.place(name) for name in graph.outputs},
         tensors=_readable(graph, locate, options),
+        taps={name: locate.place(name) for name in graph.kept},
+        places={name: locate.place(name) for node in graph.nodes for name in node.outputs},
         weights=weights.shared.values,
         weights_bytes=weights.shared.nbytes,
         own=weights.own.values,

@@ -60,6 +60,7 @@ def check_input(gpu: Device, network: GpuProgram, name: str, value: Any) -> None
         found = _promised(gpu, name, value) or place.fact
     elif isinstance(value, GpuTensor):
         found = _present(gpu, name, value)
+        _refuse_own_memory(network, name, value)
     else:
         # sessions have checked its type before
         found = Fact(place.fact.dtype, tuple(np.shape(value)))
@@ -90,10 +91,20 @@ def _promised(gpu: Device, name: str, value: _Promised) -> Fact | None:
 def _outputs_of(gpu: Device, job: Any) -> Mapping[str, TensorPlace] | None:
     """A job's outputs, of its network or, once it has ended, its own; {} on another device."""
     if isinstance(job.network, GpuProgram):
-        return job.network.plan.outputs if job.network.gpu is gpu else {}
+        return job.network.plan.results if job.network.gpu is gpu else {}
     if isinstance(job.result, Result):
         return job.result.places if job.result.memory.allocator is gpu.memory else {}
     return None if job.ended else {}
+
+
+def _refuse_own_memory(network: GpuProgram, name: str, tensor: GpuTensor) -> None:
+    """One buffer cannot be copied within itself."""
+    arena = network.residency.arena
+    if tensor.owner is None and arena is not None and tensor.buffer is arena.buffer:
+        raise InputError(
+            f"input '{name}' is a tensor of a session, which lies in one buffer with the memory of "
+            f"'{network.name}'. Give a job's tensor (job.tensor, job.output), which is a copy"
+        )
 
 
 def _present(gpu: Device, name: str, tensor: GpuTensor) -> Fact:

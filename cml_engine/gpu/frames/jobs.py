@@ -112,6 +112,7 @@ class JobExecutor:
         result = self._reserved.pop(network)
         result.copy_from(encoder, network)
         network.encode_updates(encoder)
+        network.held.end()
         return result
 
     def _give_up_reserved(self, network: GpuProgram) -> None:
@@ -127,6 +128,7 @@ class JobExecutor:
     def resume_job(self, network: GpuProgram) -> None:
         """Its end was part of a frame that is being abandoned: the memory is still the job's."""
         self._ended.remove(network)
+        network.held.begin()
 
     def _let_ended_go(self) -> None:
         while self._ended:

@@ -15,6 +15,7 @@ from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.program.common import TENSOR_USAGE
 from cml_engine.graph import Fact
+from cml_engine.layout import PLAIN
 from cml_engine.plan import Binding, TensorPlace
 
 if TYPE_CHECKING:
@@ -44,6 +45,16 @@ class GpuTensor:
     def released(self) -> bool:
         """Whether its memory was given back."""
         return self.owner is not None and self.owner.memory.freed
+
+    def read(self) -> Any:
+        """Its value now, as a NumPy array; blocks: for tools and tests."""
+        if not self.fact.size:
+            return empty(self.fact)
+        if self.released:
+            raise InputError("the GPU tensor's memory was released before")
+        buffer: Any = self.buffer
+        data = buffer._device.queue.read_buffer(self.buffer, self.offset, self.nbytes)
+        return from_words(data, TensorPlace(Binding("", "", 0, self.nbytes), self.fact, PLAIN))
 
     def keep(self) -> None:
         """A job will take it: it stays until :meth:`let_go`, even where it is released before."""
@@ -111,8 +122,9 @@ class Result:
 
     def copy_from(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> None:
         """Append the copies out of the network's memory."""
+        results = network.plan.results
         for name, place in self.places.items():
-            source = network.plan.outputs[name].binding
+            source = results[name].binding
             encoder.copy_buffer_to_buffer(
                 *network.place(source),
                 self.memory.buffer,
@@ -171,6 +183,12 @@ class Result:
         return from_words(self.data[start : start + place.binding.nbytes], place)
 
 
+def held_tensor(network: GpuProgram, name: str) -> GpuTensor:
+    """An output or a kept tensor where the network's last run left it."""
+    buffer, offset, place = network.result_place(name)
+    return GpuTensor(buffer, offset, place.fact.nbytes, place.fact)
+
+
 def output_bytes(network: GpuProgram) -> int:
     """Bytes of memory that the outputs of a job take."""
     return _output_places(network)[1]
@@ -180,7 +198,7 @@ def _output_places(network: GpuProgram) -> tuple[dict[str, TensorPlace], int]:
     """Where each output lies in the outputs' own buffer, and that buffer's size."""
     places: dict[str, TensorPlace] = {}
     end = 0
-    for name, place in network.plan.outputs.items():
+    for name, place in network.plan.results.items():
         nbytes = place.binding.nbytes
         places[name] = TensorPlace(Binding(name, "outputs", end, nbytes), place.fact, place.layout)
         end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,16 @@ def _run_ranges(
         program.gpu.queue.submit([encoder.finish()])
 
 
+def submit_steps(program: GpuProgram, steps: Sequence[int]) -> None:
+    """Run these steps whole, in this order, on what lies in the memory."""
+    encoder = program.gpu.device.create_command_encoder()
+    compute = encoder.begin_compute_pass()
+    for step in steps:
+        program.encode_all(compute, step)
+    compute.end()
+    program.gpu.queue.submit([encoder.finish()])
+
+
 def read_tensor(program: GpuProgram, place: TensorPlace) -> Array:
     """A tensor's value now; blocks. Only tensors that still have their memory make sense."""
     if place.fact.size == 0:
@@ -60,6 +70,7 @@ def fill_arena(program: GpuProgram, word: int) -> None:
     """Set every word of the arena (tests: what a kernel did not write shows)."""
     with program.exclusive():
         program.load()
+        program.held.begin()
         assert program.residency.arena is not None
         program.residency.arena.write(np.full(program.residency.arena_bytes // 4, word, np.uint32))
 

@@ -29,6 +29,8 @@ class SharedArena:
         self._memory = memory
         self._members: weakref.WeakSet[Residency] = weakref.WeakSet()
         self._current: Allocation | None = None
+        #: who wrote there last
+        self.writer: weakref.ref[Residency] | None = None
         self._users: dict[Allocation, int] = {}
 
     @classmethod
@@ -115,6 +117,18 @@ class Residency:
     def busy(self) -> bool:
         """Whether a scheduler has a job running in its memory."""
         return self.shared.busy if self.shared is not None else bool(self.holders)
+
+    @property
+    def wrote_last(self) -> bool:
+        """Whether no other of its group has written to the arena since :meth:`claim`."""
+        if self.shared is None:
+            return True
+        return self.shared.writer is not None and self.shared.writer() is self
+
+    def claim(self) -> None:
+        """It is about to write to the arena."""
+        if self.shared is not None:
+            self.shared.writer = weakref.ref(self)
 
     @property
     def complete(self) -> bool:

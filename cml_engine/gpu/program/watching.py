@@ -1,0 +1,39 @@
+"""A run that shows every operator's results when they are there: for tools, slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cml_engine.gpu.program import inspect
+from cml_engine.gpu.program.program import GpuProgram
+from cml_engine.graph import Graph, Node
+
+Array = np.ndarray[Any, Any]
+
+
+def run_watched(
+    program: GpuProgram,
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    watch: Callable[[Node, Sequence[Array]], None],
+) -> dict[str, Array]:
+    """Run the (optimized) graph node by node, a submit and a readback for each; ``watch`` gets the
+    node and its results. What it raises ends the run."""
+    steps: dict[str, list[int]] = {}
+    for step in program.plan.steps:
+        steps.setdefault(step.title, []).append(step.index)
+    with program.exclusive():
+        program.write_inputs(inputs)
+        for node in graph.nodes:
+            inspect.submit_steps(program, steps.get(node.title, ()))
+            places = [program.plan.places[name] for name in node.outputs]
+            watch(node, [inspect.read_tensor(program, place) for place in places])
+        found = {n: inspect.read_tensor(program, p) for n, p in program.plan.outputs.items()}
+        encoder = program.gpu.device.create_command_encoder()
+        program.encode_updates(encoder)
+        program.gpu.queue.submit([encoder.finish()])
+        program.held.end()
+    return found

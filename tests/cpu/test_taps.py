@@ -1,0 +1,100 @@
+"""Tensors that are kept are what the graph as written computes, whatever the passes would make of
+it; a watch sees every operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.graph import Graph
+from cml_engine.passes import NAMES
+from tests.graphs import BLOCKS, random_graph
+
+#: the graph as it is written
+AS_WRITTEN = cml.CompileOptions(without=frozenset(NAMES) - {"infer"})
+
+
+def values_of(graph: Graph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every tensor that the graph as written computes."""
+    found: dict[str, np.ndarray] = {}
+    session = cml.Session(graph, "cpu", AS_WRITTEN)
+    session.run(
+        inputs,
+        watch=lambda node, results: found.update(
+            zip(node.outputs, (r.copy() for r in results), strict=True)
+        ),
+    )
+    return found
+
+
+def assert_kept(graph: Graph, inputs: dict[str, np.ndarray], names: tuple[str, ...]) -> None:
+    wanted = values_of(graph, inputs)
+    session = cml.Session(graph, "cpu", cml.CompileOptions(keep=names))
+    outputs = session.run(inputs)
+    assert set(outputs) == set(graph.outputs)
+    for name in (*names, *graph.outputs):
+        np.testing.assert_allclose(session.tensor(name), wanted[name], 1e-4, 1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_tensor_of_a_block_can_be_kept_alone_and_with_all_others(block):
+    net = BLOCKS[block]()
+    last = net.nodes[-1].outputs[-1]
+    graph, inputs = net.graph(last), net.input()
+    every = tuple(name for node in graph.nodes for name in node.outputs)
+    for names in (every, *((name,) for name in every)):
+        assert_kept(graph, inputs, names)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tensors_of_random_graphs_can_be_kept(seed):
+    graph, inputs = random_graph(seed)
+    every = [name for node in graph.nodes for name in node.outputs]
+    assert_kept(graph, inputs, tuple(every[seed % 3 :: 3]))
+
+
+def test_a_kept_input_and_constant_are_what_was_given():
+    net = BLOCKS["se"]()
+    graph, inputs = net.graph(net.nodes[-1].outputs[0]), net.input()
+    session = cml.Session(graph, "cpu", cml.CompileOptions(keep=("x", "k0")))
+    session.run(inputs)
+    np.testing.assert_array_equal(session.tensor("x"), inputs["x"])
+    np.testing.assert_array_equal(session.tensor("k0"), graph.constants["k0"])
+
+
+def test_a_name_that_is_none_is_refused_with_the_nearest():
+    graph = BLOCKS["se"]().graph("t3")
+    with pytest.raises(cml.InputError, match="has no tensor 't33'; did you mean 't3'"):
+        cml.Session(graph, "cpu", cml.CompileOptions(keep=("t33",)))
+    with pytest.raises(cml.InputError, match=r"keep: wanted names in parentheses, .* got 't3'"):
+        cml.CompileOptions(keep="t3")
+
+
+def test_a_tensor_that_is_not_kept_says_what_to_do():
+    net = BLOCKS["se"]()
+    session = cml.Session(net.graph("t3"), "cpu", cml.CompileOptions(keep=("t1",)))
+    with pytest.raises(cml.InputError, match="has not run yet"):
+        session.tensor("t1")
+    session.run(net.input())
+    with pytest.raises(cml.InputError, match=r"keeps no tensor 't0'; it has t3, t1. .*keep="):
+        session.tensor("t0")
+
+
+def test_a_kept_tensor_of_a_session_at_another_shape():
+    text = (
+        "version 1.0; graph n(x) -> (y) {x = external(shape=[1,2]); a = x + 1.0; y = relu(a) * a;}"
+    ).replace("version 1.0;", "version 1.0;\nextension KHR_enable_operator_expressions;\n")
+    graph = cml.load(cml.MemoryModel(text))
+    session = cml.Session(graph, "cpu", cml.CompileOptions(keep=("a",))).reshaped({"x": (1, 3)})
+    session.run({"x": np.ones((1, 3), np.float32)})
+    np.testing.assert_array_equal(session.tensor("a"), [[2, 2, 2]])
+
+
+def test_what_a_watch_raises_ends_the_run():
+    net = BLOCKS["se"]()
+    session = cml.Session(net.graph("t3"), "cpu")
+    with pytest.raises(ZeroDivisionError):
+        session.run(net.input(), watch=lambda node, results: 1 // 0)
+    with pytest.raises(cml.InputError, match="watch: wanted a function"):
+        session.run(net.input(), watch=7)

@@ -1,0 +1,175 @@
+"""Tensors that are kept, read from a session's memory and from jobs; a watch on a GPU."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.gpu.gpu import Gpu
+from scheduler import FrameScheduler
+from tests.cpu.test_taps import values_of
+
+TEXT = """version 1.0;
+graph net(x) -> (y)
+{
+    x = external(shape = [1, 8, 12, 12]);
+    w0 = variable(shape = [8, 8, 3, 3], label = 'w0');
+    w1 = variable(shape = [8, 8, 3, 3], label = 'w1');
+    c0 = conv(x, w0, padding = [(1, 1), (1, 1)]);
+    r0 = relu(c0);
+    c1 = conv(r0, w1, padding = [(1, 1), (1, 1)]);
+    y = relu(c1);
+}
+"""
+KEEP = cml.CompileOptions(keep=("c0", "x"))
+
+
+def graph_of(text: str = TEXT) -> cml.Graph:
+    rng = np.random.default_rng(0)
+    weights = {n: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8 for n in ("w0", "w1")}
+    return cml.load(cml.MemoryModel(text, weights))
+
+
+def inputs(seed: int = 1) -> dict[str, np.ndarray[Any, Any]]:
+    return {"x": np.random.default_rng(seed).standard_normal((1, 8, 12, 12)).astype(np.float32)}
+
+
+def close(got: Any, wanted: Any) -> None:
+    np.testing.assert_allclose(got, wanted, 1e-4, 1e-4)
+
+
+def finish(gpu: Gpu, scheduler: FrameScheduler, *jobs: Any) -> None:
+    for _ in range(200):
+        encoder = gpu.device.create_command_encoder()
+        scheduler.encode(encoder)
+        gpu.device.queue.submit([encoder.finish()])
+        scheduler.end_frame()
+        if all(job.ended for job in jobs):
+            return
+    raise AssertionError(scheduler.describe())
+
+
+def read(gpu: Gpu, scheduler: FrameScheduler, job: Any, name: str) -> Any:
+    for _ in range(200):
+        if (value := job.read(name)) is not None:
+            return value
+        encoder = gpu.device.create_command_encoder()
+        scheduler.encode(encoder)
+        gpu.device.queue.submit([encoder.finish()])
+        scheduler.end_frame()
+    raise AssertionError("no readback")
+
+
+@pytest.mark.parametrize("storage", ["float", "half"])
+def test_a_kept_tensor_is_what_the_graph_as_written_computes(gpu: Gpu, storage: Any) -> None:
+    graph, given = graph_of(), inputs()
+    wanted = values_of(graph, given)
+    options = cml.CompileOptions(keep=("c0", "x"), storage=storage)
+    session = cml.Session(graph, gpu, options)
+    outputs = session.run(given)
+    assert list(outputs) == ["y"]
+    tensor = session.tensor("c0")
+    assert tensor.fact == graph.facts["c0"]
+    np.testing.assert_allclose(tensor.read(), wanted["c0"], 2e-3, 2e-3)
+    np.testing.assert_array_equal(session.tensor("x").read(), given["x"])
+    np.testing.assert_array_equal(session.tensor("y").read(), outputs["y"])
+
+
+def test_a_job_has_the_kept_tensors_of_its_own_run(gpu: Gpu) -> None:
+    graph = graph_of()
+    session = cml.Session(graph, gpu, KEEP)
+    scheduler = FrameScheduler(gpu, budget_ms=20.0)
+    one, two = (scheduler.submit(session, inputs(seed)) for seed in (1, 2))
+    finish(gpu, scheduler, one, two)
+    for job, seed in ((one, 1), (two, 2)):
+        wanted = values_of(graph, inputs(seed))
+        close(job.tensor("c0").read(), wanted["c0"])
+        close(read(gpu, scheduler, job, "c0"), wanted["c0"])
+        close(read(gpu, scheduler, job, "y"), wanted["y"])
+    close(session.tensor("c0").read(), values_of(graph, inputs(2))["c0"])
+    with pytest.raises(cml.InputError, match="no output 'c1': there is y, c0, x"):
+        one.tensor("c1")
+
+
+def test_a_job_takes_another_s_kept_tensor(gpu: Gpu) -> None:
+    graph = graph_of()
+    session, second = cml.Session(graph, gpu, KEEP), cml.Session(graph, gpu)
+    scheduler = FrameScheduler(gpu, budget_ms=20.0)
+    first = scheduler.submit(session, inputs())
+    job = scheduler.submit(second, {"x": first.output("c0")})
+    finish(gpu, scheduler, job)
+    wanted = values_of(graph, {"x": values_of(graph, inputs())["c0"]})["y"]
+    close(job.tensor("y").read(), wanted)
+
+
+def test_a_tensor_is_refused_where_none_is_there() -> None:
+    own = cml.Gpu()
+    session = cml.Session(graph_of(), own, KEEP)
+    with pytest.raises(cml.InputError, match="holds no 'c0' now: no run has ended"):
+        session.tensor("c0")
+    session.run(inputs())
+    session.tensor("c0")
+    with pytest.raises(cml.InputError, match="keeps no tensor 'c1'; it has y, c0, x"):
+        session.tensor("c1")
+    session.program.evict()  # type: ignore[attr-defined]
+    with pytest.raises(cml.InputError, match="Run it first"):
+        session.tensor("c0")
+
+
+def test_another_session_of_a_shared_arena_takes_the_tensors_away(gpu: Gpu) -> None:
+    graph = graph_of()
+    one, two = (cml.Session(graph, gpu, KEEP, arena="shared:taps") for _ in range(2))
+    one.run(inputs())
+    one.tensor("c0")
+    two.run(inputs())
+    with pytest.raises(cml.InputError, match="others had the memory since"):
+        one.tensor("c0")
+    two.tensor("c0")
+
+
+def test_a_session_s_tensor_is_no_input_of_what_shares_its_buffer(gpu: Gpu) -> None:
+    session = cml.Session(graph_of(), gpu, KEEP)
+    session.run(inputs())
+    scheduler = FrameScheduler(gpu, budget_ms=20.0)
+    with pytest.raises(cml.InputError, match="one buffer with the memory of 'net'"):
+        scheduler.submit(session, {"x": session.tensor("c0")})
+
+
+def test_a_watch_on_a_gpu_sees_what_it_sees_on_the_cpu(gpu: Gpu) -> None:
+    graph, given = graph_of(), inputs()
+    seen: dict[str, dict[str, Any]] = {"gpu": {}, "cpu": {}}
+    outputs = {}
+    for backend, values in seen.items():
+        session = cml.Session(graph, gpu if backend == "gpu" else "cpu", KEEP)
+
+        def watch(node: Any, results: Any, values: dict[str, Any] = values) -> None:
+            values[node.title] = [r.copy() for r in results]
+
+        outputs[backend] = session.run(given, watch=watch)
+    assert list(seen["gpu"]) == list(seen["cpu"])
+    assert "conv 'c0'" in seen["gpu"]
+    for title, values in seen["cpu"].items():
+        close(seen["gpu"][title][0], values[0])
+    close(outputs["gpu"]["y"], outputs["cpu"]["y"])
+
+
+def test_a_watched_run_advances_variables(gpu: Gpu) -> None:
+    text = (
+        "version 1.0;\nextension KHR_enable_operator_expressions;\n"
+        "graph n(x) -> (y) { x = external(shape = [4]); s = variable(shape = [4], label = 's');"
+        " t = s + x; u = update(s, t); y = relu(t) + x; }"
+    )
+    model = cml.MemoryModel(text, {"s": np.zeros(4, np.float32)})
+    ones = {"x": np.ones(4, np.float32)}
+    for backend in (gpu, "cpu"):
+        session = cml.Session(cml.load(model), backend, cml.CompileOptions(keep=("s",)))
+        session.run(ones, watch=lambda node, results: None)
+        np.testing.assert_array_equal(session.run(ones)["y"], [3, 3, 3, 3])
+        value = session.tensor("s")
+        value = value if isinstance(value, np.ndarray) else value.read()
+        np.testing.assert_array_equal(value, [2, 2, 2, 2])
+    gc.collect()
