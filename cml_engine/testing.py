@@ -161,7 +161,7 @@ def check_graph(
 ) -> float:
     """As :func:`check_on_gpu`, for a graph of any nodes, each with its own tolerance. Operators
     without a CPU function are not compared, and what follows them neither."""
-    from cml_engine.backends.shadow import node_tolerance
+    from cml_engine.backends.tolerances import node_tolerance
     from cml_engine.gpu.program.program import GpuProgram
 
     layouts = dict(layouts or {})

@@ -32,7 +32,8 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.backends.cpu import run_node
-from cml_engine.backends.shadow import node_tolerance, shadow_run
+from cml_engine.backends.shadow import shadow_run
+from cml_engine.backends.tolerances import node_tolerance
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node

@@ -41,6 +41,9 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
 #: what may be left out by its name: the stages, and views in a GPU's plan
 NAMES = (*(name for name, _, _ in STAGES), "views")
 
+#: what to leave out so that every tensor of the graph as it is written is computed by itself
+AS_WRITTEN = frozenset(NAMES) - {"infer", "fold"}
+
 
 def optimize(graph: Graph, without: frozenset[str] = frozenset()) -> Graph:
     """The graph after all stages but those named in ``without``; :class:`InputError` where that

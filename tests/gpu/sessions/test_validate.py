@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cml_engine.backends.shadow import node_tolerance, propagated, shadow_run
+from cml_engine.backends.shadow import shadow_run
+from cml_engine.backends.tolerances import node_tolerance, propagated
 from cml_engine.cli import main
 from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister

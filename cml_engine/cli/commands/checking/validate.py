@@ -12,6 +12,7 @@ from cml_engine.cli.common import (
     storage_of,
 )
 from cml_engine.cli.options import add_options
+from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
 from cml_engine.graph import Graph
 from cml_engine.ranges import SEED
@@ -25,9 +26,16 @@ if TYPE_CHECKING:
 def options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "model", "random", "inputs", "half", "dump")
     parser.add_argument("--seed", type=SEED, default=0, help="of the random inputs")
+    parser.add_argument(
+        "--passes",
+        action="store_true",
+        help="instead: the optimized graph against the graph as written, both in NumPy",
+    )
 
 
 def run(a: argparse.Namespace) -> int:
+    if a.passes:
+        return _check_passes(a)
     from cml_engine.backends.shadow import shadow_run
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.passes import optimize
@@ -36,16 +44,31 @@ def run(a: argparse.Namespace) -> int:
     graph = optimize(load_model(a))
     gpu = Gpu()
     gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
-    facts = {name: graph.facts[name] for name in graph.inputs}
-    files = named_files(a.input, facts, "input")
-    arrays = random_inputs(facts, a.seed)
-    arrays |= {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
-    arrays = check_inputs(facts, arrays)
+    arrays = _inputs(graph, a)
     checks = shadow_run(graph, gpu, arrays, storage_of(a))
     report = Validation.of(graph.name, gpu.name, progress(checks, len(graph.nodes), "validate"))
     print(report)
     stored = _storage_report(graph, gpu, arrays) if a.half else None
     return 0 if report.ok and (stored is None or stored.ok) else 1
+
+
+def _check_passes(a: argparse.Namespace) -> int:
+    from cml_engine.inspection.passes import check_passes
+
+    if a.half or a.dump_kernels:
+        raise InputError("--passes compares in NumPy: leave --half and --dump-kernels out")
+    graph = load_model(a)
+    report = check_passes(graph, _inputs(graph, a))
+    print(report)
+    return 0 if report.ok else 1
+
+
+def _inputs(graph: Graph, a: argparse.Namespace) -> dict[str, Any]:
+    facts = {name: graph.facts[name] for name in graph.inputs}
+    files = named_files(a.input, facts, "input")
+    arrays = random_inputs(facts, a.seed)
+    arrays |= {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
+    return check_inputs(facts, arrays)
 
 
 def _storage_report(graph: Graph, gpu: Gpu, arrays: dict[str, Any]) -> StorageReport:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from cml_engine.cli.common import (
@@ -14,12 +18,32 @@ from cml_engine.cli.common import (
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
+from cml_engine.graph import Graph, Node
+from cml_engine.passes import AS_WRITTEN
 from cml_engine.session import Session, check_inputs
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "model", "random", "inputs", "backend", "half", "dump")
     parser.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument(
+        "--dump-tensors",
+        type=Path,
+        metavar="DIR",
+        help="write every tensor of the model as written, and an index of them (docs/live.md)",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="of --dump-tensors: those whose names match; may be given again",
+    )
+    parser.add_argument(
+        "--stop-at-nan",
+        action="store_true",
+        help="stop at the first operator whose result is not finite, and show what it read",
+    )
 
 
 def run(a: argparse.Namespace) -> int:
@@ -28,6 +52,8 @@ def run(a: argparse.Namespace) -> int:
             "--random-weights is for what a network costs (info, rank, frames, tune, validate): "
             "results of random weights mean nothing, so 'cml run' wants the model's own"
         )
+    if a.only and a.dump_tensors is None:
+        raise InputError("--only says which tensors --dump-tensors DIR writes: give that too")
     if not a.input and not a.output:
         raise InputError("nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz or .png)")
     graph = load_model(a)
@@ -37,13 +63,50 @@ def run(a: argparse.Namespace) -> int:
     files = named_files(a.input, facts, "input")
     arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
     arrays = check_inputs(facts, arrays)
-    session = Session(graph, backend_of(a), compile_options(a))
-    results = session.run(arrays)
+    if a.dump_tensors is not None or a.stop_at_nan:
+        results, session = _watched(graph, arrays, a)
+    else:
+        session = Session(graph, backend_of(a), compile_options(a))
+        results = session.run(arrays)
+    if results is None:
+        return 1
     array_files.write_outputs(outputs, results)
     for name, value in results.items():
         place = f" -> {outputs[name]}" if name in outputs else _summary(value)
         print(f"{name}: {session.outputs[name]}{place}")
     return 0
+
+
+def _watched(
+    graph: Graph, arrays: dict[str, Any], a: argparse.Namespace
+) -> tuple[dict[str, Any] | None, Session]:
+    """Run the model as written, with an eye on each of its tensors; no results where that found
+    what it looked for."""
+    from cml_engine.inspection.dump import Dump
+    from cml_engine.inspection.nonfinite import NotFinite, StopAtNan
+
+    dump = None if a.dump_tensors is None else Dump(a.dump_tensors, graph, a.only)
+    options = replace(compile_options(a), without=AS_WRITTEN)
+    session = Session(graph, backend_of(a), options)
+    stop = StopAtNan(session.graph, arrays) if a.stop_at_nan else None
+
+    def watch(node: Node, found: Sequence[Any]) -> None:
+        if dump is not None:
+            dump(node, found)
+        if stop is not None:
+            stop(node, found)
+
+    results = None
+    try:
+        if dump is not None:
+            dump.fixed(session.graph.constants)
+        results = session.run(arrays, watch=watch)
+    except NotFinite as error:
+        print(error, file=sys.stderr)
+    finally:
+        if dump is not None:
+            print(f"{len(dump)} tensors -> {dump.close()}")
+    return results, session
 
 
 def _summary(value: Any) -> str:

@@ -1,0 +1,84 @@
+"""The check of the passes: it finds nothing in what they make, and names a pass that is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine import passes
+from cml_engine.inspection import passes as checking
+from cml_engine.inspection.passes import check_passes
+from tests.graphs import BLOCKS, Net, random_graph, random_maps
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_passes_agree_on_blocks(block):
+    net = BLOCKS[block]()
+    report = check_passes(net.graph(net.nodes[-1].outputs[-1]), net.input())
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("make", [random_graph, random_maps])
+def test_the_passes_agree_on_random_graphs(make, seed):
+    report = check_passes(*make(seed))
+    assert report.ok, str(report)
+
+
+def small():
+    net = Net(1, 4, 5, 5)
+    last = net.op("relu", net.batch_norm(net.conv("x", 4)))
+    return net.graph(net.op("abs", last)), net.input()
+
+
+def test_what_a_pass_changed_is_listed():
+    report = check_passes(*small())
+    assert [name for name, _, _ in report.passes] == ["affine", "fuse"]
+    assert "all agree: 2 tensors" in str(report)
+
+
+@pytest.mark.parametrize("name", ["affine", "fuse", "rules"])
+def test_a_pass_that_is_wrong_is_named_with_the_node(monkeypatch, name):
+    def broken(graph):
+        node = graph.nodes[0]
+        filter = node.inputs[1]
+        wrong = graph.constants[filter].copy()
+        wrong.flat[3] += 0.5
+        return graph.with_(constants={**graph.constants, filter: wrong})
+
+    stages = tuple(
+        (n, (lambda g, stage=stage: broken(stage(g))) if n == name else stage, why)
+        for n, stage, why in passes.STAGES
+    )
+    monkeypatch.setattr(checking, "STAGES", stages)
+    report = check_passes(*small())
+    assert not report.ok
+    assert f"pass '{name}': conv " in str(report) and "values differ: at [0, 0, " in str(report)
+
+
+def test_a_game_s_rule_that_is_wrong_is_charged_to_the_rules():
+    def wrong(match):
+        return match.node("neg", match.last.inputs, match.last.attrs)
+
+    rule = cml.register_rule(cml.Rule("abs is neg", ("abs",), wrong))
+    try:
+        report = check_passes(*small())
+    finally:
+        passes.rules.unregister_rule(rule)
+    assert "pass 'rules': neg 't3'" in report.fault
+
+
+def test_a_constant_that_was_folded_wrongly_is_found(monkeypatch):
+    net = Net(2, 3)
+    graph = net.graph(net.op("add", "x", net.op("exp", net.constant(1.0))))
+
+    def fold(graph):
+        folded = stage(graph)
+        wrong = {"t0": folded.constants["t0"] + np.float32(0.01)}
+        return folded.with_(constants={**folded.constants, **wrong})
+
+    (stage,) = (stage for name, stage, _ in passes.STAGES if name == "fold")
+    stages = tuple((n, fold if n == "fold" else s, why) for n, s, why in passes.STAGES)
+    monkeypatch.setattr(checking, "STAGES", stages)
+    assert "pass 'fold': exp 't0'" in check_passes(graph, net.input()).fault
