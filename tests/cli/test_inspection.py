@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from cml_engine.cli import main
-from tests.models import write_model
+from tests.fixtures.models import write_model
 
 TEXT = """\
 version 1.0;

@@ -9,7 +9,7 @@ import cml_engine as cml
 from cml_engine import passes
 from cml_engine.inspection import passes as checking
 from cml_engine.inspection.passes import check_passes
-from tests.graphs import BLOCKS, Net, random_graph, random_maps
+from tests.fixtures.graphs import BLOCKS, Net, random_graph, random_maps
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -9,7 +9,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.graph import Graph
 from cml_engine.passes import NAMES
-from tests.graphs import BLOCKS, random_graph
+from tests.fixtures.graphs import BLOCKS, random_graph
 
 #: the graph as it is written
 AS_WRITTEN = cml.CompileOptions(without=frozenset(NAMES) - {"infer"})

@@ -11,7 +11,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.gpu.gpu import Gpu
 from scheduler import FrameScheduler
-from tests.cpu.test_taps import values_of
+from tests.cpu.live.test_taps import values_of
 
 TEXT = """version 1.0;
 graph net(x) -> (y)
