@@ -187,7 +187,7 @@ class Session:
         readback for each operator."""
         if watch is not None and not callable(watch):
             raise InputError(f"watch: wanted a function of a node and its results, got {watch!r}")
-        arrays = self.check_inputs(inputs)
+        arrays = check_inputs(self.inputs, inputs)
         if watch is None:
             return self._program.run(arrays)
         if self.gpu is None:
