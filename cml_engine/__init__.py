@@ -13,7 +13,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cml_engine.errors import CmlError, DeviceError, InputError, ModelError
+from cml_engine.cooked.load import load_cooked
+from cml_engine.errors import (
+    CmlError,
+    CorruptArtifact,
+    DeviceError,
+    InputError,
+    ModelError,
+    StaleArtifact,
+)
 from cml_engine.graph import Attrs, Fact, Graph
 from cml_engine.loading import load, save
 from cml_engine.model_source import ModelSource
@@ -42,6 +50,7 @@ __all__ = [
     "Case",
     "CmlError",
     "CompileOptions",
+    "CorruptArtifact",
     "Cost",
     "DeviceError",
     "Dispatch",
@@ -58,8 +67,10 @@ __all__ = [
     "Random",
     "Rule",
     "Session",
+    "StaleArtifact",
     "Tolerance",
     "load",
+    "load_cooked",
     "register",
     "register_rule",
     "same_as",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "CmlError",
+    "CorruptArtifact",
     "DeviceError",
     "InputError",
     "InternalError",
@@ -22,6 +23,7 @@ __all__ = [
     "ShaderCompileError",
     "ShapeError",
     "Source",
+    "StaleArtifact",
     "TensorFileError",
     "UnsupportedOp",
 ]
@@ -113,6 +115,15 @@ class OutOfGpuMemory(DeviceError):
 
 class ShaderCompileError(CmlError):
     """HLSL that does not compile; the message shows file, line and the compiler's words."""
+
+
+class CorruptArtifact(CmlError):
+    """A cooked file is damaged, cut off, or none; nothing of it was used."""
+
+
+class StaleArtifact(CmlError):
+    """A cooked file is whole, and does not have what is wanted of it; the message says what to
+    cook."""
 
 
 class InternalError(CmlError):

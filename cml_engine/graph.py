@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from cml_engine.errors import InputError, Source
+from cml_engine.limits import Limits
 from cml_engine.ranges import shapes_by_name
 
 T = TypeVar("T")
@@ -160,19 +161,34 @@ class Origin:
         return self.make(given).with_(origin=Origin(self.make, given))
 
 
+class Ready(Protocol):
+    """What was made of a graph before it came here (``cml_engine/cooked/``): its passes have run,
+    and it may have plans."""
+
+    def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
+        """The plan for a device; ``lower`` makes one of the graph. ``plain``: nothing was asked
+        for but how things are stored."""
+        ...
+
+    def check_cpu(self) -> None:
+        """:class:`CmlError` where it does not have what NumPy needs."""
+        ...
+
+
 @dataclass(frozen=True)
 class Graph:
     """A network: inputs and outputs by name, constants by value, nodes in running order.
 
-    ``labels`` maps the constants that came from ``variable`` to their file's label. ``updates``
-    pairs a variable with the tensor that becomes its value after a run (NNEF ``update``).
-    ``sources`` says where an input or constant was declared. ``quantization`` holds what a
-    ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
-    ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
+        ``labels`` maps the constants that came from ``variable`` to their file's label. ``updates``
+        pairs a variable with the tensor that becomes its value after a run (NNEF ``update``).
+        ``sources`` says where an input or constant was declared. ``quantization`` holds what a
+        ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
+        ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
     are lines for people: what a converter did. ``kept`` are tensors that somebody reads after a
     run though they are no outputs: no pass may make them part of another operator. ``apart`` are
     tensors whose operators no pass may join to those that read them. ``origin`` makes a graph
-    that was loaded anew at other shapes; a graph that was changed since, or pickled, has none.
+    that was loaded anew at other shapes, ``ready`` is what was cooked of it; a graph that was
+    changed since, or pickled, has none.
     """
 
     name: str
@@ -190,10 +206,11 @@ class Graph:
     kept: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     origin: Origin | None = field(default=None, compare=False, repr=False)
+    ready: Ready | None = field(default=None, compare=False, repr=False)
 
     def with_(self, **changes: Any) -> Graph:
         """A copy with some fields changed."""
-        return replace(self, **{"origin": None, **changes})
+        return replace(self, **{"origin": None, "ready": None, **changes})
 
     def reshaped(self, shapes: Mapping[str, Sequence[int]]) -> Graph:
         """The same model at other shapes of its inputs, by name: evaluated anew from memory, so
@@ -207,8 +224,8 @@ class Graph:
         return self.origin.at(shapes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the origin, which holds open files and functions."""
-        return {**self.__dict__, "origin": None}
+        """Without what holds open files and functions."""
+        return {**self.__dict__, "origin": None, "ready": None}
 
     @property
     def lasting(self) -> tuple[str, ...]:

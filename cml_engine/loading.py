@@ -149,6 +149,8 @@ def save(
     by the operator's name.
     """
     an_object(Graph, graph, "the graph to save (cml.load gives one)")
+    if graph.ready is not None:
+        raise InputError(f"'{graph.name}' is cooked: save the model that it was made of")
     path = _a_path(path)
     if path.suffix.lower() == ".onnx":
         from cml_engine.convert.onnx.export import USUAL_OPSET, save_onnx

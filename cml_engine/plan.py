@@ -7,7 +7,7 @@ tested without a GPU, and every backend or scheduler that runs networks reads th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,30 @@ class Binding:
     @property
     def end(self) -> int:
         return self.offset + self.nbytes
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """A kernel variant as code, where it comes from a cooked file and not from HLSL. Equal ones are
+    the same pipeline: ``content`` is a digest of the code, so that no file can put its own in the
+    place of another's."""
+
+    label: str
+    tensors: int
+    params_bytes: int
+    trusted: bool
+    content: str
+    #: SPIR-V, or the text of WGSL
+    code: Callable[[], bytes | str] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a step has in the place of HLSL, defines and values: code, bytes, and its cost key."""
+
+    kernel: KernelCode
+    params: bytes
+    cost_key: str
 
 
 @dataclass(frozen=True)
@@ -66,6 +90,8 @@ class Step:
     source: Source | None = None
     #: the kernel variant and its tile, of an operator that has several
     variant: str = ""
+    #: its kernel and parameters as they were cooked
+    finished: Finished | None = None
 
     @property
     def written(self) -> tuple[Binding, ...]:
@@ -179,6 +205,8 @@ def stored_bytes(array: np.ndarray[Any, Any]) -> int:
 
 def _step_cost(step: Step) -> StepWork:
     flops, nbytes = step.cost.flops / step.groups, step.cost.bytes / step.groups
+    if step.finished is not None:
+        return StepCost(step.finished.cost_key, step.op, step.title, step.groups, flops, nbytes)
     variant = "|".join(f"{k}={v}" for k, v in sorted(step.defines.items()))
     digest = zlib.crc32(variant.encode())
     name = "+".join((step.op, *step.fused))

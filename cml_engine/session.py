@@ -302,6 +302,8 @@ def _compiled(
     """A graph compiled for its backend."""
     optimized = _optimized(graph, options)
     if gpu is None:
+        if graph.ready is not None:
+            graph.ready.check_cpu()
         return Compiled(graph, optimized, None, CpuProgram(optimized))
     from cml_engine.gpu.program.program import GpuProgram
 
@@ -317,7 +319,7 @@ def _optimized(graph: Graph, options: CompileOptions) -> Graph:
     known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
     check_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
     kept = tuple(name for name in dict.fromkeys(options.keep) if name not in outputs)
-    return optimize(graph.with_(kept=kept), options.without)
+    return optimize(graph.with_(kept=kept, ready=graph.ready), options.without)
 
 
 def _recompiler(
@@ -366,8 +368,15 @@ def make_plan(
     graph: Graph, gpu: Gpu, options: CompileOptions, sibling: Sibling | None = None
 ) -> Plan:
     """The plan that a GPU session runs; with a sibling as much as may be like that one."""
-    layouts = layouts_for(graph, options.storage) if options.blocked_layout else {}
-    return lower(graph, gpu.limits, layouts, _plan_options(gpu, options), sibling)
+
+    def lowered() -> Plan:
+        layouts = layouts_for(graph, options.storage) if options.blocked_layout else {}
+        return lower(graph, gpu.limits, layouts, _plan_options(gpu, options), sibling)
+
+    if graph.ready is None:
+        return lowered()
+    plain = replace(options, storage="float", tuned=True) == CompileOptions()
+    return graph.ready.plan(gpu.limits, options.storage, plain, lowered)
 
 
 def _plan_options(gpu: Gpu, options: CompileOptions) -> PlanOptions:

@@ -22,8 +22,7 @@ from benchmarks.kernels.controls import PeakMeter
 from benchmarks.kernels.roofline import KernelTimes, Peaks, markdown
 from benchmarks.models import MODELS, ready_program
 from cml_engine.gpu.program import inspect
-from cml_engine.gpu.program.common import step_keys
-from cml_engine.gpu.shaders.hlsl import ShaderKey
+from cml_engine.gpu.shaders.steps import Variant, step_keys
 from examples.upscale import assets
 
 OUT = Path(__file__).resolve().parents[2] / "out"
@@ -36,7 +35,7 @@ def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[Ker
     for _ in range(rounds):
         times.append(1e-3 * inspect.time_steps(program, inputs, 1)[0])
         peaks.append(meter.measure())
-    variants: dict[ShaderKey, list[int]] = {}
+    variants: dict[Variant, list[int]] = {}
     for step, key in zip(program.plan.steps, step_keys(program.plan), strict=True):
         variants.setdefault(key, []).append(step.index)
     totals = [float(t.sum()) for t in times]

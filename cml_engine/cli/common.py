@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cml_engine.convert import convert, formats
+from cml_engine.cooked import load_cooked
+from cml_engine.cooked.form import MAGIC
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.files import arrays as array_files
 from cml_engine.graph import Fact, Graph
@@ -27,6 +29,12 @@ T = TypeVar("T")
 def load_model(a: argparse.Namespace) -> Graph:
     """The model that the command line names; weights at random are said to be."""
     random = getattr(a, "random_weights", None)
+    if is_cooked(a.model):
+        given = {"--fragments": a.fragments, "--shape": a.shape, "--weights": a.weights}
+        given["--random-weights"] = random is not None
+        if named := [name for name, value in given.items() if value]:
+            raise InputError(f"'{a.model}' is cooked: {' and '.join(named)} cannot change it")
+        return load_cooked(a.model)
     graph = load(
         a.model,
         fragments=a.fragments,
@@ -38,6 +46,15 @@ def load_model(a: argparse.Namespace) -> Graph:
         is_table = not (getattr(a, "json", False) or getattr(a, "csv", False))
         print(graph.notes[-1], file=sys.stdout if is_table else sys.stderr)
     return graph
+
+
+def is_cooked(model: str) -> bool:
+    """Whether a file is a cooked one, by its name or by its first bytes."""
+    if Path(model).suffix.lower() == ".cml":
+        return True
+    with contextlib.suppress(OSError), Path(model).open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False
 
 
 def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,10 @@ class CommandParser(argparse.ArgumentParser):
 
 #: options that several commands share: name or flags, and what argparse is told of them
 _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "model": (("model",), {"help": "NNEF folder, graph.nnef inside one, .tgz of one, or .onnx"}),
+    "model": (
+        ("model",),
+        {"help": "NNEF folder, graph.nnef inside one, .tgz of one, .onnx, or cooked .cml"},
+    ),
     "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
     "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
     "json": (("--json",), {"action": "store_true"}),

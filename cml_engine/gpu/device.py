@@ -22,9 +22,9 @@ from cml_engine.gpu.native import (
     timestamp_period_ns,
     wait,
 )
-from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_kernel
-from cml_engine.gpu.shaders.params import parse_params
+from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.stages import StageKey, compile_stage
+from cml_engine.gpu.shaders.steps import Variant
 from cml_engine.limits import Limits
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Device:
         self.dump_kernels: str | Path | None = os.environ.get("CML_DUMP_KERNELS") or None
         #: memory for networks and for the host's renderer (docs/memory.md)
         self.memory = Allocator(self.device, budget_bytes, source=memory)
-        self._pipelines: dict[ShaderKey, Future[Pipeline]] = {}
+        self._pipelines: dict[Variant, Future[Pipeline]] = {}
         self._pipelines_lock = Lock()
         self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
 
@@ -99,7 +99,7 @@ class Device:
         """How many kernel variants have been built on this device."""
         return len(self._pipelines)
 
-    def pipeline(self, key: ShaderKey) -> Pipeline:
+    def pipeline(self, key: Variant) -> Pipeline:
         """The variant's pipeline, built at its first use; who else wants it meanwhile waits. One
         that could not be built is tried again by the next who asks."""
         mine: Future[Pipeline] = Future()
@@ -139,13 +139,13 @@ class Device:
         never waits."""
         wait(self.device)
 
-    def _build(self, key: ShaderKey) -> Pipeline:
+    def _build(self, key: Variant) -> Pipeline:
         if self.dump_kernels is not None:
             from cml_engine.gpu.shaders.dump import dump_kernel
 
             dump_kernel(key, self.dump_kernels)
         module = self._module(key)
-        layout = self._layout(key.tensors, 16 * parse_params(key.params).vectors)
+        layout = self._layout(key.tensors, key.params_bytes)
         try:
             built = self.device.create_compute_pipeline(
                 label=key.label,
@@ -156,8 +156,9 @@ class Device:
             raise DeviceError(f"the driver refused kernel '{key.label}': {error}") from error
         return Pipeline(key.label, built, layout)
 
-    def _module(self, key: ShaderKey) -> wgpu.GPUShaderModule:
-        return self._create_module(key.label, compile_kernel(key), key.trusted, str(key.path))
+    def _module(self, key: Variant) -> wgpu.GPUShaderModule:
+        named = str(key.path) if isinstance(key, ShaderKey) else key.label
+        return self._create_module(key.label, key.code(), key.trusted, named)
 
     def _create_module(
         self, label: str, code: bytes | str, trusted: bool, path: str

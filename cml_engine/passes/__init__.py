@@ -47,8 +47,10 @@ AS_WRITTEN = frozenset(NAMES) - {"infer", "fold"}
 
 def optimize(graph: Graph, without: frozenset[str] = frozenset()) -> Graph:
     """The graph after all stages but those named in ``without``; :class:`InputError` where that
-    has a name that no pass has."""
+    has a name that no pass has. One that was cooked has been through them already."""
     some_of(NAMES, without, "passes to leave out")
+    if graph.ready is not None:
+        return graph
     for name, stage, _ in STAGES:
         if name not in without:
             graph = stage(graph)

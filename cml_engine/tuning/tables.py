@@ -83,6 +83,11 @@ def table_for(device: str) -> VariantTable:
     return _read_tables[file]
 
 
+def shipped_table(device: str) -> VariantTable:
+    """What we ship for devices of that name: the same on every machine."""
+    return variants_of(_shipped_for(device))
+
+
 def variants_of(records: Mapping[str, Record]) -> VariantTable:
     """The table that lowering takes."""
     picks = {key: Pick(record.chosen, record.default) for key, record in records.items()}

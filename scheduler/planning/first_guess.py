@@ -3,7 +3,8 @@
 ``defaults/*.json`` beside this file hold one kind of device each: how many FLOPs and bytes it does
 in a millisecond, what a dispatch costs, for some kernels how far they are from that, and where the
 numbers come from. The first whose ``devices`` (a regular expression) is found in the device's name
-is taken. What was measured on the device itself always counts more.
+is taken; ``words`` is a simpler form of that, for cooked files. What was measured on the device
+itself always counts more.
 """
 
 from __future__ import annotations
@@ -41,10 +42,16 @@ class FirstGuess:
     @classmethod
     def for_device(cls, name: str) -> FirstGuess:
         """The shipped numbers for a device of that name; the general ones for others."""
-        for pattern, guess in _shipped():
+        for pattern, _, guess in _shipped():
             if re.search(pattern, name, re.IGNORECASE):
                 return guess
         return cls()
+
+    @classmethod
+    def shipped_by_words(cls) -> list[tuple[str, FirstGuess]]:
+        """All shipped numbers, each with words of devices' names joined by ``|``, and the general
+        ones for "" (docs/cooked.md: what a player takes)."""
+        return [*((words, guess) for _, words, guess in _shipped()), ("", cls())]
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FirstGuess:
@@ -78,10 +85,12 @@ class FirstGuess:
 
 
 @cache
-def _shipped() -> list[tuple[str, FirstGuess]]:
-    """Name patterns and numbers of every shipped file, in the order of the files' names."""
+def _shipped() -> list[tuple[str, str, FirstGuess]]:
+    """Name patterns, words that say nearly the same, and numbers of every shipped file, in the
+    order of the files' names."""
     found = []
     for path in sorted(_DEFAULTS.glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))
-        found.append((str(data["devices"]), FirstGuess.from_json(data)))
+        guess = FirstGuess.from_json(data)
+        found.append((str(data["devices"]), str(data["words"]), guess))
     return found

@@ -165,3 +165,13 @@ def _true_model(network: SimNetwork) -> CostModel:
 def _teach(model: CostModel, step: SimStep) -> None:
     for count in {1, step.groups}:
         model.learn([(step, count)], max(1e-9, count * step.ms_per_group))
+
+
+def cooked_guesses() -> list[Any]:
+    """The shipped first guesses, as a cooked file has them."""
+    from cml_engine.cooked import DeviceGuess
+
+    return [
+        DeviceGuess(words, g.flops_per_ms, g.bytes_per_ms, g.launch_ms, g.kernels)
+        for words, g in FirstGuess.shipped_by_words()
+    ]

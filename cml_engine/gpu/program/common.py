@@ -12,7 +12,7 @@ import wgpu
 
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.allocator import Allocator
-from cml_engine.gpu.shaders.hlsl import ShaderKey, kernel_content, shader_key
+from cml_engine.gpu.shaders.steps import Variant, step_keys
 from cml_engine.plan import Plan, stored_bytes
 
 _Usage = wgpu.BufferUsage
@@ -76,32 +76,9 @@ class Common:
         finally:
             self._uploading.release()
 
-    def step_keys(self, plan: Plan) -> list[ShaderKey]:
+    def step_keys(self, plan: Plan) -> list[Variant]:
         """The kernel variant of every step, of the files as they were when the first plan was."""
         return step_keys(plan, self._contents)
-
-
-def step_keys(plan: Plan, contents: dict[tuple[str, str], str] | None = None) -> list[ShaderKey]:
-    """The kernel variant of every step, of the files as they are now; ``contents`` has the digests
-    of those that were read already."""
-    contents = {} if contents is None else contents
-    keys = []
-    for step in plan.steps:
-        kernel = str(step.path), step.inline
-        if kernel not in contents:
-            contents[kernel] = kernel_content(*kernel)
-        key = shader_key(
-            step.path,
-            step.params_layout,
-            len(step.bindings),
-            step.defines,
-            step.trusted,
-            interface=step.interface,
-            inline=step.inline,
-            content=contents[kernel],
-        )
-        keys.append(key)
-    return keys
 
 
 def chunks(values: Mapping[str, tuple[int, Array]]) -> Chunks:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from cml_engine.gpu.device import Device, Pipeline
 from cml_engine.gpu.program.common import EVERYTHING, Chunks, chunks
-from cml_engine.gpu.shaders.hlsl import ShaderKey
+from cml_engine.gpu.shaders.steps import Variant
 from cml_engine.once import Once
 from cml_engine.plan import Plan, Step
 
@@ -43,7 +43,7 @@ _LAUNCHES_PER_FRAME = 32
 class Preparation:
     """The way of one program to being ready, from memory that holds nothing yet."""
 
-    def __init__(self, plan: Plan, gpu: Device, keys: Sequence[ShaderKey]) -> None:
+    def __init__(self, plan: Plan, gpu: Device, keys: Sequence[Variant]) -> None:
         self._gpu = gpu
         self._plan = plan
         self._chunks = chunks(plan.own)

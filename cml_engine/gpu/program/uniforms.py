@@ -8,10 +8,9 @@ from typing import Any
 
 import wgpu
 
-from cml_engine.errors import OperatorError
 from cml_engine.gpu.device import SLICE_BYTES, Device
 from cml_engine.gpu.memory.allocation import Allocation
-from cml_engine.gpu.shaders.params import parse_params
+from cml_engine.gpu.shaders.steps import step_params
 from cml_engine.plan import Plan, Step
 
 #: ranges of workgroups that one submit may hold
@@ -58,7 +57,7 @@ class Uniforms:
         block = bytearray()
         self._ranges: list[tuple[int, int]] = []
         for step in plan.steps:
-            data = _packed(step)
+            data = step_params(step)
             self._ranges.append((len(block), len(data)))
             block += data + bytes(-len(data) % align)
         self._params = _filled(plan, gpu, block or bytearray(16))
@@ -68,13 +67,6 @@ class Uniforms:
     def params_binding(self, step: Step) -> dict[str, Any]:
         """The step's parameters as a bind group's resource."""
         return self._params.binding(*self._ranges[step.index])
-
-
-def _packed(step: Step) -> bytes:
-    try:
-        return parse_params(step.params_layout).pack(step.params)
-    except (ValueError, TypeError, OverflowError) as error:  # what a lower gave
-        raise OperatorError(f"{step.title}: {error}", step.source) from error
 
 
 def _filled(plan: Plan, gpu: Device, data: bytearray) -> Allocation:

@@ -21,6 +21,8 @@ from cml_engine.errors import InputError
 from cml_engine.files.atomic_write import write_atomically
 from cml_engine.gpu.shaders import compilers
 from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_spirv, digest, standalone_source
+from cml_engine.gpu.shaders.steps import Variant
+from cml_engine.plan import KernelCode
 
 #: the compiler's names of its targets, and the files that they become
 _TARGETS = {
@@ -35,26 +37,35 @@ INDEX = "kernels.txt"
 _one_by_one = threading.Lock()
 
 
-def dump_kernel(key: ShaderKey, folder: str | Path) -> Path:
-    """Write one variant's files; the path of its HLSL. :class:`InputError` where the folder
-    cannot be written."""
-    with _one_by_one:
-        return _dump(key, Path(folder))
+def dump_kernel(key: Variant, folder: str | Path) -> Path:
+    """Write one variant's files; the path of its HLSL, or of its code where it was cooked.
+    :class:`InputError` where the folder cannot be written."""
+    dump = _dump if isinstance(key, ShaderKey) else _dump_code
+    try:
+        with _one_by_one:
+            return dump(key, Path(folder))  # type: ignore[arg-type]
+    except OSError as error:
+        raise InputError(
+            f"--dump-kernels: cannot write into '{folder}': {error.strerror or error}"
+        ) from error
+
+
+def _dump_code(key: KernelCode, folder: Path) -> Path:
+    code = key.code()
+    suffix = "wgsl" if isinstance(code, str) else "spv"
+    file = folder / f"{Path(key.label.split()[0]).stem}-{key.content[:8]}.{suffix}"
+    write_atomically(file, code)
+    return file
 
 
 def _dump(key: ShaderKey, folder: Path) -> Path:
     source = standalone_source(key)
     hlsl = folder / f"{key.path.stem}-{digest(key, 'spirv')[:8]}.hlsl"
-    try:
-        write_atomically(hlsl, source)
-        write_atomically(hlsl.with_suffix(".spv"), compile_spirv(key))
-        for suffix, text in _translations(source, key).items():
-            write_atomically(hlsl.with_suffix(f".{suffix}"), text)
-        _list(key, hlsl)
-    except OSError as error:
-        raise InputError(
-            f"--dump-kernels: cannot write into '{folder}': {error.strerror or error}"
-        ) from error
+    write_atomically(hlsl, source)
+    write_atomically(hlsl.with_suffix(".spv"), compile_spirv(key))
+    for suffix, text in _translations(source, key).items():
+        write_atomically(hlsl.with_suffix(f".{suffix}"), text)
+    _list(key, hlsl)
     return hlsl
 
 

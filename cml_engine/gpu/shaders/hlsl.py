@@ -57,6 +57,15 @@ class ShaderKey:
         shown = " ".join(f"{k}={v}" for k, v in self.defines)
         return f"{self.path.name} {shown}".strip()
 
+    @property
+    def params_bytes(self) -> int:
+        """Bytes of the parameter block."""
+        return 16 * parse_params(self.params).vectors
+
+    def code(self) -> Code:
+        """What wgpu gets, compiled where it is not in the cache."""
+        return compile_kernel(self)
+
 
 def shader_key(
     path: str | Path,
@@ -149,7 +158,7 @@ def compile_kernel(key: ShaderKey) -> Code:
 def _portable(key: ShaderKey) -> Code:
     """WGSL, or SPIR-V that is read right."""
     try:
-        text = _compile(key, "wgsl").rstrip(b"\0").decode()
+        text = _wgsl(key)
     except ShaderCompileError as refused:
         code = _compile(key, "spirv")
         if is_misread(code):
@@ -158,8 +167,24 @@ def _portable(key: ShaderKey) -> Code:
                 "`continue` or a `return`: write the loop without them"
             ) from None
         return code
-    # naga has subgroups, and refuses the line that asks for them
-    return text.replace("enable subgroups;", "")
+    return for_naga(text)
+
+
+def compile_wgsl(key: ShaderKey) -> str:
+    """WGSL of the variant as the standard has it, from the cache if it is there.
+    :class:`ShaderCompileError` where WGSL lacks something."""
+    code = cached(digest(key, "wgsl, standard"), compilers.version(), lambda: _wgsl(key))
+    assert isinstance(code, str)
+    return code
+
+
+def _wgsl(key: ShaderKey) -> str:
+    return _compile(key, "wgsl").rstrip(b"\0").decode()
+
+
+def for_naga(wgsl: str) -> str:
+    """WGSL as naga takes it: it has subgroups, and refuses the line that asks for them."""
+    return wgsl.replace("enable subgroups;", "")
 
 
 def compile_spirv(key: ShaderKey) -> bytes:

@@ -12,8 +12,8 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
 from cml_engine.files.folders import cache_folder
-from cml_engine.gpu.program.common import step_keys
 from cml_engine.gpu.shaders.hlsl import compile_spirv, is_misread
+from cml_engine.gpu.shaders.steps import step_keys
 from cml_engine.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families, registered
 from cml_engine.plugins import load_file

@@ -1,0 +1,100 @@
+"""A cooked network: what a session asks it for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from cml_engine.cooked.form import SUBGROUPS
+from cml_engine.cooked.golden import Golden
+from cml_engine.cooked.kernels import Cooked, digest_of
+from cml_engine.cooked.plan_in import CookedPlan, choose
+from cml_engine.errors import StaleArtifact, UnsupportedOp
+from cml_engine.gpu.shaders.hlsl import ShaderKey
+from cml_engine.gpu.shaders.steps import step_key, step_params
+from cml_engine.limits import Limits
+from cml_engine.ops import is_registered
+from cml_engine.plan import Finished, Plan, Step
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a file has of a network beside its graph."""
+
+    name: str
+    meta: Mapping[str, Any]
+    plans: tuple[CookedPlan, ...]
+    kernels: Mapping[str, Cooked]
+    golden: Golden | None
+    has_graph: bool
+    nbytes: int
+    #: of each section: tag, number, bytes
+    sections: tuple[tuple[str, int, int], ...] = field(default=(), repr=False)
+
+    @property
+    def storage(self) -> str:
+        """``"half"`` where it was cooked with 16 bits, else ``"float"``."""
+        return "half" if self.meta.get("half") else "float"
+
+    def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
+        """The plan for a device: one of the file's, or one of its graph by the file's kernels.
+        Where something else is asked for than what was cooked, one of the graph, by whichever
+        kernels there are."""
+        as_cooked = plain and storage in ("float", self.storage)
+        chosen, why = choose(self.plans, limits, lambda plan: _lacking(plan, limits))
+        if as_cooked and chosen is not None:
+            return chosen.plan(self.name)  # type: ignore[return-value]
+        if not self.has_graph:
+            raise self._stale(why or ["it was cooked for players, and has its plans only"])
+        made: Any = lower()
+        return self.with_kernels(made, strict=as_cooked, why=why)  # type: ignore[return-value]
+
+    def with_kernels(self, plan: Plan, strict: bool = False, why: list[str] | None = None) -> Plan:
+        """The plan by the file's kernels, where it has them. ``strict``: :class:`StaleArtifact`
+        where it does not."""
+        contents: dict[tuple[str, str], str] = {}
+        steps = []
+        for step in plan.steps:
+            key = step_key(step, contents)
+            found = self.kernels.get(digest_of(key))
+            if found is None and strict:
+                raise self._stale([*(why or ()), f"it lacks the kernel '{key.label}'"])
+            steps.append(step if found is None else _finished(step, key, found, plan))
+        return replace(plan, steps=tuple(steps))
+
+    def check_cpu(self) -> None:
+        """:class:`StaleArtifact` where there is no graph for NumPy, :class:`UnsupportedOp` where an
+        operator of a game's own is not here."""
+        if not self.has_graph:
+            raise self._stale(["it was cooked for players, and has no graph for the CPU"])
+        lacking = [name for name in self.meta.get("custom", ()) if not is_registered(name)]
+        if lacking:
+            raise UnsupportedOp(
+                f"'{self.name}' has the kernels of {', '.join(lacking)}, and not their NumPy "
+                "functions, which are no part of a cooked file: register the operators (--ops "
+                "FILE.py), or run it on a GPU"
+            )
+
+    def _stale(self, why: list[str]) -> StaleArtifact:
+        cooked = ", ".join(plan.profile for plan in self.plans)
+        return StaleArtifact(
+            f"the cooked '{self.name}' has no plan for this device (it has {cooked}): "
+            f"{'; '.join(why)}. Cook the model again, with --devices portable for any device, "
+            "without --player for a graph to plan anew"
+        )
+
+
+def _lacking(plan: CookedPlan, limits: Limits) -> str:
+    """What of a plan's kernels a device cannot have; "" where it can have all."""
+    if limits.subgroup_size == 0 and any(kernel.flags & SUBGROUPS for kernel in plan.used):
+        return "its kernels use subgroups, which the device does not have"
+    return ""
+
+
+def _finished(step: Step, key: ShaderKey, found: Cooked, plan: Plan) -> Step:
+    kernel = found.kernel
+    cost = replace(plan, steps=(step,)).step_costs()[0]
+    return replace(step, finished=Finished(kernel, step_params(step), cost.key))

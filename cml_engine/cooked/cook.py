@@ -1,0 +1,165 @@
+"""A graph -> the bytes of a cooked file. The same graph gives the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from typing import Any
+
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.cooked.form import META, PLAN, RULES
+from cml_engine.cooked.golden import Golden, write_golden
+from cml_engine.cooked.graph_text import described, write_graph
+from cml_engine.cooked.guess import DeviceGuess, write_guess
+from cml_engine.cooked.kernels import Codes, compiled, digest_of, write_kernels
+from cml_engine.cooked.plan_out import write_plan
+from cml_engine.cooked.profiles import PROFILES, Profile
+from cml_engine.cooked.writer import Sections
+from cml_engine.errors import InputError
+from cml_engine.gpu.shaders.hlsl import ShaderKey
+from cml_engine.gpu.shaders.steps import step_keys
+from cml_engine.graph import Graph
+from cml_engine.ops import load_families
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.passes import optimize
+from cml_engine.plan import Plan
+from cml_engine.planning.choose_storage import Storage, layouts_for
+from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.ranges import an_object, flag, some_of
+from cml_engine.session import random_inputs
+from cml_engine.tuning.tables import shipped_table
+
+#: how far another device's results may be from NumPy's
+_TOLERANCE = {"float": 1e-3, "half": 2e-2}
+
+
+def cook(
+    graph: Graph,
+    devices: Iterable[str] = tuple(PROFILES),
+    *,
+    half: bool = False,
+    player: bool = False,
+    guesses: Sequence[DeviceGuess] = (),
+) -> bytes:
+    """The network as the bytes of a cooked file (docs/cooked.md).
+
+    Parameters
+    ----------
+    graph : from :func:`cml_engine.load`.
+    devices : names of :data:`PROFILES`.
+    half : feature maps and weights in 16 bits (docs/half.md).
+    player : without the graph, which only Python can use.
+    guesses : what devices are believed to do, for players.
+    """
+    an_object(Graph, graph, "the graph to cook (cml.load gives one)")
+    flag(half, "half")
+    flag(player, "player")
+    names = some_of(tuple(PROFILES), list(devices), "devices")
+    if not names:
+        raise InputError(f"devices: wanted some of {', '.join(PROFILES)}, got none")
+    if graph.ready is not None:
+        raise InputError(f"'{graph.name}' is cooked already: cook the model that it was made of")
+    load_families()
+    storage: Storage = "half" if half else "float"
+    optimized = optimize(graph)
+    profiles = [profile for profile in PROFILES.values() if profile.name in names]
+    plans = [_plan(optimized, profile, storage) for profile in profiles]
+    keys = [step_keys(plan) for plan in plans]
+    kernels = _compiled([k for ks in keys for k in ks if isinstance(k, ShaderKey)])
+    sections = Sections()
+    _write_plans(plans, profiles, keys, kernels, sections)
+    write_kernels(list(kernels.values()), sections)
+    if not player:
+        numbers = [_weights_number(sections, number) for number in range(len(plans))]
+        write_graph(optimized, zip(plans, numbers, strict=True), sections)
+    if guesses:
+        write_guess(guesses, sections)
+    golden = _golden(optimized, storage)
+    if golden is not None:
+        write_golden(golden, optimized.facts, sections)
+    meta = _meta(optimized, profiles, storage, plans, kernels.values())
+    sections.add(META, json.dumps(meta, sort_keys=True, separators=(",", ":")).encode())
+    return sections.bytes()
+
+
+def _plan(graph: Graph, profile: Profile, storage: Storage) -> Plan:
+    options = PlanOptions(variants=shipped_table(profile.tuned_as))
+    return lower(graph, profile.limits, layouts_for(graph, storage), options)
+
+
+def _compiled(keys: Sequence[ShaderKey]) -> dict[str, Codes]:
+    """Every variant once, by its digest, compiled on all cores."""
+    once = {digest_of(key): key for key in keys}
+    with ThreadPoolExecutor(os.cpu_count() or 1, "cml-cook") as threads:
+        return dict(zip(once, threads.map(compiled, once.values()), strict=True))
+
+
+def _write_plans(
+    plans: Sequence[Plan],
+    profiles: Sequence[Profile],
+    keys: Sequence[Sequence[Any]],
+    kernels: dict[str, Codes],
+    sections: Sections,
+) -> None:
+    numbers = {digest: number for number, digest in enumerate(kernels)}
+    for plan, profile, of_plan in zip(plans, profiles, keys, strict=True):
+        digests = [digest_of(key) for key in of_plan]
+        used = [(numbers[digest], kernels[digest]) for digest in digests]
+        sections.add(PLAN, write_plan(plan, profile, used, sections))
+
+
+def _weights_number(sections: Sections, plan: int) -> int:
+    """Which weights a plan has, as its header says."""
+    return int.from_bytes(sections.get(PLAN, plan)[8:12], "little")
+
+
+def _golden(graph: Graph, storage: Storage) -> Golden | None:
+    """Random inputs and NumPy's results; none where an operator has no NumPy function."""
+    ops = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
+    if any(lookup(op).cpu is None for op in ops):
+        return None
+    inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
+    return Golden(inputs, CpuProgram(graph).run(inputs), _TOLERANCE[storage])
+
+
+def _meta(
+    graph: Graph,
+    profiles: Sequence[Profile],
+    storage: Storage,
+    plans: Sequence[Plan],
+    kernels: Iterable[Codes],
+) -> dict[str, Any]:
+    ops = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
+    return {
+        "name": graph.name,
+        "engine": _engine_version(),
+        "rules": RULES,
+        "model": _model_digest(graph),
+        "profiles": [profile.name for profile in profiles],
+        "half": storage == "half",
+        "custom": sorted(op for op in ops if lookup(op).from_game),
+        "without_wgsl": [kernel.label for kernel in kernels if not kernel.wgsl],
+        "tuned": {
+            profile.name: {c.node: c.chosen for c in plan.choices if c.tuned}
+            for profile, plan in zip(profiles, plans, strict=True)
+        },
+    }
+
+
+def _model_digest(graph: Graph) -> str:
+    """SHA-256 of what the network is, wherever it came from."""
+    hasher = hashlib.sha256(json.dumps(described(graph), sort_keys=True).encode())
+    for name, array in sorted(graph.constants.items()):
+        hasher.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return hasher.hexdigest()
+
+
+def _engine_version() -> str:
+    try:
+        return metadata.version("cml-engine")
+    except metadata.PackageNotFoundError:
+        return "not installed"

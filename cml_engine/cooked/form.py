@@ -1,0 +1,84 @@
+"""The records of a cooked file (docs/cooked.md), one after the other as they lie there."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+MAGIC = b"\x89CML\r\n\x1a\n"
+FORMAT = 1
+MOST_SECTIONS = 256
+#: where sections begin, and tables within a plan
+SECTION_ALIGNMENT, TABLE_ALIGNMENT = 64, 8
+MOST_DIMENSIONS = 8
+#: bytes of a string and of a kernel's parameters, tensors of a kernel, inputs of a network
+MOST_TEXT, MOST_PARAMS, MOST_TENSORS, MOST_INPUTS = 4096, 65536, 64, 64
+#: devices and factors of a first guess
+MOST_DEVICES, MOST_FACTORS = 64, 4096
+#: deflate makes nothing smaller than by this
+MOST_SMALLER = 1040
+#: the number of a section that is not there
+NONE = 0xFFFFFFFF
+#: the version of what makes plans: another one may make others of the same graph
+RULES = 1
+
+STRINGS, KERNELS, CODE, PLAN, WEIGHTS, OWN = (
+    "strings", "kernels", "code", "plan", "weights", "own"
+)  # fmt: skip
+GUESS, GOLDEN, META, GRAPH, CONSTS = "guess", "golden", "meta", "graph", "consts"
+#: every section's tag, and how many there are of it: the least and the most
+COUNTS = {
+    STRINGS: (1, 1),
+    KERNELS: (1, 1),
+    CODE: (1, 1),
+    PLAN: (1, MOST_SECTIONS),
+    WEIGHTS: (1, MOST_SECTIONS),
+    OWN: (0, MOST_SECTIONS),
+    GUESS: (0, 1),
+    GOLDEN: (0, 1),
+    META: (1, 1),
+    GRAPH: (0, 1),
+    CONSTS: (0, 1),
+}
+
+#: magic, format, sections, bytes, SHA-256 of the table, reserved
+HEADER = Struct("<8s2IQ32s8s")
+#: tag, offset, bytes, number, reserved, SHA-256
+SECTION = Struct("<8s2Q2I32s")
+#: kernels, reserved
+COUNT = Struct("<2I")
+#: digest, label, parameter bytes, tensors, flags, reserved, then SPIR-V and WGSL: offset,
+#: compressed bytes, bytes; reserved
+KERNEL = Struct("<32s2I4IQ2IQ2IQ")
+#: profile, weights, own; bytes of arena, weights, own; alignments, most bytes of a binding and of
+#: a buffer, threads, shared memory, bindings, lanes, software, reserved; FLOPs, bytes, gas; then
+#: number and offset of steps, bindings, inputs, outputs, updates, parameters; reserved
+PLAN_HEADER = Struct("<2I2I3Q2I2Q6I2dQ12I32s")
+#: kernel, groups, first binding, bindings, writes, parameters' offset and bytes, line, operator,
+#: title, cost key, file; FLOPs, bytes, gas, reserved
+STEP = Struct("<8I8I2d2Q")
+#: space, reserved, offset, bytes
+BINDING = Struct("<2I2Q")
+#: name, type, layout, rank, extents, space, offset, bytes, reserved
+TENSOR = Struct("<2I3I8II3Q")
+#: patterns, FLOPs and bytes per ms, ms per dispatch, first factor, factors
+DEVICE = Struct("<2I3d2I")
+#: kernel, times
+FACTOR = Struct("<2Id")
+#: tensors, tolerance
+GOLDEN_HEADER = Struct("<If")
+#: name, role, type, rank, extents, reserved, offset
+GOLDEN_TENSOR = Struct("<2I3I8IIQ")
+
+TRUSTED, SUBGROUPS, F16 = 1, 2, 4
+ALL_FLAGS = TRUSTED | SUBGROUPS | F16
+SPACES = ("arena", "weights", "own")
+DTYPES = ("scalar", "integer", "logical")
+LAYOUTS = ("plain", "c4", "c4h")
+
+assert [s.size for s in (HEADER, SECTION, KERNEL, PLAN_HEADER, STEP)] == [64, 64, 96, 192, 96]
+assert [s.size for s in (BINDING, TENSOR, DEVICE, FACTOR, GOLDEN_TENSOR)] == [24, 80, 40, 16, 64]
+
+
+def aligned(offset: int, alignment: int) -> int:
+    """The next multiple of it."""
+    return -(-offset // alignment) * alignment

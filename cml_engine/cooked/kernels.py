@@ -1,0 +1,202 @@
+"""Kernels in a cooked file: SPIR-V and WGSL of every variant, compressed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from cml_engine.cooked.form import (
+    ALL_FLAGS,
+    CODE,
+    COUNT,
+    F16,
+    KERNEL,
+    KERNELS,
+    MOST_PARAMS,
+    MOST_SMALLER,
+    MOST_TENSORS,
+    SUBGROUPS,
+    TRUSTED,
+)
+from cml_engine.cooked.reader import Container, Section, damaged
+from cml_engine.cooked.writer import Sections
+from cml_engine.errors import ShaderCompileError
+from cml_engine.gpu.shaders.hlsl import (
+    ShaderKey,
+    compile_kernel,
+    compile_spirv,
+    compile_wgsl,
+    digest,
+    for_naga,
+)
+from cml_engine.plan import KernelCode
+
+_MAGIC = 0x07230203
+#: SPIR-V's instruction that names a capability, and the numbers of some
+_OP_CAPABILITY = 17
+_FLOAT16, _GROUP_NON_UNIFORM = 9, range(61, 69)
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A kernel variant's code for the platforms that have it."""
+
+    digest: str
+    label: str
+    params_bytes: int
+    tensors: int
+    trusted: bool
+    spirv: bytes
+    wgsl: str
+
+    @property
+    def flags(self) -> int:
+        """What a device must have, and whether the kernel is trusted."""
+        words = memoryview(self.spirv).cast("I") if self.spirv else ()
+        able = _capabilities(words)
+        subgroups = "enable subgroups;" in self.wgsl or any(c in _GROUP_NON_UNIFORM for c in able)
+        f16 = re.search(r"\benable f16;", self.wgsl) is not None or _FLOAT16 in able
+        return TRUSTED * self.trusted | SUBGROUPS * subgroups | F16 * f16
+
+
+def digest_of(key: ShaderKey) -> str:
+    """What a kernel variant is known by."""
+    return digest(key, "spirv")
+
+
+def compiled(key: ShaderKey) -> Codes:
+    """The variant for all platforms. The engine's own kernels have SPIR-V, and WGSL where that can
+    say it; a game's have SPIR-V only where WGSL cannot (:func:`compile_kernel` says why)."""
+    try:
+        wgsl = compile_wgsl(key)
+    except ShaderCompileError:
+        wgsl = ""
+    spirv: bytes | str = b""
+    if not key.interface:
+        spirv = compile_spirv(key)
+    elif not wgsl:
+        spirv = compile_kernel(key)
+    assert isinstance(spirv, bytes)
+    return Codes(digest_of(key), key.label, key.params_bytes, key.tensors, key.trusted, spirv, wgsl)
+
+
+def write_kernels(kernels: Sequence[Codes], sections: Sections) -> None:
+    """The sections ``kernels`` and ``code``."""
+    records, code = bytearray(COUNT.pack(len(kernels), 0)), bytearray()
+    for kernel in kernels:
+        places: list[int] = []
+        for text in (kernel.spirv, kernel.wgsl.encode()):
+            packed = zlib.compress(text, 9) if text else b""
+            places += [len(code) if packed else 0, len(packed), len(text)]
+            code += packed
+        records += KERNEL.pack(
+            bytes.fromhex(kernel.digest),
+            *sections.strings.put(kernel.label),
+            kernel.params_bytes,
+            kernel.tensors,
+            kernel.flags,
+            0,
+            *places,
+            0,
+        )
+    sections.add(KERNELS, bytes(records))
+    sections.add(CODE, bytes(code))
+
+
+@dataclass(frozen=True, slots=True)
+class Cooked:
+    """A kernel of a file: what a device runs it from, and what it must have for that."""
+
+    digest: str
+    flags: int
+    kernel: KernelCode
+    has_wgsl: bool
+
+    def with_checks(self) -> Cooked:
+        """The same, not trusted."""
+        return replace(self, kernel=replace(self.kernel, trusted=False))
+
+
+def read_kernels(file: Container) -> list[Cooked]:
+    """Every kernel's record; its code is unpacked when it is wanted."""
+    table = file.section(KERNELS)
+    code = file.section(CODE)
+    count, reserved = table.unpack(COUNT, 0)
+    if reserved or len(table) != COUNT.size + count * KERNEL.size:
+        raise damaged(f"{count} kernels in {len(table)} bytes")
+    found = []
+    for number in range(count):
+        at = COUNT.size + number * KERNEL.size
+        name, *rest = table.unpack(KERNEL, at)
+        label = file.string(rest[0], rest[1])
+        params_bytes, tensors, flags, reserved = rest[2:6]
+        what = f"kernel '{label}'"
+        if reserved or rest[12] or flags & ~ALL_FLAGS:
+            raise damaged(f"{what} has flags or reserved fields that mean nothing")
+        if params_bytes % 16 or not (
+            0 < params_bytes <= MOST_PARAMS and 0 < tensors <= MOST_TENSORS
+        ):
+            raise damaged(f"{what} has {params_bytes} bytes of parameters, {tensors} tensors")
+        spirv = _code(code, rest[6:9], what)
+        wgsl = _code(code, rest[9:12], what)
+        if spirv is None and wgsl is None:
+            raise damaged(f"{what} has no code")
+        if spirv is not None and spirv[1] % 4:
+            raise damaged(f"{what}: its SPIR-V has {spirv[1]} bytes")
+        packed, nbytes = spirv or wgsl or (memoryview(b""), 0)
+        content = hashlib.sha256(packed).hexdigest()
+        unpack = partial(_unpacked, packed, nbytes, what, spirv is not None)
+        kernel = KernelCode(label, tensors, params_bytes, bool(flags & TRUSTED), content, unpack)
+        found.append(Cooked(name.hex(), flags, kernel, wgsl is not None))
+    return found
+
+
+def _code(code: Section, place: Sequence[int], what: str) -> tuple[memoryview, int] | None:
+    offset, packed, nbytes = place
+    if not packed:
+        if offset or nbytes:
+            raise damaged(f"{what} has {nbytes} bytes of code in none")
+        return None
+    if nbytes > packed * MOST_SMALLER:
+        raise damaged(f"{what}: {packed} bytes cannot become {nbytes}")
+    return code.span(offset, packed, what), nbytes
+
+
+def _unpacked(packed: memoryview, nbytes: int, what: str, spirv: bool) -> bytes | str:
+    unpacker = zlib.decompressobj()
+    try:
+        code = unpacker.decompress(packed, nbytes + 1)
+    except zlib.error as error:
+        raise damaged(f"{what}: its code cannot be unpacked: {error}") from None
+    if len(code) != nbytes or not unpacker.eof or unpacker.unused_data:
+        raise damaged(f"{what}: its code does not have the {nbytes} bytes that it states")
+    if spirv:
+        return _checked_spirv(code, what)
+    try:
+        return for_naga(code.decode())
+    except UnicodeDecodeError:
+        raise damaged(f"{what}: its WGSL is no text") from None
+
+
+def _checked_spirv(code: bytes, what: str) -> bytes:
+    """SPIR-V whose instructions end where the code does: a driver need not look."""
+    words = memoryview(code).cast("I")
+    at = 5
+    while at < len(words) and words[at] >> 16:
+        at += words[at] >> 16
+    if len(words) < 5 or words[0] != _MAGIC or at != len(words):
+        raise damaged(f"{what}: its code is no SPIR-V")
+    return code
+
+
+def _capabilities(words: Sequence[int] | memoryview) -> set[int]:
+    found = set()
+    at = 5
+    while at < len(words) and words[at] & 0xFFFF == _OP_CAPABILITY:
+        found.add(int(words[at + 1]))
+        at += words[at] >> 16
+    return found

@@ -1,0 +1,99 @@
+"""A cooked file -> a graph that a session takes like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cml_engine.cooked.artifact import Artifact
+from cml_engine.cooked.form import GRAPH, META, PLAN
+from cml_engine.cooked.golden import read_golden
+from cml_engine.cooked.graph_text import read_graph
+from cml_engine.cooked.kernels import read_kernels
+from cml_engine.cooked.plan_in import CookedPlan
+from cml_engine.cooked.reader import Container, damaged
+from cml_engine.errors import InputError
+from cml_engine.files.json import parse_json
+from cml_engine.graph import Graph
+from cml_engine.model_source import Bytes, ModelSource, SourceFile, map_file
+from cml_engine.ops import load_families
+from cml_engine.ranges import flag
+
+
+def load_cooked(model: str | Path | Bytes | ModelSource, *, trusted: bool = True) -> Graph:
+    """The network in a cooked file (docs/cooked.md), in the bytes of one, or in a
+    :class:`ModelSource` whose graph it is: ready to run, nothing is compiled.
+
+    ``trusted=False`` is for files of strangers: their kernels run with the driver's run-time
+    checks, which take time and keep them inside of their tensors.
+
+    :class:`CorruptArtifact` where anything is not as it must be. A session takes the plan of the
+    file that fits its device; :class:`StaleArtifact` where none does.
+    """
+    flag(trusted, "trusted")
+    load_families()
+    data = _bytes_of(model)
+    file = Container(data)
+    kernels = read_kernels(file)
+    if not trusted:
+        kernels = [kernel.with_checks() for kernel in kernels]
+    meta = _meta(file)
+    plans = tuple(
+        CookedPlan(file, file.section(PLAN, number), kernels) for number in range(file.count(PLAN))
+    )
+    graph = read_graph(file) if file.count(GRAPH) else _ends(meta["name"], plans[0])
+    _check_ends(graph, plans)
+    ends = {name: graph.facts[name] for name in (*graph.inputs, *graph.outputs)}
+    artifact = Artifact(
+        name=meta["name"],
+        meta=meta,
+        plans=plans,
+        kernels={kernel.digest: kernel for kernel in kernels},
+        golden=read_golden(file, ends),
+        has_graph=bool(file.count(GRAPH)),
+        nbytes=len(data),
+        sections=file.listed(),
+    )
+    return graph.with_(ready=artifact)
+
+
+def _bytes_of(model: Any) -> memoryview:
+    if isinstance(model, Bytes):
+        return memoryview(model).cast("B")
+    if isinstance(model, str | Path):
+        return map_file(Path(model))
+    if isinstance(model, ModelSource):
+        return SourceFile(model, model.graph).span()
+    raise InputError(
+        f"cannot load {type(model).__name__}: wanted a path, the bytes of a cooked file, or a "
+        "cml.ModelSource"
+    )
+
+
+def _meta(file: Container) -> dict[str, Any]:
+    try:
+        meta = parse_json(bytes(file.section(META).content).decode())
+    except ValueError as error:
+        raise damaged(f"its description: {error}") from None
+    wanted = {"name": str, "engine": str, "rules": int, "custom": list, "half": bool}
+    if not isinstance(meta, dict) or any(
+        not isinstance(meta.get(key), kind) for key, kind in wanted.items()
+    ):
+        raise damaged("its description lacks something")
+    if not all(isinstance(name, str) for name in meta["custom"]):
+        raise damaged("its description names operators that have no names")
+    return meta
+
+
+def _ends(name: str, plan: CookedPlan) -> Graph:
+    """A graph of which only the ends are known."""
+    facts = {n: place.fact for n, place in {**plan.inputs, **plan.outputs}.items()}
+    return Graph(name, tuple(plan.inputs), tuple(plan.outputs), (), facts)
+
+
+def _check_ends(graph: Graph, plans: tuple[CookedPlan, ...]) -> None:
+    """All plans have the ends that the graph has."""
+    for plan in plans:
+        for names, places in ((graph.inputs, plan.inputs), (graph.outputs, plan.outputs)):
+            if tuple(places) != names or any(places[n].fact != graph.facts[n] for n in names):
+                raise damaged(f"plan '{plan.profile}' has other inputs or outputs than the graph")

@@ -1,0 +1,295 @@
+"""A plan out of a section of a cooked file, every range of it looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from cml_engine.cooked.form import (
+    BINDING,
+    DTYPES,
+    LAYOUTS,
+    MOST_DIMENSIONS,
+    MOST_INPUTS,
+    NONE,
+    OWN,
+    PLAN_HEADER,
+    SPACES,
+    STEP,
+    SUBGROUPS,
+    TABLE_ALIGNMENT,
+    TENSOR,
+    WEIGHTS,
+)
+from cml_engine.cooked.kernels import Cooked
+from cml_engine.cooked.reader import Container, Section, damaged
+from cml_engine.errors import Source
+from cml_engine.graph import Fact
+from cml_engine.layout import PLAIN, words
+from cml_engine.limits import Limits
+from cml_engine.ops.declaration.spec import Cost
+from cml_engine.plan import Binding, Finished, Memory, Plan, Step, TensorPlace
+
+Array = np.ndarray[Any, Any]
+_POWERS = {1 << n for n in range(2, 13)}
+#: no more workgroups than a dispatch of two dimensions has
+_MOST_GROUPS = 65535 * 65535
+_MOST_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a device must have for a plan."""
+
+    storage_alignment: int
+    uniform_alignment: int
+    binding_bytes: int
+    buffer_bytes: int
+    threads: int
+    shared_bytes: int
+    bindings: int
+    lanes: int
+    software: int
+
+    def unmet(self, limits: Limits) -> str:
+        """The first need that a device does not meet, in words; "" where it meets all."""
+        rows = (
+            ("storage offsets in multiples of", self.storage_alignment,
+             limits.storage_offset_alignment, "at most"),
+            ("uniform offsets in multiples of", self.uniform_alignment,
+             limits.uniform_offset_alignment, "at most"),
+            ("bindings of bytes", self.binding_bytes, limits.max_binding_bytes, "at least"),
+            ("buffers of bytes", self.buffer_bytes, limits.max_buffer_bytes, "at least"),
+            ("threads of a workgroup", self.threads, limits.max_group_threads, "at least"),
+            ("bytes of shared memory", self.shared_bytes, limits.max_group_storage, "at least"),
+            ("storage buffers", self.bindings, limits.max_storage_buffers, "at least"),
+            ("lanes of a subgroup", self.lanes, limits.subgroup_size, "at least"),
+        )  # fmt: skip
+        for what, wanted, has, how in rows:
+            if (wanted < has) if how == "at most" else (wanted > has):
+                return f"it needs {what} {how} {wanted:,}, the device has {has:,}"
+        return ""
+
+
+class CookedPlan:
+    """A plan of a file. :attr:`plan` is made when it is wanted; that it can be was checked."""
+
+    def __init__(self, file: Container, section: Section, kernels: Sequence[Cooked]) -> None:
+        self._file, self._section, self._kernels = file, section, kernels
+        head = list(section.unpack(PLAN_HEADER, 0))
+        self.profile = file.string(head[0], head[1])
+        self._weights_number, self._own_number = head[2:4]
+        self._sizes = dict(zip(SPACES, head[4:7], strict=True))
+        self._flops, self._bytes, self.gas = head[17:20]
+        self._tables = [(head[i], head[i + 1]) for i in range(20, 32, 2)]
+        if head[16] or any(head[32]):
+            raise self._damaged("its header")
+        self._check_head(head)
+        self.used = self._used_kernels()
+        self.needs = Needs(*head[7:16])
+        self._check_needs()
+        if self._tables[2][0] > MOST_INPUTS:
+            raise self._damaged(f"it has {self._tables[2][0]} inputs")
+        self.steps = self._steps()
+        self.inputs, self.outputs = self._tensors(2), self._tensors(3)
+        self.updates = self._updates()
+
+    def _damaged(self, what: str) -> Exception:
+        return damaged(f"plan '{self.profile}': {what}")
+
+    # --- checks
+
+    def _check_head(self, head: Sequence[Any]) -> None:
+        sizes = (STEP.size, BINDING.size, TENSOR.size, TENSOR.size, 2 * BINDING.size, 1)
+        for (count, offset), size in zip(self._tables, sizes, strict=True):
+            if offset % TABLE_ALIGNMENT or offset < PLAN_HEADER.size:
+                raise self._damaged(f"a table at {offset}")
+            self._section.span(offset, count * size, f"plan '{self.profile}'")
+        if not all(isfinite(n) and n >= 0 for n in (self._flops, self._bytes)):
+            raise self._damaged("its cost")
+        if any(n > _MOST_BYTES for n in self._sizes.values()):
+            raise self._damaged("its memory")
+        for space, tag, number in (
+            ("weights", WEIGHTS, self._weights_number),
+            ("own", OWN, self._own_number),
+        ):
+            held = 0 if number == NONE and tag == OWN else len(self._file.section(tag, number))
+            if held != self._sizes[space] or held % 4:
+                raise self._damaged(f"its {space} have {held:,} bytes of {self._sizes[space]:,}")
+
+    def _check_needs(self) -> None:
+        needs = self.needs
+        if not {needs.storage_alignment, needs.uniform_alignment} <= _POWERS or needs.software > 1:
+            raise self._damaged("what it needs of a device")
+        if any(kernel.flags & SUBGROUPS for kernel in self.used) and not needs.lanes:
+            raise self._damaged("it uses subgroups and does not say of how many lanes")
+        if max(self._sizes.values()) > needs.buffer_bytes:
+            raise self._damaged("it needs larger buffers than it says")
+
+    def _used_kernels(self) -> list[Cooked]:
+        count, offset = self._tables[0]
+        numbers = {
+            self._section.unpack(STEP, offset + i * STEP.size)[0]: None for i in range(count)
+        }
+        return [self._kernel(number) for number in numbers]
+
+    def _kernel(self, number: int) -> Cooked:
+        if number >= len(self._kernels):
+            raise self._damaged(f"kernel {number} of {len(self._kernels)}")
+        return self._kernels[number]
+
+    # --- tables
+
+    def _steps(self) -> tuple[Step, ...]:
+        count, offset = self._tables[0]
+        return tuple(
+            self._step(i, self._section.unpack(STEP, offset + i * STEP.size)) for i in range(count)
+        )
+
+    def _step(self, index: int, record: Sequence[Any]) -> Step:
+        kernel, groups, first, count, writes, at, nbytes, line, *rest = record
+        op, title, key, file = (self._file.string(*rest[i : i + 2]) for i in range(0, 8, 2))
+        flops, moved, _gas, reserved = rest[8:]
+        code = self._kernel(kernel).kernel
+        if not 0 < groups <= _MOST_GROUPS or reserved:
+            raise self._damaged(f"{title} has {groups} workgroups")
+        if not all(isfinite(n) and n >= 0 for n in (flops, moved)):
+            raise self._damaged(f"the cost of {title}")
+        if count != code.tensors or not 0 < writes <= count:
+            raise self._damaged(f"{title} binds {count} tensors, its kernel has {code.tensors}")
+        if nbytes != code.params_bytes or at % 16:
+            raise self._damaged(f"{title} has {nbytes} bytes of parameters at {at}")
+        return Step(
+            index=index,
+            op=op,
+            title=title,
+            path=code.label.partition(" ")[0],
+            params_layout="",
+            params={},
+            defines={},
+            bindings=tuple(self._binding(1, first + i, title) for i in range(count)),
+            writes=writes,
+            groups=groups,
+            cost=Cost(flops * groups, moved * groups, 0.0),
+            trusted=code.trusted,
+            source=Source(file, line) if file else None,
+            finished=Finished(code, self._params(at, nbytes, title), key),
+        )
+
+    def _params(self, at: int, nbytes: int, title: str) -> bytes:
+        count, offset = self._tables[5]
+        if at + nbytes > count:
+            raise self._damaged(f"{title} has its parameters at {at} of {count} bytes")
+        return bytes(self._section.span(offset + at, nbytes, title))
+
+    def _binding(self, table: int, index: int, title: str) -> Binding:
+        count, start = self._tables[table]
+        if index >= (count if table == 1 else 2 * count):
+            raise self._damaged(f"{title} has binding {index} of {count}")
+        space, reserved, offset, nbytes = self._section.unpack(
+            BINDING, start + index * BINDING.size
+        )
+        if space >= len(SPACES) or reserved or nbytes < 4 or nbytes % 4:
+            raise self._damaged(f"{title} binds {nbytes} bytes of space {space}")
+        self._check_range(SPACES[space], offset, nbytes, title)
+        if table == 1 and nbytes > self.needs.binding_bytes:
+            raise self._damaged(f"{title} binds {nbytes:,} bytes, more than it says")
+        return Binding(f"{SPACES[space]}@{offset}", SPACES[space], offset, nbytes)
+
+    def _check_range(self, space: str, offset: int, nbytes: int, title: str) -> None:
+        if offset % self.needs.storage_alignment or offset + nbytes > self._sizes[space]:
+            raise self._damaged(
+                f"{title}: {nbytes:,} bytes at {offset:,} of the {self._sizes[space]:,} of {space}"
+            )
+
+    def _tensors(self, table: int) -> dict[str, TensorPlace]:
+        count, start = self._tables[table]
+        found = {}
+        for i in range(count):
+            name, place = self._tensor(self._section.unpack(TENSOR, start + i * TENSOR.size))
+            if name in found:
+                raise self._damaged(f"it has '{name}' twice")
+            found[name] = place
+        return found
+
+    def _tensor(self, record: Sequence[Any]) -> tuple[str, TensorPlace]:
+        name = self._file.string(record[0], record[1])
+        dtype, layout, rank, *rest = record[2:]
+        extents, (space, offset, nbytes, reserved) = rest[:MOST_DIMENSIONS], rest[MOST_DIMENSIONS:]
+        if dtype >= len(DTYPES) or layout >= len(LAYOUTS) or space >= len(SPACES) or reserved:
+            raise self._damaged(f"tensor '{name}' is none")
+        if rank > MOST_DIMENSIONS or any(extents[rank:]) or (LAYOUTS[layout] != PLAIN and rank < 3):
+            raise self._damaged(f"tensor '{name}' has {rank} dimensions")
+        fact = Fact(DTYPES[dtype], tuple(extents[:rank]))
+        if nbytes != 4 * words(fact, LAYOUTS[layout]):
+            raise self._damaged(f"tensor '{name}', {fact}, has {nbytes:,} bytes")
+        # whole vectors: what the writer placed has room for them
+        nbytes = -(-nbytes // 16) * 16
+        self._check_range(SPACES[space], offset, nbytes, f"tensor '{name}'")
+        return name, TensorPlace(
+            Binding(name, SPACES[space], offset, nbytes), fact, LAYOUTS[layout]
+        )
+
+    def _updates(self) -> tuple[tuple[Binding, Binding], ...]:
+        count, _ = self._tables[4]
+        title = "an update"
+        pairs = tuple(
+            (self._binding(4, 2 * i, title), self._binding(4, 2 * i + 1, title))
+            for i in range(count)
+        )
+        for source, target in pairs:
+            if target.space == "weights" or source.space == target.space:
+                raise self._damaged(f"an update of {target.space} out of {source.space}")
+        return pairs
+
+    # --- the plan
+
+    def plan(self, name: str) -> Plan:
+        """The plan, for a session."""
+        values = np.frombuffer(self._file.section(WEIGHTS, self._weights_number).content, np.uint32)
+        return Plan(
+            name=name,
+            steps=self.steps,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            tensors=self.outputs,
+            weights={"weights": (0, values)} if values.size else {},
+            weights_bytes=self._sizes["weights"],
+            memory=Memory(self._sizes["arena"], self._sizes["arena"]),
+            own=self._own,
+            own_bytes=self._sizes["own"],
+            updates=self.updates,
+            options={"keep": False, "guard": 0},
+        )
+
+    @cached_property
+    def _own(self) -> dict[str, tuple[int, Array]]:
+        """What is the plan's own, the variables by the names that updates call them."""
+        if self._own_number == NONE:
+            return {}
+        whole = np.frombuffer(self._file.section(OWN, self._own_number).content, np.uint32)
+        found = {"own": (0, whole)}
+        for _, target in self.updates:
+            if target.space == "own":
+                part = whole[target.offset // 4 : target.end // 4]
+                found[target.tensor] = target.offset, part
+        return found
+
+
+def choose(
+    plans: Sequence[CookedPlan], limits: Limits, has: Callable[[CookedPlan], str]
+) -> tuple[CookedPlan | None, list[str]]:
+    """The plan for a device, and why each of the others before it is not; ``has`` says what of a
+    plan's kernels the device cannot have."""
+    why: list[str] = []
+    for plan in sorted(plans, key=lambda plan: limits.software and not plan.needs.software):
+        lacking = plan.needs.unmet(limits) or has(plan)
+        if not lacking:
+            return plan, why
+        why.append(f"'{plan.profile}': {lacking}")
+    return None, why

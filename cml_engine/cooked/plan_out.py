@@ -1,0 +1,187 @@
+"""A plan as a section of a cooked file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from cml_engine.cooked.form import (
+    BINDING,
+    DTYPES,
+    LAYOUTS,
+    MOST_DIMENSIONS,
+    NONE,
+    OWN,
+    PLAN_HEADER,
+    SPACES,
+    STEP,
+    SUBGROUPS,
+    TABLE_ALIGNMENT,
+    TENSOR,
+    WEIGHTS,
+    aligned,
+)
+from cml_engine.cooked.kernels import Codes
+from cml_engine.cooked.profiles import Profile
+from cml_engine.cooked.writer import Sections, Strings
+from cml_engine.errors import InputError
+from cml_engine.gpu.shaders.steps import step_params
+from cml_engine.layout import words
+from cml_engine.plan import Binding, Plan, Step, StepCost, TensorPlace, stored_bytes
+
+Array = np.ndarray[Any, Any]
+#: shared memory of a workgroup that the engine's kernels keep within
+_MOST_SHARED = 16384
+
+
+def write_plan(
+    plan: Plan, profile: Profile, kernels: Sequence[tuple[int, Codes]], sections: Sections
+) -> bytes:
+    """The section of a plan whose steps run these kernels, each with its number in the file; its
+    buffers become sections too."""
+    strings = sections.strings
+    params, places = _parameters(plan)
+    bindings = bytearray()
+    steps, first = bytearray(), 0
+    costs = zip(plan.steps, plan.step_costs(), kernels, strict=True)
+    for step, cost, (number, codes) in costs:
+        steps += _step(step, cost, number, codes, first, places[step.index], strings)
+        bindings += b"".join(_binding(b) for b in step.bindings)
+        first += len(step.bindings)
+    tables = [
+        (len(plan.steps), bytes(steps)),
+        (first, bytes(bindings)),
+        (len(plan.inputs), _tensors(plan.inputs, strings)),
+        (len(plan.outputs), _tensors(plan.outputs, strings)),
+        (len(plan.updates), b"".join(_binding(b) for pair in plan.updates for b in pair)),
+        (len(params), params),
+    ]
+    body, ends = bytearray(), list[int]()
+    for count, table in tables:
+        body += bytes(aligned(len(body), TABLE_ALIGNMENT) - len(body))
+        ends += [count, PLAN_HEADER.size + len(body)]
+        body += table
+    header = PLAN_HEADER.pack(
+        *strings.put(profile.name),
+        sections.add(WEIGHTS, _buffer(plan.weights, plan.weights_bytes)),
+        sections.add(OWN, _buffer(plan.own, plan.own_bytes)) if plan.own_bytes else NONE,
+        plan.memory.peak,
+        plan.weights_bytes,
+        plan.own_bytes,
+        *_needs(plan, profile, [codes for _, codes in kernels]),
+        0,
+        plan.cost.flops,
+        plan.cost.bytes,
+        sum(gas_of(step) for step in plan.steps),
+        *ends,
+        bytes(32),
+    )
+    return header + bytes(body)
+
+
+def gas_of(step: Step) -> int:
+    """What a step counts for, the same on every machine."""
+    return round(step.cost.flops)
+
+
+def _needs(plan: Plan, profile: Profile, kernels: Sequence[Codes]) -> list[int]:
+    """What a device must have."""
+    limits = profile.limits
+    bound = [b.nbytes for step in plan.steps for b in step.bindings]
+    subgroups = any(kernel.flags & SUBGROUPS for kernel in kernels)
+    return [
+        limits.storage_offset_alignment,
+        limits.uniform_offset_alignment,
+        max(bound, default=0),
+        max(plan.memory.peak, plan.weights_bytes, plan.own_bytes),
+        max((int(step.defines.get("GROUP", 0)) for step in plan.steps), default=0),
+        _MOST_SHARED,
+        max((len(step.bindings) for step in plan.steps), default=0),
+        limits.subgroup_size if subgroups else 0,
+        int(limits.software),
+    ]
+
+
+def _parameters(plan: Plan) -> tuple[bytes, list[tuple[int, int]]]:
+    """All parameter blocks, equal ones once, and where each step's lies."""
+    content, known, places = bytearray(), dict[bytes, int](), []
+    for step in plan.steps:
+        block = step_params(step)
+        if block not in known:
+            known[block] = len(content)
+            content += block
+        places.append((known[block], len(block)))
+    return bytes(content), places
+
+
+def _step(
+    step: Step,
+    cost: StepCost,
+    kernel: int,
+    codes: Codes,
+    first: int,
+    params: tuple[int, int],
+    strings: Strings,
+) -> bytes:
+    if params[1] != codes.params_bytes:
+        raise InputError(f"{step.title}: its kernel wants other parameters than it has")
+    line, file = (step.source.line, step.source.file) if step.source else (0, "")
+    return STEP.pack(
+        kernel,
+        step.groups,
+        first,
+        len(step.bindings),
+        step.writes,
+        *params,
+        line,
+        *strings.put(cost.op),
+        *strings.put(step.title),
+        *strings.put(cost.key),
+        *strings.put(PurePath(file).name),
+        cost.flops,
+        cost.nbytes,
+        gas_of(step),
+        0,
+    )
+
+
+def _binding(binding: Binding) -> bytes:
+    return BINDING.pack(SPACES.index(binding.space), 0, binding.offset, binding.nbytes)
+
+
+def _tensors(places: Mapping[str, TensorPlace], strings: Strings) -> bytes:
+    return b"".join(_tensor(name, place, strings) for name, place in places.items())
+
+
+def _tensor(name: str, place: TensorPlace, strings: Strings) -> bytes:
+    shape = place.fact.shape
+    if len(shape) > MOST_DIMENSIONS:
+        raise InputError(f"'{name}' has {len(shape)} dimensions, a cooked file has at most 8")
+    return TENSOR.pack(
+        *strings.put(name),
+        DTYPES.index(place.fact.dtype),
+        LAYOUTS.index(place.layout),
+        len(shape),
+        *shape,
+        *[0] * (MOST_DIMENSIONS - len(shape)),
+        SPACES.index(place.binding.space),
+        place.binding.offset,
+        4 * words(place.fact, place.layout),
+        0,
+    )
+
+
+def _buffer(values: Mapping[str, tuple[int, Array]], nbytes: int) -> bytes:
+    """A buffer as it is uploaded."""
+    content = bytearray(nbytes)
+    for offset, array in values.values():
+        if array.dtype == np.bool_:
+            array = array.astype(np.uint32)
+        data = np.ascontiguousarray(array).tobytes()
+        if len(data) != stored_bytes(array):
+            raise InputError(f"a constant of {array.dtype} cannot be cooked")
+        content[offset : offset + len(data)] = data
+    return bytes(content)

@@ -1,0 +1,47 @@
+"""The devices that a network is cooked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cml_engine.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A kind of device: what it surely allows, and the name whose tuned kernels it has."""
+
+    name: str
+    limits: Limits
+    tuned_as: str = ""
+
+
+#: by name, in the order in which a player tries them: what asks for more comes first
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "discrete",
+            Limits(
+                max_binding_bytes=1 << 30,
+                max_buffer_bytes=1 << 31,
+                max_storage_buffers=16,
+            ),
+        ),
+        # what WebGPU guarantees
+        Profile("portable", Limits()),
+        # llvmpipe with vectors of 256 bits
+        Profile(
+            "software",
+            Limits(
+                storage_offset_alignment=32,
+                uniform_offset_alignment=32,
+                max_buffer_bytes=(1 << 31) - 1,
+                max_storage_buffers=16,
+                software=True,
+                subgroup_size=8,
+            ),
+            "llvmpipe (LLVM, 256 bits)",
+        ),
+    )
+}

@@ -1,0 +1,78 @@
+"""Sections and strings on their way into a file. The same content gives the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+
+from cml_engine.cooked.form import (
+    COUNTS,
+    FORMAT,
+    HEADER,
+    MAGIC,
+    MOST_TEXT,
+    SECTION,
+    SECTION_ALIGNMENT,
+    STRINGS,
+    aligned,
+)
+from cml_engine.model_source import Bytes
+
+
+class Strings:
+    """Every string once; :meth:`put` gives its offset and length."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[int, int]] = {"": (0, 0)}
+        self.content = bytearray()
+
+    def put(self, text: str) -> tuple[int, int]:
+        if text not in self._places:
+            encoded = text.encode(errors="replace")
+            if len(encoded) > MOST_TEXT:  # titles and labels are for people; names end in an error
+                encoded = encoded[: MOST_TEXT - 4].decode(errors="ignore").encode() + b" ..."
+            self._places[text] = len(self.content), len(encoded)
+            self.content += encoded
+        return self._places[text]
+
+
+class Sections:
+    """The content of a file by tag and number."""
+
+    def __init__(self) -> None:
+        self.strings = Strings()
+        self._content: dict[str, list[Bytes]] = {}
+
+    def add(self, tag: str, content: Bytes) -> int:
+        """Its number among those of the tag; equal ones are one."""
+        there = self._content.setdefault(tag, [])
+        for number, other in enumerate(there):
+            if other == content:
+                return number
+        there.append(content)
+        return len(there) - 1
+
+    def get(self, tag: str, number: int) -> Bytes:
+        """One that was added."""
+        return self._content[tag][number]
+
+    def bytes(self) -> bytes:
+        """The whole file."""
+        self._content[STRINGS] = [bytes(self.strings.content)]
+        order = [
+            (tag, number, content)
+            for tag in sorted(COUNTS)
+            for number, content in enumerate(self._content.get(tag, []))
+        ]
+        at = HEADER.size + SECTION.size * len(order)
+        table, body = bytearray(), bytearray()
+        start = at
+        for tag, number, content in order:
+            body += bytes(aligned(at, SECTION_ALIGNMENT) - at)
+            at = aligned(at, SECTION_ALIGNMENT)
+            digest = hashlib.sha256(content).digest()
+            table += SECTION.pack(tag.encode(), at, len(content), number, 0, digest)
+            body += content
+            at += len(content)
+        assert start + len(body) == at
+        digest = hashlib.sha256(table).digest()
+        return HEADER.pack(MAGIC, FORMAT, len(order), at, digest, bytes(8)) + table + body

@@ -1,0 +1,47 @@
+"""What a plan's steps are run with: the variant of each kernel, and its parameters as bytes."""
+
+from __future__ import annotations
+
+from cml_engine.errors import OperatorError
+from cml_engine.gpu.shaders.hlsl import ShaderKey, kernel_content, shader_key
+from cml_engine.gpu.shaders.params import parse_params
+from cml_engine.plan import KernelCode, Plan, Step
+
+#: what a pipeline is built of: HLSL, or code from a cooked file
+Variant = ShaderKey | KernelCode
+
+
+def step_keys(plan: Plan, contents: dict[tuple[str, str], str] | None = None) -> list[Variant]:
+    """The kernel variant of every step, of the files as they are now; ``contents`` has the digests
+    of those that were read already."""
+    contents = {} if contents is None else contents
+    return [
+        step.finished.kernel if step.finished else step_key(step, contents) for step in plan.steps
+    ]
+
+
+def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:
+    """The kernel variant of a step that is made from HLSL."""
+    kernel = str(step.path), step.inline
+    if kernel not in contents:
+        contents[kernel] = kernel_content(*kernel)
+    return shader_key(
+        step.path,
+        step.params_layout,
+        len(step.bindings),
+        step.defines,
+        step.trusted,
+        interface=step.interface,
+        inline=step.inline,
+        content=contents[kernel],
+    )
+
+
+def step_params(step: Step) -> bytes:
+    """The step's parameter block."""
+    if step.finished is not None:
+        return step.finished.params
+    try:
+        return parse_params(step.params_layout).pack(step.params)
+    except (ValueError, TypeError, OverflowError) as error:  # what a lower gave
+        raise OperatorError(f"{step.title}: {error}", step.source) from error
