@@ -179,11 +179,11 @@ class Ready(Protocol):
 class Graph:
     """A network: inputs and outputs by name, constants by value, nodes in running order.
 
-        ``labels`` maps the constants that came from ``variable`` to their file's label. ``updates``
-        pairs a variable with the tensor that becomes its value after a run (NNEF ``update``).
-        ``sources`` says where an input or constant was declared. ``quantization`` holds what a
-        ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
-        ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
+    ``labels`` maps the constants that came from ``variable`` to their file's label. ``updates``
+    pairs a variable with the tensor that becomes its value after a run (NNEF ``update``).
+    ``sources`` says where an input or constant was declared. ``quantization`` holds what a
+    ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
+    ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
     are lines for people: what a converter did. ``kept`` are tensors that somebody reads after a
     run though they are no outputs: no pass may make them part of another operator. ``apart`` are
     tensors whose operators no pass may join to those that read them. ``origin`` makes a graph

@@ -206,7 +206,7 @@ def stored_bytes(array: np.ndarray[Any, Any]) -> int:
 def _step_cost(step: Step) -> StepWork:
     flops, nbytes = step.cost.flops / step.groups, step.cost.bytes / step.groups
     if step.finished is not None:
-        return StepCost(step.finished.cost_key, step.op, step.title, step.groups, flops, nbytes)
+        return StepWork(step.finished.cost_key, step.op, step.title, step.groups, flops, nbytes)
     variant = "|".join(f"{k}={v}" for k, v in sorted(step.defines.items()))
     digest = zlib.crc32(variant.encode())
     name = "+".join((step.op, *step.fused))

@@ -258,6 +258,8 @@ class CookedPlan:
             inputs=self.inputs,
             outputs=self.outputs,
             tensors=self.outputs,
+            taps={},
+            places={**self.inputs, **self.outputs},
             weights={"weights": (0, values)} if values.size else {},
             weights_bytes=self._sizes["weights"],
             memory=Memory(self._sizes["arena"], self._sizes["arena"]),

@@ -30,7 +30,7 @@ from cml_engine.cooked.writer import Sections, Strings
 from cml_engine.errors import InputError
 from cml_engine.gpu.shaders.steps import step_params
 from cml_engine.layout import words
-from cml_engine.plan import Binding, Plan, Step, StepCost, TensorPlace, stored_bytes
+from cml_engine.plan import Binding, Plan, Step, StepWork, TensorPlace, stored_bytes
 
 Array = np.ndarray[Any, Any]
 #: shared memory of a workgroup that the engine's kernels keep within
@@ -119,7 +119,7 @@ def _parameters(plan: Plan) -> tuple[bytes, list[tuple[int, int]]]:
 
 def _step(
     step: Step,
-    cost: StepCost,
+    cost: StepWork,
     kernel: int,
     codes: Codes,
     first: int,
