@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import InputError, Source
 from cml_engine.limits import Limits
-from cml_engine.ranges import shapes_by_name
+from cml_engine.ranges import ONLY_INPUT, shapes_by_name
 
 T = TypeVar("T")
 #: extents of inputs, by name
@@ -158,7 +158,10 @@ class Origin:
         """The graph at these shapes. Inputs that are not named have the shapes that were given
         before, or else those that the model says."""
         given = {**self.shapes, **shapes_by_name(shapes)}
-        return self.make(given).with_(origin=Origin(self.make, given))
+        graph = self.make(given)
+        if ONLY_INPUT in given and ONLY_INPUT not in graph.inputs:
+            given[graph.inputs[0]] = given.pop(ONLY_INPUT)
+        return graph.with_(origin=Origin(self.make, given))
 
 
 class Ready(Protocol):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -12,7 +12,9 @@ import numpy as np
 
 from cml_engine import nnef
 from cml_engine.backends.cpu import run_node
+from cml_engine.convert import formats
 from cml_engine.convert.engine import Engine
+from cml_engine.convert.format import Format, Given, Make, Model
 from cml_engine.errors import InputError, InternalError
 from cml_engine.graph import Graph, Origin, Shapes
 from cml_engine.model_source import Bytes, ModelSource
@@ -24,13 +26,13 @@ from cml_engine.nnef.text.printer import print_fragment
 from cml_engine.ops import is_registered, load_families, registered
 from cml_engine.passes.infer import infer_facts, infer_node
 from cml_engine.plugins import load_entry_points
-from cml_engine.ranges import SEED, an_object
+from cml_engine.ranges import ONLY_INPUT, SEED, an_object
 
 
 def load(
-    model: str | Path | Bytes | ModelSource,
+    model: Model,
     *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int]] | tuple[int, ...] | None = None,
     constants: Mapping[str, np.ndarray[Any, Any]] | None = None,
     fragments: Sequence[str | Path] = (),
     fake_quantize: bool = False,
@@ -38,16 +40,18 @@ def load(
     random_weights: int | None = None,
 ) -> Graph:
     """The network in an NNEF folder, in the ``graph.nnef`` inside one, in a ``.tgz`` of one, in an
-    ``.onnx`` file, in the bytes of either file, or in a :class:`ModelSource`.
+    ``.onnx`` file, in the bytes of either file, in a ncnn ``.param`` with its ``.bin`` beside it,
+    or in a :class:`ModelSource`.
 
     Operators that the engine knows, or that a game has registered, become nodes; other fragments
     with a body are expanded. ``fragments`` are files of fragments that the model calls and does
     not bring itself. With ``fake_quantize`` every tensor that a ``graph.quant`` names is rounded
     to the values that its line says; else such lines are read for stored integers only.
 
-    ``shapes`` are the shapes of inputs, by name: where the model has symbols, or instead of what
-    it has; ``graph.reshaped(shapes)`` gives it at others later. ``constants`` are inputs of an ONNX
-    model that are the same in every run: they are known when it is loaded, and inputs no more.
+    ``shapes`` are the shapes of inputs, by name, or that of the only input: where the model has
+    symbols, or instead of what it has; ``graph.reshaped(shapes)`` gives it at others later.
+    ``constants`` are inputs of an ONNX model that are the same in every run: they are known when it
+    is loaded, and inputs no more.
 
     ``weights`` is a safetensors file, or the bytes of one, that has the variables' values by their
     labels, instead of tensor files. ``random_weights`` is the seed of values for what is missing
@@ -61,15 +65,20 @@ def load(
     random = None
     if random_weights is not None:
         random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
-    if _is_onnx(model):
-        given = {"fragments": fragments, "fake_quantize": fake_quantize}
-        named = [name for name, value in given.items() if value]
-        if named := named + ["weights"] * (weights is not None):
+    by_name: Mapping[str, Sequence[int]]
+    by_name = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
+    format = _format_of(model)
+    if format is not None:
+        given = {"fragments": bool(fragments), "fake_quantize": fake_quantize,
+                 "weights": weights is not None, "constants": bool(constants),
+                 "random_weights": random is not None}  # fmt: skip
+        named = [name for name, is_given in given.items() if is_given and name not in format.takes]
+        if named:
             raise InputError(
-                f"{_shown(model)}: {' and '.join(named)} of an .onnx file cannot be given, only "
-                "NNEF's: leave that out"
+                f"{_shown(model)}: {' and '.join(named)} cannot be given for {format.name}: leave "
+                "that out"
             )
-        return Origin(_onnx(model, constants or {}, random)).at(shapes or {})
+        return Origin(_opened(format, model, Given(constants or {}, random))).at(by_name)
     if constants:
         raise InputError("constants are for .onnx: leave them out for NNEF")
     declarations = {**_library(fragments), **_declared()}
@@ -80,7 +89,7 @@ def load(
         graph = kept.graph(shapes)
         return infer_facts(fake_quantized(graph, _built) if fake_quantize else graph)
 
-    return Origin(make).at(shapes or {})
+    return Origin(make).at(by_name)
 
 
 def load_with_placeholders(
@@ -90,19 +99,22 @@ def load_with_placeholders(
     own operators of those declarations."""
     load_families()
     load_entry_points()
-    if not _is_onnx(model):
+    format = _format_of(model)
+    if format is None or "placeholders" not in format.takes:
         raise InputError(f"'{model}': placeholders are for unknown operators of an .onnx file")
-    return Origin(_onnx(model, {}, placeholders=True)).at(shapes or {})
+    return Origin(_opened(format, model, Given(placeholders=True))).at(shapes or {})
 
 
-def _is_onnx(model: str | Path | Bytes | ModelSource) -> bool:
-    """Whether a model is ONNX's: bytes by what they are, others by their file's name."""
+def _format_of(model: Model) -> Format | None:
+    """A model's format, where it is not NNEF: of bytes by what they are, of others by their
+    file's name."""
     if isinstance(model, Bytes):
-        return not is_archive(model)
+        alone = [format for format in formats().values() if format.in_bytes]
+        return None if is_archive(model) else alone[0]
     if isinstance(model, str | Path):
-        return Path(model).suffix.lower() == ".onnx"
+        return formats().get(Path(model).suffix.lower())
     if isinstance(model, ModelSource):
-        return model.graph.lower().endswith(".onnx")
+        return formats().get(PurePosixPath(model.graph.lower()).suffix)
     raise _no_model(model)
 
 
@@ -116,23 +128,16 @@ def _no_model(model: Any) -> InputError:
     )
 
 
-def _shown(model: str | Path | Bytes | ModelSource) -> str:
+def _shown(model: Model) -> str:
     """What a message calls a model."""
     if isinstance(model, Bytes):
         return "the bytes of a model"
     return f"'{model.name if isinstance(model, ModelSource) else model}'"
 
 
-def _onnx(
-    model: str | Path | Bytes | ModelSource,
-    constants: Mapping[str, np.ndarray[Any, Any]],
-    random: nnef.RandomWeights | None = None,
-    placeholders: bool = False,
-) -> Callable[[Shapes], Graph]:
-    from cml_engine.convert.onnx import OnnxModel
-
+def _opened(format: Format, model: Model, given: Given) -> Make:
     engine = Engine(infer_node, _expanded, run_node, _declared())
-    return OnnxModel(model, engine, constants, random, placeholders).graph
+    return format.open(model, engine, given)
 
 
 def _expanded(text: str) -> Graph:

@@ -36,7 +36,7 @@ class ModelSource(Protocol):
 
     @property
     def graph(self) -> str:
-        """The file that is the network: ``graph.nnef``, or a name that ends in ``.onnx``."""
+        """The file that is the network: ``graph.nnef``, or ``m.onnx``, ``m.param``."""
         ...
 
     def size(self, file: str, /) -> int | None:
@@ -104,6 +104,17 @@ class MappedFolder(FolderSource):
         if file not in self._open:
             self._open[file] = map_file(self._path(file))
         return self._open[file][offset : offset + count]
+
+
+def file_source(path: Path) -> MappedFolder:
+    """The folder of a file that is a model; a path that no file can have is refused by its text."""
+    try:
+        if not path.is_file():
+            what = "it is a folder" if path.is_dir() else "there is no such file"
+            raise ModelError(f"cannot read '{path}': {what}")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {str(path)!r}: {error}") from None
+    return MappedFolder(path.parent, path.name)
 
 
 class SourceFile:

@@ -164,6 +164,26 @@ def _shape(name: str, given: Any) -> tuple[int, ...]:
     return tuple(ANY_EXTENT.check(extent, f"the shape of '{name}'") for extent in given)
 
 
+#: the name under which a shape is given that is the only input's
+ONLY_INPUT = ""
+
+
+def named_shapes(
+    shapes: Mapping[str, tuple[int, ...]], inputs: Mapping[str, object], model: str
+) -> dict[str, tuple[int, ...]]:
+    """The shapes by the names of the model's ``inputs``; one without a name is the only input's."""
+    found = dict(shapes)
+    if (only := found.pop(ONLY_INPUT, None)) is not None and ONLY_INPUT not in inputs:
+        if len(inputs) != 1:
+            listed, extents = ", ".join(inputs) or "none", ",".join(map(str, only))
+            raise InputError(
+                f"'{model}' has the inputs {listed}: say which has the shape, NAME={extents}"
+            )
+        found.setdefault(next(iter(inputs)), only)
+    check_inputs_exist(found, inputs, model)
+    return found
+
+
 def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model: str) -> None:
     """Each of the names is one of the model's ``inputs``, whose values say what they are."""
     for name in names:

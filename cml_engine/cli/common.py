@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cml_engine.convert import convert, formats
 from cml_engine.cooked import load_cooked
 from cml_engine.cooked.form import MAGIC
 from cml_engine.errors import DeviceError, InputError
@@ -58,19 +57,20 @@ def is_cooked(model: str) -> bool:
 
 
 def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """``NAME=1,3,64,64`` pairs by name."""
+    """``NAME=1,3,64,64`` pairs by name; without a name it is the only input's."""
     found: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
         name, equals, extents = pair.rpartition("=")
-        if not equals or not name:
+        if equals and not name:
             raise InputError(f"--shape '{pair}': wanted NAME=1,3,64,64")
         if name in found:
-            raise InputError(f"--shape '{pair}': '{name}' has a shape already")
-        found[name] = one_shape(extents)
+            what = f"'{name}'" if name else "the only input"
+            raise InputError(f"--shape '{pair}': {what} has a shape already")
+        found[name] = _one_shape(extents)
     return found
 
 
-def one_shape(text: str) -> tuple[int, ...]:
+def _one_shape(text: str) -> tuple[int, ...]:
     """``1,3,64,64`` as numbers; nothing is the shape of a single number."""
     try:
         return tuple(EXTENT.parse(extent) for extent in text.split(",")) if text else ()
@@ -128,18 +128,6 @@ def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda done: bar.update(task, completed=done)
-
-
-def any_model(a: argparse.Namespace) -> Graph:
-    """The model that the command line names, of a format to convert too."""
-    suffix = Path(a.model).suffix.lower()
-    if suffix not in formats():
-        return load_model(a)
-    if a.fragments or a.weights:
-        raise InputError(f"--fragments and --weights are for NNEF: leave them out for {suffix}")
-    if len(a.shape) == 1 and "=" not in a.shape[0]:
-        return convert(a.model, one_shape(a.shape[0]))
-    return convert(a.model, named_shapes(a.shape))
 
 
 def backend_of(a: argparse.Namespace) -> Gpu | str:

@@ -19,7 +19,7 @@ class CommandParser(argparse.ArgumentParser):
 _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "model": (
         ("model",),
-        {"help": "NNEF folder, graph.nnef inside one, .tgz of one, .onnx, or cooked .cml"},
+        {"help": "NNEF folder, graph.nnef inside one, .tgz of one, .onnx, .param or cooked .cml"},
     ),
     "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
     "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
@@ -56,8 +56,8 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {
             "action": "append",
             "default": [],
-            "metavar": "NAME=1,3,64,64",
-            "help": "the shape of an input, instead of the model's; may be given again",
+            "metavar": "[NAME=]1,3,64,64",
+            "help": "an input's shape instead of the model's; of several inputs say which",
         },
     ),
     "weights": (

@@ -29,7 +29,6 @@ graph small(x) -> (y)
 #: a fault is planted where each command asks for what it works on: most for a model
 PLACES = {
     "ops": "cml_engine.report.operators.operator_table",
-    "convert": "cml_engine.cli.common.convert",
 }
 REPORT = "please report it"
 FAULTS = [

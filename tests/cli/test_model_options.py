@@ -113,7 +113,7 @@ def test_textures(tmp_path, capsys, monkeypatch):
 
 def test_convert_says_what_it_does_not_take(tmp_path, capsys):
     err = error_of(capsys, "convert", "m.param", tmp_path / "m", "--weights", "w.safetensors")
-    assert "--fragments and --weights are for NNEF" in err
+    assert "'m.param': weights cannot be given for ncnn" in err
     more = ("--placeholders", "--weights", "w.safetensors")
     err = error_of(capsys, "convert", "m.onnx", tmp_path / "m", *more)
     assert "leave them out for placeholders" in err

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.convert import convert
-from cml_engine.convert.ncnn import LAYERS
+from cml_engine.convert.ncnn.ncnn_model import LAYERS
 from cml_engine.errors import InternalError
 from cml_engine.loading import save_checked
 from tests.fixtures.ncnn_models import input_line, run_ncnn, weight_bytes, write
@@ -416,7 +415,7 @@ def test_damaged_layers_are_refused_or_run(tmp_path, rng):
         lines = [input_line(f"x{i}", shape) for i, shape in enumerate(shapes)]
         path = write(tmp_path, [*lines, " ".join(words)], weight_bytes(weights, rng))
         try:
-            graph = convert(path)
+            graph = cml.load(path)
             save_checked(graph, tmp_path / "out", overwrite=True)
         except cml.CmlError as error:
             assert not isinstance(error, InternalError)
@@ -440,7 +439,7 @@ def test_weights_as_a_table(tmp_path, rng):
     path = write(tmp_path, [input_line("x", LINE), "InnerProduct i 1 1 x out 0=3 2=18"], weights)
     x = rng.standard_normal(6).astype(np.float32)
     (wanted,) = run_ncnn(path, {"x": x}, ["out"])
-    found = cml.Session(convert(path), "cpu").run({"x": x[None]})["out"]
+    found = cml.Session(cml.load(path), "cpu").run({"x": x[None]})["out"]
     np.testing.assert_allclose(found[0], wanted, rtol=1e-5)
 
 
@@ -461,7 +460,7 @@ def test_rows_of_a_table(tmp_path, rng, bias):
     )
     words = np.array([0, 6, 3, 3, -2, 9], np.int32)
     (wanted,) = run_ncnn(path, {"x": words}, ["out"])
-    found = cml.Session(convert(path), "cpu").run({"x": words[None].astype(np.float32)})["out"]
+    found = cml.Session(cml.load(path), "cpu").run({"x": words[None].astype(np.float32)})["out"]
     np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
 
 
@@ -473,7 +472,7 @@ def compare(folder, rng, line, shapes, weights, values):
     lines = [input_line(name, x.shape) for name, x in arrays.items()] + line.split("\n")
     path = write(folder, lines, weight_bytes(weights, rng))
     theirs = run_ncnn(path, arrays, outputs)
-    session = cml.Session(convert(path), "cpu")
+    session = cml.Session(cml.load(path), "cpu")
     ours = session.run({name: x[None] for name, x in arrays.items()})
     for name, wanted in zip(outputs, theirs, strict=True):
         got = ours[name][0]

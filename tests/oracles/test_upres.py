@@ -30,9 +30,8 @@ def workload(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def graph(workload):
-    from cml_engine.convert import convert
 
-    cml.save(convert(workload.param, shape=(1, 3, SIZE[1], SIZE[0])), workload.nnef)
+    cml.save(cml.load(workload.param, shapes=(1, 3, SIZE[1], SIZE[0])), workload.nnef)
     return cml.load(workload.nnef)
 
 

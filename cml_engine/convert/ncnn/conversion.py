@@ -12,7 +12,7 @@ from cml_engine.convert.builder import GraphBuilder
 from cml_engine.convert.ncnn.files.bin import WeightReader
 from cml_engine.convert.ncnn.files.param import Layer
 from cml_engine.convert.ncnn.table import LayerType
-from cml_engine.graph import Graph
+from cml_engine.graph import Fact, Graph
 
 Array = np.ndarray[Any, Any]
 
@@ -87,7 +87,10 @@ class Conversion:
     def feed(self, blob: str, layer: Layer | None) -> None:
         """A blob that is an input of the network."""
         self.builder.source = layer.source if layer else None
-        self._blobs[blob] = self.builder.input(blob, self.shapes[blob])
+        if layer is not None and blob in self._blobs:
+            raise layer.damaged(f"blob '{blob}' is made twice")
+        fact = Fact("scalar", tuple(self.shapes[blob]))
+        self._blobs[blob] = self.builder.exact_input(blob, fact)
 
     def convert(self, layer: Layer, kind: LayerType) -> None:
         """Add one layer."""

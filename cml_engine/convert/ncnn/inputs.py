@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,9 +10,8 @@ from cml_engine.convert.ncnn.conversion import Conversion
 from cml_engine.convert.ncnn.files.param import Layer
 from cml_engine.convert.ncnn.table import ANY, layer
 from cml_engine.errors import InputError
-
-#: The only input's shape, or the inputs' shapes by their names.
-Shapes: TypeAlias = "tuple[int, ...] | Mapping[str, tuple[int, ...]]"
+from cml_engine.graph import Shapes
+from cml_engine.ranges import named_shapes
 
 #: Where a layer holds its width, height, depth and channels, innermost first.
 EXTENTS = (0, 1, 11, 2)
@@ -22,24 +19,15 @@ EXTENTS = (0, 1, 11, 2)
 _RANKS = range(2, 6)
 
 
-def input_shapes(
-    layers: Sequence[Layer], given: Shapes | None, path: Path
-) -> dict[str, tuple[int, ...]]:
+def input_shapes(layers: Sequence[Layer], given: Shapes, file: str) -> dict[str, tuple[int, ...]]:
     """The shape of every input, batch first; what the caller says counts before the file."""
     stored = {b: _stored(one) for one in layers if one.type == "Input" for b in one.outputs}
     stored |= dict.fromkeys(_undefined(layers)) if not stored else {}
-    if given is not None and not isinstance(given, Mapping):
-        if len(stored) > 1:
-            names = ", ".join(stored)
-            message = (
-                f"'{path}' has the inputs {names}: say which has the shape, NAME={_text(given)}"
-            )
-            raise InputError(message)
-        given = dict.fromkeys(stored, given)
-    shapes = dict(given or {})
+    written = {name: f"[{_text(shape)}]" if shape else "[?]" for name, shape in stored.items()}
+    shapes = named_shapes(given, written, file)
     for name, shape in shapes.items():
-        _check(name, shape, stored, path)
-    return {name: _known(name, shapes.get(name) or stored[name], path) for name in stored}
+        _check(name, shape, stored[name])
+    return {name: _known(name, shapes.get(name) or stored[name], file) for name in stored}
 
 
 def _undefined(layers: Sequence[Layer]) -> list[str]:
@@ -60,13 +48,7 @@ def _stored(one: Layer) -> tuple[int, ...] | None:
     return (1, *extents) if extents and min(extents) > 0 else None
 
 
-def _check(
-    name: str, shape: tuple[int, ...], stored: Mapping[str, tuple[int, ...] | None], path: Path
-) -> None:
-    if name not in stored:
-        known = ", ".join(stored) or "none"
-        raise InputError(f"'{path}' has no input '{name}', its inputs: {known}")
-    held = stored[name]
+def _check(name: str, shape: tuple[int, ...], held: tuple[int, ...] | None) -> None:
     wanted = (
         f"{len(held)} numbers, like {_text(held)}" if held else "2 to 5 numbers, like 1,3,64,64"
     )
@@ -75,10 +57,10 @@ def _check(
         raise InputError(f"{message}, the batch first")
 
 
-def _known(name: str, shape: tuple[int, ...] | None, path: Path) -> tuple[int, ...]:
+def _known(name: str, shape: tuple[int, ...] | None, file: str) -> tuple[int, ...]:
     if shape is None:
-        message = f"'{path}' does not hold the size of its input '{name}'"
-        raise InputError(f"{message}: give --shape 1,3,H,W")
+        message = f"'{file}' does not hold the size of its input '{name}'"
+        raise InputError(f"{message}: give --shape {name}=1,3,H,W")
     return shape
 
 

@@ -2,83 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import Any
-
-import numpy as np
-
 from cml_engine.convert.engine import Engine
-from cml_engine.convert.onnx.importer import Importer
-from cml_engine.convert.onnx.model import read_model
-from cml_engine.convert.onnx.tensors import ExternalData
-from cml_engine.convert.onnx.uses import uses
-from cml_engine.errors import ModelError
-from cml_engine.graph import Graph, Shapes
-from cml_engine.model_source import Bytes, MappedFolder, ModelSource, SourceFile, shown
-from cml_engine.nnef import RandomWeights
-
-__all__ = ["OnnxModel"]
-
-Array = np.ndarray[Any, Any]
+from cml_engine.convert.format import Format, Given, Make, Model
 
 
-class OnnxModel:
-    """A model in memory, which graphs of any shapes are made of.
+def _open(model: Model, engine: Engine, given: Given) -> Make:
+    from cml_engine.convert.onnx.onnx_model import OnnxModel
 
-    Parameters
-    ----------
-    model : a file, the bytes of one, or a source of such a file and of the data beside it.
-    engine : what the importer asks of the engine.
-    constants : values of inputs that are the same in every run; they are inputs no more.
-    random : makes the values of external data that is missing.
-    placeholders : whether unknown operators become declarations instead of an error.
-    """
-
-    def __init__(
-        self,
-        model: str | Path | Bytes | ModelSource,
-        engine: Engine,
-        constants: Mapping[str, Array],
-        random: RandomWeights | None = None,
-        placeholders: bool = False,
-    ) -> None:
-        if isinstance(model, Bytes):
-            self._file, source, data, self._name = "<bytes>", None, memoryview(model), "model"
-        else:
-            source = _of_path(Path(model)) if isinstance(model, str | Path) else model
-            self._file, self._name = shown(source, source.graph), PurePosixPath(source.graph).stem
-            data = SourceFile(source, source.graph).span()
-        self._engine = engine
-        self._constants = {name: np.array(value) for name, value in constants.items()}
-        with self._depth_checked():
-            external = ExternalData(source, random)
-            self._model = read_model(data, self._file, external)
-            external.uses = uses(self._model)
-        self._random, self._placeholders = random, placeholders
-
-    def graph(self, shapes: Shapes) -> Graph:
-        """The graph where inputs have these shapes, by name, and else those in the file."""
-        with self._depth_checked():
-            importer = Importer(self._model, self._engine, self._placeholders)
-            graph = importer.graph(shapes, self._constants, self._name)
-        return graph.with_(notes=(*graph.notes, self._random.note)) if self._random else graph
-
-    @contextmanager
-    def _depth_checked(self) -> Iterator[None]:
-        try:
-            yield
-        except RecursionError:
-            raise ModelError(f"'{self._file}' is nested too deep: export it again") from None
+    return OnnxModel(model, engine, given.constants, given.random, given.placeholders).graph
 
 
-def _of_path(path: Path) -> ModelSource:
-    """The folder of a file; a path of bytes that no file can have is refused by its text."""
-    try:
-        if not path.is_file():
-            what = "it is a folder" if path.is_dir() else "there is no such file"
-            raise ModelError(f"cannot read '{path}': {what}")
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {str(path)!r}: {error}") from None
-    return MappedFolder(path.parent, path.name)
+_TAKES = frozenset({"constants", "random_weights", "placeholders"})
+FORMAT = Format("ONNX", ".onnx", _open, _TAKES, in_bytes=True)

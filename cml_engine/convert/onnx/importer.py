@@ -40,7 +40,7 @@ from cml_engine.convert.onnx.rows import (
 from cml_engine.convert.onnx.summary import Summary
 from cml_engine.convert.onnx.values import NOTHING, Value, has_nothing
 from cml_engine.errors import CmlError, ModelError, Source, UnsupportedOp
-from cml_engine.graph import Graph
+from cml_engine.graph import Graph, Shapes
 
 Array = np.ndarray[Any, Any]
 
@@ -91,9 +91,7 @@ class Importer:
         self._count = 0
         self.summary = Summary()
 
-    def graph(
-        self, shapes: Mapping[str, Sequence[int]], constants: Mapping[str, Array], name: str
-    ) -> Graph:
+    def graph(self, shapes: Shapes, constants: Mapping[str, Array], name: str) -> Graph:
         model, graph = self._model, self._model.graph
         _check_opset(model)
         if not self._with_placeholders:

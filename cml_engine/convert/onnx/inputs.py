@@ -14,7 +14,7 @@ from cml_engine.convert.onnx.values import Value, kind_of
 from cml_engine.errors import InputError, ModelError, UnsupportedOp
 from cml_engine.graph import Fact
 from cml_engine.nnef.warning import warn
-from cml_engine.ranges import check_inputs_exist
+from cml_engine.ranges import check_inputs_exist, named_shapes
 
 Array = np.ndarray[Any, Any]
 _MAX_EXTENT = 1 << 31
@@ -22,13 +22,15 @@ _MAX_EXTENT = 1 << 31
 
 def bind_inputs(
     inputs: Sequence[ValueInfo],
-    shapes: Mapping[str, Sequence[int]],
+    shapes: Mapping[str, tuple[int, ...]],
     constants: Mapping[str, Array],
     builder: GraphBuilder,
     file: str,
 ) -> dict[str, Value]:
     """A value for every input: of the given shape, or one of ``constants``."""
-    check_inputs_exist([*shapes, *constants], {info.name: info for info in inputs}, file)
+    known = {info.name: info for info in inputs}
+    check_inputs_exist(constants, known, file)
+    shapes = named_shapes(shapes, known, file)
     symbols = _symbols(inputs, shapes, file)
     values: dict[str, Value] = {}
     for info in inputs:

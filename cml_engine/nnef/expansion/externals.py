@@ -16,7 +16,7 @@ from cml_engine.nnef.text.ast import ArrayExpr, Call, Document, Expr, Name
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.printer import print_expression
 from cml_engine.nnef.text.walk import expressions
-from cml_engine.ranges import check_inputs_exist
+from cml_engine.ranges import named_shapes
 
 _OPERATORS = ("external", "tract_core_external")
 
@@ -40,11 +40,10 @@ class Externals:
     """The shapes of a graph's inputs; ``symbols`` are the values of what stands for extents."""
 
     def __init__(self, document: Document, text: SourceText, shapes: Shapes) -> None:
-        self._given = shapes
         self._known = document.symbols
         self._lines = {line.name: line for line in _lines(document, text)}
         shown = {n.id: str(self._lines.get(n.id, "?")) for n in document.graph.inputs}
-        check_inputs_exist(shapes, shown, text.file)
+        self._given = shapes = named_shapes(shapes, shown, text.file)
         self.symbols: dict[str, int] = {}
         for name, shape in shapes.items():
             self._solve(name, shape)

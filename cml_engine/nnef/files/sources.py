@@ -137,8 +137,6 @@ def _other_kind(name: str, head: bytes) -> str | None:
     """What a file is that is no text of a graph, as far as its beginning shows."""
     if other := _other_magic(head):
         return other
-    if name.lower().endswith(".param"):
-        return "a file of ncnn ('cml convert' makes NNEF of it)"
     return "no text" if b"\0" in head else None
 
 

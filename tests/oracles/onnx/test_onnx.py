@@ -144,7 +144,8 @@ def test_every_command_takes_it(cnn, tmp_path, capsys):
     assert "model cnn" in capsys.readouterr().out
     assert main(["info", str(cnn)]) == 2
     assert "--shape image=" in capsys.readouterr().err
-    assert main(["info", str(cnn), "--shape", "1,3,8,8"]) == 2
+    assert main(["info", str(cnn), "--shape", "1,3,8,8"]) == 0
+    assert main(["info", str(cnn), "--shape", "=1,3,8,8"]) == 2
     assert "wanted NAME=1,3,64,64" in capsys.readouterr().err
 
 

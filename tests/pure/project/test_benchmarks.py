@@ -15,7 +15,6 @@ from benchmarks.ncnn.graph import graph_to_ncnn
 from benchmarks.ncnn.transformers import Transformer
 from benchmarks.ncnn.write import write_ncnn
 from benchmarks.rounds import EngineResult
-from cml_engine.convert import convert
 from cml_engine.convert.builder import GraphBuilder
 from cml_engine.layout import C4
 from cml_engine.limits import Limits
@@ -100,7 +99,7 @@ def test_a_network_of_the_bench_is_the_same_for_all_engines(make, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     network = make(32)
     write_ncnn(network, tmp_path / "n.param", tmp_path / "n.bin")
-    graph = convert(tmp_path / "n.param", shape=network.shape)
+    graph = cml.load(tmp_path / "n.param", shapes=network.shape)
     cml.save(graph, tmp_path / "n.onnx", opset=13)
     x = np.random.default_rng(0).random(network.shape, np.float32)
     (ours,) = cml.Session(graph, "cpu").run({graph.inputs[0]: x}).values()
@@ -181,7 +180,7 @@ def test_a_transformer_is_attention_and_causal_where_it_says_so(causal, tmp_path
     """What ncnn's files say is converted; a later token changes the earlier ones or does not."""
     small = Transformer(5, 8, 2, causal=causal, blocks=1)
     small.write(tmp_path / "t.param", tmp_path / "t.bin")
-    session = cml.Session(convert(tmp_path / "t.param", {"data": small.shape}), "cpu")
+    session = cml.Session(cml.load(tmp_path / "t.param", shapes={"data": small.shape}), "cpu")
     tokens = np.random.default_rng(0).standard_normal(small.shape, np.float32)
     (first,) = session.run({"data": tokens}).values()
     tokens[0, 3, 0] += 1

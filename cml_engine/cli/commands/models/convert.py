@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from cml_engine.cli.common import (
-    any_model,
+    load_model,
     named_shapes,
 )
 from cml_engine.cli.options import add_options
@@ -15,17 +15,10 @@ from cml_engine.loading import load_with_placeholders, save, save_checked
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    text = ".onnx file, ncnn .param file with its .bin beside it, or an NNEF model"
+    text = ".onnx, ncnn .param with its .bin beside it, or an NNEF model"
     parser.add_argument("model", metavar="source", help=text)
     parser.add_argument("destination", help="folder or .tgz to write")
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="[NAME=]1,3,H,W",
-        help="an input's extents, the batch first; of several inputs say which",
-    )
-    add_options(parser, "ops", "fragments", "weights")
+    add_options(parser, "ops", "fragments", "shape", "weights")
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument(
         "--layout", choices=("nhwc",), help="inputs and outputs of four axes with channels last"
@@ -50,7 +43,7 @@ def run(a: argparse.Namespace) -> int:
     if a.placeholders:
         graph = load_with_placeholders(a.model, named_shapes(a.shape))
     else:
-        graph = any_model(a)
+        graph = load_model(a)
     if a.layout:
         from cml_engine.convert.texture_layout import channels_last
 

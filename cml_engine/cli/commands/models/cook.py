@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from cml_engine.cli.common import any_model, backend_of
+from cml_engine.cli.common import backend_of, load_model
 from cml_engine.cli.options import add_options
 from cml_engine.cooked import PROFILES, cook, load_cooked
 from cml_engine.errors import InputError
@@ -46,7 +46,7 @@ def run(a: argparse.Namespace) -> int:
     check_writable(Path(a.output))
     from scheduler.tools.commands import cooked_guesses
 
-    graph = any_model(a)
+    graph = load_model(a)
     data = cook(
         graph,
         [name.strip() for name in a.devices.split(",")],

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from cml_engine.cli.common import (
-    any_model,
+    load_model,
 )
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
@@ -30,7 +30,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     if Path(a.destination).suffix.lower() != ".onnx":
         raise InputError(f"'{a.destination}': wanted a name in .onnx (cml convert writes NNEF)")
-    graph = any_model(a)
+    graph = load_model(a)
     save(graph, a.destination, overwrite=a.overwrite, opset=a.opset)
     print(f"{a.destination}: {len(graph.nodes)} operations, opset {a.opset}")
     return 0

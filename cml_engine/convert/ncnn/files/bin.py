@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cml_engine.convert.ncnn.files.param import Layer
 from cml_engine.errors import TensorFileError
+from cml_engine.model_source import ModelSource, SourceFile, file_size, shown
 
 Array = np.ndarray[Any, Any]
 
@@ -24,13 +24,14 @@ _TABLE = 256
 class WeightReader:
     """The ``.bin``, read from front to back."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._data = path.read_bytes()
-        except OSError as error:
-            message = f"cannot read '{path}': {error.strerror}: it belongs beside the .param"
-            raise TensorFileError(message) from None
+    def __init__(self, source: ModelSource, name: str) -> None:
+        self._name = name
+        self._path = shown(source, name)
+        if file_size(source, name) is None:
+            raise TensorFileError(
+                f"cannot read '{self._path}': there is no such file: it belongs beside the .param"
+            )
+        self._data = SourceFile(source, name).span()
         self._at = 0
 
     def raw(self, count: int, layer: Layer) -> Array:
@@ -70,7 +71,7 @@ class WeightReader:
         size = count * dtype.itemsize
         if self._at + size > len(self._data):
             message = (
-                f"'{self._path.name}' is truncated: {layer.type} '{layer.name}' wants {size:,} "
+                f"'{self._name}' is truncated: {layer.type} '{layer.name}' wants {size:,} "
                 f"bytes at {self._at:,}, got {max(0, len(self._data) - self._at):,}"
             )
             raise TensorFileError(message, layer.source)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ModelError, Source, UnsupportedOp
+from cml_engine.model_source import ModelSource, SourceFile, file_size, shown
 
 MAGIC = "7767517"
 _MAX_TEXT = 16 * 2**20
@@ -78,34 +78,34 @@ class Layer:
         return ModelError(f"ncnn {self.type} '{self.name}': {what}: export it again", self.source)
 
 
-def read_param(path: Path) -> list[Layer]:
-    """The layers of a ``.param``."""
-    lines = _lines(path)
+def read_param(source: ModelSource) -> list[Layer]:
+    """The layers of a ``.param``, which is the source's graph."""
+    path = shown(source, source.graph)
+    lines = _lines(source, path)
     if not lines or lines[0][1].strip() != MAGIC:
         got = lines[0][1].strip()[:20] if lines else "nothing"
-        raise ModelError(
-            f"not a ncnn .param: wanted {MAGIC} first, got {got}", Source(str(path), 1)
-        )
+        raise ModelError(f"not a ncnn .param: wanted {MAGIC} first, got {got}", Source(path, 1))
     counts = lines[1][1].split() if len(lines) > 1 else []
     if len(counts) != 2 or not all(count.isdecimal() for count in counts):
         message = "wanted the numbers of layers and blobs in line 2"
-        raise ModelError(message, Source(str(path), 2))
-    layers = [_layer(text, Source(str(path), number, 0, text)) for number, text in lines[2:]]
+        raise ModelError(message, Source(path, 2))
+    layers = [_layer(text, Source(path, number, 0, text)) for number, text in lines[2:]]
     if len(layers) != int(counts[0][:9]):
         fault = "is truncated" if len(layers) < int(counts[0][:9]) else "has lines more"
         message = f"line 2 says {counts[0][:9]} layers, got {len(layers)}: the file {fault}"
-        raise ModelError(message, Source(str(path), 2))
+        raise ModelError(message, Source(path, 2))
     return layers
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
+def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
     """The numbered lines that are not empty."""
+    if file_size(source, source.graph) is None:
+        raise ModelError(f"cannot read '{path}': there is no such file")
+    file = SourceFile(source, source.graph)
+    if file.size > _MAX_TEXT:
+        raise ModelError(f"'{path}' is larger than {_MAX_TEXT // 2**20} MiB: not a .param")
     try:
-        if path.stat().st_size > _MAX_TEXT:
-            raise ModelError(f"'{path}' is larger than {_MAX_TEXT // 2**20} MiB: not a .param")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ModelError(f"cannot read '{path}': {error.strerror}") from None
+        text = bytes(file.span()).decode()
     except UnicodeDecodeError:
         raise ModelError(f"'{path}' is not text: wanted a .param, not a .param.bin") from None
     return [(i + 1, line) for i, line in enumerate(text.splitlines()) if line.strip()]
