@@ -150,16 +150,16 @@ def begin(
 
 def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameState:
     """The state after some have started and one could not. Where it has to wait for memory, so have
-    the others of its network."""
-    waiting = {job.exclusive for job in state.jobs if job.number == refused}
-    if chosen[refused].ended:
-        waiting = set()
+    the others of its network; and those of a network that has been taken."""
     left = [
         replace(job, running=chosen[job.number].state == "running")
         for job in state.jobs
         if job.number != refused
     ]
-    kept = tuple(job for job in left if job.running or job.exclusive not in waiting)
+    taken = {job.exclusive for job in left if job.running}
+    if not chosen[refused].ended:
+        taken |= {job.exclusive for job in state.jobs if job.number == refused}
+    kept = tuple(job for job in left if job.running or job.exclusive not in taken)
     return replace(state, jobs=kept)
 
 

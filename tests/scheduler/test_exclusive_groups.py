@@ -15,8 +15,11 @@ class Device(SimGpu):
 
     def __init__(self):
         super().__init__()
-        self.holding, self.most, self.refused = [], 0, set()
+        self.holding, self.most, self.refused, self.short = [], 0, set(), set()
         self.ran, self.pending = [], []
+
+    def reserve(self, network):
+        return "memory" if network.name in self.short else ""
 
     def begin_job(self, encoder, network, inputs):
         if network.name in self.refused:
@@ -135,6 +138,19 @@ def test_a_job_that_cannot_start_leaves_the_group_to_the_next():
     loop.frames(10)
     assert failing.state == "failed" and failing.error == "no memory"
     assert fine.state == "done" and loop.device.holding == []
+
+
+def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_wait():
+    """The frame is decided again without the one that waits for memory: what began stays begun."""
+    small, short = network("small", 0.1, group=None), network("short", group=None)
+    loop = Loop(small, short)
+    loop.device.short.add("short")
+    undated = loop.scheduler.submit(small, {})
+    dated = loop.scheduler.submit(small, {}, deadline_ms=500.0)
+    waits = loop.scheduler.submit(short, {})
+    loop.scheduler.encode(None)
+    assert (dated.state, undated.state, waits.state) == ("done", "queued", "queued")
+    assert len(loop.device.ran + loop.device.pending) == 4
 
 
 @pytest.mark.parametrize("seed", range(5))
