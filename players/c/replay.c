@@ -1,0 +1,253 @@
+/* Runs a recording of the Python scheduler again, with the player's own decisions, and prints the slices
+ * of each frame: a line of "job:step:first:count" per frame. tests/players/replay_lines.py writes the
+ * lines that it reads. */
+#define CML_CORE_ONLY
+#include "cml.c"
+
+enum { LINE = 1 << 20 };
+
+static char line[LINE];
+static core c;
+static cml_net nets[256];
+static uint8_t held[256], prepared[256];
+static uint32_t net_count, pool;
+static job **by_number;
+static uint32_t numbers;
+
+static char *rest; /* of the line */
+
+static const char *word(void) {
+    char *start = rest + strspn(rest, " ");
+    size_t n = strcspn(start, " ");
+    rest = start + n;
+    if (*rest != 0) *rest++ = 0;
+    return start;
+}
+
+static double number(void) { return strtod(word(), NULL); }
+
+static uint32_t whole(void) { return (uint32_t)strtoul(word(), NULL, 10); }
+
+static int is_ready(core *of, cml_net *net) {
+    (void)of;
+    return prepared[net - nets];
+}
+
+static void prepare(core *of, cml_net *net, double ms) {
+    (void)of;
+    (void)ms;
+    prepared[net - nets] = 1;
+}
+
+static int begin_or_end(core *of, job *j) {
+    (void)of;
+    return held[j->net - nets] ? WAITS : BEGUN;
+}
+
+static void network(void) {
+    cml_net *net = nets + net_count++;
+    uint32_t i, has_times;
+    double *times;
+    net->exclusive = whole();
+    net->step_count = whole();
+    has_times = whole();
+    net->steps = calloc(net->step_count, sizeof *net->steps);
+    net->after = calloc(net->step_count + 1, sizeof *net->after);
+    times = calloc(net->step_count, sizeof *times);
+    prepared[net - nets] = 1;
+    for (i = 0; i < net->step_count && fgets(line, LINE, stdin); i++) {
+        step *s = net->steps + i;
+        cml_text key;
+        rest = line;
+        s->groups = whole();
+        s->work = number();
+        s->factor = number();
+        times[i] = number();
+        key.data = rest;
+        key.length = strcspn(rest, "\n");
+        s->key = key_of(key);
+    }
+    net->load_ms = times;
+    if (!has_times) {
+        free(times);
+        net->load_ms = NULL;
+    }
+    adopt(&c, net);
+}
+
+static void learned_curve(void) { /* of before the recording began */
+    uint32_t count = whole(), i;
+    cml_text key;
+    curve *learned;
+    key.data = rest;
+    key.length = strcspn(rest, "\n");
+    learned = curve_of(&c.memory, &c.model, key_of(key), 1);
+    more_points(&c.memory, learned, (int)count + 1);
+    for (i = 0; i < count && fgets(line, LINE, stdin); i++) {
+        point *p = learned->points + learned->count++;
+        rest = line;
+        p->log_count = number();
+        p->log_ms = number();
+        p->samples = whole();
+        p->spread = number();
+        p->bucket = bucket_of((uint32_t)most_of(1, rint(exp(p->log_count))));
+        learned->samples += p->samples;
+    }
+}
+
+static void submitted(double now) {
+    job *j = free_place(&c);
+    uint32_t count, i;
+    const char *text;
+    memset(j, 0, sizeof *j);
+    j->number = whole();
+    j->net = nets + whole();
+    j->priority = number();
+    text = word();
+    j->dated = *text != '-';
+    j->deadline_at = strtod(text, NULL);
+    text = word();
+    if (*text != '-') snprintf(j->slot, sizeof j->slot, "%s", text);
+    j->last_served_ms = now;
+    for (count = whole(); count > 0; count--) {
+        uint32_t maker = whole();
+        if (maker >= numbers || by_number[maker] == NULL) continue;
+        j->makers[j->maker_count++] = by_number[maker];
+        by_number[maker]->takers++;
+    }
+    if (j->number >= numbers) {
+        uint32_t more = 2 * j->number + 64;
+        by_number = realloc(by_number, more * sizeof *by_number);
+        for (i = numbers; i < more; i++) by_number[i] = NULL;
+        numbers = more;
+    }
+    by_number[j->number] = j;
+    enlist(&c, j);
+}
+
+static void frame(double now) {
+    static planned given[4096];
+    double budget = number(), aim = number();
+    int behind = (int)whole(), is_given = (int)whole(), rests = (int)whole();
+    uint32_t count, i;
+    for (count = whole(); count > 0; count--) {
+        uint32_t net = whole();
+        prepared[net] = (uint8_t)whole();
+    }
+    memset(held, 0, sizeof held);
+    for (count = whole(); count > 0; count--) held[by_number[whole()]->net - nets] = 1;
+    c.given_count = whole();
+    for (i = 0; i < c.given_count; i++) {
+        given[i].job = by_number[whole()];
+        given[i].step = whole();
+        given[i].first = whole();
+        given[i].count = whole();
+    }
+    c.given = is_given ? given : NULL;
+    fill_frame(&c, now, budget, aim, rests, behind);
+    finish_jobs(&c);
+    await_frame(&c, is_given);
+    for (i = 0; i < c.slice_count; i++)
+        printf("%s%u:%u:%u:%u", i > 0 ? " " : "", c.slices[i].job->number, c.slices[i].step,
+               c.slices[i].first, c.slices[i].count);
+    printf("\n");
+}
+
+static void ended(double now) {
+    static timing timings[4096];
+    uint32_t count = whole(), i;
+    for (i = 0; i < count; i++) {
+        timings[i].frame = whole();
+        timings[i].group = whole();
+        timings[i].ms = number();
+    }
+    end_frame(&c, timings, count, now);
+}
+
+static void remembered(void) {
+    double predicted = number(), measured = number();
+    remember(&c.model.tail, predicted, measured, (int)whole());
+}
+
+static void begin(void) { /* frame_ms, granule, max_groups, policy, wall clock, share, frame, jobs */
+    c.frame_ms = number();
+    c.granule = whole();
+    c.max_groups = whole();
+    c.policy = (cml_policy)whole();
+    c.wall_clock = (int)whole();
+    c.model.tail.share = number();
+    c.frame = whole();
+    pool = whole();
+    c.max_jobs = pool;
+    c.max_slices = 4096;
+    c.ready = is_ready;
+    c.prepare = prepare;
+    c.start = c.finish = begin_or_end;
+    if (!core_make(&c)) exit(1);
+}
+
+static void known(void) { /* launch, unknown, its samples, drift, error; back-off, usual, whether ended, when */
+    c.model.launch_ms = number();
+    c.model.unknown = number();
+    c.model.unknown_samples = whole();
+    c.model.drift = number();
+    c.model.error = number();
+    c.back_off = number();
+    c.usual_ms = number();
+    c.has_ended = (int)whole();
+    c.ended_ms = number();
+}
+
+static void event(const char *kind) {
+    double now = c.now;
+    if (strcmp(kind, "abandoned") == 0) {
+        abandon_frame(&c, NULL);
+        return;
+    }
+    now = most_of(now, number());
+    c.now = now;
+    if (strcmp(kind, "frame") == 0)
+        frame(now);
+    else if (strcmp(kind, "end") == 0)
+        ended(now);
+    else if (strcmp(kind, "submit") == 0)
+        submitted(now);
+    else if (strcmp(kind, "cancelled") == 0 || strcmp(kind, "failed") == 0)
+        end_job(&c, by_number[whole()], *kind == 'c' ? CML_CANCELLED : CML_FAILED, kind);
+    else
+        by_number[whole()]->paused = strcmp(kind, "paused") == 0;
+}
+
+static void clean_up(void) {
+    uint32_t i;
+    for (i = 0; i < net_count; i++) {
+        free(nets[i].steps);
+        free(nets[i].after);
+        free((void *)nets[i].load_ms);
+    }
+    free(by_number);
+    core_free(&c);
+}
+
+int main(void) {
+    while (fgets(line, LINE, stdin)) {
+        const char *kind;
+        line[strcspn(line, "\n")] = 0;
+        rest = line;
+        kind = word();
+        if (strcmp(kind, "begin") == 0)
+            begin();
+        else if (strcmp(kind, "known") == 0)
+            known();
+        else if (strcmp(kind, "curve") == 0)
+            learned_curve();
+        else if (strcmp(kind, "tail") == 0)
+            remembered();
+        else if (strcmp(kind, "network") == 0)
+            network();
+        else
+            event(kind);
+    }
+    clean_up();
+    return 0;
+}

@@ -1,0 +1,57 @@
+"""Builds the C player and its tools with gcc, against what the wgpu wheel has of wgpu-native."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAYER = ROOT / "players" / "c"
+#: what every build is held to
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-g")
+SANITIZED = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def need_gcc() -> str:
+    """gcc, or the test is skipped."""
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("gcc is not installed: the C player cannot be built")
+    return gcc
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="cml_player_")
+
+
+def wgpu_folder() -> Path:
+    """Headers and library of wgpu-native, as the wheel has them."""
+    spec = importlib.util.find_spec("wgpu")
+    if spec is None or spec.origin is None:
+        pytest.skip("wgpu is not installed: there is no webgpu.h to build against")
+    return Path(spec.origin).parent / "resources"
+
+
+@functools.cache
+def build(source: str, *flags: str, device: bool = False) -> Path:
+    """The program of ``players/c/<source>`` (and of files that ``flags`` name). ``device``: linked
+    with the player and wgpu-native."""
+    gcc = need_gcc()
+    program = Path(_folder().name) / f"{Path(source).stem}{abs(hash((source, flags, device)))}"
+    command = [gcc, *STRICT, *(flags or ("-O2",)), f"-I{PLAYER}", str(PLAYER / source)]
+    if device:
+        wgpu = wgpu_folder()
+        library = next(wgpu.glob("libwgpu_native*.so"), None)
+        if library is None:
+            pytest.skip("the wgpu wheel has no library for this platform")
+        command += [f"-isystem{wgpu}", str(PLAYER / "cml.c"), str(library), f"-Wl,-rpath,{wgpu}"]
+    made = subprocess.run([*command, "-lm", "-o", str(program)], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    return program

@@ -1,0 +1,119 @@
+"""The C player decides as the Python scheduler does: recordings replay in it to the same slices."""
+
+import random
+
+import pytest
+
+from scheduler import FrameScheduler, VirtualClock
+from scheduler.planning.policy import by_priority, fair_share, least_laxity
+from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
+from tests.players.building import SANITIZED, build
+from tests.players.replay_lines import replayed
+from tests.scheduler.test_record import eventful_run, run_by_wall_clock, run_with_margin
+
+
+@pytest.fixture(scope="module")
+def program():
+    """Whatever it replays, it does so without an undefined operation."""
+    return build("replay.c", *SANITIZED, "-Wno-unused-function")
+
+
+@pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock, run_with_margin])
+def test_recordings_replay_to_the_same_slices(program, run):
+    recording = run()[0]
+    assert sum(len(frame) for frame in recording.decisions) > 90
+    assert replayed(program, recording) == recording.decisions
+
+
+def test_other_timings_are_decided_otherwise(program):
+    """The comparison can fail."""
+    recording = eventful_run(120)[0]
+    for event in recording.events:
+        if event["kind"] == "end":
+            event["timings"] = [[f, g, 1.5 * ms] for f, g, ms in event["timings"]]
+    assert replayed(program, recording) != recording.decisions
+
+
+class _ShortOfMemory(SimGpu):
+    """A device that sometimes has no memory for a job's outputs, at its start or its end."""
+
+    def __init__(self, chance, **options):
+        super().__init__(**options)
+        self._chance = chance
+        self._begun = set()
+
+    def reserve(self, network):
+        return "memory" if self._chance.random() < 0.1 else ""
+
+    def begin_job(self, encoder, network, inputs):
+        self._begun.add(network)  # what it reserved is still there
+
+    def finish_job(self, encoder, network):
+        return None if network not in self._begun and self._chance.random() < 0.1 else network
+
+    def end_frame(self, frame):
+        self._begun.clear()
+        return super().end_frame(frame)
+
+
+def random_run(seed, frames=300):
+    """Networks of all sizes, some of which share memory; jobs with all options, more than can be
+    done; frames that are abandoned; budgets that change, or are what the renderer leaves."""
+    chance = random.Random(seed)
+    clock = VirtualClock(chance.uniform(0, 1e6))
+    gpu = _ShortOfMemory(
+        chance, noise=Noise.of_tail(chance.uniform(1.1, 3), chance.random()), seed=seed,
+        granule=chance.choice([1, 2, 8]), max_groups=chance.choice([3, 12]),
+        latency=chance.choice([2, 3]),
+    )  # fmt: skip
+    policy = chance.choice([least_laxity, least_laxity, fair_share, by_priority])
+    budget = chance.choice(["spare", 0.5, 4.0, 4.0])
+    scheduler = FrameScheduler(gpu, 1000 / 60, budget, policy=policy, clock=clock)
+    recording = scheduler.record()
+    nets = [_network(chance, f"n{i}", chance.choice([None, None, "shared"])) for i in range(5)]
+    jobs = []
+    for _ in range(frames):
+        if chance.random() < 0.2:
+            jobs.append(_submitted(chance, scheduler, chance.choice(nets), jobs))
+        if jobs and chance.random() < 0.1:
+            job = chance.choice(jobs)
+            chance.choice([job.cancel, job.pause, job.pause, job.resume, job.resume])()
+        jobs = jobs[-40:]
+        if budget != "spare" and chance.random() < 0.05:
+            scheduler.budget.ms = chance.choice([0.0, 1.0, 3.0, 8.0])
+        scheduler.encode(None)
+        clock.advance(chance.choice([8.0, 16.7, 16.7, 35.0]))
+        if chance.random() < 0.05:
+            scheduler.abandon_frame()
+            continue
+        scheduler.end_frame()
+        scheduler.render_took(chance.uniform(6, 14))
+    return recording
+
+
+def _network(chance, name, group):
+    steps = [
+        SimStep(
+            chance.choice(["conv", "pool"]) + f" k-{i % 7:08x} {name if i % 3 else ''}",
+            chance.choice([1, 3, 40, 700, 20_000]), chance.uniform(1e-5, 1e-2),
+            flops=chance.uniform(1e3, 1e6), nbytes=chance.uniform(1e2, 1e5),
+        )
+        for i in range(chance.choice([1, 5, 30]))
+    ]  # fmt: skip
+    return SimNetwork(name, steps, exclusive_group=group)
+
+
+def _submitted(chance, scheduler, network, jobs):
+    live = [job for job in jobs if not job.ended]
+    inputs = {"x": chance.choice(live).output("y")} if live and chance.random() < 0.3 else {}
+    return scheduler.submit(
+        network, inputs, priority=chance.choice([0, 0.5, 1, 1, 3]), name=network.name,
+        deadline_ms=chance.choice([None, None, 30.0, 200.0, 2000.0]),
+        slot=chance.choice([None, None, None, "a tile", "b"]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_runs_replay_to_the_same_slices(program, seed):
+    recording = random_run(seed)
+    assert replayed(program, recording) == recording.decisions
