@@ -7,6 +7,7 @@ import random
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from cml_engine.plan import Memory
 
@@ -38,15 +39,19 @@ def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Me
     """Byte offsets by name, and the arena they make.
 
     In order of need first, each tensor beside what outlives it, into an arena hardly larger than
-    the bound; where that finds no room, greedy best-fit placement in several orders (largest
-    first, longest-lived first), then random exchanges in each order. The smallest arena wins.
-    Sizes are rounded up to ``alignment``, in the lower bound too. Deterministic.
+    the bound; where that finds no room, greedy best-fit placement in several orders (those of the
+    fullest step first, largest first, longest-lived first), then random exchanges in each order.
+    The smallest arena wins. Sizes are rounded up to ``alignment``, in the lower bound too.
+    Deterministic.
     """
     rounded = [
         Lifetime(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items
     ]
     bound = lower_bound(rounded)
+    fullest = _fullest_steps(rounded)
     orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
+        lambda i: (-fullest[i.name], -i.nbytes, i.first),
+        lambda i: (-fullest[i.name], i.first - i.last, -i.nbytes),
         lambda i: (-i.nbytes, i.first),
         lambda i: (-i.nbytes * (1 + i.last - i.first), i.first),
         lambda i: (-(i.last - i.first), -i.nbytes),
@@ -79,6 +84,18 @@ def lower_bound(items: Iterable[Lifetime]) -> int:
         alive += change[step]
         largest = max(largest, alive)
     return largest
+
+
+def _fullest_steps(items: Sequence[Lifetime]) -> dict[str, int]:
+    """For each tensor the largest sum of bytes alive at a step that needs it. Where that is near
+    the bound, tensors must fit together exactly: those that have room elsewhere can wait."""
+    begin = min((i.first for i in items), default=0)
+    alive = [0] * (max((i.last for i in items), default=0) - begin + 2)
+    for item in items:
+        alive[item.first - begin] += item.nbytes
+        alive[item.last + 1 - begin] -= item.nbytes
+    alive = list(accumulate(alive))
+    return {i.name: max(alive[i.first - begin : i.last + 1 - begin]) for i in items}
 
 
 def _place_in_time(

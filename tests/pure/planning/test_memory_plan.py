@@ -99,3 +99,24 @@ def test_what_lives_long_among_others_is_found_a_place_for():
 def test_placing_is_deterministic():
     tensors = [Lifetime(f"t{i}", 37 * i % 501 + 1, i % 7, i % 7 + i % 5) for i in range(60)]
     assert place(tensors, 32) == place(tensors, 32)
+
+
+def attention(block: int) -> list[Lifetime]:
+    """A block of a transformer: three projections, then scores of four times their size, of which
+    two live at once and fill the arena to the last byte."""
+    each = [  # size, first and last step
+        (1, -1, 19), (1, 2, 9), (1, 3, 5), (1, 5, 13), (1, 6, 8), (1, 8, 12), (1, 9, 11),
+        (1, 11, 16), (1, 12, 13), (4, 13, 14), (4, 14, 15), (4, 15, 16), (1, 16, 17), (1, 17, 19),
+        (1, 19, 26), (1, 22, 23), (4, 23, 24), (4, 24, 25), (1, 25, 26),
+    ]  # fmt: skip
+    return [
+        Lifetime(f"b{block}_{i}", 1024 * size, 27 * block + first, 27 * block + last)
+        for i, (size, first, last) in enumerate(each)
+    ]
+
+
+def test_a_transformer_fits_exactly():
+    for blocks in (1, 2, 6):
+        items = [item for block in range(blocks) for item in attention(block)]
+        _, memory = place(items, 256)
+        assert memory.peak == memory.bound
