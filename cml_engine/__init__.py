@@ -40,6 +40,7 @@ from cml_engine.ops import (
 )
 from cml_engine.passes.rules import Match, Rule, register_rule
 from cml_engine.session import CompileOptions, Session
+from cml_engine.textures.inputs import TextureInput
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
@@ -68,6 +69,7 @@ __all__ = [
     "Rule",
     "Session",
     "StaleArtifact",
+    "TextureInput",
     "Tolerance",
     "load",
     "load_cooked",

@@ -36,6 +36,7 @@ from cml_engine.ranges import (
 )
 from cml_engine.report.rank import OpTime, RankReport
 from cml_engine.report.stub import StubReport, check_stub, time_in_turns
+from cml_engine.textures.inputs import on_device
 from cml_engine.tuning.tables import table_for
 
 if TYPE_CHECKING:
@@ -176,9 +177,10 @@ class Session:
         loading screen. Without it one core builds them, when a job first wants them."""
         self._program.build_ahead()
 
-    def run(self, inputs: Mapping[str, Array], *, watch: Watch | None = None) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, Any], *, watch: Watch | None = None) -> dict[str, Array]:
         """Outputs by name; blocks until they are there. For tools and tests: a game submits to a
-        :class:`scheduler.FrameScheduler`. Runs of several threads wait for each other.
+        :class:`scheduler.FrameScheduler`. Runs of several threads wait for each other. Inputs are
+        arrays or, on a GPU, textures (:class:`TextureInput`) and ``gpu.tensor(...)``.
         :class:`InputError` where an input is missing, unknown, or of another shape or type than
         :attr:`inputs` says, and while a job is running in the session's memory.
 
@@ -187,14 +189,14 @@ class Session:
         readback for each operator."""
         if watch is not None and not callable(watch):
             raise InputError(f"watch: wanted a function of a node and its results, got {watch!r}")
-        arrays = check_inputs(self.inputs, inputs)
+        taken = self._taken(inputs)
         if watch is None:
-            return self._program.run(arrays)
+            return self._program.run(taken)
         if self.gpu is None:
-            return _on_cpu(self._program).run(arrays, watch)
+            return _on_cpu(self._program).run(taken, watch)
         from cml_engine.gpu.program.watching import run_watched
 
-        return run_watched(_on_gpu(self._program), self.graph, arrays, watch)
+        return run_watched(_on_gpu(self._program), self.graph, taken, watch)
 
     def tensor(self, name: str) -> Any:
         """An output, or a tensor of ``CompileOptions(keep=…)``, as the last run left it: a NumPy
@@ -206,10 +208,23 @@ class Session:
 
         return held_tensor(_on_gpu(self._program), name)
 
+    def _taken(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The checked inputs of a run."""
+        there = isinstance(inputs, Mapping)
+        present = {name for name, value in inputs.items() if on_device(value)} if there else ()
+        if present and self.gpu is None:
+            raise InputError(
+                f"input '{min(present)}' lies on a GPU and the session runs on the CPU: read it, "
+                "and give the array"
+            )
+        return self.check_inputs(inputs, frozenset(present))
+
     def check_inputs(
         self, inputs: Mapping[str, Any], skip: frozenset[str] = frozenset()
     ) -> dict[str, Any]:
         """The inputs in the network's own types; those named in ``skip`` only have to exist."""
+        if not skip:
+            return check_inputs(self.inputs, inputs)
         facts = {name: fact for name, fact in self.inputs.items() if name not in skip}
         if unknown := skip - set(self.inputs):
             raise InputError(f"unknown input '{min(unknown)}'; inputs are {_listed(self.inputs)}")

@@ -30,7 +30,8 @@ class StepCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Workgroups ``[first, first + count)`` of one step of a network."""
+    """Workgroups ``[first, first + count)`` of one step of a network; steps below 0 are the loads
+    of the textures that its job takes, of which the last is -1."""
 
     network: Network
     step: int
@@ -92,7 +93,41 @@ def exclusivity_key(network: Network) -> str | int:
     return network.exclusive_group or id(network)
 
 
-class Executor(Protocol):
+class Results(Protocol):
+    """The outputs of jobs that are done, on the device."""
+
+    def tensor(self, result: Any, name: str) -> Any:
+        """A GPU tensor of a finished job."""
+        ...
+
+    def copy_to_texture(
+        self, encoder: Any, result: Any, name: str, options: Mapping[str, Any]
+    ) -> StepCost:
+        """Append the copy of an output into a host's texture; what it costs."""
+        ...
+
+    def take_copies(self) -> Sequence[tuple[StepCost, float]]:
+        """Copies whose times have arrived, in milliseconds; each is told once."""
+        ...
+
+    def request_read(self, encoder: Any, result: Any) -> None:
+        """Append the copy that a readback needs."""
+        ...
+
+    def read(self, result: Any, name: str) -> Any:
+        """The output as a host array, or None while it is on its way."""
+        ...
+
+    def is_reading(self, result: Any) -> bool:
+        """Whether a readback of it is on its way."""
+        ...
+
+    def release(self, result: Any) -> None:
+        """The outputs are not needed any more."""
+        ...
+
+
+class Executor(Results, Protocol):
     """The device's side of a frame loop."""
 
     #: how many workgroups the device runs at once, where that is known; slices are multiples of it
@@ -111,11 +146,16 @@ class Executor(Protocol):
         name of the network ``job.network``."""
         ...
 
+    def input_steps(self, network: Network, inputs: Mapping[str, Any]) -> Sequence[StepCost]:
+        """What accepted inputs take on the device before the network's first step: the loads of
+        textures, in the order of the inputs."""
+        ...
+
     def let_go(self, value: Any) -> None:
         """An accepted input is not needed any more."""
         ...
 
-    def reserve(self, network: Network) -> str:
+    def reserve(self, network: Network, inputs: Mapping[str, Any]) -> str:
         """Take the network for a job, and the memory that its outputs need, before it begins. ""
         where it has both, else what it waits for, in words; never waits itself, and raises where
         they can never be had."""
@@ -144,26 +184,6 @@ class Executor(Protocol):
 
     def resume_job(self, network: Network) -> None:
         """The job's end was part of a frame that is being abandoned: it goes on."""
-        ...
-
-    def tensor(self, result: Any, name: str) -> Any:
-        """A GPU tensor of a finished job."""
-        ...
-
-    def request_read(self, encoder: Any, result: Any) -> None:
-        """Append the copy that a readback needs."""
-        ...
-
-    def read(self, result: Any, name: str) -> Any:
-        """The output as a host array, or None while it is on its way."""
-        ...
-
-    def is_reading(self, result: Any) -> bool:
-        """Whether a readback of it is on its way."""
-        ...
-
-    def release(self, result: Any) -> None:
-        """The outputs are not needed any more."""
         ...
 
     def end_frame(self, frame: int) -> Sequence[Timing]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,9 @@ def gather(
         JobState(
             number=job.number,
             name=job.name,
-            network=numbers.of(id(job.network)),
+            network=numbers.of(
+                (id(job.network), *((c.key, c.groups) for c in job.costs[: job.loads]))
+            ),
             exclusive=exclusive.of(exclusivity_key(job.network)),
             running=job.state == "running",
             step=job.step,
@@ -69,9 +71,9 @@ class _Numbers:
     """Small numbers for keys, in the order in which they come."""
 
     def __init__(self) -> None:
-        self._known: dict[str | int, int] = {}
+        self._known: dict[Hashable, int] = {}
 
-    def of(self, key: str | int) -> int:
+    def of(self, key: Hashable) -> int:
         return self._known.setdefault(key, len(self._known))
 
 
@@ -167,7 +169,7 @@ def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
     try:
         # first, for nothing that can go wrong may come between the network's hold and its begin
         inputs = gathered_inputs(job.inputs)
-        job.held_up = _lacking(job.network) or jobs.executor.reserve(job.network)
+        job.held_up = _lacking(job.network) or jobs.executor.reserve(job.network, inputs)
         if job.held_up:
             jobs.held_up.append(job.number)
             return False
@@ -201,11 +203,11 @@ def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[
         report.predicted_ms += part.predicted_ms
         report.slices.append(
             SliceReport(
-                job.number, part.step, cost.op, cost.title, part.first, part.count,
+                job.number, part.step - job.loads, cost.op, cost.title, part.first, part.count,
                 part.predicted_ms,
             )
         )  # fmt: skip
-        one = Slice(job.network, part.step, part.first, part.count)
+        one = Slice(job.network, part.step - job.loads, part.first, part.count)
         found.append((one, cost, part.predicted_ms))
     return found
 

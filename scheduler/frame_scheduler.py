@@ -153,9 +153,11 @@ class FrameScheduler:
 
         Parameters
         ----------
-        inputs : arrays, GPU tensors, or other jobs' :meth:`Job.output`, which it then waits for.
-            Arrays are copied now: what happens to them afterwards changes nothing. Tensors are
-            kept until the job has taken them over or has ended. :class:`cml_engine.InputError`
+        inputs : arrays, GPU tensors, :class:`cml_engine.TextureInput`, or other jobs'
+            :meth:`Job.output`, which it then waits for. Arrays are copied now: what happens to them
+            afterwards changes nothing. Tensors are kept until the job has taken them over or has
+            ended. Textures are read when it begins, within the budget as all its work is.
+            :class:`cml_engine.InputError`
             where one is missing, unknown, of another shape or type, or of another device.
         priority : its share against other jobs, 2 is twice 1; 0 is only what all others leave of
             a frame, and nothing where they leave nothing.
@@ -169,10 +171,12 @@ class FrameScheduler:
         priority = checked("priority", priority)
         network = network_of(session)
         costs = tuple(network.step_costs())
+        taken = accepted(self.executor, session, network, inputs)
+        loads = tuple(self.executor.input_steps(network, taken))
         job = Job(
             number=next(self._numbers),
             network=network,
-            inputs=accepted(self.executor, session, network, inputs),
+            inputs=taken,
             priority=priority,
             submitted_ms=now,
             deadline_at_ms=deadline,
@@ -180,7 +184,8 @@ class FrameScheduler:
             slot=slot,
             owner=self.lifecycle,
             last_served_ms=now,
-            costs=costs,
+            costs=(*loads, *costs),
+            loads=len(loads),
         )
         with self.lifecycle.lock:
             self.lifecycle.pace = self._pace()
@@ -294,8 +299,10 @@ class FrameScheduler:
             self._ignored += 1
         budget, aim = self._allowed()
         rate = aim / self.frame_ms
+        copied = jobs.charges.take()
+        aim = max(0.0, aim - copied)
         rests = self.pacing.rest_due(self.budget)
-        report = FrameReport(self.frame, now, budget, 0.0 if rests else aim)
+        report = FrameReport(self.frame, now, budget, 0.0 if rests else aim, copied_ms=copied)
         jobs.begin_frame(self._pace(rate))
         behind = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = networks_ready(jobs.roster.queues) if jobs.recorder else {}
@@ -333,6 +340,7 @@ class FrameScheduler:
                 self.lifecycle.recorder.ended_frame(timings, now)
             self.frame += 1
             measured = self._feedback.ended(timings, now, self.cost_model)
+            self.lifecycle.charges.learn(self.executor.take_copies())
             for report in measured:
                 self.pacing.slack.measured(report.frame, report.measured_ms or 0.0)
             self.pacing.learn(self.budget)

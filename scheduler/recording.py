@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scheduler.executor import Timing
+from scheduler.executor import StepCost, Timing
 from scheduler.jobs.job import Job
 from scheduler.reports import FrameReport
 
@@ -73,6 +73,7 @@ class Recorder:
                 "deadline": job.deadline_at_ms,
                 "slot": job.slot,
                 "needs": list(job.needs),
+                "loads": [_row(cost) for cost in job.costs[: job.loads]],
             }
         )
 
@@ -103,6 +104,7 @@ class Recorder:
                 "aim": aim,
                 "rests": aim > 0 and not report.aim_ms,
                 "held": held,
+                "copied": report.copied_ms,
             }
         )
         self.recording.decisions.append(decisions_of(report))
@@ -119,7 +121,7 @@ class Recorder:
         if key not in self._networks:
             self._networks[key] = len(self._networks)
             self._seen.append(job.network)
-            steps = [[c.key, c.op, c.title, c.groups, c.flops, c.nbytes] for c in job.costs]
+            steps = [_row(cost) for cost in job.costs[job.loads :]]
             self.recording.networks.append(
                 {
                     "name": job.name,
@@ -129,6 +131,10 @@ class Recorder:
                 }
             )
         return self._networks[key]
+
+
+def _row(cost: StepCost) -> list[Any]:
+    return [cost.key, cost.op, cost.title, cost.groups, cost.flops, cost.nbytes]
 
 
 def decisions_of(report: FrameReport) -> list[list[int]]:

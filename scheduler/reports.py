@@ -18,7 +18,8 @@ Reason = Literal[
 
 @dataclass(slots=True)
 class SliceReport:
-    """A part of a frame: workgroups ``[first, first + count)`` of ``step`` of a job.
+    """A part of a frame: workgroups ``[first, first + count)`` of ``step`` of a job's network;
+    steps below 0 are the loads of its textures.
 
     ``measured_ms`` comes with the frame's: the slice's own time where it was timed alone, else its
     predicted share of the group of neighbours that was timed as one (a job's, in most frames where
@@ -57,6 +58,8 @@ class FrameReport:
     planned: bool = True
     #: whether no two jobs share a timing, so that each has its own time
     jobs_apart: bool = True
+    #: what copies of outputs into textures, since the frame before, take of the budget
+    copied_ms: float = 0.0
     #: CPU time of :meth:`FrameScheduler.encode`, and of it the part that encoded dispatches
     cpu_ms: float = 0.0
     encode_ms: float = 0.0

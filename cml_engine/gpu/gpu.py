@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.executor import FrameExecutor
+from cml_engine.gpu.memory.tensors import GpuTensor, tensor_in
+from cml_engine.gpu.textures.kernels import kernels_of
 from cml_engine.gpu.timing.frame_timer import FrameTimer
+from cml_engine.graph import Fact
 
 
 class Gpu(Device):
@@ -32,3 +36,15 @@ class Gpu(Device):
     def frame_timer(self, names: Sequence[str]) -> FrameTimer:
         """Times the host's own passes, by these names, without ever waiting."""
         return FrameTimer(self, names)
+
+    def tensor(self, buffer: Any, offset: int, fact: Fact) -> GpuTensor:
+        """A range of the host's own ``wgpu.GPUBuffer`` as an input of ``Session.run`` or
+        ``FrameScheduler.submit``: plain row-major 32-bit words from byte ``offset`` on, a multiple
+        of 4, in a buffer with ``COPY_SRC``. It is read when the run, or the job, begins, and must
+        stay until then. :class:`InputError` where it does not fit."""
+        return tensor_in(self.device, buffer, offset, fact)
+
+    def build_texture_kernels(self) -> None:
+        """Build now what reads textures and writes them: for a loading screen. Without it the first
+        job that reads a texture waits some frames, and the first copy into one takes long."""
+        kernels_of(self).build(self)

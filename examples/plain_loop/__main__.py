@@ -109,6 +109,7 @@ class Game:
         self.gpu = cml.Gpu(device=device)
         # nothing is uploaded or built before the first frame: the scheduler does it on the side
         self.session = cml.Session(cartoon.load(), self.gpu, deferred=True)
+        self.gpu.build_texture_kernels()
         self.scheduler = FrameScheduler(self.gpu, budget_ms=budget_ms)
         self.summary = Summary(budget_ms, self.gpu.has_timestamps)
         self.job: Job | None = None
@@ -124,7 +125,7 @@ class Game:
         encoder = self.gpu.device.create_command_encoder()
         self.summary.encoded(self.scheduler.encode(encoder))
         if self.job.state == "done":
-            cartoon.copy_to_texture(encoder, self.job.tensor("picture"), self.screen.texture)
+            self.job.copy_to_texture(encoder, "picture", self.screen.texture)
             self.job.release()
             self.shown = self.image
         elif self.job.state == "failed":

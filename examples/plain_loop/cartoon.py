@@ -14,7 +14,6 @@ import numpy as np
 
 import cml_engine as cml
 
-#: a row of the result, 16 bytes per pixel, must be a multiple of 256 bytes to become a texture
 WIDTH, HEIGHT = 128, 96
 
 CARTOON = f"""\
@@ -34,14 +33,13 @@ graph cartoon(image) -> (picture)
     edges = sum_reduce(abs(conv(light, sobel, 0.0, border = 'replicate')), axes = [1]);
     ink = clamp(1.2 - edges, 0.0, 1.0);
     toned = round(smoother * 6.0) / 6.0;
-    opaque = constant<scalar>(shape = [1, 1, {HEIGHT}, {WIDTH}], value = [1.0]);
-    picture = transpose(concat([toned * ink, opaque], axis = 1), axes = [0, 2, 3, 1]);
+    picture = toned * ink;
 }}
 """
 
 
 def load() -> cml.Graph:
-    """The network: ``image`` [1, 3, H, W] to ``picture`` [1, H, W, 4], as a texture wants it."""
+    """The network: ``image`` [1, 3, H, W] to ``picture`` [1, 3, H, W]."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "graph.nnef").write_text(CARTOON, encoding="utf-8")
         return cml.load(folder)
@@ -59,9 +57,3 @@ def image(time: float) -> np.ndarray[Any, Any]:
         picture[:, inside] = 0.1 * lit[inside]
         picture[ball, inside] = lit[inside]
     return np.asarray(picture[None], np.float32)
-
-
-def copy_to_texture(encoder: Any, tensor: Any, texture: Any) -> None:
-    """Append the copy of ``picture`` into an ``rgba32float`` texture of its size."""
-    source = {"buffer": tensor.buffer, "offset": tensor.offset, "bytes_per_row": 16 * WIDTH}
-    encoder.copy_buffer_to_texture(source, {"texture": texture}, (WIDTH, HEIGHT, 1))

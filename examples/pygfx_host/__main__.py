@@ -79,6 +79,7 @@ class Game:
         self.scene = Scene(canvas)
         self.gpu = cml.Gpu(device=get_shared().device)
         self.session = cml.Session(cartoon.load(), self.gpu)
+        self.gpu.build_texture_kernels()
         self.scheduler = FrameScheduler(self.gpu, budget_ms=budget_ms)
         self.summary = Summary(budget_ms, self.gpu.has_timestamps)
         self.job: Job | None = None
@@ -94,8 +95,7 @@ class Game:
             self.job = self.scheduler.submit(self.session, {"image": self.image})
         self.summary.encoded(self.scheduler.encode(encoder))
         if self.job.state == "done":
-            texture = ensure_wgpu_object(self.scene.texture)
-            cartoon.copy_to_texture(encoder, self.job.tensor("picture"), texture)
+            self.job.copy_to_texture(encoder, "picture", ensure_wgpu_object(self.scene.texture))
             self.job.release()
             self.shown = self.image
         elif self.job.state == "failed":

@@ -22,6 +22,9 @@ class Owner(Protocol):
     def end(self, job: Job, state: State, error: str = "") -> None: ...
     def pause(self, job: Job, paused: bool) -> None: ...
     def read(self, job: Job, name: str) -> Any: ...
+    def copy_to_texture(
+        self, job: Job, encoder: Any, name: str, options: Mapping[str, Any]
+    ) -> None: ...
     def note(self, error: Exception) -> None: ...
     def eta_ms(self, job: Job) -> float: ...
     def remaining_ms(self, job: Job) -> float: ...
@@ -37,7 +40,7 @@ class JobOutput:
     name: str
 
 
-class _Gone:
+class Gone:
     """The network of a job that has ended: whoever keeps the job keeps no session alive."""
 
     name, waiting_for, ready, exclusive_group = "", "", False, None
@@ -67,7 +70,7 @@ class Job(Ranked):
     state: State = "queued"
     paused: bool = False
     error: str = ""
-    #: where it is: the step, and how many of its workgroups are done
+    #: where it is: the step of :attr:`costs`, and how many of its workgroups are done
     step: int = 0
     group: int = 0
     started_ms: float | None = None
@@ -82,7 +85,10 @@ class Job(Ranked):
     read_error: Exception | None = None
     #: why it could not start in the frame before, where that is not for ever
     held_up: str = ""
+    #: the loads of its textures, then the network's steps
     costs: tuple[StepCost, ...] = ()
+    #: how many loads these are
+    loads: int = 0
     #: numbers of the jobs whose outputs it took
     needs: tuple[int, ...] = ()
     outputs: Outputs = field(init=False, repr=False)
@@ -117,6 +123,33 @@ class Job(Ranked):
         """The output on the GPU, without a readback. Raises where the job is not done."""
         self.need_done(name)
         return self.owner.executor.tensor(self.result, name)
+
+    def copy_to_texture(
+        self,
+        encoder: Any,
+        name: str,
+        texture: Any,
+        scale: float | Sequence[float] = 1.0,
+        shift: float | Sequence[float] = 0.0,
+        *,
+        srgb: bool = False,
+        layout: Literal["nchw", "nhwc"] = "nchw",
+        origin: tuple[int, int, int] = (0, 0, 0),
+        mip: int = 0,
+    ) -> None:
+        """Append the copy of an output into a texture of any size and format that
+        docs/textures.md names, with ``COPY_DST``: a shader then reads ``value * scale + shift``
+        there. What it takes is counted in the budget of the next frame.
+
+        ``scale`` and ``shift`` are for all channels or for each. One channel becomes grey, alpha
+        is 1 where there is none. ``srgb``: the numbers are encoded as a PNG's, and not linear.
+        ``origin`` is a column, a row and a layer. :class:`cml_engine.InputError` where the output
+        does not fit into the texture."""
+        options = {
+            "texture": texture, "scale": scale, "shift": shift, "srgb": srgb, "layout": layout,
+            "origin": origin, "mip": mip,
+        }  # fmt: skip
+        self.owner.copy_to_texture(self, encoder, name, options)
 
     @property
     def waiting_for(self) -> str:
@@ -164,10 +197,6 @@ class Job(Ranked):
         """The frame in which it ended is abandoned: it goes on."""
         self.ended_ms = self.ended_frame = None
         self.outputs.take_back()
-
-    def let_network_go(self) -> None:
-        """It has ended for good."""
-        self.network = _Gone()
 
     def let_inputs_go(self) -> None:
         """It needs its inputs no longer: they are in the network's memory, or it has ended."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any
 
+from scheduler.charges import Charges
 from scheduler.clock import SteadyClock
 from scheduler.executor import Executor, Network, exclusivity_key
 from scheduler.jobs.admission import Admission, admit
-from scheduler.jobs.job import Job, JobOutput, State
+from scheduler.jobs.job import Gone, Job, JobOutput, State
 from scheduler.jobs.journal import FrameJournal, FrameSnapshot
 from scheduler.jobs.roster import Roster
 from scheduler.jobs.status import waiting_for
@@ -54,6 +55,8 @@ class Lifecycle:
         self.last_error = ""
         #: there is one while a frame is encoded and not ended
         self.open_frame: FrameSnapshot | None = None
+        #: what hosts' copies of outputs take of the next frame
+        self.charges = Charges(pace.cost_model.guess)
         self.executor, self._clock = executor, clock
         self._journal = FrameJournal()
         self._work_left: dict[int, tuple[Network, list[float]]] = {}
@@ -138,6 +141,14 @@ class Lifecycle:
                 raise job.read_error
             return self.executor.read(job.result, name)
 
+    def copy_to_texture(
+        self, job: Job, encoder: Any, name: str, options: Mapping[str, Any]
+    ) -> None:
+        """See :meth:`Job.copy_to_texture`."""
+        with self.lock:
+            job.need_done(name)
+            self.charges.add(self.executor.copy_to_texture(encoder, job.result, name, options))
+
     def waiting_for(self, job: Job) -> str:
         """See :attr:`Job.waiting_for`."""
         return waiting_for(job, self._memory_s_holder, self.pace.last_report)
@@ -174,16 +185,18 @@ class Lifecycle:
         return model.predict_ms(current, current.groups - job.group) + self._from(job, job.step + 1)
 
     def _from(self, job: Job, step: int) -> float:
-        """Predicted time of a network's steps from ``step`` on (kept for this frame)."""
+        """Predicted time of a job's steps from ``step`` on (kept for this frame)."""
+        model = self.pace.cost_model
+        loads = sum(model.predict_ms(cost, cost.groups) for cost in job.costs[step : job.loads])
         known = self._work_left.get(id(job.network))
         if known is None:
             sums = [0.0]
-            for cost in reversed(job.costs):
-                sums.append(sums[-1] + self.pace.cost_model.predict_ms(cost, cost.groups))
+            for cost in reversed(job.costs[job.loads :]):
+                sums.append(sums[-1] + model.predict_ms(cost, cost.groups))
             sums.reverse()
             # with the network itself: another one may come to lie where it was
             known = self._work_left[id(job.network)] = job.network, sums
-        return known[1][step]
+        return loads + known[1][max(0, step - job.loads)]
 
     # --- a frame
 
@@ -239,7 +252,7 @@ class Lifecycle:
         ended, self._ended = self._ended, []
         for job in ended:
             if job.ended:
-                job.let_network_go()
+                job.network = Gone()
 
 
 def calibrate(model: CostModel, network: Network) -> None:

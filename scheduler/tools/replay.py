@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scheduler.clock import VirtualClock
@@ -26,7 +26,7 @@ class _Echo(SimGpu):
         self.busy = 0
         self.held: set[int] = set()
 
-    def reserve(self, network: Any) -> str:
+    def reserve(self, network: Any, inputs: Any) -> str:
         return "memory" if id(network) in self.held else ""
 
     def finish_job(self, encoder: Any, network: Any) -> Any:
@@ -85,8 +85,10 @@ class _Replay:
             self.networks[int(index)].ready = ready
         self.budget.ms = event["budget"]
         self.budget.aim_ms = event["aim"] if self.spare else None
+        # an aim that is given has been lowered for them already
+        self.scheduler.lifecycle.charges.pending_ms = 0 if self.spare else event.get("copied", 0)
         self.scheduler.pacing.rests = event["rests"]
-        self.scheduler.planner = plan_frame if given is None else _as_given(given)
+        self.scheduler.planner = plan_frame if given is None else _as_given(given, self.jobs)
         self.device.busy = 1 << 30 if event["waiting"] else 0
         self.device.held = {id(self.jobs[n].network) for n in event.get("held", ())}
         return decisions_of(self.scheduler.encode(None))
@@ -107,6 +109,7 @@ class _Replay:
 
     def _submit(self, event: Mapping[str, Any]) -> None:
         network, now = self.networks[event["network"]], self.clock.now_ms()
+        loads = _steps(event.get("loads", ()))
         job = Job(
             number=event["job"],
             network=network,
@@ -118,31 +121,39 @@ class _Replay:
             slot=event["slot"],
             owner=self.scheduler.lifecycle,
             last_served_ms=now,
-            costs=tuple(network.step_costs()),
+            costs=(*loads, *network.step_costs()),
+            loads=len(loads),
         )
         self.jobs[job.number] = job
         self.scheduler.lifecycle.enlist(job, "accept")
 
 
 def _network(data: Mapping[str, Any]) -> SimNetwork:
-    steps = [
-        SimStep(key, groups, 0.0, op, title, flops, nbytes)
-        for key, op, title, groups, flops, nbytes in data["steps"]
-    ]
     return SimNetwork(
-        data["name"], steps, exclusive_group=data["group"], load_times_ms=data["load_ms"]
+        data["name"],
+        _steps(data["steps"]),
+        exclusive_group=data["group"],
+        load_times_ms=data["load_ms"],
     )
 
 
-def _as_given(slices: list[list[int]]) -> Planner:
+def _steps(rows: Iterable[Sequence[Any]]) -> list[SimStep]:
+    return [
+        SimStep(key, groups, 0.0, op, title, flops, nbytes)
+        for key, op, title, groups, flops, nbytes in rows
+    ]
+
+
+def _as_given(slices: list[list[int]], known: Mapping[int, Job]) -> Planner:
     """Decides what was decided by another planner then."""
 
     def plan(state: FrameState) -> FramePlan:
         jobs = {job.number: job for job in state.jobs}
         parts = []
-        for number, step, first, count in slices:
+        for number, own_step, first, count in slices:
             if number not in jobs:  # the replay has gone another way before
                 continue
+            step = own_step + known[number].loads
             cost = state.networks[jobs[number].network][step]
             ms = state.costs.predict_ms(cost, count)
             parts.append(PlannedSlice(number, step, first, count, ms))

@@ -101,8 +101,23 @@ class SimTiming:
 class _Outputs:
     """Outputs that are nothing but their names."""
 
+    def __init__(self) -> None:
+        self.copied: list[tuple[SimStep, float]] = []
+
     def tensor(self, result: Any, name: str) -> Any:
         return name
+
+    def copy_to_texture(
+        self, encoder: Any, result: Any, name: str, options: Mapping[str, Any]
+    ) -> SimStep:
+        """A step stands for a texture: the copy takes its time."""
+        step: SimStep = options["texture"]
+        self.copied.append((step, step.groups * step.ms_per_group))
+        return step
+
+    def take_copies(self) -> list[tuple[SimStep, float]]:
+        taken, self.copied = self.copied, []
+        return taken
 
     def request_read(self, encoder: Any, result: Any) -> None: ...
 
@@ -132,12 +147,14 @@ class SimGpu(_Outputs):
         max_groups: int = 12,
         clock_source: str = "timestamps",
     ) -> None:
+        super().__init__()
         self.noise, self.speed, self.launch_ms, self.latency = noise, speed, launch_ms, latency
         self.granule, self.max_groups = granule, max_groups
         self.clock_source = clock_source
         self.frame_ms = 0.0
         self._random = random.Random(seed)
         self._pending: deque[tuple[int, list[SimTiming]]] = deque()
+        self._loads: dict[Any, list[SimStep]] = {}
 
     def executor(self) -> SimGpu:
         """It is its own."""
@@ -157,7 +174,9 @@ class SimGpu(_Outputs):
         self._pending.append((frame, timings))
 
     def _true_ms(self, part: Slice) -> float:
-        step: Any = part.network.step_costs()[part.step]
+        network: Any = part.network
+        steps = network.steps if part.step >= 0 else self._loads[network]
+        step = steps[part.step]
         exact: float = self.launch_ms + part.count * step.ms_per_group / self.speed
         return exact * _factor(self._random, self.noise.single)
 
@@ -187,10 +206,15 @@ class SimGpu(_Outputs):
 
     def let_go(self, value: Any) -> None: ...
 
-    def reserve(self, network: Any) -> str:
+    def input_steps(self, network: Any, inputs: Mapping[str, Any]) -> list[SimStep]:
+        """Steps given as inputs stand for textures."""
+        return [value for value in inputs.values() if isinstance(value, SimStep)]
+
+    def reserve(self, network: Any, inputs: Mapping[str, Any]) -> str:
         return ""
 
-    def begin_job(self, encoder: Any, network: Any, inputs: Mapping[str, Any]) -> None: ...
+    def begin_job(self, encoder: Any, network: Any, inputs: Mapping[str, Any]) -> None:
+        self._loads[network] = self.input_steps(network, inputs)
 
     def finish_job(self, encoder: Any, network: Any) -> Any:
         return network

@@ -505,7 +505,7 @@ def test_a_job_that_cannot_take_its_inputs_holds_nothing(scheduler, device, monk
         held.clear()
         refuse()
 
-    monkeypatch.setattr(device, "reserve", lambda net: held.add(net.name) or "")
+    monkeypatch.setattr(device, "reserve", lambda net, _: held.add(net.name) or "")
     if what == "the other job's tensor":
         monkeypatch.setattr(device, "tensor", refuse, raising=False)
     else:

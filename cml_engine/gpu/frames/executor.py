@@ -9,7 +9,7 @@ class as ``scheduler.executor.Executor``.)
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,19 +17,23 @@ import wgpu
 
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.jobs import JobExecutor
-from cml_engine.gpu.frames.outputs import GpuTensor, Result
+from cml_engine.gpu.frames.outputs import Result
 from cml_engine.gpu.frames.readbacks import Readbacks
+from cml_engine.gpu.frames.texture_copies import TextureCopies
+from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_error, poll
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing
+from cml_engine.plan import StepWork
+from cml_engine.textures.outputs import TextureTarget
 
 #: slices of a frame that are timed one by one
 MAX_GROUPS = 12
 
 
 class SliceLike(Protocol):
-    """Workgroups ``[first, first + count)`` of a step of a program."""
+    """Workgroups ``[first, first + count)`` of a step of a program, or of a load before it."""
 
     @property
     def network(self) -> Any: ...
@@ -62,8 +66,10 @@ class FrameExecutor(JobExecutor):
         # a software driver spreads workgroups over the cores: a slice that is no multiple of
         # their number leaves some idle at its end
         self.granule = (os.cpu_count() or 1) if gpu.limits.software else 1
-        self._frame = -1
+        #: the frame that is being encoded, or will be next
+        self._frame = 0
         self._readbacks = Readbacks(gpu)
+        self._copies = TextureCopies(gpu)
         self._untold: set[int] = set()
         self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS, chained=True)
 
@@ -85,6 +91,21 @@ class FrameExecutor(JobExecutor):
     def is_reading(self, result: Result) -> bool:
         """Whether a readback of it is on its way."""
         return result in self._readbacks
+
+    def copy_to_texture(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        result: Result,
+        name: str,
+        options: Mapping[str, Any],
+    ) -> StepWork:
+        """Append the copy of an output; ``options`` are :class:`TextureTarget`'s."""
+        target = TextureTarget(**options)
+        return self._copies.copy(encoder, self._frame, name, result.tensor(name), target)
+
+    def take_copies(self) -> list[tuple[StepWork, float]]:
+        """Copies whose times have arrived, in milliseconds."""
+        return self._copies.take()
 
     def release(self, result: Result) -> None:
         """Give the outputs' memory back."""
@@ -132,12 +153,18 @@ class FrameExecutor(JobExecutor):
                 if part.network in failed:
                     continue
                 try:
-                    part.network.encode_range(compute, part.step, part.first, part.count)
+                    self._encode_slice(compute, part)
                 except Exception as error:
                     is_wgpu = isinstance(error, wgpu.GPUError)
                     failed[part.network] = device_error(error) if is_wgpu else error
         finally:  # the host goes on with its encoder whatever happens here
             compute.end()
+
+    def _encode_slice(self, compute: wgpu.GPUComputePassEncoder, part: SliceLike) -> None:
+        if part.step < 0:  # the job's textures, the last of them -1
+            self._loads[part.network][part.step].encode_range(compute, part.first, part.count)
+        else:
+            part.network.encode_range(compute, part.step, part.first, part.count)
 
     @property
     def frames_in_flight(self) -> int:
@@ -151,6 +178,7 @@ class FrameExecutor(JobExecutor):
 
     def end_frame(self, frame: int) -> list[GroupTiming]:
         """Ask for what is old enough, take what has arrived."""
+        self._frame = frame + 1
         self._let_ended_go()
         self.gpu.memory.close_frame(self)
         try:
@@ -168,8 +196,8 @@ class FrameExecutor(JobExecutor):
         return timings
 
     def _ask(self, frame: int) -> None:
-        timings_awaited = self._ring.ask(frame)
-        if self._readbacks.ask(frame) or timings_awaited:
+        asked = (self._ring.ask(frame), self._copies.ask(frame), self._readbacks.ask(frame))
+        if any(asked):
             poll(self.gpu.device)
 
     def preparing(self) -> str:
@@ -186,7 +214,9 @@ class FrameExecutor(JobExecutor):
 
     def abandon_frame(self, frame: int) -> None:
         """The frame's encoder is thrown away: what it would have copied did not happen."""
+        self._frame = frame + 1
         self._ring.abandon(frame)
+        self._copies.abandon(frame)
         self._untold.discard(frame)
         self._readbacks.abandon(frame)
         self._let_ended_go()

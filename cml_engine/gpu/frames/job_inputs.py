@@ -9,10 +9,12 @@ import numpy as np
 
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.frames.outputs import GpuTensor, Result
+from cml_engine.gpu.frames.outputs import Result
+from cml_engine.gpu.program.device_inputs import check_on_device, refuse_own_memory
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Fact
 from cml_engine.plan import TensorPlace
+from cml_engine.textures.inputs import on_device
 
 
 class _Promised(Protocol):
@@ -26,7 +28,7 @@ class _Promised(Protocol):
 
 def is_array(value: Any) -> bool:
     """Whether it comes from the host."""
-    return not (isinstance(value, GpuTensor) or _is_promised(value))
+    return not (on_device(value) or _is_promised(value))
 
 
 def _is_promised(value: Any) -> TypeGuard[_Promised]:
@@ -56,16 +58,16 @@ def check_input(gpu: Device, network: GpuProgram, name: str, value: Any) -> None
     if place is None:
         known = ", ".join(network.plan.inputs) or "(none)"
         raise InputError(f"model '{network.name}' has no input '{name}'; it has {known}")
+    if on_device(value):
+        check_on_device(gpu, name, place.fact, value)
+        refuse_own_memory(network, name, value)
+        return
     if _is_promised(value):
-        found = _promised(gpu, name, value) or place.fact
-    elif isinstance(value, GpuTensor):
-        found = _present(gpu, name, value)
-        _refuse_own_memory(network, name, value)
+        kind, found = "GPU tensor", _promised(gpu, name, value) or place.fact
     else:
         # sessions have checked its type before
-        found = Fact(place.fact.dtype, tuple(np.shape(value)))
+        kind, found = "array", Fact(place.fact.dtype, tuple(np.shape(value)))
     if found != place.fact:
-        kind = "array" if is_array(value) else "GPU tensor"
         raise InputError(f"input '{name}': wanted {place.fact}, got a {kind} {found}")
 
 
@@ -95,23 +97,3 @@ def _outputs_of(gpu: Device, job: Any) -> Mapping[str, TensorPlace] | None:
     if isinstance(job.result, Result):
         return job.result.places if job.result.memory.allocator is gpu.memory else {}
     return None if job.ended else {}
-
-
-def _refuse_own_memory(network: GpuProgram, name: str, tensor: GpuTensor) -> None:
-    """One buffer cannot be copied within itself."""
-    arena = network.residency.arena
-    if tensor.owner is None and arena is not None and tensor.buffer is arena.buffer:
-        raise InputError(
-            f"input '{name}' is a tensor of a session, which lies in one buffer with the memory of "
-            f"'{network.name}'. Give a job's tensor (job.tensor, job.output), which is a copy"
-        )
-
-
-def _present(gpu: Device, name: str, tensor: GpuTensor) -> Fact:
-    device = getattr(tensor.buffer, "_device", gpu.device)
-    if device is not gpu.device:
-        raise InputError(
-            f"input '{name}' is a GPU tensor of another device than the scheduler's ({gpu.name}). "
-            "Read it there, and give the array"
-        )
-    return tensor.fact

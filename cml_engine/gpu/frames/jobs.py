@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import wgpu
 
-from cml_engine.errors import InputError, OutOfGpuMemory
+from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.frames.job_inputs import check_input, check_inputs, is_array
-from cml_engine.gpu.frames.outputs import GpuTensor, Result, output_bytes
+from cml_engine.gpu.frames.job_inputs import check_inputs, is_array
+from cml_engine.gpu.frames.outputs import Result, output_bytes
+from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_error
+from cml_engine.gpu.program.device_inputs import host_arrays, take_over, texture_loads
 from cml_engine.gpu.program.program import GpuProgram
+from cml_engine.gpu.textures.kernels import kernels_of
+from cml_engine.gpu.textures.loads import TextureLoad
+from cml_engine.plan import StepWork
+from cml_engine.textures.inputs import TextureInput
 
 
 class JobExecutor:
@@ -24,12 +30,14 @@ class JobExecutor:
         self.gpu = gpu
         self._ended: list[GpuProgram] = []
         self._reserved: dict[GpuProgram, Result] = {}
+        #: of the jobs that have begun
+        self._loads: dict[GpuProgram, list[TextureLoad]] = {}
 
     def accept(self, network: GpuProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Check the inputs of a job to come; copy arrays, and keep tensors until :meth:`let_go`."""
         check_inputs(self.gpu, network, inputs)
-        for name, value in inputs.items():
-            _refuse_released(name, value)
+        if has_textures(inputs):
+            kernels_of(self.gpu).build_ahead(self.gpu)
         accepted: dict[str, Any] = {}
         for name, value in inputs.items():
             accepted[name] = np.array(value) if is_array(value) else value
@@ -37,15 +45,22 @@ class JobExecutor:
                 value.keep()
         return accepted
 
+    def input_steps(self, network: GpuProgram, inputs: Mapping[str, Any]) -> Sequence[StepWork]:
+        """The loads of accepted textures: steps of a job before its network's own."""
+        return [load.cost for load in texture_loads(self.gpu, network.plan, inputs)]
+
     def let_go(self, value: Any) -> None:
         """An accepted input is not needed any more."""
         if isinstance(value, GpuTensor):
             value.let_go()
 
-    def reserve(self, network: GpuProgram) -> str:
+    def reserve(self, network: GpuProgram, inputs: Mapping[str, Any]) -> str:
         """Take the network and the memory for a job's outputs before it begins; what it waits for,
         where another thread has the one, or others can give back some of the other."""
         self._let_ended_go()
+        if has_textures(inputs) and not kernels_of(self.gpu).ready:
+            kernels_of(self.gpu).build_ahead(self.gpu)
+            return "the pipelines that read textures"
         if not network.hold(self):
             return "its network, which another thread took just now"
         try:
@@ -87,22 +102,8 @@ class JobExecutor:
     def _write_inputs(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
     ) -> None:
-        arrays = {name: v for name, v in inputs.items() if not isinstance(v, GpuTensor)}
-        network.write_inputs(arrays)
-        for name, value in inputs.items():
-            if isinstance(value, GpuTensor):
-                self._copy_in(encoder, network, name, value)
-
-    def _copy_in(
-        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, name: str, tensor: GpuTensor
-    ) -> None:
-        check_input(self.gpu, network, name, tensor)
-        _refuse_released(name, tensor)
-        place = network.plan.inputs[name]
-        if place.fact.size:
-            encoder.copy_buffer_to_buffer(
-                tensor.buffer, tensor.offset, *network.place(place.binding), place.fact.nbytes
-            )
+        network.write_inputs(host_arrays(inputs))
+        self._loads[network] = take_over(encoder, network, inputs)
 
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
         """Copy the outputs into the memory that was reserved for them; then the variables may
@@ -132,10 +133,11 @@ class JobExecutor:
 
     def _let_ended_go(self) -> None:
         while self._ended:
-            self._ended.pop().let_go(self)
+            network = self._ended.pop()
+            self._loads.pop(network, None)
+            network.let_go(self)
 
 
-def _refuse_released(name: str, value: Any) -> None:
-    """:class:`InputError` for a GPU tensor whose memory was given back."""
-    if isinstance(value, GpuTensor) and value.released:
-        raise InputError(f"input '{name}': the GPU tensor's memory was released before")
+def has_textures(inputs: Mapping[str, Any]) -> bool:
+    """Whether any of a job's inputs is a texture."""
+    return any(isinstance(value, TextureInput) for value in inputs.values())

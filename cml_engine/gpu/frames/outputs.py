@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,9 @@ import wgpu
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.staging import Staging
+from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.program.common import TENSOR_USAGE
-from cml_engine.graph import Fact
-from cml_engine.layout import PLAIN
 from cml_engine.plan import Binding, TensorPlace
 
 if TYPE_CHECKING:
@@ -24,47 +23,6 @@ if TYPE_CHECKING:
 _ALIGNMENT = 256
 #: jobs are submitted, and tensors released, by any thread
 _takers_lock = Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class GpuTensor:
-    """A tensor on the GPU: plain row-major words in ``buffer`` from byte ``offset`` on. The
-    renderer binds it, or copies it to a texture; another job takes it as an input.
-
-    ``owner`` is the job's outputs that it is a part of, if any: their memory stays as long as the
-    tensor object, or until the job's ``release()``.
-    """
-
-    buffer: wgpu.GPUBuffer
-    offset: int
-    nbytes: int
-    fact: Fact
-    owner: Result | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def released(self) -> bool:
-        """Whether its memory was given back."""
-        return self.owner is not None and self.owner.memory.freed
-
-    def read(self) -> Any:
-        """Its value now, as a NumPy array; blocks: for tools and tests."""
-        if not self.fact.size:
-            return empty(self.fact)
-        if self.released:
-            raise InputError("the GPU tensor's memory was released before")
-        buffer: Any = self.buffer
-        data = buffer._device.queue.read_buffer(self.buffer, self.offset, self.nbytes)
-        return from_words(data, TensorPlace(Binding("", "", 0, self.nbytes), self.fact, PLAIN))
-
-    def keep(self) -> None:
-        """A job will take it: it stays until :meth:`let_go`, even where it is released before."""
-        if self.owner is not None:
-            self.owner.count_takers(1)
-
-    def let_go(self) -> None:
-        """A job of :meth:`keep` has it, or needs it no longer."""
-        if self.owner is not None:
-            self.owner.count_takers(-1)
 
 
 @dataclass(eq=False)
@@ -95,6 +53,11 @@ class Result:
     def __post_init__(self) -> None:
         self._finalizer = weakref.finalize(self, self.memory.allocator.later, self.memory.free)
         self._finalizer.atexit = False
+
+    @property
+    def gone(self) -> bool:
+        """Whether the memory was given back."""
+        return self.memory.freed
 
     def release(self) -> None:
         """Give the memory back, now or when the jobs that take of it have done so."""

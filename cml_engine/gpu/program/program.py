@@ -13,6 +13,7 @@ from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.words import to_words
 from cml_engine.gpu.program.common import Common, write_numbers
+from cml_engine.gpu.program.device_inputs import host_arrays, take_over
 from cml_engine.gpu.program.held import Held
 from cml_engine.gpu.program.prepared import PreparedProgram
 from cml_engine.gpu.program.readback import Readback
@@ -59,15 +60,18 @@ class GpuProgram(PreparedProgram):
 
     # --- running
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Upload, run everything, read back; blocks until the outputs are here."""
         with self.exclusive(), self._readback.staging(self.gpu) as staging:
             return self._run(inputs, staging)
 
-    def _run(self, inputs: Mapping[str, Array], staging: Allocation) -> dict[str, Array]:
-        self.write_inputs(inputs)
+    def _run(self, inputs: Mapping[str, Any], staging: Allocation) -> dict[str, Array]:
+        self.write_inputs(host_arrays(inputs))
         encoder = self.gpu.device.create_command_encoder(label=self.plan.name)
+        loads = take_over(encoder, self, inputs)
         compute = encoder.begin_compute_pass(label=self.plan.name)
+        for load in loads:
+            load.encode_all(compute)
         for step in self.plan.steps:
             self.encode_all(compute, step.index)
         compute.end()

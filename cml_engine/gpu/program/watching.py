@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.gpu.program import inspect
+from cml_engine.gpu.program.device_inputs import host_arrays, take_over
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph, Node
 
@@ -17,7 +18,7 @@ Array = np.ndarray[Any, Any]
 def run_watched(
     program: GpuProgram,
     graph: Graph,
-    inputs: Mapping[str, Array],
+    inputs: Mapping[str, Any],
     watch: Callable[[Node, Sequence[Array]], None],
 ) -> dict[str, Array]:
     """Run the (optimized) graph node by node, a submit and a readback for each; ``watch`` gets the
@@ -26,7 +27,8 @@ def run_watched(
     for step in program.plan.steps:
         steps.setdefault(step.title, []).append(step.index)
     with program.exclusive():
-        program.write_inputs(inputs)
+        program.write_inputs(host_arrays(inputs))
+        _submit_loads(program, inputs)
         for node in graph.nodes:
             inspect.submit_steps(program, steps.get(node.title, ()))
             places = [program.plan.places[name] for name in node.outputs]
@@ -37,3 +39,14 @@ def run_watched(
         program.gpu.queue.submit([encoder.finish()])
         program.held.end()
     return found
+
+
+def _submit_loads(program: GpuProgram, inputs: Mapping[str, Any]) -> None:
+    """What lies on the device already comes into the program's memory."""
+    encoder = program.gpu.device.create_command_encoder()
+    loads = take_over(encoder, program, inputs)
+    compute = encoder.begin_compute_pass()
+    for load in loads:
+        load.encode_all(compute)
+    compute.end()
+    program.gpu.queue.submit([encoder.finish()])

@@ -14,33 +14,32 @@ from cml_engine.gpu.native import limit_instance
 from scheduler import FrameScheduler
 from tests.fixtures.models import write_model
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/in_your_engine.md"
-#: as small as a texture's row may be: 16 texels of 16 bytes
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = DOCS / "in_your_engine.md"
 UPRES = """version 1.0;
 graph upres(image) -> (enlarged)
 {
     image = external<scalar>(shape = [1, 4, 8, 8]);
-    doubled = nearest_upsample(image, factor = [2, 2]);
-    enlarged = transpose(doubled, axes = [0, 2, 3, 1]);
+    enlarged = nearest_upsample(image, factor = [2, 2]);
 }
 """
 TONE = """version 1.0;
 graph tone(image) -> (toned)
 {
-    image = external<scalar>(shape = [1, 16, 16, 4]);
+    image = external<scalar>(shape = [1, 4, 16, 16]);
     toned = sqrt(image);
 }
 """
 
 
-def blocks():
-    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+def blocks(page=PAGE):
+    found = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     return {text.partition("\n")[0]: text for text in found}
 
 
-def block(start):
-    (found,) = (text for first, text in blocks().items() if first.startswith(start))
-    return compile(found, str(PAGE), "exec")
+def block(start, page=PAGE):
+    (found,) = (text for first, text in blocks(page).items() if first.startswith(start))
+    return compile(found, str(page), "exec")
 
 
 def test_twenty_lines_are_twenty():
@@ -58,7 +57,6 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     image = rng.random((1, 4, 8, 8), np.float32)
     page = {"device": device, "image": image, "texture": texture}
     page["render"] = lambda encoder: None
-    exec(block("def show"), page)
     exec(block("import cml_engine"), page)
     first = page["job"]
     while page["job"] is first and first.state != "failed":
@@ -94,6 +92,34 @@ def test_the_renderer_s_own_time_becomes_the_budget():
     for _ in range(30):
         page["timed_frame"]()
     assert page["scheduler"].budget.next_ms() > 2 * before
+
+
+def test_the_page_of_textures_runs(tmp_path, gpu, rng):
+    usage = wgpu.TextureUsage
+    scene, shown = (
+        gpu.device.create_texture(
+            size=(size, size, 1),
+            format="rgba8unorm",
+            usage=usage.TEXTURE_BINDING | usage.COPY_DST | usage.COPY_SRC,
+        )
+        for size in (8, 16)
+    )
+    data = rng.integers(0, 256, (8, 8, 4)).astype(np.uint8)
+    gpu.queue.write_texture({"texture": scene}, data, {"bytes_per_row": 32}, (8, 8, 1))
+    upres = cml.Session(cml.load(write_model(tmp_path / "upres.nnef", UPRES)), gpu)
+    scheduler = FrameScheduler(gpu, budget_ms=4.0)
+    page = {"device": gpu.device, "gpu": gpu, "cml": cml, "session": upres, "scheduler": scheduler}
+    page |= {"scene": scene, "shown": shown, "erosion": None}
+    gpu.build_texture_kernels()
+    exec(block("colour =", DOCS / "textures.md"), page)
+    for _ in range(1000):
+        page["frame"]()
+        if page["job"].ended:
+            break
+    assert page["job"].state == "done"
+    found = gpu.queue.read_texture({"texture": shown}, {"bytes_per_row": 64}, (16, 16, 1))
+    pixels = np.frombuffer(found, np.uint8).reshape(16, 16, 4)
+    np.testing.assert_array_equal(pixels, data.repeat(2, 0).repeat(2, 1))
 
 
 def failing_every_other_time():

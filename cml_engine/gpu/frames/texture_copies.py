@@ -1,0 +1,74 @@
+"""Copies of outputs into textures within frames: what they cost, and how long they took."""
+
+from __future__ import annotations
+
+import wgpu
+
+from cml_engine.gpu.device import Device
+from cml_engine.gpu.memory.tensors import GpuTensor
+from cml_engine.gpu.textures.copies import TexturePacker
+from cml_engine.gpu.timing.timestamp_ring import TimestampRing
+from cml_engine.plan import StepWork
+from cml_engine.textures.outputs import TextureTarget
+
+
+class TextureCopies:
+    """Those of one frame scheduler. One of each frame is timed: the slots of a ring are few."""
+
+    def __init__(self, gpu: Device) -> None:
+        self._gpu = gpu
+        self._packer = TexturePacker(gpu)
+        #: there is one from the first copy on
+        self._ring: TimestampRing | None = None
+        self._timed = -1
+        self._costs: dict[int, StepWork] = {}
+
+    def copy(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        frame: int,
+        name: str,
+        tensor: GpuTensor,
+        target: TextureTarget,
+    ) -> StepWork:
+        """Append the copy; what it is and costs."""
+        if self._ring is None and self._gpu.has_timestamps:
+            self._ring = TimestampRing(self._gpu, "texture copies", 1, chained=True)
+        ring = self._ring
+        slot = ring.begin(frame) if ring is not None and self._timed != frame else None
+        if ring is None or slot is None:
+            return self._packer.copy(encoder, name, tensor, target)
+        self._timed = frame
+        try:
+            ring.lead(encoder, slot)
+            cost = self._packer.copy(encoder, name, tensor, target, ring.writes(slot))
+            ring.resolve(encoder, slot)
+        except Exception:
+            ring.abandon(frame)
+            raise
+        self._costs[frame] = cost
+        return cost
+
+    def ask(self, frame: int) -> bool:
+        """Ask for what is old enough; whether anything is awaited."""
+        return self._ring is not None and self._ring.ask(frame)
+
+    def take(self) -> list[tuple[StepWork, float]]:
+        """What has arrived: which copy, and milliseconds."""
+        if self._ring is None:
+            return []
+        found = [
+            (self._costs[slot.frame], sum(ms))
+            for slot, ms in self._ring.take()
+            if slot.frame in self._costs
+        ]
+        self._ring.take_unsubmitted()  # the networks' own ring tells of these
+        oldest = self._timed - 64
+        self._costs = {frame: cost for frame, cost in self._costs.items() if frame > oldest}
+        return found
+
+    def abandon(self, frame: int) -> None:
+        """The frame's encoder is thrown away."""
+        if self._ring is not None:
+            self._ring.abandon(frame)
+            self._costs.pop(frame, None)

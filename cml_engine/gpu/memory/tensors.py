@@ -1,0 +1,93 @@
+"""Tensors in buffers: a job's outputs, or a range that the host has filled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import wgpu
+
+from cml_engine.errors import InputError
+from cml_engine.gpu.memory.words import empty, from_words
+from cml_engine.graph import Fact
+from cml_engine.layout import PLAIN
+from cml_engine.plan import Binding, TensorPlace
+from cml_engine.ranges import Whole, an_object
+
+#: WebGPU copies whole words
+_WORD = 4
+_OFFSET = Whole(0, 2**63 - 1)
+
+
+class Owner(Protocol):
+    """The outputs that a tensor is a part of: ``frames.outputs.Result``."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether their memory was given back."""
+        ...
+
+    def count_takers(self, more: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTensor:
+    """A tensor on the GPU: plain row-major words in ``buffer`` from byte ``offset`` on. The
+    renderer binds it, or copies it to a texture; another job takes it as an input.
+
+    ``owner`` is the job's outputs that it is a part of, if any: their memory stays as long as the
+    tensor object, or until the job's ``release()``.
+    """
+
+    buffer: wgpu.GPUBuffer
+    offset: int
+    nbytes: int
+    fact: Fact
+    owner: Owner | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def released(self) -> bool:
+        """Whether its memory was given back."""
+        return self.owner is not None and self.owner.gone
+
+    def read(self) -> Any:
+        """Its value now, as a NumPy array; blocks: for tools and tests."""
+        if not self.fact.size:
+            return empty(self.fact)
+        if self.released:
+            raise InputError("the GPU tensor's memory was released before")
+        buffer: Any = self.buffer
+        data = buffer._device.queue.read_buffer(self.buffer, self.offset, self.nbytes)
+        return from_words(data, TensorPlace(Binding("", "", 0, self.nbytes), self.fact, PLAIN))
+
+    def keep(self) -> None:
+        """A job will take it: it stays until :meth:`let_go`, even where it is released before."""
+        if self.owner is not None:
+            self.owner.count_takers(1)
+
+    def let_go(self) -> None:
+        """A job of :meth:`keep` has it, or needs it no longer."""
+        if self.owner is not None:
+            self.owner.count_takers(-1)
+
+
+def tensor_in(device: wgpu.GPUDevice, buffer: Any, offset: int, fact: Fact) -> GpuTensor:
+    """``fact`` in a buffer of that device; :class:`InputError` where it cannot be read there."""
+    an_object(wgpu.GPUBuffer, buffer, "a tensor's buffer")
+    an_object(Fact, fact, "a tensor's fact")
+    _OFFSET.check(offset, "a tensor's offset")
+    if getattr(buffer, "_device", device) is not device:
+        raise InputError("a tensor's buffer is of another device than this cml.Gpu's")
+    if not int(buffer.usage) & wgpu.BufferUsage.COPY_SRC:
+        raise InputError(
+            "a tensor's buffer is made without wgpu.BufferUsage.COPY_SRC: add it, for a network's "
+            "input is copied out of it"
+        )
+    if offset % _WORD:
+        raise InputError(f"a tensor's offset: wanted a multiple of {_WORD}, got {offset}")
+    if offset + fact.nbytes > buffer.size:
+        raise InputError(
+            f"{fact} at offset {offset} ends at {offset + fact.nbytes}; the buffer has "
+            f"{buffer.size} bytes"
+        )
+    return GpuTensor(buffer, int(offset), fact.nbytes, fact)

@@ -1,0 +1,1 @@
+"""Textures into tensors and tensors into textures, on the device."""

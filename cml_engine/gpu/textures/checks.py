@@ -1,0 +1,45 @@
+"""What a host's texture must be, before anything is encoded with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import wgpu
+
+from cml_engine.errors import InputError
+from cml_engine.gpu.device import Device
+from cml_engine.textures.formats import TextureFormat, known_format
+
+_Usage = wgpu.TextureUsage
+
+
+def texture_format(gpu: Device, what: str, texture: Any, *, written: bool) -> TextureFormat:
+    """The format of a texture that is read or ``written``; :class:`InputError` where it cannot
+    be."""
+    if not isinstance(texture, wgpu.GPUTexture):
+        raise InputError(f"{what}: wanted a wgpu.GPUTexture, got {type(texture).__name__}")
+    if getattr(texture, "_device", gpu.device) is not gpu.device:
+        raise InputError(f"{what}: the texture is of another device than {gpu.name}")
+    form = known_format(str(texture.format), what, written=written)
+    usage, said = (_Usage.COPY_DST, "COPY_DST") if written else (
+        _Usage.TEXTURE_BINDING, "TEXTURE_BINDING"
+    )  # fmt: skip
+    if not int(texture.usage) & usage:
+        raise InputError(f"{what}: the texture is made without wgpu.TextureUsage.{said}: add it")
+    if str(texture.dimension) != "2d" or texture.sample_count != 1:
+        raise InputError(
+            f"{what}: wanted a 2d texture of one sample, got {texture.dimension} of "
+            f"{texture.sample_count}: resolve it into one first"
+        )
+    return form
+
+
+def level_size(what: str, texture: Any, layer: int, mip: int) -> tuple[int, int]:
+    """Width and height of a mip level; :class:`InputError` where it, or the layer, is not there."""
+    layers, mips = texture.depth_or_array_layers, texture.mip_level_count
+    if layer >= layers or mip >= mips:
+        raise InputError(
+            f"{what}: wanted layer {layer} and mip {mip}; the texture has {layers} layers and "
+            f"{mips} mips"
+        )
+    return max(1, texture.width >> mip), max(1, texture.height >> mip)

@@ -1,0 +1,190 @@
+"""A tensor on its way into a texture: packed into rows of texels, then copied."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import wgpu
+
+from cml_engine.errors import InputError
+from cml_engine.gpu.device import Device
+from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.tensors import GpuTensor
+from cml_engine.gpu.native import device_error
+from cml_engine.gpu.program.common import TENSOR_USAGE
+from cml_engine.gpu.textures.checks import level_size, texture_format
+from cml_engine.gpu.textures.kernels import Params, TextureKernels, kernels_of, step_cost
+from cml_engine.plan import StepWork
+from cml_engine.textures.formats import TextureFormat
+from cml_engine.textures.images import Planes, by_channel, planes
+from cml_engine.textures.outputs import TextureTarget
+
+#: WebGPU copies rows of a multiple of so many bytes
+ROW_BYTES = 256
+#: the encodings of ``textures/pack.hlsl``
+_ENCODINGS = {"unorm8": 0, "float16": 1, "float32": 2}
+#: what ``how.x`` is there
+_AS_IT_IS, _ENCODED, _DECODED = 0, 1, 2
+
+
+class TexturePacker:
+    """Copies tensors into textures on one device. The packed rows lie in memory that grows to the
+    largest texture and is used again: what is submitted runs in its order."""
+
+    def __init__(self, gpu: Device) -> None:
+        self._gpu = gpu
+        self._packed: Allocation | None = None
+        self._finalizer: Any = None
+
+    def copy(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        name: str,
+        tensor: GpuTensor,
+        target: TextureTarget,
+        writes: dict[str, Any] | None = None,
+    ) -> StepWork:
+        """Append the copy of the output ``name``; what it costs. ``writes`` are timestamps for all
+        of it. :class:`InputError` where the texture cannot take it."""
+        what = f"output '{name}'"
+        form = texture_format(self._gpu, what, target.texture, written=True)
+        picture = planes(what, tensor.fact, target.layout)
+        _check_place(what, picture, target)
+        picked = target.picked(what, form, picture.channels)
+        row = form.texel_bytes * picture.width
+        pitch = -(-row // ROW_BYTES) * ROW_BYTES
+        params = _params(what, form, picture, target, picked, pitch)
+        words = form.texel_bytes / 2
+        first, last = _apart(writes)
+        try:
+            if _is_texels(form, picture, tensor, target, row):
+                _mark(encoder, first)
+                _copy(encoder, tensor.buffer, tensor.offset, row, picture, target)
+                cost = step_cost("copy_texture", f"copy_texture '{name}'", params, words, True)
+            else:
+                kernels, packed = kernels_of(self._gpu), self._rows(pitch * picture.height)
+                kernels.build(self._gpu)
+                compute = encoder.begin_compute_pass(label="cml texture", timestamp_writes=first)
+                self._pack(kernels, compute, tensor, packed, params)
+                compute.end()
+                _copy(encoder, packed.buffer, packed.offset, pitch, picture, target)
+                words = picture.channels + 3 * form.texel_bytes / 4
+                cost = step_cost("pack_texture", f"pack_texture '{name}'", params, words, True)
+            _mark(encoder, last)
+        except wgpu.GPUError as error:
+            raise device_error(error) from error
+        return cost
+
+    def _rows(self, nbytes: int) -> Allocation:
+        if self._packed is None or self._packed.nbytes < nbytes:
+            memory = self._gpu.memory
+            grown = memory.allocate(
+                nbytes, TENSOR_USAGE, owner="textures", category="staging", alignment=ROW_BYTES
+            )
+            if self._finalizer is not None:
+                self._finalizer()
+            self._packed = grown
+            self._finalizer = weakref.finalize(self, memory.later, grown.free)
+            self._finalizer.atexit = False
+        return self._packed
+
+    def _pack(
+        self,
+        kernels: TextureKernels,
+        compute: wgpu.GPUComputePassEncoder,
+        tensor: GpuTensor,
+        packed: Allocation,
+        params: Params,
+    ) -> None:
+        nbytes = tensor.nbytes
+        rows = packed.binding(0, packed.nbytes)
+        bind_group = kernels.bound(
+            "pack",
+            tensor.buffer,
+            (nbytes, packed.buffer, packed.offset, packed.nbytes),
+            lambda: ({"buffer": tensor.buffer, "offset": 0, "size": nbytes}, rows),
+        )
+        part = (0, params.groups)
+        kernels.dispatch(compute, "pack", bind_group, params, part, (tensor.offset,))
+
+
+def _check_place(what: str, picture: Planes, target: TextureTarget) -> None:
+    x, y, layer = target.origin
+    width, height = level_size(what, target.texture, layer, target.mip)
+    if x + picture.width > width or y + picture.height > height:
+        raise InputError(
+            f"{what} of {picture.width} x {picture.height} does not fit into a texture of {width} "
+            f"x {height} at ({x}, {y})"
+        )
+
+
+def _params(
+    what: str,
+    form: TextureFormat,
+    picture: Planes,
+    target: TextureTarget,
+    picked: tuple[int, ...],
+    pitch: int,
+) -> Params:
+    count = picture.channels
+    scale = by_channel(target.scale, count, f"{what}: scale")
+    shift = by_channel(target.shift, count, f"{what}: shift")
+    decode, encode = target.srgb and not form.srgb, form.srgb and not target.srgb
+    return Params(
+        picture.pixels,
+        (picture.width, pitch // 4, form.texel_bytes // 4, _ENCODINGS[form.encoding]),
+        (*picture.strides, 0),
+        picked,
+        # of the channel that each goes to
+        tuple(scale[k] if k < count else 1.0 for k in picked),
+        tuple(shift[k] if k < count else 0.0 for k in picked),
+        (_ENCODED if encode else _DECODED if decode else _AS_IT_IS, form.order == "bgra"),
+    )
+
+
+def _is_texels(
+    form: TextureFormat, picture: Planes, tensor: GpuTensor, target: TextureTarget, row: int
+) -> bool:
+    """Whether the tensor's words are the texture's rows already."""
+    same = form.encoding == "float32" and len(form.order) == picture.channels
+    aligned = row % ROW_BYTES == 0 and tensor.offset % form.texel_bytes == 0
+    return same and aligned and picture.interleaved and target.unchanged
+
+
+def _copy(
+    encoder: wgpu.GPUCommandEncoder,
+    buffer: wgpu.GPUBuffer,
+    offset: int,
+    pitch: int,
+    picture: Planes,
+    target: TextureTarget,
+) -> None:
+    encoder.copy_buffer_to_texture(
+        {
+            "buffer": buffer,
+            "offset": offset,
+            "bytes_per_row": pitch,
+            "rows_per_image": picture.height,
+        },
+        {"texture": target.texture, "mip_level": target.mip, "origin": target.origin},
+        (picture.width, picture.height, 1),
+    )
+
+
+def _apart(
+    writes: dict[str, Any] | None,
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """A pass's timestamps as those of its beginning and of its end: two passes have them here, as a
+    copy between them has none of its own."""
+    if writes is None:
+        return None, None
+    begin = {k: v for k, v in writes.items() if not k.startswith("end")}
+    end = {k: v for k, v in writes.items() if not k.startswith("beginning")}
+    return (begin if len(begin) > 1 else None), end
+
+
+def _mark(encoder: wgpu.GPUCommandEncoder, writes: dict[str, Any] | None) -> None:
+    """Write timestamps here."""
+    if writes is not None:
+        encoder.begin_compute_pass(timestamp_writes=writes).end()

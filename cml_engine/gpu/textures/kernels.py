@@ -1,0 +1,198 @@
+"""The two kernels between textures and tensors, made once for a device, and their parameters."""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import wgpu
+
+from cml_engine.gpu.device import Device
+from cml_engine.gpu.program.preparation import BUILDER
+from cml_engine.gpu.shaders.hlsl import resolve
+from cml_engine.plan import StepWork
+
+#: pixels of a workgroup
+GROUP = 64
+#: of a kernel's parameters: five rows of four whole numbers, two of four floats
+PARAMS_BYTES = 112
+#: launches that one submit may hold
+_SLOTS = 256
+#: bind groups that are kept for a texture or a buffer
+_KEPT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """What a kernel reads, beside its slice: five rows of ``shaders_hlsl/textures/*.hlsl``."""
+
+    pixels: int
+    sizes: Sequence[int]
+    strides: Sequence[int]
+    picked: Sequence[int]
+    scale: Sequence[float]
+    shift: Sequence[float]
+    how: tuple[int, int]
+
+    @property
+    def groups(self) -> int:
+        """Workgroups of the whole."""
+        return -(-self.pixels // GROUP)
+
+    def pack(self, first: int, end: int, width: int) -> bytes:
+        rows = (first, end, width, self.pixels, *self.sizes, *self.strides, *self.picked)
+        return struct.pack("=16I8f4I", *rows, *self.scale, *self.shift, *self.how, 0, 0)
+
+
+class _Bound:
+    """Bind groups of one texture or buffer, the last few by what else they bind."""
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def get(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        found = self._groups.get(key)
+        if found is None:
+            found = self._groups[key] = make()
+            if len(self._groups) > _KEPT:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end(key)
+        return found
+
+
+class TextureKernels:
+    """Pipelines, parameters and bind groups of one device: all are made at their first use."""
+
+    def __init__(self, gpu: Device) -> None:
+        self._device, self._width = gpu.device, gpu.limits.max_groups_per_dimension
+        self._stride = -(-PARAMS_BYTES // gpu.limits.uniform_offset_alignment)
+        self._stride *= gpu.limits.uniform_offset_alignment
+        usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
+        self._params = gpu.memory.allocate(
+            self._stride * _SLOTS, usage, owner="textures", category="uniform"
+        )
+        weakref.finalize(self, gpu.memory.later, self._params.free).atexit = False
+        self._next = 0
+        self._lock = Lock()
+        self._bound: weakref.WeakKeyDictionary[Any, _Bound] = weakref.WeakKeyDictionary()
+        self._building: Future[None] | None = None
+        self._layouts: dict[str, Any] = {}
+        self._pipelines: dict[str, Any] = {}
+
+    # --- pipelines
+
+    @property
+    def ready(self) -> bool:
+        """Whether the pipelines are built; what building them raised is raised here, once."""
+        building = self._building
+        if len(self._pipelines) == len(_KERNELS) or building is None or not building.done():
+            return len(self._pipelines) == len(_KERNELS)
+        self._building = None
+        building.result()
+        return True
+
+    def build_ahead(self, gpu: Device) -> None:
+        """Begin to build them, on the thread that builds what frames wait for."""
+        with self._lock:
+            if self._building is None and len(self._pipelines) < len(_KERNELS):
+                self._building = BUILDER.submit("textures", lambda: self.build(gpu))
+
+    def build(self, gpu: Device) -> None:
+        """Have them now."""
+        for name, (path, bindings) in _KERNELS.items():
+            if name in self._pipelines:
+                continue
+            module = gpu.shader(resolve(path), "compute", "main", trusted=True)
+            layout = self._device.create_bind_group_layout(
+                entries=[
+                    {"binding": i, "visibility": wgpu.ShaderStage.COMPUTE, **binding}
+                    for i, binding in enumerate(bindings)
+                ]
+            )
+            self._layouts[name] = layout
+            self._pipelines[name] = self._device.create_compute_pipeline(
+                label=path,
+                layout=self._device.create_pipeline_layout(bind_group_layouts=[layout]),
+                compute={"module": module, "entry_point": "main"},
+            )
+
+    # --- launches
+
+    def bound(self, name: str, whose: Any, key: tuple[Any, ...], others: Callable[[], Any]) -> Any:
+        """A bind group of that kernel, kept as long as ``whose`` and found again by ``key``:
+        parameters, then what ``others`` returns."""
+
+        def make() -> Any:
+            params = self._params.binding(0, PARAMS_BYTES)
+            entries = [{"binding": i, "resource": r} for i, r in enumerate((params, *others()))]
+            return self._device.create_bind_group(layout=self._layouts[name], entries=entries)
+
+        with self._lock:
+            return self._bound.setdefault(whose, _Bound()).get((name, *key), make)
+
+    def dispatch(
+        self,
+        compute: wgpu.GPUComputePassEncoder,
+        name: str,
+        bind_group: Any,
+        params: Params,
+        part: tuple[int, int],
+        offsets: Sequence[int] = (),
+    ) -> None:
+        """Append workgroups ``[first, end)``; ``offsets`` are those of the kernel's other bindings
+        that have one. At most :data:`_SLOTS` of these between two submits."""
+        first, end = part
+        with self._lock:
+            slot = self._stride * self._next
+            self._next = (self._next + 1) % _SLOTS
+        self._params.write(params.pack(first, end, self._width), slot)
+        compute.set_pipeline(self._pipelines[name])
+        compute.set_bind_group(0, bind_group, [slot, *offsets])
+        count = end - first
+        compute.dispatch_workgroups(min(count, self._width), -(-count // self._width))
+
+
+_PARAMS: dict[str, Any] = {
+    "buffer": {"type": "uniform", "min_binding_size": PARAMS_BYTES, "has_dynamic_offset": True}
+}
+_WORDS: dict[str, Any] = {"buffer": {"type": "storage"}}
+_MOVING: dict[str, Any] = {"buffer": {"type": "storage", "has_dynamic_offset": True}}
+#: a texture of any format: nothing is filtered
+_TEXTURE: dict[str, Any] = {
+    "texture": {"sample_type": "unfilterable-float", "view_dimension": "2d"}
+}
+#: the kernels' files and bindings
+_KERNELS = {
+    "load": ("textures/load.hlsl", (_PARAMS, _TEXTURE, _WORDS)),
+    "pack": ("textures/pack.hlsl", (_PARAMS, _MOVING, _WORDS)),
+}
+
+_kernels: weakref.WeakKeyDictionary[Device, TextureKernels] = weakref.WeakKeyDictionary()
+_kernels_lock = Lock()
+
+
+def kernels_of(gpu: Device) -> TextureKernels:
+    """Those of the device, which has them once."""
+    with _kernels_lock:
+        found = _kernels.get(gpu)
+        if found is None:
+            found = _kernels[gpu] = TextureKernels(gpu)
+        return found
+
+
+def step_cost(
+    name: str, title: str, params: Params, words: float, at_once: bool = False
+) -> StepWork:
+    """What a launch is to a scheduler: ``words`` are read and written for a pixel. ``at_once``:
+    it is not taken apart."""
+    groups = 1 if at_once else params.groups
+    each = params.groups * GROUP / groups
+    flops, nbytes = 16.0 * each, 4 * words * each
+    key = f"{name} {name}-texture {flops:.4g}F {nbytes:.4g}B"
+    return StepWork(key, name, title, groups, flops, nbytes)

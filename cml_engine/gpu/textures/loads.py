@@ -1,0 +1,98 @@
+"""A texture on its way into a network's input: a step before the network's own."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import wgpu
+
+from cml_engine.errors import InputError
+from cml_engine.gpu.device import Device
+from cml_engine.gpu.native import device_error
+from cml_engine.gpu.textures.checks import level_size, texture_format
+from cml_engine.gpu.textures.kernels import Params, kernels_of, step_cost
+from cml_engine.graph import Fact
+from cml_engine.plan import Binding, StepWork
+from cml_engine.textures.images import by_channel, planes
+from cml_engine.textures.inputs import TextureInput
+
+#: the modes of ``textures/load.hlsl``
+_MODES = {None: 0, "nearest": 0, "bilinear": 1, "area": 2}
+
+
+class Target(Protocol):
+    """Where a tensor's memory is: ``program.ProgramMemory``."""
+
+    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]: ...
+
+
+class TextureLoad:
+    """All that can be said of a load before the network has its memory; :class:`InputError` where
+    texture and tensor do not fit."""
+
+    def __init__(self, gpu: Device, name: str, fact: Fact, given: TextureInput) -> None:
+        what = f"input '{name}'"
+        form = texture_format(gpu, what, given.texture, written=False)
+        picture = planes(what, fact, given.layout)
+        width, height = level_size(what, given.texture, given.layer, given.mip)
+        if given.resize is None and (width, height) != (picture.width, picture.height):
+            raise InputError(
+                f"{what}: the texture is {width} x {height}, the tensor {picture.width} x "
+                f"{picture.height}: say resize='bilinear' (or 'area', 'nearest')"
+            )
+        count = picture.channels
+        picked = given.picked(what, form, count)
+        self._params = Params(
+            picture.pixels,
+            (picture.width, picture.height, width, height),
+            (*picture.strides, count),
+            (*picked, *[0] * (4 - count)),
+            by_channel(given.scale, count, f"{what}: scale"),
+            by_channel(given.shift, count, f"{what}: shift"),
+            (_MODES[given.resize], given.srgb),
+        )
+        self._gpu, self._given = gpu, given
+        per_pixel = {"bilinear": 4.0, "area": max(1.0, width * height / picture.pixels)}
+        words = count + form.texel_bytes / 4 * per_pixel.get(given.resize or "", 1.0)
+        #: what it is to a scheduler
+        self.cost: StepWork = step_cost(
+            "load_texture", f"load_texture '{name}'", self._params, words, given.at_once
+        )
+        self._bound: Any = None
+
+    def bind(self, target: Target, binding: Binding) -> None:
+        """The tensor lies there now."""
+        buffer, offset = target.place(binding)
+        given, texture = self._given, self._given.texture
+
+        def view() -> Any:
+            return texture.create_view(
+                dimension="2d",
+                base_array_layer=given.layer,
+                array_layer_count=1,
+                base_mip_level=given.mip,
+                mip_level_count=1,
+            )
+
+        kernels = kernels_of(self._gpu)
+        try:
+            kernels.build(self._gpu)  # a job waits until they are built
+            view()  # one that was destroyed says so here, and not at the host's submit
+            self._bound = kernels.bound(
+                "load",
+                texture,
+                (given.layer, given.mip, buffer, offset, binding.nbytes),
+                lambda: (view(), {"buffer": buffer, "offset": offset, "size": binding.nbytes}),
+            )
+        except wgpu.GPUError as error:
+            raise device_error(error) from error
+
+    def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
+        """Append workgroups ``[first, first + count)`` of :attr:`cost`."""
+        part = (0, self._params.groups) if self._given.at_once else (first, first + count)
+        kernels = kernels_of(self._gpu)
+        kernels.dispatch(compute, "load", self._bound, self._params, part)
+
+    def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
+        """Append all of it."""
+        self.encode_range(compute, 0, self.cost.groups)

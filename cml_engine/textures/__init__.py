@@ -1,0 +1,1 @@
+"""Textures as tensors, as data: formats, and what a host asks for. Knows no GPU API."""

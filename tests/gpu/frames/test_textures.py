@@ -1,0 +1,479 @@
+"""Textures as inputs, outputs into textures: every format at odd sizes, within the budget."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import numpy as np
+import pytest
+import wgpu
+
+import cml_engine as cml
+from cml_engine.errors import InputError
+from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ops import load_families
+from cml_engine.passes.infer import infer_facts
+from cml_engine.textures.formats import FORMATS
+from tests.gpu.frames.test_frame_scheduler import CREATORS, Host, native_objects
+
+load_families()
+Usage = wgpu.TextureUsage
+ALL = Usage.TEXTURE_BINDING | Usage.COPY_DST | Usage.COPY_SRC
+WRITTEN = [name for name, form in FORMATS.items() if not form.depth]
+
+
+def negative(shape, name="negative"):
+    """x -> y = -x: what a scale of -1 undoes."""
+    nodes = (Node("neg", ("x",), ("y",), Attrs()),)
+    return infer_facts(Graph(name, ("x",), ("y",), nodes, {"x": Fact("scalar", shape)}))
+
+
+def texture(gpu, name, width, height, *, usage=ALL, layers=1, mips=1):
+    return gpu.device.create_texture(
+        size=(width, height, layers), format=name, usage=usage, mip_level_count=mips
+    )
+
+
+def texels(gpu, rng, name, width, height, **options):
+    """A texture of random texels, and these as the format stores them."""
+    form = FORMATS[name]
+    shape = (height, width, len(form.order))
+    if form.encoding == "unorm8":
+        data = rng.integers(0, 256, shape).astype(np.uint8)
+    else:
+        data = (100 * rng.standard_normal(shape)).astype(form.encoding)
+    made = texture(gpu, name, width, height, **options)
+    put(gpu, made, data)
+    return made, data
+
+
+def put(gpu, into, data, layer=0, mip=0):
+    height, width, _ = data.shape
+    gpu.queue.write_texture(
+        {"texture": into, "origin": (0, 0, layer), "mip_level": mip},
+        np.ascontiguousarray(data),
+        {"bytes_per_row": data.strides[0], "rows_per_image": height},
+        (width, height, 1),
+    )
+
+
+def stored(gpu, source, data, origin=(0, 0, 0)):
+    """What a texture has, as an array like ``data``."""
+    height, width, _ = data.shape
+    row = width * data.shape[2] * data.itemsize
+    pitch = -(-row // 256) * 256
+    found = gpu.queue.read_texture(
+        {"texture": source, "origin": origin}, {"bytes_per_row": pitch}, (width, height, 1)
+    )
+    rows = np.frombuffer(found, np.uint8).reshape(height, pitch)[:, :row]
+    return np.ascontiguousarray(rows).view(data.dtype).reshape(data.shape)
+
+
+def numbers(data, name):
+    """What a shader reads of texels."""
+    form = FORMATS[name]
+    value = data.astype(np.float32) / (255 if form.encoding == "unorm8" else 1)
+    if form.order == "bgra":
+        value = value[..., [2, 1, 0, 3]]
+    if form.srgb:
+        value[..., :3] = decoded(value[..., :3])
+    return value
+
+
+def decoded(value):
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def encoded(value):
+    bent = 1.055 * np.maximum(value, 0) ** (1 / 2.4) - 0.055
+    return np.where(value <= 0.0031308, value * 12.92, bent)
+
+
+def planes(data):
+    return data.transpose(2, 0, 1)[None]
+
+
+def finished(host, job, then):
+    """Frames until the job is done; in that frame ``then`` appends to the encoder."""
+    for _ in range(2000):
+        encoder = host.gpu.device.create_command_encoder()
+        host.reports.append(host.scheduler.encode(encoder))
+        assert job.state != "failed", job.error
+        if job.state == "done":
+            then(encoder)
+        host.gpu.queue.submit([encoder.finish()])
+        host.measured += host.scheduler.end_frame()
+        if job.state == "done":
+            return
+        time.sleep(0.001)
+    raise AssertionError("not done")
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (67, 3)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_round_trip_is_exact_in_every_format_at_odd_sizes(gpu, rng, name, size):
+    width, height = size
+    source, data = texels(gpu, rng, name, width, height)
+    target = texture(gpu, name, width, height)
+    session = cml.Session(negative((1, data.shape[2], height, width)), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    job = host.scheduler.submit(session, {"x": cml.TextureInput(source, scale=-1.0)})
+    finished(host, job, lambda encoder: job.copy_to_texture(encoder, "y", target))
+    np.testing.assert_array_equal(stored(gpu, target, data), data)
+    assert "load_texture 'x'" in {part.title for r in host.reports for part in r.slices}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_texture_s_numbers_are_what_a_shader_reads(gpu, rng, name):
+    source, data = texels(gpu, rng, name, 7, 5)
+    found = cml.Session(negative((1, data.shape[2], 5, 7)), gpu).run(
+        {"x": cml.TextureInput(source, scale=-2.0, shift=0.5)}
+    )["y"]
+    wanted = 2 * numbers(data, name) - 0.5
+    # how exactly colours are decoded is the driver's: less than half a step of a byte
+    atol = 2 * 0.5 / 255 if FORMATS[name].srgb else 1e-5
+    np.testing.assert_allclose(found, planes(wanted), rtol=1e-5, atol=atol)
+
+
+@pytest.mark.parametrize("name", ["rgba8unorm", "rgba8unorm-srgb"])
+@pytest.mark.parametrize("srgb", [False, True])
+def test_every_byte_comes_back(gpu, name, srgb):
+    data = np.repeat(np.arange(256, dtype=np.uint8), 4).reshape(1, 256, 4)
+    source, target = (texture(gpu, name, 256, 1) for _ in range(2))
+    put(gpu, source, data)
+    session = cml.Session(negative((1, 4, 1, 256)), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    # alpha is not a colour: its numbers are the same either way
+    job = host.scheduler.submit(session, {"x": cml.TextureInput(source, -1.0, srgb=srgb)})
+    finished(host, job, lambda e: job.copy_to_texture(e, "y", target, srgb=srgb))
+    np.testing.assert_array_equal(stored(gpu, target, data), data)
+
+
+def test_depth_is_read(gpu):
+    usage = Usage.TEXTURE_BINDING | Usage.RENDER_ATTACHMENT
+    depth = texture(gpu, "depth32float", 5, 3, usage=usage)
+    encoder = gpu.device.create_command_encoder()
+    encoder.begin_render_pass(
+        color_attachments=[],
+        depth_stencil_attachment={
+            "view": depth.create_view(), "depth_clear_value": 0.3,
+            "depth_load_op": "clear", "depth_store_op": "store",
+        },
+    ).end()  # fmt: skip
+    gpu.queue.submit([encoder.finish()])
+    found = cml.Session(negative((1, 1, 3, 5)), gpu).run({"x": cml.TextureInput(depth, -1.0)})
+    assert (found["y"] == np.float32(0.3)).all()
+
+
+def test_channels_colours_and_layouts(gpu, rng):
+    source, data = texels(gpu, rng, "rgba8unorm", 7, 5)
+    value = numbers(data, "rgba8unorm")
+    one, three = (cml.Session(negative((1, c, 5, 7)), gpu) for c in (1, 3))
+    last = cml.Session(negative((1, 5, 7, 3)), gpu)
+    flat = cml.Session(negative((5, 7)), gpu)
+    grey = value[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)
+    cases = [
+        (one, {"channels": "a"}, value[None, None, ..., 3]),
+        (one, {"channels": "y"}, grey[None, None]),
+        (one, {}, value[None, None, ..., 0]),
+        (three, {"channels": "bgr"}, planes(value[..., [2, 1, 0]])),
+        (three, {"srgb": True}, planes(encoded(value[..., :3]))),
+        (three, {"shift": (1, 2, 3), "scale": (-1, -2, -4)}, planes(value[..., :3])),
+        (last, {"layout": "nhwc"}, value[None, ..., :3]),
+        (flat, {}, value[..., 0]),
+    ]
+    for session, options, wanted in cases:
+        found = session.run({"x": cml.TextureInput(source, **{"scale": -1.0, **options})})["y"]
+        if "shift" in options:
+            scale, shift = (np.reshape(k, (1, 3, 1, 1)) for k in ([1, 2, 4], [1, 2, 3]))
+            wanted = wanted * scale - shift
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=str(options))
+
+
+def resized(value, width, height, how):
+    """By definition, in double precision."""
+    rows, columns, _ = value.shape
+
+    def weights(count, many):
+        found = np.zeros((count, many))
+        for i in range(count):
+            middle = (i + 0.5) * many / count
+            if how == "nearest":
+                found[i, int(middle)] = 1
+            elif how == "bilinear":
+                low = int(np.floor(middle - 0.5))
+                for k, share in ((low, 1 - (middle - 0.5 - low)), (low + 1, middle - 0.5 - low)):
+                    found[i, min(max(k, 0), many - 1)] += share
+            else:
+                first, end = i * many / count, (i + 1) * many / count
+                for k in range(many):
+                    found[i, k] = max(0, min(end, k + 1) - max(first, k)) / (end - first)
+        return found
+
+    down, across = weights(height, rows), weights(width, columns)
+    return np.einsum("ij,jkc,lk->ilc", down, value, across)
+
+
+@pytest.mark.parametrize("how", ["nearest", "bilinear", "area"])
+@pytest.mark.parametrize("size", [(7, 5), (3, 2), (31, 9), (4, 11)], ids=str)
+def test_a_texture_of_another_size_is_resized(gpu, rng, how, size):
+    width, height = size
+    source, data = texels(gpu, rng, "rgba32float", 7, 5)
+    session = cml.Session(negative((1, 4, height, width)), gpu)
+    found = session.run({"x": cml.TextureInput(source, -1.0, resize=how)})["y"]
+    wanted = resized(data.astype(float), width, height, how)
+    np.testing.assert_allclose(found, planes(wanted), rtol=1e-4, atol=2e-3)
+
+
+def test_layers_and_mips_of_input_and_output(gpu, rng):
+    source = texture(gpu, "r32float", 10, 6, layers=3, mips=2)
+    data = rng.standard_normal((3, 5, 1)).astype(np.float32)
+    put(gpu, source, data, layer=2, mip=1)
+    target = texture(gpu, "r32float", 9, 9, layers=2)
+    session = cml.Session(negative((1, 1, 3, 5)), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    given = cml.TextureInput(source, -1.0, layer=2, mip=1)
+    job = host.scheduler.submit(session, {"x": given})
+    finished(host, job, lambda e: job.copy_to_texture(e, "y", target, origin=(4, 5, 1)))
+    np.testing.assert_array_equal(stored(gpu, target, data, (4, 5, 1)), data)
+    assert not stored(gpu, target, np.zeros((9, 4, 1), np.float32), (0, 0, 1)).any()
+
+
+def copied(gpu, value, name, shape, **options):
+    """What a texture has after a copy of ``value`` as ``y``."""
+    session = cml.Session(negative(value.shape), gpu)
+    target = texture(gpu, name, shape[1], shape[0])
+    host = Host(gpu, budget_ms=5.0)
+    job = host.scheduler.submit(session, {"x": -value})
+    finished(host, job, lambda e: job.copy_to_texture(e, "y", target, **options))
+    form = FORMATS[name]
+    kind = np.uint8 if form.encoding == "unorm8" else form.encoding
+    return stored(gpu, target, np.zeros((*shape, len(form.order)), kind))
+
+
+def test_fewer_channels_are_spread(gpu, rng):
+    value = rng.random((1, 3, 3, 5), np.float32)
+    rgb, grey = planes_of(value), value[0, 0, ..., None]
+    found = copied(gpu, value, "rgba32float", (3, 5))
+    np.testing.assert_array_equal(found[..., :3], rgb)
+    assert (found[..., 3] == 1).all()
+    found = copied(gpu, value[:, :1], "rgba32float", (3, 5))
+    np.testing.assert_array_equal(found[..., :3], np.repeat(grey, 3, 2))
+    found = copied(gpu, value[:, :2], "rgba32float", (3, 5))
+    np.testing.assert_array_equal(found[..., 2:], np.broadcast_to([0, 1], (3, 5, 2)))
+
+
+def planes_of(value):
+    return value[0].transpose(1, 2, 0)
+
+
+def test_scale_shift_clamp_and_rounding_into_bytes(gpu):
+    value = np.array([-1, 0.1 / 255, 0.6 / 255, 0.5, 1, 7, np.nan, -np.inf], np.float32)
+    value = value.reshape(1, 1, 2, 4)
+    found = copied(gpu, value, "rgba8unorm", (2, 4))[..., 0].ravel()
+    np.testing.assert_array_equal(found, [0, 0, 1, 128, 255, 255, 0, 0])
+    found = copied(gpu, value, "rgba8unorm", (2, 4), scale=0.5, shift=0.5)[..., 0].ravel()
+    np.testing.assert_array_equal(found[:6], [0, 128, 128, 191, 255, 255])
+
+
+@pytest.mark.parametrize("name", ["rgba8unorm", "rgba8unorm-srgb"])
+@pytest.mark.parametrize("srgb", [False, True])
+def test_the_numbers_of_a_png_go_into_either_kind_of_texture(gpu, rng, name, srgb):
+    value = rng.random((1, 3, 3, 5), np.float32)
+    found = copied(gpu, value, name, (3, 5), srgb=srgb)[..., :3]
+    light = decoded(value) if srgb else value
+    wanted = planes_of(encoded(light) if name.endswith("srgb") else light) * 255
+    assert np.abs(found - wanted).max() <= 0.501
+
+
+def test_rows_that_are_texels_already_are_copied_as_they_are(gpu, rng):
+    value = rng.standard_normal((1, 3, 64, 4)).astype(np.float32)  # nhwc: rows of 1024 bytes
+    found = copied(gpu, value, "rgba32float", (3, 64), layout="nhwc")
+    np.testing.assert_array_equal(found, value[0])
+
+
+def test_a_run_takes_a_range_of_the_host_s_buffer(gpu, rng):
+    fact = Fact("scalar", (1, 2, 3, 5))
+    value = rng.standard_normal(fact.shape).astype(np.float32)
+    data = np.concatenate([np.zeros(3, np.float32), value.ravel()])
+    buffer = gpu.device.create_buffer_with_data(data=data, usage=wgpu.BufferUsage.COPY_SRC)
+    session = cml.Session(negative(fact.shape), gpu)
+    given = gpu.tensor(buffer, 12, fact)
+    np.testing.assert_array_equal(session.run({"x": given})["y"], -value)
+    host = Host(gpu, budget_ms=5.0)
+    job = host.scheduler.submit(session, {"x": given})
+    host.until(lambda: job.ended and job.read("y") is not None)
+    np.testing.assert_array_equal(job.read("y"), -value)
+
+
+def test_a_range_of_a_buffer_is_checked(gpu):
+    fact = Fact("scalar", (4,))
+    usage = wgpu.BufferUsage.COPY_SRC
+    buffer = gpu.device.create_buffer(size=32, usage=usage)
+    unread = gpu.device.create_buffer(size=32, usage=wgpu.BufferUsage.COPY_DST)
+    other = cml.Gpu().device.create_buffer(size=32, usage=usage)
+    for given, says in [
+        ((buffer, 2, fact), "multiple of 4"),
+        ((buffer, 20, fact), "ends at 36; the buffer has 32"),
+        ((buffer, -4, fact), "offset"),
+        ((unread, 0, fact), "COPY_SRC"),
+        ((other, 0, fact), "another device"),
+        ((b"", 0, fact), "buffer"),
+        ((buffer, 0, (4,)), "fact"),
+    ]:
+        with pytest.raises(InputError, match=says):
+            gpu.tensor(*given)
+    session = cml.Session(negative((1, 1, 3, 5)), gpu)
+    with pytest.raises(InputError, match=r"wanted scalar\[1,1,3,5\], got a GPU tensor scalar\[4\]"):
+        session.run({"x": gpu.tensor(buffer, 0, fact)})
+
+
+def test_what_does_not_fit_is_refused_at_once(gpu):
+    session = cml.Session(negative((1, 3, 5, 7)), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    good = texture(gpu, "rgba8unorm", 7, 5)
+    cases = [
+        (good, {"channels": "rg"}, "3 channels, and channels='rg'"),
+        (texture(gpu, "rg32float", 7, 5), {}, "rg32float has 'rg'"),
+        (texture(gpu, "r32float", 7, 5), {"channels": "ggg"}, "no channel 'g'"),
+        (texture(gpu, "rgba8unorm", 8, 5), {}, "8 x 5, the tensor 7 x 5: say resize="),
+        (texture(gpu, "rgba8unorm", 7, 5, usage=Usage.COPY_DST), {}, "TEXTURE_BINDING"),
+        (texture(gpu, "rgba8uint", 7, 5), {}, "rgba8uint cannot be taken"),
+        (good, {"layer": 1}, "has 1 layers"),
+        (good, {"scale": (1, 2)}, "3 for 3 channels"),
+        (good, {"layout": "nhwc"}, "wanted|holds"),
+        (texture(cml.Gpu(), "rgba8unorm", 7, 5), {}, "another device"),
+        (object(), {}, "wanted a wgpu.GPUTexture"),
+    ]
+    for given, options, says in cases:
+        for call in (session.run, lambda inputs: host.scheduler.submit(session, inputs)):
+            with pytest.raises(InputError, match=says):
+                call({"x": cml.TextureInput(given, **options)})
+    assert host.scheduler.jobs == []
+    with pytest.raises(InputError, match="runs on the CPU"):
+        cml.Session(negative((1, 3, 5, 7)), "cpu").run({"x": cml.TextureInput(good)})
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"channels": "rgx"}, "letters of"),
+        ({"resize": "cubic"}, "'nearest' or 'bilinear' or 'area'"),
+        ({"scale": float("nan")}, "scale"),
+        ({"layout": "chw"}, "layout"),
+        ({"layer": -1}, "layer"),
+    ],
+)
+def test_a_texture_input_that_cannot_be_is_refused_where_it_is_made(options, says):
+    with pytest.raises(InputError, match=says):
+        cml.TextureInput(None, **options)
+
+
+def test_a_copy_that_does_not_fit_is_refused(gpu):
+    session = cml.Session(negative((1, 3, 5, 7)), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    job = host.scheduler.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
+    good = texture(gpu, "rgba8unorm", 7, 5)
+    encoder = gpu.device.create_command_encoder()
+    with pytest.raises(RuntimeError, match="it is queued"):
+        job.copy_to_texture(encoder, "y", good)
+    finished(host, job, lambda _: None)
+    usage = Usage.TEXTURE_BINDING | Usage.RENDER_ATTACHMENT
+    for given, options, says in [
+        (texture(gpu, "rg32float", 7, 5), {}, "does not go into a texture in rg32float"),
+        (good, {"origin": (1, 0, 0)}, "does not fit"),
+        (texture(gpu, "depth32float", 7, 5, usage=usage), {}, "depth is read only"),
+        (texture(gpu, "rgba8unorm", 7, 5, usage=usage), {}, "COPY_DST"),
+    ]:
+        with pytest.raises(InputError, match=says):
+            job.copy_to_texture(encoder, "y", given, **options)
+    with pytest.raises(InputError, match="no output 'z'"):
+        job.copy_to_texture(encoder, "z", good)
+
+
+def test_a_texture_that_was_destroyed_fails_its_job_alone(gpu):
+    session = cml.Session(negative((1, 4, 5, 7)), gpu)
+    other = cml.Session(negative((1, 4, 5, 7), "other"), gpu)
+    gone = texture(gpu, "rgba8unorm", 7, 5)
+    host = Host(gpu, budget_ms=5.0)
+    job = host.scheduler.submit(session, {"x": cml.TextureInput(gone)})
+    beside = host.scheduler.submit(other, {"x": np.zeros((1, 4, 5, 7), np.float32)})
+    gone.destroy()
+    host.until(lambda: job.ended and beside.ended)
+    assert job.state == "failed" and "destroyed" in job.error and beside.state == "done"
+
+
+def test_a_large_texture_is_read_over_frames_unless_asked_otherwise(gpu, rng):
+    source, data = texels(gpu, rng, "rgba8unorm", 67, 33)
+    session = cml.Session(negative((1, 4, 33, 67)), gpu)
+    wanted = planes(numbers(data, "rgba8unorm"))
+    for at_once in (False, True):
+        host = Host(gpu, budget_ms=0.002)
+        given = cml.TextureInput(source, -1.0, at_once=at_once)
+        job = host.scheduler.submit(session, {"x": given})
+        host.until(lambda job=job: job.ended and job.read("y") is not None, limit=20_000)
+        np.testing.assert_allclose(job.read("y"), wanted, rtol=1e-5)
+        frames = [r.frame for r in host.reports if any(p.step == -1 for p in r.slices)]
+        assert (len(frames) == 1) == at_once
+
+
+def test_a_frame_that_is_abandoned_loads_again(gpu, rng):
+    source, data = texels(gpu, rng, "rgba8unorm", 7, 5)
+    session = cml.Session(negative((1, 4, 5, 7)), gpu)
+    gpu.build_texture_kernels()
+    host = Host(gpu, budget_ms=5.0)
+    job = host.scheduler.submit(session, {"x": cml.TextureInput(source, -1.0)})
+    host.scheduler.encode(gpu.device.create_command_encoder())
+    host.scheduler.abandon_frame()
+    host.until(lambda: job.ended and job.read("y") is not None)
+    np.testing.assert_allclose(job.read("y"), planes(numbers(data, "rgba8unorm")), rtol=1e-5)
+
+
+def test_steady_state_with_textures_creates_nothing(gpu, rng, monkeypatch):
+    source, _ = texels(gpu, rng, "rgba8unorm", 33, 17)
+    target = texture(gpu, "rgba16float", 33, 17)
+    session = cml.Session(negative((1, 4, 17, 33)), gpu)
+    host = Host(gpu, budget_ms=2.0)
+
+    def work(count):
+        for _ in range(count):
+            job = host.scheduler.submit(session, {"x": cml.TextureInput(source)})
+            finished(host, job, lambda encoder, job=job: job.copy_to_texture(encoder, "y", target))
+            job.release()
+
+    work(20)
+    gc.collect()
+    objects, created = native_objects(), []
+    for name in CREATORS:
+        original = getattr(gpu.device, name)
+
+        def counted(*args, _name=name, _original=original, **kwargs):
+            created.append(_name)
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(gpu.device, name, counted)
+    work(150)
+    assert created == []
+    gc.collect()
+    assert {k: n for k, n in native_objects().items() if n > objects.get(k, 0)} == {}
+
+
+def test_copies_are_timed_and_charged_to_the_next_frame(gpu, rng):
+    if not gpu.has_timestamps:
+        pytest.skip("no timestamp queries")
+    target = texture(gpu, "rgba8unorm", 129, 65)
+    session = cml.Session(negative((1, 4, 65, 129)), gpu)
+    host = Host(gpu, budget_ms=50.0)
+    x = np.zeros((1, 4, 65, 129), np.float32)
+    for _ in range(4):
+        job = host.scheduler.submit(session, {"x": x})
+        finished(host, job, lambda encoder, job=job: job.copy_to_texture(encoder, "y", target))
+        host.frame()
+        last = host.reports[-1]
+        assert last.copied_ms > 0
+        host.frame()
+        host.frame()
+        assert host.reports[-1].copied_ms == 0
+    (steps,) = host.scheduler.lifecycle.charges._model.to_json()["steps"].values()
+    assert steps[0][2] >= 2, "measured, and not only guessed"

@@ -1,0 +1,99 @@
+"""Loads of textures and copies into them in a frame's budget, on the virtual clock."""
+
+from __future__ import annotations
+
+from scheduler import FrameScheduler, VirtualClock
+from scheduler.recording import Recording
+from scheduler.tools.replay import replay
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+
+BUDGET_MS = 2.0
+TEXTURE = SimStep("load", 1000, 0.005, "load_texture", "load_texture 'x'")
+TARGET = SimStep("pack", 1, 0.8, "pack_texture", "pack_texture 'y'")
+
+
+def network(name: str = "net") -> SimNetwork:
+    return SimNetwork(name, [SimStep(f"{name}{i}", 100, 0.01) for i in range(3)])
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.device, self.clock = SimGpu(), VirtualClock()
+        self.scheduler = FrameScheduler(self.device, 16.0, BUDGET_MS, clock=self.clock)
+        self.reports = []
+
+    def frame(self, copy: bool = False) -> float:
+        """One frame; milliseconds of everything that is ours in it."""
+        self.reports.append(self.scheduler.encode(None))
+        done = [job for job in self.jobs if job.state == "done"] if copy else []
+        for job in done:
+            job.copy_to_texture(None, "y", TARGET)
+            self.jobs.remove(job)
+        copied = len(done) * TARGET.ms_per_group
+        self.scheduler.end_frame()
+        self.clock.advance(16.0)
+        return self.device.frame_ms + copied
+
+    jobs: list
+
+
+def warm(loop: Loop, net: SimNetwork) -> None:
+    """What everything costs is known."""
+    loop.jobs = []
+    for _ in range(12):
+        loop.jobs.append(loop.scheduler.submit(net, {"x": TEXTURE}))
+        while loop.scheduler.jobs:
+            loop.frame(copy=True)
+    for _ in range(4):
+        loop.frame(copy=True)
+    loop.reports.clear()
+
+
+def test_loads_are_slices_of_the_job_within_the_budget() -> None:
+    loop, net = Loop(), network()
+    warm(loop, net)
+    job = loop.scheduler.submit(net, {"x": TEXTURE})
+    plain = loop.scheduler.submit(net, {})
+    assert job.remaining_ms > plain.remaining_ms + 4.0, "five milliseconds of texture"
+    spent = []
+    while loop.scheduler.jobs:
+        spent.append(loop.frame())
+    assert max(spent) <= BUDGET_MS * 1.001
+    loads = [p for r in loop.reports for p in r.slices if p.job == job.number and p.step < 0]
+    assert {part.step for part in loads} == {-1} and sum(p.count for p in loads) == TEXTURE.groups
+    assert len(loads) >= 3, "over several frames"
+    own = {p.step for r in loop.reports for p in r.slices if p.step >= 0}
+    assert own == {0, 1, 2} and job.progress == plain.progress == 1.0
+
+
+def test_a_copy_is_paid_for_by_the_next_frame() -> None:
+    loop, net = Loop(), network()
+    warm(loop, net)
+    spent = []
+    for _ in range(60):
+        if not loop.scheduler.jobs:
+            loop.jobs.append(loop.scheduler.submit(net, {"x": TEXTURE}))
+        spent.append(loop.frame(copy=True))
+    after = [r for r in loop.reports if r.copied_ms]
+    assert after and all(abs(r.copied_ms - 0.8) < 0.01 for r in after)
+    assert all(r.aim_ms <= BUDGET_MS - r.copied_ms + 1e-9 for r in after)
+    assert sum(spent) / len(spent) <= BUDGET_MS
+
+
+def test_a_recording_with_textures_replays() -> None:
+    loop, net = Loop(), network()
+    recording = loop.scheduler.record()
+    loop.jobs = []
+    small = SimStep("load", 10, 0.005, "load_texture", "load_texture 'x'")
+    for k in range(9):
+        inputs = ({"x": TEXTURE}, {}, {"x": small})[k % 3]
+        loop.jobs.append(loop.scheduler.submit(net, inputs))
+        loop.frame(copy=True)
+    while loop.scheduler.jobs:
+        loop.frame(copy=True)
+    assert any(report.copied_ms for report in loop.reports)
+    assert any(part[1] < 0 for frame in recording.decisions for part in frame)
+    assert replay(recording) == recording.decisions
+    changed = Recording(recording.options, recording.networks, recording.events[:], [])
+    changed.events = [{**e, "copied": 1.9} if e["kind"] == "frame" else e for e in changed.events]
+    assert replay(changed) != recording.decisions, "copies count"
