@@ -17,7 +17,7 @@ filter2 = variable<scalar>(shape = [4, 8, 1, 1], label = 'filter2');
 first = conv(image, filter1, 0.5);
 active = relu(first);
 second = conv(active, filter2, 0.0);
-scaled = second * 2.0;
+scaled = mul(second, 2.0);
 sums = sum_reduce(active, axes = [2, 3]);
 }
 """
