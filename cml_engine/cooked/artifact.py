@@ -10,11 +10,14 @@ from cml_engine.cooked.form import SUBGROUPS
 from cml_engine.cooked.golden import Golden
 from cml_engine.cooked.kernels import Cooked, digest_of
 from cml_engine.cooked.plan_in import CookedPlan, choose
-from cml_engine.errors import StaleArtifact, UnsupportedOp
+from cml_engine.cooked.reader import damaged
+from cml_engine.errors import CmlError, StaleArtifact, UnsupportedOp
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.steps import step_key, step_params
+from cml_engine.graph import Graph
 from cml_engine.limits import Limits
 from cml_engine.ops import is_registered
+from cml_engine.passes.infer import infer_facts
 from cml_engine.plan import Finished, Plan, Step
 
 T = TypeVar("T")
@@ -29,7 +32,8 @@ class Artifact:
     plans: tuple[CookedPlan, ...]
     kernels: Mapping[str, Cooked]
     golden: Golden | None
-    has_graph: bool
+    #: as the passes left it; None where the file is for players only
+    graph: Graph | None
     nbytes: int
     #: of each section: tag, number, bytes
     sections: tuple[tuple[str, int, int], ...] = field(default=(), repr=False)
@@ -47,8 +51,9 @@ class Artifact:
         chosen, why = choose(self.plans, limits, lambda plan: _lacking(plan, limits))
         if as_cooked and chosen is not None:
             return chosen.plan(self.name)  # type: ignore[return-value]
-        if not self.has_graph:
+        if self.graph is None:
             raise self._stale(why or ["it was cooked for players, and has its plans only"])
+        self._check_graph(self.graph)
         made: Any = lower()
         return self.with_kernels(made, strict=as_cooked, why=why)  # type: ignore[return-value]
 
@@ -68,7 +73,7 @@ class Artifact:
     def check_cpu(self) -> None:
         """:class:`StaleArtifact` where there is no graph for NumPy, :class:`UnsupportedOp` where an
         operator of a game's own is not here."""
-        if not self.has_graph:
+        if self.graph is None:
             raise self._stale(["it was cooked for players, and has no graph for the CPU"])
         lacking = [name for name in self.meta.get("custom", ()) if not is_registered(name)]
         if lacking:
@@ -77,6 +82,16 @@ class Artifact:
                 "functions, which are no part of a cooked file: register the operators (--ops "
                 "FILE.py), or run it on a GPU"
             )
+        self._check_graph(self.graph)
+
+    def _check_graph(self, graph: Graph) -> None:
+        """The file's shapes are those that the operators give."""
+        try:
+            facts = infer_facts(graph).facts
+        except CmlError as error:
+            raise damaged(f"its graph: {error.message}") from None
+        if dict(facts) != dict(graph.facts):
+            raise damaged("its graph has other shapes than its operators give")
 
     def _stale(self, why: list[str]) -> StaleArtifact:
         cooked = ", ".join(plan.profile for plan in self.plans)

@@ -19,7 +19,7 @@ from cml_engine.cooked.form import (
 )
 from cml_engine.cooked.reader import Container, damaged
 from cml_engine.cooked.writer import Sections
-from cml_engine.graph import NUMPY_DTYPE, Fact
+from cml_engine.graph import NUMPY_DTYPE, Fact, Graph
 
 Array = np.ndarray[Any, Any]
 _ALIGNMENT = 16
@@ -76,8 +76,8 @@ def write_golden(golden: Golden, facts: Mapping[str, Fact], sections: Sections) 
     sections.add(GOLDEN, bytes(records + body))
 
 
-def read_golden(file: Container, facts: Mapping[str, Fact]) -> Golden | None:
-    """The golden pair of a file that has one; ``facts`` are those of its ends."""
+def read_golden(file: Container, graph: Graph) -> Golden | None:
+    """The golden pair of a file that has one, of all inputs and outputs of the graph."""
     if not file.count(GOLDEN):
         return None
     section = file.section(GOLDEN)
@@ -92,11 +92,19 @@ def read_golden(file: Container, facts: Mapping[str, Fact]) -> Golden | None:
         if role > 1 or dtype >= len(DTYPES) or rank > MOST_DIMENSIONS or reserved:
             raise damaged(f"golden tensor '{name}' is none")
         fact = Fact(DTYPES[dtype], tuple(extents[:rank]))
-        if facts.get(name) != fact or any(extents[rank:]):
-            raise damaged(f"golden tensor '{name}' is of another shape or type than the network's")
+        if name not in _ends(graph)[role] or graph.facts[name] != fact:
+            raise damaged(f"golden tensor '{name}' is none of the network's")
+        if any(extents[rank:]):
+            raise damaged(f"golden tensor '{name}' has more extents than dimensions")
         kind = np.dtype(np.uint32) if fact.dtype == "logical" else NUMPY_DTYPE[fact.dtype]
         data = section.span(offset, fact.nbytes, f"golden tensor '{name}'")
         found[role][name] = (
             np.frombuffer(data, kind).reshape(fact.shape).astype(NUMPY_DTYPE[fact.dtype])
         )
+    if any({*names} != {*given} for names, given in zip(_ends(graph), found, strict=True)):
+        raise damaged("its golden pair does not have all inputs and outputs")
     return Golden(*found, tolerance)
+
+
+def _ends(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return graph.inputs, graph.outputs

@@ -21,7 +21,11 @@ from cml_engine.plan import Plan
 Array = np.ndarray[Any, Any]
 _CONST_ALIGNMENT = 16
 #: types of constants, by the name that the file has
-_TYPES = {t.name: t for t in map(np.dtype, (np.float32, np.float16, np.int32, np.uint32, np.bool_))}
+_TYPES = {dtype.name: dtype for dtype in NUMPY_DTYPE.values()}
+#: what reading it raises where it is not as it was written
+_NOT_AS_WRITTEN = (
+    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError
+)  # fmt: skip
 _FIELDS = {
     "name", "inputs", "outputs", "nodes", "facts", "constants", "labels", "updates", "sources",
     "quantization", "notes",
@@ -146,7 +150,14 @@ def read_graph(file: Container) -> Graph:
         _check(graph)
     except CmlError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise damaged(f"its graph: {type(error).__name__}: {error}") from None
     return graph
 
@@ -163,8 +174,9 @@ def _check(graph: Graph) -> None:
         if name not in graph.facts or name not in known:
             raise ValueError(f"nothing is known of '{name}'")
     for name, array in graph.constants.items():
-        if graph.facts[name].shape != array.shape:
-            raise ValueError(f"constant '{name}' has the shape {array.shape}")
+        fact = graph.facts[name]
+        if (NUMPY_DTYPE[fact.dtype], fact.shape) != (array.dtype, array.shape):
+            raise ValueError(f"constant '{name}' is {array.dtype}{array.shape}, wanted {fact}")
     if any(variable not in graph.constants for variable, _ in graph.updates):
         raise ValueError("an update of what is no variable")
 

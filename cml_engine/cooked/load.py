@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.cooked.artifact import Artifact
-from cml_engine.cooked.form import GRAPH, META, PLAN
+from cml_engine.cooked.form import GRAPH, HEADER, META, PLAN
 from cml_engine.cooked.golden import read_golden
 from cml_engine.cooked.graph_text import read_graph
 from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.plan_in import CookedPlan
-from cml_engine.cooked.reader import Container, damaged
+from cml_engine.cooked.reader import Container, check_size, damaged
 from cml_engine.errors import InputError
 from cml_engine.files.json import parse_json
 from cml_engine.graph import Graph
-from cml_engine.model_source import Bytes, ModelSource, SourceFile, map_file
+from cml_engine.model_source import Bytes, ModelSource, SourceFile
 from cml_engine.ops import load_families
 from cml_engine.ranges import flag
 
@@ -43,14 +43,13 @@ def load_cooked(model: str | Path | Bytes | ModelSource, *, trusted: bool = True
     )
     graph = read_graph(file) if file.count(GRAPH) else _ends(meta["name"], plans[0])
     _check_ends(graph, plans)
-    ends = {name: graph.facts[name] for name in (*graph.inputs, *graph.outputs)}
     artifact = Artifact(
         name=meta["name"],
         meta=meta,
         plans=plans,
         kernels={kernel.digest: kernel for kernel in kernels},
-        golden=read_golden(file, ends),
-        has_graph=bool(file.count(GRAPH)),
+        golden=read_golden(file, graph),
+        graph=graph if file.count(GRAPH) else None,
         nbytes=len(data),
         sections=file.listed(),
     )
@@ -61,13 +60,25 @@ def _bytes_of(model: Any) -> memoryview:
     if isinstance(model, Bytes):
         return memoryview(model).cast("B")
     if isinstance(model, str | Path):
-        return map_file(Path(model))
+        return _read(Path(model))
     if isinstance(model, ModelSource):
-        return SourceFile(model, model.graph).span()
+        blob = SourceFile(model, model.graph)
+        return blob.span(0, check_size(blob.head(HEADER.size), blob.size))
     raise InputError(
         f"cannot load {type(model).__name__}: wanted a path, the bytes of a cooked file, or a "
         "cml.ModelSource"
     )
+
+
+def _read(path: Path) -> memoryview:
+    """A file's bytes, read as many as it states: it may be replaced while the game runs."""
+    try:
+        with path.open("rb") as opened:
+            size = check_size(opened.read(HEADER.size), path.stat().st_size)
+            opened.seek(0)
+            return memoryview(opened.read(size))
+    except OSError as error:
+        raise InputError(f"cannot read '{path}': {error.strerror or error}") from None
 
 
 def _meta(file: Container) -> dict[str, Any]:

@@ -35,7 +35,6 @@ PROFILES = {
             "software",
             Limits(
                 storage_offset_alignment=32,
-                uniform_offset_alignment=32,
                 max_buffer_bytes=(1 << 31) - 1,
                 max_storage_buffers=16,
                 software=True,

@@ -100,20 +100,28 @@ class Container:
         return self._known[offset, length]
 
 
-def _table(data: memoryview) -> tuple[int, memoryview]:
-    """The number of sections, and their table as its hash says it is."""
-    if bytes(data[: len(MAGIC)]) != MAGIC:
+def check_size(head: bytes | memoryview, size: int) -> int:
+    """The bytes of a whole file, if they are as many as its beginning states: asked before they
+    are read."""
+    if bytes(head[: len(MAGIC)]) != MAGIC:
         raise CorruptArtifact(
             "this is no cooked file: its first bytes are others. `cml cook MODEL -o net.cml` "
             "makes one; a model is loaded with cml.load"
         )
-    if len(data) < HEADER.size:
-        raise damaged(f"it ends after {len(data)} bytes")
-    _, version, count, nbytes, digest, reserved = HEADER.unpack_from(data)
+    if len(head) < HEADER.size:
+        raise damaged(f"it ends after {len(head)} bytes")
+    _, version, _, nbytes, _, _ = HEADER.unpack_from(head)
     if version != FORMAT:
         raise damaged(f"it has format {version}, or another version of the engine made it")
-    if nbytes != len(data):
-        raise damaged(f"it states {nbytes:,} bytes and has {len(data):,}")
+    if nbytes != size:
+        raise damaged(f"it states {nbytes:,} bytes and has {size:,}")
+    return size
+
+
+def _table(data: memoryview) -> tuple[int, memoryview]:
+    """The number of sections, and their table as its hash says it is."""
+    check_size(data[: HEADER.size], len(data))
+    _, _, count, nbytes, digest, reserved = HEADER.unpack_from(data)
     if count > MOST_SECTIONS or HEADER.size + count * SECTION.size > nbytes or any(reserved):
         raise damaged(f"its header: {count} sections")
     table = data[HEADER.size : HEADER.size + count * SECTION.size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cml_engine.errors import InputError
 from cml_engine.graph import Graph
 from cml_engine.passes.bypass import bypass
 from cml_engine.passes.common_subexpressions import merge_common_subexpressions
@@ -50,6 +51,11 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset()) -> Graph:
     has a name that no pass has. One that was cooked has been through them already."""
     some_of(NAMES, without, "passes to leave out")
     if graph.ready is not None:
+        if undone := without - {"views"}:
+            raise InputError(
+                f"'{graph.name}' is cooked, and its passes have run: {', '.join(sorted(undone))} "
+                "can be left out of the model that it was made of"
+            )
         return graph
     for name, stage, _ in STAGES:
         if name not in without:

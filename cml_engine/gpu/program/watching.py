@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.errors import InputError
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.device_inputs import host_arrays, take_over
 from cml_engine.gpu.program.program import GpuProgram
@@ -23,6 +24,11 @@ def run_watched(
 ) -> dict[str, Array]:
     """Run the (optimized) graph node by node, a submit and a readback for each; ``watch`` gets the
     node and its results. What it raises ends the run."""
+    if any(name not in program.plan.places for node in graph.nodes for name in node.outputs):
+        raise InputError(
+            f"the plan of '{graph.name}' is a cooked one, and does not say where its tensors lie: "
+            "watch the model that it was made of, or on the CPU"
+        )
     steps: dict[str, list[int]] = {}
     for step in program.plan.steps:
         steps.setdefault(step.title, []).append(step.index)

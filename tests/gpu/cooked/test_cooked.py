@@ -2,56 +2,296 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cooked import cook
+from cml_engine.cooked import PROFILES, cook
+from cml_engine.gpu.program import inspect
+from cml_engine.limits import Limits
+from cml_engine.passes import optimize
+from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.planning.lower import PlanOptions, lower
+from tests.fixtures.cooked import counter, same_bits, small_inputs, small_model
+from tests.fixtures.graphs import Net
 
-TEXT = """version 1.0;
-graph small(image) -> (scaled, sums)
-{
-image = external<scalar>(shape = [1, 3, 6, 6]);
-filter1 = variable<scalar>(shape = [8, 3, 3, 3], label = 'filter1');
-filter2 = variable<scalar>(shape = [4, 8, 1, 1], label = 'filter2');
-first = conv(image, filter1, 0.5);
-active = relu(first);
-second = conv(active, filter2, 0.0);
-scaled = mul(second, 2.0);
-sums = sum_reduce(active, axes = [2, 3]);
-}
-"""
+ROOT = Path(__file__).resolve().parents[3]
+HALF = cml.CompileOptions(storage="half")
 
 
 @pytest.fixture(scope="module")
 def model():
-    rng = np.random.default_rng(0)
-    filters = {f"filter{i + 1}": rng.standard_normal(shape).astype(np.float32)
-               for i, shape in enumerate([(8, 3, 3, 3), (4, 8, 1, 1)])}  # fmt: skip
-    return cml.load(cml.MemoryModel(TEXT, filters))
+    return small_model()
 
 
 @pytest.fixture(scope="module")
-def cooked(model):
+def data(model):
     return cook(model)
 
 
-def inputs():
-    return {"image": np.random.default_rng(1).standard_normal((1, 3, 6, 6)).astype(np.float32)}
-
-
-def same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name].view(np.uint32), b[name].view(np.uint32))
+@pytest.fixture(scope="module")
+def cooked(data):
+    return cml.load_cooked(data)
 
 
 def test_the_bits_are_those_of_the_model(model, cooked, gpu):
-    graph = cml.load_cooked(cooked)
     for backend in (gpu, "cpu"):
-        wanted = cml.Session(model, backend).run(inputs())
-        same(cml.Session(graph, backend).run(inputs()), wanted)
+        wanted = cml.Session(model, backend).run(small_inputs())
+        same_bits(cml.Session(cooked, backend).run(small_inputs()), wanted)
 
 
-def test_cooking_twice_gives_the_same_bytes(model, cooked):
-    assert cook(model) == cooked
+def test_every_profile_agrees_with_numpy(model, gpu):
+    wanted = cml.Session(model, "cpu").run(small_inputs())
+    for profile in PROFILES:
+        only = cml.load_cooked(cook(model, [profile]))
+        got = cml.Session(only, gpu).run(small_inputs())
+        for name in wanted:
+            np.testing.assert_allclose(got[name], wanted[name], rtol=1e-4, atol=1e-4)
+
+
+def test_any_slices_give_the_same_bits(cooked, gpu):
+    session = cml.Session(cooked, gpu)
+    wanted = session.run(small_inputs())
+    program = session.program
+    inspect.fill_arena(program, 0x7FC00000)
+    ranges = [(s.index, g, 1) for s in program.plan.steps for g in reversed(range(s.groups))]
+    inspect.run_ranges(program, small_inputs(), ranges)
+    places = program.plan.outputs
+    same_bits({name: inspect.read_tensor(program, places[name]) for name in places}, wanted)
+
+
+def test_the_costs_are_those_of_the_model(model, cooked, gpu):
+    """Learned costs count for both."""
+    plans = [cml.Session(graph, gpu, deferred=True).plan for graph in (model, cooked)]
+    assert plans[0].step_costs() == plans[1].step_costs()
+    assert [s.title for s in plans[0].steps] == [s.title for s in plans[1].steps]
+
+
+def test_cooking_twice_gives_the_same_bytes(model, data):
+    assert cook(model) == data
+    assert cook(small_model(), ["software", "portable", "discrete"]) == data
+
+
+def test_variables_live_and_are_reset(gpu):
+    x = {"x": np.ones((1, 4), np.float32)}
+    cooked = cml.load_cooked(cook(counter()))
+    for backend in (gpu, "cpu"):
+        session = cml.Session(cooked, backend)
+        for expected in (6, 7, 8):
+            assert session.run(x)["y"][0, 0] == expected
+        session.reset()
+        assert session.run(x)["y"][0, 0] == 6
+
+
+def test_all_types_and_empty_tensors(gpu):
+    text = """version 1.0;
+    graph kinds(x, n, none) -> (flags, chosen, empty)
+    {
+    x = external<scalar>(shape = [1, 4, 3, 3]);
+    n = external<integer>(shape = [2, 3]);
+    none = external<scalar>(shape = [0, 3]);
+    limit = variable<scalar>(shape = [1, 4], label = 'limit');
+    flags = gt(x, limit);
+    chosen = reshape(n, shape = [3, 2]);
+    empty = relu(none);
+    }
+    """
+    model = cml.load(cml.MemoryModel(text, {"limit": np.zeros((1, 4), np.float32)}))
+    inputs = {
+        "x": np.linspace(-1, 1, 36, dtype=np.float32).reshape(1, 4, 3, 3),
+        "n": np.arange(-3, 3, dtype=np.int32).reshape(2, 3),
+        "none": np.zeros((0, 3), np.float32),
+    }
+    cooked = cml.load_cooked(cook(model))
+    for backend in (gpu, "cpu"):
+        wanted = cml.Session(model, backend).run(inputs)
+        same_bits(cml.Session(cooked, backend).run(inputs), wanted)
+
+
+def test_16_bits_are_cooked(gpu):
+    net = Net(1, 3, 12, 12)
+    model = net.graph(net.conv(net.op("tanh", net.conv("x", 8)), 8))
+    x = {"x": np.random.default_rng(0).standard_normal((1, 3, 12, 12)).astype(np.float32)}
+    cooked = cml.load_cooked(cook(model, ["software"], half=True))
+    session = cml.Session(model, gpu, HALF)
+    wanted = session.run(x)
+    for options in (cml.CompileOptions(), HALF):
+        got = cml.Session(cooked, gpu, options)
+        same_bits(got.run(x), wanted)
+        assert got.plan.weights_bytes == session.plan.weights_bytes
+    full = cml.load_cooked(cook(model, ["software"]))
+    same_bits(cml.Session(full, gpu, HALF).run(x), wanted)  # planned again
+
+
+def test_files_of_strangers_run_with_checks(data, cooked, gpu):
+    stranger = cml.load_cooked(data, trusted=False)
+    sessions = [cml.Session(graph, gpu, deferred=True) for graph in (cooked, stranger)]
+    assert [step.trusted for step in sessions[0].plan.steps] == [True] * 3
+    assert [step.trusted for step in sessions[1].plan.steps] == [False] * 3
+    got, wanted = (session.run(small_inputs()) for session in reversed(sessions))
+    for name in wanted:
+        np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+# --- which plan
+
+
+def planned(cooked, limits, **more):
+    """The plan that a device of these limits gets."""
+
+    def lowered():
+        graph = optimize(small_model())
+        return lower(graph, limits, choose_layout(graph))
+
+    return cooked.ready.plan(limits, more.get("storage", "float"), more.get("plain", True), lowered)
+
+
+def test_what_asks_for_more_comes_first(cooked):
+    large = Limits(32, 32, 1 << 30, 1 << 31, max_storage_buffers=16)
+    steps = {p.profile: p.steps for p in cooked.ready.plans}
+    assert list(steps) == ["discrete", "portable", "software"]
+    assert planned(cooked, large).steps == steps["discrete"]
+    assert planned(cooked, Limits()).steps == steps["discrete"]  # it needs no more than that here
+    software = replace(large, software=True, subgroup_size=8)
+    assert planned(cooked, software).steps == steps["software"]
+    assert (
+        planned(cooked, replace(software, storage_offset_alignment=256)).steps
+        != (steps["software"])
+    )
+
+
+def test_where_no_plan_fits_the_graph_is_planned_by_the_files_kernels(model, gpu):
+    portable = cml.load_cooked(cook(model, ["portable"]))
+    plan = planned(portable, Limits(storage_offset_alignment=512))
+    assert all(step.finished for step in plan.steps)
+    assert all(b.offset % 512 == 0 for step in plan.steps for b in step.bindings)
+
+
+def test_where_the_kernels_do_not_suffice_the_error_says_what_to_cook(model):
+    software = cml.load_cooked(cook(model, ["software"]))
+    with pytest.raises(cml.StaleArtifact, match=r"portable.*any device") as error:
+        planned(software, Limits())
+    assert "storage offsets" in str(error.value) or "subgroup" in str(error.value)
+    player = cml.load_cooked(cook(model, ["software"], player=True))
+    with pytest.raises(cml.StaleArtifact, match="'software': it needs"):
+        planned(player, Limits())
+
+
+def test_a_file_for_players_has_no_graph(model, data, gpu):
+    made = cook(model, player=True)
+    assert len(made) < len(data)
+    player = cml.load_cooked(made)
+    wanted = cml.Session(model, gpu).run(small_inputs())
+    same_bits(cml.Session(player, gpu).run(small_inputs()), wanted)
+    with pytest.raises(cml.StaleArtifact, match="no graph for the CPU"):
+        cml.Session(player, "cpu")
+
+
+def test_tools_plan_anew(model, cooked, gpu):
+    """What was not cooked is made of the graph."""
+    options = cml.CompileOptions(keep=("active",))
+    session = cml.Session(cooked, gpu, options)
+    session.run(small_inputs())
+    other = cml.Session(model, gpu, options)
+    other.run(small_inputs())
+    same_bits({"": session.tensor("active").read()}, {"": other.tensor("active").read()})
+    whole = cml.CompileOptions(plan=PlanOptions(keep=True))
+    assert len(cml.Session(cooked, gpu, whole).plan.tensors) > len(cooked.outputs)
+
+
+def test_what_a_cooked_network_cannot_do_is_said(cooked, gpu, tmp_path):
+    with pytest.raises(cml.InputError, match="passes have run"):
+        cml.Session(cooked, "cpu", cml.CompileOptions(without=frozenset({"fuse"})))
+    with pytest.raises(cml.InputError, match="is cooked: save"):
+        cml.save(cooked, tmp_path / "again.nnef")
+    with pytest.raises(cml.InputError, match="cooked already"):
+        cook(cooked)
+    with pytest.raises(cml.InputError, match="does not know how it was loaded"):
+        cml.Session(cooked, "cpu").reshaped({"image": (1, 3, 8, 8)})
+    with pytest.raises(cml.InputError, match="devices: wanted some of"):
+        cook(small_model(), ["mobile"])
+    with pytest.raises(cml.InputError, match="devices: wanted some of"):
+        cook(small_model(), [])
+
+
+# --- operators of a game's own
+
+SQUARES = "fragment squares(x: tensor<scalar>) -> (y: tensor<scalar>);"
+GAME = """version 1.0;
+graph game(x) -> (y)
+{
+x = external<scalar>(shape = [1, 4, 4, 4]);
+y = squares(x);
+}
+"""
+
+
+def test_kernels_of_a_game_are_cooked_and_its_numpy_functions_are_not(gpu):
+    kernel = cml.Kernel(source="void kernel(uint i) { if (i < x_size) y[i] = x[i] * x[i]; }")
+    spec = cml.OpSpec(
+        "squares", cml.same_as(0), cpu=lambda attrs, x: x * x, kernel=kernel, signature=SQUARES
+    )
+    x = {"x": np.arange(64, dtype=np.float32).reshape(1, 4, 4, 4)}
+    cml.register(spec)
+    try:
+        model = cml.load(cml.MemoryModel(GAME, {}))
+        wanted = cml.Session(model, gpu).run(x)
+        data = cook(model)
+    finally:
+        cml.unregister("squares")
+    cooked = cml.load_cooked(data)
+    assert cooked.ready.meta["custom"] == ["squares"]
+    same_bits(cml.Session(cooked, gpu).run(x), wanted)
+    with pytest.raises(cml.ModelError, match=r"squares.*NumPy functions.*--ops"):
+        cml.Session(cooked, "cpu")
+
+
+# --- where there is no compiler
+
+CHILD = """
+import importlib.metadata, importlib.util, pathlib, sys
+version, find_spec = importlib.metadata.version, importlib.util.find_spec
+read_text = pathlib.Path.read_text
+
+def no_version(name):
+    if name == "slangpy":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
+
+def no_hlsl(self, *args, **more):
+    assert ".hlsl" not in self.suffix, f"{self} is read"
+    return read_text(self, *args, **more)
+
+importlib.metadata.version = no_version
+importlib.util.find_spec = lambda name, *rest: None if name == "slangpy" else find_spec(name, *rest)
+pathlib.Path.read_text = no_hlsl
+import numpy as np
+import cml_engine as cml
+graph = cml.load_cooked(sys.argv[1])
+outputs = cml.Session(graph, "gpu").run(dict(np.load(sys.argv[2])))
+np.savez(sys.argv[3], **outputs)
+assert "slangpy" not in sys.modules
+"""
+
+
+def test_neither_the_compiler_nor_a_cache_nor_hlsl_is_needed(model, data, gpu, tmp_path):
+    file, given, got = (tmp_path / name for name in ("net.cml", "in.npz", "out.npz"))
+    file.write_bytes(data)
+    np.savez(given, **small_inputs())
+    cache = tmp_path / "cache"
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, file, given, got],
+        env={**os.environ, "CML_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    same_bits(dict(np.load(got)), cml.Session(model, gpu).run(small_inputs()))
+    assert not cache.exists() or not list(cache.rglob("*.shader"))

@@ -1,0 +1,215 @@
+"""Damaged cooked files, and those that were made to harm: an error of ours, and nothing else."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+import cml_engine as cml
+from cml_engine.cooked import cook
+from cml_engine.cooked.form import BINDING, HEADER, KERNEL, PLAN_HEADER, SECTION, STEP
+from cml_engine.gpu.shaders import compilers
+from tests.fixtures.cooked import changed, counter, sealed, sections, small_model
+
+pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
+U32 = struct.Struct("<I")
+U64 = struct.Struct("<Q")
+
+
+@pytest.fixture(scope="module")
+def cooked() -> bytes:
+    return cook(small_model(), ["portable"])
+
+
+def refused(data: bytes) -> str:
+    """The message of the error that the file gives."""
+    with pytest.raises(cml.CorruptArtifact) as found:
+        cml.load_cooked(data)
+    return str(found.value)
+
+
+def test_every_byte_counts(cooked):
+    code = next((at, at + size) for tag, at, size in sections(cooked) if tag == "code")
+    for place in range(len(cooked)):
+        if code[0] + 64 < place < code[1] - 64 and place % 8:
+            continue  # enough of what nobody looks into
+        damaged = bytearray(cooked)
+        damaged[place] ^= 1 << place % 8
+        with pytest.raises(cml.CorruptArtifact):
+            cml.load_cooked(damaged)
+
+
+def test_every_length_but_its_own_is_refused(cooked, tmp_path):
+    for length in range(len(cooked)):
+        with pytest.raises(cml.CorruptArtifact):
+            cml.load_cooked(memoryview(cooked)[:length])
+    refused(cooked + b"\0")
+    file = tmp_path / "short.cml"
+    for length in (0, 10, 63, 64, len(cooked) - 1):
+        file.write_bytes(cooked[:length])
+        with pytest.raises(cml.CorruptArtifact):
+            cml.load_cooked(file)
+
+
+def test_sections_that_changed_places_are_refused(cooked):
+    for i in range(len(sections(cooked)) - 1):
+        made = bytearray(cooked)
+        at = HEADER.size + i * SECTION.size
+        rows = made[at : at + SECTION.size], made[at + SECTION.size : at + 2 * SECTION.size]
+        made[at : at + 2 * SECTION.size] = rows[1] + rows[0]
+        refused(sealed(made))
+
+
+@pytest.mark.parametrize("size", [1 << 31, 1 << 63, (1 << 64) - 1])
+@pytest.mark.parametrize("field", [8, 16])
+def test_a_section_of_any_length_anywhere_is_refused(cooked, field, size):
+    for i in range(len(sections(cooked))):
+        made = bytearray(cooked)
+        U64.pack_into(made, HEADER.size + i * SECTION.size + field, size)
+        refused(sealed(made))
+
+
+def test_a_header_of_any_length_is_refused(cooked):
+    for size in (0, len(cooked) - 1, 1 << 63):
+        made = bytearray(cooked)
+        U64.pack_into(made, 16, size)
+        refused(made)
+    for count in (0, 1, 200, 1 << 31):
+        made = bytearray(cooked)
+        U32.pack_into(made, 12, count)
+        refused(made)
+
+
+@pytest.mark.parametrize("tag", ["plan", "kernels", "strings", "graph", "golden", "meta", "guess"])
+def test_whatever_a_section_says_the_error_is_ours(cooked, tag):
+    """With hashes that fit: the file may be harmless still, or is refused."""
+    if tag not in {row[0] for row in sections(cooked)}:
+        return
+    length = next(row[2] for row in sections(cooked) if row[0] == tag)
+    kept = 0
+    for place in range(min(length, 1200)):
+        for bit in (0x01, 0xFF):
+
+            def flip(content, place=place, bit=bit):
+                content[place] ^= bit
+
+            try:
+                cml.load_cooked(changed(cooked, tag, flip))
+                kept += 1
+            except (cml.CorruptArtifact, cml.StaleArtifact):
+                pass
+    assert kept < 2 * length
+
+
+def put(record, offset, kind, value):
+    """A change of one field of a section's content."""
+
+    def change(content):
+        kind.pack_into(content, record + offset, value)
+
+    return change
+
+
+def table(data: bytes, number: int) -> int:
+    """Where a table of the plan begins in its section."""
+    at = next(row[1] for row in sections(data) if row[0] == "plan")
+    return U32.unpack_from(data, at + 116 + 8 * number)[0]
+
+
+@pytest.mark.parametrize(
+    "offset, value",
+    [(8, 1 << 20), (8, 1 << 63), (8, 16), (16, 1 << 40), (16, 0), (16, 6), (0, 2), (0, 9), (4, 1)],
+)
+def test_a_plan_that_binds_outside_of_its_memory_is_refused(cooked, offset, value):
+    kind = U64 if offset >= 8 else U32
+    start = table(cooked, 1)
+    assert "plan 'portable'" in refused(changed(cooked, "plan", put(start, offset, kind, value)))
+    assert start >= PLAN_HEADER.size and BINDING.size == 24
+
+
+@pytest.mark.parametrize(
+    "offset, value",
+    [
+        (0, 99),
+        (4, 0),
+        (4, 0xFFFFFFFF),
+        (8, 5000),
+        (12, 1),
+        (16, 0),
+        (16, 9),
+        (20, 1 << 30),
+        (24, 0),
+    ],
+)
+def test_a_step_that_is_none_is_refused(cooked, offset, value):
+    start = table(cooked, 0)
+    assert "damaged" in refused(changed(cooked, "plan", put(start, offset, U32, value)))
+    assert STEP.size == 96
+
+
+@pytest.mark.parametrize("offset", [16, 24, 32])
+@pytest.mark.parametrize("value", [0, 64, 1 << 63])
+def test_a_plan_of_other_memory_is_refused(cooked, offset, value):
+    if (offset, value) == (32, 0):
+        return  # as it is
+    refused(changed(cooked, "plan", put(0, offset, U64, value)))
+
+
+@pytest.mark.parametrize("offset", range(112, 160, 4))
+@pytest.mark.parametrize("value", [1 << 31, 0xFFFFFFFF])
+def test_a_plan_whose_tables_lie_elsewhere_is_refused(cooked, offset, value):
+    refused(changed(cooked, "plan", put(0, offset, U32, value)))
+
+
+@pytest.mark.parametrize(
+    "offset, value", [(56, 1 << 63), (64, 0), (64, 1 << 31), (40, 24), (48, 8)]
+)
+def test_a_kernel_that_is_none_is_refused(cooked, offset, value):
+    kind = U64 if offset == 56 else U32
+    refused(changed(cooked, "kernels", put(8, offset, kind, value)))
+    assert KERNEL.size == 96
+
+
+def test_code_that_cannot_be_unpacked_is_refused(cooked):
+    graph = cml.load_cooked(changed(cooked, "code", put(0, 40, U64, 0)))
+    with pytest.raises(cml.CorruptArtifact, match="code"):
+        for kernel in graph.ready.kernels.values():
+            kernel.kernel.code()
+
+
+def test_code_that_unpacks_to_more_than_it_says_is_refused(cooked):
+    graph = cml.load_cooked(changed(cooked, "kernels", put(8, 68, U32, 64)))
+    with pytest.raises(cml.CorruptArtifact, match="64 bytes"):
+        for kernel in graph.ready.kernels.values():
+            kernel.kernel.code()
+
+
+def test_a_graph_whose_shapes_do_not_fit_is_refused(cooked):
+    def change(content):
+        text = bytes(content)
+        assert b'"second":["scalar",[1,4,6,6]]' in text or b'"scaled":["scalar",[1,4,6,6]]' in text
+        content[:] = text.replace(b'"first":["scalar",[1,8,6,6]]', b'"first":["scalar",[1,9,6,6]]')
+        content[:] = bytes(content).replace(
+            b'"active":["scalar",[1,8,6,6]]', b'"active":["scalar",[1,9,6,6]]'
+        )
+
+    graph = cml.load_cooked(changed(cooked, "graph", change))
+    with pytest.raises(cml.CorruptArtifact, match="shapes"):
+        cml.Session(graph, "cpu")
+
+
+def test_an_update_into_the_same_memory_is_refused():
+    data = cook(counter(), ["portable"])
+    cml.load_cooked(data)
+    start = table(data, 4)
+    refused(changed(data, "plan", put(start, 24, U32, 0)))
+    refused(changed(data, "plan", put(start, 24, U32, 1)))
+
+
+def test_what_is_no_cooked_file_is_told_so(tmp_path):
+    assert "no cooked file" in refused(b"\x08\x07onnx" * 20)
+    with pytest.raises(cml.InputError, match="No such file"):
+        cml.load_cooked(tmp_path / "nothing.cml")
+    with pytest.raises(cml.InputError, match="wanted a path"):
+        cml.load_cooked(7)
