@@ -114,6 +114,7 @@ class Cooked:
     digest: str
     flags: int
     kernel: KernelCode
+    has_spirv: bool
     has_wgsl: bool
 
     def with_checks(self) -> Cooked:
@@ -151,7 +152,7 @@ def read_kernels(file: Container) -> list[Cooked]:
         content = hashlib.sha256(packed).hexdigest()
         unpack = partial(_unpacked, packed, nbytes, what, spirv is not None)
         kernel = KernelCode(label, tensors, params_bytes, bool(flags & TRUSTED), content, unpack)
-        found.append(Cooked(name.hex(), flags, kernel, wgsl is not None))
+        found.append(Cooked(name.hex(), flags, kernel, spirv is not None, wgsl is not None))
     return found
 
 

@@ -114,7 +114,12 @@ def plan_for(graph: Graph, storage: Storage = "float") -> tuple[Plan, str]:
         limits, name = PORTABLE, ""
     optimized = optimize(graph)
     options = PlanOptions(variants=table_for(name) if name else NO_VARIANTS)
-    return lower(optimized, limits, layouts_for(optimized, storage), options), name
+
+    def lowered() -> Plan:
+        return lower(optimized, limits, layouts_for(optimized, storage), options)
+
+    ready = graph.ready
+    return (lowered() if ready is None else ready.plan(limits, storage, True, lowered)), name
 
 
 def predicted_ms(plan: Plan) -> float:

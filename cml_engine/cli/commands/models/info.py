@@ -29,10 +29,12 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
+    from cml_engine.report.cooked import CookedInfo
     from cml_engine.report.info import model_info
 
     graph = load_model(a)
-    info = model_info(graph, storage=storage_of(a))
+    cooked = graph.ready is not None
+    info = CookedInfo.of(graph) if cooked else model_info(graph, storage=storage_of(a))
     forecast = None
     if a.budget_ms:
         forecast = _forecast_of(graph, a)
