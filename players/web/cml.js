@@ -344,6 +344,7 @@ export class CookedFile {
   /** @param {View} view @param {number} at @returns {string} */
   text(view, at) {
     const offset = view.u32(at), length = view.u32(at + 4);
+    if (length > 4096) throw corrupt(`${view.where}: the text at ${at} has ${length} bytes`);
     const strings = /** @type {View} */ (this._seen.get("strings"));
     return decoded(strings.part(offset, length), `${view.where}: the text at ${at}`);
   }
@@ -365,8 +366,9 @@ export class CookedFile {
       code.need(view.u64(at + 56), view.u32(at + 64));
       code.need(offset, packed);
       if (flags > 7) throw corrupt(`kernel '${label}' has the unknown flags ${flags}`);
-      if (paramsBytes % 16) throw corrupt(`kernel '${label}' has ${paramsBytes} parameter bytes`);
-      if (packed && unpacked > 64 << 20) throw corrupt(`kernel '${label}' is too large`);
+      const fits = paramsBytes % 16 === 0 && paramsBytes >= 16 && paramsBytes <= 65536 &&
+        tensors >= 1 && tensors <= 64 && unpacked <= 1040 * packed;
+      if (!fits) throw corrupt(`kernel '${label}' is of no possible size`);
       found.push({ label, paramsBytes, tensors, flags, offset, packed, unpacked });
     }
     return found;
@@ -388,6 +390,7 @@ export class CookedFile {
     if (!this.has("guess")) return new FirstGuess();
     const view = await this.section("guess");
     const devices = view.u32(0), factors = view.u32(4), first = 8 + 40 * devices;
+    if (devices > 64 || factors > 4096) throw corrupt("section 'guess' has too many rows");
     view.need(0, first + 16 * factors);
     for (let i = 0; i < devices; i++) {
       const at = 8 + 40 * i;
@@ -503,9 +506,9 @@ class PlanReader {
       bytes: view.f64(96),
       gas: Number(view.data.getBigUint64(104, true)),
       steps: this._steps(paramsBytes),
-      inputs: this._rows(128, 80, (at) => this._tensor(at)),
+      inputs: this._inputs(),
       outputs: this._rows(136, 80, (at) => this._tensor(at)),
-      updates: this._rows(144, 48, (at) => [this._binding(at), this._binding(at + 24)]),
+      updates: this._rows(144, 48, (at) => this._update(at)),
       params: view.part(paramsAt, paramsBytes),
     };
   }
@@ -546,6 +549,12 @@ class PlanReader {
     ];
   }
 
+  _inputs() {
+    const found = this._rows(128, 80, (at) => this._tensor(at));
+    if (found.length > 64) throw corrupt(`${this.view.where}: ${found.length} inputs`);
+    return found;
+  }
+
   /** @param {number} paramsBytes @returns {Step[]} */
   _steps(paramsBytes) {
     const { view, file } = this;
@@ -573,6 +582,13 @@ class PlanReader {
         gas: Number(view.data.getBigUint64(at + 80, true)),
       };
     });
+  }
+
+  /** @param {number} at @returns {[Range, Range]} from and to */
+  _update(at) {
+    const from = this._binding(at), to = this._binding(at + 24);
+    if (from.space === to.space) throw corrupt(`${this.view.where}: an update within one buffer`);
+    return [from, to];
   }
 
   /** @param {number} at @returns {Range} */
@@ -1483,9 +1499,9 @@ export class Scheduler {
     return [...this._jobs.values()].sort((a, b) => a.number - b.number);
   }
 
-  /** @returns {[number, number]} milliseconds of the next frame, and what of it is planned for */
-  _allowed() {
-    if (isMs(this.budgetMs)) this._budgetMs = this.budgetMs;
+  /** @param {number} ms @returns {[number, number]} the frame's budget, and what of it is planned for */
+  _allowed(ms) {
+    if (isMs(ms)) this._budgetMs = ms;
     const usual = this.costModel.aimMs(this._budgetMs) / this._feedback.backOff;
     return [this._budgetMs, this.aimMs ?? usual];
   }
@@ -1586,13 +1602,12 @@ export class Scheduler {
   /**
    * Append this frame's slices to the host's encoder. Nothing is appended until the frame before
    * was ended.
-   * @param {GPUCommandEncoder} encoder @param {number} budgetMs of this frame and those after it
+   * @param {GPUCommandEncoder} encoder @param {number} budgetMs of this frame
    * @returns {FrameReport}
    */
   encode(encoder, budgetMs = this.budgetMs) {
     const start = performance.now(), nowMs = this._now();
-    this.budgetMs = budgetMs;
-    const [budget, aim] = this._allowed();
+    const [budget, aim] = this._allowed(budgetMs);
     /** @type {FrameReport} */
     const report = {
       frame: this.frame, nowMs, budgetMs: budget, aimMs: this.rests ? 0 : aim, slices: [],
@@ -1976,8 +1991,6 @@ export class Network {
     }));
     this.outputBytes = Math.max(at, COPY_ALIGNMENT);
     this.inputs = new Map(plan.inputs.map((place) => [place.name, place]));
-    const fixed = plan.updates.some(([from, to]) => from.space === to.space);
-    this._copyBytes = fixed ? Math.max(...plan.updates.map(([from]) => from.bytes)) : 0;
   }
 
   /** @param {FirstGuess} guess */
@@ -1989,16 +2002,15 @@ export class Network {
     const paramsAt = [0];
     for (const { paramsBytes } of plan.steps) {
       const last = paramsAt[paramsAt.length - 1];
-      paramsAt.push(last + roundUp(Math.max(paramsBytes, 16), this._stride));
+      paramsAt.push(last + roundUp(paramsBytes, this._stride));
     }
     const sizes = [...plan.sizes, this._stride * (plan.steps.length + RANGE_SLOTS), paramsAt.at(-1) ?? 0];
     const what = `no memory for network '${this.name}'`;
-    this._buffers = await this.device.made("DeviceError", what, () => [
-      ...sizes.map((bytes, i) =>
-        gpu.createBuffer({ size: Math.max(roundUp(bytes, 16), 16), usage: i < 3 ? tensors : uniform, label: this.name })
-      ),
-      gpu.createBuffer({ size: Math.max(this._copyBytes, 16), usage: tensors, label: this.name }),
-    ]);
+    this._buffers = await this.device.made("DeviceError", what, () =>
+      sizes.map((bytes, i) => {
+        const size = Math.max(roundUp(bytes, 16), 16);
+        return gpu.createBuffer({ size, usage: i < 3 ? tensors : uniform, label: this.name });
+      }));
     const [weights, own] = await this._constants();
     await this._upload(1, weights);
     if (own) await this._upload(2, own);
@@ -2064,7 +2076,7 @@ export class Network {
     const tensors = step.bindings.map(({ space, offset, bytes }, i) => ({
       binding: i + 2, resource: { buffer: this._buffers[space], offset, size: bytes },
     }));
-    const params = { buffer: this._buffers[4], offset: at, size: Math.max(step.paramsBytes, 16) };
+    const params = { buffer: this._buffers[4], offset: at, size: step.paramsBytes };
     return this.device.gpu.createBindGroup({
       label: step.title,
       layout: this.device.layout(kernel.tensors, kernel.paramsBytes),
@@ -2162,13 +2174,9 @@ export class Network {
   /** @param {GPUCommandEncoder} encoder */
   _copyUpdates(encoder) {
     for (const [from, to] of this.plan.updates) {
-      const bytes = Math.min(from.bytes, to.bytes), source = this._buffers[from.space];
-      const target = this._buffers[to.space], way = this._buffers[5];
-      if (source !== target) encoder.copyBufferToBuffer(source, from.offset, target, to.offset, bytes);
-      else {
-        encoder.copyBufferToBuffer(source, from.offset, way, 0, bytes);
-        encoder.copyBufferToBuffer(way, 0, target, to.offset, bytes);
-      }
+      const source = this._buffers[from.space], target = this._buffers[to.space];
+      const bytes = Math.min(from.bytes, to.bytes);
+      encoder.copyBufferToBuffer(source, from.offset, target, to.offset, bytes);
     }
   }
 

@@ -1,0 +1,223 @@
+// @ts-check
+/** Networks on a device: slices, readbacks, chains, and what goes wrong. */
+
+import { CmlError, CookedFile, Scheduler, load } from "../../../players/web/cml.js";
+import { assert, counted, device, frame, raised, same, until } from "./device.js";
+import { ELEMENTS, KERNELS, expected, file, sections, small } from "./make.js";
+
+const X = Float32Array.from({ length: ELEMENTS }, (_, i) => (i * 37 % 101) / 9 - 4);
+const options = { sanitizeOps: false, sanitizeResources: false };
+
+/** @param {string} name @param {(gpu: GPUDevice) => Promise<void>} check */
+const test = (name, check) =>
+  Deno.test({ name, ...options, fn: async () => await check(await device()) });
+
+/** A planner that takes so many workgroups of one job, whatever they take. @param {number} count */
+const bySlices = (count) => (/** @type {any} */ state) => {
+  const [job] = state.jobs;
+  /** @type {any[]} */
+  const slices = [];
+  if (job) {
+    const left = job.costs[job.step].groups - job.group;
+    const taken = Math.min(left, count);
+    slices.push({ job, step: job.step, first: job.group, count: taken, predictedMs: 0.1 });
+  }
+  const starts = job?.state === "queued" ? [job] : [];
+  return { slices, starts, reason: "budget", byBudget: false };
+};
+
+test("a run gives the golden output, and its variable counts", async (gpu) => {
+  const network = await load(gpu, await small());
+  const golden = await network.file.golden();
+  const x = golden?.inputs[0].data ?? X;
+  assert(same((await network.run({ x })).y, golden?.outputs[0].data ?? []), "the golden output");
+  assert(same((await network.run({ x: X })).y, expected(X, 1)), "the second run");
+  await network.reset();
+  assert(same((await network.run({ x: X })).y, expected(X, 0)), "after a reset");
+});
+
+test("any slices give the same bits", async (gpu) => {
+  const network = await load(gpu, await small());
+  for (const [run, count] of [1, 7, 64, 1000].entries()) {
+    const scheduler = new Scheduler(gpu, { budgetMs: 1 });
+    scheduler.planner = bySlices(count);
+    const job = scheduler.submit(network, { x: X });
+    const frames = await until(gpu, scheduler, () => job.read("y"));
+    assert(frames >= 250 / count, `${frames} frames with slices of ${count}`);
+    assert(same(job.read("y"), expected(X, run)), `slices of ${count}`);
+    job.release();
+  }
+});
+
+test("a frame takes what the budget says, reports it, and never waits", async (gpu) => {
+  const network = await load(gpu, await small());
+  const scheduler = new Scheduler(gpu, { budgetMs: 2 });
+  const job = scheduler.submit(network, { x: X }, { deadlineMs: 1000, name: "mine" });
+  assert(job.state === "queued" && job.progress === 0 && job.etaMs > 0, "before");
+  assert(job.read("y") === null, "a read is asked for before it is done");
+  const { report } = await frame(gpu, scheduler, 0);
+  assert(report.reason === "budget" && !report.slices.length, "nothing in a budget of 0");
+  await until(gpu, scheduler, () => job.ended, 500);
+  assert(job.state === "done" && job.progress === 1 && job.etaMs === 0, "after");
+  const tensor = job.tensor("y");
+  assert(tensor.bytes === 4 * ELEMENTS && tensor.buffer.size >= tensor.bytes, "a range of a buffer");
+  await until(gpu, scheduler, () => job.read("y"));
+  assert((await raised(() => job.tensor("z"))).code === "InputError", "an unknown output");
+  job.release();
+  assert((await raised(() => job.read("y"))).message.includes("released"), "released");
+});
+
+test("timings arrive and teach", async (gpu) => {
+  if (!gpu.features.has("timestamp-query")) return;
+  const network = await load(gpu, await small());
+  const scheduler = new Scheduler(gpu, { budgetMs: 2 });
+  let measured = 0;
+  for (let run = 0; run < 6; run++) {
+    const job = scheduler.submit(network, { x: X });
+    while (!job.ended) measured += (await frame(gpu, scheduler, 2)).measured.length;
+    job.release();
+  }
+  for (let i = 0; i < 8; i++) measured += (await frame(gpu, scheduler, 2)).measured.length;
+  assert(measured >= 3, `${measured} frames measured`);
+  assert(scheduler.costModel.samples(network.steps[0].key) >= 3, "samples of the first step");
+});
+
+test("nothing is created in steady state", async (gpu) => {
+  const network = await load(gpu, await small());
+  const scheduler = new Scheduler(gpu, { budgetMs: 2 });
+  const counts = counted(gpu);
+  const rounds = async (/** @type {number} */ runs) => {
+    for (let run = 0; run < runs; run++) {
+      const job = scheduler.submit(network, { x: X });
+      await until(gpu, scheduler, () => job.read("y"));
+      job.release();
+    }
+  };
+  await rounds(3);
+  assert(counts.creations > 0, "the first runs make their buffers");
+  counts.creations = 0;
+  await rounds(20);
+  assert(counts.creations === 0, `${counts.creations} creations in steady state`);
+});
+
+test("jobs take each other's outputs, and tensors of the host", async (gpu) => {
+  const network = await load(gpu, await small()), other = await load(gpu, await small());
+  const scheduler = new Scheduler(gpu, { budgetMs: 4 });
+  const first = scheduler.submit(network, { x: X });
+  const second = scheduler.submit(other, { x: first.output("y") });
+  await until(gpu, scheduler, () => second.read("y"));
+  assert(same(second.read("y"), expected(expected(X, 0), 0)), "the output of a job");
+  const third = scheduler.submit(other, { x: first.tensor("y") });
+  first.release();
+  await until(gpu, scheduler, () => third.read("y"));
+  assert(same(third.read("y"), expected(expected(X, 0), 1)), "a tensor on the GPU");
+  const fourth = scheduler.submit(network, { x: X }), fifth = scheduler.submit(other, { x: fourth.output("y") });
+  fourth.cancel();
+  await frame(gpu, scheduler);
+  assert(fifth.state === "failed" && fifth.error.includes("cancelled"), fifth.error);
+});
+
+test("a frame that is thrown away is made again", async (gpu) => {
+  const network = await load(gpu, await small());
+  const scheduler = new Scheduler(gpu, { budgetMs: 1 });
+  scheduler.planner = bySlices(60);
+  const job = scheduler.submit(network, { x: X });
+  job.read("y");
+  for (let frames = 0; !job.ended || frames < 12; frames++) {
+    scheduler.encode(gpu.createCommandEncoder());
+    assert(scheduler.encode(gpu.createCommandEncoder()).reason === "frame not ended", "twice");
+    scheduler.abandonFrame();
+    await frame(gpu, scheduler);
+  }
+  await until(gpu, scheduler, () => job.read("y"));
+  assert(same(job.read("y"), expected(X, 0)), "the result");
+});
+
+test("inputs are checked when they are handed in", async (gpu) => {
+  const network = await load(gpu, await small());
+  const scheduler = new Scheduler(gpu, { budgetMs: 1 });
+  const storage = gpu.createBuffer({ size: 16000, usage: GPUBufferUsage.STORAGE });
+  const tensor = {
+    buffer: storage, offset: 0, bytes: 4 * ELEMENTS, shape: [1, ELEMENTS], type: "scalar",
+    layout: "plain",
+  };
+  /** @type {[any, string][]} */
+  const wrong = [
+    [{}, "wants the inputs x"], [{ x: X, z: X }, "no input 'z'; it has x"],
+    [{ x: X.slice(1) }, "999 numbers"], [{ x: new Int32Array(ELEMENTS) }, "as Float32Array"],
+    [{ x: null }, "as Float32Array"], [{ x: tensor }, "COPY_SRC"],
+    [{ x: { ...tensor, shape: [ELEMENTS] } }, "[1000] plain"],
+  ];
+  for (const [inputs, text] of wrong) {
+    const error = await raised(() => scheduler.submit(network, inputs));
+    assert(error.code === "InputError" && error.message.includes(text), error.message);
+  }
+  assert((await raised(() => scheduler.submit(network, { x: X }, { deadlineMs: NaN }))).code === "InputError", "NaN");
+  assert((await raised(() => new Scheduler(gpu, { budgetMs: -1 }))).code === "InputError", "a budget of -1");
+  assert(!scheduler.jobs.length, "nothing was taken");
+});
+
+test("a kernel that does not compile is named, with the reason", async (gpu) => {
+  for (const [wgsl, part] of [["fn main() { nonsense }", "scale"], ["", "scale"], [KERNELS[2].wgsl.replace("gid.y", "gid.q"), "scale"]]) {
+    const kernels = [{ ...KERNELS[0], wgsl }, KERNELS[1], KERNELS[2]];
+    const error = await raised(async () => await load(gpu, await small({ kernels })));
+    assert(error.code === "KernelError" && error.message.includes(`'${part}'`), error.message);
+  }
+  const network = await load(gpu, await small());
+  assert(same((await network.run({ x: X })).y, expected(X, 0)), "the device is as it was");
+});
+
+test("a device with smaller limits, or without WGSL, says what is wanted", async (gpu) => {
+  for (const [needs, at] of /** @type {[any, string][]} */ ([
+    [{ tensors: 1000 }, "maxStorageBuffersPerShaderStage"],
+    [{ buffer: 2 ** 50 }, "maxBufferSize"], [{ storage: 4 }, "minStorageBufferOffsetAlignment"],
+    [{ invocations: 1 << 20 }, "maxComputeInvocationsPerWorkgroup"],
+  ])) {
+    const error = await raised(async () => await load(gpu, await small({ needs })));
+    assert(error.code === "StaleArtifact" && error.message.includes(at), error.message);
+  }
+  const kernels = KERNELS.map((kernel) => ({ ...kernel, flags: 2 }));
+  if (!gpu.features.has(/** @type {any} */ ("subgroups"))) {
+    const error = await raised(async () => await load(gpu, await small({ kernels })));
+    assert(error.message.includes("'subgroups'"), error.message);
+  }
+});
+
+test("plans with wrong numbers are refused or run: the device stays", async (gpu) => {
+  let uncaptured = 0;
+  gpu.onuncapturederror = () => uncaptured += 1;
+  const parts = await sections(), plan = parts.findIndex(([tag]) => tag === "plan");
+  const bytes = parts[plan][2];
+  for (let at = 192; at + 4 <= Math.min(bytes.length, 900); at += 4) {
+    const changed = bytes.slice();
+    const view = new DataView(changed.buffer);
+    view.setUint32(at, view.getUint32(at, true) ? 0 : 1 << 17, true);
+    const all = parts.map((part, i) => /** @type {any} */ (i === plan ? ["plan", 0, changed] : part));
+    try {
+      (await load(gpu, await file(all))).destroy();
+    } catch (error) {
+      assert(error instanceof CmlError, String(error));
+    }
+  }
+  gpu.onuncapturederror = null;
+  assert(uncaptured === 0, `${uncaptured} errors of the device were nobody's`);
+  const network = await load(gpu, await CookedFile.open(await small()));
+  assert(same((await network.run({ x: X })).y, expected(X, 0)), "the device is as it was");
+});
+
+Deno.test({ name: "a lost device ends all jobs with a text", ...options, fn: async () => {
+  const adapter = await navigator.gpu.requestAdapter();
+  const gpu = /** @type {GPUDevice} */ (await adapter?.requestDevice());
+  const network = await load(gpu, await small());
+  const scheduler = new Scheduler(gpu, { budgetMs: 1 });
+  scheduler.planner = bySlices(3);
+  const job = scheduler.submit(network, { x: X }), waiting = scheduler.submit(network, { x: X });
+  await frame(gpu, scheduler);
+  const encoder = gpu.createCommandEncoder();
+  gpu.destroy();
+  await gpu.lost;
+  assert(scheduler.encode(encoder).reason === "device error", "the reason");
+  assert(job.state === "failed" && waiting.state === "failed", "both have failed");
+  assert(job.error.includes("the device is lost"), job.error);
+  assert((await raised(async () => await load(gpu, await small()))).code === "DeviceError", "load");
+} });
