@@ -36,10 +36,8 @@ export class CmlError extends Error {
   }
 }
 
-/** @param {string} message */
-const corrupt = (message) => new CmlError("CorruptArtifact", message);
-/** @param {string} message */
-const refused = (message) => new CmlError("InputError", message);
+/** @param {string} message */ const corrupt = (message) => new CmlError("CorruptArtifact", message);
+/** @param {string} message */ const refused = (message) => new CmlError("InputError", message);
 
 /** @typedef {"scalar" | "integer" | "logical"} DType */
 /** @typedef {"plain" | "c4" | "c4h"} Layout */
@@ -47,22 +45,19 @@ const refused = (message) => new CmlError("InputError", message);
 /** @typedef {{space: number, offset: number, bytes: number}} Range */
 /**
  * A tensor of a network, and where it lies in which of its buffers.
- * @typedef {{name: string, type: DType, layout: Layout, shape: number[], elements: number} & Range}
- *   TensorPlace
+ * @typedef {{name: string, type: DType, layout: Layout, shape: number[], elements: number} & Range} TensorPlace
  */
 /**
  * A tensor on the GPU: `bytes` bytes of `buffer`, from `offset`.
- * @typedef {{buffer: GPUBuffer, offset: number, bytes: number, shape: number[], type: DType,
- *   layout: Layout}} GpuTensor
+ * @typedef {{buffer: GPUBuffer, offset: number, bytes: number, shape: number[], type: DType, layout: Layout}} GpuTensor
  */
 /**
  * What a scheduler knows of a step before it ever ran; FLOPs and bytes are per workgroup.
- * @typedef {{key: string, op: string, title: string, groups: number, flops: number,
- *   nbytes: number}} StepCost
+ * @typedef {{key: string, op: string, title: string, groups: number, flops: number, nbytes: number}} StepCost
  */
 /**
  * @typedef {StepCost & {kernel: number, bindings: Range[], writes: number, params: number,
- *   paramsBytes: number, line: number, file: string, gas: number}} Step
+ *   paramsBytes: number, line: number, file: string}} Step
  */
 /**
  * @typedef {{label: string, paramsBytes: number, tensors: number, flags: number, offset: number,
@@ -70,27 +65,20 @@ const refused = (message) => new CmlError("InputError", message);
  */
 /** @typedef {{at: string, wanted: number, atMost: boolean, what: string}} Need */
 /**
- * @typedef {{profile: string, weights: number, own: number | null, sizes: number[],
- *   needs: Need[], subgroup: number, software: boolean, flops: number, bytes: number, gas: number,
- *   steps: Step[], inputs: TensorPlace[], outputs: TensorPlace[], updates: [Range, Range][],
- *   params: Uint8Array<ArrayBuffer>}} Plan
+ * @typedef {{profile: string, weights: number, own: number | null, sizes: number[], needs: Need[], subgroup: number,
+ *   software: boolean, flops: number, bytes: number, steps: Step[], inputs: TensorPlace[], outputs: TensorPlace[],
+ *   updates: [Range, Range][], params: Uint8Array<ArrayBuffer>}} Plan
  */
-/** @typedef {{name: string, type: DType, shape: number[], data: Numbers}} GoldenTensor */
 
-/** @type {DType[]} */
-const TYPES = ["scalar", "integer", "logical"];
-/** @type {Layout[]} */
-const LAYOUTS = ["plain", "c4", "c4h"];
+/** @type {DType[]} */ const TYPES = ["scalar", "integer", "logical"];
+/** @type {Layout[]} */ const LAYOUTS = ["plain", "c4", "c4h"];
 const SPACES = ["arena", "weights", "own"];
 const ARRAYS = { scalar: Float32Array, integer: Int32Array, logical: Uint32Array };
 const NONE = 0xffffffff;
-
-/** @param {number} a @param {number} b */
-const roundUp = (a, b) => Math.ceil(a / b) * b;
+/** @param {number} a @param {number} b */ const roundUp = (a, b) => Math.ceil(a / b) * b;
 /** @param {readonly number[]} values plain addition, one after the other */
 const sum = (values) => values.reduce((total, value) => total + value, 0);
-/** @param {readonly number[]} shape */
-const size = (shape) => shape.reduce((product, extent) => product * extent, 1);
+/** @param {readonly number[]} shape */ const size = (shape) => shape.reduce((product, extent) => product * extent, 1);
 
 // ---------------------------------------------------------------------------------------- files
 
@@ -101,66 +89,51 @@ const MOST_SECTIONS = 256;
 
 /** Little-endian numbers of one section, checked against its end. */
 class View {
-  /** @param {Uint8Array<ArrayBuffer>} bytes @param {string} where */
-  constructor(bytes, where) {
+  /** @param {Uint8Array<ArrayBuffer>} bytes @param {string} where */ constructor(bytes, where) {
     this.bytes = bytes;
     this.where = where;
     this.data = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   }
-
-  /** @param {number} at @param {number} bytes */
-  need(at, bytes) {
+  /** @param {number} at @param {number} bytes */ need(at, bytes) {
     if (!(at >= 0 && bytes >= 0 && at + bytes <= this.bytes.byteLength)) {
-      throw corrupt(
-        `${this.where}: ${bytes} bytes at ${at} lie outside of its ${this.bytes.byteLength}`,
-      );
+      throw corrupt(`${this.where}: ${bytes} bytes at ${at} lie outside of its ${this.bytes.byteLength}`);
     }
   }
-
-  /** @param {number} at @returns {number} */
-  u32(at) {
+  /** @param {number} at @returns {number} */ u32(at) {
     this.need(at, 4);
     return this.data.getUint32(at, true);
   }
-
-  /** @param {number} at @returns {number} */
-  u64(at) {
+  /** @param {number} at @returns {number} */ u64(at) {
     this.need(at, 8);
     const value = Number(this.data.getBigUint64(at, true));
-    if (value > Number.MAX_SAFE_INTEGER) {
-      throw corrupt(`${this.where}: the length ${value} at ${at} cannot be`);
-    }
+    if (value > Number.MAX_SAFE_INTEGER) throw corrupt(`${this.where}: the length ${value} at ${at} cannot be`);
     return value;
   }
-
-  /** @param {number} at a number that is no infinity, not less than 0 */
-  f64(at) {
+  /** @param {number} at a number that is no infinity, not less than 0 */ f64(at) {
     this.need(at, 8);
     const value = this.data.getFloat64(at, true);
-    if (!(value >= 0 && value < Infinity)) {
-      throw corrupt(`${this.where}: ${value} at ${at} is no cost`);
-    }
+    if (!(value >= 0 && value < Infinity)) throw corrupt(`${this.where}: ${value} at ${at} is no cost`);
     return value;
   }
-
-  /** @param {number} at @param {number} bytes which are reserved, and so zero */
-  zeros(at, bytes) {
+  /** @param {number} at @param {number} bytes which are reserved, and so zero */ zeros(at, bytes) {
     this.need(at, bytes);
     for (let i = at; i < at + bytes; i++) {
       if (this.bytes[i]) throw corrupt(`${this.where}: byte ${i} is reserved, and not zero`);
     }
   }
-
-  /** @param {number} at @param {number} bytes */
-  part(at, bytes) {
+  /** @param {number} at @param {number} bytes */ part(at, bytes) {
     this.need(at, bytes);
     return this.bytes.subarray(at, at + bytes);
   }
-
-  /**
-   * A table of records: its number of rows and where it begins.
-   * @param {number} at @param {number} width
-   */
+  /** @param {number} at a rank, then eight extents */ shape(at) {
+    const rank = this.u32(at);
+    if (rank > 8) throw corrupt(`${this.where}: a tensor of rank ${rank}`);
+    const shape = Array.from({ length: rank }, (_, i) => this.u32(at + 4 + 4 * i));
+    this.zeros(at + 4 + 4 * rank, 4 * (8 - rank));
+    if (size(shape) > 2 ** 48) throw corrupt(`${this.where}: [${shape}] elements`);
+    return shape;
+  }
+  /** A table of records: its number of rows and where it begins. @param {number} at @param {number} width */
   table(at, width) {
     const rows = this.u32(at), first = this.u32(at + 4);
     if (first % 8) throw corrupt(`${this.where}: the table at ${first} is not aligned`);
@@ -169,8 +142,7 @@ class View {
   }
 }
 
-/** @param {Uint8Array<ArrayBuffer>} bytes */
-async function sha256(bytes) {
+/** @param {Uint8Array<ArrayBuffer>} bytes */ async function sha256(bytes) {
   if (!globalThis.crypto?.subtle) {
     throw new CmlError(
       "DeviceError",
@@ -211,8 +183,7 @@ async function unzip(packed, length, what) {
   return found;
 }
 
-/** @param {Uint8Array} bytes @param {string} what */
-function decoded(bytes, what) {
+/** @param {Uint8Array} bytes @param {string} what */ function decoded(bytes, what) {
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch {
@@ -220,23 +191,18 @@ function decoded(bytes, what) {
   }
 }
 
-/** @param {unknown} error */
-const said = (error) => String(/** @type {any} */ (error)?.message ?? error);
+/** @param {unknown} error */ const said = (error) => String(/** @type {any} */ (error)?.message ?? error);
 
 /** A cooked file whose header, table and used sections are as they should be. */
 export class CookedFile {
-  /** @type {Map<string, {offset: number, bytes: number, hash: Uint8Array}[]>} */
-  table = new Map();
+  /** @type {Map<string, {offset: number, bytes: number, hash: Uint8Array}[]>} */ table = new Map();
   /** @type {Map<string, View>} */ _seen = new Map();
   /** @type {Kernel[]} */ kernels = [];
   /** @type {Plan[]} */ plans = [];
   /** @type {Record<string, unknown>} */ meta = {};
-
-  /** @param {Uint8Array<ArrayBuffer>} bytes */
-  constructor(bytes) {
+  /** @param {Uint8Array<ArrayBuffer>} bytes */ constructor(bytes) {
     this.bytes = bytes;
   }
-
   /**
    * Read and check everything but weights and kernels, which are checked where they are used.
    * @param {ArrayBuffer | Uint8Array<ArrayBuffer>} source
@@ -254,20 +220,14 @@ export class CookedFile {
     file._readMeta(await file.section("meta"));
     return file;
   }
-
-  /** @param {View} view */
-  _readMeta(view) {
+  /** @param {View} view */ _readMeta(view) {
     try {
       this.meta = JSON.parse(decoded(view.bytes, view.where));
     } catch (error) {
       throw corrupt(`${view.where} is no JSON: ${said(error)}`);
     }
   }
-
-  get name() {
-    return String(this.meta.name ?? "network");
-  }
-
+  get name() { return String(this.meta.name ?? "network"); }
   async _readTable() {
     const length = this.bytes.byteLength;
     if (length < 64 || !MAGIC.every((byte, i) => this.bytes[i] === byte)) {
@@ -275,12 +235,8 @@ export class CookedFile {
     }
     const head = new View(this.bytes, "the file's header");
     const format = head.u32(8), count = head.u32(12);
-    if (format !== 1) {
-      throw new CmlError("StaleArtifact", `the file has format ${format}, wanted 1: cook it again`);
-    }
-    if (head.u64(16) !== length) {
-      throw corrupt(`the file has ${length} bytes, and says ${head.u64(16)}: it was cut`);
-    }
+    if (format !== 1) throw new CmlError("StaleArtifact", `the file has format ${format}, wanted 1: cook it again`);
+    if (head.u64(16) !== length) throw corrupt(`the file has ${length} bytes, and says ${head.u64(16)}: it was cut`);
     if (count > MOST_SECTIONS) throw corrupt(`${count} sections are too many`);
     head.zeros(56, 8);
     const table = head.part(64, 64 * count);
@@ -290,9 +246,7 @@ export class CookedFile {
     const end = this._readRows(new View(table, "the table of sections"), count);
     if (end !== length) throw corrupt(`${length - end} bytes lie behind the last section`);
   }
-
-  /** @param {View} view @param {number} count @returns {number} where the last section ends */
-  _readRows(view, count) {
+  /** @param {View} view @param {number} count @returns {number} where the last section ends */ _readRows(view, count) {
     let end = 64 + 64 * count, before = "", number = -1;
     const file = new View(this.bytes, "the file");
     for (let at = 0; at < 64 * count; at += 64) {
@@ -316,11 +270,7 @@ export class CookedFile {
     }
     return end;
   }
-
-  /**
-   * A section, once its hash was looked at.
-   * @param {string} tag @param {number} number
-   */
+  /** A section, once its hash was looked at. @param {string} tag @param {number} number */
   async section(tag, number = 0) {
     const row = this.table.get(tag)?.[number];
     const name = number ? `${tag} ${number}` : tag;
@@ -328,27 +278,18 @@ export class CookedFile {
     const known = this._seen.get(name);
     if (known) return known;
     const bytes = this.bytes.subarray(row.offset, row.offset + row.bytes);
-    if (!sameBytes(await sha256(bytes), row.hash)) {
-      throw corrupt(`section '${name}' is not what its hash says`);
-    }
+    if (!sameBytes(await sha256(bytes), row.hash)) throw corrupt(`section '${name}' is not what its hash says`);
     const view = new View(bytes, `section '${name}'`);
     this._seen.set(name, view);
     return view;
   }
-
-  /** @param {string} tag */
-  has(tag) {
-    return this.table.has(tag);
-  }
-
-  /** @param {View} view @param {number} at @returns {string} */
-  text(view, at) {
+  /** @param {string} tag */ has(tag) { return this.table.has(tag); }
+  /** @param {View} view @param {number} at @returns {string} */ text(view, at) {
     const offset = view.u32(at), length = view.u32(at + 4);
     if (length > 4096) throw corrupt(`${view.where}: the text at ${at} has ${length} bytes`);
     const strings = /** @type {View} */ (this._seen.get("strings"));
     return decoded(strings.part(offset, length), `${view.where}: the text at ${at}`);
   }
-
   _readKernels() {
     const view = /** @type {View} */ (this._seen.get("kernels"));
     const code = /** @type {View} */ (this._seen.get("code"));
@@ -373,19 +314,13 @@ export class CookedFile {
     }
     return found;
   }
-
-  /** @param {Kernel} kernel @returns {Promise<string>} its WGSL */
-  async wgsl(kernel) {
+  /** @param {Kernel} kernel @returns {Promise<string>} its WGSL */ async wgsl(kernel) {
     const code = await this.section("code");
     const what = `kernel '${kernel.label}'`;
     const bytes = await unzip(code.part(kernel.offset, kernel.packed), kernel.unpacked, what);
     return decoded(bytes, what);
   }
-
-  /**
-   * What a device of that name is believed to do.
-   * @param {string} device
-   */
+  /** What a device of that name is believed to do. @param {string} device */
   async guess(device) {
     if (!this.has("guess")) return new FirstGuess();
     const view = await this.section("guess");
@@ -397,8 +332,7 @@ export class CookedFile {
       const from = view.u32(at + 32), count = view.u32(at + 36);
       if (from + count > factors) throw corrupt("section 'guess': factors lie outside of it");
       if (!matches(this.text(view, at), device)) continue;
-      /** @type {Record<string, number>} */
-      const kernels = {};
+      /** @type {Record<string, number>} */ const kernels = {};
       for (let row = first + 16 * from; row < first + 16 * (from + count); row += 16) {
         kernels[this.text(view, row)] = view.f64(row + 8);
       }
@@ -408,49 +342,15 @@ export class CookedFile {
     }
     return new FirstGuess();
   }
-
-  /**
-   * The input and the outputs that belong to it; null where the file has none.
-   * @returns {Promise<{tolerance: number, inputs: GoldenTensor[], outputs: GoldenTensor[]} | null>}
-   */
-  async golden() {
-    if (!this.has("golden")) return null;
-    const view = await this.section("golden");
-    const tolerance = view.data.getFloat32(4, true);
-    /** @type {[GoldenTensor[], GoldenTensor[]]} */
-    const found = [[], []];
-    for (let i = 0; i < view.u32(0); i++) {
-      const at = 8 + 64 * i;
-      const role = view.u32(at + 8), type = TYPES[view.u32(at + 12)];
-      const shape = shapeAt(view, at + 16);
-      view.zeros(at + 52, 4);
-      if (role > 1 || !type) throw corrupt(`section 'golden': tensor ${i} is of no known kind`);
-      const bytes = view.part(view.u64(at + 56), 4 * size(shape)).slice();
-      const data = new ARRAYS[type](bytes.buffer);
-      found[role].push({ name: this.text(view, at), type, shape, data });
-    }
-    return { tolerance, inputs: found[0], outputs: found[1] };
-  }
 }
 
-/** @param {View} view @param {number} at */
-function tagAt(view, at) {
+/** @param {View} view @param {number} at */ function tagAt(view, at) {
   const letters = view.part(at, 8);
   const length = letters.indexOf(0) < 0 ? 8 : letters.indexOf(0);
   view.zeros(at + length, 8 - length);
   const tag = String.fromCharCode(...letters.subarray(0, length));
   if (!/^[\x21-\x7e]+$/.test(tag)) throw corrupt("a section's tag is no ASCII");
   return tag;
-}
-
-/** @param {View} view @param {number} at a rank, then eight extents */
-function shapeAt(view, at) {
-  const rank = view.u32(at);
-  if (rank > 8) throw corrupt(`${view.where}: a tensor of rank ${rank}`);
-  const shape = Array.from({ length: rank }, (_, i) => view.u32(at + 4 + 4 * i));
-  view.zeros(at + 4 + 4 * rank, 4 * (8 - rank));
-  if (size(shape) > Number.MAX_SAFE_INTEGER / 8) throw corrupt(`${view.where}: [${shape}] elements`);
-  return shape;
 }
 
 /**
@@ -469,16 +369,13 @@ function matches(pattern, name) {
 
 /** Reads one section `plan`, and refuses what does not fit together. */
 class PlanReader {
-  /** @param {CookedFile} file @param {View} view */
-  constructor(file, view) {
+  /** @param {CookedFile} file @param {View} view */ constructor(file, view) {
     this.file = file;
     this.view = view;
     this.sizes = [16, 24, 32].map((at) => view.u64(at));
     this.alignment = view.u32(40);
   }
-
-  /** @returns {Plan} */
-  read() {
+  /** @returns {Plan} */ read() {
     const { view, file } = this;
     view.zeros(84, 4);
     view.zeros(160, 32);
@@ -493,46 +390,33 @@ class PlanReader {
     this._buffer("weights", weights, this.sizes[1]);
     if (own !== NONE) this._buffer("own", own, this.sizes[2]);
     else if (this.sizes[2]) throw corrupt(`${view.where}: it has no section 'own'`);
+    const inputs = this._rows(128, 80, (at) => this._tensor(at));
+    if (inputs.length > 64) throw corrupt(`${this.view.where}: ${inputs.length} inputs`);
     const { rows: paramsBytes, first: paramsAt } = view.table(152, 1);
     return {
-      profile: file.text(view, 0),
-      weights,
-      own: own === NONE ? null : own,
-      sizes: this.sizes,
-      needs: this._needs(),
-      subgroup: view.u32(76),
-      software: software === 1,
-      flops: view.f64(88),
-      bytes: view.f64(96),
-      gas: Number(view.data.getBigUint64(104, true)),
+      profile: file.text(view, 0), weights, own: own === NONE ? null : own, sizes: this.sizes,
+      needs: this._needs(), subgroup: view.u32(76), software: software === 1,
+      flops: view.f64(88), bytes: view.f64(96),
       steps: this._steps(paramsBytes),
-      inputs: this._inputs(),
+      inputs,
       outputs: this._rows(136, 80, (at) => this._tensor(at)),
       updates: this._rows(144, 48, (at) => this._update(at)),
       params: view.part(paramsAt, paramsBytes),
     };
   }
-
-  /** @param {string} tag @param {number} number @param {number} bytes */
-  _buffer(tag, number, bytes) {
+  /** @param {string} tag @param {number} number @param {number} bytes */ _buffer(tag, number, bytes) {
     const row = this.file.table.get(tag)?.[number];
     if (!row || row.bytes !== bytes) {
       const got = row ? `${row.bytes} bytes` : "no such section";
       throw corrupt(`${this.view.where}: wanted '${tag}' ${number} of ${bytes} bytes, got ${got}`);
     }
   }
-
-  /**
-   * @template T @param {number} at @param {number} width @param {(at: number) => T} read
-   * @returns {T[]}
-   */
+  /** @template T @param {number} at @param {number} width @param {(at: number) => T} read @returns {T[]} */
   _rows(at, width, read) {
     const { rows, first } = this.view.table(at, width);
     return Array.from({ length: rows }, (_, i) => read(first + width * i));
   }
-
-  /** @returns {Need[]} */
-  _needs() {
+  /** @returns {Need[]} */ _needs() {
     const { view } = this;
     /** @param {string} at @param {number} wanted */
     const atLeast = (at, wanted) => ({ at, wanted, atMost: false, what: "at least" });
@@ -548,15 +432,7 @@ class PlanReader {
       atLeast("maxStorageBuffersPerShaderStage", view.u32(72)),
     ];
   }
-
-  _inputs() {
-    const found = this._rows(128, 80, (at) => this._tensor(at));
-    if (found.length > 64) throw corrupt(`${this.view.where}: ${found.length} inputs`);
-    return found;
-  }
-
-  /** @param {number} paramsBytes @returns {Step[]} */
-  _steps(paramsBytes) {
+  /** @param {number} paramsBytes @returns {Step[]} */ _steps(paramsBytes) {
     const { view, file } = this;
     const bindings = this._rows(120, 24, (at) => this._binding(at));
     return this._rows(112, 96, (at) => {
@@ -573,26 +449,17 @@ class PlanReader {
       return {
         kernel, groups, writes, params, paramsBytes: bytes, title,
         bindings: bindings.slice(first, first + count),
-        line: view.u32(at + 28),
-        op: file.text(view, at + 32),
-        key: file.text(view, at + 48),
-        file: file.text(view, at + 56),
-        flops: view.f64(at + 64),
-        nbytes: view.f64(at + 72),
-        gas: Number(view.data.getBigUint64(at + 80, true)),
+        line: view.u32(at + 28), op: file.text(view, at + 32), key: file.text(view, at + 48),
+        file: file.text(view, at + 56), flops: view.f64(at + 64), nbytes: view.f64(at + 72),
       };
     });
   }
-
-  /** @param {number} at @returns {[Range, Range]} from and to */
-  _update(at) {
+  /** @param {number} at @returns {[Range, Range]} from and to */ _update(at) {
     const from = this._binding(at), to = this._binding(at + 24);
     if (from.space === to.space) throw corrupt(`${this.view.where}: an update within one buffer`);
     return [from, to];
   }
-
-  /** @param {number} at @returns {Range} */
-  _binding(at) {
+  /** @param {number} at @returns {Range} */ _binding(at) {
     const space = this.view.u32(at), offset = this.view.u64(at + 8);
     const bytes = this.view.u64(at + 16);
     this.view.zeros(at + 4, 4);
@@ -601,9 +468,7 @@ class PlanReader {
     }
     return this._inside({ space, offset, bytes });
   }
-
-  /** @template {Range} R @param {R} range @returns {R} */
-  _inside(range) {
+  /** @template {Range} R @param {R} range @returns {R} */ _inside(range) {
     const whole = this.sizes[range.space];
     if (range.space > 2 || range.offset + range.bytes > whole) {
       throw corrupt(
@@ -613,13 +478,11 @@ class PlanReader {
     }
     return range;
   }
-
-  /** @param {number} at @returns {TensorPlace} */
-  _tensor(at) {
+  /** @param {number} at @returns {TensorPlace} */ _tensor(at) {
     const { view } = this;
     const name = this.file.text(view, at);
     const type = TYPES[view.u32(at + 8)], layout = LAYOUTS[view.u32(at + 12)];
-    const shape = shapeAt(view, at + 16);
+    const shape = view.shape(at + 16);
     view.zeros(at + 72, 8);
     if (!type || !layout || (layout !== "plain" && (shape.length < 2 || type !== "scalar"))) {
       throw corrupt(`${view.where}: '${name}' is a tensor of no known kind`);
@@ -637,8 +500,7 @@ class PlanReader {
 
 // -------------------------------------------------------------------------------------- layouts
 
-/** @param {number[]} shape @param {Layout} layout @returns {number} */
-function storedBytes(shape, layout) {
+/** @param {number[]} shape @param {Layout} layout @returns {number} */ function storedBytes(shape, layout) {
   if (layout === "plain") return 4 * size(shape);
   const [batch, channels, ...spatial] = shape;
   return batch * Math.ceil(channels / 4) * size(spatial) * (layout === "c4h" ? 8 : 16);
@@ -662,10 +524,7 @@ function blockedArray(layout) {
   return found;
 }
 
-/**
- * The tensor as it lies on the device.
- * @param {TensorPlace} place @param {Numbers} values @returns {ArrayBuffer}
- */
+/** The tensor as it lies on the device. @param {TensorPlace} place @param {Numbers} values @returns {ArrayBuffer} */
 function toDevice(place, values) {
   if (place.layout === "plain") return /** @type {ArrayBuffer} */ (values.slice().buffer);
   const Stored = blockedArray(place.layout);
@@ -674,10 +533,7 @@ function toDevice(place, values) {
   return found.buffer;
 }
 
-/**
- * Inverse of {@link toDevice}.
- * @param {TensorPlace} place @param {ArrayBuffer} stored @returns {Numbers}
- */
+/** Inverse of {@link toDevice}. @param {TensorPlace} place @param {ArrayBuffer} stored @returns {Numbers} */
 function fromDevice(place, stored) {
   if (place.layout === "plain") return new ARRAYS[place.type](stored);
   const numbers = new (blockedArray(place.layout))(stored);
@@ -700,15 +556,11 @@ export class FirstGuess {
     this.launchMs = launch;
     this.kernels = new Map(Object.entries(kernels));
   }
-
-  /** @param {StepCost} step @param {number} count */
-  workMs(step, count) {
+  /** @param {StepCost} step @param {number} count */ workMs(step, count) {
     const work = Math.max(step.flops / this.flopsPerMs, step.nbytes / this.bytesPerMs);
     return count * work * this._factor(step.key);
   }
-
-  /** @param {string} key */
-  _factor(key) {
+  /** @param {string} key */ _factor(key) {
     const variant = key.split(" ", 2)[1] ?? "";
     const dash = variant.lastIndexOf("-");
     return this.kernels.get(variant) ?? this.kernels.get(variant.slice(0, Math.max(dash, 0))) ?? 1;
@@ -719,13 +571,13 @@ const MEMORY = 48, GUESSED_SAMPLES = 4, TELLING_LAUNCHES = 8;
 const MOST_UNKNOWN = Math.log(100), CLIP = Math.log(2.5), CLIP_AFTER = 4;
 const USUAL = 3, LITTLE = 0.1, SOME = 0.2, SETTLED = 12, DRIFT_WEIGHT = 1 / 32, COMMON = 0.5;
 const KEPT = 256;
-
 /** @param {number} value @param {number} most */
 const clipped = (value, most) => Math.max(-most, Math.min(most, value));
 /** Numbers of workgroups within half an octave are learned together. @param {number} count */
-const bucketOf = (count) => Math.round(2 * Math.log2(count));
+export const bucketOf = (count) => Math.round(2 * Math.log2(count));
 
-class Point {
+/** The time of about so many workgroups, as logarithms. */
+export class Point {
   /** @param {number} logCount @param {number} logMs @param {number} samples @param {number} spread */
   constructor(logCount, logMs, samples = 1, spread = 0) {
     this.logCount = logCount;
@@ -733,9 +585,7 @@ class Point {
     this.samples = samples;
     this.spread = spread;
   }
-
-  /** @param {number} logCount @param {number} logMs @returns {number} by how much it moved */
-  learn(logCount, logMs) {
+  /** @param {number} logCount @param {number} logMs @returns {number} by how much it moved */ learn(logCount, logMs) {
     this.samples += 1;
     const weight = 1 / Math.min(this.samples, MEMORY);
     let error = logMs - (logCount - this.logCount) - this.logMs;
@@ -748,21 +598,17 @@ class Point {
 }
 
 /** Time over number of workgroups of one step key. */
-class Curve {
+export class Curve {
   /** @type {Map<number, Point>} */ points = new Map();
   /** @type {Map<number, number>} */ _known = new Map();
   /** @type {Point[]} */ _order = [];
   samples = 0;
-
-  /** @param {number} bucket @param {Point} point */
-  add(bucket, point) {
+  /** @param {number} bucket @param {Point} point */ add(bucket, point) {
     this.points.set(bucket, point);
     this._order = [...this.points.values()].sort((a, b) => a.logCount - b.logCount);
     this.samples = sum(this._order.map((p) => p.samples));
   }
-
-  /** @param {number} count @returns {number | null} the logarithm of the milliseconds */
-  predict(count) {
+  /** @param {number} count @returns {number | null} the logarithm of the milliseconds */ predict(count) {
     if (!this._order.length) return null;
     let found = this._known.get(count);
     if (found === undefined) {
@@ -772,9 +618,7 @@ class Curve {
     }
     return found;
   }
-
-  /** @param {number} x */
-  _between(x) {
+  /** @param {number} x */ _between(x) {
     const order = this._order;
     let first = 0;
     while (first < order.length && order[first].logCount < x) first++;
@@ -790,9 +634,7 @@ class Curve {
     const share = width ? (x - below.logCount) / width : 0;
     return below.logMs + share * (above.logMs - below.logMs);
   }
-
-  /** @param {number} count @param {number} ms */
-  learn(count, ms) {
+  /** @param {number} count @param {number} ms */ learn(count, ms) {
     this._known.clear();
     const x = Math.log(count), y = Math.log(ms);
     const point = this.points.get(bucketOf(count));
@@ -802,18 +644,14 @@ class Curve {
     }
     const moved = point.learn(x, y);
     this.samples += 1;
-    for (const other of this._order) {
-      if (other !== point) other.logMs += COMMON * clipped(moved, CLIP);
-    }
+    for (const other of this._order) if (other !== point) other.logMs += COMMON * clipped(moved, CLIP);
   }
 }
 
 /** Sorted numbers. */
 class Sorted {
   /** @type {number[]} */ values = [];
-
-  /** @param {number} value @param {boolean} after whether behind those that are equal */
-  place(value, after) {
+  /** @param {number} value @param {boolean} after whether behind those that are equal */ place(value, after) {
     let low = 0, high = this.values.length;
     while (low < high) {
       const middle = (low + high) >> 1;
@@ -823,16 +661,8 @@ class Sorted {
     }
     return low;
   }
-
-  /** @param {number} value */
-  add(value) {
-    this.values.splice(this.place(value, true), 0, value);
-  }
-
-  /** @param {number} value */
-  remove(value) {
-    this.values.splice(this.place(value, false), 1);
-  }
+  /** @param {number} value */ add(value) { this.values.splice(this.place(value, true), 0, value); }
+  /** @param {number} value */ remove(value) { this.values.splice(this.place(value, false), 1); }
 }
 
 const AIMED_SHARE = 0.8, LEAST_AIM = 0.125, SMALL = 0.25, ENOUGH = 8, WINDOW = 1200, PRIOR = 1.3;
@@ -841,20 +671,15 @@ const AIMED_SHARE = 0.8, LEAST_AIM = 0.125, SMALL = 0.25, ENOUGH = 8, WINDOW = 1
 class TailMargin {
   /** @type {[number, number, boolean][]} */ frames = [];
   _sorted = new Sorted();
-
-  /** @param {number} share */
-  constructor(share) {
+  /** @param {number} share */ constructor(share) {
     this.share = share;
   }
-
-  /** @param {number} budgetMs */
-  aimMs(budgetMs) {
+  /** @param {number} budgetMs */ aimMs(budgetMs) {
     if (this._sorted.values.length < ENOUGH) return budgetMs / PRIOR;
     const half = 0.5 * Math.max(0, this._quantile());
     const aim = (Math.sqrt(half * half + budgetMs) - half) ** 2;
     return Math.max(aim, LEAST_AIM * budgetMs);
   }
-
   _quantile() {
     const sorted = this._sorted.values, count = sorted.length;
     const aimed = AIMED_SHARE * this.share;
@@ -863,14 +688,12 @@ class TailMargin {
     const reach = 0.5 * (sorted[count - 1] - sorted[count >> 1]) * (1 - count * aimed);
     return sorted[count - 1] + Math.max(0, reach);
   }
-
   /** @param {number} predictedMs @param {number} measuredMs @param {number} budgetMs */
   learn(predictedMs, measuredMs, budgetMs) {
     const lifted = Math.max(0, SMALL * budgetMs - predictedMs);
     const hopeless = measuredMs - predictedMs > budgetMs;
     this.remember(predictedMs + lifted, measuredMs + lifted, hopeless);
   }
-
   /** @param {number} predictedMs @param {number} measuredMs @param {boolean} hopeless */
   remember(predictedMs, measuredMs, hopeless) {
     if (this.frames.length === WINDOW) {
@@ -883,55 +706,27 @@ class TailMargin {
 }
 
 /** @param {number} predicted @param {number} measured @param {boolean} hopeless */
-const excess = (predicted, measured, hopeless) =>
-  hopeless ? 0 : (measured - predicted) / Math.sqrt(predicted);
+const excess = (predicted, measured, hopeless) => hopeless ? 0 : (measured - predicted) / Math.sqrt(predicted);
 
 /** Predicts and learns the time of slices: a pure function of what it was told. */
 export class CostModel {
-  /** @param {number} share @param {FirstGuess} guess */
-  constructor(share = 0.01, guess = new FirstGuess()) {
+  /** @param {number} share @param {FirstGuess} guess */ constructor(share = 0.01, guess = new FirstGuess()) {
     this.guess = guess;
-    /** @type {Map<string, Curve>} */
-    this._curves = new Map();
-    this._unknown = 0;
-    this._unknownSamples = guess.kernels.size ? GUESSED_SAMPLES : 0;
-    this._drift = 0;
-    this._error = CLIP;
+    /** @type {Map<string, Curve>} */ this.curves = new Map();
+    this.unknown = 0;
+    this.unknownSamples = guess.kernels.size ? GUESSED_SAMPLES : 0;
+    this.logDrift = 0;
+    this.error = CLIP;
     this.tail = new TailMargin(share);
   }
-
-  /**
-   * A model that predicts as the one did whose `state` (of Python's CostModel) this is.
-   * @param {any} data @param {number} share
-   */
-  static ofState(data, share = 0.01) {
-    const g = data.guess;
-    const guess = new FirstGuess(g.flops_per_ms, g.bytes_per_ms, g.launch_ms, g.kernels);
-    const model = new CostModel(share, guess);
-    model._unknown = data.unknown;
-    model._unknownSamples = data.unknown_samples;
-    model._drift = data.drift;
-    model._error = data.error;
-    for (const [key, rows] of Object.entries(data.curves)) {
-      const curve = new Curve();
-      for (const [logCount, logMs, samples, spread] of rows) {
-        const bucket = bucketOf(Math.max(1, Math.round(Math.exp(logCount))));
-        curve.add(bucket, new Point(logCount, logMs, samples, spread));
-      }
-      model._curves.set(key, curve);
-    }
-    return model;
-  }
-
   /** The median time of so many workgroups. @param {StepCost} step @param {number} count */
   predictMs(step, count) {
     if (count <= 0) return 0;
-    const known = this._curves.get(step.key)?.predict(count) ?? null;
-    if (known !== null) return Math.exp(known + this._drift);
+    const known = this.curves.get(step.key)?.predict(count) ?? null;
+    if (known !== null) return Math.exp(known + this.logDrift);
     const work = this.guess.workMs(step, count);
-    return this.guess.launchMs + work * Math.exp(this._unknown + this._drift);
+    return this.guess.launchMs + work * Math.exp(this.unknown + this.logDrift);
   }
-
   /**
    * The largest number of workgroups, at most `limit`, predicted to take `ms`.
    * @param {StepCost} step @param {number} limit @param {number} ms
@@ -947,7 +742,6 @@ export class CostModel {
     }
     return low;
   }
-
   /** The slices together took `ms`. @param {[StepCost, number][]} all @param {number} ms */
   learn(all, ms) {
     const parts = all.filter(([, count]) => count > 0);
@@ -955,92 +749,63 @@ export class CostModel {
     const total = sum(predicted);
     if (!(ms > 0 && total > 0 && Number.isFinite(ms))) return;
     const ratio = ms / total;
-    const knows = ([step, count] = parts[0]) =>
-      this._curves.get(step.key)?.points.has(bucketOf(count)) ?? false;
+    const knows = ([step, count] = parts[0]) => this.curves.get(step.key)?.points.has(bucketOf(count)) ?? false;
     if (parts.every((part) => knows(part))) {
       const error = clipped(Math.log(ratio), CLIP);
-      this._drift += DRIFT_WEIGHT * clipped(error, LITTLE + USUAL * this._error);
-      this._error += DRIFT_WEIGHT * (Math.abs(error) - this._error);
+      this.logDrift += DRIFT_WEIGHT * clipped(error, LITTLE + USUAL * this.error);
+      this.error += DRIFT_WEIGHT * (Math.abs(error) - this.error);
     }
     parts.forEach(([step, count], i) => {
-      let curve = this._curves.get(step.key);
-      if (!curve) this._curves.set(step.key, curve = new Curve());
-      if (!curve.points.size && predicted[i] > TELLING_LAUNCHES * this.guess.launchMs) {
-        this._learnUnknown(ratio);
-      }
+      let curve = this.curves.get(step.key);
+      if (!curve) this.curves.set(step.key, curve = new Curve());
+      if (!curve.points.size && predicted[i] > TELLING_LAUNCHES * this.guess.launchMs) this._learnUnknown(ratio);
       curve.learn(count, predicted[i] * ratio / this.drift);
     });
   }
-
-  /** @param {number} ratio */
-  _learnUnknown(ratio) {
-    this._unknownSamples += 1;
-    this._unknown += Math.log(ratio) / Math.min(this._unknownSamples, MEMORY);
-    this._unknown = clipped(this._unknown, MOST_UNKNOWN);
+  /** @param {number} ratio */ _learnUnknown(ratio) {
+    this.unknownSamples += 1;
+    this.unknown += Math.log(ratio) / Math.min(this.unknownSamples, MEMORY);
+    this.unknown = clipped(this.unknown, MOST_UNKNOWN);
   }
-
   /** @param {number} predictedMs @param {number} measuredMs @param {number} budgetMs */
   learnFrame(predictedMs, measuredMs, budgetMs) {
     if (predictedMs > 0 && measuredMs > 0 && Number.isFinite(predictedMs + measuredMs)) {
       this.tail.learn(predictedMs, measuredMs, budgetMs);
     }
   }
-
   /** How much slower the whole device is now than when its steps were learned. */
-  get drift() {
-    return Math.exp(this._drift);
-  }
-
+  get drift() { return Math.exp(this.logDrift); }
   /** How many predicted milliseconds to fill a budget with. @param {number} budgetMs */
-  aimMs(budgetMs) {
-    return this.tail.aimMs(budgetMs);
-  }
-
+  aimMs(budgetMs) { return this.tail.aimMs(budgetMs); }
   /** How many measurements there are of a step key. @param {string} key */
-  samples(key) {
-    return this._curves.get(key)?.samples ?? 0;
-  }
+  samples(key) { return this.curves.get(key)?.samples ?? 0; }
 }
 
-/** @param {unknown} ms */
-const isMs = (ms) => typeof ms === "number" && Number.isFinite(ms) && ms >= 0;
-
+/** @param {unknown} ms */ const isMs = (ms) => typeof ms === "number" && Number.isFinite(ms) && ms >= 0;
 const STARVED_MS = 500, STICKINESS_MS = 20;
 
 /** @typedef {(jobs: Job[], nowMs: number, rate: number) => Job[]} Policy */
 
 /** @param {Job} a @param {Job} b */
-const byShare = (a, b) =>
-  Number(a.idle) - Number(b.idle) || a.virtualMs - b.virtualMs || b.priority - a.priority ||
+const byShare = (a, b) => Number(a.idle) - Number(b.idle) || a.virtualMs - b.virtualMs || b.priority - a.priority ||
   a.number - b.number;
 
 /** @param {Job} job @param {number} nowMs @param {number} rate */
-const laxityMs = (job, nowMs, rate) =>
-  job.deadlineAtMs === null
-    ? Infinity
+const laxityMs = (job, nowMs, rate) => job.deadlineAtMs === null ? Infinity
     : job.deadlineAtMs - nowMs - job.remainingMs / Math.max(rate, 1e-9);
 
-/**
- * The job with the least GPU time over priority first; deadlines do not count.
- * @type {Policy}
- */
+/** The job with the least GPU time over priority first; deadlines do not count. @type {Policy} */
 export const fairShare = (jobs) => [...jobs].sort(byShare);
 
-/**
- * The highest priority first, then the oldest; the low ones may starve.
- * @type {Policy}
- */
-export const byPriority = (jobs) =>
-  [...jobs].sort((a, b) => b.priority - a.priority || a.number - b.number);
+/** The highest priority first, then the oldest; the low ones may starve. @type {Policy} */
+export const byPriority = (jobs) => [...jobs].sort((a, b) => b.priority - a.priority || a.number - b.number);
 
 /**
- * Jobs whose deadline can still be held, the one with the least time to spare first; then all
- * others by fair share.
+ * Jobs whose deadline can still be held, the one with the least time to spare first; then all others by fair share.
  * @type {Policy}
  */
 export const leastLaxity = (jobs, nowMs, rate) => {
-  /** @type {Map<Job, number>} */
-  const laxity = new Map();
+  /** @type {Map<Job, number>} */ const laxity = new Map();
   for (const job of jobs) {
     if (job.deadlineAtMs === null || job.idle) continue;
     const spare = laxityMs(job, nowMs, rate);
@@ -1052,16 +817,13 @@ export const leastLaxity = (jobs, nowMs, rate) => {
   const ordered = [...urgent, ...fairShare(jobs.filter((job) => !laxity.has(job)), nowMs, rate)];
   const starved = ordered.filter((job) => nowMs - job.lastServedMs > STARVED_MS && !job.idle);
   if (!starved.length) return ordered;
-  const first = starved.reduce((a, b) =>
-    (b.lastServedMs - a.lastServedMs || b.number - a.number) < 0 ? b : a
+  const first = starved.reduce((a, b) => (b.lastServedMs - a.lastServedMs || b.number - a.number) < 0 ? b : a
   );
   return [first, ...ordered.filter((job) => job !== first)];
 };
 
 /** @type {Record<string, Policy>} */
-export const POLICIES = {
-  least_laxity: leastLaxity, fair_share: fairShare, by_priority: byPriority,
-};
+export const POLICIES = { least_laxity: leastLaxity, fair_share: fairShare, by_priority: byPriority };
 
 /** @typedef {{job: Job, step: number, first: number, count: number, predictedMs: number}} Slice */
 /**
@@ -1080,12 +842,10 @@ const MIN_SHARE = 0.02, PROBE_SHARE = 0.25;
 
 /** The decision: slices in the policy's order until the aim is reached. @type {Planner} */
 export function planFrame(state) {
-  /** @type {FramePlan} */
-  const plan = { slices: [], starts: [], reason: state.otherwise, byBudget: true };
+  /** @type {FramePlan} */ const plan = { slices: [], starts: [], reason: state.otherwise, byBudget: true };
   if (state.budgetMs <= 0) return { ...plan, reason: "budget" };
   if (state.gpuBehind) return { ...plan, reason: "waiting for GPU" };
-  /** @type {Set<unknown>} */
-  const begun = new Set();
+  /** @type {Set<unknown>} */ const begun = new Set();
   let left = state.aimMs;
   for (const job of state.policy(state.jobs, state.nowMs, state.rate)) {
     const queued = job.state === "queued", exclusive = exclusivity(job.network);
@@ -1105,8 +865,7 @@ export function planFrame(state) {
 /** @param {FrameState} state @param {Job} job @param {number} left @param {boolean} isFirst */
 function slicesOf(state, job, left, isFirst) {
   let { step, group } = job;
-  /** @type {Slice[]} */
-  const parts = [];
+  /** @type {Slice[]} */ const parts = [];
   while (step < job.costs.length) {
     const cost = job.costs[step], alone = isFirst && !parts.length;
     if (left <= (alone ? 0 : MIN_SHARE * state.aimMs)) break;
@@ -1158,33 +917,16 @@ const LATE = 1.15, GROWTH = 1.25, DECAY = 0.99, MOST_BACK_OFF = 16;
 class Feedback {
   /** @type {InFlight[]} */ _awaited = [];
   /** @type {InFlight | null} */ _encoded = null;
-  /** @type {number | null} */ _endedMs = null;
-
-  /** @param {boolean} wallClock @param {number} frameMs */
-  constructor(wallClock, frameMs) {
+  /** @type {number | null} */ endedMs = null;
+  /** @param {boolean} wallClock @param {number} frameMs */ constructor(wallClock, frameMs) {
     this._wallClock = wallClock;
-    this._frameMs = this._usualMs = frameMs;
+    this._frameMs = this.usualMs = frameMs;
     this.backOff = 1;
   }
-
-  /** @param {{back_off: number, usual: number, ended: number | null}} state */
-  resume(state) {
-    [this.backOff, this._usualMs, this._endedMs] = [state.back_off, state.usual, state.ended];
-    this._awaited = [];
-    this._encoded = null;
-  }
-
   /** @param {FrameReport} report @param {[StepCost, number][][]} groups */
-  encoded(report, groups) {
-    this._encoded = { report, groups, ms: new Map() };
-  }
-
-  abandoned() {
-    this._encoded = null;
-  }
-
-  /** @param {Timing[]} timings @param {number} nowMs @param {CostModel} model */
-  ended(timings, nowMs, model) {
+  encoded(report, groups) { this._encoded = { report, groups, ms: new Map() }; }
+  abandoned() { this._encoded = null; }
+  /** @param {Timing[]} timings @param {number} nowMs @param {CostModel} model */ ended(timings, nowMs, model) {
     if (this._encoded) this._awaited.push(this._encoded);
     this._encoded = null;
     if (this._wallClock) {
@@ -1197,38 +939,30 @@ class Feedback {
       this._awaited.find((entry) => entry.report.frame === frame)?.ms.set(group, ms);
       newest = Math.max(newest, frame);
     }
-    /** @type {FrameReport[]} */
-    const done = [];
+    /** @type {FrameReport[]} */ const done = [];
     while (this._awaited.length) {
       const entry = this._awaited[0];
       if (entry.report.frame > newest && entry.groups.length) break;
       this._awaited.shift();
-      if (entry.groups.length && entry.ms.size === entry.groups.length) {
-        done.push(learnFrame(entry, model));
-      }
+      if (entry.groups.length && entry.ms.size === entry.groups.length) done.push(learnFrame(entry, model));
     }
     return done;
   }
-
-  /** @param {number} nowMs */
-  _heedInterval(nowMs) {
-    const before = this._endedMs, entry = this._awaited.at(-1);
-    this._endedMs = nowMs;
+  /** @param {number} nowMs */ _heedInterval(nowMs) {
+    const before = this.endedMs, entry = this._awaited.at(-1);
+    this.endedMs = nowMs;
     if (before === null || !entry?.groups.length) return;
-    const interval = nowMs - before, late = interval > LATE * this._usualMs;
+    const interval = nowMs - before, late = interval > LATE * this.usualMs;
     if (late && this.backOff === MOST_BACK_OFF) {
-      this._usualMs += 0.25 * (interval - this._usualMs);
-    } else if (interval < this._usualMs) {
-      this._usualMs += 0.1 * (Math.max(interval, this._frameMs) - this._usualMs);
+      this.usualMs += 0.25 * (interval - this.usualMs);
+    } else if (interval < this.usualMs) {
+      this.usualMs += 0.1 * (Math.max(interval, this._frameMs) - this.usualMs);
     }
-    this.backOff = late
-      ? Math.min(MOST_BACK_OFF, this.backOff * GROWTH)
-      : 1 + (this.backOff - 1) * DECAY;
+    this.backOff = late ? Math.min(MOST_BACK_OFF, this.backOff * GROWTH) : 1 + (this.backOff - 1) * DECAY;
   }
 }
 
-/** @param {InFlight} entry @param {CostModel} model */
-function learnFrame({ report, groups, ms }, model) {
+/** @param {InFlight} entry @param {CostModel} model */ function learnFrame({ report, groups, ms }, model) {
   report.measuredMs = sum([...ms.values()]);
   const known = report.planned && groups.every((parts) => allKnown(parts.map(([s]) => s), model));
   if (known && report.predictedMs > TELLING_SHARE * report.aimMs) {
@@ -1240,9 +974,7 @@ function learnFrame({ report, groups, ms }, model) {
     model.learn(parts, took);
     const slices = report.slices.slice(first, first + parts.length);
     const predicted = sum(slices.map((part) => part.predictedMs));
-    for (const part of slices) {
-      part.measuredMs = took * (predicted ? part.predictedMs / predicted : 1 / slices.length);
-    }
+    for (const part of slices) part.measuredMs = took * (predicted ? part.predictedMs / predicted : 1 / slices.length);
     first += parts.length;
   });
   return report;
@@ -1257,8 +989,7 @@ const allKnown = (steps, model) => steps.every((step) => model.samples(step.key)
  */
 function inGroups(chosen, limit, frame, model) {
   const together = frame % APART_EVERY !== 0 && allKnown(chosen.map(costOf), model);
-  /** @type {Slice[][]} */
-  const parts = [];
+  /** @type {Slice[][]} */ const parts = [];
   for (const part of chosen) {
     const last = parts.at(-1);
     if (together && last?.[0].job.network === part.job.network) last.push(part);
@@ -1267,14 +998,10 @@ function inGroups(chosen, limit, frame, model) {
   return parts.length <= limit ? parts : balanced(chosen, limit);
 }
 
-/** @param {Slice} part */
-const costOf = (part) => part.job.costs[part.step];
-
-/** @param {Slice[]} chosen @param {number} limit */
-function balanced(chosen, limit) {
+/** @param {Slice} part */ const costOf = (part) => part.job.costs[part.step];
+/** @param {Slice[]} chosen @param {number} limit */ function balanced(chosen, limit) {
   const target = sum(chosen.map((part) => part.predictedMs)) / limit;
-  /** @type {Slice[][]} */
-  const groups = [[]];
+  /** @type {Slice[][]} */ const groups = [[]];
   let filled = 0;
   for (const part of chosen) {
     if (groups[groups.length - 1].length && filled >= target && groups.length < limit) {
@@ -1294,17 +1021,17 @@ function balanced(chosen, limit) {
 
 /** A tensor that a job will have made: give it as another job's input, which then waits for it. */
 export class JobOutput {
-  /** @param {Job} job @param {string} name */
-  constructor(job, name) {
+  /** @param {Job} job @param {string} name */ constructor(job, name) {
     this.job = job;
     this.name = name;
   }
 }
 
-/** What a scheduler asks of a network: {@link Network} is one on a device. */
 /**
- * @typedef {{name: string, steps: StepCost[], ready: boolean, exclusiveGroup?: string | null,
- *   loadTimesMs?: readonly number[]}} Playable
+ * What a scheduler asks of a network: {@link Network} is one on a device.
+ * @typedef {{name: string, steps: StepCost[], ready: boolean, busy: boolean, exclusiveGroup?: string | null,
+ *   loadTimesMs?: readonly number[], putInputs(encoder: GPUCommandEncoder, inputs: Record<string, any>): void,
+ *   finish(encoder: GPUCommandEncoder): any}} Playable
  */
 
 /** What only one running job has at a time. @param {Playable} network */
@@ -1322,13 +1049,11 @@ export class Job {
   wantsRead = false;
   released = false;
   takers = 0;
-  /** @type {any} */ result = null;
-
+  /** @type {any} its outputs on the device */ result = null;
   /**
    * @param {Scheduler} owner @param {number} number @param {Playable} network
    * @param {Record<string, any>} inputs
-   * @param {{priority: number, nowMs: number, deadlineAtMs: number | null, name: string,
-   *   slot: string | null}} how
+   * @param {{priority: number, nowMs: number, deadlineAtMs: number | null, name: string, slot: string | null}} how
    */
   constructor(owner, number, network, inputs, how) {
     this.owner = owner;
@@ -1343,44 +1068,26 @@ export class Job {
     this.deadlineAtMs = how.deadlineAtMs;
     this.lastServedMs = how.nowMs;
   }
-
-  get ended() {
-    return this.state === "done" || this.state === "cancelled" || this.state === "failed";
-  }
-
+  get ended() { return this.state === "done" || this.state === "cancelled" || this.state === "failed"; }
   /** Predicted GPU time of what is left. */
-  get remainingMs() {
-    return this.owner.remainingMs(this);
-  }
-
+  get remainingMs() { return this.owner.remainingMs(this); }
   /** Share of its work that has been encoded, 0 to 1, by predicted time. */
   get progress() {
     if (this.state === "done") return 1;
     const total = this.remainingMs + this.givenMs;
     return total > 0 ? this.givenMs / total : 0;
   }
-
   /** Milliseconds from now to its end if nothing else is submitted; 0 once ended. */
-  get etaMs() {
-    return this.owner.etaMs(this);
-  }
-
+  get etaMs() { return this.owner.etaMs(this); }
   /** @type {Job[]} the jobs whose outputs it takes */
-  get makers() {
-    return Object.values(this.inputs).filter((v) => v instanceof JobOutput).map((v) => v.job);
-  }
-
+  get makers() { return Object.values(this.inputs).filter((v) => v instanceof JobOutput).map((v) => v.job); }
   /** The future tensor, as an input for another job. @param {string} name */
-  output(name) {
-    return new JobOutput(this, name);
-  }
-
+  output(name) { return new JobOutput(this, name); }
   /** The output on the GPU, without a readback. @param {string} name @returns {GpuTensor} */
   tensor(name) {
     this._needDone(name);
-    return this.owner.executor.tensor(this.result, name);
+    return this.result.tensor(name);
   }
-
   /**
    * The output as numbers, or null until it has arrived: the copy goes with the next frame, and
    * arrives some frames later. Nothing waits.
@@ -1394,35 +1101,23 @@ export class Job {
     this._needDone(name);
     if (!this.wantsRead) this.owner.reads.push(this);
     this.wantsRead = true;
-    return this.owner.executor.read(this.result, name);
+    return this.result.read(name);
   }
-
   /** Stop at the next slice; nothing of it runs any more. */
-  cancel() {
-    this.owner.end(this, "cancelled");
-  }
-
+  cancel() { this.owner.end(this, "cancelled"); }
   /** Keep its place and its memory, run nothing of it until {@link resume}. */
-  pause() {
-    this.paused = true;
-  }
-
-  resume() {
-    this.paused = false;
-  }
-
+  pause() { this.paused = true; }
+  resume() { this.paused = false; }
   /** Give its outputs' memory back, once nobody takes them any more. */
   release() {
     this.released = true;
     this.giveBack();
   }
-
   giveBack() {
     if (!this.released || this.takers || this.result === null) return;
-    this.owner.executor.release(this.result);
+    this.result.release();
     this.result = null;
   }
-
   letInputsGo() {
     for (const maker of this.makers) {
       maker.takers -= 1;
@@ -1430,9 +1125,7 @@ export class Job {
     }
     this.inputs = {};
   }
-
-  /** @param {string} name */
-  _needDone(name) {
+  /** @param {string} name */ _needDone(name) {
     if (this.state === "done" && this.result !== null && !this.released) return;
     const why = this.state === "done" ? "its outputs were released"
       : `it is ${this.state}${this.error ? `: ${this.error}` : ""}`;
@@ -1455,8 +1148,7 @@ export class Scheduler {
   /** @type {Map<Playable, number[]>} */ _workLeft = new Map();
   /** @type {FrameReport | null} */ lastReport = null;
   /** @type {Planner} */ planner = planFrame;
-  /** @type {number | null} what is planned for; null: what the margin leaves of the budget */
-  aimMs = null;
+  /** @type {number | null} what is planned for; null: what the margin leaves of the budget */ aimMs = null;
   /** the next frames run nothing */
   rests = false;
   frame = 0;
@@ -1464,7 +1156,6 @@ export class Scheduler {
   _budgetMs = 0;
   _nowMs = -Infinity;
   _rate = 0;
-
   /**
    * @param {GPUDevice | Executor} device that the networks were loaded on
    * @param {{frameMs?: number, budgetMs?: number, overShare?: number, policy?: Policy,
@@ -1479,46 +1170,29 @@ export class Scheduler {
     this.policy = options.policy ?? leastLaxity;
     this.clock = options.clock ?? (() => performance.now());
     this.maxFramesInFlight = options.maxFramesInFlight ?? 4;
-    this.executor = "encodeGroups" in device ? device : new Executor(Device.of(device));
-    this._ownModel = !options.costModel;
+    this.executor = "encodeGroups" in device ? device : Executor.on(device);
+    this.guessing = !options.costModel;
     this.costModel = options.costModel ?? new CostModel(share);
-    this._feedback = new Feedback(this.executor.clockSource === "wall clock", this.frameMs);
+    this.feedback = new Feedback(this.executor.clockSource === "wall clock", this.frameMs);
   }
-
-  /** Know what a Python scheduler knew whose recording has these options. @param {any} options */
-  resume(options) {
-    this._ownModel = false;
-    this.costModel = CostModel.ofState(options.cost_model, options.over_share);
-    for (const [was, took, late] of options.tail) this.costModel.tail.remember(was, took, late);
-    this._feedback.resume(options.feedback);
-    this.frame = options.frame;
-  }
-
   /** The jobs that have not ended, the oldest first. */
-  get jobs() {
-    return [...this._jobs.values()].sort((a, b) => a.number - b.number);
-  }
-
-  /** @param {number} ms @returns {[number, number]} the frame's budget, and what of it is planned for */
-  _allowed(ms) {
+  get jobs() { return [...this._jobs.values()].sort((a, b) => a.number - b.number); }
+  /** @param {number} ms @returns {[number, number]} the frame's budget, and what of it is planned for */ _allowed(ms) {
     if (isMs(ms)) this._budgetMs = ms;
-    const usual = this.costModel.aimMs(this._budgetMs) / this._feedback.backOff;
+    const usual = this.costModel.aimMs(this._budgetMs) / this.feedback.backOff;
     return [this._budgetMs, this.aimMs ?? usual];
   }
-
   _now() {
     const now = this.clock();
     if (now >= this._nowMs && now < Infinity) this._nowMs = now;
     return this._nowMs;
   }
-
   /**
    * Run the network on these inputs, in parts, as the budget allows. Numbers are copied now.
    * @param {Playable} network @param {Record<string, Input>} inputs
-   * @param {{priority?: number, deadlineMs?: number, name?: string, slot?: string,
-   *   number?: number, deadlineAtMs?: number | null}} options `priority`: its share against other
-   *   jobs, 0 is only what all others leave; `slot`: a job that waits with the same slot is
-   *   cancelled
+   * @param {{priority?: number, deadlineMs?: number, name?: string, slot?: string, number?: number, deadlineAtMs?:
+   *   number | null}} options `priority`: its share against other jobs, 0 is only what all others leave; `slot`: a job
+   *   that waits with the same slot is cancelled
    * @returns {Job}
    */
   submit(network, inputs, options = {}) {
@@ -1531,24 +1205,21 @@ export class Scheduler {
     const job = new Job(this, number, network, this.executor.accept(network, inputs), how);
     this._number = Math.max(this._number, number) + 1;
     for (const maker of job.makers) maker.takers += 1;
-    if (this._ownModel && network instanceof Network) {
+    if (this.guessing && network instanceof Network) {
       this.costModel = new CostModel(this.costModel.tail.share, network.guess);
-      this._ownModel = false;
+      this.guessing = false;
     }
     network.loadTimesMs?.forEach((ms, i) => {
       const cost = network.steps[i];
       if (!this.costModel.samples(cost.key)) this.costModel.learn([[cost, cost.groups]], ms);
     });
     if (slot !== null) {
-      for (const old of this.jobs) {
-        if (old.slot === slot && old.state === "queued") this.end(old, "cancelled");
-      }
+      for (const old of this.jobs) if (old.slot === slot && old.state === "queued") this.end(old, "cancelled");
       this._left = [];
     }
     this._add(job);
     return job;
   }
-
   /** A new job starts level with the others: it may not make up for its absence. @param {Job} job */
   _add(job) {
     const levels = this.jobs.filter((other) => other.idle === job.idle).map((o) => o.virtualMs);
@@ -1556,7 +1227,6 @@ export class Scheduler {
     job.virtualMs = levels.length ? Math.min(...levels) : 0;
     this._jobs.set(job.number, job);
   }
-
   /** @param {Job} job @param {"done" | "cancelled" | "failed"} state @param {string} error */
   end(job, state, error = "") {
     if (job.ended) return;
@@ -1566,12 +1236,10 @@ export class Scheduler {
     this._jobs.delete(job.number);
     this._running.delete(job.number);
     this._left.push([job.idle, job.virtualMs]);
-    if (began) this.executor.endJob(job.network);
+    if (began) job.network.busy = false;
     if (state !== "done") job.letInputsGo();
   }
-
-  /** @param {Job} job */
-  etaMs(job) {
+  /** @param {Job} job */ etaMs(job) {
     if (job.ended) return 0;
     const mates = [...this.jobs.filter((other) => !other.paused && other !== job), job];
     let ahead = 0;
@@ -1581,9 +1249,7 @@ export class Scheduler {
     }
     return (ahead + job.remainingMs) / Math.max(this._rate, 1e-9) + this.frameMs;
   }
-
-  /** @param {Job} job */
-  remainingMs(job) {
+  /** @param {Job} job */ remainingMs(job) {
     if (job.ended || job.step >= job.costs.length) return 0;
     let sums = this._workLeft.get(job.network);
     if (!sums) {
@@ -1596,20 +1262,16 @@ export class Scheduler {
     const current = job.costs[job.step];
     return this.costModel.predictMs(current, current.groups - job.group) + sums[job.step + 1];
   }
-
   // --- a frame
-
   /**
-   * Append this frame's slices to the host's encoder. Nothing is appended until the frame before
-   * was ended.
+   * Append this frame's slices to the host's encoder. Nothing is appended until the frame before was ended.
    * @param {GPUCommandEncoder} encoder @param {number} budgetMs of this frame
    * @returns {FrameReport}
    */
   encode(encoder, budgetMs = this.budgetMs) {
     const start = performance.now(), nowMs = this._now();
     const [budget, aim] = this._allowed(budgetMs);
-    /** @type {FrameReport} */
-    const report = {
+    /** @type {FrameReport} */ const report = {
       frame: this.frame, nowMs, budgetMs: budget, aimMs: this.rests ? 0 : aim, slices: [],
       reason: "frame not ended", finished: [], predictedMs: 0, measuredMs: null, planned: true,
       cpuMs: 0, encodeMs: 0,
@@ -1627,22 +1289,17 @@ export class Scheduler {
     const groups = inGroups(plan.slices, this.executor.maxGroups, this.frame, model);
     const encoding = performance.now();
     this._append(encoder, report, groups);
-    this._feedback.encoded(
-      report,
-      groups.map((group) => group.map((part) => [costOf(part), part.count])),
-    );
+    this.feedback.encoded(report, groups.map((group) => group.map((part) => [costOf(part), part.count])));
     this.lastReport = report;
     const end = performance.now();
     report.encodeMs = end - encoding;
     report.cpuMs = end - start;
     return report;
   }
-
   /** Decide, and start the jobs that are to begin. @param {GPUCommandEncoder} encoder @param {FrameReport} report */
   _begin(encoder, report) {
     const { jobs, otherwise } = this._candidates();
-    /** @type {FrameState} */
-    let state = {
+    /** @type {FrameState} */ let state = {
       nowMs: report.nowMs, budgetMs: report.budgetMs, aimMs: report.aimMs, rate: this._rate,
       granule: this.executor.granule, otherwise, policy: this.policy, jobs, costs: this.costModel,
       gpuBehind: this.executor.framesInFlight >= this.maxFramesInFlight,
@@ -1658,14 +1315,11 @@ export class Scheduler {
       state = { ...state, jobs: left };
     }
   }
-
   /** Jobs that could run now: not paused, inputs there, network ready and not taken. */
   _candidates() {
-    /** @type {Reason} */
-    let otherwise = "nothing to do";
+    /** @type {Reason} */ let otherwise = "nothing to do";
     const busy = new Set([...this._running.values()].map((job) => exclusivity(job.network)));
-    /** @type {Job[]} */
-    const jobs = [];
+    /** @type {Job[]} */ const jobs = [];
     for (const job of this.jobs) {
       const lost = job.state === "queued" &&
         job.makers.find((m) => m.ended && (m.state !== "done" || m.result === null));
@@ -1678,13 +1332,12 @@ export class Scheduler {
     }
     return { jobs, otherwise };
   }
-
-  /** @param {GPUCommandEncoder} encoder @param {Job} job */
-  _start(encoder, job) {
+  /** @param {GPUCommandEncoder} encoder @param {Job} job */ _start(encoder, job) {
     if (job.state === "running") return true;
     try {
-      if (!this.executor.reserve(job.network)) return false;
-      this.executor.beginJob(encoder, job.network, job.inputs);
+      if (job.network.busy) return false;
+      job.network.putInputs(encoder, job.inputs);
+      job.network.busy = true;
     } catch (error) {
       this.end(job, "failed", said(error));
       return false;
@@ -1695,9 +1348,7 @@ export class Scheduler {
     this._running.set(job.number, job);
     return true;
   }
-
-  /** @param {Slice} part @param {FrameReport} report */
-  _apply({ job, step, first, count, predictedMs }, report) {
+  /** @param {Slice} part @param {FrameReport} report */ _apply({ job, step, first, count, predictedMs }, report) {
     const { op, title, groups } = job.costs[step];
     [job.step, job.group] = first + count === groups ? [step + 1, 0] : [step, first + count];
     job.givenMs += predictedMs;
@@ -1705,11 +1356,8 @@ export class Scheduler {
     job.lastServedMs = report.nowMs;
     report.predictedMs += predictedMs;
     const { number } = job;
-    report.slices.push(
-      { job: number, step, op, title, first, count, predictedMs, measuredMs: null },
-    );
+    report.slices.push({ job: number, step, op, title, first, count, predictedMs, measuredMs: null });
   }
-
   /** The slices, then the ends of the jobs that are through, then the readbacks. */
   /** @param {GPUCommandEncoder} encoder @param {FrameReport} report @param {Slice[][]} groups */
   _append(encoder, report, groups) {
@@ -1723,7 +1371,7 @@ export class Scheduler {
     for (const job of [...this._running.values()].sort((a, b) => a.number - b.number)) {
       if (job.step < job.costs.length) continue;
       try {
-        job.result = this.executor.finishJob(encoder, job.network);
+        job.result = job.network.finish(encoder);
       } catch (error) {
         this.end(job, "failed", said(error));
         continue;
@@ -1737,7 +1385,6 @@ export class Scheduler {
       if (job.result !== null) this.executor.requestRead(encoder, job.result, report.frame);
     }
   }
-
   /**
    * Call after the host's submit. Learns from the timings that have arrived; returns the reports
    * of the frames that are now measured.
@@ -1747,19 +1394,17 @@ export class Scheduler {
     for (const job of this._begun.splice(0)) job.letInputsGo();
     const timings = this.executor.endFrame(this.frame).filter(({ ms }) => isMs(ms));
     this.frame += 1;
-    return this._feedback.ended(timings, this._now(), this.costModel);
+    return this.feedback.ended(timings, this._now(), this.costModel);
   }
-
   /** Call instead of the submit and endFrame where the encoder is thrown away. */
   abandonFrame() {
     for (const [job, state, step, group, givenMs, virtualMs] of this._open ?? []) {
       if (job.state === "cancelled" || job.state === "failed") continue;
       if (job.state === "done") {
-        if (job.result !== null) this.executor.release(job.result);
+        job.result?.release();
         [job.result, job.released] = [null, false];
-        this.executor.resumeJob(job.network);
       }
-      if (state === "queued") this.executor.endJob(job.network);
+      job.network.busy = state === "running";
       Object.assign(job, { state, step, group, givenMs, virtualMs });
       this._jobs.set(job.number, job);
       if (state === "running") this._running.set(job.number, job);
@@ -1769,24 +1414,21 @@ export class Scheduler {
     this._open = null;
     this._begun = [];
     this.executor.abandonFrame(this.frame);
-    this._feedback.abandoned();
+    this.feedback.abandoned();
     this.frame += 1;
   }
 }
 
 /** @param {Job} job @returns {[Job, Job["state"], number, number, number, number]} */
 const snapshot = (job) => [job, job.state, job.step, job.group, job.givenMs, job.virtualMs];
-
-/** @param {string} name @param {unknown} value @returns {number} */
-function wantedMs(name, value) {
+/** @param {string} name @param {unknown} value @returns {number} */ function wantedMs(name, value) {
   if (isMs(value)) return /** @type {number} */ (value);
   throw refused(`${name} is ${value}: wanted a finite number of 0 or more`);
 }
 
 // --------------------------------------------------------------------------------- on the device
 
-/** @type {any[]} */
-const WANTED_FEATURES = ["timestamp-query", "shader-f16", "subgroups"];
+/** @type {any[]} */ const WANTED_FEATURES = ["timestamp-query", "shader-f16", "subgroups"];
 const WANTED_LIMITS = [
   "maxBufferSize", "maxStorageBufferBindingSize", "maxStorageBuffersPerShaderStage",
   "maxComputeWorkgroupStorageSize", "maxComputeInvocationsPerWorkgroup",
@@ -1813,16 +1455,12 @@ class Device {
   /** @type {Map<string, Promise<GPUComputePipeline>>} */ _pipelines = new Map();
   /** @type {Map<string, GPUBindGroupLayout>} */ _layouts = new Map();
   lost = "";
-
-  /** @param {GPUDevice} gpu */
-  static of(gpu) {
+  /** @param {GPUDevice} gpu */ static of(gpu) {
     let found = Device._known.get(gpu);
     if (!found) Device._known.set(gpu, found = new Device(gpu));
     return found;
   }
-
-  /** @param {GPUDevice} gpu */
-  constructor(gpu) {
+  /** @param {GPUDevice} gpu */ constructor(gpu) {
     this.gpu = gpu;
     const info = gpu.adapterInfo;
     const words = [info?.description, info?.vendor, info?.architecture, info?.device];
@@ -1831,11 +1469,7 @@ class Device {
     this.timed = gpu.features.has("timestamp-query");
     gpu.lost.then(({ message, reason }) => this.lost = message || String(reason));
   }
-
-  check() {
-    if (this.lost) throw new CmlError("DeviceError", `the device is lost: ${this.lost}`);
-  }
-
+  check() { if (this.lost) throw new CmlError("DeviceError", `the device is lost: ${this.lost}`); }
   /**
    * Make things, and say what the device has against it.
    * @template T @param {ErrorCode} code @param {string} what @param {() => T} make
@@ -1852,32 +1486,23 @@ class Device {
     }
     const scopes = await Promise.all([this.gpu.popErrorScope(), this.gpu.popErrorScope()]);
     error ??= scopes[0] ?? scopes[1];
-    if (error) {
-      throw new CmlError(scopes[1] ? "DeviceError" : code, `${what}: ${said(error)}`);
-    }
+    if (error) throw new CmlError(scopes[1] ? "DeviceError" : code, `${what}: ${said(error)}`);
     return /** @type {T} */ (found);
   }
-
-  /** @param {number} tensors @param {number} paramsBytes */
-  layout(tensors, paramsBytes) {
+  /** @param {number} tensors @param {number} paramsBytes */ layout(tensors, paramsBytes) {
     const key = `${tensors} ${paramsBytes}`;
     let found = this._layouts.get(key);
     if (found) return found;
     const visibility = GPUShaderStage.COMPUTE;
-    /** @type {GPUBindGroupLayoutEntry[]} */
-    const entries = [
+    /** @type {GPUBindGroupLayoutEntry[]} */ const entries = [
       { binding: 0, visibility, buffer: { type: "uniform", hasDynamicOffset: true, minBindingSize: 16 } },
       { binding: 1, visibility, buffer: { type: "uniform", minBindingSize: paramsBytes } },
     ];
-    for (let i = 0; i < tensors; i++) {
-      entries.push({ binding: i + 2, visibility, buffer: { type: "storage" } });
-    }
+    for (let i = 0; i < tensors; i++) entries.push({ binding: i + 2, visibility, buffer: { type: "storage" } });
     this._layouts.set(key, found = this.gpu.createBindGroupLayout({ entries }));
     return found;
   }
-
-  /** @param {Kernel} kernel @param {string} code */
-  pipeline(kernel, code) {
+  /** @param {Kernel} kernel @param {string} code */ pipeline(kernel, code) {
     // by the code itself: what a file says that its digest is may be wrong
     const key = `${kernel.tensors} ${kernel.paramsBytes} ${code}`;
     let found = this._pipelines.get(key);
@@ -1887,9 +1512,7 @@ class Device {
     }
     return found;
   }
-
-  /** @param {Kernel} kernel @param {string} code */
-  async _build({ label, tensors, paramsBytes }, code) {
+  /** @param {Kernel} kernel @param {string} code */ async _build({ label, tensors, paramsBytes }, code) {
     const what = `the device does not take kernel '${label}'`;
     /** @type {[GPUShaderModule, GPUPipelineLayout]} */
     const [module, layout] = await this.made("KernelError", what, () => [
@@ -1910,12 +1533,9 @@ class Device {
 function choosePlan(file, device) {
   const limits = /** @type {any} */ (device.gpu.limits), { features } = device.gpu;
   const reasons = [];
-  const inOrder = [...file.plans].sort((a, b) =>
-    device.software ? Number(b.software) - Number(a.software) : 0
-  );
+  const inOrder = [...file.plans].sort((a, b) => device.software ? Number(b.software) - Number(a.software) : 0);
   for (const plan of inOrder) {
-    const lacks = plan.needs
-      .filter(({ at, wanted, atMost }) => atMost ? limits[at] > wanted : limits[at] < wanted)
+    const lacks = plan.needs.filter(({ at, wanted, atMost }) => atMost ? limits[at] > wanted : limits[at] < wanted)
       .map(({ at, wanted, what }) => `${at} of ${what} ${wanted}, the device has ${limits[at]}`);
     const kernels = new Set(plan.steps.map((step) => file.kernels[step.kernel]));
     for (const { label, flags, packed } of kernels) {
@@ -1963,15 +1583,13 @@ export class Network {
   ready = false;
   busy = false;
   exclusiveGroup = null;
-  /** @type {number[]} what each step took at load, on a device that times nothing in a frame */
-  loadTimesMs = [];
+  /** @type {number[]} what each step took at load, on a device that times nothing in a frame */ loadTimesMs = [];
   guess = new FirstGuess();
   /** @type {GPUBuffer[]} */ _buffers = [];
   /** @type {GPUBuffer[]} */ _outputs = [];
   /** @type {GPUBuffer[]} */ _staging = [];
   /** @type {{pipeline: GPUComputePipeline, group: GPUBindGroup}[]} */ _launches = [];
   _range = 0;
-
   /** @param {CookedFile} file @param {Plan} plan @param {Device} device @param {number} usage */
   constructor(file, plan, device, usage) {
     this.file = file;
@@ -1992,9 +1610,7 @@ export class Network {
     this.outputBytes = Math.max(at, COPY_ALIGNMENT);
     this.inputs = new Map(plan.inputs.map((place) => [place.name, place]));
   }
-
-  /** @param {FirstGuess} guess */
-  async _load(guess) {
+  /** @param {FirstGuess} guess */ async _load(guess) {
     const { gpu } = this.device, { plan } = this, usage = GPUBufferUsage;
     this.guess = guess;
     const tensors = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST;
@@ -2006,24 +1622,19 @@ export class Network {
     }
     const sizes = [...plan.sizes, this._stride * (plan.steps.length + RANGE_SLOTS), paramsAt.at(-1) ?? 0];
     const what = `no memory for network '${this.name}'`;
-    this._buffers = await this.device.made("DeviceError", what, () =>
-      sizes.map((bytes, i) => {
-        const size = Math.max(roundUp(bytes, 16), 16);
-        return gpu.createBuffer({ size, usage: i < 3 ? tensors : uniform, label: this.name });
-      }));
+    this._buffers = await this.device.made("DeviceError", what, () => sizes.map((bytes, i) => {
+      const size = Math.max(roundUp(bytes, 16), 16);
+      return gpu.createBuffer({ size, usage: i < 3 ? tensors : uniform, label: this.name });
+    }));
     const [weights, own] = await this._constants();
     await this._upload(1, weights);
     if (own) await this._upload(2, own);
     this._writeUniforms(paramsAt);
     const kernels = plan.steps.map((step) => this.file.kernels[step.kernel]);
-    const pipelines = await Promise.all(
-      [...new Set(kernels)].map(async (kernel) =>
-        /** @type {[Kernel, GPUComputePipeline]} */ (
-          [kernel, await this.device.pipeline(kernel, await this.file.wgsl(kernel))]
-        )
-      ),
-    );
-    const built = new Map(pipelines);
+    /** @type {Map<Kernel, GPUComputePipeline>} */ const built = new Map();
+    await Promise.all([...new Set(kernels)].map(async (kernel) => {
+      built.set(kernel, await this.device.pipeline(kernel, await this.file.wgsl(kernel)));
+    }));
     await this.device.made("StaleArtifact", `the device does not run network '${this.name}'`, () => {
       this._launches = plan.steps.map((step, i) => {
         const pipeline = /** @type {GPUComputePipeline} */ (built.get(kernels[i]));
@@ -2034,14 +1645,12 @@ export class Network {
     if (!this.device.timed) await this._measure();
     this.ready = true;
   }
-
   async _constants() {
     const { weights, own } = this.plan;
     const found = [await this.file.section("weights", weights)];
     if (own !== null) found.push(await this.file.section("own", own));
     return found.map((view) => view.bytes);
   }
-
   /** A few MB at a time, so that frames go on. @param {number} space @param {Uint8Array<ArrayBuffer>} bytes */
   async _upload(space, bytes) {
     for (let at = 0; at < bytes.length; at += UPLOAD_BYTES) {
@@ -2050,14 +1659,11 @@ export class Network {
       this._write(space, at, bytes.subarray(at, at + UPLOAD_BYTES));
     }
   }
-
-  /** @param {number} space @param {number} at @param {Uint8Array<ArrayBuffer>} bytes */
-  _write(space, at, bytes) {
+  /** @param {number} space @param {number} at @param {Uint8Array<ArrayBuffer>} bytes */ _write(space, at, bytes) {
     const whole = new Uint8Array(roundUp(bytes.length, 4));
     whole.set(bytes);
     this.device.gpu.queue.writeBuffer(this._buffers[space], at, whole);
   }
-
   /** Every step's parameters and its whole range, written once. @param {number[]} paramsAt */
   _writeUniforms(paramsAt) {
     const { steps, params } = this.plan;
@@ -2070,23 +1676,16 @@ export class Network {
     this._write(3, 0, new Uint8Array(slices.buffer));
     this._write(4, 0, block);
   }
-
-  /** @param {Step} step @param {Kernel} kernel @param {number} at */
-  _bindGroup(step, kernel, at) {
+  /** @param {Step} step @param {Kernel} kernel @param {number} at */ _bindGroup(step, kernel, at) {
     const tensors = step.bindings.map(({ space, offset, bytes }, i) => ({
       binding: i + 2, resource: { buffer: this._buffers[space], offset, size: bytes },
     }));
     const params = { buffer: this._buffers[4], offset: at, size: step.paramsBytes };
-    return this.device.gpu.createBindGroup({
-      label: step.title,
-      layout: this.device.layout(kernel.tensors, kernel.paramsBytes),
-      entries: [
-        { binding: 0, resource: { buffer: this._buffers[3], size: 16 } },
-        { binding: 1, resource: params }, ...tensors,
-      ],
-    });
+    const layout = this.device.layout(kernel.tensors, kernel.paramsBytes);
+    const slice = { binding: 0, resource: { buffer: this._buffers[3], size: 16 } };
+    const entries = [slice, { binding: 1, resource: params }, ...tensors];
+    return this.device.gpu.createBindGroup({ label: step.title, layout, entries });
   }
-
   /** Encode a whole run and throw it away: what the device refuses, it refuses here. */
   _rehearse() {
     const encoder = this.device.gpu.createCommandEncoder();
@@ -2094,14 +1693,11 @@ export class Network {
     this._copyUpdates(encoder);
     encoder.finish();
   }
-
-  /** @param {GPUCommandEncoder} encoder */
-  encodeAll(encoder) {
+  /** @param {GPUCommandEncoder} encoder */ encodeAll(encoder) {
     const pass = encoder.beginComputePass({ label: this.name });
     this.steps.forEach((step, i) => this.encodeRange(pass, i, 0, step.groups));
     pass.end();
   }
-
   /** @param {GPUComputePassEncoder} pass @param {number} step @param {number} first @param {number} count */
   encodeRange(pass, step, first, count) {
     const { pipeline, group } = this._launches[step];
@@ -2117,9 +1713,7 @@ export class Network {
     if (count <= this._width) pass.dispatchWorkgroups(count);
     else pass.dispatchWorkgroups(this._width, Math.ceil(count / this._width));
   }
-
-  /** @param {string} name @param {any} value @returns {any} what a job keeps of it */
-  accept(name, value) {
+  /** @param {string} name @param {any} value @returns {any} what a job keeps of it */ accept(name, value) {
     const place = this.inputs.get(name);
     if (!place) {
       const known = [...this.inputs.keys()].join(", ") || "(none)";
@@ -2143,7 +1737,6 @@ export class Network {
     }
     return value;
   }
-
   /** Put accepted inputs where the network reads them. @param {GPUCommandEncoder} encoder @param {Record<string, any>} inputs */
   putInputs(encoder, inputs) {
     for (const [name, value] of Object.entries(inputs)) {
@@ -2157,7 +1750,6 @@ export class Network {
       }
     }
   }
-
   /** Append copies of the outputs, then the variables' new values. @param {GPUCommandEncoder} encoder */
   finish(encoder) {
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
@@ -2170,16 +1762,13 @@ export class Network {
     this._copyUpdates(encoder);
     return new Result(this, buffer);
   }
-
-  /** @param {GPUCommandEncoder} encoder */
-  _copyUpdates(encoder) {
+  /** @param {GPUCommandEncoder} encoder */ _copyUpdates(encoder) {
     for (const [from, to] of this.plan.updates) {
       const source = this._buffers[from.space], target = this._buffers[to.space];
       const bytes = Math.min(from.bytes, to.bytes);
       encoder.copyBufferToBuffer(source, from.offset, target, to.offset, bytes);
     }
   }
-
   /** Give variables the values that they have in the file. */
   async reset() {
     const constants = await this._constants();
@@ -2187,7 +1776,6 @@ export class Network {
       if (space) this._write(space, offset, constants[space - 1].slice(offset, offset + bytes));
     }
   }
-
   /**
    * Run all of it at once and wait for the outputs: for tools and tests, not for frames.
    * @param {Record<string, Numbers | GpuTensor>} inputs @returns {Promise<Record<string, Numbers>>}
@@ -2206,7 +1794,6 @@ export class Network {
     result.release();
     return /** @type {Record<string, Numbers>} */ (found);
   }
-
   /** Every step's time, for a device that times nothing in a frame. */
   async _measure() {
     const { gpu } = this.device;
@@ -2221,22 +1808,19 @@ export class Network {
       this.loadTimesMs[step] = Math.max(performance.now() - start, this.guess.launchMs);
     }
   }
-
   destroy() {
     this.ready = false;
     for (const buffer of [...this._buffers, ...this._outputs, ...this._staging]) buffer.destroy();
   }
 }
 
-/** @param {Network} network @param {Record<string, any>} inputs */
-function acceptAll(network, inputs) {
+/** @param {Network} network @param {Record<string, any>} inputs */ function acceptAll(network, inputs) {
   const lacking = [...network.inputs.keys()].filter((name) => !(name in inputs));
   if (lacking.length) throw refused(`network '${network.name}' wants the inputs ${lacking.join(", ")} too`);
   return Object.fromEntries(Object.entries(inputs).map(([name, v]) => [name, network.accept(name, v)]));
 }
 
-/** @param {JobOutput} output */
-function promised({ job, name }) {
+/** @param {JobOutput} output */ function promised({ job, name }) {
   const found = job.network instanceof Network && job.network.outputs.get(name);
   if (!found) throw refused(`job '${job.name}' has no output '${name}'`);
   return found.place;
@@ -2249,20 +1833,15 @@ class Result {
   error = "";
   asked = false;
   frame = 0;
-
-  /** @param {Network} network @param {GPUBuffer} buffer */
-  constructor(network, buffer) {
+  /** @param {Network} network @param {GPUBuffer} buffer */ constructor(network, buffer) {
     this.network = network;
     this.buffer = buffer;
   }
-
-  /** @param {GPUCommandEncoder} encoder */
-  requestRead(encoder) {
+  /** @param {GPUCommandEncoder} encoder */ requestRead(encoder) {
     const usage = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST, size = this.network.outputBytes;
     this.staging ??= this.network._staging.pop() ?? this.network.device.gpu.createBuffer({ size, usage });
     encoder.copyBufferToBuffer(this.buffer, 0, this.staging, 0, size);
   }
-
   /** Ask for what was copied; what it is arrives later. */
   async ask() {
     const staging = /** @type {GPUBuffer} */ (this.staging);
@@ -2280,28 +1859,21 @@ class Result {
     }
     this.staging = null;
   }
-
-  /** @param {string} name @returns {Numbers | null} */
-  read(name) {
+  /** @param {string} name @returns {Numbers | null} */ read(name) {
     if (this.error) throw new CmlError("DeviceError", `the readback failed: ${this.error}`);
     this._place(name);
     return this.values?.get(name) ?? null;
   }
-
-  /** @param {string} name @returns {GpuTensor} */
-  tensor(name) {
+  /** @param {string} name @returns {GpuTensor} */ tensor(name) {
     const { place: { bytes, shape, type, layout }, at } = this._place(name);
     return { buffer: this.buffer, offset: at, bytes, shape, type, layout };
   }
-
-  /** @param {string} name */
-  _place(name) {
+  /** @param {string} name */ _place(name) {
     const found = this.network.outputs.get(name);
     if (found) return found;
     const known = [...this.network.outputs.keys()].join(", ");
     throw refused(`network '${this.network.name}' has no output '${name}'; it has ${known}`);
   }
-
   release() {
     if (this.network.ready) this.network._outputs.push(this.buffer);
     else this.buffer.destroy();
@@ -2316,15 +1888,14 @@ const ROUNDED = [100_000n, 65_536n];
 /** @typedef {{index: number, staging: GPUBuffer, frame: number, passes: number, asked: boolean, ticks: BigInt64Array | null}} TimeSlot */
 
 /** The device's side of a scheduler: slices into the host's encoder, timings and outputs back. */
-class Executor {
+export class Executor {
   maxGroups = MAX_GROUPS;
   /** @type {TimeSlot[]} */ _free = [];
   /** @type {TimeSlot[]} */ _busy = [];
   /** @type {Result[]} */ _reads = [];
   /** @type {Result[]} */ _again = [];
-
-  /** @param {Device} device */
-  constructor(device) {
+  /** @param {GPUDevice} gpu */ static on(gpu) { return new Executor(Device.of(gpu)); }
+  /** @param {Device} device */ constructor(device) {
     this.device = device;
     this.clockSource = device.timed ? "timestamps" : "wall clock";
     this.granule = device.software ? navigator.hardwareConcurrency || 1 : 1;
@@ -2342,42 +1913,12 @@ class Executor {
       this._free.push({ index, staging, frame: -1, passes: 0, asked: false, ticks: null });
     }
   }
-
-  get framesInFlight() {
-    return this._busy.filter((slot) => slot.asked).length;
-  }
-
-  check() {
-    this.device.check();
-  }
-
-  /** @param {any} network @param {Record<string, any>} inputs */
-  accept(network, inputs) {
+  get framesInFlight() { return this._busy.filter((slot) => slot.asked).length; }
+  check() { this.device.check(); }
+  /** @param {any} network @param {Record<string, any>} inputs */ accept(network, inputs) {
     if (network instanceof Network && network.device === this.device) return acceptAll(network, inputs);
     throw refused("submit a network that load() made on the scheduler's own device");
   }
-
-  /** @param {any} network */
-  reserve(network) {
-    return !network.busy;
-  }
-
-  /** @param {GPUCommandEncoder} encoder @param {any} network @param {Record<string, any>} inputs */
-  beginJob(encoder, network, inputs) {
-    network.putInputs(encoder, inputs);
-    network.busy = true;
-  }
-
-  /** @param {any} network */
-  endJob(network) {
-    network.busy = false;
-  }
-
-  /** @param {any} network */
-  resumeJob(network) {
-    network.busy = true;
-  }
-
   /** @param {GPUCommandEncoder} encoder @param {number} frame @param {Slice[][]} groups */
   encodeGroups(encoder, frame, groups) {
     for (const result of this._again.splice(0)) this.requestRead(encoder, result, frame);
@@ -2399,48 +1940,23 @@ class Executor {
     encoder.resolveQuerySet(this._queries, slot.index * this._each * this._passes, count, this._resolved, at);
     encoder.copyBufferToBuffer(this._resolved, at, slot.staging, 0, 8 * count);
   }
-
-  /** @param {TimeSlot} slot @returns {GPUComputePassTimestampWrites} */
-  _writes(slot) {
+  /** @param {TimeSlot} slot @returns {GPUComputePassTimestampWrites} */ _writes(slot) {
     const at = this._each * (slot.index * this._passes + slot.passes++);
     const querySet = /** @type {GPUQuerySet} */ (this._queries);
     if (this._each === 1) return { querySet, endOfPassWriteIndex: at };
     return { querySet, beginningOfPassWriteIndex: at, endOfPassWriteIndex: at + 1 };
   }
-
-  /** @param {GPUCommandEncoder} encoder @param {any} network @returns {Result | null} */
-  finishJob(encoder, network) {
-    return network.finish(encoder);
-  }
-
   /** @param {GPUCommandEncoder} encoder @param {Result} result @param {number} frame */
   requestRead(encoder, result, frame) {
     result.requestRead(encoder);
     result.frame = frame;
     this._reads.push(result);
   }
-
-  /** @param {Result} result @param {string} name */
-  read(result, name) {
-    return result.read(name);
-  }
-
-  /** @param {Result} result @param {string} name */
-  tensor(result, name) {
-    return result.tensor(name);
-  }
-
-  /** @param {Result} result */
-  release(result) {
-    result.release();
-  }
-
   /** Ask for what is old enough, take what has arrived. @param {number} frame @returns {Timing[]} */
   endFrame(frame) {
     for (const result of this._reads.splice(0)) result.ask();
     for (const slot of this._busy) if (!slot.asked && frame - slot.frame >= AGE) this._ask(slot);
-    /** @type {Timing[]} */
-    const timings = [];
+    /** @type {Timing[]} */ const timings = [];
     while (this._busy[0]?.ticks) {
       const slot = /** @type {TimeSlot} */ (this._busy.shift());
       this._free.push(slot);
@@ -2449,9 +1965,7 @@ class Executor {
     }
     return timings;
   }
-
-  /** @param {TimeSlot} slot */
-  async _ask(slot) {
+  /** @param {TimeSlot} slot */ async _ask(slot) {
     slot.asked = true;
     try {
       await slot.staging.mapAsync(GPUMapMode.READ);
@@ -2459,19 +1973,17 @@ class Executor {
       slot.ticks = new BigInt64Array(slot.staging.getMappedRange(0, 8 * count).slice(0));
       slot.staging.unmap();
     } catch {
-      slot.ticks = new BigInt64Array(0); // the device is lost: the next frame says so
+      // the device is lost: the next frame says so
+      slot.ticks = new BigInt64Array(0);
     }
   }
-
-  /** @param {BigInt64Array} ticks */
-  _milliseconds(ticks) {
+  /** @param {BigInt64Array} ticks */ _milliseconds(ticks) {
     const starts = this._each === 1 ? ticks.slice(0, -1) : ticks.filter((_, i) => i % 2 === 0);
     const ends = this._each === 1 ? ticks.slice(1) : ticks.filter((_, i) => i % 2 === 1);
     const unit = ROUNDED.find((each) => ticks.every((tick) => tick % each === 0n)) ?? 0n;
     // what is too short for a rounded clock is no nothing, or it would never be known
     return [...ends].map((end, i) => Math.max(Number(end - starts[i]), Number(unit) / 4, 0) * 1e-6);
   }
-
   /** What was encoded for the frame will never be submitted. @param {number} frame */
   abandonFrame(frame) {
     this._free.push(...this._busy.filter((slot) => slot.frame === frame));

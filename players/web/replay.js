@@ -6,12 +6,11 @@
  *     deno run --allow-read players/web/replay.js RECORDING.json
  */
 
-import { POLICIES, Scheduler, planFrame } from "./cml.js";
+import { CostModel, Curve, FirstGuess, POLICIES, Point, Scheduler, bucketOf, planFrame } from "./cml.js";
 
 /** A device that gives back the recorded timings. */
 class Echo {
   /** @type {any[]} */ arrived = [];
-  held = new Set();
   framesInFlight = 0;
 
   /** @param {any} options */
@@ -26,24 +25,68 @@ class Echo {
   accept(_network, inputs) {
     return inputs;
   }
-  /** @param {any} network */
-  reserve(network) {
-    return !this.held.has(network);
-  }
-  beginJob() {}
-  endJob() {}
-  resumeJob() {}
   encodeGroups() {}
-  /** @param {any} _encoder @param {any} network */
-  finishJob(_encoder, network) {
-    return this.held.has(network) ? null : network;
-  }
   requestRead() {}
-  release() {}
   endFrame() {
     return this.arrived;
   }
   abandonFrame() {}
+}
+
+/** A network that is only its steps; `busy` while it was held up for want of memory. */
+class Steps {
+  ready = true;
+  held = false;
+
+  /** @param {any} data */
+  constructor(data) {
+    this.name = data.name;
+    this.exclusiveGroup = data.group;
+    this.loadTimesMs = data.load_ms;
+    this.steps = data.steps.map((/** @type {any} */ [key, op, title, groups, flops, nbytes]) => (
+      { key, op, title, groups, flops, nbytes }
+    ));
+  }
+  get busy() {
+    return this.held;
+  }
+  set busy(_) {}
+  putInputs() {}
+  finish() {
+    return this.held ? null : this;
+  }
+  release() {}
+}
+
+/** A model that predicts as Python's did whose state this is. @param {any} data @param {number} share */
+function modelOf(data, share) {
+  const { flops_per_ms, bytes_per_ms, launch_ms, kernels } = data.guess;
+  const guess = new FirstGuess(flops_per_ms, bytes_per_ms, launch_ms, kernels);
+  const model = new CostModel(share, guess);
+  model.unknown = data.unknown;
+  model.unknownSamples = data.unknown_samples;
+  model.logDrift = data.drift;
+  model.error = data.error;
+  for (const [key, rows] of Object.entries(data.curves)) {
+    const curve = new Curve();
+    for (const [logCount, logMs, samples, spread] of rows) {
+      const bucket = bucketOf(Math.max(1, Math.round(Math.exp(logCount))));
+      curve.add(bucket, new Point(logCount, logMs, samples, spread));
+    }
+    model.curves.set(key, curve);
+  }
+  return model;
+}
+
+/** Know what the scheduler of the recording knew when it began. @param {Scheduler} scheduler @param {any} options */
+function resume(scheduler, options) {
+  const { feedback } = scheduler;
+  scheduler.costModel = modelOf(options.cost_model, options.over_share);
+  for (const [was, took, late] of options.tail) scheduler.costModel.tail.remember(was, took, late);
+  feedback.backOff = options.feedback.back_off;
+  feedback.usualMs = options.feedback.usual;
+  feedback.endedMs = options.feedback.ended;
+  scheduler.frame = options.frame;
 }
 
 /** What another planner decided then. @param {number[][]} slices @returns {any} */
@@ -75,16 +118,9 @@ export function replay(recording) {
     policy: POLICIES[options.policy],
     clock: () => now,
   });
-  scheduler.resume(options);
-  const networks = recording.networks.map((/** @type {any} */ data) => ({
-    name: data.name,
-    exclusiveGroup: data.group,
-    ready: true,
-    loadTimesMs: data.load_ms,
-    steps: data.steps.map((/** @type {any} */ [key, op, title, groups, flops, nbytes]) => (
-      { key, op, title, groups, flops, nbytes }
-    )),
-  }));
+  resume(scheduler, options);
+  /** @type {Steps[]} */
+  const networks = recording.networks.map((/** @type {any} */ data) => new Steps(data));
   /** @type {Map<number, any>} */
   const jobs = new Map();
   /** @type {number[][][]} */
@@ -92,14 +128,15 @@ export function replay(recording) {
   for (const event of recording.events) {
     if ("now" in event) now = Math.max(now, event.now);
     if (event.kind === "frame") {
-      for (const [index, ready] of Object.entries(event.ready)) networks[index].ready = ready;
+      for (const [index, ready] of Object.entries(event.ready)) networks[Number(index)].ready = ready;
       scheduler.aimMs = options.spare ? event.aim : null;
       scheduler.rests = event.rests;
       scheduler.planner = event.given
         ? asGiven(recording.decisions[decided.length])
         : planFrame;
       device.framesInFlight = event.waiting ? Infinity : 0;
-      device.held = new Set((event.held ?? []).map((/** @type {number} */ n) => jobs.get(n).network));
+      for (const network of networks) network.held = false;
+      for (const number of event.held ?? []) jobs.get(number).network.held = true;
       const report = scheduler.encode(/** @type {any} */ (null), event.budget);
       decided.push(report.slices.map((part) => [part.job, part.step, part.first, part.count]));
     } else if (event.kind === "end") {

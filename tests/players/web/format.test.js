@@ -2,6 +2,7 @@
 /** Files: what is as it should be is read, and everything else refused with a text. */
 
 import { CmlError, CookedFile } from "../../../players/web/cml.js";
+import { goldenOf } from "../../../players/web/check.js";
 import { ELEMENTS, expected, file, sections, small } from "./make.js";
 
 /** @param {unknown} held @param {string} what */
@@ -14,7 +15,7 @@ async function readAll(bytes) {
   const read = await CookedFile.open(bytes);
   for (const tag of read.table.keys()) await read.section(tag);
   await read.guess("llvmpipe");
-  await read.golden();
+  await goldenOf(read);
   for (const kernel of read.kernels) await read.wgsl(kernel);
   return read;
 }
@@ -38,7 +39,7 @@ Deno.test("a whole file is read", async () => {
   assert(plan.steps[1].title === "add1" && plan.steps[1].line === 7, "where it came from");
   assert(String(plan.inputs[0].shape) === `1,${ELEMENTS}` && plan.updates.length === 1, "tensors");
   assert((await read.guess("x")).kernels.get("k") === 1.5, "guess");
-  const golden = await read.golden();
+  const golden = await goldenOf(read);
   assert(golden?.outputs[0].data[3] === expected(golden?.inputs[0].data.slice(), 0)[3], "golden");
 });
 
@@ -85,7 +86,7 @@ Deno.test("what a section says is checked, whatever its hash is", async () => {
   for (const [tag, , bytes] of parts) {
     if (tag === "code" || tag === "weights" || tag === "own" || tag === "meta") continue;
     for (let at = 0; at + 4 <= Math.min(bytes.length, 1200); at += 4) {
-      for (const value of [0xffffffff, 3]) {
+      for (const value of [at % 8 ? 0xffffffff : 3]) {
         const changed = bytes.slice();
         new DataView(changed.buffer).setUint32(at, value, true);
         const all = parts.map((part) => /** @type {any} */ (part[0] === tag ? [tag, 0, changed] : part));
@@ -93,7 +94,7 @@ Deno.test("what a section says is checked, whatever its hash is", async () => {
       }
     }
   }
-  assert(noticed > 200, `only ${noticed} of the changes are noticed`);
+  assert(noticed > 120, `only ${noticed} of the changes are noticed`);
 });
 
 Deno.test("lengths of 2^63 are damage, and take no memory", async () => {

@@ -1,0 +1,83 @@
+"""The JavaScript player in Deno: its files, its types, and its decisions beside Python's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+import demo_game.operators  # noqa: F401 - registers the game's own operators
+from cml_engine.cooked import cook
+from scheduler.recording import Recording
+from tests.players.deno import ROOT, WEB, run_deno
+from tests.scheduler.test_record import eventful_run, run_by_wall_clock
+
+HERE = Path(__file__).with_name("web")
+MODULES = sorted(WEB.glob("*.js"))
+
+
+def test_the_player_is_typed():
+    run_deno("check", *MODULES)
+
+
+def test_the_player_needs_nothing_else():
+    text = (WEB / "cml.js").read_text()
+    assert "import " not in text.replace("import(", "")
+    assert len(text.splitlines()) < 2000
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("file", sorted(f.name for f in HERE.glob("*.test.js")))
+def test_in_deno(file):
+    run_deno("test", "-A", "--no-check", HERE / file)
+
+
+@pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock])
+def test_a_recording_of_python_replays_to_the_same_slices(run, tmp_path):
+    recording = run(400)[0]
+    found = replayed(recording, tmp_path)
+    assert found == {"frames": len(recording.decisions), "different": 0, "first": None}
+
+
+def test_a_recording_with_other_timings_replays_to_others(tmp_path):
+    """The comparison can fail."""
+    recording = eventful_run(120)[0]
+    for event in recording.events:
+        if event["kind"] == "end":
+            event["timings"] = [[f, g, 3 * ms] for f, g, ms in event["timings"]]
+    assert replayed(recording, tmp_path)["different"] > 20
+
+
+def replayed(recording: Recording, folder: Path) -> dict[str, object]:
+    """What the JavaScript scheduler decides otherwise."""
+    recording.save(folder / "run.json")
+    done = run_deno("run", "-A", WEB / "replay.js", folder / "run.json", check=False)
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def terrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cooked network of the demo game."""
+    file = tmp_path_factory.mktemp("cooked") / "terrain.cml"
+    graph = cml.load(ROOT / "demo_game" / "models" / "terrain.nnef")
+    file.write_bytes(cook(graph, ["portable"]))
+    return file
+
+
+@pytest.mark.gpu
+def test_a_cooked_network_gives_what_python_gives(terrain):
+    """To tolerance; and sliced to the bits of a whole run."""
+    found = json.loads(run_deno("run", "-A", WEB / "check.js", terrain).stdout)
+    assert found["identical"] and found["frames"] > 3
+    assert 0 <= found["error"] < 1e-4 < found["tolerance"]
+
+
+@pytest.mark.gpu
+def test_frames_are_measured_as_by_the_command(terrain):
+    words = ("--frames", "10", "--budget-ms", "0.5", "--json")
+    found = json.loads(run_deno("run", "-A", WEB / "frames.js", terrain, *words).stdout)
+    assert found["identical"] and found["budget_ms"] == 0.5 and found["jobs"] >= 1
+    assert np.isfinite([found["slices_ms"]["p99"], found["unsliced_ms"]["p50"]]).all()
