@@ -25,8 +25,14 @@ _APART_EVERY = 16
 WALL_CLOCK = "wall clock"
 #: a frame this much longer than it should be is late, not just jittery
 _LATE = 1.15
-#: what a late frame adds to the back-off, what a frame in time leaves of it, and its end
+#: what a late frame adds to the back-off, what a frame's time without one leaves of it, its end
 _GROWTH, _DECAY, _MOST_BACK_OFF = 1.25, 0.99, 16.0
+#: how much of what a host turns out to take by itself is believed at once, and of an interval
+_BELIEVED, _SMOOTHED = 0.25, 0.1
+#: where frames are late, two in so many run nothing: is it the networks at all?
+_REST_EVERY = 48
+#: frames of an interval beyond which more says nothing: a loading screen is no frame
+_LONGEST = 60
 
 
 @dataclass(slots=True)
@@ -44,6 +50,8 @@ class Feedback:
     ``wall_clock``: the device sends none. Then only the host's own frames tell: while they take
     longer than they should, the networks get less, down to a sixteenth; where that does not
     help, it is the host that takes so long, and its frames are measured by that from then on.
+    Frames that run no networks tell it at once, so a late frame is followed by two of them, now
+    and then (:attr:`rest_due`).
     """
 
     def __init__(self, wall_clock: bool, frame_ms: float) -> None:
@@ -52,17 +60,36 @@ class Feedback:
         self._encoded: _InFlight | None = None
         self._ended_ms: float | None = None
         self._usual_ms = frame_ms
+        #: from the end of a frame to the next one's, of late
+        self.interval_ms = frame_ms
+        self._intervals = 0
+        #: the next frame should run nothing: nobody knows whether the last was late by itself
+        self.rest_due = False
+        self._without = 0
+        self._since_rest = _REST_EVERY
         #: what a budget is divided by while frames are late and nothing is measured; at least 1
         self.back_off = 1.0
 
     def state(self) -> dict[str, float | None]:
         """What the host's own frames have taught, for :meth:`resume`."""
-        return {"back_off": self.back_off, "usual": self._usual_ms, "ended": self._ended_ms}
+        return {
+            "back_off": self.back_off,
+            "usual": self._usual_ms,
+            "ended": self._ended_ms,
+            "interval": self.interval_ms,
+            "intervals": self._intervals,
+            "without": self._without,
+            "since_rest": self._since_rest,
+            "rest_due": self.rest_due,
+        }
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from a :meth:`state`, without the frames that are still on their way."""
         self.back_off, self._usual_ms = state["back_off"], state["usual"]
         self._ended_ms = state["ended"]
+        self.interval_ms, self._intervals = state["interval"], state["intervals"]
+        self._without, self._since_rest = state["without"], state["since_rest"]
+        self.rest_due = state["rest_due"]
         self._awaited.clear()
         self._encoded = None
 
@@ -82,8 +109,8 @@ class Feedback:
         if self._encoded is not None:
             self._awaited.append(self._encoded)
             self._encoded = None
+        self._heed_interval(now_ms, model)
         if self._wall_clock:
-            self._heed_interval(now_ms)
             self._awaited.clear()
             return []
         by_frame = {entry.report.frame: entry for entry in self._awaited}
@@ -104,21 +131,49 @@ class Feedback:
                 done.append(_learn_frame(entry, model))
         return done
 
-    def _heed_interval(self, now_ms: float) -> None:
+    def _heed_interval(self, now_ms: float, model: CostModel) -> None:
         before, self._ended_ms = self._ended_ms, now_ms
-        entry = self._awaited[-1] if self._awaited else None
-        if before is None or entry is None or not entry.groups:
+        if before is None:
             return
-        interval = now_ms - before
+        interval = min(now_ms - before, _LONGEST * self._frame_ms)
+        self._intervals += 1
+        self.interval_ms += max(_SMOOTHED, 1 / self._intervals) * (interval - self.interval_ms)
+        if self._wall_clock:
+            groups = self._awaited[-1].groups if self._awaited else []
+            if not self._judge(interval, bool(groups)):
+                _take_for_granted(groups, model)
+
+    def _judge(self, interval: float, ran: bool) -> bool:
+        """Whether a frame was late, perhaps for its networks' sake if it had some."""
         late = interval > _LATE * self._usual_ms
-        if late and self.back_off == _MOST_BACK_OFF:
-            self._usual_ms += 0.25 * (interval - self._usual_ms)
+        self._without = 0 if ran else self._without + 1
+        self._since_rest += 1
+        if self._without == 1:  # the device may have been at the frame before
+            self._learn_usual(interval, _BELIEVED)
+        elif self._without:
+            self._learn_usual(interval, 1.0 if self._without == 2 else _BELIEVED)
+            self.rest_due, self._since_rest = False, 0
+        elif late and self.back_off == _MOST_BACK_OFF:
+            self._learn_usual(interval, _BELIEVED)
         elif interval < self._usual_ms:
-            self._usual_ms += 0.1 * (max(interval, self._frame_ms) - self._usual_ms)
-        if late:
+            self._learn_usual(interval, _SMOOTHED)
+        if late and ran and self._since_rest > _REST_EVERY:
+            self.rest_due = True
+        elif late and ran:
             self.back_off = min(_MOST_BACK_OFF, self.back_off * _GROWTH)
         else:
-            self.back_off = 1 + (self.back_off - 1) * _DECAY
+            self.back_off = 1 + (self.back_off - 1) * _DECAY ** (interval / self._frame_ms)
+        return late
+
+    def _learn_usual(self, interval: float, weight: float) -> None:
+        self._usual_ms += weight * (max(interval, self._frame_ms) - self._usual_ms)
+
+
+def _take_for_granted(groups: Sequence[Sequence[tuple[StepCost, int]]], model: CostModel) -> None:
+    """What was guessed of steps is believed where a frame with them was in time: else they would
+    be tried with little for ever, for nothing is measured."""
+    guessed = [part for parts in groups for part in parts if not model.samples(part[0].key)]
+    model.learn(guessed, sum(model.predict_ms(step, count) for step, count in guessed))
 
 
 def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:

@@ -90,11 +90,12 @@ class FrameScheduler:
         self.lifecycle = Lifecycle(self.executor, self._steady, self._pace())
 
     def _pace(self, rate: float | None = None) -> FramePace:
-        """``rate``: where it is known already."""
+        """``rate``: where it is known already. A host whose frames take longer than they should
+        gives the networks as much per frame, and less per second."""
         rate = self.rate if rate is None else rate
-        return FramePace(
-            self.frame, self.frame_ms, rate, self.policy, self.cost_model, self.last_report
-        )
+        interval = max(self.frame_ms, self._feedback.interval_ms)
+        rate *= self.frame_ms / interval
+        return FramePace(self.frame, interval, rate, self.policy, self.cost_model, self.last_report)
 
     def record(self) -> Recording:
         """Write down from now on what comes in and what is decided: the recording that is
@@ -301,7 +302,7 @@ class FrameScheduler:
         rate = aim / self.frame_ms
         copied = jobs.charges.take()
         aim = max(0.0, aim - copied)
-        rests = self.pacing.rest_due(self.budget)
+        rests = self._feedback.rest_due or self.pacing.rest_due(self.budget)
         report = FrameReport(self.frame, now, budget, 0.0 if rests else aim, copied_ms=copied)
         jobs.begin_frame(self._pace(rate))
         behind = self.executor.frames_in_flight >= self.max_frames_in_flight

@@ -18,7 +18,7 @@ from scheduler.executor import StepCost, Timing
 from scheduler.jobs.job import Job
 from scheduler.reports import FrameReport
 
-_FORMAT = "cml recording 4"
+_FORMAT = "cml recording 5"
 
 
 @dataclass

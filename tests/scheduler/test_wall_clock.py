@@ -1,5 +1,7 @@
 """A device without timestamps: late frames are all that is known, and they are enough."""
 
+import pytest
+
 from scheduler import CostModel, FrameScheduler, VirtualClock
 from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
 
@@ -85,3 +87,29 @@ def test_whole_frames_make_the_plan_swing_nowhere():
     late = took[300:]
     assert sum(ms > 1.15 * FRAME for ms in late) / len(late) < 0.1
     assert sum(late) / len(late) > 10.0
+
+
+@pytest.mark.parametrize("clock_source", ["wall clock", "timestamps"])
+@pytest.mark.parametrize("frame_ms", [FRAME, 60.0, 225.0])
+@pytest.mark.parametrize("loading", [0, 12])
+def test_an_eta_is_right_in_a_host_that_is_slow_by_itself(clock_source, frame_ms, loading):
+    """Also where no step was ever measured: within a factor of two, a few frames after it began."""
+    network = SimNetwork("net", [SimStep(f"k{i}", 400, 0.02, flops=4e5) for i in range(10)])
+    network.ready = False
+    clock, gpu = VirtualClock(), SimGpu(clock_source=clock_source)
+    scheduler = FrameScheduler(gpu, FRAME, 4.0, clock=clock, cost_model=CostModel())
+    job = scheduler.submit(network, {})
+    etas: list[tuple[float, float]] = []
+    for frame in range(4000):
+        network.ready = frame >= loading
+        scheduler.encode(None)
+        clock.advance(max(frame_ms, gpu.frame_ms))
+        scheduler.end_frame()
+        if job.ended:
+            break
+        etas.append((clock.now_ms(), job.eta_ms))
+    begun = loading * frame_ms
+    told = [(eta, clock.now_ms() - now) for now, eta in etas if now > begun + 5 * frame_ms]
+    told = [(eta, left) for eta, left in told if left > 3 * frame_ms]
+    assert job.state == "done" and len(told) > 10
+    assert all(left / 2 < eta < 2 * left for eta, left in told)

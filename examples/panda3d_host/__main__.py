@@ -1,0 +1,150 @@
+"""A network beside a game engine on OpenGL, Panda3D: its picture is a texture of the scene.
+
+Panda3D owns its context, its loop and its frames. The network runs on a device of its own beside
+it; what each result costs on its way (down, up) is measured and told to the scheduler as part of
+the frame.
+
+``python -m examples.panda3d_host`` opens a window where there is a display;
+``--frames 120 --screenshot out/panda3d_host.png`` does without. Needs ``pip install panda3d``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from direct.showbase.ShowBase import ShowBase
+from panda3d.core import CardMaker, NodePath, PNMImage, Texture, loadPrcFileData
+
+import cml_engine as cml
+from examples.panda3d_host.beside import NetworkBeside, timed
+from examples.plain_loop import cartoon
+from examples.plain_loop.__main__ import options_of
+from examples.plain_loop.summary import Summary
+from scheduler import FrameScheduler
+
+FRAME_MS = 1000 / 60
+
+
+class Scene:
+    """What a Panda3D program has without us: four cards that turn before a camera."""
+
+    def __init__(self, offscreen: bool) -> None:
+        settings = "audio-library-name null\nwin-size 640 480\nnotify-level-device fatal\n"
+        settings += "notify-level-display error\nsync-video false\n"
+        if offscreen:
+            settings += "window-type offscreen\nload-display p3headlessgl\n"
+        loadPrcFileData("", settings)
+        self.base = ShowBase()
+        self.base.disable_mouse()
+        self.base.set_background_color(0.1, 0.12, 0.15)
+        self.texture = Texture("picture")
+        self.texture.setup_2d_texture(
+            cartoon.WIDTH, cartoon.HEIGHT, Texture.T_unsigned_byte, Texture.F_rgba8
+        )
+        self.box: NodePath[Any] = NodePath("box")
+        for side in range(4):
+            self._card(90 * side)
+        self.box.reparent_to(self.base.render)
+        self.base.camera.set_pos(0, -6, 1.2)
+        self.base.camera.look_at(0, 0, 0)
+
+    def _card(self, heading: float) -> None:
+        maker = CardMaker("side")
+        maker.set_frame(-1.5, 1.5, -1.1, 1.1)
+        turned = self.box.attach_new_node("turned")
+        card = turned.attach_new_node(maker.generate())
+        card.set_y(-1.5)
+        card.set_texture(self.texture)
+        card.set_two_sided(True)
+        turned.set_h(heading)
+
+    def show(self, picture: np.ndarray[Any, Any]) -> None:
+        """Put the picture ``[1, H, W, 4]`` into the texture: blue first and the lowest row first,
+        as Panda3D wants them."""
+        texels = np.clip(255 * picture[0, ::-1, :, [2, 1, 0, 3]] + 0.5, 0, 255)
+        self.texture.set_ram_image(np.moveaxis(texels, 0, -1).astype(np.uint8).tobytes())
+
+    def draw(self) -> None:
+        """One frame of the engine's."""
+        self.box.set_h(30 * time.perf_counter())
+        self.base.task_mgr.step()
+
+    def save(self, path: Path) -> None:
+        """Write the last frame."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = PNMImage()
+        self.base.win.get_screenshot(image)
+        image.remove_alpha()
+        image.write(str(path))
+
+
+class Game:
+    """The scene with a network beside it."""
+
+    def __init__(self, offscreen: bool, budget_ms: float) -> None:
+        self.scene = Scene(offscreen)
+        self.gpu = cml.Gpu()
+        session = cml.Session(cartoon.load(), self.gpu, deferred=True)
+        scheduler = FrameScheduler(self.gpu, frame_ms=FRAME_MS, budget_ms=budget_ms)
+        self.network = NetworkBeside(session, "picture", self._inputs, scheduler)
+        self.summary = Summary(budget_ms, self.gpu.has_timestamps)
+        #: the result that the texture shows
+        self.shown: np.ndarray[Any, Any] | None = None
+        self.image = cartoon.image(0.0)
+        #: ms of CPU to put each result into the texture
+        self.uploads: list[float] = []
+
+    def _inputs(self) -> dict[str, np.ndarray[Any, Any]]:
+        self.image = cartoon.image(time.perf_counter())
+        return {"image": self.image}
+
+    def frame(self) -> None:
+        """The engine's frame, and the network's part of it."""
+        start = time.perf_counter()
+        self.scene.draw()
+        picture = self.network.frame(self.summary)
+        if picture is not None:
+            self.shown = picture
+            self.uploads.append(timed(lambda: self.scene.show(picture)))
+        self.network.scheduler.frame_took(1e3 * (time.perf_counter() - start))
+
+    def cost(self) -> str:
+        """What the way of a result costs, in a line."""
+        if not self.uploads:
+            return "no result has arrived"
+        assert self.shown is not None
+        return (
+            f"one result: {self.shown.nbytes / 1024:.0f} KB, here after "
+            f"{median(self.network.frames_under_way):.0f} frames (median), "
+            f"{median(self.uploads):.2f} ms of CPU to make a texture of it"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = options_of(argv, "panda3d_host", timestamps=True)
+    try:
+        game = Game(options.offscreen, options.budget_ms)
+        for _ in range(options.frames or sys.maxsize):
+            start = time.perf_counter()
+            game.frame()
+            time.sleep(max(0.0, 1e-3 * FRAME_MS - (time.perf_counter() - start)))
+    except cml.CmlError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except SystemExit:  # the window was closed
+        pass
+    if options.screenshot:
+        game.scene.save(options.screenshot)
+    print(game.summary.text(game.gpu.name))
+    print(game.cost())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Hosts that render with OpenGL: the picture in their texture is the network's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from examples.plain_loop import cartoon
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/hosts.md"
+
+
+def needs(*packages):
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")
+
+
+def blocks(*starts):
+    """The page's blocks of Python that begin with these words, one after the other."""
+    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return [next(text for text in found if text.startswith(start)) for start in starts]
+
+
+def run_page(tmp_path, monkeypatch, host):
+    """The page's code for a host, as it stands there."""
+    folder = tmp_path / "cartoon.nnef"
+    folder.mkdir()
+    (folder / "graph.nnef").write_text(cartoon.CARTOON, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    page = {"image": cartoon.image(1.0), "width": cartoon.WIDTH, "height": cartoon.HEIGHT}
+    for text in blocks("import cml_engine", f"import {host}"):
+        exec(compile(text, str(PAGE), "exec"), page)
+    return page
+
+
+def until_shown(frame, limit=6000):
+    for _ in range(limit):
+        picture = frame()
+        if picture is not None:
+            return picture
+        time.sleep(0.002)
+    raise AssertionError(f"nothing to see after {limit} frames")
+
+
+def wanted(image):
+    return cml.Session(cartoon.load(), "cpu").run({"image": image})["picture"]
+
+
+@needs("moderngl")
+def test_the_page_s_moderngl_host_shows_the_network_s_output(tmp_path, monkeypatch):
+    import moderngl
+
+    try:
+        moderngl.create_context(standalone=True, backend="egl").release()
+    except Exception as error:
+        pytest.skip(f"no OpenGL without a display here: {error}")
+    page = run_page(tmp_path, monkeypatch, "moderngl")
+    picture = until_shown(page["moderngl_frame"])
+    seen = np.frombuffer(page["texture"].read(), np.float32).reshape(picture.shape[1:])
+    np.testing.assert_array_equal(seen[::-1], picture[0])
+    np.testing.assert_allclose(picture, wanted(page["image"]), atol=0.17)  # a tone, at an edge
+    assert np.mean(np.abs(picture - wanted(page["image"]))) < 1e-3
+    page["context"].release()
+
+
+@needs("pyglet")
+def test_the_page_s_pyglet_host_shows_the_network_s_output(tmp_path, monkeypatch):
+    import pyglet
+
+    pyglet.options.headless = True
+    try:
+        window = pyglet.window.Window(64, 64)
+    except Exception as error:
+        pytest.skip(f"no OpenGL without a display here: {error}")
+    page = run_page(tmp_path, monkeypatch, "pyglet")
+    picture = until_shown(page["pyglet_frame"])
+    texels = page["picture_texture"].get_image_data().get_data("RGBA", 4 * cartoon.WIDTH)
+    seen = np.frombuffer(texels, np.uint8).reshape(picture.shape[1:])[::-1]
+    np.testing.assert_allclose(seen, 255 * np.clip(picture[0], 0, 1), atol=0.51)
+    window.close()
+
+
+@needs("panda3d")
+def test_panda3d_shows_the_network_s_output_on_its_cards(tmp_path):
+    """In a process of its own: an engine like it is one for the whole process."""
+    import subprocess
+    import sys
+
+    shot = tmp_path / "shot.png"
+    command = [sys.executable, "-c", _PANDA, str(shot)]
+    done = subprocess.run(
+        command, cwd=PAGE.parents[1], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "one result: 192 KB" in done.stdout and shot.is_file()
+
+
+_PANDA = """
+import sys
+from pathlib import Path
+import numpy as np
+from examples.panda3d_host.__main__ import Game
+from examples.plain_loop import cartoon
+import cml_engine as cml
+
+game = Game(offscreen=True, budget_ms=5.0)
+first = np.array(0)
+for _ in range(6000):
+    game.frame()
+    if game.shown is not None:
+        break
+game.scene.draw()
+texels = np.frombuffer(game.scene.texture.get_ram_image(), np.uint8)
+texels = texels.reshape(cartoon.HEIGHT, cartoon.WIDTH, 4)[::-1, :, [2, 1, 0, 3]]
+assert np.abs(texels - 255 * np.clip(game.shown[0], 0, 1)).max() <= 0.51
+game.scene.save(Path(sys.argv[1]))
+print(game.cost())
+"""
