@@ -186,6 +186,8 @@ class Graph:
     pairs a variable with the tensor that becomes its value after a run (NNEF ``update``).
     ``sources`` says where an input or constant was declared. ``quantization`` holds what a
     ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
+    ``integer`` is the version of the rule by which an integer network is computed
+    (docs/integer.md), 0 for one of floats; its quantized constants are the stored integers.
     ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
     are lines for people: what a converter did. ``kept`` are tensors that somebody reads after a
     run though they are no outputs: no pass may make them part of another operator. ``apart`` are
@@ -208,6 +210,7 @@ class Graph:
     notes: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
+    integer: int = 0
     origin: Origin | None = field(default=None, compare=False, repr=False)
     ready: Ready | None = field(default=None, compare=False, repr=False)
 

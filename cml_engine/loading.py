@@ -87,6 +87,11 @@ def load(
 
     def make(shapes: Shapes) -> Graph:
         graph = kept.graph(shapes)
+        if fake_quantize and graph.integer:
+            raise InputError(
+                f"{_shown(model)} is an integer network (docs/integer.md), which is computed as "
+                "graph.quant says already: leave fake_quantize out"
+            )
         return infer_facts(fake_quantized(graph, _built) if fake_quantize else graph)
 
     return Origin(make).at(by_name)

@@ -116,7 +116,8 @@ class NnefModel:
         if files is None:
             return kept_values(variables, self._kept)
         find = finder(files, built, self._stored, self._random)
-        values = load_variables(variables, find, self._quantization)
+        integer = bool(built.graph.integer)
+        values = load_variables(variables, find, self._quantization, integer)
         if self._stored is not None:
             self._stored.check_all_used(variable.label for variable in variables)
         self._kept = {v.name: Kept(v, values[v.name]) for v in variables}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph
+from cml_engine.integer.lowering.network import lowered
 from cml_engine.passes.bypass import bypass
 from cml_engine.passes.common_subexpressions import merge_common_subexpressions
 from cml_engine.passes.dead_code import eliminate_dead_code
@@ -46,9 +47,14 @@ NAMES = (*(name for name, _, _ in STAGES), "views")
 AS_WRITTEN = frozenset(NAMES) - {"infer", "fold"}
 
 
+#: what integer networks are left alone by: these would move a rounding, or put floats in weights
+_OF_FLOATS = frozenset({"rules", "groups", "affine", "normalization"})
+
+
 def optimize(graph: Graph, without: frozenset[str] = frozenset()) -> Graph:
     """The graph after all stages but those named in ``without``; :class:`InputError` where that
-    has a name that no pass has. One that was cooked has been through them already."""
+    has a name that no pass has. One that was cooked has been through them already. An integer
+    network becomes a graph of whole numbers first."""
     some_of(NAMES, without, "passes to leave out")
     if graph.ready is not None:
         if undone := without - {"views"}:
@@ -57,6 +63,8 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset()) -> Graph:
                 "can be left out of the model that it was made of"
             )
         return graph
+    if graph.integer:
+        graph, without = lowered(graph).graph, without | _OF_FLOATS
     for name, stage, _ in STAGES:
         if name not in without:
             graph = stage(graph)

@@ -65,6 +65,8 @@ def _check_names(graph: Graph) -> None:
 def _constant(graph: Graph, name: str) -> Array:
     """The constant in its fact's own type; every backend takes it as it lies there."""
     value, fact = np.asarray(graph.constants[name]), graph.facts[name]
+    if graph.integer and name in graph.quantization and value.shape == fact.shape:
+        return value  # the stored integers
     if value.shape != fact.shape or DTYPE_OF_KIND.get(value.dtype.kind) != fact.dtype:
         raise ShapeError(
             f"constant '{name}' is {value.dtype}{list(value.shape)}, wanted {fact}",

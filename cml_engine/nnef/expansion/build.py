@@ -12,6 +12,7 @@ import numpy as np
 
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Shapes
+from cml_engine.integer.rule import RULE_VERSION
 from cml_engine.nnef.expansion.bind import Bound
 from cml_engine.nnef.expansion.evaluate import Exact, Scope, Site
 from cml_engine.nnef.expansion.externals import Externals
@@ -27,6 +28,9 @@ from cml_engine.nnef.warning import warn
 
 FRAGMENTS = "KHR_enable_fragment_definitions"
 EXPRESSIONS = "KHR_enable_operator_expressions"
+
+#: What names an integer network (docs/integer.md), with the version of the rule behind it.
+INTEGER = "CML_integer_"
 
 #: What extensions of tract's begin with: registries of operators, which are known by their names.
 TRACT = "tract_"
@@ -75,6 +79,7 @@ class DocumentBuilder:
         infer: Infer | None,
         shapes: Shapes = MappingProxyType({}),
     ) -> None:
+        self._document = document
         self._graph = graph = document.graph
         self._scope = Scope(text)
         self._inputs = {name.id for name in graph.inputs}
@@ -117,6 +122,7 @@ class DocumentBuilder:
             labels={v.name: v.label for v in self._variables.values()},
             updates=tuple(self._updates.items()),
             sources=builder.sources,
+            integer=rule_version(self._document),
             declarations=self._lowering.library.used_declarations(n.op for n in builder.nodes),
         )
 
@@ -256,10 +262,18 @@ def _filled(fact: Fact, values: Sequence[Any], site: Site) -> np.ndarray[Any, An
     return np.full(fact.shape, array[0])
 
 
+def rule_version(document: Document) -> int:
+    """The version of the rule that an integer network names, or 0."""
+    return RULE_VERSION if any(n.id.startswith(INTEGER) for n in document.extensions) else 0
+
+
 def _check_extensions(document: Document, text: SourceText) -> None:
     named = {name.id for name in document.extensions}
     for name in document.extensions:
-        if name.id not in (FRAGMENTS, EXPRESSIONS) and not name.id.startswith(TRACT):
+        if name.id.startswith(INTEGER) and name.id != f"{INTEGER}{RULE_VERSION}":
+            message = f"'{name.id}' is another rule than this engine's, {INTEGER}{RULE_VERSION}"
+            raise text.error(f"{message}: quantize the network again, or use its engine", name.pos)
+        if name.id not in (FRAGMENTS, EXPRESSIONS) and not name.id.startswith((TRACT, INTEGER)):
             message = f"unknown extension '{name.id}': wanted {FRAGMENTS} or {EXPRESSIONS}"
             raise text.error(f"{message}, export without it", name.pos)
     if document.version is None:

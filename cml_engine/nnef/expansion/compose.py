@@ -11,7 +11,7 @@ import numpy as np
 
 from cml_engine.errors import InputError, ModelError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Graph, Node
-from cml_engine.nnef.expansion.build import FRAGMENTS
+from cml_engine.nnef.expansion.build import FRAGMENTS, INTEGER
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import literal_name
 from cml_engine.nnef.expansion.signatures import Param, Signature
@@ -50,6 +50,8 @@ class Composed:
     tensors: Mapping[str, Array]
     quantization: Mapping[str, Attrs]
     comments: Sequence[str] = ()
+    #: labels of tensors whose integers a line of ``graph.quant`` reads
+    quantized: frozenset[str] = frozenset()
 
 
 def compose(graph: Graph, declarations: Mapping[str, str]) -> Composed:
@@ -124,7 +126,7 @@ class _Composer:
         body += [self._update(*update) for update in graph.updates]
         document = Document(
             version="1.0",
-            extensions=(Name(FRAGMENTS),) if fragments else (),
+            extensions=self._extensions(bool(fragments)),
             fragments=tuple(f for text in fragments.values() for f in parse_fragments(text, "")),
             graph=GraphDef(
                 self._names.of(graph.name) if not is_identifier(graph.name) else graph.name,
@@ -134,7 +136,21 @@ class _Composer:
             ),
         )
         quantization = {self._names.of(n): attrs for n, attrs in graph.quantization.items()}
-        return Composed(document, self._tensors, quantization, graph.notes)
+        labels = frozenset(graph.labels.get(name, "") for name in self._quantized)
+        return Composed(document, self._tensors, quantization, graph.notes, labels)
+
+    def _extensions(self, fragments: bool) -> tuple[Name, ...]:
+        integer = self._graph.integer
+        named = [f"{INTEGER}{integer}"] * bool(integer) + [FRAGMENTS] * fragments
+        return tuple(map(Name, named))
+
+    @property
+    def _quantized(self) -> list[str]:
+        """The constants that are stored integers of real numbers."""
+        if not self._graph.integer:
+            return []
+        quantization = self._graph.quantization
+        return [n for n, a in self._graph.constants.items() if n in quantization and _is_whole(a)]
 
     def _check_interface(self) -> None:
         for name in self._graph.outputs:
@@ -148,7 +164,8 @@ class _Composer:
         return self._declare(name, "external", fact.dtype, shape=list(fact.shape))
 
     def _constant(self, name: str, values: Array) -> Assignment:
-        dtype, shape = _dtype_of(values), list(values.shape)
+        is_stored = self._graph.integer and name in self._graph.quantization and _is_whole(values)
+        dtype, shape = "scalar" if is_stored else _dtype_of(values), list(values.shape)
         if name in self._graph.labels or not _fits_text(values):
             label = self._label(name, values)
             return self._declare(name, "variable", dtype, shape=shape, label=label)
@@ -248,6 +265,10 @@ class _Composer:
         self._files[key] = label
         self._tensors[label] = values
         return label
+
+
+def _is_whole(values: Array) -> bool:
+    return values.dtype.kind in "iu"
 
 
 def _are_same(a: Array, b: Array) -> bool:

@@ -101,10 +101,14 @@ def _has_file(model: ModelSource, variable: Variable) -> bool:
 
 
 def load_variables(
-    variables: Iterable[Variable], find: Find, quantization: Mapping[str, Attrs]
+    variables: Iterable[Variable],
+    find: Find,
+    quantization: Mapping[str, Attrs],
+    integer: bool = False,
 ) -> dict[str, Array]:
     """The values of all variables; those with one label (whatever its case) share them, each
-    read by the line of its own name in ``graph.quant``."""
+    read by the line of its own name in ``graph.quant``; of an ``integer`` network as the integers
+    that are stored."""
     variables = tuple(variables)
     blobs: dict[str, Stored] = {}
     for variable in variables:
@@ -118,7 +122,7 @@ def load_variables(
         key = (_file(variable), variable.fact.dtype)
         values = shared.get((*key, _ANY_LINE), shared.get((*key, repr(quant))))
         if values is None:
-            values, header = _read(variable, blob, quant)
+            values, header = _read(variable, blob, quant, integer)
             is_plain = header.item is ItemType.FLOAT or variable.fact.dtype != "scalar"
             shared[*key, _ANY_LINE if is_plain else repr(quant)] = values
             halves += [variable] if (header.item, header.bits) == (ItemType.FLOAT, 16) else []
@@ -175,13 +179,18 @@ def to_engine(
         return stored.values.astype(np.float32, copy=False)
 
 
-def _read(variable: Variable, blob: Stored, quant: Attrs | None) -> tuple[Array, Header]:
+def _read(
+    variable: Variable, blob: Stored, quant: Attrs | None, integer: bool
+) -> tuple[Array, Header]:
     """The values, and what the file says of them."""
     try:
         header = blob.header()
         _check(variable.fact, header, blob.name, quant is not None)
         stored = blob.stored(header)
-        values = to_engine(stored, variable.fact.dtype, quant, blob.name, variable.source)
+        if integer and quant is not None and header.item is not ItemType.FLOAT:
+            values = stored.values
+        else:
+            values = to_engine(stored, variable.fact.dtype, quant, blob.name, variable.source)
     except ModelError as error:
         raise type(error)(error.message, variable.source) from error.__cause__
     values.flags.writeable = False

@@ -9,14 +9,16 @@ import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from cml_engine.errors import CmlError, InputError
 from cml_engine.files.atomic_write import PARTIAL, write_atomically
 from cml_engine.graph import Attrs, Graph
 from cml_engine.nnef.expansion.compose import Composed, compose, expression
 from cml_engine.nnef.files.names import GRAPH_FILE, QUANT_FILE, tensor_file_name
-from cml_engine.nnef.files.tensor_file import tensor_bytes
+from cml_engine.nnef.files.tensor_file import ItemType, tensor_bytes
 from cml_engine.nnef.text.ast import Argument, Call
 from cml_engine.nnef.text.printer import print_document, print_expression
 
@@ -68,7 +70,7 @@ def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
     for label, values in composed.tensors.items():
         name = tensor_file_name(label)
         try:
-            yield name, tensor_bytes(values)
+            yield name, tensor_bytes(values, item=_item(composed, label, values))
         except CmlError as error:
             raise type(error)(f"'{name}': {error.message}") from None
     if composed.quantization:
@@ -92,6 +94,13 @@ def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         if made and path.is_dir() and not any(path.iterdir()):
             path.rmdir()
+
+
+def _item(composed: Composed, label: str, values: np.ndarray[Any, Any]) -> ItemType | None:
+    """Stored integers say that they are; everything else is what its array is."""
+    if label not in composed.quantized:
+        return None
+    return ItemType.QUANTIZED_INT if values.dtype.kind == "i" else ItemType.QUANTIZED_UINT
 
 
 def _written(folder: Path, name: str, data: bytes) -> str:

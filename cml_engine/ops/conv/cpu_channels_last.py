@@ -39,7 +39,7 @@ def prepare_conv(
     shape = conv_shape(attrs, *facts)
     filter = constants[1]
     if filter is not None and min(facts[0].size, filter.size, prod(shape.narrow)) > 0:
-        if pays(shape):
+        if pays(shape) and not attrs.get("exact", False):
             return Winograd(shape, filter, scratch)
         if _is_depthwise(shape):
             return Depthwise(shape, filter, scratch, constants[2])

@@ -56,6 +56,8 @@ _TILES = ((8, 2), (8, 4), (16, 2), (16, 4))
 def is_possible(conv: Conv) -> bool:
     """Whether the node is a 3x3 convolution of stride 1 whose filter is known beforehand."""
     shape = conv.shape
+    if conv.op.attrs.get("exact", False):  # an integer network's: the transforms have fractions
+        return False
     if conv.transposed or shape.groups != 1 or len(shape.axes) != 2 or not conv.constant:
         return False
     return all((a.kernel, a.stride, a.dilation) == (3, 1, 1) for a in shape.axes)

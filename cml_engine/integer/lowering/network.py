@@ -1,0 +1,119 @@
+"""An integer network, of real numbers and lines in ``graph.quant``, as a graph of whole numbers that
+every backend runs with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cml_engine.errors import ModelError
+from cml_engine.graph import Graph, Node
+from cml_engine.integer.lines import Line, lines_of
+from cml_engine.integer.lowering import elementwise, moves, products
+from cml_engine.integer.lowering.making import Making
+from cml_engine.integer.lowering.rounding import of_words, rounded
+from cml_engine.integer.lowering.values import Pending, Point, Value
+from cml_engine.ops.declaration.registry import formula_of
+from cml_engine.passes.infer import infer_facts
+
+Handler = Callable[[Making, Node], list[Value]]
+
+_HANDLERS: Mapping[str, Handler] = {
+    "conv": products.conv,
+    "deconv": products.deconv,
+    "linear": products.linear,
+    "matmul": products.matmul,
+    "sum_reduce": products.reduced,
+    "mean_reduce": products.reduced,
+    "box": products.box,
+    "avg_pool": products.box,
+    "area_downsample": products.area_downsample,
+    "multilinear_upsample": products.multilinear_upsample,
+    "relu": elementwise.relu,
+    "clamp": elementwise.clamp,
+    "leaky_relu": elementwise.leaky_relu,
+    "prelu": elementwise.prelu,
+    "add": elementwise.add,
+    "sub": elementwise.sub,
+    "mul": elementwise.mul,
+    "div": elementwise.div,
+    "neg": elementwise.neg,
+    "abs": elementwise.absolute,
+    "pad": moves.pad,
+    "resize": moves.resize,
+    **dict.fromkeys(moves.MOVES, moves.move),
+}
+#: those that may follow a sum before it is rounded
+_OF_PENDING = frozenset("relu clamp leaky_relu prelu".split())
+#: operators that a rounding point may be in the place of
+INTEGER_OPERATORS = frozenset(_HANDLERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The graph of whole numbers, and its rounding points in running order."""
+
+    graph: Graph
+    points: tuple[Point, ...]
+
+
+def lowered(graph: Graph) -> Lowered:
+    """The network as the engine's operators of whole numbers, with every sum proven to fit;
+    :class:`RangeError` where one does not, :class:`ModelError` where an operator has no integer
+    form, or a line is missing."""
+    if graph.updates:
+        raise ModelError(
+            f"'{graph.name}' updates the variable '{graph.updates[0][0]}', which integer networks "
+            "cannot: keep it outside, as an input and an output"
+        )
+    graph = infer_facts(graph)
+    making = Making(graph, lines_of(graph))
+    for name in graph.inputs:
+        if graph.facts[name].dtype == "scalar":
+            making.values[name] = making.input(name)
+    for node in graph.nodes:
+        for name, value in zip(node.outputs, _values(making, node), strict=True):
+            making.values[name] = _settled(making, node, name, value)
+    for name in graph.outputs:
+        if name not in making.values:
+            raise ModelError(f"output '{name}' is no tensor of words")
+        making.output(name)
+    return Lowered(infer_facts(making.finished()), tuple(making.points))
+
+
+def _values(making: Making, node: Node) -> list[Value]:
+    line = making.lines.get(node.outputs[0])
+    if line is not None and line.table and formula_of(node.op) is not None:
+        found = elementwise.function(making, node)
+        if found is not None:
+            return [found]
+    handler = _HANDLERS.get(node.op)
+    elementwise_ = formula_of(node.op) is not None
+    pending = any(isinstance(making.values.get(name), Pending) for name in node.inputs)
+    as_function = elementwise_ and (handler is None or (pending and node.op not in _OF_PENDING))
+    if as_function and (found := elementwise.function(making, node)) is not None:
+        return [found]
+    if handler is None:
+        raise ModelError(
+            f"{node.title} has no integer form: it is a function of more than one tensor or of "
+            "more than one place. Leave it outside of the network, or write it with operators of "
+            "docs/integer.md",
+            node.source,
+        )
+    return handler(making, node)
+
+
+def _settled(making: Making, node: Node, name: str, value: Value) -> Value:
+    """What readers of a tensor read: words, where it has a line."""
+    line = making.lines.get(name)
+    if line is None:
+        return value
+    if not isinstance(value, Pending):
+        if _is_same(value.scale, value.range.low, value.range.high, line):
+            return value
+        value = of_words(making, node, value)
+    return rounded(making, node, name, value, line)
+
+
+def _is_same(scale: object, low: int, high: int, line: Line) -> bool:
+    return scale == line.scale and line.range.low <= low and high <= line.range.high
