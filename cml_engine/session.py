@@ -315,6 +315,11 @@ def _compiled(
     graph: Graph, gpu: Gpu | None, options: CompileOptions, deferred: bool, arena: str | None
 ) -> Compiled[Program]:
     """A graph compiled for its backend."""
+    if graph.integer and options.storage != "float":
+        raise InputError(
+            f"'{graph.name}' is an integer network, whose words 16 bits do not hold: leave storage "
+            "(--half) out"
+        )
     optimized = _optimized(graph, options)
     if gpu is None:
         if graph.ready is not None:

@@ -44,9 +44,9 @@ class Making:
         return name
 
     def words_name(self, name: str) -> str:
-        """What the words of a tensor are called: by its name, but where that is an input or an
-        output, which is of real numbers."""
-        if name in self.graph.outputs or name in self.graph.inputs:
+        """What the words of a tensor are called: by its name, but where that is an input, an
+        output or kept, which are of real numbers."""
+        if name in self.graph.lasting or name in self.graph.inputs:
             return self.fresh(f"{name}.words")
         return name
 
@@ -173,9 +173,7 @@ class Making:
             )
         check_scale(name, line.scale)
         place = Node("external", (), (name,), source=self.graph.sources.get(name))
-        words = Words(
-            self.fresh(f"{name}.words"), line.scale, line.bits, line.signed, line.range
-        )
+        words = Words(self.fresh(f"{name}.words"), line.scale, line.bits, line.signed, line.range)
         self.add(
             place,
             "integer_words",
@@ -196,7 +194,8 @@ class Making:
         found = self.values[name]
         if isinstance(found, Pending):
             raise ModelError(
-                f"output '{name}' of {found.title} has no line in graph.quant: add one",
+                f"'{name}' of {found.title} is read after a run, and has no line in graph.quant: "
+                "add one, or read what is rounded",
                 found.source,
             )
         place = Node("copy", (), (name,))
@@ -216,6 +215,7 @@ class Making:
             facts=facts,
             labels={},
             quantization={},
+            apart=(),
             integer=0,
         )
 

@@ -1,5 +1,5 @@
-"""An integer network, of real numbers and lines in ``graph.quant``, as a graph of whole numbers that
-every backend runs with the same bits."""
+"""An integer network, of real numbers and lines in ``graph.quant``, as a graph of whole numbers
+that every backend runs with the same bits."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def lowered(graph: Graph) -> Lowered:
     for node in graph.nodes:
         for name, value in zip(node.outputs, _values(making, node), strict=True):
             making.values[name] = _settled(making, node, name, value)
-    for name in graph.outputs:
+    for name in dict.fromkeys(graph.lasting):
         if name not in making.values:
-            raise ModelError(f"output '{name}' is no tensor of words")
+            raise ModelError(f"'{name}' is read after a run, and is no tensor of words")
         making.output(name)
     return Lowered(infer_facts(making.finished()), tuple(making.points))
 
@@ -94,6 +94,8 @@ def _values(making: Making, node: Node) -> list[Value]:
     if as_function and (found := elementwise.function(making, node)) is not None:
         return [found]
     if handler is None:
+        for name in node.inputs:  # what is not rounded is said first
+            making.words(node, name)
         raise ModelError(
             f"{node.title} has no integer form: it is a function of more than one tensor or of "
             "more than one place. Leave it outside of the network, or write it with operators of "

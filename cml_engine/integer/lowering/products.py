@@ -50,9 +50,7 @@ def _sum(
     )
 
 
-def _bias(
-    making: Making, node: Node, name: str, scales: Sequence[Fraction]
-) -> list[int]:
+def _bias(making: Making, node: Node, name: str, scales: Sequence[Fraction]) -> list[int]:
     """The integers of a bias, whose scales are those of the sums."""
     array = making.graph.constants.get(name)
     if array is not None and name not in making.lines and not array.any():
@@ -165,9 +163,7 @@ def _by_constant(making: Making, node: Node, a: str, b: str) -> Sum:
 
     def emit(x: str, part: Part, out: str) -> None:
         values = np.moveaxis(part.weights, 0, axis)
-        making.add(
-            node, "matmul", (x, making.constant(f"{b}.words", values)), out, **node.attrs
-        )
+        making.add(node, "matmul", (x, making.constant(f"{b}.words", values)), out, **node.attrs)
 
     return _sum(making, node, words, found, scales, matrix.ndim - 1, emit)
 

@@ -65,9 +65,7 @@ def _ends(pending: Pending, line: Line) -> tuple[int, int]:
     return low, high
 
 
-def _sum(
-    making: Making, node: Node, pending: Sum, words: Words, ends: dict[str, float]
-) -> int:
+def _sum(making: Making, node: Node, pending: Sum, words: Words, ends: dict[str, float]) -> int:
     factors = [[scale / words.scale for scale in pending.scales]]
     if pending.negative:
         count = max(len(pending.scales), len(pending.negative))

@@ -1,0 +1,56 @@
+"""Integer operators on the CPU: zero bits off Python's integers, whatever the shapes and words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cml_engine as cml
+from cml_engine.errors import RangeError
+from tests.fixtures import integer_networks
+from tests.fixtures.integer_calls import CALLS
+
+
+@pytest.mark.parametrize("family", CALLS)
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32))
+def test_no_bit_differs(family: str, seed: int) -> None:
+    try:
+        call = CALLS[family](np.random.default_rng(seed))
+        session = cml.Session(call.graph, "cpu")
+    except RangeError:
+        return  # some are too fine for what they are made of
+    words = call.words(session.run(call.inputs))
+    np.testing.assert_array_equal(words, call.wanted)
+
+
+def test_most_calls_can_be_proven() -> None:
+    """The test above is not of nothing."""
+    refused = 0
+    for make in CALLS.values():
+        for seed in range(20):
+            try:
+                cml.Session(make(np.random.default_rng(seed)).graph, "cpu")
+            except RangeError:
+                refused += 1
+    assert refused < 20
+
+
+def test_another_rounding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves to even in the reference: the comparison finds it."""
+
+    def to_even(total: int, ratio: integer_networks.Fraction, low: int, high: int) -> int:
+        return min(max(round(total * ratio), low), high)
+
+    monkeypatch.setattr(integer_networks, "one_word", to_even)
+    differing = 0
+    for seed in range(40):
+        call = CALLS["window"](np.random.default_rng(seed))
+        try:
+            words = call.words(cml.Session(call.graph, "cpu").run(call.inputs))
+        except RangeError:
+            continue
+        differing += not np.array_equal(words, call.wanted)
+    assert differing > 3

@@ -1,0 +1,85 @@
+"""Integer networks on the GPU: zero bits off what Python's integers say, by every kernel variant
+and in any partition of the work."""
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import InputError, RangeError
+from cml_engine.layout import C4
+from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.passes import optimize
+from cml_engine.planning.lower import PlanOptions
+from cml_engine.testing import check_graph
+from tests.fixtures.integer_calls import CALLS, STEP
+from tests.fixtures.integer_networks import IntegerNet, line, random_words
+
+
+def proven(family, count):
+    """The first calls of a family that can be proven."""
+    found = []
+    for seed in range(20):
+        try:
+            call = CALLS[family](np.random.default_rng(seed))
+            found.append((call, optimize(call.graph)))
+        except RangeError:
+            continue
+    return found[:count]
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_no_bit_differs(family, gpu):
+    for call, graph in proven(family, 3):
+        got = call.words(cml.Session(call.graph, gpu).run(call.inputs))
+        np.testing.assert_array_equal(got, call.wanted)
+        check_graph(graph, call.inputs, gpu)  # guard bands, and any partition
+
+
+def net_of(bits):
+    """Two convs, of blocks of channels, with all that follows a conv."""
+    rng = np.random.default_rng(bits)
+    net = IntegerNet()
+    x = net.input("x", (1, 16, 12, 12), STEP, bits=bits)
+    zero = net.weight("zero", 0.0, None)
+    for i in range(2):
+        w = net.weight(f"w{i}", rng.integers(-127, 128, (16, 16, 3, 3)), 0.001)
+        t = net.op("conv", x, w, zero, padding=[(1, 1)] * 2)
+        slopes = net.weight(f"s{i}", rng.uniform(0, 0.5, (1, 16)), None)
+        x = net.op("prelu", t, slopes, to=line(STEP, bits))
+    words = random_words(rng, (1, 16, 12, 12), bits=bits)
+    return net.graph(x), {"x": (words * STEP).astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("bits", "step"), [(8, 9), *(pytest.param(b, 1, marks=pytest.mark.long) for b in (8, 16))]
+)
+def test_every_variant_gives_the_same_bits(bits, step, gpu):
+    """Some of them; in a long run all."""
+    graph, inputs = net_of(bits)
+    session = cml.Session(graph, gpu)
+    (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
+    np.testing.assert_array_equal(*session.run(inputs).values(), wanted)
+    choices = session.plan.choices
+    options = {(choice.key, option) for choice in choices for option in choice.options}
+    assert len(options) > 2 and not any("winograd" in option for _, option in options)
+    for key, option in sorted(options)[::step]:
+        plan = PlanOptions(variants=VariantTable.forcing(key, option))
+        forced = cml.Session(graph, gpu, cml.CompileOptions(plan=plan))
+        assert option in {choice.chosen for choice in forced.plan.choices}
+        np.testing.assert_array_equal(*forced.run(inputs).values(), wanted, err_msg=option)
+
+
+def test_rounding_is_done_by_the_conv(gpu):
+    """One rounding point is one kernel's last step, and its maps lie in blocks."""
+    graph, _ = net_of(8)
+    plan = cml.Session(graph, gpu).plan
+    fused = {step.title: step.fused for step in plan.steps if step.op == "conv"}
+    assert [ops[0] for ops in fused.values()] == ["requantize_signed"] * 2
+    assert {step.op for step in plan.steps} == {"integer_words", "conv"}
+    assert C4 in plan.layouts.values()
+
+
+def test_half_storage_is_refused(gpu):
+    graph, _ = net_of(8)
+    with pytest.raises(InputError, match="integer network"):
+        cml.Session(graph, gpu, cml.CompileOptions(storage="half"))
