@@ -9,7 +9,7 @@ import cml_engine as cml
 from cml_engine.errors import RangeError
 from cml_engine.graph import Attrs
 from cml_engine.nnef.files.tensor_file import ItemType, MemoryBlob, read_header
-from tests.fixtures.integer_networks import IntegerNet, line
+from tests.fixtures.integer.networks import IntegerNet, line
 
 
 def small_net(**changes):

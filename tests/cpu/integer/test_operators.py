@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import cml_engine as cml
 from cml_engine.errors import RangeError
-from tests.fixtures import integer_networks
-from tests.fixtures.integer_calls import CALLS
+from tests.fixtures.integer import networks
+from tests.fixtures.integer.calls import CALLS
 
 
 @pytest.mark.parametrize("family", CALLS)
@@ -41,10 +41,10 @@ def test_most_calls_can_be_proven() -> None:
 def test_another_rounding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Halves to even in the reference: the comparison finds it."""
 
-    def to_even(total: int, ratio: integer_networks.Fraction, low: int, high: int) -> int:
+    def to_even(total: int, ratio: networks.Fraction, low: int, high: int) -> int:
         return min(max(round(total * ratio), low), high)
 
-    monkeypatch.setattr(integer_networks, "one_word", to_even)
+    monkeypatch.setattr(networks, "one_word", to_even)
     differing = 0
     for seed in range(40):
         call = CALLS["window"](np.random.default_rng(seed))

@@ -11,8 +11,8 @@ from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.passes import optimize
 from cml_engine.planning.lower import PlanOptions
 from cml_engine.testing import check_graph
-from tests.fixtures.integer_calls import CALLS, STEP
-from tests.fixtures.integer_networks import IntegerNet, line, random_words
+from tests.fixtures.integer.calls import CALLS, STEP
+from tests.fixtures.integer.networks import IntegerNet, line, random_words
 
 
 def proven(family, count):
