@@ -66,6 +66,7 @@ def arguments(command, model):
         "run": ["run", str(model), "-i", "x=x.npy"],
         "ops": ["ops"],
         "convert": ["convert", "x.param", "out"],
+        "map": ["map", str(model), "--inputs", "x.npy", "-o", "out.zarr"],
         "export": ["export", str(model), "out.onnx"],
     }.get(command, [command, str(model)])
 

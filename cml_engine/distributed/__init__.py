@@ -1,0 +1,37 @@
+"""Networks over millions of inputs, on a cluster: Dask (``distributed``) for the work, Zarr for
+what comes of it (docs/bake.md). The extra ``bake`` has both; nothing here is imported by
+``import cml_engine``.
+"""
+
+from __future__ import annotations
+
+from cml_engine.distributed.map import map_network
+from cml_engine.distributed.report import Report
+from cml_engine.distributed.run import Plan, bake
+from cml_engine.distributed.sources import Source
+from cml_engine.distributed.work import (
+    Cell,
+    Clock,
+    Coordinate,
+    Layer,
+    Made,
+    Maker,
+    Unit,
+    Work,
+)
+
+__all__ = [
+    "Cell",
+    "Clock",
+    "Coordinate",
+    "Layer",
+    "Made",
+    "Maker",
+    "Plan",
+    "Report",
+    "Source",
+    "Unit",
+    "Work",
+    "bake",
+    "map_network",
+]

@@ -1,0 +1,338 @@
+"""One network over many inputs: row ``i`` of each output is what the network gives for input
+``i``, as ``cml run`` would.
+
+Several inputs go through the network at once where that is quicker on the device and gives the
+same bits; which number is measured once, on one worker, and kept in the store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cml_engine import __version__
+from cml_engine.distributed.cluster import need_extra, usual_workers
+from cml_engine.distributed.digest import graph_digest
+from cml_engine.distributed.report import Report
+from cml_engine.distributed.run import Plan, bake
+from cml_engine.distributed.sources import (
+    Source,
+    names_digest,
+    names_of,
+    open_source,
+    read_checked,
+)
+from cml_engine.distributed.store import RECORD, manifest_of
+from cml_engine.distributed.window import Progress
+from cml_engine.distributed.work import Array, Cell, Clock, Coordinate, Layer, Made, Unit
+from cml_engine.errors import CmlError, InputError
+from cml_engine.graph import NUMPY_DTYPE, Graph
+from cml_engine.plugins import load_file
+from cml_engine.ranges import Whole, an_object, one_of
+from cml_engine.session import CompileOptions, Session, random_inputs
+
+#: inputs that are tried at once
+BATCHES = (1, 2, 4, 8, 16)
+#: of the time of one, that more at once must save to be taken
+_WORTH = 0.95
+#: seconds of work, and bytes, that a task should have: Dask takes about a millisecond for one
+_TASK_S, _TASK_BYTES = 0.1, 1 << 24
+#: tasks that there should be at least, so that all workers have some
+_TASKS = 16
+BATCH = Whole(1, 4096)
+_ROW = "input"
+#: the array of the store with the inputs' names
+NAMES = "input_names"
+
+
+@dataclass(frozen=True)
+class NetworkWork:
+    """A network and its inputs, for a worker: ``graphs`` has it for 1 input, and for others at once
+    where it can have such shapes. ``ops`` are files that register its operators."""
+
+    graphs: Mapping[int, Graph]
+    source: Source
+    backend: str
+    options: CompileOptions
+    key: str
+    ops: tuple[str, ...] = ()
+
+    def open(self) -> NetworkMaker:
+        for file in self.ops:
+            load_file(file)
+        return NetworkMaker(self)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one input, by how many go through the network at once."""
+
+    seconds: dict[int, float]
+
+    def batch(self, most: int) -> int:
+        """The quickest of those up to ``most``, or 1 where others save little."""
+        best = min((n for n in self.seconds if n <= max(1, most)), key=lambda n: self.seconds[n])
+        return best if self.seconds[best] < _WORTH * self.seconds[1] else 1
+
+
+class NetworkMaker:
+    """One session on this worker's device, and one of several inputs at once."""
+
+    def __init__(self, work: NetworkWork) -> None:
+        self.work = work
+        self.session = Session(work.graphs[1], work.backend, work.options)
+        self.device = device_name(self.session)
+        self._batched: dict[int, Session | None] = {1: self.session}
+
+    def measure(self) -> Measured:
+        """How long one input takes, alone and with others."""
+        seconds: dict[int, float] = {}
+        for count in self.work.graphs:
+            session = self._at_once(count)
+            if session is None:
+                break
+            inputs = random_inputs(session.inputs)
+            session.run(inputs)
+            seconds[count] = min(_seconds(session, inputs) for _ in range(3)) / count
+            if count > 1 and seconds[count] > _WORTH * seconds[count // 2]:
+                break
+        return Measured(seconds)
+
+    def _at_once(self, count: int) -> Session | None:
+        """A session of so many inputs; None where it gives other bits than one of each."""
+        if count not in self._batched:
+            graph, backend = self.work.graphs.get(count), self.session.gpu or "cpu"
+            session = graph and Session(graph, backend, self.work.options)
+            good = session if session and self._same_bits(session, count) else None
+            self._batched[count] = good
+        return self._batched[count]
+
+    def _same_bits(self, session: Session, count: int) -> bool:
+        inputs = random_inputs(session.inputs, seed=count)
+        together = session.run(inputs)
+        for row in {0, count - 1}:
+            alone = self.session.run({n: a[row : row + 1] for n, a in inputs.items()})
+            if any(a[row : row + 1].tobytes() != alone[n].tobytes() for n, a in together.items()):
+                return False
+        return True
+
+    def make(self, layer: Layer, unit: Unit, clock: Clock) -> Made:
+        (span,) = layer.span(unit)
+        made = {
+            name: np.zeros((span.stop - span.start, *cell.shape), cell.dtype)
+            for name, cell in layer.arrays.items()
+        }
+        aside: dict[str, str] = {}
+        batch = int(layer.attributes["batch"])
+        ready: list[tuple[int, dict[str, Array]]] = []
+        for number in range(span.start, span.stop):
+            try:
+                with clock("read"):
+                    inputs = read_checked(self.work.source, number, self.session.inputs)
+                ready.append((number - span.start, inputs))
+            except InputError as error:
+                aside[self.work.source.name(number)] = error.message
+            if ready and (len(ready) == batch or number == span.stop - 1):
+                with clock("run"):
+                    self._run(ready, batch, made)
+                ready = []
+        return Made(made, aside)
+
+    def _run(
+        self, ready: Sequence[tuple[int, dict[str, Array]]], batch: int, made: dict[str, Array]
+    ) -> None:
+        session = self._at_once(batch) if len(ready) == batch else None
+        if session is None or batch == 1:
+            for row, inputs in ready:
+                for name, value in self.session.run(inputs).items():
+                    made[name][row] = value
+            return
+        together = {n: np.concatenate([inputs[n] for _, inputs in ready]) for n in session.inputs}
+        for name, values in session.run(together).items():
+            for i, (row, _) in enumerate(ready):
+                made[name][row] = values[i : i + 1]
+
+
+def device_name(session: Session) -> str:
+    """What a session runs on, as a store remembers it."""
+    return "CPU (NumPy)" if session.gpu is None else session.gpu.name
+
+
+def _seconds(session: Session, inputs: dict[str, Array]) -> float:
+    start = time.perf_counter()
+    session.run(inputs)
+    return time.perf_counter() - start
+
+
+def map_network(
+    graph: Graph,
+    source: Any,
+    store: str | Path,
+    client: Any = None,
+    *,
+    scheduler: str | None = None,
+    workers: int | None = None,
+    backend: str = "auto",
+    options: CompileOptions | None = None,
+    batch: int | None = None,
+    per_task: int | None = None,
+    verify: bool = True,
+    ops: Sequence[str | Path] = (),
+    price: float | None = None,
+    progress: Progress | None = None,
+    dashboard: bool = False,
+) -> Report:
+    """Run a network over many inputs, into a Zarr store: array ``NAME`` of the store has a row for
+    each input, what :meth:`Session.run` gives for it as output ``NAME``.
+
+    A second call does only what is missing or damaged. Inputs that do not fit are set aside and
+    named in the report; the rest is done.
+
+    Parameters
+    ----------
+    graph : from :func:`cml_engine.load`.
+    source : a pattern of files (``"tiles/*.npy"``), a list of files, a Zarr array or its place
+        (each chunk is an input), a sequence of arrays or of arrays by name, or a :class:`Source`.
+    store : a folder that all workers see, or a URL that Zarr knows.
+    client : a ``distributed.Client``; or
+    scheduler : the address of one; or neither, for a cluster of this machine of
+    workers : so many processes, each with a session of its own.
+    backend : ``"auto"``, ``"gpu"`` or ``"cpu"``, of every worker.
+    batch : how many inputs go through the network at once; measured where it is left out.
+    per_task : how many inputs are one task, and one chunk of the store.
+    verify : look at the checksums of what is there; else what has a record is whole.
+    ops : files that register the network's operators, which every worker can read.
+    price : of one worker for an hour, in any currency, for the report.
+
+    Example
+    -------
+    >>> report = map_network(cml.load("m.nnef"), "tiles/*.npy", "out.zarr")    # doctest: +SKIP
+    >>> zarr.open("out.zarr")["output"][17]                                    # doctest: +SKIP
+    """
+    need_extra()
+    an_object(Graph, graph, "the graph to map (cml.load gives one)")
+    one_of(("auto", "gpu", "cpu"), backend, "backend")
+    place, options = str(store), options or CompileOptions()
+    _check_graph(graph)
+    facts = {name: graph.facts[name] for name in graph.inputs}
+    inputs = open_source(source, facts)
+    for count, what in ((batch, "batch"), (per_task, "per_task")):
+        if count is not None:
+            BATCH.check(count, what)
+    there = _there(place)
+    batch, per_task = batch or there.get("batch"), per_task or there.get("per_task")
+    manifest = {
+        "kind": "map",
+        "engine": __version__,
+        "model": graph_digest(graph),
+        "inputs": names_digest(inputs),
+        "storage": options.storage,
+    }
+    graphs = _graphs(graph, BATCHES if batch is None else (1, batch))
+    if batch is not None and batch not in graphs:
+        raise InputError(f"the network takes no {batch} inputs at once: leave batch out")
+    files = tuple(str(Path(file).absolute()) for file in ops)
+    key = f"{manifest['model']} {manifest['inputs']} {backend} {options} {sorted(graphs)}"
+    work = NetworkWork(graphs, inputs, backend, options, key, files)
+    if client is None and scheduler is None and workers is None:
+        workers = usual_workers(backend)
+
+    def plan(measured: Measured) -> Plan:
+        count = batch or measured.batch(len(inputs) // _TASKS)
+        each = per_task or _per_task(graph, len(inputs), count, measured.seconds[count])
+        return planned(count, each)
+
+    def planned(count: int, each: int) -> Plan:
+        more = {"batch": count, "per_task": each}
+        return Plan([_layer(graph, inputs, count, each)], {**manifest, **more})
+
+    return bake(
+        work,
+        place,
+        planned(batch, per_task) if batch and per_task else plan,
+        client=client,
+        scheduler=scheduler,
+        workers=workers,
+        verify=verify,
+        what="inputs",
+        title=f"{graph.name} over {len(inputs)} inputs",
+        price=price,
+        progress=progress,
+        dashboard=dashboard,
+    )
+
+
+def _check_graph(graph: Graph) -> None:
+    if graph.updates:
+        names = ", ".join(f"'{variable}'" for variable, _ in graph.updates)
+        raise InputError(
+            f"the network updates its variables ({names}), so what it gives depends on the order "
+            "of its inputs: it cannot be spread over workers"
+        )
+    for name in (RECORD, NAMES):
+        if name in graph.outputs:
+            raise InputError(f"the output '{name}' is called as an array of the store: rename it")
+
+
+def _there(place: str) -> dict[str, Any]:
+    """What a store says of itself, if there is one."""
+    if "://" not in place and not (Path(place) / "zarr.json").is_file():
+        return {}
+    try:
+        found = manifest_of(place)
+    except InputError:  # it is said when the store is prepared
+        return {}
+    return found if found.get("kind") == "map" else {}
+
+
+def _graphs(graph: Graph, counts: Sequence[int]) -> dict[int, Graph]:
+    """The network at so many inputs at once, where it has such shapes."""
+    made = {1: graph}
+    facts = {name: graph.facts[name] for name in graph.inputs}
+    ends = [graph.facts[name] for name in (*graph.inputs, *graph.outputs)]
+    if any(not fact.shape or fact.shape[0] != 1 for fact in ends):
+        return made
+    for count in counts:
+        try:
+            larger = graph.reshaped({n: (count, *f.shape[1:]) for n, f in facts.items()})
+        except CmlError:
+            break
+        wanted = [(count, *graph.facts[name].shape[1:]) for name in graph.outputs]
+        if [larger.facts[name].shape for name in graph.outputs] != wanted:
+            break
+        made[count] = larger
+    made[1] = graph
+    return made
+
+
+def _per_task(graph: Graph, inputs: int, batch: int, seconds: float) -> int:
+    """How many inputs are one task: a multiple of the batch."""
+    nbytes = sum(graph.facts[name].nbytes for name in graph.outputs)
+    most = min(_TASK_S / max(seconds, 1e-9), _TASK_BYTES / max(nbytes, 1), inputs / _TASKS)
+    return max(1, int(most / batch)) * batch
+
+
+def _layer(graph: Graph, source: Source, batch: int, per_task: int) -> Layer:
+    arrays = {}
+    for name in graph.outputs:
+        fact = graph.facts[name]
+        dims = tuple(f"{name}_{axis}" for axis in range(fact.rank))
+        arrays[name] = Cell(fact.shape, NUMPY_DTYPE[fact.dtype].name, dims)
+    named = [name.encode() for name in names_of(source)]
+    letters = np.zeros((len(named), max(map(len, named))), np.uint8)
+    for row, text in enumerate(named):
+        letters[row, : len(text)] = np.frombuffer(text, np.uint8)
+    return Layer(
+        "",
+        (len(source),),
+        (per_task,),
+        (_ROW,),
+        arrays,
+        coordinates={NAMES: Coordinate((_ROW, "letter"), letters)},
+        attributes={"batch": batch, "comment": f"{NAMES}: UTF-8, filled up with zeros"},
+    )

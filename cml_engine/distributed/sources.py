@@ -1,0 +1,222 @@
+"""Where a network's inputs come from: files, the chunks of a Zarr array, or anything with a length
+whose items are arrays by name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from cml_engine.errors import InputError
+from cml_engine.files import arrays as array_files
+from cml_engine.graph import Fact
+from cml_engine.session import check_inputs
+
+Array = np.ndarray[Any, Any]
+Facts = Mapping[str, Fact]
+
+
+class Source(Protocol):
+    """Inputs of a network, by number. Workers get it pickled."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, number: int) -> str:
+        """What a report calls that input."""
+        ...
+
+    def read(self, number: int, facts: Facts) -> Mapping[str, Array]:
+        """That input: an array for each of the network's inputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Files:
+    """A file for each input: ``.npy`` and ``.png`` for a network with one, ``.npz`` with arrays of
+    their names for several. Workers read them where they lie."""
+
+    paths: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def name(self, number: int) -> str:
+        return f"'{self.paths[number]}'"
+
+    def read(self, number: int, facts: Facts) -> dict[str, Array]:
+        path = Path(self.paths[number])
+        return {name: array_files.read(path, name, fact) for name, fact in facts.items()}
+
+    def check(self, facts: Facts) -> None:
+        """:class:`InputError` where files of such names can never do."""
+        for path in self.paths:
+            array_files.check_suffix(Path(path))
+            if len(facts) > 1 and Path(path).suffix.lower() != ".npz":
+                raise InputError(
+                    f"'{path}': the model has the inputs {', '.join(facts)}; wanted .npz files "
+                    "with an array of each name"
+                )
+
+
+@dataclass(frozen=True)
+class ZarrChunks:
+    """The chunks of a Zarr array, each an input. Extents of 1 may be there or not."""
+
+    place: str
+    chunks: tuple[int, ...]
+    grid: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return prod(self.grid)
+
+    def _at(self, number: int) -> tuple[int, ...]:
+        return tuple(int(i) for i in np.unravel_index(number, self.grid))
+
+    def name(self, number: int) -> str:
+        return f"'{self.place}' chunk {'.'.join(map(str, self._at(number)))}"
+
+    def read(self, number: int, facts: Facts) -> dict[str, Array]:
+        import zarr
+
+        ((name, fact),) = facts.items()
+        places = zip(self._at(number), self.chunks, strict=True)
+        array: Any = zarr.open_array(self.place, mode="r")
+        span = tuple(slice(i * size, (i + 1) * size) for i, size in places)
+        try:
+            found = np.asarray(array[span])
+        except Exception as error:  # of a codec: a chunk that is damaged
+            raise InputError(f"it cannot be read: {error}") from None
+        return {name: found.reshape(fact.shape) if found.size == fact.size else found}
+
+
+@dataclass(frozen=True)
+class Items:
+    """Inputs that are in memory: a sequence of arrays, or of arrays by name."""
+
+    items: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def name(self, number: int) -> str:
+        return f"input {number}"
+
+    def read(self, number: int, facts: Facts) -> Mapping[str, Array]:
+        item = self.items[number]
+        if isinstance(item, Mapping):
+            return item
+        if len(facts) != 1:
+            raise InputError(f"wanted a dictionary of arrays, {', '.join(facts)}, got an array")
+        return {next(iter(facts)): item}
+
+
+def open_source(given: Any, facts: Facts) -> Source:
+    """What was given as the source of inputs for a network with these."""
+    if isinstance(given, str | Path):
+        source = _of_pattern(str(given), facts)
+    elif isinstance(given, Sequence) and given and all(isinstance(p, str | Path) for p in given):
+        source = Files(tuple(str(Path(p).absolute()) for p in given))
+    elif all(hasattr(given, part) for part in ("name", "read", "__len__")):
+        source = given
+    elif isinstance(given, Sequence | np.ndarray):
+        source = Items(given)  # type: ignore[arg-type]
+    elif type(given).__module__.startswith("zarr"):
+        source = _of_zarr(str(given.store_path), given, facts)
+    else:
+        raise InputError(
+            f"cannot take inputs from {type(given).__name__}: wanted a pattern such as "
+            "'tiles/*.npy', files, a Zarr array, or a sequence of arrays"
+        )
+    if not len(source):
+        raise InputError("there are no inputs: the sequence is empty")
+    if isinstance(source, Files):
+        source.check(facts)
+    return source
+
+
+def _of_pattern(pattern: str, facts: Facts) -> Source:
+    if _zarr_at(pattern):
+        return _of_zarr_place(pattern, facts)
+    anchor = Path(pattern).anchor
+    found = sorted(map(str, Path(anchor).glob(str(Path(pattern).relative_to(anchor)))))
+    if not found:
+        raise InputError(
+            f"--inputs '{pattern}': no such file. Wanted .npy, .npz or .png files, or a Zarr "
+            "array; a pattern in quotes, such as 'tiles/*.npy'"
+        )
+    return Files(tuple(str(Path(path).absolute()) for path in found))
+
+
+def _zarr_at(place: str) -> bool:
+    """Whether that is a Zarr array or group."""
+    if "://" in place:
+        return True
+    return any((Path(place) / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
+
+
+def _of_zarr_place(place: str, facts: Facts) -> Source:
+    import zarr
+
+    try:
+        found: Any = zarr.open(place, mode="r")
+    except Exception as error:
+        raise InputError(f"--inputs '{place}': no Zarr array that can be read: {error}") from None
+    if isinstance(found, zarr.Group):
+        arrays = sorted(name for name, _ in found.arrays())
+        wanted = f"{place.rstrip('/')}/NAME"
+        raise InputError(
+            f"--inputs '{place}' is a Zarr group: name one of its arrays, {wanted}: "
+            f"{', '.join(arrays) or '(none)'}"
+        )
+    return _of_zarr(place, found, facts)
+
+
+def _of_zarr(place: str, array: Any, facts: Facts) -> ZarrChunks:
+    if len(facts) != 1:
+        raise InputError(
+            f"'{place}' is one array, and the model has the inputs {', '.join(facts)}: give .npz "
+            "files with an array of each name"
+        )
+    ((name, fact),) = facts.items()
+    chunks, shape = tuple(array.chunks), tuple(array.shape)
+    if _without_ones(chunks) != _without_ones(fact.shape):
+        raise InputError(
+            f"'{place}' has chunks of {list(chunks)}, the model's input '{name}' is {fact}: "
+            "wanted chunks of that shape"
+        )
+    if any(n % size for n, size in zip(shape, chunks, strict=True)):
+        raise InputError(f"'{place}': {list(shape)} are no whole chunks of {list(chunks)}")
+    return ZarrChunks(
+        place, chunks, tuple(n // size for n, size in zip(shape, chunks, strict=True))
+    )
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [n for n in shape if n != 1]
+
+
+def read_checked(source: Source, number: int, facts: Facts) -> dict[str, Array]:
+    """An input in the network's own types; :class:`InputError` where it does not fit."""
+    try:
+        return check_inputs(facts, dict(source.read(number, facts)))
+    except InputError as error:
+        said = error.message.removeprefix(f"{source.name(number)}: ")
+        raise InputError(said) from None
+
+
+def names_of(source: Source) -> Iterator[str]:
+    """What the inputs are called, in their order."""
+    return (source.name(number) for number in range(len(source)))
+
+
+def names_digest(source: Source) -> str:
+    """SHA-256 of the inputs' names: which row of the store is whose."""
+    hasher = hashlib.sha256()
+    for name in names_of(source):
+        hasher.update(f"{name}\n".encode())
+    return hasher.hexdigest()

@@ -1,0 +1,43 @@
+"""What has to be the same in a client and its workers, for the same input to give the same bits."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from cml_engine.errors import InputError
+
+PACKAGES = ("cml_engine", "distributed", "dask", "zarr", "numpy")
+
+
+def own_versions() -> dict[str, str]:
+    """The versions in this process. A patch of Python's changes no result."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"python": python, **{name: import_module(name).__version__ for name in PACKAGES}}
+
+
+def check_versions(client: Any) -> dict[str, str]:
+    """The versions of a client; :class:`InputError` where a worker has others."""
+    here = own_versions()
+    for address, there in sorted(client.run(own_versions, on_error="return").items()):
+        if isinstance(there, BaseException):
+            raise InputError(
+                f"worker {address} cannot load this version of cml_engine, {here['cml_engine']} "
+                f"({type(there).__name__}: {there}): install the same there, with the extra 'bake'"
+            )
+        check_same_versions(here, there, f"worker {address}")
+    return here
+
+
+def check_same_versions(
+    wanted: Mapping[str, str], found: Mapping[str, str], worker: str = "this worker"
+) -> None:
+    """:class:`InputError` for the first package that differs."""
+    for package, version in wanted.items():
+        if found[package] != version:
+            raise InputError(
+                f"{worker} has {package} {found[package]}, the client {version}: install the same "
+                "version on both"
+            )

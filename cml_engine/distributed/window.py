@@ -1,0 +1,218 @@
+"""Units go out a few at a time, and come back in any order.
+
+As many are under way as keep the workers busy, and no more: neither the client nor the scheduler
+holds anything of the others, however many there are. A unit whose worker died is made again, by
+another; one that keeps failing is set aside and named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cml_engine.distributed.report import Report, WorkerShare
+from cml_engine.distributed.watch import LOOK_S, Watch
+from cml_engine.distributed.work import Layer, Unit
+from cml_engine.errors import DeviceError, InputError
+
+#: times that a unit is tried
+ATTEMPTS = 3
+#: seconds between two calls of ``progress``
+_SHOW_S = 0.2
+Progress = Callable[[Report], object]
+_Key = tuple[Any, ...]
+
+
+@dataclass
+class _Sent:
+    """A unit under way."""
+
+    unit: Unit
+    attempts: int
+    future: Any
+
+
+class Window:
+    """The units under way of a run that every worker knows by its ``name``."""
+
+    def __init__(
+        self,
+        client: Any,
+        name: str,
+        layers: Sequence[Layer],
+        watch: Watch,
+        progress: Progress,
+    ) -> None:
+        self.client, self.name, self.watch = client, name, watch
+        self.report = watch.report
+        self._layers = {layer.name: layer for layer in layers}
+        self._progress = progress
+        self._sent: dict[_Key, _Sent] = {}
+        self._done: queue.SimpleQueue[_Key] = queue.SimpleQueue()
+        self._again: list[tuple[Unit, int]] = []
+        #: units that were under way where workers died: each is made alone, at the end
+        self._suspects: list[Unit] = []
+        self._number = 0
+        self._span: tuple[str, contextlib.ExitStack] | None = None
+
+    def run(self, units: Iterator[Unit]) -> None:
+        """Until all are made, kept or set aside."""
+        start, shown = time.monotonic(), 0.0
+        try:
+            while self._fill(units):
+                self.watch.look()
+                self._take(self._finished())
+                self.report.seconds = time.monotonic() - start
+                if time.monotonic() - shown > _SHOW_S:
+                    shown = time.monotonic()
+                    self._progress(self.report)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self.watch.so_far()) from None
+        finally:
+            self.watch.count_time()
+            self.report.seconds = time.monotonic() - start
+            self._progress(self.report)
+
+    def close(self) -> None:
+        """Nothing more of it runs."""
+        if self._span is not None:
+            self._span[1].close()
+        if self._sent:
+            self.client.cancel([sent.future for sent in self._sent.values()])
+
+    def _fill(self, units: Iterator[Unit]) -> bool:
+        """Send what there is room for; whether anything is under way."""
+        while len(self._sent) < self.watch.window:
+            unit, attempts = self._again.pop() if self._again else (next(units, None), 0)
+            if unit is None:
+                break
+            self._send(unit, attempts)
+        if not self._sent and self._suspects:
+            self._send(self._suspects.pop(), ATTEMPTS - 1)
+        return bool(self._sent)
+
+    def _send(self, unit: Unit, attempts: int) -> None:
+        from cml_engine.distributed.worker import run_unit
+
+        self._number += 1
+        label = f"{self.report.what} {unit.layer}".strip()
+        key = (label, *unit.at, self._number, self.name)
+        self._enter_span(label)
+        future = self.client.submit(run_unit, self.name, unit.layer, unit.at, key=key, pure=False)
+        self._sent[key] = _Sent(unit, attempts, future)
+        future.add_done_callback(partial(_tell, self._done, key))
+
+    def _enter_span(self, label: str) -> None:
+        """One span for each layer: they are kept by the scheduler, so there must be few."""
+        from distributed import span
+
+        if self._span is not None and self._span[0] == label:
+            return
+        if self._span is not None:
+            self._span[1].close()
+        entered = contextlib.ExitStack()
+        entered.enter_context(span(f"cml {self.report.store}", label))
+        self._span = label, entered
+
+    def _finished(self) -> list[_Sent]:
+        """What has come back; after a while nothing, so that the cluster is looked at."""
+        found: list[_Sent] = []
+        try:
+            key = self._done.get(timeout=LOOK_S)
+            while True:
+                sent = self._sent.pop(key, None)
+                if sent is not None:
+                    found.append(sent)
+                key = self._done.get_nowait()
+        except queue.Empty:
+            return found
+
+    def _take(self, finished: list[_Sent]) -> None:
+        for sent, (worker, outcome) in self._results(finished):
+            self._count(worker, sent, outcome)
+        for sent in finished:
+            if sent.future.status == "error":
+                self._lost(sent, sent.future.exception())
+            elif sent.future.status != "finished":  # the scheduler was lost, or has forgotten it
+                self._again.append((sent.unit, sent.attempts))
+            sent.future.release()
+
+    def _results(self, finished: list[_Sent]) -> list[tuple[_Sent, Any]]:
+        """What the tasks have returned: of all at once, which is quicker, or of each, where the
+        only worker that knew it has just died."""
+        good = [sent for sent in finished if sent.future.status == "finished"]
+        try:
+            outcomes = self.client.gather([sent.future for sent in good]) if good else []
+            return list(zip(good, outcomes, strict=True))
+        except Exception:
+            found = []
+            for sent in good:
+                with contextlib.suppress(Exception):  # its status says what became of it
+                    found.append((sent, sent.future.result()))
+            return found
+
+    def _count(self, worker: str, sent: _Sent, outcome: Any) -> None:
+        report, size = self.report, self._size(sent.unit)
+        if outcome.kind == "stop":
+            raise InputError(f"'{report.store}': {outcome.message}. {self.watch.so_far()}")
+        if outcome.kind == "unfit":
+            self._unfit(worker, sent, outcome.message)
+            return
+        share = report.workers.setdefault(worker, WorkerShare())
+        share.add(outcome.seconds)
+        report.damaged += size * outcome.damaged
+        if outcome.kind == "kept":
+            report.kept += size
+        elif outcome.kind == "made":
+            report.made += size - len(outcome.aside)
+            report.nbytes += outcome.nbytes
+            share.made += size
+            for name, reason in outcome.aside.items():
+                report.set_aside(name, reason)
+        elif outcome.kind == "aside":
+            self._set_aside(sent.unit, outcome.message)
+        else:
+            self._failed(sent, outcome.message)
+
+    def _failed(self, sent: _Sent, message: str) -> None:
+        if sent.attempts + 1 < ATTEMPTS:
+            self.report.retried += 1
+            self._again.append((sent.unit, sent.attempts + 1))
+        else:
+            self._set_aside(sent.unit, f"{message} ({ATTEMPTS} attempts)")
+
+    def _lost(self, sent: _Sent, error: Any) -> None:
+        """A unit that never came back. Dask blames all that were on a worker that died, so each
+        gets a chance alone."""
+        from distributed import KilledWorker
+
+        if not isinstance(error, KilledWorker):
+            self._failed(sent, f"{type(error).__name__}: {error}")
+        elif sent.attempts + 1 < ATTEMPTS:
+            self.report.retried += 1
+            self._suspects.append(sent.unit)
+        else:
+            self._set_aside(sent.unit, "the process that makes it ends each time")
+
+    def _unfit(self, worker: str, sent: _Sent, message: str) -> None:
+        """A worker that joined and cannot take part goes again."""
+        self.report.refused[worker] = message
+        self._again.append((sent.unit, sent.attempts))
+        self.client.retire_workers([worker], close_workers=True)
+        if not self.client.nthreads():
+            raise DeviceError(f"worker {worker}: {message}. No other worker is left")
+
+    def _set_aside(self, unit: Unit, message: str) -> None:
+        self.report.set_aside(str(unit), message, self._size(unit))
+
+    def _size(self, unit: Unit) -> int:
+        return self._layers[unit.layer].size(unit)
+
+
+def _tell(done: queue.SimpleQueue[_Key], key: _Key, future: Any) -> None:
+    done.put(key)

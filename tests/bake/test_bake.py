@@ -1,0 +1,247 @@
+"""A bake on processes of this machine: nothing lost, nothing made twice, nothing mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cml_engine import CmlError, DeviceError, InputError
+from cml_engine.distributed import Layer, Plan, bake
+from cml_engine.distributed.cluster import connected
+from cml_engine.distributed.store import Store
+from tests.fixtures.bake_work import MANIFEST, Numbers, layer, lines, values
+
+pytest.importorskip("distributed")
+pytest.importorskip("zarr")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    """Two workers that the tests share."""
+    with connected(workers=2) as (found, _):
+        yield found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "out.zarr")
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Numbers:
+    return Numbers(str(tmp_path / "log"), key=str(tmp_path))
+
+
+def stored(place: str, made: Layer) -> dict[str, Any]:
+    """Every array of the layer, after a look at all of its records."""
+    store = Store(place, [made])
+    assert {store.state(unit) for unit in made.units()} == {"whole"}
+    return {name: np.asarray(store._arrays[made.name][name]) for name in made.arrays}
+
+
+def check_values(place: str, made: Layer) -> None:
+    found = stored(place, made)
+    for unit in made.units():
+        for name, wanted in values(made, unit).items():
+            np.testing.assert_array_equal(found[name][made.span(unit)], wanted)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_every_unit_is_made_once_and_written(client, place, work, chunk):
+    made = layer(4, chunk)
+    report = bake(work, place, Plan([made], MANIFEST), client=client)
+    assert report.complete and report.made == 16 and made.count == len(lines(work.log))
+    assert report.device == "paper" and report.nbytes == 16 * (64 * 4 + 4)
+    check_values(place, made)
+
+
+def test_a_second_start_does_only_what_is_missing_or_damaged(client, place, work):
+    made = layer(4)
+    bake(work, place, Plan([made], MANIFEST), client=client)
+    (Path(place) / "L0/sha256/c/0/1/0").unlink()  # a task that did not come to its end
+    (Path(place) / "L0/height/c/1/2/0/0").unlink()
+    damaged = Path(place) / "L0/colour/c/3/3/0"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
+    trusting = bake(work, place, Plan([made], MANIFEST), client=client, verify=False)
+    assert (trusting.made, trusting.kept, trusting.damaged) == (1, 15, 0)
+    report = bake(work, place, Plan([made], MANIFEST), client=client)
+    assert (report.made, report.kept, report.damaged) == (2, 14, 2)
+    assert lines(work.log)[16:] == ["L0 (0, 1)", *sorted(lines(work.log)[17:])]
+    assert sorted(lines(work.log)[17:]) == ["L0 (1, 2)", "L0 (3, 3)"]
+    check_values(place, made)
+
+
+def test_values_of_zeros_are_values(client, place, work):
+    """Zarr writes no chunk of zeros: its absence is not damage."""
+    made = layer(4)
+    bake(work, place, Plan([made], MANIFEST), client=client)
+    store = Store(place, [made])
+    unit = next(made.units())
+    store.write(unit, {name: np.zeros_like(a) for name, a in values(made, unit).items()})
+    assert not (Path(place) / "L0/height/c/0/0/0/0").exists()
+    assert store.state(unit) == "whole"
+
+
+@pytest.mark.parametrize("changed", ["seed", "kind", "more"])
+def test_a_store_of_something_else_is_never_mixed_with(client, place, work, changed):
+    made = layer(2)
+    bake(work, place, Plan([made], MANIFEST), client=client)
+    with pytest.raises(InputError, match=f"another {changed}: .* there, 8 here"):
+        bake(work, place, Plan([made], {**MANIFEST, changed: 8}), client=client)
+    assert len(lines(work.log)) == 4
+
+
+def test_a_store_of_another_device_is_refused(client, place, work):
+    bake(work, place, Plan([layer(2)], MANIFEST), client=client)
+    other = replace(work, device="a GPU", key=work.key + "gpu")
+    with pytest.raises(InputError, match="another device: paper there, a GPU here"):
+        bake(other, place, Plan([layer(2)], MANIFEST), client=client)
+
+
+def test_what_can_never_be_made_is_set_aside_and_named(client, place, work):
+    bad = replace(work, bad=((1, 1),), broken=((0, 1),), key=work.key + "bad")
+    report = bake(bad, place, Plan([layer(2)], MANIFEST), client=client)
+    assert not report.complete and (report.made, report.aside_count, report.retried) == (2, 2, 2)
+    assert report.aside == {
+        "L0 (1, 1)": "it cannot be",
+        "L0 (0, 1)": "RuntimeError: a fault (3 attempts)",
+    }
+    assert "L0 (1, 1): it cannot be" in str(report) and report.to_json()["set_aside"] == 2
+    mended = bake(work, place, Plan([layer(2)], MANIFEST), client=client)
+    assert mended.complete and (mended.made, mended.kept) == (2, 2)
+
+
+def test_layers_may_depend_on_what_a_worker_measures(client, place, work):
+    report = bake(work, place, lambda chunk: Plan([layer(4, chunk)], MANIFEST), client=client)
+    assert report.made == 16 and len(lines(work.log)) == 4
+
+
+def test_the_cluster_has_no_more_than_a_window_of_units(client, place, work):
+    """Neither the scheduler nor the client holds what is not under way."""
+    held = []
+
+    def look(_: Any) -> None:
+        held.append(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
+
+    slow = replace(work, seconds=0.02, key=work.key + "slow")
+    assert bake(slow, place, Plan([layer(8)], MANIFEST), client=client, progress=look).complete
+    assert len(held) > 2 and max(held) <= 2 * 3 + 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_costs_only_what_it_had_begun(place, work):
+    """Also one that takes its worker with it in every attempt: it is named, the rest is made."""
+    made = layer(4)
+    dying = replace(work, once=((0, 1),), deadly=((3, 0),), seconds=0.01)
+    report = bake(dying, place, Plan([made], MANIFEST), workers=2)
+    assert report.done == 15 and set(report.aside) == {"L0 (3, 0)"}
+    assert "the process that makes it ends each time" in report.aside["L0 (3, 0)"]
+    begun = [line for line in lines(work.log) if line != "L0 (3, 0)"]
+    assert len(begun) == 15 + 1
+    store = Store(place, [made])
+    assert sum(store.state(unit) == "whole" for unit in made.units()) == 15
+
+
+def test_a_worker_of_another_device_is_refused(client, place, work, monkeypatch):
+    from cml_engine.distributed import worker
+
+    setup = worker.Setup("other", work, embedded=False, device="a GPU")
+    setup.setup(None)
+    try:
+        assert worker.state("other") == ("paper", "it runs on paper, the others on a GPU: floats "
+                                         "would not be equal bit by bit")  # fmt: skip
+    finally:
+        setup.teardown(None)
+
+
+def test_workers_of_two_devices_are_refused() -> None:
+    from cml_engine.distributed.cluster import check_devices
+
+    with pytest.raises(DeviceError, match="worker a runs on CPU, worker b on GPU"):
+        check_devices({"b": ("GPU", ""), "a": ("CPU", "")})
+    with pytest.raises(DeviceError, match="worker b: no GPU adapter"):
+        check_devices({"a": ("GPU", ""), "b": ("", "no GPU adapter")})
+    assert check_devices({"a": ("GPU", ""), "b": ("GPU", "")}) == "GPU"
+
+
+def test_other_versions_are_refused_with_both_named(client, place, work, monkeypatch):
+    import cml_engine
+
+    monkeypatch.setattr(cml_engine, "__version__", "9.9")
+    with pytest.raises(
+        InputError, match=r"worker tcp://.* has cml_engine 0\.\d+\.\d+, the client 9"
+    ):
+        bake(work, place, Plan([layer(2)], MANIFEST), client=client)
+    assert not Path(place).exists()
+
+
+@pytest.mark.parametrize(
+    "place, said",
+    [
+        ("{tmp}/no/out.zarr", "no folder '.*no'; make it first"),
+        ("{tmp}/file", "is a file: a store is a folder"),
+        ("{tmp}/full", "is a folder of something else"),
+        ("{tmp}/other.zarr", "is a Zarr store of something else"),
+    ],
+)
+def test_places_that_are_no_store_are_refused(client, work, tmp_path, place, said):
+    import zarr
+
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("")
+    zarr.open_group(str(tmp_path / "other.zarr"), mode="w").create_array(
+        "mine", shape=(1,), dtype="f4"
+    )
+    with pytest.raises(InputError, match=said):
+        bake(work, place.format(tmp=tmp_path), Plan([layer(2)], MANIFEST), client=client)
+    assert lines(work.log) == []
+
+
+def test_a_full_disk_ends_the_run_with_one_message(client, place, work):
+    """What is written goes to the device that is always full."""
+    full = replace(work, full=((1, 2),), key=work.key + "full")
+    with pytest.raises(InputError, match=r"No space left on device. \d+ of 16 tiles are in"):
+        bake(full, place, Plan([layer(4)], MANIFEST), client=client)
+    assert bake(work, place, Plan([layer(4)], MANIFEST), client=client).complete
+    assert 16 <= len(lines(work.log)) <= 16 + 1
+
+
+def test_a_cluster_that_is_not_there_is_one_message(place, work, monkeypatch):
+    monkeypatch.setattr("cml_engine.distributed.cluster._ANSWER_S", 0.5)
+    with pytest.raises(InputError, match="no scheduler answers at 'tcp://127.0.0.1:9'"):
+        bake(work, place, Plan([layer(2)], MANIFEST), scheduler="tcp://127.0.0.1:9")
+    with pytest.raises(InputError, match=r"wanted a distributed.Client, got str"):
+        bake(work, place, Plan([layer(2)], MANIFEST), client="tcp://127.0.0.1:9")
+    with pytest.raises(InputError, match="--workers is for a cluster of this machine"):
+        bake(work, place, Plan([layer(2)], MANIFEST), scheduler="tcp://127.0.0.1:9", workers=2)
+    with pytest.raises(CmlError, match="wanted a whole number of 1 to 100,000, got 0"):
+        bake(work, place, Plan([layer(2)], MANIFEST), workers=0)
+
+
+def test_xarray_reads_it(client, place, work):
+    xarray = pytest.importorskip("xarray")
+    made = layer(2)
+    bake(work, place, Plan([made], MANIFEST), client=client, title="numbers")
+    with xarray.open_zarr(place, group="L0", consolidated=False) as found:
+        assert found.height.dims == ("z", "x", "row", "column")
+        np.testing.assert_array_equal(found.height.values, stored(place, made)["height"])
+
+
+def test_import_of_the_engine_brings_neither_dask_nor_zarr() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import cml_engine, cml_engine.cli.main, cml_engine.distributed, sys;"
+        "print(*{'dask', 'distributed', 'zarr'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd()
+    )
+    assert done.stdout.strip() == ""

@@ -1,0 +1,245 @@
+"""A network over many inputs: each row is what the network gives for its input, whatever it came
+with and however often the run was begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cml_engine as cml
+from cml_engine import InputError, cli
+from cml_engine.distributed import map_network
+from cml_engine.distributed.cluster import connected
+from cml_engine.distributed.digest import graph_digest
+from cml_engine.distributed.map import NetworkWork, _graphs
+from cml_engine.distributed.sources import Items
+from tests.fixtures.models import write_model
+
+pytest.importorskip("distributed")
+zarr = pytest.importorskip("zarr")
+
+CONV = """version 1.0;
+graph net(image) -> (out)
+{
+    image = external<scalar>(shape = [1, 3, 8, 8]);
+    filter = variable<scalar>(shape = [4, 3, 3, 3], label = 'filter');
+    sums = conv(image, filter, 0.0);
+    out = relu(sums);
+}
+"""
+TWO = """version 1.0;
+graph two(a, b) -> (sum, big)
+{
+    a = external<scalar>(shape = [2, 3]);
+    b = external<scalar>(shape = [2, 3]);
+    sum = add(a, b);
+    big = gt(a, b);
+}
+"""
+COUNTER = """version 1.0;
+graph counter(x) -> (y)
+{
+    x = external<scalar>(shape = [1, 2]);
+    state = variable<scalar>(shape = [1, 2], label = 'state');
+    y = add(x, state);
+    state1 = update(state, y);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with connected(workers=2) as (found, _):
+        yield found
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    filters = np.random.default_rng(1).random((4, 3, 3, 3), np.float32) - 0.5
+    return write_model(tmp_path / "net.nnef", CONV, filter=filters)
+
+
+def images(folder: Path, count: int, rng: np.random.Generator) -> list[np.ndarray]:
+    folder.mkdir()
+    made = [rng.random((1, 3, 8, 8), np.float32) for _ in range(count)]
+    for number, image in enumerate(made):
+        np.save(folder / f"{number:03}.npy", image)
+    return made
+
+
+def expected(model: Path, inputs: list[Any]) -> list[dict[str, np.ndarray]]:
+    session = cml.Session(cml.load(model), "cpu")
+    return [session.run(given) for given in inputs]
+
+
+@pytest.mark.parametrize("batch, per_task", [(1, 1), (4, 8), (None, None)])
+def test_rows_are_what_the_network_gives(client, net, tmp_path, rng, batch, per_task):
+    made = images(tmp_path / "in", 19, rng)
+    store = tmp_path / "out.zarr"
+    more = {"backend": "cpu", "batch": batch, "per_task": per_task}
+    report = map_network(cml.load(net), str(tmp_path / "in/*.npy"), store, client, **more)
+    assert report.complete and report.made == 19 and report.device == "CPU (NumPy)"
+    found = zarr.open_group(store, mode="r")
+    for row, wanted in enumerate(expected(net, [{"image": image} for image in made])):
+        np.testing.assert_array_equal(found["out"][row], wanted["out"])
+    names = [bytes(row).rstrip(b"\0").decode() for row in found["input_names"][...]]
+    assert [Path(name.strip("'")).name for name in names] == [f"{i:03}.npy" for i in range(19)]
+    again = map_network(cml.load(net), str(tmp_path / "in/*.npy"), store, client, backend="cpu")
+    assert (again.made, again.kept) == (0, 19)
+
+
+def test_one_bad_input_costs_itself_only(client, net, tmp_path, rng):
+    images(tmp_path / "in", 9, rng)
+    np.save(tmp_path / "in/004.npy", np.zeros((1, 3, 9, 9), np.float32))
+    (tmp_path / "in/007.npy").write_bytes(b"no array")
+    pattern, store = str(tmp_path / "in/*.npy"), tmp_path / "out.zarr"
+    more = {"backend": "cpu", "batch": 2, "per_task": 4}
+    report = map_network(cml.load(net), pattern, store, client, **more)
+    assert (report.made, report.aside_count) == (7, 2)
+    shape, damaged = report.aside.values()
+    assert "wanted shape [1, 3, 8, 8], got [1, 3, 9, 9]" in shape and "cannot read" in damaged
+    with pytest.raises(InputError, match=r"set aside: 2 of 9 inputs(.|\n)*004.npy(.|\n)*007.npy"):
+        report.check()
+    for number in (4, 7):
+        np.save(tmp_path / f"in/{number:03}.npy", np.ones((1, 3, 8, 8), np.float32))
+    mended = map_network(cml.load(net), pattern, store, client, backend="cpu")
+    assert mended.complete and mended.made == 4 and mended.kept == 5  # the task of four has both
+
+
+def test_pictures_and_several_inputs_and_zarr_chunks(client, net, tmp_path, rng):
+    graph = cml.load(net)
+    (tmp_path / "png").mkdir()
+    pixels = rng.integers(0, 255, (8, 8, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "png/a.png")
+    map_network(graph, [tmp_path / "png/a.png"], tmp_path / "p.zarr", client, backend="cpu")
+    image = (pixels.transpose(2, 0, 1)[None] / np.float32(255)).astype(np.float32)
+    (wanted,) = expected(net, [{"image": image}])
+    np.testing.assert_allclose(zarr.open(tmp_path / "p.zarr")["out"][0], wanted["out"], atol=1e-6)
+
+    two = write_model(tmp_path / "two.nnef", TWO)
+    a, b = rng.random((2, 3), np.float32), rng.random((2, 3), np.float32)
+    np.savez(tmp_path / "x.npz", a=a, b=b)
+    map_network(cml.load(two), str(tmp_path / "*.npz"), tmp_path / "t.zarr", client, backend="cpu")
+    found = zarr.open(tmp_path / "t.zarr")
+    np.testing.assert_array_equal(found["sum"][0], a + b)
+    np.testing.assert_array_equal(found["big"][0], a > b)
+
+    data = rng.random((3, 16, 24), np.float32)
+    zarr.create_array(tmp_path / "big.zarr", data=data, chunks=(3, 8, 8))
+    map_network(graph, str(tmp_path / "big.zarr"), tmp_path / "z.zarr", client, backend="cpu")
+    chunk = {"image": data[None, :, 8:16, 16:24]}
+    got = zarr.open(tmp_path / "z.zarr")["out"]
+    np.testing.assert_array_equal(got[5], expected(net, [chunk])[0]["out"])
+    assert got.shape[0] == 6
+
+
+def test_several_at_once_only_where_the_bits_are_the_same(net, monkeypatch) -> None:
+    from cml_engine.distributed.map import NetworkMaker
+    from cml_engine.session import CompileOptions, Session
+
+    graph = cml.load(net)
+    graphs = _graphs(graph, (1, 2, 4))
+    assert sorted(graphs) == [1, 2, 4]
+    work = NetworkWork(graphs, Items([]), "cpu", CompileOptions(), "k")
+    assert NetworkMaker(work)._at_once(4) is not None
+    assert 1 in NetworkMaker(work).measure().seconds
+    run = Session.run
+
+    def other(session: Session, inputs: Any) -> Any:
+        found = run(session, inputs)
+        size = len(next(iter(inputs.values())))
+        return {name: value + (size > 1) for name, value in found.items()}
+
+    monkeypatch.setattr(Session, "run", other)
+    assert NetworkMaker(work)._at_once(4) is None
+
+
+def test_a_networks_digest_is_of_what_it_computes(net, tmp_path) -> None:
+    one = graph_digest(cml.load(net))
+    cml.save(cml.load(net), tmp_path / "copy.nnef")
+    assert graph_digest(cml.load(tmp_path / "copy.nnef")) == one
+    text = CONV.replace("relu(", "tanh(")
+    other = write_model(tmp_path / "o.nnef", text, filter=np.zeros((4, 3, 3, 3), np.float32))
+    assert graph_digest(cml.load(other)) != one
+    zeros = write_model(tmp_path / "z.nnef", CONV, filter=np.zeros((4, 3, 3, 3), np.float32))
+    assert graph_digest(cml.load(zeros)) != one
+
+
+def test_another_model_or_other_inputs_are_never_mixed(client, net, tmp_path, rng):
+    images(tmp_path / "in", 2, rng)
+    pattern, store = str(tmp_path / "in/*.npy"), tmp_path / "out.zarr"
+    map_network(cml.load(net), pattern, store, client, backend="cpu")
+    np.save(tmp_path / "in/9.npy", np.zeros((1, 3, 8, 8), np.float32))
+    with pytest.raises(InputError, match="was made with another inputs"):
+        map_network(cml.load(net), pattern, store, client, backend="cpu")
+    (tmp_path / "in/9.npy").unlink()
+    zeros = np.zeros((4, 3, 3, 3), np.float32)
+    other = write_model(tmp_path / "other.nnef", CONV, filter=zeros)
+    with pytest.raises(InputError, match="was made with another model"):
+        map_network(cml.load(other), pattern, store, client, backend="cpu")
+
+
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        ("{tmp}/nothing/*.npy", "no such file. Wanted .npy, .npz or .png files"),
+        ("{tmp}/*.txt", "wanted a file in .npy, .npz, .png"),
+        ("{tmp}/z.zarr", "is a Zarr group: name one of its arrays, .*z.zarr/NAME: flat"),
+        ("{tmp}/z.zarr/flat", r"has chunks of \[5\], the model's input 'image' is scalar"),
+        (7, "cannot take inputs from int"),
+        ([], "there are no inputs"),
+    ],
+)
+def test_sources_that_make_no_sense_are_refused(net, tmp_path, source, said):
+    (tmp_path / "a.txt").write_text("")
+    group = zarr.open_group(tmp_path / "z.zarr", mode="w")
+    group.create_array("flat", data=np.zeros(10, np.float32), chunks=(5,))
+    if isinstance(source, str):
+        source = source.format(tmp=tmp_path)
+    with pytest.raises(InputError, match=said):
+        map_network(cml.load(net), source, tmp_path / "out.zarr", backend="cpu")
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_a_network_that_remembers_is_refused(tmp_path):
+    folder = write_model(tmp_path / "c.nnef", COUNTER, state=np.zeros((1, 2), np.float32))
+    with pytest.raises(InputError, match=r"updates its variables \('state'\)"):
+        map_network(cml.load(folder), [np.zeros((1, 2))], tmp_path / "o.zarr", backend="cpu")
+
+
+def test_the_command_says_what_it_did_and_what_is_wrong(client, net, tmp_path, rng, capsys):
+    images(tmp_path / "in", 3, rng)
+    words = ["map", str(net), "--inputs", str(tmp_path / "in/*.npy"), "--backend", "cpu",
+             "-o", str(tmp_path / "out.zarr")]  # fmt: skip
+    report = tmp_path / "report.json"
+    there = ["--scheduler", client.scheduler.address]
+    more = [*there, "--price", "0.5", "--report", str(report)]
+    assert cli.main([*words, *more]) == 0
+    said = capsys.readouterr().out
+    assert "3 of 3 inputs" in said and "a million inputs" in said
+    assert json.loads(report.read_text())["made"] == 3
+    np.save(tmp_path / "in/001.npy", np.zeros((1, 3, 9, 9), np.float32))
+    other = [*words[:-1], str(tmp_path / "other.zarr")]
+    assert cli.main([*other, *there]) == 2
+    shown = capsys.readouterr().err
+    assert "set aside: 1 of 3 inputs" in shown and "001.npy" in shown
+    assert cli.main([*words, "--half"]) == 2
+    assert cli.main([*words, "--scheduler", "tcp://nowhere", "--workers", "2"]) == 2
+    for wrong in (["--workers", "0"], ["--batch", "x"], ["--price", "-1"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*words, *wrong])
+        assert ended.value.code == 2
+
+
+def test_without_dask_one_line_says_what_to_install(net, tmp_path, rng, capsys, monkeypatch):
+    images(tmp_path / "in", 1, rng)
+    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+    words = ["map", str(net), "--inputs", str(tmp_path / "in/*.npy"), "-o", str(tmp_path / "o")]
+    assert cli.main(words) == 2
+    assert "distributed not installed: pip install 'cml-engine[bake]'" in capsys.readouterr().err
