@@ -209,6 +209,12 @@ def demo(arguments: Sequence[str]) -> int:
     return python("-m", "demo_game", *arguments)
 
 
+def cook(arguments: Sequence[str]) -> int:
+    """cook the demo's networks, which a wheel that is built then brings along"""
+    prepare()
+    return python("-m", "demo_game.cooking", *arguments)
+
+
 def upscale(arguments: Sequence[str]) -> int:
     """enlarge a photo 4x with a real network; pictures in out/"""
     prepare()
@@ -300,6 +306,7 @@ def show_help(_arguments: Sequence[str] = ()) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "setup": setup,
     "demo": demo,
+    "cook": cook,
     "upscale": upscale,
     "test": test,
     "check": check,
