@@ -31,7 +31,7 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "cml-setup.json"
 DEBIAN_DRIVER = ("libvulkan1", "mesa-vulkan-drivers")
 #: extras that a command can do without: some have no wheel for some machines
-OPTIONAL = frozenset({"bake", "game", "opengl", "oracles", "peers", "players", "pygfx"})
+OPTIONAL = frozenset({"bake", "game", "images", "opengl", "oracles", "peers", "players", "pygfx"})
 #: asks the engine itself for its adapter; exit code 3 is its plain "there is none"
 PROBE = """
 from cml_engine import DeviceError, Gpu
@@ -243,7 +243,7 @@ def cold(arguments: Sequence[str]) -> int:
 
 
 def prepare_tests() -> None:
-    prepare("test", "oracles", "players", "pygfx", "opengl", "game", "bake")
+    prepare("test", "oracles", "players", "pygfx", "opengl", "game", "images", "bake")
     if platform.system() == "Linux" and shutil.which("Xvfb") is None:
         install_debian("a display for tests", ("xvfb",))
 

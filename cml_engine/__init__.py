@@ -41,6 +41,7 @@ from cml_engine.ops import (
 from cml_engine.passes.rules import Match, Rule, register_rule
 from cml_engine.session import CompileOptions, Session
 from cml_engine.textures.inputs import TextureInput
+from cml_engine.tiling.run import run_tiled
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
@@ -75,6 +76,7 @@ __all__ = [
     "load_cooked",
     "register",
     "register_rule",
+    "run_tiled",
     "same_as",
     "save",
     "unregister",

@@ -218,6 +218,8 @@ EXTENT = Whole(1, 2**31 - 1)
 SHAPES_KEPT = Whole(0, 1_000_000)
 #: of tensors that may be empty
 ANY_EXTENT = Whole(0, 2**31 - 1)
+#: pixels of a tile that are thrown away
+OVERLAP = Whole(0, 2**31 - 1)
 #: any number of 32 bits
 FINITE = Real(-3.4e38, 3.4e38)
 #: of ONNX's operators, where a model is written

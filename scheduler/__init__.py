@@ -15,6 +15,7 @@ from scheduler.planning.cost_model import CostModel
 from scheduler.planning.plan import Planner, plan_frame
 from scheduler.planning.policy import by_priority, fair_share, least_laxity
 from scheduler.reports import FrameReport, SliceReport
+from scheduler.tiling import TiledJob, submit_tiled
 from scheduler.tools.operators_per_frame import operators_per_frame
 from scheduler.tools.trace import write_trace
 from scheduler.tuning import Tuning
@@ -36,6 +37,7 @@ __all__ = [
     "SliceReport",
     "SpareBudget",
     "StepCost",
+    "TiledJob",
     "Timing",
     "Tuning",
     "VirtualClock",
@@ -44,5 +46,6 @@ __all__ = [
     "least_laxity",
     "operators_per_frame",
     "plan_frame",
+    "submit_tiled",
     "write_trace",
 ]

@@ -13,6 +13,7 @@ from cml_engine.cooked import load_cooked
 from cml_engine.cooked.form import MAGIC
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.files import arrays as array_files
+from cml_engine.files.named import NamedFile, named_file
 from cml_engine.graph import Fact, Graph
 from cml_engine.loading import load
 from cml_engine.planning.choose_storage import Storage
@@ -88,9 +89,10 @@ def storage_of(a: argparse.Namespace) -> Storage:
     return "half" if a.half else "float"
 
 
-def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, Path]:
-    """``NAME=FILE`` pairs by name, each name one of ``facts``."""
-    found: dict[str, Path] = {}
+def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, NamedFile]:
+    """``NAME=FILE`` pairs by name, each name one of ``facts``; behind the file what is done to its
+    numbers, ``NAME=FILE:scale=2,shift=-1``."""
+    found: dict[str, NamedFile] = {}
     for pair in pairs:
         name, equals, file = pair.partition("=")
         if not equals or not name or not file:
@@ -100,7 +102,7 @@ def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict
             raise InputError(f"unknown {what} '{name}'; the model's {what}s are {known}")
         if name in found:
             raise InputError(f"{what} '{name}' is given twice")
-        found[name] = Path(file)
+        found[name] = named_file(file)
         array_files.check_suffix(found[name])
     return found
 

@@ -1,10 +1,11 @@
-"""Tensors in files for the command line: ``.npy``, ``.npz`` and ``.png``."""
+"""Tensors in files for the command line: ``.npy``, ``.npz`` and pictures."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.files import png as png_files
+from cml_engine.files import pictures
 from cml_engine.files.atomic_write import check_writable, write_atomically
+from cml_engine.files.named import NamedFile, named_file
 from cml_engine.graph import Fact
 from cml_engine.session import check_shape
 
@@ -26,36 +28,68 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-SUFFIXES = (".npy", ".npz", ".png")
+SUFFIXES = (".npy", ".npz", *pictures.KINDS)
+#: a file, or its name
+File = str | Path | NamedFile
 
 
-def read(path: Path, name: str, fact: Fact) -> Array:
+def read(file: File, name: str, fact: Fact) -> Array:
     """The tensor ``name`` of that fact out of a file, whose shape is checked before any memory is
-    taken. A ``.npz`` must hold an array of that name, or one array only; of a PNG see
-    :mod:`cml_engine.files.png`."""
-    check_suffix(path)
-    if not path.is_file():
-        raise InputError(f"input '{name}': no such file: {path}")
+    taken. A ``.npz`` must hold an array of that name, or one array only; of a picture see
+    :mod:`cml_engine.files.pictures`."""
+    found = _found(file, name)
+    with _told(found, name):
+        array = _READERS.get(found.suffix, _read_picture)(found, name, fact)
+    return np.asarray(found.scaled(array)) if fact.dtype == "scalar" else array
+
+
+def extents(file: File, name: str, fact: Fact) -> Fact:
+    """``fact`` with the rows and columns that a file has."""
+    found = _found(file, name)
+    with _told(found, name):
+        if found.suffix in pictures.KINDS:
+            pictures.check(found, name, fact, written=False)
+            return Fact(fact.dtype, (*fact.shape[:2], *pictures.size(found)))
+        if found.suffix == ".npy":
+            shape = np.load(found.path, mmap_mode="r").shape
+            return Fact(fact.dtype, tuple(shape)) if len(shape) == fact.rank else fact
+        return fact
+
+
+def _found(file: File, name: str) -> NamedFile:
+    found = named_file(file)
+    check_suffix(found)
+    if not found.path.is_file():
+        raise InputError(f"input '{name}': no such file: {found}")
+    return found
+
+
+@contextlib.contextmanager
+def _told(file: NamedFile, name: str) -> Iterator[None]:
+    """What goes wrong in the block names the file."""
     try:
-        return _READERS[path.suffix.lower()](path, name, fact)
+        yield
     except InputError as error:
-        raise InputError(f"'{path}': {error.message}") from None
+        raise InputError(f"'{file}': {error.message}") from None
     except Exception as error:  # whatever the parsers of others say of a damaged file
         said = str(error) or type(error).__name__
-        raise InputError(f"input '{name}': cannot read {path}: {said}") from None
+        raise InputError(f"input '{name}': cannot read {file}: {said}") from None
 
 
-def check_suffix(path: Path) -> None:
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"'{path}': wanted a file in {', '.join(SUFFIXES)}")
+def check_suffix(file: File) -> None:
+    found = named_file(file)
+    if found.suffix not in SUFFIXES:
+        raise InputError(f"'{found}': wanted a file in {', '.join(SUFFIXES)}")
 
 
-def check_outputs(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> None:
+def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
     """Raise before any work is done for outputs that could not be written after it."""
-    for name, path in files.items():
-        check_suffix(path)
-        _check_image_fact(name, facts[name], path)
-        check_place(path)
+    for name, file in files.items():
+        check_suffix(file)
+        found = named_file(file)
+        if found.suffix in pictures.KINDS:
+            pictures.check(found, name, facts[name], written=True)
+        check_place(found.path)
     for path, names in _by_file(files).items():
         if len(names) > 1 and path.suffix.lower() != ".npz":
             shown = " and ".join(f"'{name}'" for name in names)
@@ -80,40 +114,36 @@ def check_place(path: Path, model: str = "") -> None:
         raise InputError(f"cannot write '{path}': {error.strerror}") from None
 
 
-def write_outputs(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> None:
+def write_outputs(files: Mapping[str, File], arrays: Mapping[str, Array]) -> None:
     """Write each output into its file; a ``.npz`` may take several."""
     for path, names in _by_file(files).items():
-        write = partial(_WRITERS[path.suffix.lower()], {name: arrays[name] for name in names})
+        found = named_file(files[names[0]])
+        values = {name: named_file(files[name]).scaled(arrays[name]) for name in names}
+        writer = _WRITERS.get(found.suffix)
+        write = partial(writer, values) if writer else partial(_write_picture, values, found)
         try:
             write_atomically(path, write)
         except OSError as error:
             raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
-def _by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
+def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
     """Who goes into each file, whatever way it is named."""
     named: dict[str, Path] = {}
     found: dict[Path, list[str]] = {}
-    for name, path in files.items():
+    for name, file in files.items():
+        path = named_file(file).path
         found.setdefault(named.setdefault(os.path.realpath(path), path), []).append(name)
     return found
 
 
-def _check_image_fact(name: str, fact: Fact, path: Path) -> None:
-    if path.suffix.lower() == ".png" and not png_files.can_hold(fact):
-        raise InputError(
-            f"output '{name}' is {fact}; a PNG wants scalar[1,C,H,W] with 1, 3 or 4 channels. "
-            f"Write '{path.with_suffix('.npy').name}' instead."
-        )
-
-
-def _read_npy(path: Path, name: str, fact: Fact) -> Array:
-    with path.open("rb") as file:
+def _read_npy(found: NamedFile, name: str, fact: Fact) -> Array:
+    with found.path.open("rb") as file:
         return _array(file, name, fact)
 
 
-def _read_npz(path: Path, name: str, fact: Fact) -> Array:
-    with zipfile.ZipFile(path) as archive:
+def _read_npz(found: NamedFile, name: str, fact: Fact) -> Array:
+    with zipfile.ZipFile(found.path) as archive:
         members = {member.removesuffix(".npy"): member for member in archive.namelist()}
         if name not in members and len(members) != 1:
             raise InputError(
@@ -142,15 +172,11 @@ def _array(file: IO[bytes], name: str, fact: Fact) -> Array:
     return np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _read_png(path: Path, name: str, fact: Fact) -> Array:
-    if not png_files.can_hold(fact):
-        raise InputError(
-            f"input '{name}' is {fact}; a PNG holds scalar[1,C,H,W] with 1, 3 or 4 channels. "
-            f"Give an .npy instead"
-        )
-    data, channels = path.read_bytes(), fact.shape[1]
-    check_shape(name, fact, (1, channels, *png_files.size(data)))
-    return png_files.decode(data, channels)
+def _read_picture(found: NamedFile, name: str, fact: Fact) -> Array:
+    pictures.check(found, name, fact, written=False)
+    channels = fact.shape[1]
+    check_shape(name, fact, (1, channels, *pictures.size(found)))
+    return pictures.read(found, channels)
 
 
 def _write_npy(arrays: Mapping[str, Array], file: BinaryIO) -> None:
@@ -166,10 +192,10 @@ def _write_npz(arrays: Mapping[str, Array], file: BinaryIO) -> None:
                 np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
-def _write_png(arrays: Mapping[str, Array], file: BinaryIO) -> None:
+def _write_picture(arrays: Mapping[str, Array], found: NamedFile, file: BinaryIO) -> None:
     (array,) = arrays.values()
-    png_files.encode(array, file)
+    pictures.write(array, found, file)
 
 
-_READERS = {".npy": _read_npy, ".npz": _read_npz, ".png": _read_png}
-_WRITERS = {".npy": _write_npy, ".npz": _write_npz, ".png": _write_png}
+_READERS = {".npy": _read_npy, ".npz": _read_npz}
+_WRITERS = {".npy": _write_npy, ".npz": _write_npz}

@@ -1,9 +1,4 @@
-"""Pictures as tensors: ``scalar[1,C,H,W]`` in [0, 1] with one, three or four channels.
-
-Read are PNGs of every kind and depth: 65535 of 16 bits is 1.0 as 255 of 8 is. A grey picture fills
-three channels, a coloured one is weighted to grey for one. Alpha is the fourth channel where four
-are wanted; where fewer are, a picture must be opaque. Written are 8 bits.
-"""
+"""PNG of every kind and depth: 65535 of 16 bits is 1.0 as 255 of 8 is. Written are 8 or 16 bits."""
 
 from __future__ import annotations
 
@@ -11,64 +6,63 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from cml_engine.graph import Fact
+from cml_engine.files.samples import steps_of
 
 Array = np.ndarray[Any, Any]
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_CHANNELS = (1, 3, 4)
-#: the weights of red, green and blue in grey (ITU-R BT.601)
-_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+NEEDS = ""
+BITS = (8, 16)
 #: how Pillow is to take 16-bit samples apart, by PNG's number of the kind of picture: it keeps no
 #: more than 8 bits of a colour, so high and low bytes are read one after the other
 _HIGH_AND_LOW = {2: ("RGB;16B", "RGB;16L"), 6: ("RGBA;16B", "RGBA;16L")}
-_GREY, _GREY_ALPHA = 0, 4
+_GREY, _RGB, _GREY_ALPHA, _RGBA = 0, 2, 4, 6
+#: the filter of a row that is a difference to the one above
+_UP = 2
 
 
-def can_hold(fact: Fact) -> bool:
-    """Whether a tensor of that fact can be a picture."""
-    shape = fact.shape
-    fits = len(shape) == 4 and shape[0] == 1 and shape[1] in _CHANNELS and fact.size > 0
-    return fits and fact.dtype == "scalar"
-
-
-def size(data: bytes) -> tuple[int, int]:
+def size(path: Path) -> tuple[int, int]:
     """Height and width as the file says; ``ValueError`` where it is no PNG or a damaged one."""
-    width, height, _, _ = _head(data)
+    width, height, _, _ = _head(path.read_bytes())
     return height, width
 
 
-def decode(data: bytes, channels: int) -> Array:
-    """The picture as ``scalar[1,C,H,W]``; ``ValueError`` (or what Pillow raises) where it is
-    damaged or transparent."""
-    planes = _samples(data)
-    has_alpha = planes.shape[2] in (2, 4)
-    colours, alpha = (planes[..., :-1], planes[..., -1:]) if has_alpha else (planes, None)
-    if channels == 4:
-        alpha = np.ones_like(colours[..., :1]) if alpha is None else alpha
-        colours = np.concatenate([_in_colour(colours), alpha], 2)
-    elif alpha is not None and alpha.min() < 1:
-        raise ValueError(
-            f"it has transparent pixels and the model takes {channels} channels: put it on a "
-            "background first"
-        )
-    else:
-        colours = _in_colour(colours) if channels == 3 else _in_grey(colours)
-    return np.ascontiguousarray(colours.transpose(2, 0, 1)[None])
+def read(path: Path) -> Array:
+    """Height x width x channels: grey or colours, with alpha or without. ``ValueError`` (or what
+    Pillow raises) where it is damaged."""
+    return _samples(path.read_bytes())
 
 
-def encode(array: Array, file: BinaryIO) -> None:
-    """Write ``scalar[1,C,H,W]``; what lies outside [0, 1] becomes its nearest end, NaN 0."""
+def write(planes: Array, file: BinaryIO, bits: int) -> None:
+    """Height x width x channels; what lies outside [0, 1] becomes its nearest end, NaN 0."""
+    if bits == 16:  # which Pillow writes of grey only
+        _write_wide(steps_of(planes, 16), file)
+        return
     from PIL import Image
 
-    planes = np.nan_to_num(np.clip(array[0], 0, 1))
-    pixels = np.rint(planes * 255).astype(np.uint8)
-    image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
-    image.save(file, format="PNG")
+    pixels = steps_of(planes, 8)
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, format="PNG")
+
+
+def _write_wide(samples: Array, file: BinaryIO) -> None:
+    height, width, channels = samples.shape
+    colour = {1: _GREY, 3: _RGB, 4: _RGBA}[channels]
+    rows = np.ascontiguousarray(samples, ">u2").view(np.uint8).reshape(height, -1).astype(np.int16)
+    rows[1:] -= rows[:-1].copy()  # each as its difference to the one above
+    filtered = np.full((height, rows.shape[1] + 1), _UP, np.uint8)
+    filtered[:, 1:] = rows & 255
+    head = struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0)
+    file.write(_SIGNATURE)
+    for kind, body in (
+        (b"IHDR", head), (b"IDAT", zlib.compress(filtered.tobytes())), (b"IEND", b""),
+    ):  # fmt: skip
+        file.write(struct.pack(">I", len(body)) + kind + body)
+        file.write(struct.pack(">I", zlib.crc32(kind + body)))
 
 
 def _head(data: bytes) -> tuple[int, int, int, int]:
@@ -140,11 +134,3 @@ def _opened(data: bytes) -> Any:
     from PIL import Image
 
     return Image.open(io.BytesIO(data), formats=["PNG"])
-
-
-def _in_colour(planes: Array) -> Array:
-    return np.repeat(planes, 3, 2) if planes.shape[2] == 1 else planes
-
-
-def _in_grey(planes: Array) -> Array:
-    return planes if planes.shape[2] == 1 else planes @ _LUMA[:, None]

@@ -15,6 +15,7 @@ import numpy as np
 from cml_engine.errors import InputError, Source
 from cml_engine.files import png
 from cml_engine.files.atomic_write import write_atomically
+from cml_engine.files.pictures import can_hold
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.inspection.numbers import Numbers
 
@@ -69,12 +70,13 @@ class Dump:
         row = {"tensor": name, "file": file, "shape": list(array.shape), "type": array.dtype.name}
         row |= {"operator": node.op, **_line(node.source), **numbers.row()}
         fact = Fact("scalar" if array.dtype.kind == "f" else "", array.shape)
-        if png.can_hold(fact) and numbers.low is not None and numbers.high is not None:
+        if can_hold(fact) and numbers.low is not None and numbers.high is not None:
             low, high = min(numbers.low, 0.0), max(numbers.high, 1.0)
             if low < 0 or high > 1:  # from the least to the largest, where it is no picture as is
                 low, high = numbers.low, numbers.high
             scale = (array - np.float32(low)) / np.float32(high - low or 1)
-            write_atomically(self._folder / f"{stem}.png", partial(png.encode, scale))
+            planes = scale[0].transpose(1, 2, 0)
+            write_atomically(self._folder / f"{stem}.png", partial(png.write, planes, bits=8))
             row |= {"picture": f"{stem}.png", "black": low, "white": high}
         self._rows.append(row)
 

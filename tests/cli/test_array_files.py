@@ -278,7 +278,7 @@ def test_a_full_disk_leaves_the_old_file_and_is_told(two, tmp_path, capsys, monk
     out = tmp_path / f"o{suffix}"
     out.write_bytes(b"old")
     monkeypatch.setattr(np.lib.format, "write_array", full)
-    monkeypatch.setattr(png_files, "encode", full)
+    monkeypatch.setattr(png_files, "write", full)
     monkeypatch.setattr(np, "save", full)
     assert two(f"file={out}") == 2
     assert f"cannot write '{out}': No space left on device" in capsys.readouterr().err

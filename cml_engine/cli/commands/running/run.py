@@ -1,4 +1,4 @@
-"""Run a model on tensors from .npy, .npz or .png files."""
+"""Run a model on tensors from .npy, .npz, .png, .tif or .exr files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from cml_engine.cli.common import (
     backend_of,
+    bar,
     compile_options,
     load_model,
     named_files,
@@ -18,14 +19,35 @@ from cml_engine.cli.common import (
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
-from cml_engine.graph import Graph, Node
+from cml_engine.graph import Fact, Graph, Node
 from cml_engine.passes import AS_WRITTEN
+from cml_engine.ranges import EXTENT, OVERLAP
 from cml_engine.session import Session, check_inputs
+from cml_engine.tiling.run import run_tiled
+from cml_engine.tiling.tiles import Tiles
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "model", "random", "inputs", "backend", "half", "dump")
     parser.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument(
+        "--tile",
+        type=EXTENT,
+        metavar="PIXELS",
+        help="run on pictures of any size, in tiles of so many rows and columns (docs/images.md)",
+    )
+    parser.add_argument(
+        "--overlap",
+        type=OVERLAP,
+        metavar="PIXELS",
+        help="of --tile: what is computed at each end of a tile and thrown away (16)",
+    )
+    parser.add_argument(
+        "--align",
+        type=EXTENT,
+        metavar="PIXELS",
+        help="of --tile: tiles begin at multiples of it, for networks with strides (1)",
+    )
     parser.add_argument(
         "--dump-tensors",
         type=Path,
@@ -54,16 +76,29 @@ def run(a: argparse.Namespace) -> int:
         )
     if a.only and a.dump_tensors is None:
         raise InputError("--only says which tensors --dump-tensors DIR writes: give that too")
+    if a.tile is None and (a.overlap is not None or a.align is not None):
+        raise InputError("--overlap and --align are of --tile PIXELS: give that too")
+    if a.tile is not None and (a.dump_tensors is not None or a.stop_at_nan):
+        raise InputError("--dump-tensors and --stop-at-nan are of whole runs: leave --tile out")
     if not a.input and not a.output:
-        raise InputError("nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz or .png)")
+        raise InputError(
+            "nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz, .png, .tif or .exr)"
+        )
     graph = load_model(a)
     facts = {name: graph.facts[name] for name in graph.inputs}
     outputs = named_files(a.output, {n: graph.facts[n] for n in graph.outputs}, "output")
     array_files.check_outputs(outputs, graph.facts)
     files = named_files(a.input, facts, "input")
+    if a.tile is not None:
+        facts = {
+            n: array_files.extents(files[n], n, f) if n in files else f for n, f in facts.items()
+        }
     arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
     arrays = check_inputs(facts, arrays)
-    if a.dump_tensors is not None or a.stop_at_nan:
+    if a.tile is not None:
+        session = Session(graph, backend_of(a), compile_options(a))
+        results: dict[str, Any] | None = _tiled(session, arrays, a)
+    elif a.dump_tensors is not None or a.stop_at_nan:
         results, session = _watched(graph, arrays, a)
     else:
         session = Session(graph, backend_of(a), compile_options(a))
@@ -73,8 +108,17 @@ def run(a: argparse.Namespace) -> int:
     array_files.write_outputs(outputs, results)
     for name, value in results.items():
         place = f" -> {outputs[name]}" if name in outputs else _summary(value)
-        print(f"{name}: {session.outputs[name]}{place}")
+        fact = Fact(session.outputs[name].dtype, value.shape)
+        print(f"{name}: {fact}{place}")
     return 0
+
+
+def _tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> dict[str, Any]:
+    """Run the model in tiles."""
+    overlap = 16 if a.overlap is None else a.overlap
+    tiles = Tiles(session, arrays, a.tile, overlap, a.align or 1)
+    with bar("tiles", len(tiles)) as done:
+        return run_tiled(session, arrays, a.tile, overlap, align=a.align or 1, progress=done)
 
 
 def _watched(

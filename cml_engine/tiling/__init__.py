@@ -1,0 +1,1 @@
+"""Pictures that are larger than a network takes, in tiles that overlap."""

@@ -1,0 +1,114 @@
+"""A large picture through a network as jobs, one for each tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler.frame_scheduler import FrameScheduler
+from scheduler.jobs.job import ENDED, Job, State
+
+#: tiles that are queued at a time: each holds its inputs
+_AHEAD = 4
+
+
+class TiledJob:
+    """The jobs of one picture. They are submitted some at a time: :meth:`advance`, or
+    :meth:`read`, is called once in every frame."""
+
+    def __init__(self, scheduler: FrameScheduler, tiles: Any, options: Mapping[str, Any]) -> None:
+        self._scheduler, self._tiles, self._options = scheduler, tiles, options
+        self._left = list(tiles)
+        self._jobs: list[tuple[Any, Job]] = []
+        self._pasted = 0
+        self.error = ""
+        self._state: State = "queued"
+        self.advance()
+
+    @property
+    def state(self) -> State:
+        """As a job's."""
+        return self._state
+
+    @property
+    def progress(self) -> float:
+        """Share of its tiles that are done, 0 to 1."""
+        under_way = sum(job.progress for _, job in self._jobs)
+        return min(1.0, (self._pasted + under_way) / len(self._tiles))
+
+    @property
+    def ended(self) -> bool:
+        return self._state in ENDED
+
+    def advance(self) -> None:
+        """Take the tiles that have arrived, and submit others."""
+        if not self.ended:
+            self._take()
+        if not self.ended:
+            self._submit()
+
+    def _submit(self) -> None:
+        while self._left and len(self._jobs) < _AHEAD:
+            tile = self._left.pop(0)
+            inputs = self._tiles.inputs(tile)
+            job = self._scheduler.submit(self._tiles.session, inputs, **self._options)
+            self._jobs.append((tile, job))
+        if not self._jobs:
+            self._state = "done"
+
+    def _take(self) -> None:
+        waiting = []
+        for tile, job in self._jobs:
+            if job.state in ("failed", "cancelled"):
+                self.error, self._state = job.error, job.state
+                continue
+            if job.state != "queued":
+                self._state = "running"
+            found = {name: job.read(name) for name in self._tiles.outputs}
+            if any(value is None for value in found.values()):
+                waiting.append((tile, job))
+                continue
+            self._tiles.paste(tile, found)
+            job.release()
+            self._pasted += 1
+        self._jobs = waiting
+        if self.ended:
+            self._let_go()
+
+    def read(self, name: str) -> Any:
+        """The whole output as a NumPy array, or None until all tiles have arrived."""
+        self.advance()
+        if self._state in ("failed", "cancelled"):
+            said = f": {self.error}" if self.error else ""
+            raise RuntimeError(f"the tiles have no output '{name}', they are {self._state}{said}")
+        return self._tiles.outputs[name] if self._state == "done" else None
+
+    def cancel(self) -> None:
+        """Nothing more of it runs."""
+        if not self.ended:
+            self._state = "cancelled"
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._left.clear()
+        for _, job in self._jobs:
+            job.cancel()
+            job.release()
+        self._jobs.clear()
+
+
+def submit_tiled(
+    scheduler: FrameScheduler,
+    session: Any,
+    inputs: Mapping[str, Any],
+    tile: int = 256,
+    overlap: int = 16,
+    *,
+    align: int = 1,
+    **options: Any,
+) -> TiledJob:
+    """As :func:`cml_engine.run_tiled`, within the budget of frames; ``options`` are those of
+    :meth:`FrameScheduler.submit` for each tile's job."""
+    from cml_engine.tiling.tiles import Tiles  # the scheduler comes without NumPy
+
+    return TiledJob(scheduler, Tiles(session, inputs, tile, overlap, align), options)

@@ -1,0 +1,210 @@
+"""Pictures of every kind on the command line: bits, floats, alpha, numbers scaled, tiles."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cml_engine.cli import main
+from cml_engine.errors import InputError
+from cml_engine.files import arrays as array_files
+from cml_engine.files.named import NamedFile, named_file
+from cml_engine.graph import Fact
+from tests.fixtures.models import write_model
+
+HEIGHT, WIDTH = 5, 7
+#: what each kind of file keeps of a number in [0, 1]: half a step
+STEPS = {
+    "png": 0.5 / 255,
+    "png:bits=16": 0.5 / 65535,
+    "tif:bits=8": 0.5 / 255,
+    "tif:bits=16": 0.5 / 65535,
+    "tif": 0.0,
+    "tiff:bits=32": 0.0,
+    "exr": 0.0,
+    "exr:bits=16": 2**-12,
+}
+
+
+def needs(kind):
+    """The library that reads such files."""
+    pytest.importorskip({"tif": "tifffile", "exr": "OpenEXR", "png": "PIL"}[kind[:3]])
+
+
+def fact(channels):
+    return Fact("scalar", (1, channels, HEIGHT, WIDTH))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_picture_is_read_as_it_was_written(tmp_path, rng, kind, channels):
+    needs(kind)
+    value = rng.random((1, channels, HEIGHT, WIDTH), np.float32)
+    value[0, :, 0, :2] = 0, 1
+    file = named_file(f"{tmp_path}/a:b.{kind}")
+    array_files.check_outputs({"y": file}, {"y": fact(channels)})
+    array_files.write_outputs({"y": file}, {"y": value})
+    found = array_files.read(file.path, "y", fact(channels))
+    assert found.dtype == np.float32 and np.abs(found - value).max() <= STEPS[kind] * 1.01
+    assert array_files.extents(file.path, "y", fact(channels)) == fact(channels)
+
+
+@pytest.mark.parametrize("kind", ["tif", "exr"])
+def test_floats_are_kept_as_they_are(tmp_path, kind):
+    needs(kind)
+    value = np.array([-3.5, 1e6, np.inf, 0.0], np.float32).reshape(1, 1, 1, 4)
+    array_files.write_outputs({"y": tmp_path / f"a.{kind}"}, {"y": value})
+    found = array_files.read(tmp_path / f"a.{kind}", "y", Fact("scalar", value.shape))
+    np.testing.assert_array_equal(found, value)
+
+
+def test_other_programs_read_16_bits(tmp_path, rng):
+    value = rng.random((1, 1, HEIGHT, WIDTH), np.float32)
+    array_files.write_outputs({"y": named_file(f"{tmp_path}/a.png:bits=16")}, {"y": value})
+    with Image.open(tmp_path / "a.png") as image:
+        pixels = np.asarray(image).astype(int)
+    np.testing.assert_array_equal(pixels, np.rint(value[0, 0].astype(float) * 65535))
+
+
+def test_planes_apart_and_whole_numbers_of_tiff(tmp_path, rng):
+    tifffile = pytest.importorskip("tifffile")
+    samples = rng.integers(0, 65536, (HEIGHT, WIDTH, 3)).astype(np.uint16)
+    apart = np.ascontiguousarray(samples.transpose(2, 0, 1))
+    tifffile.imwrite(tmp_path / "a.tif", apart, photometric="rgb", planarconfig="separate")
+    found = array_files.read(tmp_path / "a.tif", "x", fact(3))
+    np.testing.assert_allclose(found[0].transpose(1, 2, 0), samples / 65535, atol=1e-7)
+    tifffile.imwrite(tmp_path / "b.tif", samples[..., 0].astype(np.int16))
+    with pytest.raises(InputError, match="samples of type int16"):
+        array_files.read(tmp_path / "b.tif", "x", fact(1))
+
+
+def test_depth_and_half_floats_of_exr(tmp_path, rng):
+    openexr = pytest.importorskip("OpenEXR")
+    depth = rng.random((HEIGHT, WIDTH)).astype(np.float16)
+    header = {"compression": openexr.ZIP_COMPRESSION, "type": openexr.scanlineimage}
+    with openexr.File(header, {"Z": depth}) as file:
+        file.write(str(tmp_path / "z.exr"))
+    found = array_files.read(tmp_path / "z.exr", "x", fact(1))
+    np.testing.assert_array_equal(found[0, 0], depth.astype(np.float32))
+
+
+def test_alpha_is_dropped_where_that_is_said(tmp_path, rng):
+    value = rng.random((1, 4, HEIGHT, WIDTH), np.float32)
+    array_files.write_outputs({"y": tmp_path / "a.png"}, {"y": value})
+    with pytest.raises(InputError, match="a.png:alpha=drop"):
+        array_files.read(tmp_path / "a.png", "x", fact(3))
+    found = array_files.read(named_file(f"{tmp_path}/a.png:alpha=drop"), "x", fact(3))
+    np.testing.assert_allclose(found, value[:, :3], atol=0.51 / 255)
+
+
+def test_a_missing_library_is_named(tmp_path, monkeypatch):
+    for kind, package in (("tif", "tifffile"), ("exr", "OpenEXR")):
+        monkeypatch.setitem(sys.modules, package, None)
+        (tmp_path / f"a.{kind}").write_bytes(b"")
+        for call in (
+            lambda kind=kind: array_files.read(tmp_path / f"a.{kind}", "x", fact(1)),
+            lambda kind=kind: array_files.check_outputs(
+                {"x": tmp_path / f"b.{kind}"}, {"x": fact(1)}
+            ),  # fmt: skip
+        ):
+            with pytest.raises(InputError, match=rf"needs the package {package}: pip install"):
+                call()
+
+
+@pytest.mark.parametrize("kind", ["png", "tif", "exr"])
+def test_what_is_no_picture_is_told(tmp_path, kind):
+    needs(kind)
+    (tmp_path / f"a.{kind}").write_bytes(b"no picture")
+    with pytest.raises(InputError, match="cannot read"):
+        array_files.read(tmp_path / f"a.{kind}", "x", fact(1))
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("a.png", {}),
+        ("C:\\maps\\a.png", {}),
+        ("a.png:scale=8848,shift=-400", {"scale": 8848.0, "shift": -400.0}),
+        ("C:\\a.b\\h.tif:bits=16", {"bits": 16}),
+        ("x=1:y.png", {}),
+    ],
+)
+def test_what_is_behind_a_file_is_told_from_its_name(text, wanted):
+    found = named_file(text)
+    assert {n: getattr(found, n) for n in wanted} == wanted
+    assert str(found) == (text.rpartition(":")[0] if wanted else text)
+    assert bool(wanted) == (found != NamedFile(found.path))
+
+
+@pytest.mark.parametrize(
+    "option, says",
+    [
+        ("scale=big", "scale=big"),
+        ("gamma=2", "scale, shift, bits, alpha"),
+        ("bits=12", "bits of 8, 16, 32"),
+        ("alpha=blend", "alpha of keep, drop"),
+    ],
+)
+def test_options_that_are_none_are_refused(option, says):
+    with pytest.raises(InputError, match=says):
+        named_file(f"a.png:{option}")
+
+
+def test_bits_that_a_kind_of_file_has_not(tmp_path):
+    file = named_file(f"{tmp_path}/a.png:bits=32")
+    with pytest.raises(InputError, match="samples of 8 or 16 bits"):
+        array_files.check_outputs({"y": file}, {"y": fact(1)})
+
+
+DOUBLE = """version 1.0;
+graph double(x) -> (y) { x = external<scalar>(shape = [1, 1, 16, 16]); y = mul(x, 2.0); }
+"""
+SMOOTH = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph smooth(x) -> (y)
+{
+    x = external<scalar>(shape = [1, 1, 16, 16]);
+    k = constant<scalar>(shape = [1, 1, 3, 3], value = [0.125]);
+    y = conv(conv(x, k, 0.0), k, 0.0, border = 'reflect');
+}
+"""
+
+
+def test_a_height_map_through_cml_run(tmp_path, rng, capsys):
+    heights = rng.integers(0, 65536, (16, 16)).astype(np.uint16)
+    Image.fromarray(heights).save(tmp_path / "h.png")
+    model = write_model(tmp_path / "m.nnef", DOUBLE)
+    given = f"x={tmp_path}/h.png:scale=1000,shift=-100"
+    out = f"y={tmp_path}/o.png:scale=0.0005,shift=0.1,bits=16"
+    npy = ["-i", given, "-o", f"y={tmp_path}/o.npy", "--backend", "cpu"]
+    assert main(["run", str(model), *npy]) == 0
+    np.testing.assert_allclose(
+        np.load(tmp_path / "o.npy")[0, 0], 2 * (heights / 65535 * 1000 - 100), atol=1e-3
+    )
+    assert main(["run", str(model), "-i", given, "-o", out, "--backend", "cpu"]) == 0
+    with Image.open(tmp_path / "o.png") as image:
+        assert np.abs(np.asarray(image).astype(int) - heights).max() <= 1
+    assert main(["run", str(model), "-i", f"x={tmp_path}/h.png:scale=x"]) == 2
+    assert "scale=x" in capsys.readouterr().err
+
+
+def test_tiles_through_cml_run(tmp_path, rng, capsys):
+    model = write_model(tmp_path / "m.nnef", SMOOTH)
+    large = rng.random((1, 1, 45, 37), np.float32)
+    np.save(tmp_path / "x.npy", large)
+    files = ["-i", f"x={tmp_path}/x.npy", "--backend", "cpu"]
+    whole = ["--shape", "x=1,1,45,37", "-o", f"y={tmp_path}/whole.npy"]
+    assert main(["run", str(model), *files, *whole]) == 0
+    tiled = ["--tile", "16", "--overlap", "3", "-o", f"y={tmp_path}/tiled.npy"]
+    assert main(["run", str(model), *files, *tiled]) == 0
+    assert "scalar[1,1,45,37]" in capsys.readouterr().out
+    np.testing.assert_allclose(
+        np.load(tmp_path / "tiled.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6
+    )
+    assert main(["run", str(model), *files, "--overlap", "3"]) == 2
+    assert "of --tile" in capsys.readouterr().err
+    assert main(["run", str(model), *files, "--tile", "6", "--overlap", "3"]) == 2
+    assert "keep nothing" in capsys.readouterr().err

@@ -1,0 +1,116 @@
+"""Large pictures in tiles: the bits of a whole run, as one call and as jobs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import InputError
+from cml_engine.tiling.windows import spans
+from scheduler import submit_tiled
+from tests.fixtures.models import write_model
+from tests.gpu.frames.test_frame_scheduler import Host
+
+#: looks two pixels around, and enlarges twice
+NETWORK = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph net(x, strength) -> (y)
+{
+    x = external<scalar>(shape = [1, 3, 24, 24]);
+    strength = external<scalar>(shape = [1, 1]);
+    w = variable<scalar>(shape = [8, 3, 3, 3], label = 'w');
+    v = variable<scalar>(shape = [3, 8, 3, 3], label = 'v');
+    inner = relu(conv(x, w, 0.0, border = 'replicate'));
+    large = nearest_upsample(conv(inner, v, 0.0), factor = [2, 2]);
+    y = mul(large, unsqueeze(strength, axes = [2, 3]));
+}
+"""
+OVERLAP = 2
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    rng = np.random.default_rng(3)
+    w, v = (rng.standard_normal(s).astype(np.float32) for s in ((8, 3, 3, 3), (3, 8, 3, 3)))
+    folder = tmp_path_factory.mktemp("tiled") / "net.nnef"
+    return cml.load(write_model(folder, NETWORK, w=w, v=v))
+
+
+@pytest.fixture
+def inputs(rng):
+    return {
+        "x": rng.standard_normal((1, 3, 61, 43)).astype(np.float32),
+        "strength": np.array([[1.5]], np.float32),
+    }
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("tile", [12, 24, 40])
+def test_tiles_have_no_seams(graph, inputs, gpu, backend, tile):
+    session = cml.Session(graph, gpu if backend == "gpu" else "cpu")
+    whole = session.reshaped({"x": (1, 3, 61, 43)}).run(inputs)["y"]
+    done = []
+    found = cml.run_tiled(session, inputs, tile, OVERLAP, progress=done.append)["y"]
+    assert found.shape == (1, 3, 122, 86) and done == [*range(1, len(done) + 1)] and len(done) > 1
+    if backend == "gpu":
+        np.testing.assert_array_equal(found, whole)
+    else:  # a matrix product of another size adds in another order
+        np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_too_little_overlap_is_seen(graph, inputs, gpu):
+    session = cml.Session(graph, gpu)
+    whole = session.reshaped({"x": (1, 3, 61, 43)}).run(inputs)["y"]
+    assert np.abs(cml.run_tiled(session, inputs, 24, OVERLAP - 1)["y"] - whole).max() > 0.1
+
+
+def test_jobs_in_frames_give_the_same_bits(graph, inputs, gpu):
+    session = cml.Session(graph, gpu)
+    wanted = cml.run_tiled(session, inputs, 24, OVERLAP)["y"]
+    host = Host(gpu, budget_ms=2.0)
+    job = submit_tiled(host.scheduler, session, inputs, 24, OVERLAP, priority=2.0)
+    assert job.read("y") is None and job.progress == 0
+    seen = []
+    host.until(lambda: seen.append(job.progress) or job.read("y") is not None)
+    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert job.state == "done" and job.progress == 1 and max(np.diff(seen[:-1])) < 0.6
+    gone = submit_tiled(host.scheduler, session, inputs, 24, OVERLAP)
+    gone.cancel()
+    assert gone.state == "cancelled" and host.scheduler.jobs == []
+    with pytest.raises(RuntimeError, match="cancelled"):
+        gone.read("y")
+
+
+@pytest.mark.parametrize(
+    "whole, tile, overlap, align",
+    [
+        (100, 32, 4, 1),
+        (97, 32, 15, 1),
+        (64, 32, 8, 8),
+        (33, 32, 0, 1),
+        (20, 32, 4, 1),
+        (96, 32, 4, 4),
+    ],
+)
+def test_every_pixel_is_kept_once_and_far_from_a_cut(whole, tile, overlap, align):
+    found = spans(whole, tile, overlap, align)
+    assert [s.kept_first for s in found] == [0, *(s.kept_end for s in found[:-1])]
+    assert found[-1].kept_end == whole
+    for span in found:
+        assert span.end - span.first == min(tile, whole) and span.first % align == 0
+        assert span.first == 0 or span.kept_first - span.first >= overlap
+        assert span.end == whole or span.end - span.kept_end >= overlap
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"tile": 4}, "keep nothing"),
+        ({"align": 2}, "multiple of align=2"),
+        ({"tile": 0}, "tile"),
+    ],
+)
+def test_tiles_that_cannot_be_are_refused(graph, inputs, change, says):
+    with pytest.raises(InputError, match=says):
+        cml.run_tiled(cml.Session(graph, "cpu"), inputs, **{"tile": 24, "overlap": 2, **change})
