@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from scheduler.executor import Slice
 from scheduler.planning.cost_model import CostModel
@@ -154,7 +155,7 @@ class SimGpu(_Outputs):
         self.frame_ms = 0.0
         self._random = random.Random(seed)
         self._pending: deque[tuple[int, list[SimTiming]]] = deque()
-        self._loads: dict[Any, list[SimStep]] = {}
+        self._loads: WeakKeyDictionary[Any, list[SimStep]] = WeakKeyDictionary()
 
     def executor(self) -> SimGpu:
         """It is its own."""

@@ -21,7 +21,7 @@ def program():
 @pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock, run_with_margin])
 def test_recordings_replay_to_the_same_slices(program, run):
     recording = run()[0]
-    assert sum(len(frame) for frame in recording.decisions) > 90
+    assert sum(len(frame) for frame in recording.decisions) > 80
     assert replayed(program, recording) == recording.decisions
 
 
@@ -42,7 +42,7 @@ class _ShortOfMemory(SimGpu):
         self._chance = chance
         self._begun = set()
 
-    def reserve(self, network):
+    def reserve(self, network, inputs):
         return "memory" if self._chance.random() < 0.1 else ""
 
     def begin_job(self, encoder, network, inputs):

@@ -18,7 +18,7 @@ class Device(SimGpu):
         self.holding, self.most, self.refused, self.short = [], 0, set(), set()
         self.ran, self.pending = [], []
 
-    def reserve(self, network):
+    def reserve(self, network, inputs):
         return "memory" if network.name in self.short else ""
 
     def begin_job(self, encoder, network, inputs):

@@ -14,8 +14,8 @@ import cml_engine as cml
 from cml_engine.errors import ShaderCompileError
 from cml_engine.gpu.frames.executor import FrameExecutor
 from cml_engine.gpu.gpu import Gpu
-from cml_engine.gpu.program import common
 from cml_engine.gpu.program.preparation import BUILDER, Builder
+from cml_engine.gpu.shaders import steps
 from tests.gpu.frames.test_frame_scheduler import conv_net
 from tests.gpu.sessions.test_faults import Host, within
 
@@ -106,7 +106,7 @@ def test_what_failed_is_built_again_when_it_is_next_asked_for(gpu, image, slow):
 def test_an_evicted_model_reads_no_kernel_again(gpu, image, monkeypatch):
     (net,) = sessions(gpu, 1)
     wanted = net.run({"x": image})["y"]
-    monkeypatch.setattr(common, "kernel_content", lambda *a: pytest.fail("it read a file"))
+    monkeypatch.setattr(steps, "kernel_content", lambda *a: pytest.fail("it read a file"))
     net.program.evict()
     np.testing.assert_array_equal(net.run({"x": image})["y"], wanted)
 
@@ -168,14 +168,14 @@ def test_a_run_that_begins_after_a_frame_looked_does_not_hold_the_frame_up(
 
     runner = threading.Thread(target=run, daemon=True)
 
-    def late(executor, network):
+    def late(executor, network, inputs):
         if evicted:
             network.evict()
         else:
             runner.start()
             assert began.wait(10)
         monkeypatch.undo()
-        return reserve(executor, network)
+        return reserve(executor, network, inputs)
 
     monkeypatch.setattr(FrameExecutor, "reserve", late)
     job = host.scheduler.submit(session, {"x": image})
