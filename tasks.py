@@ -41,6 +41,8 @@ except DeviceError:
     raise SystemExit(3)
 """
 NONE = "none"
+#: what 'bake' makes: the coast where the demo's flight begins
+BAKED = ("--region=-32:-20,-16:-8", "--levels=1:4", "--output=out/planet.zarr")
 
 
 class TaskError(Exception):
@@ -209,10 +211,11 @@ def demo(arguments: Sequence[str]) -> int:
     return python("-m", "demo_game", *arguments)
 
 
-def cook(arguments: Sequence[str]) -> int:
-    """cook the demo's networks, which a wheel that is built then brings along"""
-    prepare()
-    return python("-m", "demo_game.cooking", *arguments)
+def bake(arguments: Sequence[str]) -> int:
+    """make a part of the demo's world on all cores: out/planet.zarr, and its picture"""
+    prepare("bake")
+    (ROOT / "out").mkdir(exist_ok=True)
+    return python("-m", "demo_game.bake", *(arguments or BAKED))
 
 
 def upscale(arguments: Sequence[str]) -> int:
@@ -306,7 +309,7 @@ def show_help(_arguments: Sequence[str] = ()) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "setup": setup,
     "demo": demo,
-    "cook": cook,
+    "bake": bake,
     "upscale": upscale,
     "test": test,
     "check": check,

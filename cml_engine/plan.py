@@ -48,11 +48,8 @@ class KernelCode:
     params_bytes: int
     trusted: bool
     content: str
-    unpack: Callable[[], bytes | str] = field(compare=False, repr=False)
-
-    def code(self) -> bytes | str:
-        """SPIR-V, or the text of WGSL."""
-        return self.unpack()
+    #: SPIR-V, or the text of WGSL
+    code: Callable[[], bytes | str] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

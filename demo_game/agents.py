@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +20,33 @@ _NAMES = 1024
 def tile_input(tile: TileId, seed: int) -> np.ndarray[Any, Any]:
     """What the terrain operators are told."""
     return np.array([[*tile.first_cell, tile.level, seed]], np.int32)
+
+
+class MadeTile(Protocol):
+    """A tile on its way, whoever brings it."""
+
+    @property
+    def tile(self) -> TileId: ...
+    @property
+    def jobs(self) -> Mapping[str, Job]: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def failed(self) -> str: ...
+    @property
+    def progress(self) -> float: ...
+    def tensor(self, name: str) -> Any: ...
+    def read(self, name: str) -> Any: ...
+    def cancel(self) -> None: ...
+    def release(self) -> None: ...
+
+
+class TileSource(Protocol):
+    """Whom the game asks for tiles."""
+
+    def submit(
+        self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
+    ) -> MadeTile: ...
 
 
 @dataclass(slots=True)
@@ -53,6 +81,10 @@ class TileJobs:
     def tensor(self, name: str) -> Any:
         """One of the outputs that the renderer keeps, on the GPU."""
         return self.jobs[{**TEXELS, **INSTANCES}[name]].tensor(name)
+
+    def read(self, name: str) -> Any:
+        """One of these outputs as an array; None while it is on its way from the GPU."""
+        return self.jobs[{**TEXELS, **INSTANCES}[name]].read(name)
 
     def cancel(self) -> None:
         """Nothing more of it runs; what it has is given back."""

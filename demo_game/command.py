@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # what needs a GPU is imported when there is one
     from demo_game.render.quality import Quality
 
 OUT = Path("out")
+#: the world that somebody sees who asks for none
+SEED = 7
 MEGABYTES = Real(1, 1_000_000, "MiB")
 #: the modes that somebody without a display is shown
 TOUR = ("off", "sliced", "unsliced")
@@ -48,7 +50,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m demo_game", description="The game in a window, or without one."
     )
-    made.add_argument("--seed", type=Whole(0, 2**31 - 1), default=7, help="which world (default 7)")
+    made.add_argument("--seed", type=Whole(0, 2**31 - 1), help="which world (default 7)")
+    made.add_argument("--planet", type=Path, metavar="PLANET.zarr", help="a part of the world that "
+                      "'python -m demo_game.bake' has made")  # fmt: skip
     made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
                       "population.nnef to take instead of ours")  # fmt: skip
     made.add_argument("--texture-upres", type=Path, metavar="MODEL", help="a network that makes "
@@ -108,10 +112,13 @@ def has_display() -> bool:
 
 def run(options: argparse.Namespace) -> int:
     """The game as it was asked for."""
+    options.seed = seed_of(options)
     try:
         budget = int(options.memory_mb * 2**20) if options.memory_mb else None
         gpu = cml.Gpu(budget_bytes=budget)
     except cml.DeviceError as error:
+        if options.planet is not None:
+            raise
         say(f"{error}\nWithout a GPU there is no picture: the networks make tiles on the CPU.")
         return run_on_cpu(options)
     from demo_game.settings import choose
@@ -128,6 +135,25 @@ def run(options: argparse.Namespace) -> int:
     window.game.controls.budget_ms = options.budget_ms
     run_window(window)
     return 0
+
+
+def seed_of(options: argparse.Namespace) -> int:
+    """The world's seed: that of a planet, where one is named."""
+    if options.planet is None:
+        return SEED if options.seed is None else int(options.seed)
+    from cml_engine.distributed import need_extra
+    from demo_game.bake.planet import Planet
+
+    need_extra()
+    if options.texture_upres is not None:
+        raise cml.InputError("--planet has colours of its own: leave --texture-upres out")
+    baked = Planet(options.planet).seed
+    if options.seed not in (None, baked):
+        raise cml.InputError(
+            f"'{options.planet}' was baked with seed {baked}, --seed says {options.seed}: leave it "
+            "out, or bake another planet"
+        )
+    return baked
 
 
 def run_headless(

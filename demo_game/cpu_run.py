@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import cml_engine as cml
 from cml_engine.files.atomic_write import write_atomically
-from demo_game.agents import tile_input
-from demo_game.chain import READS_TILE, kept_names, load_chain
+from demo_game.chain import kept_names, load_chain
+from demo_game.maker import TileMaker
+from demo_game.world.overhead import SIDE, overhead
 from demo_game.world.scenery import find_start
-from demo_game.world.tile import CELLS, TileId
+from demo_game.world.tile import TileId
 
 Array = np.ndarray[Any, Any]
 #: a square of so many tiles, of the level where a kilometre is a few tiles
 _SIDE, _LEVEL = 4, 1
-#: of PAINTED's 128 texels, those between the tile's edges
-_INSIDE = slice(8, 8 + 2 * CELLS)
 
 
 @dataclass
@@ -48,42 +48,37 @@ class CpuReport:
         return "\n".join(lines)
 
 
-class CpuAgents:
-    """The same sessions on the CPU, and the time that each has taken."""
+class _Spent:
+    """Seconds by session."""
 
-    def __init__(self, models: Path | None) -> None:
-        self.chain = load_chain(models)
-        graphs = self.chain.graphs
-        self.sessions = {name: cml.Session(graph, "cpu") for name, graph in graphs.items()}
-        self.seconds = dict.fromkeys(graphs, 0.0)
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
 
-    def make(self, tile: TileId, seed: int) -> dict[str, Array]:
-        """All tensors of a tile, by name."""
-        made: dict[str, Array] = {"tile": tile_input(tile, seed)}
-        for name in self.chain.sessions_for(tile):
-            reads = [*self.chain.sources[name], *(["tile"] if name in READS_TILE else [])]
-            start = time.perf_counter()
-            made |= self.sessions[name].run({tensor: made[tensor] for tensor in reads})
-            self.seconds[name] += time.perf_counter() - start
-        return made
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        spent = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
 
 def run(seed: int, models: Path | None, picture: Path) -> CpuReport:
     """Make a square of tiles where the flight would begin; write a map of it."""
-    agents = CpuAgents(models)
+    maker, spent = TileMaker(load_chain(models), "cpu"), _Spent()
     span = TileId(_LEVEL, 0, 0).span_m
     west, north = (int(at // span) - _SIDE // 2 for at in find_start(seed))
     tiles = [TileId(_LEVEL, west + x, north + z) for z in range(_SIDE) for x in range(_SIDE)]
-    side = 2 * CELLS
-    drawn = np.zeros((_SIDE * side, _SIDE * side, 3), np.uint8)
+    drawn = np.zeros((_SIDE * SIDE, _SIDE * SIDE, 3), np.uint8)
     hasher = hashlib.sha256()
     start = time.perf_counter()
     for number, tile in enumerate(tiles):
-        made = agents.make(tile, seed)
+        made = maker.make(tile, seed, spent)
         for name in kept_names(tile):
             hasher.update(made[name].tobytes())
-        y, x = number // _SIDE * side, number % _SIDE * side
-        drawn[y : y + side, x : x + side] = _map(made)
+        y, x = number // _SIDE * SIDE, number % _SIDE * SIDE
+        shading, texels = (made[key].view(np.uint8).reshape(*made[key].shape[2:], 4)
+                           for key in ("shading", "texels"))  # fmt: skip
+        drawn[y : y + SIDE, x : x + SIDE] = overhead(made["height"][0, 0], shading, texels)
     seconds = time.perf_counter() - start
     write_atomically(picture, lambda file: Image.fromarray(drawn).save(file, "PNG"))
     return CpuReport(
@@ -91,23 +86,6 @@ def run(seed: int, models: Path | None, picture: Path) -> CpuReport:
         len(tiles),
         round(seconds, 2),
         round(len(tiles) / seconds, 2),
-        {name: round(1e3 * spent / len(tiles), 3) for name, spent in agents.seconds.items()},
+        {name: round(1e3 * s / len(tiles), 3) for name, s in spent.seconds.items()},
         hasher.hexdigest()[:16],
     )
-
-
-def _map(made: dict[str, Array]) -> Array:
-    """The tile from above: its colours in its light, the sea blue by depth."""
-    colours = made["albedo"][0, :3, _INSIDE, _INSIDE].transpose(1, 2, 0)
-    light = made["shading"].view(np.uint8).reshape(64, 64, 4)[..., 2:].astype(np.float32) / 255
-    lit = 0.45 * light[..., 0] + 0.55 * light[..., 1]
-    height = made["height"][0, 0]
-    lit, height = (_twice(map64)[_INSIDE, _INSIDE, None] for map64 in (lit, height))
-    depth = np.clip(-height / 60, 0, 1)
-    sea = (1 - depth) * np.array([0.25, 0.47, 0.55]) + depth * np.array([0.07, 0.18, 0.32])
-    seen = np.where(height < 0, sea, colours * (0.35 + 0.75 * lit))
-    return (255 * np.clip(seen, 0, 1)).astype(np.uint8)
-
-
-def _twice(image: Array) -> Array:
-    return image.repeat(2, 0).repeat(2, 1)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cml_engine as cml
 from demo_game.agents import Agents
@@ -35,6 +35,9 @@ from scheduler import (
     operators_per_frame,
     plan_frame,
 )
+
+if TYPE_CHECKING:
+    from demo_game.bake.flying import PlanetTiles
 
 POLICIES = {"least_laxity": least_laxity, "fair_share": fair_share, "by_priority": by_priority}
 #: what decides a frame in each mode; all but the first show how others do it
@@ -67,6 +70,8 @@ class Settings:
     models: Path | None = None
     #: a network that makes the colours four times as fine (see :func:`load_chain`)
     enlarge: Path | None = None
+    #: a baked part of the world
+    planet: Path | None = None
     frame_ms: float = 1000 / 60
     detail: Detail = field(default_factory=Detail)
     #: the most GPU memory that everything may take
@@ -80,7 +85,7 @@ class Game:
     def __init__(
         self, gpu: cml.Gpu, target_format: str, quality: Quality, settings: Settings
     ) -> None:
-        chain = load_chain(settings.models, settings.enlarge, cooked=True)
+        chain = load_chain(settings.models, settings.enlarge)
         quality = replace(quality, texels=chain.painted)
         self.gpu, self.settings, self.quality = gpu, settings, quality
         self.controls = Controls()
@@ -89,7 +94,9 @@ class Game:
         # first, for it builds its pipelines on threads while the networks are planned
         self.renderer = Renderer(gpu, target_format, quality)
         self.agents = Agents(gpu, chain)
-        self.streaming = Streaming(self.agents, self.scheduler, self.renderer.tiles, settings.seed)
+        self.planet = _planet(gpu, settings, self.agents)
+        tiles = self.planet or self.agents
+        self.streaming = Streaming(tiles, self.scheduler, self.renderer.tiles, settings.seed)
         self.timer = gpu.frame_timer(("render", "overlay"))
         self.times = FrameTimes(self.telemetry)
         self.operators = OperatorTimes(self.telemetry, self.agents.sessions)
@@ -299,5 +306,19 @@ class Game:
     def close(self) -> None:
         """Let go of everything: jobs that are under way, and the picture's memory."""
         self.streaming.cancel_all()
+        if self.planet is not None:
+            self.planet.close()
         self.renderer.close()
         gc.unfreeze()
+
+
+def _planet(gpu: cml.Gpu, settings: Settings, agents: Agents) -> PlanetTiles | None:
+    """The part of the world that is baked, and the agents for the rest."""
+    if settings.planet is None:
+        return None
+    from demo_game.bake.flying import PlanetTiles  # Zarr is an extra
+    from demo_game.bake.planet import Planet
+
+    planet = Planet(settings.planet)
+    planet.open(agents.chain, settings.seed)
+    return PlanetTiles(gpu, planet, agents)

@@ -27,7 +27,9 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
     if options.size:
         quality = replace(quality, width=options.size[0], height=options.size[1])
     detail = DETAIL[quality.name]
-    settings = Settings(options.seed, options.models, options.texture_upres, detail=detail)
+    settings = Settings(
+        options.seed, options.models, options.texture_upres, options.planet, detail=detail
+    )
     why = f"chosen for {gpu.name}" if automatic else "as asked for"
     notice = (
         f"quality '{quality.name}' ({why}): {quality.width}x{quality.height}, "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from demo_game.agents import Agents, TileJobs
+from demo_game.agents import MadeTile, TileSource
 from demo_game.chain import kept_names
 from demo_game.world.draft import drafts
 from demo_game.world.quadtree import Selection
@@ -79,16 +79,18 @@ class Streaming:
     ``pool`` is the renderer's (``acquire``, ``release``, ``fill``).
     """
 
-    def __init__(self, agents: Agents, scheduler: FrameScheduler, pool: Pool, seed: int) -> None:
+    def __init__(
+        self, agents: TileSource, scheduler: FrameScheduler, pool: Pool, seed: int
+    ) -> None:
         self.agents, self.scheduler, self.pool, self.seed = agents, scheduler, pool, seed
         self.shown: dict[TileId, Shown] = {}
         #: tiles that stand in for those that no network has made yet
         self.drafts: dict[TileId, Shown] = {}
-        self.making: dict[TileId, TileJobs] = {}
+        self.making: dict[TileId, MadeTile] = {}
         self.counts = Counts()
         self.error = ""
         #: what becomes of a tile's tensors once they have been copied
-        self.hand_over: Callable[[TileJobs], None] = TileJobs.release
+        self.hand_over: Callable[[MadeTile], None] = _release
         self._wanted_since: dict[TileId, float] = {}
         self._frame = 0
 
@@ -186,7 +188,7 @@ class Streaming:
                 filled += 1
         return filled
 
-    def _show(self, encoder: Any, tile: TileId, made: TileJobs, now_s: float) -> bool:
+    def _show(self, encoder: Any, tile: TileId, made: MadeTile, now_s: float) -> bool:
         slot = self._slot(tile)
         if slot is None:
             return False
@@ -231,10 +233,14 @@ class Streaming:
         self.making.clear()
 
 
-def _waits_for(made: TileJobs) -> str:
+def _release(made: MadeTile) -> None:
+    made.release()
+
+
+def _waits_for(made: MadeTile) -> str:
     job = next((job for job in made.jobs.values() if job.state != "done"), None)
     if job is None:
-        return "made, and no slot is free: all tiles there are in use"
+        return "there, and no slot is free: all are in use" if made.done else "read from the planet"
     return f"{job.name}, {job.waiting_for}"
 
 

@@ -5,10 +5,14 @@ what comes of it (docs/bake.md). The extra ``bake`` has both; nothing here is im
 
 from __future__ import annotations
 
+from cml_engine.distributed.cluster import need_extra, usual_workers
+from cml_engine.distributed.digest import graph_digest
 from cml_engine.distributed.map import map_network
+from cml_engine.distributed.progress import shown
 from cml_engine.distributed.report import Report
 from cml_engine.distributed.run import Plan, bake
 from cml_engine.distributed.sources import Source
+from cml_engine.distributed.store import Store, manifest_of
 from cml_engine.distributed.work import (
     Cell,
     Clock,
@@ -30,8 +34,14 @@ __all__ = [
     "Plan",
     "Report",
     "Source",
+    "Store",
     "Unit",
     "Work",
     "bake",
+    "graph_digest",
+    "manifest_of",
     "map_network",
+    "need_extra",
+    "shown",
+    "usual_workers",
 ]

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from cml_engine.distributed.cluster import check_devices, connected
+from cml_engine.distributed.cluster import check_devices, connected, need_extra
 from cml_engine.distributed.report import Report
-from cml_engine.distributed.store import Store, prepare
+from cml_engine.distributed.store import Store, prepare, refuse
 from cml_engine.distributed.versions import check_versions
 from cml_engine.distributed.watch import PATIENCE_S, Watch
 from cml_engine.distributed.window import Progress, Window
@@ -68,6 +68,8 @@ def bake(
     """
     if price is not None:
         PRICE.check(price, "price")
+    need_extra()
+    refuse(store, plan.manifest if isinstance(plan, Plan) else {})  # before a cluster is started
     with connected(client, scheduler, workers, dashboard) as (found, embedded):
         report = Report(store, what, price=price)
         run = _Run(found, embedded, work, report)

@@ -7,11 +7,12 @@ twice is the same twice, so two workers with one unit do no harm.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from cml_engine.errors import InputError
 
 #: the attribute that says what a store holds
 MANIFEST = "cml"
+#: of a store whose arrays are being created
+_UNFINISHED = {"kind": "unfinished"}
 #: the array of a layer with each unit's SHA-256
 RECORD = "sha256"
 _RECORD_BYTES = 32
@@ -43,12 +46,13 @@ def digest_of(arrays: Mapping[str, Array]) -> bytes:
 class Store:
     """A store that is open: reads and writes units."""
 
-    def __init__(self, place: str, layers: Sequence[Layer]) -> None:
+    def __init__(self, place: str, layers: Sequence[Layer], writable: bool = True) -> None:
         import zarr
 
         self.place = place
         self.layers = {layer.name: layer for layer in layers}
-        root = zarr.open_group(place, mode="r+", use_consolidated=False)
+        mode: Any = "r+" if writable else "r"
+        root = zarr.open_group(place, mode=mode, use_consolidated=False)
         groups = {name: root[name] if name else root for name in self.layers}
         self._arrays = {
             layer.name: {name: groups[layer.name][name] for name in (*layer.arrays, RECORD)}
@@ -60,8 +64,7 @@ class Store:
         again next time."""
         layer, stored = self.layers[unit.layer], self._arrays[unit.layer]
         span = layer.span(unit)
-        for name in layer.arrays:
-            stored[name][span] = arrays[name]
+        _together(stored[name].async_array.setitem(span, arrays[name]) for name in layer.arrays)
         if record:
             stored[RECORD][unit.at] = np.frombuffer(digest_of(arrays), np.uint8)
         return sum(arrays[name].nbytes for name in layer.arrays)
@@ -70,21 +73,31 @@ class Store:
         """A unit's arrays; whatever Zarr raises where a chunk is damaged."""
         layer, stored = self.layers[unit.layer], self._arrays[unit.layer]
         span = layer.span(unit)
-        return {name: np.asarray(stored[name][span]) for name in layer.arrays}
+        found = _together(stored[name].async_array.getitem(span) for name in layer.arrays)
+        return {name: np.asarray(value) for name, value in zip(layer.arrays, found, strict=True)}
 
     def state(self, unit: Unit) -> str:
         """``"missing"``, ``"damaged"`` or ``"whole"``."""
+        return self._look(unit)[0]
+
+    def whole(self, unit: Unit) -> dict[str, Array] | None:
+        """A unit's arrays; None where it is missing or damaged."""
+        return self._look(unit)[1]
+
+    def _look(self, unit: Unit) -> tuple[str, dict[str, Array] | None]:
         try:
             record = np.asarray(self._arrays[unit.layer][RECORD][unit.at])
             if not record.any():
-                return "missing"
-            return "whole" if digest_of(self.read(unit)) == record.tobytes() else "damaged"
+                return "missing", None
+            arrays = self.read(unit)
+            same = digest_of(arrays) == record.tobytes()
+            return ("whole", arrays) if same else ("damaged", None)
         except OSError as error:
             if error.errno in LASTING:
                 raise
-            return "damaged"
+            return "damaged", None
         except Exception:  # of a codec: a wrong checksum, an end too early
-            return "damaged"
+            return "damaged", None
 
     def recorded(self) -> set[Unit]:
         """The units that have a record, as far as a listing tells: nothing is read."""
@@ -103,10 +116,47 @@ class Store:
                 yield Unit(layer, tuple(map(int, place.split("/")))[:-1])
 
 
+def _together(calls: Iterable[Any]) -> list[Any]:
+    """What Zarr gives for calls that need not wait for each other."""
+    from zarr.core.sync import sync
+
+    async def gathered() -> list[Any]:
+        return list(await asyncio.gather(*calls))
+
+    found: list[Any] = sync(gathered())
+    return found
+
+
 #: what goes wrong with every unit from now on, and not only with one
 LASTING = frozenset(
     {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, getattr(errno, "EDQUOT", errno.ENOSPC)}
 )
+
+
+def refuse(place: str, manifest: Mapping[str, Any]) -> bool:
+    """Whether a store of this manifest is at ``place``. :class:`InputError` where something else
+    is, or where none can be made; of a longer manifest the rest is not looked at."""
+    import zarr
+
+    _check_place(place)
+    try:
+        found = zarr.open_group(place, mode="r", use_consolidated=False)
+    except FileNotFoundError:
+        return False
+    except Exception as error:
+        raise InputError(f"'{place}': no store that can be read: {error}") from None
+    if MANIFEST in found.attrs:
+        said = dict(found.attrs[MANIFEST])
+        if said == _UNFINISHED:
+            return False
+        _check_same(place, said, manifest)
+        return True
+    if len(list(found.keys())):
+        raise InputError(
+            f"'{place}' is a Zarr store of something else: it has no '{MANIFEST}' attribute. Name "
+            "another store"
+        )
+    return False
 
 
 def prepare(
@@ -116,27 +166,13 @@ def prepare(
     :class:`InputError` where what is there holds something else."""
     import zarr
 
-    _check_place(place)
-    try:
-        found = zarr.open_group(place, mode="r", use_consolidated=False)
-    except FileNotFoundError:
-        found = None
-    except Exception as error:
-        raise InputError(f"'{place}': no store that can be read: {error}") from None
-    if found is not None and MANIFEST in found.attrs:
-        _check_same(place, dict(found.attrs[MANIFEST]), manifest)
+    if refuse(place, manifest):
         return True
-    if found is not None and len(list(found.keys())):
-        raise InputError(
-            f"'{place}' is a Zarr store of something else: it has no '{MANIFEST}' attribute. Name "
-            "another store"
-        )
     root = zarr.open_group(place, mode="a", zarr_format=3)
+    root.attrs[MANIFEST] = dict(_UNFINISHED)
     for layer in layers:
         _create_layer(root, layer)
-    root.attrs.update(
-        {"title": title, MANIFEST: dict(manifest)} if title else {MANIFEST: dict(manifest)}
-    )
+    root.attrs.update({**({"title": title} if title else {}), MANIFEST: dict(manifest)})
     return False
 
 
@@ -171,7 +207,7 @@ def _check_place(place: str) -> None:
 
 
 def _check_same(place: str, found: dict[str, Any], wanted: Mapping[str, Any]) -> None:
-    for key in dict.fromkeys([*wanted, *found]):
+    for key in wanted:
         was, now = found.get(key), wanted.get(key)
         if was != now and key not in _FREE:
             raise InputError(

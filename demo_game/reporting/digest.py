@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
-from demo_game.agents import TileJobs
-from demo_game.chain import INSTANCES, TEXELS, kept_names
+import numpy as np
+
+from demo_game.agents import MadeTile
+from demo_game.chain import kept_names
 from demo_game.world.tile import TileId
+
+
+def digest_of(tensors: Iterable[np.ndarray[Any, Any]]) -> str:
+    """A tile's: of the tensors that are shown of it, in their order (``kept_names``)."""
+    hasher = hashlib.sha256()
+    for tensor in tensors:
+        hasher.update(tensor.tobytes())
+    return hasher.hexdigest()
 
 
 class Digests:
@@ -15,9 +26,9 @@ class Digests:
 
     def __init__(self) -> None:
         self.of: dict[TileId, str] = {}
-        self._reading: list[TileJobs] = []
+        self._reading: list[MadeTile] = []
 
-    def take(self, made: TileJobs) -> None:
+    def take(self, made: MadeTile) -> None:
         """A tile that is done; its jobs are released when they have been read."""
         self._reading.append(made)
 
@@ -28,17 +39,12 @@ class Digests:
                 made.release()
                 self._reading.remove(made)
 
-    def _read(self, made: TileJobs) -> bool:
-        sources = {**TEXELS, **INSTANCES}
-        names = kept_names(made.tile)
+    def _read(self, made: MadeTile) -> bool:
         # ask for all of them, then look whether all are there
-        arrays = [made.jobs[sources[name]].read(name) for name in names]
+        arrays = [made.read(name) for name in kept_names(made.tile)]
         if any(array is None for array in arrays):
             return False
-        hasher = hashlib.sha256()
-        for array in arrays:
-            hasher.update(array.tobytes())
-        self.of[made.tile] = hasher.hexdigest()
+        self.of[made.tile] = digest_of(arrays)
         return True
 
     @property

@@ -135,16 +135,32 @@ def test_the_cluster_has_no_more_than_a_window_of_units(client, place, work):
 
 @pytest.mark.slow
 def test_a_worker_that_dies_costs_only_what_it_had_begun(place, work):
-    """Also one that takes its worker with it in every attempt: it is named, the rest is made."""
     made = layer(4)
-    dying = replace(work, once=((0, 1),), deadly=((3, 0),), seconds=0.01)
+    dying = replace(work, once=((0, 1),), seconds=0.01)
+    report = bake(dying, place, Plan([made], MANIFEST), workers=2)
+    assert report.complete and len(lines(work.log)) == 16 + 1
+    check_values(place, made)
+
+
+@pytest.mark.long
+def test_an_input_that_kills_its_worker_each_time_is_set_aside(place, work):
+    """Those that were under way beside it are made."""
+    made = layer(4)
+    dying = replace(work, deadly=((3, 0),), seconds=0.01)
     report = bake(dying, place, Plan([made], MANIFEST), workers=2)
     assert report.done == 15 and set(report.aside) == {"L0 (3, 0)"}
     assert "the process that makes it ends each time" in report.aside["L0 (3, 0)"]
-    begun = [line for line in lines(work.log) if line != "L0 (3, 0)"]
-    assert len(begun) == 15 + 1
+    assert len([line for line in lines(work.log) if line != "L0 (3, 0)"]) == 15
     store = Store(place, [made])
     assert sum(store.state(unit) == "whole" for unit in made.units()) == 15
+
+
+def test_a_store_whose_making_was_interrupted_is_made_again(client, place, work):
+    import zarr
+
+    bake(work, place, Plan([layer(2)], MANIFEST), client=client)
+    zarr.open_group(place, mode="r+").attrs["cml"] = {"kind": "unfinished"}
+    assert bake(work, place, Plan([layer(2)], MANIFEST), client=client).made == 4
 
 
 def test_a_worker_of_another_device_is_refused(client, place, work, monkeypatch):

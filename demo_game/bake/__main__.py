@@ -1,0 +1,123 @@
+"""``python -m demo_game.bake --region X0:X1,Z0:Z1 --levels A:B -o planet.zarr``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import cml_engine as cml
+from cml_engine.distributed import Plan, Report, bake, need_extra, shown, usual_workers
+from cml_engine.files.atomic_write import write_atomically
+from cml_engine.ranges import Real, Whole
+
+SEEDS = Whole(0, 2**31 - 1)
+WORKERS = Whole(1, 100_000)
+PRICE = Real(0.0001, 1_000_000)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m demo_game.bake",
+        description="Make a part of the demo's world before the game, on the cores of this machine "
+        "or on a cluster. The same command goes on where it was interrupted.",
+    )
+    made.add_argument("--region", required=True, metavar="X0:X1,Z0:Z1", help="tiles of the finest "
+                      "level, X1 and Z1 not included")  # fmt: skip
+    made.add_argument("--levels", required=True, metavar="A:B", help="finest and coarsest level, "
+                      "both included; each level's tiles are twice as wide")  # fmt: skip
+    made.add_argument("-o", "--output", required=True, metavar="PLANET.zarr")
+    made.add_argument("--seed", type=SEEDS, default=7, help="which world (default 7)")
+    made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
+                      "population.nnef to take instead of ours")  # fmt: skip
+    made.add_argument("--backend", choices=("auto", "gpu", "cpu"), default="auto")
+    made.add_argument("--scheduler", metavar="ADDRESS", help="a cluster's: tcp://HOST:8786")
+    made.add_argument("--workers", type=WORKERS, metavar="N", help="processes of this machine")
+    made.add_argument("--no-verify", action="store_true", help="do not look at the checksums of "
+                      "what is there")  # fmt: skip
+    made.add_argument("--picture", type=Path, metavar="FILE.png", help="the region from above "
+                      "(default: beside the store)")  # fmt: skip
+    made.add_argument("--price", type=PRICE, help="of one worker for an hour, for the report")
+    made.add_argument("--report", type=Path, metavar="FILE.json")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(_joined(sys.argv[1:] if argv is None else argv))
+    try:
+        return run(options)
+    except (cml.CmlError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as interrupt:
+        print(f"interrupted. {interrupt}".strip(), file=sys.stderr)
+        return 130
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """``--region -4:4,0:8`` as one word: argparse would take the number for an option."""
+    made: list[str] = []
+    for word in words:
+        if made and made[-1] == "--region":
+            made[-1] += f"={word}"
+        else:
+            made.append(word)
+    return made
+
+
+def run(options: argparse.Namespace) -> int:
+    """Bake what was asked for, and draw it."""
+    need_extra()
+    from demo_game.bake.picture import write_picture
+    from demo_game.bake.planet import Planet, layers_of, manifest, models, rules
+    from demo_game.bake.region import region_of
+    from demo_game.bake.work import PlanetWork
+    from demo_game.chain import load_chain
+
+    region = region_of(options.region, options.levels)
+    own = options.models.absolute() if options.models else None
+    chain = load_chain(own)
+    plan = Plan(layers_of(region, chain), manifest(region, chain, options.seed))
+    wanted = tuple(models(chain).items())
+    work = PlanetWork(options.seed, own, options.backend, wanted, rules())
+    workers = options.workers
+    if workers is None and options.scheduler is None:
+        workers = usual_workers(options.backend)
+    with shown("tiles") as progress:
+        report = bake(
+            work,
+            options.output,
+            plan,
+            scheduler=options.scheduler,
+            workers=workers,
+            verify=not options.no_verify,
+            title=f"a part of the demo's world, seed {options.seed}",
+            price=options.price,
+            progress=progress,
+            dashboard=True,
+        )
+    print(report)
+    write_report(options.report, report)
+    planet = Planet(Path(options.output))
+    planet.open(chain, options.seed)
+    path = options.picture or Path(options.output).with_suffix(".png")
+    start = time.perf_counter()
+    width, height = write_picture(planet, path)
+    spent = time.perf_counter() - start
+    print(f"picture: {path}, {width}x{height}, {spent:.1f} s", file=sys.stderr)
+    report.check()
+    return 0
+
+
+def write_report(path: Path | None, report: Report) -> None:
+    """As JSON, where that was asked for."""
+    if path is not None:
+        write_atomically(path, json.dumps(report.to_json(), indent=2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

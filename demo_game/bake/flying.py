@@ -1,0 +1,136 @@
+"""A game over a planet: tiles that were baked are read, others are made, in one world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import wgpu
+
+import cml_engine as cml
+from demo_game.agents import MadeTile, TileSource
+from demo_game.bake.planet import Planet
+from demo_game.world.tile import TileId
+from scheduler import FrameScheduler, Job
+
+Array = np.ndarray[Any, Any]
+OWNER = "planet"
+#: threads that read: Zarr decompresses outside of Python's lock
+_READERS = 2
+
+
+class PlanetTiles:
+    """Where a game gets its tiles: from the planet, and from ``others`` what that lacks."""
+
+    def __init__(self, gpu: cml.Gpu, planet: Planet, others: TileSource) -> None:
+        self.gpu, self.planet, self.others = gpu, planet, others
+        #: tiles that were read, and those that should have been there and were not
+        self.read = self.missing = 0
+        self._readers = ThreadPoolExecutor(_READERS, "planet")
+
+    def submit(
+        self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
+    ) -> MadeTile:
+        """The tile on its way."""
+
+        def make() -> MadeTile:
+            return self.others.submit(scheduler, tile, seed, priority, within_ms)
+
+        if not self.planet.has(tile):
+            return make()
+        return BakedTile(tile, self, self._readers.submit(self.planet.tensors, tile), make)
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        self._readers.shutdown(wait=True, cancel_futures=True)
+
+
+class BakedTile:
+    """A tile that is read; made after all, where the store does not have it."""
+
+    def __init__(
+        self,
+        tile: TileId,
+        source: PlanetTiles,
+        reading: Future[Mapping[str, Array] | None],
+        make: Callable[[], MadeTile],
+    ) -> None:
+        self.tile = tile
+        self._source, self._reading, self._make = source, reading, make
+        self._arrays: Mapping[str, Array] | None = None
+        self._made: MadeTile | None = None
+        self._memory: dict[str, Any] = {}
+
+    def _look(self) -> MadeTile | None:
+        """Take what was read; the tile that is made in its place, if there is one."""
+        if self._made is None and self._arrays is None and self._reading.done():
+            found = None if self._reading.cancelled() else self._reading.result()
+            if found is None:
+                self._source.missing += 1
+                self._made = self._make()
+            else:
+                self._source.read += 1
+                self._arrays = found
+        return self._made
+
+    @property
+    def jobs(self) -> Mapping[str, Job]:
+        """Of the networks: none, where it was baked."""
+        return self._made.jobs if self._made else {}
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it is there."""
+        made = self._look()
+        return made.done if made else self._arrays is not None
+
+    @property
+    def failed(self) -> str:
+        """Why it will not come; "" while it may."""
+        made = self._look()
+        return made.failed if made else ""
+
+    @property
+    def progress(self) -> float:
+        """0 to 1."""
+        made = self._look()
+        return made.progress if made else float(self._arrays is not None)
+
+    def tensor(self, name: str) -> Any:
+        """One of the tensors that the renderer keeps, on the GPU."""
+        if self._made is not None:
+            return self._made.tensor(name)
+        assert self._arrays is not None
+        if name not in self._memory:
+            data = self._arrays[name]
+            usage = wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+            self._memory[name] = self._source.gpu.memory.allocate(
+                data.nbytes, usage, owner=OWNER, category="staging"
+            )
+            self._memory[name].write(data)
+        return self._memory[name]
+
+    def read(self, name: str) -> Any:
+        """One of these tensors as an array; None while it is on its way."""
+        made = self._look()
+        return made.read(name) if made else self._arrays and self._arrays[name]
+
+    def cancel(self) -> None:
+        """It is not wanted any more."""
+        self._reading.cancel()
+        if self._made is not None:
+            self._made.cancel()
+        self._free()
+
+    def release(self) -> None:
+        """Give the memory back."""
+        if self._made is not None:
+            self._made.release()
+        self._free()
+
+    def _free(self) -> None:
+        for held in self._memory.values():
+            held.free()
+        self._memory.clear()

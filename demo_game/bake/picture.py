@@ -1,0 +1,45 @@
+"""A map of a baked region."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from cml_engine.files.atomic_write import write_atomically
+from demo_game.bake.planet import Planet
+from demo_game.world.overhead import SIDE, overhead
+from demo_game.world.tile import TileId
+
+#: the most pixels to a side
+_MOST = 2048
+
+
+def write_picture(planet: Planet, path: Path) -> tuple[int, int]:
+    """The region from above, of the finest level that fits, as a PNG; its width and height."""
+    drawn = picture(planet)
+    write_atomically(path, lambda file: Image.fromarray(drawn).save(file, "PNG"))
+    return drawn.shape[1], drawn.shape[0]
+
+
+def picture(planet: Planet, most: int = _MOST) -> np.ndarray[Any, Any]:
+    """The region from above (height, width, 3); black where a tile is missing."""
+    region = planet.region
+    level = next(
+        (n for n in region.levels if SIDE * max(map(len, region.rows(n))) <= most), region.coarsest
+    )
+    rows, columns = region.rows(level)
+    side = max(1, min(SIDE, most // max(len(rows), len(columns))))
+    drawn = np.zeros((side * len(rows), side * len(columns), 3), np.uint8)
+    every = np.linspace(0, SIDE - 1, side).round().astype(int)
+    for down, z in enumerate(rows):
+        for right, x in enumerate(columns):
+            cells = planet.cells(TileId(level, x, z))
+            if cells is None:
+                continue
+            tile = overhead(cells["height"], cells["shading"], cells["albedo"])
+            place = np.s_[down * side : (down + 1) * side, right * side : (right + 1) * side]
+            drawn[place] = tile[every][:, every]
+    return drawn

@@ -1,0 +1,186 @@
+"""How a planet lies in its store, and what the game reads of it."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from cml_engine.distributed import Cell, Coordinate, Layer, Store, Unit, graph_digest, manifest_of
+from demo_game.bake.region import Region, region_of
+from demo_game.chain import INSTANCES, POPULATED_LEVELS, Chain, kept_names
+from demo_game.reporting.digest import digest_of
+from demo_game.world.tile import FINE, TileId
+
+Array = np.ndarray[Any, Any]
+KIND, LICENCE = "planet", "Apache-2.0"
+_GAME = Path(__file__).resolve().parents[1]
+#: what decides how a tile comes about, besides the networks
+_RULES = ("operators/*.py", "operators/*.hlsl*", "world/noise.py", "world/tile.py", "chain.py")
+#: tensors of the game that the store has as bytes, by their names in it
+_AS_BYTES = {"shading": "shading", "albedo": "texels"}
+_BYTES = {"shading": "normal x, normal z, ambient occlusion, sunlight",
+          "albedo": "red, green, blue (sRGB), roughness"}  # fmt: skip
+
+
+def layers_of(region: Region, chain: Chain) -> list[Layer]:
+    """A group for each level, the coarsest first: what covers much is there soon."""
+    return [_layer(region, level, chain.painted) for level in reversed(region.levels)]
+
+
+def _layer(region: Region, level: int, painted: int) -> Layer:
+    rows, columns = region.rows(level)
+    grid = ("row", "column")
+    arrays = {
+        "height": Cell((FINE, FINE), "float32", grid, {"units": "m"}),
+        "shading": Cell((FINE, FINE, 4), "uint8", (*grid, "light"), {"bytes": _BYTES["shading"]}),
+        "albedo": Cell((painted, painted, 4), "uint8", ("texel_row", "texel_column", "colour"),
+                       {"bytes": _BYTES["albedo"]}),
+        "density": Cell((3, FINE, FINE), "float32", ("kind", *grid),
+                        {"kinds": "trees, bushes, rocks"}),
+        "digest": Cell((32,), "uint8", ("digest_byte",),
+                       {"comment": "SHA-256 of the tensors that the game shows"}),
+    }  # fmt: skip
+    if level < POPULATED_LEVELS:
+        arrays["instances"] = Cell((1024, 4), "float32", ("instance", "value"))
+        arrays["draw"] = Cell((4,), "int32", ("argument",))
+    corner = TileId(level, columns.start, rows.start)
+    return Layer(
+        f"L{level}",
+        (len(rows), len(columns)),
+        (1, 1),
+        ("z", "x"),
+        arrays,
+        {
+            "z": Coordinate(("z",), np.array(rows, np.int64)),
+            "x": Coordinate(("x",), np.array(columns, np.int64)),
+        },
+        {
+            "level": level,
+            "metres_per_cell": corner.cell_m,
+            "metres_per_tile": corner.span_m,
+            "first_x": columns.start,
+            "first_z": rows.start,
+            "comment": "a row or column i of 64 is cell i - 4 of its tile's 56; texels are half a "
+            "cell, from -4.25",
+        },
+    )
+
+
+def tile_of(layer: Layer, unit: Unit) -> TileId:
+    """The tile that a unit is."""
+    z, x = unit.at
+    where = layer.attributes
+    return TileId(where["level"], where["first_x"] + x, where["first_z"] + z)
+
+
+def unit_of(region: Region, tile: TileId) -> Unit:
+    """Where a tile lies."""
+    rows, columns = region.rows(tile.level)
+    return Unit(f"L{tile.level}", (tile.z - rows.start, tile.x - columns.start))
+
+
+def manifest(region: Region, chain: Chain, seed: int) -> dict[str, Any]:
+    """All that the tiles' values depend on, but for the device."""
+    return {
+        "kind": KIND,
+        "engine": cml.__version__,
+        "seed": seed,
+        "region": region.text,
+        "levels": f"{region.finest}:{region.coarsest}",
+        "rules": rules(),
+        **{f"model {name}": found for name, found in models(chain).items()},
+        "licence": LICENCE,
+    }
+
+
+def models(chain: Chain) -> dict[str, str]:
+    """The networks' digests."""
+    return {name: graph_digest(graph) for name, graph in sorted(chain.graphs.items())}
+
+
+@cache
+def rules() -> str:
+    """The version of the rules: a digest of the code that makes tiles around the networks."""
+    hasher = hashlib.sha256()
+    for path in sorted(path for pattern in _RULES for path in _GAME.glob(pattern)):
+        text = path.read_text(encoding="utf-8")
+        hasher.update(f"{path.relative_to(_GAME).as_posix()}\n{text}".encode())
+    return hasher.hexdigest()[:16]
+
+
+def to_cells(tile: TileId, made: dict[str, Array]) -> dict[str, Array]:
+    """A tile's arrays as the store has them, of its tensors."""
+    tensors = [made[name] for name in kept_names(tile)]
+    cells = {
+        "height": made["height"][0, 0],
+        "shading": _bytes(made["shading"]),
+        "albedo": _bytes(made["texels"]),
+        "density": made["density"][0],
+        "digest": np.frombuffer(bytes.fromhex(digest_of(tensors)), np.uint8),
+    }
+    if tile.level < POPULATED_LEVELS:
+        cells |= {"instances": made["instances"][0, 0], "draw": made["draw"][0]}
+    return cells
+
+
+def to_tensors(tile: TileId, cells: dict[str, Array]) -> dict[str, Array]:
+    """The tensors that the game shows, of what the store has."""
+    tensors = {"height": cells["height"]}
+    for name, tensor in _AS_BYTES.items():
+        tensors[tensor] = np.ascontiguousarray(cells[name]).view(np.int32)[..., 0]
+    if tile.level < POPULATED_LEVELS:
+        tensors |= {name: cells[name] for name in INSTANCES}
+    return {name: np.ascontiguousarray(tensors[name]) for name in kept_names(tile)}
+
+
+def _bytes(packed: Array) -> Array:
+    words = np.ascontiguousarray(packed[0, 0])
+    return words.view(np.uint8).reshape(*words.shape, 4)
+
+
+class Planet:
+    """A baked part of the world, open to be read."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        found = self.manifest = manifest_of(str(place))
+        if found.get("kind") != KIND:
+            raise cml.InputError(f"'{place}' is no planet: it has '{found.get('kind')}' in it")
+        self.seed = int(found["seed"])
+        self.device = str(found["device"])
+        self.region = region_of(found["region"], found["levels"])
+        self._store: Store | None = None
+        self._layers: list[Layer] = []
+
+    def open(self, chain: Chain, seed: int) -> None:
+        """Ready to be read by a game with these networks; :class:`cml.InputError` where it would
+        make other tiles."""
+        wanted = manifest(self.region, chain, seed)
+        for key, value in wanted.items():
+            if self.manifest.get(key) != value and key not in ("licence", "engine"):
+                raise cml.InputError(
+                    f"'{self.place}' was baked with another {key}: {self.manifest.get(key)} there, "
+                    f"{value} here. Fly over it with the same, or bake it again"
+                )
+        self._layers = layers_of(self.region, chain)
+        self._store = Store(str(self.place), self._layers, writable=False)
+
+    def has(self, tile: TileId) -> bool:
+        """Whether it may have the tile."""
+        return self.region.has(tile)
+
+    def cells(self, tile: TileId) -> dict[str, Array] | None:
+        """A tile's arrays; None where it was not made, or is damaged."""
+        assert self._store is not None
+        found = self._store.whole(unit_of(self.region, tile))
+        return None if found is None else {name: value[0, 0] for name, value in found.items()}
+
+    def tensors(self, tile: TileId) -> dict[str, Array] | None:
+        """What the game shows of a tile; None where it has to be made."""
+        cells = self.cells(tile)
+        return None if cells is None else to_tensors(tile, cells)

@@ -1,0 +1,90 @@
+"""Which tiles are baked: a rectangle of tiles of the finest level, and those that cover it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import cml_engine as cml
+from demo_game.world.tile import MAX_LEVEL, TileId
+
+#: tiles of level 0 from the origin: cells are numbered by 32-bit integers
+_FURTHEST = 1 << 24
+
+
+@dataclass(frozen=True)
+class Region:
+    """Tiles ``x0`` up to ``x1`` (not included) and ``z0`` up to ``z1`` of level ``finest``, and of
+    each level to ``coarsest`` the tiles that cover these."""
+
+    x0: int
+    x1: int
+    z0: int
+    z1: int
+    finest: int
+    coarsest: int
+
+    @property
+    def levels(self) -> range:
+        """The levels, both ends included."""
+        return range(self.finest, self.coarsest + 1)
+
+    def rows(self, level: int) -> tuple[range, range]:
+        """The tiles' numbers at a level, along z and along x."""
+        size = 1 << (level - self.finest)
+
+        def covered(first: int, end: int) -> range:
+            return range(first // size, -(-end // size))
+
+        return covered(self.z0, self.z1), covered(self.x0, self.x1)
+
+    def has(self, tile: TileId) -> bool:
+        """Whether the tile is one of them."""
+        if tile.level not in self.levels:
+            return False
+        z, x = self.rows(tile.level)
+        return tile.z in z and tile.x in x
+
+    def tiles(self) -> Iterator[TileId]:
+        """All of them, the coarsest first."""
+        for level in reversed(self.levels):
+            zs, xs = self.rows(level)
+            yield from (TileId(level, x, z) for z in zs for x in xs)
+
+    @property
+    def text(self) -> str:
+        """As the command line takes it."""
+        return f"{self.x0}:{self.x1},{self.z0}:{self.z1}"
+
+
+def region_of(region: str, levels: str) -> Region:
+    """``X0:X1,Z0:Z1`` and ``A:B``; :class:`cml.InputError` where they make no sense."""
+    number = r"([+-]?\d{1,9})"
+    place = re.fullmatch(rf"{number}:{number},{number}:{number}", region.strip())
+    if place is None:
+        raise cml.InputError(
+            f"--region '{region}': wanted X0:X1,Z0:Z1 in tiles of the finest level, such as "
+            "0:8,-4:4"
+        )
+    x0, x1, z0, z1 = map(int, place.groups())
+    span = re.fullmatch(r"(\d{1,3})(?::(\d{1,3}))?", levels.strip())
+    if span is None:
+        raise cml.InputError(f"--levels '{levels}': wanted A:B, both included, such as 0:5")
+    finest = int(span[1])
+    coarsest = finest if span[2] is None else int(span[2])
+    if not finest <= coarsest <= MAX_LEVEL:
+        raise cml.InputError(
+            f"--levels '{levels}': wanted the finest first, and none beyond {MAX_LEVEL}"
+        )
+    for low, high, axis in ((x0, x1, "X"), (z0, z1, "Z")):
+        if low >= high:
+            raise cml.InputError(
+                f"--region '{region}': {axis}0 must be less than {axis}1, which is not included"
+            )
+        most = _FURTHEST >> finest
+        if not -most <= low < high <= most:
+            raise cml.InputError(
+                f"--region '{region}': the world ends at {most:,} tiles of level {finest}"
+            )
+    return Region(x0, x1, z0, z1, finest, coarsest)

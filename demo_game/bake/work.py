@@ -1,0 +1,73 @@
+"""What a worker of a planet's bake knows: the networks, on its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cml_engine as cml
+from cml_engine.distributed import Clock, Layer, Made, Unit
+from demo_game.bake.planet import models, rules, tile_of, to_cells
+from demo_game.chain import load_chain
+from demo_game.maker import TileMaker
+from demo_game.world.tile import TileId
+
+
+@dataclass(frozen=True)
+class PlanetWork:
+    """The tiles of one world. ``wanted`` are the networks' digests: those of a worker's own files
+    must be the same."""
+
+    seed: int
+    models: Path | None
+    backend: str
+    wanted: tuple[tuple[str, str], ...]
+    rules: str
+
+    @property
+    def key(self) -> str:
+        return repr(self)
+
+    def open(self) -> PlanetMaker:
+        return PlanetMaker(self)
+
+
+class PlanetMaker:
+    def __init__(self, work: PlanetWork) -> None:
+        self.work = work
+        chain = load_chain(work.models)
+        if tuple(models(chain).items()) != work.wanted or rules() != work.rules:
+            raise cml.InputError(
+                "this worker's demo_game has other networks or rules than the client's: install "
+                "the same"
+            )
+        backend = _backend(work.backend)
+        self.device = backend if isinstance(backend, str) else backend.name
+        if self.device == "cpu":
+            self.device = "CPU (NumPy)"
+        self.maker = TileMaker(chain, backend)
+
+    def measure(self) -> Any:
+        return None
+
+    def make(self, layer: Layer, unit: Unit, clock: Clock) -> Made:
+        tile = tile_of(layer, unit)
+        made = self.maker.make(tile, self.work.seed, clock, self._sessions(tile))
+        return Made({name: value[None, None] for name, value in to_cells(tile, made).items()})
+
+    def _sessions(self, tile: TileId) -> tuple[str, ...]:
+        """Densities are baked of all levels, also where the game shows no plants."""
+        names = self.maker.chain.sessions_for(tile)
+        return names if "population" in names else (*names, "population")
+
+
+def _backend(asked: str) -> cml.Gpu | str:
+    if asked == "cpu":
+        return "cpu"
+    try:
+        return cml.Gpu()
+    except cml.DeviceError:
+        if asked == "gpu":
+            raise
+        return "cpu"

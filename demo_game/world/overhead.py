@@ -1,0 +1,32 @@
+"""The land from above, as a map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from demo_game.world.tile import CELLS
+
+Array = np.ndarray[Any, Any]
+#: pixels along a tile
+SIDE = 2 * CELLS
+#: of PAINTED's 128 texels, those between the tile's edges
+_INSIDE = slice(8, 8 + SIDE)
+_SHALLOW, _DEEP = (0.25, 0.47, 0.55), (0.07, 0.18, 0.32)
+
+
+def overhead(height: Array, shading: Array, colours: Array) -> Array:
+    """A tile's picture (112, 112, 3) of bytes: its colours (128, 128, 4) in its light (64, 64, 4),
+    bytes both, and the sea blue by its depth; ``height`` (64, 64) in metres."""
+    light = shading[..., 2:].astype(np.float32) / 255
+    lit = _twice(0.45 * light[..., 0] + 0.55 * light[..., 1])[..., None]
+    metres = _twice(height)[..., None]
+    depth = np.clip(-metres / 60, 0, 1)
+    sea = (1 - depth) * np.array(_SHALLOW) + depth * np.array(_DEEP)
+    land = colours[_INSIDE, _INSIDE, :3].astype(np.float32) / 255 * (0.35 + 0.75 * lit)
+    return (255 * np.clip(np.where(metres < 0, sea, land), 0, 1)).astype(np.uint8)
+
+
+def _twice(image: Array) -> Array:
+    return image.repeat(2, 0).repeat(2, 1)[_INSIDE, _INSIDE]

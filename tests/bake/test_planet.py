@@ -1,0 +1,91 @@
+"""A small part of the demo's world, baked by its command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cml_engine.distributed.cluster import connected
+from demo_game.bake.__main__ import main
+from demo_game.chain import kept_names, load_chain
+from demo_game.maker import TileMaker
+from demo_game.reporting.digest import digest_of
+from demo_game.world.tile import TileId
+
+pytest.importorskip("distributed")
+zarr = pytest.importorskip("zarr")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with connected(workers=2) as (found, _):
+        yield found
+
+
+def words(place: Path, region: str = "-1:1,3:4", levels: str = "1:2") -> list[str]:
+    return ["--region", region, "--levels", levels, "-o", str(place), "--backend", "cpu"]
+
+
+def test_a_region_is_baked_and_drawn_and_not_baked_again(client, tmp_path, capsys):
+    place, report = tmp_path / "planet.zarr", tmp_path / "report.json"
+    more = ["--scheduler", client.scheduler.address, "--report", str(report)]
+    assert main([*words(place), *more]) == 0
+    assert "4 of 4 tiles" in capsys.readouterr().out and (tmp_path / "planet.png").exists()
+    planet = zarr.open_group(place, mode="r")
+    said = planet.attrs["cml"]
+    assert said["seed"] == 7 and said["licence"] == "Apache-2.0" and len(said["model upres"]) == 64
+    assert {"height", "albedo", "density", "instances", "sha256", "x"} <= set(planet["L1"])
+    assert "instances" not in planet["L2"] and "density" in planet["L2"]
+
+    maker = TileMaker(load_chain(), "cpu")
+    for tile, at in ((TileId(1, 0, 3), (0, 1)), (TileId(2, -1, 1), (0, 0))):
+        made = maker.make(tile, 7)
+        group = planet[f"L{tile.level}"]
+        np.testing.assert_array_equal(group["height"][at], made["height"][0, 0])
+        wanted = digest_of([made[name] for name in kept_names(tile)])
+        assert group["digest"][at].tobytes().hex() == wanted
+
+    assert main([*words(place), *more]) == 0
+    again = json.loads(report.read_text())
+    assert (again["made"], again["kept"]) == (0, 4)
+    capsys.readouterr()
+    assert main([*words(place), *more, "--seed", "8"]) == 2
+    assert "was made with another seed: 7 there, 8 here" in capsys.readouterr().err
+    assert main([*words(place, levels="1:3"), *more]) == 2
+    assert "was made with another levels: 1:2 there, 1:3 here" in capsys.readouterr().err
+
+
+def test_xarray_makes_a_map_of_it(client, tmp_path):
+    xarray = pytest.importorskip("xarray")
+    place = tmp_path / "planet.zarr"
+    assert main([*words(place), "--scheduler", client.scheduler.address]) == 0
+    with xarray.open_zarr(place, group="L1", consolidated=False) as level:
+        inside = level.height.isel(row=slice(4, 60), column=slice(4, 60))
+        land = inside.stack(y=("z", "row"), east=("x", "column")).values
+        assert land.shape == (56, 112)
+        edge = np.abs(np.diff(land, axis=1))
+        assert edge[:, 55].max() <= 2 * np.delete(edge, 55, 1).max()
+        assert level.x.values.tolist() == [-1, 0] and level.attrs["metres_per_cell"] == 8
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (["--region", "0:0,0:1"], "X0 must be less than X1"),
+        (["--levels", "2:9"], "none beyond 6"),
+        (["--models", "nowhere"], "wanted upres.nnef"),
+        (["-o", "no/such/planet.zarr"], "make it first"),
+        (["--scheduler", "nonsense://x"], "no scheduler answers at 'nonsense://x'"),
+    ],
+)
+def test_what_makes_no_sense_ends_with_one_message(more, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("cml_engine.distributed.cluster._ANSWER_S", 0.5)
+    monkeypatch.chdir(tmp_path)
+    assert main([*words(tmp_path / "planet.zarr"), *more]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and shown.startswith("error: ") and "Traceback" not in shown

@@ -1,0 +1,94 @@
+"""A game over a planet that was baked before: the same world to the bit, and no seam in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cml_engine as cml
+from cml_engine.distributed.store import Store, prepare
+from demo_game.bake.planet import Planet, layers_of, manifest, tile_of, to_cells
+from demo_game.bake.region import Region
+from demo_game.chain import load_chain
+from demo_game.game import Settings
+from demo_game.headless import HeadlessRun, Options
+from demo_game.maker import TileMaker
+from demo_game.render.quality import SOFTWARE
+from demo_game.world.quadtree import Detail
+from demo_game.world.tile import TileId
+
+pytest.importorskip("zarr")
+
+SMALL = replace(SOFTWARE, width=160, height=90)
+NEAR = Settings(
+    seed=7, frame_ms=250.0, detail=Detail(finest=1, coarsest=3, split=1.0, view_m=1200.0)
+)
+
+
+def bake_here(gpu: cml.Gpu, place: Path, region: Region, seed: int) -> Store:
+    """A planet, made without a cluster."""
+    chain = load_chain()
+    layers = layers_of(region, chain)
+    prepare(str(place), layers, {**manifest(region, chain, seed), "device": gpu.name})
+    store, maker = Store(str(place), layers), TileMaker(chain, gpu)
+    for layer in layers:
+        for unit in layer.units():
+            tile = tile_of(layer, unit)
+            names = maker.chain.sessions_for(tile)
+            made = maker.make(tile, seed, names=dict.fromkeys([*names, "population"]))
+            cells = to_cells(tile, made)
+            store.write(unit, {name: value[None, None] for name, value in cells.items()})
+    return store
+
+
+def settled(gpu: cml.Gpu, settings: Settings) -> tuple[HeadlessRun, str]:
+    flown = HeadlessRun(gpu, SMALL, settings, Options(frames=1, clock="virtual"))
+    flown.load()
+    flown.fly()
+    return flown, flown.settle()
+
+
+def test_the_world_is_the_same_over_a_planet(gpu: cml.Gpu, tmp_path: Path) -> None:
+    """Half of what is seen is baked; one of its tiles is damaged, one was never made."""
+    plain, world = settled(gpu, NEAR)
+    tiles = sorted(tile for tile in plain.digests.of if tile.level == 1)
+    plain.close()
+    middle = tiles[len(tiles) // 2].x
+    near = [tile for tile in tiles if tile.x <= middle][:8]
+    xs, zs = [t.x for t in near], [t.z for t in near]
+    region = Region(min(xs), max(xs) + 1, min(zs), max(zs) + 1, 1, 3)
+    place = tmp_path / "planet.zarr"
+    bake_here(gpu, place, region, 7)
+    rows, columns = region.rows(1)
+    at = [f"{t.z - rows.start}/{t.x - columns.start}" for t in near[:2]]
+    (place / "L1/sha256/c" / at[0] / "0").unlink()
+    (place / "L1/albedo/c" / at[1] / "0/0/0").write_bytes(b"damaged")
+    flown, over = settled(gpu, replace(NEAR, planet=place))
+    planet: Any = flown.game.planet
+    made_here = set(flown.digests.of) - set(region.tiles())
+    try:
+        assert over == world
+        assert planet.read >= len(near) - 2 and planet.missing == 2 and made_here
+        digests = {tile: flown.digests.of[tile] for tile in near}
+        assert {tile: plain.digests.of[tile] for tile in near} == digests
+        cells = planet.planet.cells(near[-1])
+        assert cells["digest"].tobytes().hex() == digests[near[-1]]
+    finally:
+        flown.close()
+    assert not [owner for owner, _ in gpu.memory.stats().holdings if owner == "planet"]
+
+
+def test_a_planet_of_another_world_is_refused(gpu: cml.Gpu, tmp_path: Path) -> None:
+    region = Region(0, 1, 0, 1, 3, 3)
+    bake_here(gpu, tmp_path / "p.zarr", region, 7)
+    planet = Planet(tmp_path / "p.zarr")
+    assert (planet.seed, planet.region) == (7, region)
+    with pytest.raises(cml.InputError, match="another seed: 7 there, 8 here"):
+        planet.open(load_chain(), 8)
+    planet.manifest["model upres"] = "0"
+    with pytest.raises(cml.InputError, match="another model upres: 0 there"):
+        planet.open(load_chain(), 7)
+    assert planet.has(TileId(3, 0, 0)) and not planet.has(TileId(3, 1, 0))
