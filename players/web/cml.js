@@ -1017,7 +1017,7 @@ function inGroups(chosen, limit, frame, model) {
 // ----------------------------------------------------------------------------------------- jobs
 
 /** What a job has as an input: numbers, a tensor on the GPU, or another job's output. */
-/** @typedef {Numbers | GpuTensor | JobOutput} Input */
+/** @typedef {Numbers | number[] | GpuTensor | JobOutput} Input */
 
 /** A tensor that a job will have made: give it as another job's input, which then waits for it. */
 export class JobOutput {
@@ -1778,7 +1778,7 @@ export class Network {
   }
   /**
    * Run all of it at once and wait for the outputs: for tools and tests, not for frames.
-   * @param {Record<string, Numbers | GpuTensor>} inputs @returns {Promise<Record<string, Numbers>>}
+   * @param {Record<string, Numbers | number[] | GpuTensor>} inputs @returns {Promise<Record<string, Numbers>>}
    */
   async run(inputs) {
     if (this.busy) throw new CmlError("JobError", `a job is running in network '${this.name}'`);

@@ -1,13 +1,11 @@
-"""Write a model as ONNX, for other engines (docs/onnx.md)."""
+"""Write a model as ONNX, for other engines (docs/onnx.md), or as a page that runs it."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from cml_engine.cli.common import (
-    load_model,
-)
+from cml_engine.cli.common import load_model
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.loading import save
@@ -15,8 +13,14 @@ from cml_engine.ranges import ONNX_OPSET
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model")
-    parser.add_argument("destination", help="the .onnx file to write")
+    add_options(parser, "model", "half")
+    parser.add_argument("destination", help="the .onnx file to write, or the page's folder")
+    parser.add_argument(
+        "--to",
+        choices=("onnx", "web"),
+        default="onnx",
+        help="web: a folder with a page that runs the model in browsers (docs/players_web.md)",
+    )
     parser.add_argument(
         "--opset",
         type=ONNX_OPSET,
@@ -24,13 +28,33 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high}; 20 if left out",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a file that is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
 
 
 def run(a: argparse.Namespace) -> int:
+    return _to_web(a) if a.to == "web" else _to_onnx(a)
+
+
+def _to_onnx(a: argparse.Namespace) -> int:
     if Path(a.destination).suffix.lower() != ".onnx":
         raise InputError(f"'{a.destination}': wanted a name in .onnx (cml convert writes NNEF)")
+    if a.half:
+        raise InputError("--half is for --to web: ONNX files keep their numbers as they are")
     graph = load_model(a)
     save(graph, a.destination, overwrite=a.overwrite, opset=a.opset)
     print(f"{a.destination}: {len(graph.nodes)} operations, opset {a.opset}")
+    return 0
+
+
+def _to_web(a: argparse.Namespace) -> int:
+    from cml_engine.web import export_web, picture_of
+    from scheduler.tools.commands import cooked_guesses
+
+    graph, folder = load_model(a), Path(a.destination)
+    guesses = cooked_guesses()
+    names = export_web(graph, folder, half=a.half, guesses=guesses, overwrite=a.overwrite)
+    size = sum((folder / name).stat().st_size for name in names) / 2**20
+    kind = "pictures can be dragged in" if picture_of(graph) else "runs the cooked file's own input"
+    print(f"{folder}: {len(names)} files, {size:.1f} MiB; {kind}")
+    print(f"  python -m http.server --directory {folder}, then http://localhost:8000")
     return 0

@@ -1,0 +1,339 @@
+// @ts-check
+/// <reference lib="dom" />
+/** The page: a scene at the display's pace, and a network that gets a part of every frame. */
+
+import { Scheduler, load, planFrame, requestDevice } from "./cml.js";
+import { goldenOf, someInputs } from "./check.js";
+import { operatorsPerFrame } from "./compare.js";
+import { Painter, pixels, tiles } from "./picture.js";
+import { Scene } from "./scene.js";
+
+/** @param {string} id @returns {any} */
+const element = (id) => document.getElementById(id);
+const MOST_PIXELS = 160, SHOWN_FRAMES = 280, RANKED = 16, MOST_RUNNING = 2;
+
+/** What tests look at. @type {any} */
+const status = /** @type {any} */ (globalThis).page = { frames: 0, runs: 0, error: "", late: 0 };
+
+/** The time of every operator, by its title. */
+class Ranking {
+  /** @type {Map<string, {op: string, ms: number, groups: number}>} */ rows = new Map();
+
+  /** @param {import("./cml.js").FrameReport[]} reports */
+  learn(reports) {
+    for (const { slices } of reports) {
+      for (const { op, title, measuredMs, count } of slices) {
+        let row = this.rows.get(title);
+        if (!row) this.rows.set(title, row = { op, ms: 0, groups: 0 });
+        row.ms += measuredMs ?? 0;
+        row.groups += count;
+      }
+    }
+  }
+
+  /** @param {import("./cml.js").Network} network */
+  show(network) {
+    const groups = new Map(network.steps.map((step) => [step.title, step.groups]));
+    const rows = [...this.rows].map(([title, row]) => (
+      { title, op: row.op, ms: row.ms / row.groups * (groups.get(title) ?? 0) }
+    )).sort((a, b) => b.ms - a.ms);
+    const total = rows.reduce((sum, row) => sum + row.ms, 0) || 1;
+    element("rank").replaceChildren(...rows.slice(0, RANKED).map(({ title, op, ms }) => {
+      const line = document.createElement("tr"), share = 100 * ms / total;
+      for (const text of [title.startsWith(op) ? title : `${op} ${title}`, ms.toFixed(3), `${share.toFixed(1)} %`]) {
+        line.insertCell().textContent = text;
+      }
+      const bar = Object.assign(document.createElement("span"), { className: "bar" });
+      bar.style.width = `${share}%`;
+      line.cells[0].append(bar);
+      line.title = title;
+      return line;
+    }));
+  }
+}
+
+/** Milliseconds between frames, and a picture of them. */
+class Times {
+  /** @type {number[]} */ all = [];
+  last = 0;
+
+  /** @param {number} now */
+  tick(now) {
+    if (this.last) this.all.push(now - this.last);
+    this.last = now;
+    if (this.all.length > SHOWN_FRAMES) this.all.shift();
+  }
+
+  /** @param {number} budget @param {any} report */
+  show(budget, report) {
+    const canvas = element("times"), paper = canvas.getContext("2d"), high = canvas.height;
+    paper.fillStyle = "#0b0c0f";
+    paper.fillRect(0, 0, canvas.width, high);
+    this.all.forEach((ms, i) => {
+      paper.fillStyle = ms > 25 ? "#e8705f" : "#4d8fd6";
+      paper.fillRect(2 * i, high - Math.min(high, ms * high / 60), 1.5, high);
+    });
+    paper.fillStyle = "#ffffff44";
+    paper.fillRect(0, high - 16.7 * high / 60, canvas.width, 1);
+    const sorted = [...this.all].sort((a, b) => a - b), middle = sorted[sorted.length >> 1] ?? 0;
+    const measured = report ? `, the last frame ran ${report.measuredMs.toFixed(2)} of ${budget} ms` : "";
+    element("pace").textContent = `${(1000 / (middle || 1)).toFixed(0)} frames per second, the longest ` +
+      `of the last ${this.all.length} took ${Math.max(0, ...this.all).toFixed(0)} ms${measured}`;
+  }
+}
+
+/** A picture that is enlarged tile by tile. */
+class Enlarging {
+  /** @type {any[]} */ queue = [];
+  /** @type {any} */ job = null;
+  done = 0;
+
+  /** @param {GPUDevice} device @param {import("./cml.js").Network} network @param {any} model */
+  constructor(device, network, model) {
+    Object.assign(this, { device, network, model });
+    this.network = network;
+    this.input = /** @type {any} */ (network.inputs.get(model.input));
+    this.output = /** @type {any} */ (network.outputs.get(model.output)).place;
+    const format = navigator.gpu.getPreferredCanvasFormat();
+    this.painter = new Painter(device, format);
+    this.context = element("result").getContext("webgpu");
+    this.context.configure({ device, format, alphaMode: "opaque", usage: GPUTextureUsage.RENDER_ATTACHMENT | GPUTextureUsage.COPY_DST });
+    this.device = device;
+    this.format = format;
+  }
+
+  /** @param {ImageBitmap | HTMLCanvasElement} source */
+  begin(source) {
+    const share = Math.min(1, MOST_PIXELS / Math.max(source.width, source.height));
+    const [width, height] = [source.width, source.height].map((n) => Math.max(1, Math.round(n * share)));
+    const small = new OffscreenCanvas(width, height), paper = /** @type {any} */ (small.getContext("2d"));
+    paper.drawImage(source, 0, 0, width, height);
+    const picture = paper.getImageData(0, 0, width, height);
+    const [, , high, wide] = this.input.shape, scale = this.output.shape[3] / wide;
+    const canvas = element("result");
+    canvas.width = width * scale;
+    canvas.height = height * scale;
+    // drawn into a texture that stays, and shown from it: a canvas forgets what it showed
+    this.texture?.destroy();
+    this.texture = this.device.createTexture({
+      size: [canvas.width, canvas.height], format: this.format,
+      usage: GPUTextureUsage.RENDER_ATTACHMENT | GPUTextureUsage.COPY_SRC,
+    });
+    this.queue = tiles(width, height, wide, high).map((tile) => (
+      { ...tile, numbers: () => pixels(picture, tile.left, tile.top, wide, high) }
+    ));
+    this.count = this.queue.length;
+    this.done = 0;
+    this.job?.cancel();
+    this.job = null;
+    this.fresh = true;
+    element("hint").textContent = `${width} × ${height} to ${canvas.width} × ${canvas.height} in ${this.count} ` +
+      "tiles. Drag another picture here.";
+  }
+
+  /** @param {Scheduler} scheduler */
+  feed(scheduler) {
+    if (this.job || !this.queue.length) return;
+    this.tile = this.queue.shift();
+    this.job = scheduler.submit(this.network, { [this.input.name]: this.tile.numbers() });
+  }
+
+  /** @param {GPUCommandEncoder} encoder */
+  paint(encoder) {
+    if (!this.texture) return;
+    if (this.job?.state === "failed") throw new Error(this.job.error);
+    if (this.job?.state === "done") {
+      const { region, cut } = this.tile, clear = this.fresh;
+      this.painter.paint(encoder, this.job.tensor(this.output.name), this.texture.createView(), { region, cut, clear });
+      this.fresh = false;
+      this.job.release();
+      this.job = null;
+      this.done += 1;
+      if (this.done === this.count) status.runs += 1;
+    }
+    const canvas = element("result"), target = this.context.getCurrentTexture();
+    encoder.copyTextureToTexture({ texture: this.texture }, { texture: target }, [canvas.width, canvas.height]);
+  }
+
+  text() {
+    return this.count ? `${this.done} of ${this.count} tiles` : "";
+  }
+}
+
+/** A network that is run on the numbers of its file, again and again, and compared with them. */
+class Running {
+  /** @type {any} */ job = null;
+  verdict = "";
+
+  /** @param {GPUDevice} device @param {import("./cml.js").Network} network */
+  constructor(device, network) {
+    this.network = network;
+    const format = navigator.gpu.getPreferredCanvasFormat();
+    this.painter = new Painter(device, format);
+    this.context = element("result").getContext("webgpu");
+    this.context.configure({ device, format, alphaMode: "opaque" });
+    const planar = [...network.outputs.values()].map(({ place }) => place).filter((place) =>
+      place.type === "scalar" && place.layout === "plain" && place.shape.length === 4 && place.shape[0] === 1
+    );
+    this.shown = planar.sort((a, b) => b.elements - a.elements)[0];
+    element("hint").textContent = this.shown ? `output '${this.shown.name}' [${this.shown.shape}]`
+      : "no output of this network is a picture";
+  }
+
+  async begin() {
+    this.inputs = await someInputs(this.network);
+    const golden = await goldenOf(this.network.file);
+    const wanted = golden?.outputs.find(({ name }) => name === this.shown?.name) ?? golden?.outputs[0];
+    this.golden = wanted && { ...wanted, tolerance: golden?.tolerance ?? 0 };
+    let low = Infinity, high = -Infinity;
+    for (const value of wanted?.data ?? [0, 1]) [low, high] = [Math.min(low, value), Math.max(high, value)];
+    this.range = { low, high: high > low ? high : low + 1 };
+  }
+
+  /** @param {Scheduler} scheduler */
+  feed(scheduler) {
+    if (this.job || !this.inputs) return;
+    this.job = scheduler.submit(this.network, this.inputs);
+    if (this.golden) this.job.read(this.golden.name);
+  }
+
+  /** @param {GPUCommandEncoder} encoder */
+  paint(encoder) {
+    const { job, golden, shown, range } = this;
+    if (job?.state === "failed") throw new Error(job.error);
+    if (job?.state !== "done") return;
+    const found = golden && job.read(golden.name);
+    if (golden && !found) return;
+    if (golden) {
+      let far = 0;
+      golden.data.forEach((value, i) => far = Math.max(far, Math.abs(value - found[i]) / Math.max(1, Math.abs(value))));
+      this.verdict = `within ${far.toExponential(1)} of the file's own output (${golden.tolerance.toExponential(0)} allowed)`;
+    }
+    if (shown) {
+      const canvas = element("result"), [, , high, wide] = shown.shape;
+      if (canvas.width !== wide || canvas.height !== high) [canvas.width, canvas.height] = [wide, high];
+      this.painter.paint(encoder, job.tensor(shown.name), this.context.getCurrentTexture().createView(), { ...range, clear: true });
+    }
+    job.release();
+    this.job = null;
+    status.runs += 1;
+  }
+
+  text() {
+    return this.verdict;
+  }
+}
+
+/** Something to enlarge before a picture is there. */
+function sample() {
+  const canvas = Object.assign(document.createElement("canvas"), { width: 112, height: 112 });
+  const paper = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const sky = paper.createLinearGradient(0, 0, 0, 112);
+  sky.addColorStop(0, "#27406e");
+  sky.addColorStop(0.7, "#e8a87c");
+  paper.fillStyle = sky;
+  paper.fillRect(0, 0, 112, 112);
+  paper.fillStyle = "#ffe9b8";
+  paper.beginPath();
+  paper.arc(76, 52, 12, 0, 7);
+  paper.fill();
+  for (let layer = 0; layer < 4; layer++) {
+    paper.fillStyle = ["#6a5a80", "#4a4a72", "#2e3558", "#171d35"][layer];
+    paper.beginPath();
+    paper.moveTo(0, 112);
+    for (let x = 0; x <= 112; x += 2) {
+      const y = 62 + 12 * layer - (14 - 2 * layer) * Math.sin(x / (19 - 3 * layer) + 2 * layer) - 5 * Math.sin(x / 5 + layer);
+      paper.lineTo(x, y);
+    }
+    paper.lineTo(112, 112);
+    paper.fill();
+  }
+  return canvas;
+}
+
+/** @param {Enlarging} work */
+function takePictures(work) {
+  const area = element("drop");
+  const over = (/** @type {DragEvent} */ event) => {
+    event.preventDefault();
+    area.classList.toggle("over", event.type === "dragover");
+  };
+  for (const kind of ["dragover", "dragleave", "drop"]) area.addEventListener(kind, over);
+  for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault());
+  area.addEventListener("drop", async (/** @type {DragEvent} */ { dataTransfer }) => {
+    const file = [...dataTransfer?.files ?? []].find((one) => one.type.startsWith("image/"));
+    if (!file) return element("hint").textContent = "that is no picture: drag a .png or .jpg here";
+    try {
+      work.begin(await createImageBitmap(file));
+    } catch {
+      element("hint").textContent = `'${file.name}' cannot be read as a picture`;
+    }
+  });
+}
+
+async function begin() {
+  const model = await (await fetch("model.json")).json();
+  const device = await requestDevice();
+  const say = (/** @type {string} */ text) => element("error").textContent = status.error ||= text;
+  device.addEventListener("uncapturederror", (/** @type {any} */ { error }) => say(error.message));
+  device.lost.then(({ message }) => say(`the device is lost: ${message}`));
+  element("title").textContent = document.title = `${model.name}, inside the frame`;
+  const scene = new Scene(device, element("scene"));
+  const times = new Times(), ranking = new Ranking();
+  /** @type {Scheduler | null} */ let scheduler = null;
+  /** @type {any} */ let work = null;
+  /** @type {any} */ let measured = null;
+
+  let running = 0;
+  /** @param {number} now */
+  function frame(now) {
+    if (status.error) return;
+    requestAnimationFrame(frame);
+    // browsers do not hold up a page that is faster than its GPU: what is late would pile up
+    if (running >= MOST_RUNNING) return;
+    times.tick(now);
+    const budget = Number(element("budget").value);
+    const encoder = device.createCommandEncoder();
+    try {
+      scene.draw(encoder, now / 1000);
+      if (scheduler) {
+        work.feed(scheduler);
+        scheduler.planner = element("unsliced").checked ? operatorsPerFrame(null) : planFrame;
+        scheduler.encode(encoder, budget);
+        work.paint(encoder);
+      }
+      device.queue.submit([encoder.finish()]);
+      running += 1;
+      device.queue.onSubmittedWorkDone().then(() => running -= 1);
+      const reports = scheduler?.endFrame() ?? [];
+      ranking.learn(reports);
+      measured = reports.at(-1) ?? measured;
+    } catch (error) {
+      say(String(/** @type {any} */ (error).message));
+      return;
+    }
+    status.frames += 1;
+    if (status.frames % 10 === 0) {
+      times.show(budget, measured);
+      element("state").textContent = work?.text() ?? "";
+    }
+    if (status.frames % 30 === 0 && scheduler) ranking.show(work.network);
+  }
+  requestAnimationFrame(frame);
+
+  const bytes = await (await fetch(model.file)).arrayBuffer();
+  const start = performance.now(), network = await load(device, bytes);
+  const mega = (bytes.byteLength / 2 ** 20).toFixed(1);
+  element("about").textContent = `${network.steps.length} dispatches, ${mega} MiB, plan '${network.plan.profile}', ` +
+    `ready in ${((performance.now() - start) / 1000).toFixed(1)} s on ${network.device.name}`;
+  work = model.picture ? new Enlarging(device, network, model) : new Running(device, network);
+  const restart = async () => work instanceof Enlarging ? work.begin(sample()) : await work.begin();
+  if (work instanceof Enlarging) takePictures(work);
+  await restart();
+  element("again").onclick = restart;
+  element("budget").oninput = () => element("shown").textContent = `${element("budget").value} ms`;
+  scheduler = new Scheduler(device, { frameMs: 1000 / 60, budgetMs: 4 });
+  status.scheduler = scheduler;
+}
+
+begin().catch((error) => element("error").textContent = status.error = error.message);
