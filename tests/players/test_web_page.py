@@ -1,0 +1,91 @@
+"""``cml export --to web``: a page that needs nothing but a web server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import cml_engine as cml
+import demo_game.operators  # noqa: F401 - registers the game's own operators
+from cml_engine import cli
+from cml_engine.web import Picture, picture_of
+from tests.fixtures.models import write_model
+from tests.players.deno import ROOT, find_deno, run_deno
+
+HERE = Path(__file__).with_name("web")
+MODELS = ROOT / "demo_game" / "models"
+
+TWICE = """version 1.0;
+graph twice(image) -> (large)
+{
+    image = external<scalar>(shape = [1, 3, 16, 16]);
+    large = nearest_upsample(image, factor = [2, 2]);
+}
+"""
+
+
+def cml_command(*words: object) -> int:
+    return cli.main([str(word) for word in words])
+
+
+@pytest.fixture
+def page(tmp_path):
+    """The page of a network that enlarges pictures."""
+    model = write_model(tmp_path / "twice.nnef", TWICE)
+    assert cml_command("export", model, tmp_path / "page", "--to", "web") == 0
+    return tmp_path / "page"
+
+
+def test_a_page_has_all_that_it_needs(page):
+    model = json.loads((page / "model.json").read_text())
+    assert model == {
+        "name": "twice", "file": "net.cml", "picture": True, "input": "image", "output": "large",
+    }  # fmt: skip
+    texts = {p.name: p.read_text() for p in page.iterdir() if p.suffix in (".js", ".html", ".css")}
+    assert not [name for name, text in texts.items() if re.search(r"(src|href|from)\W+http", text)]
+    wanted = {
+        m for text in texts.values() for m in re.findall(r'"(?:\./)?([\w.]+\.(?:js|css))"', text)
+    }
+    assert wanted <= set(texts)
+    assert cml.load_cooked(page / "net.cml")
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(page, capsys):
+    before = (page / "model.json").stat().st_mtime_ns
+    words = ("export", MODELS / "population.nnef", page, "--to", "web")
+    assert cml_command(*words) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert (page / "model.json").stat().st_mtime_ns == before
+    assert cml_command("export", MODELS / "population.nnef", page / "cml.js", "--to", "web") == 2
+    assert "is a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "large, found",
+    [
+        ("[2, 2]", Picture("image", "large")),
+        ("[1, 1]", Picture("image", "large")),
+        ("[2, 4]", None),
+    ],
+)
+def test_what_takes_pictures(tmp_path, large, found):
+    text = TWICE.replace("[2, 2]", large)
+    assert picture_of(cml.load(write_model(tmp_path / "m.nnef", text))) == found
+
+
+def test_what_takes_none():
+    assert picture_of(cml.load(MODELS / "population.nnef")) is None
+
+
+@pytest.mark.gpu
+def test_the_page_runs_in_a_browser(page):
+    browser = shutil.which("chromium")
+    if browser is None or find_deno() is None:
+        pytest.skip("chromium or deno is not installed")
+    found = json.loads(run_deno("run", "-A", "--no-check", HERE / "look.js", page, browser).stdout)
+    assert found["error"] == "" and found["runs"] > 0 and found["frames"] > 3, found
+    assert "112 × 112 to 224 × 224" in found["text"], found
