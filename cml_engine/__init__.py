@@ -23,6 +23,7 @@ from cml_engine.errors import (
     StaleArtifact,
 )
 from cml_engine.graph import Attrs, Fact, Graph
+from cml_engine.integer.quantizer.quantize import quantize
 from cml_engine.loading import load, save
 from cml_engine.model_source import ModelSource
 from cml_engine.nnef import MemoryModel
@@ -74,6 +75,7 @@ __all__ = [
     "Tolerance",
     "load",
     "load_cooked",
+    "quantize",
     "register",
     "register_rule",
     "run_tiled",

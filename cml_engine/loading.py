@@ -17,6 +17,7 @@ from cml_engine.convert.engine import Engine
 from cml_engine.convert.format import Format, Given, Make, Model
 from cml_engine.errors import InputError, InternalError
 from cml_engine.graph import Graph, Origin, Shapes
+from cml_engine.integer.gas import within
 from cml_engine.model_source import Bytes, ModelSource
 from cml_engine.nnef import NnefModel
 from cml_engine.nnef.expansion.fake_quantize import fake_quantized
@@ -38,6 +39,7 @@ def load(
     fake_quantize: bool = False,
     weights: str | Path | Bytes | None = None,
     random_weights: int | None = None,
+    gas_limit: int | None = None,
 ) -> Graph:
     """The network in an NNEF folder, in the ``graph.nnef`` inside one, in a ``.tgz`` of one, in an
     ``.onnx`` file, in the bytes of either file, in a ncnn ``.param`` with its ``.bin`` beside it,
@@ -57,6 +59,9 @@ def load(
     labels, instead of tensor files. ``random_weights`` is the seed of values for what is missing
     (tensor files, tensors of ``weights``, an ONNX model's external data): what a network costs
     does not depend on them, and ``graph.notes`` says that they are there.
+
+    ``gas_limit`` is the most that it may cost, in units that are the same on every machine
+    (``cml info --gas``): for models that players bring. One that costs more is refused.
 
     Every error in the model is a :class:`ModelError` with file, line and operator.
     """
@@ -78,7 +83,8 @@ def load(
                 f"{_shown(model)}: {' and '.join(named)} cannot be given for {format.name}: leave "
                 "that out"
             )
-        return Origin(_opened(format, model, Given(constants or {}, random))).at(by_name)
+        opened = _opened(format, model, Given(constants or {}, random))
+        return Origin(within(gas_limit, opened)).at(by_name)
     if constants:
         raise InputError("constants are for .onnx: leave them out for NNEF")
     declarations = {**_library(fragments), **_declared()}
@@ -94,7 +100,7 @@ def load(
             )
         return infer_facts(fake_quantized(graph, _built) if fake_quantize else graph)
 
-    return Origin(make).at(by_name)
+    return Origin(within(gas_limit, make)).at(by_name)
 
 
 def load_with_placeholders(

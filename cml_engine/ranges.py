@@ -216,6 +216,7 @@ GUARD_BYTES = Whole(0, 1 << 30)
 EXTENT = Whole(1, 2**31 - 1)
 #: networks at other shapes that stay compiled
 SHAPES_KEPT = Whole(0, 1_000_000)
+GAS = Whole(1, 2**63 - 1)
 #: of tensors that may be empty
 ANY_EXTENT = Whole(0, 2**31 - 1)
 #: pixels of a tile that are thrown away

@@ -68,6 +68,11 @@ def words_of(values: Array, inverse: np.float32, low: float, high: float) -> Arr
     return np.where(np.isnan(steps), np.float32(0), np.clip(near, low, high))
 
 
+def numbers_of(words: Array, scale: np.float32) -> Array:
+    """Words as real numbers; 0 has no sign."""
+    return np.asarray(np.asarray(words).astype(np.int32).astype(np.float32) * scale)
+
+
 def look_up(words: Array, table: Array, first: int) -> Array:
     """``rule.look_up``."""
     at = words.astype(np.int64) - first

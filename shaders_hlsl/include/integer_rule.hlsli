@@ -23,6 +23,7 @@
     F cml_requantize(F a, F code, F low, F high) { \
         return clamp(F(cml_rule_scaled(I(a), code)), low, high); \
     } \
+    F cml_integer_numbers(F a, F scale) { return F(I(a)) * scale; } \
     F cml_requantize_signed(F a, F code, F negative, F low, F high) { \
         return cml_requantize(a, select(a < F(0.0), negative, code), low, high); \
     } \

@@ -199,8 +199,7 @@ class Making:
                 found.source,
             )
         place = Node("copy", (), (name,))
-        scale = self.constant(f"{name}.scale", float(found.scale))
-        self.add(place, "mul", (found.name, scale), name)
+        self.add(place, "integer_numbers", (found.name,), name, scale=float(found.scale))
 
     def finished(self) -> Graph:
         """The new graph, of which facts are yet to be inferred."""

@@ -59,6 +59,11 @@ def to_text(graph: Graph, declarations: Mapping[str, str] | None = None) -> str:
     return _text(composed)
 
 
+def model_files(graph: Graph) -> Iterator[tuple[str, bytes]]:
+    """Every file's name and bytes of a graph as a folder."""
+    yield from _files(compose(graph, graph.declarations))
+
+
 def _text(composed: Composed) -> str:
     """The graph, and above it what a converter said of it."""
     shown = ["".join(c if c.isprintable() else "?" for c in note) for note in composed.comments]

@@ -116,7 +116,7 @@ class _Statements:
         others = [self._operand(epilogue, name) for name in epilogue.inputs]
         operands = epilogue.operands(others, [(self.kind, "v")])
         named = list(zip(LETTERS, operands, strict=False))
-        if "cml_requantize" in formula.hlsl:
+        if any(name in formula.hlsl for name in ("cml_requantize", "cml_integer")):
             self.defines["EPI_INTEGER"] = 1
         text = formula.wide_expression(self.kind, attributes)
         if text is not None:

@@ -34,7 +34,7 @@ _CONDITIONS = frozenset({"cml_isnan", "cml_isinf", "cml_negative", "cml_unequal"
 _OF_FOUR = frozenset(
     "abs exp exp2 log log2 sqrt floor ceil cml_negative cml_clamp cml_sigmoid cml_tanh "
     "cml_requantize cml_requantize_signed cml_requantize_wide cml_requantize_wide_signed "
-    "cml_requantize_pair cml_requantize_product".split()
+    "cml_requantize_pair cml_requantize_product cml_integer_numbers".split()
 )
 #: far more than anybody writes: parts in one another, and parts with all calls written out
 _MOST_DEEP, _MOST_PARTS = 64, 1000

@@ -75,6 +75,10 @@ _VALUES = (
     Case((np.zeros((2, 0), np.float32),), {"inverse": 1.7, **_WORD}, "empty"),
 )  # fmt: skip
 
+_NUMBERS = tuple(
+    Case((_whole(*shape, most=32767),), {"scale": 0.0123}) for shape in ((1, 8, 3, 4), (7,), (2, 0))
+)
+
 _CODES = {
     "requantize": (arrays.requantize, _sums(False, False)),
     "requantize_signed": (arrays.requantize_by_sign, _sums(False, True)),
@@ -106,3 +110,4 @@ def _row(name: str, function: Any, cases: Sequence[Case], fusable: bool = True) 
 for _name, (_function, _cases) in _CODES.items():
     _row(_name, _function, _cases)
 _row("integer_words", arrays.words_of, _VALUES, fusable=False)
+_row("integer_numbers", arrays.numbers_of, _NUMBERS)

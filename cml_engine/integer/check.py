@@ -1,0 +1,111 @@
+"""``cml validate --integer``: both backends, every tensor, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.graph import NUMPY_DTYPE, Graph, Node
+from cml_engine.integer.lines import lines_of
+from cml_engine.passes import optimize
+from cml_engine.planning.choose_storage import layouts_for
+from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.tuning.tables import table_for
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
+
+Array = np.ndarray[Any, Any]
+#: how far random inputs go beyond what the words hold
+_BEYOND = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class BitCheck:
+    """How many tensors were compared, and where the first one differs, if one does."""
+
+    model: str
+    device: str
+    tensors: int
+    first: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.first
+
+    def __str__(self) -> str:
+        head = f"{self.model}: {self.tensors} tensors, the GPU ({self.device}) and NumPy: "
+        return head + (self.first or "no bit differs")
+
+
+def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
+    """Run an integer network on both and compare every tensor, those before a rounding too."""
+    from cml_engine.gpu.program import inspect
+    from cml_engine.gpu.program.program import GpuProgram
+
+    optimized = optimize(graph)
+    options = PlanOptions(keep=True, variants=table_for(gpu.name))
+    plan = lower(optimized, gpu.limits, layouts_for(optimized, "float"), options)
+    program = GpuProgram(plan, gpu)
+    inspect.run_ranges(program, inputs, [(step.index, 0, step.groups) for step in plan.steps])
+    values: dict[str, Array] = {}
+
+    def watch(node: Node, results: Sequence[Array]) -> None:
+        values.update(zip(node.outputs, map(np.array, results), strict=True))
+
+    CpuProgram(optimized).run(inputs, watch)
+    for node in optimized.nodes:
+        for name in node.outputs:
+            got = inspect.read_tensor(program, plan.tensors[name])
+            if differing := _differing(name, got, values[name], optimized):
+                place = f"{node.source}: " if node.source else ""
+                return BitCheck(
+                    graph.name, gpu.name, len(values), f"{place}{node.title} {differing}"
+                )
+    return BitCheck(graph.name, gpu.name, len(values))
+
+
+def _differing(name: str, got: Array, wanted: Array, graph: Graph) -> str:
+    """How two tensors differ: outputs by their bits, words by their values (0 has two)."""
+    if name in graph.outputs:
+        got, wanted = (np.ascontiguousarray(a).view(np.uint8) for a in (got, wanted))
+    off = got != wanted
+    if not off.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(off)[0])
+    return (
+        f"differs first: {int(off.sum())} of {off.size} values of '{name}', at {list(at)} the GPU "
+        f"has {got[at]}, NumPy {wanted[at]}"
+    )
+
+
+def random_words(graph: Graph, seed: int) -> dict[str, Array]:
+    """Inputs over the whole range of the words, and beyond it."""
+    generator = np.random.default_rng(seed)
+    lines, made = lines_of(graph), {}
+    for name in graph.inputs:
+        fact = graph.facts[name]
+        if name in lines:
+            ends, scale = lines[name].range, float(lines[name].scale)
+            values = generator.uniform(ends.low * scale, ends.high * scale, fact.shape)
+            made[name] = np.asarray(values * _BEYOND, np.float32)
+        else:
+            made[name] = np.asarray(generator.integers(0, 2, fact.shape), NUMPY_DTYPE[fact.dtype])
+    return made
+
+
+def saturated(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
+    """For each input how many values lie outside of what its words hold; those with none are left
+    out."""
+    found = {}
+    for name, line in lines_of(graph).items():
+        if name in inputs:
+            steps = np.asarray(inputs[name], np.float64) / float(line.scale)
+            outside = (steps < line.range.low - 0.5) | (steps >= line.range.high + 0.5)
+            if count := int((outside | np.isnan(steps)).sum()):
+                found[name] = count
+    return found

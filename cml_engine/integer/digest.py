@@ -1,0 +1,44 @@
+"""A digest of what a network computed: of its outputs, of the rule, and of the network itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cml_engine.graph import Graph
+from cml_engine.integer.rule import RULE_VERSION
+from cml_engine.nnef.files.writer import model_files
+
+Array = np.ndarray[Any, Any]
+
+
+def model_digest(graph: Graph) -> bytes:
+    """Of the network as NNEF would have it: its text, its numbers, its quantization; not of where
+    it lies or what was noted of it."""
+    found = hashlib.sha256()
+    for name, data in model_files(graph.with_(notes=())):
+        _add(found, name.encode(), data)
+    return found.digest()
+
+
+def run_digest(graph: Graph, outputs: Mapping[str, Array]) -> str:
+    """``sha256:<hex>`` of a run: equal wherever the same integer network was given the same
+    inputs."""
+    found = hashlib.sha256()
+    _add(found, b"cml", str(RULE_VERSION).encode(), model_digest(graph))
+    for name in graph.outputs:
+        array = np.asarray(outputs[name])
+        little = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<")))
+        shape = ",".join(map(str, array.shape))
+        _add(found, name.encode(), shape.encode(), little.dtype.str.encode(), little.tobytes())
+    return f"sha256:{found.hexdigest()}"
+
+
+def _add(found: Any, *parts: bytes) -> None:
+    """Each part with its length: no two lists of parts are alike."""
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
