@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.errors import InputError
 from cml_engine.graph import Graph
 from cml_engine.integer.rule import RULE_VERSION
 from cml_engine.nnef.files.writer import model_files
@@ -18,6 +19,8 @@ Array = np.ndarray[Any, Any]
 def model_digest(graph: Graph) -> bytes:
     """Of the network as NNEF would have it: its text, its numbers, its quantization; not of where
     it lies or what was noted of it."""
+    if graph.ready is not None:
+        raise InputError(f"'{graph.name}' is cooked: a digest is of the model itself, give that")
     found = hashlib.sha256()
     for name, data in model_files(graph.with_(notes=())):
         _add(found, name.encode(), data)

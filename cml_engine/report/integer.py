@@ -37,7 +37,7 @@ class IntegerInfo:
         if points:
             if not graph.integer:
                 raise InputError(
-                    f"'{graph.name}' is a network of floats: cml quantize makes an integer one of it"
+                    f"'{graph.name}' is a network of floats: make an integer one by cml quantize"
                 )
             found = tuple(
                 PointInfo(

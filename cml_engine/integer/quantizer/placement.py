@@ -99,9 +99,9 @@ def _kind(graph: Graph, node: Node, placement: Placement) -> Kind:
         if pending[0].role == "sum" and not pending[0].activated:
             return Kind("sum", None, True)
     base = _base(graph, node, placement)
-    if formula_of(node.op) is not None and base is not None:
-        if node.op not in INTEGER_OPERATORS or pending:
-            return Kind("function", base)
+    is_other = node.op not in INTEGER_OPERATORS or bool(pending)
+    if formula_of(node.op) is not None and base is not None and is_other:
+        return Kind("function", base)
     if node.op in INTEGER_OPERATORS and given and not pending:
         role = {"add": "two", "sub": "two"}.get(node.op, "sum")
         is_scaling = node.op in ("add", "sub", "mul", "div") and base is not None

@@ -24,6 +24,8 @@ Samples = Sequence[Mapping[str, Array]]
 _LEAST_SAMPLES = 8
 #: on how many of them a choice of bits is tried
 _TRIED = 4
+#: of the error that is wanted, what these may have: the others have a little more
+_TRIED_SHARE = 0.9
 #: the error that is sought where none is named: a share of the outputs' size
 _USUAL_ERROR = 0.01
 #: stages of the compiler that an integer network is made before: they join, or are a game's own
@@ -48,7 +50,7 @@ def quantize(
     if bits not in (8, 16):
         raise InputError(f"bits {bits}: wanted 8 or 16")
     if bits == 16:
-        chosen = frozenset(work.groups)
+        chosen = work.able
     elif sixteen == "auto":
         chosen = work.chosen()
     elif isinstance(sixteen, str):
@@ -92,6 +94,18 @@ class _Work:
     def groups(self) -> Mapping[str, list[str]]:
         return self.placement.groups
 
+    @property
+    def able(self) -> frozenset[str]:
+        """The groups that may have 16 bits: not the second operand of a product of two computed
+        matrices, whose sums would not fit."""
+        computed = self.placement.kinds
+        seconds = {
+            self.placement.root(node.inputs[1])
+            for node in self.graph.nodes
+            if node.op == "matmul" and node.inputs[1] in computed
+        }
+        return frozenset(self.groups) - seconds
+
     def group_of(self, name: str) -> str:
         """The group of a tensor that somebody named."""
         if name in self.placement.kinds or name in self.placement.points:
@@ -123,14 +137,14 @@ class _Work:
 
     def chosen(self) -> frozenset[str]:
         """The groups that need 16 bits: those first whose 8 bits alone do most harm."""
-        every = frozenset(self.groups)
+        every = self.able
         for root in every:
             self.alone[root] = self.error(every - {root})
         order = sorted(every, key=lambda root: (-self.alone[root], root))
         low, high = 0, len(order)
         while low < high:
             middle = (low + high) // 2
-            if self.error(frozenset(order[:middle])) <= self.wanted:
+            if self.error(frozenset(order[:middle])) <= _TRIED_SHARE * self.wanted:
                 high = middle
             else:
                 low = middle + 1

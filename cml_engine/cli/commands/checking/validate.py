@@ -27,6 +27,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "model", "random", "inputs", "half", "dump")
     parser.add_argument("--seed", type=SEED, default=0, help="of the random inputs")
     parser.add_argument(
+        "--integer",
+        action="store_true",
+        help="of an integer network: no bit of any tensor may differ (docs/integer.md)",
+    )
+    parser.add_argument(
         "--passes",
         action="store_true",
         help="instead: the optimized graph against the graph as written, both in NumPy",
@@ -36,6 +41,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     if a.passes:
         return _check_passes(a)
+    if a.integer:
+        return _check_bits(a)
     from cml_engine.backends.shadow import shadow_run
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.passes import optimize
@@ -63,10 +70,28 @@ def _check_passes(a: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _inputs(graph: Graph, a: argparse.Namespace) -> dict[str, Any]:
+def _check_bits(a: argparse.Namespace) -> int:
+    from cml_engine.gpu.gpu import Gpu
+    from cml_engine.integer.check import check_bits, random_words
+
+    graph = load_model(a)
+    if not graph.integer:
+        raise InputError(
+            f"'{a.model}' is a network of floats, which --integer is not for: make an integer "
+            "network of it by cml quantize"
+        )
+    report = check_bits(graph, Gpu(), _inputs(graph, a, random_words(graph, a.seed)))
+    print(report)
+    return 0 if report.ok else 1
+
+
+def _inputs(
+    graph: Graph, a: argparse.Namespace, made: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The inputs in files, and for others what was made or random ones."""
     facts = {name: graph.facts[name] for name in graph.inputs}
     files = named_files(a.input, facts, "input")
-    arrays = random_inputs(facts, a.seed)
+    arrays = random_inputs(facts, a.seed) if made is None else made
     arrays |= {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
     return check_inputs(facts, arrays)
 

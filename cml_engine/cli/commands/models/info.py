@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 def options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "model", "random", "half", "json")
+    parser.add_argument(
+        "--integer",
+        action="store_true",
+        help="of an integer network: how its sums are carried, and their proven bounds",
+    )
+    parser.add_argument(
+        "--gas", action="store_true", help="what it costs, in units equal on every machine"
+    )
     parser.add_argument("--plan", action="store_true", help="list every dispatch")
     parser.add_argument(
         "--budget-ms", type=BUDGET_MS, metavar="MS", help="how a run in frames would go"
@@ -33,6 +41,8 @@ def run(a: argparse.Namespace) -> int:
     from cml_engine.report.info import model_info
 
     graph = load_model(a)
+    if a.integer or a.gas:
+        return _proven(graph, a)
     cooked = graph.ready is not None
     info = CookedInfo.of(graph) if cooked else model_info(graph, storage=storage_of(a))
     forecast = None
@@ -46,6 +56,15 @@ def run(a: argparse.Namespace) -> int:
         print(forecast)
     if a.plan:
         print("\n".join(info.layers))
+    return 0
+
+
+def _proven(graph: Graph, a: argparse.Namespace) -> int:
+    """``--integer`` and ``--gas``: what is known of the graph alone."""
+    from cml_engine.report.integer import IntegerInfo
+
+    info = IntegerInfo.of(graph, points=a.integer, gas=a.gas)
+    print(info.json() if a.json else info)
     return 0
 
 

@@ -36,7 +36,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     graph = load_model(a)
     facts = {name: graph.facts[name] for name in graph.inputs}
-    samples = read_samples(named_files(a.input, facts, "input"), facts)
+    files = named_files(a.input, facts, "input")
+    samples = read_samples({name: file.path for name, file in files.items()}, facts)
     sixteen: Any = "auto" if a.sixteen is None else a.sixteen
     made, report = quantize(graph, samples, a.bits, sixteen, a.max_error)
     save_checked(made, a.output, overwrite=a.overwrite)

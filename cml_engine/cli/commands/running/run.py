@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ from cml_engine.tiling.tiles import Tiles
 
 def options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "model", "random", "inputs", "backend", "half", "dump")
+    parser.add_argument(
+        "--digest",
+        action="store_true",
+        help="last line: sha256 of the outputs, the model and the rule (docs/integer.md)",
+    )
     parser.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument(
         "--tile",
@@ -110,6 +115,7 @@ def run(a: argparse.Namespace) -> int:
         place = f" -> {outputs[name]}" if name in outputs else _summary(value)
         fact = Fact(session.outputs[name].dtype, value.shape)
         print(f"{name}: {fact}{place}")
+    _tell_of_words(graph, arrays, results, a.digest)
     return 0
 
 
@@ -119,6 +125,22 @@ def _tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> d
     tiles = Tiles(session, arrays, a.tile, overlap, a.align or 1)
     with bar("tiles", len(tiles)) as done:
         return run_tiled(session, arrays, a.tile, overlap, align=a.align or 1, progress=done)
+
+
+def _tell_of_words(
+    graph: Graph, arrays: Mapping[str, Any], results: Mapping[str, Any], digest: bool
+) -> None:
+    """Of an integer network how many values of inputs its words do not hold (they count as the
+    nearest that they do), and the digest, where it is asked for."""
+    if graph.integer:
+        from cml_engine.integer.check import saturated
+
+        for name, count in saturated(graph, arrays).items():
+            print(f"input '{name}': {count} of {arrays[name].size} values outside of its range")
+    if digest:
+        from cml_engine.integer.digest import run_digest
+
+        print(run_digest(graph, results))
 
 
 def _watched(

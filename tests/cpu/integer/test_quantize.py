@@ -1,0 +1,175 @@
+"""Quantizing networks of floats, and what the commands say of the result."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine import cli
+from cml_engine.integer.gas import gas_of
+from tests.fixtures.graphs import Net
+
+
+def block(seed=0):
+    """Much of what networks have: convs with normalization, a residual, pools, upsampling, a
+    concat, an activation by table."""
+    net = Net(1, 4, 8, 8, seed=seed)
+    x = "x"
+    for i in range(3):
+        y = net.op("conv", x, net.random(4, 4, 3, 3), net.random(1, 4), padding=[(1, 1)] * 2)
+        y = net.batch_norm(y) if i == 1 else y
+        y = net.op("prelu", y, net.random(1, 4)) if i else net.op("relu", y)
+        x = net.op("add", x, y) if i else y
+    small = net.op("avg_pool", x, size=[1, 1, 2, 2], stride=[1, 1, 2, 2])
+    up = net.op("multilinear_upsample", small, factor=[2, 2])
+    x = net.op("concat", x, net.op("mul", up, net.constant(0.5)), axis=1)
+    x = net.op("deconv", x, net.random(8, 2, 2, 2), net.random(1, 2), stride=[2, 2])
+    return net.graph(net.op("sigmoid", net.op("mul", x, net.constant(0.1))))
+
+
+def products(seed=0):
+    """Products of matrices, means, and a chain of functions of one tensor."""
+    net = Net(3, 6, seed=seed)
+    y = net.op("linear", "x", net.random(5, 6), net.random(1, 5))
+    near = net.op("floor", y)
+    part = net.op("abs", net.op("sub", net.op("sub", y, near), net.constant(0.5)))
+    z = net.op("matmul", part, net.random(5, 4))
+    z = net.op("mul", z, z)
+    w = net.op("matmul", z, part, transposeA=True)
+    return net.graph(net.op("mean_reduce", w, axes=[0]))
+
+
+def samples_of(graph, count=8, seed=1):
+    rng = np.random.default_rng(seed)
+    return [
+        {n: rng.normal(size=graph.facts[n].shape).astype(np.float32) for n in graph.inputs}
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("make", "least"), [(block, 0.004), (products, 0.01)])
+def test_errors_are_what_was_asked_for(make, least, tmp_path):
+    graph = make()
+    samples = samples_of(graph)
+    sixteens = []
+    for wanted in (0.05, least):
+        made, report = cml.quantize(graph, samples, max_error=wanted)
+        assert report.ok and report.error <= wanted
+        sixteens.append(sum(node.bits == 16 for node in report.nodes))
+        # and on inputs that nobody has seen
+        fresh = samples_of(graph, 1, seed=7)[0]
+        (got,) = cml.Session(made, "cpu").run(fresh).values()
+        (exact,) = cml.Session(graph, "cpu").run(fresh).values()
+        assert np.sqrt(np.mean((got - exact) ** 2)) < 2 * wanted * np.sqrt(np.mean(exact**2))
+    assert sixteens[0] < sixteens[1]
+    cml.save(made, tmp_path / "net")
+    again = cml.Session(cml.load(tmp_path / "net"), "cpu").run(fresh)
+    np.testing.assert_array_equal(*again.values(), got)
+
+
+def test_bits_that_are_named():
+    graph = block()
+    samples = samples_of(graph)
+    reports = [
+        cml.quantize(graph, samples, **how)[1]
+        for how in ({"sixteen": []}, {"sixteen": ["t1"]}, {"bits": 16})
+    ]
+    wide = [{node.name for node in report.nodes if node.bits == 16} for report in reports]
+    assert wide[0] == set() and wide[1] == {"t1"} and len(wide[2]) == len(reports[2].nodes)
+    assert reports[2].error < 0.002 < reports[0].error
+    text = str(reports[1])
+    assert "conv 't0', relu" in text and "error of the outputs" in text
+
+
+def test_what_floats_fold_is_folded_before():
+    """The affine layer is in the weights, so there is no rounding point for it."""
+    made, _ = cml.quantize(block(), samples_of(block()), sixteen=[])
+    assert "batch_normalization" not in {node.op for node in made.nodes}
+    assert (
+        made.constants[
+            "t0_filter"
+            if "t0_filter" in made.constants
+            else next(n for n in made.constants if made.constants[n].dtype == np.int8)
+        ].dtype
+        == np.int8
+    )
+
+
+def wrong_sample(value):
+    samples = samples_of(block())
+    samples[3]["x"][0, 1, 2, 3] = value
+    return samples
+
+
+REFUSED = {
+    "few samples": (lambda: {"samples": samples_of(block(), 7)}, "7 samples: wanted at least 8"),
+    "NaN": (lambda: {"samples": wrong_sample(np.nan)}, "sample 3: 'x' has infinities or NaN"),
+    "infinite": (lambda: {"samples": wrong_sample(np.inf)}, "sample 3: 'x' has infinities"),
+    "another shape": (lambda: {"samples": [{"x": np.zeros((1, 4, 8, 7))}] * 8}, r"8, 7\], wan"),
+    "another name": (lambda: {"samples": [{"y": np.zeros(3)}] * 8}, "sample 0: wanted the inputs"),
+    "no list": (lambda: {"samples": {"x": np.zeros(3)}}, "wanted a list"),
+    "bits": (lambda: {"bits": 4}, "bits 4: wanted 8 or 16"),
+    "no tensor": (lambda: {"sixteen": ["nowhere"]}, "'nowhere' is no tensor that is rounded"),
+    "a word": (lambda: {"sixteen": "some"}, "sixteen 'some': wanted"),
+    "an error": (lambda: {"max_error": -1.0}, "wanted a share above 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused(case):
+    given, message = REFUSED[case]
+    graph = block()
+    with pytest.raises(cml.InputError, match=message):
+        cml.quantize(graph, **{"samples": samples_of(graph), **given()})
+
+
+def test_what_has_no_integer_form_is_named():
+    net = Net(1, 4)
+    graph = net.graph(net.op("softmax", "x", axes=[1]))
+    with pytest.raises(cml.ModelError, match="softmax 't0' has no integer form"):
+        cml.quantize(graph, samples_of(graph))
+
+
+def test_gas_is_of_the_graph_alone(tmp_path):
+    graph = block()
+    gas = gas_of(graph)
+    assert isinstance(gas, int) and gas > 2 * 3 * 8 * 8 * 4 * 4 * 9
+    cml.save(graph, tmp_path / "net")
+    assert gas_of(cml.load(tmp_path / "net", gas_limit=gas)) == gas
+    with pytest.raises(cml.ModelError, match=rf"costs {gas:,} gas, wanted at most {gas - 1:,}"):
+        cml.load(tmp_path / "net", gas_limit=gas - 1)
+
+
+def test_commands(tmp_path, capsys):
+    graph = block()
+    cml.save(graph, tmp_path / "floats")
+    samples = np.concatenate([s["x"] for s in samples_of(graph, 9)])
+    np.savez(tmp_path / "samples.npz", x=samples)
+    np.save(tmp_path / "x.npy", 100 * samples[:1])
+    model, out = str(tmp_path / "floats"), str(tmp_path / "integer")
+    given = f"x={tmp_path / 'samples.npz'}"
+    assert cli.main(["quantize", model, out, "-i", given, "--max-error", "0.05"]) == 0
+    assert "within 5.000 %" in capsys.readouterr().out
+    args = ["quantize", model, out, "--overwrite", "-i", given, "--json"]
+    assert cli.main([*args, "--sixteen", "t1", "--max-error", "1e-9"]) == 1
+    assert not json.loads(capsys.readouterr().out)["ok"]
+    digests = []
+    for _ in range(2):
+        args = ["run", out, "-i", f"x={tmp_path / 'x.npy'}", "--backend", "cpu", "--digest"]
+        assert cli.main(args) == 0
+        printed = capsys.readouterr().out
+        assert "values outside of its range" in printed
+        digests.append(printed.splitlines()[-1])
+    assert digests[0] == digests[1] and digests[0].startswith("sha256:")
+    assert len(digests[0]) == len("sha256:") + 64
+    assert cli.main(["info", out, "--integer"]) == 0
+    printed = capsys.readouterr().out
+    assert "conv 't0', relu" in printed and "int32" in printed and "float32" in printed
+    assert cli.main(["info", out, "--gas"]) == 0
+    assert f"{gas_of(cml.load(out)):,}" in capsys.readouterr().out
+    assert cli.main(["info", model, "--integer"]) == 2
+    assert cli.main(["validate", model, "--integer"]) == 2
+    assert "network of floats" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Whole integer networks: one digest on both backends, and a difference is found where it is."""
+
+import re
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.integer import check
+from cml_engine.integer.check import check_bits, random_words
+from cml_engine.integer.digest import run_digest
+from cml_engine.passes import optimize
+from cml_engine.testing import check_graph
+from tests.cpu.integer.test_quantize import block, samples_of
+from tests.gpu.integer.test_bits import net_of
+
+DIGESTS = {
+    8: "sha256:f2324df153ec1b74b6c9f5dee5da52501af2221c2a29fe6216b73ddc20c4d486",
+    16: "sha256:5cfc274acc2b61490f8b595eb6cfc6b59cf40c2fb5bc9d978ac9a607cec9b45a",
+}
+
+
+@pytest.fixture(scope="module")
+def network():
+    graph = block()
+    return cml.quantize(graph, samples_of(graph), max_error=0.01)[0]
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_one_digest_everywhere(bits, gpu):
+    """These are committed: a machine that gives another one computes something else."""
+    graph, inputs = net_of(bits)
+    found = {run_digest(graph, cml.Session(graph, b).run(inputs)) for b in ("cpu", gpu)}
+    assert found == {DIGESTS[bits]}
+
+
+def test_no_bit_differs(network, gpu):
+    found = check_bits(network, gpu, random_words(network, 5))
+    assert found.ok and found.tensors > 8
+    assert "no bit differs" in str(found)
+
+
+def test_the_first_difference_is_named(network, gpu, monkeypatch):
+    """One multiplier is larger in NumPy: the check says at which node."""
+    real = check.CpuProgram
+
+    def changed(graph):
+        name = next(n for n in graph.constants if "multiplier" in n)
+        constants = {**graph.constants, name: graph.constants[name] + 64 * 99}
+        return real(graph.with_(constants=constants))
+
+    monkeypatch.setattr(check, "CpuProgram", changed)
+    found = check_bits(network, gpu, random_words(network, 5))
+    assert not found.ok and re.match(r"conv 't\d+' differs first: \d+ of 256 ", found.first)
+
+
+def test_slices_give_the_same_bits(network, gpu):
+    check_graph(optimize(network), random_words(network, 9), gpu)
+
+
+def test_words_are_whole_in_every_tensor(network):
+    """No float that is no whole number, and none that a float32 does not hold exactly."""
+    graph = optimize(network)
+    values = {}
+    run = check.CpuProgram(graph).run
+    run(random_words(network, 1), lambda n, r: values.update(zip(n.outputs, r, strict=True)))
+    for name, value in values.items():
+        if name not in graph.outputs:
+            assert np.array_equal(value, np.rint(value)) and np.abs(value).max() < 2**24, name
