@@ -7,7 +7,7 @@ tested without a GPU, and every backend or scheduler that runs networks reads th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,11 @@ from cml_engine.errors import Source
 from cml_engine.graph import Fact
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.spec import Cost
+
+#: stands for all variables that are updated, beside the names of inputs
+VARIABLES = ""
+#: what a tensor hangs on: names of inputs, and :data:`VARIABLES`
+Sources = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,20 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Reuse:
+    """``sources`` are those of every step of a plan; ``held`` are the bytes of each tensor that
+    stays in its memory from one run to the next."""
+
+    sources: tuple[Sources, ...]
+    held: Mapping[str, int]
+
+    def steps(self, given: Collection[str]) -> tuple[int, ...]:
+        """What a run does where these inputs are given and the memory holds the run before."""
+        changed = {*given, VARIABLES}
+        return tuple(i for i, own in enumerate(self.sources) if not own.isdisjoint(changed))
+
+
+@dataclass(frozen=True)
 class Plan:
     """A compiled network: what to run, where everything lies, and which weights to upload."""
 
@@ -164,6 +183,8 @@ class Plan:
     #: lies in the weights goes by way of the arena, so that all change at once
     updates: tuple[tuple[Binding, Binding], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: what a run may leave as it was, where the memory is planned for that
+    reuse: Reuse | None = None
     #: which kernel was taken where there was a choice
     choices: tuple[Choice, ...] = ()
     #: how tensors lie that are not plain

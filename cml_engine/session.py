@@ -52,6 +52,8 @@ class Program(Protocol):
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
     def reset(self) -> None: ...
     def build_ahead(self) -> None: ...
+    @property
+    def known_inputs(self) -> frozenset[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Session:
     arena : ``"shared:NAME"``: sessions with the same name have their activations in the same
         memory, so only one of them runs at a time; a frame scheduler sees to that.
     shapes_kept : how many networks at other shapes stay compiled (see :meth:`reshaped`).
+    retain : an input that a run or job leaves out keeps its value, and only operators run that hang
+        on those which are given, or on variables (docs/live.md).
 
     Example
     -------
@@ -110,6 +114,7 @@ class Session:
         deferred: bool = False,
         arena: str | None = None,
         shapes_kept: int = 8,
+        retain: bool = False,
     ) -> None:
         an_object(Graph, graph, "a session's graph (cml.load gives one)")
         an_object(CompileOptions, options, "options")
@@ -117,6 +122,8 @@ class Session:
         if arena is not None:
             an_object(str, arena, "arena")
         SHAPES_KEPT.check(shapes_kept, "shapes_kept")
+        if flag(retain, "retain"):
+            options = replace(options, plan=replace(options.plan, retain=True))
         load_families()  # a graph that was not loaded from a file may be the first use
         self.options = options
         self.gpu = _choose(backend)
@@ -186,7 +193,8 @@ class Session:
 
         ``watch(node, results)`` is called after each operator of :attr:`graph` with its results,
         which are its own only during the call; what it raises ends the run. On a GPU that is a
-        readback for each operator."""
+        readback for each operator. A session that retains its inputs runs, and shows, what those
+        change that are given."""
         if watch is not None and not callable(watch):
             raise InputError(f"watch: wanted a function of a node and its results, got {watch!r}")
         taken = self._taken(inputs)
@@ -224,25 +232,39 @@ class Session:
     ) -> dict[str, Any]:
         """The inputs in the network's own types; those named in ``skip`` only have to exist."""
         if not skip:
-            return check_inputs(self.inputs, inputs)
+            return check_inputs(self.inputs, inputs, self._program.known_inputs)
         facts = {name: fact for name, fact in self.inputs.items() if name not in skip}
         if unknown := skip - set(self.inputs):
             raise InputError(f"unknown input '{min(unknown)}'; inputs are {_listed(self.inputs)}")
-        checked = check_inputs(facts, {k: v for k, v in inputs.items() if k not in skip})
+        host = {k: v for k, v in inputs.items() if k not in skip}
+        checked = check_inputs(facts, host, self._program.known_inputs)
         return {**checked, **{name: inputs[name] for name in skip}}
 
     def reset(self) -> None:
         """Give the variables that the network updates the values in its files."""
         self._program.reset()
 
-    def rank(self, inputs: Mapping[str, Array] | None = None, *, runs: int = 10) -> RankReport:
+    def rank(
+        self,
+        inputs: Mapping[str, Array] | None = None,
+        *,
+        runs: int = 10,
+        given: Sequence[str] | None = None,
+    ) -> RankReport:
         """Time per operator over ``runs`` runs, after one that is not counted. Without ``inputs``
-        random ones are used. ``str()`` of the report is the table."""
+        random ones are used. ``given``, of a session that retains its inputs: what runs where only
+        these are given anew. ``str()`` of the report is the table."""
         TIMES.check(runs, "runs")
+        if given is not None:
+            check_names(
+                names(given, "given"), self.inputs, f"'{self.graph.name}' has no input", "given"
+            )
+            if not self.options.plan.retain:
+                raise InputError("given: the session runs all of it; make it with retain=True")
         arrays = check_inputs(self.inputs, inputs or random_inputs(self.inputs))
         if self.gpu is None:
-            return self._rank_cpu(arrays, runs)
-        return self._rank_gpu(arrays, runs)
+            return _rank_cpu(self.graph, arrays, runs, given)
+        return _rank_gpu(_on_gpu(self._program), arrays, runs, given)
 
     def rank_without(
         self, operator: str, inputs: Mapping[str, Array] | None = None, *, runs: int = 10
@@ -283,23 +305,32 @@ class Session:
 
         return run
 
-    def _rank_cpu(self, arrays: Mapping[str, Array], runs: int) -> RankReport:
-        program = CpuProgram(self.graph)
-        program.run(arrays)
-        operators = [OpTime.of_node(node, self.graph) for node in self.graph.nodes]
-        times = np.array([_time_nodes(program, arrays) for _ in range(runs)])
-        return RankReport.of(self.graph.name, "CPU (NumPy)", "wall clock", operators, times)
 
-    def _rank_gpu(self, arrays: Mapping[str, Array], runs: int) -> RankReport:
-        from cml_engine.gpu.program import inspect
-        from cml_engine.gpu.program.program import GpuProgram
+def _rank_cpu(
+    graph: Graph, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
+) -> RankReport:
+    program = CpuProgram(graph, retain=given is not None)
+    program.run(arrays)
+    again = arrays if given is None else {name: arrays[name] for name in given}
+    seen: list[Node] = []
+    program.run(again, lambda node, _: seen.append(node))
+    operators = [OpTime.of_node(node, graph) for node in seen]
+    times = np.array([_time_nodes(program, again) for _ in range(runs)])
+    return RankReport.of(graph.name, "CPU (NumPy)", "wall clock", operators, times)
 
-        assert isinstance(self._program, GpuProgram) and self.gpu and self.plan
-        inspect.time_steps(self._program, arrays, 1)
-        times = inspect.time_steps(self._program, arrays, runs)
-        operators = [OpTime.of_step(step) for step in self.plan.steps]
-        clock = "timestamps" if self.gpu.has_timestamps else "wall clock"
-        return RankReport.of(self.graph.name, self.gpu.name, clock, operators, times)
+
+def _rank_gpu(
+    program: GpuProgram, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
+) -> RankReport:
+    from cml_engine.gpu.program import inspect
+
+    plan, gpu = program.plan, program.gpu
+    steps = None if given is None or plan.reuse is None else plan.reuse.steps(given)
+    inspect.time_steps(program, arrays, 1)
+    times = inspect.time_steps(program, arrays, runs, steps)
+    operators = [OpTime.of_step(s) for s in plan.steps if steps is None or s.index in steps]
+    clock = "timestamps" if gpu.has_timestamps else "wall clock"
+    return RankReport.of(plan.name, gpu.name, clock, operators, times)
 
 
 def _on_cpu(program: Program) -> CpuProgram:
@@ -324,7 +355,7 @@ def _compiled(
     if gpu is None:
         if graph.ready is not None:
             graph.ready.check_cpu()
-        return Compiled(graph, optimized, None, CpuProgram(optimized))
+        return Compiled(graph, optimized, None, CpuProgram(optimized, retain=options.plan.retain))
     from cml_engine.gpu.program.program import GpuProgram
 
     plan = make_plan(optimized, gpu, options)
@@ -339,7 +370,8 @@ def _optimized(graph: Graph, options: CompileOptions) -> Graph:
     known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
     check_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
     kept = tuple(name for name in dict.fromkeys(options.keep) if name not in outputs)
-    return optimize(graph.with_(kept=kept, ready=graph.ready), options.without)
+    graph = graph.with_(kept=kept, ready=graph.ready)
+    return optimize(graph, options.without, retain=options.plan.retain)
 
 
 def _recompiler(
@@ -354,7 +386,8 @@ def _recompiler(
 
         def on_cpu(graph: Graph) -> Compiled[Program]:
             optimized = share_constants(_optimized(graph, options), before)
-            return Compiled(graph, optimized, None, CpuProgram(optimized, scratch))
+            program = CpuProgram(optimized, scratch, retain=options.plan.retain)
+            return Compiled(graph, optimized, None, program)
 
         return on_cpu
     from cml_engine.gpu.program.program import GpuProgram
@@ -408,8 +441,13 @@ def _plan_options(gpu: Gpu, options: CompileOptions) -> PlanOptions:
     return plan
 
 
-def check_inputs(facts: Mapping[str, Fact], given: Mapping[str, Array]) -> dict[str, Array]:
-    """The given arrays in the network's own types; :class:`InputError` where they do not fit."""
+def check_inputs(
+    facts: Mapping[str, Fact],
+    given: Mapping[str, Array],
+    known: frozenset[str] = frozenset(),
+) -> dict[str, Array]:
+    """The given arrays in the network's own types; :class:`InputError` where they do not fit, or
+    where one is missing that is not ``known``."""
     if not isinstance(given, Mapping):
         raise InputError(
             f"wanted inputs as a dictionary of arrays by name, got {type(given).__name__}"
@@ -417,12 +455,14 @@ def check_inputs(facts: Mapping[str, Fact], given: Mapping[str, Array]) -> dict[
     for name in given:
         if name not in facts:
             raise InputError(f"unknown input '{name}'; the model's inputs are {_listed(facts)}")
-    if missing := [name for name in facts if name not in given]:
+    if missing := [name for name in facts if name not in given and name not in known]:
         raise InputError(
             f"input {', '.join(repr(n) for n in missing)} is missing; the model's inputs are "
             f"{_listed(facts)}"
         )
-    return {name: _checked(name, fact, given[name]) for name, fact in facts.items()}
+    return {
+        name: _checked(name, fact, given[name]) for name, fact in facts.items() if name in given
+    }
 
 
 def check_shape(name: str, fact: Fact, shape: tuple[int, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,6 +79,17 @@ class Network(Protocol):
     @property
     def exclusive_group(self) -> str | None:
         """Networks of the same group share memory: only one of them has a running job."""
+        ...
+
+    @property
+    def retains(self) -> bool:
+        """An input that a job leaves out keeps its value: a job builds on the one before, and they
+        run in the order in which they were submitted."""
+        ...
+
+    def steps_for(self, given: Collection[str], *, behind: bool = False) -> Sequence[int] | None:
+        """The numbers of the steps that a job does which is given these inputs, None for all;
+        ``behind`` another job, else as the memory is now."""
         ...
 
     @property

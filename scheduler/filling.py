@@ -34,7 +34,7 @@ def gather(
             number=job.number,
             name=job.name,
             network=numbers.of(
-                (id(job.network), *((c.key, c.groups) for c in job.costs[: job.loads]))
+                (id(job.network), job.steps, *((c.key, c.groups) for c in job.costs[: job.loads]))
             ),
             exclusive=exclusive.of(exclusivity_key(job.network)),
             running=job.state == "running",
@@ -97,7 +97,10 @@ def _candidates(
         # preparing one network may have taken the memory of another that is idle
         free = exclusivity_key(queue.network) not in busy
         if free and queue not in unready and _is_ready(jobs, queue):
-            found += queue.first(policy, report.now_ms, rate)
+            for job in queue.first(policy, report.now_ms, rate):
+                if not jobs.roster.is_behind(job):
+                    jobs.take_work(job)
+                    found.append(job)
     return sorted(found, key=lambda job: job.number), otherwise
 
 
@@ -173,6 +176,10 @@ def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
         if job.held_up:
             jobs.held_up.append(job.number)
             return False
+        if jobs.take_work(job):
+            jobs.executor.end_job(job.network)
+            job.held_up = "its network's memory, which another thread used just now"
+            return False
         jobs.executor.begin_job(encoder, job.network, inputs)
     except Exception as error:
         jobs.fail(job, error)
@@ -207,7 +214,7 @@ def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[
                 part.predicted_ms,
             )
         )  # fmt: skip
-        one = Slice(job.network, part.step - job.loads, part.first, part.count)
+        one = Slice(job.network, job.number_of(part.step), part.first, part.count)
         found.append((one, cost, part.predicted_ms))
     return found
 

@@ -157,7 +157,9 @@ class FrameScheduler:
         inputs : arrays, GPU tensors, :class:`cml_engine.TextureInput`, or other jobs'
             :meth:`Job.output`, which it then waits for. Arrays are copied now: what happens to them
             afterwards changes nothing. Tensors are kept until the job has taken them over or has
-            ended. Textures are read when it begins, within the budget as all its work is.
+            ended. Textures are read when it begins, within the budget as all its work is. Of a
+            session that retains its inputs some may be left out: the job then does what the others
+            change, and its jobs run in the order in which they were submitted.
             :class:`cml_engine.InputError`
             where one is missing, unknown, of another shape or type, or of another device.
         priority : its share against other jobs, 2 is twice 1; 0 is only what all others leave of
@@ -171,7 +173,6 @@ class FrameScheduler:
         deadline = None if deadline_ms is None else now + checked("deadline_ms", deadline_ms)
         priority = checked("priority", priority)
         network = network_of(session)
-        costs = tuple(network.step_costs())
         taken = accepted(self.executor, session, network, inputs)
         loads = tuple(self.executor.input_steps(network, taken))
         job = Job(
@@ -185,7 +186,8 @@ class FrameScheduler:
             slot=slot,
             owner=self.lifecycle,
             last_served_ms=now,
-            costs=(*loads, *costs),
+            given=frozenset(taken),
+            costs=loads,
             loads=len(loads),
         )
         with self.lifecycle.lock:

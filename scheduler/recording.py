@@ -74,8 +74,14 @@ class Recorder:
                 "slot": job.slot,
                 "needs": list(job.needs),
                 "loads": [_row(cost) for cost in job.costs[: job.loads]],
+                "steps": None if job.steps is None else list(job.steps),
             }
         )
+
+    def has_work(self, job: Job) -> None:
+        """A job of a network that retains its inputs has other steps to do than was thought."""
+        steps = None if job.steps is None else list(job.steps)
+        self.recording.events.append({"kind": "work", "job": job.number, "steps": steps})
 
     def changed(self, job: Job, what: str, now: float) -> None:
         """A job was cancelled, paused or resumed by the host, or failed to start."""
@@ -121,13 +127,14 @@ class Recorder:
         if key not in self._networks:
             self._networks[key] = len(self._networks)
             self._seen.append(job.network)
-            steps = [_row(cost) for cost in job.costs[job.loads :]]
+            steps = [_row(cost) for cost in job.network.step_costs()]
             self.recording.networks.append(
                 {
                     "name": job.name,
                     "group": job.network.exclusive_group,
                     "steps": steps,
                     "load_ms": list(job.network.load_times_ms),
+                    "retains": job.network.retains,
                 }
             )
         return self._networks[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import RLock
 from typing import Any
 
@@ -22,6 +22,8 @@ from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import Cpu, OpSpec, Prepare
 from cml_engine.ops.elementwise.in_place import apply_in_place
+from cml_engine.plan import VARIABLES
+from cml_engine.planning.reuse import boundaries, sources_of
 
 Array = np.ndarray[Any, Any]
 #: called after each node with its results
@@ -126,13 +128,24 @@ def as_stated(node: Node, fact: Fact, value: Any) -> Array:
 class CpuProgram:
     """A graph ready to run in NumPy. Variables that the graph updates keep their values between
     runs, until :meth:`reset`. Runs of several threads wait for each other: they have those values
-    and some memory in common."""
+    and some memory in common. With ``retain`` an input that is left out keeps its value, and only
+    nodes that hang on the others run."""
 
-    def __init__(self, graph: Graph, scratch: Scratch | None = None) -> None:
+    def __init__(
+        self, graph: Graph, scratch: Scratch | None = None, *, retain: bool = False
+    ) -> None:
         self.graph = graph
+        self._retains = retain
+        self._sources = sources_of(graph) if retain else {}
+        self._held_names = frozenset(boundaries(graph)) if retain else frozenset()
+        #: values of inputs, and of what a later run may not compute
+        self._given: dict[str, Array] = {}
+        self._held: dict[str, Array] = {}
+        #: whether these are of a run that came to its end
+        self._whole = False
         #: memory to work in, and weights made ready, for all programs of the network
         self.scratch = Scratch({}) if scratch is None else scratch
-        self._last_use = _last_uses(graph)
+        self._last_use = _last_uses(graph, self._held_names)
         # as they are now: what is registered later is for sessions that are made later
         self._operators = _operators(graph)
         self._functions = _prepared(graph, self.scratch)
@@ -155,9 +168,30 @@ class CpuProgram:
         with self._lock, one_thread():
             return self._run(inputs, watch)
 
+    @property
+    def known_inputs(self) -> frozenset[str]:
+        """Those that a run need not be given."""
+        return frozenset(self._given)
+
+    def _retained(
+        self, inputs: Mapping[str, Array]
+    ) -> tuple[frozenset[str] | None, dict[str, Array]]:
+        """On what a node hangs that has to run, None where all have to, and the values from before
+        that the run begins with."""
+        if not self._retains:
+            return None, dict(inputs)
+        whole, self._whole = self._whole, False
+        self._given |= {name: np.array(value) for name, value in inputs.items()}
+        if not whole:
+            return None, dict(self._given)
+        return frozenset({*inputs, VARIABLES}), {**self._results, **self._held, **self._given}
+
     def _run(self, inputs: Mapping[str, Array], watch: Watch | None) -> dict[str, Array]:
-        values: dict[str, Array] = {**self.graph.constants, **self._state, **inputs}
+        changed, begin = self._retained(inputs)
+        values: dict[str, Array] = {**begin, **self.graph.constants, **self._state}
         for index, node in enumerate(self.graph.nodes):
+            if changed is not None and self._sources[node.outputs[0]].isdisjoint(changed):
+                continue
             arrays = [values[name] for name in node.reads]
             results = run_node(node, arrays, self._functions[index], self._operators.__getitem__)
             for name, value in zip(node.outputs, results, strict=True):
@@ -165,12 +199,18 @@ class CpuProgram:
             if watch is not None:
                 watch(node, [values[name] for name in node.outputs])
             for name in self._last_use[index]:
-                del values[name]
+                values.pop(name, None)  # one from before may not be there
         # copies: a value may be the caller's own array, or lie in memory that the next run uses
         self._state = {variable: values[value].copy() for variable, value in self.graph.updates}
         seen = {**values, **self._state}  # a variable has its new value when a run is over
         self._results = {name: np.array(values[name], order="C") for name in self.graph.outputs}
         self._results |= {name: np.array(seen[name], order="C") for name in self.graph.kept}
+        self._held |= {
+            name: np.array(values[name])
+            for name in self._held_names
+            if values[name] is not self._held.get(name)
+        }
+        self._whole = True
         return {name: self._results[name].copy() for name in self.graph.outputs}
 
     def tensor(self, name: str) -> Array:
@@ -218,11 +258,11 @@ def _prepare(
     return made  # type: ignore[no-any-return]
 
 
-def _last_uses(graph: Graph) -> list[list[str]]:
+def _last_uses(graph: Graph, held: Collection[str]) -> list[list[str]]:
     """For each node, the computed tensors that nothing needs after it."""
     last = {name: i for i, node in enumerate(graph.nodes) for name in (*node.outputs, *node.reads)}
     uses: list[list[str]] = [[] for _ in graph.nodes]
-    keep = {*graph.roots, *graph.constants, *graph.inputs}
+    keep = {*graph.roots, *graph.constants, *graph.inputs, *held}
     for name, index in last.items():
         if name not in keep:
             uses[index].append(name)

@@ -20,6 +20,7 @@ from cml_engine.passes.group_normalization import normalize_groups
 from cml_engine.passes.infer import infer_facts
 from cml_engine.passes.rules import apply_registered
 from cml_engine.passes.sink_transposes import sink_transposes
+from cml_engine.planning.reuse import boundaries
 from cml_engine.ranges import some_of
 
 #: what happens to a graph before any backend sees it, and why there
@@ -51,10 +52,11 @@ AS_WRITTEN = frozenset(NAMES) - {"infer", "fold"}
 _OF_FLOATS = frozenset({"rules", "groups", "affine", "normalization"})
 
 
-def optimize(graph: Graph, without: frozenset[str] = frozenset()) -> Graph:
+def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: bool = False) -> Graph:
     """The graph after all stages but those named in ``without``; :class:`InputError` where that
     has a name that no pass has. One that was cooked has been through them already. An integer
-    network becomes a graph of whole numbers first."""
+    network becomes a graph of whole numbers first. With ``retain`` no pass joins what one input
+    changes to what hangs on others too: a run that is given the others does not compute it anew."""
     some_of(NAMES, without, "passes to leave out")
     if graph.ready is not None:
         if undone := without - {"views"}:
@@ -62,9 +64,16 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset()) -> Graph:
                 f"'{graph.name}' is cooked, and its passes have run: {', '.join(sorted(undone))} "
                 "can be left out of the model that it was made of"
             )
+        if retain:
+            raise InputError(
+                f"'{graph.name}' is cooked, for memory that retains nothing: leave retain out, or "
+                "take the model that it was made of"
+            )
         return graph
     if graph.integer:
         graph, without = lowered(graph).graph, without | _OF_FLOATS
+    if retain:
+        graph = graph.with_(apart=boundaries(eliminate_dead_code(graph)))
     for name, stage, _ in STAGES:
         if name not in without:
             graph = stage(graph)

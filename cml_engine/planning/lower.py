@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
@@ -20,10 +20,11 @@ from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
-from cml_engine.plan import Binding, Memory, Plan, Step, TensorPlace, stored_bytes
+from cml_engine.plan import Binding, Memory, Plan, Reuse, Step, TensorPlace, stored_bytes
 from cml_engine.planning.check_dispatches import check_dispatches
 from cml_engine.planning.choose_storage import rounded_weights
 from cml_engine.planning.plan_memory import Lifetime, place
+from cml_engine.planning.reuse import boundaries, sources_of
 from cml_engine.planning.sibling import Sibling
 from cml_engine.planning.views import Views, find_views, is_view_copy, merged, whole
 from cml_engine.ranges import GUARD_BYTES, an_object, flag
@@ -40,17 +41,20 @@ class PlanOptions:
     ``guard``: unused bytes before and after every tensor (tests fill them with a pattern).
     ``stub``: an operator that does nothing; its results are whatever the memory holds.
     ``views``: parts of a tensor may lie in it (``passes/views.py``); not where all are kept.
-    ``variants``: the kernels that are faster on the device than those of the engine's rules."""
+    ``variants``: the kernels that are faster on the device than those of the engine's rules.
+    ``retain``: what a run may leave as it was outlives it (``planning/reuse.py``)."""
 
     keep: bool = False
     guard: int = 0
     stub: str = ""
     views: bool = True
     variants: VariantTable = NO_VARIANTS
+    retain: bool = False
 
     def __post_init__(self) -> None:
         flag(self.keep, "keep")
         flag(self.views, "views")
+        flag(self.retain, "retain")
         GUARD_BYTES.check(self.guard, "guard")
         an_object(str, self.stub, "stub")
         an_object(VariantTable, self.variants, "variants")
@@ -87,7 +91,8 @@ def lower(
     draft = _dispatches(graph, limits, chosen, options, sibling)
     draft.passed_on = _passed_on(graph, alias)
     draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
-    items = _items(graph, draft, alias, chosen, options)
+    held = _held(graph, alias) if options.retain else {}
+    items = _items(graph, draft, alias, chosen, options, held.values())
     places, memory = _place_arena(graph, items, draft, alias, chosen, limits, options)
     weights = _place_weights(graph, draft, alias, limits, sibling)
     locate = _Locator(graph, chosen, alias, places, weights, draft)
@@ -111,6 +116,7 @@ def lower(
         memory=memory,
         updates=_updates(graph, alias, draft, locate),
         options={"keep": options.keep, "guard": options.guard},
+        reuse=_reuse(graph, draft, locate, held) if options.retain else None,
         choices=tuple(draft.choices),
         layouts=chosen,
     )
@@ -226,8 +232,10 @@ def _items(
     alias: Mapping[str, str],
     layouts: Mapping[str, str],
     options: PlanOptions,
+    held: Collection[str],
 ) -> list[Lifetime]:
-    """Every tensor in the arena, and the steps that need it where each has memory of its own."""
+    """Every tensor in the arena, and the steps that need it where each has memory of its own; what
+    is ``held`` from one run to the next is needed by all."""
     last_step = len(draft.dispatches)
     used: dict[str, tuple[int, int]] = dict.fromkeys(graph.inputs, (-1, -1))
     for node in graph.nodes:  # a result that no dispatch writes (zero extents) has a place too
@@ -249,9 +257,22 @@ def _items(
     for name, (first, last) in used.items():
         size = 4 * draft.scratch[name] if name in draft.scratch else _nbytes(graph, layouts, name)
         size = max(size, _MIN_BYTES) + 2 * options.guard
-        lifetime = (-1, last_step) if options.keep else (first, max(first, last))
+        throughout = options.keep or name in held
+        lifetime = (-1, last_step) if throughout else (first, max(first, last))
         items.append(Lifetime(name, size, *lifetime))
     return items
+
+
+def _held(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
+    """The tensors that stay from one run to the next, each with the one whose memory it is."""
+    names = [*graph.inputs, *boundaries(graph)]
+    return {n: alias.get(n, n) for n in names if alias.get(n, n) not in graph.constants}
+
+
+def _reuse(graph: Graph, draft: _Draft, locate: _Locator, held: Mapping[str, str]) -> Reuse:
+    sources = sources_of(graph)
+    roots = {root: locate(root).nbytes for root in held.values()}
+    return Reuse(tuple(sources[node.outputs[0]] for node, *_ in draft.dispatches), roots)
 
 
 def _place_arena(

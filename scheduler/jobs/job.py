@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -45,9 +45,13 @@ class Gone:
 
     name, waiting_for, ready, exclusive_group = "", "", False, None
     load_times_ms: Sequence[float] = ()
+    retains = False
 
     def step_costs(self) -> Sequence[StepCost]:
         return ()
+
+    def steps_for(self, given: Collection[str], *, behind: bool = False) -> Sequence[int] | None:
+        return None
 
     def prepare(self, budget_ms: float) -> None: ...
 
@@ -85,7 +89,12 @@ class Job(Ranked):
     read_error: Exception | None = None
     #: why it could not start in the frame before, where that is not for ever
     held_up: str = ""
-    #: the loads of its textures, then the network's steps
+    #: the inputs that it was given, and the numbers of the network's steps that it does, None for
+    #: all
+    given: frozenset[str] = frozenset()
+    steps: tuple[int, ...] | None = None
+    _looked: bool = field(default=False, init=False, repr=False)
+    #: the loads of its textures, then those steps; ``step`` counts all of them
     costs: tuple[StepCost, ...] = ()
     #: how many loads these are
     loads: int = 0
@@ -214,6 +223,25 @@ class Job(Ranked):
     def remaining_ms(self) -> float:
         """Predicted GPU time of what is left."""
         return self.owner.remaining_ms(self)
+
+    def take_work(self, behind: bool) -> bool:
+        """Look what it has to do, ``behind`` another job or on the network's memory as it is now;
+        whether that has changed."""
+        found = self.network.steps_for(self.given, behind=behind)
+        steps = None if found is None else tuple(found)
+        if self._looked and steps == self.steps:
+            return False
+        self._looked = True
+        every = self.network.step_costs()
+        self.steps = steps
+        mine = every if steps is None else [every[number] for number in steps]
+        self.costs = (*self.costs[: self.loads], *mine)
+        return True
+
+    def number_of(self, step: int) -> int:
+        """The network's number of one of its steps; loads have those below 0."""
+        own = step - self.loads
+        return own if self.steps is None or own < 0 else self.steps[own]
 
     @property
     def makers(self) -> list[Job]:

@@ -20,6 +20,9 @@ from scheduler.planning.policy import Policy
 from scheduler.recording import Recorder
 from scheduler.reports import FrameReport
 
+#: a network, and which of its steps
+_Work = tuple[int, tuple[int, ...] | None]
+
 
 @dataclass(frozen=True, slots=True)
 class FramePace:
@@ -59,7 +62,7 @@ class Lifecycle:
         self.charges = Charges(pace.cost_model.guess)
         self.executor, self._clock = executor, clock
         self._journal = FrameJournal()
-        self._work_left: dict[int, tuple[Network, list[float]]] = {}
+        self._work_left: dict[_Work, tuple[Network, list[float]]] = {}
         self._begun: list[Job] = []
         self._ended: list[Job] = []
 
@@ -73,6 +76,7 @@ class Lifecycle:
         with self.lock:
             try:
                 calibrate(self.pace.cost_model, job.network)
+                job.take_work(job.network.retains and self.roster.has_others_of(job.network))
                 admit(job, admission, len(self.roster))
             except Exception:
                 job.let_inputs_go()
@@ -188,14 +192,15 @@ class Lifecycle:
         """Predicted time of a job's steps from ``step`` on (kept for this frame)."""
         model = self.pace.cost_model
         loads = sum(model.predict_ms(cost, cost.groups) for cost in job.costs[step : job.loads])
-        known = self._work_left.get(id(job.network))
+        key = id(job.network), job.steps
+        known = self._work_left.get(key)
         if known is None:
             sums = [0.0]
             for cost in reversed(job.costs[job.loads :]):
                 sums.append(sums[-1] + model.predict_ms(cost, cost.groups))
             sums.reverse()
             # with the network itself: another one may come to lie where it was
-            known = self._work_left[id(job.network)] = job.network, sums
+            known = self._work_left[key] = job.network, sums
         return loads + known[1][max(0, step - job.loads)]
 
     # --- a frame
@@ -207,6 +212,14 @@ class Lifecycle:
         self.roster.forget_left()
         self.held_up = []
         self.open_frame = FrameSnapshot(self.roster.running.values())
+
+    def take_work(self, job: Job) -> bool:
+        """A job that may begin looks what it has to do on the memory as it is; whether that is
+        something else than was thought."""
+        changed = job.network.retains and job.state == "queued" and job.take_work(behind=False)
+        if changed and self.recorder:
+            self.recorder.has_work(job)
+        return changed
 
     def will_start(self, job: Job) -> None:
         """The frame starts this job: remember how it was."""

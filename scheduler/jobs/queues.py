@@ -144,6 +144,13 @@ class _Everyone:
         return list(self._jobs.values())
 
 
+class _InTurn(_OneHeap):
+    """Where a job builds on what the one before has left."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda job: job.number)
+
+
 def _order_for(policy: Policy[Any]) -> Order:
     if policy is least_laxity:
         return _ByLaxity()
@@ -182,7 +189,8 @@ class NetworkQueue:
     def first(self, policy: Policy[Any], now_ms: float, rate: float) -> list[Job]:
         """Who may be the first of these in the policy's order."""
         if policy is not self._policy:
-            self._policy, self._order = policy, _order_for(policy)
+            self._policy = policy
+            self._order = _InTurn() if self.network.retains else _order_for(policy)
             for job in self._jobs.values():
                 self._order.add(job)
         return self._order.first(now_ms, rate)

@@ -102,6 +102,10 @@ class _Replay:
             self.scheduler.abandon_frame()
         elif kind == "submit":
             self._submit(event)
+        elif kind == "work":
+            network = self.jobs[event["job"]].network
+            assert isinstance(network, SimNetwork)
+            network.reuse[_given(event["job"])] = _numbers(event)
         elif kind in ("cancelled", "failed"):
             self.scheduler.lifecycle.end(self.jobs[event["job"]], kind)
         else:
@@ -121,11 +125,22 @@ class _Replay:
             slot=event["slot"],
             owner=self.scheduler.lifecycle,
             last_served_ms=now,
-            costs=(*loads, *network.step_costs()),
+            given=_given(event["job"]),
+            costs=tuple(loads),
             loads=len(loads),
         )
+        network.reuse[job.given] = _numbers(event)
         self.jobs[job.number] = job
         self.scheduler.lifecycle.enlist(job, "accept")
+
+
+def _given(job: int) -> frozenset[str]:
+    """What stands for the inputs of a job, which a recording does not hold."""
+    return frozenset({f"of job {job}"})
+
+
+def _numbers(event: Mapping[str, Any]) -> tuple[int, ...] | None:
+    return None if event["steps"] is None else tuple(event["steps"])
 
 
 def _network(data: Mapping[str, Any]) -> SimNetwork:
@@ -134,6 +149,7 @@ def _network(data: Mapping[str, Any]) -> SimNetwork:
         _steps(data["steps"]),
         exclusive_group=data["group"],
         load_times_ms=data["load_ms"],
+        retains=data["retains"],
     )
 
 

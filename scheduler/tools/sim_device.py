@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,6 +39,12 @@ class SimNetwork:
     #: what each step took when the network was loaded, where the device times nothing in a frame
     load_times_ms: Sequence[float] = ()
     waiting_for: str = ""
+    #: whether inputs that are left out keep their values, and which steps a job of these does
+    retains: bool = False
+    reuse: dict[frozenset[str], tuple[int, ...] | None] = field(default_factory=dict)
+
+    def steps_for(self, given: Collection[str], *, behind: bool = False) -> tuple[int, ...] | None:
+        return self.reuse.get(frozenset(given))
 
     def step_costs(self) -> Sequence[SimStep]:
         return self.steps

@@ -179,6 +179,7 @@ class FrameExecutor(JobExecutor):
     def end_frame(self, frame: int) -> list[GroupTiming]:
         """Ask for what is old enough, take what has arrived."""
         self._frame = frame + 1
+        self._beginning.clear()
         self._let_ended_go()
         self.gpu.memory.close_frame(self)
         try:
@@ -206,7 +207,11 @@ class FrameExecutor(JobExecutor):
 
     def take_unsubmitted(self) -> list[int]:
         """Frames that were ended and never ran: their receipts did not come."""
-        return self._ring.take_unsubmitted()
+        lost = self._ring.take_unsubmitted()
+        if lost:  # what their jobs have left in memory is not what they say
+            for network in self._began:
+                network.held.lose()
+        return lost
 
     def check(self) -> None:
         """:class:`DeviceError` where the device is lost."""
@@ -219,5 +224,7 @@ class FrameExecutor(JobExecutor):
         self._copies.abandon(frame)
         self._untold.discard(frame)
         self._readbacks.abandon(frame)
+        while self._beginning:  # what was to be copied into their memory was not
+            self._beginning.pop().held.lose()
         self._let_ended_go()
         self.gpu.memory.close_frame(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,17 @@ class JobExecutor:
         self._reserved: dict[GpuProgram, Result] = {}
         #: of the jobs that have begun
         self._loads: dict[GpuProgram, list[TextureLoad]] = {}
+        #: the networks that had jobs
+        self._began: weakref.WeakSet[GpuProgram] = weakref.WeakSet()
+        #: those whose jobs begin in the frame that is being encoded
+        self._beginning: list[GpuProgram] = []
 
     def accept(self, network: GpuProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Check the inputs of a job to come; copy arrays, and keep tensors until :meth:`let_go`."""
         check_inputs(self.gpu, network, inputs)
         if has_textures(inputs):
             kernels_of(self.gpu).build_ahead(self.gpu)
+        network.held.promise(inputs)
         accepted: dict[str, Any] = {}
         for name, value in inputs.items():
             accepted[name] = np.array(value) if is_array(value) else value
@@ -102,7 +108,10 @@ class JobExecutor:
     def _write_inputs(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
     ) -> None:
-        network.write_inputs(host_arrays(inputs))
+        self._began.add(network)
+        self._beginning.append(network)
+        arrays = host_arrays(inputs)
+        network.begin_run(arrays, inputs.keys() - arrays.keys())
         self._loads[network] = take_over(encoder, network, inputs)
 
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
@@ -129,7 +138,7 @@ class JobExecutor:
     def resume_job(self, network: GpuProgram) -> None:
         """Its end was part of a frame that is being abandoned: the memory is still the job's."""
         self._ended.remove(network)
-        network.held.begin()
+        network.held.spoil()
 
     def _let_ended_go(self) -> None:
         while self._ended:

@@ -2,29 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.program.residency import Residency
+from cml_engine.plan import Plan
+
+Array = np.ndarray[Any, Any]
 
 
 class Held:
     """Whether the results of a whole run lie in the memory of a program: not before there was one,
-    nor while the next is under way, nor when the memory was taken away or used by another."""
+    nor while the next is under way, nor when the memory was taken away or used by another.
 
-    def __init__(self, residency: Residency) -> None:
-        self._residency = residency
-        self._arena: Allocation | None = None
+    Where the plan retains them, inputs that are left out keep their values: those that came from
+    the host are here too, for when the memory is taken away.
+    """
+
+    def __init__(self, plan: Plan, residency: Residency) -> None:
+        self._plan, self._residency = plan, residency
+        #: where the results, and the values of inputs, lie
+        self._results: Allocation | None = None
+        self._inputs: Allocation | None = None
+        #: by input its value, None where it came from the GPU
+        self.values: dict[str, Array | None] = {}
+        #: inputs of jobs that were accepted, which may come before others
+        self.promised: set[str] = set()
 
     @property
     def results(self) -> bool:
         """Whether they are there."""
-        there = self._residency
-        return self._arena is not None and self._arena is there.arena and there.wrote_last
+        return self._is_there(self._results)
 
-    def begin(self) -> None:
-        """The memory is being written to."""
-        self._arena = None
+    def _is_there(self, arena: Allocation | None) -> bool:
+        there = self._residency
+        return arena is not None and arena is there.arena and there.wrote_last
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The inputs that may be left out."""
+        return (
+            frozenset() if self._plan.reuse is None else frozenset({*self.values, *self.promised})
+        )
+
+    def promise(self, names: Collection[str]) -> None:
+        """A job will give these inputs."""
+        self.promised.update(names)
+
+    def lose(self) -> None:
+        """A tool writes what it likes."""
+        self._results = self._inputs = None
         self._residency.claim()
+
+    def spoil(self) -> None:
+        """The results are of no run any more."""
+        self._results = None
+
+    def begin(self, arrays: Mapping[str, Array], from_gpu: Collection[str]) -> Mapping[str, Array]:
+        """A run begins on these inputs: the arrays to write, which are others too where the memory
+        went in between. :class:`InputError` where one of these came from the GPU, or never was."""
+        if self._plan.reuse is None:
+            self.lose()
+            return arrays
+        missing = [n for n in self._plan.inputs if n not in arrays and n not in from_gpu]
+        if unknown := [name for name in missing if name not in self.values]:
+            raise InputError(
+                f"model '{self._plan.name}': input '{unknown[0]}' is left out and has no value: "
+                "the job that was to give it did not begin. Give it"
+            )
+        restored: dict[str, Array] = {}
+        if not self._is_there(self._inputs):
+            for name in missing:
+                value = self.values[name]
+                if value is None:
+                    raise InputError(
+                        f"model '{self._plan.name}': input '{name}' is left out, and its value, "
+                        "which came from the GPU, went with the session's memory. Give it again"
+                    )
+                restored[name] = value
+        self.lose()
+        self.values |= {name: np.array(value) for name, value in arrays.items()}
+        self.values |= dict.fromkeys(from_gpu)
+        self._inputs = self._residency.arena
+        return {**arrays, **restored}
 
     def end(self) -> None:
         """A run has been encoded to its end."""
-        self._arena = self._residency.arena
+        self._results = self._residency.arena

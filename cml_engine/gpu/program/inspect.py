@@ -70,16 +70,22 @@ def fill_arena(program: GpuProgram, word: int) -> None:
     """Set every word of the arena (tests: what a kernel did not write shows)."""
     with program.exclusive():
         program.load()
-        program.held.begin()
+        program.held.lose()
         assert program.residency.arena is not None
         program.residency.arena.write(np.full(program.residency.arena_bytes // 4, word, np.uint32))
 
 
-def time_steps(program: GpuProgram, inputs: Mapping[str, Array], runs: int) -> Array:
-    """Milliseconds of every step, ``[runs, steps]``, each step in a pass of its own: passes
-    cannot overlap, so the sum is somewhat more than an undisturbed run takes."""
+def time_steps(
+    program: GpuProgram,
+    inputs: Mapping[str, Array],
+    runs: int,
+    steps: Sequence[int] | None = None,
+) -> Array:
+    """Milliseconds of each of these steps, or of all, ``[runs, steps]``. Each is in a pass of its
+    own, and passes cannot overlap: the sum is somewhat more than an undisturbed run takes."""
     timer = PassTimer(program.gpu)
-    steps = [step.index for step in program.plan.steps]
+    if steps is None:
+        steps = range(len(program.plan.steps))
     with program.exclusive():
         program.write_inputs(inputs)
         return np.array([timer.time(steps, program.encode_all) for _ in range(runs)])

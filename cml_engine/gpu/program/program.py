@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class GpuProgram(PreparedProgram):
         self._step_costs = plan.step_costs()
         self._readback = Readback(plan)
         #: whether results of a run can be read from its memory
-        self.held = Held(self.residency)
+        self.held = Held(plan, self.residency)
         #: milliseconds of each step as measured at load, where a frame cannot measure them
         self.load_times_ms: tuple[float, ...] = ()
         if deferred:
@@ -66,14 +66,15 @@ class GpuProgram(PreparedProgram):
             return self._run(inputs, staging)
 
     def _run(self, inputs: Mapping[str, Any], staging: Allocation) -> dict[str, Array]:
-        self.write_inputs(host_arrays(inputs))
+        arrays = host_arrays(inputs)
+        steps = self.begin_run(arrays, inputs.keys() - arrays.keys())
         encoder = self.gpu.device.create_command_encoder(label=self.plan.name)
         loads = take_over(encoder, self, inputs)
         compute = encoder.begin_compute_pass(label=self.plan.name)
         for load in loads:
             load.encode_all(compute)
-        for step in self.plan.steps:
-            self.encode_all(compute, step.index)
+        for step in steps:
+            self.encode_all(compute, step)
         compute.end()
         self._readback.encode(encoder, self.place, staging)
         self.encode_updates(encoder)
@@ -81,10 +82,24 @@ class GpuProgram(PreparedProgram):
         self.held.end()
         return self._readback.read(staging)
 
-    def write_inputs(self, inputs: Mapping[str, Array]) -> None:
-        """Put these of the graph's inputs into the arena (queued before the next submit)."""
+    def begin_run(
+        self, inputs: Mapping[str, Array], from_gpu: Collection[str] = ()
+    ) -> Sequence[int]:
+        """Put the inputs into the arena for a run, those that are left out and are not there any
+        more too; ``from_gpu`` are copied there by the caller. The steps that it has to do."""
         self.load()
-        self.held.begin()
+        steps = self.steps_for({*inputs, *from_gpu})
+        self._put(self.held.begin(inputs, from_gpu))
+        return range(len(self.plan.steps)) if steps is None else steps
+
+    def write_inputs(self, inputs: Mapping[str, Array]) -> None:
+        """Put these of the graph's inputs into the arena (queued before the next submit), for a
+        tool that runs steps as it likes: nothing that lies there is known afterwards."""
+        self.load()
+        self.held.lose()
+        self._put(inputs)
+
+    def _put(self, inputs: Mapping[str, Array]) -> None:
         assert self.residency.arena is not None
         for name, array in inputs.items():
             place = self.plan.inputs[name]
@@ -114,6 +129,24 @@ class GpuProgram(PreparedProgram):
         """What each step is and costs per workgroup (``scheduler.Network``)."""
         return self._step_costs
 
+    @property
+    def retains(self) -> bool:
+        """Whether an input that is left out keeps its value (``scheduler.Network``)."""
+        return self.plan.reuse is not None
+
+    @property
+    def known_inputs(self) -> frozenset[str]:
+        """The inputs that may be left out."""
+        return self.held.known
+
+    def steps_for(self, given: Collection[str], *, behind: bool = False) -> tuple[int, ...] | None:
+        """The steps of a run that is given these inputs, None for all; ``behind`` another run,
+        whatever the memory holds now (``scheduler.Network``)."""
+        reuse = self.plan.reuse
+        if reuse is None or not (behind or self.held.results):
+            return None
+        return reuse.steps(given)
+
     def measure_at_load(self) -> None:
         """Time every step once by the wall clock, for a device that cannot time its own work in a
         frame; :attr:`load_times_ms` has the result. Blocks; does nothing where a job is running in
@@ -123,7 +156,7 @@ class GpuProgram(PreparedProgram):
             if self.residency.busy:
                 return
             self.load()
-            self.held.begin()
+            self.held.spoil()
             timer.time([step.index for step in self.plan.steps], self.encode_all)
             times = timer.time([step.index for step in self.plan.steps], self.encode_all)
         self.load_times_ms = tuple(times)

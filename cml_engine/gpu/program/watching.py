@@ -12,6 +12,8 @@ from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.device_inputs import host_arrays, take_over
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph, Node
+from cml_engine.plan import VARIABLES
+from cml_engine.planning.reuse import sources_of
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +25,7 @@ def run_watched(
     watch: Callable[[Node, Sequence[Array]], None],
 ) -> dict[str, Array]:
     """Run the (optimized) graph node by node, a submit and a readback for each; ``watch`` gets the
-    node and its results. What it raises ends the run."""
+    node and its results, of the nodes that the inputs change. What it raises ends the run."""
     if any(name not in program.plan.places for node in graph.nodes for name in node.outputs):
         raise InputError(
             f"the plan of '{graph.name}' is a cooked one, and does not say where its tensors lie: "
@@ -33,9 +35,14 @@ def run_watched(
     for step in program.plan.steps:
         steps.setdefault(step.title, []).append(step.index)
     with program.exclusive():
-        program.write_inputs(host_arrays(inputs))
+        changed = None if program.steps_for(inputs) is None else {*inputs, VARIABLES}
+        arrays = host_arrays(inputs)
+        program.begin_run(arrays, inputs.keys() - arrays.keys())
         _submit_loads(program, inputs)
+        sources = sources_of(graph)
         for node in graph.nodes:
+            if changed is not None and sources[node.outputs[0]].isdisjoint(changed):
+                continue
             inspect.submit_steps(program, steps.get(node.title, ()))
             places = [program.plan.places[name] for name in node.outputs]
             watch(node, [inspect.read_tensor(program, place) for place in places])

@@ -1,0 +1,224 @@
+"""Sessions on a GPU that retain their inputs: runs and jobs do what the given inputs change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import cml_engine as cml
+from cml_engine.gpu.gpu import Gpu
+from scheduler import FrameScheduler
+from scheduler.tools.replay import replay
+from tests.cpu.live.test_retain import check_retained, graphs, subsets
+from tests.gpu.live.test_taps import finish, read
+
+TEXT = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph net(x, z) -> (y)
+{
+    x = external(shape = [1, 8, 12, 12]);
+    z = external(shape = [1, 8, 12, 12]);
+    w0 = variable(shape = [8, 8, 3, 3], label = 'w0');
+    w1 = variable(shape = [8, 8, 3, 3], label = 'w1');
+    c0 = conv(x, w0, padding = [(1, 1), (1, 1)]);
+    encoded = conv(relu(c0), w0, padding = [(1, 1), (1, 1)]);
+    mixed = add(encoded, z);
+    c1 = conv(mixed, w1, padding = [(1, 1), (1, 1)]);
+    y = relu(c1);
+}
+"""
+STATE = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph net(x, z) -> (y)
+{
+    x = external(shape = [4]); z = external(shape = [4]);
+    s = variable(shape = [4], label = 's');
+    t = s + sqrt(x); u = update(s, t);
+    y = relu(t) + z;
+}
+"""
+
+
+def weights() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {n: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8 for n in ("w0", "w1")}
+
+
+def graph() -> cml.Graph:
+    return cml.load(cml.MemoryModel(TEXT, weights()))
+
+
+def array(seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((1, 8, 12, 12)).astype(np.float32)
+
+
+def wanted(gpu: Gpu, x: Any, z: Any) -> Any:
+    """As a session gives it that computes all of it."""
+    return cml.Session(graph(), gpu, retain=True).run({"x": x, "z": z})["y"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(graphs(), subsets)
+def test_what_is_given_reaches_what_runs(gpu, made, chosen):
+    names = made.inputs
+    check_retained(made, gpu, [{names[i] for i in some if i < len(names)} for some in chosen])
+
+
+def titles(session: cml.Session, *given: str) -> list[str]:
+    steps = session.program.steps_for(given, behind=True)  # type: ignore[attr-defined]
+    return [session.plan.steps[i].title for i in steps]
+
+
+def test_the_decoder_alone_runs_where_the_encoder_is_unchanged(gpu: Gpu) -> None:
+    session = cml.Session(graph(), gpu, retain=True)
+    assert titles(session, "x") == [step.title for step in session.plan.steps]
+    assert titles(session, "z") == ["add 'mixed'", "conv 'y'"]
+    assert titles(session) == []
+    # and what it times is these
+    report = session.rank(runs=1, given=["z"])
+    assert sum(row.count for row in report.rows) == 2
+
+
+def test_runs_with_inputs_left_out_have_the_bits_of_full_ones(gpu: Gpu) -> None:
+    session = cml.Session(graph(), gpu, retain=True)
+    with pytest.raises(cml.InputError, match="input 'x' is missing"):
+        session.run({"z": array(0)})
+    x = array(1)
+    session.run({"x": x, "z": array(0)})
+    for seed in (2, 3):
+        got = session.run({"z": array(seed)})["y"]
+        np.testing.assert_array_equal(got, wanted(gpu, x, array(seed)))
+    np.testing.assert_array_equal(session.run({})["y"], wanted(gpu, x, array(3)))
+    np.testing.assert_array_equal(
+        session.run({"x": array(9)})["y"], wanted(gpu, array(9), array(3))
+    )
+
+
+def test_what_was_evicted_runs_as_a_whole() -> None:
+    own = cml.Gpu()
+    session = cml.Session(graph(), own, retain=True)
+    x, z = array(1), array(2)
+    session.run({"x": x, "z": array(0)})
+    session.program.evict()  # type: ignore[attr-defined]
+    assert session.program.steps_for({"z"}) is None  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(session.run({"z": z})["y"], wanted(own, x, z))
+    assert session.program.steps_for({"z"}) is not None  # type: ignore[attr-defined]
+
+
+def test_another_session_of_the_arena_makes_the_next_run_a_whole_one(gpu: Gpu) -> None:
+    one, two = (cml.Session(graph(), gpu, retain=True, arena="shared:retain") for _ in range(2))
+    x, z = array(1), array(2)
+    one.run({"x": x, "z": array(0)})
+    two.run({"x": array(5), "z": array(6)})
+    np.testing.assert_array_equal(one.run({"z": z})["y"], wanted(gpu, x, z))
+
+
+def test_tools_leave_a_session_that_knows_its_inputs(gpu: Gpu) -> None:
+    session = cml.Session(graph(), gpu, retain=True)
+    x, z = array(1), array(2)
+    session.run({"x": x, "z": array(0)})
+    session.rank(runs=1)
+    session.timer()()
+    np.testing.assert_array_equal(session.run({"z": z})["y"], wanted(gpu, x, z))
+
+
+def test_jobs_do_what_their_inputs_change(gpu: Gpu) -> None:
+    session = cml.Session(graph(), gpu, retain=True)
+    scheduler = FrameScheduler(gpu, budget_ms=20.0)
+    recording = scheduler.record()
+    with pytest.raises(cml.InputError, match="input 'x' is missing"):
+        scheduler.submit(session, {"z": array(0)})
+    x = array(1)
+    jobs = [scheduler.submit(session, {"x": x, "z": array(0)})]
+    jobs += [scheduler.submit(session, {"z": array(seed)}) for seed in (2, 3)]
+    assert [len(job.costs) for job in jobs] == [len(session.plan.steps), 2, 2]
+    finish(gpu, scheduler, *jobs)
+    assert [len(job.costs) for job in jobs] == [len(session.plan.steps), 2, 2]
+    for job, seed in zip(jobs, (0, 2, 3), strict=True):
+        assert job.state == "done", job.error
+        np.testing.assert_array_equal(
+            read(gpu, scheduler, job, "y"), wanted(gpu, x, array(seed)), str(seed)
+        )
+    nothing = scheduler.submit(session, {})
+    finish(gpu, scheduler, nothing)
+    np.testing.assert_array_equal(nothing.tensor("y").read(), wanted(gpu, x, array(3)))
+    assert replay(recording) == recording.decisions
+
+
+def test_a_job_that_was_cancelled_leaves_nothing_to_build_on(gpu: Gpu) -> None:
+    session = cml.Session(graph(), gpu, retain=True)
+    scheduler = FrameScheduler(gpu, budget_ms=20.0)
+    first = scheduler.submit(session, {"x": array(1), "z": array(0)})
+    finish(gpu, scheduler, first)
+    half = scheduler.submit(session, {"x": array(4)})
+    scheduler.budget.ms = 1e-9  # a slice at a time
+    while half.state == "queued":
+        one_frame(gpu, scheduler)
+    assert half.state == "running"
+    half.cancel()
+    scheduler.budget.ms = 20.0
+    last = scheduler.submit(session, {"z": array(2)})
+    finish(gpu, scheduler, last)
+    assert len(last.costs) == len(session.plan.steps)
+    # it had begun, so its input was taken
+    np.testing.assert_array_equal(last.tensor("y").read(), wanted(gpu, array(4), array(2)))
+
+
+def one_frame(gpu: Gpu, scheduler: FrameScheduler, submit: bool = True) -> None:
+    encoder = gpu.device.create_command_encoder()
+    scheduler.encode(encoder)
+    if submit:
+        gpu.device.queue.submit([encoder.finish()])
+        scheduler.end_frame()
+    else:
+        scheduler.abandon_frame()
+
+
+def test_a_frame_that_is_abandoned_is_taken_back(gpu: Gpu) -> None:
+    session = cml.Session(graph(), gpu, retain=True)
+    scheduler = FrameScheduler(gpu, budget_ms=20.0)
+    first = scheduler.submit(session, {"x": array(1), "z": array(0)})
+    finish(gpu, scheduler, first)
+    job = scheduler.submit(session, {"z": array(2)})
+    one_frame(gpu, scheduler, submit=False)
+    finish(gpu, scheduler, job)
+    np.testing.assert_array_equal(job.tensor("y").read(), wanted(gpu, array(1), array(2)))
+
+
+def test_a_gpu_tensor_that_was_given_is_kept_and_asked_for_again_where_it_went() -> None:
+    own = cml.Gpu()
+    maker, session = cml.Session(graph(), own), cml.Session(graph(), own, retain=True)
+    scheduler = FrameScheduler(own, budget_ms=20.0)
+    made = scheduler.submit(maker, {"x": array(1), "z": array(0)})
+    job = scheduler.submit(session, {"x": made.output("y"), "z": array(2)})
+    again = scheduler.submit(session, {"z": array(3)})
+    finish(own, scheduler, again)
+    x = made.tensor("y").read()
+    assert job.state == "done"
+    np.testing.assert_array_equal(again.tensor("y").read(), wanted(own, x, array(3)))
+    one_frame(own, scheduler)
+    session.program.evict()  # type: ignore[attr-defined]
+    lost = scheduler.submit(session, {"z": array(3)})
+    finish(own, scheduler, lost)
+    assert lost.state == "failed"
+    assert "input 'x' is left out, and its value, which came from the GPU, went" in lost.error
+    told = scheduler.submit(session, {"x": made.output("y"), "z": array(3)})
+    finish(own, scheduler, told)
+    np.testing.assert_array_equal(told.tensor("y").read(), again.tensor("y").read())
+
+
+def test_variables_always_advance(gpu: Gpu) -> None:
+    model = cml.MemoryModel(STATE, {"s": np.zeros(4, np.float32)})
+    four, one = np.full(4, 4, np.float32), np.ones(4, np.float32)
+    session = cml.Session(cml.load(model), gpu, retain=True)
+    scheduler = FrameScheduler(gpu, budget_ms=20.0)
+    np.testing.assert_array_equal(session.run({"x": four, "z": one})["y"], [3] * 4)
+    np.testing.assert_array_equal(session.run({})["y"], [5] * 4)
+    job = scheduler.submit(session, {"z": four})
+    finish(gpu, scheduler, job)
+    np.testing.assert_array_equal(job.tensor("y").read(), [10] * 4)
+    np.testing.assert_array_equal(session.run({"x": one})["y"], [11] * 4)
+    assert not any(title.startswith("sqrt") for title in titles(session, "z"))

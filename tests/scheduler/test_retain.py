@@ -1,0 +1,116 @@
+"""Jobs of a network that retains its inputs, on the virtual clock: they do some of its steps, in
+the order in which they were submitted; their cost and their ETA say so."""
+
+from __future__ import annotations
+
+from scheduler import FrameScheduler
+from scheduler.clock import VirtualClock
+from scheduler.tools.replay import replay
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+
+X, Z, BOTH = frozenset({"x"}), frozenset({"z"}), frozenset({"x", "z"})
+
+
+def network(**reuse):
+    """An encoder of two steps, a decoder of one, 1 ms each; ``z`` changes only the decoder."""
+    steps = [SimStep(f"s{i}", 10, 0.1, title=f"step {i}") for i in range(3)]
+    made = SimNetwork("net", steps, retains=True)
+    made.reuse = {BOTH: None, X: (0, 1, 2), Z: (2,), frozenset(): ()}
+    return made
+
+
+def run(scheduler, frames, clock):
+    reports = []
+    for _ in range(frames):
+        reports.append(scheduler.encode(None))
+        clock.advance_to(clock.now_ms() + 16)
+        scheduler.end_frame()
+    return reports
+
+
+def started(clock=None, **options):
+    clock = clock or VirtualClock()
+    return FrameScheduler(SimGpu(), budget_ms=2.0, clock=clock, **options), clock
+
+
+def titles(reports, job):
+    return {part.title for report in reports for part in report.slices if part.job == job.number}
+
+
+def given(*names):
+    return dict.fromkeys(names, 0)
+
+
+def test_a_job_does_what_its_inputs_change():
+    scheduler, clock = started()
+    net = network()
+    full, part, nothing = (
+        scheduler.submit(net, inputs) for inputs in (given("x", "z"), given("z"), {})
+    )
+    reports = run(scheduler, 60, clock)
+    assert [job.state for job in (full, part, nothing)] == ["done"] * 3
+    assert titles(reports, full) == {"step 0", "step 1", "step 2"}
+    assert titles(reports, part) == {"step 2"} and titles(reports, nothing) == set()
+    assert full.ended_frame <= part.ended_frame <= nothing.ended_frame
+
+
+def test_its_cost_and_eta_are_those_of_its_steps():
+    scheduler, clock = started()
+    net = network()
+    scheduler.submit(net, given("x", "z"))
+    run(scheduler, 60, clock)
+    part, full = (scheduler.submit(network(), inputs) for inputs in (given("z"), given("x", "z")))
+    assert abs(part.remaining_ms - full.remaining_ms / 3) < 0.01 * full.remaining_ms
+    assert part.eta_ms < full.eta_ms
+
+
+def test_jobs_of_it_run_in_their_order_whatever_their_priority():
+    scheduler, clock = started()
+    net = network()
+    jobs = [
+        scheduler.submit(net, given("x", "z"), priority=0.5),
+        scheduler.submit(net, given("z"), priority=5.0, deadline_ms=40),
+        scheduler.submit(net, given("z"), priority=9.0),
+    ]
+    run(scheduler, 60, clock)
+    frames = [job.ended_frame for job in jobs]
+    assert None not in frames and frames == sorted(frames)
+
+
+def test_a_job_waits_for_one_before_it_that_waits_for_an_output():
+    scheduler, clock = started()
+    net, maker = network(), network()
+    made = scheduler.submit(maker, given("x", "z"))
+    first = scheduler.submit(net, {"x": made.output("out"), "z": 0})
+    second = scheduler.submit(net, given("z"))
+    run(scheduler, 80, clock)
+    assert first.state == second.state == "done"
+    assert first.ended_frame <= second.ended_frame
+
+
+def test_a_job_looks_again_what_it_has_to_do_when_it_may_begin():
+    scheduler, clock = started()
+    recording = scheduler.record()
+    net = network()
+    first = scheduler.submit(net, given("x", "z"))
+    second = scheduler.submit(net, given("z"))
+    assert len(second.costs) == 1
+    net.reuse[Z] = None  # the memory was lost
+    reports = run(scheduler, 60, clock)
+    assert second.state == first.state == "done" and len(second.costs) == 3
+    assert titles(reports, second) == {"step 0", "step 1", "step 2"}
+    assert replay(recording) == recording.decisions
+
+
+def test_a_recording_of_such_jobs_decides_the_same_again():
+    scheduler, clock = started()
+    recording = scheduler.record()
+    net, other = network(), network()
+    for number in range(12):
+        inputs = given("x", "z") if number % 4 == 0 else given("z")
+        scheduler.submit(net, inputs, priority=1.0 + number % 3)
+        scheduler.submit(other, inputs, deadline_ms=30 + number)
+        run(scheduler, 2, clock)
+    run(scheduler, 40, clock)
+    assert not scheduler.jobs
+    assert replay(recording) == recording.decisions
