@@ -15,6 +15,7 @@ from cml_engine.passes import optimize
 from cml_engine.plan import Plan
 from cml_engine.planning.choose_storage import Storage, layouts_for
 from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.report.reuse import ReuseInfo
 from cml_engine.tuning.tables import table_for
 
 #: the device of the prediction: a small integrated GPU. A measured table replaces it later.
@@ -48,6 +49,8 @@ class ModelInfo:
     storage: str
     layers: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    #: where there are several inputs, or variables
+    reuse: ReuseInfo | None = None
 
     def __str__(self) -> str:
         def block(title: str, rows: dict[str, str]) -> list[str]:
@@ -62,6 +65,7 @@ class ModelInfo:
             f"memory     peak {_mib(self.arena_bytes)} for activations, "
             f"{self.arena_ratio:.3f} of the lower bound ({_mib(self.arena_lower_bound)})",
             *([_HALF_NOTE] if self.storage == "half" else []),
+            *(self.reuse.lines() if self.reuse else []),
             f"work       {self.gflop:.3f} GFLOP, {_mib(self.moved_bytes)} moved at least, in "
             f"{self.steps} dispatches of {self.variants} kernel variants",
             f"predicted  {self.predicted_ms:.2f} ms on a reference GPU of "
@@ -81,6 +85,7 @@ def model_info(graph: Graph, limits: Limits | None = None, storage: Storage = "f
     optimized = optimize(graph)
     plan = lower(optimized, limits or PORTABLE, layouts_for(optimized, storage))
     operators = Counter(node.op for node in graph.nodes)
+    several = len(graph.inputs) + bool(graph.updates) > 1
     return ModelInfo(
         model=graph.name,
         inputs={n: str(graph.facts[n]) for n in graph.inputs},
@@ -99,6 +104,7 @@ def model_info(graph: Graph, limits: Limits | None = None, storage: Storage = "f
         storage=storage,
         layers=tuple(str(step) for step in plan.steps),
         notes=graph.notes,
+        reuse=ReuseInfo.of(graph, limits or PORTABLE, storage) if several else None,
     )
 
 

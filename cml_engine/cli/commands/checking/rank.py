@@ -11,6 +11,7 @@ from cml_engine.cli.common import (
     load_model,
 )
 from cml_engine.cli.options import add_options
+from cml_engine.errors import InputError
 from cml_engine.ranges import TIMES
 from cml_engine.session import Session
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 def options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "model", "random", "backend", "half", "dump")
     parser.add_argument("--runs", type=TIMES, default=10)
+    parser.add_argument(
+        "--given",
+        action="append",
+        metavar="NAME",
+        help="what runs where a session retains its inputs and gets this one; may be given again",
+    )
     table = parser.add_mutually_exclusive_group()
     add_options(table, "json")
     table.add_argument("--csv", action="store_true")
@@ -31,10 +38,13 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    session = Session(load_model(a), backend_of(a), compile_options(a))
+    if a.stub and a.given:
+        raise InputError("--stub compares whole runs: leave --given out")
+    retain = a.given is not None
+    session = Session(load_model(a), backend_of(a), compile_options(a), retain=retain)
     if a.stub:
         report: RankReport | StubReport = session.rank_without(a.stub, runs=a.runs)
     else:
-        report = session.rank(runs=a.runs)
+        report = session.rank(runs=a.runs, given=a.given)
     print(report.json() if a.json else report.csv() if a.csv else report)
     return 0
