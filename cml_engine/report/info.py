@@ -85,7 +85,7 @@ def model_info(graph: Graph, limits: Limits | None = None, storage: Storage = "f
     optimized = optimize(graph)
     plan = lower(optimized, limits or PORTABLE, layouts_for(optimized, storage))
     operators = Counter(node.op for node in graph.nodes)
-    several = len(graph.inputs) + bool(graph.updates) > 1
+    several = len(graph.inputs) + bool(graph.updates) > 1 and graph.ready is None
     return ModelInfo(
         model=graph.name,
         inputs={n: str(graph.facts[n]) for n in graph.inputs},
