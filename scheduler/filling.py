@@ -11,6 +11,7 @@ from scheduler.feedback import Chosen
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import Lifecycle, gathered_inputs
 from scheduler.jobs.queues import NetworkQueue
+from scheduler.jobs.work import is_held_back, number_of, take_work
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.plan import Planner
 from scheduler.planning.policy import BUILT_IN, Policy
@@ -98,8 +99,8 @@ def _candidates(
         free = exclusivity_key(queue.network) not in busy
         if free and queue not in unready and _is_ready(jobs, queue):
             for job in queue.first(policy, report.now_ms, rate):
-                if not jobs.roster.is_behind(job):
-                    jobs.take_work(job)
+                if not is_held_back(job, jobs.roster):
+                    _look_again(jobs, job)
                     found.append(job)
     return sorted(found, key=lambda job: job.number), otherwise
 
@@ -168,6 +169,15 @@ def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameSt
     return replace(state, jobs=kept)
 
 
+def _look_again(jobs: Lifecycle, job: Job) -> bool:
+    """Whether a job that may begin has something else to do than was thought, on the memory as it
+    is."""
+    changed = job.network.retains and job.state == "queued" and take_work(job, behind=False)
+    if changed and jobs.recorder:
+        jobs.recorder.has_work(job)
+    return changed
+
+
 def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
     try:
         # first, for nothing that can go wrong may come between the network's hold and its begin
@@ -176,7 +186,7 @@ def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
         if job.held_up:
             jobs.held_up.append(job.number)
             return False
-        if jobs.take_work(job):
+        if _look_again(jobs, job):
             jobs.executor.end_job(job.network)
             job.held_up = "its network's memory, which another thread used just now"
             return False
@@ -214,7 +224,7 @@ def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[
                 part.predicted_ms,
             )
         )  # fmt: skip
-        one = Slice(job.network, job.number_of(part.step), part.first, part.count)
+        one = Slice(job.network, number_of(job, part.step), part.first, part.count)
         found.append((one, cost, part.predicted_ms))
     return found
 

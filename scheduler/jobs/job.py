@@ -93,7 +93,7 @@ class Job(Ranked):
     #: all
     given: frozenset[str] = frozenset()
     steps: tuple[int, ...] | None = None
-    _looked: bool = field(default=False, init=False, repr=False)
+    has_looked: bool = field(default=False, init=False, repr=False)
     #: the loads of its textures, then those steps; ``step`` counts all of them
     costs: tuple[StepCost, ...] = ()
     #: how many loads these are
@@ -223,25 +223,6 @@ class Job(Ranked):
     def remaining_ms(self) -> float:
         """Predicted GPU time of what is left."""
         return self.owner.remaining_ms(self)
-
-    def take_work(self, behind: bool) -> bool:
-        """Look what it has to do, ``behind`` another job or on the network's memory as it is now;
-        whether that has changed."""
-        found = self.network.steps_for(self.given, behind=behind)
-        steps = None if found is None else tuple(found)
-        if self._looked and steps == self.steps:
-            return False
-        self._looked = True
-        every = self.network.step_costs()
-        self.steps = steps
-        mine = every if steps is None else [every[number] for number in steps]
-        self.costs = (*self.costs[: self.loads], *mine)
-        return True
-
-    def number_of(self, step: int) -> int:
-        """The network's number of one of its steps; loads have those below 0."""
-        own = step - self.loads
-        return own if self.steps is None or own < 0 else self.steps[own]
 
     @property
     def makers(self) -> list[Job]:

@@ -15,6 +15,7 @@ from scheduler.jobs.job import Gone, Job, JobOutput, State
 from scheduler.jobs.journal import FrameJournal, FrameSnapshot
 from scheduler.jobs.roster import Roster
 from scheduler.jobs.status import waiting_for
+from scheduler.jobs.work import is_behind_any, take_work
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.policy import Policy
 from scheduler.recording import Recorder
@@ -76,7 +77,7 @@ class Lifecycle:
         with self.lock:
             try:
                 calibrate(self.pace.cost_model, job.network)
-                job.take_work(job.network.retains and self.roster.has_others_of(job.network))
+                take_work(job, behind=is_behind_any(job, self.roster))
                 admit(job, admission, len(self.roster))
             except Exception:
                 job.let_inputs_go()
@@ -212,14 +213,6 @@ class Lifecycle:
         self.roster.forget_left()
         self.held_up = []
         self.open_frame = FrameSnapshot(self.roster.running.values())
-
-    def take_work(self, job: Job) -> bool:
-        """A job that may begin looks what it has to do on the memory as it is; whether that is
-        something else than was thought."""
-        changed = job.network.retains and job.state == "queued" and job.take_work(behind=False)
-        if changed and self.recorder:
-            self.recorder.has_work(job)
-        return changed
 
     def will_start(self, job: Job) -> None:
         """The frame starts this job: remember how it was."""

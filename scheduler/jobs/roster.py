@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from scheduler.executor import Network
 from scheduler.jobs.job import Job
 from scheduler.jobs.queues import Heap, NetworkQueue
 
@@ -126,17 +125,6 @@ class Roster:
     def waiting_in(self, slot: str) -> list[Job]:
         """The jobs of that slot that have not begun."""
         return list(self._slots.get(slot, {}).values())
-
-    def has_others_of(self, network: Network) -> bool:
-        """Whether a job of the network is here."""
-        return any(job.network is network for job in self._jobs.values())
-
-    def is_behind(self, job: Job) -> bool:
-        """Whether it builds on a job of its network that itself waits for others' outputs."""
-        if not job.network.retains:
-            return False
-        before = (self._jobs[number] for number in self._blocked if number < job.number)
-        return any(other.network is job.network for other in before)
 
     def look_abroad(self) -> None:
         """File the jobs anew whose inputs other schedulers' jobs have made since."""
