@@ -5,59 +5,138 @@
 
 A package that names a module (or a function that registers) in the entry point group
 ``cml_engine.operators`` needs no call: :func:`cml_engine.load` looks for it.
+
+A file or module may state the version of this interface that it was written for, as a line of its
+own: ``CML_API = 1``. Another version than :data:`API_VERSION` is refused.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from cml_engine.errors import CmlError, InputError, OperatorError
 from cml_engine.ops import OpSpec, load_families, registered, unregister
+from cml_engine.ops.declaration.registry import put
 from cml_engine.ops.registration import registering
+from cml_engine.passes.rules import Rule, register_rule, registered_rules, unregister_rule
 
 __all__ = [
+    "API_VERSION",
     "load_entry_points",
     "load_file",
 ]
 
 GROUP = "cml_engine.operators"
 
-#: what each file registered, so that it can be loaded again after a change
-_loaded: dict[Path, tuple[str, ...]] = {}
+#: the version of what files of operators are written against: ``cml.OpSpec``, ``cml.Kernel``, what
+#: their functions are given, and the HLSL that is generated for a kernel
+API_VERSION = 1
+_STATED = "CML_API"
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """What a file registered, so that it can be loaded again after a change."""
+
+    operators: dict[str, OpSpec]
+    rules: tuple[Rule, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.operators, *(rule.name for rule in self.rules))
+
+    def take_back(self) -> None:
+        for name in self.operators:
+            unregister(name)
+        for rule in self.rules:
+            unregister_rule(rule)
+
+    def put_back(self) -> None:
+        for spec in self.operators.values():
+            unregister(spec.name)  # one of the engine's, which it stood in the place of
+            put(spec)
+        for rule in reversed(self.rules):
+            register_rule(rule)
+
+
+_loaded: dict[Path, _Registered] = {}
 
 
 def load_file(path: str | Path) -> tuple[str, ...]:
-    """Run a Python file that registers operators; their names. Loaded again, it replaces what it
-    registered before. Whatever it raises becomes one :class:`OperatorError` with file and line."""
+    """Run a Python file that registers operators, or rules; their names. Loaded again, it replaces
+    what it registered before; where it fails, that stays. Whatever it raises becomes one
+    :class:`OperatorError` with file and line."""
     file = Path(path).resolve()
     if not file.is_file():
         raise InputError(f"'{path}': no such file; wanted a Python file that registers operators")
     load_families()
-    for name in _loaded.pop(file, ()):
-        unregister(name)
-    before = registered()
+    before = _loaded.pop(file, None)
+    if before is not None:
+        before.take_back()
     try:
+        found = _registered_by(file)
+        if not found.names:
+            raise OperatorError(
+                f"{path}: registers no operator; call cml.register(cml.OpSpec(…)), or "
+                "cml.register_rule(cml.Rule(…))"
+            )
+    except BaseException:
+        if before is not None:
+            before.put_back()
+            _loaded[file] = before
+        raise
+    _loaded[file] = found
+    return found.names
+
+
+def _registered_by(file: Path) -> _Registered:
+    """Run the file; nothing of it stays registered where it fails."""
+    operators, rules = registered(), registered_rules()
+
+    def new() -> _Registered:
+        return _Registered(
+            {name: registered()[name] for name in _new(operators)},
+            tuple(rule for rule in registered_rules() if not any(rule is r for r in rules)),
+        )
+
+    try:
+        _check_version(_stated_in(file))
         _execute(file)
     except BaseException as error:
-        for name in _new(before):
-            unregister(name)
+        new().take_back()
         if isinstance(error, KeyboardInterrupt):
             raise
         raise OperatorError(_described(error, file)) from error
-    names = _new(before)
-    if not names:
-        raise OperatorError(f"{path}: registers no operator; call cml.register(cml.OpSpec(…))")
-    _loaded[file] = names
-    return names
+    return new()
+
+
+def _stated_in(file: Path) -> Any:
+    """The version that a file states, without running it; None where it states none."""
+    for line in ast.parse(file.read_bytes(), str(file)).body:
+        if isinstance(line, ast.Assign) and [ast.unparse(t) for t in line.targets] == [_STATED]:
+            return line.value.value if isinstance(line.value, ast.Constant) else ast.unparse(line)
+    return None
+
+
+def _check_version(stated: Any) -> None:
+    if stated is not None and (stated != API_VERSION or isinstance(stated, bool)):
+        raise OperatorError(
+            f"it is written for version {stated!r} of the interface of operators "
+            f"({_STATED}), this engine has version {API_VERSION}: take the release of it that is "
+            "made for this engine, or change it (docs/custom_operators.md) and state that version"
+        )
 
 
 def _new(before: Mapping[str, OpSpec]) -> tuple[str, ...]:
@@ -74,9 +153,7 @@ def load_entry_points() -> tuple[str, ...]:
     for point in metadata.entry_points(group=GROUP):
         package = point.dist.name if point.dist else "unknown"
         try:
-            found = point.load()
-            if not isinstance(found, ModuleType):
-                found()
+            _load_point(point)
         except Exception as error:
             what = error.message if isinstance(error, CmlError) else _short(error)
             message = f"the operators '{point.value}' of package '{package}' are missing: {what}"
@@ -84,6 +161,22 @@ def load_entry_points() -> tuple[str, ...]:
         else:
             loaded.append(point.name)
     return tuple(loaded)
+
+
+def _load_point(point: metadata.EntryPoint) -> None:
+    """Import the module and call the function, if one is named. A module that states another
+    version is not called, and what it registered when it was imported is taken back."""
+    operators = registered()
+    found = point.load()
+    module = found if isinstance(found, ModuleType) else sys.modules.get(found.__module__)
+    try:
+        _check_version(getattr(module, _STATED, None))
+    except OperatorError:
+        for name in _new(operators):
+            unregister(name)
+        raise
+    if not isinstance(found, ModuleType):
+        found()
 
 
 def _execute(file: Path) -> None:

@@ -80,6 +80,11 @@ class CompileOptions:
         flag(self.tuned, "tuned")
         an_object(PlanOptions, self.plan, "plan")
         names(self.keep, "keep")
+        if self.storage == "half" and not self.blocked_layout:
+            raise InputError(
+                "storage 'half' is of feature maps in blocks of four channels: leave "
+                "blocked_layout=False out, or storage"
+            )
 
 
 class Session:

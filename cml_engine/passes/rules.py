@@ -121,6 +121,11 @@ def unregister_rule(rule: Rule) -> None:
     _REGISTERED.remove(rule)
 
 
+def registered_rules() -> tuple[Rule, ...]:
+    """Those of the game, the one that is tried first first."""
+    return tuple(_REGISTERED)
+
+
 def apply_registered(graph: Graph) -> Graph:
     """The graph after the rules that a game registered."""
     return rewrite(graph, tuple(_REGISTERED))

@@ -61,6 +61,8 @@ def checked(spec: OpSpec, file: Path | None) -> OpSpec:
 def located(kernel: Kernel, spec: OpSpec, place: Path | None = None) -> Kernel:
     """The kernel with an absolute path: a file beside the one that registered the operator, or
     one of the engine's own. The text of an inline source is looked for in ``place``."""
+    if not isinstance(kernel.path, str | Path):
+        raise fault(spec, f"its kernel's path is {kernel.path!r}; wanted a path")
     if kernel.source:
         found = place if place and place.is_file() else None
         return replace(kernel, path=found or kernel.path or f"{spec.name}.hlsl")
@@ -190,6 +192,10 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
         function = getattr(kernel, name)
         if function is not None and not callable(function):
             raise fault(spec, f"its kernel's {name} must be a function or None, got {function!r}")
+    for name, kind in (("params", str), ("source", str), ("interface", str), ("trusted", bool)):
+        if not isinstance(getattr(kernel, name), kind):
+            what = "a text" if kind is str else "True or False"
+            raise fault(spec, f"its kernel's {name} is {getattr(kernel, name)!r}; wanted {what}")
     if not is_whole(kernel.group) or not 1 <= kernel.group <= _MAX_GROUP:
         raise fault(spec, f"its kernel's group is {kernel.group}; wanted 1 to {_MAX_GROUP}")
     for word in kernel.params.split():

@@ -159,6 +159,8 @@ cml.register(cml.OpSpec("relu", cml.same_as(0), cpu=lambda attrs, x: x + 1))
         file.write_text(text + "oh no")
         with pytest.raises(cml.CmlError, match="mine.py:5"):
             load_file(file)
+        assert lookup("relu").from_game  # a bad edit leaves what was there
+        cml.unregister("relu")
         assert lookup("relu") is ours
     finally:
         cml.unregister("relu") if lookup("relu") is not ours else None

@@ -1,0 +1,156 @@
+"""Files of operators that are loaded again, and the version that they state."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+import cml_engine as cml
+from cml_engine import plugins
+from cml_engine.ops import registered
+from cml_engine.passes.rules import registered_rules
+
+FILE = """
+import cml_engine as cml
+
+{version}
+cml.register(cml.OpSpec(
+    name="{name}", signature="fragment {name}( x: tensor<scalar> ) -> ( y: tensor<scalar> );",
+    expression="x * {factor}",
+))
+"""
+RULE = """
+cml.register_rule(cml.Rule("{rule}", ("abs",), lambda match: None))
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "doubled.py"
+    yield path
+    found = plugins._loaded.pop(path.resolve(), None)
+    if found is not None:
+        found.take_back()
+
+
+def write(path, name="doubled", factor="2.0", version="", more=""):
+    path.write_text(FILE.format(name=name, factor=factor, version=version) + more)
+
+
+def names():
+    return {name for name in registered() if name.startswith("doubled")}, [
+        rule.name for rule in registered_rules()
+    ]
+
+
+def test_a_file_that_is_loaded_again_replaces_what_it_registered(file):
+    write(file, more=RULE.format(rule="one"))
+    assert plugins.load_file(file) == ("doubled", "one")
+    write(file, name="doubled_twice", factor="4.0", more=RULE.format(rule="two"))
+    assert plugins.load_file(file) == ("doubled_twice", "two")
+    assert names() == ({"doubled_twice"}, ["two"])
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("import cml_engine as cml\nboom", r"doubled.py:2: NameError"),
+        ("def f(:", r"doubled.py:1: "),
+        ("x = 1", "registers no operator"),
+        ("CML_API = 7", r"doubled.py: it is written for version 7 of the interface"),
+    ],
+)
+def test_a_file_that_fails_leaves_what_was_there(file, text, said):
+    write(file, more=RULE.format(rule="one"))
+    plugins.load_file(file)
+    before = names()
+    spec = registered()["doubled"]
+    file.write_text(text)
+    with pytest.raises(cml.errors.OperatorError, match=said):
+        plugins.load_file(file)
+    assert names() == before == ({"doubled"}, ["one"]) and registered()["doubled"] is spec
+    write(file, factor="3.0")
+    assert plugins.load_file(file) == ("doubled",)
+    assert names() == ({"doubled"}, [])
+
+
+def test_a_file_of_rules_alone_will_do(file):
+    file.write_text("import cml_engine as cml\n" + RULE.format(rule="alone"))
+    assert plugins.load_file(file) == ("alone",)
+
+
+@pytest.mark.parametrize("stated", ["2", "0", "'1'", "True", "1.5", "one()"])
+def test_another_version_is_refused_before_the_file_runs(file, stated):
+    write(file, version=f"CML_API = {stated}", more="\nraise SystemExit('it ran')")
+    with pytest.raises(cml.errors.OperatorError, match="this engine has version 1"):
+        plugins.load_file(file)
+    assert names() == (set(), [])
+
+
+def test_this_version_is_taken(file):
+    write(file, version=f"CML_API = {plugins.API_VERSION}")
+    assert plugins.load_file(file) == ("doubled",)
+
+
+class Point:
+    """An entry point of an installed package."""
+
+    name, dist = "plug", None
+
+    def __init__(self, module, function=None):
+        self.module, self.value, self.found = module.__name__, module.__name__, function or module
+
+    def load(self):
+        return self.found
+
+
+@pytest.mark.parametrize("named", ["module", "function"])
+@pytest.mark.parametrize("version, loaded", [(1, True), (9, False), (None, True)])
+def test_an_installed_package_states_its_version_too(monkeypatch, named, version, loaded):
+    module = types.ModuleType("a_plug_in")
+    calls = []
+
+    def install():
+        calls.append(1)
+
+    install.__module__ = module.__name__
+    if version is not None:
+        module.CML_API = version
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    point = Point(module, install if named == "function" else None)
+    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [point])
+    load = plugins.load_entry_points.__wrapped__
+    if loaded:
+        assert load() == ("plug",)
+        assert calls == [1] * (named == "function")
+    else:
+        with pytest.warns(RuntimeWarning, match="a_plug_in.*written for version 9 .* version 1"):
+            assert load() == ()
+        assert calls == []
+
+
+@pytest.mark.parametrize(
+    "kernel, said",
+    [
+        ({"trusted": "no"}, "kernel's trusted is 'no'; wanted True or False"),
+        ({"source": 7}, "kernel's source is 7; wanted a text"),
+        ({"path": 7}, "kernel's path is 7; wanted a path"),
+        ({"params": None}, "kernel's params is None; wanted a text"),
+    ],
+)
+def test_a_kernel_of_values_that_are_none_is_refused(kernel, said):
+    spec = cml.OpSpec(
+        name="odd",
+        signature="fragment odd( x: tensor<scalar> ) -> ( y: tensor<scalar> );",
+        infer=lambda attrs, x: x,
+        kernel=cml.Kernel(**{"source": "void kernel(uint thread) { y[thread] = 0; }", **kernel}),
+    )
+    with pytest.raises(cml.errors.OperatorError, match=said):
+        cml.register(spec)
+
+
+def test_half_storage_without_blocks_is_refused():
+    with pytest.raises(cml.InputError, match="blocks of four channels"):
+        cml.CompileOptions(storage="half", blocked_layout=False)
