@@ -67,6 +67,7 @@ def arguments(command, model):
         "ops": ["ops"],
         "convert": ["convert", "x.param", "out"],
         "map": ["map", str(model), "--inputs", "x.npy", "-o", "out.zarr"],
+        "cook": ["cook", str(model), "-o", str(model.with_name("x.cml"))],
         "export": ["export", str(model), "out.onnx"],
     }.get(command, [command, str(model)])
 
@@ -111,7 +112,7 @@ HOSTILE = ["-1", "0", "nan", "inf", "-inf", "1e999", "1e300", "9" * 30, "9" * 50
 def numeric_options():
     for name, command in commands().items():
         for action in command._actions:
-            if action.type is not None:
+            if action.type not in (None, Path):
                 yield name, action.option_strings[-1]
 
 

@@ -19,6 +19,7 @@ Fold = Callable[..., Any]
 #: the opsets of ONNX's own domain that are read
 FIRST_OPSET, LAST_OPSET = 7, 28
 MICROSOFT = "com.microsoft"
+ML = "ai.onnx.ml"
 #: inputs of an operator that takes any number of them
 MANY = 1 << 31
 

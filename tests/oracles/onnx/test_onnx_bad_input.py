@@ -344,6 +344,17 @@ def test_external_data(tmp_path):
     np.testing.assert_array_equal(got["y"][0], values[4:])
 
 
+def test_external_data_beyond_2_gb(tmp_path):
+    """A file with a hole, which takes no room on disk; only what is wanted is read."""
+    begin, values = 2**31 + 16, np.arange(4, dtype=np.float32)
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.seek(begin)
+        file.write(values.tobytes())
+    saved(external("w.bin", offset=str(begin), length="16"), tmp_path / "m.onnx")
+    got = cml.Session(cml.load(tmp_path / "m.onnx"), "cpu").run({"x": np.zeros((1, 4), np.float32)})
+    np.testing.assert_array_equal(got["y"][0], values)
+
+
 class Pak:
     """A model and the data beside it, in memory."""
 

@@ -13,6 +13,7 @@ from cml_engine.convert.onnx.operators import (  # noqa: F401
     ordering,
     recurrent,
     reduction,
+    unique,
 )
 from cml_engine.convert.onnx.operators.control import CONTROL
 from cml_engine.convert.onnx.operators.elementwise import (  # noqa: F401

@@ -150,3 +150,14 @@ def mel_weight_matrix(call: Call) -> Value:
             weights[falling, i] = (above - falling) / (above - centre)
     dtype = element_dtype(call.attr("output_datatype"))
     return Value.known(weights.astype(dtype or np.float32))
+
+
+@op("OptionalHasElement", nnef="known")
+def optional_has_element(call: Call) -> Value:
+    """A tensor is an optional that has one."""
+    return Value.known(np.array(call.has(0)))
+
+
+@op("OptionalGetElement", nnef="nothing")
+def optional_get_element(call: Call) -> Value:
+    return call[0]

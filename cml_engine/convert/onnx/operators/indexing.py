@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
 from cml_engine.convert.onnx.operators.constants import checked_shape
-from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.rows import ML, op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
@@ -51,6 +52,15 @@ def gather(call: Call) -> Value:
         part = call.slice(x, axis, flat[0], flat[0] + len(flat))
         return part if places.ndim else call.squeeze(part, [axis])
     return call.op("gather", x, Value.known(places), axis=axis).typed(x.dtype)
+
+
+@op("ArrayFeatureExtractor", nnef="gather", inputs=2, domain=ML)
+def array_feature_extractor(call: Call) -> Value:
+    x, indices = call[0], call[1]
+    x = call.unsqueeze(x, [0]) if x.rank == 1 else x
+    flat = call.reshape(indices, [prod(indices.shape)])
+    places = from_zero(call, flat, [x.shape[-1]])
+    return call.op("gather", x, places, axis=x.rank - 1).typed(x.dtype)
 
 
 @op("GatherND", nnef="gather_nd", inputs=2, attrs={"batch_dims": 0})

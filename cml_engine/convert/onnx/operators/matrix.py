@@ -218,3 +218,36 @@ def _zero_points(stored: Array, rows: int, blocks: int, bits: int) -> Array:
     single = np.unpackbits(stored.reshape(rows, -1).astype(np.uint8), axis=1, bitorder="little")
     numbers = single[:, : single.shape[1] // bits * bits].reshape(rows, -1, bits)
     return (numbers @ (1 << np.arange(bits)))[:, :blocks].astype(np.float32)
+
+
+#: determinants are written out, by the elements of the first row and what these leave of the rest
+_MAX_ROWS = 4
+
+
+@op("Det", nnef="slice, mul, sub", fold=lambda call, x: np.linalg.det(x).astype(x.dtype))
+def det(call: Call) -> Value:
+    x = call[0]
+    if x.rank < 2 or x.shape[-1] != x.shape[-2] or not x.shape[-1]:
+        raise call.wrong(f"the determinant of {x}")
+    if x.shape[-1] > _MAX_ROWS:
+        raise call.refuse(f"the determinant of {x.shape[-1]} rows (up to {_MAX_ROWS} are)")
+    count = range(x.shape[-1])
+    rows = [call.slice(x, x.rank - 2, i, i + 1) for i in count]
+    elements = [[call.slice(row, x.rank - 1, i, i + 1) for i in count] for row in rows]
+    return call.squeeze(_determinant(call, elements), [x.rank - 2, x.rank - 1])
+
+
+def _determinant(call: Call, rows: list[list[Value]]) -> Value:
+    first, *others = rows
+    if not others:
+        return first[0]
+    total: Value | None = None
+    for i, element in enumerate(first):
+        minor = [row[:i] + row[i + 1 :] for row in others]
+        term = call.op("mul", element, _determinant(call, minor))
+        if total is None:
+            total = term
+        else:
+            total = call.op("sub" if i % 2 else "add", total, term)
+    assert total is not None
+    return total

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cml_engine.convert.onnx.call import Call
-from cml_engine.convert.onnx.rows import MICROSOFT, op
+from cml_engine.convert.onnx.rows import MICROSOFT, ML, op
 from cml_engine.convert.onnx.values import Value
 
 _SQRT_2_OVER_PI = float(np.sqrt(2 / np.pi))
@@ -200,3 +200,9 @@ def fast_gelu(call: Call) -> Value:
 @op("Gelu", nnef="gelu_erf", domain=MICROSOFT)
 def microsoft_gelu(call: Call) -> Value:
     return call.op("gelu_erf", call[0])
+
+
+@op("Binarizer", nnef="gt, select", attrs={"threshold": 0.0}, domain=ML)
+def binarizer(call: Call) -> Value:
+    above = call.op("gt", call.scalar(call[0]), call.attr("threshold"))
+    return call.cast(call.op("select", above, 1.0, 0.0), call[0].kind).typed(call[0].dtype)
