@@ -168,7 +168,7 @@ def digests(place: Path) -> bytes:
     from demo_game.chain import load_chain
 
     planet = Planet(place)
-    layers = layers_of(planet.region, load_chain())
+    layers = layers_of(planet.region, load_chain(), planet.block)
     store = Store(str(place), layers, writable=False)
     assert all(store.state(unit) == "whole" for layer in layers for unit in layer.units())
     group = zarr.open_group(place, mode="r")

@@ -15,6 +15,7 @@ from cml_engine.files.atomic_write import write_atomically
 from cml_engine.ranges import Real, Whole
 
 SEEDS = Whole(0, 2**31 - 1)
+BLOCKS = Whole(1, 64)
 WORKERS = Whole(1, 100_000)
 PRICE = Real(0.0001, 1_000_000)
 
@@ -31,6 +32,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--levels", required=True, metavar="A:B", help="finest and coarsest level, "
                       "both included; each level's tiles are twice as wide")  # fmt: skip
     made.add_argument("-o", "--output", required=True, metavar="PLANET.zarr")
+    made.add_argument("--block", type=BLOCKS, default=1, metavar="N", help="N x N tiles are one "
+                      "task and one chunk: for more than some dozens of workers")  # fmt: skip
     made.add_argument("--seed", type=SEEDS, default=7, help="which world (default 7)")
     made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
                       "population.nnef to take instead of ours")  # fmt: skip
@@ -81,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
     region = region_of(options.region, options.levels)
     own = options.models.absolute() if options.models else None
     chain = load_chain(own)
-    plan = Plan(layers_of(region, chain), manifest(region, chain, options.seed))
+    layers = layers_of(region, chain, options.block)
+    plan = Plan(layers, manifest(region, chain, options.seed, options.block))
     wanted = tuple(models(chain).items())
     work = PlanetWork(options.seed, own, options.backend, wanted, rules())
     workers = options.workers

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,21 @@ KIND, LICENCE = "planet", "Apache-2.0"
 _GAME = Path(__file__).resolve().parents[1]
 #: what decides how a tile comes about, besides the networks
 _RULES = ("operators/*.py", "operators/*.hlsl*", "world/noise.py", "world/tile.py", "chain.py")
+#: units whose values are kept: a unit's tiles are wanted one after the other
+_UNITS_KEPT = 8
 #: tensors of the game that the store has as bytes, by their names in it
 _AS_BYTES = {"shading": "shading", "albedo": "texels"}
 _BYTES = {"shading": "normal x, normal z, ambient occlusion, sunlight",
           "albedo": "red, green, blue (sRGB), roughness"}  # fmt: skip
 
 
-def layers_of(region: Region, chain: Chain) -> list[Layer]:
-    """A group for each level, the coarsest first: what covers much is there soon."""
-    return [_layer(region, level, chain.painted) for level in reversed(region.levels)]
+def layers_of(region: Region, chain: Chain, block: int = 1) -> list[Layer]:
+    """A group for each level, the coarsest first: what covers much is there soon. ``block`` tiles
+    along each side are one task and one chunk."""
+    return [_layer(region, level, chain.painted, block) for level in reversed(region.levels)]
 
 
-def _layer(region: Region, level: int, painted: int) -> Layer:
+def _layer(region: Region, level: int, painted: int, block: int) -> Layer:
     rows, columns = region.rows(level)
     grid = ("row", "column")
     arrays = {
@@ -52,7 +56,7 @@ def _layer(region: Region, level: int, painted: int) -> Layer:
     return Layer(
         f"L{level}",
         (len(rows), len(columns)),
-        (1, 1),
+        (block, block),
         ("z", "x"),
         arrays,
         {
@@ -71,27 +75,30 @@ def _layer(region: Region, level: int, painted: int) -> Layer:
     )
 
 
-def tile_of(layer: Layer, unit: Unit) -> TileId:
-    """The tile that a unit is."""
-    z, x = unit.at
-    where = layer.attributes
-    return TileId(where["level"], where["first_x"] + x, where["first_z"] + z)
+def tiles_of(layer: Layer, unit: Unit) -> list[list[TileId]]:
+    """The tiles of a unit, row by row."""
+    zs, xs = (range(span.start, span.stop) for span in layer.span(unit))
+    at = layer.attributes
+    first_x, first_z = at["first_x"], at["first_z"]
+    return [[TileId(at["level"], first_x + x, first_z + z) for x in xs] for z in zs]
 
 
-def unit_of(region: Region, tile: TileId) -> Unit:
-    """Where a tile lies."""
+def place_of(region: Region, tile: TileId, block: int) -> tuple[Unit, tuple[int, int]]:
+    """The unit that a tile lies in, and where in it."""
     rows, columns = region.rows(tile.level)
-    return Unit(f"L{tile.level}", (tile.z - rows.start, tile.x - columns.start))
+    z, x = tile.z - rows.start, tile.x - columns.start
+    return Unit(f"L{tile.level}", (z // block, x // block)), (z % block, x % block)
 
 
-def manifest(region: Region, chain: Chain, seed: int) -> dict[str, Any]:
-    """All that the tiles' values depend on, but for the device."""
+def manifest(region: Region, chain: Chain, seed: int, block: int = 1) -> dict[str, Any]:
+    """All that the tiles' values, and their places, depend on, but for the device."""
     return {
         "kind": KIND,
         "engine": cml.__version__,
         "seed": seed,
         "region": region.text,
         "levels": f"{region.finest}:{region.coarsest}",
+        "block": block,
         "rules": rules(),
         **{f"model {name}": found for name, found in models(chain).items()},
         "licence": LICENCE,
@@ -154,21 +161,23 @@ class Planet:
         self.seed = int(found["seed"])
         self.device = str(found["device"])
         self.region = region_of(found["region"], found["levels"])
+        self.block = int(found["block"])
         self._store: Store | None = None
-        self._layers: list[Layer] = []
+        self._look: Callable[[Unit], dict[str, Array] | None] = lambda unit: None
 
     def open(self, chain: Chain, seed: int) -> None:
         """Ready to be read by a game with these networks; :class:`cml.InputError` where it would
         make other tiles."""
-        wanted = manifest(self.region, chain, seed)
+        wanted = manifest(self.region, chain, seed, self.block)
         for key, value in wanted.items():
             if self.manifest.get(key) != value and key not in ("licence", "engine"):
                 raise cml.InputError(
                     f"'{self.place}' was baked with another {key}: {self.manifest.get(key)} there, "
                     f"{value} here. Fly over it with the same, or bake it again"
                 )
-        self._layers = layers_of(self.region, chain)
-        self._store = Store(str(self.place), self._layers, writable=False)
+        layers = layers_of(self.region, chain, self.block)
+        self._store = Store(str(self.place), layers, writable=False)
+        self._look = lru_cache(_UNITS_KEPT)(self._store.whole)
 
     def has(self, tile: TileId) -> bool:
         """Whether it may have the tile."""
@@ -176,9 +185,9 @@ class Planet:
 
     def cells(self, tile: TileId) -> dict[str, Array] | None:
         """A tile's arrays; None where it was not made, or is damaged."""
-        assert self._store is not None
-        found = self._store.whole(unit_of(self.region, tile))
-        return None if found is None else {name: value[0, 0] for name, value in found.items()}
+        unit, at = place_of(self.region, tile, self.block)
+        found = self._look(unit)
+        return None if found is None else {name: value[at] for name, value in found.items()}
 
     def tensors(self, tile: TileId) -> dict[str, Array] | None:
         """What the game shows of a tile; None where it has to be made."""

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import cml_engine as cml
 from cml_engine.distributed import Clock, Layer, Made, Unit
-from demo_game.bake.planet import models, rules, tile_of, to_cells
+from demo_game.bake.planet import models, rules, tiles_of, to_cells
 from demo_game.chain import load_chain
 from demo_game.maker import TileMaker
 from demo_game.world.tile import TileId
@@ -52,9 +54,14 @@ class PlanetMaker:
         return None
 
     def make(self, layer: Layer, unit: Unit, clock: Clock) -> Made:
-        tile = tile_of(layer, unit)
-        made = self.maker.make(tile, self.work.seed, clock, self._sessions(tile))
-        return Made({name: value[None, None] for name, value in to_cells(tile, made).items()})
+        extent = layer.extent(unit)
+        arrays = {n: np.zeros((*extent, *c.shape), c.dtype) for n, c in layer.arrays.items()}
+        for z, row in enumerate(tiles_of(layer, unit)):
+            for x, tile in enumerate(row):
+                made = self.maker.make(tile, self.work.seed, clock, self._sessions(tile))
+                for name, value in to_cells(tile, made).items():
+                    arrays[name][z, x] = value
+        return Made(arrays)
 
     def _sessions(self, tile: TileId) -> tuple[str, ...]:
         """Densities are baked of all levels, also where the game shows no plants."""

@@ -12,6 +12,7 @@ import pytest
 
 from cml_engine.distributed.cluster import connected
 from demo_game.bake.__main__ import main
+from demo_game.bake.planet import Planet
 from demo_game.chain import kept_names, load_chain
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import digest_of
@@ -58,6 +59,19 @@ def test_a_region_is_baked_and_drawn_and_not_baked_again(client, tmp_path, capsy
     assert "was made with another seed: 7 there, 8 here" in capsys.readouterr().err
     assert main([*words(place, levels="1:3"), *more]) == 2
     assert "was made with another levels: 1:2 there, 1:3 here" in capsys.readouterr().err
+
+
+def test_blocks_of_tiles_are_the_same_tiles(client, tmp_path):
+    more = ["--scheduler", client.scheduler.address]
+    for name, block in (("one", "1"), ("two", "2")):
+        assert main([*words(tmp_path / f"{name}.zarr", "-1:2,3:5"), *more, "--block", block]) == 0
+    one, two = (Planet(tmp_path / f"{name}.zarr") for name in ("one", "two"))
+    for planet in (one, two):
+        planet.open(load_chain(), 7)
+    for tile in one.region.tiles():
+        wanted, found = one.cells(tile), two.cells(tile)
+        assert wanted is not None and found is not None
+        assert found["digest"].any() and not any((found[n] != a).any() for n, a in wanted.items())
 
 
 def test_xarray_makes_a_map_of_it(client, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.distributed.store import Store, prepare
-from demo_game.bake.planet import Planet, layers_of, manifest, tile_of, to_cells
+from demo_game.bake.planet import Planet, layers_of, manifest, tiles_of, to_cells
 from demo_game.bake.region import Region
 from demo_game.chain import load_chain
 from demo_game.game import Settings
@@ -36,7 +36,7 @@ def bake_here(gpu: cml.Gpu, place: Path, region: Region, seed: int) -> Store:
     store, maker = Store(str(place), layers), TileMaker(chain, gpu)
     for layer in layers:
         for unit in layer.units():
-            tile = tile_of(layer, unit)
+            ((tile,),) = tiles_of(layer, unit)
             names = maker.chain.sessions_for(tile)
             made = maker.make(tile, seed, names=dict.fromkeys([*names, "population"]))
             cells = to_cells(tile, made)
