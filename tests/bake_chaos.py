@@ -26,6 +26,8 @@ LEVELS = "0:0"
 
 def main() -> int:
     options = parser().parse_args()
+    # in the background of a shell it is ignored, and would be by every client
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = run(Path(folder), options)
     print(json.dumps(found, indent=2))

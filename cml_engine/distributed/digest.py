@@ -18,7 +18,7 @@ def graph_digest(graph: Graph) -> str:
     def add(*words: Any) -> None:
         hasher.update(repr(words).encode())
 
-    add(graph.inputs, graph.outputs, graph.updates)
+    add(graph.inputs, graph.outputs, graph.updates, graph.integer)
     for node in graph.nodes:
         epilogues = [(e.op, e.inputs, _plain(e.attrs), e.position, e.own) for e in node.epilogues]
         add(node.op, node.inputs, node.outputs, _plain(node.attrs), epilogues)

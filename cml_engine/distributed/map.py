@@ -7,6 +7,7 @@ same bits; which number is measured once, on one worker, and kept in the store.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine import __version__
+from cml_engine.cooked import load_cooked
 from cml_engine.distributed.cluster import need_extra, usual_workers
 from cml_engine.distributed.digest import graph_digest
 from cml_engine.distributed.report import Report
@@ -46,6 +48,7 @@ _TASK_S, _TASK_BYTES = 0.1, 1 << 24
 _TASKS = 16
 BATCH = Whole(1, 4096)
 _ROW = "input"
+ANY_DEVICE = "any device: integers"
 #: the array of the store with the inputs' names
 NAMES = "input_names"
 
@@ -53,7 +56,8 @@ NAMES = "input_names"
 @dataclass(frozen=True)
 class NetworkWork:
     """A network and its inputs, for a worker: ``graphs`` has it for 1 input, and for others at once
-    where it can have such shapes. ``ops`` are files that register its operators."""
+    where it can have such shapes. ``ops`` are files that register its operators, ``cooked`` is the
+    network as a cooked file, whose kernels a worker need not compile."""
 
     graphs: Mapping[int, Graph]
     source: Source
@@ -61,6 +65,7 @@ class NetworkWork:
     options: CompileOptions
     key: str
     ops: tuple[str, ...] = ()
+    cooked: bytes | None = None
 
     def open(self) -> NetworkMaker:
         for file in self.ops:
@@ -85,8 +90,10 @@ class NetworkMaker:
 
     def __init__(self, work: NetworkWork) -> None:
         self.work = work
-        self.session = Session(work.graphs[1], work.backend, work.options)
-        self.device = device_name(self.session)
+        graph = work.graphs[1] if work.cooked is None else load_cooked(work.cooked)
+        self.session = Session(graph, work.backend, work.options)
+        # integers are equal on all devices
+        self.device = ANY_DEVICE if graph.integer else device_name(self.session)
         self._batched: dict[int, Session | None] = {1: self.session}
 
     def measure(self) -> Measured:
@@ -170,7 +177,7 @@ def _seconds(session: Session, inputs: dict[str, Array]) -> float:
 
 
 def map_network(
-    graph: Graph,
+    graph: Graph | str | Path,
     source: Any,
     store: str | Path,
     client: Any = None,
@@ -195,7 +202,7 @@ def map_network(
 
     Parameters
     ----------
-    graph : from :func:`cml_engine.load`.
+    graph : from :func:`cml_engine.load`, or the place of a cooked file.
     source : a pattern of files (``"tiles/*.npy"``), a list of files, a Zarr array or its place
         (each chunk is an input), a sequence of arrays or of arrays by name, or a :class:`Source`.
     store : a folder that all workers see, or a URL that Zarr knows.
@@ -215,7 +222,13 @@ def map_network(
     >>> zarr.open("out.zarr")["output"][17]                                    # doctest: +SKIP
     """
     need_extra()
+    cooked = None
+    if isinstance(graph, str | Path):
+        file = Path(graph)
+        graph, cooked = load_cooked(file), file.read_bytes()
     an_object(Graph, graph, "the graph to map (cml.load gives one)")
+    if graph.ready is not None and cooked is None:
+        raise InputError("a cooked network is sent to workers as its file: give its place instead")
     one_of(("auto", "gpu", "cpu"), backend, "backend")
     place, options = str(store), options or CompileOptions()
     _check_graph(graph)
@@ -229,16 +242,17 @@ def map_network(
     manifest = {
         "kind": "map",
         "engine": __version__,
-        "model": graph_digest(graph),
+        "model": graph_digest(graph) if cooked is None else hashlib.sha256(cooked).hexdigest(),
         "inputs": names_digest(inputs),
         "storage": options.storage,
     }
-    graphs = _graphs(graph, BATCHES if batch is None else (1, batch))
+    counts = () if cooked is not None else BATCHES if batch is None else (batch,)
+    graphs = _graphs(graph, counts)
     if batch is not None and batch not in graphs:
         raise InputError(f"the network takes no {batch} inputs at once: leave batch out")
     files = tuple(str(Path(file).absolute()) for file in ops)
     key = f"{manifest['model']} {manifest['inputs']} {backend} {options} {sorted(graphs)}"
-    work = NetworkWork(graphs, inputs, backend, options, key, files)
+    work = NetworkWork(graphs, inputs, backend, options, key, files, cooked)
     if client is None and scheduler is None and workers is None:
         workers = usual_workers(backend)
 

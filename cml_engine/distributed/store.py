@@ -69,12 +69,13 @@ class Store:
             stored[RECORD][unit.at] = np.frombuffer(digest_of(arrays), np.uint8)
         return sum(arrays[name].nbytes for name in layer.arrays)
 
-    def read(self, unit: Unit) -> dict[str, Array]:
-        """A unit's arrays; whatever Zarr raises where a chunk is damaged."""
+    def read(self, unit: Unit, names: Sequence[str] = ()) -> dict[str, Array]:
+        """A unit's arrays, or those named; whatever Zarr raises where a chunk is damaged."""
         layer, stored = self.layers[unit.layer], self._arrays[unit.layer]
         span = layer.span(unit)
-        found = _together(stored[name].async_array.getitem(span) for name in layer.arrays)
-        return {name: np.asarray(value) for name, value in zip(layer.arrays, found, strict=True)}
+        wanted = names or tuple(layer.arrays)
+        found = _together(stored[name].async_array.getitem(span) for name in wanted)
+        return {name: np.asarray(value) for name, value in zip(wanted, found, strict=True)}
 
     def state(self, unit: Unit) -> str:
         """``"missing"``, ``"damaged"`` or ``"whole"``."""

@@ -36,10 +36,8 @@ def picture(planet: Planet, most: int = _MOST) -> np.ndarray[Any, Any]:
     every = np.linspace(0, SIDE - 1, side).round().astype(int)
     for down, z in enumerate(rows):
         for right, x in enumerate(columns):
-            cells = planet.cells(TileId(level, x, z))
-            if cells is None:
-                continue
-            tile = overhead(cells["height"], cells["shading"], cells["albedo"])
+            seen = planet.seen(TileId(level, x, z))
+            tile = overhead(seen["height"], seen["shading"], seen["albedo"])
             place = np.s_[down * side : (down + 1) * side, right * side : (right + 1) * side]
             drawn[place] = tile[every][:, every]
     return drawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from demo_game.reporting.digest import digest_of
 from demo_game.world.tile import FINE, TileId
 
 Array = np.ndarray[Any, Any]
+#: what a map shows of a tile
+SEEN = ("height", "shading", "albedo")
 KIND, LICENCE = "planet", "Apache-2.0"
 _GAME = Path(__file__).resolve().parents[1]
 #: what decides how a tile comes about, besides the networks
@@ -163,6 +165,7 @@ class Planet:
         self.region = region_of(found["region"], found["levels"])
         self.block = int(found["block"])
         self._store: Store | None = None
+        self._glance: Callable[[Unit], dict[str, Array]] = lambda unit: {}
         self._look: Callable[[Unit], dict[str, Array] | None] = lambda unit: None
 
     def open(self, chain: Chain, seed: int) -> None:
@@ -178,6 +181,7 @@ class Planet:
         layers = layers_of(self.region, chain, self.block)
         self._store = Store(str(self.place), layers, writable=False)
         self._look = lru_cache(_UNITS_KEPT)(self._store.whole)
+        self._glance = lru_cache(_UNITS_KEPT)(partial(self._store.read, names=SEEN))
 
     def has(self, tile: TileId) -> bool:
         """Whether it may have the tile."""
@@ -188,6 +192,11 @@ class Planet:
         unit, at = place_of(self.region, tile, self.block)
         found = self._look(unit)
         return None if found is None else {name: value[at] for name, value in found.items()}
+
+    def seen(self, tile: TileId) -> dict[str, Array]:
+        """What a map shows of a tile: zeros where it was not made."""
+        unit, at = place_of(self.region, tile, self.block)
+        return {name: value[at] for name, value in self._glance(unit).items()}
 
     def tensors(self, tile: TileId) -> dict[str, Array] | None:
         """What the game shows of a tile; None where it has to be made."""

@@ -160,6 +160,20 @@ def test_several_at_once_only_where_the_bits_are_the_same(net, monkeypatch) -> N
     assert NetworkMaker(work)._at_once(4) is None
 
 
+def test_a_cooked_network_needs_no_compiler_on_its_workers(client, net, tmp_path, rng):
+    cooked = tmp_path / "net.cml"
+    assert cli.main(["cook", str(net), "-o", str(cooked), "--devices", "software"]) == 0
+    made = images(tmp_path / "in", 3, rng)
+    pattern = str(tmp_path / "in/*.npy")
+    report = map_network(cooked, pattern, tmp_path / "out.zarr", client, backend="cpu")
+    assert report.complete
+    wanted = expected(net, [{"image": image} for image in made])
+    found = zarr.open(tmp_path / "out.zarr")["out"][...]
+    np.testing.assert_array_equal(found, [given["out"] for given in wanted])
+    with pytest.raises(InputError, match="give its place instead"):
+        map_network(cml.load_cooked(cooked), pattern, tmp_path / "o.zarr", client)
+
+
 def test_a_networks_digest_is_of_what_it_computes(net, tmp_path) -> None:
     one = graph_digest(cml.load(net))
     cml.save(cml.load(net), tmp_path / "copy.nnef")

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from cml_engine.cli.common import compile_options, load_model
+from cml_engine.cli.common import compile_options, is_cooked, load_model
 from cml_engine.cli.options import add_options
 from cml_engine.distributed.cluster import WORKERS
 from cml_engine.distributed.map import BATCH, map_network
@@ -56,7 +56,7 @@ def run(a: argparse.Namespace) -> int:
     try:
         with shown("inputs") as progress:
             report = map_network(
-                graph,
+                a.model if is_cooked(a.model) else graph,
                 a.inputs,
                 a.output,
                 scheduler=a.scheduler,
