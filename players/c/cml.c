@@ -13,35 +13,53 @@
 
 /* ------------------------------------------------------------------ memory and errors */
 
-typedef struct home { /* where memory comes from, and what was made so far */
+typedef struct block { /* before every piece of memory */
+    struct block *next, *before;
+    size_t bytes, unused;
+} block;
+
+typedef struct home { /* where memory comes from, all that was taken, and what was made so far */
     cml_allocator hook;
+    block *blocks;
+    int is_short; /* some memory was not there */
     uint64_t host_blocks, buffers, bind_groups, pipelines;
 } home;
 
-static void *resized(home *from, void *block, size_t old, size_t bytes) {
-    void *now;
-    if (block == NULL && bytes == 0) return NULL;
-    if (bytes > 0) from->host_blocks++;
-    if (from->hook.reallocate != NULL)
-        now = from->hook.reallocate(from->hook.user, block, old, bytes);
-    else if (bytes > 0)
-        now = realloc(block, bytes);
-    else {
-        free(block);
-        now = NULL;
+/* Zeros, or NULL. */
+static void *taken(home *from, uint64_t count, size_t size) {
+    size_t bytes = sizeof(block) + (size_t)count * size;
+    block *b = NULL;
+    if (size == 0 || count <= (SIZE_MAX - sizeof *b) / size)
+        b = from->hook.take != NULL ? from->hook.take(from->hook.user, bytes) : malloc(bytes);
+    if (b == NULL) {
+        from->is_short = 1;
+        return NULL;
     }
-    if (now != NULL && bytes > old) memset((char *)now + old, 0, bytes - old);
-    return now;
+    memset(b, 0, bytes);
+    b->bytes = bytes;
+    b->next = from->blocks;
+    if (b->next != NULL) b->next->before = b;
+    from->blocks = b;
+    from->host_blocks++;
+    return b + 1;
 }
 
-/* Zeros; count * size is checked. */
-static void *taken(home *from, size_t count, size_t size) {
-    if (size != 0 && count > SIZE_MAX / size) return NULL;
-    return resized(from, NULL, 0, count * size > 0 ? count * size : 1);
+static void given_back(home *to, void *memory) {
+    block *b = memory == NULL ? NULL : (block *)memory - 1;
+    if (b == NULL) return;
+    if (b->next != NULL) b->next->before = b->before;
+    if (b->before != NULL)
+        b->before->next = b->next;
+    else
+        to->blocks = b->next;
+    if (to->hook.give_back != NULL)
+        to->hook.give_back(to->hook.user, b, b->bytes);
+    else
+        free(b);
 }
 
-static void given_back(home *to, void *block, size_t count, size_t size) {
-    resized(to, block, count * size > 0 ? count * size : 1, 0);
+static void all_given_back(home *to) {
+    while (to->blocks != NULL) given_back(to, to->blocks + 1);
 }
 
 #if defined(__GNUC__)
@@ -482,7 +500,7 @@ static uint8_t *unpacked_code(file *f, const kernel *k, const code *c) {
     if (unpacked(c->packed, c->packed_size, out, c->size) && (c == &k->wgsl || u32(out) == 0x07230203))
         return out;
     BAD(f, "the code of kernel '%.*s' is damaged", TEXT(k->label));
-    given_back(f->memory, out, c->size, 1);
+    given_back(f->memory, out);
     return NULL;
 }
 
@@ -531,6 +549,7 @@ static int binding_of(const plan *p, const uint8_t *row, uint32_t alignment, bin
 typedef struct place { /* an input or output */
     cml_shape shape;
     binding at;
+    uint64_t among; /* where it lies among the network's inputs, or outputs */
 } place;
 
 /* 0 where the numbers do not fit. */
@@ -782,35 +801,23 @@ static double factor_of_key(const guess *g, cml_text key) {
     return factor;
 }
 
-/* The tensor of the example: 1 where there is none of that number, -1 where it is damaged. */
-static int golden_of(file *f, uint32_t index, cml_golden *golden) {
+static cml_status check_golden(file *f) {
     part in;
-    const uint8_t *row;
-    uint64_t elements, offset;
-    uint32_t i, tolerance;
+    uint32_t i, k, extents[8];
+    uint64_t elements, bytes;
     int missing = section(f, "golden", 0, &in);
-    if (missing != 0) return missing;
-    memset(golden, 0, sizeof *golden);
-    if (in.size < 8 || 8 + (uint64_t)GOLDEN * u32(in.data) > in.size) goto damaged;
-    if (index >= u32(in.data)) return 1;
-    row = in.data + 8 + (uint64_t)GOLDEN * index;
-    tolerance = u32(in.data + 4);
-    memcpy(&golden->tolerance, &tolerance, sizeof tolerance);
-    golden->is_output = u32(row + 8) == 1;
-    golden->type = (cml_type)u32(row + 12);
-    golden->rank = u32(row + 16);
-    for (i = 0; i < 8; i++) golden->extents[i] = u32(row + 20 + 4 * i);
-    offset = u64(row + 56);
-    if (!text_of(f, row, &golden->name) || u32(row + 8) > 1 || u32(row + 12) > CML_LOGICAL ||
-        golden->rank > 8 || u32(row + 52) != 0 || !(golden->tolerance >= 0) ||
-        !measure(golden->extents, golden->rank, CML_PLAIN, &elements, &golden->bytes) ||
-        offset > in.size || golden->bytes > in.size - offset)
-        goto damaged;
-    golden->data = in.data + offset;
-    return 0;
-damaged:
-    BAD(f, "its example is damaged");
-    return -1;
+    if (missing != 0) return missing > 0 ? CML_OK : CML_ERROR_CORRUPT;
+    if (in.size < 8 || (in.size - 8) / GOLDEN < u32(in.data)) return BAD(f, "its example is damaged");
+    for (i = 0; i < u32(in.data); i++) {
+        const uint8_t *row = in.data + 8 + (uint64_t)GOLDEN * i;
+        cml_text name;
+        for (k = 0; k < 8; k++) extents[k] = u32(row + 20 + 4 * k);
+        if (!text_of(f, row, &name) || u32(row + 8) > 1 || u32(row + 12) > CML_LOGICAL || u32(row + 16) > 8 ||
+            u32(row + 52) != 0 || !measure(extents, u32(row + 16), CML_PLAIN, &elements, &bytes) ||
+            u64(row + 56) > in.size || bytes > in.size - u64(row + 56))
+            return BAD(f, "tensor %u of its example is damaged", i);
+    }
+    return CML_OK;
 }
 
 static file file_of(const void *bytes, size_t size, home *memory, cml_error *error) {
@@ -834,18 +841,17 @@ static cml_status check_kernels(file *f) {
             const code *c = language == 0 ? &k.spirv : &k.wgsl;
             uint8_t *out = c->size == 0 ? NULL : unpacked_code(f, &k, c);
             if (c->size != 0 && out == NULL) return f->error ? f->error->status : CML_ERROR_CORRUPT;
-            given_back(f->memory, out, c->size, c->size != 0);
+            given_back(f->memory, out);
         }
     }
     return CML_OK;
 }
 
 cml_status cml_check(const void *bytes, size_t size, const cml_allocator *allocator, cml_error *error) {
-    home memory = {{NULL, NULL}, 0, 0, 0, 0};
+    home memory = {{NULL, NULL, NULL}, NULL, 0, 0, 0, 0, 0};
     cml_error unheard;
     file f = file_of(bytes, size, &memory, error ? error : &unheard);
     cml_text nobody = {"", 0};
-    cml_golden golden;
     cml_status status;
     guess g;
     plan p;
@@ -864,16 +870,8 @@ cml_status cml_check(const void *bytes, size_t size, const cml_allocator *alloca
         if ((status = plan_values(&f, &p, values)) != CML_OK) return status;
     if (missing < 0) return CML_ERROR_CORRUPT;
     if (i == 0) return BAD(&f, "it has no plan");
-    for (i = 0; (missing = golden_of(&f, i, &golden)) == 0; i++) {}
-    return missing < 0 ? CML_ERROR_CORRUPT : guess_of(&f, nobody, &g);
-}
-
-cml_status cml_golden_of(const void *bytes, size_t size, uint32_t index, cml_golden *golden) {
-    file f = file_of(bytes, size, NULL, NULL);
-    int missing;
-    if (open_file(&f) != CML_OK || !needed_section(&f, "strings", 0, &f.strings)) return CML_ERROR_CORRUPT;
-    missing = golden_of(&f, index, golden);
-    return missing == 0 ? CML_OK : missing > 0 ? CML_ERROR_INPUT : CML_ERROR_CORRUPT;
+    status = check_golden(&f);
+    return status == CML_OK ? guess_of(&f, nobody, &g) : status;
 }
 
 /* ------------------------------------------------------------------ costs (scheduler/planning/cost_model.py) */
@@ -946,10 +944,10 @@ static curve **curve_at(const model *m, uint64_t key) {
 }
 
 static int more_points(home *memory, curve *c, int room) {
-    point *points;
-    if (room <= c->room) return 1;
-    points = resized(memory, c->points, sizeof *points * (size_t)c->room, sizeof *points * (size_t)room);
-    if (points == NULL) return 0;
+    point *points = room > c->room ? taken(memory, (uint64_t)room, sizeof *points) : c->points;
+    if (points == NULL || room <= c->room) return points != NULL;
+    if (c->count > 0) memcpy(points, c->points, sizeof *points * (size_t)c->count);
+    given_back(memory, c->points);
     c->points = points;
     c->room = room;
     return 1;
@@ -957,20 +955,16 @@ static int more_points(home *memory, curve *c, int room) {
 
 /* The curve of the key, with room for every number of workgroups up to `groups`; NULL: no memory. */
 static curve *curve_of(home *memory, model *m, uint64_t key, uint32_t groups) {
-    curve **at;
-    if (2 * (m->count + 1) > m->room) {
-        model old = *m;
-        uint32_t i;
-        m->room = old.room ? 2 * old.room : 64;
-        m->table = taken(memory, m->room, sizeof *m->table);
-        if (m->table == NULL) {
-            m->table = old.table;
-            m->room = old.room;
-            return NULL;
-        }
-        for (i = 0; i < old.room; i++)
-            if (old.table[i] != NULL) *curve_at(m, old.table[i]->key) = old.table[i];
-        given_back(memory, old.table, old.room, old.table ? sizeof *old.table : 0);
+    curve **at, **old = m->table;
+    uint32_t room = m->room, i;
+    if (2 * (m->count + 1) > room) {
+        curve **larger = taken(memory, room ? 2 * room : 64, sizeof *larger);
+        if (larger == NULL) return NULL;
+        m->table = larger;
+        m->room = room ? 2 * room : 64;
+        for (i = 0; i < room; i++)
+            if (old[i] != NULL) *curve_at(m, old[i]->key) = old[i];
+        given_back(memory, old);
     }
     at = curve_at(m, key);
     if (*at == NULL) {
@@ -981,16 +975,6 @@ static curve *curve_of(home *memory, model *m, uint64_t key, uint32_t groups) {
         m->count++;
     }
     return more_points(memory, *at, bucket_of(groups) + 1) ? *at : NULL;
-}
-
-static void free_model(home *memory, model *m) {
-    uint32_t i;
-    for (i = 0; i < m->room; i++)
-        if (m->table[i] != NULL) {
-            resized(memory, m->table[i]->points, sizeof(point) * (size_t)m->table[i]->room, 0);
-            given_back(memory, m->table[i], 1, sizeof(curve));
-        }
-    given_back(memory, m->table, m->room, m->table ? sizeof *m->table : 0);
 }
 
 /* The logarithm of the time of so many workgroups, of a curve that has points. */
@@ -1179,10 +1163,11 @@ struct cml_net {
     home memory;
     step *steps;
     uint32_t step_count, exclusive; /* of what is equal there only one job is under way */
+    double launch_ms;               /* of its file's first guess */
     const double *load_ms;          /* replays: what steps took when the network was loaded */
     double *after;                  /* predicted ms of the steps from each one on, in the frame: */
     uint64_t after_frame, seen_frame;
-    int adopted, is_ready;
+    int adopted, is_ready, guessed;
     cml_net *next;
     struct device_net *device;
 };
@@ -1236,6 +1221,7 @@ struct core {
     uint32_t live_count;
     double left[2]; /* the least virtual time of those that ended since the frame before, by idleness */
     cml_net *nets;
+    uint32_t net_count;
     candidate *candidates;
     uint32_t candidate_count;
     planned *slices;
@@ -1249,53 +1235,34 @@ struct core {
     uint32_t first_flight, flight_count;
     int wall_clock, has_ended; /* scheduler/feedback.py, where nothing is timed */
     double ended_ms, usual_ms, back_off;
-    const planned *given; /* replays: what another planner decided */
-    uint32_t given_count;
+    void (*planner)(core *c); /* replays: somebody else decides */
     int (*ready)(core *c, cml_net *net);
     void (*prepare)(core *c, cml_net *net, double ms);
     int (*start)(core *c, job *j);
     int (*finish)(core *c, job *j);
     void (*ended)(core *c, job *j); /* it is out of the running, for good or ill */
-    void *user;
 };
 
 static int over(const job *j) { return j->state != CML_QUEUED && j->state != CML_RUNNING; }
 
 static int idle(const job *j) { return !(j->priority > 0); }
 
-static void core_free(core *c) {
-    uint32_t i;
-    for (i = 0; i < IN_FLIGHT; i++) given_back(&c->memory, c->flights[i].parts, c->max_slices, sizeof(ran));
-    given_back(&c->memory, c->jobs, c->max_jobs, sizeof *c->jobs);
-    given_back(&c->memory, c->live, c->max_jobs, sizeof *c->live);
-    given_back(&c->memory, c->starts, c->max_jobs, sizeof *c->starts);
-    given_back(&c->memory, c->candidates, c->max_jobs, sizeof *c->candidates);
-    given_back(&c->memory, c->slices, c->max_slices, sizeof *c->slices);
-    given_back(&c->memory, c->model.predicted, c->max_slices, sizeof(double));
-    free_model(&c->memory, &c->model);
-}
-
 /* Memory for all that a frame needs; 0 where there is none. The numbers were set before. */
 static int core_make(core *c) {
     uint32_t i;
-    int good;
     c->jobs = taken(&c->memory, c->max_jobs, sizeof *c->jobs);
     c->live = taken(&c->memory, c->max_jobs, sizeof *c->live);
     c->starts = taken(&c->memory, c->max_jobs, sizeof *c->starts);
     c->candidates = taken(&c->memory, c->max_jobs, sizeof *c->candidates);
     c->slices = taken(&c->memory, c->max_slices, sizeof *c->slices);
     c->model.predicted = taken(&c->memory, c->max_slices, sizeof(double));
-    good = c->jobs && c->live && c->starts && c->candidates && c->slices && c->model.predicted;
-    for (i = 0; i < IN_FLIGHT; i++) {
-        c->flights[i].parts = taken(&c->memory, c->max_slices, sizeof(ran));
-        good = good && c->flights[i].parts;
-    }
+    for (i = 0; i < IN_FLIGHT; i++) c->flights[i].parts = taken(&c->memory, c->max_slices, sizeof(ran));
     c->left[0] = c->left[1] = HUGE_VAL;
     c->usual_ms = c->frame_ms;
     c->back_off = 1.0;
     c->model.error = log(2.5);
     c->model.launch_ms = 0.004;
-    return good;
+    return !c->memory.is_short;
 }
 
 /* The network's steps get their cost curves; 0 where there is no memory. */
@@ -1307,6 +1274,13 @@ static int adopt(core *c, cml_net *net) {
         s->curve = curve_of(&c->memory, &c->model, s->key, s->groups);
         if (s->curve == NULL) return 0;
     }
+    if (net->launch_ms > 0 && !c->model.guessed) { /* of one device all files say the same */
+        c->model.launch_ms = net->launch_ms;
+        c->model.unknown_samples += net->guessed ? GUESSED_SAMPLES : 0;
+        c->model.guessed = 1;
+    }
+    net->exclusive = net->exclusive == NONE ? c->net_count : net->exclusive;
+    c->net_count++;
     net->adopted = 1;
     net->next = c->nets;
     c->nets = net;
@@ -1488,27 +1462,14 @@ static int starts_beside(const core *c, uint32_t exclusive) {
     return 0;
 }
 
-static void take_given(core *c) { /* a replay: as another planner decided */
-    uint32_t i, k;
-    for (i = 0; i < c->given_count; i++) {
-        planned one = c->given[i];
-        for (k = 0; k < c->candidate_count && c->candidates[k].job != one.job; k++) {}
-        if (k == c->candidate_count || c->slice_count == c->max_slices) continue;
-        one.ms = predict(&c->model, one.job->net->steps + one.step, one.count);
-        c->slices[c->slice_count++] = one;
-        for (k = 0; k < c->start_count && c->starts[k] != one.job; k++) {}
-        if (k == c->start_count && one.job->state != CML_RUNNING) c->starts[c->start_count++] = one.job;
-    }
-}
-
 /* Slices in the policy's order until the aim is reached. */
 static void decide(core *c, int behind, cml_reason otherwise) {
     double left = c->report.aim_ms;
     uint32_t i;
     c->slice_count = c->start_count = 0;
     c->report.reason = otherwise;
-    if (c->given != NULL) {
-        take_given(c);
+    if (c->planner != NULL) {
+        c->planner(c);
         return;
     }
     if (!(c->report.budget_ms > 0) || behind) {
@@ -1846,3 +1807,1351 @@ static void abandon_frame(core *c, void (*back)(core *c, job *j)) {
     c->encoded = NULL;
     c->frame++;
 }
+
+#ifndef CML_CORE_ONLY
+/* ------------------------------------------------------------------ the device */
+
+#ifdef _WIN32
+#include <windows.h>
+#else
+#include <time.h>
+#include <unistd.h>
+#endif
+
+enum { TIMED = 12, RING = 8, AGE = 2, MOST_RESULTS = 8, BOUND_PER_FRAME = 32, SLOT_BYTES = 256, RECEIPTS = 256,
+       LEAST_UPLOAD = 64 << 10, UPLOAD_PER_MS = 256 << 10, CHUNK = 1 << 20 };
+
+typedef struct homeward { /* a buffer's bytes on their way home */
+    WGPUBuffer buffer;
+    uint64_t bytes, frame; /* the frame that copies them */
+    int pending, here, failed, dropped;
+} homeward;
+
+typedef struct scope { /* what the device says of what it was asked for; with Dawn some time later */
+    int waiting, failed;
+    WGPUErrorType type;
+    char text[240];
+} scope;
+
+typedef struct result { /* memory for the outputs of a job */
+    struct result *next;
+    WGPUBuffer buffer;
+    homeward back;
+    int used, asked;
+} result;
+
+typedef struct input_block { /* a job's inputs from the host, one after the other, are behind it */
+    struct input_block *next;
+} input_block;
+
+typedef struct device_net {
+    cml_net net;
+    cml_scheduler *scheduler;
+    file f;        /* its bytes go when all is built: what lasts is copied */
+    plan p;
+    place *places; /* inputs, then outputs */
+    binding *updates;
+    uint64_t input_bytes, output_bytes, uploaded[SPACES];
+    part values[SPACES];
+    WGPUBuffer spaces[SPACES], uniforms; /* slices of whole steps, of parts of steps, parameters */
+    uint32_t uniform_bytes, ranges, bound; /* parts in this frame, steps that have a bind group */
+    uint8_t *range_words;
+    WGPUComputePipeline *pipelines; /* by kernel */
+    WGPUBindGroupLayout *layouts;
+    WGPUBindGroup *groups; /* by step */
+    scope said;
+    int trusted, built;
+    result *results;
+    input_block *free_blocks;
+} device_net;
+
+typedef struct taken_input { /* from the device: a range, or what a job will have made */
+    uint32_t input, output;
+    WGPUBuffer buffer;
+    uint64_t offset;
+    job *maker;
+} taken_input;
+
+typedef struct device_job {
+    input_block *block;
+    uint64_t from_host; /* a bit for each input that is in the block */
+    taken_input takes[MOST_TAKEN];
+    uint32_t take_count, needs[MOST_TAKEN], need_count;
+    result *result;
+    uint32_t worked; /* a bit for each slot of the ring whose frame had work of it */
+} device_job;
+
+typedef struct ring_slot { /* where a frame's timestamps and its receipt go */
+    homeward back;
+    int busy;
+    uint32_t passes;
+} ring_slot;
+
+struct cml_scheduler {
+    core core;
+    cml_options options;
+    WGPUQueue queue;
+    WGPULimits limits;
+    char name[256];
+    int software, has_half, lanes, timed, lost;
+    double tick_ms;
+    uint32_t each; /* timestamps of a pass: its end, or both */
+    WGPUQuerySet queries;
+    WGPUBuffer resolved;
+    ring_slot ring[RING];
+    device_job *jobs;
+    cml_slice *told;
+    WGPUCommandEncoder encoder;
+    double last_ms, budget_ms;
+};
+
+static const WGPUBufferUsage TENSORS = WGPUBufferUsage_Storage | WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
+
+static double machine_ms(void *unused) {
+#ifdef _WIN32
+    LARGE_INTEGER now, second;
+    QueryPerformanceCounter(&now);
+    QueryPerformanceFrequency(&second);
+    (void)unused;
+    return 1e3 * (double)now.QuadPart / (double)second.QuadPart;
+#else
+    struct timespec now;
+    (void)unused;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return 1e3 * (double)now.tv_sec + 1e-6 * (double)now.tv_nsec;
+#endif
+}
+
+static double steady_now(cml_scheduler *s) { /* a clock that goes back, or is none, is not believed */
+    double now = s->options.now_ms(s->options.now_user);
+    if (now > s->last_ms && !isinf(now)) s->last_ms = now;
+    return s->last_ms;
+}
+
+static uint32_t processors(void) {
+#ifdef _WIN32
+    const char *count = getenv("NUMBER_OF_PROCESSORS");
+    return count != NULL && atoi(count) > 0 ? (uint32_t)atoi(count) : 1;
+#else
+    long count = sysconf(_SC_NPROCESSORS_ONLN);
+    return count > 0 ? (uint32_t)count : 1;
+#endif
+}
+
+static void poll_device(cml_scheduler *s) { /* let callbacks run; never waits */
+#ifdef CML_DAWN
+    if (s->options.instance != NULL) wgpuInstanceProcessEvents(s->options.instance);
+#else
+    wgpuDevicePoll(s->options.device, 0, NULL);
+#endif
+}
+
+static WGPUStringView view(cml_text text) {
+    WGPUStringView found = {text.data, text.length};
+    return found;
+}
+
+static cml_text text_from(const char *data) {
+    cml_text found = {data, strlen(data)};
+    return found;
+}
+
+static WGPUBuffer new_buffer(cml_scheduler *s, home *counts, WGPUBufferUsage usage, uint64_t bytes) {
+    WGPUBufferDescriptor wanted;
+    memset(&wanted, 0, sizeof wanted);
+    wanted.label = view(text_from("cml"));
+    wanted.usage = usage;
+    wanted.size = bytes < 256 ? 256 : (bytes + 3) / 4 * 4;
+    counts->buffers++;
+    return wgpuDeviceCreateBuffer(s->options.device, &wanted);
+}
+
+static void drop_buffer(WGPUBuffer *buffer) {
+    if (*buffer != NULL) {
+        wgpuBufferDestroy(*buffer);
+        wgpuBufferRelease(*buffer);
+    }
+    *buffer = NULL;
+}
+
+/* --- errors of the device */
+
+static void said(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGPUStringView message, void *to, void *unused) {
+    scope *found = to;
+    (void)unused;
+    found->waiting--;
+    if (status != WGPUPopErrorScopeStatus_Success || type == WGPUErrorType_NoError || found->failed) return;
+    found->failed = 1;
+    found->type = type;
+    snprintf(found->text, sizeof found->text, "%.*s",
+             message.length < sizeof found->text ? (int)message.length : (int)sizeof found->text - 1,
+             message.data ? message.data : "");
+}
+
+static void listen(cml_scheduler *s) {
+    wgpuDevicePushErrorScope(s->options.device, WGPUErrorFilter_OutOfMemory);
+    wgpuDevicePushErrorScope(s->options.device, WGPUErrorFilter_Validation);
+}
+
+static void heard(cml_scheduler *s, scope *to) {
+    WGPUPopErrorScopeCallbackInfo info;
+    int i;
+    memset(&info, 0, sizeof info);
+    info.mode = WGPUCallbackMode_AllowProcessEvents;
+    info.callback = said;
+    info.userdata1 = to;
+    for (i = 0; i < 2; i++) {
+        to->waiting++;
+        wgpuDevicePopErrorScope(s->options.device, info);
+    }
+}
+
+static cml_status refused(const scope *from, cml_error *error) {
+    if (!from->failed) return CML_OK;
+    return fail(error, from->type == WGPUErrorType_OutOfMemory ? CML_ERROR_MEMORY : CML_ERROR_DEVICE,
+                "the device refused: %s", from->text);
+}
+
+/* --- bytes on their way home */
+
+static void came_home(WGPUMapAsyncStatus status, WGPUStringView message, void *to, void *unused) {
+    homeward *h = to;
+    (void)message;
+    (void)unused;
+    h->pending = 0;
+    h->here = !h->dropped && status == WGPUMapAsyncStatus_Success;
+    h->failed = !h->dropped && status != WGPUMapAsyncStatus_Success;
+    h->dropped = 0;
+}
+
+static void ask_for(homeward *h) {
+    WGPUBufferMapCallbackInfo info;
+    memset(&info, 0, sizeof info);
+    info.mode = WGPUCallbackMode_AllowProcessEvents;
+    info.callback = came_home;
+    info.userdata1 = h;
+    h->pending = 1;
+    wgpuBufferMapAsync(h->buffer, WGPUMapMode_Read, 0, (size_t)h->bytes, info);
+}
+
+/* It is not wanted any more; a callback that is still to come finds it dropped. */
+static void let_go(homeward *h) {
+    if (h->pending) h->dropped = 1;
+    if (h->buffer != NULL && (h->pending || h->here)) wgpuBufferUnmap(h->buffer);
+    h->here = h->failed = 0;
+}
+
+/* Before its memory goes. With a device that never calls back it is better lost than written to. */
+static int settled(cml_scheduler *s, homeward *h) {
+    int tries = 0;
+    let_go(h);
+    drop_buffer(&h->buffer);
+    while (h->pending && tries++ < 1000) poll_device(s);
+    return !h->pending;
+}
+
+/* --- loading */
+
+static int lacks(char *why, size_t room, cml_text profile, const char *what, uint64_t wanted, uint64_t got) {
+    size_t at = strlen(why);
+    snprintf(why + at, room - at, "%s'%.*s' needs %s %llu, the device has %llu", at ? "; " : "", TEXT(profile),
+             what, (unsigned long long)wanted, (unsigned long long)got);
+    return 0;
+}
+
+static int fits(cml_scheduler *s, file *f, const plan *p, char *why, size_t room) {
+    const WGPULimits *has = &s->limits;
+    uint64_t most = 0, width = has->maxComputeWorkgroupsPerDimension;
+    uint32_t i;
+#define NEED(what, wanted, got) \
+    if ((uint64_t)(got) < (uint64_t)(wanted)) return lacks(why, room, p->profile, what, wanted, got)
+    if (has->minStorageBufferOffsetAlignment > p->storage_alignment)
+        return lacks(why, room, p->profile, "minStorageBufferOffsetAlignment of at most",
+                     p->storage_alignment, has->minStorageBufferOffsetAlignment);
+    if (has->minUniformBufferOffsetAlignment > p->uniform_alignment)
+        return lacks(why, room, p->profile, "minUniformBufferOffsetAlignment of at most",
+                     p->uniform_alignment, has->minUniformBufferOffsetAlignment);
+    NEED("maxStorageBufferBindingSize", p->binding_size, has->maxStorageBufferBindingSize);
+    NEED("maxBufferSize", p->buffer_size, has->maxBufferSize);
+    NEED("maxComputeInvocationsPerWorkgroup", p->invocations, has->maxComputeInvocationsPerWorkgroup);
+    NEED("maxComputeWorkgroupStorageSize", p->workgroup_storage, has->maxComputeWorkgroupStorageSize);
+    NEED("maxStorageBuffersPerShaderStage", p->storage_buffers, has->maxStorageBuffersPerShaderStage);
+    NEED("lanes of a subgroup", p->lanes, s->lanes);
+    for (i = 0; i < SPACES; i++) NEED("a buffer of bytes", p->spaces[i], has->maxBufferSize);
+    for (i = 0; i < p->binding_count; i++) {
+        uint64_t bytes = u64(p->bindings + (uint64_t)BINDING * i + 16);
+        if (bytes > most) most = bytes;
+    }
+    NEED("a binding of bytes", most, has->maxStorageBufferBindingSize);
+    for (i = 0; i < p->step_count; i++) {
+        const uint8_t *row = p->steps + (uint64_t)STEP * i;
+        kernel k;
+        kernel_of(f, u32(row), &k);
+        NEED("tensors of a kernel", k.tensors, has->maxStorageBuffersPerShaderStage);
+        NEED("workgroups", u32(row + 4), width * width);
+        NEED("subgroups", k.flags & KERNEL_SUBGROUPS ? 1 : 0, s->lanes);
+        NEED("shader-f16", k.flags & KERNEL_HALF ? 1 : 0, s->has_half);
+#ifdef CML_DAWN
+        NEED("kernels in WGSL", 1, k.wgsl.size);
+#endif
+    }
+#undef NEED
+    return 1;
+}
+
+/* The first plan that fits; on a software driver those that are made for one come first. */
+static cml_status choose_plan(cml_scheduler *s, file *f, plan *p) {
+    char why[400] = "";
+    uint32_t i;
+    int pass, missing = 0;
+    for (pass = s->software ? 0 : 1; pass < 2; pass++)
+        for (i = 0; (missing = open_plan(f, i, p)) == 0; i++)
+            if ((pass == 1 || p->software) && fits(s, f, p, why, pass == 0 ? 1 : sizeof why)) return CML_OK;
+    if (missing < 0) return CML_ERROR_CORRUPT;
+    return fail(f->error, CML_ERROR_STALE, "no profile of the file fits this device: %s. Cook it for more devices",
+                why);
+}
+
+
+static uint32_t stride_of(const cml_scheduler *s) { /* of slices in a uniform buffer */
+    return s->limits.minUniformBufferOffsetAlignment > 16 ? s->limits.minUniformBufferOffsetAlignment : 16;
+}
+
+static void write_slice(const cml_scheduler *s, uint8_t *to, uint32_t first, uint32_t end) {
+    uint32_t words[4] = {0};
+    words[0] = first;
+    words[1] = end;
+    words[2] = s->limits.maxComputeWorkgroupsPerDimension;
+    memcpy(to, words, sizeof words);
+}
+
+static cml_status take_tables(device_net *n) {
+    home *from = &n->net.memory;
+    const plan *p = &n->p;
+    char *strings = taken(from, n->f.strings.size, 1);
+    n->places = taken(from, p->input_count + (uint64_t)p->output_count, sizeof *n->places);
+    n->updates = taken(from, 2 * (uint64_t)p->update_count, sizeof *n->updates);
+    n->net.steps = taken(from, p->step_count, sizeof *n->net.steps);
+    n->net.after = taken(from, (uint64_t)p->step_count + 1, sizeof *n->net.after);
+    n->pipelines = taken(from, n->f.kernel_count, sizeof *n->pipelines);
+    n->layouts = taken(from, n->f.kernel_count, sizeof *n->layouts);
+    n->groups = taken(from, p->step_count, sizeof *n->groups);
+    n->range_words = taken(from, n->scheduler->core.max_slices, stride_of(n->scheduler));
+    if (from->is_short) return fail(n->f.error, CML_ERROR_MEMORY, "no memory for the network's tables");
+    memcpy(strings, n->f.strings.data, (size_t)n->f.strings.size);
+    n->p.profile.data = strings + (n->p.profile.data - (const char *)n->f.strings.data);
+    n->f.strings.data = (const uint8_t *)strings;
+    return CML_OK;
+}
+
+/* What is needed of the tables when the file's bytes are gone. */
+static cml_status read_tables(device_net *n, const guess *g) {
+    plan *p = &n->p;
+    uint32_t i, stride = stride_of(n->scheduler);
+    uint64_t at = stride * ((uint64_t)p->step_count + n->scheduler->core.max_slices);
+    for (i = 0; i < p->input_count + p->output_count; i++) {
+        uint64_t *end = i < p->input_count ? &n->input_bytes : &n->output_bytes;
+        const uint8_t *rows = i < p->input_count ? p->inputs : p->outputs - (uint64_t)TENSOR * p->input_count;
+        place_of(&n->f, p, rows + (uint64_t)TENSOR * i, n->places + i);
+        n->places[i].among = *end;
+        *end += (n->places[i].shape.bytes + 255) / 256 * 256;
+    }
+    for (i = 0; i < 2 * p->update_count; i++)
+        binding_of(p, p->updates + (uint64_t)BINDING * i, 4, n->updates + i);
+    for (i = 0; i < p->step_count; i++) {
+        const uint8_t *row = p->steps + (uint64_t)STEP * i;
+        step *to = n->net.steps + i;
+        cml_text key;
+        to->kernel = u32(row);
+        to->groups = u32(row + 4);
+        to->first_binding = u32(row + 8);
+        to->binding_count = u32(row + 12);
+        to->params_at = (uint32_t)at;
+        to->params_bytes = u32(row + 24);
+        at = (at + to->params_bytes + stride - 1) / stride * stride;
+        text_of(&n->f, row + 32, &to->op);
+        text_of(&n->f, row + 40, &to->title);
+        text_of(&n->f, row + 48, &key);
+        to->key = key_of(key);
+        to->work = most_of(f64(row + 64) / g->flops_per_ms, f64(row + 72) / g->bytes_per_ms);
+        to->factor = factor_of_key(g, key);
+    }
+    n->net.step_count = p->step_count;
+    n->uniform_bytes = (uint32_t)at;
+    return at <= n->scheduler->limits.maxBufferSize && at < NONE ? CML_OK
+        : fail(n->f.error, CML_ERROR_STALE, "the network's parameters do not fit into one buffer");
+}
+
+static cml_status make_buffers(device_net *n) {
+    cml_scheduler *s = n->scheduler;
+    uint8_t *words = taken(&n->net.memory, n->uniform_bytes, 1);
+    uint32_t i;
+    if (words == NULL) return fail(n->f.error, CML_ERROR_MEMORY, "no memory for the network's parameters");
+    listen(s);
+    for (i = 0; i < SPACES; i++)
+        if (i != OWN || n->p.spaces[OWN] > 0)
+            n->spaces[i] = new_buffer(s, &n->net.memory, TENSORS, n->p.spaces[i]);
+    n->uniforms = new_buffer(s, &n->net.memory, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst, n->uniform_bytes);
+    heard(s, &n->said);
+    for (i = 0; i < n->p.step_count; i++) {
+        const step *of = n->net.steps + i;
+        write_slice(s, words + (size_t)stride_of(s) * i, 0, of->groups);
+        memcpy(words + of->params_at, n->p.params + u32(n->p.steps + (uint64_t)STEP * i + 20), of->params_bytes);
+    }
+    if (!n->said.failed) wgpuQueueWriteBuffer(s->queue, n->uniforms, 0, words, n->uniform_bytes);
+    given_back(&n->net.memory, words);
+    return refused(&n->said, n->f.error);
+}
+
+static void free_net(device_net *n) {
+    home memory;
+    uint32_t i;
+    int safe = 1;
+    result *r;
+    for (r = n->results; r != NULL; r = r->next) {
+        safe = settled(n->scheduler, &r->back) && safe;
+        drop_buffer(&r->buffer);
+    }
+    for (i = 0; i < n->net.step_count; i++)
+        if (n->groups[i] != NULL) wgpuBindGroupRelease(n->groups[i]);
+    for (i = 0; n->net.steps != NULL && i < n->f.kernel_count; i++) {
+        if (n->pipelines[i] != NULL) wgpuComputePipelineRelease(n->pipelines[i]);
+        if (n->layouts[i] != NULL) wgpuBindGroupLayoutRelease(n->layouts[i]);
+    }
+    for (i = 0; i < SPACES; i++) drop_buffer(&n->spaces[i]);
+    drop_buffer(&n->uniforms);
+    for (i = 0; n->said.waiting > 0 && i < 1000; i++) poll_device(n->scheduler);
+    memory = n->net.memory;
+    if (safe && n->said.waiting == 0) all_given_back(&memory);
+}
+
+cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t flags, cml_net **net, cml_error *error) {
+    home memory = {{NULL, NULL, NULL}, NULL, 0, 0, 0, 0, 0};
+    cml_error unheard;
+    device_net *n;
+    cml_status status;
+    guess g;
+    memory.hook = s->options.allocator;
+    *net = NULL;
+    n = taken(&memory, 1, sizeof *n);
+    if (n == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a network");
+    n->net.memory = memory;
+    n->net.device = n;
+    n->scheduler = s;
+    n->trusted = (flags & CML_TRUSTED) != 0;
+    n->f = file_of(bytes, size, &n->net.memory, error ? error : &unheard);
+    status = open_file(&n->f);
+    if (status == CML_OK) status = open_kernels(&n->f);
+    if (status == CML_OK) status = choose_plan(s, &n->f, &n->p);
+    if (status == CML_OK) status = plan_values(&n->f, &n->p, n->values);
+    if (status == CML_OK) status = guess_of(&n->f, text_from(s->name), &g);
+    if (status == CML_OK) status = take_tables(n);
+    if (status == CML_OK) status = read_tables(n, &g);
+    if (status == CML_OK) status = make_buffers(n);
+    n->f.error = NULL;
+    if (status != CML_OK) {
+        free_net(n);
+        return status;
+    }
+    n->net.launch_ms = g.launch_ms;
+    n->net.exclusive = NONE;
+    n->net.guessed = g.count > 0;
+    *net = &n->net;
+    return CML_OK;
+}
+
+static WGPUShaderModule shader_of(device_net *n, const kernel *k, const code *c, const uint8_t *words) {
+    WGPUShaderModuleDescriptor wanted;
+    WGPUShaderSourceWGSL text;
+    memset(&wanted, 0, sizeof wanted);
+    memset(&text, 0, sizeof text);
+    wanted.label = view(k->label);
+    text.chain.sType = WGPUSType_ShaderSourceWGSL;
+    text.code.data = (const char *)words;
+    text.code.length = c->size;
+    wanted.nextInChain = &text.chain;
+#ifndef CML_DAWN
+    if (c == &k->spirv) {
+        WGPUShaderSourceSPIRV spirv;
+        memset(&spirv, 0, sizeof spirv);
+        spirv.chain.sType = WGPUSType_ShaderSourceSPIRV;
+        spirv.codeSize = c->size / 4;
+        spirv.code = (const uint32_t *)(const void *)words;
+        wanted.nextInChain = &spirv.chain;
+        return n->trusted && k->flags & KERNEL_TRUSTED
+            ? wgpuDeviceCreateShaderModuleTrusted(n->scheduler->options.device, &wanted, 0)
+            : wgpuDeviceCreateShaderModule(n->scheduler->options.device, &wanted);
+    }
+    if (n->trusted && k->flags & KERNEL_TRUSTED)
+        return wgpuDeviceCreateShaderModuleTrusted(n->scheduler->options.device, &wanted, 0);
+#endif
+    return wgpuDeviceCreateShaderModule(n->scheduler->options.device, &wanted);
+}
+
+#ifdef CML_DAWN
+static void pipeline_came(WGPUCreatePipelineAsyncStatus status, WGPUComputePipeline made, WGPUStringView why,
+                          void *net, void *to) {
+    device_net *n = net;
+    *(WGPUComputePipeline *)to = made;
+    n->said.waiting--;
+    if (status == WGPUCreatePipelineAsyncStatus_Success) return;
+    n->said.failed = 1;
+    snprintf(n->said.text, sizeof n->said.text, "a kernel: %.*s", (int)(why.length < 200 ? why.length : 200), why.data);
+}
+#endif
+
+static void make_pipeline(device_net *n, const kernel *k, WGPUShaderModule module, WGPUPipelineLayout layout,
+                          WGPUComputePipeline *to) {
+    WGPUComputePipelineDescriptor wanted;
+    memset(&wanted, 0, sizeof wanted);
+    wanted.label = view(k->label);
+    wanted.layout = layout;
+    wanted.compute.module = module;
+    wanted.compute.entryPoint = view(text_from("main"));
+#ifdef CML_DAWN /* wgpu-native has no such call: there pipelines are built by whoever asks */
+    {
+        WGPUCreateComputePipelineAsyncCallbackInfo info;
+        memset(&info, 0, sizeof info);
+        info.mode = WGPUCallbackMode_AllowProcessEvents;
+        info.callback = pipeline_came;
+        info.userdata1 = n;
+        info.userdata2 = to;
+        n->said.waiting++;
+        wgpuDeviceCreateComputePipelineAsync(n->scheduler->options.device, &wanted, info);
+    }
+#else
+    *to = wgpuDeviceCreateComputePipeline(n->scheduler->options.device, &wanted);
+#endif
+}
+
+static cml_status build_kernel(device_net *n, uint32_t index, cml_error *error) {
+    WGPUDevice device = n->scheduler->options.device;
+    WGPUBindGroupLayoutEntry entries[66];
+    WGPUBindGroupLayoutDescriptor bound;
+    WGPUPipelineLayoutDescriptor whole;
+    WGPUPipelineLayout layout;
+    WGPUShaderModule module;
+    const code *c;
+    uint8_t *words;
+    kernel k;
+    uint32_t i;
+    n->f.error = error;
+    kernel_of(&n->f, index, &k);
+    c = &k.wgsl;
+#ifndef CML_DAWN
+    if (k.spirv.size > 0) c = &k.spirv;
+#endif
+    words = unpacked_code(&n->f, &k, c);
+    if (words == NULL) return CML_ERROR_CORRUPT;
+    memset(entries, 0, sizeof entries);
+    memset(&bound, 0, sizeof bound);
+    memset(&whole, 0, sizeof whole);
+    for (i = 0; i < k.tensors + 2; i++) {
+        entries[i].binding = i;
+        entries[i].visibility = WGPUShaderStage_Compute;
+        entries[i].buffer.type = i < 2 ? WGPUBufferBindingType_Uniform : WGPUBufferBindingType_Storage;
+        entries[i].buffer.hasDynamicOffset = i == 0;
+        entries[i].buffer.minBindingSize = i == 0 ? 16 : i == 1 ? k.params : 0;
+    }
+    bound.entryCount = k.tensors + 2;
+    bound.entries = entries;
+    listen(n->scheduler);
+    n->layouts[index] = wgpuDeviceCreateBindGroupLayout(device, &bound);
+    whole.bindGroupLayoutCount = 1;
+    whole.bindGroupLayouts = n->layouts + index;
+    layout = wgpuDeviceCreatePipelineLayout(device, &whole);
+    module = shader_of(n, &k, c, words);
+    if (layout != NULL && module != NULL) make_pipeline(n, &k, module, layout, n->pipelines + index);
+    heard(n->scheduler, &n->said);
+    if (module != NULL) wgpuShaderModuleRelease(module);
+    if (layout != NULL) wgpuPipelineLayoutRelease(layout);
+    given_back(&n->net.memory, words);
+    n->net.memory.pipelines++;
+    return refused(&n->said, error);
+}
+
+static void bind_step(device_net *n, uint32_t index) {
+    const step *of = n->net.steps + index;
+    const uint8_t *rows = n->p.bindings + (uint64_t)BINDING * of->first_binding;
+    WGPUBindGroupEntry entries[66];
+    WGPUBindGroupDescriptor wanted;
+    uint32_t i;
+    memset(entries, 0, sizeof entries);
+    memset(&wanted, 0, sizeof wanted);
+    for (i = 0; i < of->binding_count + 2; i++) {
+        entries[i].binding = i;
+        if (i < 2) {
+            entries[i].buffer = n->uniforms;
+            entries[i].offset = i == 0 ? 0 : of->params_at;
+            entries[i].size = i == 0 ? 16 : of->params_bytes;
+        } else {
+            binding at;
+            binding_of(&n->p, rows + BINDING * (i - 2), 4, &at);
+            entries[i].buffer = n->spaces[at.space];
+            entries[i].offset = at.offset;
+            entries[i].size = at.bytes;
+        }
+    }
+    wanted.layout = n->layouts[of->kernel];
+    wanted.entryCount = of->binding_count + 2;
+    wanted.entries = entries;
+    n->groups[index] = wgpuDeviceCreateBindGroup(n->scheduler->options.device, &wanted);
+    n->net.memory.bind_groups++;
+}
+
+/* Upload at most so many bytes of weights; whether all are there. */
+static int upload(device_net *n, uint64_t bytes) {
+    uint32_t i;
+    for (i = WEIGHTS; i < SPACES; i++)
+        while (n->uploaded[i] < n->values[i].size) {
+            uint64_t left = n->values[i].size - n->uploaded[i], chunk = left < CHUNK ? left : CHUNK;
+            uint8_t tail[4] = {0};
+            if (bytes == 0) return 0;
+            chunk = chunk < bytes ? chunk : bytes;
+            if (chunk >= 4) chunk = chunk / 4 * 4;
+            else memcpy(tail, n->values[i].data + n->uploaded[i], (size_t)(left < 4 ? left : 4));
+            wgpuQueueWriteBuffer(n->scheduler->queue, n->spaces[i], n->uploaded[i],
+                                 chunk >= 4 ? n->values[i].data + n->uploaded[i] : tail, chunk >= 4 ? (size_t)chunk : 4);
+            n->uploaded[i] += chunk >= 4 ? chunk : left < 4 ? left : 4;
+            bytes -= chunk < bytes ? chunk : bytes;
+        }
+    return 1;
+}
+
+/* Get on with what the network lacks, for about so long, but at least a step of it. */
+static cml_status advance(device_net *n, double ms, uint64_t bytes, uint32_t groups, cml_error *error) {
+    cml_scheduler *s = n->scheduler;
+    double end = s->options.now_ms(s->options.now_user) + ms;
+    cml_status status = refused(&n->said, error);
+    if (n->built || status != CML_OK || !upload(n, bytes)) return n->built || status != CML_OK ? status : CML_PENDING;
+    while (n->bound < n->p.step_count) {
+        uint32_t kernel_index = n->net.steps[n->bound].kernel;
+        if (n->layouts[kernel_index] == NULL) {
+            status = build_kernel(n, kernel_index, error);
+            if (status != CML_OK) return status;
+            if (s->options.now_ms(s->options.now_user) >= end) return CML_PENDING;
+        }
+        if (n->pipelines[kernel_index] == NULL || groups-- == 0) return refused(&n->said, error) ? CML_ERROR_DEVICE : CML_PENDING;
+        listen(s);
+        bind_step(n, n->bound++);
+        heard(s, &n->said);
+        if ((status = refused(&n->said, error)) != CML_OK) return status;
+    }
+    n->built = n->said.waiting == 0;
+    return n->built ? CML_OK : CML_PENDING;
+}
+
+cml_status cml_build(cml_net *net, double ms, cml_error *error) {
+    cml_status status = advance(net->device, ms, UINT64_MAX, UINT32_MAX, error);
+    poll_device(net->device->scheduler);
+    return status;
+}
+
+static cml_status shape_at(const place *places, uint32_t count, uint32_t index, cml_shape *shape) {
+    if (index >= count) return CML_ERROR_INPUT;
+    *shape = places[index].shape;
+    return CML_OK;
+}
+
+cml_status cml_input_shape(const cml_net *net, uint32_t index, cml_shape *shape) {
+    return shape_at(net->device->places, net->device->p.input_count, index, shape);
+}
+
+cml_status cml_output_shape(const cml_net *net, uint32_t index, cml_shape *shape) {
+    const device_net *n = net->device;
+    return shape_at(n->places + n->p.input_count, n->p.output_count, index, shape);
+}
+
+cml_net_info cml_info(const cml_net *net) {
+    const plan *p = &net->device->p;
+    cml_net_info found;
+    found.profile = p->profile;
+    found.steps = p->step_count;
+    found.arena_bytes = p->spaces[ARENA];
+    found.weights_bytes = p->spaces[WEIGHTS];
+    found.own_bytes = p->spaces[OWN];
+    found.flops = p->flops;
+    found.gas = p->gas;
+    return found;
+}
+
+/* --- jobs on the device */
+
+static device_job *on_device(cml_scheduler *s, const job *j) { return s->jobs + (j - s->core.jobs); }
+
+static void drop_inputs(cml_scheduler *s, job *j) {
+    device_job *d = on_device(s, j);
+    device_net *n = j->net->device;
+    if (d->block != NULL) {
+        d->block->next = n->free_blocks;
+        n->free_blocks = d->block;
+        d->block = NULL;
+    }
+    while (d->take_count > 0)
+        if (d->takes[--d->take_count].buffer != NULL) wgpuBufferRelease(d->takes[d->take_count].buffer);
+}
+
+static void drop_result(cml_scheduler *s, job *j) {
+    device_job *d = on_device(s, j);
+    if (d->result != NULL) {
+        let_go(&d->result->back);
+        d->result->used = d->result->asked = 0;
+    }
+    d->result = NULL;
+}
+
+void cml_unload(cml_scheduler *s, cml_net *net) {
+    cml_net **at = &s->core.nets;
+    uint32_t i;
+    for (i = 0; i < s->core.max_jobs; i++)
+        if (s->core.jobs[i].state != CML_GONE && s->core.jobs[i].net == net) {
+            end_job(&s->core, s->core.jobs + i, CML_CANCELLED, "its network was unloaded");
+            drop_inputs(s, s->core.jobs + i);
+            drop_result(s, s->core.jobs + i);
+        }
+    while (*at != NULL && *at != net) at = &(*at)->next;
+    if (*at != NULL) *at = net->next;
+    s->core.flight_count = 0; /* their steps may be this one's */
+    free_net(net->device);
+}
+
+/* Memory for a job's outputs: what another one left, else new. */
+static int take_result(cml_scheduler *s, job *j) {
+    device_net *n = j->net->device;
+    device_job *d = on_device(s, j);
+    uint32_t count = 0;
+    result *r;
+    if (d->result != NULL) return BEGUN;
+    for (r = n->results; r != NULL && (r->used || r->back.pending); r = r->next) count++;
+    if (r == NULL) {
+        if (count >= MOST_RESULTS || (r = taken(&n->net.memory, 1, sizeof *r)) == NULL) return WAITS;
+        listen(s);
+        r->buffer = new_buffer(s, &n->net.memory, TENSORS, n->output_bytes);
+        heard(s, &n->said);
+        if (n->said.failed || r->buffer == NULL) {
+            given_back(&n->net.memory, r);
+            end_job(&s->core, j, CML_FAILED, "the device has no memory for its outputs");
+            return REFUSED;
+        }
+        r->next = n->results;
+        n->results = r;
+    }
+    r->used = 1;
+    d->result = r;
+    return BEGUN;
+}
+
+static int net_ready(core *c, cml_net *net) {
+    (void)c;
+    return net->device->built;
+}
+
+static void prepare_net(core *c, cml_net *net, double ms) {
+    cml_error error;
+    uint64_t bytes = (uint64_t)(ms * UPLOAD_PER_MS);
+    uint32_t i;
+    cml_status status = advance(net->device, ms, bytes < LEAST_UPLOAD ? LEAST_UPLOAD : bytes, BOUND_PER_FRAME, &error);
+    for (i = c->max_jobs; status > CML_PENDING && i > 0; i--)
+        if (c->jobs[i - 1].net == net) end_job(c, c->jobs + i - 1, CML_FAILED, error.text);
+}
+
+static int start_on_device(core *c, job *j) {
+    cml_scheduler *s = (cml_scheduler *)c; /* its first member */
+    device_net *n = j->net->device;
+    device_job *d = on_device(s, j);
+    uint32_t i;
+    int came = take_result(s, j);
+    if (came != BEGUN) return came;
+    for (i = 0; i < n->p.input_count; i++)
+        if (d->from_host >> i & 1 && n->places[i].shape.bytes > 0)
+            wgpuQueueWriteBuffer(s->queue, n->spaces[n->places[i].at.space], n->places[i].at.offset,
+                                 (uint8_t *)(d->block + 1) + n->places[i].among, (size_t)n->places[i].shape.bytes);
+    for (i = 0; i < d->take_count; i++) {
+        const taken_input *t = d->takes + i;
+        const place *to = n->places + t->input;
+        result *made = t->maker == NULL ? NULL : on_device(s, t->maker)->result;
+        uint64_t at = made == NULL ? t->offset
+            : t->maker->net->device->places[t->maker->net->device->p.input_count + t->output].among;
+        if (to->shape.bytes > 0)
+            wgpuCommandEncoderCopyBufferToBuffer(s->encoder, made == NULL ? t->buffer : made->buffer, at,
+                                                 n->spaces[to->at.space], to->at.offset, to->shape.bytes);
+    }
+    return BEGUN;
+}
+
+static int finish_on_device(core *c, job *j) {
+    cml_scheduler *s = (cml_scheduler *)c;
+    device_net *n = j->net->device;
+    uint32_t i;
+    int came = take_result(s, j);
+    if (came != BEGUN) return came;
+    for (i = n->p.input_count; i < n->p.input_count + n->p.output_count; i++)
+        if (n->places[i].shape.bytes > 0)
+            wgpuCommandEncoderCopyBufferToBuffer(s->encoder, n->spaces[n->places[i].at.space], n->places[i].at.offset,
+                                                 on_device(s, j)->result->buffer, n->places[i].among,
+                                                 n->places[i].shape.bytes);
+    for (i = 0; i < n->p.update_count; i++) {
+        const binding *from = n->updates + 2 * i, *to = from + 1;
+        wgpuCommandEncoderCopyBufferToBuffer(s->encoder, n->spaces[from->space], from->offset, n->spaces[to->space],
+                                             to->offset, from->bytes < to->bytes ? from->bytes : to->bytes);
+    }
+    return BEGUN;
+}
+
+static void ended_on_device(core *c, job *j) {
+    cml_scheduler *s = (cml_scheduler *)c;
+    if (j->state == CML_DONE) return; /* which may be taken back with its frame */
+    drop_inputs(s, j);
+    drop_result(s, j);
+}
+
+static void back_on_device(core *c, job *j) { /* its frame never ran */
+    if (j->state == CML_QUEUED) drop_result((cml_scheduler *)c, j);
+}
+
+static job *found(cml_scheduler *s, cml_job handle) {
+    uint32_t index = (uint32_t)handle - 1;
+    job *j = s->core.jobs + index;
+    return index < s->core.max_jobs && j->generation == handle >> 32 && j->state != CML_GONE ? j : NULL;
+}
+
+static cml_job handle_of(const cml_scheduler *s, const job *j) {
+    return (cml_job)j->generation << 32 | ((uint32_t)(j - s->core.jobs) + 1);
+}
+
+/* Places of jobs that were released and that nobody takes from any more are free. */
+static void reclaim(cml_scheduler *s) {
+    uint32_t i;
+    for (i = 0; i < s->core.max_jobs && !s->core.open; i++) {
+        job *j = s->core.jobs + i;
+        if (j->state == CML_GONE || !over(j) || !j->released || j->takers > 0) continue;
+        drop_result(s, j);
+        j->state = CML_GONE;
+        j->generation++;
+    }
+}
+
+static int named(const place *places, uint32_t count, const char *name) {
+    uint32_t i;
+    for (i = 0; i < count; i++)
+        if (name != NULL && same_text(places[i].shape.name, name)) return (int)i;
+    return -1;
+}
+
+/* One input of a job to be: what is wrong with it, or how it will come. */
+static cml_status accept_input(cml_scheduler *s, device_net *n, const cml_input *in, device_job *d, cml_error *error) {
+    int at = named(n->places, n->p.input_count, in->name), output;
+    const cml_shape *shape = &n->places[at < 0 ? 0 : at].shape;
+    taken_input *t = d->takes + d->take_count;
+    uint32_t i;
+    if (at < 0) return fail(error, CML_ERROR_INPUT, "the network has no input '%s'", in->name ? in->name : "");
+    for (i = 0; i < d->take_count; i++)
+        if (d->takes[i].input == (uint32_t)at) break;
+    if (d->from_host >> at & 1 || i < d->take_count)
+        return fail(error, CML_ERROR_INPUT, "input '%s' is given twice", in->name);
+    if (in->data != NULL || shape->bytes == 0) {
+        if (shape->layout != CML_PLAIN || in->bytes != shape->bytes)
+            return fail(error, CML_ERROR_INPUT, "input '%s': wanted %llu bytes, got %llu", in->name,
+                        (unsigned long long)shape->bytes, (unsigned long long)in->bytes);
+        d->from_host |= (uint64_t)1 << at;
+        memcpy((uint8_t *)(d->block + 1) + n->places[at].among, in->data, in->bytes);
+        return CML_OK;
+    }
+    if (d->take_count == MOST_TAKEN) return fail(error, CML_ERROR_INPUT, "a job takes at most %d tensors", MOST_TAKEN);
+    memset(t, 0, sizeof *t);
+    t->input = (uint32_t)at;
+    t->offset = in->offset;
+    if (in->buffer != NULL) {
+        uint64_t size = wgpuBufferGetSize(in->buffer);
+        if (in->offset % 4 != 0 || in->offset > size || shape->bytes > size - in->offset)
+            return fail(error, CML_ERROR_INPUT, "input '%s': %llu bytes at %llu are not in its buffer of %llu", in->name,
+                        (unsigned long long)shape->bytes, (unsigned long long)in->offset, (unsigned long long)size);
+        t->buffer = in->buffer;
+    } else {
+        const device_net *m;
+        const cml_shape *from;
+        t->maker = found(s, in->job);
+        if (t->maker == NULL || t->maker->released || t->maker->state == CML_CANCELLED || t->maker->state == CML_FAILED)
+            return fail(error, CML_ERROR_INPUT, "input '%s' has no data, or its job has no outputs", in->name);
+        m = t->maker->net->device;
+        output = named(m->places + m->p.input_count, m->p.output_count, in->output);
+        if (output < 0) return fail(error, CML_ERROR_INPUT, "input '%s': the job has no such output", in->name);
+        from = &m->places[m->p.input_count + (uint32_t)output].shape;
+        if (from->bytes != shape->bytes || from->type != shape->type || from->layout != shape->layout)
+            return fail(error, CML_ERROR_INPUT, "input '%s': the job's output is of another shape or type", in->name);
+        t->output = (uint32_t)output;
+    }
+    d->take_count++;
+    return CML_OK;
+}
+
+cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, size_t count,
+                      const cml_job_options *options, cml_job *handle, cml_error *error) {
+    static const cml_job_options usual = {1.0, 0.0, NULL};
+    device_net *n = net->device;
+    job *j = free_place(&s->core);
+    device_job made;
+    cml_status status = CML_OK;
+    uint32_t generation, i;
+    *handle = 0;
+    options = options ? options : &usual;
+    if (s->lost) return fail(error, CML_ERROR_DEVICE, "the device was lost");
+    if (!(options->deadline_ms >= 0) || isinf(options->deadline_ms + options->priority) ||
+        !(options->priority >= 0 || same(options->priority, CML_IDLE)))
+        return fail(error, CML_ERROR_INPUT, "the priority or the deadline is no number of 0 or more");
+    if (options->slot != NULL && strlen(options->slot) >= SLOT_NAME)
+        return fail(error, CML_ERROR_INPUT, "the slot's name is longer than %d bytes", SLOT_NAME - 1);
+    if (j == NULL) return fail(error, CML_ERROR_FULL, "there are %u jobs: release some", s->core.max_jobs);
+    if (count != n->p.input_count) return fail(error, CML_ERROR_INPUT, "the network has %u inputs, got %u",
+                                               n->p.input_count, (unsigned)count);
+    memset(&made, 0, sizeof made);
+    made.block = n->free_blocks;
+    if (made.block == NULL) made.block = taken(&n->net.memory, sizeof *made.block + n->input_bytes, 1);
+    else n->free_blocks = made.block->next;
+    if (made.block == NULL || !adopt(&s->core, net)) status = fail(error, CML_ERROR_MEMORY, "no memory for a job");
+    for (i = 0; i < count && status == CML_OK; i++) status = accept_input(s, n, inputs + i, &made, error);
+    if (status != CML_OK) {
+        if (made.block != NULL) {
+            made.block->next = n->free_blocks;
+            n->free_blocks = made.block;
+        }
+        return status;
+    }
+    generation = j->generation + (j->state != CML_GONE); /* whoever was here and failed is forgotten */
+    memset(j, 0, sizeof *j);
+    j->generation = generation;
+    j->number = s->core.numbers++;
+    j->net = net;
+    j->priority = options->priority < 0 ? 0.0 : options->priority > 0 ? options->priority : 1.0;
+    j->last_served_ms = steady_now(s);
+    j->dated = options->deadline_ms > 0;
+    j->deadline_at = j->last_served_ms + options->deadline_ms;
+    snprintf(j->slot, sizeof j->slot, "%s", options->slot ? options->slot : "");
+    *on_device(s, j) = made;
+    for (i = 0; i < made.take_count; i++) {
+        if (made.takes[i].buffer != NULL) wgpuBufferAddRef(made.takes[i].buffer);
+        if (made.takes[i].maker == NULL) continue;
+        made.takes[i].maker->takers++;
+        j->makers[j->maker_count++] = made.takes[i].maker;
+    }
+    enlist(&s->core, j);
+    *handle = handle_of(s, j);
+    return CML_OK;
+}
+
+cml_job_info cml_job_state(cml_scheduler *s, cml_job handle) {
+    job *j = found(s, handle);
+    cml_job_info told = {CML_GONE, 0, 0.0, 0.0, ""};
+    core *c = &s->core;
+    double left, ahead = 0;
+    uint32_t i;
+    if (j == NULL) return told;
+    told.state = j->state;
+    told.paused = j->paused;
+    told.error = j->error;
+    told.progress = j->state == CML_DONE;
+    if (over(j)) return told;
+    left = remaining_ms(c, j);
+    told.progress = left + j->given_ms > 0 ? j->given_ms / (left + j->given_ms) : 0.0;
+    for (c->candidate_count = i = 0; i < c->live_count; i++)
+        if (!c->live[i]->paused || c->live[i] == j) {
+            c->candidates[c->candidate_count].job = c->live[i];
+            c->candidates[c->candidate_count++].remaining = remaining_ms(c, c->live[i]);
+        }
+    c->now = steady_now(s);
+    put_in_order(c);
+    for (i = 0; c->candidates[i].job != j; i++) ahead += c->candidates[i].remaining;
+    told.eta_ms = (ahead + left) / most_of(c->rate, 1e-9) + c->frame_ms;
+    return told;
+}
+
+void cml_cancel(cml_scheduler *s, cml_job handle) {
+    job *j = found(s, handle);
+    if (j != NULL) end_job(&s->core, j, CML_CANCELLED, "cancelled by the host");
+}
+
+void cml_pause(cml_scheduler *s, cml_job handle, int paused) {
+    job *j = found(s, handle);
+    if (j != NULL) j->paused = paused;
+}
+
+void cml_release(cml_scheduler *s, cml_job handle) {
+    job *j = found(s, handle);
+    if (j == NULL) return;
+    end_job(&s->core, j, CML_CANCELLED, "released by the host");
+    j->released = 1;
+    reclaim(s);
+}
+
+/* The output of a job that is done, and its place; NULL otherwise. */
+static const place *output_of(cml_scheduler *s, job *j, const char *name) {
+    const device_net *n;
+    int at;
+    if (j == NULL || j->state != CML_DONE || j->released || on_device(s, j)->result == NULL) return NULL;
+    n = j->net->device;
+    at = named(n->places + n->p.input_count, n->p.output_count, name);
+    return at < 0 ? NULL : n->places + n->p.input_count + at;
+}
+
+cml_status cml_tensor_of(cml_scheduler *s, cml_job handle, const char *output, cml_tensor *tensor) {
+    job *j = found(s, handle);
+    const place *from = output_of(s, j, output);
+    if (j != NULL && !over(j)) return CML_PENDING;
+    if (from == NULL) return CML_ERROR_INPUT;
+    tensor->buffer = on_device(s, j)->result->buffer;
+    tensor->offset = from->among;
+    tensor->bytes = from->shape.bytes;
+    tensor->shape = from->shape;
+    return CML_OK;
+}
+
+cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *data, size_t bytes, cml_error *error) {
+    job *j = found(s, handle);
+    const place *from = output_of(s, j, output);
+    const void *here;
+    result *r;
+    if (j != NULL && !over(j)) {
+        j->wants_read = 1;
+        return CML_PENDING;
+    }
+    if (from == NULL || from->shape.layout != CML_PLAIN || bytes != from->shape.bytes)
+        return fail(error, CML_ERROR_INPUT, "no plain output '%s' of %llu bytes: %s", output, (unsigned long long)bytes,
+                    j != NULL && j->error[0] ? j->error : "see cml_output_shape");
+    r = on_device(s, j)->result;
+    j->wants_read = 1;
+    if (r->back.failed) return fail(error, CML_ERROR_DEVICE, "the readback failed: the device is lost");
+    if (!r->back.here) return CML_PENDING;
+    here = bytes ? wgpuBufferGetConstMappedRange(r->back.buffer, (size_t)from->among, bytes) : data;
+    if (here == NULL) return fail(error, CML_ERROR_DEVICE, "the readback failed: the buffer is not mapped");
+    if (bytes > 0) memcpy(data, here, bytes);
+    return CML_OK;
+}
+
+/* --- frames */
+
+static void request_reads(cml_scheduler *s) {
+    uint32_t i;
+    for (i = 0; i < s->core.max_jobs; i++) {
+        job *j = s->core.jobs + i;
+        result *r = j->state == CML_DONE ? on_device(s, j)->result : NULL;
+        device_net *n;
+        if (r == NULL || !j->wants_read || r->asked || r->back.pending) continue;
+        n = j->net->device;
+        if (r->back.buffer == NULL)
+            r->back.buffer = new_buffer(s, &n->net.memory, WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst, n->output_bytes);
+        if (r->back.buffer == NULL) continue;
+        r->back.bytes = n->output_bytes < 256 ? 256 : n->output_bytes;
+        r->back.frame = s->core.frame;
+        r->asked = 1;
+        wgpuCommandEncoderCopyBufferToBuffer(s->encoder, r->buffer, 0, r->back.buffer, 0, r->back.bytes);
+    }
+}
+
+static ring_slot *free_slot(cml_scheduler *s) {
+    uint32_t i;
+    for (i = 0; i < RING; i++)
+        if (!s->ring[i].busy && !s->ring[i].back.pending) return s->ring + i;
+    return NULL;
+}
+
+/* A pass with the slot's next timestamps, where there are any. */
+static WGPUComputePassEncoder begin_pass(cml_scheduler *s, ring_slot *slot) {
+    WGPUComputePassDescriptor wanted;
+    WGPUPassTimestampWrites writes;
+    memset(&wanted, 0, sizeof wanted);
+    memset(&writes, 0, sizeof writes);
+    if (slot != NULL && s->timed) {
+        uint32_t at = s->each * ((uint32_t)(slot - s->ring) * (TIMED + 1) + slot->passes++);
+        writes.querySet = s->queries;
+        writes.beginningOfPassWriteIndex = s->each == 2 ? at : WGPU_QUERY_SET_INDEX_UNDEFINED;
+        writes.endOfPassWriteIndex = s->each == 2 ? at + 1 : at;
+        wanted.timestampWrites = &writes;
+    }
+    return wgpuCommandEncoderBeginComputePass(s->encoder, &wanted);
+}
+
+static void end_pass(WGPUComputePassEncoder pass) {
+    wgpuComputePassEncoderEnd(pass);
+    wgpuComputePassEncoderRelease(pass);
+}
+
+static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, const planned *part) {
+    device_net *n = part->job->net->device;
+    const step *of = n->net.steps + part->step;
+    uint32_t width = s->limits.maxComputeWorkgroupsPerDimension, stride = stride_of(s), slice = stride * part->step;
+    if (part->count != of->groups) {
+        write_slice(s, n->range_words + (size_t)stride * n->ranges, part->first, part->first + part->count);
+        slice = stride * (n->p.step_count + n->ranges++);
+    }
+    wgpuComputePassEncoderSetPipeline(pass, n->pipelines[of->kernel]);
+    wgpuComputePassEncoderSetBindGroup(pass, 0, n->groups[part->step], 1, &slice);
+    wgpuComputePassEncoderDispatchWorkgroups(pass, part->count <= width ? part->count : width,
+                                             part->count <= width ? 1 : (part->count - 1) / width + 1, 1);
+}
+
+/* The slices, a pass for each group that is timed. */
+static void encode_slices(cml_scheduler *s) {
+    core *c = &s->core;
+    ring_slot *slot = c->slice_count > 0 ? free_slot(s) : NULL;
+    uint32_t group, i = 0, at;
+    if (slot != NULL) {
+        slot->busy = 1;
+        slot->passes = 0;
+        slot->back.frame = c->frame;
+        if (s->each == 1 && s->timed) end_pass(begin_pass(s, slot)); /* each is timed from the end of the one before */
+    }
+    for (group = 0; group < c->group_count; group++) {
+        WGPUComputePassEncoder pass = begin_pass(s, slot);
+        for (; i < c->group_ends[group]; i++) {
+            dispatch(s, pass, c->slices + i);
+            if (slot != NULL) on_device(s, c->slices[i].job)->worked |= 1u << (slot - s->ring);
+        }
+        end_pass(pass);
+    }
+    for (i = 0; i < c->slice_count; i++) {
+        device_net *n = c->slices[i].job->net->device;
+        if (n->ranges > 0)
+            wgpuQueueWriteBuffer(s->queue, n->uniforms, (uint64_t)stride_of(s) * n->p.step_count, n->range_words,
+                                 (size_t)stride_of(s) * n->ranges);
+        n->ranges = 0;
+    }
+    if (slot == NULL) return;
+    at = (uint32_t)(slot - s->ring) * SLOT_BYTES;
+    if (slot->passes > 0) {
+        wgpuCommandEncoderResolveQuerySet(s->encoder, s->queries, s->each * (uint32_t)(slot - s->ring) * (TIMED + 1),
+                                          s->each * slot->passes, s->resolved, at);
+        wgpuCommandEncoderCopyBufferToBuffer(s->encoder, s->resolved, at, slot->back.buffer, 0, 8 * s->each * slot->passes);
+    }
+    wgpuCommandEncoderCopyBufferToBuffer(s->encoder, s->resolved, RING * SLOT_BYTES + 4 * (c->frame % RECEIPTS),
+                                         slot->back.buffer, SLOT_BYTES - 4, 4);
+}
+
+const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, double budget_ms) {
+    core *c = &s->core;
+    double start = s->options.now_ms(s->options.now_user);
+    uint32_t i, behind = 0;
+    if (c->open || s->lost) {
+        c->report.reason = s->lost ? CML_DEVICE_ERROR : CML_FRAME_NOT_ENDED;
+        c->report.slices = c->report.finished = c->slice_count = 0;
+        return &c->report;
+    }
+    s->encoder = encoder;
+    for (i = 0; i < RING; i++) behind += s->ring[i].back.pending && !s->ring[i].back.dropped;
+    if (budget_ms >= 0 && !isinf(budget_ms)) s->budget_ms = budget_ms;
+    fill_frame(c, steady_now(s), s->budget_ms, -1.0, 0, behind >= s->options.max_frames_in_flight);
+    encode_slices(s);
+    finish_jobs(c);
+    request_reads(s);
+    await_frame(c, 0);
+    for (i = 0; i < c->slice_count; i++) {
+        const planned *from = c->slices + i;
+        cml_slice *to = s->told + i;
+        to->job = handle_of(s, from->job);
+        to->step = from->step;
+        to->first = from->first;
+        to->count = from->count;
+        to->predicted_ms = from->ms;
+        to->op = from->job->net->steps[from->step].op;
+        to->title = from->job->net->steps[from->step].title;
+    }
+    c->report.cpu_ms = s->options.now_ms(s->options.now_user) - start;
+    if (c->encoded != NULL) c->encoded->report = c->report;
+    return &c->report;
+}
+
+const cml_slice *cml_slices(const cml_scheduler *s) { return s->told; }
+
+/* A frame was ended and never ran: who had work in it, and who took from them, has wrong results. */
+static void fail_harmed(cml_scheduler *s, uint32_t slot) {
+    uint32_t i;
+    for (i = 0; i < s->core.max_jobs; i++) {
+        job *j = s->core.jobs + i;
+        if (j->state == CML_GONE || !(s->jobs[i].worked >> slot & 1)) continue;
+        end_job(&s->core, j, CML_FAILED, "");
+        if (j->state == CML_CANCELLED) continue;
+        j->state = CML_FAILED; /* even where it was done */
+        snprintf(j->error, sizeof j->error, "a frame was encoded and never submitted: its result would be wrong. "
+                 "Submit every encoder, or call cml_abandon_frame()");
+        drop_result(s, j);
+    }
+}
+
+/* What has arrived of a slot: its timings, or that its frame never ran. */
+static uint32_t take_slot(cml_scheduler *s, ring_slot *slot, timing *to) {
+    const uint8_t *data = wgpuBufferGetConstMappedRange(slot->back.buffer, 0, SLOT_BYTES);
+    uint32_t index = (uint32_t)(slot - s->ring), i, count = 0;
+    int ran = data != NULL && u32(data + SLOT_BYTES - 4) == slot->back.frame % RECEIPTS + 1;
+    if (data != NULL && !ran) fail_harmed(s, index);
+    for (i = s->each == 1 ? 1 : 0; ran && i < slot->passes; i++) {
+        uint64_t begin, end;
+        memcpy(&begin, data + (s->each == 1 ? 8 * (i - 1) : 16 * i), 8);
+        memcpy(&end, data + (s->each == 1 ? 8 * i : 16 * i + 8), 8);
+        to[count].frame = slot->back.frame;
+        to[count].group = count;
+        to[count].ms = end > begin ? (double)(end - begin) * s->tick_ms : 0.0;
+        count++;
+    }
+    let_go(&slot->back);
+    slot->busy = 0;
+    for (i = 0; i < s->core.max_jobs; i++) s->jobs[i].worked &= ~(1u << index);
+    return count;
+}
+
+uint32_t cml_end_frame(cml_scheduler *s) {
+    core *c = &s->core;
+    timing timings[RING * TIMED];
+    uint32_t i, count = 0;
+    if (!c->open || s->lost) return c->measured_count = 0;
+    for (i = 0; i < c->max_jobs; i++)
+        if (c->jobs[i].state != CML_GONE && (c->jobs[i].begun_now || c->jobs[i].state == CML_DONE)) drop_inputs(s, c->jobs + i);
+    for (i = 0; i < RING; i++)
+        if (s->ring[i].busy && !s->ring[i].back.pending && c->frame - s->ring[i].back.frame >= AGE) ask_for(&s->ring[i].back);
+    for (i = 0; i < c->max_jobs; i++) {
+        result *r = c->jobs[i].state == CML_DONE ? s->jobs[i].result : NULL;
+        if (r != NULL && r->asked && !r->back.pending && !r->back.here && !r->back.failed && c->frame - r->back.frame >= AGE)
+            ask_for(&r->back);
+    }
+    poll_device(s);
+    for (i = 0; i < RING; i++) {
+        ring_slot *slot = s->ring + i;
+        if (slot->busy && slot->back.here) count += take_slot(s, slot, timings + count);
+        else if (slot->busy && slot->back.failed) slot->busy = slot->back.failed = 0;
+    }
+    end_frame(c, timings, count, steady_now(s));
+    reclaim(s);
+    return c->measured_count;
+}
+
+const cml_report *cml_measured(const cml_scheduler *s, uint32_t index) {
+    return index < s->core.measured_count ? s->core.measured + index : NULL;
+}
+
+void cml_abandon_frame(cml_scheduler *s) {
+    uint32_t i;
+    for (i = 0; i < RING; i++)
+        if (s->core.open && s->ring[i].busy && s->ring[i].back.frame == s->core.frame) s->ring[i].busy = 0;
+    for (i = 0; i < s->core.max_jobs; i++)
+        if (s->core.open && s->jobs[i].result != NULL && s->jobs[i].result->asked && s->jobs[i].result->back.frame == s->core.frame)
+            s->jobs[i].result->asked = 0;
+    abandon_frame(&s->core, back_on_device);
+    reclaim(s);
+}
+
+void cml_device_lost(cml_scheduler *s) {
+    s->lost = 1;
+    while (s->core.live_count > 0) end_job(&s->core, s->core.live[0], CML_FAILED, "the device was lost");
+}
+
+cml_counts cml_made(const cml_scheduler *s) {
+    const home *m = &s->core.memory;
+    cml_counts made;
+    const cml_net *net;
+    made.host_blocks = m->host_blocks;
+    made.buffers = m->buffers;
+    made.bind_groups = made.pipelines = 0;
+    for (net = s->core.nets; net != NULL; net = net->next) {
+        made.host_blocks += net->memory.host_blocks;
+        made.buffers += net->memory.buffers;
+        made.bind_groups += net->memory.bind_groups;
+        made.pipelines += net->memory.pipelines;
+    }
+    return made;
+}
+
+/* --- coming and going */
+
+static void look_at_device(cml_scheduler *s) {
+    WGPUDevice device = s->options.device;
+    WGPUAdapterInfo info;
+    const char *at;
+    memset(&info, 0, sizeof info);
+    wgpuDeviceGetLimits(device, &s->limits);
+    if (s->options.adapter != NULL) wgpuAdapterGetInfo(s->options.adapter, &info);
+    snprintf(s->name, sizeof s->name, "%.*s (%.*s)", (int)(info.device.data ? info.device.length : 0), info.device.data,
+             (int)(info.description.data ? info.description.length : 0), info.description.data);
+    s->software = info.adapterType == WGPUAdapterType_CPU;
+    s->has_half = wgpuDeviceHasFeature(device, WGPUFeatureName_ShaderF16) != 0;
+    s->timed = wgpuDeviceHasFeature(device, WGPUFeatureName_TimestampQuery) != 0;
+    s->tick_ms = 1e-6;
+    s->lanes = wgpuDeviceHasFeature(device, WGPUFeatureName_Subgroups) ? (int)info.subgroupMinSize : 0;
+#ifndef CML_DAWN
+    s->tick_ms = 1e-6 * (double)wgpuQueueGetTimestampPeriod(s->queue);
+    if (wgpuDeviceHasFeature(device, (WGPUFeatureName)WGPUNativeFeature_Subgroup)) s->lanes = (int)info.subgroupMinSize;
+#endif
+    at = strstr(s->name, " bits"); /* llvmpipe states a range, and takes the vectors that its name tells */
+    if (s->lanes > 0 && at != NULL && strstr(s->name, "llvmpipe") != NULL) {
+        while (at > s->name && at[-1] >= '0' && at[-1] <= '9') at--;
+        if (atoi(at) > 0) s->lanes = atoi(at) / 32;
+    }
+    if (s->options.adapter != NULL) wgpuAdapterInfoFreeMembers(info);
+    s->each = s->software ? 1 : 2; /* of a software driver's passes only the ends: a timestamp takes it 20 to 50 us */
+}
+
+cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_error *error) {
+    home memory;
+    cml_scheduler *s;
+    WGPUQuerySetDescriptor queries;
+    uint32_t table[RECEIPTS], i;
+    memset(&memory, 0, sizeof memory);
+    *made = NULL;
+    if (options->device == NULL) return fail(error, CML_ERROR_INPUT, "options.device is NULL");
+    memory.hook = options->allocator;
+    s = taken(&memory, 1, sizeof *s);
+    if (s == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a scheduler");
+    s->options = *options;
+    s->queue = options->queue ? options->queue : wgpuDeviceGetQueue(options->device);
+    look_at_device(s);
+    if (s->options.now_ms == NULL) s->options.now_ms = machine_ms;
+    if (s->options.max_frames_in_flight == 0) s->options.max_frames_in_flight = 4;
+    s->core.memory = memory;
+    s->core.policy = options->policy;
+    s->core.frame_ms = options->frame_ms > 0 ? options->frame_ms : 1000.0 / 60;
+    s->core.model.tail.share = options->over_share > 0 ? options->over_share : 0.01;
+    s->core.granule = options->granule ? options->granule : s->software ? processors() : 1;
+    s->core.max_groups = TIMED;
+    s->core.max_jobs = options->max_jobs ? options->max_jobs : 64;
+    s->core.max_slices = options->max_slices ? options->max_slices : 256;
+    s->core.wall_clock = !s->timed;
+    s->core.ready = net_ready;
+    s->core.prepare = prepare_net;
+    s->core.start = start_on_device;
+    s->core.finish = finish_on_device;
+    s->core.ended = ended_on_device;
+    core_make(&s->core);
+    s->jobs = taken(&s->core.memory, s->core.max_jobs, sizeof *s->jobs);
+    s->told = taken(&s->core.memory, s->core.max_slices, sizeof *s->told);
+    if (s->core.memory.is_short) {
+        memory = s->core.memory;
+        all_given_back(&memory);
+        return fail(error, CML_ERROR_MEMORY, "no memory for a scheduler of %u jobs", s->core.max_jobs);
+    }
+    memset(&queries, 0, sizeof queries);
+    queries.type = WGPUQueryType_Timestamp;
+    queries.count = 2 * RING * (TIMED + 1);
+    if (s->timed) s->queries = wgpuDeviceCreateQuerySet(options->device, &queries);
+    s->resolved = new_buffer(s, &s->core.memory, WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst |
+                             (s->timed ? WGPUBufferUsage_QueryResolve : 0), RING * SLOT_BYTES + 4 * RECEIPTS);
+    for (i = 0; i < RECEIPTS; i++) table[i] = i + 1;
+    wgpuQueueWriteBuffer(s->queue, s->resolved, RING * SLOT_BYTES, table, sizeof table);
+    for (i = 0; i < RING; i++) {
+        s->ring[i].back.buffer = new_buffer(s, &s->core.memory, WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst, SLOT_BYTES);
+        s->ring[i].back.bytes = SLOT_BYTES;
+    }
+    *made = s;
+    return CML_OK;
+}
+
+void cml_destroy(cml_scheduler *s) {
+    home memory;
+    uint32_t i;
+    int safe = 1;
+    if (s == NULL) return;
+    while (s->core.nets != NULL) cml_unload(s, s->core.nets);
+    for (i = 0; i < RING; i++) safe = settled(s, &s->ring[i].back) && safe;
+    drop_buffer(&s->resolved);
+    if (s->queries != NULL) wgpuQuerySetRelease(s->queries);
+    if (s->options.queue == NULL) wgpuQueueRelease(s->queue);
+    memory = s->core.memory;
+    if (safe) all_given_back(&memory);
+}
+#endif

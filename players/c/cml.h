@@ -61,29 +61,14 @@ typedef struct cml_shape { /* an input or output of a network */
     uint64_t elements, bytes; /* bytes on the device, in that layout */
 } cml_shape;
 
-/* Every block of the host's memory comes from here. `block` NULL: a new one; `bytes` 0: give it back;
- * else the block with another size. NULL where there is none. */
-typedef void *(*cml_reallocate)(void *user, void *block, size_t old_bytes, size_t bytes);
-typedef struct cml_allocator {
-    cml_reallocate reallocate; /* NULL: the C library's */
+typedef struct cml_allocator { /* where the host's memory comes from; NULL: the C library */
+    void *(*take)(void *user, size_t bytes); /* aligned as malloc does; NULL where there is none */
+    void (*give_back)(void *user, void *block, size_t bytes);
     void *user;
 } cml_allocator;
 
 /* Whether the bytes are a cooked file without damage: all of it is looked at, no device is needed. */
 cml_status cml_check(const void *bytes, size_t size, const cml_allocator *allocator, cml_error *error);
-
-typedef struct cml_golden { /* a tensor of the file's example: plain, 4 bytes an element */
-    cml_text name;
-    int is_output;
-    cml_type type;
-    uint32_t rank, extents[8];
-    const void *data; /* lies in the file's bytes */
-    uint64_t bytes;
-    float tolerance; /* absolute and relative, of what another device may give */
-} cml_golden;
-
-/* The tensor `index` of the file's example; CML_ERROR_INPUT where there are no more. */
-cml_status cml_golden_of(const void *bytes, size_t size, uint32_t index, cml_golden *golden);
 
 typedef struct cml_scheduler cml_scheduler;
 typedef struct cml_net cml_net;
@@ -123,6 +108,7 @@ typedef enum cml_state { CML_GONE, CML_QUEUED, CML_RUNNING, CML_DONE, CML_CANCEL
 
 typedef struct cml_options { /* what is 0 or NULL is chosen */
     WGPUDevice device;
+    WGPUAdapter adapter;   /* whose device it is: tells a software driver, and what to expect of it */
     WGPUQueue queue;       /* the device's own */
     WGPUInstance instance; /* with Dawn: whose events are processed by cml_end_frame */
     cml_allocator allocator;
@@ -159,7 +145,7 @@ cml_status cml_output_shape(const cml_net *net, uint32_t index, cml_shape *shape
 
 typedef struct cml_net_info {
     cml_text profile;
-    uint32_t steps, kernels;
+    uint32_t steps;
     uint64_t arena_bytes, weights_bytes, own_bytes;
     double flops, gas;
 } cml_net_info;

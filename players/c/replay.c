@@ -16,6 +16,23 @@ static uint32_t numbers;
 
 static char *rest; /* of the line */
 
+static planned given[4096];
+static uint32_t given_count;
+
+/* What another planner than the player's decided. */
+static void take_given(core *of) {
+    uint32_t i, k;
+    for (i = 0; i < given_count; i++) {
+        planned one = given[i];
+        for (k = 0; k < of->candidate_count && of->candidates[k].job != one.job; k++) {}
+        if (k == of->candidate_count || of->slice_count == of->max_slices) continue;
+        one.ms = predict(&of->model, one.job->net->steps + one.step, one.count);
+        of->slices[of->slice_count++] = one;
+        for (k = 0; k < of->start_count && of->starts[k] != one.job; k++) {}
+        if (k == of->start_count && one.job->state != CML_RUNNING) of->starts[of->start_count++] = one.job;
+    }
+}
+
 static const char *word(void) {
     char *start = rest + strspn(rest, " ");
     size_t n = strcspn(start, " ");
@@ -126,7 +143,6 @@ static void submitted(double now) {
 }
 
 static void frame(double now) {
-    static planned given[4096];
     double budget = number(), aim = number();
     int behind = (int)whole(), is_given = (int)whole(), rests = (int)whole();
     uint32_t count, i;
@@ -136,14 +152,14 @@ static void frame(double now) {
     }
     memset(held, 0, sizeof held);
     for (count = whole(); count > 0; count--) held[by_number[whole()]->net - nets] = 1;
-    c.given_count = whole();
-    for (i = 0; i < c.given_count; i++) {
+    given_count = whole();
+    for (i = 0; i < given_count; i++) {
         given[i].job = by_number[whole()];
         given[i].step = whole();
         given[i].first = whole();
         given[i].count = whole();
     }
-    c.given = is_given ? given : NULL;
+    c.planner = is_given ? take_given : NULL;
     fill_frame(&c, now, budget, aim, rests, behind);
     finish_jobs(&c);
     await_frame(&c, is_given);
@@ -226,7 +242,7 @@ static void clean_up(void) {
         free((void *)nets[i].load_ms);
     }
     free(by_number);
-    core_free(&c);
+    all_given_back(&c.memory);
 }
 
 int main(void) {

@@ -1,0 +1,117 @@
+/* Looks at cooked files without a device:
+ *
+ *     check FILE...          says of each whether it is whole
+ *     check --flip FILE      changes every byte in turn, and cuts the file at every length: all is refused
+ *     check --sealed FILE    the same changes with hashes made to match: nothing but errors come of it */
+#define CML_CORE_ONLY
+#include "cml.c"
+
+static uint8_t *whole(const char *path, size_t *size) {
+    FILE *in = fopen(path, "rb");
+    uint8_t *data;
+    long end;
+    if (in == NULL) return NULL;
+    fseek(in, 0, SEEK_END);
+    end = ftell(in);
+    rewind(in);
+    data = malloc((size_t)end + 1);
+    *size = fread(data, 1, (size_t)end, in);
+    fclose(in);
+    return data;
+}
+
+/* A block of exactly that size, so that a sanitizer sees who reads beyond it. */
+static cml_status checked(const uint8_t *data, size_t size, cml_error *error) {
+    uint8_t *exact = malloc(size > 0 ? size : 1);
+    cml_status status;
+    memcpy(exact, data, size);
+    status = cml_check(exact, size, NULL, error);
+    free(exact);
+    if (status != CML_OK && error->text[0] == 0) {
+        printf("an error without a text\n");
+        exit(1);
+    }
+    return status;
+}
+
+/* Enough of what is not looked into byte by byte. */
+static int is_left_out(const uint8_t *data, size_t at) {
+    uint32_t count = u32(data + 12), i;
+    for (i = 0; i < count && i < MOST_SECTIONS; i++) {
+        const uint8_t *row = data + HEADER + SECTION * i;
+        if (memcmp(row, "code", 4) == 0 && at > u64(row + 8) + 64 && at < u64(row + 8) + u64(row + 16)) return at % 16 != 0;
+    }
+    return 0;
+}
+
+static int flip(uint8_t *data, size_t size) {
+    cml_error error;
+    size_t i, accepted = 0;
+    for (i = 0; i < size; i++) {
+        if (is_left_out(data, i)) continue;
+        data[i] ^= (uint8_t)(1 << i / 16 % 8);
+        accepted += checked(data, size, &error) == CML_OK;
+        data[i] ^= (uint8_t)(1 << i / 16 % 8);
+        accepted += checked(data, i, &error) == CML_OK;
+    }
+    printf("%zu bytes, %zu accepted\n", size, accepted);
+    return accepted > 0;
+}
+
+/* The hashes of the section that holds byte `at`, and of the table. */
+static void seal(uint8_t *data, size_t at) {
+    uint32_t count = u32(data + 12), i;
+    for (i = 0; i < count; i++) {
+        uint8_t *row = data + HEADER + SECTION * i;
+        if (at >= u64(row + 8) && at < u64(row + 8) + u64(row + 16))
+            sha256(data + u64(row + 8), (size_t)u64(row + 16), row + 32);
+    }
+    sha256(data + HEADER, (size_t)SECTION * count, data + 24);
+}
+
+static int sealed(uint8_t *data, size_t size) {
+    static const uint8_t values[] = {0x80, 0xFF};
+    uint8_t *before = malloc(size);
+    cml_error error;
+    size_t i, k, refused_count = 0, accepted = 0;
+    memcpy(before, data, size);
+    for (i = HEADER + (size_t)SECTION * u32(data + 12); i < size; i++)
+        for (k = 0; k < sizeof values && !is_left_out(data, i); k++) {
+            data[i] ^= values[k];
+            seal(data, i);
+            if (checked(data, size, &error) == CML_OK)
+                accepted++;
+            else
+                refused_count++;
+            memcpy(data, before, HEADER + (size_t)SECTION * u32(before + 12));
+            data[i] = before[i];
+        }
+    for (i = HEADER; i < HEADER + (size_t)SECTION * u32(before + 12); i++) /* the table itself */
+        for (k = 0; k < sizeof values; k++) {
+            data[i] ^= values[k];
+            sha256(data + HEADER, (size_t)SECTION * u32(data + 12), data + 24);
+            refused_count += checked(data, size, &error) != CML_OK;
+            memcpy(data, before, HEADER + (size_t)SECTION * u32(before + 12));
+        }
+    free(before);
+    printf("%zu refused, %zu accepted\n", refused_count, accepted);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    int i, bad = 0, mode = argc == 3 && argv[1][0] == '-' ? argv[1][2] : 0;
+    for (i = mode ? 2 : 1; i < argc; i++) {
+        cml_error error;
+        size_t size = 0;
+        uint8_t *data = whole(argv[i], &size);
+        if (data == NULL) return 2;
+        if (mode != 0)
+            bad |= mode == 'f' ? flip(data, size) : sealed(data, size);
+        else if (checked(data, size, &error) == CML_OK)
+            printf("whole\n");
+        else
+            printf("%d %s\n", (int)error.status, error.text);
+        free(data);
+    }
+    return bad;
+}

@@ -1,0 +1,142 @@
+"""Damaged cooked files, and those made to harm, are errors of the C player and nothing else."""
+
+import random
+import struct
+
+import pytest
+
+from cml_engine.cooked import cook
+from cml_engine.cooked.form import HEADER, SECTION
+from cml_engine.gpu.shaders import compilers
+from scheduler.tools.commands import cooked_guesses
+from tests.fixtures.cooked import changed, counter, sealed, sections
+from tests.players.building import SANITIZED, build
+from tests.players.playing import run_play
+
+pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
+CORRUPT, STALE = 2, 3
+
+
+@pytest.fixture(scope="module")
+def program():
+    return build("check.c", *SANITIZED, "-Wno-unused-function")
+
+
+@pytest.fixture(scope="module")
+def cooked():
+    return cook(counter(), ["portable"], player=True, guesses=cooked_guesses()[:1])
+
+
+@pytest.fixture
+def said(program, tmp_path):
+    """What the player says of bytes: a status and a text."""
+
+    def look(data):
+        file = tmp_path / "x.cml"
+        file.write_bytes(data)
+        run = run_play(program, file)
+        assert run.returncode == 0, run.stderr
+        status, _, text = run.stdout.partition(" ")
+        return 0 if status == "whole\n" else int(status), text
+
+    return look
+
+
+def put(at, form, value):
+    def change(content):
+        struct.pack_into(form, content, at, value)
+
+    return change
+
+
+def test_a_whole_file_is_whole(said, cooked):
+    assert said(cooked)[0] == 0
+
+
+def test_every_byte_and_every_length_counts(program, cooked, tmp_path):
+    file = tmp_path / "flip.cml"
+    file.write_bytes(cooked)
+    run = run_play(program, "--flip", file)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"{len(cooked)} bytes, 0 accepted" in run.stdout
+
+
+def test_no_byte_harms_whose_hashes_match(program, cooked, tmp_path):
+    file = tmp_path / "sealed.cml"
+    file.write_bytes(cooked)
+    run = run_play(program, "--sealed", file)
+    assert run.returncode == 0, run.stdout + run.stderr
+    refused = int(run.stdout.split()[0])
+    assert refused > 1000
+
+
+def test_sections_that_changed_places_are_refused(said, cooked):
+    for i in range(len(sections(cooked)) - 1):
+        made = bytearray(cooked)
+        at = HEADER.size + i * SECTION.size
+        rows = made[at : at + SECTION.size], made[at + SECTION.size : at + 2 * SECTION.size]
+        made[at : at + 2 * SECTION.size] = rows[1] + rows[0]
+        assert said(sealed(made))[0] == CORRUPT
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1, 2**32, 2**31])
+@pytest.mark.parametrize("field", [8, 16])
+def test_huge_lengths_take_no_memory(said, cooked, field, value):
+    for i in range(len(sections(cooked))):
+        made = bytearray(cooked)
+        struct.pack_into("<Q", made, HEADER.size + i * SECTION.size + field, value)
+        assert said(sealed(made))[0] == CORRUPT
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "form", "value"),
+    [
+        ("bindings outside", 16, "<Q", 0),  # the arena has no bytes
+        ("steps beyond", 112, "<I", 2**31),
+        ("steps elsewhere", 116, "<I", 2**32 - 8),
+        ("alignment", 40, "<I", 3),
+        ("weights", 24, "<Q", 2**63),
+        ("FLOPs", 88, "<d", float("nan")),
+    ],
+)
+def test_plans_that_reach_outside_are_refused(said, cooked, name, at, form, value):
+    status, text = said(changed(cooked, "plan", put(at, form, value)))
+    assert status == CORRUPT and text, name
+
+
+def test_a_step_with_a_kernel_that_is_not_there(said, cooked):
+    plan = next(at for tag, at, _ in sections(cooked) if tag == "plan")
+    (steps,) = struct.unpack_from("<I", cooked, plan + 116)
+    status, text = said(changed(cooked, "plan", put(steps, "<I", 77)))
+    assert status == CORRUPT and "kernel" in text
+
+
+def test_another_format_is_stale(said, cooked):
+    made = bytearray(cooked)
+    made[8] = 2
+    status, text = said(bytes(made))
+    assert status == STALE and "format 2" in text
+
+
+@pytest.mark.gpu
+def test_a_device_that_lacks_something_says_what(gpu, cooked, tmp_path):
+    program = build("play.c", *SANITIZED, device=True)
+    file = tmp_path / "needs.cml"
+    file.write_bytes(changed(cooked, "plan", put(64, "<I", 1 << 30)))
+    run = run_play(program, file)
+    assert run.returncode == 1
+    assert "needs maxComputeInvocationsPerWorkgroup 1073741824" in run.stderr
+
+
+@pytest.mark.gpu
+def test_a_stranger_s_file_does_no_harm(gpu, cooked, tmp_path):
+    """Bytes of the plan at random: an error, or a network that runs, with run-time checks on."""
+    program = build("play.c", *SANITIZED, device=True)
+    chance = random.Random(1)
+    size = next(n for tag, _, n in sections(cooked) if tag == "plan")
+    file = tmp_path / "stranger.cml"
+    for _ in range(8):
+        file.write_bytes(changed(cooked, "plan", put(chance.randrange(size), "B", 0x41)))
+        run = run_play(program, file, "--untrusted")
+        assert run.returncode in (0, 1), run.stderr
+        assert "Sanitizer" not in run.stderr and "panicked" not in run.stderr

@@ -1,0 +1,120 @@
+"""The C player computes what sessions do, in any slices, and makes nothing in steady state."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.cooked import cook
+from cml_engine.gpu.shaders import compilers
+from scheduler.tools.commands import cooked_guesses
+from tests.fixtures.cooked import counter, small_inputs, small_model
+from tests.players.building import SANITIZED, build
+from tests.players.playing import play, run_play
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with"),
+]
+UPRES = Path(__file__).resolve().parents[2] / "demo_game" / "models" / "upres.nnef"
+
+
+@pytest.fixture(scope="module")
+def program(gpu):
+    return build("play.c", "-O2", device=True)
+
+
+@pytest.fixture(scope="module")
+def careful(gpu):
+    return build("play.c", *SANITIZED, device=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cooked")
+
+
+def written(folder, name, graph, **options):
+    file = folder / f"{name}.cml"
+    file.write_bytes(cook(graph, ["portable", "software"], guesses=cooked_guesses(), **options))
+    return file
+
+
+@pytest.fixture(scope="module")
+def small(folder):
+    return written(folder, "small", small_model())
+
+
+def types(outputs):
+    return {name: array.dtype for name, array in outputs.items()}
+
+
+def agree(found, wanted):
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array.ravel(), rtol=2e-5, atol=2e-5)
+
+
+def test_a_network_computes_what_the_session_does(careful, small, gpu):
+    wanted = cml.Session(small_model(), gpu).run(small_inputs())
+    for budget in ("0.001", "4", "1e9"):
+        found = play(careful, small, small_inputs(), types(wanted), "--budget", budget).outputs
+        agree(found, wanted)
+
+
+def test_another_input_gives_another_output(program, small, gpu):
+    """The comparison can fail."""
+    wanted = cml.Session(small_model(), gpu).run(small_inputs())
+    other = {"image": small_inputs()["image"] + 1}
+    found = play(program, small, other, types(wanted)).outputs
+    with pytest.raises(AssertionError):
+        agree(found, wanted)
+
+
+def test_any_slices_give_the_same_bits(program, folder, gpu):
+    """An agent of the demo, in frames of one slice up to a frame of all."""
+    graph = cml.load(UPRES)
+    rng = np.random.default_rng(3)
+    inputs = {name: rng.random(graph.facts[name].shape, np.float32) for name in graph.inputs}
+    wanted = cml.Session(graph, gpu).run(inputs)
+    file = written(folder, "upres", graph, player=True)
+    played = [
+        play(program, file, inputs, types(wanted), "--budget", budget, "--runs", "2")
+        for budget in ("0.02", "1", "1e9")
+    ]
+    frames = [run.told["frames"] for run in played]
+    assert frames[0] > frames[1] > frames[2]
+    agree(played[0].outputs, wanted)
+    for run in played[1:]:
+        for name in wanted:
+            assert run.outputs[name].tobytes() == played[0].outputs[name].tobytes()
+
+
+def test_variables_change_after_each_run(program, folder):
+    file = written(folder, "counter", counter(), player=True)
+    x = np.arange(4, dtype=np.float32)
+    kinds = {"y": np.float32, "after": np.float32}
+    for runs in (1, 3):
+        found = play(program, file, {"x": x}, kinds, "--runs", str(runs)).outputs
+        np.testing.assert_array_equal(found["y"], x + 5 + runs - 1)
+
+
+def test_nothing_is_made_in_steady_state(program, small):
+    """``--frames 10000`` for longer."""
+    told = play(program, small, small_inputs(), {}, "--frames", "400", "--budget", "0.05").told
+    assert told["frames"] >= 400
+    assert told["made"] == {"host": 0, "buffers": 0, "bind_groups": 0, "pipelines": 0}
+
+
+def test_a_device_of_webgpu_s_default_limits_will_do(careful, small, gpu):
+    wanted = cml.Session(small_model(), gpu).run(small_inputs())
+    found = play(careful, small, small_inputs(), types(wanted), "--small", "--untrusted").outputs
+    agree(found, wanted)
+
+
+def test_inputs_of_a_wrong_size_are_refused(careful, small):
+    file = small.with_suffix(".short")
+    np.zeros(7, np.float32).tofile(file)
+    run = run_play(careful, small, "--input", f"image={file}")
+    assert run.returncode == 1
+    assert "input 'image': wanted 432 bytes, got 28" in run.stderr
