@@ -78,10 +78,6 @@ static cml_status fail(cml_error *error, cml_status status, const char *format, 
 
 #define TEXT(t) (int)((t).length < 200 ? (t).length : 200), (t).data
 
-static int same_text(cml_text a, const char *b) {
-    return strlen(b) == a.length && memcmp(a.data, b, a.length) == 0;
-}
-
 static int same(double a, double b) { /* is meant: to the bit */
     return !(a < b) && !(b < a);
 }
@@ -128,13 +124,13 @@ static void sha256(const uint8_t *data, size_t size, uint8_t digest[32]) {
     uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                          0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     uint8_t tail[128] = {0};
-    size_t whole = size / 64 * 64, rest = size - whole, end = rest < 56 ? 64 : 128, i;
-    for (i = 0; i < whole; i += 64) sha_block(state, data + i);
+    size_t whole = size / 64 * 64, rest = size - whole, end = rest < 56 ? 64 : 128;
+    for (size_t i = 0; i < whole; i += 64) sha_block(state, data + i);
     if (rest > 0) memcpy(tail, data + whole, rest);
     tail[rest] = 0x80;
-    for (i = 0; i < 8; i++) tail[end - 1 - i] = (uint8_t)((uint64_t)size * 8 >> 8 * i);
-    for (i = 0; i < end; i += 64) sha_block(state, tail + i);
-    for (i = 0; i < 32; i++) digest[i] = (uint8_t)(state[i / 4] >> (24 - 8 * (i % 4)));
+    for (size_t i = 0; i < 8; i++) tail[end - 1 - i] = (uint8_t)((uint64_t)size * 8 >> 8 * i);
+    for (size_t i = 0; i < end; i += 64) sha_block(state, tail + i);
+    for (size_t i = 0; i < 32; i++) digest[i] = (uint8_t)(state[i / 4] >> (24 - 8 * (i % 4)));
 }
 
 /* ------------------------------------------------------------------ zlib (RFC 1950, 1951) */
@@ -171,18 +167,18 @@ typedef struct huffman { /* canonical: how many codes of each length, and their 
 /* 0 where the lengths make no code. */
 static int huffman_of(huffman *h, const uint8_t *lengths, int n) {
     uint16_t at[16];
-    int i, left = 1;
+    int left = 1;
     memset(h->count, 0, sizeof h->count);
-    for (i = 0; i < n; i++) h->count[lengths[i]]++;
-    for (i = 1; i < 16; i++) {
+    for (int i = 0; i < n; i++) h->count[lengths[i]]++;
+    for (int i = 1; i < 16; i++) {
         left = 2 * left - h->count[i];
         if (left < 0) return 0;
     }
     /* an incomplete code is only allowed where there is one code of one bit, or none at all */
     if (left > 0 && n - h->count[0] > 1) return 0;
     at[1] = 0;
-    for (i = 1; i < 15; i++) at[i + 1] = (uint16_t)(at[i] + h->count[i]);
-    for (i = 0; i < n; i++)
+    for (int i = 1; i < 15; i++) at[i + 1] = (uint16_t)(at[i] + h->count[i]);
+    for (int i = 0; i < n; i++)
         if (lengths[i] != 0) h->symbol[at[lengths[i]]++] = (uint16_t)i;
     return 1;
 }
@@ -227,12 +223,11 @@ static int dynamic_codes(bits *b, huffman *literals, huffman *distances) {
 
 static void fixed_codes(huffman *literals, huffman *distances) {
     uint8_t lengths[288];
-    int i;
-    for (i = 0; i < 288; i++) lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
+    for (int i = 0; i < 288; i++) lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
     huffman_of(literals, lengths, 288);
     memset(lengths, 5, 30);
     memset(distances, 0, sizeof *distances);
-    for (i = 0; i < 30; i++) distances->symbol[i] = (uint16_t)i;
+    for (int i = 0; i < 30; i++) distances->symbol[i] = (uint16_t)i;
     distances->count[5] = 30;
 }
 
@@ -281,7 +276,7 @@ static int unpacked(const uint8_t *in, size_t packed, uint8_t *out, size_t size)
     bits b = {0};
     huffman literals, distances;
     uint32_t last = 0, sum = 0, one = 1, two = 0;
-    size_t at = 0, i;
+    size_t at = 0;
     if (packed < 6 || (in[0] & 15) != 8 || in[0] >> 4 > 7 || (in[0] * 256 + in[1]) % 31 != 0 || in[1] & 32)
         return 0;
     b.in = in + 2;
@@ -304,8 +299,8 @@ static int unpacked(const uint8_t *in, size_t packed, uint8_t *out, size_t size)
         if (!good) return 0;
     }
     next_bits(&b, b.count % 8);
-    for (i = 0; i < 4; i++) sum = sum << 8 | next_bits(&b, 8);
-    for (i = 0; i < at;) { /* Adler-32; sums of 5552 bytes fit into 32 bits */
+    for (size_t i = 0; i < 4; i++) sum = sum << 8 | next_bits(&b, 8);
+    for (size_t i = 0; i < at;) { /* Adler-32; sums of 5552 bytes fit into 32 bits */
         size_t end = at - i < 5552 ? at : i + 5552;
         for (; i < end; i++) {
             one += out[i];
@@ -356,6 +351,7 @@ typedef struct file {
     part strings, kernels, code;
     uint32_t kernel_count;
     uint8_t hashed[MOST_SECTIONS]; /* whose hash was checked */
+    int only_wgsl;                 /* wgpu-native ends the process for SPIR-V that is none */
     home *memory;
     cml_error *error;
 } file;
@@ -368,8 +364,7 @@ static const uint8_t *section_row(file *f, uint32_t index) {
 
 /* The section, with its hash checked; 1 where there is none, -1 where it is damaged. */
 static int section(file *f, const char *tag, uint32_t number, part *found) {
-    uint32_t i;
-    for (i = 0; i < f->sections; i++) {
+    for (uint32_t i = 0; i < f->sections; i++) {
         const uint8_t *row = section_row(f, i);
         char name[9] = {0};
         uint8_t digest[32];
@@ -404,7 +399,6 @@ static cml_status open_file(file *f) {
     static const uint8_t magic[8] = {0x89, 'C', 'M', 'L', '\r', '\n', 0x1A, '\n'};
     uint8_t digest[32];
     uint64_t end;
-    uint32_t i;
     if (f->size < HEADER || memcmp(f->data, magic, 8) != 0) return BAD(f, "it does not begin as one");
     if (u32(f->data + 8) != 1)
         return fail(f->error, CML_ERROR_STALE, "the file has format %u, this player reads format 1: "
@@ -418,7 +412,7 @@ static cml_status open_file(file *f) {
         return BAD(f, "its header is damaged");
     sha256(f->data + HEADER, (size_t)(end - HEADER), digest);
     if (memcmp(digest, f->data + 24, 32) != 0) return BAD(f, "its table of sections is damaged");
-    for (i = 0; i < f->sections; i++) {
+    for (uint32_t i = 0; i < f->sections; i++) {
         const uint8_t *row = section_row(f, i);
         uint64_t offset = u64(row + 8), size = u64(row + 16);
         uint32_t number = u32(row + 24);
@@ -562,23 +556,22 @@ static int multiplied(uint64_t *value, uint64_t by) {
 /* The elements of a tensor, and its bytes in the layout. */
 static int measure(const uint32_t *extents, uint32_t rank, uint32_t layout, uint64_t *elements,
                    uint64_t *bytes) {
-    uint32_t i;
     *elements = 1;
     *bytes = layout == CML_C4H ? 2 : 4;
-    for (i = 0; i < rank; i++) {
+    for (uint32_t i = 0; i < rank; i++) {
         uint64_t extent = extents[i];
         if (!multiplied(elements, extent)) return 0;
         if (layout != CML_PLAIN && i == 1) extent = (extent + 3) / 4 * 4;
         if (!multiplied(bytes, extent)) return 0;
     }
-    for (i = rank; i < 8; i++)
+    for (uint32_t i = rank; i < 8; i++)
         if (extents[i] != 0) return 0;
     return layout == CML_PLAIN || rank >= 2;
 }
 
 static int place_of(file *f, const plan *p, const uint8_t *row, place *found) {
     cml_shape *shape = &found->shape;
-    uint32_t type = u32(row + 8), layout = u32(row + 12), i;
+    uint32_t type = u32(row + 8), layout = u32(row + 12);
     uint8_t again[BINDING] = {0};
     memset(found, 0, sizeof *found);
     shape->rank = u32(row + 16);
@@ -587,7 +580,7 @@ static int place_of(file *f, const plan *p, const uint8_t *row, place *found) {
         return 0;
     shape->type = (cml_type)type;
     shape->layout = (cml_layout)layout;
-    for (i = 0; i < 8; i++) shape->extents[i] = u32(row + 20 + 4 * i);
+    for (uint32_t i = 0; i < 8; i++) shape->extents[i] = u32(row + 20 + 4 * i);
     if (!measure(shape->extents, shape->rank, layout, &shape->elements, &shape->bytes)) return 0;
     memcpy(again, row + 52, 4);
     memcpy(again + 8, row + 56, 16);
@@ -600,21 +593,19 @@ static cml_status step_check(file *f, const plan *p, uint32_t index) {
     uint64_t first = u32(row + 8), count = u32(row + 12), at = u32(row + 20), bytes = u32(row + 24);
     kernel k;
     cml_text text;
-    uint32_t i;
     if (u32(row) >= f->kernel_count) return BAD(f, "step %u has a kernel that is not there", index);
     if (kernel_of(f, u32(row), &k) != CML_OK) return CML_ERROR_CORRUPT;
     if (u32(row + 4) == 0 || first + count > p->binding_count || count != k.tensors ||
         u32(row + 16) > count || at % 16 != 0 || bytes != k.params || at + bytes > p->params_bytes ||
         u64(row + 88) != 0 || !is_amount(f64(row + 64)) || !is_amount(f64(row + 72)))
         return BAD(f, "step %u of the plan '%.*s' is damaged", index, TEXT(p->profile));
-    for (i = 32; i < 64; i += 8)
+    for (uint32_t i = 32; i < 64; i += 8)
         if (!text_of(f, row + i, &text)) return BAD(f, "the names of step %u are damaged", index);
     return CML_OK;
 }
 
 static cml_status plan_tables(file *f, part in, plan *p) {
     const uint8_t *d = in.data;
-    uint32_t i;
     p->steps = table(in, d + 112, STEP, &p->step_count);
     p->bindings = table(in, d + 120, BINDING, &p->binding_count);
     p->inputs = table(in, d + 128, TENSOR, &p->input_count);
@@ -623,24 +614,24 @@ static cml_status plan_tables(file *f, part in, plan *p) {
     p->params = table(in, d + 152, 1, &p->params_bytes);
     if (!p->steps || !p->bindings || !p->inputs || !p->outputs || !p->updates || !p->params)
         return BAD(f, "tables of the plan '%.*s' lie outside of it", TEXT(p->profile));
-    for (i = 0; i < p->binding_count; i++) {
+    for (uint32_t i = 0; i < p->binding_count; i++) {
         binding b;
         if (!binding_of(p, p->bindings + (uint64_t)BINDING * i, p->storage_alignment, &b))
             return BAD(f, "binding %u of the plan '%.*s' lies outside of its buffer", i, TEXT(p->profile));
     }
-    for (i = 0; i < p->input_count + (uint64_t)p->output_count; i++) {
+    for (uint32_t i = 0; i < p->input_count + (uint64_t)p->output_count; i++) {
         place found;
         const uint8_t *row = i < p->input_count ? p->inputs + (uint64_t)TENSOR * i
                                                 : p->outputs + (uint64_t)TENSOR * (i - p->input_count);
         if (!place_of(f, p, row, &found)) return BAD(f, "input or output %u is damaged", i);
     }
-    for (i = 0; i < p->update_count; i++) {
+    for (uint32_t i = 0; i < p->update_count; i++) {
         const uint8_t *row = p->updates + (uint64_t)UPDATE * i;
         binding from, to;
         if (!binding_of(p, row, 4, &from) || !binding_of(p, row + BINDING, 4, &to) || from.space == to.space)
             return BAD(f, "update %u lies outside of its buffers", i);
     }
-    for (i = 0; i < p->step_count; i++)
+    for (uint32_t i = 0; i < p->step_count; i++)
         if (step_check(f, p, i) != CML_OK) return CML_ERROR_CORRUPT;
     return CML_OK;
 }
@@ -731,7 +722,7 @@ static int matches(cml_text pattern, cml_text name) {
 /* What is believed of a device of that name; the general numbers where the file says nothing. */
 static cml_status guess_of(file *f, cml_text name, guess *g) {
     part in;
-    uint32_t devices, factors, i, chosen = NONE;
+    uint32_t devices, factors, chosen = NONE;
     int missing = section(f, "guess", 0, &in);
     const guess general = {2e7, 4e6, 0.004, 0, NULL, NULL};
     *g = general;
@@ -742,7 +733,7 @@ static cml_status guess_of(file *f, cml_text name, guess *g) {
     if (devices > MOST_DEVICES || factors > MOST_FACTORS ||
         in.size != 8 + (uint64_t)GUESS * devices + (uint64_t)FACTOR * factors)
         return BAD(f, "its first guesses are damaged");
-    for (i = 0; i < devices; i++) {
+    for (uint32_t i = 0; i < devices; i++) {
         const uint8_t *row = in.data + 8 + (uint64_t)GUESS * i;
         cml_text pattern;
         uint64_t first = u32(row + 32), count = u32(row + 36);
@@ -752,7 +743,7 @@ static cml_status guess_of(file *f, cml_text name, guess *g) {
             return BAD(f, "first guess %u is damaged", i);
         if (chosen == NONE && matches(pattern, name)) chosen = i;
     }
-    for (i = 0; i < factors; i++) {
+    for (uint32_t i = 0; i < factors; i++) {
         const uint8_t *row = in.data + 8 + (uint64_t)GUESS * devices + (uint64_t)FACTOR * i;
         cml_text kernel_name;
         if (!text_of(f, row, &kernel_name) || !(f64(row + 8) >= 1e-9) || !is_amount(f64(row + 8)))
@@ -768,37 +759,6 @@ static cml_status guess_of(file *f, cml_text name, guess *g) {
         g->f = f;
     }
     return CML_OK;
-}
-
-static int factor_of(const guess *g, cml_text name, double *factor) {
-    uint32_t i;
-    for (i = 0; i < g->count; i++) {
-        cml_text known;
-        if (text_of(g->f, g->factors + FACTOR * i, &known) && known.length == name.length &&
-            memcmp(known.data, name.data, name.length) == 0) {
-            *factor = f64(g->factors + FACTOR * i + 8);
-            return 1;
-        }
-    }
-    return 0;
-}
-
-/* Of a cost key's second word, else of that up to its last '-', else 1. */
-static double factor_of_key(const guess *g, cml_text key) {
-    double factor = 1.0;
-    cml_text word = {key.data, 0};
-    size_t i = 0;
-    while (i < key.length && key.data[i] != ' ') i++;
-    if (i < key.length) i++;
-    word.data = key.data + i;
-    while (i < key.length && key.data[i] != ' ') i++;
-    word.length = (size_t)(key.data + i - word.data);
-    if (factor_of(g, word, &factor)) return factor;
-    i = word.length;
-    while (i > 0 && word.data[i - 1] != '-') i--;
-    word.length = i > 0 ? i - 1 : 0;
-    factor_of(g, word, &factor);
-    return factor;
 }
 
 static cml_status check_golden(file *f) {
@@ -821,8 +781,7 @@ static cml_status check_golden(file *f) {
 }
 
 static file file_of(const void *bytes, size_t size, home *memory, cml_error *error) {
-    file f;
-    memset(&f, 0, sizeof f);
+    file f = {0};
     f.data = bytes;
     f.size = bytes == NULL ? 0 : size;
     f.memory = memory;
@@ -832,8 +791,7 @@ static file file_of(const void *bytes, size_t size, home *memory, cml_error *err
 }
 
 static cml_status check_kernels(file *f) {
-    uint32_t i;
-    for (i = 0; i < f->kernel_count; i++) {
+    for (uint32_t i = 0; i < f->kernel_count; i++) {
         kernel k;
         int language;
         if (kernel_of(f, i, &k) != CML_OK) return CML_ERROR_CORRUPT;
@@ -869,7 +827,7 @@ cml_status cml_check(const void *bytes, size_t size, const cml_allocator *alloca
     for (i = 0; (missing = open_plan(&f, i, &p)) == 0; i++)
         if ((status = plan_values(&f, &p, values)) != CML_OK) return status;
     if (missing < 0) return CML_ERROR_CORRUPT;
-    if (i == 0) return BAD(&f, "it has no plan");
+    if (i == 0 || !needed_section(&f, "meta", 0, &whole)) return BAD(&f, "it has no plan, or no meta");
     status = check_golden(&f);
     return status == CML_OK ? guess_of(&f, nobody, &g) : status;
 }
@@ -932,8 +890,7 @@ static int bucket_of(uint32_t count) { return (int)rint(2 * log2(count)); }
 
 static uint64_t key_of(cml_text text) { /* FNV-1a; two keys of one hash would only share their costs */
     uint64_t hash = 0xcbf29ce484222325u;
-    size_t i;
-    for (i = 0; i < text.length; i++) hash = (hash ^ (uint8_t)text.data[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < text.length; i++) hash = (hash ^ (uint8_t)text.data[i]) * 0x100000001b3u;
     return hash;
 }
 
@@ -956,13 +913,13 @@ static int more_points(home *memory, curve *c, int room) {
 /* The curve of the key, with room for every number of workgroups up to `groups`; NULL: no memory. */
 static curve *curve_of(home *memory, model *m, uint64_t key, uint32_t groups) {
     curve **at, **old = m->table;
-    uint32_t room = m->room, i;
+    uint32_t room = m->room;
     if (2 * (m->count + 1) > room) {
         curve **larger = taken(memory, room ? 2 * room : 64, sizeof *larger);
         if (larger == NULL) return NULL;
         m->table = larger;
         m->room = room ? 2 * room : 64;
-        for (i = 0; i < room; i++)
+        for (uint32_t i = 0; i < room; i++)
             if (old[i] != NULL) *curve_at(m, old[i]->key) = old[i];
         given_back(memory, old);
     }
@@ -1046,7 +1003,7 @@ static double learn_point(point *p, double log_count, double log_ms) {
 
 static void learn_curve(home *memory, curve *c, uint32_t count, double ms) {
     double x = log(count), y = log(ms), moved;
-    int bucket = bucket_of(count), at = 0, i;
+    int bucket = bucket_of(count), at = 0;
     c->version++;
     c->samples++;
     while (at < c->count && c->points[at].bucket < bucket) at++;
@@ -1062,7 +1019,7 @@ static void learn_curve(home *memory, curve *c, uint32_t count, double ms) {
         return;
     }
     moved = learn_point(c->points + at, x, y);
-    for (i = 0; i < c->count; i++) /* slower is slower for every number of workgroups */
+    for (int i = 0; i < c->count; i++) /* slower is slower for every number of workgroups */
         if (i != at) c->points[i].log_ms += 0.5 * clipped(moved, log(2.5));
 }
 
@@ -1072,9 +1029,9 @@ typedef struct ran { /* of a step */
 } ran;
 
 static int knows(const ran *r) {
-    int bucket = bucket_of(r->count), i;
+    int bucket = bucket_of(r->count);
     if (has_samples(r->step))
-        for (i = 0; i < r->step->curve->count; i++)
+        for (int i = 0; i < r->step->curve->count; i++)
             if (r->step->curve->points[i].bucket == bucket) return 1;
     return 0;
 }
@@ -1083,18 +1040,17 @@ static int knows(const ran *r) {
 static void learn(home *memory, model *m, const ran *parts, uint32_t n, double ms) {
     double total = 0, ratio, slower;
     int all_known = 1;
-    uint32_t i;
-    for (i = 0; i < n; i++) total += m->predicted[i] = predict(m, parts[i].step, parts[i].count);
+    for (uint32_t i = 0; i < n; i++) total += m->predicted[i] = predict(m, parts[i].step, parts[i].count);
     if (!(ms > 0) || !(total > 0) || isinf(ms)) return;
     ratio = ms / total;
-    for (i = 0; i < n && all_known; i++) all_known = knows(parts + i);
+    for (uint32_t i = 0; i < n && all_known; i++) all_known = knows(parts + i);
     if (all_known) {
         double error = clipped(log(ratio), log(2.5));
         m->drift += 1.0 / 32 * clipped(error, 0.1 + 3.0 * m->error);
         m->error += 1.0 / 32 * (fabs(error) - m->error);
     }
     slower = exp(m->drift);
-    for (i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         if (!has_samples(parts[i].step) && m->predicted[i] > 8 * m->launch_ms) {
             m->unknown_samples++;
             m->unknown += log(ratio) / (double)(m->unknown_samples < MEMORY ? m->unknown_samples : MEMORY);
@@ -1249,14 +1205,13 @@ static int idle(const job *j) { return !(j->priority > 0); }
 
 /* Memory for all that a frame needs; 0 where there is none. The numbers were set before. */
 static int core_make(core *c) {
-    uint32_t i;
     c->jobs = taken(&c->memory, c->max_jobs, sizeof *c->jobs);
     c->live = taken(&c->memory, c->max_jobs, sizeof *c->live);
     c->starts = taken(&c->memory, c->max_jobs, sizeof *c->starts);
     c->candidates = taken(&c->memory, c->max_jobs, sizeof *c->candidates);
     c->slices = taken(&c->memory, c->max_slices, sizeof *c->slices);
     c->model.predicted = taken(&c->memory, c->max_slices, sizeof(double));
-    for (i = 0; i < IN_FLIGHT; i++) c->flights[i].parts = taken(&c->memory, c->max_slices, sizeof(ran));
+    for (uint32_t i = 0; i < IN_FLIGHT; i++) c->flights[i].parts = taken(&c->memory, c->max_slices, sizeof(ran));
     c->left[0] = c->left[1] = HUGE_VAL;
     c->usual_ms = c->frame_ms;
     c->back_off = 1.0;
@@ -1267,9 +1222,8 @@ static int core_make(core *c) {
 
 /* The network's steps get their cost curves; 0 where there is no memory. */
 static int adopt(core *c, cml_net *net) {
-    uint32_t i;
     if (net->adopted) return 1;
-    for (i = 0; i < net->step_count; i++) {
+    for (uint32_t i = 0; i < net->step_count; i++) {
         step *s = net->steps + i;
         s->curve = curve_of(&c->memory, &c->model, s->key, s->groups);
         if (s->curve == NULL) return 0;
@@ -1333,9 +1287,8 @@ static void insert_live(core *c, job *j) {
 
 /* A place for a job: a free one, else that of one that failed and that nobody asks for; or NULL. */
 static job *free_place(core *c) {
-    uint32_t i;
     job *found = NULL;
-    for (i = 0; i < c->max_jobs; i++) {
+    for (uint32_t i = 0; i < c->max_jobs; i++) {
         job *j = c->jobs + i;
         if (j->state == CML_GONE) return j;
         if ((j->state == CML_CANCELLED || j->state == CML_FAILED) && j->takers == 0 &&
@@ -1348,18 +1301,17 @@ static job *free_place(core *c) {
 /* A new job starts level with the others: it may not make up for its absence. */
 static void enlist(core *c, job *j) {
     double level = HUGE_VAL;
-    uint32_t i;
-    for (i = 0; j->net->load_ms != NULL && i < j->net->step_count; i++) {
+    for (uint32_t i = 0; j->net->load_ms != NULL && i < j->net->step_count; i++) {
         ran whole = {j->net->steps + i, j->net->steps[i].groups};
         if (!has_samples(whole.step)) learn(&c->memory, &c->model, &whole, 1, j->net->load_ms[i]);
     }
     if (j->slot[0] != 0) {
-        for (i = c->live_count; i > 0; i--)
+        for (uint32_t i = c->live_count; i > 0; i--)
             if (c->live[i - 1]->state == CML_QUEUED && strcmp(c->live[i - 1]->slot, j->slot) == 0)
                 end_job(c, c->live[i - 1], CML_CANCELLED, "superseded by a newer job of its slot");
         c->left[0] = c->left[1] = HUGE_VAL;
     }
-    for (i = 0; i < c->live_count; i++)
+    for (uint32_t i = 0; i < c->live_count; i++)
         if (idle(c->live[i]) == idle(j)) level = least_of(level, c->live[i]->virtual_ms);
     level = least_of(level, c->left[idle(j)]);
     j->virtual_ms = isinf(level) ? 0.0 : level;
@@ -1390,8 +1342,8 @@ static int comes_before(cml_policy policy, const candidate *a, const candidate *
 /* The candidates as the policy would run them. */
 static void put_in_order(core *c) {
     candidate *all = c->candidates, *starved = NULL, first;
-    uint32_t i, k;
-    for (i = 0; i < c->candidate_count; i++) {
+    uint32_t k;
+    for (uint32_t i = 0; i < c->candidate_count; i++) {
         candidate *one = all + i;
         const job *j = one->job;
         one->urgent = 0;
@@ -1401,12 +1353,12 @@ static void put_in_order(core *c) {
             one->laxity = laxity - (j->group || j->step ? 20.0 : 0.0);
         }
     }
-    for (i = 1; i < c->candidate_count; i++) {
+    for (uint32_t i = 1; i < c->candidate_count; i++) {
         first = all[i];
         for (k = i; k > 0 && comes_before(c->policy, &first, all + k - 1); k--) all[k] = all[k - 1];
         all[k] = first;
     }
-    for (i = 0; c->policy == CML_LEAST_LAXITY && i < c->candidate_count; i++) {
+    for (uint32_t i = 0; c->policy == CML_LEAST_LAXITY && i < c->candidate_count; i++) {
         const job *j = all[i].job, *best = starved ? starved->job : NULL;
         if (!(c->now - j->last_served_ms > 500.0) || idle(j)) continue;
         if (best == NULL || j->last_served_ms < best->last_served_ms ||
@@ -1456,8 +1408,7 @@ static int slices_of(core *c, const candidate *one, double *left) {
 }
 
 static int starts_beside(const core *c, uint32_t exclusive) {
-    uint32_t i;
-    for (i = 0; i < c->start_count; i++)
+    for (uint32_t i = 0; i < c->start_count; i++)
         if (c->starts[i]->net->exclusive == exclusive) return 1;
     return 0;
 }
@@ -1465,7 +1416,6 @@ static int starts_beside(const core *c, uint32_t exclusive) {
 /* Slices in the policy's order until the aim is reached. */
 static void decide(core *c, int behind, cml_reason otherwise) {
     double left = c->report.aim_ms;
-    uint32_t i;
     c->slice_count = c->start_count = 0;
     c->report.reason = otherwise;
     if (c->planner != NULL) {
@@ -1477,7 +1427,7 @@ static void decide(core *c, int behind, cml_reason otherwise) {
         return;
     }
     put_in_order(c);
-    for (i = 0; i < c->candidate_count; i++) {
+    for (uint32_t i = 0; i < c->candidate_count; i++) {
         const candidate *one = c->candidates + i;
         uint32_t before = c->slice_count;
         int whole;
@@ -1495,9 +1445,8 @@ static void decide(core *c, int behind, cml_reason otherwise) {
 
 /* Whether its inputs are there; it fails where one never will be. */
 static int inputs_are_there(core *c, job *j) {
-    uint32_t i;
     int waits = 0;
-    for (i = 0; i < j->maker_count; i++) {
+    for (uint32_t i = 0; i < j->maker_count; i++) {
         const job *maker = j->makers[i];
         if (maker->state == CML_CANCELLED || maker->state == CML_FAILED) {
             end_job(c, j, CML_FAILED, "the job whose output it takes was cancelled or failed");
@@ -1509,8 +1458,7 @@ static int inputs_are_there(core *c, job *j) {
 }
 
 static int is_busy(const core *c, uint32_t exclusive) {
-    uint32_t i;
-    for (i = 0; i < c->live_count; i++)
+    for (uint32_t i = 0; i < c->live_count; i++)
         if (c->live[i]->state == CML_RUNNING && c->live[i]->net->exclusive == exclusive) return 1;
     return 0;
 }
@@ -1518,10 +1466,10 @@ static int is_busy(const core *c, uint32_t exclusive) {
 /* The jobs that could run now; networks that are not ready get on with it. Why there may be none. */
 static cml_reason gather(core *c, double budget) {
     cml_reason otherwise = CML_NOTHING_TO_DO;
-    uint32_t i, unready = 0;
+    uint32_t unready = 0;
     int pass;
     c->candidate_count = 0;
-    for (i = 0; i < c->live_count;) { /* makers are older than takers: one pass finds all */
+    for (uint32_t i = 0; i < c->live_count;) { /* makers are older than takers: one pass finds all */
         job *j = c->live[i];
         int there = j->state != CML_QUEUED || inputs_are_there(c, j);
         if (over(j)) continue;
@@ -1539,7 +1487,7 @@ static cml_reason gather(core *c, double budget) {
     if (unready > 0) otherwise = CML_PREPARING;
     for (pass = 0; pass < 2; pass++) { /* prepare all that is not ready, then drop whoever waits for it */
         uint32_t kept = 0;
-        for (i = 0; i < c->candidate_count; i++) {
+        for (uint32_t i = 0; i < c->candidate_count; i++) {
             job *j = c->candidates[i].job;
             int queued = j->state == CML_QUEUED;
             if (pass == 0 && queued && !j->net->is_ready && j->net->seen_frame == c->frame + 1) {
@@ -1552,7 +1500,7 @@ static cml_reason gather(core *c, double budget) {
         }
         c->candidate_count = kept;
     }
-    for (i = 0; i < c->candidate_count; i++) {
+    for (uint32_t i = 0; i < c->candidate_count; i++) {
         candidate *one = c->candidates + i;
         one->running = one->job->state == CML_RUNNING;
         one->remaining = one->job->dated ? remaining_ms(c, one->job) : 0.0;
@@ -1581,8 +1529,8 @@ static int begin_job(core *c, job *j) {
 /* The candidates after some have started and one could not. Where it has to wait, so have the others
  * of its network; and those of a network that has been taken. */
 static void go_without(core *c, const job *refused) {
-    uint32_t i, kept = 0;
-    for (i = 0; i < c->candidate_count; i++) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < c->candidate_count; i++) {
         candidate one = c->candidates[i];
         uint32_t exclusive = one.job->net->exclusive;
         int waits = !over(refused) && exclusive == refused->net->exclusive;
@@ -1594,8 +1542,7 @@ static void go_without(core *c, const job *refused) {
 }
 
 static void apply(core *c) {
-    uint32_t i;
-    for (i = 0; i < c->slice_count; i++) {
+    for (uint32_t i = 0; i < c->slice_count; i++) {
         const planned *part = c->slices + i;
         job *j = part->job;
         uint32_t end = part->first + part->count;
@@ -1611,8 +1558,7 @@ static void apply(core *c) {
 }
 
 static int all_known(const core *c) {
-    uint32_t i;
-    for (i = 0; i < c->slice_count; i++) {
+    for (uint32_t i = 0; i < c->slice_count; i++) {
         const curve *known = c->slices[i].job->net->steps[c->slices[i].step].curve;
         if (known == NULL || known->samples < KNOWN) return 0;
     }
@@ -1623,15 +1569,15 @@ static int all_known(const core *c) {
  * steps, else a job each; of about the same predicted time where there are too many. */
 static void make_groups(core *c) {
     int by_job = all_known(c) && c->frame % APART_EVERY != 0;
-    uint32_t i, runs = 0;
+    uint32_t runs = 0;
     double target = 0, filled = 0;
     c->group_count = 0;
-    for (i = 0; i < c->slice_count; i++) {
+    for (uint32_t i = 0; i < c->slice_count; i++) {
         target += c->slices[i].ms;
         runs += !by_job || i == 0 || c->slices[i].job->net != c->slices[i - 1].job->net;
     }
     target /= c->max_groups;
-    for (i = 0; i < c->slice_count; i++) {
+    for (uint32_t i = 0; i < c->slice_count; i++) {
         int opens = i == 0;
         if (runs > c->max_groups)
             opens |= filled >= target && c->group_count < c->max_groups;
@@ -1650,7 +1596,6 @@ static void make_groups(core *c) {
  * says so itself, else below 0. */
 static void fill_frame(core *c, double now, double budget, double aim, int rests, int behind) {
     cml_reason otherwise;
-    uint32_t i;
     int again = 1;
     c->now = now;
     if (aim < 0) aim = aim_of(&c->model.tail, budget) / c->back_off;
@@ -1663,13 +1608,13 @@ static void fill_frame(core *c, double now, double budget, double aim, int rests
     c->report.measured_ms = -1.0;
     c->left[0] = c->left[1] = HUGE_VAL;
     c->open = 1;
-    for (i = 0; i < c->live_count; i++)
+    for (uint32_t i = 0; i < c->live_count; i++)
         if (c->live[i]->state == CML_RUNNING) snapshot(c->live[i]);
     otherwise = gather(c, budget);
     while (again) {
         decide(c, behind, otherwise);
         again = 0;
-        for (i = 0; i < c->start_count && !again; i++) {
+        for (uint32_t i = 0; i < c->start_count && !again; i++) {
             again = begin_job(c, c->starts[i]) != BEGUN;
             if (again) go_without(c, c->starts[i]);
         }
@@ -1694,7 +1639,6 @@ static void finish_jobs(core *c) {
 /* The frame is encoded: its timings are awaited. */
 static void await_frame(core *c, int given) {
     in_flight *f;
-    uint32_t i;
     c->encoded = NULL;
     if (c->slice_count == 0) return;
     if (c->flight_count == IN_FLIGHT) c->first_flight = (c->first_flight + 1) % IN_FLIGHT, c->flight_count--;
@@ -1706,7 +1650,7 @@ static void await_frame(core *c, int given) {
     f->arrived = 0;
     memset(f->has, 0, sizeof f->has);
     memcpy(f->ends, c->group_ends, sizeof f->ends);
-    for (i = 0; i < c->slice_count; i++) {
+    for (uint32_t i = 0; i < c->slice_count; i++) {
         f->parts[i].step = c->slices[i].job->net->steps + c->slices[i].step;
         f->parts[i].count = c->slices[i].count;
     }
@@ -1729,14 +1673,14 @@ static void heed_interval(core *c, double now) {
 }
 
 static void learn_flight(core *c, in_flight *f) {
-    uint32_t i, first = 0;
+    uint32_t first = 0;
     int known = !f->given;
     f->report.measured_ms = 0;
-    for (i = 0; i < f->group_count; i++) f->report.measured_ms += f->ms[i];
-    for (i = 0; i < f->part_count && known; i++) known = f->parts[i].step->curve->samples >= KNOWN;
+    for (uint32_t i = 0; i < f->group_count; i++) f->report.measured_ms += f->ms[i];
+    for (uint32_t i = 0; i < f->part_count && known; i++) known = f->parts[i].step->curve->samples >= KNOWN;
     if (known && f->report.predicted_ms > 0.25 * f->report.aim_ms)
         learn_frame(&c->model.tail, f->report.predicted_ms, f->report.measured_ms, f->report.budget_ms);
-    for (i = 0; i < f->group_count; first = f->ends[i++])
+    for (uint32_t i = 0; i < f->group_count; first = f->ends[i++])
         learn(&c->memory, &c->model, f->parts + first, f->ends[i] - first, f->ms[i]);
     c->measured[c->measured_count++] = f->report;
 }
@@ -1750,11 +1694,10 @@ typedef struct timing { /* of a group of a frame */
 /* The host has submitted the frame, and these timings have arrived. */
 static void end_frame(core *c, const timing *timings, uint32_t count, double now) {
     uint64_t newest = 0; /* one more than the frame */
-    uint32_t i, k;
     c->open = 0;
     c->frame++;
     c->measured_count = 0;
-    for (i = 0; i < c->max_jobs; i++) {
+    for (uint32_t i = 0; i < c->max_jobs; i++) {
         job *j = c->jobs + i;
         if (j->begun_now || j->state == CML_DONE) let_makers_go(j); /* nothing is taken back any more */
         j->begun_now = j->touched = 0;
@@ -1766,10 +1709,10 @@ static void end_frame(core *c, const timing *timings, uint32_t count, double now
     }
     if (c->encoded != NULL) c->flight_count++;
     c->encoded = NULL;
-    for (i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         if (!(timings[i].ms >= 0) || isinf(timings[i].ms)) continue;
         newest = timings[i].frame + 1 > newest ? timings[i].frame + 1 : newest;
-        for (k = 0; k < c->flight_count; k++) {
+        for (uint32_t k = 0; k < c->flight_count; k++) {
             in_flight *f = c->flights + (c->first_flight + k) % IN_FLIGHT;
             if (f->report.frame != timings[i].frame || timings[i].group >= f->group_count) continue;
             f->arrived += !f->has[timings[i].group];
@@ -1787,10 +1730,9 @@ static void end_frame(core *c, const timing *timings, uint32_t count, double now
 
 /* The frame will never run: its jobs go on from where they were. `back` gives up what each had begun. */
 static void abandon_frame(core *c, void (*back)(core *c, job *j)) {
-    uint32_t i;
     if (!c->open) return;
     c->open = 0;
-    for (i = 0; i < c->max_jobs; i++) {
+    for (uint32_t i = 0; i < c->max_jobs; i++) {
         job *j = c->jobs + i;
         cml_state now = j->state;
         if (j->touched && now != CML_GONE && now != CML_CANCELLED && now != CML_FAILED) {
@@ -1946,6 +1888,10 @@ static void poll_device(cml_scheduler *s) { /* let callbacks run; never waits */
 #endif
 }
 
+static int same_text(cml_text a, const char *b) {
+    return strlen(b) == a.length && memcmp(a.data, b, a.length) == 0;
+}
+
 static WGPUStringView view(cml_text text) {
     WGPUStringView found = {text.data, text.length};
     return found;
@@ -1957,8 +1903,7 @@ static cml_text text_from(const char *data) {
 }
 
 static WGPUBuffer new_buffer(cml_scheduler *s, home *counts, WGPUBufferUsage usage, uint64_t bytes) {
-    WGPUBufferDescriptor wanted;
-    memset(&wanted, 0, sizeof wanted);
+    WGPUBufferDescriptor wanted = {0};
     wanted.label = view(text_from("cml"));
     wanted.usage = usage;
     wanted.size = bytes < 256 ? 256 : (bytes + 3) / 4 * 4;
@@ -1994,13 +1939,11 @@ static void listen(cml_scheduler *s) {
 }
 
 static void heard(cml_scheduler *s, scope *to) {
-    WGPUPopErrorScopeCallbackInfo info;
-    int i;
-    memset(&info, 0, sizeof info);
+    WGPUPopErrorScopeCallbackInfo info = {0};
     info.mode = WGPUCallbackMode_AllowProcessEvents;
     info.callback = said;
     info.userdata1 = to;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         to->waiting++;
         wgpuDevicePopErrorScope(s->options.device, info);
     }
@@ -2025,8 +1968,7 @@ static void came_home(WGPUMapAsyncStatus status, WGPUStringView message, void *t
 }
 
 static void ask_for(homeward *h) {
-    WGPUBufferMapCallbackInfo info;
-    memset(&info, 0, sizeof info);
+    WGPUBufferMapCallbackInfo info = {0};
     info.mode = WGPUCallbackMode_AllowProcessEvents;
     info.callback = came_home;
     info.userdata1 = h;
@@ -2062,7 +2004,6 @@ static int lacks(char *why, size_t room, cml_text profile, const char *what, uin
 static int fits(cml_scheduler *s, file *f, const plan *p, char *why, size_t room) {
     const WGPULimits *has = &s->limits;
     uint64_t most = 0, width = has->maxComputeWorkgroupsPerDimension;
-    uint32_t i;
 #define NEED(what, wanted, got) \
     if ((uint64_t)(got) < (uint64_t)(wanted)) return lacks(why, room, p->profile, what, wanted, got)
     if (has->minStorageBufferOffsetAlignment > p->storage_alignment)
@@ -2077,13 +2018,13 @@ static int fits(cml_scheduler *s, file *f, const plan *p, char *why, size_t room
     NEED("maxComputeWorkgroupStorageSize", p->workgroup_storage, has->maxComputeWorkgroupStorageSize);
     NEED("maxStorageBuffersPerShaderStage", p->storage_buffers, has->maxStorageBuffersPerShaderStage);
     NEED("lanes of a subgroup", p->lanes, s->lanes);
-    for (i = 0; i < SPACES; i++) NEED("a buffer of bytes", p->spaces[i], has->maxBufferSize);
-    for (i = 0; i < p->binding_count; i++) {
+    for (uint32_t i = 0; i < SPACES; i++) NEED("a buffer of bytes", p->spaces[i], has->maxBufferSize);
+    for (uint32_t i = 0; i < p->binding_count; i++) {
         uint64_t bytes = u64(p->bindings + (uint64_t)BINDING * i + 16);
         if (bytes > most) most = bytes;
     }
     NEED("a binding of bytes", most, has->maxStorageBufferBindingSize);
-    for (i = 0; i < p->step_count; i++) {
+    for (uint32_t i = 0; i < p->step_count; i++) {
         const uint8_t *row = p->steps + (uint64_t)STEP * i;
         kernel k;
         kernel_of(f, u32(row), &k);
@@ -2091,9 +2032,7 @@ static int fits(cml_scheduler *s, file *f, const plan *p, char *why, size_t room
         NEED("workgroups", u32(row + 4), width * width);
         NEED("subgroups", k.flags & KERNEL_SUBGROUPS ? 1 : 0, s->lanes);
         NEED("shader-f16", k.flags & KERNEL_HALF ? 1 : 0, s->has_half);
-#ifdef CML_DAWN
-        NEED("kernels in WGSL", 1, k.wgsl.size);
-#endif
+        NEED("kernels in WGSL", f->only_wgsl, k.wgsl.size > 0);
     }
 #undef NEED
     return 1;
@@ -2102,10 +2041,9 @@ static int fits(cml_scheduler *s, file *f, const plan *p, char *why, size_t room
 /* The first plan that fits; on a software driver those that are made for one come first. */
 static cml_status choose_plan(cml_scheduler *s, file *f, plan *p) {
     char why[400] = "";
-    uint32_t i;
     int pass, missing = 0;
     for (pass = s->software ? 0 : 1; pass < 2; pass++)
-        for (i = 0; (missing = open_plan(f, i, p)) == 0; i++)
+        for (uint32_t i = 0; (missing = open_plan(f, i, p)) == 0; i++)
             if ((pass == 1 || p->software) && fits(s, f, p, why, pass == 0 ? 1 : sizeof why)) return CML_OK;
     if (missing < 0) return CML_ERROR_CORRUPT;
     return fail(f->error, CML_ERROR_STALE, "no profile of the file fits this device: %s. Cook it for more devices",
@@ -2144,21 +2082,51 @@ static cml_status take_tables(device_net *n) {
     return CML_OK;
 }
 
+static int factor_of(const guess *g, cml_text name, double *factor) {
+    for (uint32_t i = 0; i < g->count; i++) {
+        cml_text known;
+        if (text_of(g->f, g->factors + FACTOR * i, &known) && known.length == name.length &&
+            memcmp(known.data, name.data, name.length) == 0) {
+            *factor = f64(g->factors + FACTOR * i + 8);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Of a cost key's second word, else of that up to its last '-', else 1. */
+static double factor_of_key(const guess *g, cml_text key) {
+    double factor = 1.0;
+    cml_text word = {key.data, 0};
+    size_t i = 0;
+    while (i < key.length && key.data[i] != ' ') i++;
+    if (i < key.length) i++;
+    word.data = key.data + i;
+    while (i < key.length && key.data[i] != ' ') i++;
+    word.length = (size_t)(key.data + i - word.data);
+    if (factor_of(g, word, &factor)) return factor;
+    i = word.length;
+    while (i > 0 && word.data[i - 1] != '-') i--;
+    word.length = i > 0 ? i - 1 : 0;
+    factor_of(g, word, &factor);
+    return factor;
+}
+
 /* What is needed of the tables when the file's bytes are gone. */
 static cml_status read_tables(device_net *n, const guess *g) {
     plan *p = &n->p;
-    uint32_t i, stride = stride_of(n->scheduler);
+    uint32_t stride = stride_of(n->scheduler);
     uint64_t at = stride * ((uint64_t)p->step_count + n->scheduler->core.max_slices);
-    for (i = 0; i < p->input_count + p->output_count; i++) {
+    for (uint32_t i = 0; i < p->input_count + p->output_count; i++) {
         uint64_t *end = i < p->input_count ? &n->input_bytes : &n->output_bytes;
         const uint8_t *rows = i < p->input_count ? p->inputs : p->outputs - (uint64_t)TENSOR * p->input_count;
         place_of(&n->f, p, rows + (uint64_t)TENSOR * i, n->places + i);
         n->places[i].among = *end;
         *end += (n->places[i].shape.bytes + 255) / 256 * 256;
     }
-    for (i = 0; i < 2 * p->update_count; i++)
+    for (uint32_t i = 0; i < 2 * p->update_count; i++)
         binding_of(p, p->updates + (uint64_t)BINDING * i, 4, n->updates + i);
-    for (i = 0; i < p->step_count; i++) {
+    for (uint32_t i = 0; i < p->step_count; i++) {
         const uint8_t *row = p->steps + (uint64_t)STEP * i;
         step *to = n->net.steps + i;
         cml_text key;
@@ -2185,15 +2153,14 @@ static cml_status read_tables(device_net *n, const guess *g) {
 static cml_status make_buffers(device_net *n) {
     cml_scheduler *s = n->scheduler;
     uint8_t *words = taken(&n->net.memory, n->uniform_bytes, 1);
-    uint32_t i;
     if (words == NULL) return fail(n->f.error, CML_ERROR_MEMORY, "no memory for the network's parameters");
     listen(s);
-    for (i = 0; i < SPACES; i++)
+    for (uint32_t i = 0; i < SPACES; i++)
         if (i != OWN || n->p.spaces[OWN] > 0)
             n->spaces[i] = new_buffer(s, &n->net.memory, TENSORS, n->p.spaces[i]);
     n->uniforms = new_buffer(s, &n->net.memory, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst, n->uniform_bytes);
     heard(s, &n->said);
-    for (i = 0; i < n->p.step_count; i++) {
+    for (uint32_t i = 0; i < n->p.step_count; i++) {
         const step *of = n->net.steps + i;
         write_slice(s, words + (size_t)stride_of(s) * i, 0, of->groups);
         memcpy(words + of->params_at, n->p.params + u32(n->p.steps + (uint64_t)STEP * i + 20), of->params_bytes);
@@ -2205,22 +2172,21 @@ static cml_status make_buffers(device_net *n) {
 
 static void free_net(device_net *n) {
     home memory;
-    uint32_t i;
     int safe = 1;
     result *r;
     for (r = n->results; r != NULL; r = r->next) {
         safe = settled(n->scheduler, &r->back) && safe;
         drop_buffer(&r->buffer);
     }
-    for (i = 0; i < n->net.step_count; i++)
+    for (uint32_t i = 0; i < n->net.step_count; i++)
         if (n->groups[i] != NULL) wgpuBindGroupRelease(n->groups[i]);
-    for (i = 0; n->net.steps != NULL && i < n->f.kernel_count; i++) {
+    for (uint32_t i = 0; n->net.steps != NULL && i < n->f.kernel_count; i++) {
         if (n->pipelines[i] != NULL) wgpuComputePipelineRelease(n->pipelines[i]);
         if (n->layouts[i] != NULL) wgpuBindGroupLayoutRelease(n->layouts[i]);
     }
-    for (i = 0; i < SPACES; i++) drop_buffer(&n->spaces[i]);
+    for (uint32_t i = 0; i < SPACES; i++) drop_buffer(&n->spaces[i]);
     drop_buffer(&n->uniforms);
-    for (i = 0; n->said.waiting > 0 && i < 1000; i++) poll_device(n->scheduler);
+    for (uint32_t i = 0; n->said.waiting > 0 && i < 1000; i++) poll_device(n->scheduler);
     memory = n->net.memory;
     if (safe && n->said.waiting == 0) all_given_back(&memory);
 }
@@ -2240,6 +2206,11 @@ cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t f
     n->scheduler = s;
     n->trusted = (flags & CML_TRUSTED) != 0;
     n->f = file_of(bytes, size, &n->net.memory, error ? error : &unheard);
+#ifdef CML_DAWN
+    n->f.only_wgsl = 1;
+#else
+    n->f.only_wgsl = !n->trusted;
+#endif
     status = open_file(&n->f);
     if (status == CML_OK) status = open_kernels(&n->f);
     if (status == CML_OK) status = choose_plan(s, &n->f, &n->p);
@@ -2261,10 +2232,8 @@ cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t f
 }
 
 static WGPUShaderModule shader_of(device_net *n, const kernel *k, const code *c, const uint8_t *words) {
-    WGPUShaderModuleDescriptor wanted;
-    WGPUShaderSourceWGSL text;
-    memset(&wanted, 0, sizeof wanted);
-    memset(&text, 0, sizeof text);
+    WGPUShaderModuleDescriptor wanted = {0};
+    WGPUShaderSourceWGSL text = {0};
     wanted.label = view(k->label);
     text.chain.sType = WGPUSType_ShaderSourceWGSL;
     text.code.data = (const char *)words;
@@ -2288,65 +2257,24 @@ static WGPUShaderModule shader_of(device_net *n, const kernel *k, const code *c,
     return wgpuDeviceCreateShaderModule(n->scheduler->options.device, &wanted);
 }
 
-#ifdef CML_DAWN
-static void pipeline_came(WGPUCreatePipelineAsyncStatus status, WGPUComputePipeline made, WGPUStringView why,
-                          void *net, void *to) {
-    device_net *n = net;
-    *(WGPUComputePipeline *)to = made;
-    n->said.waiting--;
-    if (status == WGPUCreatePipelineAsyncStatus_Success) return;
-    n->said.failed = 1;
-    snprintf(n->said.text, sizeof n->said.text, "a kernel: %.*s", (int)(why.length < 200 ? why.length : 200), why.data);
-}
-#endif
-
-static void make_pipeline(device_net *n, const kernel *k, WGPUShaderModule module, WGPUPipelineLayout layout,
-                          WGPUComputePipeline *to) {
-    WGPUComputePipelineDescriptor wanted;
-    memset(&wanted, 0, sizeof wanted);
-    wanted.label = view(k->label);
-    wanted.layout = layout;
-    wanted.compute.module = module;
-    wanted.compute.entryPoint = view(text_from("main"));
-#ifdef CML_DAWN /* wgpu-native has no such call: there pipelines are built by whoever asks */
-    {
-        WGPUCreateComputePipelineAsyncCallbackInfo info;
-        memset(&info, 0, sizeof info);
-        info.mode = WGPUCallbackMode_AllowProcessEvents;
-        info.callback = pipeline_came;
-        info.userdata1 = n;
-        info.userdata2 = to;
-        n->said.waiting++;
-        wgpuDeviceCreateComputePipelineAsync(n->scheduler->options.device, &wanted, info);
-    }
-#else
-    *to = wgpuDeviceCreateComputePipeline(n->scheduler->options.device, &wanted);
-#endif
-}
-
 static cml_status build_kernel(device_net *n, uint32_t index, cml_error *error) {
     WGPUDevice device = n->scheduler->options.device;
     WGPUBindGroupLayoutEntry entries[66];
-    WGPUBindGroupLayoutDescriptor bound;
-    WGPUPipelineLayoutDescriptor whole;
+    WGPUBindGroupLayoutDescriptor bound = {0};
+    WGPUPipelineLayoutDescriptor whole = {0};
+    WGPUComputePipelineDescriptor wanted = {0};
     WGPUPipelineLayout layout;
     WGPUShaderModule module;
     const code *c;
     uint8_t *words;
     kernel k;
-    uint32_t i;
     n->f.error = error;
     kernel_of(&n->f, index, &k);
-    c = &k.wgsl;
-#ifndef CML_DAWN
-    if (k.spirv.size > 0) c = &k.spirv;
-#endif
+    c = k.spirv.size > 0 && !n->f.only_wgsl ? &k.spirv : &k.wgsl;
     words = unpacked_code(&n->f, &k, c);
     if (words == NULL) return CML_ERROR_CORRUPT;
     memset(entries, 0, sizeof entries);
-    memset(&bound, 0, sizeof bound);
-    memset(&whole, 0, sizeof whole);
-    for (i = 0; i < k.tensors + 2; i++) {
+    for (uint32_t i = 0; i < k.tensors + 2; i++) {
         entries[i].binding = i;
         entries[i].visibility = WGPUShaderStage_Compute;
         entries[i].buffer.type = i < 2 ? WGPUBufferBindingType_Uniform : WGPUBufferBindingType_Storage;
@@ -2361,7 +2289,11 @@ static cml_status build_kernel(device_net *n, uint32_t index, cml_error *error) 
     whole.bindGroupLayouts = n->layouts + index;
     layout = wgpuDeviceCreatePipelineLayout(device, &whole);
     module = shader_of(n, &k, c, words);
-    if (layout != NULL && module != NULL) make_pipeline(n, &k, module, layout, n->pipelines + index);
+    wanted.label = view(k.label);
+    wanted.layout = layout;
+    wanted.compute.module = module;
+    wanted.compute.entryPoint = view(text_from("main"));
+    if (layout != NULL && module != NULL) n->pipelines[index] = wgpuDeviceCreateComputePipeline(device, &wanted);
     heard(n->scheduler, &n->said);
     if (module != NULL) wgpuShaderModuleRelease(module);
     if (layout != NULL) wgpuPipelineLayoutRelease(layout);
@@ -2374,11 +2306,9 @@ static void bind_step(device_net *n, uint32_t index) {
     const step *of = n->net.steps + index;
     const uint8_t *rows = n->p.bindings + (uint64_t)BINDING * of->first_binding;
     WGPUBindGroupEntry entries[66];
-    WGPUBindGroupDescriptor wanted;
-    uint32_t i;
+    WGPUBindGroupDescriptor wanted = {0};
     memset(entries, 0, sizeof entries);
-    memset(&wanted, 0, sizeof wanted);
-    for (i = 0; i < of->binding_count + 2; i++) {
+    for (uint32_t i = 0; i < of->binding_count + 2; i++) {
         entries[i].binding = i;
         if (i < 2) {
             entries[i].buffer = n->uniforms;
@@ -2401,8 +2331,7 @@ static void bind_step(device_net *n, uint32_t index) {
 
 /* Upload at most so many bytes of weights; whether all are there. */
 static int upload(device_net *n, uint64_t bytes) {
-    uint32_t i;
-    for (i = WEIGHTS; i < SPACES; i++)
+    for (uint32_t i = WEIGHTS; i < SPACES; i++)
         while (n->uploaded[i] < n->values[i].size) {
             uint64_t left = n->values[i].size - n->uploaded[i], chunk = left < CHUNK ? left : CHUNK;
             uint8_t tail[4] = {0};
@@ -2502,8 +2431,7 @@ static void drop_result(cml_scheduler *s, job *j) {
 
 void cml_unload(cml_scheduler *s, cml_net *net) {
     cml_net **at = &s->core.nets;
-    uint32_t i;
-    for (i = 0; i < s->core.max_jobs; i++)
+    for (uint32_t i = 0; i < s->core.max_jobs; i++)
         if (s->core.jobs[i].state != CML_GONE && s->core.jobs[i].net == net) {
             end_job(&s->core, s->core.jobs + i, CML_CANCELLED, "its network was unloaded");
             drop_inputs(s, s->core.jobs + i);
@@ -2549,9 +2477,8 @@ static int net_ready(core *c, cml_net *net) {
 static void prepare_net(core *c, cml_net *net, double ms) {
     cml_error error;
     uint64_t bytes = (uint64_t)(ms * UPLOAD_PER_MS);
-    uint32_t i;
     cml_status status = advance(net->device, ms, bytes < LEAST_UPLOAD ? LEAST_UPLOAD : bytes, BOUND_PER_FRAME, &error);
-    for (i = c->max_jobs; status > CML_PENDING && i > 0; i--)
+    for (uint32_t i = c->max_jobs; status > CML_PENDING && i > 0; i--)
         if (c->jobs[i - 1].net == net) end_job(c, c->jobs + i - 1, CML_FAILED, error.text);
 }
 
@@ -2559,14 +2486,13 @@ static int start_on_device(core *c, job *j) {
     cml_scheduler *s = (cml_scheduler *)c; /* its first member */
     device_net *n = j->net->device;
     device_job *d = on_device(s, j);
-    uint32_t i;
     int came = take_result(s, j);
     if (came != BEGUN) return came;
-    for (i = 0; i < n->p.input_count; i++)
+    for (uint32_t i = 0; i < n->p.input_count; i++)
         if (d->from_host >> i & 1 && n->places[i].shape.bytes > 0)
             wgpuQueueWriteBuffer(s->queue, n->spaces[n->places[i].at.space], n->places[i].at.offset,
                                  (uint8_t *)(d->block + 1) + n->places[i].among, (size_t)n->places[i].shape.bytes);
-    for (i = 0; i < d->take_count; i++) {
+    for (uint32_t i = 0; i < d->take_count; i++) {
         const taken_input *t = d->takes + i;
         const place *to = n->places + t->input;
         result *made = t->maker == NULL ? NULL : on_device(s, t->maker)->result;
@@ -2582,15 +2508,14 @@ static int start_on_device(core *c, job *j) {
 static int finish_on_device(core *c, job *j) {
     cml_scheduler *s = (cml_scheduler *)c;
     device_net *n = j->net->device;
-    uint32_t i;
     int came = take_result(s, j);
     if (came != BEGUN) return came;
-    for (i = n->p.input_count; i < n->p.input_count + n->p.output_count; i++)
+    for (uint32_t i = n->p.input_count; i < n->p.input_count + n->p.output_count; i++)
         if (n->places[i].shape.bytes > 0)
             wgpuCommandEncoderCopyBufferToBuffer(s->encoder, n->spaces[n->places[i].at.space], n->places[i].at.offset,
                                                  on_device(s, j)->result->buffer, n->places[i].among,
                                                  n->places[i].shape.bytes);
-    for (i = 0; i < n->p.update_count; i++) {
+    for (uint32_t i = 0; i < n->p.update_count; i++) {
         const binding *from = n->updates + 2 * i, *to = from + 1;
         wgpuCommandEncoderCopyBufferToBuffer(s->encoder, n->spaces[from->space], from->offset, n->spaces[to->space],
                                              to->offset, from->bytes < to->bytes ? from->bytes : to->bytes);
@@ -2621,8 +2546,7 @@ static cml_job handle_of(const cml_scheduler *s, const job *j) {
 
 /* Places of jobs that were released and that nobody takes from any more are free. */
 static void reclaim(cml_scheduler *s) {
-    uint32_t i;
-    for (i = 0; i < s->core.max_jobs && !s->core.open; i++) {
+    for (uint32_t i = 0; i < s->core.max_jobs && !s->core.open; i++) {
         job *j = s->core.jobs + i;
         if (j->state == CML_GONE || !over(j) || !j->released || j->takers > 0) continue;
         drop_result(s, j);
@@ -2632,8 +2556,7 @@ static void reclaim(cml_scheduler *s) {
 }
 
 static int named(const place *places, uint32_t count, const char *name) {
-    uint32_t i;
-    for (i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++)
         if (name != NULL && same_text(places[i].shape.name, name)) return (int)i;
     return -1;
 }
@@ -2690,9 +2613,9 @@ cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, s
     static const cml_job_options usual = {1.0, 0.0, NULL};
     device_net *n = net->device;
     job *j = free_place(&s->core);
-    device_job made;
+    device_job made = {0};
     cml_status status = CML_OK;
-    uint32_t generation, i;
+    uint32_t generation;
     *handle = 0;
     options = options ? options : &usual;
     if (s->lost) return fail(error, CML_ERROR_DEVICE, "the device was lost");
@@ -2704,12 +2627,11 @@ cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, s
     if (j == NULL) return fail(error, CML_ERROR_FULL, "there are %u jobs: release some", s->core.max_jobs);
     if (count != n->p.input_count) return fail(error, CML_ERROR_INPUT, "the network has %u inputs, got %u",
                                                n->p.input_count, (unsigned)count);
-    memset(&made, 0, sizeof made);
     made.block = n->free_blocks;
     if (made.block == NULL) made.block = taken(&n->net.memory, sizeof *made.block + n->input_bytes, 1);
     else n->free_blocks = made.block->next;
     if (made.block == NULL || !adopt(&s->core, net)) status = fail(error, CML_ERROR_MEMORY, "no memory for a job");
-    for (i = 0; i < count && status == CML_OK; i++) status = accept_input(s, n, inputs + i, &made, error);
+    for (uint32_t i = 0; i < count && status == CML_OK; i++) status = accept_input(s, n, inputs + i, &made, error);
     if (status != CML_OK) {
         if (made.block != NULL) {
             made.block->next = n->free_blocks;
@@ -2728,7 +2650,7 @@ cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, s
     j->deadline_at = j->last_served_ms + options->deadline_ms;
     snprintf(j->slot, sizeof j->slot, "%s", options->slot ? options->slot : "");
     *on_device(s, j) = made;
-    for (i = 0; i < made.take_count; i++) {
+    for (uint32_t i = 0; i < made.take_count; i++) {
         if (made.takes[i].buffer != NULL) wgpuBufferAddRef(made.takes[i].buffer);
         if (made.takes[i].maker == NULL) continue;
         made.takes[i].maker->takers++;
@@ -2830,8 +2752,7 @@ cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *
 /* --- frames */
 
 static void request_reads(cml_scheduler *s) {
-    uint32_t i;
-    for (i = 0; i < s->core.max_jobs; i++) {
+    for (uint32_t i = 0; i < s->core.max_jobs; i++) {
         job *j = s->core.jobs + i;
         result *r = j->state == CML_DONE ? on_device(s, j)->result : NULL;
         device_net *n;
@@ -2848,18 +2769,15 @@ static void request_reads(cml_scheduler *s) {
 }
 
 static ring_slot *free_slot(cml_scheduler *s) {
-    uint32_t i;
-    for (i = 0; i < RING; i++)
+    for (uint32_t i = 0; i < RING; i++)
         if (!s->ring[i].busy && !s->ring[i].back.pending) return s->ring + i;
     return NULL;
 }
 
 /* A pass with the slot's next timestamps, where there are any. */
 static WGPUComputePassEncoder begin_pass(cml_scheduler *s, ring_slot *slot) {
-    WGPUComputePassDescriptor wanted;
-    WGPUPassTimestampWrites writes;
-    memset(&wanted, 0, sizeof wanted);
-    memset(&writes, 0, sizeof writes);
+    WGPUComputePassDescriptor wanted = {0};
+    WGPUPassTimestampWrites writes = {0};
     if (slot != NULL && s->timed) {
         uint32_t at = s->each * ((uint32_t)(slot - s->ring) * (TIMED + 1) + slot->passes++);
         writes.querySet = s->queries;
@@ -2929,21 +2847,21 @@ static void encode_slices(cml_scheduler *s) {
 const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, double budget_ms) {
     core *c = &s->core;
     double start = s->options.now_ms(s->options.now_user);
-    uint32_t i, behind = 0;
+    uint32_t behind = 0;
     if (c->open || s->lost) {
         c->report.reason = s->lost ? CML_DEVICE_ERROR : CML_FRAME_NOT_ENDED;
         c->report.slices = c->report.finished = c->slice_count = 0;
         return &c->report;
     }
     s->encoder = encoder;
-    for (i = 0; i < RING; i++) behind += s->ring[i].back.pending && !s->ring[i].back.dropped;
+    for (uint32_t i = 0; i < RING; i++) behind += s->ring[i].back.pending && !s->ring[i].back.dropped;
     if (budget_ms >= 0 && !isinf(budget_ms)) s->budget_ms = budget_ms;
     fill_frame(c, steady_now(s), s->budget_ms, -1.0, 0, behind >= s->options.max_frames_in_flight);
     encode_slices(s);
     finish_jobs(c);
     request_reads(s);
     await_frame(c, 0);
-    for (i = 0; i < c->slice_count; i++) {
+    for (uint32_t i = 0; i < c->slice_count; i++) {
         const planned *from = c->slices + i;
         cml_slice *to = s->told + i;
         to->job = handle_of(s, from->job);
@@ -2963,8 +2881,7 @@ const cml_slice *cml_slices(const cml_scheduler *s) { return s->told; }
 
 /* A frame was ended and never ran: who had work in it, and who took from them, has wrong results. */
 static void fail_harmed(cml_scheduler *s, uint32_t slot) {
-    uint32_t i;
-    for (i = 0; i < s->core.max_jobs; i++) {
+    for (uint32_t i = 0; i < s->core.max_jobs; i++) {
         job *j = s->core.jobs + i;
         if (j->state == CML_GONE || !(s->jobs[i].worked >> slot & 1)) continue;
         end_job(&s->core, j, CML_FAILED, "");
@@ -2979,10 +2896,10 @@ static void fail_harmed(cml_scheduler *s, uint32_t slot) {
 /* What has arrived of a slot: its timings, or that its frame never ran. */
 static uint32_t take_slot(cml_scheduler *s, ring_slot *slot, timing *to) {
     const uint8_t *data = wgpuBufferGetConstMappedRange(slot->back.buffer, 0, SLOT_BYTES);
-    uint32_t index = (uint32_t)(slot - s->ring), i, count = 0;
+    uint32_t index = (uint32_t)(slot - s->ring), count = 0;
     int ran = data != NULL && u32(data + SLOT_BYTES - 4) == slot->back.frame % RECEIPTS + 1;
     if (data != NULL && !ran) fail_harmed(s, index);
-    for (i = s->each == 1 ? 1 : 0; ran && i < slot->passes; i++) {
+    for (uint32_t i = s->each == 1 ? 1 : 0; ran && i < slot->passes; i++) {
         uint64_t begin, end;
         memcpy(&begin, data + (s->each == 1 ? 8 * (i - 1) : 16 * i), 8);
         memcpy(&end, data + (s->each == 1 ? 8 * i : 16 * i + 8), 8);
@@ -2993,26 +2910,30 @@ static uint32_t take_slot(cml_scheduler *s, ring_slot *slot, timing *to) {
     }
     let_go(&slot->back);
     slot->busy = 0;
-    for (i = 0; i < s->core.max_jobs; i++) s->jobs[i].worked &= ~(1u << index);
+    for (uint32_t i = 0; i < s->core.max_jobs; i++) s->jobs[i].worked &= ~(1u << index);
     return count;
+}
+
+/* Whether its frame is old enough to be asked, and was not. (Callbacks run in the host's calls too.) */
+static int is_due(const core *c, const homeward *h) {
+    return !h->pending && !h->here && !h->failed && c->frame - h->frame >= AGE;
 }
 
 uint32_t cml_end_frame(cml_scheduler *s) {
     core *c = &s->core;
     timing timings[RING * TIMED];
-    uint32_t i, count = 0;
+    uint32_t count = 0;
     if (!c->open || s->lost) return c->measured_count = 0;
-    for (i = 0; i < c->max_jobs; i++)
+    for (uint32_t i = 0; i < c->max_jobs; i++)
         if (c->jobs[i].state != CML_GONE && (c->jobs[i].begun_now || c->jobs[i].state == CML_DONE)) drop_inputs(s, c->jobs + i);
-    for (i = 0; i < RING; i++)
-        if (s->ring[i].busy && !s->ring[i].back.pending && c->frame - s->ring[i].back.frame >= AGE) ask_for(&s->ring[i].back);
-    for (i = 0; i < c->max_jobs; i++) {
+    for (uint32_t i = 0; i < RING; i++)
+        if (s->ring[i].busy && is_due(c, &s->ring[i].back)) ask_for(&s->ring[i].back);
+    for (uint32_t i = 0; i < c->max_jobs; i++) {
         result *r = c->jobs[i].state == CML_DONE ? s->jobs[i].result : NULL;
-        if (r != NULL && r->asked && !r->back.pending && !r->back.here && !r->back.failed && c->frame - r->back.frame >= AGE)
-            ask_for(&r->back);
+        if (r != NULL && r->asked && is_due(c, &r->back)) ask_for(&r->back);
     }
     poll_device(s);
-    for (i = 0; i < RING; i++) {
+    for (uint32_t i = 0; i < RING; i++) {
         ring_slot *slot = s->ring + i;
         if (slot->busy && slot->back.here) count += take_slot(s, slot, timings + count);
         else if (slot->busy && slot->back.failed) slot->busy = slot->back.failed = 0;
@@ -3027,10 +2948,9 @@ const cml_report *cml_measured(const cml_scheduler *s, uint32_t index) {
 }
 
 void cml_abandon_frame(cml_scheduler *s) {
-    uint32_t i;
-    for (i = 0; i < RING; i++)
+    for (uint32_t i = 0; i < RING; i++)
         if (s->core.open && s->ring[i].busy && s->ring[i].back.frame == s->core.frame) s->ring[i].busy = 0;
-    for (i = 0; i < s->core.max_jobs; i++)
+    for (uint32_t i = 0; i < s->core.max_jobs; i++)
         if (s->core.open && s->jobs[i].result != NULL && s->jobs[i].result->asked && s->jobs[i].result->back.frame == s->core.frame)
             s->jobs[i].result->asked = 0;
     abandon_frame(&s->core, back_on_device);
@@ -3062,9 +2982,8 @@ cml_counts cml_made(const cml_scheduler *s) {
 
 static void look_at_device(cml_scheduler *s) {
     WGPUDevice device = s->options.device;
-    WGPUAdapterInfo info;
+    WGPUAdapterInfo info = {0};
     const char *at;
-    memset(&info, 0, sizeof info);
     wgpuDeviceGetLimits(device, &s->limits);
     if (s->options.adapter != NULL) wgpuAdapterGetInfo(s->options.adapter, &info);
     snprintf(s->name, sizeof s->name, "%.*s (%.*s)", (int)(info.device.data ? info.device.length : 0), info.device.data,
@@ -3088,11 +3007,10 @@ static void look_at_device(cml_scheduler *s) {
 }
 
 cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_error *error) {
-    home memory;
+    home memory = {0};
     cml_scheduler *s;
-    WGPUQuerySetDescriptor queries;
+    WGPUQuerySetDescriptor queries = {0};
     uint32_t table[RECEIPTS], i;
-    memset(&memory, 0, sizeof memory);
     *made = NULL;
     if (options->device == NULL) return fail(error, CML_ERROR_INPUT, "options.device is NULL");
     memory.hook = options->allocator;
@@ -3125,7 +3043,6 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
         all_given_back(&memory);
         return fail(error, CML_ERROR_MEMORY, "no memory for a scheduler of %u jobs", s->core.max_jobs);
     }
-    memset(&queries, 0, sizeof queries);
     queries.type = WGPUQueryType_Timestamp;
     queries.count = 2 * RING * (TIMED + 1);
     if (s->timed) s->queries = wgpuDeviceCreateQuerySet(options->device, &queries);
@@ -3143,11 +3060,10 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
 
 void cml_destroy(cml_scheduler *s) {
     home memory;
-    uint32_t i;
     int safe = 1;
     if (s == NULL) return;
     while (s->core.nets != NULL) cml_unload(s, s->core.nets);
-    for (i = 0; i < RING; i++) safe = settled(s, &s->ring[i].back) && safe;
+    for (uint32_t i = 0; i < RING; i++) safe = settled(s, &s->ring[i].back) && safe;
     drop_buffer(&s->resolved);
     if (s->queries != NULL) wgpuQuerySetRelease(s->queries);
     if (s->options.queue == NULL) wgpuQueueRelease(s->queue);

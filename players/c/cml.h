@@ -51,7 +51,7 @@ typedef struct cml_text { /* UTF-8, no end mark: print with "%.*s" */
 } cml_text;
 
 typedef enum cml_type { CML_SCALAR, CML_INTEGER, CML_LOGICAL } cml_type; /* float32, int32, uint32 */
-typedef enum cml_layout { CML_PLAIN, CML_C4, CML_C4H } cml_layout;      /* docs/cooked.md */
+typedef enum cml_layout { CML_PLAIN, CML_C4, CML_C4H } cml_layout;       /* docs/cooked.md */
 
 typedef struct cml_shape { /* an input or output of a network */
     cml_text name;
@@ -61,7 +61,7 @@ typedef struct cml_shape { /* an input or output of a network */
     uint64_t elements, bytes; /* bytes on the device, in that layout */
 } cml_shape;
 
-typedef struct cml_allocator { /* where the host's memory comes from; NULL: the C library */
+typedef struct cml_allocator {               /* where the host's memory comes from; NULL: the C library */
     void *(*take)(void *user, size_t bytes); /* aligned as malloc does; NULL where there is none */
     void (*give_back)(void *user, void *block, size_t bytes);
     void *user;
@@ -77,13 +77,13 @@ typedef uint64_t cml_job; /* a handle; 0 is none */
 typedef enum cml_policy { CML_LEAST_LAXITY, CML_FAIR_SHARE, CML_BY_PRIORITY } cml_policy;
 
 typedef enum cml_reason { /* why a frame stops */
-    CML_NOTHING_TO_DO,
-    CML_BUDGET,
-    CML_WAITING_FOR_GPU,
-    CML_PREPARING,
-    CML_ALL_WAITING,
-    CML_FRAME_NOT_ENDED,
-    CML_DEVICE_ERROR
+                          CML_NOTHING_TO_DO,
+                          CML_BUDGET,
+                          CML_WAITING_FOR_GPU,
+                          CML_PREPARING,
+                          CML_ALL_WAITING,
+                          CML_FRAME_NOT_ENDED,
+                          CML_DEVICE_ERROR
 } cml_reason;
 
 typedef struct cml_report { /* what a frame ran */
@@ -131,8 +131,8 @@ enum { CML_TRUSTED = 1 }; /* a file of your own: kernels run without run-time ch
 
 /* A network of a cooked file. The bytes must stay where they are until cml_build says CML_OK. Any
  * thread may load and build a network that no other thread uses yet. */
-cml_status cml_load(cml_scheduler *scheduler, const void *bytes, size_t size, uint32_t flags,
-                    cml_net **net, cml_error *error);
+cml_status cml_load(cml_scheduler *scheduler, const void *bytes, size_t size, uint32_t flags, cml_net **net,
+                    cml_error *error);
 /* Upload, build pipelines and bind for about so long: behind a loading screen. CML_OK once all is
  * there, else CML_PENDING. A job's network is built by cml_encode too, a little in every frame. */
 cml_status cml_build(cml_net *net, double ms, cml_error *error);

@@ -1,9 +1,10 @@
 /* Plays a cooked network from the command line, in frames of its own:
  *
  *     play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N] [--frames N]
- *                  [--untrusted] [--small] [--wait] [--unsliced]
+ *                  [--most N] [--untrusted] [--small] [--wait]
  *
- * Files hold plain numbers, 4 bytes each; inputs that are not given are zeros. Prints a JSON object: the
+ * `--frames` at least so many in all, `--most` so many for a run. Files hold plain numbers, 4 bytes each;
+ * inputs that are not given are zeros. Prints a JSON object: the
  * frames' milliseconds, and what was made before and in the frames. */
 #include "example/gpu.h"
 
@@ -14,8 +15,8 @@ enum { MOST = 16 };
 static const char *given_names[MOST], *given_files[MOST], *output_names[MOST], *output_files[MOST];
 static size_t given_count, output_count;
 static double budget = 4.0;
-static long runs = 1, frames;
-static int trusted = CML_TRUSTED, small_device, waits, quiet;
+static long runs = 1, frames, most = 1000000; /* frames of a run */
+static int trusted = CML_TRUSTED, small_device, waits;
 static uint64_t blocks, bytes_taken;
 
 static void *take(void *user, size_t bytes) {
@@ -47,13 +48,13 @@ static int options(int argc, char **argv) {
         if (strcmp(flag, "--untrusted") == 0) trusted = 0;
         else if (strcmp(flag, "--small") == 0) small_device = 1;
         else if (strcmp(flag, "--wait") == 0) waits = 1;
-        else if (strcmp(flag, "--quiet") == 0) quiet = 1;
         else if (++i == argc) good = 0;
         else if (strcmp(flag, "--input") == 0) good = named_file(argv[i], given_names, given_files, &given_count);
         else if (strcmp(flag, "--output") == 0) good = named_file(argv[i], output_names, output_files, &output_count);
         else if (strcmp(flag, "--budget") == 0) budget = atof(argv[i]);
         else if (strcmp(flag, "--runs") == 0) runs = atol(argv[i]);
         else if (strcmp(flag, "--frames") == 0) frames = atol(argv[i]);
+        else if (strcmp(flag, "--most") == 0) most = atol(argv[i]);
         else good = 0;
     }
     return good;
@@ -143,7 +144,7 @@ static int play(cml_net *net, cml_error *error) {
     uint64_t taken_before = 0;
     cml_job job = 0;
     memset(&before, 0, sizeof before);
-    for (run = 0; run < runs || total < frames; run++) {
+    for (run = 0; run < runs || total < frames || (frames > 0 && run < 6); run++) {
         cml_job_info info;
         long n = 0;
         if (cml_submit(scheduler, net, inputs, input_count, NULL, &job, error) != CML_OK) return 0;
@@ -151,12 +152,12 @@ static int play(cml_net *net, cml_error *error) {
             frame();
             total++;
             info = cml_job_state(scheduler, job);
-        } while ((info.state == CML_QUEUED || info.state == CML_RUNNING) && n++ < 1000000);
+        } while ((info.state == CML_QUEUED || info.state == CML_RUNNING) && n++ < most);
         if (info.state != CML_DONE) {
             snprintf(error->text, sizeof error->text, "the job ended as %d: %s", (int)info.state, info.error);
             return 0;
         }
-        if (run + 1 < runs || total < frames) cml_release(scheduler, job);
+        if (run + 1 < runs || total < frames || (frames > 0 && run < 5)) cml_release(scheduler, job);
         if (run == 3) { /* all is learned and made: what follows is steady */
             before = cml_made(scheduler);
             taken_before = blocks;

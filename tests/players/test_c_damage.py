@@ -2,11 +2,13 @@
 
 import random
 import struct
+import zlib
 
 import pytest
 
 from cml_engine.cooked import cook
-from cml_engine.cooked.form import HEADER, SECTION
+from cml_engine.cooked.form import HEADER, KERNEL, SECTION
+from cml_engine.cooked.writer import Sections
 from cml_engine.gpu.shaders import compilers
 from scheduler.tools.commands import cooked_guesses
 from tests.fixtures.cooked import changed, counter, sealed, sections
@@ -19,7 +21,7 @@ CORRUPT, STALE = 2, 3
 
 @pytest.fixture(scope="module")
 def program():
-    return build("check.c", *SANITIZED, "-Wno-unused-function")
+    return build("check.c", "-O1", *SANITIZED, "-Wno-unused-function")
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +139,49 @@ def test_a_stranger_s_file_does_no_harm(gpu, cooked, tmp_path):
     file = tmp_path / "stranger.cml"
     for _ in range(8):
         file.write_bytes(changed(cooked, "plan", put(chance.randrange(size), "B", 0x41)))
-        run = run_play(program, file, "--untrusted")
+        run = run_play(
+            program, file, "--untrusted", "--most", "40"
+        )  # it may ask for no end of work
         assert run.returncode in (0, 1), run.stderr
         assert "Sanitizer" not in run.stderr and "panicked" not in run.stderr
+
+
+def rebuilt(data, change):
+    """The file with other sections, by tag, and everything around them to match."""
+    made = Sections()
+    for tag, at, nbytes in sections(data):
+        content = change.get(tag, data[at : at + nbytes])
+        if tag == "strings":
+            made.strings.content += content
+        else:
+            made.add(tag, content)
+    return made.bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("language", "trust", "said"),
+    [
+        ("WGSL", (), "the device refused"),
+        ("WGSL", ("--untrusted",), "the device refused"),
+        # wgpu-native would end the process: a stranger's SPIR-V is not looked at
+        ("SPIR-V", ("--untrusted",), "needs kernels in WGSL"),
+    ],
+)
+def test_code_that_does_not_compile_is_an_error(gpu, cooked, tmp_path, language, trust, said):
+    """Well packed, with hashes that match, and nonsense."""
+    nonsense = {"SPIR-V": b"\x03\x02\x23\x07" + 60 * b"no", "WGSL": b"this is no WGSL"}[language]
+    code = zlib.compress(nonsense)
+    places = [(0, 0, 0), (0, len(code), len(nonsense))]
+    (spirv, wgsl) = places if language == "WGSL" else places[::-1]
+    at = next(at for tag, at, _ in sections(cooked) if tag == "kernels")
+    (count,) = struct.unpack_from("<I", cooked, at)
+    kernels = bytearray(struct.pack("<2I", count, 0))
+    for i in range(count):
+        row = KERNEL.unpack_from(cooked, at + 8 + i * KERNEL.size)
+        kernels += KERNEL.pack(*row[:7], *spirv, *wgsl, 0)
+    file = tmp_path / "nonsense.cml"
+    file.write_bytes(rebuilt(cooked, {"code": code, "kernels": bytes(kernels)}))
+    run = run_play(build("play.c", *SANITIZED, device=True), file, *trust)
+    assert run.returncode == 1
+    assert said in run.stderr and "panicked" not in run.stderr

@@ -118,3 +118,43 @@ def test_inputs_of_a_wrong_size_are_refused(careful, small):
     run = run_play(careful, small, "--input", f"image={file}")
     assert run.returncode == 1
     assert "input 'image': wanted 432 bytes, got 28" in run.stderr
+
+
+CASES = ("runs", "chain", "slots", "abandoned", "dropped", "many", "nonsense", "lost")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whatever_a_host_does(case, folder, gpu):
+    """``tests/players/behaviour.c`` says what."""
+    program = build("behaviour.c", *SANITIZED, device=True)
+    run = run_play(program, case, written(folder, "counter", counter(), player=True))
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == f"{case}: as wanted\n"
+
+
+TWICE = """version 1.0;
+graph twice(image) -> (larger)
+{
+image = external<scalar>(shape = [1, 3, 48, 80]);
+filter = variable<scalar>(shape = [3, 3, 1, 1], label = 'filter');
+mixed = conv(image, filter, 0.0);
+larger = nearest_upsample(mixed, factor = [2, 2]);
+}
+"""
+
+
+def test_the_example_shows_the_network_s_picture(folder, gpu):
+    """An engine's scene on its left, what a network that swaps red and blue makes of it on its
+    right."""
+    swap = np.eye(3, dtype=np.float32)[::-1].reshape(3, 3, 1, 1)
+    graph = cml.load(cml.MemoryModel(TWICE, {"filter": np.ascontiguousarray(swap)}))
+    file, picture = written(folder, "twice", graph, player=True), folder / "scene.ppm"
+    run = run_play(build("example/main.c", "-O1", device=True), file, picture, "40", "2")
+    assert run.returncode == 0, run.stderr
+    assert "full frames" in run.stdout and "pictures in 40 frames" in run.stdout
+    _, size, _, texels = picture.read_bytes().split(b"\n", 3)
+    width, height = map(int, size.split())
+    found = np.frombuffer(texels, np.uint8).reshape(height, width, 3).astype(int)
+    left, right = found[10, 10], found[10, -10]  # the sky is the same everywhere
+    assert left[2] > left[0] + 50
+    np.testing.assert_allclose(right, left[::-1], atol=2)

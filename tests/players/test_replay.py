@@ -15,13 +15,13 @@ from tests.scheduler.test_record import eventful_run, run_by_wall_clock, run_wit
 @pytest.fixture(scope="module")
 def program():
     """Whatever it replays, it does so without an undefined operation."""
-    return build("replay.c", *SANITIZED, "-Wno-unused-function")
+    return build("replay.c", *SANITIZED)
 
 
 @pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock, run_with_margin])
 def test_recordings_replay_to_the_same_slices(program, run):
     recording = run()[0]
-    assert sum(len(frame) for frame in recording.decisions) > 80
+    assert sum(len(frame) for frame in recording.decisions) > 50
     assert replayed(program, recording) == recording.decisions
 
 

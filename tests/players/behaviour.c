@@ -1,0 +1,218 @@
+/* What the player does when a host changes its mind, throws frames away, or loses its device:
+ * `behaviour CASE COUNTER.cml`, of the network of tests/fixtures/cooked.py that counts its runs. */
+#include "example/gpu.h"
+
+#define WANT(what)                                                        \
+    do {                                                                  \
+        if (!(what)) {                                                    \
+            fprintf(stderr, "line %d: wanted " #what "\n", __LINE__);     \
+            exit(1);                                                      \
+        }                                                                 \
+    } while (0)
+
+static gpu g;
+static cml_scheduler *s;
+static cml_net *net;
+static cml_error error;
+static const float x[4] = {0, 1, 2, 3};
+static double budget = 4.0, clock_ms;
+
+static double now(void *unused) {
+    (void)unused;
+    return clock_ms += 0.01;
+}
+
+static cml_job submitted(const char *slot) {
+    cml_job job;
+    cml_input input = {.name = "x", .data = x, .bytes = sizeof x};
+    cml_job_options options = {.slot = slot};
+    WANT(cml_submit(s, net, &input, 1, &options, &job, &error) == CML_OK);
+    return job;
+}
+
+static cml_state state(cml_job job) { return cml_job_state(s, job).state; }
+
+enum { SUBMIT, ABANDON, DROP };
+
+static void frame(int how) {
+    WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
+    cml_encode(s, encoder, budget);
+    if (how == ABANDON)
+        cml_abandon_frame(s);
+    else {
+        WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
+        if (how == SUBMIT) wgpuQueueSubmit(g.queue, 1, &commands);
+        wgpuCommandBufferRelease(commands);
+        cml_end_frame(s);
+    }
+    wgpuCommandEncoderRelease(encoder);
+}
+
+static void until_over(cml_job job) {
+    int tries = 0;
+    while ((state(job) == CML_QUEUED || state(job) == CML_RUNNING) && tries++ < 1000) frame(SUBMIT);
+}
+
+static float first_of(cml_job job) { /* of its output: the count so far, as x begins with 0 */
+    float y[4];
+    cml_status status;
+    int tries = 0;
+    while ((status = cml_read(s, job, "y", y, sizeof y, &error)) == CML_PENDING && tries++ < 100) frame(SUBMIT);
+    WANT(status == CML_OK);
+    WANT(y[3] - y[0] > 2.999f && y[3] - y[0] < 3.001f);
+    return y[0];
+}
+
+static void runs(void) {
+    cml_job job = submitted(NULL);
+    cml_tensor tensor;
+    WANT(state(job) == CML_QUEUED && cml_tensor_of(s, job, "y", &tensor) == CML_PENDING);
+    until_over(job);
+    WANT(state(job) == CML_DONE && cml_job_state(s, job).progress > 0.999);
+    WANT(cml_tensor_of(s, job, "y", &tensor) == CML_OK && tensor.bytes == 16 && tensor.shape.rank == 2);
+    WANT(cml_tensor_of(s, job, "z", &tensor) == CML_ERROR_INPUT);
+    WANT(first_of(job) == 5.0f);
+    cml_release(s, job);
+    WANT(state(job) == CML_GONE && cml_tensor_of(s, job, "y", &tensor) == CML_ERROR_INPUT);
+}
+
+static void chain(void) {
+    cml_job maker = submitted(NULL), taker;
+    cml_input input = {.name = "x", .job = maker, .output = "y"};
+    WANT(cml_submit(s, net, &input, 1, NULL, &taker, &error) == CML_OK);
+    cml_release(s, taker);
+    WANT(cml_submit(s, net, &input, 1, NULL, &taker, &error) == CML_OK);
+    until_over(maker);
+    WANT(state(taker) == CML_QUEUED);
+    cml_release(s, maker); /* what waits for it still has it */
+    until_over(taker);
+    WANT(state(taker) == CML_DONE && first_of(taker) == 5.0f + 6.0f);
+    input.job = maker;
+    WANT(cml_submit(s, net, &input, 1, NULL, &taker, &error) == CML_ERROR_INPUT);
+    maker = submitted(NULL);
+    input.job = maker;
+    WANT(cml_submit(s, net, &input, 1, NULL, &taker, &error) == CML_OK);
+    cml_cancel(s, maker);
+    frame(SUBMIT);
+    WANT(state(taker) == CML_FAILED && cml_job_state(s, taker).error[0] != 0);
+}
+
+static void slots(void) {
+    cml_job first = submitted("camera"), second = submitted("camera"), other = submitted("b");
+    WANT(state(first) == CML_CANCELLED && state(second) == CML_QUEUED);
+    cml_pause(s, second, 1);
+    until_over(other);
+    WANT(state(other) == CML_DONE && state(second) == CML_QUEUED);
+    cml_pause(s, second, 0);
+    until_over(second);
+    WANT(state(second) == CML_DONE && first_of(second) == 6.0f);
+}
+
+static void abandoned(void) {
+    cml_job job = submitted(NULL);
+    int i;
+    for (i = 0; i < 5; i++) {
+        frame(ABANDON);
+        WANT(state(job) == CML_QUEUED);
+    }
+    until_over(job);
+    WANT(first_of(job) == 5.0f);
+    frame(SUBMIT);
+    job = submitted(NULL);
+    until_over(job);
+    WANT(first_of(job) == 6.0f); /* its variable changed once for each run that there was */
+}
+
+static void dropped(void) {
+    cml_job job = submitted(NULL);
+    int i;
+    until_over(job); /* its network is built */
+    job = submitted(NULL);
+    for (i = 0; i < 10 && state(job) != CML_DONE; i++) frame(DROP);
+    WANT(state(job) == CML_DONE); /* as far as one can know */
+    for (i = 0; i < 6; i++) frame(SUBMIT);
+    WANT(state(job) == CML_FAILED && strstr(cml_job_state(s, job).error, "never submitted") != NULL);
+}
+
+static void many(void) {
+    cml_job jobs[64], more;
+    cml_input input = {.name = "x", .data = x, .bytes = sizeof x};
+    int i;
+    for (i = 0; i < 64; i++) jobs[i] = submitted(NULL);
+    WANT(cml_submit(s, net, &input, 1, NULL, &more, &error) == CML_ERROR_FULL && more == 0);
+    cml_cancel(s, jobs[7]);
+    more = submitted(NULL); /* one that was cancelled gives way */
+    WANT(state(jobs[7]) == CML_GONE && state(more) == CML_QUEUED);
+    for (i = 0; i < 200; i++) frame(SUBMIT); /* most wait for memory: nobody releases any */
+    WANT(state(jobs[0]) == CML_DONE && state(jobs[63]) == CML_QUEUED);
+    for (i = 0; i < 64; i++) cml_release(s, jobs[i]);
+    until_over(more);
+    WANT(state(more) == CML_DONE && first_of(more) >= 5.0f + 8.0f);
+}
+
+static void nonsense(void) {
+    cml_job job;
+    cml_input twice[2] = {{.name = "x", .data = x, .bytes = sizeof x}, {.name = "y", .data = x, .bytes = 16}};
+    cml_job_options options = {.priority = -3.0};
+    WANT(cml_submit(s, net, twice, 2, NULL, &job, &error) == CML_ERROR_INPUT && job == 0);
+    WANT(cml_submit(s, net, twice + 1, 1, NULL, &job, &error) == CML_ERROR_INPUT);
+    WANT(strstr(error.text, "no input 'y'") != NULL);
+    WANT(cml_submit(s, net, twice, 1, &options, &job, &error) == CML_ERROR_INPUT);
+    WANT(state(0) == CML_GONE && state(12345) == CML_GONE);
+    cml_cancel(s, 99);
+    cml_release(s, 99);
+    job = submitted(NULL);
+    WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
+    cml_encode(s, encoder, 4.0);
+    WANT(cml_encode(s, encoder, 4.0)->reason == CML_FRAME_NOT_ENDED);
+    wgpuCommandEncoderRelease(encoder);
+    cml_abandon_frame(s);
+    budget = -1.0; /* is the last one that was a time */
+    until_over(job);
+    WANT(state(job) == CML_DONE);
+    budget = 0.0;
+    job = submitted(NULL);
+    frame(SUBMIT);
+    WANT(state(job) == CML_QUEUED);
+}
+
+static void lost(void) {
+    cml_job job = submitted(NULL), done = submitted(NULL);
+    float y[4];
+    until_over(job);
+    WANT(cml_read(s, job, "y", y, sizeof y, &error) == CML_PENDING);
+    frame(SUBMIT);
+    cml_device_lost(s);
+    WANT(state(done) == CML_FAILED || state(done) == CML_DONE);
+    WANT(cml_encode(s, NULL, 4.0)->reason == CML_DEVICE_ERROR && cml_end_frame(s) == 0);
+    WANT(cml_submit(s, net, NULL, 0, NULL, &job, &error) == CML_ERROR_DEVICE);
+    wgpuDeviceDestroy(g.device);
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } cases[] = {{"runs", runs}, {"chain", chain}, {"slots", slots}, {"abandoned", abandoned}, {"dropped", dropped},
+                 {"many", many}, {"nonsense", nonsense}, {"lost", lost}};
+    size_t size, i;
+    void *bytes = argc == 3 ? read_whole(argv[2], &size) : NULL;
+    cml_options options;
+    if (bytes == NULL || !gpu_open(&g, 0)) return 3;
+    memset(&options, 0, sizeof options);
+    options.device = g.device;
+    options.adapter = g.adapter;
+    options.now_ms = now;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (strcmp(cases[i].name, argv[1]) == 0) {
+            WANT(cml_create(&options, &s, &error) == CML_OK);
+            WANT(cml_load(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK);
+            cases[i].run();
+            cml_destroy(s);
+            gpu_close(&g);
+            free(bytes);
+            printf("%s: as wanted\n", argv[1]);
+            return g.errors != 0;
+        }
+    return 2;
+}
