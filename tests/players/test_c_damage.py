@@ -137,7 +137,7 @@ def test_a_stranger_s_file_does_no_harm(gpu, cooked, tmp_path):
     chance = random.Random(1)
     size = next(n for tag, _, n in sections(cooked) if tag == "plan")
     file = tmp_path / "stranger.cml"
-    for _ in range(8):
+    for _ in range(4):
         file.write_bytes(changed(cooked, "plan", put(chance.randrange(size), "B", 0x41)))
         run = run_play(
             program, file, "--untrusted", "--most", "40"
