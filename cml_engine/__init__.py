@@ -11,6 +11,7 @@ first asked for.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from cml_engine.cooked.load import load_cooked
@@ -46,6 +47,9 @@ from cml_engine.tiling.run import run_tiled
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
+
+#: what is logged is shown where a program says so, not by default
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"
 __all__ = [

@@ -7,6 +7,8 @@ output of exactly one :class:`Node`. Nodes stand in an order in which they can r
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -19,6 +21,7 @@ from cml_engine.limits import Limits
 from cml_engine.ranges import ONLY_INPUT, shapes_by_name
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 #: extents of inputs, by name
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -158,7 +161,10 @@ class Origin:
         """The graph at these shapes. Inputs that are not named have the shapes that were given
         before, or else those that the model says."""
         given = {**self.shapes, **shapes_by_name(shapes)}
+        start = time.perf_counter()
         graph = self.make(given)
+        ms = 1e3 * (time.perf_counter() - start)
+        _log.info("'%s' is loaded: %d operators, %.0f ms", graph.name, len(graph.nodes), ms)
         if ONLY_INPUT in given and ONLY_INPUT not in graph.inputs:
             given[graph.inputs[0]] = given.pop(ONLY_INPUT)
         return graph.with_(origin=Origin(self.make, given))

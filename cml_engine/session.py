@@ -245,6 +245,13 @@ class Session:
         checked = check_inputs(facts, host, self._program.known_inputs)
         return {**checked, **{name: inputs[name] for name in skip}}
 
+    def close(self) -> None:
+        """Give the network's memory on the device back now; with the last reference it would go as
+        well. Whatever is asked of the session afterwards is an :class:`InputError`, as closing it
+        is while a run or a job is under way. On the CPU there is nothing to give back."""
+        if self.gpu is not None:
+            _on_gpu(self._program).close()
+
     def reset(self) -> None:
         """Give the variables that the network updates the values in its files."""
         self._program.reset()

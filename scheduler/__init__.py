@@ -5,6 +5,8 @@
 >>> frame = scheduler.encode(encoder)       # in the host's loop, every frame # doctest: +SKIP
 """
 
+import logging
+
 from scheduler.clock import Clock, RealClock, VirtualClock
 from scheduler.executor import Executor, Network, Slice, StepCost, Timing
 from scheduler.frame_scheduler import FrameScheduler
@@ -19,6 +21,9 @@ from scheduler.tiling import TiledJob, submit_tiled
 from scheduler.tools.operators_per_frame import operators_per_frame
 from scheduler.tools.trace import write_trace
 from scheduler.tuning import Tuning
+
+#: what is logged is shown where a program says so, not by default
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "AdmissionError",

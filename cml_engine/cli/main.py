@@ -13,6 +13,7 @@ from typing import Any
 from cml_engine import __version__
 from cml_engine.cli import commands
 from cml_engine.cli.exit_codes import exit_code
+from cml_engine.cli.logs import add_option, logged
 from cml_engine.cli.options import CommandParser
 from cml_engine.plugins import load_file
 
@@ -39,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
         sub = names.add_parser(name, help=command.__doc__, description=command.__doc__)
         sub.set_defaults(command=command.run, command_name=name)
         command.options(sub)
+        add_option(sub)
     return made
 
 
@@ -50,7 +52,8 @@ def _started(argv: Sequence[str] | None) -> int:
         made.error(f"unrecognized arguments: {' '.join(unknown)}")
     for file in getattr(a, "ops", ()):
         load_file(file)
-    return int(a.command(a) or 0)
+    with logged(a.verbose):
+        return int(a.command(a) or 0)
 
 
 def _notice(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import wgpu
 
-from cml_engine.errors import DeviceError, ShaderCompileError
+from cml_engine.errors import DeviceError, InputError, ShaderCompileError
+from cml_engine.gpu.adapters import request_adapter
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.native import (
     create_shader_module,
-    limit_instance,
     quicken_start,
     timestamp_period_ns,
     wait,
@@ -26,10 +28,12 @@ from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.stages import StageKey, compile_stage
 from cml_engine.gpu.shaders.steps import Variant
 from cml_engine.limits import Limits
+from cml_engine.ranges import flag
 
 if TYPE_CHECKING:
     from cml_engine.memory import MemorySource
 
+_log = logging.getLogger(__name__)
 #: features taken where the adapter has them; none is required
 _WANTED_FEATURES = ("timestamp-query", "timestamp-query-inside-encoders", "shader-f16", "subgroup")
 #: limits raised to what the adapter can do
@@ -74,9 +78,15 @@ class Device:
         *,
         memory: MemorySource | None = None,
         budget_bytes: int | None = None,
+        adapter: str | None = None,
+        markers: bool = False,
     ) -> None:
+        if device is not None and adapter is not None:
+            raise InputError("a device and an adapter's name: give one of them")
         quicken_start()
-        self.device: wgpu.GPUDevice = device or _request_device()
+        self.device: wgpu.GPUDevice = device or _request_device(adapter)
+        #: whether operators are marked for debuggers of frames
+        self.markers = flag(markers, "markers")
         self.queue: wgpu.GPUQueue = self.device.queue
         self.info: dict[str, Any] = dict(self.device.adapter.info)
         self.limits = _limits(self.device)
@@ -106,8 +116,10 @@ class Device:
         with self._pipelines_lock:
             found = self._pipelines.setdefault(key, mine)
         if found is mine:
+            start = time.perf_counter()
             try:
                 mine.set_result(self._build(key))
+                _log.debug("kernel '%s' built in %.0f ms", key.label, _ms_since(start))
             except BaseException as error:
                 with self._pipelines_lock:
                     self._pipelines.pop(key, None)
@@ -192,12 +204,16 @@ def _reason(error: Exception) -> str:
     return str(error).partition("Caused by:")[2].strip() or str(error)
 
 
+def _ms_since(start: float) -> float:
+    return 1e3 * (time.perf_counter() - start)
+
+
 def _entry(binding: int, buffer: dict[str, Any]) -> dict[str, Any]:
     return {"binding": binding, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": buffer}
 
 
-def _request_device() -> wgpu.GPUDevice:
-    adapter = _request_adapter()
+def _request_device(name: str | None) -> wgpu.GPUDevice:
+    adapter = request_adapter(name)
     features = [f for f in _WANTED_FEATURES if f in adapter.features]
     limits = {name: adapter.limits[name] for name in _WANTED_LIMITS if name in adapter.limits}
     try:
@@ -206,23 +222,6 @@ def _request_device() -> wgpu.GPUDevice:
         )
     except (wgpu.GPUError, RuntimeError) as error:
         raise DeviceError(f"the GPU gave no device: {error}") from error
-
-
-def _request_adapter() -> wgpu.GPUAdapter:
-    limit_instance()
-    try:
-        adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
-    except RuntimeError as error:
-        raise DeviceError(f"no GPU: {error}. {NO_GPU_HINT}") from error
-    if adapter is None:
-        raise DeviceError(f"no GPU. {NO_GPU_HINT}")
-    return adapter
-
-
-NO_GPU_HINT = (
-    "Install a Vulkan driver (on Debian: apt install mesa-vulkan-drivers gives a software one), "
-    "or use the CPU backend."
-)
 
 
 def _limits(device: wgpu.GPUDevice) -> Limits:

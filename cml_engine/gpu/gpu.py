@@ -27,6 +27,9 @@ class Gpu(Device):
     memory : the host's own allocator (:class:`cml_engine.memory.MemorySource`); without it our
         heaps.
     budget_bytes : the most memory that everything here may take; :attr:`memory` keeps it.
+    adapter : a part of the name of the GPU to take, as ``cml devices`` shows them; without it the
+        environment's ``CML_ADAPTER``, else the fastest.
+    markers : put every operator into a debug group of its name, for RenderDoc, PIX and Nsight.
     """
 
     def executor(self) -> FrameExecutor:

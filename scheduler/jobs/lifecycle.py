@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
@@ -40,6 +41,9 @@ class FramePace:
     policy: Policy[Any]
     cost_model: CostModel
     last_report: FrameReport | None
+
+
+_log = logging.getLogger(__name__)
 
 
 class Lifecycle:
@@ -117,6 +121,7 @@ class Lifecycle:
 
     def fail(self, job: Job, error: Exception) -> None:
         """The job cannot go on because of this."""
+        _log.warning("job '%s' failed: %s", job.name, str(error) or type(error).__name__)
         self.end(job, "failed", str(error) or type(error).__name__)
 
     def note(self, error: Exception) -> None:

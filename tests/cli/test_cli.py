@@ -247,7 +247,7 @@ def test_our_own_faults_are_kept_apart_from_the_model_s(abc, capsys, monkeypatch
 def test_without_a_gpu_auto_falls_back_with_a_notice_and_gpu_refuses(abc, monkeypatch, capsys):
     from cml_engine.errors import DeviceError
 
-    def refuse():
+    def refuse(_):
         raise DeviceError("no GPU. Install a Vulkan driver")
 
     device = pytest.importorskip("cml_engine.gpu.device")
@@ -266,3 +266,13 @@ def test_every_command_that_loads_a_model_takes_shapes():
     assert {"run", "info", "rank", "tune", "validate", "frames", "trace", "simulate"} <= loading
     for name in loading:
         assert "--shape" in names[name]._option_string_actions, name
+
+
+def test_verbose_says_what_is_loaded(abc, capsys):
+    command = ["info", str(abc)]
+    assert main(command) == 0
+    assert "is loaded" not in capsys.readouterr().err
+    assert main([*command, "-v"]) == 0
+    assert "cml: info: 'model_abc' is loaded: " in capsys.readouterr().err
+    assert main(command) == 0
+    assert "is loaded" not in capsys.readouterr().err

@@ -28,6 +28,7 @@ graph small(x) -> (y)
 """
 #: a fault is planted where each command asks for what it works on: most for a model
 PLACES = {
+    "devices": "cml_engine.cli.commands.checking.devices._rows",
     "ops": "cml_engine.report.operators.operator_table",
 }
 REPORT = "please report it"
@@ -65,6 +66,7 @@ def arguments(command, model):
     return {
         "run": ["run", str(model), "-i", "x=x.npy"],
         "ops": ["ops"],
+        "devices": ["devices"],
         "convert": ["convert", "x.param", "out"],
         "map": ["map", str(model), "--inputs", "x.npy", "-o", "out.zarr"],
         "cook": ["cook", str(model), "-o", str(model.with_name("x.cml"))],
@@ -112,7 +114,7 @@ HOSTILE = ["-1", "0", "nan", "inf", "-inf", "1e999", "1e300", "9" * 30, "9" * 50
 def numeric_options():
     for name, command in commands().items():
         for action in command._actions:
-            if action.type not in (None, Path):
+            if isinstance(action.type, ranges.Range):
                 yield name, action.option_strings[-1]
 
 
@@ -120,7 +122,7 @@ def test_every_number_of_every_command_is_checked(model, capsys):
     options = list(numeric_options())
     assert len(options) >= 24
     for command, option in options:
-        is_seed = option in ("--seed", "--random-weights")
+        is_seed = option in ("--seed", "--random-weights", "--overlap")
         hostile = [text for text in HOSTILE if not (is_seed and text == "0")]
         for text in hostile:
             code, out, err = end(capsys, [*arguments(command, model), f"{option}={text}"])

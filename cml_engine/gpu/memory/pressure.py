@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
@@ -12,8 +13,9 @@ import wgpu
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.books import Books
-from cml_engine.memory import MemorySource, checked_budget, exhausted_message
+from cml_engine.memory import MemorySource, checked_budget, exhausted_message, mib
 
+_log = logging.getLogger(__name__)
 #: what jobs and models may give back
 _PASSING, _MODELS = frozenset({"output"}), frozenset({"weights", "activations"})
 
@@ -163,8 +165,10 @@ class Pressure(Books):
 
     def _evict(self, tenant: Tenant) -> None:
         with suppress(InputError):  # another thread began to run it just now
+            held = mib(_bytes_of([tenant]))
             tenant.evict()
             self.evictions += 1
+            _log.info("'%s' is evicted: %s MiB", getattr(tenant, "name", "a model"), held)
         self._trim()
 
     # --- frames, in which nothing is freed

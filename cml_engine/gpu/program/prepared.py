@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import wgpu
 
+from cml_engine.errors import InputError
 from cml_engine.gpu.device import SLICE_BYTES, Device, Pipeline
 from cml_engine.gpu.program.common import Chunks, Common, write_chunks
 from cml_engine.gpu.program.memory import ProgramMemory
@@ -16,6 +21,7 @@ from cml_engine.plan import Plan, Step
 
 #: frames that a model stays on the device for the job that it was prepared for
 _GRACE_FRAMES = 240
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,15 @@ class _Launch:
             compute.dispatch_workgroups(width, -(-count // width))
 
 
+@contextlib.contextmanager
+def _group(compute: wgpu.GPUComputePassEncoder, name: str) -> Iterator[None]:
+    compute.push_debug_group(name)
+    try:
+        yield
+    finally:
+        compute.pop_debug_group()
+
+
 class PreparedProgram(ProgramMemory):
     """What a program needs to be encoded: weights on the device, pipelines, bind groups."""
 
@@ -47,12 +62,26 @@ class PreparedProgram(ProgramMemory):
         self.common = Common(plan, gpu.memory) if common is None else common
         super().__init__(plan, gpu, arena, self.common)
         self._uniforms: Uniforms | None = None
+        #: whether it has given its memory back for good
+        self._closed = False
         self._launches: list[_Launch] = []
         self._width = gpu.limits.max_groups_per_dimension
         self._keys = self.common.step_keys(plan)
         self._preparation = Preparation(plan, gpu, self._keys)
 
+    def close(self) -> None:
+        """Give all memory back for good. :class:`InputError` while something runs."""
+        with self._if_free() as free:
+            if not free or self._in_use:
+                raise InputError(f"{self._called} cannot be closed: a run or a job is under way")
+            self._closed = True
+            self._forget()
+            self.residency.release(now=True)
+            self._uniforms = None
+
     def _acquire(self) -> None:
+        if self._closed:
+            raise InputError(f"the session of '{self.name}' was closed: make another one")
         if self._uniforms is None:
             self._uniforms = Uniforms(self.plan, self.gpu)
         if self.residency.acquire() and self._launches:
@@ -72,8 +101,11 @@ class PreparedProgram(ProgramMemory):
         self.last_used = self.gpu.memory.tick()
         with self.pinned():
             if not self.prepared:
+                start = time.perf_counter()
                 self._acquire()
                 self._preparation.finish(self)
+                ms = 1e3 * (time.perf_counter() - start)
+                _log.info("'%s' is ready: %d kernels, %.0f ms", self.name, len(set(self._keys)), ms)
 
     @property
     def waiting_for(self) -> str:
@@ -110,7 +142,8 @@ class PreparedProgram(ProgramMemory):
     def encode_all(self, compute: wgpu.GPUComputePassEncoder, step: int) -> None:
         """The whole step."""
         launch = self._launches[step]
-        launch.dispatch(compute, launch.slot, launch.groups, self._width)
+        with self._marked(compute, step):
+            launch.dispatch(compute, launch.slot, launch.groups, self._width)
 
     def encode_range(
         self, compute: wgpu.GPUComputePassEncoder, step: int, first: int, count: int
@@ -118,12 +151,20 @@ class PreparedProgram(ProgramMemory):
         """Workgroups ``[first, first + count)`` of a step. At most ``RANGE_SLOTS`` parts of
         steps may be encoded between two submits; whole steps do not count."""
         launch = self._launches[step]
-        if count == launch.groups:
-            launch.dispatch(compute, launch.slot, count, self._width)
-        else:
+        slot = launch.slot
+        if count != launch.groups:
             assert self._uniforms is not None
             slot = self._uniforms.slots.take(first, first + count)
+        with self._marked(compute, step):
             launch.dispatch(compute, slot, count, self._width)
+
+    def _marked(
+        self, compute: wgpu.GPUComputePassEncoder, step: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """In the ``with`` block commands are in a debug group, where these are asked for."""
+        if not self.gpu.markers:
+            return contextlib.nullcontext()
+        return _group(compute, f"{self.name}: {self.plan.steps[step].title}")
 
     # --- making it
 

@@ -1,0 +1,55 @@
+"""The GPUs of this machine: which there are, and the one that is asked for."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import wgpu
+
+from cml_engine.errors import DeviceError
+from cml_engine.gpu.native import limit_instance
+
+NO_GPU_HINT = (
+    "Install a Vulkan driver (on Debian: apt install mesa-vulkan-drivers gives a software one), "
+    "or use the CPU backend."
+)
+#: names a device for every command and program
+VARIABLE = "CML_ADAPTER"
+
+
+def adapters() -> list[wgpu.GPUAdapter]:
+    """All that Vulkan, D3D12 and Metal offer."""
+    limit_instance()
+    return list(wgpu.gpu.enumerate_adapters_sync())
+
+
+def adapter_name(adapter: wgpu.GPUAdapter) -> str:
+    """Device, driver and interface, as people know them."""
+    info: dict[str, Any] = dict(adapter.info)
+    return f"{info.get('device')} ({info.get('description')}), {info.get('backend_type')}"
+
+
+def request_adapter(name: str | None) -> wgpu.GPUAdapter:
+    """The one whose name has ``name`` in it, whatever its case; without a name the environment's
+    ``CML_ADAPTER``, else the fastest. :class:`DeviceError` where there is none."""
+    wanted = name or os.environ.get(VARIABLE)
+    if wanted:
+        return _named(wanted)
+    limit_instance()
+    try:
+        adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
+    except RuntimeError as error:
+        raise DeviceError(f"no GPU: {error}. {NO_GPU_HINT}") from error
+    if adapter is None:
+        raise DeviceError(f"no GPU. {NO_GPU_HINT}")
+    return adapter
+
+
+def _named(wanted: str) -> wgpu.GPUAdapter:
+    found = adapters()
+    for adapter in found:
+        if wanted.lower() in adapter_name(adapter).lower():
+            return adapter
+    known = "; ".join(map(adapter_name, found)) or f"none. {NO_GPU_HINT}"
+    raise DeviceError(f"no GPU is called '{wanted}': this machine has {known}")

@@ -1,0 +1,121 @@
+"""What helps to see what happens: markers, logs, closed sessions, and the GPU that is asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.cli import main
+from cml_engine.errors import DeviceError, InputError
+from tests.gpu.frames.test_frame_scheduler import Host, conv_net
+
+IMAGE = np.ones((1, 8, 24, 24), np.float32)
+
+
+class Marked:
+    """A pass that notes debug groups and dispatches."""
+
+    def __init__(self, inner):
+        self._inner, self.seen = inner, []
+
+    def push_debug_group(self, name):
+        self.seen.append(name)
+        self._inner.push_debug_group(name)
+
+    def dispatch_workgroups(self, *counts):
+        self.seen.append("dispatch")
+        self._inner.dispatch_workgroups(*counts)
+
+    def pop_debug_group(self):
+        self.seen.append("end")
+        self._inner.pop_debug_group()
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+def marks_of(gpu):
+    session = cml.Session(conv_net(layers=2), gpu)
+    session.program.write_inputs({"x": IMAGE})
+    encoder = gpu.device.create_command_encoder()
+    compute = Marked(encoder.begin_compute_pass())
+    session.program.encode_all(compute, 0)
+    session.program.encode_range(compute, 1, 0, 1)
+    compute.end()
+    gpu.queue.submit([encoder.finish()])
+    return compute.seen, [step.title for step in session.plan.steps]
+
+
+def test_markers_name_every_operator_where_they_are_asked_for(gpu):
+    seen, (first, second, *_) = marks_of(cml.Gpu(device=gpu.device, markers=True))
+    assert seen == [f"net: {first}", "dispatch", "end", f"net: {second}", "dispatch", "end"]
+    assert marks_of(gpu)[0] == ["dispatch", "dispatch"]
+    with pytest.raises(InputError, match="markers"):
+        cml.Gpu(device=gpu.device, markers=1)
+
+
+def test_a_closed_session_holds_nothing_and_says_so(gpu):
+    host = Host(gpu, budget_ms=0.01)
+    before = gpu.memory.held_bytes
+    session = cml.Session(conv_net(), gpu)
+    session.run({"x": IMAGE})
+    job = host.scheduler.submit(session, {"x": IMAGE})
+    host.until(lambda: job.state == "running")
+    with pytest.raises(InputError, match="a run or a job is under way"):
+        session.close()
+    job.cancel()
+    host.frame()
+    host.frame()
+    session.close()
+    session.close()
+    with pytest.raises(InputError, match="the session of 'net' was closed"):
+        session.run({"x": IMAGE})
+    late = host.scheduler.submit(session, {"x": IMAGE})
+    host.until(lambda: late.ended)
+    assert late.state == "failed" and "was closed" in late.error
+    late.release()
+    assert gpu.memory.held_bytes <= before
+    cml.Session(conv_net(), "cpu").close()
+
+
+def test_the_gpu_of_a_name_is_taken(gpu, monkeypatch):
+    part = str(gpu.info["device"])[:6].upper()
+    assert cml.Gpu(adapter=part).name == gpu.name
+    with pytest.raises(DeviceError, match="no GPU is called 'nothing like it': this machine has"):
+        cml.Gpu(adapter="nothing like it")
+    monkeypatch.setenv("CML_ADAPTER", "nor this")
+    with pytest.raises(DeviceError, match="'nor this'"):
+        cml.Gpu()
+    with pytest.raises(InputError, match="give one of them"):
+        cml.Gpu(device=gpu.device, adapter=part)
+
+
+def test_devices_are_listed(gpu, capsys):
+    assert main(["devices"]) == 0
+    said = capsys.readouterr().out
+    assert f"* {gpu.name}" in said and "MiB" in said
+    assert main(["devices", "--json"]) == 0
+    (chosen,) = (row for row in json.loads(capsys.readouterr().out) if row["chosen"])
+    assert chosen["name"].startswith(gpu.name)
+
+
+def test_what_is_loaded_built_evicted_and_failed_is_logged(gpu, caplog):
+    with caplog.at_level(logging.DEBUG):
+        session = cml.Session(conv_net("logged", seed=9), gpu)
+        gpu.memory._evict(session.program)
+        session.close()
+        host = Host(gpu, budget_ms=1.0)
+        job = host.scheduler.submit(session, {"x": IMAGE})
+        host.until(lambda: job.ended)
+    said = [record.getMessage() for record in caplog.records]
+    for wanted in (
+        "'logged' is ready: ",
+        "'logged' is evicted: ",
+        "job 'logged' failed: the session",
+    ):
+        assert any(wanted in line for line in said), wanted
+    assert {r.name.split(".")[0] for r in caplog.records} <= {"cml_engine", "scheduler"}
