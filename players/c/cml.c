@@ -859,7 +859,7 @@ typedef struct step {
     double known_log;       /* of the whole step's ms, without the drift */
 } step;
 
-enum { WINDOW = 1200, MEMORY = 48, CLIP_AFTER = 4, SETTLED = 12, GUESSED_SAMPLES = 4, ENOUGH = 8 };
+enum { WINDOW = 1200, MEMORY = 48, CLIP_AFTER = 4, SETTLED = 12, GUESSED_SAMPLES = 4, ENOUGH = 8, REST_EVERY = 48 };
 
 typedef struct margin { /* scheduler/planning/margin.py */
     double share;
@@ -1190,7 +1190,9 @@ struct core {
     in_flight flights[IN_FLIGHT], *encoded;
     uint32_t first_flight, flight_count;
     int wall_clock, has_ended; /* scheduler/feedback.py, where nothing is timed */
-    double ended_ms, usual_ms, back_off;
+    double ended_ms, usual_ms, back_off, interval_ms;
+    uint32_t intervals, without, since_rest; /* frames that ran nothing in a row, and since then */
+    int rest_due;
     void (*planner)(core *c); /* replays: somebody else decides */
     int (*ready)(core *c, cml_net *net);
     void (*prepare)(core *c, cml_net *net, double ms);
@@ -1213,8 +1215,9 @@ static int core_make(core *c) {
     c->model.predicted = taken(&c->memory, c->max_slices, sizeof(double));
     for (uint32_t i = 0; i < IN_FLIGHT; i++) c->flights[i].parts = taken(&c->memory, c->max_slices, sizeof(ran));
     c->left[0] = c->left[1] = HUGE_VAL;
-    c->usual_ms = c->frame_ms;
+    c->usual_ms = c->interval_ms = c->frame_ms;
     c->back_off = 1.0;
+    c->since_rest = REST_EVERY;
     c->model.error = log(2.5);
     c->model.launch_ms = 0.004;
     return !c->memory.is_short;
@@ -1604,7 +1607,7 @@ static void fill_frame(core *c, double now, double budget, double aim, int rests
     c->report.frame = c->frame;
     c->report.now_ms = now;
     c->report.budget_ms = budget;
-    c->report.aim_ms = rests ? 0.0 : aim;
+    c->report.aim_ms = rests || c->rest_due ? 0.0 : aim;
     c->report.measured_ms = -1.0;
     c->left[0] = c->left[1] = HUGE_VAL;
     c->open = 1;
@@ -1658,18 +1661,53 @@ static void await_frame(core *c, int given) {
 
 /* ------------------------------------------------------------------ learning (scheduler/feedback.py) */
 
+static void learn_usual(core *c, double interval, double weight) {
+    c->usual_ms += weight * (most_of(interval, c->frame_ms) - c->usual_ms);
+}
+
+/* Whether a frame was late, perhaps for its networks' sake if it had some. */
+static int judge(core *c, double interval, int some) {
+    int late = interval > 1.15 * c->usual_ms;
+    c->without = some ? 0 : c->without + 1;
+    c->since_rest++;
+    if (c->without > 1) {
+        learn_usual(c, interval, c->without == 2 ? 1.0 : 0.25);
+        c->rest_due = 0;
+        c->since_rest = 0;
+    } else if (c->without == 1 || (late && same(c->back_off, 16.0))) {
+        learn_usual(c, interval, 0.25);
+    } else if (interval < c->usual_ms) {
+        learn_usual(c, interval, 0.1);
+    }
+    if (late && some && c->since_rest > REST_EVERY)
+        c->rest_due = 1;
+    else if (late && some)
+        c->back_off = least_of(16.0, c->back_off * 1.25);
+    else
+        c->back_off = 1 + (c->back_off - 1) * pow(0.99, interval / c->frame_ms);
+    return late;
+}
+
+/* What was guessed of steps is believed where a frame with them was in time. */
+static void take_for_granted(core *c, in_flight *f) {
+    uint32_t i, guessed = 0;
+    double ms = 0;
+    for (i = 0; i < f->part_count; i++)
+        if (!has_samples(f->parts[i].step)) f->parts[guessed++] = f->parts[i];
+    for (i = 0; i < guessed; i++) ms += predict(&c->model, f->parts[i].step, f->parts[i].count);
+    if (guessed > 0) learn(&c->memory, &c->model, f->parts, guessed, ms);
+}
+
 static void heed_interval(core *c, double now) {
     int first = !c->has_ended;
-    double interval = now - c->ended_ms;
-    int late = interval > 1.15 * c->usual_ms;
+    double interval = least_of(now - c->ended_ms, 60 * c->frame_ms);
     c->has_ended = 1;
     c->ended_ms = now;
-    if (first || c->encoded == NULL) return;
-    if (late && same(c->back_off, 16.0))
-        c->usual_ms += 0.25 * (interval - c->usual_ms);
-    else if (interval < c->usual_ms)
-        c->usual_ms += 0.1 * (most_of(interval, c->frame_ms) - c->usual_ms);
-    c->back_off = late ? least_of(16.0, c->back_off * 1.25) : 1 + (c->back_off - 1) * 0.99;
+    if (first) return;
+    c->intervals++;
+    c->interval_ms += most_of(0.1, 1.0 / c->intervals) * (interval - c->interval_ms);
+    if (c->wall_clock && !judge(c, interval, c->encoded != NULL) && c->encoded != NULL)
+        take_for_granted(c, c->encoded);
 }
 
 static void learn_flight(core *c, in_flight *f) {
@@ -1702,8 +1740,8 @@ static void end_frame(core *c, const timing *timings, uint32_t count, double now
         if (j->begun_now || j->state == CML_DONE) let_makers_go(j); /* nothing is taken back any more */
         j->begun_now = j->touched = 0;
     }
+    heed_interval(c, now);
     if (c->wall_clock) {
-        heed_interval(c, now);
         c->encoded = NULL;
         return;
     }

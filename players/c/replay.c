@@ -202,7 +202,8 @@ static void begin(void) { /* frame_ms, granule, max_groups, policy, wall clock, 
     if (!core_make(&c)) exit(1);
 }
 
-static void known(void) { /* launch, unknown, its samples, drift, error; back-off, usual, whether ended, when */
+static void known(void) { /* launch, unknown, its samples, drift, error; back-off, usual, whether ended, when,
+                            * interval, intervals, without, since rest, rest due */
     c.model.launch_ms = number();
     c.model.unknown = number();
     c.model.unknown_samples = whole();
@@ -212,6 +213,11 @@ static void known(void) { /* launch, unknown, its samples, drift, error; back-of
     c.usual_ms = number();
     c.has_ended = (int)whole();
     c.ended_ms = number();
+    c.interval_ms = number();
+    c.intervals = whole();
+    c.without = whole();
+    c.since_rest = whole();
+    c.rest_due = (int)whole();
 }
 
 static void event(const char *kind) {

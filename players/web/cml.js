@@ -909,7 +909,7 @@ function countOf(state, cost, limit, ms, atLeastOne) {
  */
 
 const TELLING_SHARE = 0.25, KNOWN = 6, APART_EVERY = 16;
-const LATE = 1.15, GROWTH = 1.25, DECAY = 0.99, MOST_BACK_OFF = 16;
+const LATE = 1.15, GROWTH = 1.25, DECAY = 0.99, MOST_BACK_OFF = 16, REST_EVERY = 48, LONGEST = 60;
 
 /** @typedef {{report: FrameReport, groups: [StepCost, number][][], ms: Map<number, number>}} InFlight */
 
@@ -920,8 +920,11 @@ class Feedback {
   /** @type {number | null} */ endedMs = null;
   /** @param {boolean} wallClock @param {number} frameMs */ constructor(wallClock, frameMs) {
     this._wallClock = wallClock;
-    this._frameMs = this.usualMs = frameMs;
+    this._frameMs = this.usualMs = this.intervalMs = frameMs;
     this.backOff = 1;
+    this.intervals = this.without = 0;
+    this.sinceRest = REST_EVERY;
+    this.restDue = false;
   }
   /** @param {FrameReport} report @param {[StepCost, number][][]} groups */
   encoded(report, groups) { this._encoded = { report, groups, ms: new Map() }; }
@@ -929,8 +932,8 @@ class Feedback {
   /** @param {Timing[]} timings @param {number} nowMs @param {CostModel} model */ ended(timings, nowMs, model) {
     if (this._encoded) this._awaited.push(this._encoded);
     this._encoded = null;
+    this._heedInterval(nowMs, model);
     if (this._wallClock) {
-      this._heedInterval(nowMs);
       this._awaited = [];
       return [];
     }
@@ -948,18 +951,42 @@ class Feedback {
     }
     return done;
   }
-  /** @param {number} nowMs */ _heedInterval(nowMs) {
-    const before = this.endedMs, entry = this._awaited.at(-1);
+  /** @param {number} nowMs @param {CostModel} model */ _heedInterval(nowMs, model) {
+    const before = this.endedMs;
     this.endedMs = nowMs;
-    if (before === null || !entry?.groups.length) return;
-    const interval = nowMs - before, late = interval > LATE * this.usualMs;
-    if (late && this.backOff === MOST_BACK_OFF) {
-      this.usualMs += 0.25 * (interval - this.usualMs);
-    } else if (interval < this.usualMs) {
-      this.usualMs += 0.1 * (Math.max(interval, this._frameMs) - this.usualMs);
-    }
-    this.backOff = late ? Math.min(MOST_BACK_OFF, this.backOff * GROWTH) : 1 + (this.backOff - 1) * DECAY;
+    if (before === null) return;
+    const interval = Math.min(nowMs - before, LONGEST * this._frameMs);
+    this.intervals++;
+    this.intervalMs += Math.max(0.1, 1 / this.intervals) * (interval - this.intervalMs);
+    if (!this._wallClock) return;
+    const parts = this._awaited.at(-1)?.groups.flat() ?? [];
+    if (!this._judge(interval, parts.length > 0)) takeForGranted(parts, model);
   }
+  /** Whether a frame was late, perhaps for its networks' sake. @param {number} interval @param {boolean} some */
+  _judge(interval, some) {
+    const late = interval > LATE * this.usualMs;
+    this.without = some ? 0 : this.without + 1;
+    this.sinceRest++;
+    if (this.without > 1) {
+      this._learnUsual(interval, this.without === 2 ? 1 : 0.25);
+      this.restDue = false;
+      this.sinceRest = 0;
+    } else if (this.without === 1 || (late && this.backOff === MOST_BACK_OFF)) this._learnUsual(interval, 0.25);
+    else if (interval < this.usualMs) this._learnUsual(interval, 0.1);
+    if (late && some && this.sinceRest > REST_EVERY) this.restDue = true;
+    else if (late && some) this.backOff = Math.min(MOST_BACK_OFF, this.backOff * GROWTH);
+    else this.backOff = 1 + (this.backOff - 1) * DECAY ** (interval / this._frameMs);
+    return late;
+  }
+  /** @param {number} interval @param {number} weight */ _learnUsual(interval, weight) {
+    this.usualMs += weight * (Math.max(interval, this._frameMs) - this.usualMs);
+  }
+}
+
+/** What was guessed of steps is believed where a frame with them was in time. @param {[StepCost, number][]} parts @param {CostModel} model */
+function takeForGranted(parts, model) {
+  const guessed = parts.filter(([step]) => !model.samples(step.key));
+  model.learn(guessed, sum(guessed.map(([step, count]) => model.predictMs(step, count))));
 }
 
 /** @param {InFlight} entry @param {CostModel} model */ function learnFrame({ report, groups, ms }, model) {
@@ -1242,12 +1269,13 @@ export class Scheduler {
   /** @param {Job} job */ etaMs(job) {
     if (job.ended) return 0;
     const mates = [...this.jobs.filter((other) => !other.paused && other !== job), job];
+    const interval = Math.max(this.frameMs, this.feedback.intervalMs), rate = this._rate * this.frameMs / interval;
     let ahead = 0;
-    for (const other of this.policy(mates, this._now(), this._rate)) {
+    for (const other of this.policy(mates, this._now(), rate)) {
       if (other === job) break;
       ahead += other.remainingMs;
     }
-    return (ahead + job.remainingMs) / Math.max(this._rate, 1e-9) + this.frameMs;
+    return (ahead + job.remainingMs) / Math.max(rate, 1e-9) + interval;
   }
   /** @param {Job} job */ remainingMs(job) {
     if (job.ended || job.step >= job.costs.length) return 0;
@@ -1272,7 +1300,7 @@ export class Scheduler {
     const start = performance.now(), nowMs = this._now();
     const [budget, aim] = this._allowed(budgetMs);
     /** @type {FrameReport} */ const report = {
-      frame: this.frame, nowMs, budgetMs: budget, aimMs: this.rests ? 0 : aim, slices: [],
+      frame: this.frame, nowMs, budgetMs: budget, aimMs: this.rests || this.feedback.restDue ? 0 : aim, slices: [],
       reason: "frame not ended", finished: [], predictedMs: 0, measuredMs: null, planned: true,
       cpuMs: 0, encodeMs: 0,
     };

@@ -86,6 +86,11 @@ function resume(scheduler, options) {
   feedback.backOff = options.feedback.back_off;
   feedback.usualMs = options.feedback.usual;
   feedback.endedMs = options.feedback.ended;
+  feedback.intervalMs = options.feedback.interval;
+  feedback.intervals = options.feedback.intervals;
+  feedback.without = options.feedback.without;
+  feedback.sinceRest = options.feedback.since_rest;
+  feedback.restDue = options.feedback.rest_due;
   scheduler.frame = options.frame;
 }
 

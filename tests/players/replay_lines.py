@@ -29,6 +29,8 @@ def lines_of(recording: Recording) -> Iterator[str]:
     yield _words(
         "known", guess.launch_ms, model["unknown"], model["unknown_samples"], model["drift"],
         model["error"], back_off, usual, int(ended is not None), ended or 0.0,
+        feedback["interval"], feedback["intervals"], feedback["without"], feedback["since_rest"],
+        int(feedback["rest_due"]),
     )  # fmt: skip
     for key, points in model["curves"].items():
         yield f"curve {len(points)} {key}"
