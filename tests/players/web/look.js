@@ -18,7 +18,7 @@ try {
   page.log.push(String(error));
 }
 if (picture) await page.screenshot(picture);
-const found = JSON.parse(await page.evaluate("JSON.stringify({ ...page, scheduler: undefined })") ?? "{}");
+const found = JSON.parse(await page.evaluate("JSON.stringify({ ...page, scheduler: undefined, networks: undefined })") ?? "{}");
 const text = await page.evaluate("document.body.innerText");
 console.log(JSON.stringify({ ...found, text, log: page.log }));
 await page.close();
