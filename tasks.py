@@ -218,6 +218,12 @@ def bake(arguments: Sequence[str]) -> int:
     return python("-m", "demo_game.bake", *(arguments or BAKED))
 
 
+def cook(arguments: Sequence[str]) -> int:
+    """cook the demo's networks, which a wheel that is built then brings along"""
+    prepare()
+    return python("-m", "demo_game.cooking", *arguments)
+
+
 def upscale(arguments: Sequence[str]) -> int:
     """enlarge a photo 4x with a real network; pictures in out/"""
     prepare()
@@ -310,6 +316,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "setup": setup,
     "demo": demo,
     "bake": bake,
+    "cook": cook,
     "upscale": upscale,
     "test": test,
     "check": check,

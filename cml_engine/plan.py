@@ -53,8 +53,11 @@ class KernelCode:
     params_bytes: int
     trusted: bool
     content: str
-    #: SPIR-V, or the text of WGSL
-    code: Callable[[], bytes | str] = field(compare=False, repr=False)
+    unpack: Callable[[], bytes | str] = field(compare=False, repr=False)
+
+    def code(self) -> bytes | str:
+        """SPIR-V, or the text of WGSL."""
+        return self.unpack()
 
 
 @dataclass(frozen=True, slots=True)

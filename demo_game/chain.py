@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import cml_engine as cml
 import demo_game.operators  # noqa: F401 - registers the game's own operators
+from demo_game.cooking import cooked_set
 from demo_game.world.tile import PAINTED, TileId
 
 MODELS = Path(__file__).with_name("models")
@@ -68,9 +70,12 @@ def kept_names(tile: TileId) -> tuple[str, ...]:
     return (*TEXELS, *(INSTANCES if tile.level < POPULATED_LEVELS else ()))
 
 
-def load_chain(models: Path | None = None, enlarge: Path | None = None) -> Chain:
+def load_chain(
+    models: Path | None = None, enlarge: Path | None = None, cooked: bool = False
+) -> Chain:
     """The game's graphs; the trained ones from ``models`` where that folder has them. ``enlarge``
     is a network that makes colours four times as fine: [1, 3, 128, 128] in, [1, 3, 512, 512] out.
+    ``cooked``: ours as they were cooked, where they were.
     :class:`cml.CmlError` says what is missing or does not fit together."""
     if models is not None and not any((models / f"{name}.nnef").exists() for name in TRAINED):
         wanted = " or ".join(f"{name}.nnef" for name in TRAINED)
@@ -80,18 +85,30 @@ def load_chain(models: Path | None = None, enlarge: Path | None = None) -> Chain
         for name, taken in _SOURCES.items()
     }
     graphs = {}
+    there = cooked_set() if cooked else None
     for name in sources:
         own = models / f"{name}.nnef" if models and name in TRAINED else None
-        graphs[name] = cml.load(own if own and own.exists() else MODELS / f"{name}.nnef")
+        graphs[name] = cml.load(own) if own and own.exists() else _ours(name, there)
     if enlarge is not None:
-        graphs, sources = _with_enlarged(graphs, sources, enlarge)
+        graphs, sources = _with_enlarged(graphs, sources, enlarge, there)
     chain = Chain(graphs, sources)
     _check(chain)
     return chain
 
 
+def _ours(name: str, cooked: Path | None) -> cml.Graph:
+    """A network of ours; from the cooked set where there is one that can be used."""
+    if cooked is not None:
+        with suppress(cml.CmlError):
+            return cml.load_cooked(cooked / f"{name}.cml")
+    return cml.load(MODELS / f"{name}.nnef")
+
+
 def _with_enlarged(
-    graphs: dict[str, cml.Graph], sources: dict[str, dict[str, OutputOf]], enlarge: Path
+    graphs: dict[str, cml.Graph],
+    sources: dict[str, dict[str, OutputOf]],
+    enlarge: Path,
+    cooked: Path | None,
 ) -> tuple[dict[str, cml.Graph], dict[str, dict[str, OutputOf]]]:
     network = cml.load(enlarge)
     wanted = [(1, 3, PAINTED, PAINTED), (1, 3, ENLARGED * PAINTED, ENLARGED * PAINTED)]
@@ -116,7 +133,7 @@ def _with_enlarged(
             else {key: value}
         ).items()
     }
-    fine = {name: cml.load(MODELS / f"{name}.nnef") for name in ("colours", "paint_fine")}
+    fine = {name: _ours(name, cooked) for name in ("colours", "paint_fine")}
     more = {"colours": fine["colours"], "enlarge": network, "paint": fine["paint_fine"]}
     return {**graphs, **more}, sources
 

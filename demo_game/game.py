@@ -85,7 +85,7 @@ class Game:
     def __init__(
         self, gpu: cml.Gpu, target_format: str, quality: Quality, settings: Settings
     ) -> None:
-        chain = load_chain(settings.models, settings.enlarge)
+        chain = load_chain(settings.models, settings.enlarge, cooked=True)
         quality = replace(quality, texels=chain.painted)
         self.gpu, self.settings, self.quality = gpu, settings, quality
         self.controls = Controls()

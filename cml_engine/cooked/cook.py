@@ -43,6 +43,7 @@ def cook(
     *,
     half: bool = False,
     player: bool = False,
+    golden: bool = True,
     guesses: Sequence[DeviceGuess] = (),
 ) -> bytes:
     """The network as the bytes of a cooked file (docs/cooked.md).
@@ -53,11 +54,12 @@ def cook(
     devices : names of :data:`PROFILES`.
     half : feature maps and weights in 16 bits (docs/half.md).
     player : without the graph, which only Python can use.
+    golden : with an input and NumPy's outputs of it (where every operator has a NumPy function).
     guesses : what devices are believed to do, for players.
     """
     an_object(Graph, graph, "the graph to cook (cml.load gives one)")
-    flag(half, "half")
-    flag(player, "player")
+    for value, what in ((half, "half"), (player, "player"), (golden, "golden")):
+        flag(value, what)
     names = some_of(tuple(PROFILES), list(devices), "devices")
     if not names:
         raise InputError(f"devices: wanted some of {', '.join(PROFILES)}, got none")
@@ -78,9 +80,9 @@ def cook(
         write_graph(optimized, zip(plans, numbers, strict=True), sections)
     if guesses:
         write_guess(guesses, sections)
-    golden = _golden(optimized, storage)
-    if golden is not None:
-        write_golden(golden, optimized.facts, sections)
+    pair = _golden(optimized, storage) if golden else None
+    if pair is not None:
+        write_golden(pair, optimized.facts, sections)
     meta = _meta(optimized, profiles, storage, plans, kernels.values())
     sections.add(META, json.dumps(meta, sort_keys=True, separators=(",", ":")).encode())
     return sections.bytes()

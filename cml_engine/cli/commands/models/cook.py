@@ -30,6 +30,11 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="without the graph: smaller, for the C and JavaScript players and the devices named",
     )
     parser.add_argument(
+        "--without-golden",
+        action="store_true",
+        help="without the input and its outputs that --check runs",
+    )
+    parser.add_argument(
         "--check",
         action="store_true",
         help="MODEL is a cooked file: run its golden input and compare; exit code 1 if it differs",
@@ -52,22 +57,23 @@ def run(a: argparse.Namespace) -> int:
         [name.strip() for name in a.devices.split(",")],
         half=a.half,
         player=a.player,
+        golden=not a.without_golden,
         guesses=cooked_guesses(),
     )
     write_atomically(a.output, data)
-    _tell(a.output, load_cooked(data).ready)
+    _tell(a, load_cooked(data).ready)
     return 0
 
 
-def _tell(file: str, made: Any) -> None:
-    print(f"{file}: {made.nbytes / 2**20:.2f} MiB, {len(made.kernels)} kernels")
+def _tell(a: argparse.Namespace, made: Any) -> None:
+    print(f"{a.output}: {made.nbytes / 2**20:.2f} MiB, {len(made.kernels)} kernels")
     for plan in made.plans:
         print(f"  {plan.profile}: {len(plan.steps)} steps")
     for name in made.meta["custom"]:
         print(f"  operator '{name}' of your own: its kernel is in the file, its NumPy function not")
     for label in made.meta["without_wgsl"]:
         print(f"  kernel '{label}' cannot be said in WGSL: browsers cannot run it")
-    if made.golden is None:
+    if made.golden is None and not a.without_golden:
         print("  no golden pair: an operator has no NumPy function to make it with")
 
 

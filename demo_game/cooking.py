@@ -1,0 +1,128 @@
+"""The networks as cooked files, so that a first start compiles none of them.
+
+``python -m demo_game.cooking`` makes the set in ``cooked/``, which a wheel brings along. A checkout
+makes it once, behind the first run's back, and anew when what it is made of has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import cml_engine as cml
+from cml_engine.files.atomic_write import write_atomically
+
+FOLDER = Path(__file__).resolve().parent
+MODELS = FOLDER / "models"
+COOKED = FOLDER / "cooked"
+_ROOT = FOLDER.parent
+#: what a set is made of, in a checkout
+_MADE_OF = ("demo_game/models", "demo_game/operators", "cml_engine", "shaders_hlsl")
+_KINDS = (".py", ".hlsl", ".hlsli", ".nnef", ".dat", ".json")
+#: seconds after which whoever was making a set is taken to be gone
+_PATIENCE_S = 1800
+
+
+def cooked_set() -> Path | None:
+    """The folder of the cooked networks, if they are of what lies here now."""
+    state = _state()
+    usable = "of" in state and "error" not in state
+    return COOKED if usable and (not _is_checkout() or state["of"] == _fingerprint()) else None
+
+
+def make(say: Callable[[str], object] = lambda said: None) -> None:
+    """Cook every network of ours."""
+    import demo_game.operators  # noqa: F401 - registers the game's own operators
+    from cml_engine.cooked import cook
+
+    before = _fingerprint()
+    _manifest().unlink(missing_ok=True)
+    for model in sorted(MODELS.glob("*.nnef")):
+        data = cook(cml.load(model), golden=False)
+        write_atomically(COOKED / f"{model.stem}.cml", data)
+        say(f"{model.stem}: {len(data) / 1e6:.2f} MB")
+    write_atomically(_manifest(), json.dumps({"of": before}))
+
+
+def make_behind(say: Callable[[str], object]) -> None:
+    """In a checkout that has no set yet: make one, in a process of low priority that goes on when
+    this one has ended. One that failed is not tried again until something has changed."""
+    if not _is_checkout() or _state().get("of") == _fingerprint() or not _begin():
+        return
+    say("the networks are cooked in the background, once: the next start compiles none of them")
+    quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    env = {**os.environ, "CML_COMPILERS": "1"}
+    command = [sys.executable, "-m", "demo_game.cooking", "--behind"]
+    with suppress(OSError):  # it is only slower then
+        subprocess.Popen(command, cwd=_ROOT, env=env, start_new_session=True, **quiet)
+
+
+def _is_checkout() -> bool:
+    """Whether the files here may change: an installed package's do not."""
+    return (_ROOT / "pyproject.toml").is_file()
+
+
+def _fingerprint() -> str:
+    """Changes with everything that a set is made of."""
+    hasher = hashlib.sha256()
+    for folder in _MADE_OF:
+        for path in sorted((_ROOT / folder).rglob("*")):
+            if path.suffix in _KINDS and path.is_file():
+                content = hashlib.sha256(path.read_bytes()).hexdigest()
+                hasher.update(f"{path.relative_to(_ROOT).as_posix()} {content}\n".encode())
+    return hasher.hexdigest()
+
+
+def _manifest() -> Path:
+    return COOKED / "made_of.json"
+
+
+def _state() -> dict[str, str]:
+    """What the set was made ``of``, and the ``error`` where it could not be; {} without one."""
+    try:
+        state = json.loads(_manifest().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _begin() -> bool:
+    """Whether nobody else is making a set."""
+    lock = COOKED / ".making"
+    with suppress(OSError):
+        if time.time() - lock.stat().st_mtime < _PATIENCE_S:
+            return False
+        lock.unlink()
+    try:
+        COOKED.mkdir(parents=True, exist_ok=True)
+        lock.touch(exist_ok=False)
+    except OSError:  # somebody was quicker, or nothing can be written here
+        return False
+    return True
+
+
+def _make_behind() -> None:
+    with suppress(AttributeError, OSError):
+        os.nice(15)
+    before = _fingerprint()
+    try:
+        make()
+    except Exception as error:  # whoever reads the file learns why
+        write_atomically(_manifest(), json.dumps({"of": before, "error": str(error)}))
+    finally:
+        (COOKED / ".making").unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    if "--behind" in sys.argv:
+        _make_behind()
+    else:
+        make(lambda said: sys.stderr.write(f"[demo] cooked {said}\n"))

@@ -1,0 +1,78 @@
+"""The demo's networks as cooked files: when they are taken, and who makes them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from demo_game import cooking
+from demo_game.chain import MODELS, load_chain
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A checkout of one small network, and a place for its set."""
+    shutil.copytree(MODELS / "surface.nnef", tmp_path / "models" / "surface.nnef")
+    monkeypatch.setattr(cooking, "MODELS", tmp_path / "models")
+    monkeypatch.setattr(cooking, "COOKED", tmp_path / "cooked")
+    return tmp_path / "cooked"
+
+
+def test_a_set_is_used_while_it_is_of_what_lies_here(folder, monkeypatch, gpu):
+    assert cooking.cooked_set() is None
+    cooking.make()
+    assert cooking.cooked_set() == folder
+    ours, cooked = (load_chain(cooked=which).graphs for which in (False, True))
+    assert cooked["surface"].ready is not None and ours["surface"].ready is None
+    assert cooked["terrain"].ready is None  # it was not cooked here
+    inputs = {
+        name: np.linspace(0, 9, ours["surface"].facts[name].size, dtype=np.float32).reshape(
+            ours["surface"].facts[name].shape
+        )
+        for name in ours["surface"].inputs
+    }
+    wanted, got = (cml.Session(graphs["surface"], gpu).run(inputs) for graphs in (ours, cooked))
+    for name in wanted:
+        np.testing.assert_array_equal(wanted[name], got[name])
+    (folder / "surface.cml").write_bytes(b"damaged")
+    assert load_chain(cooked=True).graphs["surface"].ready is None
+    monkeypatch.setattr(cooking, "_fingerprint", lambda: "something has changed")
+    assert cooking.cooked_set() is None
+    monkeypatch.setattr(cooking, "_is_checkout", lambda: False)
+    assert cooking.cooked_set() == folder  # an installed package does not change
+
+
+def test_a_checkout_makes_its_set_once_behind_the_first_run(folder, monkeypatch):
+    started, said = [], []
+    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
+    cooking.make_behind(said.append)
+    cooking.make_behind(said.append)  # another one is at it
+    assert len(started) == len(said) == 1 and "in the background" in said[0]
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    cooking._make_behind()
+    assert cooking.cooked_set() == folder and not (folder / ".making").exists()
+    cooking.make_behind(said.append)
+    assert len(started) == 1
+
+
+def test_what_cannot_be_cooked_is_not_tried_again_and_again(folder, monkeypatch):
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    monkeypatch.setattr(cooking, "make", lambda: cml.load(folder))
+    cooking._begin()
+    cooking._make_behind()
+    assert "error" in json.loads((folder / "made_of.json").read_text())
+    assert cooking.cooked_set() is None
+    started = []
+    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
+    cooking.make_behind(started.append)
+    assert started == []
+
+
+def test_an_installed_package_makes_nothing(folder, monkeypatch):
+    monkeypatch.setattr(cooking, "_is_checkout", lambda: False)
+    cooking.make_behind(lambda said: pytest.fail(said))
+    assert not folder.exists()
