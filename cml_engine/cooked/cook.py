@@ -67,6 +67,8 @@ def cook(
         raise InputError(f"'{graph.name}' is cooked already: cook the model that it was made of")
     load_families()
     storage: Storage = "half" if half else "float"
+    if graph.integer and half:
+        raise InputError(f"'{graph.name}' is an integer network: 16 bits do not hold its words")
     optimized = optimize(graph)
     profiles = [profile for profile in PROFILES.values() if profile.name in names]
     plans = [_plan(optimized, profile, storage) for profile in profiles]
@@ -80,7 +82,7 @@ def cook(
         write_graph(optimized, zip(plans, numbers, strict=True), sections)
     if guesses:
         write_guess(guesses, sections)
-    pair = _golden(optimized, storage) if golden else None
+    pair = _golden(optimized, 0.0 if graph.integer else _TOLERANCE[storage]) if golden else None
     if pair is not None:
         write_golden(pair, optimized.facts, sections)
     meta = _meta(optimized, profiles, storage, plans, kernels.values())
@@ -119,13 +121,13 @@ def _weights_number(sections: Sections, plan: int) -> int:
     return int.from_bytes(sections.get(PLAN, plan)[8:12], "little")
 
 
-def _golden(graph: Graph, storage: Storage) -> Golden | None:
+def _golden(graph: Graph, tolerance: float) -> Golden | None:
     """Random inputs and NumPy's results; none where an operator has no NumPy function."""
     ops = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
     if any(lookup(op).cpu is None for op in ops):
         return None
     inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
-    return Golden(inputs, CpuProgram(graph).run(inputs), _TOLERANCE[storage])
+    return Golden(inputs, CpuProgram(graph).run(inputs), tolerance)
 
 
 def _meta(

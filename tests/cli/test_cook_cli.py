@@ -86,6 +86,9 @@ def test_what_cannot_be_is_refused_by_name(folder, capsys, tmp_path):
     model, file = folder / "small.nnef", folder / "small.cml"
     assert "-o net.cml" in refused(capsys, "cook", model)
     assert "discrete" in refused(capsys, "cook", model, "-o", tmp_path / "x.cml", "--devices", "pc")
+    assert "network of floats" in refused(
+        capsys, "cook", model, "-o", tmp_path / "x.cml", "--integer"
+    )
     assert "cooked already" in refused(capsys, "cook", file, "-o", tmp_path / "x.cml")
     assert "--shape cannot change it" in refused(capsys, "info", file, "--shape", "image=1,3,8,8")
     assert "is cooked: save the model" in refused(capsys, "convert", file, tmp_path / "x.nnef")

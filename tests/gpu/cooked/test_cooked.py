@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +14,11 @@ from cml_engine.limits import Limits
 from cml_engine.passes import optimize
 from cml_engine.planning.choose_layout import choose_layout
 from cml_engine.planning.lower import PlanOptions, lower
+from tests.fixtures import no_compiler
 from tests.fixtures.cooked import counter, same_bits, small_inputs, small_model
 from tests.fixtures.graphs import Net
+from tests.fixtures.integer.networks import IntegerNet, line
 
-ROOT = Path(__file__).resolve().parents[3]
 HALF = cml.CompileOptions(storage="half")
 
 
@@ -139,6 +136,24 @@ def test_files_of_strangers_run_with_checks(data, cooked, gpu):
         np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
 
 
+def test_integer_networks_have_one_result_everywhere(gpu):
+    net = IntegerNet()
+    x = net.input("x", (1, 2, 5, 5), 0.5)
+    w = net.weight("w", np.arange(-8, 10).reshape(1, 2, 3, 3) * 13, 0.01)
+    sums = net.op("conv", x, w, net.weight("b", [[1 << 20]], 0.005, 32), padding=[(1, 1)] * 2)
+    model = net.graph(net.op("relu", sums, to=line(64.0, signed=False)))
+    inputs = {"x": np.linspace(-60, 60, 50, dtype=np.float32).reshape(1, 2, 5, 5)}
+    wanted = cml.Session(model, "cpu").run(inputs)
+    cooked = cml.load_cooked(cook(model))
+    assert cooked.ready.golden.tolerance == 0.0
+    same_bits(cml.Session(cooked, "cpu").run(inputs), wanted)
+    for profile in PROFILES:
+        only = cml.load_cooked(cook(model, [profile], golden=False))
+        same_bits(cml.Session(only, gpu).run(inputs), wanted)
+    with pytest.raises(cml.InputError, match="16 bits do not hold"):
+        cook(model, half=True)
+
+
 # --- which plan
 
 
@@ -254,44 +269,8 @@ def test_kernels_of_a_game_are_cooked_and_its_numpy_functions_are_not(gpu):
 
 # --- where there is no compiler
 
-CHILD = """
-import importlib.metadata, importlib.util, pathlib, sys
-version, find_spec = importlib.metadata.version, importlib.util.find_spec
-read_text = pathlib.Path.read_text
-
-def no_version(name):
-    if name == "slangpy":
-        raise importlib.metadata.PackageNotFoundError(name)
-    return version(name)
-
-def no_hlsl(self, *args, **more):
-    assert ".hlsl" not in self.suffix, f"{self} is read"
-    return read_text(self, *args, **more)
-
-importlib.metadata.version = no_version
-importlib.util.find_spec = lambda name, *rest: None if name == "slangpy" else find_spec(name, *rest)
-pathlib.Path.read_text = no_hlsl
-import numpy as np
-import cml_engine as cml
-graph = cml.load_cooked(sys.argv[1])
-outputs = cml.Session(graph, "gpu").run(dict(np.load(sys.argv[2])))
-np.savez(sys.argv[3], **outputs)
-assert "slangpy" not in sys.modules
-"""
-
 
 def test_neither_the_compiler_nor_a_cache_nor_hlsl_is_needed(model, data, gpu, tmp_path):
-    file, given, got = (tmp_path / name for name in ("net.cml", "in.npz", "out.npz"))
-    file.write_bytes(data)
-    np.savez(given, **small_inputs())
-    cache = tmp_path / "cache"
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, file, given, got],
-        env={**os.environ, "CML_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    same_bits(dict(np.load(got)), cml.Session(model, gpu).run(small_inputs()))
-    assert not cache.exists() or not list(cache.rglob("*.shader"))
+    (tmp_path / "net.cml").write_bytes(data)
+    got = no_compiler.run(tmp_path / "net.cml", small_inputs())
+    same_bits(got, cml.Session(model, gpu).run(small_inputs()))

@@ -23,7 +23,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=f"some of {', '.join(PROFILES)}, with commas; all if left out",
     )
-    parser.add_argument("--integer", action="store_true", help="an integer network")
+    parser.add_argument("--integer", action="store_true", help="refuse a network of floats")
     parser.add_argument(
         "--player",
         action="store_true",
@@ -44,14 +44,17 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     if a.check:
         return _check(a)
-    if a.integer:
-        raise InputError("--integer: integer networks cannot be cooked yet; leave it out")
     if not a.output:
         raise InputError("where to? Give the file to write, -o net.cml")
     check_writable(Path(a.output))
     from scheduler.tools.commands import cooked_guesses
 
     graph = load_model(a)
+    if a.integer and not graph.integer:
+        raise InputError(
+            f"--integer: '{a.model}' is a network of floats; an integer network has a line in "
+            "graph.quant for every tensor (docs/integer.md)"
+        )
     data = cook(
         graph,
         [name.strip() for name in a.devices.split(",")],

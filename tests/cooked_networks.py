@@ -1,0 +1,127 @@
+"""Real networks, cooked: they load without a compiler and give the bits that they gave before.
+
+    python -m tests.cooked_networks                  # all that can be had here
+    python -m tests.cooked_networks upres texture    # or some
+    python -m tests.cooked_networks --keep out/cooked
+
+Each is cooked twice (the bytes must be the same), run from its file in a process that has no
+compiler, no cache and no operator of the demo's, and compared to the bit with a session of the
+model, on the GPU and on the CPU. ``--keep`` leaves the files in a folder, for other players.
+Networks of published packages are downloaded at the first run. Exit code 1 where any differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from cml_engine.cooked import cook
+from cml_engine.session import random_inputs
+from tests.fixtures import no_compiler
+
+Array = np.ndarray[Any, Any]
+AGENTS = ("terrain", "upres", "surface", "texture", "paint", "population", "scatter")
+
+
+def agent(name: str) -> cml.Graph:
+    """A network of the demo's."""
+    from demo_game.chain import MODELS
+
+    return cml.load(MODELS / f"{name}.nnef")
+
+
+def animevideo() -> cml.Graph:
+    """The upscaler of a published package, for pictures of 64 x 64."""
+    from examples.upscale import assets
+
+    assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN)
+    return cml.load(assets.NETWORK_PARAM.path, shapes={"data": (1, 3, 64, 64)})
+
+
+def diffusion() -> cml.Graph:
+    """The terrain of a diffusion network, of a published package."""
+    from examples.terrain_diffusion.network import MODEL, SHAPES
+    from examples.upscale import assets
+
+    assets.fetch(MODEL)
+    return cml.load(MODEL.path, shapes=SHAPES)
+
+
+def stylegan2() -> cml.Graph:
+    """The generator for 256 x 256, with random weights."""
+    from examples.stylegan2.network import build
+    from examples.stylegan2.parameters import Config, random_parameters
+
+    return build(Config(256), random_parameters(Config(256), 1))
+
+
+NETWORKS: dict[str, Callable[[], cml.Graph]] = {
+    **{name: lambda name=name: agent(name) for name in AGENTS},
+    "animevideo": animevideo,
+    "diffusion": diffusion,
+    "stylegan2": stylegan2,
+}
+
+
+def check(name: str, gpu: cml.Gpu, folder: Path) -> bool:
+    """Whether the network is right in every way; a line of it is printed."""
+    model = NETWORKS[name]()
+    start = time.perf_counter()
+    data = cook(model)
+    cooking = time.perf_counter() - start
+    same_bytes = cook(model) == data
+    file = folder / f"{name}.cml"
+    file.write_bytes(data)
+    start = time.perf_counter()
+    cooked = cml.load_cooked(file)
+    loading = time.perf_counter() - start
+    inputs = random_inputs({n: model.facts[n] for n in model.inputs}, seed=1)
+    wanted = cml.Session(model, gpu).run(inputs)
+    on_gpu = same_bits(no_compiler.run(file, inputs), wanted)
+    on_cpu = same_bits(
+        cml.Session(cooked, "cpu").run(inputs), cml.Session(model, "cpu").run(inputs)
+    )
+    made: Any = cooked.ready
+    off = max(made.golden.differences(cml.Session(cooked, gpu).run(made.golden.inputs)).values())
+    verdicts = {"bytes": same_bytes, "GPU": on_gpu, "CPU": on_cpu, "golden": off <= 1}
+    print(
+        f"{name:12s} {len(data) / 1e6:8.2f} MB  {len(made.kernels):3d} kernels  cooked in "
+        f"{cooking:6.1f} s, loaded in {1e3 * loading:6.1f} ms  golden {off:.2g} of its tolerance  "
+        + "  ".join(f"{what} {'same' if good else 'DIFFERS'}" for what, good in verdicts.items()),
+        flush=True,
+    )
+    return all(verdicts.values())
+
+
+def same_bits(a: dict[str, Array], b: dict[str, Array]) -> bool:
+    """Whether all tensors have the same bits."""
+    return a.keys() == b.keys() and all(
+        a[n].shape == b[n].shape and a[n].tobytes() == b[n].tobytes() for n in a
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m tests.cooked_networks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=(*NETWORKS, []), help="all if left out")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the files there")
+    options = parser.parse_args(arguments)
+    import demo_game.operators  # noqa: F401 - registers the demo's own operators
+
+    gpu = cml.Gpu()
+    with tempfile.TemporaryDirectory() as trial:
+        folder = options.keep or Path(trial)
+        folder.mkdir(parents=True, exist_ok=True)
+        verdicts = [check(name, gpu, folder) for name in options.names or NETWORKS]
+    return 0 if all(verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
