@@ -6,8 +6,9 @@ import hashlib
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from cml_engine.cooked.form import (
     ALL_FLAGS,
@@ -24,7 +25,7 @@ from cml_engine.cooked.form import (
 )
 from cml_engine.cooked.reader import Container, Section, damaged
 from cml_engine.cooked.writer import Sections
-from cml_engine.errors import ShaderCompileError
+from cml_engine.errors import ShaderCompileError, StaleArtifact
 from cml_engine.gpu.shaders.hlsl import (
     ShaderKey,
     compile_kernel,
@@ -117,43 +118,47 @@ class Cooked:
     has_spirv: bool
     has_wgsl: bool
 
-    def with_checks(self) -> Cooked:
-        """The same, not trusted."""
-        return replace(self, kernel=replace(self.kernel, trusted=False))
 
-
-def read_kernels(file: Container) -> list[Cooked]:
-    """Every kernel's record; its code is unpacked when it is wanted."""
+def read_kernels(file: Container, trusted: bool) -> list[Cooked]:
+    """Every kernel's record; its code is unpacked when it is wanted. What is not trusted is taken
+    as WGSL, whose readers are made for pages of strangers; those of SPIR-V believe what they get.
+    """
     table = file.section(KERNELS)
     code = file.section(CODE)
     count, reserved = table.unpack(COUNT, 0)
     if reserved or len(table) != COUNT.size + count * KERNEL.size:
         raise damaged(f"{count} kernels in {len(table)} bytes")
-    found = []
-    for number in range(count):
-        at = COUNT.size + number * KERNEL.size
-        name, *rest = table.unpack(KERNEL, at)
-        label = file.string(rest[0], rest[1])
-        params_bytes, tensors, flags, reserved = rest[2:6]
-        what = f"kernel '{label}'"
-        if reserved or rest[12] or flags & ~ALL_FLAGS:
-            raise damaged(f"{what} has flags or reserved fields that mean nothing")
-        if params_bytes % 16 or not (
-            0 < params_bytes <= MOST_PARAMS and 0 < tensors <= MOST_TENSORS
-        ):
-            raise damaged(f"{what} has {params_bytes} bytes of parameters, {tensors} tensors")
-        spirv = _code(code, rest[6:9], what)
-        wgsl = _code(code, rest[9:12], what)
-        if spirv is None and wgsl is None:
+    places = (COUNT.size + number * KERNEL.size for number in range(count))
+    return [_read(file, code, table.unpack(KERNEL, at), trusted) for at in places]
+
+
+def _read(file: Container, code: Section, record: Sequence[Any], trusted: bool) -> Cooked:
+    label = file.string(record[1], record[2])
+    params_bytes, tensors, flags, reserved = record[3:7]
+    what = f"kernel '{label}'"
+    if reserved or record[13] or flags & ~ALL_FLAGS:
+        raise damaged(f"{what} has flags or reserved fields that mean nothing")
+    sizes = 0 < params_bytes <= MOST_PARAMS and 0 < tensors <= MOST_TENSORS
+    if params_bytes % 16 or not sizes:
+        raise damaged(f"{what} has {params_bytes} bytes of parameters, {tensors} tensors")
+    spirv = _code(code, record[7:10], what)
+    wgsl = _code(code, record[10:13], what)
+    if spirv is not None and spirv[1] % 4:
+        raise damaged(f"{what}: its SPIR-V has {spirv[1]} bytes")
+    taken = (spirv or wgsl) if trusted else wgsl
+    if taken is None:
+        if spirv is None:
             raise damaged(f"{what} has no code")
-        if spirv is not None and spirv[1] % 4:
-            raise damaged(f"{what}: its SPIR-V has {spirv[1]} bytes")
-        packed, nbytes = spirv or wgsl or (memoryview(b""), 0)
-        content = hashlib.sha256(packed).hexdigest()
-        unpack = partial(_unpacked, packed, nbytes, what, spirv is not None)
-        kernel = KernelCode(label, tensors, params_bytes, bool(flags & TRUSTED), content, unpack)
-        found.append(Cooked(name.hex(), flags, kernel, spirv is not None, wgsl is not None))
-    return found
+        raise StaleArtifact(
+            f"{what} has SPIR-V only, which is taken from files that are trusted: cook it from a "
+            "kernel that WGSL can say, or load it with trusted=True"
+        )
+    as_spirv = trusted and spirv is not None
+    content = hashlib.sha256(taken[0]).hexdigest()
+    unpack = partial(_unpacked, *taken, what, as_spirv)
+    believed = trusted and bool(flags & TRUSTED)
+    kernel = KernelCode(label, tensors, params_bytes, believed, content, unpack)
+    return Cooked(record[0].hex(), flags, kernel, spirv is not None, wgsl is not None)
 
 
 def _code(code: Section, place: Sequence[int], what: str) -> tuple[memoryview, int] | None:

@@ -34,9 +34,7 @@ def load_cooked(model: str | Path | Bytes | ModelSource, *, trusted: bool = True
     load_families()
     data = _bytes_of(model)
     file = Container(data)
-    kernels = read_kernels(file)
-    if not trusted:
-        kernels = [kernel.with_checks() for kernel in kernels]
+    kernels = read_kernels(file, trusted)
     meta = _meta(file)
     plans = tuple(
         CookedPlan(file, file.section(PLAN, number), kernels) for number in range(file.count(PLAN))

@@ -23,6 +23,8 @@ from cml_engine.layout import PACKED_TYPES
 #: SPIR-V's numbers of the instructions that is_misread looks at
 _OP_LABEL, _OP_LOOP_MERGE, _OP_SWITCH = 248, 246, 251
 
+_SHUFFLE = "subgroupShuffle("
+
 _PRELUDE = """\
 // The workgroups of this launch: [cml_first, cml_end) of the dispatch, in rows of cml_stride.
 [[vk::binding(0)]] cbuffer CmlSlice { uint cml_first; uint cml_end; uint cml_stride; };
@@ -183,8 +185,22 @@ def _wgsl(key: ShaderKey) -> str:
 
 
 def for_naga(wgsl: str) -> str:
-    """WGSL as naga takes it: it has subgroups, and refuses the line that asks for them."""
-    return wgsl.replace("enable subgroups;", "")
+    """WGSL as naga takes it: it has subgroups, and refuses the line that asks for them, and lanes
+    whose numbers have a sign."""
+    first, *calls = wgsl.replace("enable subgroups;", "").split(_SHUFFLE)
+    return first + "".join(_SHUFFLE + _with_whole_lane(call) for call in calls)
+
+
+def _with_whole_lane(call: str) -> str:
+    """What follows ``subgroupShuffle(``, the second argument made a ``u32``."""
+    depth, comma = 1, -1
+    for at, letter in enumerate(call):
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 1:
+            comma = at
+        if depth == 0:
+            return f"{call[: comma + 1]} u32({call[comma + 1 : at].strip()}){call[at:]}"
+    return call
 
 
 def compile_spirv(key: ShaderKey) -> bytes:

@@ -15,7 +15,7 @@ from cml_engine.passes import optimize
 from cml_engine.planning.choose_layout import choose_layout
 from cml_engine.planning.lower import PlanOptions, lower
 from tests.fixtures import no_compiler
-from tests.fixtures.cooked import counter, same_bits, small_inputs, small_model
+from tests.fixtures.cooked import counter, same_bits, small_inputs, small_model, with_wgsl
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
 
@@ -233,6 +233,19 @@ def test_what_a_cooked_network_cannot_do_is_said(cooked, gpu, tmp_path):
         cook(small_model(), ["mobile"])
     with pytest.raises(cml.InputError, match="devices: wanted some of"):
         cook(small_model(), [])
+
+
+def test_code_of_a_stranger_that_is_no_code_is_an_error_of_ours(model, gpu):
+    """WGSL that does not compile, and that binds other things than it says."""
+    data = cook(model, ["software"], golden=False)
+    for text in ("fn main( {", "@compute @workgroup_size(1) fn main() { var x: i32 = 1.5; }",
+                 "@group(0) @binding(0) var t: texture_2d<f32>; @compute @workgroup_size(1) "
+                 "fn main() { _ = textureLoad(t, vec2(0), 0); }", "// none"):  # fmt: skip
+        graph = cml.load_cooked(with_wgsl(data, text), trusted=False)
+        with pytest.raises(cml.CmlError):
+            cml.Session(graph, gpu).run(small_inputs())
+    same_bits(cml.Session(cml.load_cooked(data), gpu).run(small_inputs()),
+              cml.Session(model, gpu).run(small_inputs()))  # fmt: skip
 
 
 # --- operators of a game's own

@@ -14,7 +14,7 @@ from cml_engine.errors import DeviceError, InputError, ShaderCompileError
 from cml_engine.files import atomic_write
 from cml_engine.files.folders import cache_folder
 from cml_engine.gpu.shaders import compilers, slang
-from cml_engine.gpu.shaders.hlsl import compile_spirv, shader_key
+from cml_engine.gpu.shaders.hlsl import compile_spirv, for_naga, shader_key
 
 GOOD = """\
 #include "half.hlsli"
@@ -341,3 +341,11 @@ print("compiled" if compilers._pool()._count else "cached", out["y"][0])
         for _ in range(2)
     ]
     assert said == [["compiled", "1.0"], ["cached", "1.0"]]
+
+
+def test_lanes_have_no_sign_for_naga():
+    wgsl = "enable subgroups;\nx = subgroupShuffle(T1[w + min(a, u32(5))], i32(0)); y = f(1, 2);"
+    assert for_naga(wgsl) == (
+        "\nx = subgroupShuffle(T1[w + min(a, u32(5))], u32(i32(0))); y = f(1, 2);"
+    )
+    assert for_naga("subgroupShuffle(no end") == "subgroupShuffle(no end"
