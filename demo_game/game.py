@@ -85,7 +85,9 @@ class Game:
     def __init__(
         self, gpu: cml.Gpu, target_format: str, quality: Quality, settings: Settings
     ) -> None:
-        chain = load_chain(settings.models, settings.enlarge, cooked=True)
+        # a planet is known by the models that it was baked of
+        cooked = settings.planet is None
+        chain = load_chain(settings.models, settings.enlarge, cooked)
         quality = replace(quality, texels=chain.painted)
         self.gpu, self.settings, self.quality = gpu, settings, quality
         self.controls = Controls()
