@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -85,6 +86,12 @@ def _manifest() -> Path:
     return COOKED / "made_of.json"
 
 
+def _lock() -> Path:
+    """What is there while somebody makes a set."""
+    name = hashlib.sha256(str(COOKED).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"cml-cooking-{name}"
+
+
 def _state() -> dict[str, str]:
     """What the set was made ``of``, and the ``error`` where it could not be; {} without one."""
     try:
@@ -96,13 +103,12 @@ def _state() -> dict[str, str]:
 
 def _begin() -> bool:
     """Whether nobody else is making a set."""
-    lock = COOKED / ".making"
+    lock = _lock()
     with suppress(OSError):
         if time.time() - lock.stat().st_mtime < _PATIENCE_S:
             return False
         lock.unlink()
     try:
-        COOKED.mkdir(parents=True, exist_ok=True)
         lock.touch(exist_ok=False)
     except OSError:  # somebody was quicker, or nothing can be written here
         return False
@@ -118,7 +124,7 @@ def _make_behind() -> None:
     except Exception as error:  # whoever reads the file learns why
         write_atomically(_manifest(), json.dumps({"of": before, "error": str(error)}))
     finally:
-        (COOKED / ".making").unlink(missing_ok=True)
+        _lock().unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

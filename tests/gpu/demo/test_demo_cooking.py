@@ -54,7 +54,7 @@ def test_a_checkout_makes_its_set_once_behind_the_first_run(folder, monkeypatch)
     assert len(started) == len(said) == 1 and "in the background" in said[0]
     monkeypatch.setattr("os.nice", lambda _: 0)
     cooking._make_behind()
-    assert cooking.cooked_set() == folder and not (folder / ".making").exists()
+    assert cooking.cooked_set() == folder and not cooking._lock().exists()
     cooking.make_behind(said.append)
     assert len(started) == 1
 

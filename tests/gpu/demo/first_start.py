@@ -1,6 +1,6 @@
 """What the first start of the demo's agents takes, with every cache of ours empty.
 
-    python -m tests.first_start
+    python -m tests.gpu.demo.first_start
 
 Two processes, each with a ``CML_CACHE_DIR`` that is empty: one has the models, one the cooked set
 (made before, if it is not there). Columns are seconds of the wall clock; code and driver are added
@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 ROWS = ("load", "sessions", "code", "driver", "all")
 
 
@@ -78,7 +78,7 @@ def in_a_process(what: str) -> dict[str, float]:
     """The same in a process with an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.first_start", what],
+            [sys.executable, "-m", "tests.gpu.demo.first_start", what],
             cwd=ROOT,
             env={**os.environ, "CML_CACHE_DIR": cache},
             stdout=subprocess.PIPE,
