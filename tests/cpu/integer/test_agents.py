@@ -1,0 +1,29 @@
+"""The demo's agents as integer networks: near the agents of floats, and proven to fit."""
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.integer.check import random_words
+from cml_engine.integer.digest import run_digest
+from demo_game.training import integer
+from tests.fixtures.integer.agents import DIGESTS
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_a_tile_is_nearly_that_of_the_floats(name):
+    graph, floats = cml.load(integer.INTEGER / f"{name}.nnef"), integer.in_cells(name)
+    (tile,) = integer.tiles_of(name, 1, 2)
+    sample, output = integer.cells_of(name, tile), integer.OUTPUT[name]
+    whole, real = (cml.Session(g, "cpu").run(sample)[output] for g in (graph, floats))
+    off = float(np.sqrt(np.mean((whole - real) ** 2)))
+    assert 0 < off < 3 * integer.LOST[name]
+    # in cells or in metres, the network is the same
+    assert name != "upres" or np.allclose(real * tile["cell"], tile["heights"], atol=0.02)
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_its_digest_is_what_was_committed(name):
+    graph = cml.load(integer.INTEGER / f"{name}.nnef")
+    inputs = random_words(graph, 11)
+    assert run_digest(graph, cml.Session(graph, "cpu").run(inputs)) == DIGESTS[name]
