@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from cml_engine.backends.cpu import CpuProgram, Watch
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
+from cml_engine.live.replacement import Replacement, check_interface
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.passes import NAMES, optimize
@@ -54,6 +56,7 @@ class Program(Protocol):
     def build_ahead(self) -> None: ...
     @property
     def known_inputs(self) -> frozenset[str]: ...
+    def inherit(self, before: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +135,21 @@ class Session:
         load_families()  # a graph that was not loaded from a file may be the first use
         self.options = options
         self.gpu = _choose(backend)
-        first = _compiled(graph, self.gpu, options, deferred, arena)
+        self._arena, self._shapes_kept = arena, shapes_kept
+        self._coming: Replacement | None = None
+        self._swapping = Lock()
+        self._begin(_compiled(graph, self.gpu, options, deferred, arena))
+
+    def _begin(self, first: Compiled[Program]) -> None:
+        """Take a network that was compiled, and forget the shapes of the one before."""
         self._take(first)
         #: the network at other shapes, of all sessions that are made of this one
         self._shapes: ShapeCache[Program, Session] = ShapeCache(
-            shapes_kept,
-            _recompiler(first, self.gpu, options, arena),
-            partial(_session_of, self.gpu, options),
+            self._shapes_kept,
+            _recompiler(first, self.gpu, self.options, self._arena),
+            partial(_session_of, self.gpu, self.options, self._arena, self._shapes_kept),
         )
-        self._shapes.add(graph, self)
+        self._shapes.add(first.source, self)
 
     def _take(self, compiled: Compiled[Program]) -> None:
         self.source_graph: Graph = compiled.source
@@ -166,7 +175,60 @@ class Session:
     @property
     def program(self) -> Program:
         """The backend's own view of the network, for tools and the scheduler."""
+        self._take_coming()
         return self._program
+
+    def replace(self, graph: Graph | Callable[[], Graph]) -> Replacement:
+        """Another network in the place of this one, with the same inputs and outputs: new weights,
+        or new operators. Returns at once; ``graph`` may be a function that loads it. It is compiled
+        by another thread, and uploaded within the budget of a scheduler that has jobs of this
+        session; pipelines that are there already are not built. Until it is ready the old one
+        serves, and where it fails for good: the replacement's ``error`` says why. Variables begin
+        with the values of the new model's files. A tool waits by :meth:`take_replacement`."""
+        if not callable(graph):
+            an_object(Graph, graph, "replace (a graph, or a function that gives one)")
+            check_interface(self.source_graph, graph)
+        given, before = graph, self.source_graph
+
+        def compiled() -> Compiled[Program]:
+            new = given() if callable(given) else given
+            an_object(Graph, new, "what is to replace a network")
+            check_interface(before, new)
+            return _compiled(new, self.gpu, self.options, True, self._arena)
+
+        if self._coming is not None:
+            self._coming.state = "superseded"
+        program_of = (lambda made: None) if self.gpu is None else (lambda made: made.program)
+        self._coming = Replacement(self.source_graph.name, compiled, program_of)
+        if self.gpu is not None:
+            _on_gpu(self._program).successor = self._coming
+        return self._coming
+
+    def take_replacement(self) -> None:
+        """Wait for a network of :meth:`replace` and take it: for tools. Raises what is wrong with
+        it; the session then goes on with the old one."""
+        coming = self._coming
+        if coming is not None:
+            coming.finish()
+            self._take_coming()
+            if coming.error is not None:
+                raise coming.error
+
+    def _take_coming(self) -> None:
+        if self._coming is None:
+            return
+        with self._swapping:
+            coming = self._coming
+            if coming is None or coming.state == "compiling":
+                return
+            if coming.ready:
+                old = self._program
+                self._coming = None
+                self._begin(coming.compiled)
+                self._program.inherit(old)
+                coming.state = "done"
+            elif coming.state == "failed":
+                self._coming = None
 
     def reshaped(self, shapes: Mapping[str, Sequence[int]]) -> Session:
         """The same network at other shapes of its inputs, by name; inputs that are not named have
@@ -202,6 +264,7 @@ class Session:
         change that are given."""
         if watch is not None and not callable(watch):
             raise InputError(f"watch: wanted a function of a node and its results, got {watch!r}")
+        self._take_coming()
         taken = self._taken(inputs)
         if watch is None:
             return self._program.run(taken)
@@ -420,11 +483,15 @@ def _recompiler(
 def _session_of(
     gpu: Gpu | None,
     options: CompileOptions,
+    arena: str | None,
+    shapes_kept: int,
     compiled: Compiled[Program],
     shapes: ShapeCache[Program, Session],
 ) -> Session:
     made = object.__new__(Session)
     made.options, made.gpu, made._shapes = options, gpu, shapes
+    made._arena, made._shapes_kept, made._coming = arena, shapes_kept, None
+    made._swapping = Lock()
     made._take(compiled)
     return made
 

@@ -92,6 +92,11 @@ class Network(Protocol):
         ``behind`` another job, else as the memory is now."""
         ...
 
+    def advance_successor(self, budget_ms: float) -> None:
+        """Prepare what will take the network's place, if anything, for about that long; never waits
+        and never raises."""
+        ...
+
     @property
     def load_times_ms(self) -> Sequence[float]:
         """What each step took when the network was loaded, on a device that cannot time its work

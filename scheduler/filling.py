@@ -93,6 +93,8 @@ def _candidates(
         otherwise = "preparing"
     for queue in unready:
         _prepare(jobs, queue, report.budget_ms / len(unready))
+    for network in {job.network for job in running} | {queue.network for queue in queues}:
+        network.advance_successor(report.budget_ms)
     found = [job for job in running if not job.paused]
     for queue in queues:
         # preparing one network may have taken the memory of another that is idle

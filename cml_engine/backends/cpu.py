@@ -173,6 +173,10 @@ class CpuProgram:
         """Those that a run need not be given."""
         return frozenset(self._given)
 
+    def inherit(self, before: CpuProgram) -> None:
+        """The network takes the place of another, which was given these values of inputs."""
+        self._given = dict(before._given)
+
     def _retained(
         self, inputs: Mapping[str, Array]
     ) -> tuple[frozenset[str] | None, dict[str, Array]]:

@@ -54,6 +54,7 @@ class Gone:
         return None
 
     def prepare(self, budget_ms: float) -> None: ...
+    def advance_successor(self, budget_ms: float) -> None: ...
 
 
 @dataclass(eq=False)

@@ -53,6 +53,8 @@ class SimNetwork:
         self.prepare_frames -= 1
         self.ready = self.prepare_frames <= 0
 
+    def advance_successor(self, budget_ms: float) -> None: ...
+
     @property
     def total_ms(self) -> float:
         return sum(step.groups * step.ms_per_group for step in self.steps)

@@ -49,6 +49,10 @@ class Held:
             frozenset() if self._plan.reuse is None else frozenset({*self.values, *self.promised})
         )
 
+    def inherit(self, before: Held) -> None:
+        """The network takes the place of another, which was given these values."""
+        self.values, self.promised = dict(before.values), set(before.promised)
+
     def promise(self, names: Collection[str]) -> None:
         """A job will give these inputs."""
         self.promised.update(names)

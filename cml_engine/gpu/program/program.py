@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import wgpu
@@ -21,6 +21,12 @@ from cml_engine.gpu.timing.timers import PassTimer
 from cml_engine.plan import Plan, StepWork, TensorPlace
 
 Array = np.ndarray[Any, Any]
+
+
+class Successor(Protocol):
+    """``live.Replacement``."""
+
+    def advance(self, budget_ms: float) -> None: ...
 
 
 class GpuProgram(PreparedProgram):
@@ -49,6 +55,8 @@ class GpuProgram(PreparedProgram):
         self._readback = Readback(plan)
         #: whether results of a run can be read from its memory
         self.held = Held(plan, self.residency)
+        #: what will take its place
+        self.successor: Successor | None = None
         #: milliseconds of each step as measured at load, where a frame cannot measure them
         self.load_times_ms: tuple[float, ...] = ()
         if deferred:
@@ -146,6 +154,15 @@ class GpuProgram(PreparedProgram):
         if reuse is None or not (behind or self.held.results):
             return None
         return reuse.steps(given)
+
+    def inherit(self, before: GpuProgram) -> None:
+        """The network takes the place of another, which was given these values of inputs."""
+        self.held.inherit(before.held)
+
+    def advance_successor(self, budget_ms: float) -> None:
+        """Prepare what will take its place, for about that long (``scheduler.Network``)."""
+        if self.successor is not None:
+            self.successor.advance(budget_ms)
 
     def measure_at_load(self) -> None:
         """Time every step once by the wall clock, for a device that cannot time its own work in a

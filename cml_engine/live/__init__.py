@@ -1,0 +1,1 @@
+"""Networks that change while a game runs: docs/live.md."""

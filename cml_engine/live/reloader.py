@@ -1,0 +1,99 @@
+"""Files that a session was made of, looked at again and again: a change replaces its network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cml_engine.graph import Graph
+from cml_engine.live.replacement import Replacement
+from cml_engine.loading import load
+from cml_engine.plugins import load_file
+from cml_engine.session import Session
+
+__all__ = ["Reloader", "Replacement"]
+
+#: what a file was like: when it was written, and its size
+_Stamps = dict[Path, tuple[int, int]]
+
+
+class Reloader:
+    """Replaces a session's network when its model's files, files of operators or kernels change.
+
+    Parameters
+    ----------
+    session : whose network it is.
+    model : the folder or file that it was loaded from.
+    ops : files of operators (``--ops``); the HLSL files beside them are watched too.
+    make : loads the model, where :func:`cml_engine.load` with the path alone does not.
+    every_s : how often the files are looked at, at most. A change is taken when they have been the
+        same for as long: what is being written is left alone.
+
+    Call :meth:`poll` once a frame. A model that cannot be loaded, or a kernel that does not
+    compile, changes nothing: :attr:`said` has the message, and the next change is tried again.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: str | Path,
+        ops: Sequence[str | Path] = (),
+        *,
+        make: Callable[[], Graph] | None = None,
+        every_s: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.session, self.said = session, ""
+        self._model, self._ops = Path(model), [Path(file) for file in ops]
+        self._make = make or (lambda: load(model))
+        self._every_s, self._clock = every_s, clock
+        self._looked_at = clock()
+        self._known = self._seen = self._stamps()
+        self._replacement: Replacement | None = None
+
+    def poll(self) -> Replacement | None:
+        """Look at the files, if it is time; the replacement that has begun, if one has."""
+        self._report()
+        now = self._clock()
+        if now - self._looked_at < self._every_s:
+            return None
+        self._looked_at = now
+        before, self._seen = self._seen, self._stamps()
+        if self._seen != before or self._seen == self._known:
+            return None
+        changed = self._seen
+        self._known, ops = changed, list(self._ops)
+
+        def made() -> Graph:
+            for file in ops:
+                load_file(file)
+            return self._make()
+
+        self.said = f"'{self._model.name}' has changed: loading"
+        self._replacement = self.session.replace(made)
+        return self._replacement
+
+    def _report(self) -> None:
+        found = self._replacement
+        if found is None or found.state in ("compiling", "preparing"):
+            return
+        self._replacement = None
+        ended = f"'{self._model.name}' {found.state}"
+        self.said = f"{ended}: {found.error}" if found.error else ended
+
+    def _stamps(self) -> _Stamps:
+        files: Iterable[Any] = [self._model, *self._ops]
+        if self._model.is_dir():
+            files = [*files, *self._model.iterdir()]
+        beside = [hlsl for file in self._ops for hlsl in file.parent.glob("*.hlsl*")]
+        found: _Stamps = {}
+        for file in (*files, *beside):
+            try:
+                stat = file.stat()
+            except OSError:  # being written, or gone for now
+                continue
+            if not file.is_dir():
+                found[file] = stat.st_mtime_ns, stat.st_size
+        return found

@@ -1,0 +1,101 @@
+"""Another network in the place of a session's, made while the old one serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event, Thread
+from typing import Any, Literal, Protocol
+
+from cml_engine.errors import CmlError, InputError
+from cml_engine.graph import Graph
+
+State = Literal["compiling", "preparing", "done", "failed", "superseded"]
+
+
+class Coming(Protocol):
+    """A network that is made and not yet in its place."""
+
+    @property
+    def prepared(self) -> bool: ...
+    def prepare(self, budget_ms: float) -> None: ...
+    def load(self) -> None: ...
+
+
+class Replacement:
+    """On its way into a session. :attr:`state` may be read at any time; where it is ``"failed"``,
+    :attr:`error` says why and the session goes on with what it had."""
+
+    def __init__(
+        self, name: str, make: Callable[[], Any], program_of: Callable[[Any], Coming | None]
+    ) -> None:
+        self.name = name
+        self.state: State = "compiling"
+        self.error: CmlError | None = None
+        #: what the session takes, once it is compiled
+        self.compiled: Any = None
+        self._make, self._program_of = make, program_of
+        self._made = Event()
+        self._thread = Thread(target=self._compile, name="cml-replace", daemon=True)
+        self._thread.start()
+
+    def _compile(self) -> None:
+        try:
+            self.compiled = self._make()
+            self.state = "preparing"
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._made.set()
+
+    def fail(self, error: Exception) -> None:
+        """It will not come; the old one stays."""
+        self.compiled, self.state = None, "failed"
+        said = str(error) or type(error).__name__
+        self.error = error if isinstance(error, CmlError) else InputError(said)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the session may take it now."""
+        if self.state != "preparing":
+            return False
+        program = self._program_of(self.compiled)
+        return program is None or program.prepared
+
+    def advance(self, budget_ms: float) -> None:
+        """Upload and build for about that long; never waits and never raises."""
+        program = self._program_of(self.compiled) if self.state == "preparing" else None
+        if program is not None and not program.prepared:
+            try:
+                program.prepare(budget_ms)
+            except Exception as error:
+                self.fail(error)
+
+    def finish(self) -> None:
+        """Wait until it can be taken, or has failed: for tools."""
+        self._made.wait()
+        program = self._program_of(self.compiled) if self.state == "preparing" else None
+        if program is not None:
+            try:
+                program.load()
+            except Exception as error:
+                self.fail(error)
+
+
+def check_interface(old: Graph, new: Graph) -> None:
+    """:class:`InputError` where a host that has given the old one its inputs, and taken its
+    outputs, could not go on with the new one."""
+    for what, names, others in (
+        ("input", old.inputs, new.inputs),
+        ("output", old.outputs, new.outputs),
+    ):
+        if set(names) != set(others):
+            raise InputError(
+                f"'{new.name}' cannot take the place of '{old.name}': wanted the {what}s "
+                f"{', '.join(names)}, got {', '.join(others)}. Make a session of it"
+            )
+        for name in names:
+            if old.facts[name] != new.facts[name]:
+                raise InputError(
+                    f"'{new.name}' cannot take the place of '{old.name}': {what} '{name}' is "
+                    f"{new.facts[name]}, wanted {old.facts[name]}. Make a session of it"
+                )
