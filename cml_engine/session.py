@@ -215,11 +215,11 @@ class Session:
                 raise coming.error
 
     def _take_coming(self) -> None:
-        if self._coming is None:
+        coming = self._coming
+        if coming is None:
             return
         with self._swapping:
-            coming = self._coming
-            if coming is None or coming.state == "compiling":
+            if coming is not self._coming or coming.state == "compiling":
                 return
             if coming.ready:
                 old = self._program
@@ -265,7 +265,7 @@ class Session:
         if watch is not None and not callable(watch):
             raise InputError(f"watch: wanted a function of a node and its results, got {watch!r}")
         self._take_coming()
-        taken = self._taken(inputs)
+        taken = _taken(self, inputs)
         if watch is None:
             return self._program.run(taken)
         if self.gpu is None:
@@ -284,17 +284,6 @@ class Session:
 
         return held_tensor(_on_gpu(self._program), name)
 
-    def _taken(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The checked inputs of a run."""
-        there = isinstance(inputs, Mapping)
-        present = {name for name, value in inputs.items() if on_device(value)} if there else ()
-        if present and self.gpu is None:
-            raise InputError(
-                f"input '{min(present)}' lies on a GPU and the session runs on the CPU: read it, "
-                "and give the array"
-            )
-        return self.check_inputs(inputs, frozenset(present))
-
     def check_inputs(
         self, inputs: Mapping[str, Any], skip: frozenset[str] = frozenset()
     ) -> dict[str, Any]:
@@ -312,6 +301,7 @@ class Session:
         """Give the network's memory on the device back now; with the last reference it would go as
         well. Whatever is asked of the session afterwards is an :class:`InputError`, as closing it
         is while a run or a job is under way. On the CPU there is nothing to give back."""
+        self._coming = None
         if self.gpu is not None:
             _on_gpu(self._program).close()
 
@@ -406,6 +396,18 @@ def _rank_gpu(
     operators = [OpTime.of_step(s) for s in plan.steps if steps is None or s.index in steps]
     clock = "timestamps" if gpu.has_timestamps else "wall clock"
     return RankReport.of(plan.name, gpu.name, clock, operators, times)
+
+
+def _taken(session: Session, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The checked inputs of a run."""
+    there = isinstance(inputs, Mapping)
+    present = {name for name, value in inputs.items() if on_device(value)} if there else ()
+    if present and session.gpu is None:
+        raise InputError(
+            f"input '{min(present)}' lies on a GPU and the session runs on the CPU: read it, "
+            "and give the array"
+        )
+    return session.check_inputs(inputs, frozenset(present))
 
 
 def _on_cpu(program: Program) -> CpuProgram:
