@@ -70,7 +70,7 @@ static void seal(uint8_t *data, size_t at) {
 }
 
 static int sealed(uint8_t *data, size_t size) {
-    static const uint8_t values[] = {0x80, 0xFF};
+    static const uint8_t values[] = {0xFF};
     uint8_t *before = malloc(size);
     cml_error error;
     size_t i, k, refused_count = 0, accepted = 0;
