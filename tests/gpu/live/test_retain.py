@@ -60,7 +60,7 @@ def wanted(gpu: Gpu, x: Any, z: Any) -> Any:
     return cml.Session(graph(), gpu, retain=True).run({"x": x, "z": z})["y"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(graphs(), subsets)
 def test_what_is_given_reaches_what_runs(gpu, made, chosen):
     names = made.inputs
