@@ -23,7 +23,7 @@ from cml_engine.errors import (
     ModelError,
     StaleArtifact,
 )
-from cml_engine.graph import Attrs, Fact, Graph
+from cml_engine.graph import Attrs, Fact, Graph, Slider
 from cml_engine.integer.quantizer.quantize import quantize
 from cml_engine.loading import load, save
 from cml_engine.model_source import ModelSource
@@ -74,6 +74,7 @@ __all__ = [
     "Random",
     "Rule",
     "Session",
+    "Slider",
     "StaleArtifact",
     "TextureInput",
     "Tolerance",

@@ -184,6 +184,19 @@ class Ready(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Slider:
+    """A number of the model that a host moves: ``place`` is ``"mul3.y"``, the operand ``y`` of the
+    operator whose result is ``mul3``. ``low`` to ``high`` is what a panel offers; other values are
+    taken too. ``default`` is the number in the model."""
+
+    place: str
+    low: float = 0.0
+    high: float = 1.0
+    description: str = ""
+    default: float = 0.0
+
+
 @dataclass(frozen=True)
 class Graph:
     """A network: inputs and outputs by name, constants by value, nodes in running order.
@@ -217,6 +230,8 @@ class Graph:
     kept: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     integer: int = 0
+    #: inputs that may be left out, by name
+    sliders: Mapping[str, Slider] = field(default_factory=dict)
     origin: Origin | None = field(default=None, compare=False, repr=False)
     ready: Ready | None = field(default=None, compare=False, repr=False)
 

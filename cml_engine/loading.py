@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from cml_engine.convert import formats
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.format import Format, Given, Make, Model
 from cml_engine.errors import InputError, InternalError
-from cml_engine.graph import Graph, Origin, Shapes
+from cml_engine.graph import Graph, Origin, Shapes, Slider
 from cml_engine.integer.gas import within
 from cml_engine.model_source import Bytes, ModelSource
 from cml_engine.nnef import NnefModel
@@ -28,6 +28,7 @@ from cml_engine.ops import is_registered, load_families, registered
 from cml_engine.passes.infer import infer_facts, infer_node
 from cml_engine.plugins import load_entry_points
 from cml_engine.ranges import ONLY_INPUT, SEED, an_object
+from cml_engine.sliders.expose import with_sliders
 
 
 def load(
@@ -39,6 +40,7 @@ def load(
     fake_quantize: bool = False,
     weights: str | Path | Bytes | None = None,
     random_weights: int | None = None,
+    sliders: Mapping[str, Slider | str] | None = None,
     gas_limit: int | None = None,
 ) -> Graph:
     """The network in an NNEF folder, in the ``graph.nnef`` inside one, in a ``.tgz`` of one, in an
@@ -63,6 +65,10 @@ def load(
     ``gas_limit`` is the most that it may cost, in units that are the same on every machine
     (``cml info --gas``): for models that players bring. One that costs more is refused.
 
+    ``sliders`` are numbers of the model that a host moves, by the names that they get:
+    ``{"strength": "mul3.y"}``, or a :class:`Slider` with a range and a description. Each is an
+    input, which may be left out.
+
     Every error in the model is a :class:`ModelError` with file, line and operator.
     """
     load_families()
@@ -84,7 +90,7 @@ def load(
                 "that out"
             )
         opened = _opened(format, model, Given(constants or {}, random))
-        return Origin(within(gas_limit, opened)).at(by_name)
+        return Origin(within(gas_limit, _sliding(opened, sliders))).at(by_name)
     if constants:
         raise InputError("constants are for .onnx: leave them out for NNEF")
     declarations = {**_library(fragments), **_declared()}
@@ -100,7 +106,22 @@ def load(
             )
         return infer_facts(fake_quantized(graph, _built) if fake_quantize else graph)
 
-    return Origin(within(gas_limit, make)).at(by_name)
+    return Origin(within(gas_limit, _sliding(make, sliders))).at(by_name)
+
+
+def _sliding(
+    make: Callable[[Shapes], Graph], sliders: Mapping[str, Slider | str] | None
+) -> Callable[[Shapes], Graph]:
+    """What makes the graph with its sliders."""
+    if not sliders:
+        return make
+    return lambda shapes: with_sliders(make(shapes), sliders, _operands)
+
+
+def _operands(op: str) -> tuple[str, ...]:
+    """The names of an operator's operands."""
+    found = nnef.standard_signatures().get(op)
+    return () if found is None else tuple(param.name for param in found.tensors)
 
 
 def load_with_placeholders(

@@ -14,7 +14,7 @@ import numpy as np
 
 from cml_engine.backends.cpu import CpuProgram, Watch
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node
+from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node, Slider
 from cml_engine.live.replacement import Replacement, check_interface
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import NO_VARIANTS
@@ -153,6 +153,8 @@ class Session:
 
     def _take(self, compiled: Compiled[Program]) -> None:
         self.source_graph: Graph = compiled.source
+        #: the inputs that a host may move or leave out, by name (``cml.load(..., sliders=)``)
+        self.sliders: Mapping[str, Slider] = compiled.source.sliders
         self.graph: Graph = compiled.graph
         self.plan: Plan | None = compiled.plan
         self._program: Program = compiled.program
@@ -287,7 +289,9 @@ class Session:
     def check_inputs(
         self, inputs: Mapping[str, Any], skip: frozenset[str] = frozenset()
     ) -> dict[str, Any]:
-        """The inputs in the network's own types; those named in ``skip`` only have to exist."""
+        """The inputs in the network's own types; those named in ``skip`` only have to exist. A
+        slider that is left out has its default."""
+        inputs = _with_defaults(self.sliders, self.inputs, self._program.known_inputs, inputs)
         if not skip:
             return check_inputs(self.inputs, inputs, self._program.known_inputs)
         facts = {name: fact for name, fact in self.inputs.items() if name not in skip}
@@ -520,6 +524,32 @@ def _plan_options(gpu: Gpu, options: CompileOptions) -> PlanOptions:
     if options.tuned and plan.variants is NO_VARIANTS:
         plan = replace(plan, variants=table_for(gpu.name))
     return plan
+
+
+def _with_defaults(
+    sliders: Mapping[str, Slider],
+    facts: Mapping[str, Fact],
+    kept: frozenset[str],
+    inputs: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """The inputs with the sliders that are left out, or given as plain numbers."""
+    if not sliders or not isinstance(inputs, Mapping):
+        return inputs
+    numbers = {
+        name: inputs.get(name, slider.default)
+        for name, slider in sliders.items()
+        if name in facts and (name in inputs or name not in kept)
+    }
+    values = {
+        name: np.full(facts[name].shape, number, np.float32)
+        for name, number in numbers.items()
+        if _is_number(number)
+    }
+    return {**inputs, **values}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_inputs(

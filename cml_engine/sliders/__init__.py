@@ -1,0 +1,1 @@
+"""Numbers of a network that a host moves while it runs."""
