@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph
@@ -70,11 +70,28 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: boo
                 "take the model that it was made of"
             )
         return graph
+    for _, _, left in _stages(graph, without, retain):
+        graph = left
+    return graph
+
+
+def stages_of(graph: Graph) -> Iterator[tuple[str, str, Graph]]:
+    """What :func:`optimize` does, step by step: the graph as it is written, and after each pass,
+    with the pass's name and why it stands there."""
+    yield "written", "the model as it was read", graph
+    yield from _stages(graph, frozenset(), False)
+
+
+def _stages(
+    graph: Graph, without: frozenset[str], retain: bool
+) -> Iterator[tuple[str, str, Graph]]:
     if graph.integer:
         graph, without = lowered(graph).graph, without | _OF_FLOATS
+        yield "integer", "the rule of integer networks, in whole numbers", graph
     if retain:
         graph = graph.with_(apart=boundaries(eliminate_dead_code(graph)))
-    for name, stage, _ in STAGES:
+        yield "retain", "what hangs on different inputs stays apart", graph
+    for name, stage, why in STAGES:
         if name not in without:
             graph = stage(graph)
-    return graph
+            yield name, why, graph

@@ -58,12 +58,17 @@ def _dump_code(key: KernelCode, folder: Path) -> Path:
     return file
 
 
-def _dump(key: ShaderKey, folder: Path) -> Path:
-    source = standalone_source(key)
+def dump_source(key: ShaderKey, folder: Path) -> Path:
+    """Write one variant's HLSL, which is quick, and nothing that is compiled; its path."""
     hlsl = folder / f"{key.path.stem}-{digest(key, 'spirv')[:8]}.hlsl"
-    write_atomically(hlsl, source)
+    write_atomically(hlsl, standalone_source(key))
+    return hlsl
+
+
+def _dump(key: ShaderKey, folder: Path) -> Path:
+    hlsl = dump_source(key, folder)
     write_atomically(hlsl.with_suffix(".spv"), compile_spirv(key))
-    for suffix, text in _translations(source, key).items():
+    for suffix, text in _translations(standalone_source(key), key).items():
         write_atomically(hlsl.with_suffix(f".{suffix}"), text)
     _list(key, hlsl)
     return hlsl

@@ -1,0 +1,138 @@
+"""The sections that a plan is enough for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from cml_engine.graph import Graph
+from cml_engine.memory import mib
+from cml_engine.plan import Plan
+from cml_engine.planning.choose_storage import Storage
+from cml_engine.planning.decisions import decisions_of
+from cml_engine.report.folder.arena import arena_data, arena_picture
+from cml_engine.report.folder.decided import decisions_table, reason_in
+from cml_engine.report.folder.graph import graph_data, graph_table, node_rows
+from cml_engine.report.folder.kernels import write_kernels
+from cml_engine.report.folder.operators import Peak, step_rows, steps_data, steps_table
+from cml_engine.report.folder.page import Section, details, html, link, note, pre, table, whole
+from cml_engine.report.folder.passes import stages
+from cml_engine.report.folder.write import KERNELS, PASSES, ReportFolder
+from cml_engine.report.info import model_info
+from cml_engine.tuning.tables import Record
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is reported. ``device`` is "" where there is no GPU; ``predicted_ms`` is of each step,
+    ``records`` is what was measured of kernels before."""
+
+    graph: Graph
+    optimized: Graph
+    plan: Plan
+    storage: Storage
+    device: str
+    predicted_ms: Sequence[float]
+    peak: Peak | None
+    records: Mapping[str, Record]
+
+    @property
+    def lead(self) -> str:
+        """The line below the page's title."""
+        if not self.device:
+            return "Planned for what WebGPU guarantees: no GPU was found."
+        return f"Planned for {self.device}."
+
+
+#: makes a section of a subject, and its files
+Maker = Callable[[Subject, ReportFolder], Section]
+
+
+def summary(subject: Subject, folder: ReportFolder) -> Section:
+    """What ``cml info`` says."""
+    info = model_info(subject.graph, storage=subject.storage)
+    file = folder.text("model.json", info.json() + "\n")
+    return Section("summary", "Summary", pre(str(info)), (file,))
+
+
+def graph(subject: Subject, folder: ReportFolder) -> Section:
+    """The operators as they run."""
+    rows = node_rows(subject.graph, subject.optimized)
+    file = folder.data("graph.json", graph_data(subject.optimized, rows))
+    said = (
+        f"{len(rows)} operators, of {len(subject.graph.nodes)} in the model. Each opens to the "
+        "lines of the model that it was made of."
+    )
+    body = html(note(said), graph_table(rows, subject.optimized.constants))
+    return Section("graph", "Graph", body, (file,))
+
+
+def passes(subject: Subject, folder: ReportFolder) -> Section:
+    """The graph after each pass, a file where it changed anything."""
+    rows = []
+    for number, stage in enumerate(stages(subject.graph)):
+        file = None
+        if stage.text:
+            suffix = "txt" if stage.refused else "nnef"
+            file = link(folder.text(f"{PASSES}/{number:02d}-{stage.name}.{suffix}", stage.text))
+        said = f"no NNEF: {stage.refused}" if stage.text and stage.refused else ""
+        rows.append((stage.name, whole(stage.nodes), file or "nothing changed", stage.why, said))
+    titles = ("pass", "operators", "graph", "why there", "")
+    said = "NNEF without its weights, where it can be written; else its text."
+    return Section("passes", "Passes", html(note(said), table(titles, rows)))
+
+
+def operators(
+    subject: Subject, folder: ReportFolder, measured_ms: Sequence[float] | None = None
+) -> Section:
+    """The plan, step by step."""
+    peak = subject.peak
+    rows = step_rows(subject.plan, subject.predicted_ms, measured_ms, peak, subject.records)
+    files = (
+        folder.data("plan.json", steps_data(rows, subject.device, peak)),
+        folder.text("plan.txt", f"{subject.plan}\n"),
+    )
+    said = "Predicted by what was learned of this device, else by FLOPs and bytes. "
+    if peak is not None:
+        said += f"Peak: {peak.gflops:.0f} GFLOP/s, {peak.gbytes_per_s:.0f} GB/s ({peak.source})."
+    else:
+        said += "The peak of this device is not known."
+    return Section("operators", "Operators", html(note(said), steps_table(rows)), files)
+
+
+def memory(subject: Subject, folder: ReportFolder) -> Section:
+    """The arena by step."""
+    found = subject.plan.memory
+    file = folder.data("arena.json", arena_data(subject.plan))
+    said = (
+        f"Peak {mib(found.peak)}, {found.ratio:.3f} of the lower bound of {mib(found.bound)} (the "
+        "broken line): the most that lives at once. Upwards are addresses, to the right steps."
+    )
+    return Section("memory", "Memory", html(note(said), arena_picture(subject.plan)), (file,))
+
+
+def decisions(subject: Subject, folder: ReportFolder) -> Section:
+    """Who decided what."""
+    found = decisions_of(subject.optimized, subject.plan, reason_in(subject.records))
+    file = folder.data("decisions.json", [asdict(decision) for decision in found])
+    said = f"{len(found)} decisions."
+    return Section("decisions", "Decisions", html(note(said), decisions_table(found)), (file,))
+
+
+def kernels(subject: Subject, folder: ReportFolder) -> Section:
+    """Every kernel's source."""
+    made = write_kernels(subject.plan, folder.path / KERNELS)
+    by_file: dict[str, list[str]] = {}
+    for step, file in made.items():
+        by_file.setdefault(file, []).append(step)
+    rows = (
+        (link(f"{KERNELS}/{file}"), whole(len(steps)), details(steps[0], pre("\n".join(steps))))
+        for file, steps in by_file.items()
+    )
+    said = (
+        "HLSL with all that it includes. `cml rank MODEL --dump-kernels DIR` writes the SPIR-V, "
+        "and what other platforms get of it."
+    )
+    return Section(
+        "kernels", "Kernels", html(note(said), table(("kernel", "steps", "of"), rows))
+    )  # fmt: skip

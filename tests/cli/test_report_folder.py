@@ -1,0 +1,120 @@
+"""``cml report``: a folder with a page, its data, and errors for what it cannot be."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from cml_engine.cli import main
+from cml_engine.report.folder import sections
+from tests.fixtures.models import write_model
+
+MODEL = """\
+version 1.0;
+graph tiny(image) -> (result)
+{
+    image = external<scalar>(shape = [1, 4, 8, 8]);
+    filter = variable<scalar>(shape = [8, 4, 3, 3], label = 'filter');
+    made = conv(image, filter, 0.5, padding = [(1, 1), (1, 1)]);
+    result = relu(made);
+}
+"""
+
+
+class Page(HTMLParser):
+    """Tags that are open, and every address that the page names."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.addresses, self.keys = [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.addresses += [v for k, v in given.items() if k in ("href", "src")]
+        self.keys |= {given["id"]} if "id" in given else set()
+        if tag not in ("meta", "link", "rect", "line"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in ("rect", "line"):
+            assert self.open.pop() == tag
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_model(tmp_path / "tiny.nnef", MODEL)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A report that several tests look at."""
+    folder = tmp_path_factory.mktemp("made")
+    assert report(write_model(folder / "tiny.nnef", MODEL), folder / "report") == 0
+    return folder / "report"
+
+
+def report(model, folder, *more):
+    return main(["report", str(model), "--random-weights", "-o", str(folder), *more])
+
+
+def test_a_report_is_whole_and_offline(made):
+    text = (made / "index.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    assert {"summary", "graph", "operators", "memory", "decisions", "passes"} <= page.keys
+    for address in page.addresses:
+        assert address == "data:," or address.startswith("#") or (made / address).is_file()
+    assert "default-src 'none'" in text and "not finished" not in text
+    state = json.loads((made / "report.json").read_text(encoding="utf-8"))
+    assert state["missing"] == []
+    assert all((made / name).is_file() for names in state["sections"].values() for name in names)
+
+
+def test_a_fused_operator_opens_to_its_lines(made):
+    (node,) = json.loads((made / "graph.json").read_text())["nodes"]
+    assert node["op"] == "conv+relu"
+    assert [line["title"] for line in node["made_of"]] == ["conv 'made'", "relu 'result'"]
+    lines = [re.search(r"graph\.nnef:(\d+)", line["place"])[1] for line in node["made_of"]]
+    assert lines == ["6", "7"]
+
+
+def test_the_arena_has_every_tensor_within_its_peak(made):
+    arena = json.loads((made / "arena.json").read_text())
+    assert {t["tensor"] for t in arena["tensors"]} == {"image", "result"}
+    assert max(t["offset"] + t["nbytes"] for t in arena["tensors"]) <= arena["peak"]
+    assert arena["bound"] <= arena["peak"]
+
+
+def test_what_a_model_says_is_text_on_the_page(tmp_path):
+    hostile = MODEL.replace("version 1.0;", "version 1.0; # <script>alert(1)</script>").replace(
+        "relu(made);", "relu(made); # <img src='http://x'>"
+    )
+    report(write_model(tmp_path / "m.nnef", hostile), tmp_path / "report")
+    text = (tmp_path / "report/index.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in text and "<img" not in text
+
+
+def test_an_interrupted_report_says_what_is_missing(model, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sections, "memory", interrupted)
+    assert report(model, tmp_path / "report") == 130
+    text = (tmp_path / "report/index.html").read_text(encoding="utf-8")
+    assert "not finished. Still to come: Memory, Decisions" in text
+    assert (tmp_path / "report/plan.json").is_file()
+
+
+def test_an_earlier_report_is_replaced_and_nothing_else_is(model, tmp_path, capsys):
+    folder = tmp_path / "report"
+    assert report(model, folder) == 0
+    (folder / "passes/99-old.nnef").write_text("old")
+    (folder / "mine.txt").write_text("mine")
+    assert report(model, folder) == 0
+    assert not (folder / "passes/99-old.nnef").exists()
+    assert (folder / "mine.txt").read_text() == "mine"
+    assert report(model, model) == 2
+    assert "is not empty and no report" in capsys.readouterr().err
+    assert (model / "graph.nnef").is_file()
