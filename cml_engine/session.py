@@ -199,7 +199,7 @@ class Session:
             return _compiled(new, self.gpu, self.options, True, self._arena)
 
         if self._coming is not None:
-            self._coming.state = "superseded"
+            self._coming.supersede()
         program_of = (lambda made: None) if self.gpu is None else (lambda made: made.program)
         self._coming = Replacement(self.source_graph.name, compiled, program_of)
         if self.gpu is not None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 import cml_engine as cml
-from demo_game.chain import INSTANCES, POPULATED_LEVELS, READS_TILE, TEXELS, Chain
+from cml_engine.live.reloader import Reloader
+from demo_game.chain import (
+    INSTANCES,
+    KERNELS,
+    OWN_OPERATORS,
+    POPULATED_LEVELS,
+    READS_TILE,
+    TEXELS,
+    Chain,
+)
 from demo_game.world.tile import TileId
 from scheduler import FrameScheduler, Job
 
@@ -139,3 +148,33 @@ class Agents:
         while len(self.names) > _NAMES:
             del self.names[next(iter(self.names))]
         return TileJobs(tile, jobs)
+
+
+class Watch:
+    """The files of the agents' networks, and of the game's own kernels: when they change, the
+    networks are replaced while the game goes on."""
+
+    def __init__(self, agents: Agents) -> None:
+        kernels = sorted(KERNELS.glob("*.hlsl*"))
+        self._reloaders = [
+            Reloader(
+                session, agents.chain.folders[name], files=kernels if name in OWN_OPERATORS else ()
+            )
+            for name, session in agents.sessions.items()
+        ]
+        self._taken = 0
+        #: the last thing that happened: what was loaded, or what is wrong with it
+        self.said = ""
+        #: is told it too
+        self.on_change: Callable[[str], object] = lambda said: None
+
+    def poll(self) -> bool:
+        """Look, once a frame; whether another network serves now, so that the tiles are old."""
+        for reloader in self._reloaders:
+            before = reloader.said
+            reloader.poll()
+            if reloader.said != before:
+                self.said = reloader.said
+                self.on_change(self.said)
+        before_taken, self._taken = self._taken, sum(each.taken for each in self._reloaders)
+        return self._taken > before_taken

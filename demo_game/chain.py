@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cml_engine as cml
-import demo_game.operators  # noqa: F401 - registers the game's own operators
+import demo_game.operators  # registers the game's own operators
 from demo_game.cooking import cooked_set
 from demo_game.world.tile import PAINTED, TileId
 
@@ -31,11 +31,16 @@ READS_TILE = ("terrain", "scatter")
 #: nothing grows on the coarser levels: its instances would be smaller than a pixel
 POPULATED_LEVELS = 2
 _PLANTS = ("population", "scatter")
+#: those with operators of the game's own, and where their kernels lie
+OWN_OPERATORS = ("terrain", "surface", "paint", "scatter")
+KERNELS = Path(demo_game.operators.__file__).parent
 #: what of a tile the renderer keeps, and whose output it is
 TEXELS = {"height": "surface", "shading": "surface", "texels": "paint"}
 INSTANCES = {"instances": "scatter", "draw": "scatter"}
 #: times that ``--texture-upres`` enlarges the colours
 ENLARGED = 4
+#: models of ours beside such a network, by session
+_FINE = {"colours": "colours", "paint": "paint_fine"}
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,11 @@ class OutputOf:
 @dataclass(frozen=True)
 class Chain:
     """Graphs by session, and where each one's inputs come from; in an order in which everything
-    comes after what it takes."""
+    comes after what it takes; and the models' folders."""
 
     graphs: Mapping[str, cml.Graph]
     sources: Mapping[str, Mapping[str, OutputOf]]
+    folders: Mapping[str, Path] = field(default_factory=dict)
 
     def sessions_for(self, tile: TileId) -> tuple[str, ...]:
         """The sessions that a tile of this level takes."""
@@ -85,13 +91,19 @@ def load_chain(
         for name, taken in _SOURCES.items()
     }
     graphs = {}
+    folders = {name: MODELS / f"{name}.nnef" for name in sources}
     there = cooked_set() if cooked else None
     for name in sources:
         own = models / f"{name}.nnef" if models and name in TRAINED else None
-        graphs[name] = cml.load(own) if own and own.exists() else _ours(name, there)
+        if own and own.exists():
+            graphs[name], folders[name] = cml.load(own), own
+        else:
+            graphs[name] = _ours(name, there)
     if enlarge is not None:
         graphs, sources = _with_enlarged(graphs, sources, enlarge, there)
-    chain = Chain(graphs, sources)
+        fine = {name: MODELS / f"{model}.nnef" for name, model in _FINE.items()}
+        folders = {**folders, **fine, "enlarge": enlarge}
+    chain = Chain(graphs, sources, folders)
     _check(chain)
     return chain
 
@@ -133,9 +145,8 @@ def _with_enlarged(
             else {key: value}
         ).items()
     }
-    fine = {name: _ours(name, cooked) for name in ("colours", "paint_fine")}
-    more = {"colours": fine["colours"], "enlarge": network, "paint": fine["paint_fine"]}
-    return {**graphs, **more}, sources
+    fine = {name: _ours(model, cooked) for name, model in _FINE.items()}
+    return {**graphs, **fine, "enlarge": network}, sources
 
 
 def _check(chain: Chain) -> None:

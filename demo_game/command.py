@@ -55,6 +55,8 @@ def parser() -> argparse.ArgumentParser:
                       "'python -m demo_game.bake' has made")  # fmt: skip
     made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
                       "population.nnef to take instead of ours")  # fmt: skip
+    made.add_argument("--watch", action="store_true", help="look at the networks' files and at the "
+                      "game's kernels: what changes is taken while flying")  # fmt: skip
     made.add_argument("--texture-upres", type=Path, metavar="MODEL", help="a network that makes "
                       "colours four times as fine: [1, 3, 128, 128] in")  # fmt: skip
     made.add_argument("--quality", choices=("auto", "software", "low", "high"), default="auto")
@@ -133,6 +135,8 @@ def run(options: argparse.Namespace) -> int:
         gpu, quality, settings, scripted=not options.by_hand, seconds=options.seconds
     )
     window.game.controls.budget_ms = options.budget_ms
+    if window.game.watch is not None:
+        window.game.watch.on_change = say
     run_window(window)
     return 0
 
@@ -145,6 +149,8 @@ def seed_of(options: argparse.Namespace) -> int:
     from demo_game.bake.planet import Planet
 
     need_extra()
+    if options.watch:
+        raise cml.InputError("--planet has tiles that were made before: leave --watch out")
     if options.texture_upres is not None:
         raise cml.InputError("--planet has colours of its own: leave --texture-upres out")
     baked = Planet(options.planet).seed

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cml_engine as cml
-from demo_game.agents import Agents
+from demo_game.agents import Agents, Watch
 from demo_game.chain import load_chain
 from demo_game.flight import Pose
 from demo_game.render.camera import Camera
@@ -72,6 +72,8 @@ class Settings:
     enlarge: Path | None = None
     #: a baked part of the world
     planet: Path | None = None
+    #: whether the models' files, and the kernels', are watched, and networks replaced
+    watch: bool = False
     frame_ms: float = 1000 / 60
     detail: Detail = field(default_factory=Detail)
     #: the most GPU memory that everything may take
@@ -96,6 +98,7 @@ class Game:
         # first, for it builds its pipelines on threads while the networks are planned
         self.renderer = Renderer(gpu, target_format, quality)
         self.agents = Agents(gpu, chain)
+        self.watch = Watch(self.agents) if settings.watch else None
         self.planet = _planet(gpu, settings, self.agents)
         tiles = self.planet or self.agents
         self.streaming = Streaming(tiles, self.scheduler, self.renderer.tiles, settings.seed)
@@ -134,6 +137,9 @@ class Game:
         ``draw_overlay(encoder, timestamp_writes)`` comes last."""
         start = time.perf_counter()
         self._obey()
+        if self.watch is not None and self.watch.poll():
+            self.streaming.renew()
+            self._look_at = 0
         camera = self._camera(pose)
         self._look(camera, pose, now_s)
         encoder = self.gpu.device.create_command_encoder()
@@ -182,9 +188,10 @@ class Game:
         return gpu_ms + (sample.cpu_ms if self._on_cpu else 0.0)
 
     def _count(self) -> None:
+        if self.complete:
+            self.streaming.drop_drafts()
         if self.loading and self.complete:
             self.loading = False
-            self.streaming.drop_drafts()
             # Python's collector would look through all that was loaded, 50 ms in a frame of the
             # flight; it need not, while the game lasts
             gc.collect()

@@ -70,6 +70,8 @@ class HeadlessRun:
         self.samples: list[FrameSample] = []
         #: is told, about once a second, how far loading is
         self.progress: Callable[[str], object] = lambda said: None
+        if self.game.watch is not None:
+            self.game.watch.on_change = lambda said: self.progress(said)
         self._said = time.perf_counter()
         #: by :func:`time.perf_counter`, when a picture was first drawn (of drafts), and when first
         #: of what the networks have made

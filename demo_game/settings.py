@@ -28,7 +28,12 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
         quality = replace(quality, width=options.size[0], height=options.size[1])
     detail = DETAIL[quality.name]
     settings = Settings(
-        options.seed, options.models, options.texture_upres, options.planet, detail=detail
+        options.seed,
+        options.models,
+        options.texture_upres,
+        options.planet,
+        detail=detail,
+        watch=options.watch,
     )
     why = f"chosen for {gpu.name}" if automatic else "as asked for"
     notice = (

@@ -118,6 +118,12 @@ class Streaming:
             self.pool.write(slot, made.height, made.shading, made.colours)
             self.drafts[made.tile] = Shown(slot, now_s - FADE_S, self._frame)
 
+    def renew(self) -> None:
+        """What is there stands in for what the networks make from now on."""
+        self.cancel_all()
+        self.drafts |= self.shown
+        self.shown.clear()
+
     def drop_drafts(self) -> None:
         """Give back what stood in."""
         for draft in self.drafts.values():

@@ -156,6 +156,8 @@ class Window:
 def overlay_view(game: Game) -> FrameView:
     """What the overlay shows of a game."""
     gpu = game.gpu
+    changed = game.watch.said if game.watch is not None else ""
+    summary = f"{game.quality.name}: {game.streaming.summary}"
     return FrameView(
         telemetry=game.telemetry,
         scheduler=game.scheduler,
@@ -165,7 +167,7 @@ def overlay_view(game: Game) -> FrameView:
         adapter=str(gpu.info.get("device")),
         driver=str(gpu.info.get("description")),
         limits=gpu.device.limits,
-        notice=game.streaming.error or f"{game.quality.name}: {game.streaming.summary}",
+        notice=game.streaming.error or changed or summary,
     )
 
 

@@ -17,6 +17,8 @@ __all__ = ["Reloader", "Replacement"]
 
 #: what a file was like: when it was written, and its size
 _Stamps = dict[Path, tuple[int, int]]
+#: of a frame, to upload a network that no job waits for
+_IDLE_MS = 0.5
 
 
 class Reloader:
@@ -27,12 +29,14 @@ class Reloader:
     session : whose network it is.
     model : the folder or file that it was loaded from.
     ops : files of operators (``--ops``); the HLSL files beside them are watched too.
+    files : others that the network is made of, such as the HLSL of operators in a package.
     make : loads the model, where :func:`cml_engine.load` with the path alone does not.
     every_s : how often the files are looked at, at most. A change is taken when they have been the
         same for as long: what is being written is left alone.
 
     Call :meth:`poll` once a frame. A model that cannot be loaded, or a kernel that does not
-    compile, changes nothing: :attr:`said` has the message, and the next change is tried again.
+    compile, changes nothing: :attr:`said` has the message, and the next change is tried again. A
+    scheduler that has jobs of the session prepares the new network; else :meth:`poll` does.
     """
 
     def __init__(
@@ -41,21 +45,26 @@ class Reloader:
         model: str | Path,
         ops: Sequence[str | Path] = (),
         *,
+        files: Iterable[str | Path] = (),
         make: Callable[[], Graph] | None = None,
         every_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.session, self.said = session, ""
         self._model, self._ops = Path(model), [Path(file) for file in ops]
+        self._files = [Path(file) for file in files]
+        #: networks that have taken the place of the one before, since the start
+        self.taken = 0
         self._make = make or (lambda: load(model))
         self._every_s, self._clock = every_s, clock
         self._looked_at = clock()
         self._known = self._seen = self._stamps()
         self._replacement: Replacement | None = None
+        self._advanced = 0
 
     def poll(self) -> Replacement | None:
         """Look at the files, if it is time; the replacement that has begun, if one has."""
-        self._report()
+        self._follow()
         now = self._clock()
         if now - self._looked_at < self._every_s:
             return None
@@ -71,20 +80,33 @@ class Reloader:
                 load_file(file)
             return self._make()
 
-        self.said = f"'{self._model.name}' has changed: loading"
+        self.said, self._advanced = f"'{self._model.name}' has changed: loading", 0
         self._replacement = self.session.replace(made)
         return self._replacement
 
-    def _report(self) -> None:
+    def _follow(self) -> None:
+        """What has become of the replacement that is under way; prepare it where no job does."""
         found = self._replacement
-        if found is None or found.state in ("compiling", "preparing"):
+        if found is None:
+            return
+        if found.state == "preparing":
+            self._prepare(found)
+        if found.state in ("compiling", "preparing"):
             return
         self._replacement = None
+        self.taken += found.state == "done"
         ended = f"'{self._model.name}' {found.state}"
         self.said = f"{ended}: {found.error}" if found.error else ended
 
+    def _prepare(self, found: Replacement) -> None:
+        if found.advanced == self._advanced:  # by nobody, since the last look
+            found.advance(_IDLE_MS)
+        self._advanced = found.advanced
+        if found.ready:
+            self.session.take_replacement()
+
     def _stamps(self) -> _Stamps:
-        files: Iterable[Any] = [self._model, *self._ops]
+        files: Iterable[Any] = [self._model, *self._ops, *self._files]
         if self._model.is_dir():
             files = [*files, *self._model.iterdir()]
         beside = [hlsl for file in self._ops for hlsl in file.parent.glob("*.hlsl*")]

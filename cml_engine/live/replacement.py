@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any, Literal, Protocol
 
 from cml_engine.errors import CmlError, InputError
@@ -31,17 +31,21 @@ class Replacement:
         self.name = name
         self.state: State = "compiling"
         self.error: CmlError | None = None
+        #: how often somebody has prepared it for a while
+        self.advanced = 0
         #: what the session takes, once it is compiled
         self.compiled: Any = None
         self._make, self._program_of = make, program_of
-        self._made = Event()
+        self._made, self._changing = Event(), Lock()
         self._thread = Thread(target=self._compile, name="cml-replace", daemon=True)
         self._thread.start()
 
     def _compile(self) -> None:
         try:
-            self.compiled = self._make()
-            self.state = "preparing"
+            made = self._make()
+            with self._changing:
+                if self.state == "compiling":
+                    self.compiled, self.state = made, "preparing"
         except Exception as error:
             self.fail(error)
         finally:
@@ -49,9 +53,17 @@ class Replacement:
 
     def fail(self, error: Exception) -> None:
         """It will not come; the old one stays."""
-        self.compiled, self.state = None, "failed"
         said = str(error) or type(error).__name__
-        self.error = error if isinstance(error, CmlError) else InputError(said)
+        with self._changing:
+            if self.state != "superseded":
+                self.error = error if isinstance(error, CmlError) else InputError(said)
+                self.compiled, self.state = None, "failed"
+
+    def supersede(self) -> None:
+        """A later one comes in its place, however far it is."""
+        with self._changing:
+            if self.state in ("compiling", "preparing"):
+                self.compiled, self.state = None, "superseded"
 
     @property
     def ready(self) -> bool:
@@ -63,6 +75,7 @@ class Replacement:
 
     def advance(self, budget_ms: float) -> None:
         """Upload and build for about that long; never waits and never raises."""
+        self.advanced += 1
         program = self._program_of(self.compiled) if self.state == "preparing" else None
         if program is not None and not program.prepared:
             try:

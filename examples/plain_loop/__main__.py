@@ -5,7 +5,8 @@ device; the scheduler appends as much of the network as the budget allows to the
 When a run is done its output is copied into a texture on the GPU and drawn.
 
 ``python -m examples.plain_loop`` opens a window where there is a display;
-``--frames 120 --screenshot out/plain_loop.png`` does without.
+``--frames 120 --screenshot out/plain_loop.png`` does without. ``--watch out/cartoon.nnef`` writes
+the network there and runs it from there: edit ``graph.nnef``, and the picture follows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import wgpu
 from PIL import Image
 
 import cml_engine as cml
+from cml_engine.live.reloader import Reloader
+from cml_engine.plugins import load_file
 from examples.plain_loop import cartoon
 from examples.plain_loop.summary import Summary
 from scheduler import FrameScheduler, Job
@@ -104,11 +107,19 @@ class Screen:
 class Game:
     """The loop's body, once per frame."""
 
-    def __init__(self, canvas: Any, device: Any, budget_ms: float) -> None:
+    def __init__(
+        self,
+        canvas: Any,
+        device: Any,
+        budget_ms: float,
+        watch: Path | None = None,
+        ops: Sequence[Path] = (),
+    ) -> None:
         self.screen = Screen(canvas, device)
         self.gpu = cml.Gpu(device=device)
         # nothing is uploaded or built before the first frame: the scheduler does it on the side
-        self.session = cml.Session(cartoon.load(), self.gpu, deferred=True)
+        self.session = cml.Session(_network(watch, ops), self.gpu, deferred=True)
+        self.reloader = Reloader(self.session, watch, ops) if watch is not None else None
         self.gpu.build_texture_kernels()
         self.scheduler = FrameScheduler(self.gpu, budget_ms=budget_ms)
         self.summary = Summary(budget_ms, self.gpu.has_timestamps)
@@ -119,6 +130,8 @@ class Game:
 
     def frame(self) -> None:
         """Encode, submit once, collect."""
+        if self.reloader is not None:
+            self._reload(self.reloader)
         if self.job is None or self.job.ended:
             self.image = cartoon.image(time.perf_counter())
             self.job = self.scheduler.submit(self.session, {"image": self.image})
@@ -133,6 +146,23 @@ class Game:
         self.screen.draw(encoder)
         self.gpu.queue.submit([encoder.finish()])
         self.summary.measured(self.scheduler.end_frame())
+
+    def _reload(self, reloader: Reloader) -> None:
+        before = reloader.said
+        reloader.poll()
+        if reloader.said != before:
+            print(reloader.said, file=sys.stderr, flush=True)
+
+
+def _network(watch: Path | None, ops: Sequence[Path]) -> cml.Graph:
+    """The cartoon, or the network in the folder that is watched: the cartoon where it is new."""
+    if watch is None:
+        return cartoon.load()
+    for file in ops:
+        load_file(file)
+    if not watch.exists():
+        cartoon.write(watch)
+    return cml.load(watch)
 
 
 def open_device(timestamps: bool = True) -> Any:
@@ -185,9 +215,15 @@ def run_window(canvas: Any, loop: Any, draw: Callable[[], None], frames: int | N
     loop.run()
 
 
-def options_of(argv: Sequence[str] | None, name: str, timestamps: bool) -> argparse.Namespace:
-    """What both host examples understand."""
+def options_of(
+    argv: Sequence[str] | None,
+    name: str,
+    timestamps: bool,
+    more: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+) -> argparse.Namespace:
+    """What all host examples understand, and ``more``."""
     parser = argparse.ArgumentParser(prog=f"python -m examples.{name}")
+    more(parser)
     parser.add_argument("--frames", type=int, help="stop after so many")
     parser.add_argument("--budget-ms", type=float, default=2.0, help="GPU time per frame")
     parser.add_argument(
@@ -212,21 +248,30 @@ def save(pixels: np.ndarray[Any, Any], path: Path | None) -> None:
         print(path)
 
 
+def _watching(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--watch", type=Path, metavar="DIR", help="a network from 'image' to "
+                        "'picture' that is replaced when its files change; the cartoon is written "
+                        "there where there is none")  # fmt: skip
+    parser.add_argument("--ops", type=Path, action="append", default=[], metavar="FILE",
+                        help="operators of its own; watched, as the HLSL beside them")  # fmt: skip
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    options = options_of(argv, "plain_loop", timestamps=True)
+    options = options_of(argv, "plain_loop", timestamps=True, more=_watching)
+    watched = options.watch, options.ops
     size = (4 * cartoon.WIDTH, 4 * cartoon.HEIGHT)
     try:
         device = open_device(options.timestamps)
         if options.offscreen:
             from rendercanvas.offscreen import OffscreenRenderCanvas
 
-            game = Game(OffscreenRenderCanvas(size=size), device, options.budget_ms)
+            game = Game(OffscreenRenderCanvas(size=size), device, options.budget_ms, *watched)
             save(run_offscreen(game.screen.canvas, game.frame, options.frames), options.screenshot)
         else:
             from rendercanvas.auto import RenderCanvas, loop
 
             canvas = RenderCanvas(size=size, title="CML in a plain wgpu loop", max_fps=60)
-            game = Game(canvas, device, options.budget_ms)
+            game = Game(canvas, device, options.budget_ms, *watched)
             run_window(canvas, loop, game.frame, options.frames)
     except cml.CmlError as error:
         print(error, file=sys.stderr)

@@ -38,11 +38,17 @@ graph cartoon(image) -> (picture)
 """
 
 
+def write(folder: Path) -> None:
+    """The network as a model folder."""
+    folder.mkdir(parents=True)
+    (folder / "graph.nnef").write_text(CARTOON, encoding="utf-8")
+
+
 def load() -> cml.Graph:
     """The network: ``image`` [1, 3, H, W] to ``picture`` [1, 3, H, W]."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "graph.nnef").write_text(CARTOON, encoding="utf-8")
-        return cml.load(folder)
+        write(Path(folder) / "cartoon.nnef")
+        return cml.load(Path(folder) / "cartoon.nnef")
 
 
 def image(time: float) -> np.ndarray[Any, Any]:

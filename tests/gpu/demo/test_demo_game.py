@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import math
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from PIL import Image
 
 import cml_engine as cml
+from demo_game.chain import MODELS
 from demo_game.command import main
 from demo_game.game import Settings
 from demo_game.headless import HeadlessRun, Options, run
@@ -52,6 +55,44 @@ def runs(gpu: cml.Gpu, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 def test_the_world_is_the_same_for_any_budget_mode_and_rate(runs: dict[str, Any]) -> None:
     worlds = {name: made.world for name, made in runs.items() if name != "folder"}
     assert len(set(worlds.values())) == 1, worlds
+
+
+def test_a_network_whose_files_change_makes_the_world_anew(gpu: cml.Gpu, tmp_path: Path) -> None:
+    model = tmp_path / "texture.nnef"
+    copytree(MODELS / "texture.nnef", model)
+    coarse = replace(NEAR.detail, finest=2)
+    settings = replace(NEAR, models=tmp_path, watch=True, detail=coarse)
+    flown = HeadlessRun(gpu, SMALL, settings, Options(frames=60, clock="virtual"))
+    said: list[str] = []
+    flown.progress = said.append
+    game, graph = flown.game, model / "graph.nnef"
+    text, pose = graph.read_text(encoding="utf-8"), flown.flight.pose(0.0)
+
+    def follow(changed: str, end: str) -> str:
+        """Change the file, fly on the spot until something is said of it, and hash the world."""
+        graph.write_text(changed, encoding="utf-8")
+        until = time.perf_counter() + 60
+        while not any(end in line for line in said):
+            flown._frame(pose)
+            assert time.perf_counter() < until, said
+            assert len(game.finest(pose)) > 1 or game.streaming.drafts, "something is drawn"
+            time.sleep(0.01)
+        said.clear()
+        flown._until_complete(pose)
+        assert not game.streaming.drafts
+        return flown.digests.world(game.finest(pose))
+
+    try:
+        flown.load()
+        before = flown.digests.world(game.finest(pose))
+        assert follow(text.replace("clamp(t29", "clomp(t29"), "'texture.nnef' failed: ") == before
+        assert (
+            follow(text.replace("(t29, 0.0, 1.0", "(t29, 0.0, 0.5"), "'texture.nnef' done")
+            != before
+        )
+        assert follow(text, "'texture.nnef' done") == before
+    finally:
+        flown.close()
 
 
 def test_a_run_that_stalls_says_what_everybody_waits_for(

@@ -87,6 +87,33 @@ def test_a_plain_loop_makes_a_screenshot(tmp_path, capsys):
     assert "20 frames" in capsys.readouterr().out
 
 
+def test_a_plain_loop_follows_its_model_s_files(tmp_path, capsys):
+    model = tmp_path / "cartoon.nnef"
+    canvas = OffscreenRenderCanvas(size=(cartoon.WIDTH, cartoon.HEIGHT))
+    game = plain.Game(canvas, plain.open_device(), 20.0, model)
+    text = (model / "graph.nnef").read_text(encoding="utf-8")
+    canvas.request_draw(game.frame)
+
+    def until(said, shows):
+        for _ in range(2000):
+            canvas.draw()
+            if said in capsys.readouterr().err:
+                said = ""
+            if not said and shows(texture_of(game.gpu.device, game.screen.texture)):
+                return
+            time.sleep(0.002)
+        raise AssertionError(game.reloader.said)
+
+    def edit(line):
+        (model / "graph.nnef").write_text(text.replace("toned * ink", line), encoding="utf-8")
+
+    until("", lambda shown: game.shown is not None and shown[..., :3].max() > 0.5)
+    edit("tuned * ink")
+    until("'cartoon.nnef' failed: ", lambda shown: shown[..., :3].max() > 0.5)
+    edit("0.0 * toned * ink")
+    until("'cartoon.nnef' done", lambda shown: shown[..., :3].max() == 0)
+
+
 @needs_pygfx
 def test_pygfx_shows_the_network_s_output_on_a_mesh():
     from pygfx.renderers.wgpu import get_shared

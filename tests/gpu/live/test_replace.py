@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ import pytest
 import cml_engine as cml
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.live.reloader import Reloader
+from cml_engine.ops import unregister
+from cml_engine.plugins import load_file
 from scheduler import FrameScheduler
 from tests.fixtures.models import write_model
 from tests.gpu.live.test_taps import finish, graph_of, inputs
@@ -99,6 +103,19 @@ def test_a_later_one_supersedes(gpu: Gpu) -> None:
         assert (first.state, second.state) == ("superseded", "done") and value(session) == 8
 
 
+@pytest.mark.parametrize("ends", [lambda: graph(3), lambda: 1 // 0])
+def test_what_was_superseded_while_it_was_made_stays_so(gpu: Gpu, ends: Any) -> None:
+    for session in sessions(gpu):
+        go = Event()
+        first = session.replace(lambda go=go: go.wait() and ends())
+        session.replace(graph(4))
+        go.set()
+        first.finish()
+        assert first.state == "superseded" and first.error is None
+        session.take_replacement()
+        assert value(session) == 8
+
+
 def test_retained_inputs_stay(gpu: Gpu) -> None:
     for session in sessions(gpu, retain=True):
         assert value(session) == 2
@@ -126,34 +143,116 @@ def test_jobs_go_on_with_the_old_one_until_the_new_one_is_ready(gpu: Gpu) -> Non
     assert seen[0] == 2 and seen[-1] == 6 and seen == sorted(seen)
 
 
-def test_a_reloader_follows_the_files(gpu: Gpu, tmp_path: Path) -> None:
-    def write(weight: float, text: str = TEXT) -> Path:
-        return write_model(tmp_path / "net.nnef", text, w=np.full((1, 4, 1, 1), weight, np.float32))
+class Followed:
+    """A session whose files are watched, by a clock of its own."""
 
-    folder = write(1)
-    now = [0.0]
-    session = cml.Session(cml.load(folder), gpu)
-    reloader = Reloader(session, folder, clock=lambda: now[0])
+    def __init__(self, session: cml.Session, model: Path, **options: Any) -> None:
+        self.session, self.now = session, 0.0
+        self.reloader = Reloader(session, model, clock=lambda: self.now, **options)
 
-    def settle() -> None:
-        for number in range(4):
-            for file in folder.iterdir():
-                if not number:
-                    os.utime(file, ns=(int(now[0] * 1e9), int(now[0] * 1e9) + 7))
-            now[0] += 1
-            if reloader.poll() is not None:
+    def settle(self, *changed: Path, wait: bool = True) -> str:
+        """What is said once these files have changed, and the network is there or has failed."""
+        for file in changed:
+            os.utime(file, ns=(int(self.now * 1e9), int(self.now * 1e9) + 7))
+        for _ in range(4):
+            self.now += 1
+            if self.reloader.poll() is not None and wait:
                 with contextlib.suppress(cml.CmlError):
-                    session.take_replacement()
-        reloader.poll()
+                    self.session.take_replacement()
+        return self.poll()
 
-    write(3)
-    settle()
-    assert value(session) == 6 and reloader.said == "'net.nnef' done"
-    write(4, TEXT.replace("relu", "rilu"))
-    settle()
-    assert value(session) == 6 and "'net.nnef' failed: " in reloader.said
-    assert "rilu" in reloader.said and "graph.nnef:7" in reloader.said
-    write(4)
-    settle()
-    assert value(session) == 8
-    assert reloader.poll() is None
+    def poll(self) -> str:
+        """Frames without a change, until nothing is under way."""
+        for _ in range(3000):
+            self.reloader.poll()
+            if not self.reloader.said.endswith("loading"):
+                break
+            time.sleep(0.01)
+        return self.reloader.said
+
+
+def write(folder: Path, weight: float, text: str = TEXT) -> list[Path]:
+    model = write_model(folder / "net.nnef", text, w=np.full((1, 4, 1, 1), weight, np.float32))
+    return list(model.iterdir())
+
+
+def test_a_reloader_follows_the_files(gpu: Gpu, tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    session = cml.Session(cml.load(tmp_path / "net.nnef"), gpu)
+    followed = Followed(session, tmp_path / "net.nnef")
+    assert followed.settle(*write(tmp_path, 3)) == "'net.nnef' done"
+    assert value(session) == 6
+    said = followed.settle(*write(tmp_path, 4, TEXT.replace("relu", "rilu")))
+    assert value(session) == 6 and "'net.nnef' failed: " in said
+    assert "rilu" in said and "graph.nnef:7" in said
+    followed.settle(*write(tmp_path, 4))
+    assert value(session) == 8 and followed.reloader.taken == 2
+    assert followed.reloader.poll() is None
+
+
+def test_a_reloader_brings_a_network_that_no_job_waits_for(gpu: Gpu, tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    for backend in (gpu, "cpu"):
+        session = cml.Session(cml.load(tmp_path / "net.nnef"), backend)
+        followed = Followed(session, tmp_path / "net.nnef")
+        assert followed.settle(*write(tmp_path, 3), wait=False) == "'net.nnef' done"
+        assert value(session) == 6 and followed.reloader.taken == 1
+        write(tmp_path, 1)
+
+
+OPERATOR = """\
+from pathlib import Path
+import cml_engine as cml
+
+cml.register(cml.OpSpec(
+    name="reloaded",
+    signature="fragment reloaded(x: tensor<scalar>) -> (y: tensor<scalar>);",
+    infer=lambda attrs, x: x,
+    cpu=lambda attrs, x: x + 1,
+    kernel=cml.Kernel("reloaded.hlsl"),
+))
+"""
+KERNEL = "void kernel(uint thread) { y[thread] = x[thread] + 1.0; }\n"
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Iterator[Path]:
+    """A file of operators with its kernel; nothing of it stays."""
+    file = tmp_path / "operators.py"
+    file.write_text(OPERATOR, encoding="utf-8")
+    (tmp_path / "reloaded.hlsl").write_text(KERNEL, encoding="utf-8")
+    load_file(file)
+    yield file
+    unregister("reloaded")
+
+
+def test_a_reloader_follows_operators(operator: Path, tmp_path: Path) -> None:
+    write(tmp_path, 1, TEXT.replace("relu(", "reloaded("))
+    session = cml.Session(cml.load(tmp_path / "net.nnef"), "cpu")
+    followed = Followed(session, tmp_path / "net.nnef", ops=[operator])
+    assert value(session) == 3
+    for text, wanted, said in (
+        (OPERATOR.replace("x + 1", "x + 2"), 4, "done"),
+        (OPERATOR.replace("x + 1", "x +"), 4, f"{operator}:8: "),
+        ("1 // 0\n", 4, f"{operator}:1: ZeroDivisionError"),
+        (OPERATOR.replace("x + 1", "x + 3"), 5, "done"),
+    ):
+        operator.write_text(text, encoding="utf-8")
+        assert said in followed.settle(operator)
+        assert value(session) == wanted
+
+
+def test_a_reloader_follows_kernels(gpu: Gpu, operator: Path, tmp_path: Path) -> None:
+    write(tmp_path, 1, TEXT.replace("relu(", "reloaded("))
+    session = cml.Session(cml.load(tmp_path / "net.nnef"), gpu)
+    kernel = tmp_path / "reloaded.hlsl"
+    followed = Followed(session, tmp_path / "net.nnef", ops=[operator])
+    assert value(session) == 3
+    for text, wanted, said in (
+        (KERNEL.replace("1.0", "5.0"), 7, "done"),
+        (KERNEL.replace("= x[", "= xx["), 7, "reloaded.hlsl:1"),
+        (KERNEL, 3, "done"),
+    ):
+        kernel.write_text(text, encoding="utf-8")
+        assert said in followed.settle(kernel, wait=False)
+        assert value(session) == wanted
