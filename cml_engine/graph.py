@@ -183,6 +183,11 @@ class Ready(Protocol):
         """:class:`CmlError` where it does not have what NumPy needs."""
         ...
 
+    @property
+    def integer_digest(self) -> bytes | None:
+        """Digest of the integer network that it was made of; None where that was none."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Slider:

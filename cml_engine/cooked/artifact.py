@@ -43,6 +43,12 @@ class Artifact:
         """``"half"`` where it was cooked with 16 bits, else ``"float"``."""
         return "half" if self.meta.get("half") else "float"
 
+    @property
+    def integer_digest(self) -> bytes | None:
+        """Of the model itself: a run of the file has the digest of a run of the model."""
+        stated = self.meta.get("integer")
+        return bytes.fromhex(stated) if stated else None
+
     def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
         """The plan for a device: one of the file's, or one of its graph by the file's kernels.
         Where something else is asked for than what was cooked, one of the graph, by whichever

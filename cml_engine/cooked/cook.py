@@ -23,6 +23,7 @@ from cml_engine.errors import InputError
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.steps import step_keys
 from cml_engine.graph import Graph
+from cml_engine.integer.digest import model_digest
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.passes import optimize
@@ -86,6 +87,8 @@ def cook(
     if pair is not None:
         write_golden(pair, optimized.facts, sections)
     meta = _meta(optimized, profiles, storage, plans, kernels.values())
+    if graph.integer:
+        meta["integer"] = model_digest(graph).hex()
     sections.add(META, json.dumps(meta, sort_keys=True, separators=(",", ":")).encode())
     return sections.bytes()
 

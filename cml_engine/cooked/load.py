@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,9 @@ def _meta(file: Container) -> dict[str, Any]:
         raise damaged("its description lacks something")
     if not all(isinstance(name, str) for name in meta["custom"]):
         raise damaged("its description names operators that have no names")
+    integer = meta.get("integer", "00" * 32)
+    if not isinstance(integer, str) or not re.fullmatch("[0-9a-f]{64}", integer):
+        raise damaged("its description has a digest that is none")
     return meta
 
 

@@ -18,9 +18,14 @@ Array = np.ndarray[Any, Any]
 
 def model_digest(graph: Graph) -> bytes:
     """Of the network as NNEF would have it: its text, its numbers, its quantization; not of where
-    it lies or what was noted of it."""
+    it lies or what was noted of it. One that is cooked has that of the model that it was made
+    of, where that is an integer network."""
     if graph.ready is not None:
-        raise InputError(f"'{graph.name}' is cooked: a digest is of the model itself, give that")
+        if graph.ready.integer_digest is None:
+            raise InputError(
+                f"'{graph.name}' is cooked: a digest is of the model itself, give that"
+            )
+        return graph.ready.integer_digest
     found = hashlib.sha256()
     for name, data in model_files(graph.with_(notes=())):
         _add(found, name.encode(), data)

@@ -10,6 +10,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.gpu.program import inspect
+from cml_engine.integer.digest import run_digest
 from cml_engine.limits import Limits
 from cml_engine.passes import optimize
 from cml_engine.planning.choose_layout import choose_layout
@@ -146,7 +147,9 @@ def test_integer_networks_have_one_result_everywhere(gpu):
     wanted = cml.Session(model, "cpu").run(inputs)
     cooked = cml.load_cooked(cook(model))
     assert cooked.ready.golden.tolerance == 0.0
-    same_bits(cml.Session(cooked, "cpu").run(inputs), wanted)
+    got = cml.Session(cooked, "cpu").run(inputs)
+    same_bits(got, wanted)
+    assert run_digest(cooked, got) == run_digest(model, wanted)
     for profile in PROFILES:
         only = cml.load_cooked(cook(model, [profile], golden=False))
         same_bits(cml.Session(only, gpu).run(inputs), wanted)
