@@ -45,7 +45,7 @@ class Scene:
         self.base.set_background_color(0.1, 0.12, 0.15)
         self.texture = Texture("picture")
         self.texture.setup_2d_texture(
-            cartoon.WIDTH, cartoon.HEIGHT, Texture.T_unsigned_byte, Texture.F_rgba8
+            cartoon.WIDTH, cartoon.HEIGHT, Texture.T_unsigned_byte, Texture.F_rgb8
         )
         self.box: NodePath[Any] = NodePath("box")
         for side in range(4):
@@ -65,9 +65,9 @@ class Scene:
         turned.set_h(heading)
 
     def show(self, picture: np.ndarray[Any, Any]) -> None:
-        """Put the picture ``[1, H, W, 4]`` into the texture: blue first and the lowest row first,
+        """Put the picture ``[1, 3, H, W]`` into the texture: blue first and the lowest row first,
         as Panda3D wants them."""
-        texels = np.clip(255 * picture[0, ::-1, :, [2, 1, 0, 3]] + 0.5, 0, 255)
+        texels = np.clip(255 * picture[0, ::-1, ::-1] + 0.5, 0, 255)
         self.texture.set_ram_image(np.moveaxis(texels, 0, -1).astype(np.uint8).tobytes())
 
     def draw(self) -> None:

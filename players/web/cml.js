@@ -17,7 +17,6 @@
  */
 
 // ---------------------------------------------------------------------------------- vocabulary
-
 /**
  * `CorruptArtifact`: the file is damaged. `StaleArtifact`: no plan in it fits this device.
  * `InputError`: the caller's to mend. `KernelError`: the device takes no such kernel.
@@ -81,7 +80,6 @@ const sum = (values) => values.reduce((total, value) => total + value, 0);
 /** @param {readonly number[]} shape */ const size = (shape) => shape.reduce((product, extent) => product * extent, 1);
 
 // ---------------------------------------------------------------------------------------- files
-
 const MAGIC = [0x89, 0x43, 0x4d, 0x4c, 0x0d, 0x0a, 0x1a, 0x0a];
 /** what this module reads of a file; others are ignored */
 const ALONE = new Set(["strings", "kernels", "code", "guess", "golden", "meta"]);
@@ -499,7 +497,6 @@ class PlanReader {
 }
 
 // -------------------------------------------------------------------------------------- layouts
-
 /** @param {number[]} shape @param {Layout} layout @returns {number} */ function storedBytes(shape, layout) {
   if (layout === "plain") return 4 * size(shape);
   const [batch, channels, ...spatial] = shape;
@@ -894,7 +891,6 @@ function countOf(state, cost, limit, ms, atLeastOne) {
 }
 
 // ------------------------------------------------------------------------------------- feedback
-
 /** @typedef {{frame: number, group: number, ms: number}} Timing */
 /**
  * A part of a frame; `measuredMs` comes with the frame's.
@@ -918,13 +914,10 @@ class Feedback {
   /** @type {InFlight[]} */ _awaited = [];
   /** @type {InFlight | null} */ _encoded = null;
   /** @type {number | null} */ endedMs = null;
+  backOff = 1; intervals = 0; without = 0; sinceRest = REST_EVERY; restDue = false;
   /** @param {boolean} wallClock @param {number} frameMs */ constructor(wallClock, frameMs) {
     this._wallClock = wallClock;
     this._frameMs = this.usualMs = this.intervalMs = frameMs;
-    this.backOff = 1;
-    this.intervals = this.without = 0;
-    this.sinceRest = REST_EVERY;
-    this.restDue = false;
   }
   /** @param {FrameReport} report @param {[StepCost, number][][]} groups */
   encoded(report, groups) { this._encoded = { report, groups, ms: new Map() }; }
@@ -952,41 +945,29 @@ class Feedback {
     return done;
   }
   /** @param {number} nowMs @param {CostModel} model */ _heedInterval(nowMs, model) {
-    const before = this.endedMs;
+    const before = this.endedMs, parts = this._awaited.at(-1)?.groups.flat() ?? [];
     this.endedMs = nowMs;
     if (before === null) return;
     const interval = Math.min(nowMs - before, LONGEST * this._frameMs);
-    this.intervals++;
-    this.intervalMs += Math.max(0.1, 1 / this.intervals) * (interval - this.intervalMs);
-    if (!this._wallClock) return;
-    const parts = this._awaited.at(-1)?.groups.flat() ?? [];
-    if (!this._judge(interval, parts.length > 0)) takeForGranted(parts, model);
+    this.intervalMs += Math.max(0.1, 1 / ++this.intervals) * (interval - this.intervalMs);
+    if (!this._wallClock || this._isLate(interval, parts.length > 0)) return;
+    // what was guessed of steps is believed where a frame with them was in time
+    const guessed = parts.filter(([step]) => !model.samples(step.key));
+    model.learn(guessed, sum(guessed.map(([step, count]) => model.predictMs(step, count))));
   }
   /** Whether a frame was late, perhaps for its networks' sake. @param {number} interval @param {boolean} some */
-  _judge(interval, some) {
-    const late = interval > LATE * this.usualMs;
+  _isLate(interval, some) {
+    const late = interval > LATE * this.usualMs, most = this.backOff === MOST_BACK_OFF;
     this.without = some ? 0 : this.without + 1;
-    this.sinceRest++;
-    if (this.without > 1) {
-      this._learnUsual(interval, this.without === 2 ? 1 : 0.25);
-      this.restDue = false;
-      this.sinceRest = 0;
-    } else if (this.without === 1 || (late && this.backOff === MOST_BACK_OFF)) this._learnUsual(interval, 0.25);
-    else if (interval < this.usualMs) this._learnUsual(interval, 0.1);
+    this.sinceRest = this.without > 1 ? 0 : this.sinceRest + 1;
+    if (this.without > 1) this.restDue = false;
+    const weight = this.without === 2 ? 1 : this.without || (late && most) ? 0.25 : interval < this.usualMs ? 0.1 : 0;
+    this.usualMs += weight * (Math.max(interval, this._frameMs) - this.usualMs);
     if (late && some && this.sinceRest > REST_EVERY) this.restDue = true;
     else if (late && some) this.backOff = Math.min(MOST_BACK_OFF, this.backOff * GROWTH);
     else this.backOff = 1 + (this.backOff - 1) * DECAY ** (interval / this._frameMs);
     return late;
   }
-  /** @param {number} interval @param {number} weight */ _learnUsual(interval, weight) {
-    this.usualMs += weight * (Math.max(interval, this._frameMs) - this.usualMs);
-  }
-}
-
-/** What was guessed of steps is believed where a frame with them was in time. @param {[StepCost, number][]} parts @param {CostModel} model */
-function takeForGranted(parts, model) {
-  const guessed = parts.filter(([step]) => !model.samples(step.key));
-  model.learn(guessed, sum(guessed.map(([step, count]) => model.predictMs(step, count))));
 }
 
 /** @param {InFlight} entry @param {CostModel} model */ function learnFrame({ report, groups, ms }, model) {
@@ -1042,7 +1023,6 @@ function inGroups(chosen, limit, frame, model) {
 }
 
 // ----------------------------------------------------------------------------------------- jobs
-
 /** What a job has as an input: numbers, a tensor on the GPU, or another job's output. */
 /** @typedef {Numbers | number[] | GpuTensor | JobOutput} Input */
 
@@ -1455,7 +1435,6 @@ const snapshot = (job) => [job, job.state, job.step, job.group, job.givenMs, job
 }
 
 // --------------------------------------------------------------------------------- on the device
-
 /** @type {any[]} */ const WANTED_FEATURES = ["timestamp-query", "shader-f16", "subgroups"];
 const WANTED_LIMITS = [
   "maxBufferSize", "maxStorageBufferBindingSize", "maxStorageBuffersPerShaderStage",

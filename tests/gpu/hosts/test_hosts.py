@@ -62,8 +62,9 @@ def test_the_page_s_moderngl_host_shows_the_network_s_output(tmp_path, monkeypat
         pytest.skip(f"no OpenGL without a display here: {error}")
     page = run_page(tmp_path, monkeypatch, "moderngl")
     picture = until_shown(page["moderngl_frame"])
-    seen = np.frombuffer(page["texture"].read(), np.float32).reshape(picture.shape[1:])
-    np.testing.assert_array_equal(seen[::-1], picture[0])
+    seen = np.frombuffer(page["texture"].read(), np.float32)
+    rows = seen.reshape(cartoon.HEIGHT, cartoon.WIDTH, 3)[::-1]
+    np.testing.assert_array_equal(rows.transpose(2, 0, 1), picture[0])
     np.testing.assert_allclose(picture, wanted(page["image"]), atol=0.17)  # a tone, at an edge
     assert np.mean(np.abs(picture - wanted(page["image"]))) < 1e-3
     page["context"].release()
@@ -80,9 +81,10 @@ def test_the_page_s_pyglet_host_shows_the_network_s_output(tmp_path, monkeypatch
         pytest.skip(f"no OpenGL without a display here: {error}")
     page = run_page(tmp_path, monkeypatch, "pyglet")
     picture = until_shown(page["pyglet_frame"])
-    texels = page["picture_texture"].get_image_data().get_data("RGBA", 4 * cartoon.WIDTH)
-    seen = np.frombuffer(texels, np.uint8).reshape(picture.shape[1:])[::-1]
-    np.testing.assert_allclose(seen, 255 * np.clip(picture[0], 0, 1), atol=0.51)
+    texels = page["picture_texture"].get_image_data().get_data("RGB", 3 * cartoon.WIDTH)
+    seen = np.frombuffer(texels, np.uint8).reshape(cartoon.HEIGHT, cartoon.WIDTH, 3)[::-1]
+    wanted_texels = 255 * np.clip(picture[0], 0, 1).transpose(1, 2, 0)
+    np.testing.assert_allclose(seen, wanted_texels, atol=0.51)
     window.close()
 
 
@@ -98,7 +100,7 @@ def test_panda3d_shows_the_network_s_output_on_its_cards(tmp_path):
         command, cwd=PAGE.parents[1], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "one result: 192 KB" in done.stdout and shot.is_file()
+    assert "one result: 144 KB" in done.stdout and shot.is_file()
 
 
 _PANDA = """
@@ -117,8 +119,8 @@ for _ in range(6000):
         break
 game.scene.draw()
 texels = np.frombuffer(game.scene.texture.get_ram_image(), np.uint8)
-texels = texels.reshape(cartoon.HEIGHT, cartoon.WIDTH, 4)[::-1, :, [2, 1, 0, 3]]
-assert np.abs(texels - 255 * np.clip(game.shown[0], 0, 1)).max() <= 0.51
+texels = texels.reshape(cartoon.HEIGHT, cartoon.WIDTH, 3)[::-1, :, ::-1]
+assert np.abs(texels - 255 * np.clip(game.shown[0], 0, 1).transpose(1, 2, 0)).max() <= 0.51
 game.scene.save(Path(sys.argv[1]))
 print(game.cost())
 """

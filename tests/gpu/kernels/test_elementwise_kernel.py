@@ -18,7 +18,7 @@ EDGES = np.array(
     [np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 88, -88, 89, 1e20, -1e20, 1e-20, 3.4e38, 0.5, 2],
     np.float32,
 )
-UNARY = [name for name, row in ROWS.items() if row.types == ("scalar",)]
+UNARY = [name for name, row in ROWS.items() if row.types == ("scalar",) and not row.custom]
 ATTRS = {"alpha": 0.5, "lambda": 2.0, "epsilon": 1e-3}
 
 

@@ -326,7 +326,7 @@ def test_a_dropped_frame_is_noticed_after_its_job_was_done(gpu, image):
 # --- one job among others
 
 
-@pytest.mark.parametrize("stage", ["prepare", "write_inputs", "encode_range", "encode_updates"])
+@pytest.mark.parametrize("stage", ["prepare", "begin_run", "encode_range", "encode_updates"])
 @pytest.mark.parametrize("error", [wgpu.GPUError, KeyError])
 @within(60)
 def test_what_goes_wrong_in_one_job_is_its_own_error(gpu, image, monkeypatch, stage, error):

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,6 +150,7 @@ def test_a_pipeline_that_many_threads_want_is_built_once_and_again_after_a_failu
     gpu, monkeypatch
 ):
     asked, started, answers = [], [], queue.Queue()
+    key = SimpleNamespace(label="key")
 
     class Watched(dict):
         def setdefault(self, key, value):
@@ -167,12 +169,12 @@ def test_a_pipeline_that_many_threads_want_is_built_once_and_again_after_a_failu
     with ThreadPoolExecutor(4) as pool:
         for answer in (cml.DeviceError("refused"), "pipeline"):
             asked.clear(), started.clear()
-            wanted = [pool.submit(gpu.pipeline, "key") for _ in range(4)]
+            wanted = [pool.submit(gpu.pipeline, key) for _ in range(4)]
             while len(asked) < 4 and not any(future.done() for future in wanted):
                 time.sleep(0.01)
             answers.put(answer)
             ended = [future.exception() or future.result() for future in wanted]
-            assert ended == [answer] * 4 and started == ["key"]
+            assert ended == [answer] * 4 and started == [key]
 
 
 def test_another_shape_builds_no_pipeline(tmp_path, gpu):

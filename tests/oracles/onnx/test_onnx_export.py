@@ -61,7 +61,7 @@ def cases_of(op):
 
 
 #: a game's own, which other tests of the process may have registered, are refused
-OURS = [name for name, spec in registered().items() if not spec.from_game]
+OURS = [name for name, spec in registered().items() if not (spec.from_game or spec.custom)]
 
 
 @pytest.mark.parametrize("op", OURS)
