@@ -15,7 +15,6 @@
  * What a frame runs is decided by the same functions of the same numbers as in Python
  * (scheduler/planning/): recordings of the one replay in the other.
  */
-
 // ---------------------------------------------------------------------------------- vocabulary
 /**
  * `CorruptArtifact`: the file is damaged. `StaleArtifact`: no plan in it fits this device.

@@ -71,6 +71,7 @@ def arguments(command, model):
         "map": ["map", str(model), "--inputs", "x.npy", "-o", "out.zarr"],
         "cook": ["cook", str(model), "-o", str(model.with_name("x.cml"))],
         "export": ["export", str(model), "out.onnx"],
+        "report": ["report", str(model), "-o", "report"],
         "quantize": ["quantize", str(model), "out", "-i", "x=x.npy"],
     }.get(command, [command, str(model)])
 
