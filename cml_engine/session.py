@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, get_args
@@ -20,6 +20,7 @@ from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.passes import NAMES, optimize
 from cml_engine.plan import Plan
+from cml_engine.planning.asked import Decide, asked_for, checked
 from cml_engine.planning.choose_storage import Storage, layouts_for
 from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.planning.shape_cache import Compiled, ShapeCache
@@ -67,7 +68,9 @@ class CompileOptions:
     ``tuned``: take the kernels that the device's table of variants has (docs/tuning.md), where
     ``plan`` brings no table of its own; ``plan``: see :class:`PlanOptions`;
     ``keep``: tensors of the graph as it is written that no pass takes away, to be read after a run
-    beside the outputs (:meth:`Session.tensor`, docs/live.md)."""
+    beside the outputs (:meth:`Session.tensor`, docs/live.md);
+    ``decide``: by tensor, what a GPU's plan takes instead of what tables and rules would,
+    ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/report.md)."""
 
     without: frozenset[str] = frozenset()
     blocked_layout: bool = True
@@ -75,6 +78,7 @@ class CompileOptions:
     plan: PlanOptions = PlanOptions()
     tuned: bool = True
     keep: tuple[str, ...] = ()
+    decide: Decide = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         some_of(NAMES, self.without, "passes to leave out")
@@ -83,6 +87,13 @@ class CompileOptions:
         flag(self.tuned, "tuned")
         an_object(PlanOptions, self.plan, "plan")
         names(self.keep, "keep")
+        checked(self.decide)
+        of_maps = any({"layout", "storage"} & set(kinds) for kinds in self.decide.values())
+        if of_maps and not self.blocked_layout:
+            raise InputError(
+                "decide: layouts and storage are of feature maps in blocks of four channels: leave "
+                "blocked_layout=False out"
+            )
         if self.storage == "half" and not self.blocked_layout:
             raise InputError(
                 "storage 'half' is of feature maps in blocks of four channels: leave "
@@ -439,7 +450,7 @@ def _compiled(
         return Compiled(graph, optimized, None, CpuProgram(optimized, retain=options.plan.retain))
     from cml_engine.gpu.program.program import GpuProgram
 
-    plan = make_plan(optimized, gpu, options)
+    plan = make_plan(optimized, gpu, options, written=graph)
     program = GpuProgram(plan, gpu, deferred=deferred, arena=arena)
     return Compiled(graph, optimized, plan, program)
 
@@ -479,7 +490,7 @@ def _recompiler(
 
     def on_gpu(graph: Graph) -> Compiled[Program]:
         optimized = share_constants(_optimized(graph, options), before)
-        plan = make_plan(optimized, gpu, options, sibling)
+        plan = make_plan(optimized, gpu, options, sibling, graph)
         program = GpuProgram(plan, gpu, deferred=True, arena=arena, common=common)
         return Compiled(graph, optimized, plan, program)
 
@@ -503,13 +514,22 @@ def _session_of(
 
 
 def make_plan(
-    graph: Graph, gpu: Gpu, options: CompileOptions, sibling: Sibling | None = None
+    graph: Graph,
+    gpu: Gpu,
+    options: CompileOptions,
+    sibling: Sibling | None = None,
+    written: Graph | None = None,
 ) -> Plan:
-    """The plan that a GPU session runs; with a sibling as much as may be like that one."""
+    """The plan that a GPU session runs; with a sibling as much as may be like that one. What is
+    decided may be said by the names of the graph as it is ``written``."""
 
     def lowered() -> Plan:
-        layouts = layouts_for(graph, options.storage) if options.blocked_layout else {}
-        return lower(graph, gpu.limits, layouts, _plan_options(gpu, options), sibling)
+        asked = asked_for(options.decide, written or graph, graph)
+        plan = replace(_plan_options(gpu, options), kernels=asked.kernel)
+        layouts = {}
+        if options.blocked_layout:
+            layouts = layouts_for(graph, options.storage, asked.storage, asked.layout)
+        return lower(graph, gpu.limits, layouts, plan, sibling)
 
     if graph.ready is None:
         return lowered()

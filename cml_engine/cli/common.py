@@ -13,9 +13,11 @@ from cml_engine.cooked import load_cooked
 from cml_engine.cooked.form import MAGIC
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.files import arrays as array_files
+from cml_engine.files.json import read_json
 from cml_engine.files.named import NamedFile, named_file
 from cml_engine.graph import Fact, Graph
 from cml_engine.loading import load
+from cml_engine.planning.asked import Decide, from_file
 from cml_engine.planning.choose_storage import Storage
 from cml_engine.ranges import EXTENT
 from cml_engine.session import CompileOptions, Session, check_inputs, random_inputs
@@ -81,7 +83,20 @@ def _one_shape(text: str) -> tuple[int, ...]:
 
 def compile_options(a: argparse.Namespace) -> CompileOptions:
     """What the command line says of how the model is compiled."""
-    return CompileOptions(storage=storage_of(a))
+    return CompileOptions(storage=storage_of(a), decide=decided(a))
+
+
+def decided(a: argparse.Namespace) -> Decide:
+    """What ``--decide`` says, where a command has it."""
+    file = getattr(a, "decide", None)
+    if file is None:
+        return {}
+    try:
+        return from_file(read_json(Path(file)))
+    except OSError as error:
+        raise InputError(f"--decide: cannot read '{file}': {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"--decide: '{file}' is no JSON: {error}") from None
 
 
 def storage_of(a: argparse.Namespace) -> Storage:

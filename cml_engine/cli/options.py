@@ -77,6 +77,13 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "help": "make up the weights that are missing: what does it cost before it is trained?",
         },
     ),
+    "decide": (
+        ("--decide",),
+        {
+            "metavar": "FILE.json",
+            "help": "kernels, layouts, storage that you decide (docs/report.md)",
+        },
+    ),
     "dump": (
         ("--dump-kernels",),
         {"metavar": "DIR", "help": "write every kernel: its HLSL, SPIR-V and translations"},

@@ -7,29 +7,54 @@ together; a tie decides as one. The ends of the graph stay plain: that is what t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
+from cml_engine.errors import InputError
 from cml_engine.graph import Fact, Graph, Node
-from cml_engine.layout import C4
+from cml_engine.layout import C4, PLAIN
 from cml_engine.ops.declaration.registry import lookup
 
 
-def choose_layout(graph: Graph) -> dict[str, str]:
-    """The layout of every tensor that is not plain."""
+def choose_layout(graph: Graph, asked: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """The layout of every tensor that is not plain. ``asked`` are layouts that the caller decides;
+    :class:`InputError` where one cannot be."""
     ties = Ties()
     plain: set[str] = {*graph.inputs, *graph.lasting, *graph.constants}
-    wanted: set[str] = set()
+    plain.update(name for name, layout in asked.items() if layout == PLAIN)
+    wanted = {name for name, layout in asked.items() if layout == C4}
     for node in graph.nodes:
         _visit(graph, node, ties, plain, wanted)
     refused = {ties.find(name) for name in plain}
-    asked = {ties.find(name) for name in wanted}
+    gaining = {ties.find(name) for name in wanted}
     chosen = {}
     for node in graph.nodes:
         for name in node.outputs:
             tie = ties.find(name)
-            if tie in asked and tie not in refused:
+            if tie in gaining and tie not in refused:
                 chosen[name] = C4
+    for name, layout in asked.items():
+        if layout == C4 and name not in chosen:
+            raise InputError(
+                f"decide: '{name}' cannot lie in blocks of four channels: {why_plain(name, graph)}"
+            )
     return chosen
+
+
+def why_plain(name: str, graph: Graph) -> str:
+    """Why a tensor does not lie in blocks, as far as it can be said in a few words."""
+    if name in graph.lasting or name in graph.constants:
+        return "what the host gives or reads is plain"
+    if not is_feature_map(graph.facts[name]):
+        return "it is no feature map"
+    if graph.facts[name].shape[1] < 4:
+        return "it has fewer than four channels"
+    for node in graph.nodes:
+        kernel = lookup(node.op).kernel
+        touches = name in node.outputs or name in node.reads
+        if touches and (kernel is None or kernel.layouts == "plain"):
+            return f"{node.title} works on plain maps"
+    return "nothing gains by blocks, or it is tied to a map that is plain"
 
 
 def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[str]) -> None:

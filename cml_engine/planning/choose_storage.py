@@ -9,8 +9,10 @@ what it writes is, a matrix of weights where its product takes it so. Arithmetic
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, get_args
 
+from cml_engine.errors import InputError
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H, HALF
 from cml_engine.ops.declaration.registry import lookup
@@ -23,37 +25,73 @@ from cml_engine.planning.choose_layout import (
 )
 from cml_engine.ranges import one_of
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 #: how blocked feature maps and the weights that meet them are stored
 Storage = Literal["float", "half"]
 
 
-def layouts_for(graph: Graph, storage: Storage = "float") -> dict[str, str]:
-    """The layout of every tensor that is not plain."""
+def layouts_for(
+    graph: Graph,
+    storage: Storage = "float",
+    asked: Mapping[str, str] = _NOTHING,
+    asked_layouts: Mapping[str, str] = _NOTHING,
+) -> dict[str, str]:
+    """The layout of every tensor that is not plain; ``asked`` is the storage of tensors for which
+    the caller decides it, ``asked_layouts`` are their layouts."""
     one_of(get_args(Storage), storage, "storage")
-    layouts = choose_layout(graph)
-    return choose_storage(graph, layouts) if storage == "half" else layouts
+    layouts = choose_layout(graph, asked_layouts)
+    if storage == "half" or asked:
+        return choose_storage(graph, layouts, asked, storage)
+    return layouts
 
 
-def choose_storage(graph: Graph, layouts: Mapping[str, str]) -> dict[str, str]:
-    """The layouts with ``c4h`` in the place of ``c4`` where that can be."""
+def choose_storage(
+    graph: Graph,
+    layouts: Mapping[str, str],
+    asked: Mapping[str, str] = _NOTHING,
+    storage: Storage = "half",
+) -> dict[str, str]:
+    """The layouts with ``c4h`` in the place of ``c4`` where that can be and is ``asked`` for, or
+    is the ``storage`` of what nobody asks for. :class:`InputError` where it cannot be."""
     ties = Ties()
-    full: set[str] = set()
+    full: dict[str, Node] = {}
     for node in graph.nodes:
         results = {n for n in node.outputs if layouts.get(n) == C4}
         read = {n for n in node.reads if layouts.get(n) == C4}
         taken = half_of(node, graph.facts)
         if taken == "none" or _stands_beside_plain(node, graph, layouts):
-            full |= read | results
+            full |= dict.fromkeys(read | results, node)
         elif taken == "reads":
-            full |= results
+            full |= dict.fromkeys(results, node)
         elif taken == "alike":
             ties.join(read | results)
-    refused = {ties.find(name) for name in full}
-    maps = {
-        name: C4H if layout == C4 and ties.find(name) not in refused else layout
-        for name, layout in layouts.items()
+    refused = {ties.find(name): node for name, node in full.items()}
+    wanted = {ties.find(name): stored for name, stored in asked.items()}
+
+    def in_half(name: str) -> bool:
+        root = ties.find(name)
+        return wanted.get(root, storage) == "half" and root not in refused
+
+    found = {
+        name: C4H if layout == C4 and in_half(name) else layout for name, layout in layouts.items()
     }
-    return maps | dict.fromkeys(matrices_in_half(graph), HALF)
+    found |= {n: HALF for n in matrices_in_half(graph) if asked.get(n, storage) == "half"}
+    for name, stored in asked.items():
+        if (found.get(name) in (C4H, HALF)) != (stored == "half"):
+            raise InputError(
+                f"decide: '{name}' cannot be stored as '{stored}': "
+                f"{_against(name, layouts, refused.get(ties.find(name)))}"
+            )
+    return found
+
+
+def _against(name: str, layouts: Mapping[str, str], full: Node | None) -> str:
+    """What stands against how a tensor is asked to be stored."""
+    if layouts.get(name) != C4:
+        return "in 16 bits are only maps in blocks of four channels, and weights of products"
+    if full is not None:
+        return f"{full.title} takes it, or one that is stored alike, in 32 bits"
+    return "another that is stored alike is asked to be otherwise"
 
 
 def _stands_beside_plain(node: Node, graph: Graph, layouts: Mapping[str, str]) -> bool:

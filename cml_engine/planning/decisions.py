@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cml_engine.graph import Graph, Node
@@ -11,7 +11,8 @@ from cml_engine.layout import BLOCKED, C4, C4H, HALF, PLAIN
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.plan import Plan
-from cml_engine.planning.choose_layout import is_feature_map
+from cml_engine.planning.asked import NOTHING_ASKED, Asked
+from cml_engine.planning.choose_layout import is_feature_map, why_plain
 from cml_engine.planning.choose_storage import half_of
 
 #: what is decided
@@ -38,12 +39,18 @@ class Decision:
         return f"{self.subject}: {self.kind} {self.chosen} ({self.by}: {self.why}); not {others}"
 
 
+_ASKED = "the caller decided it"
+
+
 def _measured(_: Choice) -> str:
     return "measured to be faster on this device"
 
 
-def decisions_of(graph: Graph, plan: Plan, reason: Reason = _measured) -> list[Decision]:
-    """All decisions of the plan of an optimized graph, in the order of its operators."""
+def decisions_of(
+    graph: Graph, plan: Plan, reason: Reason = _measured, asked: Asked = NOTHING_ASKED
+) -> list[Decision]:
+    """All decisions of the plan of an optimized graph, in the order of its operators; ``asked``
+    are those of the caller."""
     by_node: dict[str, list[Choice]] = {}
     for choice in plan.choices:
         by_node.setdefault(choice.node, []).append(choice)
@@ -58,12 +65,23 @@ def decisions_of(graph: Graph, plan: Plan, reason: Reason = _measured) -> list[D
             if is_feature_map(graph.facts[name]):
                 found += _of_map(name, node, readers.get(name, []), graph, plan, half)
         found += _view(node, made)
-    return found
+    return [_by_user(decision, asked) for decision in found]
+
+
+def _by_user(decision: Decision, asked: Asked) -> Decision:
+    kinds = {"layout": asked.layout, "storage": asked.storage}
+    if decision.subject not in kinds.get(decision.kind, {}):
+        return decision
+    return replace(decision, by="user", why=_ASKED)
 
 
 def _kernel(node: Node, choice: Choice, reason: Reason) -> Decision:
-    by: By = "table" if choice.tuned else "rule"
-    why = reason(choice) if choice.tuned else f"the first that gains for: {choice.key}"
+    by: By = "user" if choice.asked else "table" if choice.tuned else "rule"
+    why = {
+        "user": _ASKED,
+        "table": reason(choice) if choice.tuned else "",
+        "rule": f"the first that gains for: {choice.key}",
+    }[by]
     return Decision(node.outputs[0], "kernel", choice.options, choice.chosen, by, why)
 
 
@@ -72,7 +90,7 @@ def _of_map(
 ) -> Iterator[Decision]:
     layout = plan.layouts.get(name, PLAIN)
     if layout not in BLOCKED:
-        why = _why_plain(name, [node, *readers], graph)
+        why = why_plain(name, graph)
         yield Decision(name, "layout", (PLAIN, C4), PLAIN, "rule", why)
         return
     why = "what makes it and what reads it work on blocks of four channels"
@@ -84,18 +102,6 @@ def _of_map(
         if stored == "float":
             why = _why_float([node, *readers], graph)
     yield Decision(name, "storage", ("float", "half"), stored, "rule", why)
-
-
-def _why_plain(name: str, touching: list[Node], graph: Graph) -> str:
-    if name in graph.lasting:
-        return "it is read after a run, and hosts see plain tensors"
-    if graph.facts[name].shape[1] < 4:
-        return "it has fewer than four channels"
-    for node in touching:
-        kernel = lookup(node.op).kernel
-        if kernel is not None and kernel.layouts == "plain":
-            return f"{node.title} works on plain maps"
-    return "nothing gains by blocks, or it is tied to a map that is plain"
 
 
 def _why_float(touching: list[Node], graph: Graph) -> str:

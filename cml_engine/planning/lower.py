@@ -42,7 +42,8 @@ class PlanOptions:
     ``stub``: an operator that does nothing; its results are whatever the memory holds.
     ``views``: parts of a tensor may lie in it (``passes/views.py``); not where all are kept.
     ``variants``: the kernels that are faster on the device than those of the engine's rules.
-    ``retain``: what a run may leave as it was outlives it (``planning/reuse.py``)."""
+    ``retain``: what a run may leave as it was outlives it (``planning/reuse.py``).
+    ``kernels``: those that the caller decides, by the first result of their operators."""
 
     keep: bool = False
     guard: int = 0
@@ -50,6 +51,7 @@ class PlanOptions:
     views: bool = True
     variants: VariantTable = NO_VARIANTS
     retain: bool = False
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         flag(self.keep, "keep")
@@ -145,9 +147,11 @@ def _dispatches(
                 f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
             )
         op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
+        op.asked = options.kernels.get(node.outputs[0], "")
         if sibling is not None:
             op.kept, op.known = sibling.chosen(node), sibling.packed(node, graph)
         dispatches = [d for d in _lower_node(spec, spec.kernel, op) if d.groups > 0]
+        _check_asked(op, dispatches, spec.kernel)
         total = sum(d.groups for d in dispatches if d.cost is None)
         cost = node_cost(spec, node, graph, layouts)
         for dispatch in dispatches:
@@ -156,6 +160,17 @@ def _dispatches(
         draft.scratch.update(op.scratch_words)
         draft.choices += op.choices
     return draft
+
+
+def _check_asked(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -> None:
+    """A kernel that is asked for where none could be chosen must be what is there."""
+    there = {d.variant or str((d.kernel or kernel).path) for d in dispatches}
+    if op.asked and not op.choices and op.asked not in there:
+        raise InputError(
+            f"decide: {op.node.title} cannot have the kernel '{op.asked}': there is nothing to "
+            f"choose, it has {', '.join(sorted(there)) or 'none'}",
+            op.node.source,
+        )
 
 
 def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:

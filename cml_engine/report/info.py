@@ -10,9 +10,10 @@ from typing import Any
 from cml_engine.errors import DeviceError
 from cml_engine.graph import Graph
 from cml_engine.limits import Limits
-from cml_engine.ops.declaration.choice import NO_VARIANTS
+from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
 from cml_engine.passes import optimize
 from cml_engine.plan import Plan
+from cml_engine.planning.asked import NOTHING_DECIDED, Decide, asked_for
 from cml_engine.planning.choose_storage import Storage, layouts_for
 from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.report.reuse import ReuseInfo
@@ -79,11 +80,16 @@ class ModelInfo:
         return json.dumps({**asdict(self), **more}, indent=2)
 
 
-def model_info(graph: Graph, limits: Limits | None = None, storage: Storage = "float") -> ModelInfo:
+def model_info(
+    graph: Graph,
+    limits: Limits | None = None,
+    storage: Storage = "float",
+    decide: Decide = NOTHING_DECIDED,
+) -> ModelInfo:
     """Plan the graph (for :data:`PORTABLE` limits if none are given) and sum it up; runs nothing
     and needs no GPU."""
     optimized = optimize(graph)
-    plan = lower(optimized, limits or PORTABLE, layouts_for(optimized, storage))
+    plan = _planned(graph, optimized, limits or PORTABLE, storage, NO_VARIANTS, decide)
     operators = Counter(node.op for node in graph.nodes)
     several = len(graph.inputs) + bool(graph.updates) > 1 and graph.ready is None
     return ModelInfo(
@@ -108,7 +114,23 @@ def model_info(graph: Graph, limits: Limits | None = None, storage: Storage = "f
     )
 
 
-def plan_for(graph: Graph, storage: Storage = "float") -> tuple[Plan, str]:
+def _planned(
+    graph: Graph,
+    optimized: Graph,
+    limits: Limits,
+    storage: Storage,
+    variants: VariantTable,
+    decide: Decide,
+) -> Plan:
+    asked = asked_for(decide, graph, optimized)
+    layouts = layouts_for(optimized, storage, asked.storage, asked.layout)
+    options = PlanOptions(variants=variants, kernels=asked.kernel)
+    return lower(optimized, limits, layouts, options)
+
+
+def plan_for(
+    graph: Graph, storage: Storage = "float", decide: Decide = NOTHING_DECIDED
+) -> tuple[Plan, str]:
     """The plan of a session on this machine's GPU, and the GPU's name; for :data:`PORTABLE` limits
     and "" where there is none."""
     try:
@@ -119,13 +141,13 @@ def plan_for(graph: Graph, storage: Storage = "float") -> tuple[Plan, str]:
     except (DeviceError, ImportError):
         limits, name = PORTABLE, ""
     optimized = optimize(graph)
-    options = PlanOptions(variants=table_for(name) if name else NO_VARIANTS)
+    variants = table_for(name) if name else NO_VARIANTS
 
     def lowered() -> Plan:
-        return lower(optimized, limits, layouts_for(optimized, storage), options)
+        return _planned(graph, optimized, limits, storage, variants, decide)
 
-    ready = graph.ready
-    return (lowered() if ready is None else ready.plan(limits, storage, True, lowered)), name
+    ready, plain = graph.ready, not decide
+    return (lowered() if ready is None else ready.plan(limits, storage, plain, lowered)), name
 
 
 def predicted_ms(plan: Plan) -> float:

@@ -140,8 +140,9 @@ def trace(
 
 
 def policies(
-    name: str, costs: Any, *, budget_ms: float, frame_ms: float, speed: float, model: CostModel
-) -> list[Outcome]:
+    name: str, costs: Any, *, budget_ms: float, frame_ms: float, speed: float, model: CostModel,
+    frames: int = 2000,
+) -> list[Outcome]:  # fmt: skip
     """The network again and again under each policy, on a device ``speed`` times this one, never
     sooner than a frame can take it up. Rendering takes half a frame, at most 8 ms."""
 
@@ -150,7 +151,7 @@ def policies(
         return [Arrival(network, period_ms=max(frame_ms, budget_ms, 2 * network.total_ms))]
 
     return compare_policies(
-        requests, 2000, budget_ms=budget_ms, frame_ms=frame_ms, noise=Noise.of_tail(ASSUMED_TAIL),
+        requests, frames, budget_ms=budget_ms, frame_ms=frame_ms, noise=Noise.of_tail(ASSUMED_TAIL),
         render_ms=lambda frame: min(8.0, frame_ms / 2),
     )  # fmt: skip
 

@@ -118,3 +118,31 @@ def test_an_earlier_report_is_replaced_and_nothing_else_is(model, tmp_path, caps
     assert report(model, model) == 2
     assert "is not empty and no report" in capsys.readouterr().err
     assert (model / "graph.nnef").is_file()
+
+
+def test_decisions_are_written_and_read(model, tmp_path, capsys):
+    mine, out, again = (tmp_path / name for name in ("mine.json", "out.json", "again.json"))
+    mine.write_text('{"made": {"kernel": "plain"}}')
+    info = ["info", str(model), "--random-weights", "--decide"]
+    assert main([*info, str(mine), "--decisions", str(out)]) == 0
+    (kernel,) = (d for d in json.loads(out.read_text()) if d["kind"] == "kernel")
+    assert (kernel["subject"], kernel["by"]) == ("result", "user")
+    assert kernel["chosen"].startswith("plain")
+    assert main([*info, str(out), "--decisions", str(again)]) == 0
+    assert kernel in json.loads(again.read_text())
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ('{"made": {"kernel": "fast"}}', "cannot have the kernel 'fast'"),
+        ("[", "is no JSON"),
+        (None, "cannot read"),
+    ],
+)
+def test_what_cannot_be_decided_is_said(model, tmp_path, capsys, text, words):
+    file = tmp_path / "mine.json"
+    if text is not None:
+        file.write_text(text)
+    assert main(["info", str(model), "--random-weights", "--decide", str(file)]) == 2
+    assert words in capsys.readouterr().err

@@ -20,14 +20,16 @@ class Choice:
     options: tuple[str, ...]
     default: str
     chosen: str
+    #: whether the caller chose it
+    asked: bool = False
 
     @property
     def tuned(self) -> bool:
         """Whether a table of variants decided otherwise than the rules of the engine do."""
-        return self.chosen != self.default
+        return self.chosen != self.default and not self.asked
 
     def __str__(self) -> str:
-        rest = f", by default {self.default}" if self.tuned else ""
+        rest = f", by default {self.default}" if self.chosen != self.default else ""
         return f"{self.node:32s} {self.chosen}{rest}, of {len(self.options)}  ({self.key})"
 
 

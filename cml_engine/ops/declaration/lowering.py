@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cml_engine.errors import OperatorError, ShapeError
+from cml_engine.errors import InputError, OperatorError, ShapeError
 from cml_engine.graph import (
     DTYPE_OF_KIND,
     NUMPY_DTYPE,
@@ -56,6 +56,8 @@ class Lowering:
     #: which kernels a table prefers, and what was chosen so far
     variants: VariantTable = NO_VARIANTS
     choices: list[Choice] = field(default_factory=list)
+    #: the kernel that the caller wants of the node, with or without its tile
+    asked: str = ""
     #: of the node at other shapes: the kernels that it chose, and what it packed
     kept: list[str] = field(default_factory=list)
     known: Mapping[str, Array] = field(default_factory=dict)
@@ -148,8 +150,22 @@ class Lowering:
         chosen = self.kept.pop(0) if self.kept else ""
         if chosen not in options:
             chosen = self.variants.name_for(key, tuple(options), default)
-        self.choices.append(Choice(self.node.title, key, tuple(options), default, chosen))
+        if self.asked:
+            chosen = self._asked_of(options, chosen)
+        asked = bool(self.asked)
+        self.choices.append(Choice(self.node.title, key, tuple(options), default, chosen, asked))
         return options[chosen]
+
+    def _asked_of(self, options: Mapping[str, T], usual: str) -> str:
+        """The option that is asked for; of a kernel without its tile the usual one if it can be."""
+        fits = [o for o in (usual, *options) if o == self.asked or o.startswith(f"{self.asked} ")]
+        if not fits:
+            raise InputError(
+                f"decide: {self.node.title} cannot have the kernel '{self.asked}': here it can be "
+                f"{', '.join(options)}",
+                self.node.source,
+            )
+        return fits[0]
 
     def launch(
         self,

@@ -139,6 +139,9 @@ class KernelFamily(Generic[N, T]):
         if not first.alone:
             for variant in possible:
                 options |= {variant.option(t): (variant, t) for t in variant.worth_a_try(node)}
+                if node.op.asked.startswith(variant.name):  # whether or not it is worth a try
+                    tile = variant.usual(node)
+                    options.setdefault(variant.option(tile), (variant, tile))
             name = node.op.choose(self.key(node), {option: option for option in options}, name)
         variant, tile = options[name]
         for dispatch in variant.lower(node, tile):

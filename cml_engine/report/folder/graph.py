@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cml_engine.graph import Graph, Node
+from cml_engine.planning.origins import made_of, producers
 from cml_engine.report.folder.page import Cell, Html, details, html, listed, table, whole
 
 
@@ -33,8 +34,7 @@ class NodeRow:
 
 def node_rows(written: Graph, optimized: Graph) -> list[NodeRow]:
     """The operators in the order in which they run."""
-    producer = {name: node for node in written.nodes for name in node.outputs}
-    computed = {name for node in optimized.nodes for name in node.outputs}
+    origins, computed = producers(written), producers(optimized)
 
     def row(number: int, node: Node) -> NodeRow:
         return NodeRow(
@@ -43,7 +43,7 @@ def node_rows(written: Graph, optimized: Graph) -> list[NodeRow]:
             {name: str(optimized.facts[name]) for name in node.outputs},
             {name: str(optimized.facts[name]) for name in dict.fromkeys(node.reads)},
             repr(node.attrs),
-            tuple(map(_line, _made_of(node, producer, computed))),
+            tuple(map(_line, made_of(node, origins, computed) or [node])),
         )
 
     return [row(number, node) for number, node in enumerate(optimized.nodes)]
@@ -85,22 +85,6 @@ def _opening(row: NodeRow) -> Cell:
     if row.attrs:
         lines.append(html(Html("<code>"), row.attrs, Html("</code>")))
     return details(name, listed(lines)) if lines else name
-
-
-def _made_of(node: Node, producer: Mapping[str, Node], computed: set[str]) -> list[Node]:
-    """The model's operators between what the node reads and what it gives. Where a pass gave a
-    result a name of its own, the node says itself where it comes from."""
-    found: dict[int, Node] = {}
-    pending = list(node.outputs)
-    while pending:
-        name = pending.pop()
-        inner = producer.get(name)
-        if inner is None or id(inner) in found:
-            continue
-        found[id(inner)] = inner
-        pending += [n for n in inner.reads if n not in computed and n not in node.reads]
-    order = {id(n): i for i, n in enumerate(producer.values())}
-    return sorted(found.values(), key=lambda n: order[id(n)]) or [node]
 
 
 def _line(node: Node) -> Line:

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from cml_engine.graph import Graph
 from cml_engine.memory import mib
 from cml_engine.plan import Plan
+from cml_engine.planning.asked import Decide
 from cml_engine.planning.choose_storage import Storage
-from cml_engine.planning.decisions import decisions_of
+from cml_engine.report.decisions import decisions_on
 from cml_engine.report.folder.arena import arena_data, arena_picture
-from cml_engine.report.folder.decided import decisions_table, reason_in
+from cml_engine.report.folder.decided import decisions_table
 from cml_engine.report.folder.graph import graph_data, graph_table, node_rows
 from cml_engine.report.folder.kernels import write_kernels
 from cml_engine.report.folder.operators import Peak, step_rows, steps_data, steps_table
@@ -35,6 +36,7 @@ class Subject:
     predicted_ms: Sequence[float]
     peak: Peak | None
     records: Mapping[str, Record]
+    decide: Decide
 
     @property
     def lead(self) -> str:
@@ -50,7 +52,7 @@ Maker = Callable[[Subject, ReportFolder], Section]
 
 def summary(subject: Subject, folder: ReportFolder) -> Section:
     """What ``cml info`` says."""
-    info = model_info(subject.graph, storage=subject.storage)
+    info = model_info(subject.graph, storage=subject.storage, decide=subject.decide)
     file = folder.text("model.json", info.json() + "\n")
     return Section("summary", "Summary", pre(str(info)), (file,))
 
@@ -113,7 +115,9 @@ def memory(subject: Subject, folder: ReportFolder) -> Section:
 
 def decisions(subject: Subject, folder: ReportFolder) -> Section:
     """Who decided what."""
-    found = decisions_of(subject.optimized, subject.plan, reason_in(subject.records))
+    found = decisions_on(
+        subject.device, subject.graph, subject.optimized, subject.plan, subject.decide
+    )
     file = folder.data("decisions.json", [asdict(decision) for decision in found])
     said = f"{len(found)} decisions."
     return Section("decisions", "Decisions", html(note(said), decisions_table(found)), (file,))

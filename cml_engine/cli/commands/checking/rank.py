@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "backend", "half", "dump")
+    add_options(parser, "model", "random", "backend", "half", "decide", "dump")
     parser.add_argument("--runs", type=TIMES, default=10)
     parser.add_argument(
         "--given",

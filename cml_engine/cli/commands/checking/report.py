@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cml_engine.cli.common import compile_options, load_model, storage_of
+from cml_engine.cli.common import compile_options, decided, load_model, storage_of
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.files.folders import costs_file
@@ -41,7 +41,7 @@ _TRACED_RUNS = 3
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "budget", "frame")
+    add_options(parser, "model", "random", "half", "decide", "budget", "frame")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--run", action="store_true", help="measure it on this machine's GPU too")
     parser.add_argument("--runs", type=TIMES, default=10, help="that are measured")
@@ -83,7 +83,7 @@ def _subject(graph: Graph, a: argparse.Namespace) -> Subject:
     from cml_engine.report.info import plan_for
     from cml_engine.tuning.tables import known
 
-    plan, device = plan_for(graph, storage_of(a))
+    plan, device = plan_for(graph, storage_of(a), decided(a))
     model = _costs(device)
     return Subject(
         graph=graph,
@@ -94,6 +94,7 @@ def _subject(graph: Graph, a: argparse.Namespace) -> Subject:
         predicted_ms=[model.predict_ms(cost, cost.groups) for cost in plan.step_costs()],
         peak=_peak(model),
         records=known(device) if device else {},
+        decide=decided(a),
     )
 
 
@@ -116,7 +117,7 @@ def _peak(model: CostModel) -> Peak | None:
 
 def _frames(subject: Subject, folder: ReportFolder, a: argparse.Namespace) -> Section:
     """What ``cml simulate`` says, and the first frames of it as a picture."""
-    from cml_engine.report.folder.frames import frames_picture
+    from cml_engine.report.folder.frames import SHOWN, frames_picture
     from cml_engine.report.folder.page import Section, html, note, pre
     from scheduler.tools.commands import policies
     from scheduler.tools.simulate import table
@@ -124,6 +125,7 @@ def _frames(subject: Subject, folder: ReportFolder, a: argparse.Namespace) -> Se
     outcomes = policies(
         subject.graph.name, subject.plan.step_costs(), budget_ms=a.budget_ms, frame_ms=a.frame_ms,
         speed=1.0, model=_costs(subject.device),
+        frames=SHOWN,
     )  # fmt: skip
     data = [{"policy": o.name, "inference_ms": o.inference_ms, "row": o.row()} for o in outcomes]
     file = folder.data("frames.json", {"budget_ms": a.budget_ms, "outcomes": data})

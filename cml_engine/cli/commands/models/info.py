@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cml_engine.cli.common import (
+    decided,
     load_model,
     storage_of,
 )
 from cml_engine.cli.options import add_options
+from cml_engine.errors import InputError
+from cml_engine.files.arrays import check_place
+from cml_engine.files.atomic_write import write_atomically
 from cml_engine.files.folders import costs_file
 from cml_engine.graph import Graph
+from cml_engine.passes import optimize
 from cml_engine.ranges import BUDGET_MS
+from cml_engine.report.info import model_info, plan_for
 
 if TYPE_CHECKING:
     from scheduler.tools.commands import Forecast
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "json")
+    add_options(parser, "model", "random", "half", "decide", "json")
     parser.add_argument(
         "--integer",
         action="store_true",
@@ -28,6 +36,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--gas", action="store_true", help="what it costs, in units equal on every machine"
+    )
+    parser.add_argument(
+        "--decisions", metavar="FILE.json", help="write what this device's plan decides, and why"
     )
     parser.add_argument("--plan", action="store_true", help="list every dispatch")
     parser.add_argument(
@@ -38,13 +49,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(a: argparse.Namespace) -> int:
     from cml_engine.report.cooked import CookedInfo
-    from cml_engine.report.info import model_info
 
     graph = load_model(a)
     if a.integer or a.gas:
         return _proven(graph, a)
     cooked = graph.ready is not None
-    info = CookedInfo.of(graph) if cooked else model_info(graph, storage=storage_of(a))
+    info = CookedInfo.of(graph) if cooked else model_info(graph, None, storage_of(a), decided(a))
+    if a.decisions:
+        _write_decisions(graph, a)
     forecast = None
     if a.budget_ms:
         forecast = _forecast_of(graph, a)
@@ -68,11 +80,22 @@ def _proven(graph: Graph, a: argparse.Namespace) -> int:
     return 0
 
 
+def _write_decisions(graph: Graph, a: argparse.Namespace) -> None:
+    """The decisions of the plan of a session on this machine, as ``--decide`` takes them."""
+    from cml_engine.report.decisions import decisions_on
+
+    if graph.ready is not None:
+        raise InputError(f"'{a.model}' is cooked: it was decided when that was done")
+    check_place(Path(a.decisions), a.model)
+    plan, device = plan_for(graph, storage_of(a), decided(a))
+    found = decisions_on(device, graph, optimize(graph), plan, decided(a))
+    write_atomically(a.decisions, json.dumps([asdict(d) for d in found], indent=1) + "\n")
+
+
 def _forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
     """How a run under ``--budget-ms`` would go; on a GPU if there is one, for its own costs."""
-    from cml_engine.report.info import plan_for
     from scheduler.tools.commands import forecast, known_costs
 
-    plan, device = plan_for(graph, storage_of(a))
+    plan, device = plan_for(graph, storage_of(a), decided(a))
     model = known_costs(device, costs_file(device) if device else None)
     return forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model)

@@ -28,7 +28,7 @@ from cml_engine.tiling.tiles import Tiles
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "inputs", "backend", "half", "dump")
+    add_options(parser, "model", "random", "inputs", "backend", "half", "decide", "dump")
     parser.add_argument(
         "--digest",
         action="store_true",

@@ -1,0 +1,40 @@
+"""The decisions of a plan with what was measured for them: ``cml info --decisions``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cml_engine.graph import Graph
+from cml_engine.ops.declaration.choice import Choice
+from cml_engine.plan import Plan
+from cml_engine.planning.asked import NOTHING_DECIDED, Decide, asked_for
+from cml_engine.planning.decisions import Decision, decisions_of
+from cml_engine.tuning.tables import Record, known
+
+
+def decisions_on(
+    device: str,
+    written: Graph,
+    optimized: Graph,
+    plan: Plan,
+    decide: Decide = NOTHING_DECIDED,
+) -> list[Decision]:
+    """All decisions of the plan; ``device`` is "" where there is none, ``decide`` is what the
+    caller decided."""
+    records = known(device) if device else {}
+
+    def reason(choice: Choice) -> str:
+        return _reason(records, choice)
+
+    return decisions_of(optimized, plan, reason, asked_for(decide, written, optimized))
+
+
+def _reason(records: Mapping[str, Record], choice: Choice) -> str:
+    """What the device's table says of a choice."""
+    record = records.get(choice.key)
+    if record is None:
+        return "a table says so"
+    return (
+        f"{record.ratio:.2f} of the time of {record.default}, measured {record.rounds} times "
+        f"({record.source})"
+    )

@@ -1,0 +1,145 @@
+"""What is decided for a plan: said by whom and why, and decided otherwise by the caller."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+import cml_engine as cml
+from cml_engine.limits import Limits
+from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.passes import optimize
+from cml_engine.planning.asked import asked_for, checked, from_file
+from cml_engine.planning.choose_storage import layouts_for
+from cml_engine.planning.decisions import decisions_of
+from cml_engine.planning.lower import PlanOptions, lower
+from tests.fixtures.models import write_model
+
+MODEL = """\
+version 1.0;
+graph net(image) -> (result)
+{
+    image = external<scalar>(shape = [1, 4, 16, 16]);
+    one = variable<scalar>(shape = [16, 4, 3, 3], label = 'one');
+    two = variable<scalar>(shape = [16, 16, 3, 3], label = 'two');
+    three = variable<scalar>(shape = [3, 32, 1, 1], label = 'three');
+    conv1 = conv(image, one, 0.0, padding = [(1, 1), (1, 1)]);
+    relu1 = relu(conv1);
+    conv2 = conv(relu1, two, 0.0, padding = [(1, 1), (1, 1)]);
+    relu2 = relu(conv2);
+    both = concat([relu1, relu2], axis = 1);
+    few = conv(both, three, 0.0);
+    result = max_pool(few, size = [1, 1, 2, 2], stride = [1, 1, 2, 2]);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("net") / "net.nnef", MODEL)
+    return cml.load(folder, random_weights=0)
+
+
+def planned(graph, decide=(), storage="float", table=None, software=True):
+    optimized = optimize(graph)
+    asked = asked_for(dict(decide), graph, optimized)
+    layouts = layouts_for(optimized, storage, asked.storage, asked.layout)
+    options = PlanOptions(kernels=asked.kernel, variants=table or VariantTable())
+    plan = lower(optimized, Limits(software=software), layouts, options)
+    found = decisions_of(optimized, plan, asked=asked)
+    return plan, {(d.subject, d.kind): d for d in found}
+
+
+def test_every_decision_names_its_options_and_a_reason(graph):
+    _, found = planned(graph)
+    assert {kind for _, kind in found} == {"kernel", "layout", "storage", "view"}
+    assert all(d.chosen in d.options and d.why and d.by == "rule" for d in found.values())
+    assert "fewer than four channels" in found["few", "layout"].why
+
+
+def test_the_caller_comes_before_the_table_and_that_before_the_rule(graph):
+    plan, found = planned(graph)
+    rule = found["relu2", "kernel"]
+    other = next(o for o in rule.options if o.split()[0] != rule.chosen.split()[0])
+    third = next(o for o in rule.options if o.split()[0] not in (rule.chosen.split()[0], other))
+    key = next(c.key for c in plan.choices if c.node == "conv 'relu2'")
+    table = VariantTable.forcing(key, other)
+    _, by_table = planned(graph, table=table)
+    assert (by_table["relu2", "kernel"].chosen, by_table["relu2", "kernel"].by) == (other, "table")
+    plan, by_user = planned(graph, {"relu2": {"kernel": third}}, table=table)
+    assert (by_user["relu2", "kernel"].chosen, by_user["relu2", "kernel"].by) == (third, "user")
+    assert third in {s.variant for s in plan.steps if s.title == "conv 'relu2'"}
+
+
+def test_an_operator_is_decided_by_the_name_that_the_model_has_for_it(graph):
+    _, found = planned(graph, {"conv2": {"kernel": "winograd", "storage": "half"}})
+    assert found["relu2", "kernel"].chosen.startswith("winograd")
+    assert found["relu2", "storage"].chosen == "half"
+    assert found["relu2", "storage"].by == "user"
+
+
+def test_a_kernel_that_can_be_is_taken_though_no_tuner_would_try_it(graph):
+    decide = {"conv2": {"kernel": "winograd", "storage": "half"}}
+    _, found = planned(graph, software=False)
+    assert not any(o.startswith("winograd") for o in found["relu2", "kernel"].options)
+    _, found = planned(graph, decide, software=False)
+    assert found["relu2", "kernel"].chosen.startswith("winograd")
+    with_its_tile = {"conv2": {"kernel": found["relu2", "kernel"].chosen}}
+    assert planned(graph, with_its_tile, software=False)[1]["relu2", "kernel"].by == "user"
+
+
+def test_storage_in_half_with_one_tensor_in_full(graph):
+    plan, found = planned(graph, {"relu2": {"storage": "float"}}, storage="half")
+    assert plan.layouts["relu2"] == "c4"
+    assert found["relu2", "storage"].by == "user"
+
+
+def test_a_layout_is_decided(graph):
+    assert planned(graph)[0].layouts["relu2"] == "c4"
+    assert "relu2" not in planned(graph, {"relu2": {"layout": "plain"}})[0].layouts
+
+
+@pytest.mark.parametrize(
+    "decide, words",
+    [
+        ({"nothing": {"kernel": "tile"}}, "computes no tensor 'nothing'"),
+        ({"conv2": {"kernel": "depthwise"}}, "conv 'relu2' cannot have the kernel 'depthwise'"),
+        ({"result": {"kernel": "tile"}}, "there is nothing to choose"),
+        ({"result": {"storage": "half"}}, "'result' cannot be stored as 'half'"),
+        ({"few": {"layout": "c4"}}, "'few' cannot lie in blocks of four channels: it has fewer"),
+        (
+            {"conv2": {"storage": "half"}, "relu2": {"storage": "float"}},
+            "'relu2': storage 'float' and 'half' are asked for",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_stands_against_it(graph, decide, words):
+    with pytest.raises(cml.InputError, match="decide: ") as refused:
+        planned(graph, decide)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [[], {"a": "half"}, {"a": {"colour": "red"}}, {"a": {"storage": "fp8"}}, {"a": {"kernel": 3}}],
+)
+def test_what_is_no_decision_is_refused(decide):
+    with pytest.raises(cml.InputError, match="^decide: "):
+        checked(decide)
+    with pytest.raises(cml.InputError, match="^decide: "):
+        cml.CompileOptions(decide=decide)
+
+
+@pytest.mark.parametrize("data", [7, [7], [{"subject": "a"}], [{"subject": 1, "kind": "kernel"}]])
+def test_what_is_no_file_of_decisions_is_refused(data):
+    with pytest.raises(cml.InputError, match="^decide: "):
+        from_file(data)
+
+
+def test_decisions_that_were_written_give_the_same_plan(graph):
+    asked = {"conv2": {"kernel": "winograd", "storage": "half"}}
+    plan, found = planned(graph, asked)
+    data = json.loads(json.dumps([asdict(d) for d in found.values()]))
+    again, decided = planned(graph, from_file(data))
+    assert [str(step) for step in again.steps] == [str(step) for step in plan.steps]
+    assert {d.by for d in decided.values() if d.kind != "view"} == {"user"}
