@@ -24,6 +24,10 @@ _IDLE_MS = 0.5
 class Reloader:
     """Replaces a session's network when its model's files, files of operators or kernels change.
 
+    Call :meth:`poll` once a frame. A model that cannot be loaded, or a kernel that does not
+    compile, changes nothing: :attr:`said` has the message, and the next change is tried again. A
+    scheduler that has jobs of the session prepares the new network; else :meth:`poll` does.
+
     Parameters
     ----------
     session : whose network it is.
@@ -33,10 +37,6 @@ class Reloader:
     make : loads the model, where :func:`cml_engine.load` with the path alone does not.
     every_s : how often the files are looked at, at most. A change is taken when they have been the
         same for as long: what is being written is left alone.
-
-    Call :meth:`poll` once a frame. A model that cannot be loaded, or a kernel that does not
-    compile, changes nothing: :attr:`said` has the message, and the next change is tried again. A
-    scheduler that has jobs of the session prepares the new network; else :meth:`poll` does.
     """
 
     def __init__(
