@@ -145,7 +145,7 @@ def _measured(
     """The table of operators with times that were taken now, and a trace of runs in frames."""
     from cml_engine.gpu.program import inspect
     from cml_engine.gpu.program.program import GpuProgram
-    from cml_engine.report.folder.page import Section, pre
+    from cml_engine.report.folder.page import Section, html, pre
     from cml_engine.report.folder.sections import operators
     from cml_engine.report.rank import OpTime, RankReport
 
@@ -161,7 +161,20 @@ def _measured(
     files = [folder.text("rank.json", rank.json() + "\n")]
     if gpu.has_timestamps:
         files.append(_trace(session, folder.path / "trace.json", a))
-    return Section("measured", "Measured", pre(str(rank)), tuple(files))
+    body = pre(str(rank))
+    if a.half:
+        body = html(body, pre(_storage_errors(subject)))
+    return Section("measured", "Measured", body, tuple(files))
+
+
+def _storage_errors(subject: Subject) -> str:
+    """What 16 bits change in the numbers, by NumPy, on inputs at random."""
+    from cml_engine.backends.half import storage_errors
+    from cml_engine.report.storage import StorageReport
+
+    graph = subject.optimized
+    arrays = random_inputs({name: graph.facts[name] for name in graph.inputs})
+    return str(StorageReport.of(graph, storage_errors(graph, subject.plan.layouts, arrays)))
 
 
 def _trace(session: Session, path: Path, a: argparse.Namespace) -> str:
