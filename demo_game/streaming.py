@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -151,8 +151,9 @@ class Streaming:
         before the scheduler's ``encode``."""
         self._frame += 1
         for tile in _with_ancestors(selection.draw):
-            if tile in self.shown:
-                self.shown[tile].last_used = self._frame
+            drawn = self.drawn(tile)
+            if drawn is not None:
+                drawn.last_used = self._frame
         self._drop_unwanted(selection)
         self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in selection.wanted}
         ranked = sorted(
@@ -218,8 +219,8 @@ class Streaming:
         if free is not None:
             return free
         if self.drafts:  # of somewhere else by now
-            return self.drafts.pop(min(self.drafts)).slot
-        oldest = min(self.shown, key=lambda t: (self.shown[t].last_used, -t.level, t))
+            return self.drafts.pop(_oldest(self.drafts)).slot
+        oldest = _oldest(self.shown)
         if self.shown[oldest].last_used >= self._frame:
             return None
         return self.shown.pop(oldest).slot
@@ -237,6 +238,11 @@ class Streaming:
         for made in self.making.values():
             made.cancel()
         self.making.clear()
+
+
+def _oldest(tiles: Mapping[TileId, Shown]) -> TileId:
+    """The one that was not used for the longest time."""
+    return min(tiles, key=lambda tile: (tiles[tile].last_used, -tile.level, tile))
 
 
 def _release(made: MadeTile) -> None:

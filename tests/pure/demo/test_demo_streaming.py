@@ -182,3 +182,24 @@ def test_drafts_take_free_slots_only_and_go_before_tiles_do() -> None:
     finish(world.making[tiles[3]])
     assert world.collect(None, 0.0) == 1
     assert set(world.shown) == {tiles[3]} and len(world.drafts) == 1
+
+
+def test_what_is_made_anew_is_drawn_until_then() -> None:
+    world = streaming(slots=3)
+    tiles = [TileId(2, x, 0) for x in range(4)]
+    world.want(Selection([], dict.fromkeys(tiles[:3], 1.0)), set(), 0.0)
+    for made in world.making.values():
+        finish(made)
+    assert world.collect(None, 0.0) == 3
+    world.want(Selection([], {tiles[3]: 1.0}), set(), 0.0)
+    world.renew()
+    assert (
+        not world.making and not any(map(world.ready, tiles)) and all(map(world.drawn, tiles[:3]))
+    )
+    slot = world.drafts[tiles[1]].slot
+    world.want(Selection(tiles[:2], {tiles[1]: 1.0, tiles[3]: 1.0}), set(), 1.0)
+    for made in world.making.values():
+        finish(made)
+    assert world.collect(None, 1.0) == 2
+    assert world.shown[tiles[1]].slot == slot, "its own"
+    assert set(world.drafts) == {tiles[0]}, "what is drawn stays: another takes what is not"
