@@ -22,9 +22,6 @@ from demo_game.chain import (
 from demo_game.world.tile import TileId
 from scheduler import FrameScheduler, Job
 
-#: jobs whose names are kept: their times arrive some frames after they are done
-_NAMES = 1024
-
 
 def tile_input(tile: TileId, seed: int) -> np.ndarray[Any, Any]:
     """What the terrain operators are told."""
@@ -115,8 +112,6 @@ class Agents:
         self.sessions = {
             name: cml.Session(graph, gpu, deferred=True) for name, graph in chain.graphs.items()
         }
-        #: the session's name by job number, of the last jobs
-        self.names: dict[int, str] = {}
 
     def build_ahead(self) -> None:
         """Begin to build all kernels, on all cores: those of the coarse tiles, which come first,
@@ -144,9 +139,6 @@ class Agents:
                 deadline_ms=within_ms,
                 name=name,
             )
-            self.names[jobs[name].number] = name
-        while len(self.names) > _NAMES:
-            del self.names[next(iter(self.names))]
         return TileJobs(tile, jobs)
 
 

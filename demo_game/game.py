@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cml_engine as cml
+from cml_engine.panel import OperatorTimes
 from demo_game.agents import Agents, Watch
 from demo_game.chain import load_chain
 from demo_game.flight import Pose
@@ -17,7 +18,7 @@ from demo_game.render.camera import Camera
 from demo_game.render.pace import Pace
 from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer, VisibleTile
-from demo_game.reporting.measure import FrameTimes, OperatorTimes
+from demo_game.reporting.measure import FrameTimes
 from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.streaming import Streaming
 from demo_game.world.draft import LEVELS as DRAFT_LEVELS
@@ -104,7 +105,8 @@ class Game:
         self.streaming = Streaming(tiles, self.scheduler, self.renderer.tiles, settings.seed)
         self.timer = gpu.frame_timer(("render", "overlay"))
         self.times = FrameTimes(self.telemetry)
-        self.operators = OperatorTimes(self.telemetry, self.agents.sessions)
+        self.operators = OperatorTimes(self.agents.sessions)
+        self.telemetry.operators = self.operators.operators
         #: False: no tile is asked for (what the picture costs without any inference)
         self.inference = True
         self.draw_stats: DrawStats | None = None
@@ -177,7 +179,7 @@ class Game:
                 self.pace.took(self._taken_ms(known))
         for done in measured:
             self.times.inferred(done)
-            self.operators.add(done, self.agents.names)
+            self.operators.add(done)
         self._count()
         return sample
 

@@ -223,7 +223,7 @@ def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[
         report.slices.append(
             SliceReport(
                 job.number, part.step - job.loads, cost.op, cost.title, part.first, part.count,
-                part.predicted_ms,
+                part.predicted_ms, name=job.name,
             )
         )  # fmt: skip
         one = Slice(job.network, number_of(job, part.step), part.first, part.count)

@@ -35,6 +35,8 @@ class SliceReport:
     count: int
     predicted_ms: float
     measured_ms: float | None = None
+    #: the job's
+    name: str = ""
 
 
 @dataclass

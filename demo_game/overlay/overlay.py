@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from imgui_bundle import ImVec2, imgui, implot
 
 import cml_engine as cml
-from demo_game.overlay import palette, theme, welcome
+from cml_engine.panel import drawing, palette
+from cml_engine.panel.drawing import RankingPanel, TimelinePanel
+from demo_game.overlay import theme, welcome
 from demo_game.overlay.backend import Backend
 from demo_game.overlay.keys import KEYS
 from demo_game.overlay.layout import Layout, layout_for
@@ -18,8 +20,6 @@ from demo_game.overlay.panels.controls import ControlsPanel
 from demo_game.overlay.panels.frame import FramePanel
 from demo_game.overlay.panels.jobs import JobsPanel
 from demo_game.overlay.panels.memory import MemoryPanel
-from demo_game.overlay.panels.ranking import RankingPanel
-from demo_game.overlay.panels.timeline import TimelinePanel
 from demo_game.overlay.view import FrameView
 from demo_game.reporting.report import percentile
 from demo_game.reporting.telemetry import Controls
@@ -41,10 +41,10 @@ _COLUMN = (
 
 
 class _Panel(Protocol):
-    def refresh(self, view: FrameView, now_s: float) -> None:
+    def refresh(self, view: FrameView, now_s: float, /) -> None:
         """Ask for what changes slowly or costs to find out."""
 
-    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, room: Layout, /) -> None:
         """Its widgets, below its title."""
 
 
@@ -86,12 +86,13 @@ class Overlay:
         self._scale = scale
         self._compact: bool | None = None
         self._resize(width, height)
+        self._controls = ControlsPanel()
         self.frames, self.timeline, self.ranking = FramePanel(), TimelinePanel(), RankingPanel()
         self._sections = (
             _Section("frames", "left", self.frames, True, True),
             _Section("this frame", "left", self.timeline),
             _Section("operators", "left", self.ranking),
-            _Section("controls", "right", ControlsPanel(), full_open=True),
+            _Section("controls", "right", self._controls, full_open=True),
             _Section("jobs", "right", JobsPanel()),
             _Section("memory", "right", MemoryPanel()),
         )
@@ -176,14 +177,15 @@ class Overlay:
         imgui.get_io().delta_time = max(dt_s, 1e-4)
         imgui.new_frame()
         self._refresh(view)
+        self._controls.controls = controls
         self._covered = 0.0
         if controls.welcome:
             self._covered += welcome.draw(controls)
         # while it is explained what this is, less is shown
         if not (controls.welcome and self._layout.compact):
-            self._column("left", view, controls)
+            self._column("left", view)
         if not controls.welcome:
-            self._column("right", view, controls)
+            self._column("right", view)
             self._arrange = False
         imgui.render()
         self._backend.draw(encoder, target_view, imgui.get_draw_data(), timestamp_writes)
@@ -199,7 +201,7 @@ class Overlay:
             due.panel.refresh(view, self._now_s)
             self.cpu_ms = percentile(self._cpu_ms, 0.5)
 
-    def _column(self, side: str, view: FrameView, controls: Controls) -> None:
+    def _column(self, side: str, view: FrameView) -> None:
         layout = self._layout
         left = side == "left"
         width = layout.left_width if left else layout.right_width
@@ -209,14 +211,14 @@ class Overlay:
         if _begin_column(side, layout.margin if left else right_x, width, layout):
             for section in self._sections:
                 if section.side == side:
-                    self._section(section, view, controls)
+                    self._section(section, view)
             if not left and not layout.compact:
-                theme.text(view.notice, palette.DIM)
+                drawing.text(view.notice, palette.DIM)
         taken = imgui.get_window_size()
         self._covered += taken.x * taken.y
         imgui.end()
 
-    def _section(self, section: _Section, view: FrameView, controls: Controls) -> None:
+    def _section(self, section: _Section, view: FrameView) -> None:
         layout = self._layout
         if self._arrange or section.asked:
             first = section.compact_open if layout.compact else section.full_open
@@ -227,11 +229,11 @@ class Overlay:
             return
         if not was_open:
             section.panel.refresh(view, self._now_s)
-        section.panel.draw(view, layout, controls)
+        section.panel.draw(view, layout)
         if section.panel is self.frames and not layout.compact:
             gpu_ms = self.frames.overlay_ms
             gpu = f"{gpu_ms:.2f} ms GPU" if gpu_ms else "GPU not timed"
-            theme.text(f"this overlay: {gpu}, {self.cpu_ms:.2f} ms CPU", palette.DIM)
+            drawing.text(f"this overlay: {gpu}, {self.cpu_ms:.2f} ms CPU", palette.DIM)
 
 
 def _begin_column(name: str, x: float, width: float, layout: Layout) -> bool:

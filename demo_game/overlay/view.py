@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import cml_engine as cml
+from cml_engine.panel import Key, OperatorTime
 from demo_game.reporting.telemetry import Telemetry
-from scheduler import FrameScheduler, Job
+from scheduler import FrameReport, FrameScheduler, Job
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,18 @@ class FrameView:
     driver: str
     limits: Mapping[str, Any]
     notice: str
+
+    @property
+    def operators(self) -> Mapping[Key, OperatorTime]:
+        """What every operator has cost so far."""
+        return self.telemetry.operators
+
+    @property
+    def last_report(self) -> FrameReport | None:
+        """Of the newest frame."""
+        return self.telemetry.last_report
+
+    @property
+    def now_ms(self) -> float:
+        """The scheduler's time."""
+        return self.scheduler.clock.now_ms()

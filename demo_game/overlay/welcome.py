@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imgui_bundle import ImVec2, imgui
 
-from demo_game.overlay import palette, theme
+from cml_engine.panel import drawing, palette
 from demo_game.reporting.telemetry import Controls
 
 _LINES = (
@@ -49,7 +49,7 @@ def _buttons(controls: Controls) -> None:
         controls.mode = "sliced" if hitching else "unsliced"
     if hitching:
         imgui.same_line()
-        theme.text("whole networks in a frame", palette.WARN)
+        drawing.text("whole networks in a frame", palette.WARN)
     imgui.same_line()
     if imgui.button("close"):
         controls.welcome = False

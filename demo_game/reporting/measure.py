@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
-import cml_engine as cml
-from demo_game.reporting.telemetry import FrameSample, OperatorTime, Telemetry
+from demo_game.reporting.telemetry import FrameSample, Telemetry
 from scheduler import FrameReport
 
 #: samples that still wait for GPU times; older ones never get them (a device without timestamps)
@@ -65,37 +63,3 @@ class FrameTimes:
         most = max(parts, key=lambda name: parts[name])
         known = sum(parts.values())
         sample.cause = most if known > 0.7 * sample.frame_ms else "the machine: nothing of ours"
-
-
-class OperatorTimes:
-    """What every operator has cost so far, from the slices that were timed."""
-
-    def __init__(self, telemetry: Telemetry, sessions: Mapping[str, cml.Session]) -> None:
-        self._telemetry = telemetry
-        self._groups: dict[tuple[str, int], int] = {}
-        for name, session in sessions.items():
-            if session.plan is None:
-                raise ValueError(f"session '{name}' runs on the CPU: it has no GPU times")
-            for step in session.plan.steps:
-                self._groups[name, step.index] = max(1, step.groups)
-                telemetry.operators[name, step.index] = OperatorTime(
-                    network=name,
-                    step=step.index,
-                    title=step.title,
-                    op=step.op,
-                    line=str(step.source or ""),
-                    kernel=Path(step.path).name,
-                    flops=step.cost.flops,
-                    bytes=step.cost.bytes,
-                )
-
-    def add(self, report: FrameReport, networks: Mapping[int, str]) -> None:
-        """The slices of a measured frame; ``networks`` has the session's name by job number."""
-        for part in report.slices:
-            key = networks.get(part.job, ""), part.step
-            found = self._telemetry.operators.get(key)
-            if found is not None and part.measured_ms is not None:
-                found.total_ms += part.measured_ms
-                found.predicted_ms += part.predicted_ms
-                found.slices += 1
-                found.runs += part.count / self._groups[key]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from cml_engine.panel import Key, OperatorTime
 from scheduler import FrameReport
 
 #: frames that the graphs show
@@ -29,38 +30,13 @@ class FrameSample:
     cause: str = ""
 
 
-@dataclass(slots=True)
-class OperatorTime:
-    """What one operator of one network has cost so far."""
-
-    network: str
-    step: int
-    title: str
-    op: str
-    #: where it stands in the model: "graph.nnef:12"
-    line: str
-    kernel: str
-    flops: float
-    bytes: float
-    #: GPU time over ``runs`` whole executions, and what was predicted for the same slices
-    total_ms: float = 0.0
-    predicted_ms: float = 0.0
-    slices: int = 0
-    runs: float = 0.0
-
-    @property
-    def average_ms(self) -> float:
-        """Of one whole execution."""
-        return self.total_ms / self.runs if self.runs > 0 else 0.0
-
-
 @dataclass
 class Telemetry:
     """Rings of the last frames, and sums since the start."""
 
     target_ms: float
     frames: deque[FrameSample] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    operators: dict[tuple[str, int], OperatorTime] = field(default_factory=dict)
+    operators: dict[Key, OperatorTime] = field(default_factory=dict)
     last_report: FrameReport | None = None
     tiles_ready: int = 0
     tiles_wanted: int = 0

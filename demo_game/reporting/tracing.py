@@ -35,7 +35,7 @@ class Tracing:
             return
         self._reports.append(report)
         for part in report.slices:
-            self._names[part.job] = self._game.agents.names.get(part.job, "")
+            self._names[part.job] = part.name
         if len(self._reports) >= _MOST:
             self._game.controls.recording = False
 

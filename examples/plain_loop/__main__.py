@@ -7,6 +7,7 @@ When a run is done its output is copied into a texture on the GPU and drawn.
 ``python -m examples.plain_loop`` opens a window where there is a display;
 ``--frames 120 --screenshot out/plain_loop.png`` does without. ``--watch out/cartoon.nnef`` writes
 the network there and runs it from there: edit ``graph.nnef``, and the picture follows.
+``--overlay`` draws what the network does in the frames, and a slider that moves a number of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import wgpu
@@ -29,6 +30,9 @@ from cml_engine.plugins import load_file
 from examples.plain_loop import cartoon
 from examples.plain_loop.summary import Summary
 from scheduler import FrameScheduler, Job
+
+if TYPE_CHECKING:
+    from examples.plain_loop.overlay import Overlay
 
 SHADER = """
 @group(0) @binding(0) var picture: texture_2d<f32>;
@@ -88,20 +92,18 @@ class Screen:
             ],
         )
 
-    def draw(self, encoder: Any) -> None:
-        """Append the pass that draws the texture."""
+    def draw(self, encoder: Any) -> Any:
+        """Append the pass that draws the texture; the view that it draws to."""
         pixels = np.array(self.canvas.get_physical_size(), np.float32)
         self.device.queue.write_buffer(self._size, 0, pixels)
-        target = {
-            "view": self.context.get_current_texture().create_view(),
-            "load_op": "clear",
-            "store_op": "store",
-        }
+        view = self.context.get_current_texture().create_view()
+        target = {"view": view, "load_op": "clear", "store_op": "store"}
         render = encoder.begin_render_pass(color_attachments=[target])
         render.set_pipeline(self._pipeline)
         render.set_bind_group(0, self._bind_group)
         render.draw(3)
         render.end()
+        return view
 
 
 class Game:
@@ -114,15 +116,22 @@ class Game:
         budget_ms: float,
         watch: Path | None = None,
         ops: Sequence[Path] = (),
+        *,
+        overlay: bool = False,
     ) -> None:
         self.screen = Screen(canvas, device)
         self.gpu = cml.Gpu(device=device)
         # nothing is uploaded or built before the first frame: the scheduler does it on the side
-        self.session = cml.Session(_network(watch, ops), self.gpu, deferred=True)
+        self.session = cml.Session(_network(watch, ops, overlay), self.gpu, deferred=True)
         self.reloader = Reloader(self.session, watch, ops) if watch is not None else None
         self.gpu.build_texture_kernels()
         self.scheduler = FrameScheduler(self.gpu, budget_ms=budget_ms)
         self.summary = Summary(budget_ms, self.gpu.has_timestamps)
+        self.overlay: Overlay | None = None
+        if overlay:
+            from examples.plain_loop.overlay import Overlay
+
+            self.overlay = Overlay(canvas, device, self.scheduler, self.session)
         self.job: Job | None = None
         self.image = cartoon.image(0.0)
         #: the image whose result is in the texture
@@ -134,18 +143,25 @@ class Game:
             self._reload(self.reloader)
         if self.job is None or self.job.ended:
             self.image = cartoon.image(time.perf_counter())
-            self.job = self.scheduler.submit(self.session, {"image": self.image})
+            moved = self.overlay.values if self.overlay else {}
+            self.job = self.scheduler.submit(self.session, {"image": self.image, **moved})
         encoder = self.gpu.device.create_command_encoder()
-        self.summary.encoded(self.scheduler.encode(encoder))
+        report = self.scheduler.encode(encoder)
+        self.summary.encoded(report)
         if self.job.state == "done":
             self.job.copy_to_texture(encoder, "picture", self.screen.texture)
             self.job.release()
             self.shown = self.image
         elif self.job.state == "failed":
             raise cml.CmlError(self.job.error)
-        self.screen.draw(encoder)
+        view = self.screen.draw(encoder)
+        if self.overlay is not None:
+            self.overlay.draw(encoder, view)
         self.gpu.queue.submit([encoder.finish()])
-        self.summary.measured(self.scheduler.end_frame())
+        measured = self.scheduler.end_frame()
+        self.summary.measured(measured)
+        if self.overlay is not None:
+            self.overlay.watch(report, measured)
 
     def _reload(self, reloader: Reloader) -> None:
         before = reloader.said
@@ -154,10 +170,10 @@ class Game:
             print(reloader.said, file=sys.stderr, flush=True)
 
 
-def _network(watch: Path | None, ops: Sequence[Path]) -> cml.Graph:
+def _network(watch: Path | None, ops: Sequence[Path], overlay: bool) -> cml.Graph:
     """The cartoon, or the network in the folder that is watched: the cartoon where it is new."""
     if watch is None:
-        return cartoon.load()
+        return cartoon.load(cartoon.SLIDERS if overlay else None)
     for file in ops:
         load_file(file)
     if not watch.exists():
@@ -248,7 +264,8 @@ def save(pixels: np.ndarray[Any, Any], path: Path | None) -> None:
         print(path)
 
 
-def _watching(parser: argparse.ArgumentParser) -> None:
+def _own(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--overlay", action="store_true", help="a panel (imgui-bundle)")
     parser.add_argument("--watch", type=Path, metavar="DIR", help="a network from 'image' to "
                         "'picture' that is replaced when its files change; the cartoon is written "
                         "there where there is none")  # fmt: skip
@@ -257,7 +274,7 @@ def _watching(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = options_of(argv, "plain_loop", timestamps=True, more=_watching)
+    options = options_of(argv, "plain_loop", timestamps=True, more=_own)
     watched = options.watch, options.ops
     size = (4 * cartoon.WIDTH, 4 * cartoon.HEIGHT)
     try:
@@ -265,13 +282,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.offscreen:
             from rendercanvas.offscreen import OffscreenRenderCanvas
 
-            game = Game(OffscreenRenderCanvas(size=size), device, options.budget_ms, *watched)
+            canvas = OffscreenRenderCanvas(size=size)
+            game = Game(canvas, device, options.budget_ms, *watched, overlay=options.overlay)
             save(run_offscreen(game.screen.canvas, game.frame, options.frames), options.screenshot)
         else:
             from rendercanvas.auto import RenderCanvas, loop
 
             canvas = RenderCanvas(size=size, title="CML in a plain wgpu loop", max_fps=60)
-            game = Game(canvas, device, options.budget_ms, *watched)
+            game = Game(canvas, device, options.budget_ms, *watched, overlay=options.overlay)
             run_window(canvas, loop, game.frame, options.frames)
     except cml.CmlError as error:
         print(error, file=sys.stderr)

@@ -7,6 +7,7 @@ whose weights are written in the text, so that nothing is downloaded.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,21 @@ graph cartoon(image) -> (picture)
 """
 
 
+#: what ``--overlay`` lets move
+SLIDERS = {"least light of ink": cml.Slider("ink.a", 0.0, 1.0, "0 is black")}
+
+
 def write(folder: Path) -> None:
     """The network as a model folder."""
     folder.mkdir(parents=True)
     (folder / "graph.nnef").write_text(CARTOON, encoding="utf-8")
 
 
-def load() -> cml.Graph:
+def load(sliders: Mapping[str, cml.Slider] | None = None) -> cml.Graph:
     """The network: ``image`` [1, 3, H, W] to ``picture`` [1, 3, H, W]."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / "cartoon.nnef")
-        return cml.load(Path(folder) / "cartoon.nnef")
+        return cml.load(Path(folder) / "cartoon.nnef", sliders=sliders)
 
 
 def image(time: float) -> np.ndarray[Any, Any]:

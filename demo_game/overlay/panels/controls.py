@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from imgui_bundle import ImVec4, imgui
 
-from demo_game.overlay import palette, theme
+from cml_engine.panel import drawing, palette
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.view import FrameView
 from demo_game.reporting.telemetry import Controls
@@ -28,13 +28,17 @@ _LEAST_BUDGET_MS = 0.25
 
 
 class ControlsPanel:
-    """Widgets that write to :class:`Controls`."""
+    """Widgets that write to ``controls``, the game's."""
+
+    def __init__(self) -> None:
+        self.controls = Controls()
 
     def refresh(self, view: FrameView, now_s: float) -> None:
         """Nothing is kept here."""
 
-    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, layout: Layout) -> None:
         """All of them."""
+        controls = self.controls
         imgui.push_item_width(-1)
         self._budget(view, controls)
         self._mode(layout, controls)
@@ -43,7 +47,7 @@ class ControlsPanel:
         if changed:
             controls.policy = POLICIES[policy]
         imgui.pop_item_width()
-        self._agents(layout, controls)
+        self._agents(view, layout, controls)
         _, controls.scripted = imgui.checkbox("scripted camera", controls.scripted)
         if not layout.compact:
             imgui.same_line()
@@ -73,15 +77,15 @@ class ControlsPanel:
         if unusual or not layout.compact:
             imgui.push_text_wrap_pos(0.0)
             colour = palette.WARN if unusual else palette.DIM
-            theme.text(_MODE_HINTS[controls.mode], colour)
+            drawing.text(_MODE_HINTS[controls.mode], colour)
             imgui.pop_text_wrap_pos()
 
-    def _agents(self, layout: Layout, controls: Controls) -> None:
+    def _agents(self, view: FrameView, layout: Layout, controls: Controls) -> None:
         """A checkbox for each, off while it is paused, its mark in the network's colour."""
         for index, name in enumerate(AGENTS):
             if index and not layout.compact:
                 imgui.same_line()
-            colour = ImVec4(*palette.network_colour(name))
+            colour = ImVec4(*palette.network_colour(name, view.sessions))
             imgui.push_style_color(imgui.Col_.check_mark.value, colour)
             imgui.push_style_color(imgui.Col_.text.value, colour)
             changed, works = imgui.checkbox(name, name not in controls.paused)
@@ -93,7 +97,7 @@ class ControlsPanel:
         _, controls.recording = imgui.checkbox("record a trace", controls.recording)
         if controls.recording:
             imgui.same_line()
-            theme.text("recording", palette.BAD)
+            drawing.text("recording", palette.BAD)
         if controls.trace_path is not None:
-            theme.text(f"last: {controls.trace_path.name}", palette.DIM)
+            drawing.text(f"last: {controls.trace_path.name}", palette.DIM)
             imgui.set_item_tooltip(str(controls.trace_path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from imgui_bundle import ImVec2, ImVec4, imgui, implot
 
-from demo_game.overlay import palette, theme
+from cml_engine.panel import drawing, palette
 from demo_game.overlay.frame_lanes import (
     LANES,
     FrameSummary,
@@ -18,7 +18,7 @@ from demo_game.overlay.frame_lanes import (
 )
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.view import FrameView
-from demo_game.reporting.telemetry import HISTORY, Controls, FrameSample
+from demo_game.reporting.telemetry import HISTORY, FrameSample
 
 _PLOT = (
     implot.Flags_.no_title
@@ -70,7 +70,7 @@ class FramePanel:
         self._overrun = latest_overrun(frames, target)
         self.overlay_ms = mean_overlay_ms(frames)
 
-    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, layout: Layout) -> None:
         """The graph and the numbers below it."""
         target = view.telemetry.target_ms
         frames = complete(view.telemetry.frames)
@@ -100,15 +100,15 @@ class FramePanel:
         for index, (name, label) in enumerate(shown):
             if index:
                 imgui.same_line()
-            theme.swatch(palette.LANES[name], label)
+            drawing.swatch(palette.LANES[name], label)
         found = self._summary
         if not found.frames:
-            theme.text("no frame measured yet", palette.DIM)
+            drawing.text("no frame measured yet", palette.DIM)
             return
         imgui.text(f"P50 {found.p50:.1f}   P95 {found.p95:.1f}   P99 {found.p99:.1f} ms")
         imgui.same_line()
         colour = palette.BAD if found.over else palette.GOOD
-        theme.text(f"{found.over} of {found.frames} over {target_ms:.1f}", colour)
+        drawing.text(f"{found.over} of {found.frames} over {target_ms:.1f}", colour)
 
 
 def _legend(frames: list[FrameSample], target_ms: float) -> list[tuple[str, str]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from imgui_bundle import ImVec2, ImVec4, imgui
 
-from demo_game.overlay import palette, theme
+from cml_engine.panel import drawing, palette
+from cml_engine.panel.palette import Colour
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.memory_rows import CATEGORIES, MemoryRows, OwnerRow, limit_lines, memory_rows
 from demo_game.overlay.view import FrameView
-from demo_game.reporting.telemetry import Controls
 
 #: the allocator's statistics are asked for this seldom: they cost
 _EVERY_S = 0.5
@@ -37,12 +37,12 @@ class MemoryPanel:
         self._rows = memory_rows(view.memory.stats())
         self._history = np.array(view.telemetry.memory, np.float32)
 
-    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: FrameView, layout: Layout) -> None:
         """Owners, budget, device."""
         found = self._rows
         if found is not None:
             self._budget(found)
-            self._table(found, layout.compact)
+            self._table(found, view, layout.compact)
         if not layout.compact and len(self._history):
             top = float(self._history.max()) or 1.0
             size = ImVec2(-1, 2 * imgui.get_text_line_height())
@@ -53,12 +53,12 @@ class MemoryPanel:
 
     def _budget(self, found: MemoryRows) -> None:
         if found.filled is None:
-            theme.text(found.held, palette.TEXT)
+            drawing.text(found.held, palette.TEXT)
             return
         imgui.progress_bar(min(1.0, found.filled), ImVec2(-1, 0), f"{found.filled:.0%} of budget")
-        theme.text(found.held, palette.TEXT)
+        drawing.text(found.held, palette.TEXT)
 
-    def _table(self, found: MemoryRows, compact: bool) -> None:
+    def _table(self, found: MemoryRows, view: FrameView, compact: bool) -> None:
         categories = () if compact else CATEGORIES
         if not imgui.begin_table("memory", len(categories) + 2, _TABLE):
             return
@@ -68,17 +68,18 @@ class MemoryPanel:
             imgui.table_setup_column(_HEADS.get(category, category), 0, weight)
         imgui.table_headers_row()
         for row in found.owners:
-            _owner(row, row.cells if not compact else ())
+            colour = palette.network_colour(row.owner, view.sessions)
+            _owner(row, colour, row.cells if not compact else ())
         imgui.end_table()
 
     def _device(self, view: FrameView, layout: Layout) -> None:
         if self._limits is None:
             self._limits = limit_lines(view.limits)
         imgui.push_text_wrap_pos(0.0)
-        theme.text(view.adapter, palette.TEXT)
-        theme.text(view.driver, palette.DIM)
+        drawing.text(view.adapter, palette.TEXT)
+        drawing.text(view.driver, palette.DIM)
         if not layout.compact:
-            theme.text("; ".join(self._limits), palette.DIM)
+            drawing.text("; ".join(self._limits), palette.DIM)
         imgui.pop_text_wrap_pos()
 
 
@@ -86,11 +87,11 @@ class MemoryPanel:
 _HEADS = {"activations": "activ."}
 
 
-def _owner(row: OwnerRow, cells: tuple[str, ...]) -> None:
+def _owner(row: OwnerRow, colour: Colour, cells: tuple[str, ...]) -> None:
     imgui.table_next_column()
-    theme.text(row.owner, palette.network_colour(row.owner))
+    drawing.text(row.owner, colour)
     for cell in cells:
         imgui.table_next_column()
-        theme.text(cell, palette.DIM)
+        drawing.text(cell, palette.DIM)
     imgui.table_next_column()
     imgui.text(row.total)

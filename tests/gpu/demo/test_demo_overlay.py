@@ -10,11 +10,11 @@ pytest.importorskip("imgui_bundle")
 
 from imgui_bundle import imgui
 
+from cml_engine.panel.drawing.ranking import details
+from cml_engine.panel.operators import OperatorTimes
 from demo_game.agents import Agents
 from demo_game.chain import load_chain
 from demo_game.overlay import FrameView, Overlay
-from demo_game.overlay.panels.ranking import details
-from demo_game.reporting.measure import OperatorTimes
 from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.world.tile import TileId
 from scheduler import FrameReport, FrameScheduler
@@ -72,7 +72,7 @@ def empty(gpu, agents) -> FrameView:
 @pytest.fixture
 def full(gpu, agents, rng) -> FrameView:
     telemetry = Telemetry(1000 / 60)
-    OperatorTimes(telemetry, agents.sessions)
+    telemetry.operators = OperatorTimes(agents.sessions).operators
     for found in telemetry.operators.values():
         found.runs = float(rng.uniform(3, 90))
         found.total_ms = float(rng.lognormal(2, 2))
@@ -82,7 +82,9 @@ def full(gpu, agents, rng) -> FrameView:
     view = view_of(gpu, agents, telemetry, tiles=2)
     report = FrameReport(240, 0.0, 4.0, 3.5, "budget", measured_ms=3.0)
     for job in view.jobs:
-        report.slices.append(SliceReport(job.number, 0, "conv", "conv 't'", 0, 5, 0.3, 0.2))
+        report.slices.append(
+            SliceReport(job.number, 0, "conv", "conv 't'", 0, 5, 0.3, 0.2, job.name)
+        )
     telemetry.last_report = report
     return view
 

@@ -94,6 +94,26 @@ def test_the_renderer_s_own_time_becomes_the_budget():
     assert page["scheduler"].budget.next_ms() > 2 * before
 
 
+def test_a_panel_is_mounted_in_three_lines(tmp_path, gpu, rng):
+    imgui = pytest.importorskip("imgui_bundle").imgui
+    file = write_model(tmp_path / "tone.nnef", TONE.replace("sqrt(image)", "mul(image, 2.0)"))
+    tone = cml.Session(cml.load(file, sliders={"strength": "toned.y"}), gpu)
+    page = {"device": gpu.device, "imgui": imgui, "tone": tone, "image": rng.random((1, 4, 16, 16))}
+    page["scheduler"] = FrameScheduler(gpu, budget_ms=4.0)
+    imgui.set_current_context(imgui.create_context())
+    imgui.get_io().set_ini_filename("")
+    imgui.get_io().display_size = 800, 600
+    imgui.get_io().backend_flags |= imgui.BackendFlags_.renderer_has_textures.value
+    exec(block("from cml_engine.panel"), page)
+    assert len(re.findall(r"# \d:", blocks()["from cml_engine.panel import Panel"])) == 3
+    for _ in range(30):
+        page["frame_with_a_panel"]()
+    assert imgui.get_draw_data().total_vtx_count > 500
+    assert page["panel"].values("tone") == {"strength": 2.0}
+    with pytest.raises(cml.InputError, match="no network 'upres'; it has tone"):
+        page["panel"].values("upres")
+
+
 def test_the_page_of_textures_runs(tmp_path, gpu, rng):
     usage = wgpu.TextureUsage
     scene, shown = (

@@ -114,6 +114,17 @@ def test_a_plain_loop_follows_its_model_s_files(tmp_path, capsys):
     until("'cartoon.nnef' done", lambda shown: shown[..., :3].max() == 0)
 
 
+def test_a_plain_loop_has_the_panel_over_its_picture(monkeypatch):
+    pytest.importorskip("imgui_bundle")
+    canvas = OffscreenRenderCanvas(size=(4 * cartoon.WIDTH, 4 * cartoon.HEIGHT))
+    game = plain.Game(canvas, plain.open_device(), budget_ms=2.0, overlay=True)
+    frames_until_shown(game, canvas)
+    with_panel = np.asarray(canvas.draw()).astype(int)
+    monkeypatch.setattr(game.overlay, "draw", lambda encoder, view: None)
+    assert np.abs(with_panel - np.asarray(canvas.draw())).max(-1).mean() > 20
+    assert game.overlay.values == {"least light of ink": 0.0}
+
+
 @needs_pygfx
 def test_pygfx_shows_the_network_s_output_on_a_mesh():
     from pygfx.renderers.wgpu import get_shared

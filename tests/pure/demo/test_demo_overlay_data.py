@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +20,7 @@ from demo_game.overlay.frame_lanes import (
 )
 from demo_game.overlay.layout import layout_for
 from demo_game.overlay.memory_rows import CATEGORIES, limit_lines, memory_rows
-from demo_game.overlay.palette import NETWORKS, OTHER_NETWORK, network_colour
-from demo_game.overlay.ranking import Best, RecentSums, ordered, rows
-from demo_game.overlay.slices import Reports, bars, duration, why
-from demo_game.reporting.telemetry import FrameSample, OperatorTime
-from scheduler import FrameReport
-from scheduler.reports import SliceReport
+from demo_game.reporting.telemetry import FrameSample
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,7 +31,7 @@ def sample(number: int, frame_ms: float, render: float | None, inference: float 
 
 def test_the_package_needs_no_imgui_until_it_draws() -> None:
     code = (
-        "import sys, demo_game.overlay, demo_game.overlay.ranking, demo_game.overlay.slices\n"
+        "import sys, demo_game.overlay, demo_game.overlay.frame_lanes\n"
         "assert 'imgui_bundle' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -110,110 +104,7 @@ def test_summary_and_latest_overrun() -> None:
     assert latest is not None and latest.number == 94
 
 
-# --- operators
-
-
-def operator(network: str, step: int, total_ms: float, runs: float = 10.0) -> OperatorTime:
-    return OperatorTime(
-        network, step, f"conv{step}", "conv", "graph.nnef:1", "conv/conv.hlsl", 4e6, 1e6,
-        total_ms, 1.5 * total_ms, 3, runs,
-    )  # fmt: skip
-
-
-def keyed(operators: Iterable[OperatorTime]) -> dict[tuple[str, int], OperatorTime]:
-    return {(o.network, o.step): o for o in operators}
-
-
-def test_a_row_says_what_an_operator_costs() -> None:
-    found = rows(keyed([operator("upres", 0, 20.0), operator("texture", 1, 60.0)]))
-    row = next(r for r in found if r.network == "upres")
-    assert row.share == 0.25
-    assert row.average_ms == 2.0
-    assert row.error == pytest.approx(0.5)
-    assert row.gflops == pytest.approx(2.0)  # 4e6 in 2 ms
-    assert row.gbytes == pytest.approx(0.5)
-
-
-def test_what_has_not_run_has_no_row() -> None:
-    assert rows(keyed([operator("upres", 0, 0.0, 0.0)])) == []
-
-
-def test_part_of_a_run_has_a_time_but_no_average() -> None:
-    (row,) = rows(keyed([operator("upres", 0, 3.0, 0.0)]))
-    assert (row.total_ms, row.average_ms, row.gflops) == (3.0, 0.0, 0.0)
-
-
-def test_rows_sort_by_every_column_both_ways() -> None:
-    found = rows(keyed([operator("upres", s, 5.0 * (s + 1), 7.0 - s) for s in range(5)]))
-    keys = ("name", "share", "total_ms", "runs", "average_ms", "error", "gflops", "gbytes")
-    for column, key in enumerate(keys):
-        up = [getattr(r, key) for r in ordered(found, column, False)]
-        down = [getattr(r, key) for r in ordered(found, column, True)]
-        assert up == sorted(up) and down == sorted(down, reverse=True)
-
-
-def test_the_best_rates_only_rise() -> None:
-    best = Best().raised(rows(keyed([operator("upres", 0, 10.0)])))
-    assert best.gflops == pytest.approx(4.0)
-    assert best.raised(rows(keyed([operator("upres", 0, 20.0)]))) == best
-    assert best.raised([]) == best
-
-
-def test_last_seconds_are_differences() -> None:
-    recent, one = RecentSums(), operator("upres", 0, 0.0, 0.0)
-    operators = keyed([one])
-    for tick in range(200):  # 20 s, 1 ms of it in each tenth
-        one.total_ms, one.predicted_ms, one.runs = tick + 1.0, tick + 1.0, tick + 1.0
-        recent.keep(0.1 * tick, operators)
-    (row,) = rows(operators, recent.before())
-    assert 49 <= row.total_ms <= 56
-    assert row.average_ms == pytest.approx(1.0)
-
-
-# --- slices
-
-
-def report(frame: int, measured: bool) -> FrameReport:
-    made = FrameReport(frame, 0.0, 4.0, 3.5, "budget")
-    for job, ms in ((3, 1.0), (5, 2.0)):
-        made.slices.append(SliceReport(job, 0, "conv", "conv", 0, 9, ms, 2 * ms))
-    if measured:
-        made.measured_ms = 6.0
-    else:
-        for part in made.slices:
-            part.measured_ms = None
-    return made
-
-
-def test_slices_follow_one_another() -> None:
-    found = bars(report(0, True), {3: "upres"})
-    assert [(b.network, b.start_ms, b.ms) for b in found] == [
-        ("upres", 0.0, 2.0),
-        ("job 5", 2.0, 4.0),
-    ]
-    assert [b.ms for b in bars(report(0, False), {})] == [1.0, 2.0]
-    assert "budget" in why(report(0, True))
-
-
-def test_the_newest_measured_frame_is_shown() -> None:
-    reports = Reports()
-    assert reports.shown() is None
-    late = report(1, False)
-    reports.add(report(0, True), [])
-    reports.add(late, [])
-    reports.add(late, [])
-    shown = reports.shown()
-    assert shown is not None and shown.frame == 0
-    late.measured_ms = 3.0
-    assert reports.shown() is late
-
-
-def test_durations() -> None:
-    assert [duration(ms) for ms in (3.4, 250.0, -1500.0)] == ["3 ms", "0.2 s", "-1.5 s"]
-    assert [duration(ms) for ms in (150e3, 9e9, -9e9)] == ["2 min", "> 1 h", "< -1 h"]
-
-
-# --- memory, layout, colours
+# --- memory, layout
 
 
 def stats(budget: int | None, owners: int = 2) -> MemoryStats:
@@ -254,8 +145,3 @@ def test_the_columns_leave_room_between_them(size: tuple[int, int]) -> None:
     assert layout.compact == (size < (1280, 720))
     assert layout.left_width + layout.right_width + 2 * layout.margin < 0.86 * size[0]
     assert layout.height <= size[1]
-
-
-def test_every_trained_network_has_a_colour_of_its_own() -> None:
-    assert len({*NETWORKS.values(), OTHER_NETWORK}) == 4
-    assert network_colour("terrain") == OTHER_NETWORK

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-MODULES = re.findall(r"automodule:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text())
+MODULES = re.findall(r"module:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text())
 NAMES = {module: set(importlib.import_module(module).__all__) for module in MODULES}
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -88,6 +88,8 @@ def callable_of(name: str) -> Any:
 def test_a_public_name_exists_and_says_what_it_is(module: str) -> None:
     found = importlib.import_module(module)
     assert found.__doc__
+    if module == "cml_engine.panel.drawing":
+        pytest.importorskip("imgui_bundle")
     assert [name for name in public_callables(found) if not inspect.getdoc(callable_of(name))] == []
 
 

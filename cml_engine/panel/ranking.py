@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from demo_game.reporting.telemetry import OperatorTime
+from cml_engine.panel.operators import Key, OperatorTime
 
 #: how far "the last seconds" reach back, and how often a state is kept for it
 WINDOW_S = 5.0
 _KEEP_EVERY_S = 0.5
 _COLUMNS = ("name", "share", "total_ms", "runs", "average_ms", "error", "gflops", "gbytes")
-Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)

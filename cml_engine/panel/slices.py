@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler import FrameReport, Job
+from cml_engine.panel.sources import Frame, Work
 
 #: reports kept while their times are on their way
 _KEPT = 8
-#: jobs whose names are kept: they end before their last frame is measured
-_NAMES = 256
 _WHY = {
     "budget": "the budget is used up",
     "nothing to do": "nothing is left to do",
@@ -36,19 +34,18 @@ class Bar:
     groups: int
 
 
-def bars(report: FrameReport, names: Mapping[int, str]) -> list[Bar]:
+def bars(report: Frame) -> list[Bar]:
     """The slices of a frame, one behind the other."""
     found, at = [], 0.0
     for part in report.slices:
         measured = part.measured_ms is not None
         ms = part.predicted_ms if part.measured_ms is None else part.measured_ms
-        name = names.get(part.job, f"job {part.job}")
-        found.append(Bar(name, part.title, at, ms, part.predicted_ms, measured, part.count))
+        found.append(Bar(part.name, part.title, at, ms, part.predicted_ms, measured, part.count))
         at += ms
     return found
 
 
-def why(report: FrameReport) -> str:
+def why(report: Frame) -> str:
     """The reason for which the frame ran nothing more."""
     return _WHY.get(report.reason, report.reason)
 
@@ -57,19 +54,14 @@ class Reports:
     """The last frames' reports: they are given before they are measured."""
 
     def __init__(self) -> None:
-        self.names: dict[int, str] = {}
-        self._kept: deque[FrameReport] = deque(maxlen=_KEPT)
+        self._kept: deque[Frame] = deque(maxlen=_KEPT)
 
-    def add(self, report: FrameReport | None, jobs: Iterable[Job]) -> None:
-        """A frame's report, and the jobs that it may speak of."""
-        for job in jobs:
-            self.names[job.number] = job.name
-        while len(self.names) > _NAMES:
-            del self.names[next(iter(self.names))]
+    def add(self, report: Frame | None) -> None:
+        """A frame's report."""
         if report is not None and (not self._kept or self._kept[-1] is not report):
             self._kept.append(report)
 
-    def shown(self) -> FrameReport | None:
+    def shown(self) -> Frame | None:
         """The newest that is measured, else the newest."""
         measured = (r for r in reversed(self._kept) if r.measured_ms is not None)
         return next(measured, self._kept[-1] if self._kept else None)
@@ -87,14 +79,14 @@ class JobRow:
     late: bool
 
 
-def job_rows(jobs: Sequence[Job], now_ms: float, most: int) -> list[JobRow]:
+def job_rows(jobs: Sequence[Work], now_ms: float, most: int) -> list[JobRow]:
     """The first ``most`` that have not ended, those at work before those that wait."""
     alive = [job for job in jobs if not job.ended]
     alive.sort(key=lambda job: (job.state != "running", job.paused, job.number))
     return [_job_row(job, now_ms) for job in alive[:most]]
 
 
-def _job_row(job: Job, now_ms: float) -> JobRow:
+def _job_row(job: Work, now_ms: float) -> JobRow:
     state = str(job.state)
     if job.paused:
         state = "paused"

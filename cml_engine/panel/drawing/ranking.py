@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from imgui_bundle import ImVec2, imgui
 
-from demo_game.overlay import palette, theme
-from demo_game.overlay.layout import Layout
-from demo_game.overlay.palette import Colour
-from demo_game.overlay.ranking import Best, Key, RankRow, RecentSums, ordered, rows
-from demo_game.overlay.view import FrameView
-from demo_game.reporting.telemetry import Controls
+from cml_engine.panel import palette
+from cml_engine.panel.drawing import words
+from cml_engine.panel.operators import Key
+from cml_engine.panel.palette import Colour
+from cml_engine.panel.ranking import Best, RankRow, RecentSums, ordered, rows
+from cml_engine.panel.view import Room, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,16 @@ class RankingPanel:
         self._best = Best()
         self._details: tuple[Key, list[tuple[str, Colour]]] | None = None
 
-    def refresh(self, view: FrameView, now_s: float) -> None:
+    def refresh(self, view: View, now_s: float) -> None:
         """Count and sort again."""
         self._count(view)
 
-    def watch(self, view: FrameView, now_s: float) -> None:
+    def watch(self, view: View, now_s: float) -> None:
         """Note now and then what the operators have cost, for "last 5 s"."""
-        self._recent.keep(now_s, view.telemetry.operators)
+        self._recent.keep(now_s, view.operators)
 
-    def _count(self, view: FrameView) -> None:
-        operators = view.telemetry.operators
+    def _count(self, view: View) -> None:
+        operators = view.operators
         found = rows(operators, self._recent.before() if self.recent_only else None)
         self._best = self._best.raised(found)
         top = max((row.share for row in found), default=1.0)
@@ -108,7 +108,7 @@ class RankingPanel:
             palette.TEXT if off < 0.3 else palette.WARN if off < 1 else palette.BAD,
         )  # fmt: skip
 
-    def draw(self, view: FrameView, layout: Layout, controls: Controls) -> None:
+    def draw(self, view: View, room: Room) -> None:
         """The table, and the selected operator below it."""
         if imgui.radio_button("since the start", not self.recent_only):
             self._choose(False, view)
@@ -116,22 +116,22 @@ class RankingPanel:
         if imgui.radio_button("last 5 s", self.recent_only):
             self._choose(True, view)
         if not self.lines:
-            theme.text("no operator has been timed", palette.DIM)
+            words.text("no operator has been timed", palette.DIM)
             return
-        shown = [c for c in _COLUMNS if c.compact or not layout.compact]
+        shown = [c for c in _COLUMNS if c.compact or not room.compact]
         line = imgui.get_text_line_height() + 2 * imgui.get_style().cell_padding.y
-        height = (layout.ranking_rows + 1) * line + 2
+        height = (room.ranking_rows + 1) * line + 2
         if imgui.begin_table("ranking", len(shown), _TABLE, ImVec2(0, height)):
             self._head(shown, view)
-            self._body(shown)
+            self._body(shown, view)
             imgui.end_table()
         self._selected(view)
 
-    def _choose(self, recent_only: bool, view: FrameView) -> None:
+    def _choose(self, recent_only: bool, view: View) -> None:
         self.recent_only = recent_only
         self._count(view)
 
-    def _head(self, shown: list[_Column], view: FrameView) -> None:
+    def _head(self, shown: list[_Column], view: View) -> None:
         imgui.table_setup_scroll_freeze(0, 1)
         character = 0.52 * imgui.get_font_size()
         flag = imgui.TableColumnFlags_
@@ -156,26 +156,26 @@ class RankingPanel:
             specs.specs_dirty = False
             self._count(view)
 
-    def _body(self, shown: list[_Column]) -> None:
+    def _body(self, shown: list[_Column], view: View) -> None:
         clipper = imgui.ListClipper()
         clipper.begin(len(self.lines))
         while clipper.step():
             for index in range(clipper.display_start, clipper.display_end):
-                self._row(self.lines[index], shown)
+                line = self.lines[index]
+                self._row(line, palette.network_colour(line.network, view.sessions), shown)
 
-    def _row(self, line: _Line, shown: list[_Column]) -> None:
+    def _row(self, line: _Line, colour: Colour, shown: list[_Column]) -> None:
         imgui.table_next_row()
         imgui.table_next_column()
         corner = imgui.get_cursor_screen_pos()
         height = imgui.get_text_line_height()
-        colour = palette.network_colour(line.network)
-        theme.rectangle(corner.x - 1, corner.y + 1, 3.0, height - 2, colour)
+        words.rectangle(corner.x - 1, corner.y + 1, 3.0, height - 2, colour)
         imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + 6)
         chosen = self.selected == line.key
         if imgui.selectable(f"##{line.key}", chosen, _SELECTABLE)[0]:
             self.selected = None if chosen else line.key
         imgui.same_line(0.0, 0.0)
-        theme.text(line.network, colour)
+        words.text(line.network, colour)
         imgui.same_line()
         imgui.text(line.texts[0])
         for column in shown[1:]:
@@ -184,31 +184,31 @@ class RankingPanel:
             width = imgui.get_content_region_avail().x
             if bar > 0:
                 at = imgui.get_cursor_screen_pos()
-                theme.rectangle(at.x, at.y, bar * width, height, palette.faded(colour, 0.28))
+                words.rectangle(at.x, at.y, bar * width, height, palette.faded(colour, 0.28))
             space = width - imgui.calc_text_size(said).x
             imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + max(0.0, space))
             if column.title == "pred.":
-                theme.text(said, line.error)
+                words.text(said, line.error)
             else:
                 imgui.text(said)
 
-    def _selected(self, view: FrameView) -> None:
+    def _selected(self, view: View) -> None:
         if self.selected is None:
             return
         if self._details is None or self._details[0] != self.selected:
             self._details = self.selected, details(view, self.selected)
         imgui.push_text_wrap_pos(0.0)
         for said, colour in self._details[1]:
-            theme.text(said, colour)
+            words.text(said, colour)
         imgui.pop_text_wrap_pos()
 
 
-def details(view: FrameView, key: Key) -> list[tuple[str, Colour]]:
+def details(view: View, key: Key) -> list[tuple[str, Colour]]:
     """Lines about an operator: what it is, its line of the model, its kernel."""
-    operator = view.telemetry.operators.get(key)
+    operator = view.operators.get(key)
     if operator is None:
         return []
-    colour = palette.network_colour(operator.network)
+    colour = palette.network_colour(operator.network, view.sessions)
     lines = [(f"{operator.network}: {operator.title}", colour)]
     session = view.sessions.get(operator.network)
     plan = None if session is None else session.plan

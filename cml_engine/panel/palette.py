@@ -1,7 +1,32 @@
-"""The overlay's colours, as red, green, blue, alpha in 0 to 1 (sRGB)."""
+"""The panels' colours, as red, green, blue, alpha in 0 to 1 (sRGB)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+__all__ = [
+    "ACCENT",
+    "ACTIVE",
+    "BAD",
+    "Colour",
+    "DIM",
+    "FAINT",
+    "GOOD",
+    "GROUND",
+    "HOVERED",
+    "LANES",
+    "NETWORKS",
+    "OTHER_NETWORK",
+    "RAISED",
+    "TEXT",
+    "TITLE",
+    "WARN",
+    "WELL",
+    "faded",
+    "network_colour",
+]
+
+#: red, green, blue, alpha
 Colour = tuple[float, float, float, float]
 
 
@@ -35,18 +60,14 @@ LANES = {
     "free": _hex("2c3643"),
     "over": BAD,
 }
-#: one colour for each trained network, wherever it appears
-NETWORKS = {
-    "upres": _hex("5ea9e6"),
-    "texture": _hex("e5a553"),
-    "population": _hex("84c76f"),
-}
+#: one colour for each of the first networks, wherever it appears
+NETWORKS = tuple(_hex(c) for c in ("5ea9e6", "e5a553", "84c76f", "b28be0", "e07fa6", "6fc7c0"))
 OTHER_NETWORK = _hex("99a3af")
 
 
-def network_colour(name: str) -> Colour:
-    """Of a network, or grey."""
-    return NETWORKS.get(name, OTHER_NETWORK)
+def network_colour(name: str, networks: Iterable[str]) -> Colour:
+    """Of one of the networks, by its place among them, or grey."""
+    return dict(zip(networks, NETWORKS, strict=False)).get(name, OTHER_NETWORK)
 
 
 def faded(colour: Colour, alpha: float) -> Colour:

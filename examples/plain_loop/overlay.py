@@ -1,0 +1,44 @@
+"""Dear ImGui over the loop's picture, with the engine's panel in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imgui_bundle import imgui
+from wgpu.utils.imgui import ImguiRenderer
+
+import cml_engine as cml
+from cml_engine.panel import Panel
+from scheduler import FrameReport, FrameScheduler
+
+
+class Overlay:
+    """What a game that uses imgui has without us, and a panel."""
+
+    def __init__(
+        self, canvas: Any, device: Any, scheduler: FrameScheduler, session: cml.Session
+    ) -> None:
+        self._imgui = ImguiRenderer(device, canvas)
+        imgui.get_io().set_ini_filename("")
+        self._name = session.graph.name
+        self.panel = Panel(scheduler, {self._name: session})
+
+    def draw(self, encoder: Any, view: Any) -> None:
+        """Append a pass that draws over the picture."""
+        imgui.set_current_context(self._imgui.imgui_context)
+        imgui.new_frame()
+        self.panel.draw()
+        imgui.render()
+        target = {"view": view, "load_op": "load", "store_op": "store"}
+        render = encoder.begin_render_pass(color_attachments=[target])
+        self._imgui.backend.render(imgui.get_draw_data(), render)
+        render.end()
+
+    def watch(self, report: FrameReport, measured: list[FrameReport]) -> None:
+        """A frame is over."""
+        self.panel.watch(report, measured)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Where the sliders stand."""
+        return self.panel.values(self._name)

@@ -1,0 +1,136 @@
+"""The panel in a host's imgui: what networks cost, and sliders that move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("imgui_bundle")
+
+from imgui_bundle import imgui
+
+import cml_engine as cml
+from cml_engine.panel import Panel
+from cml_engine.panel.operators import OperatorTimes
+from tests.fixtures.models import write_model
+from tests.gpu.frames.test_frame_scheduler import Host
+
+MODEL = """version 1.0;
+graph net(x) -> (y)
+{
+    x = external<scalar>(shape = [1, 2, 3, 5]);
+    scaled = mul(x, 2.0);
+    y = add(scaled, 0.25);
+}
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def loaded(text=MODEL):
+        strength = cml.Slider("scaled.y", 0.0, 4.0, "how much")
+        return cml.load(write_model(tmp_path / "net.nnef", text), sliders={"strength": strength})
+
+    return loaded
+
+
+@pytest.fixture
+def screen():
+    context = imgui.create_context()
+    imgui.set_current_context(context)
+    io = imgui.get_io()
+    io.set_ini_filename("")
+    io.display_size = 800, 600
+    io.backend_flags |= imgui.BackendFlags_.renderer_has_textures.value
+    yield io
+    imgui.destroy_context(context)
+
+
+def drawn(panel, count=2):
+    for _ in range(count):
+        imgui.new_frame()
+        panel.draw()
+        imgui.render()
+    return imgui.get_draw_data().total_vtx_count
+
+
+def watched(host, panel):
+    """A frame of the host, seen by the panel."""
+    before = len(host.measured)
+    host.frame()
+    panel.watch(host.reports[-1], host.measured[before:])
+
+
+def test_operators_cost_what_their_slices_took(gpu, load, screen, rng):
+    session = cml.Session(load(), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    panel = Panel(host.scheduler, {"net": session})
+    empty = drawn(panel)
+    x = rng.standard_normal((1, 2, 3, 5)).astype(np.float32)
+    job = host.scheduler.submit(session, {"x": x})
+    for _ in range(200):
+        watched(host, panel)
+        if job.ended and panel_times(panel):
+            break
+    if not gpu.has_timestamps:
+        pytest.skip("the device has no timestamps")
+    spent = [part.measured_ms for r in host.measured for part in r.slices if part.measured_ms]
+    assert sum(panel_times(panel)) == pytest.approx(sum(spent)) and spent
+    assert all(part.name == "net" for r in host.reports for part in r.slices)
+    panel.ranking.refresh(panel._view(), 0.0)
+    assert drawn(panel) > empty
+
+
+def panel_times(panel):
+    return [o.total_ms for o in panel._times.operators.values() if o.total_ms > 0]
+
+
+def test_a_moved_slider_is_an_input_of_the_next_job(gpu, load, screen, rng, monkeypatch):
+    session = cml.Session(load(), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    panel = Panel(host.scheduler, {"net": session})
+    places = {}
+    original = imgui.slider_float
+
+    def slider(label, *args):
+        found = original(label, *args)
+        low, high = imgui.get_item_rect_min(), imgui.get_item_rect_max()
+        places[label] = low.x, high.x, 0.5 * (low.y + high.y)
+        return found
+
+    monkeypatch.setattr(imgui, "slider_float", slider)
+    assert panel.values("net") == {"strength": 2.0}
+    drawn(panel, 3)
+    left, _, y = places["strength##net"]
+    for down in (False, True, True, False):
+        screen.add_mouse_pos_event(left + 3, y)
+        screen.add_mouse_button_event(0, down)
+        drawn(panel)
+    assert panel.values("net") == {"strength": 0.0}
+    x = rng.standard_normal((1, 2, 3, 5)).astype(np.float32)
+    job = host.scheduler.submit(session, {"x": x, **panel.values("net")})
+    host.until(lambda: job.ended and job.read("y") is not None)
+    np.testing.assert_array_equal(job.read("y"), np.full_like(x, 0.25))
+
+
+def test_another_network_in_its_place_begins_at_nothing(gpu, load):
+    session = cml.Session(load(), gpu)
+    times = OperatorTimes({"net": session})
+    host = Host(gpu, budget_ms=5.0)
+    job = host.scheduler.submit(session, {"x": np.ones((1, 2, 3, 5))})
+    host.until(lambda: job.ended)
+    (report,) = [r for r in host.reports if r.slices]
+    for part in report.slices:
+        part.measured_ms = 1.0
+    times.add(report)
+    assert sum(o.total_ms for o in times.operators.values()) == len(report.slices)
+    session.replace(load(MODEL.replace("add(scaled, 0.25)", "exp(scaled)")))
+    session.take_replacement()
+    report.slices[0].title = "what the old network did"  # its time may come late
+    times.add(report)
+    assert [o.total_ms for o in times.operators.values()] == [0.0] * len(session.plan.steps)
+
+
+def test_a_session_on_the_cpu_is_refused(gpu, load):
+    with pytest.raises(cml.InputError, match="session 'net' runs on the CPU"):
+        Panel(Host(gpu).scheduler, {"net": cml.Session(load(), "cpu")})

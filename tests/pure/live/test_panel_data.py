@@ -1,0 +1,147 @@
+"""What the panel of a host shows, before it is drawn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from cml_engine.panel.operators import OperatorTime
+from cml_engine.panel.palette import NETWORKS, OTHER_NETWORK, network_colour
+from cml_engine.panel.ranking import Best, RecentSums, ordered, rows
+from cml_engine.panel.slices import Reports, bars, duration, why
+from scheduler import FrameReport
+from scheduler.reports import SliceReport
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_data_needs_neither_imgui_nor_wgpu() -> None:
+    code = (
+        "import sys, cml_engine.panel, cml_engine.panel.drawing, cml_engine.panel.slices\n"
+        "assert not {'imgui_bundle', 'wgpu', 'scheduler'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_imgui_it_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['imgui_bundle'] = None\n"
+        "from cml_engine.panel import Panel; Panel(None, {})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "pip install 'cml-engine[game]'" in done.stderr.splitlines()[-1]
+
+
+# --- operators
+
+
+def operator(network: str, step: int, total_ms: float, runs: float = 10.0) -> OperatorTime:
+    return OperatorTime(
+        network, step, f"conv{step}", "conv", "graph.nnef:1", "conv/conv.hlsl", 4e6, 1e6,
+        total_ms, 1.5 * total_ms, 3, runs,
+    )  # fmt: skip
+
+
+def keyed(operators: Iterable[OperatorTime]) -> dict[tuple[str, int], OperatorTime]:
+    return {(o.network, o.step): o for o in operators}
+
+
+def test_a_row_says_what_an_operator_costs() -> None:
+    found = rows(keyed([operator("upres", 0, 20.0), operator("texture", 1, 60.0)]))
+    row = next(r for r in found if r.network == "upres")
+    assert row.share == 0.25
+    assert row.average_ms == 2.0
+    assert row.error == pytest.approx(0.5)
+    assert row.gflops == pytest.approx(2.0)  # 4e6 in 2 ms
+    assert row.gbytes == pytest.approx(0.5)
+
+
+def test_what_has_not_run_has_no_row() -> None:
+    assert rows(keyed([operator("upres", 0, 0.0, 0.0)])) == []
+
+
+def test_part_of_a_run_has_a_time_but_no_average() -> None:
+    (row,) = rows(keyed([operator("upres", 0, 3.0, 0.0)]))
+    assert (row.total_ms, row.average_ms, row.gflops) == (3.0, 0.0, 0.0)
+
+
+def test_rows_sort_by_every_column_both_ways() -> None:
+    found = rows(keyed([operator("upres", s, 5.0 * (s + 1), 7.0 - s) for s in range(5)]))
+    keys = ("name", "share", "total_ms", "runs", "average_ms", "error", "gflops", "gbytes")
+    for column, key in enumerate(keys):
+        up = [getattr(r, key) for r in ordered(found, column, False)]
+        down = [getattr(r, key) for r in ordered(found, column, True)]
+        assert up == sorted(up) and down == sorted(down, reverse=True)
+
+
+def test_the_best_rates_only_rise() -> None:
+    best = Best().raised(rows(keyed([operator("upres", 0, 10.0)])))
+    assert best.gflops == pytest.approx(4.0)
+    assert best.raised(rows(keyed([operator("upres", 0, 20.0)]))) == best
+    assert best.raised([]) == best
+
+
+def test_last_seconds_are_differences() -> None:
+    recent, one = RecentSums(), operator("upres", 0, 0.0, 0.0)
+    operators = keyed([one])
+    for tick in range(200):  # 20 s, 1 ms of it in each tenth
+        one.total_ms, one.predicted_ms, one.runs = tick + 1.0, tick + 1.0, tick + 1.0
+        recent.keep(0.1 * tick, operators)
+    (row,) = rows(operators, recent.before())
+    assert 49 <= row.total_ms <= 56
+    assert row.average_ms == pytest.approx(1.0)
+
+
+# --- slices
+
+
+def report(frame: int, measured: bool) -> FrameReport:
+    made = FrameReport(frame, 0.0, 4.0, 3.5, "budget")
+    for job, ms in ((3, 1.0), (5, 2.0)):
+        made.slices.append(SliceReport(job, 0, "conv", "conv", 0, 9, ms, 2 * ms, f"net {job}"))
+    if measured:
+        made.measured_ms = 6.0
+    else:
+        for part in made.slices:
+            part.measured_ms = None
+    return made
+
+
+def test_slices_follow_one_another() -> None:
+    found = bars(report(0, True))
+    assert [(b.network, b.start_ms, b.ms) for b in found] == [
+        ("net 3", 0.0, 2.0),
+        ("net 5", 2.0, 4.0),
+    ]
+    assert [b.ms for b in bars(report(0, False))] == [1.0, 2.0]
+    assert "budget" in why(report(0, True))
+
+
+def test_the_newest_measured_frame_is_shown() -> None:
+    reports = Reports()
+    assert reports.shown() is None
+    late = report(1, False)
+    reports.add(report(0, True))
+    reports.add(late)
+    reports.add(late)
+    shown = reports.shown()
+    assert shown is not None and shown.frame == 0
+    late.measured_ms = 3.0
+    assert reports.shown() is late
+
+
+def test_durations() -> None:
+    assert [duration(ms) for ms in (3.4, 250.0, -1500.0)] == ["3 ms", "0.2 s", "-1.5 s"]
+    assert [duration(ms) for ms in (150e3, 9e9, -9e9)] == ["2 min", "> 1 h", "< -1 h"]
+
+
+def test_every_network_has_a_colour_of_its_own() -> None:
+    networks = [f"net{n}" for n in range(len(NETWORKS) + 1)]
+    found = [network_colour(name, networks) for name in networks]
+    assert len(set(found)) == len(found) and found[-1] == OTHER_NETWORK
+    assert network_colour("a stranger", networks) == OTHER_NETWORK
