@@ -80,7 +80,7 @@ def test_any_slices_give_the_same_bits(program, folder, gpu):
     file = written(folder, "upres", graph, player=True)
     played = [
         play(program, file, inputs, types(wanted), "--budget", budget, "--runs", "2")
-        for budget in ("0.02", "1", "1e9")
+        for budget in ("0.1", "2", "1e9")
     ]
     frames = [run.told["frames"] for run in played]
     assert frames[0] > frames[1] > frames[2]

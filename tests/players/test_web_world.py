@@ -19,6 +19,7 @@ GROUND = ("moisture", "grain", "cell")
 
 
 @pytest.mark.gpu
+@pytest.mark.long
 def test_a_tile_is_the_one_that_python_makes(tmp_path):
     if find_deno() is None:
         pytest.skip("deno is not installed (the extra `players`)")
