@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # what needs a GPU is imported when there is one
     from demo_game.render.quality import Quality
 
 OUT = Path("out")
-#: the world that somebody sees who asks for none
-SEED = 7
 MEGABYTES = Real(1, 1_000_000, "MiB")
 #: the modes that somebody without a display is shown
 TOUR = ("off", "sliced", "unsliced")
@@ -144,6 +142,8 @@ def run(options: argparse.Namespace) -> int:
 def seed_of(options: argparse.Namespace) -> int:
     """The world's seed: that of a planet, where one is named."""
     if options.planet is None:
+        from demo_game.settings import SEED
+
         return SEED if options.seed is None else int(options.seed)
     from cml_engine.distributed import need_extra
     from demo_game.bake.planet import Planet

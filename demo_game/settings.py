@@ -11,6 +11,8 @@ from demo_game.render.quality import PRESETS, Quality
 from demo_game.render.quality import choose as choose_quality
 from demo_game.world.quadtree import Detail
 
+#: the world's, where none is named
+SEED = 7
 #: how far, and how finely, each preset's world reaches
 DETAIL = {
     "software": Detail(finest=0, coarsest=5, split=1.1, view_m=9_000.0),
@@ -28,7 +30,7 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
         quality = replace(quality, width=options.size[0], height=options.size[1])
     detail = DETAIL[quality.name]
     settings = Settings(
-        options.seed,
+        SEED if options.seed is None else options.seed,
         options.models,
         options.texture_upres,
         options.planet,

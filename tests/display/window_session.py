@@ -16,7 +16,6 @@ import glfw
 
 import cml_engine as cml
 from demo_game.command import parser as game_parser
-from demo_game.command import seed_of
 from demo_game.reporting.report import percentiles
 from demo_game.settings import choose
 from demo_game.window import Window, open_window, run_window
@@ -123,7 +122,6 @@ def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     parser.add_argument("--size", default="480x270")
     asked = parser.parse_args()
     options = game_parser().parse_args(["--size", asked.size])
-    options.seed = seed_of(options)
     gpu = cml.Gpu()
     quality, settings, _ = choose(gpu, options)
     window = open_window(gpu, quality, settings, seconds=asked.seconds)
