@@ -207,11 +207,10 @@ def run_headless(
 
 def headless_overlay(flown: HeadlessRun) -> OverlayDraw:
     """The overlay over a headless run's picture."""
-    from demo_game.headless import FORMAT
     from demo_game.overlay import Overlay
     from demo_game.window import overlay_view
 
-    overlay = Overlay(flown.gpu, FORMAT, flown.quality.width, flown.quality.height)
+    overlay = Overlay(flown.gpu, flown.format, flown.quality.width, flown.quality.height)
     dt_s = flown.game.settings.frame_ms / 1e3
 
     def draw(encoder: Any, view: Any, writes: Any) -> None:

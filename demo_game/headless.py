@@ -19,6 +19,7 @@ from demo_game.film import RATE, SECONDS, write_film
 from demo_game.flight import Pose, ScriptedFlight
 from demo_game.game import Game, Settings
 from demo_game.render.quality import Quality
+from demo_game.render.targets import target_format
 from demo_game.reporting.digest import Digests
 from demo_game.reporting.report import RunReport, by_owner, percentiles
 from demo_game.reporting.telemetry import FrameSample
@@ -55,11 +56,12 @@ class HeadlessRun:
         self, gpu: cml.Gpu, quality: Quality, settings: Settings, options: Options
     ) -> None:
         self.gpu, self.quality, self.options = gpu, quality, options
-        self.game = Game(gpu, FORMAT, quality, settings)
+        self.format = target_format(gpu, FORMAT)
+        self.game = Game(gpu, self.format, quality, settings)
         self.flight = ScriptedFlight(settings.seed)
         self.target = gpu.memory.create_texture(
             size=(quality.width, quality.height, 1),
-            format=FORMAT,
+            format=self.format,
             usage=wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC,
             owner="target",
         )

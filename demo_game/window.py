@@ -11,6 +11,7 @@ from demo_game.flight import FreeFlight, Pose, ScriptedFlight
 from demo_game.game import Game, Settings
 from demo_game.overlay import FrameView, Overlay
 from demo_game.render.quality import Quality
+from demo_game.render.targets import target_format
 from demo_game.reporting.telemetry import FrameSample
 from demo_game.reporting.tracing import Tracing
 
@@ -36,7 +37,8 @@ class Window:
     ) -> None:
         self.canvas, self.gpu, self.quality = canvas, gpu, quality
         self.context = canvas.get_context("wgpu")
-        self.format = str(self.context.get_preferred_format(gpu.device.adapter))
+        preferred = str(self.context.get_preferred_format(gpu.device.adapter))
+        self.format = target_format(gpu, preferred)
         self.context.configure(device=gpu.device, format=self.format)
         self.game = Game(gpu, self.format, quality, settings)
         self.path = ScriptedFlight(settings.seed)

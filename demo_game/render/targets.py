@@ -12,6 +12,13 @@ from demo_game.render.pipelines import DEPTH_FORMAT
 OWNER = "picture"
 
 
+def target_format(gpu: cml.Gpu, preferred: str) -> str:
+    """What to draw to where the host would rather have ``preferred``: to a software driver sRGB is
+    work for each pixel, and for four texels of each sample, so there the shaders encode it."""
+    on_cpu = gpu.info.get("adapter_type") == "CPU"
+    return preferred.removesuffix("-srgb") if on_cpu else preferred
+
+
 class Targets:
     """Textures of the size that is drawn, made anew where it changes."""
 

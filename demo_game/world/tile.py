@@ -22,6 +22,7 @@ So ``FINE`` and ``PAINTED``, as textures, both cover [-4.5, 59.5]: ``uv = (posit
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 CELLS = 56
@@ -47,7 +48,7 @@ class TileId(NamedTuple):
     @property
     def cell_m(self) -> float:
         """Metres per cell."""
-        return float(CELL_M * 2**self.level)
+        return _cell_m(self.level)
 
     @property
     def span_m(self) -> float:
@@ -73,13 +74,23 @@ class TileId(NamedTuple):
     def children(self) -> tuple[TileId, TileId, TileId, TileId]:
         """The four tiles of the level below that cover it: north-west, north-east, south-west,
         south-east."""
-        level, x, z = self.level - 1, 2 * self.x, 2 * self.z
-        return (
-            TileId(level, x, z),
-            TileId(level, x + 1, z),
-            TileId(level, x, z + 1),
-            TileId(level, x + 1, z + 1),
-        )
+        return _children(self)
 
     def __str__(self) -> str:
         return f"L{self.level} ({self.x}, {self.z})"
+
+
+@lru_cache
+def _cell_m(level: int) -> float:
+    return float(CELL_M * 2**level)
+
+
+@lru_cache(maxsize=4096)
+def _children(tile: TileId) -> tuple[TileId, TileId, TileId, TileId]:
+    level, x, z = tile.level - 1, 2 * tile.x, 2 * tile.z
+    return (
+        TileId(level, x, z),
+        TileId(level, x + 1, z),
+        TileId(level, x, z + 1),
+        TileId(level, x + 1, z + 1),
+    )
