@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cml_engine.errors import CmlError
 from cml_engine.graph import Graph
 from cml_engine.live.replacement import Replacement
 from cml_engine.loading import load
@@ -61,6 +63,8 @@ class Reloader:
         self._known = self._seen = self._stamps()
         self._replacement: Replacement | None = None
         self._advanced = 0
+        with suppress(CmlError):  # the first time takes ten times as long: not within a frame
+            self._make()
 
     def poll(self) -> Replacement | None:
         """Look at the files, if it is time; the replacement that has begun, if one has."""

@@ -2,7 +2,7 @@
 
 ``python -m scheduler.tools.frame_budgets`` prints a table. Frames run on a virtual clock; what else
 is in them comes from a recording (``scheduler/tools/noise/``,
-``python -m benchmarks.frame_noise`` makes one), or is made by chance. The best is the largest plan
+``python -m benchmarks.frames.noise`` makes one), or is made by chance. The best is the largest plan
 that stays the same for all frames and keeps the share of frames that are late for its sake: nobody
 can know it beforehand.
 """

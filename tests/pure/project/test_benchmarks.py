@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from benchmarks import facts, frame_cost, layers, table, write_docs
+from benchmarks import facts, layers, table, write_docs
 from benchmarks.contenders import CONTENDERS, Workload
+from benchmarks.frames import cost
 from benchmarks.kernels.roofline import KernelTimes, Peaks, markdown, work_of
 from benchmarks.models import AGENTS, MODELS
 from benchmarks.ncnn.common import CannotWrite, bilinear
@@ -288,14 +289,14 @@ def test_a_filter_that_is_an_input_is_no_layer_of_ncnn(tmp_path):
 
 def test_what_a_frame_costs_adds_up_and_its_hitches_do_not_count() -> None:
     def frames(whole, **parts):
-        return [frame_cost.Frame(whole, dict(parts)) for _ in range(8)]
+        return [cost.Frame(whole, dict(parts)) for _ in range(8)]
 
-    hitches = [frame_cost.Frame(90.0, {frame_cost.NETWORKS: 80.0})] * 2
+    hitches = [cost.Frame(90.0, {cost.NETWORKS: 80.0})] * 2
     cause = "planning and encoding slices"
-    without = frames(9.0, **{frame_cost.PICTURE: 7.0, cause: 0.5})
-    with_them = frames(12.0, **{frame_cost.NETWORKS: 1.0, frame_cost.PICTURE: 7.5, cause: 1.25})
-    rows = {row.cause: row for row in frame_cost.table(without + hitches, with_them + hitches)}
+    without = frames(9.0, **{cost.PICTURE: 7.0, cause: 0.5})
+    with_them = frames(12.0, **{cost.NETWORKS: 1.0, cost.PICTURE: 7.5, cause: 1.25})
+    rows = {row.cause: row for row in cost.table(without + hitches, with_them + hitches)}
     assert (rows[cause].without, rows[cause].with_them) == (0.5, 1.25)
-    assert rows[frame_cost.REST].without == pytest.approx(1.5)
-    assert rows[frame_cost.REST].with_them == pytest.approx(2.25)
+    assert rows[cost.REST].without == pytest.approx(1.5)
+    assert rows[cost.REST].with_them == pytest.approx(2.25)
     assert rows["a frame"].with_them == 12.0 and "+3.00" in str(rows["a frame"])

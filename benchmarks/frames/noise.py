@@ -1,6 +1,6 @@
 """What frames take on this machine beside a steady load of networks: recorded noise.
 
-``python -m benchmarks.frame_noise OUT.json --frames 1500`` runs frames of some milliseconds (a
+``python -m benchmarks.frames.noise OUT.json --frames 1500`` runs frames of some milliseconds (a
 network in place of a renderer, and Python's own work) with a few milliseconds of another network
 under the scheduler. It writes a line for each frame: milliseconds of the whole frame, and of its
 networks as predicted and as measured. The scheduler's budget is tried on it on a virtual clock:

@@ -1,4 +1,4 @@
-"""What a frame with networks costs beyond the networks: ``python -m benchmarks.frame_cost``.
+"""What a frame with networks costs beyond the networks: ``python -m benchmarks.frames.cost``.
 
 Flies with networks and without, in turns of some frames, at one effort of the picture, and says
 where the difference goes. Frames of both kinds that took longest are left out: the machine's own

@@ -1,0 +1,1 @@
+"""Frames of the demo game: what networks cost them, the machine's noise, reloads."""
