@@ -15,8 +15,8 @@ from cml_engine.graph import Graph
 State = Literal["compiling", "preparing", "done", "failed", "superseded"]
 
 
-#: seconds that another thread waits for the interpreter, at most, while a network is compiled: a
-#: frame gives it up at every call of the driver, and would wait Python's own 5 ms two or three times
+#: seconds that another thread waits for the interpreter while a network is compiled, at most: a
+#: frame gives it up at every call of the driver, and would wait Python's own 5 ms each time
 _YIELD_S = 2e-5
 
 
