@@ -192,6 +192,12 @@ def save(
     if path.suffix.lower() == ".onnx":
         from cml_engine.convert.onnx.export import USUAL_OPSET, save_onnx
 
+        if graph.integer:
+            raise InputError(
+                f"'{graph.name}' is an integer network (docs/integer.md), and ONNX has no "
+                "rule that is the same everywhere: save it as NNEF, or the network of floats it was made of"
+            )
+
         wanted = USUAL_OPSET if opset is None else opset
         save_onnx(graph, path, opset=wanted, overwrite=overwrite)
         return

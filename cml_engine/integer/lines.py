@@ -67,6 +67,32 @@ def word_range(bits: int, signed: bool) -> Range:
     return Range(-most, most) if signed else Range(0, (1 << bits) - 1)
 
 
+def line_of(scale: Any, bits: int, signed: bool = True, **more: Any) -> Attrs:
+    """A line, as ``graph.quant`` has it."""
+    return Attrs(
+        {
+            "op": OPERATOR,
+            "zero_point": 0,
+            "scale": scale,
+            "bits": bits,
+            "signed": signed,
+            "symmetric": signed,
+            **more,
+        }
+    )
+
+
+def along(scales: Sequence[float], axis: int, rank: int) -> Any:
+    """Scales of the indices of an axis as a line has them, broadcast from the left; one where all
+    are alike."""
+    if len(set(scales)) == 1:
+        return scales[0]
+    found: Any = list(scales)
+    for _ in range(axis % rank):
+        found = [found]
+    return found
+
+
 def lines_of(graph: Graph) -> Mapping[str, Line]:
     """The lines of the tensors that the graph has."""
     return {

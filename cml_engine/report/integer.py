@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from cml_engine.errors import InputError
 from cml_engine.graph import Graph
+from cml_engine.integer.floats import of_floats
 from cml_engine.integer.gas import gas_by_node
 from cml_engine.integer.lowering.network import lowered
 
@@ -36,9 +36,7 @@ class IntegerInfo:
         found: tuple[PointInfo, ...] = ()
         if points:
             if not graph.integer:
-                raise InputError(
-                    f"'{graph.name}' is a network of floats: make an integer one by cml quantize"
-                )
+                raise of_floats(graph)
             found = tuple(
                 PointInfo(
                     p.name,

@@ -19,6 +19,7 @@ from cml_engine.convert.onnx import operators
 from cml_engine.convert.onnx.call import Call
 from cml_engine.convert.onnx.emit import Emitter
 from cml_engine.convert.onnx.inputs import bind_inputs
+from cml_engine.convert.onnx.integer.reading import Reading
 from cml_engine.convert.onnx.model import (
     Function,
     Model,
@@ -81,10 +82,16 @@ def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[s
 
 
 class Importer:
-    """One import."""
+    """One import; with a ``reading`` that of a quantized model as a network of words."""
 
-    def __init__(self, model: Model, engine: Engine, placeholders: bool = False) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: Model,
+        engine: Engine,
+        placeholders: bool = False,
+        reading: Reading | None = None,
+    ) -> None:
+        self._model, self._reading = model, reading
         self._with_placeholders = placeholders
         self._placeholders = Placeholders((), {})
         self.emit = Emitter(engine)
@@ -106,6 +113,8 @@ class Importer:
         scope = Scope(values, model.opsets)
         self._placeholders = Placeholders((*graph.infos, *graph.outputs), _symbols(inputs, values))
         results = self.body(graph, scope)
+        if self._reading is not None:
+            self._reading.check_outputs(results, [info.name for info in graph.outputs])
         outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
         if len(outputs) < len(graph.outputs):
             raise ModelError(f"'{model.file}': two outputs have one name: export it again")
@@ -174,6 +183,9 @@ class Importer:
     ) -> Sequence[Value | None]:
         opset = scope.opsets.get(node.domain, 1)
         row = row_for(node.domain, node.op, opset)
+        control = operators.CONTROL.get(node.op) if not node.domain else None
+        if self._reading is not None and (row is None or control is not None):
+            self._reading.check(node, inputs, source)
         function = self._model.functions.get((node.domain, node.op, node.overload))
         if row is None and function is not None:
             return self._inlined(node, function, inputs, scope)
@@ -183,14 +195,14 @@ class Importer:
             return self._placeholder(node, inputs)
         if row is None:
             raise _unsupported([(node, opset)], self._model.file)
-        control = operators.CONTROL.get(node.op) if not node.domain else None
         wants = [name in needed for name in node.outputs]
         call = Call(node, row, opset, inputs, self.emit, wants)
         self.summary.nodes += 1
         try:
             if control is not None:
                 return control(call, self, scope)
-            return self._of_row(row, call)
+            read = self._reading.results(row, call) if self._reading else None
+            return self._of_row(row, call) if read is None else read
         except CmlError as error:
             if error.source is None:
                 raise type(error)(error.message, source) from error

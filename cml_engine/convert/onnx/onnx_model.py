@@ -11,11 +11,14 @@ import numpy as np
 
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx.importer import Importer
+from cml_engine.convert.onnx.integer.landing import landed
+from cml_engine.convert.onnx.integer.reading import Reading, is_quantized
 from cml_engine.convert.onnx.model import read_model
 from cml_engine.convert.onnx.tensors import ExternalData
 from cml_engine.convert.onnx.uses import uses
 from cml_engine.errors import ModelError
 from cml_engine.graph import Graph, Shapes
+from cml_engine.integer.floats import WHY
 from cml_engine.model_source import Bytes, ModelSource, SourceFile, file_source, shown
 from cml_engine.nnef import RandomWeights
 
@@ -59,9 +62,23 @@ class OnnxModel:
     def graph(self, shapes: Shapes) -> Graph:
         """The graph where inputs have these shapes, by name, and else those in the file."""
         with self._depth_checked():
-            importer = Importer(self._model, self._engine, self._placeholders)
-            graph = importer.graph(shapes, self._constants, self._name)
+            graph = self._graph(shapes)
         return graph.with_(notes=(*graph.notes, self._random.note)) if self._random else graph
+
+    def _graph(self, shapes: Shapes) -> Graph:
+        """Of a quantized model the integer network, or the network of floats with a note why."""
+        notes: tuple[str, ...] = ()
+        if is_quantized(self._model) and not self._placeholders:
+            reading = Reading()
+            importer = Importer(self._model, self._engine, reading=reading)
+            try:
+                graph = importer.graph(shapes, self._constants, self._name)
+                return landed(graph, reading.stored)
+            except ModelError as error:
+                notes = (f"{WHY} {error}",)
+        importer = Importer(self._model, self._engine, self._placeholders)
+        graph = importer.graph(shapes, self._constants, self._name)
+        return graph.with_(notes=(*graph.notes, *notes))
 
     @contextmanager
     def _depth_checked(self) -> Iterator[None]:

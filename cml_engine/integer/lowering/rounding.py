@@ -154,6 +154,13 @@ def _by_table(making: Making, node: Node, pending: Pending, line: Line, words: W
             f"of {wanted} bits; those of '{base.name}' have {base.bits}",
             pending.source,
         )
+    last = base.first + (1 << base.bits) - 1
+    if not base.first <= base.range.low <= base.range.high <= last:
+        raise ModelError(
+            f"{pending.title}: '{base.name}' has words of {base.range.low} to {base.range.high}, "
+            f"the table of '{line.name}' is for {base.first} to {last}: give '{base.name}' a line",
+            pending.source,
+        )
     if not all(line.range.low <= entry <= line.range.high for entry in line.table):
         raise ModelError(
             f"graph.quant: '{line.name}': its table has {min(line.table)} to {max(line.table)}; "

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from cml_engine.backends.cpu import run_node
 from cml_engine.errors import ModelError
 from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
-from cml_engine.integer.lines import OPERATOR, word_range
+from cml_engine.integer.lines import along, line_of, word_range
 from cml_engine.integer.quantizer.placement import Placement
 from cml_engine.integer.quantizer.ranges import Scale
+from cml_engine.integer.quantizer.tables import table_of, words_of_table
 from cml_engine.integer.quantizer.weights import quantized_bias, quantized_weights
-from cml_engine.integer.rule import LARGE_TABLE, RULE_VERSION, SMALL_TABLE
+from cml_engine.integer.rule import RULE_VERSION
 from cml_engine.ops.conv.shapes import deconv_shape
 
 Array = np.ndarray[Any, Any]
@@ -46,7 +46,8 @@ class Building:
             self.nodes.append(self._weighted(node))
         for name, role in self.placement.points.items():
             table = self._table(name) if role == "function" else {}
-            self.lines[name] = _line(self.scale(name), table)
+            of = self.scale(name)
+            self.lines[name] = line_of(of.scale, of.bits, of.signed, **table)
         read = {name for node in self.nodes for name in node.inputs}
         kept = {n: a for n, a in self.constants.items() if n in read}
         facts = {n: f for n, f in graph.facts.items() if n not in graph.constants or n in kept}
@@ -60,6 +61,12 @@ class Building:
             quantization=self.lines,
             integer=RULE_VERSION,
         )
+
+    def _table(self, name: str) -> dict[str, Any]:
+        base = self.placement.bases[name]
+        of, to = self.scale(base), self.scale(name)
+        numbers = words_of_table(of.bits, of.signed) * of.scale
+        return {"table": table_of(self.graph, base, name, numbers, to)}
 
     # -- weights --------------------------------------------------------------------------------
 
@@ -92,14 +99,16 @@ class Building:
         bits = self.weight_bits.get(node.outputs[0], 8)
         whole, scales = quantized_weights(lying, per_row, words, given.scale, bits)
         filter_ = self._named(node.inputs[1], back(whole))
-        self.lines[filter_] = _weight_line(_along(scales, axis, weights.ndim), bits)
+        self.lines[filter_] = line_of(
+            scales[0] if axis is None else along(scales, axis, weights.ndim), bits
+        )
         inputs = [node.inputs[0], filter_, *node.inputs[2:]]
         if bias.any():
             if axis is None:
                 scales = scales * self.graph.facts[node.outputs[0]].shape[1]
             integers, products = quantized_bias(bias, given.scale, scales)
             inputs[2] = self._named(node.inputs[2], integers)
-            self.lines[inputs[2]] = _weight_line([products], 32)
+            self.lines[inputs[2]] = line_of([products], 32)
         return replace(node, inputs=tuple(inputs))
 
     def _constant(self, node: Node, name: str) -> Array:
@@ -122,84 +131,6 @@ class Building:
         self.constants[name] = value
         return name
 
-    # -- tables ---------------------------------------------------------------------------------
-
-    def _table(self, name: str) -> dict[str, Any]:
-        """The function of a point, at every word (or every 64th) of the tensor that it is of."""
-        base, to = self.placement.bases[name], self.scale(name)
-        of = self.scale(base)
-        count = LARGE_TABLE if of.bits == 16 else SMALL_TABLE
-        first = -(1 << (of.bits - 1)) if of.signed else 0
-        words = first + np.arange(count) * (64 if of.bits == 16 else 1)
-        numbers = (words * of.scale).astype(np.float32)
-        values = self._computed(name, base, numbers)
-        ends = word_range(to.bits, to.signed)
-        with np.errstate(invalid="ignore"):
-            steps = np.floor(values.astype(np.float64) / to.scale + 0.5)
-        whole = np.nan_to_num(steps, nan=0.0).clip(ends.low, ends.high)
-        return {"table": [int(v) for v in whole]}
-
-    def _computed(self, name: str, base: str, numbers: Array) -> Array:
-        """A tensor that is a function of ``base``, where that has these numbers."""
-        values: dict[str, Array] = {base: numbers}
-        for node in _between(self.graph, base, name):
-            operands = [
-                values[n] if n in values else self.graph.constants[n].reshape(1)
-                for n in node.inputs
-            ]
-            (values[node.outputs[0]],) = run_node(node, operands)
-        return np.broadcast_to(values[name].reshape(-1), numbers.shape)
-
-
-def _between(graph: Graph, base: str, name: str) -> list[Node]:
-    """The nodes that compute ``name`` of ``base``, in running order."""
-    producers = {out: node for node in graph.nodes for out in node.outputs}
-    wanted, pending = set[str](), [name]
-    while pending:
-        tensor = pending.pop()
-        if tensor in wanted or tensor == base or tensor in graph.constants:
-            continue
-        wanted.add(tensor)
-        pending += producers[tensor].inputs
-    return [node for node in graph.nodes if node.outputs[0] in wanted]
-
 
 def _swapped(weights: Array) -> Array:
     return weights.swapaxes(0, 1)
-
-
-def _along(scales: Sequence[float], axis: int | None, rank: int) -> Any:
-    """Scales as ``graph.quant`` has them, broadcast from the left."""
-    if axis is None or len(set(scales)) == 1:
-        return scales[0]
-    found: Any = list(scales)
-    for _ in range(axis % rank):
-        found = [found]
-    return found
-
-
-def _line(scale: Scale, more: Mapping[str, Any]) -> Attrs:
-    return Attrs(
-        {
-            "op": OPERATOR,
-            "zero_point": 0,
-            "scale": scale.scale,
-            "bits": scale.bits,
-            "signed": scale.signed,
-            "symmetric": scale.signed,
-            **more,
-        }
-    )
-
-
-def _weight_line(scale: Any, bits: int) -> Attrs:
-    return Attrs(
-        {
-            "op": OPERATOR,
-            "zero_point": 0,
-            "scale": scale,
-            "bits": bits,
-            "signed": True,
-            "symmetric": True,
-        }
-    )

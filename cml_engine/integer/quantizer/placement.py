@@ -69,7 +69,7 @@ def placed(graph: Graph) -> Placement:
             placement.points[name] = "input"
             placement.kinds[name] = Kind("words", name)
     for node in graph.nodes:
-        kind = _kind(graph, node, placement)
+        kind = kind_of(graph, node, placement)
         for name in node.outputs:
             if not kind.pending:
                 placement.kinds[name] = Kind("words", name)
@@ -86,7 +86,8 @@ def placed(graph: Graph) -> Placement:
     return placement
 
 
-def _kind(graph: Graph, node: Node, placement: Placement) -> Kind:
+def kind_of(graph: Graph, node: Node, placement: Placement) -> Kind:
+    """What a node makes of what it reads; :class:`ModelError` where that has no integer form."""
     given = [placement.kinds[n] for n in node.inputs if n in placement.kinds]
     pending = [kind for kind in given if kind.pending]
     if given and not pending and node.op in _OF_WORDS:

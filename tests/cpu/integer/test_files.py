@@ -62,6 +62,12 @@ def test_other_tools_read_the_numbers_that_it_stands_for(tmp_path):
     assert floats.constants["b"].item() == pytest.approx(5242.88)
 
 
+def test_onnx_is_refused(tmp_path):
+    """Its integers would be written as weights."""
+    with pytest.raises(cml.InputError, match="integer network .*ONNX has no rule"):
+        cml.save(small_net(), tmp_path / "net.onnx")
+
+
 def test_another_rule_is_refused(tmp_path):
     cml.save(small_net(), tmp_path)
     text = tmp_path / "graph.nnef"

@@ -73,13 +73,11 @@ def _check_passes(a: argparse.Namespace) -> int:
 def _check_bits(a: argparse.Namespace) -> int:
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.integer.check import check_bits, random_words
+    from cml_engine.integer.floats import of_floats
 
     graph = load_model(a)
     if not graph.integer:
-        raise InputError(
-            f"'{a.model}' is a network of floats, which --integer is not for: make an integer "
-            "network of it by cml quantize"
-        )
+        raise of_floats(graph)
     report = check_bits(graph, Gpu(), _inputs(graph, a, random_words(graph, a.seed)))
     print(report)
     return 0 if report.ok else 1

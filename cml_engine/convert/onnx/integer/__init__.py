@@ -1,0 +1,1 @@
+"""Quantized ONNX models as integer networks: docs/onnx.md, "Quantized models"."""

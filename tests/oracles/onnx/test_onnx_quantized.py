@@ -1,0 +1,179 @@
+"""Quantized models as integer networks, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import onnx
+from onnxruntime.quantization import QuantType
+
+import cml_engine as cml
+from cml_engine import cli
+from cml_engine.integer.check import check_bits, random_words
+from cml_engine.integer.digest import run_digest
+from cml_engine.report.integer import IntegerInfo
+from tests.fixtures.integer.onnx import computed, quantized, samples, small_cnn
+from tests.fixtures.onnx_models import model, node, saved, value
+
+SYMMETRIC = {"extra_options": {"ActivationSymmetric": True}}
+WAYS: dict[str, dict[str, Any]] = {
+    "symmetric": {**SYMMETRIC, "per_channel": True},
+    "asymmetric": {"activation_type": QuantType.QUInt8},
+    "of 16 bits": {**SYMMETRIC, "activation_type": QuantType.QInt16},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_at_most_lies_between(way: str, tmp_path: Path) -> None:
+    """Halves go up here and to even there, and multipliers have 15 bits: a step here and there."""
+    path = quantized(tmp_path, small_cnn(), **WAYS[way])
+    graph = cml.load(path)
+    assert graph.integer and any("by the model's own scales" in note for note in graph.notes)
+    session, step = cml.Session(graph, "cpu"), graph.quantization["y"]["scale"]
+    off = np.array([
+        (session.run(sample)["y"] - computed(path, sample)[0]) / step for sample in samples(12, 9)
+    ])  # fmt: skip
+    limit = 1 if way != "of 16 bits" else 4
+    assert np.abs(off).max() < limit + 0.05 and np.abs(off).mean() < 0.25 * limit
+    floats = computed(tmp_path / "float.onnx", sample := samples(1, 9)[0])[0]
+    assert np.abs(session.run(sample)["y"] - floats).max() < 0.05
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_no_bit_differs_on_the_gpu(way: str, tmp_path: Path, gpu: cml.Gpu) -> None:
+    graph = cml.load(quantized(tmp_path, small_cnn(), **WAYS[way]))
+    found = check_bits(graph, gpu, random_words(graph, 3))
+    assert found.ok, found
+
+
+# -- operators of integers ------------------------------------------------------------------------
+
+_SCALES = {
+    "sx": np.float32(0.02), "zx": np.uint8(120), "sy": np.float32(0.07), "zy": np.uint8(131),
+    "sw": np.array([0.01, 0.004], np.float32), "zw": np.array([3, 0], np.int8),
+    "sm": np.float32(0.05), "zm": np.int8(0), "so": np.float32(0.5), "zo": np.uint8(60),
+}  # fmt: skip
+
+
+def by_operators(*changed: Any, **arrays: Any) -> onnx.ModelProto:
+    """QLinearConv, a move of integers, QLinearMatMul; ``changed`` nodes by their outputs."""
+    rng = np.random.default_rng(5)
+    weights = {
+        **_SCALES,
+        "w": rng.integers(-90, 90, (2, 3, 3, 3)).astype(np.int8),
+        "b": np.array([4000, -(2**26) - 1], np.int32),
+        "m": rng.integers(-128, 128, (5, 4)).astype(np.int8),
+        **arrays,
+    }
+    nodes = [
+        node("QuantizeLinear", "x sx zx", "q"),
+        node("QLinearConv", "q sx zx w sw zw sy zy b", "c", pads=[1, 1, 1, 1]),
+        node("MaxPool", "c", "p", kernel_shape=[2, 2], strides=[1, 1]),
+        node("QLinearMatMul", "p sy zy m sm zm so zo", "k"),
+        node("DequantizeLinear", "k so zo", "y"),
+    ]
+    new = {n.output[0]: n for n in changed}
+    return model(
+        [new.get(n.output[0], n) for n in nodes], [value("x", (1, 3, 6, 6))],
+        [value("y", (1, 2, 5, 4))], weights, opset=17,
+    )  # fmt: skip
+
+
+def test_operators_of_integers(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = saved(by_operators(), tmp_path / "m.onnx")
+    graph = cml.load(path)
+    assert graph.integer and graph.constants["w"].dtype == np.int8
+    (bias,) = (a for a in graph.constants.values() if a.dtype == np.int32)
+    assert bias.tolist() == [[4000, -(2**26) - 1]]  # not of what a float32 holds
+    inputs = {"x": rng.uniform(-3, 3, (1, 3, 6, 6)).astype(np.float32)}
+    (got,) = cml.Session(graph, "cpu").run(inputs).values()
+    off = (got - computed(path, inputs)[0]) / 0.5
+    assert np.abs(off).max() < 1.01 and np.abs(off).mean() < 0.1
+
+
+def test_it_is_an_integer_network_in_all(tmp_path: Path, capsys: Any) -> None:
+    path = saved(by_operators(), tmp_path / "m.onnx")
+    graph = cml.load(path)
+    inputs = random_words(graph, 3)
+    np.save(tmp_path / "x.npy", inputs["x"])
+    given = ["-i", f"x={tmp_path / 'x.npy'}", "--digest", "--backend", "cpu"]
+    assert cli.main(["convert", str(path), str(tmp_path / "net.nnef")]) == 0
+    digests = {run_digest(graph, cml.Session(graph, "cpu").run(inputs))}
+    for name in ("m.onnx", "net.nnef"):
+        assert cli.main(["run", str(tmp_path / name), *given]) == 0
+        digests.add(capsys.readouterr().out.splitlines()[-1])
+    assert len(digests) == 1
+    assert cli.main(["info", str(path), "--integer"]) == 0
+    assert "matmul 'k_matmul', clamp" in capsys.readouterr().out
+
+
+#: what has no integer form: nodes instead, arrays instead, and what is said of it
+FLOATS: dict[str, tuple[list[Any], dict[str, Any], str]] = {
+    "two scales": (
+        [node("DequantizeLinear", "k sm zo", "y")], {},
+        "DequantizeLinear 'y': reads integers by another scale"),
+    "arithmetic": (
+        [node("Cast", "k", "y", to=1)], {}, "Cast 'y': Cast computes with integers"),
+    "16 bits that start elsewhere": (
+        [node("QuantizeLinear", "x sx zl", "l"), node("DequantizeLinear", "l sx zl", "y")],
+        {"zl": np.uint16(77)}, "zero point 77 of uint16.*ActivationSymmetric"),
+    "a scale that is computed": (
+        [node("DynamicQuantizeLinear", "x", "l s z"), node("DequantizeLinear", "l s z", "y")],
+        {}, "DynamicQuantizeLinear 'l'.*quantize_static"),
+    "a scale of each channel": (
+        [node("QuantizeLinear", "x sl zl", "l", axis=1),
+         node("DequantizeLinear", "l sl zl", "y", axis=1)],
+        {"sl": np.ones(3, np.float32), "zl": np.zeros(3, np.int8)},
+        "3 scales of a computed tensor"),
+    "weights of floats": (
+        [node("DequantizeLinear", "q sx zx", "d"), node("Conv", "d f", "y")],
+        {"f": np.ones((1, 3, 1, 1), np.float32)}, "conv 'y': its weights 'f' are numbers"),
+    "an operator of floats": (
+        [node("DequantizeLinear", "q sx zx", "d"), node("Softmax", "d", "y")], {},
+        "Softmax 'y': softmax 'y' has no integer form"),
+    "sums that are read": (
+        [node("DequantizeLinear", "q sx zx", "d"), node("Mul", "d d", "e"),
+         node("MaxPool", "e", "y", kernel_shape=[1, 1])],
+        {}, "max_pool 'y' reads 'e', which no QuantizeLinear rounds"),
+    "numbers that are read": (
+        [node("DequantizeLinear", "q sx zx", "d"), node("Add", "d x", "y")], {},
+        "add 'y' reads 'x' before it is rounded"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FLOATS)
+def test_what_has_no_integer_form_is_of_floats(case: str, tmp_path: Path) -> None:
+    """The model runs as any does, and says which node it is, and why."""
+    nodes, arrays, why = FLOATS[case]
+    made = [node("QuantizeLinear", "x sx zx", "q"), *nodes]
+    if case == "arithmetic":
+        made.insert(1, node("Identity", "q", "k"))
+    if case == "two scales":
+        made.insert(1, node("MaxPool", "q", "k", kernel_shape=[1, 1]))
+    path = saved(
+        model(
+            made,
+            [value("x", (1, 3, 6, 6))],
+            [value("y", None)],
+            {**_SCALES, "zo": np.uint8(3), **arrays},
+            opset=21,
+        ),
+        tmp_path / "m.onnx",
+    )
+    graph = cml.load(path)
+    inputs = {"x": np.linspace(-2, 2, 108, dtype=np.float32).reshape(1, 3, 6, 6)}
+    (got,) = cml.Session(graph, "cpu").run(inputs).values()
+    np.testing.assert_allclose(got, computed(path, inputs)[0], rtol=1e-5, atol=1e-5)
+    assert not graph.integer
+    with pytest.raises(cml.InputError, match=f"is quantized, and computed in floats: .*{why}"):
+        IntegerInfo.of(graph, points=True, gas=False)
