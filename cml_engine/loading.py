@@ -195,7 +195,8 @@ def save(
         if graph.integer:
             raise InputError(
                 f"'{graph.name}' is an integer network (docs/integer.md), and ONNX has no "
-                "rule that is the same everywhere: save it as NNEF, or the network of floats it was made of"
+                "rule that is the same everywhere: save it as NNEF, or the network of floats "
+                "that it was made of"
             )
 
         wanted = USUAL_OPSET if opset is None else opset
