@@ -29,6 +29,7 @@ from tests.fixtures import no_compiler
 
 Array = np.ndarray[Any, Any]
 AGENTS = ("terrain", "upres", "surface", "texture", "paint", "population", "scatter")
+INTEGER_AGENTS = ("upres", "texture", "population")
 
 
 def agent(name: str) -> cml.Graph:
@@ -65,6 +66,7 @@ def stylegan2() -> cml.Graph:
 
 NETWORKS: dict[str, Callable[[], cml.Graph]] = {
     **{name: lambda name=name: agent(name) for name in AGENTS},
+    **{f"integer-{name}": lambda name=name: agent(f"integer/{name}") for name in INTEGER_AGENTS},
     "animevideo": animevideo,
     "diffusion": diffusion,
     "stylegan2": stylegan2,
@@ -93,7 +95,7 @@ def check(name: str, gpu: cml.Gpu, folder: Path) -> bool:
     off = max(made.golden.differences(cml.Session(cooked, gpu).run(made.golden.inputs)).values())
     verdicts = {"bytes": same_bytes, "GPU": on_gpu, "CPU": on_cpu, "golden": off <= 1}
     print(
-        f"{name:12s} {len(data) / 1e6:8.2f} MB  {len(made.kernels):3d} kernels  cooked in "
+        f"{name:18s} {len(data) / 1e6:8.2f} MB  {len(made.kernels):3d} kernels  cooked in "
         f"{cooking:6.1f} s, loaded in {1e3 * loading:6.1f} ms  golden {off:.2g} of its tolerance  "
         + "  ".join(f"{what} {'same' if good else 'DIFFERS'}" for what, good in verdicts.items()),
         flush=True,

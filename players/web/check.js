@@ -1,11 +1,12 @@
 // @ts-check
 /**
- * Runs a cooked file's golden input, whole and in slices, and compares with its golden output.
+ * Runs the golden inputs of cooked files, whole and in slices, and compares with their golden outputs:
+ * a line of JSON for each.
  *
- *     deno run -A players/web/check.js net.cml
+ *     deno run -A players/web/check.js net.cml [other.cml] [--profile portable]
  */
 
-import { CmlError, Scheduler, load, requestDevice } from "./cml.js";
+import { CmlError, CookedFile, Scheduler, load, planFrame, requestDevice } from "./cml.js";
 
 /** @typedef {import("./cml.js").Numbers} Numbers */
 /** @typedef {{name: string, shape: number[], data: Numbers}} GoldenTensor */
@@ -47,28 +48,46 @@ export async function someInputs(network) {
   }));
 }
 
-/**
- * How far the outputs are from the golden ones (`error` is relative where they are larger than 1),
- * and whether slices gave the bits of the whole run.
- * @param {GPUDevice} gpu @param {Uint8Array<ArrayBuffer>} bytes
- */
-export async function checkGolden(gpu, bytes, budgetMs = 2) {
-  const network = await load(gpu, bytes), golden = await goldenOf(network.file);
-  if (!golden) throw new Error(`'${network.name}' has no golden input`);
-  const inputs = Object.fromEntries(golden.inputs.map(({ name, data }) => [name, data]));
-  const whole = await network.run(inputs);
+/** @param {Numbers} wanted @param {Numbers} found relative where what is wanted is larger than 1 */
+function farthest(wanted, found) {
   let error = 0;
-  for (const { name, data } of golden.outputs) {
-    data.forEach((wanted, i) => {
-      const far = Math.abs(whole[name][i] - wanted) / Math.max(1, Math.abs(wanted));
-      error = Math.max(error, Number.isNaN(far) && !Object.is(whole[name][i], wanted) ? Infinity : far || 0);
-    });
+  wanted.forEach((value, i) => {
+    const far = Math.abs(found[i] - value) / Math.max(1, Math.abs(value));
+    error = Math.max(error, Number.isNaN(far) && !Object.is(found[i], value) ? Infinity : far || 0);
+  });
+  return error;
+}
+
+/**
+ * Slices as chance will have them, about so many per run: of one workgroup, of thousands, over the
+ * ends of steps.
+ * @param {import("./cml.js").Network} network @param {number} parts
+ * @returns {import("./cml.js").Planner}
+ */
+const byChance = (network, parts) => ({ jobs: [job] }) => {
+  /** @type {import("./cml.js").FramePlan} */
+  const plan = { slices: [], starts: [], reason: "budget", byBudget: false };
+  if (!job) return plan;
+  if (job.state === "queued") plan.starts.push(job);
+  const share = 2 * Math.random() * network.steps.length / parts;
+  let { step, group: first } = job;
+  for (let left = share; left > 0 && step < job.costs.length; [step, first] = [step + 1, 0]) {
+    const { groups } = job.costs[step];
+    const count = Math.min(groups - first, Math.ceil(left * groups));
+    plan.slices.push({ job, step, first, count, predictedMs: 0.1 });
+    left -= count / groups;
   }
-  await network.reset();
-  const scheduler = new Scheduler(gpu, { budgetMs });
-  const job = scheduler.submit(network, inputs);
+  return plan;
+};
+
+/**
+ * A run in slices: its outputs, and how many frames it took.
+ * @param {GPUDevice} gpu @param {import("./cml.js").Network} network
+ * @param {Record<string, Numbers>} inputs @param {Scheduler} scheduler
+ */
+async function runSliced(gpu, network, inputs, scheduler) {
+  const job = scheduler.submit(network, inputs), [first] = network.outputs.keys();
   let frames = 0;
-  const [first] = network.outputs.keys();
   for (; !job.ended || !job.read(first); frames += job.ended ? 0 : 1) {
     const encoder = gpu.createCommandEncoder();
     scheduler.encode(encoder);
@@ -77,17 +96,52 @@ export async function checkGolden(gpu, bytes, budgetMs = 2) {
     await gpu.queue.onSubmittedWorkDone();
     await new Promise((resolve) => setTimeout(resolve));
   }
-  const identical = golden.outputs.every(({ name }) => {
-    const found = /** @type {any} */ (job.read(name));
-    return whole[name].every((value, i) => Object.is(value, found[i]));
-  });
-  const { tolerance } = golden, { profile } = network.plan;
-  return { name: network.name, profile, error, tolerance, identical, frames };
+  const found = Object.fromEntries([...network.outputs.keys()].map((name) => [name, job.read(name)]));
+  job.release();
+  return { frames, found };
+}
+
+/**
+ * How far the outputs are from the golden ones, and whether slices gave the bits of the whole run:
+ * slices by the budget, and slices by chance.
+ * @param {GPUDevice} gpu @param {Uint8Array<ArrayBuffer>} bytes @param {string} [profile] the plan
+ *   that is wanted, where it is not for the player to choose
+ */
+export async function checkGolden(gpu, bytes, profile, budgetMs = 2, parts = 200) {
+  const file = await CookedFile.open(bytes), golden = await goldenOf(file);
+  if (!golden) throw new Error(`'${file.name}' has no golden input`);
+  if (profile) file.plans = file.plans.filter((plan) => plan.profile === profile);
+  const network = await load(gpu, file);
+  const inputs = Object.fromEntries(golden.inputs.map(({ name, data }) => [name, data]));
+  const whole = await network.run(inputs);
+  const error = Math.max(...golden.outputs.map(({ name, data }) => farthest(data, whole[name])));
+  const frames = [];
+  let identical = true;
+  for (const planner of [planFrame, byChance(network, parts)]) {
+    await network.reset();
+    const scheduler = new Scheduler(gpu, { budgetMs });
+    scheduler.planner = planner;
+    const sliced = await runSliced(gpu, network, inputs, scheduler);
+    frames.push(sliced.frames);
+    for (const [name, wanted] of Object.entries(whole)) {
+      const found = /** @type {any} */ (sliced.found[name]);
+      identical &&= wanted.every((value, i) => Object.is(value, found[i]));
+    }
+  }
+  const { tolerance } = golden, found = network.plan.profile;
+  network.destroy();
+  return { name: file.name, profile: found, error, tolerance, identical, frames };
 }
 
 if (/** @type {any} */ (import.meta).main) {
   const { args, readFile, exit } = /** @type {any} */ (globalThis).Deno;
-  const found = await checkGolden(await requestDevice(), await readFile(args[0]));
-  console.log(JSON.stringify(found));
-  exit(found.identical && found.error <= found.tolerance ? 0 : 1);
+  const gpu = await requestDevice(), at = args.indexOf("--profile");
+  const [, profile] = at < 0 ? [] : args.splice(at, 2);
+  let good = true;
+  for (const path of args) {
+    const found = await checkGolden(gpu, await readFile(path), profile);
+    good &&= found.identical && found.error <= found.tolerance;
+    console.log(JSON.stringify(found));
+  }
+  exit(good ? 0 : 1);
 }

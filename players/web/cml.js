@@ -1389,7 +1389,7 @@ export class Scheduler {
       if (job.wantsRead) this.reads.push(job);
     }
     for (const job of this.reads.splice(0)) {
-      if (job.result !== null) this.executor.requestRead(encoder, job.result, report.frame);
+      if (job.result !== null) this.executor.requestRead(encoder, job.result);
     }
   }
   /**
@@ -1434,6 +1434,8 @@ const snapshot = (job) => [job, job.state, job.step, job.group, job.givenMs, job
 }
 
 // --------------------------------------------------------------------------------- on the device
+/** Deno has subgroups where it knows their size, but neither lists them nor takes the line that enables them. */
+const DENO = "Deno" in globalThis;
 /** @type {any[]} */ const WANTED_FEATURES = ["timestamp-query", "shader-f16", "subgroups"];
 const WANTED_LIMITS = [
   "maxBufferSize", "maxStorageBufferBindingSize", "maxStorageBuffersPerShaderStage",
@@ -1448,7 +1450,8 @@ const WANTED_LIMITS = [
 export async function requestDevice(options = { powerPreference: "high-performance" }) {
   const adapter = await navigator.gpu?.requestAdapter(options);
   if (!adapter) throw new CmlError("DeviceError", "no WebGPU here: wanted a browser and GPU with it");
-  const requiredFeatures = WANTED_FEATURES.filter((name) => adapter.features.has(name));
+  const unlisted = DENO && /** @type {any} */ (adapter.info).subgroupMinSize > 0 ? "subgroups" : "";
+  const requiredFeatures = WANTED_FEATURES.filter((name) => adapter.features.has(name) || name === unlisted);
   const limits = /** @type {Record<string, any>} */ (/** @type {unknown} */ (adapter.limits));
   const requiredLimits = Object.fromEntries(WANTED_LIMITS.map((name) => [name, limits[name]]));
   const wanted = { requiredFeatures, requiredLimits };
@@ -1522,7 +1525,7 @@ class Device {
     const what = `the device does not take kernel '${label}'`;
     /** @type {[GPUShaderModule, GPUPipelineLayout]} */
     const [module, layout] = await this.made("KernelError", what, () => [
-      this.gpu.createShaderModule({ label, code }),
+      this.gpu.createShaderModule({ label, code: DENO ? code.replace("enable subgroups;", "") : code }),
       this.gpu.createPipelineLayout({ bindGroupLayouts: [this.layout(tensors, paramsBytes)] }),
     ]);
     try {
@@ -1588,7 +1591,6 @@ export async function load(gpu, source, options = {}) {
 export class Network {
   ready = false;
   busy = false;
-  exclusiveGroup = null;
   /** @type {number[]} what each step took at load, on a device that times nothing in a frame */ loadTimesMs = [];
   guess = new FirstGuess();
   /** @type {GPUBuffer[]} */ _buffers = [];
@@ -1837,8 +1839,6 @@ class Result {
   /** @type {GPUBuffer | null} */ staging = null;
   /** @type {Map<string, Numbers> | null} */ values = null;
   error = "";
-  asked = false;
-  frame = 0;
   /** @param {Network} network @param {GPUBuffer} buffer */ constructor(network, buffer) {
     this.network = network;
     this.buffer = buffer;
@@ -1851,7 +1851,6 @@ class Result {
   /** Ask for what was copied; what it is arrives later. */
   async ask() {
     const staging = /** @type {GPUBuffer} */ (this.staging);
-    this.asked = true;
     try {
       await staging.mapAsync(GPUMapMode.READ);
       const bytes = staging.getMappedRange();
@@ -1927,7 +1926,7 @@ export class Executor {
   }
   /** @param {GPUCommandEncoder} encoder @param {number} frame @param {Slice[][]} groups */
   encodeGroups(encoder, frame, groups) {
-    for (const result of this._again.splice(0)) this.requestRead(encoder, result, frame);
+    for (const result of this._again.splice(0)) this.requestRead(encoder, result);
     const slot = groups.length ? this._free.shift() : undefined;
     if (slot) {
       Object.assign(slot, { frame, passes: 0, asked: false, ticks: null });
@@ -1952,10 +1951,9 @@ export class Executor {
     if (this._each === 1) return { querySet, endOfPassWriteIndex: at };
     return { querySet, beginningOfPassWriteIndex: at, endOfPassWriteIndex: at + 1 };
   }
-  /** @param {GPUCommandEncoder} encoder @param {Result} result @param {number} frame */
-  requestRead(encoder, result, frame) {
+  /** @param {GPUCommandEncoder} encoder @param {Result} result */
+  requestRead(encoder, result) {
     result.requestRead(encoder);
-    result.frame = frame;
     this._reads.push(result);
   }
   /** Ask for what is old enough, take what has arrived. @param {number} frame @returns {Timing[]} */

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,16 +26,22 @@ def find_deno() -> str | None:
     return shutil.which("deno")
 
 
-def run_deno(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run Deno from the project's root; skipped where there is none."""
+def deno_command(*words: str | Path) -> dict[str, Any]:
+    """What `subprocess.run` takes to run Deno from the project's root."""
     program = find_deno()
     if program is None:
-        pytest.skip("deno is not installed (the extra `players`)")
+        raise FileNotFoundError("deno is not installed: pip install deno (the extra `players`)")
     quiet = {"NO_COLOR": "1", "DENO_NO_UPDATE_CHECK": "1", "XDG_RUNTIME_DIR": "/tmp"}
+    return {"args": [program, *map(str, words)], "cwd": ROOT, "env": os.environ | quiet}
+
+
+def run_deno(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run Deno for a test; skipped where there is none."""
+    if find_deno() is None:
+        pytest.skip("deno is not installed (the extra `players`)")
     done = subprocess.run(
-        [program, *map(str, words)],
-        cwd=ROOT, capture_output=True, text=True, timeout=_SECONDS, env=os.environ | quiet,
-    )  # fmt: skip
+        **deno_command(*words), capture_output=True, text=True, timeout=_SECONDS
+    )
     if check and done.returncode:
         pytest.fail(
             f"deno {' '.join(map(str, words))}:\n{done.stdout[-6000:]}{done.stderr[-6000:]}"

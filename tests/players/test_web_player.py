@@ -12,7 +12,9 @@ import cml_engine as cml
 import demo_game.operators  # noqa: F401 - registers the game's own operators
 from cml_engine.cooked import cook
 from scheduler.recording import Recording
+from tests.cooked_networks import NETWORKS
 from tests.players.deno import ROOT, WEB, run_deno
+from tests.players.networks import is_right, main, play_golden
 from tests.scheduler.test_record import eventful_run, run_by_wall_clock
 
 HERE = Path(__file__).with_name("web")
@@ -68,11 +70,20 @@ def terrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.gpu
-def test_a_cooked_network_gives_what_python_gives(terrain):
-    """To tolerance; and sliced to the bits of a whole run."""
-    found = json.loads(run_deno("run", "-A", WEB / "check.js", terrain).stdout)
-    assert found["identical"] and found["frames"] > 3
-    assert 0 <= found["error"] < 1e-4 < found["tolerance"]
+def test_cooked_networks_give_what_python_gives(terrain, tmp_path):
+    """Floats to tolerance, integers to the bit; in any slices the bits of the whole."""
+    exact = tmp_path / "exact.cml"
+    exact.write_bytes(cook(NETWORKS["integer-population"](), ["portable", "software"]))
+    found = play_golden([terrain, exact])
+    assert all(is_right(one) for one in found), found
+    assert 0 < found[0]["error"] < 1e-4 and found[1]["tolerance"] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_gives_what_python_gives(name):
+    assert main([name]) == 0
 
 
 @pytest.mark.gpu

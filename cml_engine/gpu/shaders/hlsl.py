@@ -175,23 +175,27 @@ def _portable(key: ShaderKey) -> Code:
 def compile_wgsl(key: ShaderKey) -> str:
     """WGSL of the variant as the standard has it, from the cache if it is there.
     :class:`ShaderCompileError` where WGSL lacks something."""
-    code = cached(digest(key, "wgsl, standard"), compilers.version(), lambda: _wgsl(key))
+    code = cached(digest(key, "wgsl, unsigned lanes"), compilers.version(), lambda: _wgsl(key))
     assert isinstance(code, str)
     return code
 
 
 def _wgsl(key: ShaderKey) -> str:
-    return _compile(key, "wgsl").rstrip(b"\0").decode()
+    return with_unsigned_lanes(_compile(key, "wgsl").rstrip(b"\0").decode())
 
 
 def for_naga(wgsl: str) -> str:
-    """WGSL as naga takes it: it has subgroups, and refuses the line that asks for them, and lanes
-    whose numbers have a sign."""
-    first, *calls = wgsl.replace("enable subgroups;", "").split(_SHUFFLE)
-    return first + "".join(_SHUFFLE + _with_whole_lane(call) for call in calls)
+    """WGSL as naga takes it: it has subgroups, and refuses the line that asks for them."""
+    return with_unsigned_lanes(wgsl.replace("enable subgroups;", ""))
 
 
-def _with_whole_lane(call: str) -> str:
+def with_unsigned_lanes(wgsl: str) -> str:
+    """The standard has lanes with a sign and without one; naga takes only these."""
+    first, *calls = wgsl.split(_SHUFFLE)
+    return first + "".join(_SHUFFLE + _with_unsigned_lane(call) for call in calls)
+
+
+def _with_unsigned_lane(call: str) -> str:
     """What follows ``subgroupShuffle(``, the second argument made a ``u32``."""
     depth, comma = 1, -1
     for at, letter in enumerate(call):
@@ -199,7 +203,9 @@ def _with_whole_lane(call: str) -> str:
         if letter == "," and depth == 1:
             comma = at
         if depth == 0:
-            return f"{call[: comma + 1]} u32({call[comma + 1 : at].strip()}){call[at:]}"
+            lane = call[comma + 1 : at].strip()
+            lane = lane if lane.startswith("u32(") else f"u32({lane})"
+            return f"{call[: comma + 1]} {lane}{call[at:]}"
     return call
 
 

@@ -348,4 +348,5 @@ def test_lanes_have_no_sign_for_naga():
     assert for_naga(wgsl) == (
         "\nx = subgroupShuffle(T1[w + min(a, u32(5))], u32(i32(0))); y = f(1, 2);"
     )
+    assert for_naga(for_naga(wgsl)) == for_naga(wgsl)
     assert for_naga("subgroupShuffle(no end") == "subgroupShuffle(no end"
