@@ -20,12 +20,24 @@ _PLAYER = Path(__file__).parents[2] / "players" / "web"
 
 def write_world(folder: Path, profiles: Sequence[str] = ("discrete", "portable")) -> None:
     """The page, the player and the cooked networks; any web server can serve them."""
+    write_networks(folder, profiles)
+    write_player(folder, "cml.js", "tiles.js")
+    for name in ("index.html", "world.js"):
+        write_atomically(folder / name, (_HERE / name).read_bytes())
+
+
+def write_networks(folder: Path, profiles: Sequence[str]) -> None:
+    """The cooked networks of a tile."""
     for name in NETWORKS:
         data = cook(cml.load(_MODELS / f"{name}.nnef"), profiles, player=True)
         write_atomically(folder / f"{name}.cml", data)
-    for name in ("index.html", "world.js", "tiles.js"):
-        write_atomically(folder / name, (_HERE / name).read_bytes())
-    write_atomically(folder / "cml.js", (_PLAYER / "cml.js").read_bytes())
+
+
+def write_player(folder: Path, *names: str) -> None:
+    """Files of the player, and what makes tiles with it."""
+    for name in names:
+        source = _HERE if name == "tiles.js" else _PLAYER
+        write_atomically(folder / name, (source / name).read_bytes())
 
 
 def main() -> None:

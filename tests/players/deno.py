@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from examples.deno import find_deno as find_deno
+
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "players" / "web"
 _SECONDS = 240
-
-
-def find_deno() -> str | None:
-    """The program of the `deno` wheel, or of the path."""
-    found = importlib.util.find_spec("deno")
-    if found is not None and found.origin is not None:
-        import deno
-
-        return str(deno.find_deno_bin())
-    return shutil.which("deno")
 
 
 def deno_command(*words: str | Path) -> dict[str, Any]:
@@ -39,9 +29,7 @@ def run_deno(*words: str | Path, check: bool = True) -> subprocess.CompletedProc
     """Run Deno for a test; skipped where there is none."""
     if find_deno() is None:
         pytest.skip("deno is not installed (the extra `players`)")
-    done = subprocess.run(
-        **deno_command(*words), capture_output=True, text=True, timeout=_SECONDS
-    )
+    done = subprocess.run(**deno_command(*words), capture_output=True, text=True, timeout=_SECONDS)
     if check and done.returncode:
         pytest.fail(
             f"deno {' '.join(map(str, words))}:\n{done.stdout[-6000:]}{done.stderr[-6000:]}"

@@ -4,9 +4,9 @@
     python -m tests.players.networks upres integer-texture
     python -m tests.players.networks --profile portable terrain
 
-Each is cooked and played in Deno on its golden input: whole, in slices by a budget, and in slices by
-chance. NumPy's outputs are in the file: floats may differ by its tolerance, integer networks not at
-all, slices from the whole never. Exit code 1 where one does.
+Each is cooked and played in Deno on its golden input: whole, in slices by a budget, and in slices
+by chance. NumPy's outputs are in the file: floats may differ by its tolerance, integer networks not
+at all, slices from the whole never. Exit code 1 where one does.
 """
 
 from __future__ import annotations

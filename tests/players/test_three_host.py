@@ -1,0 +1,75 @@
+"""three.js as the host, on one device with networks: in Deno to the number, and in Chromium."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cml_engine as cml
+from examples.three_host.__main__ import main, write_host
+from tests.players.deno import find_deno, run_deno
+
+HERE = Path(__file__).with_name("web")
+SIDE, PLACED, BORDER = 128, slice(8, 120), slice(9, 121)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    if find_deno() is None:
+        pytest.skip("deno is not installed (the extra `players`)")
+    folder = tmp_path_factory.mktemp("three")
+    try:
+        write_host(folder, ["portable"])
+    except cml.CmlError as error:
+        pytest.skip(str(error))
+    return folder
+
+
+@pytest.mark.gpu
+def test_what_three_draws_is_what_the_network_made(host):
+    """The painted texture is the network's output in sRGB; the scene from above is the texture."""
+    done = run_deno("run", "-A", "--no-check", HERE / "three.js", host)
+    found = json.loads(done.stdout)
+    assert found["errors"] == [] and found["runs"] == 1
+    empty, seen, above, painted = (
+        np.array(found[name], int).reshape(SIDE, SIDE, 4)[..., :3]
+        for name in ("empty", "seen", "above", "painted")
+    )
+    albedo = np.array(found["albedo"]).reshape(-1, SIDE, SIDE)[:3].transpose(1, 2, 0)
+    assert np.abs(painted - 255 * in_srgb(albedo.clip(0, 1))).max() < 1
+    assert painted.std((0, 1)).max() > 5, "a picture of one colour would show nothing"
+    off = np.abs(above[PLACED, PLACED] - painted[BORDER, BORDER])
+    assert off.max() <= 8 and off.mean() < 0.5
+    assert (empty == empty[0, 0]).all(), "before the first tile there is only the sky"
+    assert (seen != empty).any(-1).mean() > 0.2
+
+
+def in_srgb(linear):
+    return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+def test_the_page_in_a_browser(host, tmp_path):
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("chromium is not installed")
+    # some frames after the first tile, so that the picture has it
+    shown = "(page.runs > 0 && (globalThis.since ??= page.frames) + 20 < page.frames) || page.error"
+    words = ("120", shown, tmp_path / "page.png")
+    done = run_deno("run", "-A", "--no-check", HERE / "look.js", host, browser, *words)
+    found = json.loads(done.stdout)
+    assert found["error"] == "" and found["log"] == [] and found["runs"] > 0, found
+    picture = np.array(Image.open(tmp_path / "page.png").convert("RGB"))[:630, :1120].astype(int)
+    sky = np.abs(picture - picture[4, 4]).max(-1) < 3
+    assert 0.1 < sky.mean() < 0.9
+
+
+def test_without_three_it_says_what_to_do(tmp_path, capsys):
+    assert main([str(tmp_path / "page"), "--three", str(tmp_path)]) == 1
+    assert "no three.js in" in capsys.readouterr().err

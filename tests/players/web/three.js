@@ -1,0 +1,77 @@
+// @ts-check
+/**
+ * The three.js host without a browser: a picture of its scene from above, where every pixel is one
+ * of the land's texture, beside the network's own numbers.
+ *
+ *     deno run -A tests/players/web/three.js FOLDER
+ */
+
+const [folder] = Deno.args;
+const SIDE = 128;
+
+/** What three.js wants of a canvas. @param {GPUDevice} device */
+function canvasOf(device) {
+  const format = navigator.gpu.getPreferredCanvasFormat();
+  const { RENDER_ATTACHMENT, COPY_SRC } = GPUTextureUsage;
+  const texture = device.createTexture({ size: [SIDE, SIDE], format, usage: RENDER_ATTACHMENT | COPY_SRC });
+  const context = { configure() {}, getCurrentTexture: () => texture };
+  const canvas = { width: SIDE, height: SIDE, style: {}, addEventListener() {}, getContext: () => context };
+  return { canvas, texture };
+}
+
+/** The bytes of a texture of SIDE x SIDE. @param {GPUDevice} device @param {GPUTexture} texture */
+async function bytesOf(device, texture) {
+  const bytesPerRow = 4 * SIDE, usage = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;
+  const buffer = device.createBuffer({ size: bytesPerRow * SIDE, usage });
+  const encoder = device.createCommandEncoder();
+  encoder.copyTextureToBuffer({ texture }, { buffer, bytesPerRow }, [SIDE, SIDE]);
+  device.queue.submit([encoder.finish()]);
+  await buffer.mapAsync(GPUMapMode.READ);
+  const bytes = new Uint8Array(buffer.getMappedRange().slice(0));
+  if (!texture.format.startsWith("bgra")) return bytes;
+  return bytes.map((_, i) => bytes[i % 4 === 0 ? i + 2 : i % 4 === 2 ? i - 2 : i]);
+}
+
+/** @type {any} */ (globalThis).requestAnimationFrame = () => 0;
+/** @type {any} */ (globalThis).cancelAnimationFrame = () => {};
+const { requestDevice } = await import(`file://${folder}/cml.js`);
+const { loadNetworks, runTile } = await import(`file://${folder}/tiles.js`);
+const { FIRST, Host } = await import(`file://${folder}/host.js`);
+const THREE = await import(`file://${folder}/three.webgpu.js`);
+const device = await requestDevice();
+/** @type {string[]} */
+const errors = [];
+const networks = await loadNetworks(device, async (/** @type {string} */ name) => (await Deno.readFile(`${folder}/${name}`)).buffer);
+const { albedo } = await runTile(networks, ...FIRST);
+const { canvas, texture } = canvasOf(device);
+const host = await Host.on(device, canvas, networks);
+device.onuncapturederror = ({ error }) => errors.push(error.message);
+
+async function frame() {
+  host.frame(host.frames / 60, 30);
+  await device.queue.onSubmittedWorkDone();
+  await new Promise((resolve) => setTimeout(resolve));
+}
+await frame();
+const empty = await bytesOf(device, texture);
+while (!host.runs && host.frames < 3000) await frame();
+await frame();
+const seen = await bytesOf(device, texture);
+
+// from above, without light: the picture is the texture
+host.land.material = new THREE.MeshBasicMaterial({ map: host.map });
+host.sea.visible = false;
+// its 112 texels are as many pixels
+const half = 224 * SIDE / 112;
+host.camera = new THREE.OrthographicCamera(-half, half, half, -half, 1, 8000);
+host._look = () => {
+  host.camera.position.set(0, 4000, 0);
+  host.camera.lookAt(0, 0, 0);
+};
+await frame();
+const above = await bytesOf(device, texture);
+const painted = await bytesOf(device, host.texture);
+console.log(JSON.stringify({
+  frames: host.frames, runs: host.runs, errors,
+  empty: [...empty], seen: [...seen], above: [...above], painted: [...painted], albedo: [...albedo],
+}));
