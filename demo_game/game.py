@@ -115,6 +115,9 @@ class Game:
         self._detail = settings.detail
         self._around: Surroundings | None = None
         self._look_at = self._finished = 0
+        #: tiles that stay as they are drawn, until others come or go
+        self._settled: dict[TileId, VisibleTile] = {}
+        self._settled_at: tuple[int, Detail] | None = None
         self._spare = SpareBudget(settings.frame_ms, floor_ms=_FLOOR_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
@@ -275,17 +278,27 @@ class Game:
         return self._began
 
     def _visible(self, camera: Camera, now_s: float) -> list[VisibleTile]:
-        drawn, detail = self.streaming.drawn, self._detail
+        if self._settled_at != (self.streaming.changes, self._detail):
+            self._settled_at = self.streaming.changes, self._detail
+            self._settled.clear()
         found = []
         for tile in self._around.drawn_in_view(camera) if self._around else ():
-            shown = drawn(tile)
-            if shown is None:  # its slot was taken for another since
-                continue
-            parent = drawn(tile.parent)
-            near_m, far_m = detail.range_m(tile.level)
-            fade = self.streaming.fade(tile, now_s) if parent else 0.0
-            parent_slot = parent.slot if parent else shown.slot
-            found.append(VisibleTile(tile, shown.slot, parent_slot, near_m, far_m, fade))
+            visible = self._settled.get(tile) or self._look_of(tile, now_s)
+            if visible is not None:  # its slot was taken for another since
+                found.append(visible)
+        return found
+
+    def _look_of(self, tile: TileId, now_s: float) -> VisibleTile | None:
+        """A tile as it is drawn now; remembered where that stays so."""
+        shown, parent = self.streaming.drawn(tile), self.streaming.drawn(tile.parent)
+        if shown is None:
+            return None
+        near_m, far_m = self._detail.range_m(tile.level)
+        fade = self.streaming.fade(tile, now_s) if parent else 0.0
+        parent_slot = parent.slot if parent else shown.slot
+        found = VisibleTile(tile, shown.slot, parent_slot, near_m, far_m, fade)
+        if fade == 0.0:
+            self._settled[tile] = found
         return found
 
     @property

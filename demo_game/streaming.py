@@ -88,6 +88,8 @@ class Streaming:
         self.drafts: dict[TileId, Shown] = {}
         self.making: dict[TileId, MadeTile] = {}
         self.counts = Counts()
+        #: grows when a tile comes to a slot, or leaves one
+        self.changes = 0
         self.error = ""
         #: what becomes of a tile's tensors once they have been copied
         self.hand_over: Callable[[MadeTile], None] = _release
@@ -117,17 +119,20 @@ class Streaming:
                 return
             self.pool.write(slot, made.height, made.shading, made.colours)
             self.drafts[made.tile] = Shown(slot, now_s - FADE_S, self._frame)
+            self.changes += 1
 
     def renew(self) -> None:
         """What is there stands in for what the networks make from now on."""
         self.cancel_all()
         self.drafts |= self.shown
         self.shown.clear()
+        self.changes += 1
 
     def drop_drafts(self) -> None:
         """Give back what stood in."""
         for draft in self.drafts.values():
             self.pool.release(draft.slot)
+        self.changes += bool(self.drafts)
         self.drafts.clear()
 
     @property
@@ -202,6 +207,7 @@ class Streaming:
         self.pool.fill(encoder, slot, **{name: made.tensor(name) for name in kept_names(tile)})
         self.hand_over(made)
         self.shown[tile] = Shown(slot, math.inf, self._frame)
+        self.changes += 1
         self.counts.finished += 1
         for name in made.jobs:
             self.counts.by_agent[name] = self.counts.by_agent.get(name, 0) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,11 @@ _Buffers = wgpu.BufferUsage
 class VisibleTile:
     """A tile to draw. Its vertices move to the parent's surface between ``near_m`` and ``far_m``
     metres from the camera; ``fade`` (0 to 1) moves them there at any distance, for a tile that
-    has just come. ``parent_slot`` is its own slot where no parent is there: then nothing moves."""
+    has just come. ``parent_slot`` is its own slot where no parent is there: then nothing moves.
+
+    ``row`` is what the shader gets, but for the place, which is the world's: x and z, metres per
+    cell, fade; where the move begins, 1 / its length, the quadrant's corner in the parent's cells.
+    """
 
     tile: TileId
     slot: int
@@ -45,6 +49,10 @@ class VisibleTile:
     near_m: float
     far_m: float
     fade: float = 0.0
+    row: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "row", _row(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +209,8 @@ class Renderer:
         """Append the passes that draw the whole picture to ``target_view``: one, and one more
         where the picture is drawn smaller. ``visible`` are the tiles in view, at most as many as
         there are slots; ``timed()`` gives a pass's ``timestamp_writes``."""
-        nearest = sorted(
-            ((_flat_distance(v.tile, camera), v) for v in visible),
-            key=lambda found: (found[0], found[1].tile),
-        )
         self._write_scene(camera, time_s)
-        self._write_tiles(camera, [tile for _, tile in nearest])
+        nearest = self._write_tiles(camera, visible)
         smaller = self._effort.scale < 1
         drawn_to = self._targets.smaller if smaller else target_view
         render = self._targets.begin(encoder, drawn_to, timed())
@@ -282,21 +286,28 @@ class Renderer:
         data[8, :2] = (x % _REPEAT_M, z % _REPEAT_M)
         self._scene.write(data)
 
-    def _write_tiles(self, camera: Camera, visible: list[VisibleTile]) -> None:
+    def _write_tiles(
+        self, camera: Camera, visible: Sequence[VisibleTile]
+    ) -> list[tuple[float, VisibleTile]]:
+        """The tiles as the shader gets them, nearest first, and how many metres away each is."""
         if not visible:
-            return
-        rows = [_row(tile, camera) for tile in visible]
-        self._tile_data[: len(rows), :8] = rows
-        self._tile_words[: len(rows), 8:10] = [(v.slot, v.parent_slot) for v in visible]
+            return []
+        rows = np.array([tile.row for tile in visible])
+        rows[:, 0] -= camera.position[0]
+        rows[:, 1] -= camera.position[2]
+        corner, span = rows[:, :2], CELLS * rows[:, 2:3]
+        away = np.hypot(*np.maximum(np.maximum(corner, -corner - span), 0.0).T)
+        order = np.argsort(away, kind="stable")
+        nearest = [visible[i] for i in order]
+        self._tile_data[: len(rows), :8] = rows[order]
+        self._tile_words[: len(rows), 8:10] = [(v.slot, v.parent_slot) for v in nearest]
         self._tile_buffer.write(self._tile_data[: len(rows)])
+        return list(zip(away[order].tolist(), nearest, strict=True))
 
 
-def _row(visible: VisibleTile, camera: Camera) -> tuple[float, ...]:
-    """A tile as the shader gets it: offset x and z, metres per cell, fade; where the move begins,
-    1 / its length, the quadrant's corner in the parent's cells."""
+def _row(visible: VisibleTile) -> tuple[float, ...]:
     tile = visible.tile
-    x, z = tile.origin
-    place = (x - camera.position[0], z - camera.position[2], tile.cell_m)
+    place = (*tile.origin, tile.cell_m)
     if visible.parent_slot == visible.slot:
         return (*place, 0.0, 0.0, 0.0, 0.0, 0.0)
     half = CELLS // 2
@@ -304,9 +315,3 @@ def _row(visible: VisibleTile, camera: Camera) -> tuple[float, ...]:
     if not math.isfinite(visible.far_m):
         return (*place, visible.fade, 0.0, 0.0, *corner)
     return (*place, visible.fade, visible.near_m, 1 / (visible.far_m - visible.near_m), *corner)
-
-
-def _flat_distance(tile: TileId, camera: Camera) -> float:
-    (x, z), span = tile.origin, tile.span_m
-    ex, _, ez = camera.position
-    return math.hypot(max(x - ex, 0.0, ex - x - span), max(z - ez, 0.0, ez - z - span))
