@@ -13,11 +13,12 @@ import cml_engine as cml
 from cml_engine.panel import OperatorTimes
 from demo_game.agents import Agents, Watch
 from demo_game.chain import load_chain
+from demo_game.drawn import DrawnTiles
 from demo_game.flight import Pose
 from demo_game.render.camera import Camera
 from demo_game.render.pace import Pace
 from demo_game.render.quality import Quality
-from demo_game.render.renderer import DrawStats, Renderer, VisibleTile
+from demo_game.render.renderer import DrawStats, Renderer
 from demo_game.reporting.measure import FrameTimes
 from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.streaming import Streaming
@@ -103,6 +104,7 @@ class Game:
         self.planet = _planet(gpu, settings, self.agents)
         tiles = self.planet or self.agents
         self.streaming = Streaming(tiles, self.scheduler, self.renderer.tiles, settings.seed)
+        self._drawn = DrawnTiles(self.streaming)
         self.timer = gpu.frame_timer(("render", "overlay"))
         self.times = FrameTimes(self.telemetry)
         self.operators = OperatorTimes(self.agents.sessions)
@@ -115,9 +117,6 @@ class Game:
         self._detail = settings.detail
         self._around: Surroundings | None = None
         self._look_at = self._finished = 0
-        #: tiles that stay as they are drawn, until others come or go
-        self._settled: dict[TileId, VisibleTile] = {}
-        self._settled_at: tuple[int, Detail] | None = None
         self._spare = SpareBudget(settings.frame_ms, floor_ms=_FLOOR_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
@@ -163,11 +162,12 @@ class Game:
 
     def _draw(self, encoder: Any, target_view: Any, camera: Camera, now_s: float) -> None:
         self.renderer.effort = self.pace.effort
+        seen = self._around.drawn_in_view(camera) if self._around else []
         self.draw_stats = self.renderer.draw(
             encoder,
             target_view,
             camera,
-            self._visible(camera, now_s),
+            self._drawn.of(seen, self._detail, now_s),
             now_s,
             timed=lambda: self.timer.writes("render"),
         )
@@ -276,30 +276,6 @@ class Game:
             self._began = True
             self.agents.build_ahead()
         return self._began
-
-    def _visible(self, camera: Camera, now_s: float) -> list[VisibleTile]:
-        if self._settled_at != (self.streaming.changes, self._detail):
-            self._settled_at = self.streaming.changes, self._detail
-            self._settled.clear()
-        found = []
-        for tile in self._around.drawn_in_view(camera) if self._around else ():
-            visible = self._settled.get(tile) or self._look_of(tile, now_s)
-            if visible is not None:  # its slot was taken for another since
-                found.append(visible)
-        return found
-
-    def _look_of(self, tile: TileId, now_s: float) -> VisibleTile | None:
-        """A tile as it is drawn now; remembered where that stays so."""
-        shown, parent = self.streaming.drawn(tile), self.streaming.drawn(tile.parent)
-        if shown is None:
-            return None
-        near_m, far_m = self._detail.range_m(tile.level)
-        fade = self.streaming.fade(tile, now_s) if parent else 0.0
-        parent_slot = parent.slot if parent else shown.slot
-        found = VisibleTile(tile, shown.slot, parent_slot, near_m, far_m, fade)
-        if fade == 0.0:
-            self._settled[tile] = found
-        return found
 
     @property
     def covered(self) -> bool:
