@@ -13,9 +13,9 @@ import cml_engine as cml
 from cml_engine.panel import OperatorTimes
 from demo_game.agents import Agents, Watch
 from demo_game.chain import load_chain
-from demo_game.drawn import DrawnTiles
 from demo_game.flight import Pose
 from demo_game.render.camera import Camera
+from demo_game.render.drawn import DrawnTiles
 from demo_game.render.pace import Pace
 from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer
