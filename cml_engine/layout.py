@@ -42,6 +42,11 @@ def words(fact: Fact, layout: str) -> int:
     return batch * -(-channels // 4) * prod(spatial) * (2 if layout == C4H else 4)
 
 
+def stored_bytes(array: Array) -> int:
+    """What a constant takes on the device: 16-bit numbers two bytes, all others a 32-bit word."""
+    return (2 if array.itemsize == 2 else 4) * array.size
+
+
 def to_half(array: Array) -> Array:
     """The array in 16 bits as ``c4h`` has it, in row-major order: rounded to the nearest number,
     ties to the even one; infinite beyond 65504."""

@@ -18,6 +18,7 @@ import numpy as np
 from cml_engine.errors import Source
 from cml_engine.graph import Fact
 from cml_engine.ops.declaration.choice import Choice
+from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.spec import Cost
 
 #: stands for all variables that are updated, beside the names of inputs
@@ -190,6 +191,8 @@ class Plan:
     reuse: Reuse | None = None
     #: which kernel was taken where there was a choice
     choices: tuple[Choice, ...] = ()
+    #: the tensors that are bound in parts, and those of which the caller said in how many
+    parts: Mapping[str, InParts] = field(default_factory=dict)
     #: how tensors lie that are not plain
     layouts: Mapping[str, str] = field(default_factory=dict)
 
@@ -220,11 +223,6 @@ class Plan:
         lines.append(f"{len(self.choices)} choices, {sum(c.tuned for c in self.choices)} tuned")
         lines += [f"      {choice}" for choice in self.choices]
         return "\n".join(lines)
-
-
-def stored_bytes(array: np.ndarray[Any, Any]) -> int:
-    """What a constant takes on the device: 16-bit numbers two bytes, all others a 32-bit word."""
-    return (2 if array.itemsize == 2 else 4) * array.size
 
 
 def _step_cost(step: Step) -> StepWork:

@@ -525,7 +525,7 @@ def make_plan(
 
     def lowered() -> Plan:
         asked = asked_for(options.decide, written or graph, graph)
-        plan = replace(_plan_options(gpu, options), kernels=asked.kernel)
+        plan = replace(_plan_options(gpu, options), kernels=asked.kernel, parts=asked.parts)
         layouts = {}
         if options.blocked_layout:
             layouts = layouts_for(graph, options.storage, asked.storage, asked.layout)

@@ -29,8 +29,8 @@ from cml_engine.cooked.profiles import Profile
 from cml_engine.cooked.writer import Sections, Strings
 from cml_engine.errors import InputError
 from cml_engine.gpu.shaders.steps import step_params
-from cml_engine.layout import words
-from cml_engine.plan import Binding, Plan, Step, StepWork, TensorPlace, stored_bytes
+from cml_engine.layout import stored_bytes, words
+from cml_engine.plan import Binding, Plan, Step, StepWork, TensorPlace
 
 Array = np.ndarray[Any, Any]
 #: shared memory of a workgroup that the engine's kernels keep within

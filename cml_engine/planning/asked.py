@@ -10,6 +10,7 @@ from typing import Any
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph
 from cml_engine.layout import C4, PLAIN
+from cml_engine.ops.declaration.in_parts import MOST_PARTS
 from cml_engine.planning.choose_storage import matrices_in_half
 from cml_engine.planning.origins import made_of, producers
 
@@ -21,16 +22,18 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "kernel": (),
     "layout": (PLAIN, C4),
     "storage": ("float", "half"),
+    "parts": tuple(str(count) for count in range(1, MOST_PARTS + 1)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Kernels by the first result of their operators, layouts and storage by tensor."""
+    """Kernels by the first result of their operators, layouts, storage and parts by tensor."""
 
     kernel: dict[str, str] = field(default_factory=dict)
     layout: dict[str, str] = field(default_factory=dict)
     storage: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
 
 
 NOTHING_ASKED = Asked()
@@ -73,16 +76,23 @@ def asked_for(decide: Decide, written: Graph, optimized: Graph) -> Asked:
     decided for that. :class:`InputError` where there is no such tensor, or two of them differ."""
     asked = Asked()
     for name, kinds in decide.items():
-        subject = _subject(name, written, optimized)
         for kind, option in kinds.items():
             found: dict[str, str] = getattr(asked, kind)
-            of = _stored(subject, optimized) if kind == "storage" else subject
+            of = _of(kind, name, written, optimized)
             if found.setdefault(of, option) != option:
                 raise InputError(
                     f"decide: '{name}': {kind} {option!r} and {found[of]!r} are asked for of what "
                     f"runs as one operator, '{of}'"
                 )
     return asked
+
+
+def _of(kind: str, name: str, written: Graph, optimized: Graph) -> str:
+    """What is decided, by its name in the optimized graph."""
+    if kind == "parts" and name not in producers(written):
+        return name  # an input, a constant, or what a kernel packs: lowering knows whether it is
+    subject = _subject(name, written, optimized)
+    return _stored(subject, optimized) if kind == "storage" else subject
 
 
 def _subject(name: str, written: Graph, optimized: Graph) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 from cml_engine.graph import Graph, Node
 from cml_engine.layout import BLOCKED, C4, C4H, HALF, PLAIN
 from cml_engine.ops.declaration.choice import Choice
+from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.plan import Plan
 from cml_engine.planning.asked import NOTHING_ASKED, Asked
@@ -16,7 +17,7 @@ from cml_engine.planning.choose_layout import is_feature_map, why_plain
 from cml_engine.planning.choose_storage import half_of
 
 #: what is decided
-Kind = Literal["kernel", "layout", "storage", "view"]
+Kind = Literal["kernel", "layout", "storage", "parts", "view"]
 #: who decides, the first that has a word: the caller, what was measured, the engine's rules
 By = Literal["user", "table", "rule"]
 #: says why a table's kernel was taken
@@ -65,11 +66,12 @@ def decisions_of(
             if is_feature_map(graph.facts[name]):
                 found += _of_map(name, node, readers.get(name, []), graph, plan, half)
         found += _view(node, made)
+    found += (_parts(name, parts) for name, parts in plan.parts.items())
     return [_by_user(decision, asked) for decision in found]
 
 
 def _by_user(decision: Decision, asked: Asked) -> Decision:
-    kinds = {"layout": asked.layout, "storage": asked.storage}
+    kinds = {"layout": asked.layout, "storage": asked.storage, "parts": asked.parts}
     if decision.subject not in kinds.get(decision.kind, {}):
         return decision
     return replace(decision, by="user", why=_ASKED)
@@ -116,6 +118,14 @@ def _of_weights(node: Node, plan: Plan) -> Iterator[Decision]:
         if plan.layouts.get(name) == HALF:
             why = f"{node.title} takes its weights in 16 bits"
             yield Decision(name, "storage", ("float", "half"), "half", "rule", why)
+
+
+def _parts(name: str, parts: InParts) -> Decision:
+    why = (
+        f"it takes {parts.total} bytes, this device binds at most {parts.limit} at once: the "
+        "fewest parts"
+    )
+    return Decision(name, "parts", parts.options, str(parts.count), "rule", why)
 
 
 def _view(node: Node, made: set[str]) -> Iterator[Decision]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -12,15 +13,16 @@ import numpy as np
 
 from cml_engine.errors import CmlError, DeviceError, InputError, InternalError, UnsupportedOp
 from cml_engine.graph import Epilogue, Fact, Graph, Node, unused_name
-from cml_engine.layout import C4H, PLAIN, words
+from cml_engine.layout import C4H, PLAIN, stored_bytes, words
 from cml_engine.limits import Limits
 from cml_engine.ops.declaration import accessors
-from cml_engine.ops.declaration.checks import fault
+from cml_engine.ops.declaration.checks import fault, text_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
+from cml_engine.ops.declaration.in_parts import InParts, check_atomics, in_parts
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
-from cml_engine.plan import Binding, Memory, Plan, Reuse, Step, TensorPlace, stored_bytes
+from cml_engine.plan import Binding, Memory, Plan, Reuse, Step, TensorPlace
 from cml_engine.planning.check_dispatches import check_dispatches
 from cml_engine.planning.choose_storage import rounded_weights
 from cml_engine.planning.plan_memory import Lifetime, place
@@ -43,7 +45,8 @@ class PlanOptions:
     ``views``: parts of a tensor may lie in it (``passes/views.py``); not where all are kept.
     ``variants``: the kernels that are faster on the device than those of the engine's rules.
     ``retain``: what a run may leave as it was outlives it (``planning/reuse.py``).
-    ``kernels``: those that the caller decides, by the first result of their operators."""
+    ``kernels``: those that the caller decides, by the first result of their operators.
+    ``parts``: in how many the caller wants tensors bound, by name."""
 
     keep: bool = False
     guard: int = 0
@@ -52,6 +55,7 @@ class PlanOptions:
     variants: VariantTable = NO_VARIANTS
     retain: bool = False
     kernels: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         flag(self.keep, "keep")
@@ -72,6 +76,8 @@ class _Draft:
     #: by variable: where a new value that lies in the weights waits until all were read
     passed_on: dict[str, str] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
+    #: how every tensor that is bound is
+    parts: dict[str, InParts] = field(default_factory=dict)
 
 
 def lower(
@@ -99,7 +105,7 @@ def lower(
     weights = _place_weights(graph, draft, alias, limits, sibling)
     locate = _Locator(graph, chosen, alias, places, weights, draft)
     steps = tuple(
-        _step(i, node, kernel, dispatch, cost, locate)
+        _step(i, node, kernel, dispatch, cost, locate, draft.parts)
         for i, (node, kernel, dispatch, cost) in enumerate(draft.dispatches)
     )
     _check_limits(steps, memory, weights, limits)
@@ -120,6 +126,7 @@ def lower(
         options={"keep": options.keep, "guard": options.guard},
         reuse=_reuse(graph, draft, locate, held) if options.retain else None,
         choices=tuple(draft.choices),
+        parts={n: p for n, p in draft.parts.items() if p.count > 1 or n in options.parts},
         layouts=chosen,
     )
 
@@ -147,7 +154,7 @@ def _dispatches(
                 f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
             )
         op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
-        op.asked = options.kernels.get(node.outputs[0], "")
+        op.asked, op.asked_parts = options.kernels.get(node.outputs[0], ""), options.parts
         if sibling is not None:
             op.kept, op.known = sibling.chosen(node), sibling.packed(node, graph)
         dispatches = [d for d in _lower_node(spec, spec.kernel, op) if d.groups > 0]
@@ -156,10 +163,32 @@ def _dispatches(
         cost = node_cost(spec, node, graph, layouts)
         for dispatch in dispatches:
             share = dispatch.cost or cost.scaled(dispatch.groups / total)
-            draft.dispatches.append((node, dispatch.kernel or spec.kernel, dispatch, share))
+            kernel = dispatch.kernel or spec.kernel
+            dispatch = _with_parts(spec, op, kernel, dispatch, draft)
+            draft.dispatches.append((node, kernel, dispatch, share))
         draft.scratch.update(op.scratch_words)
         draft.choices += op.choices
+    if unbound := [name for name in options.parts if name not in draft.parts]:
+        raise InputError(
+            f"decide: '{unbound[0]}' cannot be bound in parts: no kernel of '{graph.name}' binds it"
+        )
     return draft
+
+
+def _with_parts(
+    spec: OpSpec, op: Lowering, kernel: Kernel, dispatch: Dispatch, draft: _Draft
+) -> Dispatch:
+    """The dispatch of a kernel that finds its tensors in the parts in which they are bound."""
+    defines: dict[str, int | str] = {}
+    for i, name in enumerate(dispatch.tensors):
+        parts = draft.parts[name] = in_parts(op, name)
+        if parts.count > 1:
+            defines |= {f"T{i}_PARTS": parts.count, f"T{i}_PART_BYTES": parts.nbytes}
+            if not kernel.interface:
+                check_atomics(op, text_of(kernel, spec), f"T{i}", name)
+    if not defines or kernel.interface:  # an interface says it already
+        return dispatch
+    return replace(dispatch, defines={**dispatch.defines, **defines})
 
 
 def _check_asked(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -> None:
@@ -418,8 +447,15 @@ class _Locator:
 
 
 def _step(
-    index: int, node: Node, kernel: Kernel, dispatch: Dispatch, cost: Cost, locate: _Locator
+    index: int,
+    node: Node,
+    kernel: Kernel,
+    dispatch: Dispatch,
+    cost: Cost,
+    locate: _Locator,
+    parts: Mapping[str, InParts],
 ) -> Step:
+    bindings = [_cut(locate(name), parts[name]) for name in dispatch.tensors]
     return Step(
         index=index,
         op=node.op,
@@ -428,8 +464,8 @@ def _step(
         params_layout=kernel.params,
         params=dispatch.params,
         defines={"GROUP": kernel.group, **dispatch.defines},
-        bindings=tuple(locate(name) for name in dispatch.tensors),
-        writes=dispatch.writes,
+        bindings=tuple(part for binding in bindings for part in binding),
+        writes=sum(map(len, bindings[len(bindings) - dispatch.writes :])),
         groups=dispatch.groups,
         cost=cost,
         trusted=kernel.trusted,
@@ -439,6 +475,15 @@ def _step(
         source=node.source,
         variant=dispatch.variant,
     )
+
+
+def _cut(binding: Binding, parts: InParts) -> list[Binding]:
+    if parts.count == 1:
+        return [binding]
+    return [
+        replace(binding, offset=binding.offset + start, nbytes=nbytes)
+        for start, nbytes in parts.ranges(binding.nbytes)
+    ]
 
 
 def node_cost(
@@ -501,13 +546,21 @@ def _check_limits(steps: Iterable[Step], memory: Memory, weights: _Weights, limi
         for binding in step.bindings:
             if binding.nbytes > limits.max_binding_bytes:
                 raise DeviceError(
-                    f"{step.title}: tensor '{binding.tensor}' takes {binding.nbytes} bytes, this "
-                    f"device binds at most {limits.max_binding_bytes}. Use a smaller input.",
+                    f"{step.title}: a part of tensor '{binding.tensor}' takes {binding.nbytes} "
+                    f"bytes, this device binds at most {limits.max_binding_bytes}. Use another "
+                    "device.",
                     step.source,
                 )
         if len(step.bindings) > limits.max_storage_buffers:
             raise DeviceError(
-                f"{step.title}: binds {len(step.bindings)} tensors, this device allows "
-                f"{limits.max_storage_buffers}",
+                f"{step.title}: binds {_listed(step.bindings)}, together {len(step.bindings)}, "
+                f"this device allows {limits.max_storage_buffers}. Use a smaller input or another "
+                "device.",
                 step.source,
             )
+
+
+def _listed(bindings: Sequence[Binding]) -> str:
+    """The tensors of a step, and in how many parts."""
+    counts = Counter(binding.tensor for binding in bindings)
+    return ", ".join(f"'{n}' in {c} parts" if c > 1 else f"'{n}'" for n, c in counts.items())

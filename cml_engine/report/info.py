@@ -124,7 +124,7 @@ def _planned(
 ) -> Plan:
     asked = asked_for(decide, graph, optimized)
     layouts = layouts_for(optimized, storage, asked.storage, asked.layout)
-    options = PlanOptions(variants=variants, kernels=asked.kernel)
+    options = PlanOptions(variants=variants, kernels=asked.kernel, parts=asked.parts)
     return lower(optimized, limits, layouts, options)
 
 

@@ -13,7 +13,8 @@ import wgpu
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.shaders.steps import Variant, step_keys
-from cml_engine.plan import Plan, stored_bytes
+from cml_engine.layout import stored_bytes
+from cml_engine.plan import Plan
 
 _Usage = wgpu.BufferUsage
 TENSOR_USAGE = _Usage.STORAGE | _Usage.COPY_SRC | _Usage.COPY_DST

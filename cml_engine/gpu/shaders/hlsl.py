@@ -19,6 +19,7 @@ from cml_engine.gpu.shaders.cache import Code, cached
 from cml_engine.gpu.shaders.includes import digest_of, read_source, with_includes
 from cml_engine.gpu.shaders.params import parse_params
 from cml_engine.layout import PACKED_TYPES
+from cml_engine.ops.declaration.in_parts import FIRST_BINDING, declaration
 
 #: SPIR-V's numbers of the instructions that is_misread looks at
 _OP_LABEL, _OP_LOOP_MERGE, _OP_SWITCH = 248, 246, 251
@@ -119,7 +120,7 @@ def _prelude(key: ShaderKey) -> str:
     lines += [_PRELUDE, parse_params(key.params).hlsl()]
     if any(value in PACKED_TYPES for _, value in key.defines):
         lines.append('#include "packed4.hlsli"')
-    lines += [key.interface] if key.interface else _tensors(key.tensors)
+    lines += [key.interface] if key.interface else _tensors(key)
     return "\n".join(lines) + "\n"
 
 
@@ -128,11 +129,16 @@ def own_source(key: ShaderKey) -> str:
     return key.inline or read_source(key.path)
 
 
-def _tensors(count: int) -> list[str]:
-    lines = []
-    for i in range(count):
+def _tensors(key: ShaderKey) -> list[str]:
+    """``T0``, ``T1``, …: a binding for each, or for each of its parts."""
+    lines, defines, bound = list[str](), dict(key.defines), 0
+    for i in range(key.tensors):
+        if bound == key.tensors:
+            break
+        count, nbytes = (int(defines.get(f"T{i}_{n}", 1)) for n in ("PARTS", "PART_BYTES"))
         lines += [f"#ifndef T{i}_TYPE", f"#define T{i}_TYPE float", "#endif"]
-        lines.append(f"[[vk::binding({i + 2})]] RWStructuredBuffer<T{i}_TYPE> T{i};")
+        lines += declaration(f"T{i}", f"T{i}_TYPE", FIRST_BINDING + bound, count, nbytes)
+        bound += count
     return lines
 
 

@@ -22,6 +22,13 @@ from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.text.ast import Type
 from cml_engine.ops.declaration.checks import entry_of, fault, located, signature_of, text_of
 from cml_engine.ops.declaration.defines import word
+from cml_engine.ops.declaration.in_parts import (
+    FIRST_BINDING,
+    InParts,
+    check_atomics,
+    declaration,
+    in_parts,
+)
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 
@@ -47,6 +54,7 @@ class KernelContext(Protocol):
     limits: Limits
     packed: dict[str, Array]
     scratch_words: dict[str, int]
+    asked_parts: Mapping[str, str]
 
     @property
     def attrs(self) -> Attrs: ...
@@ -66,6 +74,8 @@ class KernelContext(Protocol):
     def fact(self, name: str) -> Fact: ...
 
     def layout(self, name: str) -> str: ...
+
+    def nbytes(self, name: str) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ class Interface:
         self.values[inner] = value
         return inner
 
-    def tensor(self, operand: NamedTensor, binding: int) -> None:
+    def tensor(self, operand: NamedTensor, binding: int, parts: InParts) -> None:
         name, fact = operand.name, operand.fact
         shape = [*fact.shape, *[1] * (_DIMS - fact.rank)]
         stride = [*_strides(fact.shape), *[0] * (_DIMS - fact.rank)]
@@ -101,7 +111,7 @@ class Interface:
         at = self.parameter(name, f"u{len(numbers)}", numbers)
         kind = HLSL_TYPE[fact.dtype]
         self.lines += [
-            f"[[vk::binding({binding})]] RWStructuredBuffer<{kind}> {name};",
+            *declaration(name, kind, binding, parts.count, parts.nbytes),
             f"typedef {kind} {name}_type;",
             f"static uint {name}_size = {at}(0);",
             f"static uint {name}_rank = {at}(1);",
@@ -205,14 +215,19 @@ def _dispatch(
             "leave them out",
             op.node.source,
         )
-    for i, operand in enumerate(operands):
-        made.tensor(operand, i + 2)
+    text = text_of(kernel, spec)  # as it is now: a file that has changed is another kernel
+    binding = FIRST_BINDING
+    for operand in operands:
+        bound = in_parts(op, operand.tensor)
+        if bound.count > 1:
+            check_atomics(op, text, operand.name, operand.tensor)
+        made.tensor(operand, binding, bound)
+        binding += bound.count
     for name, parts in _lists(spec, operands).items():
         made.tensor_list(name, parts)
     for name, value in {**op.attrs, **values}.items():
         if value is not None:
             made.attribute(name, value, _kind(spec, name, value))
-    text = text_of(kernel, spec)  # as it is now: a file that has changed is another kernel
     made.lines += _main(entry_of(text, kernel, spec))
     _check_room(made, op, spec)
     return Dispatch(

@@ -19,7 +19,7 @@ from cml_engine.graph import (
     Node,
     is_whole,
 )
-from cml_engine.layout import BLOCKED, PLAIN, VECTOR_TYPE
+from cml_engine.layout import BLOCKED, PLAIN, VECTOR_TYPE, stored_bytes, words
 from cml_engine.limits import Limits
 from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault
@@ -58,6 +58,8 @@ class Lowering:
     choices: list[Choice] = field(default_factory=list)
     #: the kernel that the caller wants of the node, with or without its tile
     asked: str = ""
+    #: by tensor, in how many parts the caller wants it bound
+    asked_parts: Mapping[str, str] = field(default_factory=dict)
     #: of the node at other shapes: the kernels that it chose, and what it packed
     kept: list[str] = field(default_factory=list)
     known: Mapping[str, Array] = field(default_factory=dict)
@@ -133,6 +135,15 @@ class Lowering:
 
     def _fault(self, what: str) -> OperatorError:
         return fault(lookup(self.node.op), f"{self.node.title}: {what}", self.node.source)
+
+    def nbytes(self, name: str) -> int:
+        """What a tensor that the node binds takes in memory."""
+        if name in self.scratch_words:
+            return 4 * self.scratch_words[name]
+        array = self.packed.get(name, self.graph.constants.get(name))
+        if array is not None:
+            return stored_bytes(array)
+        return 4 * words(self.fact(name), self.layout(name))
 
     def scratch(self, words: int) -> str:
         """A temporary tensor of so many 32-bit words, alive during this node only."""

@@ -9,7 +9,7 @@ from cml_engine.layout import C4, C4H, HALF, PLAIN, to_half, words
 from cml_engine.limits import Limits
 from cml_engine.ops.conv.kernels.winograd import in_steps, transformed_filter
 from cml_engine.passes import optimize
-from cml_engine.plan import stored_bytes
+from cml_engine.layout import stored_bytes
 from cml_engine.planning.choose_storage import choose_storage, half_of, layouts_for, rounded_weights
 from cml_engine.planning.lower import lower
 from cml_engine.report.storage import StorageReport

@@ -1,0 +1,124 @@
+"""Tensors that no binding of a device takes whole: bound as several ranges, one behind the other.
+
+A kernel reads and writes such a tensor as any other, ``a[i]``: what finds the range of an index is
+generated. So every operator's tensors can be in parts, its workgroups and their arithmetic are the
+same, and so are the bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from cml_engine.errors import DeviceError, InputError
+from cml_engine.graph import Node
+from cml_engine.limits import Limits
+
+#: parts that a caller may ask for
+MOST_PARTS = 8
+#: before it are the slice and the parameters
+FIRST_BINDING = 2
+_ATOMIC = re.compile(r"\bInterlocked\w+\s*\(\s*(\w+)\s*\[")
+
+
+@dataclass(frozen=True, slots=True)
+class InParts:
+    """``count`` ranges of ``nbytes``; the last may be shorter. ``total`` are the tensor's bytes,
+    ``limit`` are those that the device binds at once."""
+
+    count: int
+    nbytes: int
+    total: int
+    limit: int
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """In how many parts it could be bound."""
+        fewest = -(-self.total // self.limit)
+        return tuple(str(count) for count in range(fewest, max(self.count, MOST_PARTS) + 1))
+
+    def ranges(self, room: int) -> Iterator[tuple[int, int]]:
+        """Offset and bytes of each, where there is room for so many bytes."""
+        for start in range(0, room, self.nbytes):
+            yield start, min(self.nbytes, room - start)
+
+
+class Binder(Protocol):
+    """Whose tensors are bound: ``lowering.Lowering``."""
+
+    node: Node
+    limits: Limits
+    asked_parts: Mapping[str, str]
+
+    def nbytes(self, name: str) -> int: ...
+
+
+def in_parts(op: Binder, name: str) -> InParts:
+    """How the tensor is bound: in as few parts as the device takes, or as the caller asks."""
+    nbytes, limit, asked = op.nbytes(name), op.limits.max_binding_bytes, op.asked_parts
+    align = max(op.limits.storage_offset_alignment, 16)  # a binding begins there, between elements
+    longest = max(limit // align, 1) * align
+    fewest = 1 if nbytes <= limit else -(-nbytes // longest)
+    if name not in asked:
+        return InParts(fewest, nbytes if fewest == 1 else longest, nbytes, limit)
+    count = int(asked[name])
+    each = -(-nbytes // (count * align)) * align
+    if count < fewest:
+        raise InputError(
+            f"decide: '{name}' cannot be bound in {count} parts: it takes {nbytes} bytes, and this "
+            f"device binds at most {limit} at once: {fewest} parts or more"
+        )
+    if count > 1 and -(-nbytes // each) != count:
+        raise InputError(
+            f"decide: '{name}' cannot be bound in {count} parts: it takes {nbytes} bytes, and each "
+            f"part begins at a multiple of {align}: {-(-nbytes // align)} parts or fewer"
+        )
+    return InParts(count, nbytes if count == 1 else each, nbytes, limit)
+
+
+def declaration(name: str, kind: str, binding: int, count: int, nbytes: int) -> list[str]:
+    """HLSL of a tensor ``name`` of elements ``kind``, bound from that number on, in ``count`` parts
+    of so many bytes."""
+    if count == 1:
+        return [f"[[vk::binding({binding})]] RWStructuredBuffer<{kind}> {name};"]
+    ranges = [f"{name}_part{k}" for k in range(count)]
+    # no return inside: where it is inlined in a loop naga would misread it (gpu/shaders/hlsl.py)
+    return [
+        *(
+            f"[[vk::binding({binding + k})]] RWStructuredBuffer<{kind}> {part};"
+            for k, part in enumerate(ranges)
+        ),
+        f"struct {name}_in_parts {{",
+        f"    __subscript(uint i) -> {kind} {{",
+        f"        get {{ const uint each = {nbytes}u / sizeof({kind}); {kind} found; "
+        f"{_each(ranges, 'found = {part}[{at}];')} return found; }}",
+        f"        set {{ const uint each = {nbytes}u / sizeof({kind}); "
+        f"{_each(ranges, '{part}[{at}] = newValue;')} }}",
+        "    }",
+        "};",
+        f"static {name}_in_parts {name};",
+    ]
+
+
+def _each(ranges: list[str], do: str) -> str:
+    """What is done with the range that ``i`` lies in."""
+    cases = []
+    for k, part in enumerate(ranges):
+        at = f"i - {k}u * each" if k else "i"
+        body = f"{{ {do.format(part=part, at=at)} }}"
+        cases.append(f"if (i < {k + 1}u * each) {body}" if k + 1 < len(ranges) else body)
+    return " else ".join(cases)
+
+
+def check_atomics(op: Binder, source: str, hlsl: str, name: str) -> None:
+    """:class:`DeviceError` where the kernel changes what it calls ``hlsl`` by atomic operations: no
+    part can stand for the tensor then."""
+    if hlsl in _ATOMIC.findall(source):
+        raise DeviceError(
+            f"{op.node.title}: '{name}' cannot be bound in parts: the kernel changes it by atomic "
+            f"operations. It takes {op.nbytes(name)} bytes, this device binds at most "
+            f"{op.limits.max_binding_bytes} at once. Use a smaller input or another device.",
+            op.node.source,
+        )
