@@ -9,7 +9,8 @@ A case is a graph of a dozen operators (fixtures/fuzz_graphs.py), its inputs and
 left out. The reference is the graph as it is, node by node in NumPy. Compared with it are NumPy and
 the GPU after the passes, and the graph after it was written and loaded; every node on the GPU is
 compared with NumPy on the GPU's own inputs, in 32 and in 16 bits. To the bit are compared the whole
-run, any partition of its workgroups, and a run in which no memory is used twice. How far results
+run, any partition of its workgroups, a run in which no memory is used twice, and one whose larger
+tensors are bound in parts. How far results
 of other roundings may be off is measured: the reference is run again with every result moved by
 the tolerance that its operator declares.
 
@@ -24,8 +25,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -253,6 +255,25 @@ def _any_slices(bench: Bench) -> str:
     return ""
 
 
+def _in_parts(bench: Bench) -> str:
+    """The whole run's bits on a device that binds no more than a part of the larger tensors."""
+    session = bench.session(bench.gpu)
+    assert session.plan is not None
+    wanted = session.run(bench.case.inputs)
+    largest = max((b.nbytes for step in session.plan.steps for b in step.bindings), default=0)
+    limits = replace(bench.gpu.limits, max_binding_bytes=max(largest // 3, 256))
+    device: Any = SimpleNamespace(limits=limits, name=bench.gpu.name)
+    options = CompileOptions(bench.without, tuned=False)
+    try:
+        plan = make_plan(session.graph, device, options)
+    except cml.DeviceError:
+        return ""  # atomic operations, or more parts than the device has bindings
+    for name, value in GpuProgram(plan, bench.gpu).run(bench.case.inputs).items():
+        if not _same_bits(value, wanted[name]):
+            return f"{name} has other bits where {', '.join(plan.parts)} are bound in parts"
+    return ""
+
+
 def _same_bits(a: Array, b: Array) -> bool:
     """NaN are equal: a driver may make others."""
     if a.dtype.kind != "f":
@@ -279,7 +300,7 @@ def _shadow(bench: Bench, storage: Any) -> str:
 
 CHECKS: dict[str, Callable[[Bench], str]] = {
     "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices,
-    "nodes": _each_node, "half": _in_half,
+    "nodes": _each_node, "half": _in_half, "parts": _in_parts,
 }  # fmt: skip
 ON_CPU = ("cpu", "written")
 

@@ -76,9 +76,11 @@ def _is_by_channel(graph: Graph, node: Node) -> bool:
 def _takes(graph: Graph, producer: Node, node: Node) -> bool:
     """Whether it can apply the three steps, each with a tensor."""
     kernel = lookup(producer.op).kernel
-    steps = [Epilogue(op, node.inputs[:1]) for op in _STEPS]
+    _, mean, variance, offset, scale = node.inputs
+    factor = scale if variance in graph.constants else variance
+    steps = [Epilogue(op, (n,)) for op, n in zip(_STEPS, (mean, factor, offset), strict=True)]
     takes = kernel is not None and kernel.epilogues == "channels"
-    return takes and has_room(graph, (*producer.epilogues, *steps))
+    return takes and has_room(graph, producer, (*producer.epilogues, *steps))
 
 
 def _expanded(node: Node, facts: dict[str, Fact], constants: dict[str, Array]) -> list[Node]:

@@ -76,7 +76,7 @@ def _fusable_producer(
         result, epilogue = graph.facts[node.outputs[0]], Epilogue(node.op, others, node.attrs)
         channels = kernel.epilogues == "channels"
         taken = all(takes_operand(graph, result, other, channels) for other in others)
-        fits = graph.facts[name] == result and has_room(graph, (*producer.epilogues, epilogue))
-        if taken and fits:
+        room = has_room(graph, producer, (*producer.epilogues, epilogue))
+        if taken and room and graph.facts[name] == result:
             return producer, epilogue
     return None

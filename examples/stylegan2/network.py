@@ -10,8 +10,7 @@ It computes what the paper's formulas say, in an order that leaves every large w
   ``sigma^2 - 1e-8``, its mean ``-bias sigma``, its scale the gain, its offset the noise times the
   gain. The leaky ReLU comes after the gain, for ``f(g x) = g f(x)`` where g > 0.
 - An upsampling layer is ``deconv`` with stride 2, then the filter [1,3,3,1] as a depthwise
-  ``conv``, in the paper's order. Where its values would not fit into a binding it runs in parts of
-  its output channels, joined behind the next layer's style: all of it is done by the ``conv``.
+  ``conv``, in the paper's order.
 - The RGB image is upsampled by ``multilinear_upsample`` with a border of zeros, whose weights 3/4
   and 1/4 are that filter.
 - ``toRGB`` has few weights: they are scaled themselves, as in the paper.
@@ -28,39 +27,32 @@ from cml_engine import Graph
 from cml_engine.convert import graph_builder
 from examples.stylegan2.parameters import Array, Config
 
-#: what every WebGPU device lets a shader see of one tensor
-MOST_BYTES = 128 << 20
 _GAIN = sqrt(2)
 _EPSILON = 1e-8
 
 
-def build(config: Config, parameters: Mapping[str, Array], most_bytes: int = MOST_BYTES) -> Graph:
-    """The graph ``z [1, latent] -> image [1, 3, resolution, resolution]``, the image in [-1, 1].
-
-    Parameters
-    ----------
-    parameters : by name, as :func:`examples.stylegan2.parameters.random_parameters` makes them.
-    most_bytes : a tensor that would be larger is computed in parts, where the network can.
-    """
-    return _Network(config, parameters, most_bytes).graph()
+def build(config: Config, parameters: Mapping[str, Array]) -> Graph:
+    """The graph ``z [1, latent] -> image [1, 3, resolution, resolution]``, the image in [-1, 1], of
+    parameters by name, as :func:`examples.stylegan2.parameters.random_parameters` makes them."""
+    return _Network(config, parameters).graph()
 
 
 class _Network:
-    def __init__(self, config: Config, parameters: Mapping[str, Array], most_bytes: int) -> None:
-        self.config, self.parameters, self.most_bytes = config, parameters, most_bytes
+    def __init__(self, config: Config, parameters: Mapping[str, Array]) -> None:
+        self.config, self.parameters = config, parameters
         self.make = graph_builder()
         self.filters: dict[int, str] = {}
 
     def graph(self) -> Graph:
         z = self.make.input("z", (1, self.config.latent))
         w = self.mapping(z)
-        x = [self.variable("synthesis.b4.const", self.parameters["synthesis.b4.const"][None])]
+        x = self.variable("synthesis.b4.const", self.parameters["synthesis.b4.const"][None])
         image = ""
         for resolution in self.config.resolutions:
             block = f"synthesis.b{resolution}"
             for layer in self.config.layers(resolution):
                 x = self.layer(f"{block}.{layer}", x, w, up=layer == "conv0")
-            image = self.to_rgb(f"{block}.torgb", x[0], w, image)
+            image = self.to_rgb(f"{block}.torgb", x, w, image)
         return self.make.graph("stylegan2", [image])
 
     def variable(self, name: str, values: Array) -> str:
@@ -94,43 +86,22 @@ class _Network:
         """``[1, channels]``: the affine layer of ``w`` that scales a convolution's inputs."""
         return self.linear(f"{name}.affine", f"{name}.style", w, gain)
 
-    def layer(self, name: str, x: list[str], w: str, up: bool) -> list[str]:
-        """A modulated 3x3 convolution with noise, bias and activation, of an input in parts by
-        channels. Its result is in parts where it would not fit as a whole."""
+    def layer(self, name: str, x: str, w: str, up: bool) -> str:
+        """A modulated 3x3 convolution with noise, bias and activation."""
         weight = self.parameters[f"{name}.weight"]
         style = self.style(name, w)
         square = self.node("sqr", f"{name}.style2", style)
         strength = self.parameters[f"{name}.noise_strength"] * _GAIN
         noise = self.parameters[f"{name}.noise_const"][None, None] * strength
         offset = self.variable(f"{name}.noise", noise)
-        scaled = self.scaled(name, x, style)
-        count = self.parts(scaled, len(weight)) if up else 1
-        results = []
-        for i, channels in enumerate(np.array_split(np.arange(len(weight)), count)):
-            part = f"{name}.part{i}" if count > 1 else name
-            convolved = (self.upsampled if up else self.conv)(part, scaled, weight[channels])
-            bias = self.parameters[f"{name}.bias"][channels]
-            statistics = self.statistics(part, square, weight[channels], bias)
-            normal = self.node(
-                "batch_normalization", f"{part}.normal", convolved, *statistics, offset, _GAIN,
-                epsilon=_EPSILON,
-            )  # fmt: skip
-            results.append(self.node("leaky_relu", part, normal, alpha=0.2))
-        return results
-
-    def scaled(self, name: str, x: list[str], style: str) -> str:
-        """The parts, each scaled by its channels' style, as one tensor."""
-        if len(x) == 1:
-            return self.node("mul", f"{name}.scaled", x[0], style)
-        parts, begin = [], 0
-        for i, part in enumerate(x):
-            end = begin + self.make.facts[part].shape[1]
-            own = self.node(
-                "slice", f"{name}.style.part{i}", style, axes=[1], begin=[begin], end=[end]
-            )
-            parts.append(self.node("mul", f"{name}.scaled.part{i}", part, own))
-            begin = end
-        return self.node("concat", f"{name}.scaled", *parts, axis=1)
+        scaled = self.node("mul", f"{name}.scaled", x, style)
+        convolved = (self.upsampled if up else self.conv)(name, scaled, weight)
+        statistics = self.statistics(name, square, weight, self.parameters[f"{name}.bias"])
+        normal = self.node(
+            "batch_normalization", f"{name}.normal", convolved, *statistics, offset, _GAIN,
+            epsilon=_EPSILON,
+        )  # fmt: skip
+        return self.node("leaky_relu", name, normal, alpha=0.2)
 
     def statistics(self, name: str, square: str, weight: Array, bias: Array) -> tuple[str, str]:
         """The mean and the variance that make a normalization of division and bias."""
@@ -144,12 +115,6 @@ class _Network:
     def conv(self, name: str, x: str, weight: Array) -> str:
         filter = self.variable(f"{name}.weight", weight)
         return self.node("conv", f"{name}.conv", x, filter, 0.0, padding=[(1, 1), (1, 1)])
-
-    def parts(self, x: str, channels: int) -> int:
-        """In how many parts a ``deconv`` with so many output channels fits."""
-        *_, height, width = self.make.facts[x].shape
-        larger = 4 * channels * (2 * height + 1) * (2 * width + 1)
-        return -(-larger // self.most_bytes)
 
     def upsampled(self, name: str, x: str, weight: Array) -> str:
         """Twice the resolution: ``deconv``, whose filter is (in, out, …), then the filter [1,3,3,1]

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Epilogue, Fact, Graph
+from cml_engine.graph import Epilogue, Fact, Graph, Node
+from cml_engine.limits import Limits
 from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import formula_of
@@ -25,6 +26,8 @@ MAX_STEPS = 5
 #: tensors that the steps read: with a conv's input, filter, bias and result, as many as every
 #: device of WebGPU's binds
 MAX_TENSORS = 4
+#: bytes that every device of WebGPU's binds at once: what is larger takes bindings for its parts
+GUARANTEED = Limits().max_binding_bytes
 #: numbers that come as parameters: attributes, constants, how many positions there are
 _MAX_VALUES = 10
 PARAMS = f"epi_value:f{_MAX_VALUES}"
@@ -43,13 +46,15 @@ class EpilogueArgs:
     tensors: tuple[str, ...]
 
 
-def has_room(graph: Graph, epilogues: Iterable[Epilogue]) -> bool:
-    """Whether a kernel can do all of these behind its own result."""
+def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
+    """Whether a node's kernel can do all of these behind its own result."""
     steps = list(epilogues)
     operands = [name for step in steps for name in step.inputs]
     tensors = [name for name in operands if _number(graph, name) is None]
     attributes = sum(len(step_formula(step).attrs) for step in steps)
-    fits = len(steps) <= MAX_STEPS and len(tensors) <= MAX_TENSORS
+    bound = [graph.facts[name].nbytes for name in (*node.inputs, *node.outputs, *tensors)]
+    more = sum(max(nbytes - 1, 0) // GUARANTEED for nbytes in bound)  # parts beside the first
+    fits = len(steps) <= MAX_STEPS and len(tensors) + more <= MAX_TENSORS
     return fits and len(operands) + attributes <= _MAX_VALUES
 
 
@@ -70,7 +75,7 @@ def epilogue_of(
     (:func:`is_by_position`) one for every position.
     """
     made = _Statements(op, slot, channel_axis, "float4" if vector else "float")
-    if not has_room(op.graph, op.epilogues):
+    if not has_room(op.graph, op.node, op.epilogues):
         raise op.refuse(
             f"{len(op.epilogues)} fused operators; at most {MAX_STEPS} of {MAX_TENSORS} "
             f"tensors and {_MAX_VALUES} numbers are possible"

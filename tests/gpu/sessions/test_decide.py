@@ -1,9 +1,17 @@
 """What the caller decides is what runs, and computes the same."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cml_engine as cml
-from cml_engine.session import random_inputs
+from cml_engine.gpu.program.program import GpuProgram
+from cml_engine.session import make_plan, random_inputs
+from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
 
 MODEL = """\
@@ -35,3 +43,61 @@ def test_kernels_layouts_and_storage_of_the_caller_run(gpu, tmp_path):
     assert kernels["conv 'relu1'"].startswith("plain")
     assert kernels["conv 'result'"].startswith("tile ")
     assert session.plan.layouts["relu1"] == "c4h"
+
+
+BEYOND = """\
+version 1.0;
+extension KHR_enable_fragment_definitions;
+fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>);
+graph net(image) -> (result)
+{
+    image = external<scalar>(shape = [1, 4, 12, 12]);
+    one = variable<scalar>(shape = [8, 4, 3, 3], label = 'one');
+    conv1 = conv(image, one, 0.0, padding = [(1, 1), (1, 1)]);
+    doubled = twice(conv1);
+    result = multilinear_upsample(doubled, factor = [2, 2], method = 'symmetric',
+        border = 'replicate');
+}
+"""
+TWICE = "void kernel(uint thread) { y[thread] = x[thread] + x[x_size - 1 - thread]; }"
+
+
+def test_a_device_that_binds_less_than_a_tensor_computes_the_same_bits(gpu, tmp_path):
+    """The limit is the driver's own: it refuses a binding that is larger."""
+    limits = {"max-storage-buffer-binding-size": 4096, "max-storage-buffers-per-shader-stage": 16}
+    features = [f for f in ("timestamp-query", "subgroup") if f in gpu.device.features]
+    device = gpu.device.adapter.request_device_sync(
+        required_limits=limits, required_features=features
+    )
+    small = cml.Gpu(device=device)
+    assert small.limits.max_binding_bytes == 4096
+    signature = "fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>)"
+    twice = cml.OpSpec(
+        "twice", cml.same_as(0), kernel=cml.Kernel(source=TWICE), signature=signature
+    )
+    cml.register(twice)
+    try:
+        graph = cml.load(write_model(tmp_path / "net.nnef", BEYOND), random_weights=0)
+        inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
+        wanted = cml.Session(graph, gpu).run(inputs)["result"]
+        session = cml.Session(graph, small)
+        np.testing.assert_array_equal(session.run(inputs)["result"], wanted)
+    finally:
+        cml.unregister("twice")
+    parts = {name: found.count for name, found in session.plan.parts.items()}
+    assert parts == {"conv1": 2, "doubled": 2, "result": 5}
+    assert max(b.nbytes for s in session.plan.steps for b in s.bindings) == 4096
+
+
+@pytest.mark.long
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000), share=st.integers(2, 5))
+def test_random_graphs_in_parts_compute_the_same_bits(seed, share, gpu):
+    graph, inputs = random_maps(seed, nodes=5)
+    session = cml.Session(graph, gpu)
+    largest = max(b.nbytes for step in session.plan.steps for b in step.bindings)
+    limits = replace(gpu.limits, max_binding_bytes=max(largest // share, 256))
+    plan = make_plan(session.graph, SimpleNamespace(limits=limits, name=gpu.name), session.options)
+    assert max(b.nbytes for step in plan.steps for b in step.bindings) <= limits.max_binding_bytes
+    for name, value in GpuProgram(plan, gpu).run(inputs).items():
+        np.testing.assert_array_equal(value, session.run(inputs)[name], str(plan.parts))

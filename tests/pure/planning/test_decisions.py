@@ -7,12 +7,15 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.limits import Limits
+from cml_engine.ops import Case, Random
 from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.ops.indexing import scatter_gpu
 from cml_engine.passes import optimize
 from cml_engine.planning.asked import asked_for, checked, from_file
 from cml_engine.planning.choose_storage import layouts_for
 from cml_engine.planning.decisions import decisions_of
 from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.testing import case_graph
 from tests.fixtures.models import write_model
 
 MODEL = """\
@@ -40,12 +43,12 @@ def graph(tmp_path_factory):
     return cml.load(folder, random_weights=0)
 
 
-def planned(graph, decide=(), storage="float", table=None, software=True):
+def planned(graph, decide=(), storage="float", table=None, **limits):
     optimized = optimize(graph)
     asked = asked_for(dict(decide), graph, optimized)
     layouts = layouts_for(optimized, storage, asked.storage, asked.layout)
-    options = PlanOptions(kernels=asked.kernel, variants=table or VariantTable())
-    plan = lower(optimized, Limits(software=software), layouts, options)
+    options = PlanOptions(kernels=asked.kernel, parts=asked.parts, variants=table or VariantTable())
+    plan = lower(optimized, Limits(**{"software": True, **limits}), layouts, options)
     found = decisions_of(optimized, plan, asked=asked)
     return plan, {(d.subject, d.kind): d for d in found}
 
@@ -94,6 +97,36 @@ def test_storage_in_half_with_one_tensor_in_full(graph):
     assert found["relu2", "storage"].by == "user"
 
 
+def test_what_exceeds_a_binding_is_bound_in_the_fewest_parts(graph):
+    bytes_of = {"image": 4096, "relu1": 16384, "relu2": 16384, "both": 32768, "few": 3072}
+    plan, found = planned(graph, max_binding_bytes=12288)
+    parts = {d.subject: d for d in found.values() if d.kind == "parts"}
+    counts = {name: int(parts[name].chosen) for name in parts if name in bytes_of}
+    assert counts == {"relu1": 2, "relu2": 2, "both": 3}
+    assert all("this device binds at most 12288" in d.why for d in parts.values())
+    assert max(b.nbytes for step in plan.steps for b in step.bindings) <= 12288
+    for step in plan.steps:  # the parts follow each other, and are the whole tensor
+        for one, next in zip(step.bindings, step.bindings[1:], strict=False):
+            assert one.tensor != next.tensor or next.offset == one.end
+    _, found = planned(graph, {"both": {"parts": "4"}}, max_binding_bytes=12288)
+    assert (found["both", "parts"].chosen, found["both", "parts"].by) == ("4", "user")
+    assert planned(graph, {"conv2": {"parts": "2"}})[1]["relu2", "parts"].options[:2] == ("1", "2")
+
+
+def test_a_step_that_binds_too_much_says_of_what(graph):
+    with pytest.raises(cml.DeviceError, match="'relu1' in 6 parts, together 10, .* allows 8"):
+        planned(graph, max_binding_bytes=3072)
+
+
+def test_atomic_operations_are_not_done_in_parts(monkeypatch):
+    monkeypatch.setattr(scatter_gpu, "_LOOKS", -1)
+    shape = Random((128,), -128, 128, "integer")
+    case = Case(((128,), shape, (128,)), {"reduction": "none", "axis": 0})
+    graph, _ = case_graph("scatter_elements", case)
+    with pytest.raises(cml.DeviceError, match=r"cannot be bound in parts: .* atomic operations\. "):
+        lower(graph, Limits(max_binding_bytes=256))
+
+
 def test_a_layout_is_decided(graph):
     assert planned(graph)[0].layouts["relu2"] == "c4"
     assert "relu2" not in planned(graph, {"relu2": {"layout": "plain"}})[0].layouts
@@ -106,6 +139,15 @@ def test_a_layout_is_decided(graph):
         ({"conv2": {"kernel": "depthwise"}}, "conv 'relu2' cannot have the kernel 'depthwise'"),
         ({"result": {"kernel": "tile"}}, "there is nothing to choose"),
         ({"result": {"storage": "half"}}, "'result' cannot be stored as 'half'"),
+        ({"both": {"parts": "1"}}, "it takes 32768 bytes, and this device binds at most 16384"),
+        (
+            {"few": {"parts": "7"}},
+            "'few' cannot be bound in 7 parts: it takes 3072 bytes, and each",
+        ),
+        (
+            {"ghost": {"parts": "2"}},
+            "'ghost' cannot be bound in parts: no kernel of 'net' binds it",
+        ),
         ({"few": {"layout": "c4"}}, "'few' cannot lie in blocks of four channels: it has fewer"),
         (
             {"conv2": {"storage": "half"}, "relu2": {"storage": "float"}},
@@ -115,7 +157,7 @@ def test_a_layout_is_decided(graph):
 )
 def test_what_cannot_be_is_refused_with_what_stands_against_it(graph, decide, words):
     with pytest.raises(cml.InputError, match="decide: ") as refused:
-        planned(graph, decide)
+        planned(graph, decide, max_binding_bytes=16384, max_storage_buffers=16)
     assert words in str(refused.value)
 
 
@@ -137,7 +179,7 @@ def test_what_is_no_file_of_decisions_is_refused(data):
 
 
 def test_decisions_that_were_written_give_the_same_plan(graph):
-    asked = {"conv2": {"kernel": "winograd", "storage": "half"}}
+    asked = {"conv2": {"kernel": "winograd", "storage": "half"}, "both": {"parts": "3"}}
     plan, found = planned(graph, asked)
     data = json.loads(json.dumps([asdict(d) for d in found.values()]))
     again, decided = planned(graph, from_file(data))

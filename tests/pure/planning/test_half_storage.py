@@ -5,11 +5,10 @@ import pytest
 
 from cml_engine.backends.half import StorageError, rounded, storage_errors
 from cml_engine.graph import Fact, Node
-from cml_engine.layout import C4, C4H, HALF, PLAIN, to_half, words
+from cml_engine.layout import C4, C4H, HALF, PLAIN, stored_bytes, to_half, words
 from cml_engine.limits import Limits
 from cml_engine.ops.conv.kernels.winograd import in_steps, transformed_filter
 from cml_engine.passes import optimize
-from cml_engine.layout import stored_bytes
 from cml_engine.planning.choose_storage import choose_storage, half_of, layouts_for, rounded_weights
 from cml_engine.planning.lower import lower
 from cml_engine.report.storage import StorageReport
