@@ -13,11 +13,20 @@ from cml_engine.errors import DeviceError, InputError
 from cml_engine.ranges import Whole
 
 WORKERS = Whole(1, 100_000)
+#: for runs of days: what Dask remembers of the past, which grows for an hour, is short
+LEAN = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.low-level-log-length": 100,
+    "distributed.admin.system-monitor.log-length": 120,
+}
 #: a worker that dies is replaced soon, and what it was making is suspected at once
 _OWN = {
+    **LEAN,
     "distributed.scheduler.allowed-failures": 1,
     "distributed.deploy.lost-worker-timeout": "2s",
 }
+#: of a worker: one makes a unit while the other looks at the next, or writes the last
+THREADS = 2
 #: seconds for a scheduler to answer
 _ANSWER_S = 10
 
@@ -117,7 +126,7 @@ def _own_cluster(workers: int, dashboard: bool) -> Iterator[Any]:
     with _quiet(), dask.config.set(_OWN):
         cluster = LocalCluster(
             n_workers=workers,
-            threads_per_worker=1,
+            threads_per_worker=THREADS,
             processes=True,
             dashboard_address=":8787" if dashboard else None,
             silence_logs=logging.CRITICAL,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby, islice
 from typing import Any
 
 from cml_engine.distributed.report import Report, WorkerShare
@@ -24,6 +25,8 @@ from cml_engine.errors import DeviceError, InputError
 ATTEMPTS = 3
 #: seconds between two calls of ``progress``
 _SHOW_S = 0.2
+#: of the window, that must be free before it is filled again
+_REFILL = 1 / 3
 Progress = Callable[[Report], object]
 _Key = tuple[Any, ...]
 
@@ -86,26 +89,40 @@ class Window:
             self.client.cancel([sent.future for sent in self._sent.values()])
 
     def _fill(self, units: Iterator[Unit]) -> bool:
-        """Send what there is room for; whether anything is under way."""
-        while len(self._sent) < self.watch.window:
-            unit, attempts = self._again.pop() if self._again else (next(units, None), 0)
-            if unit is None:
-                break
-            self._send(unit, attempts)
+        """Send what there is room for, several at once; whether anything is under way."""
+        room = self.watch.window - len(self._sent)
+        if room >= self.watch.window * _REFILL or not self._sent:
+            self._send(list(islice(self._next(units), room)))
         if not self._sent and self._suspects:
-            self._send(self._suspects.pop(), ATTEMPTS - 1)
+            self._send([(self._suspects.pop(), ATTEMPTS - 1)])
         return bool(self._sent)
 
-    def _send(self, unit: Unit, attempts: int) -> None:
+    def _next(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, int]]:
+        """What is to be made, with the attempts that there were."""
+        while self._again:
+            yield self._again.pop()
+        for unit in units:
+            yield unit, 0
+
+    def _send(self, batch: Sequence[tuple[Unit, int]]) -> None:
+        """One message to the scheduler for all of a layer: most of what a task costs is that."""
         from cml_engine.distributed.worker import run_unit
 
+        for layer, part in groupby(batch, key=lambda item: item[0].layer):
+            sent = list(part)
+            label = f"{self.report.what} {layer}".strip()
+            keys = [self._key(label, unit) for unit, _ in sent]
+            self._enter_span(label)
+            axes = zip(*(unit.at for unit, _ in sent), strict=True)
+            task = partial(run_unit, self.name, layer)
+            futures = self.client.map(task, *map(list, axes), key=keys, pure=False)
+            for key, (unit, attempts), future in zip(keys, sent, futures, strict=True):
+                self._sent[key] = _Sent(unit, attempts, future)
+                future.add_done_callback(partial(_tell, self._done, key))
+
+    def _key(self, label: str, unit: Unit) -> _Key:
         self._number += 1
-        label = f"{self.report.what} {unit.layer}".strip()
-        key = (label, *unit.at, self._number, self.name)
-        self._enter_span(label)
-        future = self.client.submit(run_unit, self.name, unit.layer, unit.at, key=key, pure=False)
-        self._sent[key] = _Sent(unit, attempts, future)
-        future.add_done_callback(partial(_tell, self._done, key))
+        return (label, *unit.at, self._number, self.name)
 
     def _enter_span(self, label: str) -> None:
         """One span for each layer: they are kept by the scheduler, so there must be few."""

@@ -51,7 +51,8 @@ class Outcome:
 
 @dataclass
 class Opened:
-    """One run on this worker."""
+    """One run on this worker. Its maker has one session, so units are made one after the other,
+    under the ``lock``; a second thread looks meanwhile what is there, or writes."""
 
     maker: Maker | None = None
     store: Store | None = None
@@ -148,7 +149,7 @@ def measure(name: str) -> Any:
         return opened.maker.measure()
 
 
-def run_unit(name: str, layer: str, at: tuple[int, ...]) -> tuple[str, Outcome]:
+def run_unit(name: str, layer: str, *at: int) -> tuple[str, Outcome]:
     """Make one unit and write it, if it is not there and whole; with this worker's address."""
     outcome = Outcome(Unit(layer, at), "unfit")
     opened = _opened.get(name)
@@ -157,8 +158,7 @@ def run_unit(name: str, layer: str, at: tuple[int, ...]) -> tuple[str, Outcome]:
     elif opened.refused:
         outcome.message = opened.refused
     else:
-        with opened.lock:
-            _run(opened, outcome)
+        _run(opened, outcome)
     return get_worker().address, outcome
 
 
@@ -174,7 +174,8 @@ def _run(opened: Opened, outcome: Outcome) -> None:
         if found == "whole":
             outcome.kind = "kept"
             return
-        made = maker.make(store.layers[unit.layer], unit, times)
+        with opened.lock:
+            made = maker.make(store.layers[unit.layer], unit, times)
         with times("write"):
             outcome.nbytes = store.write(unit, made.arrays, not made.aside)
         outcome.kind, outcome.aside = "made", made.aside

@@ -12,8 +12,9 @@ import pytest
 
 from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Plan, bake
-from cml_engine.distributed.cluster import connected
+from cml_engine.distributed.cluster import THREADS, connected
 from cml_engine.distributed.store import Store
+from cml_engine.distributed.window import ATTEMPTS
 from tests.fixtures.bake_work import MANIFEST, Numbers, layer, lines, values
 
 pytest.importorskip("distributed")
@@ -122,7 +123,7 @@ def test_layers_may_depend_on_what_a_worker_measures(client, place, work):
 
 
 def test_the_cluster_has_no_more_than_a_window_of_units(client, place, work):
-    """Neither the scheduler nor the client holds what is not under way."""
+    """Neither the scheduler nor the client holds what is not under way: three for a thread."""
     held = []
 
     def look(_: Any) -> None:
@@ -130,7 +131,7 @@ def test_the_cluster_has_no_more_than_a_window_of_units(client, place, work):
 
     slow = replace(work, seconds=0.02, key=work.key + "slow")
     assert bake(slow, place, Plan([layer(8)], MANIFEST), client=client, progress=look).complete
-    assert len(held) > 2 and max(held) <= 2 * 3 + 2
+    assert len(held) > 2 and max(held) <= 2 * THREADS * 3 + 2
 
 
 @pytest.mark.slow
@@ -138,7 +139,8 @@ def test_a_worker_that_dies_costs_only_what_it_had_begun(place, work):
     made = layer(4)
     dying = replace(work, once=((0, 1),), seconds=0.01)
     report = bake(dying, place, Plan([made], MANIFEST), workers=2)
-    assert report.complete and len(lines(work.log)) == 16 + 1
+    # what was being made, and what was being written
+    assert report.complete and 16 + 1 <= len(lines(work.log)) <= 16 + 2
     check_values(place, made)
 
 
@@ -150,7 +152,8 @@ def test_an_input_that_kills_its_worker_each_time_is_set_aside(place, work):
     report = bake(dying, place, Plan([made], MANIFEST), workers=2)
     assert report.done == 15 and set(report.aside) == {"L0 (3, 0)"}
     assert "the process that makes it ends each time" in report.aside["L0 (3, 0)"]
-    assert len([line for line in lines(work.log) if line != "L0 (3, 0)"]) == 15
+    others = [line for line in lines(work.log) if line != "L0 (3, 0)"]
+    assert 15 <= len(others) <= 15 + ATTEMPTS  # one was being written
     store = Store(place, [made])
     assert sum(store.state(unit) == "whole" for unit in made.units()) == 15
 
