@@ -17,7 +17,14 @@ from demo_game.chain import READS_TILE, Chain
 from demo_game.world.tile import TileId
 
 Array = np.ndarray[Any, Any]
-Clock = Callable[[str], AbstractContextManager[object]]
+#: called with each node of a network and its results
+Watch = Callable[[Any, Any], None]
+Clock = Callable[[str], AbstractContextManager[Watch | None]]
+
+
+def untimed(activity: str) -> AbstractContextManager[None]:
+    """The clock where nobody wants to know."""
+    return nullcontext()
 
 
 class TileMaker:
@@ -31,14 +38,17 @@ class TileMaker:
         self,
         tile: TileId,
         seed: int,
-        clock: Clock = nullcontext,
+        clock: Clock = untimed,
         names: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        """All tensors of a tile, by name. ``clock`` times each session; ``names`` are the sessions,
+        """All tensors of a tile, by name. ``clock`` times each session, and on
+        the CPU its operators; ``names`` are the sessions,
         where they are not those that a tile of its level has."""
         made: dict[str, Array] = {"tile": tile_input(tile, seed)}
         for name in self.chain.sessions_for(tile) if names is None else names:
             reads = [*self.chain.sources[name], *(["tile"] if name in READS_TILE else [])]
-            with clock(name):
-                made |= self.sessions[name].run({tensor: made[tensor] for tensor in reads})
+            session = self.sessions[name]
+            with clock(name) as watch:
+                given = {tensor: made[tensor] for tensor in reads}
+                made |= session.run(given, watch=None if session.gpu else watch)
         return made

@@ -31,7 +31,7 @@ from cml_engine.distributed.sources import (
 )
 from cml_engine.distributed.store import RECORD, manifest_of
 from cml_engine.distributed.window import Progress
-from cml_engine.distributed.work import Array, Cell, Clock, Coordinate, Layer, Made, Unit
+from cml_engine.distributed.work import Array, Cell, Clock, Coordinate, Layer, Made, Unit, Watch
 from cml_engine.errors import CmlError, InputError
 from cml_engine.graph import NUMPY_DTYPE, Graph
 from cml_engine.plugins import load_file
@@ -145,22 +145,26 @@ class NetworkMaker:
             except InputError as error:
                 aside[self.work.source.name(number)] = error.message
             if ready and (len(ready) == batch or number == span.stop - 1):
-                with clock("run"):
-                    self._run(ready, batch, made)
+                with clock("run") as watch:
+                    self._run(ready, batch, made, None if self.session.gpu else watch)
                 ready = []
         return Made(made, aside)
 
     def _run(
-        self, ready: Sequence[tuple[int, dict[str, Array]]], batch: int, made: dict[str, Array]
+        self,
+        ready: Sequence[tuple[int, dict[str, Array]]],
+        batch: int,
+        made: dict[str, Array],
+        watch: Watch | None,
     ) -> None:
         session = self._at_once(batch) if len(ready) == batch else None
         if session is None or batch == 1:
             for row, inputs in ready:
-                for name, value in self.session.run(inputs).items():
+                for name, value in self.session.run(inputs, watch=watch).items():
                     made[name][row] = value
             return
         together = {n: np.concatenate([inputs[n] for _, inputs in ready]) for n in session.inputs}
-        for name, values in session.run(together).items():
+        for name, values in session.run(together, watch=watch).items():
             for i, (row, _) in enumerate(ready):
                 made[name][row] = values[i : i + 1]
 
@@ -193,6 +197,7 @@ def map_network(
     price: float | None = None,
     progress: Progress | None = None,
     dashboard: bool = False,
+    trace: str | Path | None = None,
 ) -> Report:
     """Run a network over many inputs, into a Zarr store: array ``NAME`` of the store has a row for
     each input, what :meth:`Session.run` gives for it as output ``NAME``.
@@ -215,6 +220,7 @@ def map_network(
     verify : look at the checksums of what is there; else what has a record is whole.
     ops : files that register the network's operators, which every worker can read.
     price : of one worker for an hour, in any currency, for the report.
+    trace : a file for Perfetto, with what the first thousand tasks took.
 
     Example
     -------
@@ -278,6 +284,7 @@ def map_network(
         price=price,
         progress=progress,
         dashboard=dashboard,
+        trace=trace,
     )
 
 

@@ -7,11 +7,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from cml_engine.distributed.cluster import check_devices, connected, need_extra
 from cml_engine.distributed.report import Report
 from cml_engine.distributed.store import Store, prepare, refuse
+from cml_engine.distributed.trace import Trace
 from cml_engine.distributed.versions import check_versions
 from cml_engine.distributed.watch import PATIENCE_S, Watch
 from cml_engine.distributed.window import Progress, Window
@@ -45,6 +47,7 @@ def bake(
     price: float | None = None,
     progress: Progress | None = None,
     dashboard: bool = False,
+    trace: str | Path | None = None,
 ) -> Report:
     """Make all units of a plan that the store lacks.
 
@@ -59,6 +62,7 @@ def bake(
     verify : read what is there and make it again where its checksum is another; else a unit that
         has a record counts as whole.
     progress : called with the report so far, several times a second at most.
+    trace : a file for Perfetto, with what the first thousand units took.
 
     Raises
     ------
@@ -69,13 +73,19 @@ def bake(
     if price is not None:
         PRICE.check(price, "price")
     need_extra()
+    traced = None if trace is None else Trace(trace)
     refuse(store, plan.manifest if isinstance(plan, Plan) else {})  # before a cluster is started
     with connected(client, scheduler, workers, dashboard) as (found, embedded):
         report = Report(store, what, price=price)
         run = _Run(found, embedded, work, report)
         if dashboard or not embedded:
             report.dashboard = found.dashboard_link or ""
-        return run.bake(plan, verify, title, progress or (lambda report: None))
+        shown = progress or (lambda report: None)
+        try:
+            return run.bake(plan, verify, title, shown, traced)
+        finally:
+            if traced is not None:
+                traced.write()
 
 
 class _Run:
@@ -85,7 +95,12 @@ class _Run:
         self.name = f"cml-{uuid.uuid4().hex[:12]}"
 
     def bake(
-        self, plan: Plan | Callable[[Any], Plan], verify: bool, title: str, progress: Progress
+        self,
+        plan: Plan | Callable[[Any], Plan],
+        verify: bool,
+        title: str,
+        progress: Progress,
+        trace: Trace | None,
     ) -> Report:
         from distributed import CancelledError
         from distributed.comm import CommClosedError
@@ -107,7 +122,7 @@ class _Run:
             units: Iterable[Unit] = (unit for layer in layers for unit in layer.units())
             if was_there and not verify:
                 units = self._without_recorded(units, layers)
-            window = Window(self.client, self.name, layers, watch, progress)
+            window = Window(self.client, self.name, layers, watch, progress, trace)
             window.run(iter(units))
         except (CommClosedError, CancelledError, TimeoutError) as error:
             raise watch.vanished() from error

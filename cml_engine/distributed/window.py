@@ -17,6 +17,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from cml_engine.distributed.report import Report, WorkerShare
+from cml_engine.distributed.trace import Trace
 from cml_engine.distributed.watch import LOOK_S, Watch
 from cml_engine.distributed.work import Layer, Unit
 from cml_engine.errors import DeviceError, InputError
@@ -50,11 +51,12 @@ class Window:
         layers: Sequence[Layer],
         watch: Watch,
         progress: Progress,
+        trace: Trace | None = None,
     ) -> None:
         self.client, self.name, self.watch = client, name, watch
         self.report = watch.report
         self._layers = {layer.name: layer for layer in layers}
-        self._progress = progress
+        self._progress, self._trace = progress, trace
         self._sent: dict[_Key, _Sent] = {}
         self._done: queue.SimpleQueue[_Key] = queue.SimpleQueue()
         self._again: list[tuple[Unit, int]] = []
@@ -114,7 +116,8 @@ class Window:
             keys = [self._key(label, unit) for unit, _ in sent]
             self._enter_span(label)
             axes = zip(*(unit.at for unit, _ in sent), strict=True)
-            task = partial(run_unit, self.name, layer)
+            traced = self._trace is not None and self._trace.take(len(sent))
+            task = partial(run_unit, self.name, layer, traced)
             futures = self.client.map(task, *map(list, axes), key=keys, pure=False)
             for key, (unit, attempts), future in zip(keys, sent, futures, strict=True):
                 self._sent[key] = _Sent(unit, attempts, future)
@@ -183,6 +186,8 @@ class Window:
         share = report.workers.setdefault(worker, WorkerShare())
         share.add(outcome.seconds)
         report.damaged += size * outcome.damaged
+        if self._trace is not None:
+            self._trace.add(worker, outcome.thread, outcome.moments)
         if outcome.kind == "kept":
             report.kept += size
         elif outcome.kind == "made":

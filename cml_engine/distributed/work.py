@@ -7,7 +7,7 @@ writes. A :class:`Work` goes to every worker once; its :class:`Maker` makes unit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import product
@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+#: called with each node of a network and its results
+Watch = Callable[[Any, Any], None]
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,10 @@ class Made:
 
 
 class Clock(Protocol):
-    """Who times what a worker does: ``with clock("upres"):``."""
+    """Who times what a worker does: ``with clock("upres") as watch:``. ``watch`` is for
+    :meth:`cml_engine.Session.run` on the CPU: it times operators, where a trace is wanted."""
 
-    def __call__(self, activity: str, /) -> AbstractContextManager[object]: ...
+    def __call__(self, activity: str, /) -> AbstractContextManager[Watch | None]: ...
 
 
 class Maker(Protocol):

@@ -20,8 +20,9 @@ from distributed import WorkerPlugin, get_worker
 from distributed.metrics import context_meter
 
 from cml_engine.distributed.store import LASTING, Store
+from cml_engine.distributed.trace import Moment
 from cml_engine.distributed.versions import check_same_versions, own_versions
-from cml_engine.distributed.work import Layer, Maker, Unit, Work
+from cml_engine.distributed.work import Layer, Maker, Unit, Watch, Work
 from cml_engine.errors import CmlError, DeviceError, InputError
 
 #: makers of this process by their works' keys, the last used at the end
@@ -47,6 +48,9 @@ class Outcome:
     damaged: bool = False
     nbytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    #: when what was done, where that is traced, and the thread that did it
+    moments: list[Moment] = field(default_factory=list)
+    thread: int = 0
 
 
 @dataclass
@@ -127,18 +131,39 @@ def state(name: str) -> tuple[str, str]:
 class _Times:
     """Seconds by activity, which Dask's dashboard shows too (Fine Performance Metrics)."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    def __init__(self, outcome: Outcome, traced: bool) -> None:
+        self.seconds = outcome.seconds
+        self.moments = outcome.moments if traced else None
+        self.first, self.start = time.time(), time.perf_counter()
 
     @contextlib.contextmanager
-    def __call__(self, activity: str) -> Iterator[None]:
+    def __call__(self, activity: str) -> Iterator[Watch | None]:
         start = time.perf_counter()
         try:
             with context_meter.meter(activity):
-                yield
+                yield self._watch(start)
         finally:
-            spent = time.perf_counter() - start
-            self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
+            self.seconds[activity] = self.seconds.get(activity, 0.0) + time.perf_counter() - start
+            self.note("step", activity, start)
+
+    def note(self, kind: str, name: str, start: float) -> float:
+        """Something that has ended now, for the trace; now."""
+        end = time.perf_counter()
+        if self.moments is not None:
+            self.moments.append(Moment(kind, name, self.first + start - self.start, end - start))
+        return end
+
+    def _watch(self, start: float) -> Watch | None:
+        """What notes the operators of a session."""
+        if self.moments is None:
+            return None
+        last = start
+
+        def watch(node: Any, results: Any) -> None:
+            nonlocal last
+            last = self.note("operator", node.title, last)
+
+        return watch
 
 
 def measure(name: str) -> Any:
@@ -149,7 +174,7 @@ def measure(name: str) -> Any:
         return opened.maker.measure()
 
 
-def run_unit(name: str, layer: str, *at: int) -> tuple[str, Outcome]:
+def run_unit(name: str, layer: str, traced: bool, *at: int) -> tuple[str, Outcome]:
     """Make one unit and write it, if it is not there and whole; with this worker's address."""
     outcome = Outcome(Unit(layer, at), "unfit")
     opened = _opened.get(name)
@@ -158,15 +183,15 @@ def run_unit(name: str, layer: str, *at: int) -> tuple[str, Outcome]:
     elif opened.refused:
         outcome.message = opened.refused
     else:
-        _run(opened, outcome)
+        _run(opened, outcome, traced)
     return get_worker().address, outcome
 
 
-def _run(opened: Opened, outcome: Outcome) -> None:
+def _run(opened: Opened, outcome: Outcome, traced: bool) -> None:
     maker, store, unit = opened.maker, opened.store, outcome.unit
     assert maker is not None and store is not None
-    times = _Times()
-    outcome.seconds = times.seconds
+    times = _Times(outcome, traced)
+    outcome.thread = threading.get_native_id()
     try:
         with times("check"):
             found = store.state(unit)
@@ -181,6 +206,8 @@ def _run(opened: Opened, outcome: Outcome) -> None:
         outcome.kind, outcome.aside = "made", made.aside
     except Exception as error:
         outcome.kind, outcome.message = _kind_of(error), _described(error)
+    finally:
+        times.note("unit", str(unit), times.start)
 
 
 def _kind_of(error: Exception) -> str:

@@ -46,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
                       "(default: beside the store)")  # fmt: skip
     made.add_argument("--price", type=PRICE, help="of one worker for an hour, for the report")
     made.add_argument("--report", type=Path, metavar="FILE.json")
+    made.add_argument("--trace", type=Path, metavar="FILE.json", help="when each worker made what, "
+                      "for ui.perfetto.dev")  # fmt: skip
     return made
 
 
@@ -103,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
             price=options.price,
             progress=progress,
             dashboard=True,
+            trace=options.trace,
         )
     print(report)
     write_report(options.report, report)

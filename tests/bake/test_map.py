@@ -94,6 +94,30 @@ def test_rows_are_what_the_network_gives(client, net, tmp_path, rng, batch, per_
     assert (again.made, again.kept) == (0, 19)
 
 
+def test_a_trace_has_every_task_its_steps_and_their_operators(client, net, tmp_path, rng):
+    images(tmp_path / "in", 6, rng)
+    file, more = tmp_path / "trace.json", {"backend": "cpu", "batch": 1, "per_task": 2}
+    pattern, store = str(tmp_path / "in/*.npy"), tmp_path / "out.zarr"
+    map_network(cml.load(net), pattern, store, client, trace=file, **more)
+    found = json.loads(file.read_text())["traceEvents"]
+    named = {event["pid"]: event["args"]["name"] for event in found if event["ph"] == "M"}
+    slices = [event for event in found if event["ph"] == "X"]
+    assert {e["pid"] for e in slices} == set(named) and all("tcp" in n for n in named.values())
+    kinds = {kind: [e for e in slices if e["cat"] == kind] for kind in ("unit", "step", "operator")}
+    assert sorted(e["name"] for e in kinds["unit"]) == ["(0)", "(1)", "(2)"]
+    assert {e["name"] for e in kinds["step"]} == {"check", "read", "run", "write"}
+    assert len(kinds["operator"]) == 6 and "conv" in kinds["operator"][0]["name"]
+    runs = [e for e in kinds["step"] if e["name"] == "run"]
+    for inner, outer in ((kinds["operator"], runs), (kinds["step"], kinds["unit"])):
+        assert all(any(lies_in(small, large) for large in outer) for small in inner)
+
+
+def lies_in(small: dict[str, Any], large: dict[str, Any]) -> bool:
+    """Slices of one thread, one in the other, but for rounding."""
+    end = small["ts"] + small["dur"], large["ts"] + large["dur"]
+    return small["tid"] == large["tid"] and large["ts"] <= small["ts"] + 1 and end[0] <= end[1] + 1
+
+
 def test_one_bad_input_costs_itself_only(client, net, tmp_path, rng):
     images(tmp_path / "in", 9, rng)
     np.save(tmp_path / "in/004.npy", np.zeros((1, 3, 9, 9), np.float32))

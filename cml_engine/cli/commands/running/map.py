@@ -45,6 +45,9 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--price", type=PRICE, metavar="P", help="of one worker for an hour, for the report"
     )
     parser.add_argument("--report", metavar="FILE.json")
+    parser.add_argument(
+        "--trace", metavar="FILE.json", help="when each worker ran what, for ui.perfetto.dev"
+    )
 
 
 def run(a: argparse.Namespace) -> int:
@@ -70,6 +73,7 @@ def run(a: argparse.Namespace) -> int:
                 price=a.price,
                 progress=progress,
                 dashboard=True,
+                trace=a.trace,
             )
     except KeyboardInterrupt as interrupt:
         if str(interrupt):
