@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -14,8 +15,17 @@ _AHEAD = 3
 _LEAST_AHEAD = 4
 #: seconds between two looks at the cluster
 LOOK_S = 2.0
+#: units after which Dask forgets their names: else it remembers the last hundred thousand
+FORGET_AFTER = 1000
 #: seconds without any worker, and without a scheduler, after which a run ends
 PATIENCE_S = 60.0
+
+
+def forget_names() -> None:
+    """Empty Dask's cache of tasks' names in this process, which are not asked for again."""
+    from dask.utils import key_split
+
+    key_split.cache_clear()
 
 
 class Watch:
@@ -27,6 +37,7 @@ class Watch:
         self._workers = 0
         self._looked = 0.0
         self._alive = time.monotonic()
+        self._remembered = 0
 
     def look(self) -> None:
         """:class:`InputError` where nobody has worked for long."""
@@ -42,6 +53,10 @@ class Watch:
                 replace_lost(self.client, len(threads))
             if threads:
                 self._alive = now
+            if self.report.done - self._remembered >= FORGET_AFTER:
+                self._remembered = self.report.done
+                with contextlib.suppress(Exception):  # a scheduler may allow no such calls
+                    self.client.run_on_scheduler(forget_names)
         if self.client.status == "closed":
             raise self.vanished()
         if now - self._alive > PATIENCE_S:

@@ -22,6 +22,7 @@ from distributed.metrics import context_meter
 from cml_engine.distributed.store import LASTING, Store
 from cml_engine.distributed.trace import Moment
 from cml_engine.distributed.versions import check_same_versions, own_versions
+from cml_engine.distributed.watch import FORGET_AFTER, forget_names
 from cml_engine.distributed.work import Layer, Maker, Unit, Watch, Work
 from cml_engine.errors import CmlError, DeviceError, InputError
 
@@ -62,6 +63,7 @@ class Opened:
     store: Store | None = None
     #: why it cannot take part
     refused: str = ""
+    units: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -184,6 +186,9 @@ def run_unit(name: str, layer: str, traced: bool, *at: int) -> tuple[str, Outcom
         outcome.message = opened.refused
     else:
         _run(opened, outcome, traced)
+        opened.units += 1
+        if opened.units % FORGET_AFTER == 0:
+            forget_names()
     return get_worker().address, outcome
 
 
