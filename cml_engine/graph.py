@@ -212,6 +212,7 @@ class Graph:
     ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
     ``integer`` is the version of the rule by which an integer network is computed
     (docs/integer.md), 0 for one of floats; its quantized constants are the stored integers.
+    With ``float_tail`` what has no integer form is computed in floats, and so is what reads it.
     ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
     are lines for people: what a converter did. ``kept`` are tensors that somebody reads after a
     run though they are no outputs: no pass may make them part of another operator. ``apart`` are
@@ -235,6 +236,7 @@ class Graph:
     kept: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     integer: int = 0
+    float_tail: bool = False
     #: inputs that may be left out, by name
     sliders: Mapping[str, Slider] = field(default_factory=dict)
     origin: Origin | None = field(default=None, compare=False, repr=False)

@@ -83,11 +83,12 @@ def cook(
         write_graph(optimized, zip(plans, numbers, strict=True), sections)
     if guesses:
         write_guess(guesses, sections)
-    pair = _golden(optimized, 0.0 if graph.integer else _TOLERANCE[storage]) if golden else None
+    identical = graph.integer and not graph.float_tail
+    pair = _golden(optimized, 0.0 if identical else _TOLERANCE[storage]) if golden else None
     if pair is not None:
         write_golden(pair, optimized.facts, sections)
     meta = _meta(optimized, profiles, storage, plans, kernels.values())
-    if graph.integer:
+    if identical:
         meta["integer"] = model_digest(graph).hex()
     sections.add(META, json.dumps(meta, sort_keys=True, separators=(",", ":")).encode())
     return sections.bytes()

@@ -93,7 +93,9 @@ class NetworkMaker:
         graph = work.graphs[1] if work.cooked is None else load_cooked(work.cooked)
         self.session = Session(graph, work.backend, work.options)
         # integers are equal on all devices
-        self.device = ANY_DEVICE if graph.integer else device_name(self.session)
+        self.device = (
+            ANY_DEVICE if graph.integer and not graph.float_tail else device_name(self.session)
+        )
         self._batched: dict[int, Session | None] = {1: self.session}
 
     def measure(self) -> Measured:

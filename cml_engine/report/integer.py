@@ -30,13 +30,20 @@ class IntegerInfo:
     model: str
     points: tuple[PointInfo, ...]
     gas: dict[str, int]
+    #: outputs that are computed in floats, and the operator with which these begin
+    not_identical: tuple[str, ...] = ()
+    first_float: str = ""
 
     @classmethod
     def of(cls, graph: Graph, *, points: bool, gas: bool) -> IntegerInfo:
         found: tuple[PointInfo, ...] = ()
+        floats: tuple[str, ...] = ()
+        first = ""
         if points:
             if not graph.integer:
                 raise of_floats(graph)
+            network = lowered(graph)
+            floats, first = network.not_identical, network.first_float
             found = tuple(
                 PointInfo(
                     p.name,
@@ -46,9 +53,9 @@ class IntegerInfo:
                     p.carrier,
                     p.bound,
                 )
-                for p in lowered(graph).points
+                for p in network.points
             )
-        return cls(graph.name, found, dict(gas_by_node(graph)) if gas else {})
+        return cls(graph.name, found, dict(gas_by_node(graph)) if gas else {}, floats, first)
 
     @property
     def total_gas(self) -> int:
@@ -69,6 +76,11 @@ class IntegerInfo:
                 f"{p.name[:24]:24s} {p.title[:32]:32s} {p.words:6s} {p.scale:12.6g} "
                 f"{p.carrier:8s} {p.bound:14,d}"
             )
+        lines += [
+            f"output '{name}' is not identical on all machines: from {self.first_float} on it is "
+            "computed in floats"
+            for name in self.not_identical
+        ]
         lines += [f"{title[:48]:48s} {gas:16,d}" for title, gas in self.gas.items()]
         if self.gas:
             lines.append(f"{'gas':48s} {self.total_gas:16,d}")

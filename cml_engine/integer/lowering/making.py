@@ -216,6 +216,7 @@ class Making:
             quantization={},
             apart=(),
             integer=0,
+            float_tail=False,
         )
 
 

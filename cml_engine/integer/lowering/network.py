@@ -12,6 +12,7 @@ from cml_engine.integer.lines import Line, lines_of
 from cml_engine.integer.lowering import elementwise, moves, products
 from cml_engine.integer.lowering.making import Making
 from cml_engine.integer.lowering.rounding import of_words, rounded
+from cml_engine.integer.lowering.tail import Tail
 from cml_engine.integer.lowering.values import Pending, Point, Value
 from cml_engine.ops.declaration.registry import formula_of
 from cml_engine.passes.infer import infer_facts
@@ -55,6 +56,18 @@ class Lowered:
 
     graph: Graph
     points: tuple[Point, ...]
+    #: what is computed in floats, and by which operator first; where that is allowed
+    floats: frozenset[str] = frozenset()
+    first_float: str = ""
+
+    @property
+    def not_identical(self) -> tuple[str, ...]:
+        """The outputs that may differ from machine to machine."""
+        return tuple(name for name in self.graph.outputs if name in self.floats)
+
+
+class NoIntegerForm(ModelError):
+    """An operator of floats."""
 
 
 def lowered(graph: Graph) -> Lowered:
@@ -71,14 +84,29 @@ def lowered(graph: Graph) -> Lowered:
     for name in graph.inputs:
         if graph.facts[name].dtype == "scalar":
             making.values[name] = making.input(name)
+    tail = Tail(making)
     for node in graph.nodes:
-        for name, value in zip(node.outputs, _values(making, node), strict=True):
+        if tail.reaches(node):
+            tail.take(node)
+            continue
+        try:
+            values = _values(making, node)
+        except NoIntegerForm:
+            if not graph.float_tail:
+                raise
+            tail.take(node)
+            continue
+        for name, value in zip(node.outputs, values, strict=True):
             making.values[name] = _settled(making, node, name, value)
     for name in dict.fromkeys(graph.lasting):
+        if name in tail.floats:
+            continue
         if name not in making.values:
             raise ModelError(f"'{name}' is read after a run, and is no tensor of words")
         making.output(name)
-    return Lowered(infer_facts(making.finished()), tuple(making.points))
+    return Lowered(
+        infer_facts(making.finished()), tuple(making.points), frozenset(tail.floats), tail.first
+    )
 
 
 def _values(making: Making, node: Node) -> list[Value]:
@@ -96,10 +124,10 @@ def _values(making: Making, node: Node) -> list[Value]:
     if handler is None:
         for name in node.inputs:  # what is not rounded is said first
             making.words(node, name)
-        raise ModelError(
+        raise NoIntegerForm(
             f"{node.title} has no integer form: it is a function of more than one tensor or of "
-            "more than one place. Leave it outside of the network, or write it with operators of "
-            "docs/integer.md",
+            "more than one place. Leave it outside of the network, write it with operators of "
+            "docs/integer.md, or let the network end in floats (cml quantize --float-tail)",
             node.source,
         )
     return handler(making, node)

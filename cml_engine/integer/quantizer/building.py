@@ -42,8 +42,10 @@ class Building:
     def build(self) -> Graph:
         graph = self.graph
         self.constants = dict(graph.constants)
+        floats = [node for node in graph.nodes if node.outputs[0] in self.placement.floats]
+        self.used.update(name for node in floats for name in node.inputs)
         for node in graph.nodes:
-            self.nodes.append(self._weighted(node))
+            self.nodes.append(node if node in floats else self._weighted(node))
         for name, role in self.placement.points.items():
             table = self._table(name) if role == "function" else {}
             of = self.scale(name)
@@ -60,6 +62,7 @@ class Building:
             labels={**{n: v for n, v in graph.labels.items() if n in kept}, **labels},
             quantization=self.lines,
             integer=RULE_VERSION,
+            float_tail=bool(floats),
         )
 
     def _table(self, name: str) -> dict[str, Any]:

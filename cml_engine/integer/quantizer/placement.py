@@ -40,6 +40,8 @@ class Placement:
     points: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, Kind] = field(default_factory=dict)
     parent: dict[str, str] = field(default_factory=dict)
+    #: what is computed in floats
+    floats: set[str] = field(default_factory=set)
     #: the tensor that a function is of
     bases: dict[str, str] = field(default_factory=dict)
 
@@ -61,15 +63,19 @@ class Placement:
         return found
 
 
-def placed(graph: Graph) -> Placement:
-    """The rounding points of a network; :class:`ModelError` names what has no integer form."""
+def placed(graph: Graph, float_tail: bool = False) -> Placement:
+    """The rounding points of a network; :class:`ModelError` names what has no integer form. With a
+    ``float_tail`` that is computed in floats, and so is all that reads it."""
     placement, consumers = Placement(), graph.consumers()
     for name in graph.inputs:
         if graph.facts[name].dtype == "scalar":
             placement.points[name] = "input"
             placement.kinds[name] = Kind("words", name)
     for node in graph.nodes:
-        kind = kind_of(graph, node, placement)
+        kind = _kind(graph, node, placement, float_tail)
+        if kind is None:
+            placement.floats.update(node.outputs)
+            continue
         for name in node.outputs:
             if not kind.pending:
                 placement.kinds[name] = Kind("words", name)
@@ -84,6 +90,18 @@ def placed(graph: Graph) -> Placement:
                 if kind.base is not None:
                     placement.bases[name] = kind.base
     return placement
+
+
+def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> Kind | None:
+    """What a node makes; None where that is of floats."""
+    if not placement.floats.isdisjoint(node.inputs):
+        return None
+    try:
+        return kind_of(graph, node, placement)
+    except ModelError:
+        if not float_tail:
+            raise
+        return None
 
 
 def kind_of(graph: Graph, node: Node, placement: Placement) -> Kind:
@@ -110,8 +128,8 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> Kind:
             role = "product"
         return Kind(role, base if is_scaling else None)
     raise ModelError(
-        f"{node.title} has no integer form: leave it outside of the network, or write it with "
-        "operators that docs/integer.md names",
+        f"{node.title} has no integer form: leave it outside of the network, write it with "
+        "operators that docs/integer.md names, or let the network end in floats (--float-tail)",
         node.source,
     )
 

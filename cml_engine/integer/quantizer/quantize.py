@@ -38,15 +38,19 @@ def quantize(
     bits: int = 8,
     sixteen: str | Sequence[str] = "auto",
     max_error: float | None = None,
+    *,
+    float_tail: bool = False,
 ) -> tuple[Graph, QuantizeReport]:
     """The integer network of a network of floats, and a report (docs/integer.md).
 
     ``samples`` are at least 8 inputs, ``{name: array}`` each, as the network will meet them: ranges
     come from them. Words have ``bits`` bits; ``sixteen`` names tensors whose words have 16, or is
     ``"auto"``: as many of those that matter most as bring the error of the outputs below
-    ``max_error``, a share of their root mean square (0.01 if left out).
+    ``max_error``, a share of their root mean square (0.01 if left out). With ``float_tail``
+    operators without an integer form are computed in floats, and so is what reads them: outputs of
+    these are not identical on all machines, and the report names them.
     """
-    work = _Work.of(graph, samples, max_error)
+    work = _Work.of(graph, samples, max_error, float_tail)
     if bits not in (8, 16):
         raise InputError(f"bits {bits}: wanted 8 or 16")
     if bits == 16:
@@ -74,14 +78,14 @@ class _Work:
     alone: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Graph, samples: Samples, max_error: float | None) -> _Work:
+    def of(cls, graph: Graph, samples: Samples, max_error: float | None, float_tail: bool) -> _Work:
         if graph.integer:
             raise InputError(f"'{graph.name}' is an integer network already")
         if max_error is not None and not max_error > 0:
             raise InputError(f"max_error {max_error}: wanted a share above 0")
         given = _checked(graph, samples)
         folded = _folded(graph)
-        placement = placed(folded)
+        placement = placed(folded, float_tail)
         names = {*placement.points, *(n for node in folded.nodes if node.op in ("neg", "abs")
                                       for n in node.outputs)}  # fmt: skip
         seen = seen_of(folded, given, names)
@@ -216,7 +220,14 @@ class _Work:
                 )
             )
         error = self._error(got, self.outputs)
-        return QuantizeReport(self.graph.name, len(self.samples), error, self.wanted, tuple(nodes))
+        return QuantizeReport(
+            self.graph.name,
+            len(self.samples),
+            error,
+            self.wanted,
+            tuple(nodes),
+            network.not_identical,
+        )
 
 
 def _words(graph: Graph, name: str) -> str:

@@ -36,6 +36,8 @@ class QuantizeReport:
     error: float
     wanted: float
     nodes: tuple[NodeReport, ...]
+    #: outputs that are computed in floats
+    not_identical: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -59,6 +61,10 @@ class QuantizeReport:
                 f"{n.title[:32]:32s} {bits:>5s} {n.largest:10.3g} {n.rms:10.3g} "
                 f"{100 * n.alone:8.3f}% {100 * n.clipped:7.3f}% {n.carrier:8s} {n.bound:13,d}"
             )
+        rows += [
+            f"output '{name}' is computed in floats: not identical on all machines"
+            for name in self.not_identical
+        ]
         kept = "within" if self.ok else "MORE THAN"
         rows.append(
             f"error of the outputs: {100 * self.error:.3f} % of their size, {kept} "

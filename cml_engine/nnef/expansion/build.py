@@ -31,6 +31,8 @@ EXPRESSIONS = "KHR_enable_operator_expressions"
 
 #: What names an integer network (docs/integer.md), with the version of the rule behind it.
 INTEGER = "CML_integer_"
+#: Of an integer network: it may end in floats.
+FLOAT_TAIL = "CML_float_tail"
 
 #: What extensions of tract's begin with: registries of operators, which are known by their names.
 TRACT = "tract_"
@@ -123,6 +125,7 @@ class DocumentBuilder:
             updates=tuple(self._updates.items()),
             sources=builder.sources,
             integer=rule_version(self._document),
+            float_tail=any(name.id == FLOAT_TAIL for name in self._document.extensions),
             declarations=self._lowering.library.used_declarations(n.op for n in builder.nodes),
         )
 
@@ -273,7 +276,12 @@ def _check_extensions(document: Document, text: SourceText) -> None:
         if name.id.startswith(INTEGER) and name.id != f"{INTEGER}{RULE_VERSION}":
             message = f"'{name.id}' is another rule than this engine's, {INTEGER}{RULE_VERSION}"
             raise text.error(f"{message}: quantize the network again, or use its engine", name.pos)
-        if name.id not in (FRAGMENTS, EXPRESSIONS) and not name.id.startswith((TRACT, INTEGER)):
+        if name.id == FLOAT_TAIL and not any(other.startswith(INTEGER) for other in named):
+            message = f"'{name.id}' is for integer networks, which name {INTEGER}{RULE_VERSION} too"
+            raise text.error(message, name.pos)
+        if name.id not in (FRAGMENTS, EXPRESSIONS, FLOAT_TAIL) and not name.id.startswith(
+            (TRACT, INTEGER)
+        ):
             message = f"unknown extension '{name.id}': wanted {FRAGMENTS} or {EXPRESSIONS}"
             raise text.error(f"{message}, export without it", name.pos)
     if document.version is None:

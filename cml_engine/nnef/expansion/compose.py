@@ -11,7 +11,7 @@ import numpy as np
 
 from cml_engine.errors import InputError, ModelError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Graph, Node
-from cml_engine.nnef.expansion.build import FRAGMENTS, INTEGER
+from cml_engine.nnef.expansion.build import FLOAT_TAIL, FRAGMENTS, INTEGER
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import literal_name
 from cml_engine.nnef.expansion.signatures import Param, Signature
@@ -141,7 +141,8 @@ class _Composer:
 
     def _extensions(self, fragments: bool) -> tuple[Name, ...]:
         integer = self._graph.integer
-        named = [f"{INTEGER}{integer}"] * bool(integer) + [FRAGMENTS] * fragments
+        named = [f"{INTEGER}{integer}"] * bool(integer) + [FLOAT_TAIL] * self._graph.float_tail
+        named += [FRAGMENTS] * fragments
         return tuple(map(Name, named))
 
     @property

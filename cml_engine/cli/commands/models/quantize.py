@@ -30,6 +30,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="E",
         help="of the outputs, as a share of their size (0.01); exit code 1 where it is more",
     )
+    parser.add_argument(
+        "--float-tail",
+        action="store_true",
+        help="operators without an integer form are computed in floats, and what reads them: such "
+        "outputs are not identical on all machines",
+    )
     parser.add_argument("--overwrite", action="store_true")
 
 
@@ -39,7 +45,7 @@ def run(a: argparse.Namespace) -> int:
     files = named_files(a.input, facts, "input")
     samples = read_samples({name: file.path for name, file in files.items()}, facts)
     sixteen: Any = "auto" if a.sixteen is None else a.sixteen
-    made, report = quantize(graph, samples, a.bits, sixteen, a.max_error)
+    made, report = quantize(graph, samples, a.bits, sixteen, a.max_error, float_tail=a.float_tail)
     save_checked(made, a.output, overwrite=a.overwrite)
     print(json.dumps(report.data, indent=2) if a.json else report)
     return 0 if report.ok or a.max_error is None else 1

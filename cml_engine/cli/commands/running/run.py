@@ -138,8 +138,10 @@ def _tell_of_words(
         for name, count in saturated(graph, arrays).items():
             print(f"input '{name}': {count} of {arrays[name].size} values outside of its range")
     if digest:
-        from cml_engine.integer.digest import run_digest
+        from cml_engine.integer.digest import not_identical, run_digest
 
+        for name in not_identical(graph):
+            print(f"{name}: computed in floats, not identical on all machines: not in the digest")
         print(run_digest(graph, results))
 
 

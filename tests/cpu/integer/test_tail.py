@@ -1,0 +1,100 @@
+"""Integer networks that end in floats: what is identical, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine import cli
+from cml_engine.graph import Graph
+from cml_engine.integer.digest import run_digest
+from cml_engine.integer.lowering.network import lowered
+from tests.cpu.integer.test_quantize import samples_of
+from tests.fixtures.graphs import Net
+from tests.fixtures.integer.networks import IntegerNet, line
+
+
+def classifier() -> Graph:
+    """Features, and their softmax through more weights: the second of the two is of floats."""
+    net = Net(1, 4, 5, 5)
+    y = net.op("relu", net.op("conv", "x", net.random(6, 4, 3, 3), net.random(1, 6)))
+    p = net.op("softmax", y, axes=[1])
+    p = net.op("conv", p, net.random(3, 6, 1, 1), net.constant(0.0))
+    return net.graph(y, p)
+
+
+def test_the_end_may_be_of_floats(tmp_path: Path, capsys: Any) -> None:
+    graph = classifier()
+    samples = samples_of(graph)
+    with pytest.raises(cml.ModelError, match="softmax .* has no integer form.*--float-tail"):
+        cml.quantize(graph, samples)
+    made, report = cml.quantize(graph, samples, max_error=0.02, float_tail=True)
+    features, scores = graph.outputs
+    assert report.ok and report.not_identical == (scores,)
+    assert f"output '{scores}' is computed in floats: not identical" in str(report)
+    network = lowered(made)
+    assert network.first_float.startswith("softmax") and network.not_identical == (scores,)
+    outputs = cml.Session(made, "cpu").run(samples[0])
+    # the digest is of the words alone
+    digest = run_digest(made, outputs)
+    assert run_digest(made, {**outputs, scores: outputs[scores] + 1}) == digest
+    assert run_digest(made, {**outputs, features: outputs[features] + 1}) != digest
+    # and so it is in the file: a network is the same when it is read back
+    cml.save(made, tmp_path / "net")
+    assert "extension CML_float_tail;" in (tmp_path / "net/graph.nnef").read_text()
+    again = cml.load(tmp_path / "net")
+    assert again.float_tail and run_digest(again, outputs) == digest
+    np.save(tmp_path / "x.npy", samples[0]["x"])
+    model = str(tmp_path / "net")
+    given = ["-i", f"x={tmp_path / 'x.npy'}", "--backend", "cpu"]
+    assert cli.main(["run", model, *given, "--digest"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == [
+        f"{scores}: computed in floats, not identical on all machines: not in the digest", digest
+    ]  # fmt: skip
+    assert cli.main(["info", model, "--integer"]) == 0
+    assert f"output '{scores}' is not identical on all machines: from softmax" in (
+        capsys.readouterr().out
+    )
+    assert cli.main(["info", model, "--integer", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_identical"] == [scores]
+
+
+def tail(**more: Any) -> Graph:
+    net = IntegerNet()
+    y = net.op("softmax", net.input("x", (1, 4), 0.5), axes=[1], **more)
+    return net.graph(y).with_(float_tail=True)
+
+
+def test_nothing_identical_has_no_digest() -> None:
+    graph = tail()
+    outputs = cml.Session(graph, "cpu").run({"x": np.ones((1, 4), np.float32)})
+    with pytest.raises(cml.InputError, match="all of its outputs are computed in floats"):
+        run_digest(graph, outputs)
+
+
+def test_nothing_is_rounded_behind_it(tmp_path: Path) -> None:
+    with pytest.raises(cml.ModelError, match=r"softmax 't0' is computed in floats.*take the line"):
+        cml.Session(tail(to=line(0.01)), "cpu")
+    (tmp_path / "graph.nnef").write_text(
+        "version 1.0;\nextension CML_float_tail;\ngraph g(x) -> (y)\n{\n"
+        "x = external(shape = [1]);\ny = abs(x);\n}\n"
+    )
+    with pytest.raises(cml.ModelError, match=r"'CML_float_tail' is for integer networks"):
+        cml.load(tmp_path)
+
+
+@pytest.mark.long
+def test_the_gpu_is_compared_before_it(gpu: cml.Gpu) -> None:
+    from cml_engine.integer.check import check_bits, random_words
+
+    graph = classifier()
+    made, _ = cml.quantize(graph, samples_of(graph), sixteen=[], float_tail=True)
+    found = check_bits(made, gpu, random_words(made, 3))
+    assert found.ok and found.tensors == 4 and found.not_identical == (graph.outputs[1],)
+    assert "computed in floats, not identical on all machines: not compared" in str(found)
