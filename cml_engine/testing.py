@@ -20,12 +20,13 @@ import numpy as np
 from cml_engine.backends.half import counted_in_steps, rounded, run_stored, stored_tolerance
 from cml_engine.errors import CmlError, InputError
 from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.integer.proof import Range, broken_promise
 from cml_engine.layout import C4, C4H, HALF
 from cml_engine.nnef.expansion.signatures import REQUIRED
 from cml_engine.ops.declaration.checks import signature_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.declaration.spec import Case, OpSpec, Random
+from cml_engine.ops.declaration.spec import Case, IntegerFact, OpSpec, Random
 from cml_engine.passes.infer import infer_facts
 from cml_engine.planning.choose_storage import half_of, matrices_in_half
 from cml_engine.planning.lower import PlanOptions, lower
@@ -45,6 +46,8 @@ Array = np.ndarray[Any, Any]
 #: what lies between the tensors while a kernel is checked: a NaN, so that reading it shows too
 SENTINEL = 0x7FC0_CAFE
 _GUARD_BYTES = 512
+#: the largest word that an exact operator is given
+_WORDS = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,32 @@ def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) ->
         except AssertionError as reason:
             which = f"constants {sorted(graph.constants)}, layouts {layouts}"
             raise AssertionError(f"{found.name}, case {case.id} ({which}): {reason}") from reason
+        if found.exact:
+            _check_whole(found, graph, inputs, case)
         worst, runs = max(worst, error), runs + 1
     return CheckReport(found.name, len(found.cases), runs, worst, found.cpu is not None)
+
+
+def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: Case) -> None:
+    """An exact operator gives whole numbers, within its bounds."""
+    (node,) = graph.nodes
+    values = {**graph.constants, **inputs}
+    read = [values[n] for n in node.inputs if graph.facts[n].dtype == "scalar"]
+    low, high = (int(f([f(a) for a in read if a.size] or [0])) for f in (np.min, np.max))
+    if spec.bounds is not None:
+        facts = [
+            IntegerFact(
+                graph.facts[n].dtype,
+                graph.facts[n].shape,
+                int(values[n].min(initial=0)),
+                int(values[n].max(initial=0)),
+            )
+            for n in node.inputs
+        ]
+        low, high = spec.bounds(node.attrs, *facts)
+    for name, got in reference(graph, inputs).items():
+        if name in node.outputs and (wrong := broken_promise(name, got, Range(low, high))):
+            raise AssertionError(f"{spec.name}, case {case.id}: {wrong}")
 
 
 def variants(spec: OpSpec) -> Iterator[tuple[Case, Graph, dict[str, Array], dict[str, str]]]:
@@ -107,7 +134,8 @@ def case_graph(
 ) -> tuple[Graph, dict[str, Array]]:
     """A graph of the one node that a case describes, and its input values. With ``constants``
     all inputs but the first are constants, as a model's weights are."""
-    arrays = [_array(given, seed + i) for i, given in enumerate(case.inputs)]
+    exact = lookup(op).exact
+    arrays = [_array(given, seed + i, exact) for i, given in enumerate(case.inputs)]
     names = tuple(f"x{i}" for i in range(len(arrays)))
     values = dict(zip(names, arrays, strict=True))
     fixed = names[1:] if constants else ()
@@ -299,7 +327,7 @@ def _check_inputs(program: Any, values: Mapping[str, Array]) -> None:
         )
 
 
-def _array(given: Any, seed: int) -> Array:
+def _array(given: Any, seed: int, exact: bool = False) -> Array:
     if isinstance(given, np.ndarray | np.generic | float | int | bool):
         array = np.asarray(given)
         kind = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}[array.dtype.kind]
@@ -311,7 +339,8 @@ def _array(given: Any, seed: int) -> Array:
     if wanted.dtype == "integer":
         low, high = int(wanted.low), max(int(wanted.high), int(wanted.low) + 1)
         return generator.integers(low, high, wanted.shape).astype(np.int32)
-    return generator.uniform(wanted.low, wanted.high, wanted.shape).astype(np.float32)
+    values = generator.uniform(wanted.low, wanted.high, wanted.shape)
+    return (np.rint(values * _WORDS) if exact else values).astype(np.float32)
 
 
 def _fact(array: Array) -> Fact:

@@ -12,6 +12,7 @@ from cml_engine.backends.cpu import CpuProgram
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
 from cml_engine.integer.lines import lines_of
 from cml_engine.integer.lowering.network import lowered
+from cml_engine.integer.proof import broken_promise
 from cml_engine.passes import optimize
 from cml_engine.planning.choose_storage import layouts_for
 from cml_engine.planning.lower import PlanOptions, lower
@@ -74,7 +75,10 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
         for name in node.outputs:
             compared += 1
             got = inspect.read_tensor(program, plan.tensors[name])
-            if differing := _differing(name, got, values[name], optimized):
+            differing = _differing(name, got, values[name], optimized)
+            if not differing and name in whole.promised:
+                differing = broken_promise(name, got, whole.promised[name])
+            if differing:
                 place = f"{node.source}: " if node.source else ""
                 return BitCheck(graph.name, gpu.name, compared, f"{place}{node.title} {differing}")
     return BitCheck(graph.name, gpu.name, compared, "", whole.not_identical)

@@ -18,8 +18,8 @@ Array = np.ndarray[Any, Any]
 
 def model_digest(graph: Graph) -> bytes:
     """Of the network as NNEF would have it: its text, its numbers, its quantization; not of where
-    it lies or what was noted of it, nor of whether it was saved and read back. One that is cooked has that of the model that it was made
-    of, where that is an integer network."""
+    it lies or what was noted of it, nor of whether it was saved and read back. One
+    that is cooked has that of the model that it was made of, where that is an integer network."""
     if graph.ready is not None:
         if graph.ready.integer_digest is None:
             raise InputError(

@@ -140,3 +140,15 @@ def _by_weights(weights: Array, bias: Sequence[int], bits: int) -> tuple[Part, .
 
 def _halves(bias: Sequence[int], bits: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(b >> bits for b in bias), tuple(b & ((1 << bits) - 1) for b in bias)
+
+
+def broken_promise(name: str, got: Array, wanted: Range) -> str:
+    """What is wrong with the results of an exact operator: they are whole numbers of a range."""
+    for off, what in (
+        (got != np.rint(got), "exact=True says that it gives whole numbers"),
+        ((got < wanted.low) | (got > wanted.high), f"wanted {wanted.low} to {wanted.high}"),
+    ):
+        if off.any():
+            at = tuple(int(i) for i in np.argwhere(off)[0])
+            return f"gives {got[at]} in '{name}', at {list(at)}: {what}"
+    return ""

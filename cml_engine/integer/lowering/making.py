@@ -33,6 +33,8 @@ class Making:
     constants: dict[str, Array] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     points: list[Point] = field(default_factory=list)
+    #: what a game's operators give, by their own word
+    promised: dict[str, Range] = field(default_factory=dict)
     _parts: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     _constant_words: dict[str, Words] = field(default_factory=dict)
 

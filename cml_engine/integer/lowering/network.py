@@ -4,17 +4,19 @@ that every backend runs with the same bits."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cml_engine.errors import ModelError
 from cml_engine.graph import Graph, Node
 from cml_engine.integer.lines import Line, lines_of
 from cml_engine.integer.lowering import elementwise, moves, products
 from cml_engine.integer.lowering.making import Making
+from cml_engine.integer.lowering.own import exactly
 from cml_engine.integer.lowering.rounding import of_words, rounded
 from cml_engine.integer.lowering.tail import Tail
 from cml_engine.integer.lowering.values import Pending, Point, Value
-from cml_engine.ops.declaration.registry import formula_of
+from cml_engine.integer.proof import Range
+from cml_engine.ops.declaration.registry import formula_of, lookup
 from cml_engine.passes.infer import infer_facts
 
 Handler = Callable[[Making, Node], list[Value]]
@@ -59,6 +61,8 @@ class Lowered:
     #: what is computed in floats, and by which operator first; where that is allowed
     floats: frozenset[str] = frozenset()
     first_float: str = ""
+    #: what a game's operators give, by their own word
+    promised: Mapping[str, Range] = field(default_factory=dict)
 
     @property
     def not_identical(self) -> tuple[str, ...]:
@@ -104,18 +108,44 @@ def lowered(graph: Graph) -> Lowered:
         if name not in making.values:
             raise ModelError(f"'{name}' is read after a run, and is no tensor of words")
         making.output(name)
+    _check_own(making, tail)
     return Lowered(
-        infer_facts(making.finished()), tuple(making.points), frozenset(tail.floats), tail.first
+        infer_facts(making.finished()),
+        tuple(making.points),
+        frozenset(tail.floats),
+        tail.first,
+        making.promised,
+    )
+
+
+def _check_own(making: Making, tail: Tail) -> None:
+    """No operator of a game's stands in the place of one of the engine's, but an exact one."""
+    for node in making.nodes:
+        spec = lookup(node.op)
+        if spec.from_game and not spec.exact and tail.floats.isdisjoint(node.outputs):
+            raise _not_exact(node)
+
+
+def _not_exact(node: Node) -> NoIntegerForm:
+    return NoIntegerForm(
+        f"{node.title} has no integer form: it is a game's own operator, and does not say that of "
+        "whole numbers it computes whole numbers. Register it with exact=True if it does "
+        "(docs/custom_operators.md), leave it outside of the network, or let the network end in "
+        "floats (cml quantize --float-tail)",
+        node.source,
     )
 
 
 def _values(making: Making, node: Node) -> list[Value]:
+    spec = lookup(node.op)
+    if spec.exact:
+        return exactly(making, node, spec)
     line = making.lines.get(node.outputs[0])
     if line is not None and line.table and formula_of(node.op) is not None:
         found = elementwise.function(making, node)
         if found is not None:
             return [found]
-    handler = _HANDLERS.get(node.op)
+    handler = None if spec.from_game else _HANDLERS.get(node.op)
     elementwise_ = formula_of(node.op) is not None
     pending = any(isinstance(making.values.get(name), Pending) for name in node.inputs)
     as_function = elementwise_ and (handler is None or (pending and node.op not in _OF_PENDING))
@@ -124,6 +154,8 @@ def _values(making: Making, node: Node) -> list[Value]:
     if handler is None:
         for name in node.inputs:  # what is not rounded is said first
             making.words(node, name)
+        if spec.from_game:
+            raise _not_exact(node)
         raise NoIntegerForm(
             f"{node.title} has no integer form: it is a function of more than one tensor or of "
             "more than one place. Leave it outside of the network, write it with operators of "

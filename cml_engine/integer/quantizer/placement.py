@@ -10,7 +10,8 @@ from cml_engine.errors import ModelError
 from cml_engine.graph import Graph, Node
 from cml_engine.integer.lowering.moves import MOVES
 from cml_engine.integer.lowering.network import INTEGER_OPERATORS
-from cml_engine.ops.declaration.registry import formula_of
+from cml_engine.ops.declaration.registry import formula_of, lookup
+from cml_engine.ops.declaration.spec import OpSpec
 
 #: what leaves words words
 _OF_WORDS = MOVES | frozenset("pad resize neg abs relu clamp".split())
@@ -106,7 +107,9 @@ def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> K
 
 def kind_of(graph: Graph, node: Node, placement: Placement) -> Kind:
     """What a node makes of what it reads; :class:`ModelError` where that has no integer form."""
-    given = [placement.kinds[n] for n in node.inputs if n in placement.kinds]
+    spec, given = lookup(node.op), [placement.kinds[n] for n in node.inputs if n in placement.kinds]
+    if spec.from_game:
+        return _of_game(graph, node, placement, spec)
     pending = [kind for kind in given if kind.pending]
     if given and not pending and node.op in _OF_WORDS:
         return Kind("words")
@@ -134,6 +137,24 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> Kind:
     )
 
 
+def _of_game(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -> Kind:
+    """An exact operator's results are words, or sums; others are functions of one tensor."""
+    read = [n for n in node.inputs if n in placement.kinds]
+    if spec.exact and read and not any(placement.kinds[n].pending for n in read):
+        for name in read[1:]:
+            placement.join(read[0], name)
+        return Kind("words" if spec.bounds is None else "sum")
+    base = _base(graph, node, placement)
+    if spec.exact or spec.formula is None or base is None:
+        raise ModelError(
+            f"{node.title} has no integer form: it is a game's own operator. Register it with "
+            "exact=True if of whole numbers it computes whole numbers (docs/custom_operators.md), "
+            "leave it outside of the network, or let the network end in floats (--float-tail)",
+            node.source,
+        )
+    return Kind("function", base)
+
+
 def _base(graph: Graph, node: Node, placement: Placement) -> str | None:
     """The one tensor that the node's result is a function of."""
     bases = [placement.kinds[n].base for n in node.inputs if n in placement.kinds]
@@ -157,6 +178,8 @@ def _is_deferred(
 
 
 def _joins(graph: Graph, reader: Node, name: str, kind: Kind, placement: Placement) -> bool:
+    if lookup(reader.op).exact:
+        return False
     if reader.op in _BOUNDS and reader.inputs[0] == name:
         return all(n in graph.constants for n in reader.inputs[1:])
     if reader.op in _BY_SIGN and kind.role == "sum" and not kind.activated:

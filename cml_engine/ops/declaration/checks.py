@@ -14,7 +14,7 @@ from cml_engine.errors import CmlError, OperatorError, Source
 from cml_engine.graph import is_whole
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import Signature, declared_signature, standard_signatures
-from cml_engine.ops.declaration.spec import Case, Half, Kernel, OpSpec, Tolerance, not_stated
+from cml_engine.ops.declaration.spec import EXACT, Case, Half, Kernel, OpSpec, Tolerance, not_stated
 from cml_engine.ops.declaration.traits import NO_TRAITS
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -50,12 +50,28 @@ def checked(spec: OpSpec, file: Path | None) -> OpSpec:
     folder = place.resolve().parent if place else Path.cwd()
     spec = replace(spec, custom=True, folder=folder, signature=_complete(spec.signature))
     _check_functions(spec)
+    spec = _exactly(spec)
     _check_names(spec)
     if spec.kernel is None:
         return spec
     kernel = located(spec.kernel, spec, place)
     _check_kernel(kernel, spec)
     return replace(spec, kernel=kernel)
+
+
+def _exactly(spec: OpSpec) -> OpSpec:
+    """An exact operator is compared to the bit, and so wants both ways to compute it."""
+    if not spec.exact:
+        if spec.bounds is not None:
+            raise OperatorError(f"operator '{spec.name}': bounds is for exact=True")
+        return spec
+    if not spec.expression and (spec.cpu is None or spec.kernel is None):
+        lacking = "cpu" if spec.cpu is None else "kernel"
+        raise OperatorError(
+            f"operator '{spec.name}': exact=True wants a cpu function and a kernel, which give the "
+            f"same bits; it has no {lacking}"
+        )
+    return replace(spec, tolerance=EXACT)
 
 
 def located(kernel: Kernel, spec: OpSpec, place: Path | None = None) -> Kernel:

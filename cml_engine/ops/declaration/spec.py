@@ -202,6 +202,14 @@ def not_stated(attrs: Attrs, *facts: Fact) -> Fact:
     raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class IntegerFact(Fact):
+    """What is known of a tensor of an integer network: its words are ``low`` to ``high``."""
+
+    low: int = 0
+    high: int = 0
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """Everything there is to know of one operator.
@@ -227,6 +235,11 @@ class OpSpec:
         calls for a node in the place of ``cpu``, or ``None`` to stay with that.
     expression : in the place of ``infer``, ``cpu`` and ``kernel``, what the operator computes of
         each element: ``"x < 0 ? {alpha} * x : x"``.
+    exact : of whole numbers it computes whole numbers, without any rounding, so that it may be part
+        of an integer network (docs/integer.md). It is given words, not what they stand for.
+    bounds : ``bounds(attrs, *facts)`` gives the least and the largest whole number of the results
+        of an exact operator, of :class:`IntegerFact`; left out where results are among the words
+        that it is given.
     formula : what is elementwise about it, if anything; passes put it into other kernels.
     traits : what else passes know of it; of a game's operator nothing.
     """
@@ -244,6 +257,8 @@ class OpSpec:
     folder: Path | None = None
     prepare: Prepare | None = None
     expression: str = ""
+    exact: bool = False
+    bounds: Callable[..., tuple[int, int]] | None = None
     formula: Formula | None = None
     traits: Traits = NO_TRAITS
 

@@ -14,7 +14,7 @@ from tests.fixtures.integer.calls import CALLS
 
 
 @pytest.mark.parametrize("family", CALLS)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_bit_differs(family: str, seed: int) -> None:
     try:

@@ -1,0 +1,1 @@
+"""A custom operator in an integer network: how steep a map is, with the same bits everywhere."""

@@ -1,0 +1,30 @@
+"""``steepness``: of whole numbers it computes whole numbers, and says how large they get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+
+
+def steepness(attrs: cml.Attrs, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """How much the four neighbours differ, in NumPy."""
+    wide = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
+    around = wide[..., :-2, 1:-1], wide[..., 2:, 1:-1], wide[..., 1:-1, :-2], wide[..., 1:-1, 2:]
+    return np.asarray(sum(np.abs(neighbour - x) for neighbour in around))
+
+
+cml.register(
+    cml.OpSpec(
+        name="steepness",
+        signature="fragment steepness(x: tensor<scalar>) -> (y: tensor<scalar>);",
+        infer=cml.same_as(0),
+        cpu=steepness,
+        kernel=cml.Kernel("steepness.hlsl"),
+        exact=True,
+        bounds=lambda attrs, x: (0, 4 * (x.high - x.low)),
+        cases=[cml.Case(((1, 2, 5, 7),))],
+    )
+)

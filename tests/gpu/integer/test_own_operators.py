@@ -1,0 +1,144 @@
+"""A game's operators in integer networks: those that are exact join, others are refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import OperatorError, RangeError
+from cml_engine.graph import Graph
+from cml_engine.integer.check import check_bits, random_words
+from cml_engine.integer.lowering.network import lowered
+from cml_engine.ops import load_families, registered
+from cml_engine.plugins import load_file
+from cml_engine.testing import check
+from tests.cpu.integer.test_quantize import samples_of
+from tests.fixtures.graphs import Net
+from tests.fixtures.integer.networks import IntegerNet, line
+
+STEEPNESS = Path(__file__).resolve().parents[3] / "examples/steepness/steepness.py"
+load_families()
+
+
+@pytest.fixture(autouse=True)
+def _registry() -> Iterator[None]:
+    before = set(registered())
+    yield
+    for name in set(registered()) - before:
+        cml.unregister(name)
+
+
+def own(source: str, function: Any, name: str = "own", **more: Any) -> None:
+    """An operator of one tensor."""
+    given: dict[str, Any] = {
+        "infer": cml.same_as(0),
+        "cpu": lambda attrs, x: function(x),
+        "kernel": cml.Kernel(source=f"void kernel(uint i) {{ y[i] = {source}; }}"),
+        "signature": f"fragment {name}(x: tensor<scalar>) -> (y: tensor<scalar>)",
+        "cases": [cml.Case(((2, 5),))],
+    }
+    cml.register(cml.OpSpec(name, **{**given, **more}))
+
+
+def one(op: str = "own", **how: Any) -> Graph:
+    net = IntegerNet()
+    return net.graph(net.op(op, net.input("x", (2, 5), 0.25), **how))
+
+
+def test_an_exact_operator_joins(gpu: cml.Gpu) -> None:
+    load_file(STEEPNESS)
+    check("steepness", gpu)
+    net = Net(1, 2, 5, 7)
+    y = net.op("relu", net.op("mul", "x", net.constant(2.0)))
+    graph = net.graph(net.op("steepness", y))
+    made, report = cml.quantize(graph, samples_of(graph), sixteen=[])
+    point = next(node for node in report.nodes if node.title.startswith("steepness"))
+    assert (point.carrier, point.bound) == ("float32", 4 * 255) and report.error < 0.02
+    found = check_bits(made, gpu, random_words(made, 3))
+    assert found.ok, found
+
+
+def test_words_stay_words() -> None:
+    """Without bounds results are of the operand's scale, and no rounding point is wanted."""
+    own("x[x_size - 1 - i]", lambda x: x[::-1, ::-1], exact=True)
+    graph = one()
+    x = np.arange(-5, 5, dtype=np.float32).reshape(2, 5) / 4
+    np.testing.assert_array_equal(*cml.Session(graph, "cpu").run({"x": x}).values(), x[::-1, ::-1])
+    assert [point.title for point in lowered(graph).points] == ["input"]
+
+
+def test_one_that_is_not_exact_is_refused_by_name() -> None:
+    own("x[i]", lambda x: x)
+    with pytest.raises(cml.ModelError, match="own 't0' .* a game's own operator.*exact=True"):
+        cml.Session(one(), "cpu")
+    net = Net(2, 5)
+    graph = net.graph(net.op("own", "x"))
+    with pytest.raises(cml.ModelError, match="own 't0' .* a game's own operator.*exact=True"):
+        cml.quantize(graph, samples_of(graph))
+
+
+def test_one_in_the_place_of_the_engines_is_refused() -> None:
+    cml.unregister("relu")
+    own("max(x[i], 0.0)", lambda x: np.maximum(x, 0), "relu")
+    with pytest.raises(cml.ModelError, match="relu 't0' .* a game's own operator"):
+        cml.Session(one("relu"), "cpu")
+    cml.unregister("relu")
+
+
+#: what is said of an operator that does not keep its word, by check() and by validate --integer
+WRONG = {
+    "fractions": ({}, "0.5 * x[i]", lambda x: np.float32(0.5) * x, "whole numbers"),
+    "too large": ({}, "x[i] + 2.0", lambda x: x + 2, r"wanted -\d+ to \d+"),
+    "bounds": ({"bounds": lambda attrs, x: (0, 9)}, "x[i]", lambda x: x, "wanted 0 to 9"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_one_is_found(case: str, gpu: cml.Gpu) -> None:
+    more, source, cpu, message = WRONG[case]
+    own(source, cpu, exact=True, **more)
+    graph = one(to=line(0.25))
+    found = check_bits(graph, gpu, random_words(graph, 1))
+    assert not found.ok
+    assert re.match(f"own 't0.* gives .*{message}", found.first)
+    with pytest.raises(AssertionError, match=f"own, case .* gives .*{message}"):
+        check("own", gpu)
+
+
+def test_another_result_on_the_gpu_is_found(gpu: cml.Gpu) -> None:
+    own("x[i] + 1.0", lambda x: x, exact=True)
+    with pytest.raises(AssertionError):
+        check("own", gpu)
+
+
+DECLARED = {
+    "no kernel": ({"exact": True, "kernel": None}, "wants a cpu function and a kernel.*no kernel"),
+    "no NumPy": ({"exact": True, "cpu": None}, "it has no cpu"),
+    "bounds alone": ({"bounds": lambda attrs, x: (0, 1)}, "bounds is for exact=True"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DECLARED)
+def test_a_wrong_declaration_is_refused(case: str) -> None:
+    more, message = DECLARED[case]
+    with pytest.raises(OperatorError, match=message):
+        own("x[i]", lambda x: x, **more)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "error", "message"),
+    [
+        (lambda attrs, x: (0, 1 << 24), RangeError, r"0 to 16,777,216 .*wanted whole numbers"),
+        (lambda attrs, x: x.least, OperatorError, r"bounds\(\) of 'own' fails: AttributeError"),
+    ],
+)
+def test_what_bounds_say_is_checked(bounds: Any, error: Any, message: str) -> None:
+    own("x[i]", lambda x: x, exact=True, bounds=bounds)
+    with pytest.raises(error, match=message):
+        cml.Session(one(to=line(0.25)), "cpu")
