@@ -20,9 +20,10 @@ from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.passes import NAMES, optimize
 from cml_engine.plan import Plan
-from cml_engine.planning.asked import Decide, asked_for, checked
-from cml_engine.planning.choose_storage import Storage, layouts_for
-from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.asked import Decide, checked
+from cml_engine.planning.choose_storage import Storage
+from cml_engine.planning.lower import PlanOptions
+from cml_engine.planning.plan_graph import plan_graph
 from cml_engine.planning.shape_cache import Compiled, ShapeCache
 from cml_engine.planning.sibling import Sibling, share_constants
 from cml_engine.ranges import (
@@ -524,12 +525,10 @@ def make_plan(
     decided may be said by the names of the graph as it is ``written``."""
 
     def lowered() -> Plan:
-        asked = asked_for(options.decide, written or graph, graph)
-        plan = replace(_plan_options(gpu, options), kernels=asked.kernel, parts=asked.parts)
-        layouts = {}
-        if options.blocked_layout:
-            layouts = layouts_for(graph, options.storage, asked.storage, asked.layout)
-        return lower(graph, gpu.limits, layouts, plan, sibling)
+        return plan_graph(
+            graph, gpu.limits, options.storage, _plan_options(gpu, options), options.decide,
+            written=written, sibling=sibling, blocked_layout=options.blocked_layout,
+        )  # fmt: skip
 
     if graph.ready is None:
         return lowered()

@@ -28,8 +28,10 @@ from cml_engine.graph import Graph, Node
 from cml_engine.ops.conv.special_values import may_be_nan
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance
-from cml_engine.planning.choose_storage import Storage, layouts_for
-from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.asked import NOTHING_DECIDED, Decide
+from cml_engine.planning.choose_storage import Storage
+from cml_engine.planning.lower import PlanOptions
+from cml_engine.planning.plan_graph import plan_graph
 from cml_engine.report.compare import Comparison, compare
 from cml_engine.tuning.tables import table_for
 
@@ -50,13 +52,19 @@ class NodeCheck:
 
 
 def shadow_run(
-    graph: Graph, gpu: Gpu, inputs: Mapping[str, Array], storage: Storage = "float"
+    graph: Graph,
+    gpu: Gpu,
+    inputs: Mapping[str, Array],
+    storage: Storage = "float",
+    decide: Decide = NOTHING_DECIDED,
+    written: Graph | None = None,
 ) -> Iterator[NodeCheck]:
     """Run the (optimized) graph once on the GPU, by the kernels that sessions on it have, then
-    check its nodes in order. With ``"half"`` NumPy's results are rounded as they are stored."""
-    layouts = layouts_for(graph, storage)
+    check its nodes in order. With ``"half"`` NumPy's results are rounded as they are stored.
+    Decisions may be by the names of the graph as it is ``written``."""
     options = PlanOptions(keep=True, variants=table_for(gpu.name))
-    plan = lower(graph, gpu.limits, layouts, options)
+    plan = plan_graph(graph, gpu.limits, storage, options, decide, written=written)
+    layouts = plan.layouts
     in_steps = counted_in_steps(plan)
     program = GpuProgram(plan, gpu)
     # every step, and no variable gets its new value: what is checked are the values of this run
@@ -95,7 +103,7 @@ def _outputs(
     graph: Graph, gpu: Gpu, inputs: Mapping[str, Array], storage: Storage
 ) -> dict[str, Array]:
     options = PlanOptions(variants=table_for(gpu.name))
-    plan = lower(graph, gpu.limits, layouts_for(graph, storage), options)
+    plan = plan_graph(graph, gpu.limits, storage, options)
     return GpuProgram(plan, gpu).run(inputs)
 
 

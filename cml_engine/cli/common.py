@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,10 +15,12 @@ from cml_engine.cooked import load_cooked
 from cml_engine.cooked.form import MAGIC
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.files import arrays as array_files
+from cml_engine.files.atomic_write import write_atomically
 from cml_engine.files.json import read_json
 from cml_engine.files.named import NamedFile, named_file
 from cml_engine.graph import Fact, Graph
 from cml_engine.loading import load
+from cml_engine.plan import Plan
 from cml_engine.planning.asked import Decide, from_file
 from cml_engine.planning.choose_storage import Storage
 from cml_engine.ranges import EXTENT
@@ -99,6 +103,32 @@ def decided(a: argparse.Namespace) -> Decide:
         raise InputError(f"--decide: '{file}' is no JSON: {error}") from None
 
 
+def write_decisions(
+    a: argparse.Namespace, graph: Graph, optimized: Graph, plan: Plan | None, device: str
+) -> None:
+    """What ``--decisions`` wants, if anything: the decisions of a plan of the graph, as
+    ``--decide`` takes them."""
+    if not a.decisions:
+        return
+    if graph.ready is not None:
+        raise InputError(f"'{a.model}' is cooked: it was decided when that was done")
+    if plan is None:
+        raise InputError("--decisions are of a GPU's plan: leave --backend cpu out")
+    from cml_engine.report.decisions import decisions_on
+
+    array_files.check_place(Path(a.decisions), a.model)
+    found = decisions_on(device, graph, optimized, plan, decided(a))
+    write_atomically(a.decisions, json.dumps([asdict(d) for d in found], indent=1) + "\n")
+
+
+def session_of(a: argparse.Namespace, graph: Graph, backend: Any, **more: Any) -> Session:
+    """The session that a command runs; what was decided for it is written where that is wanted."""
+    session = Session(graph, backend, compile_options(a), **more)
+    name = session.gpu.name if session.gpu else ""
+    write_decisions(a, session.source_graph, session.graph, session.plan, name)
+    return session
+
+
 def storage_of(a: argparse.Namespace) -> Storage:
     """``--half`` or not."""
     return "half" if a.half else "float"
@@ -151,6 +181,8 @@ def backend_of(a: argparse.Namespace) -> Gpu | str:
     """The backend asked for; a GPU that leaves its kernels in a folder, where one is named."""
     if a.half and a.backend == "cpu":
         raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
+    if getattr(a, "decide", None) and a.backend == "cpu":
+        raise InputError("--decide is of a GPU's plan: leave --backend cpu out")
     if not a.dump_kernels:
         return str(a.backend)
     if a.backend == "cpu":
@@ -164,7 +196,7 @@ def backend_of(a: argparse.Namespace) -> Gpu | str:
 
 def gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """A session on a GPU that can time its own work, and inputs for it."""
-    session = Session(load_model(a), "gpu", compile_options(a))
+    session = session_of(a, load_model(a), "gpu")
     assert session.gpu is not None
     if not session.gpu.has_timestamps:
         raise DeviceError(f"{session.gpu.name} has no timestamp queries: frames cannot be timed")

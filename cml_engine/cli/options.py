@@ -81,8 +81,12 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("--decide",),
         {
             "metavar": "FILE.json",
-            "help": "kernels, layouts, storage that you decide (docs/report.md)",
+            "help": "kernels, layouts, storage, parts that you decide (docs/report.md)",
         },
+    ),
+    "decisions": (
+        ("--decisions",),
+        {"metavar": "FILE.json", "help": "write what this device's plan decides, and why"},
     ),
     "dump": (
         ("--dump-kernels",),

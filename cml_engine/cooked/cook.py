@@ -28,8 +28,10 @@ from cml_engine.ops import load_families
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.passes import optimize
 from cml_engine.plan import Plan
-from cml_engine.planning.choose_storage import Storage, layouts_for
-from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.asked import NOTHING_DECIDED, Decide, checked
+from cml_engine.planning.choose_storage import Storage
+from cml_engine.planning.lower import PlanOptions
+from cml_engine.planning.plan_graph import plan_graph
 from cml_engine.ranges import an_object, flag, some_of
 from cml_engine.session import random_inputs
 from cml_engine.tuning.tables import shipped_table
@@ -46,6 +48,7 @@ def cook(
     player: bool = False,
     golden: bool = True,
     guesses: Sequence[DeviceGuess] = (),
+    decide: Decide = NOTHING_DECIDED,
 ) -> bytes:
     """The network as the bytes of a cooked file (docs/cooked.md).
 
@@ -57,6 +60,7 @@ def cook(
     player : without the graph, which only Python can use.
     golden : with an input and NumPy's outputs of it (where every operator has a NumPy function).
     guesses : what devices are believed to do, for players.
+    decide : what all plans take instead of what tables and rules would (docs/report.md).
     """
     an_object(Graph, graph, "the graph to cook (cml.load gives one)")
     for value, what in ((half, "half"), (player, "player"), (golden, "golden")):
@@ -72,7 +76,11 @@ def cook(
         raise InputError(f"'{graph.name}' is an integer network: 16 bits do not hold its words")
     optimized = optimize(graph)
     profiles = [profile for profile in PROFILES.values() if profile.name in names]
-    plans = [_plan(optimized, profile, storage) for profile in profiles]
+    checked(decide)
+    plans = [
+        plan_graph(optimized, profile.limits, storage, _options(profile), decide, written=graph)
+        for profile in profiles
+    ]
     keys = [step_keys(plan) for plan in plans]
     kernels = _compiled([k for ks in keys for k in ks if isinstance(k, ShaderKey)])
     sections = Sections()
@@ -84,7 +92,9 @@ def cook(
     if guesses:
         write_guess(guesses, sections)
     identical = graph.integer and not graph.float_tail
-    pair = _golden(optimized, 0.0 if identical else _TOLERANCE[storage]) if golden else None
+    in_half = half or any(kinds.get("storage") == "half" for kinds in decide.values())
+    tolerance = 0.0 if identical else _TOLERANCE["half" if in_half else "float"]
+    pair = _golden(optimized, tolerance) if golden else None
     if pair is not None:
         write_golden(pair, optimized.facts, sections)
     meta = _meta(optimized, profiles, storage, plans, kernels.values())
@@ -94,9 +104,8 @@ def cook(
     return sections.bytes()
 
 
-def _plan(graph: Graph, profile: Profile, storage: Storage) -> Plan:
-    options = PlanOptions(variants=shipped_table(profile.tuned_as))
-    return lower(graph, profile.limits, layouts_for(graph, storage), options)
+def _options(profile: Profile) -> PlanOptions:
+    return PlanOptions(variants=shipped_table(profile.tuned_as))
 
 
 def _compiled(keys: Sequence[ShaderKey]) -> dict[str, Codes]:

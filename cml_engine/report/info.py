@@ -10,12 +10,13 @@ from typing import Any
 from cml_engine.errors import DeviceError
 from cml_engine.graph import Graph
 from cml_engine.limits import Limits
-from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
+from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.passes import optimize
 from cml_engine.plan import Plan
-from cml_engine.planning.asked import NOTHING_DECIDED, Decide, asked_for
-from cml_engine.planning.choose_storage import Storage, layouts_for
-from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.asked import NOTHING_DECIDED, Decide
+from cml_engine.planning.choose_storage import Storage
+from cml_engine.planning.lower import PlanOptions
+from cml_engine.planning.plan_graph import plan_graph
 from cml_engine.report.reuse import ReuseInfo
 from cml_engine.tuning.tables import table_for
 
@@ -89,7 +90,7 @@ def model_info(
     """Plan the graph (for :data:`PORTABLE` limits if none are given) and sum it up; runs nothing
     and needs no GPU."""
     optimized = optimize(graph)
-    plan = _planned(graph, optimized, limits or PORTABLE, storage, NO_VARIANTS, decide)
+    plan = plan_graph(optimized, limits or PORTABLE, storage, decide=decide, written=graph)
     operators = Counter(node.op for node in graph.nodes)
     several = len(graph.inputs) + bool(graph.updates) > 1 and graph.ready is None
     return ModelInfo(
@@ -114,20 +115,6 @@ def model_info(
     )
 
 
-def _planned(
-    graph: Graph,
-    optimized: Graph,
-    limits: Limits,
-    storage: Storage,
-    variants: VariantTable,
-    decide: Decide,
-) -> Plan:
-    asked = asked_for(decide, graph, optimized)
-    layouts = layouts_for(optimized, storage, asked.storage, asked.layout)
-    options = PlanOptions(variants=variants, kernels=asked.kernel, parts=asked.parts)
-    return lower(optimized, limits, layouts, options)
-
-
 def plan_for(
     graph: Graph, storage: Storage = "float", decide: Decide = NOTHING_DECIDED
 ) -> tuple[Plan, str]:
@@ -144,7 +131,8 @@ def plan_for(
     variants = table_for(name) if name else NO_VARIANTS
 
     def lowered() -> Plan:
-        return _planned(graph, optimized, limits, storage, variants, decide)
+        options = PlanOptions(variants=variants)
+        return plan_graph(optimized, limits, storage, options, decide, written=graph)
 
     ready, plain = graph.ready, not decide
     return (lowered() if ready is None else ready.plan(limits, storage, plain, lowered)), name

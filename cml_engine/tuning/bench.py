@@ -116,11 +116,12 @@ class Bench:
 
 
 def _candidates(graph: Graph, plan: Plan) -> list[TrialNode]:
-    """Every key of the plan that has two options or more, in the plan's order."""
+    """Every key of the plan that has two options or more and is not decided by the caller, in the
+    plan's order."""
     nodes = {node.title: node for node in graph.nodes}
     users: dict[str, dict[str, Choice]] = {}
     for choice in plan.choices:
-        if len(choice.options) > 1:
+        if len(choice.options) > 1 and not choice.asked:
             users.setdefault(choice.key, {})[choice.node] = choice
     found = []
     for by_node in users.values():

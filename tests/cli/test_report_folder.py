@@ -4,8 +4,10 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
+import cml_engine as cml
 from cml_engine.cli import main
 from cml_engine.report.folder import sections
 from tests.fixtures.models import write_model
@@ -45,6 +47,15 @@ class Page(HTMLParser):
 @pytest.fixture
 def model(tmp_path):
     return write_model(tmp_path / "tiny.nnef", MODEL)
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory):
+    """The model with weights in its folder."""
+    folder = tmp_path_factory.mktemp("weighted")
+    graph = cml.load(write_model(folder / "tiny.nnef", MODEL), random_weights=0)
+    cml.save(graph, folder / "net.nnef")
+    return folder / "net.nnef"
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +141,53 @@ def test_decisions_are_written_and_read(model, tmp_path, capsys):
     assert kernel["chosen"].startswith("plain")
     assert main([*info, str(out), "--decisions", str(again)]) == 0
     assert kernel in json.loads(again.read_text())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run -i image={image}",
+        "rank --runs 1",
+        "tune --rounds 1 --dry-run",
+        "frames -i image={image} --frames 1 --layers 1",
+        "trace --runs 1 -o {trace}",
+        "simulate",
+        "validate",
+    ],
+    ids=lambda words: words.split()[0],
+)
+def test_what_is_decided_runs_wherever_kernels_do(weighted, tmp_path, capsys, words):
+    """The file says "user" of it, and of what was left alone who else decided."""
+    image, mine, out = (tmp_path / name for name in ("image.npy", "mine.json", "out.json"))
+    np.save(image, np.zeros((1, 4, 8, 8), np.float32))
+    mine.write_text('{"result": {"kernel": "plain", "parts": "2"}}')
+    command, *rest = words.format(image=image, trace=tmp_path / "trace.json").split()
+    given = [command, str(weighted), *rest, "--decide", str(mine), "--decisions", str(out)]
+    assert main(given) == 0, capsys.readouterr().err
+    found = {(d["subject"], d["kind"]): d for d in json.loads(out.read_text())}
+    assert found["result", "kernel"]["chosen"].startswith("plain")
+    assert {found["result", kind]["by"] for kind in ("kernel", "parts")} == {"user"}
+    mine.write_text('{"result": {"kernel": "fast"}}')
+    assert main(given) == 2
+    assert "cannot have the kernel 'fast'" in capsys.readouterr().err
+
+
+def test_what_is_decided_is_cooked(weighted, tmp_path, capsys):
+    mine, cooked = tmp_path / "mine.json", tmp_path / "net.cml"
+    mine.write_text('{"result": {"kernel": "plain", "parts": "2"}}')
+    cook = ["cook", str(weighted), "--devices", "software", "-o", str(cooked), "--decide"]
+    assert main([*cook, str(mine)]) == 0
+    (step,) = cml.load_cooked(cooked).ready.plans[0].plan("net").steps[-1:]
+    assert "conv_plain" in step.finished.kernel.label
+    assert [b.nbytes for b in step.written] == [1024, 1024]
+
+
+def test_the_cpu_decides_nothing(weighted, tmp_path, capsys):
+    (tmp_path / "mine.json").write_text("{}")
+    for option in ("--decide", "--decisions"):
+        file = str(tmp_path / "mine.json")
+        assert main(["rank", str(weighted), "--backend", "cpu", option, file]) == 2
+        assert "leave --backend cpu out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from cml_engine.cli.common import (
     backend_of,
-    compile_options,
     load_model,
+    session_of,
 )
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.ranges import TIMES
-from cml_engine.session import Session
 
 if TYPE_CHECKING:
     from cml_engine.report.rank import RankReport
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "backend", "half", "decide", "dump")
+    add_options(parser, "model", "random", "backend", "half", "decide", "decisions", "dump")
     parser.add_argument("--runs", type=TIMES, default=10)
     parser.add_argument(
         "--given",
@@ -41,7 +40,7 @@ def run(a: argparse.Namespace) -> int:
     if a.stub and a.given:
         raise InputError("--stub compares whole runs: leave --given out")
     retain = a.given is not None
-    session = Session(load_model(a), backend_of(a), compile_options(a), retain=retain)
+    session = session_of(a, load_model(a), backend_of(a), retain=retain)
     if a.stub:
         report: RankReport | StubReport = session.rank_without(a.stub, runs=a.runs)
     else:

@@ -6,16 +6,15 @@ import argparse
 
 from cml_engine.cli.common import (
     bar,
-    compile_options,
     load_model,
+    session_of,
 )
 from cml_engine.cli.options import add_options
 from cml_engine.ranges import TIMES
-from cml_engine.session import Session
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "json")
+    add_options(parser, "model", "random", "half", "decide", "decisions", "json")
     parser.add_argument("--rounds", type=TIMES, default=30, help="for each option")
     parser.add_argument("--dry-run", action="store_true", help="measure, and write nothing")
 
@@ -24,7 +23,7 @@ def run(a: argparse.Namespace) -> int:
     from cml_engine.tuning import Bench
     from cml_engine.tuning import tune as measure
 
-    session = Session(load_model(a), "gpu", compile_options(a))
+    session = session_of(a, load_model(a), "gpu")
     with bar("tune", len(Bench(session).candidates)) as done:
         report = measure(session, rounds=a.rounds, dry_run=a.dry_run, progress=done)
     print(report.json() if a.json else report)

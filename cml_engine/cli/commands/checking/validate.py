@@ -6,17 +6,20 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from cml_engine.cli.common import (
+    compile_options,
+    decided,
     load_model,
     named_files,
     progress,
     storage_of,
+    write_decisions,
 )
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
 from cml_engine.graph import Graph
 from cml_engine.ranges import SEED
-from cml_engine.session import check_inputs, random_inputs
+from cml_engine.session import check_inputs, make_plan, random_inputs
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "inputs", "half", "dump")
+    add_options(parser, "model", "random", "inputs", "half", "decide", "decisions", "dump")
     parser.add_argument("--seed", type=SEED, default=0, help="of the random inputs")
     parser.add_argument(
         "--integer",
@@ -48,11 +51,14 @@ def run(a: argparse.Namespace) -> int:
     from cml_engine.passes import optimize
     from cml_engine.report.validation import Validation
 
-    graph = optimize(load_model(a))
+    written = load_model(a)
+    graph = optimize(written)
     gpu = Gpu()
     gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
     arrays = _inputs(graph, a)
-    checks = shadow_run(graph, gpu, arrays, storage_of(a))
+    plan = make_plan(graph, gpu, compile_options(a), written=written)
+    write_decisions(a, written, graph, plan, gpu.name)
+    checks = shadow_run(graph, gpu, arrays, storage_of(a), decided(a), written)
     report = Validation.of(graph.name, gpu.name, progress(checks, len(graph.nodes), "validate"))
     print(report)
     stored = _storage_report(graph, gpu, arrays) if a.half else None
@@ -62,8 +68,10 @@ def run(a: argparse.Namespace) -> int:
 def _check_passes(a: argparse.Namespace) -> int:
     from cml_engine.inspection.passes import check_passes
 
-    if a.half or a.dump_kernels:
-        raise InputError("--passes compares in NumPy: leave --half and --dump-kernels out")
+    if a.half or a.dump_kernels or a.decide or a.decisions:
+        raise InputError(
+            "--passes compares in NumPy: leave --half, --decide, --decisions and --dump-kernels out"
+        )
     graph = load_model(a)
     report = check_passes(graph, _inputs(graph, a))
     print(report)

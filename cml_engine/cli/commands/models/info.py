@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cml_engine.cli.common import (
     decided,
     load_model,
     storage_of,
+    write_decisions,
 )
 from cml_engine.cli.options import add_options
-from cml_engine.errors import InputError
-from cml_engine.files.arrays import check_place
-from cml_engine.files.atomic_write import write_atomically
 from cml_engine.files.folders import costs_file
 from cml_engine.graph import Graph
 from cml_engine.passes import optimize
@@ -28,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "decide", "json")
+    add_options(parser, "model", "random", "half", "decide", "decisions", "json")
     parser.add_argument(
         "--integer",
         action="store_true",
@@ -36,9 +32,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--gas", action="store_true", help="what it costs, in units equal on every machine"
-    )
-    parser.add_argument(
-        "--decisions", metavar="FILE.json", help="write what this device's plan decides, and why"
     )
     parser.add_argument("--plan", action="store_true", help="list every dispatch")
     parser.add_argument(
@@ -56,7 +49,8 @@ def run(a: argparse.Namespace) -> int:
     cooked = graph.ready is not None
     info = CookedInfo.of(graph) if cooked else model_info(graph, None, storage_of(a), decided(a))
     if a.decisions:
-        _write_decisions(graph, a)
+        plan, device = plan_for(graph, storage_of(a), decided(a))
+        write_decisions(a, graph, optimize(graph), plan, device)
     forecast = None
     if a.budget_ms:
         forecast = _forecast_of(graph, a)
@@ -78,18 +72,6 @@ def _proven(graph: Graph, a: argparse.Namespace) -> int:
     info = IntegerInfo.of(graph, points=a.integer, gas=a.gas)
     print(info.json() if a.json else info)
     return 0
-
-
-def _write_decisions(graph: Graph, a: argparse.Namespace) -> None:
-    """The decisions of the plan of a session on this machine, as ``--decide`` takes them."""
-    from cml_engine.report.decisions import decisions_on
-
-    if graph.ready is not None:
-        raise InputError(f"'{a.model}' is cooked: it was decided when that was done")
-    check_place(Path(a.decisions), a.model)
-    plan, device = plan_for(graph, storage_of(a), decided(a))
-    found = decisions_on(device, graph, optimize(graph), plan, decided(a))
-    write_atomically(a.decisions, json.dumps([asdict(d) for d in found], indent=1) + "\n")
 
 
 def _forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:

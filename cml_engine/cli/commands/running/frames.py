@@ -14,7 +14,18 @@ from cml_engine.ranges import TIMES
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "inputs", "half", "budget", "frame", "json")
+    add_options(
+        parser,
+        "model",
+        "random",
+        "inputs",
+        "half",
+        "decide",
+        "decisions",
+        "budget",
+        "frame",
+        "json",
+    )
     parser.add_argument("--frames", type=TIMES, default=600, help="of ours, full ones")
     parser.add_argument("--layers", type=TIMES, default=4, help="of the usual way beside it")
 

@@ -15,6 +15,8 @@ from cml_engine.cli.common import (
     compile_options,
     load_model,
     named_files,
+    session_of,
+    write_decisions,
 )
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
@@ -28,7 +30,9 @@ from cml_engine.tiling.tiles import Tiles
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "inputs", "backend", "half", "decide", "dump")
+    add_options(
+        parser, "model", "random", "inputs", "backend", "half", "decide", "decisions", "dump"
+    )
     parser.add_argument(
         "--digest",
         action="store_true",
@@ -101,12 +105,12 @@ def run(a: argparse.Namespace) -> int:
     arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
     arrays = check_inputs(facts, arrays)
     if a.tile is not None:
-        session = Session(graph, backend_of(a), compile_options(a))
+        session = session_of(a, graph, backend_of(a))
         results: dict[str, Any] | None = _tiled(session, arrays, a)
     elif a.dump_tensors is not None or a.stop_at_nan:
         results, session = _watched(graph, arrays, a)
     else:
-        session = Session(graph, backend_of(a), compile_options(a))
+        session = session_of(a, graph, backend_of(a))
         results = session.run(arrays)
     if results is None:
         return 1
@@ -156,6 +160,8 @@ def _watched(
     dump = None if a.dump_tensors is None else Dump(a.dump_tensors, graph, a.only)
     options = replace(compile_options(a), without=AS_WRITTEN)
     session = Session(graph, backend_of(a), options)
+    device = session.gpu.name if session.gpu else ""
+    write_decisions(a, graph, session.graph, session.plan, device)
     stop = StopAtNan(session.graph, arrays) if a.stop_at_nan else None
 
     def watch(node: Node, found: Sequence[Any]) -> None:

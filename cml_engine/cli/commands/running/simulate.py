@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cml_engine.cli.common import (
+    decided,
     load_model,
     storage_of,
+    write_decisions,
 )
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
 from cml_engine.files.folders import costs_file
+from cml_engine.passes import optimize
 from cml_engine.ranges import SPEED
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "budget", "frame")
+    add_options(parser, "model", "random", "half", "decide", "decisions", "budget", "frame")
     parser.add_argument("--speed", type=SPEED, default=1.0, help="of this device, 0.1 is a tenth")
     parser.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
 
@@ -36,7 +39,8 @@ def run(a: argparse.Namespace) -> int:
     if a.plot:
         _check_plot(Path(a.plot), a.model)
     graph = load_model(a)
-    plan, device = plan_for(graph, storage_of(a))
+    plan, device = plan_for(graph, storage_of(a), decided(a))
+    write_decisions(a, graph, optimize(graph), plan, device)
     model = commands.known_costs(device, costs_file(device) if device else None)
     outcomes = commands.policies(
         graph.name, plan.step_costs(), budget_ms=a.budget_ms, frame_ms=a.frame_ms, speed=a.speed,

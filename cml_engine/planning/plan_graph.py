@@ -1,0 +1,35 @@
+"""An optimized graph to its plan, with what the caller decides: what sessions, tools and cooked
+files have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cml_engine.graph import Graph
+from cml_engine.limits import Limits
+from cml_engine.plan import Plan
+from cml_engine.planning.asked import NOTHING_DECIDED, Decide, asked_for
+from cml_engine.planning.choose_storage import Storage, layouts_for
+from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.sibling import Sibling
+
+DEFAULT = PlanOptions()
+
+
+def plan_graph(
+    graph: Graph,
+    limits: Limits,
+    storage: Storage = "float",
+    options: PlanOptions = DEFAULT,
+    decide: Decide = NOTHING_DECIDED,
+    *,
+    written: Graph | None = None,
+    sibling: Sibling | None = None,
+    blocked_layout: bool = True,
+) -> Plan:
+    """The plan of an optimized graph. Decisions may be said by the names of the graph as it is
+    ``written``; see :func:`lower` for the rest."""
+    asked = asked_for(decide, written or graph, graph)
+    layouts = layouts_for(graph, storage, asked.storage, asked.layout) if blocked_layout else {}
+    options = replace(options, kernels=asked.kernel, parts=asked.parts)
+    return lower(graph, limits, layouts, options, sibling)
