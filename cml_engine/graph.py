@@ -213,6 +213,7 @@ class Graph:
     ``integer`` is the version of the rule by which an integer network is computed
     (docs/integer.md), 0 for one of floats; its quantized constants are the stored integers.
     With ``float_tail`` what has no integer form is computed in floats, and so is what reads it.
+    ``words`` are the tensors that hold whole numbers only, each with the least and the largest.
     ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
     are lines for people: what a converter did. ``kept`` are tensors that somebody reads after a
     run though they are no outputs: no pass may make them part of another operator. ``apart`` are
@@ -237,6 +238,7 @@ class Graph:
     apart: tuple[str, ...] = ()
     integer: int = 0
     float_tail: bool = False
+    words: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     #: inputs that may be left out, by name
     sliders: Mapping[str, Slider] = field(default_factory=dict)
     origin: Origin | None = field(default=None, compare=False, repr=False)

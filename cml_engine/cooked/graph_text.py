@@ -68,6 +68,7 @@ def described(graph: Graph) -> dict[str, Any]:
         "sources": {name: _source(source) for name, source in graph.sources.items()},
         "quantization": {name: _attrs(attrs) for name, attrs in graph.quantization.items()},
         "notes": list(graph.notes),
+        **({"words": {n: list(ends) for n, ends in graph.words.items()}} if graph.words else {}),
     }
 
 
@@ -131,7 +132,7 @@ def read_graph(file: Container) -> Graph:
     """The graph of a file that has one."""
     try:
         data = parse_json(bytes(file.section(GRAPH).content).decode())
-        if not isinstance(data, dict) or set(data) != _FIELDS:
+        if not isinstance(data, dict) or set(data) - {"words"} != _FIELDS:
             raise ValueError("its fields are others")
         facts = {_text(n): _fact(*fact) for n, fact in data["facts"].items()}
         graph = Graph(
@@ -146,6 +147,7 @@ def read_graph(file: Container) -> Graph:
             sources={_text(n): _a_source(*source) for n, source in data["sources"].items()},
             quantization={n: _some_attrs(attrs) for n, attrs in data["quantization"].items()},
             notes=tuple(_text(note) for note in data["notes"]),
+            words={_text(n): _range(*ends) for n, ends in data.get("words", {}).items()},
         )
         _check(graph)
     except CmlError:
@@ -191,6 +193,12 @@ def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
         raise ValueError(f"wanted a number, got {str(value)[:40]}")
     return value
+
+
+def _range(low: Any, high: Any) -> tuple[int, int]:
+    if not all(type(end) is int and abs(end) < 1 << 31 for end in (low, high)) or low > high:
+        raise ValueError(f"wanted a range, got {str((low, high))[:40]}")
+    return low, high
 
 
 def _names(values: Any) -> tuple[str, ...]:

@@ -71,13 +71,16 @@ def digest_of(key: ShaderKey) -> str:
 
 def compiled(key: ShaderKey) -> Codes:
     """The variant for all platforms. The engine's own kernels have SPIR-V, and WGSL where that can
-    say it; a game's have SPIR-V only where WGSL cannot (:func:`compile_kernel` says why)."""
+    say it (some have WGSL alone); a game's have SPIR-V only where WGSL cannot
+    (:func:`compile_kernel` says why)."""
     try:
         wgsl = compile_wgsl(key)
     except ShaderCompileError:
+        if key.wgsl_only:
+            raise
         wgsl = ""
     spirv: bytes | str = b""
-    if not key.interface:
+    if not key.interface and not key.wgsl_only:
         spirv = compile_spirv(key)
     elif not wgsl:
         spirv = compile_kernel(key)

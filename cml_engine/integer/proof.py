@@ -78,14 +78,22 @@ def bounds(weights: Array, bias: Sequence[int], words: Range) -> list[int]:
 
 
 def carried(
-    title: str, weights: Array, bias: Sequence[int], words: Range, source: Source | None = None
+    title: str,
+    weights: Array,
+    bias: Sequence[int],
+    words: Range,
+    source: Source | None = None,
+    whole: bool = False,
 ) -> Carried:
     """How the sums can be carried; :class:`RangeError` where they cannot. ``weights`` are integers,
-    a row for each channel, as many as ``bias`` has."""
+    a row for each channel, as many as ``bias`` has. ``whole``: they are added up in 32 bits,
+    and needs no parts."""
     totals = bounds(weights, bias, words)
     bound = max(totals, default=0)
     if bound < FLOAT_BOUND:
         return Carried("float32", bound, (Part("all", weights, tuple(bias)),))
+    if whole and bound < INT_BOUND:
+        return Carried("int32", bound, (Part("all", weights, tuple(bias)),))
     if bound >= INT_BOUND:
         raise too_large(title, totals.index(bound), bound, words, source)
     for split, bits in product((_by_words, _by_weights), _LOW_BITS):

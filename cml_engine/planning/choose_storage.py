@@ -1,9 +1,13 @@
-"""Decide which feature maps and weights are stored in 16 bits (``cml_engine/layout.py``).
+"""Decide which feature maps and weights are stored in fewer bits (``cml_engine/layout.py``).
 
-Of those in blocks of four channels it is every one whose producer and readers all take it so:
-``Kernel.half`` says what an operator takes. Operators that move memory without looking at it tie
-their tensors together, and a tie decides as one. A convolution's filter is where what it reads or
-what it writes is, a matrix of weights where its product takes it so. Arithmetic is in 32 bits.
+In 16 bits, where that is asked for: of those in blocks of four channels it is every one whose
+producer and readers all take it so: ``Kernel.half`` says what an operator takes. Operators that
+move memory without looking at it tie their tensors together, and a tie decides as one. A
+convolution's filter is where what it reads or what it writes is, a matrix of weights where its
+product takes it so. Arithmetic is in 32 bits.
+
+The maps of integer networks are whole numbers, and lie in as few bits as hold them, by the same
+kernels; nobody needs to ask for it, for nothing is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import Literal, get_args
 
 from cml_engine.errors import InputError
 from cml_engine.graph import Fact, Graph, Node
-from cml_engine.layout import C4, C4H, HALF
+from cml_engine.layout import C4, C4H, HALF, whole_layout
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Half
 from cml_engine.planning.choose_layout import (
@@ -40,6 +44,8 @@ def layouts_for(
     the caller decides it, ``asked_layouts`` are their layouts."""
     one_of(get_args(Storage), storage, "storage")
     layouts = choose_layout(graph, asked_layouts)
+    if graph.words:
+        return _in_words(graph, layouts, asked)
     if storage == "half" or asked:
         return choose_storage(graph, layouts, asked, storage)
     return layouts
@@ -53,19 +59,7 @@ def choose_storage(
 ) -> dict[str, str]:
     """The layouts with ``c4h`` in the place of ``c4`` where that can be and is ``asked`` for, or
     is the ``storage`` of what nobody asks for. :class:`InputError` where it cannot be."""
-    ties = Ties()
-    full: dict[str, Node] = {}
-    for node in graph.nodes:
-        results = {n for n in node.outputs if layouts.get(n) == C4}
-        read = {n for n in node.reads if layouts.get(n) == C4}
-        taken = half_of(node, graph.facts)
-        if taken == "none" or _stands_beside_plain(node, graph, layouts):
-            full |= dict.fromkeys(read | results, node)
-        elif taken == "reads":
-            full |= dict.fromkeys(results, node)
-        elif taken == "alike":
-            ties.join(read | results)
-    refused = {ties.find(name): node for name, node in full.items()}
+    ties, refused = _stored_alike(graph, layouts)
     wanted = {ties.find(name): stored for name, stored in asked.items()}
 
     def in_half(name: str) -> bool:
@@ -82,6 +76,50 @@ def choose_storage(
                 f"decide: '{name}' cannot be stored as '{stored}': "
                 f"{_against(name, layouts, refused.get(ties.find(name)))}"
             )
+    return found
+
+
+def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[str, Node]]:
+    """Which blocked maps are stored alike, and those (by their tie) that an operator takes in 32
+    bits only."""
+    ties = Ties()
+    full: dict[str, Node] = {}
+    for node in graph.nodes:
+        results = {n for n in node.outputs if layouts.get(n) == C4}
+        read = {n for n in node.reads if layouts.get(n) == C4}
+        taken = _packed_of(node, graph.facts) if graph.words else half_of(node, graph.facts)
+        if taken == "reads" and graph.words:
+            taken = "none"  # such kernels take numbers out of words themselves, in 16 bits
+        if taken == "none" or _stands_beside_plain(node, graph, layouts):
+            full |= dict.fromkeys(read | results, node)
+        elif taken == "reads":
+            full |= dict.fromkeys(results, node)
+        elif taken == "alike":
+            ties.join(read | results)
+    return ties, {ties.find(name): node for name, node in full.items()}
+
+
+def _in_words(
+    graph: Graph, layouts: Mapping[str, str], asked: Mapping[str, str] = _NOTHING
+) -> dict[str, str]:
+    """The layouts of an integer network: packed where a blocked map, and all that are stored
+    alike, are whole numbers."""
+    if asked:
+        raise InputError(
+            f"decide: '{next(iter(asked))}' is of an integer network, whose maps are stored in as "
+            "few bits as hold them: leave it out"
+        )
+    ties, refused = _stored_alike(graph, layouts)
+    tied: dict[str, list[str]] = {}
+    for name, layout in layouts.items():
+        if layout == C4 and ties.find(name) not in refused:
+            tied.setdefault(ties.find(name), []).append(name)
+    found = dict(layouts)
+    for names in tied.values():
+        if all(name in graph.words for name in names):
+            ends = [graph.words[name] for name in names]
+            packed = whole_layout(min(e[0] for e in ends), max(e[1] for e in ends))
+            found |= dict.fromkeys(names, packed or C4)
     return found
 
 
@@ -118,6 +156,11 @@ def matrices_in_half(graph: Graph) -> set[str]:
 
 def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
     """Which of the node's blocked feature maps may be stored in 16 bits."""
+    return "none" if lookup(node.op).traits.whole else _packed_of(node, facts)
+
+
+def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
+    """Which of them its kernel takes packed."""
     kernel = lookup(node.op).kernel
     if kernel is None:
         return "none"

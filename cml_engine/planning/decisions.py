@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cml_engine.graph import Graph, Node
-from cml_engine.layout import BLOCKED, C4, C4H, HALF, PLAIN
+from cml_engine.layout import BLOCKED, C4, C4H, HALF, PLAIN, WHOLE
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.registry import lookup
@@ -97,6 +97,8 @@ def _of_map(
         return
     why = "what makes it and what reads it work on blocks of four channels"
     yield Decision(name, "layout", (PLAIN, C4), C4, "rule", why)
+    if layout in WHOLE:
+        return  # there is nothing to choose
     stored = "half" if layout == C4H else "float"
     why = "32 bits, unless 16 are asked for"
     if half:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cml_engine.errors import CmlError, DeviceError, InputError, InternalError, UnsupportedOp
 from cml_engine.graph import Epilogue, Fact, Graph, Node, unused_name
-from cml_engine.layout import C4H, PLAIN, stored_bytes, words
+from cml_engine.layout import PLAIN, block_words, stored_bytes, words
 from cml_engine.limits import Limits
 from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault, text_of
@@ -490,7 +490,7 @@ def node_cost(
     spec: OpSpec, node: Node, graph: Graph, layouts: Mapping[str, str] = MappingProxyType({})
 ) -> Cost:
     """The operator's cost with its epilogues': their FLOPs, and the operands they read. What is
-    stored in 16 bits is half of the bytes."""
+    stored in fewer bits is fewer bytes."""
     facts = graph.facts
     outputs = [facts[n] for n in node.outputs]
     cost = _own_cost(spec, node, [facts[n] for n in node.inputs], outputs)
@@ -498,17 +498,17 @@ def node_cost(
         others = [facts[n] for n in epilogue.inputs]
         flops = lookup(epilogue.op).cost(epilogue.attrs, [*outputs, *others], outputs).flops
         cost = cost + Cost(flops, sum(f.nbytes for f in others), 0)
-    halves = {n for n in (*node.reads, *node.outputs) if layouts.get(n) == C4H}
-    halves.update(rounded_weights(node, graph, layouts))
-    read, written = (_stored_share(names, graph, halves) for names in (node.reads, node.outputs))
+    shares = {n: block_words(layouts.get(n, PLAIN)) / 4 for n in (*node.reads, *node.outputs)}
+    shares |= dict.fromkeys(rounded_weights(node, graph, layouts), 0.5)
+    read, written = (_stored_share(names, graph, shares) for names in (node.reads, node.outputs))
     return Cost(cost.flops, cost.read * read, cost.written * written)
 
 
-def _stored_share(names: Sequence[str], graph: Graph, halves: set[str]) -> float:
+def _stored_share(names: Sequence[str], graph: Graph, shares: Mapping[str, float]) -> float:
     """What the tensors take in memory over what they take in 32 bits."""
     full = sum(graph.facts[n].nbytes for n in names)
-    saved = sum(graph.facts[n].nbytes / 2 for n in names if n in halves)
-    return 1 - saved / full if full else 1.0
+    stored = sum(graph.facts[n].nbytes * shares[n] for n in names)
+    return stored / full if full else 1.0
 
 
 def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact]) -> Cost:

@@ -27,7 +27,7 @@
 #endif
 
 // vectors of the filter per tap and block of inputs
-#define TAP_VECTORS (DEPTHWISE ? 1 : ROWS)
+#define TAP_VECTORS (DEPTHWISE ? 1 : BLOCK_VECTORS)
 
 struct Place {
     uint image;
@@ -78,28 +78,32 @@ void find_inputs(int ox, uint first_block, uint volume) {
     }}
 }
 
-float4 input_at(int column, uint offset) {
-    float4 value = T0[from[column] + offset];
-    return found[column] ? value : float4(0.0, 0.0, 0.0, 0.0);
+CML_BLOCK input_at(int column, uint offset) {
+    CML_BLOCK value = CML_BLOCK(T0[from[column] + offset]);
+#ifdef FLIP
+    return (found[column] ? value : CML_BLOCK(0)) ^ FLIP;
+#else
+    return found[column] ? value : CML_BLOCK(0);
+#endif
 }
 
 #if DEPTHWISE
 void add_tap(uint weight, uint blocks, uint volume) {
     if (blocks == 0) { return; }
-    float4 f = T1[weight];
+    NUMBER4 f = T1[weight];
     {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-        float4 x = input_at(j, 0);
+        NUMBER4 x = input_at(j, 0);
         {[ForceUnroll] for (int i = 0; i < 4; i++) {
-            cml_sum[i * COLUMNS + j] = mad(f[i], x[i], cml_sum[i * COLUMNS + j]);
+            cml_sum[i * COLUMNS + j] = cml_mad(f[i], x[i], cml_sum[i * COLUMNS + j]);
         }}
     }}
 }
 #else
 void add_tap(uint weight, uint blocks, uint volume) {
     for (uint c = 0; c < blocks; c++) {
-        float4 x[COLUMNS];
+        CML_BLOCK x[COLUMNS];
         {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) { x[j] = input_at(j, c * volume); }}
-        cml_multiply(x, weight + c * ROWS, 0);
+        cml_multiply(x, weight + c * BLOCK_VECTORS, 0);
     }
 }
 #endif
@@ -195,7 +199,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
 #if PART == SUMS
     {[ForceUnroll] for (int v = 0; v < VECTORS * COLUMNS; v++) {
         uint at = sum_place(v, group * GROUP + tid.x);
-        float4 before = float4(0.0, 0.0, 0.0, 0.0);
+        NUMBER4 before = NUMBER4(0);
         if (tap_begin + block_begin > 0) { before = T2[at]; }
         T2[at] = before + cml_result(v / COLUMNS, v % COLUMNS);
     }}

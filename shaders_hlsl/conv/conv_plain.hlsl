@@ -14,31 +14,31 @@
 #define LINE_VECTORS (TAPS * VECTORS)
 #define LINE_HELD ((LINE_VECTORS + SHARERS - 1) / SHARERS)
 
-#define INPUT float
+#define INPUT NUMBER
 #include "conv_line.hlsli"
 
 // The products of a channel's inputs with a line of taps, which begins at vector `w`.
-void add_line(float x[SPAN], uint w) {
+void add_line(NUMBER x[SPAN], uint w) {
 #if SHARE
     uint sharer = WaveGetLaneIndex() % SHARERS;
-    float4 held[LINE_HELD];
+    NUMBER4 held[LINE_HELD];
     {[ForceUnroll] for (int i = 0; i < LINE_HELD; i++) {
         held[i] = T1[w + min(i * SHARERS + sharer, LINE_VECTORS - 1)];
     }}
 #endif
     {[ForceUnroll] for (int i = 0; i < LINE_VECTORS; i++) {
 #if SHARE
-        float4 f = WaveReadLaneAt(held[i / SHARERS], i % SHARERS);
+        NUMBER4 f = WaveReadLaneAt(held[i / SHARERS], i % SHARERS);
 #else
-        float4 f = T1[w + i];
+        NUMBER4 f = T1[w + i];
 #endif
         {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
             int at = i % VECTORS * 4 * COLUMNS + j;
-            float v = x[j * STRIDE + i / VECTORS];
-            cml_sum[at] = mad(f.x, v, cml_sum[at]);
-            cml_sum[at + COLUMNS] = mad(f.y, v, cml_sum[at + COLUMNS]);
-            cml_sum[at + 2 * COLUMNS] = mad(f.z, v, cml_sum[at + 2 * COLUMNS]);
-            cml_sum[at + 3 * COLUMNS] = mad(f.w, v, cml_sum[at + 3 * COLUMNS]);
+            NUMBER v = x[j * STRIDE + i / VECTORS];
+            {[ForceUnroll] for (int row = 0; row < 4; row++) {
+                int to = at + row * COLUMNS;
+                cml_sum[to] = cml_mad(f[row], v, cml_sum[to]);
+            }}
         }}
     }}
 }
@@ -61,7 +61,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
         cml_find_inputs(cml_border(sz, x_size(0)), cml_border(sy, x_size(1)),
                     p.at.z * STRIDE + origin(2), p.image * group_in * volume);
         for (uint c = 0; c < group_in; c++) {
-            float x[SPAN];
+            NUMBER x[SPAN];
             {[ForceUnroll] for (int i = 0; i < SPAN; i++) { x[i] = cml_input(i, c * volume); }}
             add_line(x, weight);
             weight += LINE_VECTORS;

@@ -16,14 +16,14 @@
 // The products of a line of taps, which begins at vector `weight`, with all blocks of inputs.
 void add_line(uint weight, uint vectors, uint volume) {
     for (uint c = 0; c < band; c++) {
-        float4 x[SPAN];
+        CML_BLOCK x[SPAN];
         {[ForceUnroll] for (int i = 0; i < SPAN; i++) { x[i] = cml_input(i, c * volume); }}
         {[ForceUnroll] for (int t = 0; t < TAPS; t++) {
-            float4 part[COLUMNS];
+            CML_BLOCK part[COLUMNS];
             {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
                 part[j] = x[j * STRIDE + t * DILATION];
             }}
-            cml_multiply(part, weight + t * vectors + c * ROWS, 0);
+            cml_multiply(part, weight + t * vectors + c * BLOCK_VECTORS, 0);
         }}
     }
 }
@@ -37,7 +37,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
     cml_clear();
 
     uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
-    uint vectors = band * ROWS; // of the filter, per tap
+    uint vectors = band * BLOCK_VECTORS; // of the filter, per tap
     uint weight = part.row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
     uint base = (p.image * in_blocks + cml_first_block(part.row_block)) * volume;
     int leftmost = p.at.z * STRIDE + origin(2);

@@ -5,7 +5,7 @@
 
 // what an input is, in arithmetic
 #ifndef INPUT
-#define INPUT float4
+#define INPUT CML_BLOCK
 #endif
 
 struct Run {
@@ -43,8 +43,12 @@ void cml_find_inputs(int sz, int sy, int first, uint base) {
 
 // What lies under the windows at position i of the span: zero where the border is.
 INPUT cml_input(int i, uint offset) {
-    INPUT value = T0[cml_from[i] + offset];
-    return cml_found[i] ? value : INPUT(0.0);
+    INPUT value = INPUT(T0[cml_from[i] + offset]);
+#ifdef FLIP
+    return (cml_found[i] ? value : INPUT(0)) ^ FLIP;
+#else
+    return cml_found[i] ? value : INPUT(0);
+#endif
 }
 
 void cml_store_run(Run p, uint row_block, int3 phase) {

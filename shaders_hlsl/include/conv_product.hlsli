@@ -4,13 +4,33 @@
 // A software driver keeps scalars in registers, float4s not, and there every load costs as much
 // as some twenty products: so SHARE lets eight lanes load two vectors of the filter each and pass
 // them around, instead of each loading all of them.
-// T1 is the filter: ... [block of four inputs][4 in][ROWS] floats, as float4.
+// T1 is the filter: ... [block of four inputs][4 in][ROWS] numbers, in vectors of four.
+//
+// DOT4: inputs and filter are bytes, four of them in a word, and T1 is ... [block of four inputs]
+// [ROWS] words.
+// FLIP turns words of 0 to 255 into bytes of -128 to 127, for which the bias makes up.
 #ifndef CML_CONV_PRODUCT
 #define CML_CONV_PRODUCT
 
+#include "number.hlsli"
+
+#ifndef DOT4
+#define DOT4 0
+#endif
+
 #define VECTORS (ROWS / 4)
 #define SHARERS 8
-#define HELD ((ROWS + SHARERS - 1) / SHARERS)
+// vectors of the filter per tap and block of four inputs, and how many of them a lane holds
+#if DOT4
+#define BLOCK_VECTORS VECTORS
+#define FILTER uint4
+#define CML_BLOCK uint
+#else
+#define BLOCK_VECTORS ROWS
+#define FILTER NUMBER4
+#define CML_BLOCK NUMBER4
+#endif
+#define HELD ((BLOCK_VECTORS + SHARERS - 1) / SHARERS)
 
 // PHASES of neighbouring columns take other taps; a product is of every PHASES-th column.
 #ifndef PHASES
@@ -18,46 +38,53 @@
 #endif
 #define STEPS (COLUMNS / PHASES)
 
-static float cml_sum[ROWS * COLUMNS];
+static NUMBER cml_sum[ROWS * COLUMNS];
 
 void cml_clear() {
-    {[ForceUnroll] for (int i = 0; i < ROWS * COLUMNS; i++) { cml_sum[i] = 0.0; }}
+    {[ForceUnroll] for (int i = 0; i < ROWS * COLUMNS; i++) { cml_sum[i] = NUMBER(0); }}
 }
 
 // Rows 4 * o to 4 * o + 3 of a column.
-float4 cml_result(int o, int column) {
+NUMBER4 cml_result(int o, int column) {
     int at = 4 * o * COLUMNS + column;
-    return float4(cml_sum[at], cml_sum[at + COLUMNS], cml_sum[at + 2 * COLUMNS],
-                  cml_sum[at + 3 * COLUMNS]);
+    return NUMBER4(cml_sum[at], cml_sum[at + COLUMNS], cml_sum[at + 2 * COLUMNS],
+                   cml_sum[at + 3 * COLUMNS]);
 }
 
-void cml_add_result(int o, int column, float4 sums) {
+void cml_add_result(int o, int column, NUMBER4 sums) {
     int at = 4 * o * COLUMNS + column;
     {[ForceUnroll] for (int i = 0; i < 4; i++) { cml_sum[at + i * COLUMNS] += sums[i]; }}
 }
 
 // Adds the products of four input channels, whose filter begins at vector `w`, to a phase's columns.
-void cml_multiply(float4 x[STEPS], uint w, int phase) {
+void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
 #if SHARE
     uint sharer = WaveGetLaneIndex() % SHARERS;
-    float4 held[HELD];
+    FILTER held[HELD];
     {[ForceUnroll] for (int i = 0; i < HELD; i++) {
-        held[i] = T1[w + min(i * SHARERS + sharer, ROWS - 1)];
+        held[i] = T1[w + min(i * SHARERS + sharer, BLOCK_VECTORS - 1)];
     }}
 #endif
-    {[ForceUnroll] for (int i = 0; i < ROWS; i++) {
+    {[ForceUnroll] for (int i = 0; i < BLOCK_VECTORS; i++) {
 #if SHARE
-        float4 f = WaveReadLaneAt(held[i / SHARERS], i % SHARERS);
+        FILTER f = WaveReadLaneAt(held[i / SHARERS], i % SHARERS);
 #else
-        float4 f = T1[w + i];
+        FILTER f = T1[w + i];
 #endif
         {[ForceUnroll] for (int j = 0; j < STEPS; j++) {
             int at = i % VECTORS * 4 * COLUMNS + j * PHASES + phase;
-            float v = x[j][i / VECTORS];
-            cml_sum[at] = mad(f.x, v, cml_sum[at]);
-            cml_sum[at + COLUMNS] = mad(f.y, v, cml_sum[at + COLUMNS]);
-            cml_sum[at + 2 * COLUMNS] = mad(f.z, v, cml_sum[at + 2 * COLUMNS]);
-            cml_sum[at + 3 * COLUMNS] = mad(f.w, v, cml_sum[at + 3 * COLUMNS]);
+#if DOT4
+            {[ForceUnroll] for (int row = 0; row < 4; row++) {
+                int to = at + row * COLUMNS;
+                cml_sum[to] = dot4add_i8packed(f[row], x[j], cml_sum[to]);
+            }}
+#else
+            NUMBER v = x[j][i / VECTORS];
+            {[ForceUnroll] for (int row = 0; row < 4; row++) {
+                int to = at + row * COLUMNS;
+                cml_sum[to] = cml_mad(f[row], v, cml_sum[to]);
+            }}
+#endif
         }}
     }}
 }

@@ -1,14 +1,15 @@
 // Storing four channels of a conv's result: bias, epilogue, layout.
-// BIAS is the buffer of the bias in float4s; OUT is plain, or float4 where OUT_C4.
+// BIAS is the buffer of the bias in blocks; OUT is plain, or of blocks where OUT_C4.
 #ifndef CML_CONV_STORE
 #define CML_CONV_STORE
 
 #include "epilogue.hlsli"
+#include "number.hlsli"
 
 // What is read per block of four channels, before its positions are stored.
 struct Block {
     uint number;
-    float4 bias;
+    NUMBER4 bias;
 #if OUT_C4
     EpiOperands operands;
 #else
@@ -31,18 +32,18 @@ Block cml_block(uint number) {
 }
 
 // A block at position `at` of `volume`. Lanes past the last channel become zeros.
-void cml_store(float4 v, Block block, uint image, uint at, uint volume) {
-    v += block.bias;
+void cml_store(NUMBER4 sums, Block block, uint image, uint at, uint volume) {
+    sums += block.bias;
 #if OUT_C4
     uint to = (image * ((out_c + 3) / 4) + block.number) * volume + at;
-    v = cml_epilogue(v, block.operands, to);
+    float4 v = cml_epilogue(sums, block.operands, to);
     uint4 channel = 4 * block.number + uint4(0, 1, 2, 3);
     OUT[to] = select(channel < uint4(out_c, out_c, out_c, out_c), v, float4(0.0, 0.0, 0.0, 0.0));
 #else
     {[ForceUnroll] for (int lane = 0; lane < 4; lane++) {
         uint channel = 4 * block.number + lane;
         uint to = (image * out_c + channel) * volume + at;
-        if (channel < out_c) { OUT[to] = cml_epilogue(v[lane], block.operands[lane], to); }
+        if (channel < out_c) { OUT[to] = cml_epilogue(sums[lane], block.operands[lane], to); }
     }}
 #endif
 }

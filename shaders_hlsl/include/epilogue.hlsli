@@ -5,6 +5,7 @@
 // EPI_FIELDS  what they read once for each channel, as members of EpiOperands, and EPI_READS how
 // EPI_WIDTH   4: the kernel stores four channels at once; 1: one number
 // EPI_INTEGER defined where a step makes words of sums
+// EPI_SUMS    the type of what the kernel has where that is integers; the first step takes `sums`
 // EPI_SINGLE  defined where a step takes numbers one by one, with any function of pointwise.hlsli
 #ifndef CML_EPILOGUE
 #define CML_EPILOGUE
@@ -52,13 +53,20 @@ EpiOperands cml_epilogue_operands(uint channel) {
 }
 
 // `at` is where the result is stored, in EPI_TYPEs: there an operand of its shape has its values.
+#ifdef EPI_SUMS
+EPI_TYPE cml_epilogue(EPI_SUMS sums, EpiOperands operands, uint at) {
+    EPI_TYPE v = EPI_TYPE(sums);
+#else
 EPI_TYPE cml_epilogue(EPI_TYPE v, EpiOperands operands, uint at) {
+#endif
     EPI_STEPS
     return v;
 }
 
+#ifndef EPI_SUMS
 EPI_TYPE cml_epilogue(EPI_TYPE v, uint channel, uint at) {
     return cml_epilogue(v, cml_epilogue_operands(channel), at);
 }
+#endif
 
 #endif

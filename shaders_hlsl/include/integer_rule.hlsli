@@ -1,5 +1,5 @@
-// The rule of integer inference (docs/integer.md): words and sums are whole numbers in floats, and
-// what becomes of them is computed in integers of 32 bits, for one number or for four at once.
+// The rule of integer inference (docs/integer.md): words are whole numbers in floats, sums too or
+// integers; what becomes of them is computed in integers of 32 bits, for one number or for four at once.
 #ifndef CML_INTEGER_RULE
 #define CML_INTEGER_RULE
 
@@ -20,12 +20,18 @@
         I high = (wide >> 16) * by + (((wide & 0xffff) * by) >> 16); \
         return (high + (I(1) << (shift - 17))) >> (shift - 16); \
     } \
+    F cml_requantize(I a, F code, F low, F high) { \
+        return clamp(F(cml_rule_scaled(a, code)), low, high); \
+    } \
     F cml_requantize(F a, F code, F low, F high) { \
-        return clamp(F(cml_rule_scaled(I(a), code)), low, high); \
+        return cml_requantize(I(a), code, low, high); \
     } \
     F cml_integer_numbers(F a, F scale) { return F(I(a)) * scale; } \
+    F cml_requantize_signed(I a, F code, F negative, F low, F high) { \
+        return cml_requantize(a, select(a < I(0), negative, code), low, high); \
+    } \
     F cml_requantize_signed(F a, F code, F negative, F low, F high) { \
-        return cml_requantize(a, select(a < F(0.0), negative, code), low, high); \
+        return cml_requantize_signed(I(a), code, negative, low, high); \
     } \
     F cml_requantize_wide(F a, F b, F code, F factor, F low, F high) { \
         I total = I(a) * I(factor) + I(b); \

@@ -1,7 +1,7 @@
-// Four numbers stored in 16 bits each. Arithmetic is on float4, which they become, and out of which
-// a Half4 is made, wherever one is assigned to the other.
+// Four numbers stored in 16 or 8 bits each (cml_engine/layout.py). Arithmetic is on float4, which they
+// become, and out of which they are made, wherever one is assigned to the other.
 //
-// Two words rather than HLSL's half4: that needs a feature which a host's device seldom asks for,
+// Half4 is two words rather than HLSL's half4: that needs a feature which a host's device seldom asks for,
 // and leaves the rounding to the driver. Here a number is rounded to the nearest, ties to the even
 // one, to the same bits on every device; beyond 65504 it becomes infinite.
 #ifndef CML_PACKED4
@@ -39,6 +39,64 @@ extension float4 {
         this = float4(cml_from_half(h.bits.x), cml_from_half(h.bits.y));
     }
 }
+
+// Whole numbers, exactly: those of integer networks lie within the ranges of what they are stored in.
+uint cml_to_bytes(float4 v) {
+    uint4 q = uint4(int4(v)) & 0xffu;
+    return q.x | (q.y << 8) | (q.z << 16) | (q.w << 24);
+}
+
+uint2 cml_to_shorts(float4 v) {
+    uint4 q = uint4(int4(v));
+    return (q.xz & 0xffffu) | (q.yw << 16);
+}
+
+int4 cml_lifted(uint bits) { return int4(uint4(bits << 24, bits << 16, bits << 8, bits)); }
+int4 cml_lifted(uint2 bits) {
+    return int4(uint4(bits.x << 16, bits.x, bits.y << 16, bits.y));
+}
+
+struct Char4 {
+    uint bits;
+
+    __implicit_conversion(300) __init(float4 v) { bits = cml_to_bytes(v); }
+};
+
+struct Byte4 {
+    uint bits;
+
+    __implicit_conversion(300) __init(float4 v) { bits = cml_to_bytes(v); }
+};
+
+struct Short4 {
+    uint2 bits;
+
+    __implicit_conversion(300) __init(float4 v) { bits = cml_to_shorts(v); }
+};
+
+struct UShort4 {
+    uint2 bits;
+
+    __implicit_conversion(300) __init(float4 v) { bits = cml_to_shorts(v); }
+};
+
+extension int4 {
+    __implicit_conversion(300) __init(Char4 q) { this = cml_lifted(q.bits) >> 24; }
+    __implicit_conversion(300) __init(Byte4 q) {
+        this = int4(uint4(q.bits, q.bits >> 8, q.bits >> 16, q.bits >> 24) & 0xffu);
+    }
+    __implicit_conversion(300) __init(Short4 q) { this = cml_lifted(q.bits) >> 16; }
+    __implicit_conversion(300) __init(UShort4 q) {
+        this = int4(uint4(cml_lifted(q.bits)) >> 16);
+    }
+};
+
+extension float4 {
+    __implicit_conversion(300) __init(Char4 q) { this = float4(int4(q)); }
+    __implicit_conversion(300) __init(Byte4 q) { this = float4(int4(q)); }
+    __implicit_conversion(300) __init(Short4 q) { this = float4(int4(q)); }
+    __implicit_conversion(300) __init(UShort4 q) { this = float4(int4(q)); }
+};
 
 // Whole numbers of steps, from -32767 to 32767; how large a step is the reader knows.
 struct Fixed4 {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import NUMPY_DTYPE, Fact
-from cml_engine.layout import BLOCKED, C4H, to_half
+from cml_engine.layout import BLOCKED, STORED, packed_words
 from cml_engine.plan import TensorPlace
 
 Array = np.ndarray[Any, Any]
@@ -15,8 +15,8 @@ Array = np.ndarray[Any, Any]
 
 def to_words(array: Array, place: TensorPlace) -> Array:
     """The array as the GPU wants it: 32-bit words in the tensor's layout."""
-    if place.layout == C4H:
-        return to_half(block(array)).view(np.uint32)
+    if place.layout in STORED:
+        return packed_words(block(array), place.layout)
     logical = place.fact.dtype == "logical"
     dtype = np.dtype(np.uint32) if logical else NUMPY_DTYPE[place.fact.dtype]
     return np.ascontiguousarray(block(array) if place.layout in BLOCKED else array, dtype)
@@ -25,7 +25,7 @@ def to_words(array: Array, place: TensorPlace) -> Array:
 def from_words(data: Any, place: TensorPlace) -> Array:
     fact = place.fact
     dtype = np.dtype(np.uint32) if fact.dtype == "logical" else NUMPY_DTYPE[fact.dtype]
-    words = np.frombuffer(data, np.float16 if place.layout == C4H else dtype)
+    words = np.frombuffer(data, STORED.get(place.layout, dtype))
     plain = unblock(words, fact.shape) if place.layout in BLOCKED else words[: fact.size]
     return np.array(plain.reshape(fact.shape), NUMPY_DTYPE[fact.dtype])
 

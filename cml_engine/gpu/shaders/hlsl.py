@@ -19,6 +19,7 @@ from cml_engine.gpu.shaders.cache import Code, cached
 from cml_engine.gpu.shaders.includes import digest_of, read_source, with_includes
 from cml_engine.gpu.shaders.params import parse_params
 from cml_engine.layout import PACKED_TYPES
+from cml_engine.ops.declaration.defines import WGSL_ONLY
 from cml_engine.ops.declaration.in_parts import FIRST_BINDING, declaration
 
 #: SPIR-V's numbers of the instructions that is_misread looks at
@@ -64,6 +65,11 @@ class ShaderKey:
     def params_bytes(self) -> int:
         """Bytes of the parameter block."""
         return 16 * parse_params(self.params).vectors
+
+    @property
+    def wgsl_only(self) -> bool:
+        """Whether naga's reader of SPIR-V lacks something that it uses."""
+        return any(name == WGSL_ONLY for name, _ in self.defines)
 
     def code(self) -> Code:
         """What wgpu gets, compiled where it is not in the cache."""
@@ -156,8 +162,11 @@ def compile_kernel(key: ShaderKey) -> Code:
     naga misreads SPIR-V in which a branch leaves two constructs at once (gfx-rs/wgpu#4449), which
     is what the compiler makes of ``continue``: wrong numbers and no message. Our kernels are
     written without; a game's go by way of WGSL, which is read right. What WGSL lacks (atomics on
-    plain buffers) still goes as SPIR-V, if nothing in it can be misread.
+    plain buffers) still goes as SPIR-V, if nothing in it can be misread. Products of bytes go as
+    WGSL too: naga does not read them in SPIR-V.
     """
+    if key.wgsl_only:
+        return for_naga(compile_wgsl(key))
     if not key.interface:
         return compile_spirv(key)
     return cached(digest(key, "wgsl"), compilers.version(), lambda: _portable(key))

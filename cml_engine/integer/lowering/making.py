@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ModelError
-from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
+from cml_engine.graph import DTYPE_OF_KIND, Attrs, Fact, Graph, Node, unused_name
 from cml_engine.integer.lines import Line, check_scale
 from cml_engine.integer.lowering.values import Pending, Point, Sum, Value, Words
 from cml_engine.integer.proof import Range
@@ -62,10 +62,10 @@ class Making:
         self.nodes.append(Node(op, tuple(inputs), (out,), Attrs(attrs), node.source))
         return out
 
-    def constant(self, name: str, value: Any) -> str:
-        """A constant of the new graph: whole numbers in floats."""
+    def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
+        """A constant of the new graph: whole numbers in floats, unless they are too large."""
         name = self.fresh(name)
-        self.constants[name] = np.asarray(value, np.float32)
+        self.constants[name] = np.asarray(value, dtype)
         return name
 
     # -- operands -------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Making:
         read = {name for node in self.nodes for name in node.inputs}
         kept = {n: a for n, a in graph.constants.items() if n in read}
         facts = {name: graph.facts[name] for name in (*graph.inputs, *kept)}
-        facts |= {name: Fact("scalar", value.shape) for name, value in self.constants.items()}
+        facts |= {n: Fact(DTYPE_OF_KIND[a.dtype.kind], a.shape) for n, a in self.constants.items()}
         return graph.with_(
             nodes=tuple(self.nodes),
             constants={**kept, **self.constants},
@@ -219,6 +219,11 @@ class Making:
             apart=(),
             integer=0,
             float_tail=False,
+            words={
+                words.name: (words.range.low, words.range.high)
+                for words in self.values.values()
+                if isinstance(words, Words)
+            },
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from math import prod
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ModelError, RangeError
-from cml_engine.graph import Node
+from cml_engine.graph import Attrs, Node
 from cml_engine.integer.lowering.making import Making
 from cml_engine.integer.lowering.values import Sum, Value, Words
 from cml_engine.integer.proof import Carried, Part, carried
@@ -107,8 +108,21 @@ def _conv(
         scales = scales * shape.groups
     scales = tuple(words.scale * scale for scale in scales)
     bias = _bias(making, node, node.inputs[2], scales)
-    found = carried(node.title, rows(filter), bias, words.range, node.source)
+    whole = node.op == "conv"
+    found = carried(node.title, rows(filter), bias, words.range, node.source, whole)
     attrs = {**node.attrs, "exact": True}
+    if whole and found.carrier == "int32":
+        return Sum(
+            title=node.title,
+            source=node.source,
+            names=(),
+            bits=0,
+            scales=scales,
+            axis=1,
+            bound=found.bound,
+            carrier=found.carrier,
+            made_by=_whole_conv(making, node, words, filter, bias),
+        )
 
     def emit(x: str, part: Part, out: str) -> None:
         filter_ = making.constant(f"{node.inputs[1]}.words", back(part.weights))
@@ -116,6 +130,17 @@ def _conv(
         making.add(node, node.op, (x, filter_, bias_), out, **attrs)
 
     return _sum(making, node, words, found, scales, 1, emit)
+
+
+def _whole_conv(
+    making: Making, node: Node, words: Words, filter: Array, bias: Sequence[int]
+) -> Node:
+    """A conv whose sums floats do not hold: its rounding is its first epilogue."""
+    name = node.outputs[0]
+    filter_ = making.constant(f"{node.inputs[1]}.words", filter)
+    bias_ = making.constant(f"{name}.sum.bias", np.array(bias).reshape(1, -1), np.int32)
+    attrs = Attrs({**node.attrs, "exact": True, "carrier": "int32"})
+    return replace(node, inputs=(words.name, filter_, bias_), attrs=attrs)
 
 
 def linear(making: Making, node: Node) -> list[Value]:

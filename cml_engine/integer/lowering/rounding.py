@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ModelError, RangeError
-from cml_engine.graph import Node
+from cml_engine.graph import Attrs, Epilogue, Node
 from cml_engine.integer.lines import Line, check_scale
 from cml_engine.integer.lowering.making import Making
 from cml_engine.integer.lowering.values import Pending, Point, Product, Sum, Two, Words
@@ -75,6 +76,12 @@ def _sum(making: Making, node: Node, pending: Sum, words: Words, ends: dict[str,
             [s * slope / words.scale for s, slope in zip(scales, slopes, strict=True)],
         ]
     codes = [_codes(making, pending, words, ratios) for ratios in factors]
+    if pending.made_by is not None:
+        op = "requantize" + "_signed" * bool(pending.negative)
+        rounding = Epilogue(op, tuple(codes), Attrs(ends))
+        maker = replace(pending.made_by, outputs=(words.name,), epilogues=(rounding,))
+        making.nodes.append(maker)
+        return pending.bound
     wide = len(pending.names) == 2
     op = "requantize" + "_wide" * wide + "_signed" * bool(pending.negative)
     more = {"factor": float(1 << pending.bits)} if wide else {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from cml_engine.errors import Source
+from cml_engine.graph import Node
 from cml_engine.integer.proof import Range
 
 
@@ -55,6 +56,8 @@ class Sum(Pending):
     axis: int
     bound: int
     carrier: str
+    #: where they are not rounded apart from what makes them: that operator
+    made_by: Node | None = None
     negative: tuple[Fraction, ...] = ()
 
 

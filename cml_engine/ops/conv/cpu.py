@@ -26,7 +26,22 @@ _DEEP = 64
 
 
 def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
-    return convolve(conv_shape(attrs, *_facts(x, filter, bias)), x, filter, bias, Scratch())
+    shape = conv_shape(attrs, *_facts(x, filter, bias))
+    if attrs.get("carrier") == "int32":
+        return whole_sums(shape, x, filter, bias)
+    return convolve(shape, x, filter, bias, Scratch())
+
+
+def whole_sums(shape: ConvShape, x: Array, filter: Array, bias: Array) -> Array:
+    """``conv`` of whole numbers, whose sums are below 2^31, in double precision: exact."""
+    out = np.empty((shape.batch, shape.groups, shape.group_out, prod(shape.narrow)), np.float64)
+    weights = filter.reshape(shape.groups, shape.group_out, -1).astype(np.float64)
+    for image, result in zip(pad_border(x, shape.axes, shape.border), out, strict=True):
+        windows = _windows(shape, np.ascontiguousarray(image), 0, shape.narrow[0])
+        columns = windows.astype(np.float64).reshape(shape.groups, -1, prod(shape.narrow))
+        np.matmul(weights, columns, out=result)
+    out += bias.astype(np.float64).reshape(-1, shape.group_out, 1) if bias.size > 1 else bias
+    return out.reshape(shape.batch, shape.out_channels, *shape.narrow)
 
 
 def convolve(shape: ConvShape, x: Array, filter: Array, bias: Array, scratch: Scratch) -> Array:

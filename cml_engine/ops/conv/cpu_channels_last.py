@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.blas import multiply
-from cml_engine.ops.conv.cpu import convolve, pad_border
+from cml_engine.ops.conv.cpu import conv_cpu, convolve, pad_border
 from cml_engine.ops.conv.cpu_winograd import Winograd, pays
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
 from cml_engine.ops.declaration.scratch import Scratch
@@ -38,6 +38,8 @@ def prepare_conv(
     """The fastest way for the shape; or else the definition, with memory that lasts."""
     shape = conv_shape(attrs, *facts)
     filter = constants[1]
+    if attrs.get("carrier") == "int32":
+        return conv_cpu
     if filter is not None and min(facts[0].size, filter.size, prod(shape.narrow)) > 0:
         if pays(shape) and not attrs.get("exact", False):
             return Winograd(shape, filter, scratch)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
+from functools import cached_property
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 
 from cml_engine.graph import Node
-from cml_engine.layout import C4, C4H, VECTOR_TYPE, to_half
+from cml_engine.layout import C4, C4H, C4U8, VECTOR_TYPE, WHOLE, packed_words, to_half, whole_layout
 from cml_engine.ops.conv.shapes import ConvAxis, ConvShape
-from cml_engine.ops.declaration.defines import word
+from cml_engine.ops.declaration.defines import WGSL_ONLY, word
 from cml_engine.ops.declaration.lowering import Lowering
 
 Array = np.ndarray[Any, Any]
@@ -32,6 +33,8 @@ class Conv:
     op: Lowering
     shape: ConvShape
     transposed: bool
+    #: whether its kernel multiplies four bytes by four at once
+    dot4: bool = False
 
     @property
     def in_size(self) -> tuple[int, ...]:
@@ -46,22 +49,57 @@ class Conv:
         """Whether the filter is stored in 16 bits."""
         return self.constant and takes_half(self.op.node, self.op.layouts)
 
+    @cached_property
+    def filter_layout(self) -> str:
+        """How four numbers of the filter are stored: of whole ones in as few bits as hold them."""
+        value = self.op.constant(self.op.in_names[1])
+        if value is not None and value.size and self.op.attrs.get("exact"):
+            return whole_layout(value.min(), value.max()) or C4
+        return C4H if self.half else C4
+
     @property
     def filter_type(self) -> str:
         """What a shader calls four numbers of the filter."""
-        return VECTOR_TYPE[C4H if self.half else C4]
+        return VECTOR_TYPE[self.filter_layout]
 
     @property
     def vectors(self) -> dict[str, int | str]:
         """Input, filter, and bias or result of the kernels that take four channels at once."""
-        x = self.op.in_names[0]
-        kind = self.op.vector_type(x) if self.op.is_blocked(x) else VECTOR_TYPE[C4]
-        return {"T0_TYPE": kind, "T1_TYPE": self.filter_type, "T2_TYPE": VECTOR_TYPE[C4]}
+        made: dict[str, int | str] = {
+            "T0_TYPE": VECTOR_TYPE[self.in_layout],
+            "T1_TYPE": self.filter_type,
+            "T2_TYPE": VECTOR_TYPE[C4],
+        }
+        if self.dot4:
+            made |= {"T0_TYPE": "uint", "T1_TYPE": "uint4", "DOT4": 1, WGSL_ONLY: 1}
+            if self.in_layout == C4U8:
+                made["FLIP"] = "0x80808080u"
+        if self.sums == "int":
+            made |= {"T2_TYPE": "int4", "NUMBER": "int"}
+        return made
+
+    @property
+    def sums(self) -> str:
+        """What the kernel adds up in: an integer network's sums that floats do not hold, and what
+        products of bytes give, are integers."""
+        wide = self.op.attrs.get("carrier") == "int32"
+        return "int" if self.dot4 or wide else "float"
+
+    @property
+    def in_layout(self) -> str:
+        """How the input lies in blocks, or a copy in blocks of one that is plain."""
+        name = self.op.in_names[0]
+        if self.op.is_blocked(name):
+            return self.op.layout(name)
+        return whole_layout(*self.op.graph.words.get(name, (-inf, inf))) or C4
 
     def pack(self, key: str, make: Callable[[], Array]) -> str:
         """The filter as ``make()`` lays it out, for the plan."""
-        if self.half:
+        layout = self.filter_layout
+        if layout == C4H:
             return self.op.pack(f"{key}.half", lambda: to_half(make()))
+        if layout in WHOLE:
+            return self.op.pack(f"{key}.{layout}", lambda: packed_words(make(), layout))
         return self.op.pack(key, make)
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.layout import C4, C4I8, C4U8, VECTOR_TYPE, block_words, packed_words
 from cml_engine.ops.conv.node import GROUP, Conv, band_of, first_block, is_depthwise
 from cml_engine.ops.declaration.epilogue import per_channel
 from cml_engine.ops.declaration.lowering import Lowering
@@ -34,21 +35,32 @@ def blocks_of(conv: Conv) -> Generator[Dispatch, None, str]:
     if op.is_blocked(op.in_names[0]):
         return op.in_names[0]
     volume = prod(conv.in_size)
-    return (yield from _blocked(op, op.in_names[0], shape.batch, shape.in_channels, volume, 1))
+    return (
+        yield from _blocked(
+            op, op.in_names[0], shape.batch, shape.in_channels, volume, 1, conv.in_layout
+        )
+    )
 
 
 def _blocked(
-    op: Lowering, name: str, images: int, channels: int, volume: int, step: int
+    op: Lowering,
+    name: str,
+    images: int,
+    channels: int,
+    volume: int,
+    step: int,
+    layout: str = C4,
 ) -> Generator[Dispatch, None, str]:
     threads = images * -(-channels // 4) * volume
-    copy = op.scratch(4 * threads)
+    size = block_words(layout) * threads
+    copy = op.scratch(size)
     yield Dispatch(
         groups=-(-threads // GROUP),
         tensors=(name, copy),
         params={"images": images, "channels": channels, "volume": volume, "step": step},
-        defines={"T1_TYPE": "float4"},
+        defines={"T1_TYPE": VECTOR_TYPE[layout]},
         kernel=_BLOCKS,
-        cost=Cost(0, 4 * images * channels * volume, 16 * threads),
+        cost=Cost(0, 4 * images * channels * volume, 4 * size),
     )
     return copy
 
@@ -57,10 +69,29 @@ def packed_bias(conv: Conv) -> Generator[Dispatch, None, str]:
     """The bias for each channel, in whole blocks."""
     op, name, channels = conv.op, conv.op.in_names[2], conv.shape.out_channels
     value = op.constant(name)
+    if value is not None and conv.sums == "int":
+        return _whole_bias(conv, value)
     if value is not None:
         bias = value
         return op.pack(f"{name}.bias{channels}", lambda: per_channel(bias, channels))
     return (yield from _blocked(op, name, 1, channels, 1, int(op.fact(name).size > 1)))
+
+
+def _whole_bias(conv: Conv, bias: Array) -> str:
+    """The bias as integers, with what it makes up for: a word of 0 to 255 is multiplied as a byte
+    that is 128 less."""
+    name, filter, channels = conv.op.in_names[2], conv.op.in_names[1], conv.shape.out_channels
+    moved = 128 * (conv.dot4 and conv.in_layout == C4U8)
+    key = f"{name}.bias{channels}.whole" + (f".{filter}" if moved else "")
+
+    def make() -> Array:
+        found = np.zeros(-(-channels // 4) * 4, np.int64)
+        found[:channels] = bias.reshape(-1)
+        if moved:
+            found[:channels] += moved * conv.filter_rows().astype(np.int64).sum((1, 2))
+        return found.astype(np.int32)  # wraps around, and so do the sums, back to what they are
+
+    return conv.op.pack(key, make)
 
 
 def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
@@ -71,6 +102,9 @@ def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
         return packed_depthwise(conv)
     if conv.constant:
         way = "deconv" if conv.transposed else "conv"
+        if conv.dot4:
+            key = f"{name}.{way}{shape.groups}.rows{rows}.dot4"
+            return op.pack(key, lambda: _pack_bytes(pack_filter(conv, rows)))
         return conv.pack(f"{name}.{way}{shape.groups}.rows{rows}", lambda: pack_filter(conv, rows))
     band = band_of(conv, rows)
     total = -(-shape.out_channels // rows) * rows * shape.taps * band * 4
@@ -107,6 +141,13 @@ def pack_filter(conv: Conv, rows: int) -> Array:
             begin = channel // shape.group_out * shape.group_in - 4 * first
             packed[row_block, :, begin : begin + shape.group_in, row] = value[channel].T
     return packed
+
+
+def _pack_bytes(packed: Array) -> Array:
+    """[row block][tap][4 band][rows] as words of the four inputs of a block, for each row."""
+    blocks, taps, inputs, rows = packed.shape
+    fours = packed.reshape(blocks, taps, inputs // 4, 4, rows).swapaxes(3, 4)
+    return packed_words(fours, C4I8)
 
 
 def packed_depthwise(conv: Conv) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+#: the define of a variant that naga reads as WGSL only: its SPIR-V reader lacks what that uses
+WGSL_ONLY = "WGSL_ONLY"
+
 
 def word(name: str, value: str) -> dict[str, int | str]:
     """``word("border", "reflect-even")`` is the define ``border_is_reflect_even``."""

@@ -17,7 +17,7 @@ from cml_engine.graph import Epilogue, Fact, Graph, Node
 from cml_engine.limits import Limits
 from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.registry import formula_of
+from cml_engine.ops.declaration.registry import formula_of, lookup
 
 Array = np.ndarray[Any, Any]
 
@@ -66,15 +66,17 @@ def step_formula(epilogue: Epilogue) -> Formula:
 
 
 def epilogue_of(
-    op: Lowering, slot: int, channel_axis: int = 1, vector: bool = False
+    op: Lowering, slot: int, channel_axis: int = 1, vector: bool = False, sums: str = "float"
 ) -> EpilogueArgs:
     """The arguments of ``op``'s epilogues, their tensors bound as ``T<slot>``, ``T<slot+1>``, ….
 
     ``vector``: the kernel stores ``float4`` of four channels. An operand is a number, or it has a
     value for every place of the result, for every index of its ``channel_axis``, one for all, or
-    (:func:`is_by_position`) one for every position.
+    (:func:`is_by_position`) one for every position. ``sums``: what the kernel has, ``int`` where
+    that is whole numbers which floats need not hold.
     """
-    made = _Statements(op, slot, channel_axis, "float4" if vector else "float")
+    width = "4" if vector else ""
+    made = _Statements(op, slot, channel_axis, f"float{width}", f"{sums}{width}")
     if not has_room(op.graph, op.node, op.epilogues):
         raise op.refuse(
             f"{len(op.epilogues)} fused operators; at most {MAX_STEPS} of {MAX_TENSORS} "
@@ -93,6 +95,8 @@ class _Statements:
     slot: int
     channel_axis: int
     kind: str
+    #: the type of what comes before the first step
+    sums: str
     defines: dict[str, int | str] = field(default_factory=dict)
     values: list[float] = field(default_factory=list)
     tensors: list[str] = field(default_factory=list)
@@ -103,6 +107,8 @@ class _Statements:
 
     def arguments(self) -> EpilogueArgs:
         defines = self.defines | {"EPI_WIDTH": 4 if self.kind == "float4" else 1}
+        if self.sums != self.kind:
+            defines["EPI_SUMS"] = self.sums
         if self.steps:
             defines[STEPS] = " ".join(self.steps)
         if self.fields:
@@ -119,7 +125,10 @@ class _Statements:
             )
         attributes = [self._value(value) for value in formula.values(epilogue.attrs)]
         others = [self._operand(epilogue, name) for name in epilogue.inputs]
-        operands = epilogue.operands(others, [(self.kind, "v")])
+        so_far = (self.kind, "v")
+        if self.sums != self.kind and not self.steps and lookup(epilogue.op).traits.rounds:
+            so_far = (self.sums, "sums")
+        operands = epilogue.operands(others, [so_far])
         named = list(zip(LETTERS, operands, strict=False))
         if any(name in formula.hlsl for name in ("cml_requantize", "cml_integer")):
             self.defines["EPI_INTEGER"] = 1

@@ -48,6 +48,8 @@ class Traits:
         memory in 16 bits.
     filter_in_half : ``filter_in_half(node, layouts)``: its kernels pack its second operand, a
         constant, in 16 bits.
+    rounds : its first operand are sums, as floats or as integers.
+    whole : it is of whole numbers, which 16-bit floats do not hold.
     adds : it adds up products of its operands: of their absolute values it gives the sum of the
         terms' absolute values.
     """
@@ -57,6 +59,8 @@ class Traits:
     scaled_weights: Callable[[Attrs, Sequence[Fact], Array, Array], Array] | None = None
     matrix_in_half: Callable[[Node, Mapping[str, Fact]], bool] | None = None
     filter_in_half: Callable[[Node, Mapping[str, str]], bool] | None = None
+    rounds: bool = False
+    whole: bool = False
     adds: bool = False
 
 

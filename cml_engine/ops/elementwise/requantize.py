@@ -14,6 +14,7 @@ import numpy as np
 from cml_engine.integer import arrays
 from cml_engine.integer.rule import Multiplier
 from cml_engine.ops.declaration.spec import EXACT, Case
+from cml_engine.ops.declaration.traits import Traits
 from cml_engine.ops.elementwise.row import Row, declare
 
 Array = np.ndarray[Any, Any]
@@ -89,6 +90,10 @@ _CODES = {
 }  # fmt: skip
 
 
+#: those whose HLSL takes a sum as an integer too
+_OF_SUMS = ("requantize", "requantize_signed")
+
+
 def _row(name: str, function: Any, cases: Sequence[Case], fusable: bool = True) -> None:
     arity, attrs = len(cases[0].inputs), list(cases[0].attrs)
     arguments = [*"abcde"[:arity], *(f"{{{attr}}}" for attr in attrs)]
@@ -101,7 +106,7 @@ def _row(name: str, function: Any, cases: Sequence[Case], fusable: bool = True) 
         flops=12,
         attrs=dict.fromkeys(attrs, ()),
         fusable=fusable,
-        half=False,
+        traits=Traits(whole=True, rounds=name in _OF_SUMS),
         custom=True,
     )
     declare(row, cases)

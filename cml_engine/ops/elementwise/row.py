@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Node
-from cml_engine.layout import C4H, HLSL_TYPE, PLAIN, VECTOR_TYPE
+from cml_engine.layout import HLSL_TYPE, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.broadcast import Walk, broadcast_shapes, left_views, walk
 from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
@@ -31,6 +31,7 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
     elementwise_cost,
 )
+from cml_engine.ops.declaration.traits import NO_TRAITS, Traits
 
 Array = np.ndarray[Any, Any]
 
@@ -53,7 +54,7 @@ class Row:
     attrs : attributes in the order in which ``numpy`` takes them, each with test values.
     low, high : test values of the operands lie between these.
     extra : more test inputs, arrays of special values.
-    half : its feature maps may be stored in 16 bits.
+    traits : what else passes know of it.
     custom : it is not one of NNEF's.
     brief : tested on a few shapes only: all rows share the ways to walk them.
     """
@@ -73,7 +74,7 @@ class Row:
     fusable: bool = False
     commutative: bool = False
     in_place: Callable[..., bool] | None = None
-    half: bool = True
+    traits: Traits = NO_TRAITS
     custom: bool = False
 
     @property
@@ -272,8 +273,8 @@ def _defines(
 
 
 def _stored_type(tensor: Operand, width: int) -> str:
-    if tensor.layout == C4H:
-        return VECTOR_TYPE[C4H]
+    if tensor.layout in STORED:
+        return VECTOR_TYPE[tensor.layout]
     return HLSL_TYPE[tensor.fact.dtype] + ("4" if width == 4 else "")
 
 
@@ -362,11 +363,12 @@ def declare(row: Row, cases: Sequence[Case] = ()) -> OpSpec:
             row.name,
             infer=partial(infer, formula),
             cpu=partial(cpu, formula),
-            kernel=kernel_of(formula) if row.half else replace(kernel_of(formula), half="none"),
+            kernel=kernel_of(formula),
             formula=formula,
             cost=elementwise_cost(row.flops),
             cases=cases or cases_of(row),
             tolerance=row.tolerance,
             custom=row.custom,
+            traits=row.traits,
         )
     )

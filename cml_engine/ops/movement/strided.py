@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from cml_engine.layout import C4H
+from cml_engine.layout import block_words
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
 
@@ -66,7 +66,7 @@ def lying_shape(op: Lowering, name: str) -> tuple[int, ...]:
     blocks, axis 1 counts blocks and a last axis the words of one."""
     shape = op.fact(name).shape
     if op.is_blocked(name):
-        return (shape[0], shape[1] // 4, *shape[2:], 2 if op.layout(name) == C4H else 4)
+        return (shape[0], shape[1] // 4, *shape[2:], block_words(op.layout(name)))
     return shape
 
 

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from cml_engine.graph import Fact, Node
-from cml_engine.layout import BLOCKED, C4H, PLAIN, VECTOR_TYPE
+from cml_engine.layout import BLOCKED, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.broadcast import contiguous_strides
 from cml_engine.ops.common.window import (
     Window,
@@ -289,8 +289,8 @@ def _defines(node: _Pooling, width: int) -> dict[str, int | str]:
 
 
 def _stored_type(tensor: Operand, vector: str) -> str:
-    if tensor.layout == C4H:
-        return VECTOR_TYPE[C4H]
+    if tensor.layout in STORED:
+        return VECTOR_TYPE[tensor.layout]
     return _TYPES[tensor.fact.dtype] + vector
 
 

@@ -6,8 +6,8 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import InputError, RangeError
-from cml_engine.layout import C4
-from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.layout import C4I8
+from cml_engine.ops.declaration.choice import Pick, VariantTable
 from cml_engine.passes import optimize
 from cml_engine.planning.lower import PlanOptions
 from cml_engine.testing import check_graph
@@ -33,6 +33,37 @@ def test_no_bit_differs(family, gpu):
         got = call.words(cml.Session(call.graph, gpu).run(call.inputs))
         np.testing.assert_array_equal(got, call.wanted)
         check_graph(graph, call.inputs, gpu)  # guard bands, and any partition
+
+
+def forced(graph, inputs, gpu, kernel):
+    """A network's results with that kernel wherever it is possible, and where that was."""
+    choices = cml.Session(graph, gpu, deferred=True).plan.choices
+    picks = {c.key: Pick(o) for c in choices for o in c.options if o.startswith(kernel)}
+    options = PlanOptions(variants=VariantTable(picks), guard=256)
+    return cml.Session(graph, gpu, cml.CompileOptions(plan=options)).run(inputs), picks
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_products_of_bytes_at_their_extremes(signed, gpu):
+    """Every input and weight the largest and the smallest there is, at the border too, in channels
+    that fill no block, in groups; sums that floats hold, and in a second conv those they do not."""
+    rng = np.random.default_rng(signed)
+    net, ends = IntegerNet(), [-127, 127] if signed else [0, 255]
+    x = net.input("x", (1, 10, 5, 7), STEP, signed=signed)
+    zero = net.weight("zero", 0.0, None)
+    narrow = net.weight("narrow", rng.choice([-127, 127], (6, 5, 2, 3)), 0.0001)
+    how = {"padding": [(1, 0), (1, 1)], "stride": [2, 1], "groups": 2}
+    y = net.op("conv", x, narrow, zero, to=line(STEP, signed=signed), **how)
+    wide = net.weight("wide", rng.choice([-32767, 32767], (5, 6, 1, 3)), 0.00001, 16)
+    y = net.op("conv", y, wide, zero, padding=[(0, 0), (1, 1)], to=line(STEP, 16))
+    graph = net.graph(y)
+    words = rng.choice(ends, (1, 10, 5, 7))
+    inputs = {"x": (words * STEP).astype(np.float32)}
+    (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
+    assert len(np.unique(wanted)) > 9
+    got, picks = forced(graph, inputs, gpu, "dot4 tile 4x4")
+    np.testing.assert_array_equal(*got.values(), wanted)
+    assert len(picks) == 1
 
 
 def net_of(bits):
@@ -76,7 +107,7 @@ def test_rounding_is_done_by_the_conv(gpu):
     fused = {step.title: step.fused for step in plan.steps if step.op == "conv"}
     assert [ops[0] for ops in fused.values()] == ["requantize_signed"] * 2
     assert {step.op for step in plan.steps} == {"integer_words", "conv"}
-    assert C4 in plan.layouts.values()
+    assert set(plan.layouts.values()) == {C4I8}
 
 
 def test_half_storage_is_refused(gpu):

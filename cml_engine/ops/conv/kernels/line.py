@@ -38,7 +38,7 @@ def lower_line(
     op = conv.op
     x = yield from blocks_of(conv)
     groups, params = line_params(conv, tile, fused)
-    epilogue = epilogue_of(op, 3, vector=conv.out_c4)
+    epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums)
     filter = yield from packed_filter(conv, tile.rows)
     bias = yield from packed_bias(conv)
     yield Dispatch(

@@ -60,13 +60,14 @@ def lower_long(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
                 defines={**defines, "PART": "SUMS"},
                 cost=Cost(product * done, 4.0 * tile.rows * done, 4.0 * tile.rows * groups),
             )
-    epilogue = epilogue_of(op, 2, vector=conv.out_c4)
+    sums_type = f"{conv.sums}4"
+    epilogue = epilogue_of(op, 2, vector=conv.out_c4, sums=conv.sums)
     stored = store_defines(conv, epilogue, 2)
     yield Dispatch(
         groups=groups,
         tensors=(sums, bias, *epilogue.tensors, op.out_names[0]),
         params={**params, **idle, **epilogue.params},
-        defines={**defines, "T0_TYPE": "float4", "T1_TYPE": "float4", "T2_TYPE": "float"}
+        defines={**defines, "T0_TYPE": sums_type, "T1_TYPE": sums_type, "T2_TYPE": "float"}
         | {**stored, "PART": "FINISH", "GROUP": tile.group},
         cost=Cost(0, 4.0 * tile.rows * tile.positions * groups, op.outputs[0].nbytes),
     )

@@ -43,7 +43,7 @@ def lower_plain(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     op = conv.op
     line = conv.shape.axes3[2]
     groups, params = line_params(conv, tile)
-    epilogue = epilogue_of(op, 3, vector=conv.out_c4)
+    epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums)
     bias = yield from packed_bias(conv)
     yield Dispatch(
         groups=groups,
@@ -58,8 +58,7 @@ def lower_plain(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         defines={
             **store_defines(conv, epilogue, 3),
             **product_defines(conv, tile),
-            "T1_TYPE": conv.filter_type,
-            "T2_TYPE": "float4",
+            **{**conv.vectors, "T0_TYPE": "float"},
             **conv.border,
             "TAPS": line.kernel,
             "STRIDE": line.stride,
@@ -93,7 +92,7 @@ CONV.add(
         usual=usual_tile,
         possible=is_possible,
         gains=gains,
-        before=("row tile", "tile"),
+        before=("dot4 tile", "row tile", "tile"),
         tiles=tiles,
         examples=(("conv", conv_case((2, 3, 9, 7), (10, 3, 3, 4), stride=[1, 2], note="strides")),),
     )

@@ -103,7 +103,7 @@ def tiles(conv: Conv) -> list[ConvTile]:
 def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     op = conv.op
     x = yield from blocks_of(conv)
-    epilogue = epilogue_of(op, 3, vector=conv.out_c4)
+    epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums)
     filter = yield from packed_filter(conv, tile.rows)
     bias = yield from packed_bias(conv)
     groups, params = tile_params(conv, tile)

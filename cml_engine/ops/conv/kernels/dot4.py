@@ -1,0 +1,75 @@
+"""``conv`` of bytes: four inputs times four weights, added up, in one operation.
+
+An integer network's maps of 8 bits lie four channels in a word (``cml_engine/layout.py``), and so
+do its filters here. The kernels are those of ``tile.py`` and ``row_tile.py``; only what they
+multiply is smaller, and what they add up is integers.
+
+Hardware has an instruction for it. A software driver takes the bytes apart and multiplies them one
+by one: where windows overlap it is faster with floats, which ``row_tile.py`` makes of the same
+bytes once for many lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from cml_engine.layout import C4I8, C4U8
+from cml_engine.ops.conv.kernels import row_tile, tile
+from cml_engine.ops.conv.node import GROUP, Conv, ConvTile, is_depthwise
+from cml_engine.ops.conv.variants import CONV
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.variant import KernelVariant
+
+#: positions of a thread on a software driver
+_SOFTWARE_COLUMNS = 8
+Lower = Callable[[Conv, ConvTile], Iterator[Dispatch]]
+
+
+def is_possible(conv: Conv) -> bool:
+    """Whether inputs and weights are bytes, and each output takes several inputs."""
+    if not conv.op.attrs.get("exact", False) or not conv.constant or is_depthwise(conv):
+        return False
+    return conv.in_layout in (C4I8, C4U8) and conv.filter_layout == C4I8
+
+
+def gains(conv: Conv) -> bool:
+    """Whether it should be the fastest."""
+    return not conv.op.limits.software or not row_tile.is_possible(conv)
+
+
+def usual_tile(conv: Conv) -> ConvTile:
+    """The tile that the rules take; on a software driver more positions share a weight."""
+    found = tile.usual_tile(conv)
+    return replace(found, columns=_SOFTWARE_COLUMNS) if conv.op.limits.software else found
+
+
+def _by_bytes(lower: Lower) -> Lower:
+    return lambda conv, tile: lower(replace(conv, dot4=True), tile)
+
+
+CONV.add(
+    KernelVariant(
+        name="dot4 row tile",
+        about="row tiles of bytes, four products at once",
+        kernel=Kernel("conv/conv_slide.hlsl", tile.PARAMS, group=GROUP, trusted=True),
+        lower=_by_bytes(row_tile.lower_row_tile),
+        usual=row_tile.usual_tile,
+        possible=lambda conv: is_possible(conv) and row_tile.is_possible(conv),
+        gains=lambda _: False,
+        tiles=row_tile.tiles,
+    )
+)
+CONV.add(
+    KernelVariant(
+        name="dot4 tile",
+        about="register tiles of bytes, four products at once",
+        kernel=Kernel("conv/conv.hlsl", tile.PARAMS, group=GROUP, trusted=True),
+        lower=_by_bytes(tile.lower_tile),
+        usual=usual_tile,
+        possible=is_possible,
+        gains=gains,
+        before=("row tile", "tile"),
+        tiles=tile.tiles,
+    )
+)

@@ -1,0 +1,73 @@
+"""Integer networks: which maps and filters are stored in how many bits."""
+
+import numpy as np
+import pytest
+
+from cml_engine.errors import InputError
+from cml_engine.gpu.memory.words import from_words, to_words
+from cml_engine.graph import Fact
+from cml_engine.layout import C4I8, C4I16, C4U8, C4U16, STORED, WHOLE, whole_layout, words
+from cml_engine.limits import Limits
+from cml_engine.passes import optimize
+from cml_engine.plan import Binding, TensorPlace
+from cml_engine.planning.choose_storage import layouts_for
+from cml_engine.planning.lower import PlanOptions, lower
+from tests.fixtures.integer.networks import IntegerNet, line
+
+
+def chain(*hows, weights=8):
+    """Convs of eight channels, one for each way to store what it gives."""
+    net, rng = IntegerNet(), np.random.default_rng(0)
+    t = net.input("x", (1, 8, 6, 6), 0.25)
+    zero = net.weight("zero", 0.0, None)
+    for i, how in enumerate(hows):
+        most = 127 if weights == 8 else 400
+        w = net.weight(f"w{i}", rng.integers(-most, most + 1, (8, 8, 1, 1)), 0.01, weights)
+        t = net.op("conv", t, w, zero, padding=[(0, 0)] * 2, to=line(0.5, **how))
+    return net.graph(t)
+
+
+@pytest.mark.parametrize("layout", WHOLE)
+def test_whole_numbers_come_back(layout):
+    ends = np.iinfo(STORED[layout])
+    fact = Fact("scalar", (2, 5, 3, 2))
+    given = (
+        np.linspace(ends.min, ends.max, fact.size).round().astype(np.float32).reshape(fact.shape)
+    )
+    place = TensorPlace(Binding("x", "arena", 0, 4 * words(fact, layout)), fact, layout)
+    stored = to_words(given, place)
+    assert stored.nbytes == 4 * words(fact, layout) == 2 * 8 * 3 * 2 * ends.bits // 8
+    np.testing.assert_array_equal(from_words(stored.tobytes(), place), given)
+    assert whole_layout(ends.min, ends.max) == layout
+    assert whole_layout(ends.min, ends.max + 1) != layout
+
+
+def test_maps_lie_in_as_few_bits_as_hold_them():
+    hows = [{}, {"signed": False}, {"bits": 16}, {"bits": 16, "signed": False}, {}]
+    layouts = layouts_for(optimize(chain(*hows)))
+    assert list(layouts.values()) == [C4I8, C4U8, C4I16, C4U16]  # and the output is the host's
+
+
+@pytest.mark.parametrize(("weights", "share"), [(8, 4), (16, 2)])
+def test_filters_lie_in_as_few_bits_as_hold_them(weights, share):
+    graph = optimize(chain({}, weights=weights))
+    plan = lower(graph, Limits(), layouts_for(graph))
+    packed = {name: array for name, (_, array) in plan.weights.items() if name.startswith("w0")}
+    assert [array.nbytes * share for array in packed.values()] == [4 * 8 * 8]
+
+
+def test_the_arena_is_a_quarter():
+    graph = optimize(chain({}, {}, {}, {}))
+    whole = graph.with_(words={})
+    kept = PlanOptions(keep=True)
+    sizes = []
+    for g in (graph, whole):
+        plan = lower(g, Limits(), layouts_for(g), kept)
+        sizes.append(sum(plan.places[f"t{i}"].binding.nbytes for i in range(3)))
+    assert sizes[0] * 4 == sizes[1]
+
+
+def test_nobody_decides_the_storage_of_words():
+    graph = optimize(chain({}, {}))
+    with pytest.raises(InputError, match="'t0' is of an integer network"):
+        layouts_for(graph, asked={"t0": "half"})
