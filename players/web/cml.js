@@ -1473,7 +1473,7 @@ class Device {
     this.gpu = gpu;
     const info = gpu.adapterInfo;
     const words = [info?.description, info?.vendor, info?.architecture, info?.device];
-    this.name = words.filter(Boolean).join(" ") || "an unnamed device";
+    this.name = words.filter((word) => /\D/.test(word ?? "")).join(" ") || "an unnamed device";
     this.software = /llvmpipe|softpipe|swiftshader|software|basic render/i.test(this.name);
     this.timed = gpu.features.has("timestamp-query");
     gpu.lost.then(({ message, reason }) => this.lost = message || String(reason));

@@ -1,12 +1,15 @@
-"""The budget, kept by the Python scheduler and by the C player: one table, one machine, one run.
+"""The budget, kept by the Python scheduler and by the players: one machine, one run.
 
-``python -m tests.players.frames MODEL --budget-ms 4 --frames 600``; the two take turns. Exit code 1
-where the C player made anything in its frames.
+``python -m tests.players.frames MODEL --budget-ms 4 --frames 600`` prints the table of
+``cml frames`` as Python has it and as the JavaScript player has it in Deno, and a line of the C
+player; ``--players web`` takes that one alone. They take turns. Exit code 1 where the C player made
+anything in its frames, or the other gave other bits in slices.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,10 +18,11 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.cooked import cook
+from cml_engine.cooked import PROFILES, cook
 from scheduler.tools.commands import cooked_guesses
 from scheduler.tools.measure import Percentiles, measure_frames
 from tests.players.building import build
+from tests.players.deno import WEB, deno_command
 from tests.players.playing import Array, play
 
 _MODEL = Path(__file__).resolve().parents[2] / "demo_game" / "models" / "upres.nnef"
@@ -43,40 +47,68 @@ def main() -> int:
     parser.add_argument("--budget-ms", type=float, default=4.0)
     parser.add_argument("--frames", type=int, default=600)
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--players", nargs="+", choices=("c", "web"), default=("c", "web"))
     chosen = parser.parse_args()
     graph = cml.load(chosen.model)
-    inputs, gpu = _inputs(graph), cml.Gpu()
-    program = build("play.c", "-O2", device=True)
-    ours: list[float] = []
-    cpu: list[float] = []
-    made: dict[str, int] = {}
+    inputs, session = _inputs(graph), cml.Session(graph, cml.Gpu())
+    frames = max(1, chosen.frames // chosen.turns)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "net.cml"
-        file.write_bytes(
-            cook(graph, ["portable", "discrete", "software"], guesses=cooked_guesses())
-        )
-        session = cml.Session(graph, gpu)
+        file.write_bytes(cook(graph, PROFILES, guesses=cooked_guesses()))
+        by_c = _ByC(file, chosen.budget_ms, frames) if "c" in chosen.players else None
+        same = True
         for _ in range(chosen.turns):
-            frames = max(1, chosen.frames // chosen.turns)
             python = measure_frames(
                 session, inputs, budget_ms=chosen.budget_ms, frame_ms=1000 / 60, frames=frames,
                 layers=4, same=_same,
             )  # fmt: skip
-            print(python)
-            words = ("--budget", str(chosen.budget_ms), "--frames", str(frames), "--wait")
-            told = play(program, file, inputs, {}, *words).told
-            ours += told["measured_ms"]
-            cpu += told["cpu_ms"]
-            made = {key: made.get(key, 0) + count for key, count in told["made"].items()}
-    over = sum(ms > chosen.budget_ms for ms in ours)
-    print(_row("C player", Percentiles.of(ours)))
-    print(
-        f"{len(ours)} full frames of the C player, {over} over budget "
-        f"({100 * over / max(1, len(ours)):.2f} %), "
-        f"{100 * sum(ours) / max(1e-9, chosen.budget_ms * len(ours)):.1f} % of the budget used"
-    )
-    print(f"CPU of cml_encode per frame, ms: {Percentiles.of(cpu)}; made in the frames: {made}")
-    return int(any(made.values()))
+            print(f"Python: {python}", flush=True)
+            if "web" in chosen.players:
+                same &= _by_deno(file, chosen.budget_ms, frames)
+            if by_c:
+                by_c.run(inputs)
+    if by_c:
+        by_c.show()
+    return int(not same or bool(by_c and any(by_c.made.values())))
+
+
+def _by_deno(file: Path, budget_ms: float, frames: int) -> bool:
+    """Print the JavaScript player's table; whether slices gave the bits of the whole run."""
+    words = ("--budget-ms", str(budget_ms), "--frames", str(frames))
+    command = deno_command("run", "-A", "--no-check", WEB / "frames.js", file, *words)
+    done = subprocess.run(**command, capture_output=True, text=True)
+    print(f"JavaScript: {done.stdout}{done.stderr if done.returncode else ''}", end="", flush=True)
+    return done.returncode == 0
+
+
+class _ByC:
+    """The C player's frames, of all its turns together."""
+
+    def __init__(self, file: Path, budget_ms: float, frames: int) -> None:
+        self.program = build("play.c", "-O2", device=True)
+        self.file, self.budget_ms = file, budget_ms
+        self.words = ("--budget", str(budget_ms), "--frames", str(frames), "--wait")
+        self.measured: list[float] = []
+        self.cpu: list[float] = []
+        self.made: dict[str, int] = {}
+
+    def run(self, inputs: dict[str, Array]) -> None:
+        told = play(self.program, self.file, inputs, {}, *self.words).told
+        self.measured += told["measured_ms"]
+        self.cpu += told["cpu_ms"]
+        self.made = {key: self.made.get(key, 0) + count for key, count in told["made"].items()}
+
+    def show(self) -> None:
+        ours, budget_ms = self.measured, self.budget_ms
+        over, used = sum(ms > budget_ms for ms in ours), sum(ours)
+        print(_row("C player", Percentiles.of(ours)))
+        print(
+            f"{len(ours)} full frames of the C player, {over} over budget "
+            f"({100 * over / max(1, len(ours)):.2f} %), "
+            f"{100 * used / max(1e-9, budget_ms * len(ours)):.1f} % of the budget used"
+        )
+        cpu = Percentiles.of(self.cpu)
+        print(f"CPU of cml_encode per frame, ms: {cpu}; made in the frames: {self.made}")
 
 
 if __name__ == "__main__":
