@@ -86,6 +86,7 @@ class Times {
 class Enlarging {
   /** @type {any[]} */ queue = [];
   /** @type {any} */ job = null;
+  /** @type {ImageBitmap | HTMLCanvasElement} */ source = sample();
   done = 0;
 
   /** @param {GPUDevice} device @param {import("./cml.js").Network} network @param {any} model */
@@ -102,8 +103,9 @@ class Enlarging {
     this.format = format;
   }
 
-  /** @param {ImageBitmap | HTMLCanvasElement} source */
-  begin(source) {
+  /** @param {ImageBitmap | HTMLCanvasElement} source the picture of the last time, where none is given */
+  begin(source = this.source) {
+    this.source = source;
     const share = Math.min(1, MOST_PIXELS / Math.max(source.width, source.height));
     const [width, height] = [source.width, source.height].map((n) => Math.max(1, Math.round(n * share)));
     const small = new OffscreenCanvas(width, height), paper = /** @type {any} */ (small.getContext("2d"));
@@ -113,12 +115,7 @@ class Enlarging {
     const canvas = element("result");
     canvas.width = width * scale;
     canvas.height = height * scale;
-    // drawn into a texture that stays, and shown from it: a canvas forgets what it showed
-    this.texture?.destroy();
-    this.texture = this.device.createTexture({
-      size: [canvas.width, canvas.height], format: this.format,
-      usage: GPUTextureUsage.RENDER_ATTACHMENT | GPUTextureUsage.COPY_SRC,
-    });
+    this._showPlain(small, canvas.width, canvas.height);
     this.queue = tiles(width, height, wide, high).map((tile) => (
       { ...tile, numbers: () => pixels(picture, tile.left, tile.top, wide, high) }
     ));
@@ -126,9 +123,24 @@ class Enlarging {
     this.done = 0;
     this.job?.cancel();
     this.job = null;
-    this.fresh = true;
-    element("hint").textContent = `${width} × ${height} to ${canvas.width} × ${canvas.height} in ${this.count} ` +
-      "tiles. Drag another picture here.";
+    const made = share < 1 ? `, made smaller from ${source.width} × ${source.height},` : "";
+    element("hint").textContent = `${width} × ${height}${made} to ${canvas.width} × ${canvas.height} in ` +
+      `${this.count} ${this.count === 1 ? "tile" : "tiles"}. Drag another picture here.`;
+  }
+
+  /**
+   * What the browser makes of it, where no tile is yet. It lies in a texture that stays, and the
+   * canvas gets a copy in every frame: a canvas forgets what it showed.
+   * @param {OffscreenCanvas} small @param {number} width @param {number} height
+   */
+  _showPlain(small, width, height) {
+    const { RENDER_ATTACHMENT, COPY_SRC, COPY_DST } = GPUTextureUsage;
+    const usage = RENDER_ATTACHMENT | COPY_SRC | COPY_DST;
+    this.texture?.destroy();
+    this.texture = this.device.createTexture({ size: [width, height], format: this.format, usage });
+    const source = new OffscreenCanvas(width, height);
+    /** @type {any} */ (source.getContext("2d")).drawImage(small, 0, 0, width, height);
+    this.device.queue.copyExternalImageToTexture({ source }, { texture: this.texture }, [width, height]);
   }
 
   /** @param {Scheduler} scheduler */
@@ -143,9 +155,8 @@ class Enlarging {
     if (!this.texture) return;
     if (this.job?.state === "failed") throw new Error(this.job.error);
     if (this.job?.state === "done") {
-      const { region, cut } = this.tile, clear = this.fresh;
-      this.painter.paint(encoder, this.job.tensor(this.output.name), this.texture.createView(), { region, cut, clear });
-      this.fresh = false;
+      const { region, cut } = this.tile, view = this.texture.createView();
+      this.painter.paint(encoder, this.job.tensor(this.output.name), view, { region, cut });
       this.job.release();
       this.job = null;
       this.done += 1;
@@ -156,7 +167,8 @@ class Enlarging {
   }
 
   text() {
-    return this.count ? `${this.done} of ${this.count} tiles` : "";
+    const share = this.job ? `, the next one is ${(100 * this.job.progress).toFixed(0)} % there` : "";
+    return this.count ? `${this.done} of ${this.count} tiles${share}` : "";
   }
 }
 
@@ -322,15 +334,15 @@ async function begin() {
   requestAnimationFrame(frame);
 
   const bytes = await (await fetch(model.file)).arrayBuffer();
-  const start = performance.now(), network = await load(device, bytes);
   const mega = (bytes.byteLength / 2 ** 20).toFixed(1);
-  element("about").textContent = `${network.steps.length} dispatches, ${mega} MiB, plan '${network.plan.profile}', ` +
+  element("about").textContent = `${mega} MiB: uploading, and building the kernels; the scene goes on`;
+  const start = performance.now(), network = await load(device, bytes);
+  element("about").textContent = `${network.steps.length} ${network.steps.length === 1 ? "dispatch" : "dispatches"}, ${mega} MiB, plan '${network.plan.profile}', ` +
     `ready in ${((performance.now() - start) / 1000).toFixed(1)} s on ${network.device.name}`;
   work = model.picture ? new Enlarging(device, network, model) : new Running(device, network);
-  const restart = async () => work instanceof Enlarging ? work.begin(sample()) : await work.begin();
   if (work instanceof Enlarging) takePictures(work);
-  await restart();
-  element("again").onclick = restart;
+  await work.begin();
+  element("again").onclick = () => work.begin();
   element("budget").oninput = () => element("shown").textContent = `${element("budget").value} ms`;
   scheduler = new Scheduler(device, { frameMs: 1000 / 60, budgetMs: 4 });
   status.scheduler = scheduler;
