@@ -16,6 +16,7 @@ from cml_engine.files.atomic_write import write_atomically
 from cml_engine.ranges import BUDGET_MS, TIMES, Real, Whole
 from demo_game import STARTED
 from demo_game.reporting.report import RunReport, plain_table, table
+from demo_game.world.sun import LIGHTS
 
 if TYPE_CHECKING:  # what needs a GPU is imported when there is one
     from demo_game.game import Settings
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--texture-upres", type=Path, metavar="MODEL", help="a network that makes "
                       "colours four times as fine: [1, 3, 128, 128] in")  # fmt: skip
     made.add_argument("--quality", choices=("auto", "software", "low", "high"), default="auto")
+    made.add_argument("--light", choices=tuple(LIGHTS), default="day", help="of what hour")
     made.add_argument("--size", type=size, metavar="WxH", help="of the picture, in pixels")
     made.add_argument("--budget-ms", type=BUDGET_MS, help="for the networks in each frame "
                       "(default: what the renderer leaves)")  # fmt: skip

@@ -14,6 +14,7 @@ from cml_engine.panel import OperatorTimes
 from demo_game.agents import Agents, Watch
 from demo_game.chain import load_chain
 from demo_game.flight import Pose
+from demo_game.operators.light import lit
 from demo_game.render.camera import Camera
 from demo_game.render.drawn import DrawnTiles
 from demo_game.render.pace import Pace
@@ -24,6 +25,7 @@ from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.streaming import Streaming
 from demo_game.world.draft import LEVELS as DRAFT_LEVELS
 from demo_game.world.quadtree import Detail, Selection, fitting, needed, select
+from demo_game.world.sun import DAY, Light
 from demo_game.world.surroundings import Surroundings
 from demo_game.world.tile import TileId
 from scheduler import (
@@ -74,6 +76,8 @@ class Settings:
     enlarge: Path | None = None
     #: a baked part of the world
     planet: Path | None = None
+    #: the sun's, in the tiles and in the picture
+    light: Light = DAY
     #: whether the models' files, and the kernels', are watched, and networks replaced
     watch: bool = False
     frame_ms: float = 1000 / 60
@@ -92,13 +96,16 @@ class Game:
         # a planet is known by the models that it was baked of
         cooked = settings.planet is None
         chain = load_chain(settings.models, settings.enlarge, cooked)
+        if settings.light is not DAY:  # what is cooked is by day
+            surface = lit(cml.load(chain.folders["surface"]), settings.light)
+            chain = replace(chain, graphs={**chain.graphs, "surface": surface})
         quality = replace(quality, texels=chain.painted)
         self.gpu, self.settings, self.quality = gpu, settings, quality
         self.controls = Controls()
         self.telemetry = Telemetry(settings.frame_ms)
         self.scheduler = FrameScheduler(gpu, settings.frame_ms, "spare", over_share=_OVER_SHARE)
         # first, for it builds its pipelines on threads while the networks are planned
-        self.renderer = Renderer(gpu, target_format, quality)
+        self.renderer = Renderer(gpu, target_format, quality, settings.light)
         self.agents = Agents(gpu, chain)
         self.watch = Watch(self.agents) if settings.watch else None
         self.planet = _planet(gpu, settings, self.agents)

@@ -10,6 +10,7 @@ from demo_game.game import Settings
 from demo_game.render.quality import PRESETS, Quality
 from demo_game.render.quality import choose as choose_quality
 from demo_game.world.quadtree import Detail
+from demo_game.world.sun import LIGHTS
 
 #: the world's, where none is named
 SEED = 7
@@ -35,6 +36,7 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
         options.texture_upres,
         options.planet,
         detail=detail,
+        light=LIGHTS[options.light],
         watch=options.watch,
     )
     why = f"chosen for {gpu.name}" if automatic else "as asked for"

@@ -8,13 +8,14 @@ and sunlight with a soft edge. All looks stay within the apron, so neighbours ag
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cml_engine as cml
-from demo_game.world.sun import SUN
+from demo_game.world.sun import SUN, Light
 from demo_game.world.tile import FINE, FINE_APRON, WIDE, WIDE_APRON
 
 Array = np.ndarray[Any, Any]
@@ -40,7 +41,8 @@ def _cpu(attrs: cml.Attrs, heights: Array, cell: Array) -> Array:
     upright = 1 / np.sqrt(1 + dx * dx + dz * dz)
     half = np.float32(0.5)
     sky = sum(_open(surface, way, size) for way in _WAYS) / len(_WAYS)
-    channels = [half - half * dx * upright, half - half * dz * upright, sky, _sun(surface, size)]
+    channels = [half - half * dx * upright, half - half * dz * upright, sky]
+    channels.append(_sunlight(surface, size, attrs.sun))
     return np.stack(channels)[None].astype(np.float32)
 
 
@@ -62,14 +64,14 @@ def _open(surface: Array, way: tuple[int, int], size: np.float32) -> Array:
     return seen
 
 
-def _sun(surface: Array, size: np.float32) -> Array:
-    flat = float(np.hypot(SUN[0], SUN[2]))
+def _sunlight(surface: Array, size: np.float32, sun: Sequence[float]) -> Array:
+    flat = float(np.hypot(sun[0], sun[2]))
     here = _moved(surface, 0, 0)
     steepest: Array = np.full_like(here, -1)
     for k in range(1, _REACH + 1):
-        rise = _between(surface, SUN[0] / flat * k, SUN[2] / flat * k) - here
+        rise = _between(surface, sun[0] / flat * k, sun[2] / flat * k) - here
         steepest = np.maximum(steepest, rise / (np.float32(k) * size))
-    lit: Array = np.clip((np.float32(SUN[1] / flat) - steepest) / np.float32(_SOFTNESS) + 0.5, 0, 1)
+    lit: Array = np.clip((np.float32(sun[1] / flat) - steepest) / np.float32(_SOFTNESS) + 0.5, 0, 1)
     return lit
 
 
@@ -98,6 +100,15 @@ def _hills(seed: int, height: float) -> Array:
             rough = (rough + np.roll(rough, 1, axis) + np.roll(rough, -1, axis)) / 3
     land: Array = (height * rough / rough.std())[None, None].astype(np.float32)
     return land
+
+
+def lit(surface: cml.Graph, light: Light) -> cml.Graph:
+    """The network with its tiles' light as another sun gives it."""
+    nodes = tuple(
+        replace(node, attrs=cml.Attrs(node.attrs, sun=light.sun)) if node.op == "shading" else node
+        for node in surface.nodes
+    )
+    return replace(surface, nodes=nodes)
 
 
 _SIZE = np.full((1, 1, 1, 1), 4, np.float32)

@@ -11,6 +11,7 @@ import wgpu
 import cml_engine as cml
 from demo_game.render.plants import INSTANCE_BYTES
 from demo_game.render.quality import Quality
+from demo_game.world.sun import Light
 
 _SHADERS = Path(__file__).parent / "shaders"
 DEPTH_FORMAT = "depth32float"
@@ -73,13 +74,19 @@ class Pipelines:
     which a picture needs them."""
 
     def __init__(
-        self, gpu: cml.Gpu, target_format: str, quality: Quality, builders: Executor
+        self,
+        gpu: cml.Gpu,
+        target_format: str,
+        quality: Quality,
+        light: Light,
+        builders: Executor,
     ) -> None:
         self._gpu, self._format, self._samples = gpu, target_format, quality.samples
         self._defines: dict[str, int | str] = {
             "ENCODE": int(not target_format.endswith("-srgb")),
             "RICH": int(quality.rich),
             "PLANTS_M": int(quality.plants_m),
+            **light.defines(),
         }
         layout = gpu.device.create_bind_group_layout
         self.scene_layout = layout(

@@ -20,7 +20,7 @@ from demo_game.render.pipelines import TILE_BYTES, Pipelines
 from demo_game.render.quality import Quality
 from demo_game.render.targets import OWNER, Targets
 from demo_game.render.tiles import TilePool
-from demo_game.world.sun import SUN
+from demo_game.world.sun import DAY, Light
 from demo_game.world.tile import CELLS, TileId
 
 #: threads that build pipelines while the rest of the game is loaded
@@ -79,12 +79,14 @@ class Renderer:
     ``gpu.memory``. There are fewer slots than ``quality`` says where the device has fewer layers.
     """
 
-    def __init__(self, gpu: cml.Gpu, target_format: str, quality: Quality) -> None:
+    def __init__(
+        self, gpu: cml.Gpu, target_format: str, quality: Quality, light: Light = DAY
+    ) -> None:
         layers = int(gpu.device.limits["max-texture-array-layers"])
         quality = replace(quality, slots=min(quality.slots, layers))
-        self.gpu, self.quality = gpu, quality
+        self.gpu, self.quality, self._light = gpu, quality, light
         builders = ThreadPoolExecutor(_BUILDERS, "demo-pipelines")
-        self._pipelines = Pipelines(gpu, target_format, quality, builders)
+        self._pipelines = Pipelines(gpu, target_format, quality, light, builders)
         self.tiles = TilePool(gpu, quality, builders)
         builders.shutdown(wait=False)
         self._meshes = [
@@ -282,7 +284,7 @@ class Renderer:
         data[4:7, :3] = camera.rays(*self.inner_size)
         density = math.exp(-y / _THINNING_M) / _CLEAR_M
         data[4:7, 3] = (density, 1 / self.quality.view_m, time_s)
-        data[7] = (*SUN, y)
+        data[7] = (*self._light.sun, y)
         data[8, :2] = (x % _REPEAT_M, z % _REPEAT_M)
         self._scene.write(data)
 

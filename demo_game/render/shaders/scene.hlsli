@@ -1,7 +1,8 @@
 // What every shader of the picture shares: the frame, the light, the air.
 //
 // Positions are in metres relative to the eye. Colours are linear light; `shown` brings them to the
-// target. Defines: ENCODE 1 where the target does not convert to sRGB itself.
+// target. Defines: ENCODE 1 where the target does not convert to sRGB itself, and the light's colours
+// (world/sun.py).
 
 struct Scene
 {
@@ -21,13 +22,6 @@ struct Scene
 // slopes of waves x and z, clouds, grain; 0.5 is none
 [[vk::binding(2, 0)]] Texture2D<float4> patterns;
 
-static const float3 ZENITH = float3(0.085, 0.215, 0.52);
-static const float3 HAZE = float3(0.50, 0.64, 0.83);
-static const float3 NEAR_AIR = float3(0.30, 0.46, 0.72);
-static const float3 GLOW = float3(1.05, 0.74, 0.42);
-static const float3 SUNLIGHT = float3(2.95, 2.30, 1.55);
-static const float3 SKYLIGHT = float3(0.30, 0.41, 0.62);
-static const float3 BOUNCE = float3(0.20, 0.17, 0.13);
 static const float3 DEEP_WATER = float3(0.006, 0.038, 0.062);
 // metres in which the air thins to 1 / e
 static const float THINNING = 1600.0;

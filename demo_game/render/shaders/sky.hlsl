@@ -36,7 +36,7 @@ float4 shade(Corner corner) : SV_Target0
 #endif
     float cloud = smoothstep(0.53, 0.83, cover) * saturate(direction.y * 9.0 - 0.25);
     float mu = dot(direction, scene.sun.xyz);
-    float3 white = lerp(float3(0.62, 0.70, 0.85), float3(1.75, 1.65, 1.50), thin)
+    float3 white = lerp(CLOUD_DARK, CLOUD_LIT, thin)
         + GLOW * glow_of(direction);
     light = lerp(light, white, cloud * 0.85);
     light += SUNLIGHT * (6.0 * smoothstep(0.99965, 0.9998, mu) * (1.0 - cloud));
