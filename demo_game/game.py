@@ -169,7 +169,8 @@ class Game:
 
     def _draw(self, encoder: Any, target_view: Any, camera: Camera, now_s: float) -> None:
         self.renderer.effort = self.pace.effort
-        seen = self._around.drawn_in_view(camera) if self._around else []
+        rich = self.quality.rich
+        seen = self._around.drawn_in_view(camera, rich) if self._around else []
         self.draw_stats = self.renderer.draw(
             encoder,
             target_view,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ _SHADERS = Path(__file__).parent / "shaders"
 DEPTH_FORMAT = "depth32float"
 #: bytes of a tile in the buffer of the tiles in view
 TILE_BYTES = 48
+#: metres to the furthest tuft of grass; tufts along a metre; vertices of a tuft
+GRASS_M, GRASS_DENSITY, GRASS_VERTICES = 40, 3.2, 12
 #: bytes of a vertex of the grid
 VERTEX_BYTES = 8
 
@@ -56,6 +59,15 @@ _TILES = {
         {"format": "uint32x2", "offset": 32, "shader_location": 4},
     ],
 }
+#: all tufts of a draw stand on the same tile
+_GRASS = {
+    "array_stride": 0,
+    "step_mode": "instance",
+    "attributes": [
+        {"format": "float32x4", "offset": 0, "shader_location": 0},
+        {"format": "uint32x2", "offset": 32, "shader_location": 1},
+    ],
+}
 #: all plants of a draw stand on the same tile
 _ONE_TILE = {
     "array_stride": 0,
@@ -86,6 +98,8 @@ class Pipelines:
             "ENCODE": int(not target_format.endswith("-srgb")),
             "RICH": int(quality.rich),
             "PLANTS_M": int(quality.plants_m),
+            "GRASS_M": GRASS_M,
+            "GRASS_DENSITY": str(GRASS_DENSITY),
             **light.defines(),
         }
         layout = gpu.device.create_bind_group_layout
@@ -103,8 +117,8 @@ class Pipelines:
         self.tiles_layout = layout(
             entries=[
                 {"binding": 0, "visibility": _VERTEX, **heights},
-                {"binding": 1, "visibility": _FRAGMENT, **texels},
-                {"binding": 2, "visibility": _FRAGMENT, **texels},
+                {"binding": 1, "visibility": _VERTEX | _FRAGMENT, **texels},
+                {"binding": 2, "visibility": _VERTEX | _FRAGMENT, **texels},
                 {"binding": 3, "visibility": _FRAGMENT, "sampler": {"type": "filtering"}},
             ]
         )
@@ -115,14 +129,29 @@ class Pipelines:
             ]
         )
 
+        self.reflection_layout = layout(
+            entries=[
+                {"binding": 0, "visibility": _FRAGMENT, "texture": {"sample_type": "float"}},
+                {"binding": 1, "visibility": _FRAGMENT, "sampler": {"type": "filtering"}},
+            ]
+        )
+
         def build(source: str, *buffers: Any, **options: Any) -> Future[wgpu.GPURenderPipeline]:
             return builders.submit(self._build, source, list(buffers), **options)
 
         self._terrain = build("terrain.hlsl", _GRID, _TILES, tiles=True, cull="back")
         self._sky = build("sky.hlsl", compare="greater-equal", write=False)
-        self._sea = build("sea.hlsl", topology="triangle-strip", write=False, blend=_OVER)
+        mirror = [self.reflection_layout] if quality.rich else []
+        self._sea = build(
+            "sea.hlsl", more=mirror, topology="triangle-strip", write=False, blend=_OVER
+        )
         self._enlarge = builders.submit(self._build_enlarge)
         self._plants = build("plants.hlsl", _SHAPES, _PLANTS, _ONE_TILE, tiles=True)
+        self._mirrored = self._grass = None
+        if quality.rich:
+            ground = {"tiles": True, "cull": "front", "mirror": True}
+            self._mirrored = build("terrain.hlsl", _GRID, _TILES, **ground)
+            self._grass = build("grass.hlsl", _GRASS, tiles=True)
 
     @property
     def ready(self) -> bool:
@@ -138,6 +167,18 @@ class Pipelines:
     def enlarge(self) -> wgpu.GPURenderPipeline | None:
         """For pictures that are smaller than their target; None while it is being built."""
         return self._enlarge.result() if self._enlarge.done() else None
+
+    @property
+    def mirrored(self) -> wgpu.GPURenderPipeline | None:
+        """The ground as the sea shows it; None where it does not, or is not built yet."""
+        made = self._mirrored
+        return made.result() if made is not None and made.done() else None
+
+    @property
+    def grass(self) -> wgpu.GPURenderPipeline | None:
+        """Blades near the eye; None where there are none, or they are not built yet."""
+        made = self._grass
+        return made.result() if made is not None and made.done() else None
 
     @property
     def plants(self) -> wgpu.GPURenderPipeline:
@@ -160,6 +201,8 @@ class Pipelines:
         buffers: list[dict[str, Any]],
         *,
         tiles: bool = False,
+        more: Sequence[Any] = (),
+        mirror: bool = False,
         topology: str = "triangle-list",
         cull: str = "none",
         compare: str = "greater",
@@ -170,12 +213,13 @@ class Pipelines:
         target: dict[str, Any] = {"format": self._format}
         if blend is not None:
             target["blend"] = blend
-        layouts = [self.scene_layout, self.tiles_layout] if tiles else [self.scene_layout]
+        layouts = [self.scene_layout, *([self.tiles_layout] if tiles else []), *more]
+        defines = {**self._defines, "MIRROR": int(mirror)} if mirror else self._defines
         return gpu.device.create_render_pipeline(
             label=source,
             layout=gpu.device.create_pipeline_layout(bind_group_layouts=layouts),
             vertex={
-                "module": gpu.shader(path, "vertex", "place", self._defines, trusted=True),
+                "module": gpu.shader(path, "vertex", "place", defines, trusted=True),
                 "entry_point": "main",
                 "buffers": buffers,
             },
@@ -185,9 +229,9 @@ class Pipelines:
                 "depth_write_enabled": write,
                 "depth_compare": compare,
             },
-            multisample={"count": self._samples},
+            multisample={"count": 1 if mirror else self._samples},
             fragment={
-                "module": gpu.shader(path, "fragment", "shade", self._defines, trusted=True),
+                "module": gpu.shader(path, "fragment", "shade", defines, trusted=True),
                 "entry_point": "main",
                 "targets": [target],
             },

@@ -16,8 +16,15 @@ from demo_game.render.camera import Camera, Point
 from demo_game.render.mesh import coarser, grid
 from demo_game.render.pace import EFFORTS, Effort
 from demo_game.render.patterns import create_patterns
-from demo_game.render.pipelines import TILE_BYTES, Pipelines
+from demo_game.render.pipelines import (
+    GRASS_DENSITY,
+    GRASS_M,
+    GRASS_VERTICES,
+    TILE_BYTES,
+    Pipelines,
+)
 from demo_game.render.quality import Quality
+from demo_game.render.reflection import Reflection
 from demo_game.render.targets import OWNER, Targets
 from demo_game.render.tiles import TilePool
 from demo_game.world.sun import DAY, Light
@@ -100,6 +107,9 @@ class Renderer:
         self._patterns = create_patterns(gpu)
         self._make_bind_groups()
         self._targets = Targets(gpu, target_format, quality.samples)
+        self._reflection = (
+            Reflection(gpu, target_format, self._pipelines, self._clamped) if quality.rich else None
+        )
         self._effort = EFFORTS[0]
         self.resize(quality.width, quality.height)
 
@@ -157,6 +167,8 @@ class Renderer:
     def _make_targets(self) -> None:
         smaller = self._effort.scale < 1
         self._targets.make(self.inner_size, smaller)
+        if self._reflection is not None:
+            self._reflection.make(self.inner_size)
         if smaller:
             self._enlarge_group = self.gpu.device.create_bind_group(
                 layout=self._pipelines.enlarge_layout,
@@ -189,6 +201,8 @@ class Renderer:
         """Give all memory back; nothing is drawn any more."""
         self.tiles.close()
         self._targets.close()
+        if self._reflection is not None:
+            self._reflection.close()
         self._patterns.destroy()
         meshes = [held for mesh in self._meshes for held in (mesh.vertices, mesh.indices)]
         for held in (*meshes, self._scene, self._tile_buffer):
@@ -208,21 +222,27 @@ class Renderer:
         time_s: float,
         timed: Callable[[], Any] = lambda: None,
     ) -> DrawStats:
-        """Append the passes that draw the whole picture to ``target_view``: one, and one more
-        where the picture is drawn smaller. ``visible`` are the tiles in view, at most as many as
-        there are slots; ``timed()`` gives a pass's ``timestamp_writes``."""
+        """Append the passes that draw the whole picture to ``target_view``: one, one more where the
+        picture is drawn smaller, and one for what the sea reflects. ``visible`` are the tiles in
+        view, and in the sea's reflection, at most as many as there are slots; ``timed()`` gives a
+        pass's ``timestamp_writes``."""
         self._write_scene(camera, time_s)
         nearest = self._write_tiles(camera, visible)
+        if self._reflection is not None:
+            self._mirror(self._reflection.begin(encoder, timed()), len(nearest))
         smaller = self._effort.scale < 1
         drawn_to = self._targets.smaller if smaller else target_view
         render = self._targets.begin(encoder, drawn_to, timed())
         render.set_bind_group(0, self._scene_group)
         render.set_bind_group(1, self._tiles_group)
-        self._draw_terrain(render, len(nearest))
+        self._draw_terrain(render, self._pipelines.terrain, len(nearest))
         planted = self._draw_plants(render, nearest)
+        self._draw_grass(render, nearest)
         render.set_pipeline(self._pipelines.sky)
         render.draw(3)
         render.set_pipeline(self._pipelines.sea)
+        if self._reflection is not None:
+            render.set_bind_group(1, self._reflection.group)
         render.draw(4)
         render.end()
         if smaller:
@@ -251,16 +271,37 @@ class Renderer:
             color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}]
         ).end()
 
-    def _draw_terrain(self, render: Any, count: int) -> None:
+    def _mirror(self, render: Any, count: int) -> None:
+        """The land upside down, for the sea."""
+        if self._pipelines.mirrored is not None:
+            render.set_bind_group(0, self._scene_group)
+            render.set_bind_group(1, self._tiles_group)
+            self._draw_terrain(render, self._pipelines.mirrored, count)
+        render.end()
+
+    def _draw_terrain(self, render: Any, pipeline: Any, count: int) -> None:
         if count == 0:
             return
         mesh, tiles = self._drawn_mesh, self._tile_buffer
         vertices, indices = mesh.vertices, mesh.indices
-        render.set_pipeline(self._pipelines.terrain)
+        render.set_pipeline(pipeline)
         render.set_vertex_buffer(0, vertices.buffer, vertices.offset, vertices.nbytes)
         render.set_vertex_buffer(1, tiles.buffer, tiles.offset, count * TILE_BYTES)
         render.set_index_buffer(indices.buffer, "uint16", indices.offset, indices.nbytes)
         render.draw_indexed(mesh.count, count)
+
+    def _draw_grass(self, render: Any, nearest: list[tuple[float, VisibleTile]]) -> None:
+        """A draw for each of the finest tiles near enough, of the square around the eye."""
+        pipeline, tiles = self._pipelines.grass, self._tile_buffer
+        if pipeline is None:
+            return
+        across = int(2 * GRASS_M * GRASS_DENSITY)
+        render.set_pipeline(pipeline)
+        for i, (away, visible) in enumerate(nearest):
+            if away < GRASS_M and visible.tile.level == 0:
+                at = tiles.offset + i * TILE_BYTES
+                render.set_vertex_buffer(0, tiles.buffer, at, TILE_BYTES)
+                render.draw(GRASS_VERTICES, across * across)
 
     def _draw_plants(self, render: Any, nearest: list[tuple[float, VisibleTile]]) -> int:
         """A draw for each tile near enough; how many."""

@@ -29,9 +29,13 @@ class Boxes:
         corners = np.array([_corners(tile, seed) for tile in self.tiles]).reshape(-1, 2, 3)
         self._low, self._high = corners[:, 0], corners[:, 1]
 
-    def in_view(self, camera: Viewer) -> list[TileId]:
-        """Those that may be in view."""
+    def in_view(self, camera: Viewer, mirrored: bool = False) -> list[TileId]:
+        """Those that may be in view; ``mirrored``: or in the sea's reflection."""
         seen = camera.sees_boxes(self._low, self._high)
+        if mirrored:
+            low, high = self._low.copy(), self._high.copy()
+            low[:, 1], high[:, 1] = -self._high[:, 1], -self._low[:, 1]
+            seen |= camera.sees_boxes(low, high)
         return [tile for tile, visible in zip(self.tiles, seen, strict=True) if visible]
 
 
@@ -42,9 +46,9 @@ class Surroundings:
         self._draw = Boxes(selection.draw, seed)
         self._wanted = Boxes(selection.wanted, seed)
 
-    def drawn_in_view(self, camera: Viewer) -> list[TileId]:
-        """Of the tiles to draw those that may be in view."""
-        return self._draw.in_view(camera)
+    def drawn_in_view(self, camera: Viewer, mirrored: bool = False) -> list[TileId]:
+        """Of the tiles to draw those that may be in view; ``mirrored``: or reflected."""
+        return self._draw.in_view(camera, mirrored)
 
     def wanted_in_view(self, camera: Viewer) -> frozenset[TileId]:
         """Of the tiles to make those that may be in view."""

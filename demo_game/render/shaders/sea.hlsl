@@ -3,6 +3,12 @@
 
 #include "scene.hlsli"
 
+#if RICH
+// the land upside down, at half the picture's size; alpha 0 where there is none
+[[vk::binding(0, 1)]] Texture2D<float4> reflected;
+[[vk::binding(1, 1)]] SamplerState clamped;
+#endif
+
 static const float REACH_M = 300000.0;
 
 struct Water
@@ -46,5 +52,13 @@ float4 shade(Water water) : SV_Target0
     float sharp = soft * soft * soft * soft * soft;
     float bright = 40.0 * calm * calm * sharp + 3.0 * soft;
     float3 glitter = SUNLIGHT * (fresnel * fog.a * bright);
-    return float4(fresnel * shown(light) + shown(glitter), fresnel);
+    float3 seen = shown(light);
+#if RICH
+    uint width, height;
+    reflected.GetDimensions(width, height);
+    float2 place = 0.5 * water.clip.xy / float2(float(width), float(height));
+    float4 land = reflected.SampleLevel(clamped, place + 0.02 * calm * slope, 0.0);
+    seen = seen * (1.0 - land.a) + land.rgb;
+#endif
+    return float4(fresnel * seen + shown(glitter), fresnel);
 }

@@ -1,5 +1,6 @@
 // Tiles: one grid, instanced over all that are in view, its vertices moved to the next level's
-// surface with distance. Define: RICH.
+// surface with distance. Defines: RICH; MIRROR 1 for the land as the sea
+// shows it.
 
 #include "scene.hlsli"
 #include "ground.hlsli"
@@ -50,7 +51,12 @@ Surface place(Vertex vertex)
     at.y = max(height, SEABED) - drop - scene.sun.w;
 
     Surface surface;
+#if MIRROR
+    float3 seen = float3(at.x, -at.y - 2.0 * scene.sun.w, at.z);
+    surface.clip = to_clip(seen);
+#else
     surface.clip = to_clip(at);
+#endif
     surface.uv = (float4(cell, cell * 0.5 + vertex.morph.zw) + 4.5) / 64.0;
     surface.moved = moved;
     surface.slots = vertex.slots;

@@ -1,0 +1,93 @@
+"""What only the richer presets draw: the land in the sea, and grass near the eye."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from demo_game.render.pipelines import GRASS_M
+from demo_game.render.quality import SOFTWARE
+from demo_game.render.renderer import VisibleTile
+from demo_game.world.tile import FINE, PAINTED, TileId
+from tests.fixtures.landscape import Landscape, Made
+from tests.gpu.demo.test_demo_render import Screen
+
+WIDTH, HEIGHT = 160, 90
+RICH = replace(SOFTWARE, width=WIDTH, height=HEIGHT, slots=8, mesh_step=1, rich=True)
+TILE = TileId(0, 0, 0)
+
+
+def made(heights: Any, texels: Any) -> Made:
+    """An evenly lit tile without plants."""
+    shading = np.full((FINE, FINE, 4), 255, np.uint8)
+    shading[..., :2] = 128
+    grown = np.zeros((1024, 4), np.float32), np.zeros(4, np.uint32)
+    return Made(heights.astype(np.float32), shading, texels.astype(np.uint8), *grown)
+
+
+def coast(tile: TileId, seed: int) -> Made:
+    """A slope that falls to the south: red land, green under water."""
+    row = np.arange(FINE) - 4.0
+    heights = np.repeat((28 - row)[:, None], FINE, 1)
+    under = np.arange(PAINTED)[:, None, None] / 2 - 4.25 > 28
+    texels = np.where(under, (0, 255, 0, 255), (255, 0, 0, 255))
+    return made(heights, np.repeat(texels, PAINTED, 1))
+
+
+def meadow(tile: TileId, seed: int) -> Made:
+    """A green plain, and rock in its western half."""
+    west = np.arange(PAINTED)[None, :, None] < PAINTED // 2
+    texels = np.where(west, (120, 120, 120, 255), (60, 140, 30, 255))
+    return made(np.full((FINE, FINE), 5.0), np.repeat(texels, PAINTED, 0))
+
+
+@pytest.fixture(scope="module")
+def screen(gpu: cml.Gpu) -> Iterator[Screen]:
+    shown = Screen(gpu, RICH)
+    for late in (shown.renderer._pipelines._mirrored, shown.renderer._pipelines._grass):
+        assert late is not None
+        late.result()
+    yield shown
+    shown.renderer.close()
+
+
+def pictures(
+    screen: Screen, maker: Any, eye: tuple[float, float, float], pipeline: str
+) -> tuple[Any, Any]:
+    """What is seen of a tile, and the same without what one pipeline draws."""
+    land = Landscape(screen.gpu, screen.renderer, 7, maker)
+    land.add([TILE])
+    slot = land.slots[TILE]
+    camera = screen.renderer.camera(eye, 0.0, -0.3)
+    visible = [VisibleTile(TILE, slot, slot, math.inf, math.inf)]
+    whole = screen.picture(camera, visible)
+    pipelines = screen.renderer._pipelines
+    made, found = getattr(pipelines, pipeline), []
+    setattr(pipelines, pipeline, None)
+    try:
+        found = [whole, screen.picture(camera, visible)]
+    finally:
+        setattr(pipelines, pipeline, made)
+        screen.renderer.tiles.release(slot)
+    return found[0], found[1]
+
+
+def test_the_sea_shows_the_land_and_not_what_lies_under_it(screen: Screen) -> None:
+    whole, without = pictures(screen, coast, (112.0, 6.0, 210.0), "_mirrored")
+    redder = (whole - without)[..., 0]
+    assert (redder > 8).mean() > 0.02
+    assert redder.min() > -8, "the dark seabed"
+
+
+def test_grass_grows_near_the_eye_where_the_land_is_green(screen: Screen) -> None:
+    whole, without = pictures(screen, meadow, (111.0, 7.0, 150.0), "_grass")
+    west, east = np.split(np.abs(whole - without).max(2)[HEIGHT // 2 :] > 8, 2, axis=1)
+    assert east.mean() > 0.3 > 5 * west[:, : WIDTH // 4].mean()
+    whole, without = pictures(screen, meadow, (112.0, 7.0 + 2 * GRASS_M, 150.0), "_grass")
+    assert (whole == without).all(), "from further away nothing but its colour"
