@@ -10,6 +10,9 @@ from demo_game.world.tile import CELLS
 
 Array = np.ndarray[Any, Any]
 
+#: bytes of a tile in the buffer of the tiles in view
+TILE_BYTES = 48
+
 
 def coarser(step: int) -> int:
     """The next step of which a mesh can be made; the coarsest is its own."""

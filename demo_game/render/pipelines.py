@@ -10,16 +10,14 @@ from typing import Any
 import wgpu
 
 import cml_engine as cml
+from demo_game.render.grass import DEFINES, ONE_TILE
+from demo_game.render.mesh import TILE_BYTES
 from demo_game.render.plants import INSTANCE_BYTES
 from demo_game.render.quality import Quality
 from demo_game.world.sun import Light
 
 _SHADERS = Path(__file__).parent / "shaders"
 DEPTH_FORMAT = "depth32float"
-#: bytes of a tile in the buffer of the tiles in view
-TILE_BYTES = 48
-#: metres to the furthest tuft of grass; tufts along a metre; vertices of a tuft
-GRASS_M, GRASS_DENSITY, GRASS_VERTICES = 40, 3.2, 12
 #: bytes of a vertex of the grid
 VERTEX_BYTES = 8
 
@@ -59,15 +57,6 @@ _TILES = {
         {"format": "uint32x2", "offset": 32, "shader_location": 4},
     ],
 }
-#: all tufts of a draw stand on the same tile
-_GRASS = {
-    "array_stride": 0,
-    "step_mode": "instance",
-    "attributes": [
-        {"format": "float32x4", "offset": 0, "shader_location": 0},
-        {"format": "uint32x2", "offset": 32, "shader_location": 1},
-    ],
-}
 #: all plants of a draw stand on the same tile
 _ONE_TILE = {
     "array_stride": 0,
@@ -98,8 +87,7 @@ class Pipelines:
             "ENCODE": int(not target_format.endswith("-srgb")),
             "RICH": int(quality.rich),
             "PLANTS_M": int(quality.plants_m),
-            "GRASS_M": GRASS_M,
-            "GRASS_DENSITY": str(GRASS_DENSITY),
+            **DEFINES,
             **light.defines(),
         }
         layout = gpu.device.create_bind_group_layout
@@ -151,7 +139,7 @@ class Pipelines:
         if quality.rich:
             ground = {"tiles": True, "cull": "front", "mirror": True}
             self._mirrored = build("terrain.hlsl", _GRID, _TILES, **ground)
-            self._grass = build("grass.hlsl", _GRASS, tiles=True)
+            self._grass = build("grass.hlsl", ONE_TILE, tiles=True)
 
     @property
     def ready(self) -> bool:

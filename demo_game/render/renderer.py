@@ -13,16 +13,11 @@ import wgpu
 
 import cml_engine as cml
 from demo_game.render.camera import Camera, Point
-from demo_game.render.mesh import coarser, grid
+from demo_game.render.grass import draw_grass, has_grass
+from demo_game.render.mesh import TILE_BYTES, coarser, grid
 from demo_game.render.pace import EFFORTS, Effort
 from demo_game.render.patterns import create_patterns
-from demo_game.render.pipelines import (
-    GRASS_DENSITY,
-    GRASS_M,
-    GRASS_VERTICES,
-    TILE_BYTES,
-    Pipelines,
-)
+from demo_game.render.pipelines import Pipelines
 from demo_game.render.quality import Quality
 from demo_game.render.reflection import Reflection
 from demo_game.render.targets import OWNER, Targets
@@ -97,13 +92,13 @@ class Renderer:
         self.tiles = TilePool(gpu, quality, builders)
         builders.shutdown(wait=False)
         self._meshes = [
-            self._mesh(step) for step in (quality.mesh_step, coarser(quality.mesh_step))
+            _mesh(gpu, step) for step in (quality.mesh_step, coarser(quality.mesh_step))
         ]
         self._scene_data = np.zeros((SCENE_BYTES // 16, 4), np.float32)
-        self._scene = self._buffer(self._scene_data, _Buffers.UNIFORM)
+        self._scene = _buffer(gpu, self._scene_data, _Buffers.UNIFORM)
         self._tile_data = np.zeros((quality.slots, TILE_BYTES // 4), np.float32)
         self._tile_words = self._tile_data.view(np.uint32)
-        self._tile_buffer = self._buffer(self._tile_data, _Buffers.VERTEX)
+        self._tile_buffer = _buffer(gpu, self._tile_data, _Buffers.VERTEX)
         self._patterns = create_patterns(gpu)
         self._make_bind_groups()
         self._targets = Targets(gpu, target_format, quality.samples)
@@ -117,21 +112,6 @@ class Renderer:
     def ready(self) -> bool:
         """Whether :meth:`draw` would begin at once: it waits for its pipelines."""
         return self._pipelines.ready
-
-    def _mesh(self, step: int) -> _Mesh:
-        vertices, indices = grid(step)
-        return _Mesh(
-            self._buffer(vertices, _Buffers.VERTEX),
-            self._buffer(indices, _Buffers.INDEX),
-            indices.size,
-        )
-
-    def _buffer(self, data: np.ndarray[Any, Any], usage: int) -> Any:
-        made = self.gpu.memory.allocate(
-            data.nbytes, usage | _Buffers.COPY_DST, owner=OWNER, category="render"
-        )
-        made.write(np.ascontiguousarray(data))
-        return made
 
     def _make_bind_groups(self) -> None:
         device, pipelines = self.gpu.device, self._pipelines
@@ -229,15 +209,21 @@ class Renderer:
         self._write_scene(camera, time_s)
         nearest = self._write_tiles(camera, visible)
         if self._reflection is not None:
-            self._mirror(self._reflection.begin(encoder, timed()), len(nearest))
+            mirrored = self._reflection.begin(encoder, timed())
+            if self._pipelines.mirrored is not None:
+                self._bind(mirrored)
+                self._draw_terrain(mirrored, self._pipelines.mirrored, len(nearest))
+            mirrored.end()
         smaller = self._effort.scale < 1
         drawn_to = self._targets.smaller if smaller else target_view
         render = self._targets.begin(encoder, drawn_to, timed())
-        render.set_bind_group(0, self._scene_group)
-        render.set_bind_group(1, self._tiles_group)
+        self._bind(render)
         self._draw_terrain(render, self._pipelines.terrain, len(nearest))
         planted = self._draw_plants(render, nearest)
-        self._draw_grass(render, nearest)
+        if self._pipelines.grass is not None:
+            render.set_pipeline(self._pipelines.grass)
+            near = [i for i, (away, v) in enumerate(nearest) if has_grass(v.tile, away)]
+            draw_grass(render, self._tile_buffer, near)
         render.set_pipeline(self._pipelines.sky)
         render.draw(3)
         render.set_pipeline(self._pipelines.sea)
@@ -271,13 +257,9 @@ class Renderer:
             color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}]
         ).end()
 
-    def _mirror(self, render: Any, count: int) -> None:
-        """The land upside down, for the sea."""
-        if self._pipelines.mirrored is not None:
-            render.set_bind_group(0, self._scene_group)
-            render.set_bind_group(1, self._tiles_group)
-            self._draw_terrain(render, self._pipelines.mirrored, count)
-        render.end()
+    def _bind(self, render: Any) -> None:
+        render.set_bind_group(0, self._scene_group)
+        render.set_bind_group(1, self._tiles_group)
 
     def _draw_terrain(self, render: Any, pipeline: Any, count: int) -> None:
         if count == 0:
@@ -289,19 +271,6 @@ class Renderer:
         render.set_vertex_buffer(1, tiles.buffer, tiles.offset, count * TILE_BYTES)
         render.set_index_buffer(indices.buffer, "uint16", indices.offset, indices.nbytes)
         render.draw_indexed(mesh.count, count)
-
-    def _draw_grass(self, render: Any, nearest: list[tuple[float, VisibleTile]]) -> None:
-        """A draw for each of the finest tiles near enough, of the square around the eye."""
-        pipeline, tiles = self._pipelines.grass, self._tile_buffer
-        if pipeline is None:
-            return
-        across = int(2 * GRASS_M * GRASS_DENSITY)
-        render.set_pipeline(pipeline)
-        for i, (away, visible) in enumerate(nearest):
-            if away < GRASS_M and visible.tile.level == 0:
-                at = tiles.offset + i * TILE_BYTES
-                render.set_vertex_buffer(0, tiles.buffer, at, TILE_BYTES)
-                render.draw(GRASS_VERTICES, across * across)
 
     def _draw_plants(self, render: Any, nearest: list[tuple[float, VisibleTile]]) -> int:
         """A draw for each tile near enough; how many."""
@@ -346,6 +315,23 @@ class Renderer:
         self._tile_words[: len(rows), 8:10] = [(v.slot, v.parent_slot) for v in nearest]
         self._tile_buffer.write(self._tile_data[: len(rows)])
         return list(zip(away[order].tolist(), nearest, strict=True))
+
+
+def _mesh(gpu: cml.Gpu, step: int) -> _Mesh:
+    vertices, indices = grid(step)
+    return _Mesh(
+        _buffer(gpu, vertices, _Buffers.VERTEX),
+        _buffer(gpu, indices, _Buffers.INDEX),
+        indices.size,
+    )
+
+
+def _buffer(gpu: cml.Gpu, data: np.ndarray[Any, Any], usage: int) -> Any:
+    made = gpu.memory.allocate(
+        data.nbytes, usage | _Buffers.COPY_DST, owner=OWNER, category="render"
+    )
+    made.write(np.ascontiguousarray(data))
+    return made
 
 
 def _row(visible: VisibleTile) -> tuple[float, ...]:

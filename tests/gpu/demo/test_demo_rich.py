@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from demo_game.render.pipelines import GRASS_M
+from demo_game.render.grass import GRASS_M
 from demo_game.render.quality import SOFTWARE
 from demo_game.render.renderer import VisibleTile
 from demo_game.world.tile import FINE, PAINTED, TileId

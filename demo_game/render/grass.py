@@ -1,0 +1,37 @@
+"""Grass near the eye: a square of tufts that moves with it, drawn once for each tile below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from demo_game.render.mesh import TILE_BYTES
+from demo_game.world.tile import TileId
+
+#: metres to the furthest tuft, tufts along a metre, vertices of a tuft
+GRASS_M, _DENSITY, _VERTICES = 40, 3.2, 12
+#: of the shader
+DEFINES: dict[str, int | str] = {"GRASS_M": GRASS_M, "GRASS_DENSITY": str(_DENSITY)}
+#: all tufts of a draw stand on the same tile
+ONE_TILE = {
+    "array_stride": 0,
+    "step_mode": "instance",
+    "attributes": [
+        {"format": "float32x4", "offset": 0, "shader_location": 0},
+        {"format": "uint32x2", "offset": 32, "shader_location": 1},
+    ],
+}
+
+
+def has_grass(tile: TileId, away: float) -> bool:
+    """Whether any may be seen of a tile, so many metres away: of the finest, near enough."""
+    return tile.level == 0 and away < GRASS_M
+
+
+def draw_grass(render: Any, tiles: Any, rows: Iterable[int]) -> None:
+    """Draw what grows on these rows of the buffer of tiles."""
+    across = int(2 * GRASS_M * _DENSITY)
+    for row in rows:
+        at = tiles.offset + row * TILE_BYTES
+        render.set_vertex_buffer(0, tiles.buffer, at, TILE_BYTES)
+        render.draw(_VERTICES, across * across)
