@@ -31,11 +31,15 @@ TESTS = Path(__file__).resolve().parent
 
 #: pipelines that a device keeps from one test to the next, some 2 MB each
 _MOST_PIPELINES = 40
+#: MB that a process may grow by until it is looked for what can be let go
+_MOST_GROWTH = 64
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # each worker has a core: there is none for a second compiler or for threads of NumPy's
     os.environ.setdefault("CML_COMPILERS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Mesa's software driver does without LLVM's optimiser, which takes longer than small kernels run
+    os.environ.setdefault("GALLIVM_PERF", "nopt")
 
 
 # A suite says the same of the same code; `python -m tests.fuzz` is what looks further. Without
@@ -89,17 +93,44 @@ def _no_tables_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield
 
 
-@pytest.fixture(autouse=True)
-def _few_pipelines() -> Iterator[None]:
-    """Pipelines that no test uses any more are let go: a suite's worth of them is 5 GB."""
-    yield
-    found = open_gpu() if open_gpu.cache_info().currsize else ""
-    if not isinstance(found, str) and found.pipelines_built > _MOST_PIPELINES:
-        found._pipelines.clear()
+class _Memory:
+    """What tests no longer use is let go: a suite's worth of pipelines is 5 GB."""
+
+    def __init__(self) -> None:
+        self._least = _resident_mb()
+
+    def tidy(self) -> None:
+        found = open_gpu() if open_gpu.cache_info().currsize else ""
+        built = 0 if isinstance(found, str) else found.pipelines_built
+        now = _resident_mb()
+        self._least = min(self._least, now)
+        if built <= _MOST_PIPELINES and now <= self._least + _MOST_GROWTH:
+            return
+        if not isinstance(found, str):
+            found._pipelines.clear()
         gc.collect()
-        found.wait()
+        if not isinstance(found, str):
+            found.wait()
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
+        self._least = _resident_mb()
+
+
+def _resident_mb() -> float:
+    """What this process has in memory; 0 where the system does not say."""
+    with contextlib.suppress(OSError):
+        pages = Path("/proc/self/statm").read_text().split()
+        return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return 0.0
+
+
+_memory = _Memory()
+
+
+@pytest.fixture(autouse=True)
+def _little_memory() -> Iterator[None]:
+    yield
+    _memory.tidy()
 
 
 @pytest.fixture(autouse=True)

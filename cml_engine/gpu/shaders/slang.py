@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import IO
 
@@ -32,6 +33,8 @@ class Slang:
         self._session = self._lib.spCreateSession(None)
         if not self._session:
             raise SlangError(f"the Slang compiler in {library} gave no session")
+        # a session is some 150 MB; the end of the process gives them back quicker
+        weakref.finalize(self, self._lib.spDestroySession, self._session).atexit = False
 
     def compile(self, arguments: Sequence[str]) -> tuple[bytes, list[str]]:
         """The code of what the command line ``arguments`` asks for, and the files that were read
@@ -62,6 +65,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     for name, result, arguments in (
         ("spCreateSession", pointer, [text]),
+        ("spDestroySession", None, [pointer]),
         ("spCreateCompileRequest", pointer, [pointer]),
         ("spDestroyCompileRequest", None, [pointer]),
         ("spProcessCommandLineArguments", integer, [pointer, ctypes.POINTER(text), integer]),

@@ -300,8 +300,10 @@ def _linear_cases() -> Iterator[Case]:
             yield Case(((1, 3, 5, 7),), {"factor": [2, 2], **how}, "an odd image")
             yield Case(((2, 4, 3, 6),), {"factor": [3, 4], **how}, "odd and even factors")
             yield Case(((1, 2, 9),), {"factor": [5], **how}, "one spatial axis")
-            yield Case(((1, 4, 2, 3, 4),), {"factor": [2, 3, 2], **how}, "three spatial axes")
             yield Case(((1, 4, 1, 1),), {"factor": [2, 1], **how}, "a factor and extents of one")
+    for method, border in zip(_METHODS, _BORDERS[1:], strict=True):
+        how = {"method": method, "border": border}
+        yield Case(((1, 4, 2, 3, 4),), {"factor": [2, 3, 2], **how}, "three spatial axes")
     how = {"method": "symmetric", "border": "replicate"}
     yield Case(((1, 4, 0, 5),), {"factor": [2, 2], **how}, "empty")
     how = {"method": "aligned", "border": "replicate"}

@@ -7,6 +7,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -202,8 +203,15 @@ def arguments_of(path):
 PLAIN = "RWStructuredBuffer<float> T0; [numthreads(1, 1, 1)] void main() { T0[0] = 1.0; }"
 
 
+@pytest.fixture(scope="module")
+def here():
+    """The compiler in this process: each that is made takes 150 MB."""
+    return compilers._here()
+
+
 @pytest.fixture
-def pool(tmp_path):
+def pool(tmp_path, here, monkeypatch):
+    monkeypatch.setattr(compilers, "_here", lambda: here)
     (tmp_path / "plain.hlsl").write_text(PLAIN)
     (tmp_path / "wrong.hlsl").write_text(PLAIN.replace("T0[0]", "T1[0]"))
     made = compilers.CompilerPool(2)
@@ -231,6 +239,16 @@ def test_a_compiler_process_that_dies_is_done_without(pool, tmp_path):
     pool._give(beside)
     code, _ = pool.compile(arguments_of(tmp_path / "plain.hlsl"))
     assert code[:4] == b"\x03\x02\x23\x07"
+
+
+def test_a_compiler_that_nobody_has_any_more_is_destroyed(monkeypatch):
+    library = MagicMock()
+    monkeypatch.setattr(slang.ctypes, "CDLL", lambda _: library)
+    compiler = slang.Slang("")
+    library.spDestroySession.assert_not_called()
+    session = compiler._session
+    del compiler
+    library.spDestroySession.assert_called_once_with(session)
 
 
 class Fake:
