@@ -38,8 +38,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # each worker has a core: there is none for a second compiler or for threads of NumPy's
     os.environ.setdefault("CML_COMPILERS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Mesa's software driver does without LLVM's optimiser, which takes longer than small kernels run
-    os.environ.setdefault("GALLIVM_PERF", "nopt")
 
 
 # A suite says the same of the same code; `python -m tests.fuzz` is what looks further. Without

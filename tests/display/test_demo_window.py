@@ -43,7 +43,7 @@ def test_a_player_uses_the_window_and_closes_it(display: str, tmp_path: Path) ->
     env.pop("WAYLAND_DISPLAY", None)
     command = [sys.executable, "-W", "error::ResourceWarning", "-m", "tests.display.window_session"]
     done = subprocess.run(
-        [*command, "--seconds", "12", "--size", "320x180"],
+        [*command, "--seconds", "7", "--frames", "61", "--tiles", "6", "--size", "320x180"],
         cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

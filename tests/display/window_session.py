@@ -1,7 +1,8 @@
 """A window that is used: ``python -m tests.display.window_session --seconds 60``.
 
 Looks around, flies, resizes, minimises, clicks in the overlay, hides it, changes the mode, and
-closes the window. Prints what happened as JSON; an exit code other than 0 is an error in a frame.
+closes the window: after the time that is asked for, or later, where a busy machine has not yet drawn
+``--frames`` and made ``--tiles``. Prints what happened as JSON; an exit code other than 0 is an error in a frame.
 """
 
 from __future__ import annotations
@@ -21,12 +22,19 @@ from demo_game.settings import choose
 from demo_game.window import Window, open_window, run_window
 
 
+#: seconds that a busy machine may take longer
+_PATIENCE_S = 90.0
+#: frames at least from one act to the next
+_APART = 3
+
+
 class Player:
     """Does something every few frames."""
 
-    def __init__(self, window: Window, seconds: float) -> None:
+    def __init__(self, window: Window, seconds: float, frames: int, tiles: int) -> None:
         self.window, self.seconds = window, seconds
-        self.frames = 0
+        self.least = frames, tiles
+        self.frames = self.next = 0
         self.done: list[str] = []
         self.sizes: set[tuple[int, int]] = set()
         acts = [
@@ -39,10 +47,19 @@ class Player:
         """The window's ``on_frame``."""
         self.frames += 1
         self.sizes.add(tuple(self.window.canvas.get_physical_size()))
-        while self._plan and self.window.elapsed_s > self._plan[0][0]:
+        if self._plan and self.window.elapsed_s > self._plan[0][0] and self.frames >= self.next:
             _, act = self._plan.pop(0)
             act()
             self.done.append(act.__name__)
+            self.next = self.frames + _APART
+        if self._enough():
+            self.window.canvas.close()
+
+    def _enough(self) -> bool:
+        late_s = self.window.elapsed_s - self.seconds
+        made = self.frames, self.window.game.streaming.counts.finished
+        seen = not self._plan and all(n >= least for n, least in zip(made, self.least, strict=True))
+        return late_s > (0.0 if seen else _PATIENCE_S)
 
     def _event(self, kind: str, **fields: Any) -> None:
         common = {"modifiers": (), "buttons": (), "touches": {}, "ntouches": 0}
@@ -120,12 +137,14 @@ def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--size", default="480x270")
+    parser.add_argument("--frames", type=int, default=0)
+    parser.add_argument("--tiles", type=int, default=0)
     asked = parser.parse_args()
     options = game_parser().parse_args(["--size", asked.size])
     gpu = cml.Gpu()
     quality, settings, _ = choose(gpu, options)
-    window = open_window(gpu, quality, settings, seconds=asked.seconds)
-    player = Player(window, asked.seconds)
+    window = open_window(gpu, quality, settings)
+    player = Player(window, asked.seconds, asked.frames, asked.tiles)
     told = _told(window)
     window.on_frame = player
     run_window(window)

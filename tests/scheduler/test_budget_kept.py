@@ -62,8 +62,14 @@ def test_exact_costs_never_exceed_the_budget_and_use_it():
     assert len(outcome.busy) == FRAMES
 
 
-@pytest.mark.parametrize("common", [0.25, 0.5, 0.75])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("seed", "common"),
+    [
+        pytest.param(seed, common, marks=() if (seed, common) in ((1, 0.25), (2, 0.75)) else
+                     pytest.mark.long)
+        for seed in (1, 2) for common in (0.25, 0.5, 0.75)
+    ],
+)  # fmt: skip
 def test_noise_keeps_the_promise_and_loses_little_to_the_best_fixed_slice(common, seed):
     """The noise of a shared two-core machine: P99 2.3 times the median."""
     net = network(seed)
@@ -72,12 +78,11 @@ def test_noise_keeps_the_promise_and_loses_little_to_the_best_fixed_slice(common
     ours = simulate(endless(net), FRAMES, **options)
     assert ours.over_share <= 0.01
 
-    best = 0.0
     for factor in (1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.1, 2.2, 2.3, 2.4, 2.6):
         fixed = simulate(endless(net), FRAMES // 4, cost_model=exact_model(net, factor), **options)
-        if fixed.over_share <= 0.01:
-            best = max(best, work_per_frame(fixed))
-    assert work_per_frame(ours) >= 0.85 * best
+        if fixed.over_share <= 0.01:  # smaller slices do less
+            break
+    assert fixed.over_share <= 0.01 and work_per_frame(ours) >= 0.85 * work_per_frame(fixed)
 
 
 def test_hitches_that_do_not_depend_on_the_work_are_left_room():
