@@ -1,8 +1,9 @@
 """A window that is used: ``python -m tests.display.window_session --seconds 60``.
 
 Looks around, flies, resizes, minimises, clicks in the overlay, hides it, changes the mode, and
-closes the window: after the time that is asked for, or later, where a busy machine has not yet drawn
-``--frames`` and made ``--tiles``. Prints what happened as JSON; an exit code other than 0 is an error in a frame.
+closes the window: after the time that is asked for, or later, where a busy machine has not yet
+drawn ``--frames`` and made ``--tiles``. Prints what happened as JSON; an exit code other than 0 is
+an error in a frame.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from demo_game.command import parser as game_parser
 from demo_game.reporting.report import percentiles
 from demo_game.settings import choose
 from demo_game.window import Window, open_window, run_window
-
 
 #: seconds that a busy machine may take longer
 _PATIENCE_S = 90.0

@@ -27,10 +27,10 @@ from demo_game.streaming import FADE_S
 from demo_game.world.quadtree import Detail, needed
 
 SMALL = replace(SOFTWARE, width=160, height=90)
-#: three levels around the camera, some thirty tiles, and a quarter of a second between frames:
+#: three levels around the camera, a few dozen tiles, and a quarter of a second between frames:
 #: 60 of them are a kilometre of flight
 NEAR = Settings(
-    seed=7, frame_ms=250.0, detail=Detail(finest=1, coarsest=3, split=1.0, view_m=700.0)
+    seed=7, frame_ms=250.0, detail=Detail(finest=1, coarsest=3, split=1.0, view_m=1200.0)
 )
 
 

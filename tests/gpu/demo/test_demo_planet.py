@@ -24,7 +24,7 @@ pytest.importorskip("zarr")
 
 SMALL = replace(SOFTWARE, width=160, height=90)
 NEAR = Settings(
-    seed=7, frame_ms=250.0, detail=Detail(finest=1, coarsest=3, split=1.0, view_m=700.0)
+    seed=7, frame_ms=250.0, detail=Detail(finest=1, coarsest=3, split=1.0, view_m=1200.0)
 )
 
 

@@ -9,57 +9,14 @@ import pytest
 import wgpu
 
 import cml_engine as cml
-from cml_engine.graph import Attrs, Fact, Graph, Node
-from cml_engine.ops import load_families
-from cml_engine.passes.infer import infer_facts
-from cml_engine.testing import full_attrs
+from cml_engine.graph import Fact
 from scheduler import FrameScheduler
-
-load_families()
-
-
-def conv_net(name="net", layers=4, size=24, seed=0):
-    """x [1,8,size,size] -> y, a chain of 3x3 convolutions with relu."""
-    rng = np.random.default_rng(seed)
-    constants, nodes, tensor = {}, [], "x"
-    attrs = full_attrs("conv", {})
-    for k in range(layers):
-        constants[f"w{k}"] = rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8
-        constants[f"b{k}"] = rng.standard_normal((1, 8)).astype(np.float32) / 8
-        nodes.append(Node("conv", (tensor, f"w{k}", f"b{k}"), (f"c{k}",), attrs))
-        tensor = "y" if k == layers - 1 else f"r{k}"
-        nodes.append(Node("relu", (f"c{k}",), (tensor,), Attrs()))
-    facts = {"x": Fact("scalar", (1, 8, size, size))}
-    facts |= {key: Fact("scalar", value.shape) for key, value in constants.items()}
-    return infer_facts(Graph(name, ("x",), ("y",), tuple(nodes), facts, constants))
+from tests.fixtures.frames.host import CREATORS, Host, conv_net, native_objects
 
 
 @pytest.fixture
 def image(rng):
     return rng.standard_normal((1, 8, 24, 24)).astype(np.float32)
-
-
-class Host:
-    """A frame loop that renders nothing."""
-
-    def __init__(self, gpu, **options):
-        self.gpu = gpu
-        self.scheduler = FrameScheduler(gpu, **options)
-        self.reports, self.measured, self.count = [], [], 0
-
-    def frame(self):
-        self.count += 1
-        encoder = self.gpu.device.create_command_encoder()
-        self.reports.append(self.scheduler.encode(encoder))
-        self.gpu.queue.submit([encoder.finish()])
-        self.measured += self.scheduler.end_frame()
-
-    def until(self, condition, limit=3000):
-        for _ in range(limit):
-            if condition():
-                return
-            self.frame()
-        raise AssertionError(f"not after {limit} frames")
 
 
 def test_sliced_output_is_the_unsliced_one_bit_for_bit(gpu, image):
@@ -104,19 +61,6 @@ def test_timings_arrive_and_are_learned(gpu, image):
     assert all(model.samples(c.key) > 0 for c in session.program.step_costs())
 
 
-CREATORS = (
-    "create_buffer", "create_buffer_with_data", "create_texture", "create_bind_group",
-    "create_bind_group_layout", "create_compute_pipeline", "create_pipeline_layout",
-    "create_shader_module", "create_query_set", "create_sampler",
-)  # fmt: skip
-
-
-def native_objects():
-    """wgpu's own count of what lives, by kind."""
-    counts = wgpu.diagnostics.object_counts.get_dict()
-    return {kind: entry["count"] for kind, entry in counts.items() if kind != "CommandBuffer"}
-
-
 def resident_bytes():
     """Memory of this process; 0 where the system does not say."""
     try:
@@ -138,7 +82,6 @@ def test_steady_state_creates_nothing(gpu, image, monkeypatch):
 
     work(4)
     created = []
-    gc.collect()  # what other tests left behind must not go in the middle
     gc.collect()  # what other tests left must not go meanwhile
     objects, memory = native_objects(), resident_bytes()
     for name in CREATORS:

@@ -11,8 +11,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.graph import Fact
 from scheduler import FrameScheduler
-from tests.gpu.frames.test_frame_scheduler import conv_net
-from tests.gpu.sessions.test_faults import Host, open_device, under_way
+from tests.fixtures.frames.host import Host, conv_net, open_device, under_way
 
 SHAPE = (1, 8, 24, 24)
 OUTPUT = 4 * 8 * 24 * 24

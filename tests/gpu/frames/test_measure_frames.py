@@ -7,8 +7,8 @@ import pytest
 
 import cml_engine as cml
 from scheduler.tools.measure import Percentiles, measure_frames
+from tests.fixtures.frames.host import conv_net
 from tests.fixtures.graphs import Net
-from tests.gpu.frames.test_frame_scheduler import conv_net
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from imgui_bundle import imgui
 import cml_engine as cml
 from cml_engine.panel import Panel
 from cml_engine.panel.operators import OperatorTimes
+from tests.fixtures.frames.host import Host
 from tests.fixtures.models import write_model
-from tests.gpu.frames.test_frame_scheduler import Host
 
 MODEL = """version 1.0;
 graph net(x) -> (y)

@@ -15,7 +15,7 @@ from cml_engine.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.passes.infer import infer_facts
 from cml_engine.textures.formats import FORMATS
-from tests.gpu.frames.test_frame_scheduler import CREATORS, Host, native_objects
+from tests.fixtures.frames.host import CREATORS, Host, native_objects
 
 load_families()
 Usage = wgpu.TextureUsage

@@ -54,33 +54,31 @@ def _loaded(text: str, rng: np.random.Generator) -> cml.Graph:
 
 
 def wall_ms(ran: cml.Session, x: np.ndarray) -> float:
-    """Of a whole run, by the wall clock, the best of some."""
-    best = float("inf")
-    for _ in range(8):
-        start = time.perf_counter()
-        ran.run({"x": x})
-        best = min(best, 1e3 * (time.perf_counter() - start))
-    return best
+    """Of a whole run, by the wall clock. Runs and what they are compared with take turns: a machine
+    that is busy with something else is so for both."""
+    start = time.perf_counter()
+    ran.run({"x": x})
+    return 1e3 * (time.perf_counter() - start)
 
 
 def test_steps_add_up_to_the_whole(drawn_on: cml.Gpu) -> None:
     ran = session(drawn_on)
     x = np.ones((1, 32, 64, 64), np.float32)
-    whole = wall_ms(ran, x)
+    wall_ms(ran, x)  # the first run is slower
     steps, timer = range(len(ran.plan.steps)), PassTimer(drawn_on)
-    times = [timer.time(steps, ran.program.encode_all) for _ in range(9)]
-    total = sum(median(of_step) for of_step in zip(*times, strict=True))
-    assert 0.4 * whole < total < 3 * whole
+    shares = [sum(timer.time(steps, ran.program.encode_all)) / wall_ms(ran, x) for _ in range(9)]
+    assert 0.4 < median(shares) < 3
 
 
 def test_a_frame_s_time_is_that_of_its_slices(drawn_on: cml.Gpu) -> None:
     ran = session(drawn_on)
     x = np.ones((1, 32, 64, 64), np.float32)
-    alone = wall_ms(ran, x)
+    wall_ms(ran, x)  # the first run is slower
     scheduler = FrameScheduler(drawn_on, budget_ms=1000.0)
     scheduler.planner = operators_per_frame(100)
-    measured = []
+    alone, measured = [], []
     for _ in range(12):
+        alone.append(wall_ms(ran, x))
         job = scheduler.submit(ran, {"x": x})
         encoder = drawn_on.device.create_command_encoder()
         scheduler.encode(encoder)
@@ -88,4 +86,4 @@ def test_a_frame_s_time_is_that_of_its_slices(drawn_on: cml.Gpu) -> None:
         measured += [r.measured_ms for r in scheduler.end_frame() if r.measured_ms]
         job.release()
     assert len(measured) > 5
-    assert 0.4 * alone < median(measured) < 3 * alone
+    assert 0.4 < median(measured) / median(alone) < 3

@@ -7,8 +7,8 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import InputError
+from tests.fixtures.frames.host import Host
 from tests.fixtures.models import write_model
-from tests.gpu.frames.test_frame_scheduler import Host
 
 MODEL = """version 1.0;
 graph net(x) -> (y)

@@ -14,8 +14,8 @@ from cml_engine.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import full_attrs
-from scheduler import FrameScheduler
 from scheduler.tools.replay import replay
+from tests.fixtures.frames.host import Host
 
 load_families()
 U = wgpu.BufferUsage
@@ -57,28 +57,10 @@ def memory(gpu):
     return Allocator(gpu.device, heap_bytes=MIB)
 
 
-class Host:
-    def __init__(self, gpu, **options):
-        self.gpu = gpu
-        self.scheduler = FrameScheduler(gpu, **{"budget_ms": 2.0, **options})
-        self.reports = []
-
-    def frame(self):
-        encoder = self.gpu.device.create_command_encoder()
-        self.reports.append(self.scheduler.encode(encoder))
-        self.gpu.queue.submit([encoder.finish()])
-        self.scheduler.end_frame()
-
-    def until(self, condition, limit=20_000):
-        for _ in range(limit):
-            if condition():
-                return
-            self.frame()
-        raise AssertionError(f"not after {limit} frames")
-
-    def finish(self, job):
-        self.until(lambda: job.ended and (job.state != "done" or job.read("y") is not None))
-        return job
+def finished(host, job):
+    """The job when it has ended: done and read back, or failed."""
+    host.until(lambda: job.ended and (job.state != "done" or job.read("y") is not None))
+    return job
 
 
 def buffers(device):
@@ -327,8 +309,8 @@ def test_a_scheduler_brings_an_evicted_model_back_over_frames(own, image):
     session = cml.Session(conv_net(), own)
     wanted = session.run({"x": image})["y"]
     session.program.evict()
-    host = Host(own)
-    job = host.finish(host.scheduler.submit(session, {"x": image}))
+    host = Host(own, budget_ms=2.0)
+    job = finished(host, host.scheduler.submit(session, {"x": image}))
     np.testing.assert_array_equal(job.read("y"), wanted)
     assert "preparing" in {r.reason for r in host.reports}
 
@@ -385,7 +367,7 @@ def test_a_running_job_s_model_is_never_evicted(gpu, big_image):
         session.program.evict()
     with pytest.raises(cml.InputError, match="has a running job"):
         session.run({"x": big_image})
-    host.finish(job)
+    finished(host, job)
     np.testing.assert_array_equal(job.read("y"), wanted)
     cml.Session(big_net("wants", 1), own)
     assert not session.program.ready
@@ -407,12 +389,12 @@ def test_models_that_do_not_fit_together_take_turns(gpu, big_image):
     wanted = [cml.Session(graph, gpu).run({"x": big_image})["y"] for graph in graphs]
     own = room_for(gpu, 1)
     sessions = [cml.Session(graph, own, deferred=True) for graph in graphs]
-    host = Host(own)
+    host = Host(own, budget_ms=2.0)
     recording = host.scheduler.record()
     for _ in range(2):
         jobs = [host.scheduler.submit(session, {"x": big_image}) for session in sessions]
         for job, want in zip(jobs, wanted, strict=True):
-            host.finish(job)
+            finished(host, job)
             assert job.state == "done", job.error
             np.testing.assert_array_equal(job.read("y"), want)
             job.release()
@@ -428,10 +410,10 @@ def test_a_model_that_can_never_fit_fails_its_job_and_no_other(gpu, image, big_i
     large = cml.Session(big_net("large"), own)
     large.program.evict()
     own.memory.budget_bytes = MIB
-    host = Host(own)
+    host = Host(own, budget_ms=2.0)
     doomed = host.scheduler.submit(large, {"x": big_image})
     fine = host.scheduler.submit(small, {"x": image})
-    host.finish(fine)
+    finished(host, fine)
     np.testing.assert_array_equal(fine.read("y"), wanted)
     host.until(lambda: doomed.ended)
     assert doomed.state == "failed" and "out of GPU memory" in doomed.error
@@ -482,7 +464,7 @@ def test_jobs_of_a_shared_arena_run_one_after_the_other(own, image):
             break
     assert most == 1
     for job, want in zip(jobs, wanted, strict=True):
-        host.finish(job)
+        finished(host, job)
         np.testing.assert_array_equal(job.read("y"), want)
     assert replay(recording) == recording.decisions
 
@@ -498,7 +480,7 @@ def test_a_larger_member_joins_while_a_job_runs(own, image, rng):
     assert not job.ended
     with pytest.raises(cml.InputError, match="'shared:agents' has a running job"):
         large.run({"x": wide})
-    host.finish(job)
+    finished(host, job)
     np.testing.assert_array_equal(job.read("y"), wanted)
     assert not small.program.ready, "it moves to the larger arena"
     large.run({"x": wide})
@@ -534,8 +516,8 @@ def test_fifty_sessions_leave_nothing(own, image):
 def test_a_dropped_scheduler_leaves_nothing(own, image):
     session = cml.Session(conv_net(), own)
     held = own.memory.held_bytes
-    host = Host(own)
-    job = host.finish(host.scheduler.submit(session, {"x": image}))
+    host = Host(own, budget_ms=2.0)
+    job = finished(host, host.scheduler.submit(session, {"x": image}))
     assert own.memory.held_bytes > held
     assert "frame scheduler" in own.memory.report() and "1 x output" in own.memory.report()
     del host, job
@@ -607,8 +589,8 @@ def test_a_host_brings_its_own_allocator(gpu, image):
     assert session.program.residency.weights.buffer is filler.buffer
     assert session.program.residency.weights.offset > 0
     np.testing.assert_array_equal(session.run({"x": image})["y"], wanted)
-    host = Host(own)
-    job = host.finish(host.scheduler.submit(session, {"x": image}))
+    host = Host(own, budget_ms=2.0)
+    job = finished(host, host.scheduler.submit(session, {"x": image}))
     np.testing.assert_array_equal(job.read("y"), wanted)
     assert ("net", "output") in mine.owners and ("net", "weights") in mine.owners
     assert own.memory.held_bytes > 0 and "net" in str(own.memory)

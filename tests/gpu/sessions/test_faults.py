@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import threading
 import time
@@ -13,88 +12,12 @@ import pytest
 import wgpu
 
 import cml_engine as cml
-from cml_engine.gpu.native import limit_instance
-from scheduler import FrameScheduler
-from tests.gpu.frames.test_frame_scheduler import conv_net
-
-SHAPE = (1, 8, 24, 24)
-
-
-def within(seconds):
-    """A test that hangs fails instead of stopping the suite."""
-
-    def decorate(test):
-        @functools.wraps(test)
-        def timed(*args, **kwargs):
-            raised = []
-
-            def body():
-                try:
-                    test(*args, **kwargs)
-                except BaseException as error:
-                    raised.append(error)
-
-            thread = threading.Thread(target=body, daemon=True)
-            thread.start()
-            thread.join(seconds)
-            assert not thread.is_alive(), f"hangs: not done after {seconds} s"
-            if raised:
-                raise raised[0]
-
-        return timed
-
-    return decorate
-
-
-def open_device(timestamps=True):
-    """A device of the test's own, which it may destroy."""
-    limit_instance()
-    adapter = wgpu.gpu.request_adapter_sync()
-    wanted = ["timestamp-query"] if timestamps and "timestamp-query" in adapter.features else []
-    return adapter.request_device_sync(required_features=wanted)
+from tests.fixtures.frames.host import SHAPE, Host, conv_net, open_device, under_way, within
 
 
 @pytest.fixture
 def image(rng):
     return rng.standard_normal(SHAPE).astype(np.float32)
-
-
-class Host:
-    """A frame loop that can be told to do it wrong."""
-
-    def __init__(self, gpu, **options):
-        self.gpu = gpu
-        self.scheduler = FrameScheduler(gpu, **{"budget_ms": 0.3, **options})
-
-    def encode(self):
-        encoder = self.gpu.device.create_command_encoder()
-        return encoder, self.scheduler.encode(encoder)
-
-    def submit(self, *encoders):
-        self.gpu.queue.submit([encoder.finish() for encoder in encoders])
-
-    def frame(self):
-        encoder, report = self.encode()
-        self.submit(encoder)
-        self.scheduler.end_frame()
-        return report
-
-    def until(self, condition, limit=3000):
-        for _ in range(limit):
-            if condition():
-                return
-            self.frame()
-        raise AssertionError(f"not after {limit} frames")
-
-    def finish(self, *jobs):
-        self.until(lambda: all(job.ended and job.read("y") is not None for job in jobs))
-        return [job.read("y") for job in jobs]
-
-
-def under_way(host, job):
-    """Frames until the job is somewhere in the middle."""
-    host.until(lambda: job.progress > 0.2)
-    assert job.state == "running"
 
 
 # --- the device

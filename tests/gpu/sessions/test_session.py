@@ -23,8 +23,8 @@ from cml_engine.passes.infer import infer_facts
 from cml_engine.report.validation import Validation
 from cml_engine.session import CompileOptions
 from cml_engine.testing import full_attrs, random_partition
+from tests.fixtures.frames.host import Host
 from tests.fixtures.models import inputs_abc, write_model, write_model_abc
-from tests.gpu.frames.test_frame_scheduler import Host
 
 #: the blog's model has no version line, which is a notice
 pytestmark = pytest.mark.filterwarnings("default")
@@ -129,7 +129,7 @@ def test_pipelines_are_built_beside_each_other_each_once(mixed, inputs, monkeypa
     def watched(key):
         built.append((threading.current_thread(), key))
         with contextlib.suppress(threading.BrokenBarrierError):
-            meet.wait(timeout=20)
+            meet.wait(timeout=240)
             meet.abort()  # only the first two
         return build(key)
 
@@ -162,7 +162,7 @@ def test_a_pipeline_that_many_threads_want_is_built_once_and_again_after_a_failu
 
     def build(key):
         started.append(key)
-        answer = answers.get(timeout=20)
+        answer = answers.get(timeout=240)
         if isinstance(answer, Exception):
             raise answer
         return answer

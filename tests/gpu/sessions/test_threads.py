@@ -15,8 +15,8 @@ import cml_engine as cml
 from cml_engine.gpu.program import inspect
 from cml_engine.session import CompileOptions
 from scheduler.tools.operators_per_frame import operators_per_frame
+from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.graphs import Net
-from tests.gpu.frames.test_frame_scheduler import Host, conv_net
 
 SIZE = 12
 
@@ -30,11 +30,11 @@ def together(*calls):
     meet = threading.Barrier(len(calls))
 
     def call(work):
-        meet.wait(timeout=20)
+        meet.wait(timeout=240)
         return work()
 
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(timeout=60) for future in [pool.submit(call, c) for c in calls]]
+        return [future.result(timeout=240) for future in [pool.submit(call, c) for c in calls]]
 
 
 def slow(program, monkeypatch):
@@ -200,11 +200,11 @@ def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu):
     def other_thread():
         with session.program.exclusive():
             running.set()
-            go_on.wait(timeout=20)
+            go_on.wait(timeout=240)
 
     thread = threading.Thread(target=other_thread)
     thread.start()
-    running.wait(timeout=20)
+    running.wait(timeout=240)
     try:
         job = host.scheduler.submit(session, {"x": image})
         for _ in range(3):

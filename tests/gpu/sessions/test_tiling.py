@@ -9,8 +9,8 @@ import cml_engine as cml
 from cml_engine.errors import InputError
 from cml_engine.tiling.windows import spans
 from scheduler import submit_tiled
+from tests.fixtures.frames.host import Host
 from tests.fixtures.models import write_model
-from tests.gpu.frames.test_frame_scheduler import Host
 
 #: looks two pixels around, and enlarges twice
 NETWORK = """version 1.0;

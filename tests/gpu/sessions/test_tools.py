@@ -11,7 +11,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.cli import main
 from cml_engine.errors import DeviceError, InputError
-from tests.gpu.frames.test_frame_scheduler import Host, conv_net
+from tests.fixtures.frames.host import Host, conv_net
 
 IMAGE = np.ones((1, 8, 24, 24), np.float32)
 
