@@ -6,6 +6,16 @@
 #define CML_CORE_ONLY
 #include "cml.c"
 
+enum { HEADER = sizeof(header_row), SECTION = sizeof(section_row) };
+
+static uint32_t u32(const uint8_t *p) {
+    uint32_t n;
+    memcpy(&n, p, sizeof n);
+    return n;
+}
+
+static uint64_t u64(const uint8_t *p) { return u32(p) | (uint64_t)u32(p + 4) << 32; }
+
 static uint8_t *whole(const char *path, size_t *size) {
     FILE *in = fopen(path, "rb");
     uint8_t *data;

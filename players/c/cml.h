@@ -104,6 +104,10 @@ typedef struct cml_slice { /* workgroups [first, first + count) of a step */
 
 typedef enum cml_state { CML_GONE, CML_QUEUED, CML_RUNNING, CML_DONE, CML_CANCELLED, CML_FAILED } cml_state;
 
+typedef struct cml_counts { /* what was made so far: none of it changes in steady state */
+    uint64_t host_blocks, buffers, bind_groups, pipelines;
+} cml_counts;
+
 #ifndef CML_CORE_ONLY
 
 typedef struct cml_options { /* what is 0 or NULL is chosen */
@@ -209,9 +213,6 @@ void cml_abandon_frame(cml_scheduler *scheduler);
 /* The host's device was lost: every job fails. Then unload, destroy, and begin anew. */
 void cml_device_lost(cml_scheduler *scheduler);
 
-typedef struct cml_counts { /* what was made so far: none of it changes in steady state */
-    uint64_t host_blocks, buffers, bind_groups, pipelines;
-} cml_counts;
 cml_counts cml_made(const cml_scheduler *scheduler);
 
 #endif /* CML_CORE_ONLY */

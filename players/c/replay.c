@@ -7,7 +7,7 @@
 enum { LINE = 1 << 20 };
 
 static char line[LINE];
-static core c;
+static cml_scheduler c;
 static cml_net nets[256];
 static uint8_t held[256], prepared[256];
 static uint32_t net_count, pool;
@@ -20,16 +20,16 @@ static planned given[4096];
 static uint32_t given_count;
 
 /* What another planner than the player's decided. */
-static void take_given(core *of) {
+static void take_given(cml_scheduler *of) {
     uint32_t i, k;
     for (i = 0; i < given_count; i++) {
         planned one = given[i];
-        for (k = 0; k < of->candidate_count && of->candidates[k].job != one.job; k++) {}
+        for (k = 0; k < of->candidate_count && of->candidates[k] != one.job; k++) {}
         if (k == of->candidate_count || of->slice_count == of->max_slices) continue;
-        one.ms = predict(&of->model, one.job->net->steps + one.step, one.count);
+        one.ms = predict(&of->model, one.step, one.count);
         of->slices[of->slice_count++] = one;
         for (k = 0; k < of->start_count && of->starts[k] != one.job; k++) {}
-        if (k == of->start_count && one.job->state != CML_RUNNING) of->starts[of->start_count++] = one.job;
+        if (k == of->start_count && one.job->at.state != CML_RUNNING) of->starts[of->start_count++] = one.job;
     }
 }
 
@@ -45,18 +45,17 @@ static double number(void) { return strtod(word(), NULL); }
 
 static uint32_t whole(void) { return (uint32_t)strtoul(word(), NULL, 10); }
 
-static int is_ready(core *of, cml_net *net) {
-    (void)of;
+static int is_ready(cml_net *net) {
     return prepared[net - nets];
 }
 
-static void prepare(core *of, cml_net *net, double ms) {
+static void prepare(cml_scheduler *of, cml_net *net, double ms) {
     (void)of;
     (void)ms;
     prepared[net - nets] = 1;
 }
 
-static int begin_or_end(core *of, job *j) {
+static int begin_or_end(cml_scheduler *of, job *j) {
     (void)of;
     return held[j->net - nets] ? WAITS : BEGUN;
 }
@@ -98,9 +97,8 @@ static void learned_curve(void) { /* of before the recording began */
     curve *learned;
     key.data = rest;
     key.length = strcspn(rest, "\n");
-    learned = curve_of(&c.memory, &c.model, key_of(key), 1);
-    more_points(&c.memory, learned, (int)count + 1);
-    for (i = 0; i < count && fgets(line, LINE, stdin); i++) {
+    learned = curve_of(&c.memory, &c.model, key_of(key));
+    for (i = 0; i < count && i < 65 && fgets(line, LINE, stdin); i++) {
         point *p = learned->points + learned->count++;
         rest = line;
         p->log_count = number();
@@ -155,7 +153,7 @@ static void frame(double now) {
     given_count = whole();
     for (i = 0; i < given_count; i++) {
         given[i].job = by_number[whole()];
-        given[i].step = whole();
+        given[i].step = given[i].job->net->steps + whole();
         given[i].first = whole();
         given[i].count = whole();
     }
@@ -164,7 +162,8 @@ static void frame(double now) {
     finish_jobs(&c);
     await_frame(&c, is_given);
     for (i = 0; i < c.slice_count; i++)
-        printf("%s%u:%u:%u:%u", i > 0 ? " " : "", c.slices[i].job->number, c.slices[i].step,
+        printf("%s%u:%u:%u:%u", i > 0 ? " " : "", c.slices[i].job->number,
+               (uint32_t)(c.slices[i].step - c.slices[i].job->net->steps),
                c.slices[i].first, c.slices[i].count);
     printf("\n");
 }
@@ -223,7 +222,7 @@ static void known(void) { /* launch, unknown, its samples, drift, error; back-of
 static void event(const char *kind) {
     double now = c.now;
     if (strcmp(kind, "abandoned") == 0) {
-        abandon_frame(&c, NULL);
+        abandon_frame(&c);
         return;
     }
     now = most_of(now, number());
@@ -248,7 +247,7 @@ static void clean_up(void) {
         free((void *)nets[i].load_ms);
     }
     free(by_number);
-    all_given_back(&c.memory);
+    all_given_back(c.memory);
 }
 
 int main(void) {
