@@ -3,11 +3,15 @@
     python -m tests.cooked_networks                  # all that can be had here
     python -m tests.cooked_networks upres texture    # or some
     python -m tests.cooked_networks --keep out/cooked
+    python -m tests.cooked_networks --in-c           # in the C player alone
 
 Each is cooked twice (the bytes must be the same), run from its file in a process that has no
 compiler, no cache and no operator of the demo's, and compared to the bit with a session of the
 model, on the GPU and on the CPU. ``--keep`` leaves the files in a folder, for other players.
-Networks of published packages are downloaded at the first run. Exit code 1 where any differs.
+``--in-c`` plays each file with the C player instead, in small slices, in larger ones, and with a
+whole run in a frame: that must give the same bits, and agree with the session of the model to 1e-4
+of 1 and of the value, integer networks to the bit. Networks of published packages are downloaded
+at the first run. Exit code 1 where any differs.
 """
 
 from __future__ import annotations
@@ -25,9 +29,18 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.session import random_inputs
+from scheduler.tools.commands import cooked_guesses
 from tests.fixtures import no_compiler
+from tests.players.building import build
+from tests.players.playing import play_in_slices
 
 Array = np.ndarray[Any, Any]
+#: what the C player's numbers may differ from a session's, of 1 and of the value
+TOLERANCE = 1e-4
+#: milliseconds of a frame that each is played with
+BUDGETS = ("0.5", "8", "1e9")
+BUDGETS_OF_LARGE = ("8", "64", "1e9")
+LARGE = ("diffusion", "stylegan2")
 AGENTS = ("terrain", "upres", "surface", "texture", "paint", "population", "scatter")
 INTEGER_AGENTS = ("upres", "texture", "population")
 
@@ -103,6 +116,28 @@ def check(name: str, gpu: cml.Gpu, folder: Path) -> bool:
     return all(verdicts.values())
 
 
+def check_in_c(name: str, gpu: cml.Gpu, folder: Path) -> bool:
+    """Whether the C player computes the network as its session does; a line of it is printed."""
+    model = NETWORKS[name]()
+    file = folder / f"{name}.cml"
+    file.write_bytes(cook(model, guesses=cooked_guesses()))
+    inputs = random_inputs({n: model.facts[n] for n in model.inputs}, seed=1)
+    wanted = cml.Session(model, gpu).run(inputs)
+    budgets = BUDGETS_OF_LARGE if name in LARGE else BUDGETS
+    found = play_in_slices(build("play.c", "-O2", device=True), file, inputs, wanted, budgets)
+    exact = name.startswith("integer-")
+    agrees = found.same_bits if exact else found.off <= TOLERANCE
+    verdicts = {"slices": found.same_slices, "agrees": agrees}
+    frames = "/".join(map(str, found.frames))
+    print(
+        f"{name:18s} {frames:>18s} frames  off by {found.off:8.2g}  the session's bits: "
+        f"{'same' if found.same_bits else 'other'}  "
+        + "  ".join(f"{what} {'same' if good else 'DIFFERS'}" for what, good in verdicts.items()),
+        flush=True,
+    )
+    return all(verdicts.values())
+
+
 def same_bits(a: dict[str, Array], b: dict[str, Array]) -> bool:
     """Whether all tensors have the same bits."""
     return a.keys() == b.keys() and all(
@@ -114,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m tests.cooked_networks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=(*NETWORKS, []), help="all if left out")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the files there")
+    parser.add_argument("--in-c", action="store_true", help="play the files with the C player")
     options = parser.parse_args(arguments)
     import demo_game.operators  # noqa: F401 - registers the demo's own operators
 
@@ -121,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as trial:
         folder = options.keep or Path(trial)
         folder.mkdir(parents=True, exist_ok=True)
-        verdicts = [check(name, gpu, folder) for name in options.names or NETWORKS]
+        look = check_in_c if options.in_c else check
+        verdicts = [look(name, gpu, folder) for name in options.names or NETWORKS]
     return 0 if all(verdicts) else 1
 
 

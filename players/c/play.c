@@ -1,14 +1,19 @@
 /* Plays a cooked network from the command line, in frames of its own:
  *
  *     play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N] [--frames N]
- *                  [--most N] [--untrusted] [--small] [--wait]
+ *                  [--most N] [--slices N] [--untrusted] [--small] [--wait]
  *
- * `--frames` at least so many in all, `--most` so many for a run. Files hold plain numbers, 4 bytes each;
- * inputs that are not given are zeros. Prints a JSON object: the
- * frames' milliseconds, and what was made before and in the frames. */
+ * `--frames` at least so many in all, `--most` so many for a run, `--slices` at most so many in a frame.
+ * Files hold plain numbers, 4 bytes each; inputs that are not given are zeros. Prints a JSON object: the
+ * frames' milliseconds, what was made before and in the frames, and the microseconds of the processor
+ * that cml_encode took in frames of as many slices as there may be. */
+#ifndef _WIN32
+#define _POSIX_C_SOURCE 200112L
+#endif
 #include "example/gpu.h"
 
 #include <math.h>
+#include <time.h>
 
 enum { MOST = 16 };
 
@@ -17,6 +22,7 @@ static size_t given_count, output_count;
 static double budget = 4.0;
 static long runs = 1, frames, most = 1000000; /* frames of a run */
 static int trusted = CML_TRUSTED, small_device, waits;
+static uint32_t most_slices;
 static uint64_t blocks, bytes_taken;
 
 static void *take(void *user, size_t bytes) {
@@ -55,6 +61,7 @@ static int options(int argc, char **argv) {
         else if (strcmp(flag, "--runs") == 0) runs = atol(argv[i]);
         else if (strcmp(flag, "--frames") == 0) frames = atol(argv[i]);
         else if (strcmp(flag, "--most") == 0) most = atol(argv[i]);
+        else if (strcmp(flag, "--slices") == 0) most_slices = (uint32_t)atol(argv[i]);
         else good = 0;
     }
     return good;
@@ -89,15 +96,28 @@ static int read_inputs(const cml_net *net) {
 
 static gpu g;
 static cml_scheduler *scheduler;
-static double *measured, *cpu;
-static long measured_count, frame_count;
+static double *measured, *cpu, *encode_us;
+static long measured_count, frame_count, encode_count;
+
+static double processor_us(void) { /* of this thread */
+#ifdef CLOCK_THREAD_CPUTIME_ID
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return 1e6 * (double)now.tv_sec + 1e-3 * (double)now.tv_nsec;
+#else
+    return 1e6 * (double)clock() / CLOCKS_PER_SEC;
+#endif
+}
 
 static void frame(void) {
     WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
+    double start = processor_us();
     const cml_report *report = cml_encode(scheduler, encoder, budget);
+    double took = processor_us() - start;
     WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
     uint32_t count, i;
     if (report->slices > 0 && frame_count < 1 << 20) cpu[frame_count++] = report->cpu_ms;
+    if (report->slices == most_slices && encode_count < 1 << 20) encode_us[encode_count++] = took;
     wgpuQueueSubmit(g.queue, 1, &commands);
     wgpuCommandBufferRelease(commands);
     wgpuCommandEncoderRelease(encoder);
@@ -161,7 +181,7 @@ static int play(cml_net *net, cml_error *error) {
         if (run == 3) { /* all is learned and made: what follows is steady */
             before = cml_made(scheduler);
             taken_before = blocks;
-            measured_count = frame_count = 0;
+            measured_count = frame_count = encode_count = 0;
         }
         after = cml_made(scheduler);
         after.host_blocks = blocks - taken_before;
@@ -177,6 +197,8 @@ static int play(cml_net *net, cml_error *error) {
     print_numbers("measured_ms", measured, measured_count);
     printf(", ");
     print_numbers("cpu_ms", cpu, frame_count);
+    printf(", ");
+    print_numbers("encode_us", encode_us, most_slices > 0 ? encode_count : 0);
     printf(", \"errors\": %d}\n", g.errors);
     return 1;
 }
@@ -193,17 +215,19 @@ int main(int argc, char **argv) {
     memset(&error, 0, sizeof error);
     if (!options(argc, argv)) {
         fprintf(stderr, "usage: play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N] "
-                        "[--frames N] [--untrusted] [--small] [--wait]\n");
+                        "[--frames N] [--slices N] [--untrusted] [--small] [--wait]\n");
         return 2;
     }
     bytes = read_whole(argv[1], &size);
     if (bytes == NULL || !gpu_open(&g, small_device)) return 3;
     measured = malloc(sizeof *measured << 20);
     cpu = malloc(sizeof *cpu << 20);
+    encode_us = malloc(sizeof *encode_us << 20);
     with.device = g.device;
     with.adapter = g.adapter;
     with.queue = g.queue;
     with.instance = g.instance;
+    with.max_slices = most_slices;
     with.allocator.take = take;
     with.allocator.give_back = give_back;
     if (cml_create(&with, &scheduler, &error) != CML_OK) return failed("no scheduler", &error);
@@ -213,6 +237,7 @@ int main(int argc, char **argv) {
         free(bytes);
         free(measured);
         free(cpu);
+        free(encode_us);
         return failed("not loaded", &error);
     }
     while ((status = cml_build(net, 1000, &error)) == CML_PENDING) {}
@@ -225,6 +250,7 @@ int main(int argc, char **argv) {
     free(bytes);
     free(measured);
     free(cpu);
+    free(encode_us);
     if (bytes_taken != 0) fprintf(stderr, "%llu bytes were not given back\n", (unsigned long long)bytes_taken);
     return good && g.errors == 0 && bytes_taken == 0 ? 0 : 1;
 }

@@ -1,9 +1,10 @@
 """The budget, kept by the Python scheduler and by the players: one machine, one run.
 
 ``python -m tests.players.frames MODEL --budget-ms 4 --frames 600`` prints the table of
-``cml frames`` as Python has it and as the JavaScript player has it in Deno, and a line of the C
-player; ``--players web`` takes that one alone. They take turns. Exit code 1 where the C player made
-anything in its frames, or the other gave other bits in slices.
+``cml frames`` as Python has it and as the JavaScript player has it in Deno, and then Python's rows
+beside the C player's, which encodes as many frames of ten slices, too. ``--players web`` or ``c``
+takes one alone. They take turns. Exit code 1 where the C player made anything in its frames, or the
+other gave other bits in slices.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import cml_engine as cml
 from cml_engine.cooked import PROFILES, cook
 from scheduler.tools.commands import cooked_guesses
 from scheduler.tools.measure import Percentiles, measure_frames
+from tests.fixtures.cooked import chain
 from tests.players.building import build
 from tests.players.deno import WEB, deno_command
 from tests.players.playing import Array, play
@@ -56,6 +58,7 @@ def main() -> int:
         file = Path(folder) / "net.cml"
         file.write_bytes(cook(graph, PROFILES, guesses=cooked_guesses()))
         by_c = _ByC(file, chosen.budget_ms, frames) if "c" in chosen.players else None
+        rows: list[str] = []
         same = True
         for _ in range(chosen.turns):
             python = measure_frames(
@@ -63,12 +66,14 @@ def main() -> int:
                 layers=4, same=_same,
             )  # fmt: skip
             print(f"Python: {python}", flush=True)
+            rows.append(_row(f"Python, turn {len(rows) + 1}", python.slices_ms))
             if "web" in chosen.players:
                 same &= _by_deno(file, chosen.budget_ms, frames)
             if by_c:
                 by_c.run(inputs)
-    if by_c:
-        by_c.show()
+        if by_c:
+            by_c.show(rows)
+            by_c.encode(Path(folder), max(chosen.frames, 500))
     return int(not same or bool(by_c and any(by_c.made.values())))
 
 
@@ -98,10 +103,11 @@ class _ByC:
         self.cpu += told["cpu_ms"]
         self.made = {key: self.made.get(key, 0) + count for key, count in told["made"].items()}
 
-    def show(self) -> None:
+    def show(self, rows: list[str]) -> None:
         ours, budget_ms = self.measured, self.budget_ms
         over, used = sum(ms > budget_ms for ms in ours), sum(ours)
-        print(_row("C player", Percentiles.of(ours)))
+        print(f"{'ms per frame':28s}{'P50':>9s}{'P95':>9s}{'P99':>9s}{'max':>9s}   P99/P50")
+        print("\n".join([*rows, _row("C player, all turns", Percentiles.of(ours))]))
         print(
             f"{len(ours)} full frames of the C player, {over} over budget "
             f"({100 * over / max(1, len(ours)):.2f} %), "
@@ -109,6 +115,19 @@ class _ByC:
         )
         cpu = Percentiles.of(self.cpu)
         print(f"CPU of cml_encode per frame, ms: {cpu}; made in the frames: {self.made}")
+
+    def encode(self, folder: Path, frames: int) -> None:
+        """Print what encoding frames of ten slices takes; what is made in them counts, too."""
+        file = folder / "chain.cml"
+        file.write_bytes(cook(chain(), ["portable", "software"]))
+        words = ("--slices", "10", "--frames", str(frames), "--budget", "1e9")
+        told = play(self.program, file, {"y0": np.ones((1, 8), np.float32)}, {}, *words).told
+        us: list[float] = told["encode_us"]
+        self.made = {key: count + told["made"][key] for key, count in self.made.items()}
+        print(
+            f"processor time of cml_encode, {len(us)} frames of 10 slices: median "
+            f"{np.median(us):.1f} us, P95 {np.percentile(us, 95):.1f} us; made: {told['made']}"
+        )
 
 
 if __name__ == "__main__":

@@ -31,8 +31,14 @@ def run_play(program: Path, *words: str | Path) -> subprocess.CompletedProcess[s
         "ASAN_OPTIONS": "detect_leaks=0",  # the driver's; the program counts its own
     }
     return subprocess.run(
-        [program, *words], capture_output=True, text=True, timeout=300, env=environment
+        [program, *words], capture_output=True, text=True, timeout=1200, env=environment
     )
+
+
+def as_on_device(array: Array) -> Array:
+    """The numbers as a device has them: 4 bytes each, logical ones 0 or 1."""
+    kind = {"f": np.float32, "b": np.uint32}.get(array.dtype.kind, np.int32)
+    return np.ascontiguousarray(array, kind)
 
 
 def play(
@@ -42,7 +48,7 @@ def play(
     command: list[str | Path] = [file]
     for name, array in inputs.items():
         path = file.with_suffix(f".{name}.in")
-        np.ascontiguousarray(array).tofile(path)
+        as_on_device(array).tofile(path)
         command += ["--input", f"{name}={path}"]
     paths = {name: file.with_suffix(f".{name}.out") for name in outputs}
     for name, path in paths.items():
@@ -52,3 +58,36 @@ def play(
     assert run.returncode == 0, run.stderr
     found = {name: np.fromfile(path, outputs[name]) for name, path in paths.items()}
     return Played(found, json.loads(run.stdout))
+
+
+@dataclass(frozen=True)
+class InSlices:
+    """A network played with several budgets. ``off``: the largest difference from what was wanted,
+    relative to 1 and to the value."""
+
+    frames: tuple[int, ...]
+    same_slices: bool
+    same_bits: bool
+    off: float
+
+
+def play_in_slices(
+    program: Path, file: Path, inputs: Mapping[str, Array], wanted: Mapping[str, Array],
+    budgets: tuple[str, ...] = ("0.5", "8", "1e9"),
+) -> InSlices:  # fmt: skip
+    """Whether any slices give the same bits, and how they agree with a session's outputs."""
+    expected = {name: as_on_device(array) for name, array in wanted.items()}
+    kinds = {name: array.dtype for name, array in expected.items()}
+    played = [play(program, file, inputs, kinds, "--budget", ms) for ms in budgets]
+    first = played[0].outputs
+    return InSlices(
+        tuple(run.told["frames"] for run in played),
+        all(run.outputs[n].tobytes() == first[n].tobytes() for run in played for n in kinds),
+        all(first[n].tobytes() == expected[n].tobytes() for n in kinds),
+        max(_off(first[n], expected[n].ravel()) for n in kinds),
+    )
+
+
+def _off(found: Array, wanted: Array) -> float:
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    return float((np.abs(a - b) / (1 + np.abs(b))).max(initial=0.0))

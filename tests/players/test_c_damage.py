@@ -99,6 +99,7 @@ def test_huge_lengths_take_no_memory(said, cooked, field, value):
         ("alignment", 40, "<I", 3),
         ("weights", 24, "<Q", 2**63),
         ("FLOPs", 88, "<d", float("nan")),
+        ("more inputs than there may be", 128, "<I", 65),
     ],
 )
 def test_plans_that_reach_outside_are_refused(said, cooked, name, at, form, value):
