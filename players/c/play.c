@@ -143,12 +143,13 @@ static int write_outputs(cml_job job, cml_error *error) {
         cml_status status;
         void *data;
         FILE *out;
-        int tries = 0;
+        time_t start = time(NULL);
         if (cml_tensor_of(scheduler, job, output_names[i], &tensor) != CML_OK) return 0;
         data = malloc((size_t)tensor.bytes + 1);
-        while ((status = cml_read(scheduler, job, output_names[i], data, (size_t)tensor.bytes, error)) == CML_PENDING &&
-               tries++ < 1000)
-            frame();
+        do {
+            status = cml_read(scheduler, job, output_names[i], data, (size_t)tensor.bytes, error);
+            if (status == CML_PENDING) frame();
+        } while (status == CML_PENDING && time(NULL) - start < 60);
         if (status != CML_OK) return 0;
         out = fopen(output_files[i], "wb");
         if (out == NULL || fwrite(data, 1, (size_t)tensor.bytes, out) != tensor.bytes) return 0;

@@ -1,0 +1,54 @@
+"""The C player against Dawn's ``webgpu.h``: what ``CML_DAWN`` names, a folder with
+``include/webgpu/webgpu.h`` and, where there is one, a library ``libwebgpu*.so``.
+
+Dawn takes no Mesa older than its own demands: ``VK_ICD_FILENAMES`` may name SwiftShader.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.cooked import cook
+from cml_engine.gpu.shaders import compilers
+from tests.fixtures.cooked import small_inputs, small_model
+from tests.players.building import PLAYER, STRICT, need_gcc
+from tests.players.playing import play
+
+
+@pytest.fixture(scope="module")
+def dawn():
+    folder = os.environ.get("CML_DAWN")
+    if folder is None:
+        pytest.skip("CML_DAWN names no folder with Dawn's include/webgpu/webgpu.h")
+    return Path(folder)
+
+
+def compiled(dawn, *words):
+    flags = (*STRICT, "-DCML_DAWN", f"-I{PLAYER}", f"-isystem{dawn / 'include'}")
+    made = subprocess.run([need_gcc(), *flags, *words], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+
+
+@pytest.mark.parametrize("source", ["cml.c", "play.c", "example/main.c"])
+def test_it_compiles_without_a_warning(dawn, source):
+    compiled(dawn, "-fsyntax-only", str(PLAYER / source))
+
+
+@pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
+def test_it_computes_what_a_session_does(dawn, tmp_path):
+    library = next(dawn.rglob("libwebgpu*.so"), None)
+    if library is None:
+        pytest.skip("there is no library beside Dawn's header")
+    program, file = tmp_path / "play", tmp_path / "small.cml"
+    sources = [str(PLAYER / name) for name in ("play.c", "cml.c")]
+    compiled(dawn, *sources, str(library), f"-Wl,-rpath,{library.parent}", "-lm", "-o", program)
+    file.write_bytes(cook(small_model(), ["portable", "software"], player=True))
+    wanted = cml.Session(small_model(), "cpu").run(small_inputs())
+    kinds = {name: array.dtype for name, array in wanted.items()}
+    found = play(program, file, small_inputs(), kinds, "--budget", "2").outputs
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array.ravel(), rtol=2e-5, atol=2e-5)
