@@ -141,6 +141,15 @@ def names(value: Any, what: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def texts(value: Any, what: str) -> Mapping[str, str]:
+    """``value``, if it is a dictionary of texts by name."""
+    if not isinstance(value, Mapping) or not all(
+        isinstance(part, str) for pair in value.items() for part in pair
+    ):
+        raise _wanted("texts by name, {'conv1': 'tile'} for example", repr(value), what)
+    return value
+
+
 def check_names(given: Iterable[str], known: Collection[str], lacking: str, what: str) -> None:
     """Each of the names is known; the error, which says what is ``lacking``, names the nearest."""
     for name in given:

@@ -220,13 +220,14 @@ def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[
         job.virtual_ms += part.predicted_ms / (job.priority or 1.0)
         job.last_served_ms = report.now_ms
         report.predicted_ms += part.predicted_ms
+        number = number_of(job, part.step)
         report.slices.append(
             SliceReport(
-                job.number, part.step - job.loads, cost.op, cost.title, part.first, part.count,
-                part.predicted_ms, name=job.name,
+                job.number, number, cost.op, cost.title, part.first, part.count,
+                part.predicted_ms, name=job.name, own=part.step - job.loads,
             )
         )  # fmt: skip
-        one = Slice(job.network, number_of(job, part.step), part.first, part.count)
+        one = Slice(job.network, number, part.first, part.count)
         found.append((one, cost, part.predicted_ms))
     return found
 

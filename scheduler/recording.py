@@ -146,4 +146,4 @@ def _row(cost: StepCost) -> list[Any]:
 
 def decisions_of(report: FrameReport) -> list[list[int]]:
     """The slices of a frame as numbers."""
-    return [[part.job, part.step, part.first, part.count] for part in report.slices]
+    return [[part.job, part.own, part.first, part.count] for part in report.slices]

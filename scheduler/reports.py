@@ -19,7 +19,8 @@ Reason = Literal[
 @dataclass(slots=True)
 class SliceReport:
     """A part of a frame: workgroups ``[first, first + count)`` of ``step`` of a job's network;
-    steps below 0 are the loads of its textures.
+    steps below 0 are the loads of its textures. ``own`` counts the job's own steps: of a network
+    that retains its inputs it may do some only.
 
     ``measured_ms`` comes with the frame's: the slice's own time where it was timed alone, else its
     predicted share of the group of neighbours that was timed as one (a job's, in most frames where
@@ -37,6 +38,7 @@ class SliceReport:
     measured_ms: float | None = None
     #: the job's
     name: str = ""
+    own: int = 0
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 from cml_engine.errors import InputError
 from cml_engine.graph import Graph
 from cml_engine.layout import C4, PLAIN
-from cml_engine.ops.declaration.in_parts import MOST_PARTS
+from cml_engine.ops.declaration.in_parts import COUNTS
 from cml_engine.planning.choose_storage import matrices_in_half
 from cml_engine.planning.origins import made_of, producers
 
@@ -22,7 +22,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "kernel": (),
     "layout": (PLAIN, C4),
     "storage": ("float", "half"),
-    "parts": tuple(str(count) for count in range(1, MOST_PARTS + 1)),
+    "parts": COUNTS,
 }
 
 

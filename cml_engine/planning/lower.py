@@ -18,7 +18,7 @@ from cml_engine.limits import Limits
 from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault, text_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
-from cml_engine.ops.declaration.in_parts import InParts, check_atomics, in_parts
+from cml_engine.ops.declaration.in_parts import COUNTS, InParts, check_atomics, in_parts
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
@@ -29,7 +29,7 @@ from cml_engine.planning.plan_memory import Lifetime, place
 from cml_engine.planning.reuse import boundaries, sources_of
 from cml_engine.planning.sibling import Sibling
 from cml_engine.planning.views import Views, find_views, is_view_copy, merged, whole
-from cml_engine.ranges import GUARD_BYTES, an_object, flag
+from cml_engine.ranges import GUARD_BYTES, an_object, flag, one_of, texts
 
 Array = np.ndarray[Any, Any]
 #: a binding takes a multiple of it, so that a vector load at its start or end stays inside, and
@@ -64,6 +64,9 @@ class PlanOptions:
         GUARD_BYTES.check(self.guard, "guard")
         an_object(str, self.stub, "stub")
         an_object(VariantTable, self.variants, "variants")
+        texts(self.kernels, "kernels")
+        for count in texts(self.parts, "parts").values():
+            one_of(COUNTS, count, "parts")
 
 
 @dataclass

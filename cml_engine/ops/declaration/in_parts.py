@@ -18,6 +18,8 @@ from cml_engine.limits import Limits
 
 #: parts that a caller may ask for
 MOST_PARTS = 8
+#: as a caller writes them
+COUNTS = tuple(str(count) for count in range(1, MOST_PARTS + 1))
 #: before it are the slice and the parameters
 FIRST_BINDING = 2
 _ATOMIC = re.compile(r"\bInterlocked\w+\s*\(\s*(\w+)\s*\[")

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import wgpu
 from hypothesis import given, settings
 
 import cml_engine as cml
 from cml_engine.gpu.gpu import Gpu
+from cml_engine.panel.operators import OperatorTimes
 from scheduler import FrameScheduler
 from scheduler.tools.replay import replay
 from tests.cpu.live.test_retain import check_retained, graphs, subsets
+from tests.gpu.frames.test_frame_scheduler import Host
 from tests.gpu.live.test_taps import finish, read
 
 TEXT = """version 1.0;
@@ -38,6 +41,15 @@ graph net(x, z) -> (y)
     s = variable(shape = [4], label = 's');
     t = s + sqrt(x); u = update(s, t);
     y = relu(t) + z;
+}
+"""
+ENCODED = """version 1.0;
+graph net(x, z) -> (y)
+{
+    x = external<scalar>(shape = [1, 4, 3, 5]);
+    z = external<scalar>(shape = [1, 4, 3, 5]);
+    encoded = abs(x);
+    y = mul(encoded, z);
 }
 """
 
@@ -146,6 +158,64 @@ def test_jobs_do_what_their_inputs_change(gpu: Gpu) -> None:
     finish(gpu, scheduler, nothing)
     np.testing.assert_array_equal(nothing.tensor("y").read(), wanted(gpu, x, array(3)))
     assert replay(recording) == recording.decisions
+
+
+def test_slices_say_which_operators_of_the_network_they_are(gpu: Gpu) -> None:
+    """Though a job does the last two only: a panel counts each for what it is."""
+    session = cml.Session(graph(), gpu, retain=True)
+    host = Host(gpu, budget_ms=20.0)
+    jobs = [host.scheduler.submit(session, {"x": array(1), "z": array(0)}, name="net")]
+    jobs.append(host.scheduler.submit(session, {"z": array(2)}, name="net"))
+    host.until(lambda: all(job.ended for job in jobs) and host.count > 20)
+    steps = session.plan.steps
+    decoder = {step.index for step in steps if step.title in ("add 'mixed'", "conv 'y'")}
+    slices = [part for report in host.reports for part in report.slices]
+    assert {part.step for part in slices if part.job == jobs[1].number} == decoder
+    assert all(part.title == steps[part.step].title for part in slices)
+    if gpu.has_timestamps:
+        times = OperatorTimes({"net": session})
+        for report in host.measured:
+            times.add(report)
+        runs = {step.index: times.operators["net", step.index].runs for step in steps}
+        assert runs == pytest.approx({i: 2 if i in decoder else 1 for i in runs})
+
+
+def test_a_texture_is_kept_like_any_input() -> None:
+    """Its load is of the job that gives it; what the texture holds later is of no matter."""
+    own = cml.Gpu()
+    usage = wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_DST
+    texture = own.device.create_texture(size=(5, 3, 1), format="rgba32float", usage=usage)
+
+    def fill(seed: int) -> Any:
+        texels = np.random.default_rng(seed).standard_normal((3, 5, 4)).astype(np.float32)
+        own.queue.write_texture(
+            {"texture": texture}, texels, {"bytes_per_row": 80, "rows_per_image": 3}, (5, 3, 1)
+        )
+        return np.abs(texels.transpose(2, 0, 1)[None])
+
+    session = cml.Session(cml.load(cml.MemoryModel(ENCODED)), own, retain=True)
+    host = Host(own, budget_ms=20.0)
+
+    def result(**given: Any) -> Any:
+        job = host.scheduler.submit(session, given)
+        host.until(lambda: job.ended)
+        return job
+
+    x, z = fill(1), np.ones((1, 4, 3, 5), np.float32)
+    first = result(x=cml.TextureInput(texture), z=z)
+    np.testing.assert_array_equal(first.tensor("y").read(), x * z)
+    fill(2)
+    second = result(z=2 * z)
+    assert (len(first.costs), len(second.costs)) == (3, 1)
+    np.testing.assert_array_equal(second.tensor("y").read(), x * (2 * z))
+    x = fill(3)
+    np.testing.assert_array_equal(
+        result(x=cml.TextureInput(texture)).tensor("y").read(), x * (2 * z)
+    )
+    np.testing.assert_array_equal(session.run({"z": z})["y"], x * z)
+    session.program.evict()  # type: ignore[attr-defined]
+    assert "input 'x' is left out, and its value, which came from the GPU" in result(z=z).error
+    np.testing.assert_array_equal(session.run({"x": cml.TextureInput(texture), "z": z})["y"], x * z)
 
 
 def test_a_job_that_was_cancelled_leaves_nothing_to_build_on(gpu: Gpu) -> None:

@@ -1,11 +1,12 @@
 """What is decided for a plan: said by whom and why, and decided otherwise by the caller."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
 
 import cml_engine as cml
+from cml_engine.errors import OperatorError
 from cml_engine.limits import Limits
 from cml_engine.ops import Case, Random
 from cml_engine.ops.declaration.choice import VariantTable
@@ -170,6 +171,33 @@ def test_what_is_no_decision_is_refused(decide):
         checked(decide)
     with pytest.raises(cml.InputError, match="^decide: "):
         cml.CompileOptions(decide=decide)
+
+
+@pytest.mark.parametrize("kind", [cml.CompileOptions, PlanOptions])
+def test_every_option_refuses_what_it_cannot_honour(kind):
+    words = {"without": {"fuze"}, "storage": "fp8", "parts": {"x": "none"}, "guard": -1}
+    for option in fields(kind):
+        for value in (object(), words.get(option.name, 2.5)):
+            with pytest.raises(cml.InputError):
+                kind(**{option.name: value})
+                pytest.fail(f"{kind.__name__}({option.name}={value!r}) was taken")
+
+
+@pytest.mark.parametrize("option", [f.name for f in fields(cml.Kernel)])
+def test_every_promise_of_a_kernel_is_one_that_can_be_kept(option):
+    stated = {"source": "void kernel(uint thread) { y[thread] = x[thread]; }"}
+    for value in (object(), "any word", 2.5):
+        if option in ("source", "path") and isinstance(value, str):
+            continue
+        kernel = cml.Kernel(**{**stated, option: value})
+        spec = cml.OpSpec(
+            "promises", cml.same_as(0), kernel=kernel,
+            signature="fragment promises(x: tensor<scalar>) -> (y: tensor<scalar>);",
+        )  # fmt: skip
+        with pytest.raises(OperatorError):
+            cml.register(spec)
+            cml.unregister("promises")
+            pytest.fail(f"Kernel({option}={value!r}) was taken")
 
 
 @pytest.mark.parametrize("data", [7, [7], [{"subject": "a"}], [{"subject": 1, "kind": "kernel"}]])
