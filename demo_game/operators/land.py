@@ -50,7 +50,7 @@ def _cost(octaves: int) -> Callable[..., cml.Cost]:
     return cost
 
 
-def _grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Array, int, int]:
+def grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Array, int, int]:
     """Cells x and z of a square grid, the level, and the seed."""
     first_x, first_z, level, seed = (int(value) for value in tile[0])
     steps = np.arange(count, dtype=np.int32) * np.int32(step) - np.int32(apron)
@@ -58,7 +58,7 @@ def _grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Ar
     return x, z, level, seed
 
 
-def _blocked(fine: Array, side: int) -> Array:
+def blocked(fine: Array, side: int) -> Array:
     """A grid as ``side`` x ``side`` samples in the channels of each coarse one."""
     count = fine.shape[0] // side
     blocks = fine.reshape(count, side, count, side).transpose(1, 3, 0, 2)
@@ -66,21 +66,21 @@ def _blocked(fine: Array, side: int) -> Array:
 
 
 def _height(attrs: cml.Attrs, tile: Array) -> Array:
-    return noise.height(*_grid(tile, COARSE, COARSE_APRON, SCALE))[None, None]
+    return noise.height(*grid(tile, COARSE, COARSE_APRON, SCALE))[None, None]
 
 
 def _detail(attrs: cml.Attrs, tile: Array) -> Array:
-    return _blocked(noise.detail(*_grid(tile, SCALE * COARSE, COARSE_APRON)), SCALE)
+    return blocked(noise.detail(*grid(tile, SCALE * COARSE, COARSE_APRON)), SCALE)
 
 
 def _moisture(attrs: cml.Attrs, tile: Array) -> Array:
-    return noise.moisture(*_grid(tile, WIDE, WIDE_APRON))[None, None]
+    return noise.moisture(*grid(tile, WIDE, WIDE_APRON))[None, None]
 
 
 def _grain(attrs: cml.Attrs, tile: Array) -> Array:
-    x, z, level, seed = _grid(tile, 2 * WIDE, 2 * WIDE_APRON)
+    x, z, level, seed = grid(tile, 2 * WIDE, 2 * WIDE_APRON)
     first_x, first_z = np.int32(tile[0, 0]), np.int32(tile[0, 1])
-    return _blocked(noise.grain(x + first_x, z + first_z, level, seed), 2)
+    return blocked(noise.grain(x + first_x, z + first_z, level, seed), 2)
 
 
 def _cell(attrs: cml.Attrs, tile: Array) -> Array:

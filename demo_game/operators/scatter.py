@@ -42,7 +42,8 @@ def _infer(attrs: cml.Attrs, density: cml.Fact, height: cml.Fact, tile: cml.Fact
     return [instances, cml.Fact("integer", (1, 4))]
 
 
-def _cpu(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:
+def choices(tile: Array) -> tuple[Array, Array, Array]:
+    """The candidates' places on their grid (x and z), and two hashes of each."""
     first_x, first_z, level, seed = (int(value) for value in tile[0])
     z, x = np.divmod(np.arange(CANDIDATES * CANDIDATES, dtype=np.int32), np.int32(CANDIDATES))
     h = hashed(
@@ -53,9 +54,13 @@ def _cpu(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[A
     )
     with np.errstate(over="ignore"):
         more = mix(h ^ np.uint32(0x68E31DA4))
-    grid, step = np.stack([x, z], -1).astype(np.float32), np.float32(CELLS / CANDIDATES)
+    return np.stack([x, z], -1), h, more
+
+
+def _cpu(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:
+    place, h, more = choices(tile)
     jitter = np.stack([h & 1023, (h >> 10) & 1023], -1).astype(np.float32) / np.float32(1024)
-    at = (grid + jitter) * step
+    at = (place.astype(np.float32) + jitter) * np.float32(CELLS / CANDIDATES)
     sample = at + np.float32(FINE_APRON)
     chance = (h >> 20).astype(np.float32) / np.float32(4096)
     trees, bushes, rocks = np.cumsum([_bilinear(d, sample) for d in density[0]], 0)

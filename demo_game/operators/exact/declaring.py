@@ -1,0 +1,55 @@
+"""What operators of the integer world have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cml_engine as cml
+
+TILE = cml.Fact("integer", (1, 4))
+_HERE = Path(__file__).parent
+
+
+def declare(
+    name: str,
+    signature: str,
+    takes: Mapping[str, cml.Fact],
+    gives: Sequence[cml.Fact],
+    cpu: Callable[..., Any],
+    operations: int,
+    cases: Sequence[cml.Case],
+    threads: int = 0,
+    group: int = 64,
+) -> cml.OpSpec:
+    """Register an operator of tensors that are all of one shape, whose results are equal to the
+    bit everywhere. ``operations`` is what it costs for each number of its first result."""
+
+    def infer(attrs: cml.Attrs, *facts: cml.Fact) -> list[cml.Fact]:
+        for (operand, wanted), got in zip(takes.items(), facts, strict=True):
+            if got != wanted:
+                raise cml.ModelError(f"wanted {operand} as {wanted}, got {got}")
+        return list(gives)
+
+    def cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fact]) -> cml.Cost:
+        read, written = (sum(fact.nbytes for fact in facts) for facts in (inputs, outputs))
+        return cml.Cost(operations * outputs[0].size, read, written)
+
+    return cml.register(
+        cml.OpSpec(
+            name=name,
+            signature=f"fragment {name}{signature};",
+            infer=infer,
+            cpu=cpu,
+            kernel=cml.Kernel(
+                _HERE / f"{name}.hlsl",
+                threads=lambda attrs, *facts: threads or gives[0].size,
+                group=group,
+                trusted=True,
+            ),
+            cost=cost,
+            cases=cases,
+            tolerance=cml.Tolerance(0, 0, "whole numbers"),
+        )
+    )

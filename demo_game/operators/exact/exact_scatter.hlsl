@@ -1,0 +1,82 @@
+// One workgroup places all plants and rocks of a tile, as ../scatter.hlsl does, in whole numbers:
+// places in 4096ths of a cell, heights in 1024ths of a metre, shares of 2^20.
+#include "land.hlsli"
+
+#define CANDIDATES 32
+#define PER_LANE (CANDIDATES * CANDIDATES / GROUP)
+groupshared uint kept[GROUP];
+
+struct Candidate { int4 placed; bool keep; };
+
+int mixed(int4 corners, int2 f) {
+    int north = corners.x + scaled(corners.y - corners.x, f.x, 12);
+    int south = corners.z + scaled(corners.w - corners.z, f.x, 12);
+    return north + scaled(south - north, f.y, 12);
+}
+
+int share_at(uint i, int2 f) {
+    uint row = density_stride(2);
+    float4 found = float4(density[i], density[i + 1], density[i + row], density[i + row + 1]);
+    return mixed(int4(found * 256.0) * 4096, f);
+}
+
+int height_at(int2 low, int2 f) {
+    uint row = ground_stride(2), i = uint(low.y + crop) * row + uint(low.x + crop);
+    return mixed(int4(ground[i], ground[i + 1], ground[i + row], ground[i + row + 1]), f);
+}
+
+Candidate candidate(int number) {
+    int2 place = int2(number % CANDIDATES, number / CANDIDATES);
+    int2 first = int2(tile[0], tile[1]) / cells;
+    uint h = hashed(first * CANDIDATES + place, 300 + tile[2], tile[3]);
+    uint more = mix32(h ^ 0x68e31da4u);
+    int2 at = (place * 1024 + int2(h & 1023u, (h >> 10) & 1023u)) * (cells / 8);
+    int2 low = (at >> 12) + apron, f = at & 4095;
+    uint i = uint(low.y) * density_stride(2) + uint(low.x), channel = density_stride(1);
+    int chance = int(h >> 20) << 8;
+    int trees = share_at(i, f);
+    int bushes = trees + share_at(i + channel, f);
+    int rocks = bushes + share_at(i + 2 * channel, f);
+    uint kind = chance < trees ? 0u : chance < bushes ? 1u : 2u;
+    uint word = kind | ((more & 63u) << 2) | (((more >> 6) & 255u) << 8) | (((more >> 14) & 255u) << 16);
+    int y = height_at(low, f);
+    Candidate made;
+    made.keep = chance < rocks && y > shore;
+    made.placed = int4(at, y, int(word));
+    return made;
+}
+
+void put(uint at, int4 placed) {
+    for (uint k = 0; k < 4; ++k) { plants[4 * at + k] = placed[k]; }
+    instances[4 * at] = float(placed.x) * (1.0 / 4096.0);
+    instances[4 * at + 1] = float(placed.y) * (1.0 / 4096.0);
+    instances[4 * at + 2] = float(placed.z) * (1.0 / 1024.0);
+    instances[4 * at + 3] = float(placed.w);
+}
+
+void kernel(uint group, uint lane) {
+    uint count = 0;
+    for (uint k = 0; k < PER_LANE; ++k) {
+        if (candidate(int(lane * PER_LANE + k)).keep) { count++; }
+    }
+    kept[lane] = count;
+    GroupMemoryBarrierWithGroupSync();
+    uint at = 0, total = 0;
+    for (uint other = 0; other < GROUP; ++other) {
+        if (other < lane) { at += kept[other]; }
+        total += kept[other];
+    }
+    for (uint nth = 0; nth < PER_LANE; ++nth) {
+        Candidate made = candidate(int(lane * PER_LANE + nth));
+        if (made.keep) { put(at++, made.placed); }
+    }
+    for (uint rest = total + lane; rest < CANDIDATES * CANDIDATES; rest += GROUP) {
+        put(rest, int4(0, 0, 0, 0));
+    }
+    if (lane == 0) {
+        draw[0] = vertices;
+        draw[1] = int(total);
+        draw[2] = 0;
+        draw[3] = 0;
+    }
+}

@@ -1,0 +1,119 @@
+"""What the upres agent's result becomes, and what the texture and the population agent are told.
+
+``exact_ground`` joins coarse heights, by a cubic through four samples each way, and what the agent
+cuts into them. ``exact_features`` makes of that the slopes and sixteen features of each sample that
+``demo_game/training/networks.py`` has as a network's fixed beginning (``near``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from demo_game.operators.exact.declaring import TILE, declare
+from demo_game.operators.exact.land import HEIGHTS, OCTAVE, TILES, rises, steep
+from demo_game.operators.land import blocked, grid
+from demo_game.world import exact_noise, noise
+from demo_game.world.exact_noise import halves_up, scaled
+from demo_game.world.tile import COARSE, SCALE, WIDE, WIDE_APRON
+
+Array = np.ndarray[Any, Any]
+#: coarse samples before the first four that a fine one lies between
+_FIRST = 5
+#: 128ths of four coarse samples at a quarter, a half, three quarters of the way between the inner
+#: two (Catmull and Rom, 1974)
+CUBIC = [0, 128, 0, 0, -9, 111, 29, -3, -8, 72, 72, -8, -3, 29, 111, -9]
+#: the upres agent's words in a cell
+RESIDUAL_BITS = 12
+GROUND = cml.Fact("integer", (1, 1, WIDE, WIDE))
+_METRES = cml.Fact("scalar", GROUND.shape)
+#: samples of the slopes before the first with features
+_CROP = 14
+_INNER, _SLOPES = WIDE - 2 * _CROP, WIDE - 2
+_CROSS = [(-1, 0), (0, -1), (0, 1), (1, 0)]
+#: metres: beaches, foothills, mountains: in units of scaled, and what is added in 128ths
+ALTITUDES = [(20972, 0), (4194, 0), (3146, -192)]
+#: layers of rock that come again every so many cells, of 2^14
+STRATA = [5079, 1917]
+
+
+def _ground(attrs: cml.Attrs, coarse: Array, residual: Array, tile: Array) -> list[Array]:
+    found, weights = coarse[0, 0].astype(np.int64), np.array(CUBIC).reshape(SCALE, 4)
+    for _ in range(2):  # the second axis first, and then the other
+        near = np.lib.stride_tricks.sliding_window_view(found, 4, 1)[:, _FIRST:]
+        between = (near[:, : WIDE // SCALE] @ weights.T).reshape(len(found), WIDE)
+        found = ((between + 64) >> 7).T
+    cut = (residual[0, 0] * np.float32(1 << RESIDUAL_BITS)).astype(np.int64) << int(tile[0, 2])
+    heights = (found + cut).clip(-exact_noise.HEIGHT_END, exact_noise.HEIGHT_END)
+    metres = heights.astype(np.float32) / np.float32(1 << exact_noise.HEIGHT_BITS)
+    return [heights[None, None].astype(np.int32), metres[None, None]]
+
+
+def _words(values: Array) -> Array:
+    """128ths, as the agents take them."""
+    return np.asarray(values.clip(-127, 127) / np.float32(128), np.float32)
+
+
+def _wave(at: Array, factor: int) -> Array:
+    phase = scaled(at, factor, 14) & 4095
+    waved: Array = (np.abs(phase - 2048) + 16) >> 5
+    return waved
+
+
+def _features(attrs: cml.Attrs, ground: Array, tile: Array) -> list[Array]:
+    level, inside = int(tile[0, 2]), np.s_[_CROP : WIDE - _CROP]
+    slopes = _words(halves_up(rises(ground[0, 0], _CROSS), level + 5))
+    here = ground[0, 0, inside, inside].astype(np.int64)
+    x, z, _, seed = grid(tile, 2 * WIDE, 2 * WIDE_APRON)
+    first = tile[0, :2].astype(np.int32)
+    grain = blocked(exact_noise.grain(x + first[0], z + first[1], level, seed), 2)[0]
+    wet = exact_noise.moisture(*grid(tile, WIDE, WIDE_APRON))
+    marks = [
+        *grain[:, inside, inside],
+        wet[inside, inside],
+        *(halves_up(scaled(here, factor, 14), 10) + offset for factor, offset in ALTITUDES),
+        halves_up(here, level + 6),
+        halves_up(here, level + 9),
+        *(_wave(here >> level, factor) for factor in STRATA),
+    ]
+    around = slopes[:, _CROP - 1 : -_CROP + 1, _CROP - 1 : -_CROP + 1]
+    return [slopes[None], np.concatenate([around, _words(np.stack(marks))])[None]]
+
+
+def _residual(seed: int) -> Array:
+    rng = np.random.default_rng(seed)
+    words = rng.integers(-32767, 32767, GROUND.shape, endpoint=True)
+    return (words / np.float32(1 << RESIDUAL_BITS)).astype(np.float32)
+
+
+declare(
+    "exact_ground",
+    "(coarse: tensor<integer>, residual: tensor<scalar>, tile: tensor<integer>, "
+    f"cubic: integer[] = {CUBIC}, apron: integer = {_FIRST}, "
+    f"end: integer = {exact_noise.HEIGHT_END})"
+    " -> (ground: tensor<integer>, metres: tensor<scalar>)",
+    {"coarse": HEIGHTS, "residual": _METRES, "tile": TILE},
+    [GROUND, _METRES],
+    _ground,
+    50,
+    [cml.Case((steep(COARSE, i), _residual(i), TILES[i])) for i in (0, 3, 7)],
+)
+declare(
+    "exact_features",
+    f"(ground: tensor<integer>, tile: tensor<integer>, altitudes: integer[] = "
+    f"{[n for pair in ALTITUDES for n in pair]}, strata: integer[] = {STRATA}, "
+    f"octaves: integer[] = {list(noise.MOISTURE_OCTAVES)}, weights: integer[] = "
+    f"{exact_noise.MOISTURE}, apron: integer = {WIDE_APRON}, crop: integer = {_CROP})"
+    " -> (slopes: tensor<scalar>, features: tensor<scalar>)",
+    {"ground": GROUND, "tile": TILE},
+    [
+        cml.Fact("scalar", (1, len(_CROSS), _SLOPES, _SLOPES)),
+        cml.Fact("scalar", (1, 16, _INNER, _INNER)),
+    ],
+    _features,
+    2 * OCTAVE,
+    [cml.Case((steep(WIDE, i), tile)) for i, tile in enumerate(TILES)],
+    threads=_SLOPES * _SLOPES,
+)

@@ -1,0 +1,135 @@
+"""The land of the integer world before any agent has seen it: ``noise.py`` in whole numbers.
+
+This is the definition; the operators in ``demo_game/operators/exact`` compute the same on the GPU.
+Nothing here is a float and nothing is measured: sums and products of integers, shifts that round
+down, and so the same numbers on every machine. No value needs more than 32 bits. Heights are whole
+``1 / 1024`` of a metre between -8192 and 8192 m, gradient noise is in steps of ``2**-23``.
+
+:data:`WORLD_VERSION` is part of every hash of the integer world: who changes a number here, or in
+those operators, raises it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from demo_game.world import noise
+from demo_game.world.noise import hashed
+
+Array = np.ndarray[Any, Any]
+
+WORLD_VERSION = 1
+#: of a metre
+HEIGHT_BITS = 10
+#: the highest, and the deepest
+HEIGHT_END = (8192 << HEIGHT_BITS) - 1
+#: lattice cells are divided in ``2**13``: the longest octave's, of level 0
+FRACTION = 13
+#: sixteenths of a metre of each octave
+AMPLITUDES = [round(16 * noise.amplitude(octave)) for octave in range(noise.TOP_OCTAVE + 1)]
+#: metres of the continents and of the lift in the units of :func:`scaled` by 14 bits, and of heights
+CONTINENT, LIFT = 2 * round(noise.CONTINENT_M), round(noise.LIFT_M) << HEIGHT_BITS
+#: ``RIDGE_MEAN`` in steps of ``2**-20``; twice ``RIDGE``; twice ``HILL`` is 1
+RIDGE = [round(noise.RIDGE_MEAN * 2**20), round(2 * noise.RIDGE)]
+#: 0.1 in steps of ``2**-23``: how far below the sea mountains begin
+SHELF = round(0.1 * 2**23)
+#: weights of the moisture's octaves, of ``2**14``
+MOISTURE = [round(weight * 2**14) for weight in noise.moisture_weights()]
+
+
+def scaled(a: Array, by: Any, bits: int) -> Array:
+    """``a * by / 2**bits``, rounded down. The shader does it in 32 bits, in two parts."""
+    product: Array = (np.asarray(a, np.int64) * by) >> bits
+    return product
+
+
+def halves_up(a: Array, bits: Any) -> Array:
+    """``a / 2**bits``, rounded, halves up."""
+    rounded: Array = (a + (1 << (bits - 1))) >> bits
+    return rounded
+
+
+def _fade(t: Array) -> Array:
+    """``6 t^5 - 15 t^4 + 10 t^3`` of ``2**17``, of ``t`` of ``2**13``."""
+    cube = scaled(t * t, t, FRACTION)
+    rest = t * (6 * t - (15 << FRACTION)) + (10 << 2 * FRACTION)
+    return scaled(cube, rest >> 11, 12) >> 12
+
+
+def _corner(ix: Array, iz: Array, fx: Array, fz: Array, salt: int, seed: int) -> Array:
+    h = hashed(ix, iz, salt, seed).astype(np.int64)
+    found: Array = (2 * (h & 1023) - 1023) * fx + (2 * ((h >> 10) & 1023) - 1023) * fz
+    return found
+
+
+def _between(a: Array, b: Array, fade: Array) -> Array:
+    mixed: Array = a + (scaled(b - a, fade, 14) >> 3)
+    return mixed
+
+
+def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Array:
+    """Noise of a wavelength of ``2**shift`` cells at the cells ``gx, gz`` (int32 grids), in steps
+    of ``2**-23``."""
+    ix, iz = gx >> shift, gz >> shift
+    last, one = (1 << shift) - 1, 1 << FRACTION
+    fx, fz = ((g & last).astype(np.int64) << (FRACTION - shift) for g in (gx, gz))
+    a = _corner(ix, iz, fx, fz, salt, seed)
+    b = _corner(ix + 1, iz, fx - one, fz, salt, seed)
+    c = _corner(ix, iz + 1, fx, fz - one, salt, seed)
+    d = _corner(ix + 1, iz + 1, fx - one, fz - one, salt, seed)
+    u, v = _fade(fx), _fade(fz)
+    return _between(_between(a, b, u), _between(c, d, u), v)
+
+
+def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
+    first, second = (
+        gradient_noise(gx, gz, octave - level, octave, seed) for octave in noise.CONTINENT_OCTAVES
+    )
+    return first + (second >> 1)
+
+
+def _mountains(continent: Array) -> Array:
+    """Where the land is ridged, 0 to ``2**14``."""
+    t = ((continent + SHELF) >> 8).clip(0, 1 << 14)
+    return scaled((t * t) >> 14, (3 << 14) - 2 * t, 14)
+
+
+def _octave(gx: Array, gz: Array, level: int, octave: int, mask: Array, seed: int) -> Array:
+    """One octave, as heights."""
+    n = gradient_noise(gx, gz, octave - level, octave, seed) >> 3
+    ridge, hill = RIDGE[0] - ((RIDGE[1] * np.abs(n)) >> 1), n >> 1
+    return scaled(hill + scaled(ridge - hill, mask, 14), AMPLITUDES[octave], 14)
+
+
+def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
+    """Heights at cells ``gx, gz`` of the level, of all octaves of 8 cells or more."""
+    continent = _continent(gx, gz, level, seed)
+    mask = _mountains(continent)
+    total = scaled(continent, CONTINENT, 14) + LIFT
+    for octave in range(noise.TOP_OCTAVE, level + 2, -1):
+        total = total + _octave(gx, gz, level, octave, mask, seed)
+    return total.clip(-HEIGHT_END, HEIGHT_END)
+
+
+def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
+    """The octaves of 4 and 2 cells, in 256ths of a cell of the level."""
+    mask = _mountains(_continent(gx, gz, level, seed))
+    first, second = (_octave(gx, gz, level, level + n, mask, seed) for n in (2, 1))
+    return halves_up(first + second, level + 4)
+
+
+def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
+    """How wet the climate is, of all octaves of 4 cells or more, in 128ths."""
+    total = np.full(gx.shape, 1 << 19, np.int64)
+    for octave, weight in zip(noise.MOISTURE_OCTAVES, MOISTURE, strict=True):
+        if octave - level >= 2:
+            found = gradient_noise(gx, gz, octave - level, 100 + octave, seed)
+            total = total + scaled(found >> 3, weight, 14)
+    return halves_up(total, 13)
+
+
+def grain(gx: Array, gz: Array, level: int, seed: int) -> Array:
+    """White noise, 0 to 127, at half cells ``gx, gz`` (twice the cell's number, and one more)."""
+    return (hashed(gx, gz, 200 + level, seed) >> np.uint32(25)).astype(np.int64)
