@@ -1,8 +1,9 @@
 """The trained agents as integer networks: ``python -m demo_game.training.integer``.
 
-They compute in cells instead of metres, so that one network is right for all levels of the world:
-heights come and go in cells, the altitude in metres is an input of its own, and the size of a cell
-is its logarithm.
+Of each agent the part that was trained: what it begins and ends with that is fixed (differences,
+altitudes, the cubic between coarse samples) is done in whole numbers by the operators around it
+(``demo_game/operators/exact``). So one network is right for all levels and heights of the world,
+and its ends are words times powers of two, which both sides hold exactly.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 
 import cml_engine as cml
 from demo_game.agents import tile_input
-from demo_game.chain import POPULATED_LEVELS, load_chain
+from demo_game.chain import POPULATED_LEVELS
 from demo_game.training.data import HELD_OUT
+from demo_game.world.exact_noise import HEIGHT_BITS
 from demo_game.world.tile import MAX_LEVEL, TileId
 
 Array = np.ndarray[Any, Any]
@@ -30,97 +32,117 @@ SEEN, HELD = 24, 24
 LOST = {"upres": 0.05, "texture": 0.01, "population": 0.012}
 #: the agents' own errors (recipe.json): what they lose adds to these by squares
 OWN = {"upres": 0.095, "texture": 0.026, "population": 0.030}
-OUTPUT = {"upres": "heights", "texture": "albedo", "population": "density"}
+#: whose words have 16 bits: 8 would be steps of a tenth of a metre in the finest land
+SIXTEEN: Mapping[str, str | list[str]] = {"upres": ["conv6_conv", "t18"]}
+OUTPUT = {"upres": "residual", "texture": "albedo", "population": "density"}
+#: what the words of the ends stand for: the operators around the agents make and read these words
+ENDS = {
+    "upres": {"slopes": 2**-6, "above": 2**-7, "size": 1.0, "detail": 2**-8, "residual": 2**-12},
+    "texture": {"slopes": 2**-7, "features": 2**-7, "albedo": 2**-8},
+    "population": {"slopes": 2**-7, "features": 2**-7, "density": 2**-8},
+}
+#: tensors of the agent of floats that are the inner network's ends, by their names there; ``t21``
+#: is the sum with the cubic, of which ``t18`` is the agent's share
+_NEAR = {"t1": "slopes", "t13": "features"}
+_ENDS = {
+    "upres": {"t2": "slopes", "t5": "above", "t6": "size", "t21": "t18", "heights": "residual"},
+    "texture": _NEAR,
+    "population": _NEAR,
+}
 
 
-def in_cells(name: str) -> cml.Graph:
-    """The agent of floats, with heights in cells."""
-    text = (MODELS / f"{name}.nnef" / "graph.nnef").read_text()
-    tensors = {}
-    for line in re.findall(r"(\w+) = variable", text):
-        label = re.search(rf"{line} = variable.*label = '([^']+)'", text)
-        assert label is not None
-        tensors[label[1]] = cml.load(MODELS / f"{name}.nnef").constants[line]
-    for before, after in _CHANGES[name == "upres"]:
-        text, count = re.subn(before, after, text, flags=re.MULTILINE)
-        assert count, before
-    return cml.load(cml.MemoryModel(text, tensors, name=name))
+def inner(name: str) -> cml.Graph:
+    """What was trained of the agent of floats, as a network of its own."""
+    whole = cml.load(MODELS / f"{name}.nnef")
+    ends, output = _ENDS[name], OUTPUT[name]
+    body, tensors, used = [], {}, {output}
+    for line in reversed((MODELS / f"{name}.nnef" / "graph.nnef").read_text().splitlines()):
+        made, _, call = line.strip().partition(" = ")
+        if not call or (made in ends and ends[made] != output):
+            continue
+        made, call = (re.sub(r"\b\w+\b", lambda m: ends.get(m[0], m[0]), t) for t in (made, call))
+        if made in used:
+            body.append(f"{made} = {call}")
+            used.update(re.findall(r"\b[a-z]\w*\b", call))
+            if label := re.search(r"label = '([^']+)'", call):
+                tensors[label[1]] = whole.constants[made]
+    taken = [end for end in ENDS[name] if end != output]
+    shapes = {end: whole.facts[made].shape for made, end in ends.items()}
+    body += [
+        f"{end} = external<scalar>(shape = {list(shapes[end])});" for end in taken if end in shapes
+    ]
+    text = "\n    ".join(["{", *reversed(body)]) + "\n}\n"
+    head = f"version 1.0;\n\ngraph {name}({', '.join(taken)}) -> ({output})\n"
+    return cml.load(cml.MemoryModel(head + text, tensors, name=name))
 
 
-_UPRES = (
-    (r"coarse, detail, cell\)", "coarse, detail, level)"),
-    (r"    cell = external", "    level = external"),
-    (r"^    t1 = .*\n", ""),
-    (r"div\(differences_conv, t1\)", "div(differences_conv, 4.0)"),
-    (r"^    t3 = .*\n", ""),
-    (r"div\(coarse, t3\)", "div(coarse, 16.0)"),
-    (r"^    t6 = .*\n", ""),
-    (r"add\(t6, -5.0\)", "add(level, -5.0)"),
-    (r"^    t20 = .*\n", ""),
-    (r"add\(t20, bicubic_conv\)", "add(t18, bicubic_conv)"),
-)
-_SURFACE = (
-    (r"\(heights, moisture, grain, cell\)", "(heights, altitudes, moisture, grain)"),
-    (r"    cell = external", "    altitudes = external"),
-    (r"(altitudes = external<scalar>\(shape = )\[1, 1, 1, 1\]", r"\1[1, 1, 96, 96]"),
-    (r"^    t1 = .*\n", ""),
-    (r"\bt1\b", "differences_conv"),
-    (r"^    t3 = .*\n", ""),
-    (r"\bt3\b", "t2"),
-    (
-        r"altitudes_conv = conv\(t2",
-        "t0 = slice(altitudes, axes = [2, 3], begin = [14, 14], end = [82, 82]);\n"
-        "    altitudes_conv = conv(t0",
-    ),
-)
-_CHANGES = {True: _UPRES, False: _SURFACE}
-
-
-def cells_of(name: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What the agent in cells takes, of what the agent in metres does."""
-    cell = inputs["cell"]
-    if name == "upres":
-        return {"coarse": inputs["coarse"] / cell, "detail": inputs["detail"],
-                "level": np.log2(cell)}  # fmt: skip
-    return {"heights": inputs["heights"] / cell, "altitudes": inputs["heights"],
-            "moisture": inputs["moisture"], "grain": inputs["grain"]}  # fmt: skip
+def inputs_of(name: str, tile: Mapping[str, Array]) -> dict[str, Array]:
+    """What the network takes, of a tile's tensors."""
+    return {end: tile[end] for end in ENDS[name] if end != OUTPUT[name]}
 
 
 def tiles_of(name: str, count: int, seed: int) -> list[dict[str, Array]]:
     """What the game gives the agent for tiles with land, of all levels and many worlds."""
     rng = np.random.default_rng(seed)
-    chain = load_chain()
-    sessions = {n: cml.Session(chain.graphs[n], "cpu") for n in ("terrain", "upres")}
+    graphs = {"terrain": cml.load(INTEGER / "terrain.nnef"), "upres": inner("upres"),
+              "ground": cml.load(INTEGER / "ground.nnef")}  # fmt: skip
+    sessions = {name: cml.Session(graph, "cpu") for name, graph in graphs.items()}
     levels = POPULATED_LEVELS if name == "population" else MAX_LEVEL + 1
     found: list[dict[str, Array]] = []
     while len(found) < count:
         level = int(rng.integers(0, levels))
         x, z = (int(v) for v in rng.integers(-(2**14) >> level, 2**14 >> level, 2))
         world = int(rng.integers(0, HELD_OUT)) + seed * HELD_OUT
-        made = sessions["terrain"].run({"tile": tile_input(TileId(level, x, z), world)})
-        if made["coarse"].max() < -10 * made["cell"] and rng.random() < 0.9:
+        tile = TileId(level, x, z)
+        made = {"tile": tile_input(tile, world)}
+        made |= sessions["terrain"].run(made)
+        deepest = -10 * tile.cell_m * (1 << HEIGHT_BITS)
+        if made["coarse"].max() < deepest and rng.random() < 0.9:
             continue
-        made |= sessions["upres"].run({n: made[n] for n in ("coarse", "detail", "cell")})
-        found.append(made)
+        if name == "upres":
+            found.append(made)
+            continue
+        made |= sessions["upres"].run(inputs_of("upres", made))
+        taken = {key: made[key] for key in ("coarse", "residual", "tile")}
+        found.append(made | sessions["ground"].run(taken))
     return found
 
 
 def quantized(name: str) -> tuple[cml.Graph, Any]:
     """The integer agent, and its report."""
-    floats = in_cells(name)
-    samples = [cells_of(name, tile) for tile in tiles_of(name, SEEN, 0)]
+    floats = inner(name)
+    samples = [inputs_of(name, tile) for tile in tiles_of(name, SEEN, 0)]
     size = _rms([cml.Session(floats, "cpu").run(sample)[OUTPUT[name]] for sample in samples])
-    return cml.quantize(floats, samples, max_error=LOST[name] / size)
+    sixteen = SIXTEEN.get(name, "auto")
+    return cml.quantize(
+        floats, samples, sixteen=sixteen, max_error=LOST[name] / size, scales=ENDS[name]
+    )
 
 
 def lost(name: str, made: cml.Graph) -> float:
     """What the integer agent loses on worlds that nobody has seen, in the output's units."""
-    whole, floats = cml.Session(made, "cpu"), cml.Session(in_cells(name), "cpu")
-    off = []
-    for tile in tiles_of(name, HELD, 1):
-        sample = cells_of(name, tile)
-        off.append(whole.run(sample)[OUTPUT[name]] - floats.run(sample)[OUTPUT[name]])
-    return _rms(off)
+    whole = cml.Session(made, "cpu")
+    return _rms(
+        [
+            whole.run(inputs_of(name, tile))[OUTPUT[name]] - of_floats(name, tile)
+            for tile in tiles_of(name, HELD, 1)
+        ]
+    )
+
+
+def of_floats(name: str, tile: Mapping[str, Array]) -> Array:
+    """What the whole agent of floats makes of the same land."""
+    land = cml.Session(cml.load(MODELS / "terrain.nnef"), "cpu").run({"tile": tile["tile"]})
+    agent = cml.Session(cml.load(MODELS / f"{name}.nnef"), "cpu")
+    if name != "upres":
+        given = {key: land[key] for key in ("moisture", "grain", "cell")}
+        return np.asarray(agent.run({**given, "heights": tile["metres"]})[OUTPUT[name]])
+    coarse = tile["coarse"] / np.float32(1 << HEIGHT_BITS)
+    taken = {"coarse": coarse, "detail": land["detail"], "cell": land["cell"]}
+    made = agent.run(taken)["heights"]
+    ground = cml.Session(cml.load(INTEGER / "ground.nnef"), "cpu")
+    flat = {"coarse": tile["coarse"], "residual": np.zeros_like(made), "tile": tile["tile"]}
+    return np.asarray((made - ground.run(flat)["metres"]) / land["cell"])
 
 
 def _rms(values: list[Array]) -> float:
@@ -137,10 +159,14 @@ def main() -> None:
         made, report = quantized(name)
         cml.save(made, INTEGER / f"{name}.nnef", overwrite=True)
         if a.report:
-            pass
-        off, _wide = lost(name, made), sum(node.bits == 16 for node in report.nodes)
-        float(np.hypot(off, OWN[name]) / OWN[name])
-        sum(f.stat().st_size for f in (INTEGER / f"{name}.nnef").iterdir())
+            print(report)
+        off, wide = lost(name, made), sum(node.bits == 16 for node in report.nodes)
+        total = float(np.hypot(off, OWN[name]) / OWN[name])
+        size = sum(f.stat().st_size for f in (INTEGER / f"{name}.nnef").iterdir())
+        print(
+            f"{name}: {wide} of {len(report.nodes)} points of 16 bits, own {OWN[name]:.3f}, lost "
+            f"{off:.4f}, together {total:.3f}, {size / 1e3:.0f} kB"
+        )
 
 
 if __name__ == "__main__":

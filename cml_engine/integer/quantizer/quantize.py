@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from cml_engine.backends.cpu import CpuProgram
-from cml_engine.errors import InputError
+from cml_engine.errors import InputError, ModelError
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
+from cml_engine.integer.lines import check_scale
 from cml_engine.integer.lowering.network import lowered
 from cml_engine.integer.quantizer.building import Building
 from cml_engine.integer.quantizer.placement import Placement, placed
 from cml_engine.integer.quantizer.ranges import Scale, Seen, scale_of, seen_of
 from cml_engine.integer.quantizer.report import NodeReport, QuantizeReport
+from cml_engine.integer.rule import fraction_of
 from cml_engine.passes import STAGES
 
 Array = np.ndarray[Any, Any]
@@ -40,6 +42,7 @@ def quantize(
     max_error: float | None = None,
     *,
     float_tail: bool = False,
+    scales: Mapping[str, float] | None = None,
 ) -> tuple[Graph, QuantizeReport]:
     """The integer network of a network of floats, and a report (docs/integer.md).
 
@@ -48,9 +51,12 @@ def quantize(
     ``"auto"``: as many of those that matter most as bring the error of the outputs below
     ``max_error``, a share of their root mean square (0.01 if left out). With ``float_tail``
     operators without an integer form are computed in floats, and so is what reads them: outputs of
-    these are not identical on all machines, and the report names them.
+    these are not identical on all machines, and the report names them. ``scales`` are those of
+    tensors whose words the host makes or reads itself.
     """
     work = _Work.of(graph, samples, max_error, float_tail)
+    for name, scale in (scales or {}).items():
+        work.given[work.group_of(name, "scales")] = _given(name, scale)
     if bits not in (8, 16):
         raise InputError(f"bits {bits}: wanted 8 or 16")
     if bits == 16:
@@ -76,6 +82,8 @@ class _Work:
     seen: Mapping[str, Seen]
     outputs: list[dict[str, Array]]
     alone: dict[str, float] = field(default_factory=dict)
+    #: scales that are not chosen, by group
+    given: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, samples: Samples, max_error: float | None, float_tail: bool) -> _Work:
@@ -110,16 +118,18 @@ class _Work:
         }
         return frozenset(self.groups) - seconds
 
-    def group_of(self, name: str) -> str:
+    def group_of(self, name: str, where: str = "sixteen") -> str:
         """The group of a tensor that somebody named."""
         if name in self.placement.kinds or name in self.placement.points:
             return self.placement.root(name)
         near = ", ".join(list(self.placement.points)[:8])
-        raise InputError(f"sixteen: '{name}' is no tensor that is rounded; some are {near}")
+        raise InputError(f"{where}: '{name}' is no tensor that is rounded; some are {near}")
 
     def scales(self, sixteen: frozenset[str]) -> dict[str, Scale]:
         return {
-            root: scale_of(self._joined(root, points), 16 if root in sixteen else 8)
+            root: scale_of(
+                self._joined(root, points), 16 if root in sixteen else 8, self.given.get(root)
+            )
             for root, points in self.groups.items()
         }
 
@@ -228,6 +238,14 @@ class _Work:
             tuple(nodes),
             network.not_identical,
         )
+
+
+def _given(name: str, scale: float) -> float:
+    try:
+        check_scale(name, fraction_of(scale))
+    except (ModelError, ValueError, TypeError):
+        raise InputError(f"scales: '{name}' has {scale!r}, wanted 2^-40 to 2^40") from None
+    return float(scale)
 
 
 def _words(graph: Graph, name: str) -> str:

@@ -101,9 +101,12 @@ class Scale:
         return float(np.mean((words < ends.low) | (words > ends.high)))
 
 
-def scale_of(seen: Seen, bits: int) -> Scale:
-    """The scale with the least squared error: of 8 bits that cuts off rare large values."""
+def scale_of(seen: Seen, bits: int, given: float | None = None) -> Scale:
+    """The scale that is given, else the one with the least squared error: of 8 bits that cuts off
+    rare large values."""
     signed = seen.low < 0 or bits == 16
+    if given is not None:
+        return Scale(given, bits, signed)
     most = word_range(bits, signed).high
     largest = max(abs(seen.low), abs(seen.high))
     if not largest:
