@@ -15,6 +15,7 @@ from demo_game.chain import (
     KERNELS,
     OWN_OPERATORS,
     POPULATED_LEVELS,
+    READ,
     READS_TILE,
     TEXELS,
     Chain,
@@ -41,6 +42,8 @@ class MadeTile(Protocol):
     def failed(self) -> str: ...
     @property
     def progress(self) -> float: ...
+    @property
+    def digest(self) -> str: ...
     def tensor(self, name: str) -> Any: ...
     def read(self, name: str) -> Any: ...
     def cancel(self) -> None: ...
@@ -84,13 +87,18 @@ class TileJobs:
         """0 to 1, every session counted alike."""
         return sum(job.progress for job in self.jobs.values()) / len(self.jobs)
 
+    @property
+    def digest(self) -> str:
+        """Not known: what is made has to be read."""
+        return ""
+
     def tensor(self, name: str) -> Any:
         """One of the outputs that the renderer keeps, on the GPU."""
         return self.jobs[{**TEXELS, **INSTANCES}[name]].tensor(name)
 
     def read(self, name: str) -> Any:
-        """One of these outputs as an array; None while it is on its way from the GPU."""
-        return self.jobs[{**TEXELS, **INSTANCES}[name]].read(name)
+        """One of a tile's outputs as an array; None while it is on its way from the GPU."""
+        return self.jobs[READ[name]].read(name)
 
     def cancel(self) -> None:
         """Nothing more of it runs; what it has is given back."""
@@ -147,7 +155,7 @@ class Watch:
     networks are replaced while the game goes on."""
 
     def __init__(self, agents: Agents) -> None:
-        kernels = sorted(KERNELS.glob("*.hlsl*"))
+        kernels = sorted(KERNELS.rglob("*.hlsl*"))
         self._reloaders = [
             Reloader(
                 session, agents.chain.folders[name], files=kernels if name in OWN_OPERATORS else ()

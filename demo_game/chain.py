@@ -13,6 +13,8 @@ from demo_game.cooking import cooked_set
 from demo_game.world.tile import PAINTED, TileId
 
 MODELS = Path(__file__).with_name("models")
+#: the networks of the integer world that are others than those of the world of floats
+INTEGER = MODELS / "integer"
 #: trained networks, which ``--models`` swaps
 TRAINED = ("upres", "texture", "population")
 _LAND = dict.fromkeys(("moisture", "grain", "cell"), "terrain")
@@ -26,17 +28,36 @@ _SOURCES: Mapping[str, Mapping[str, str]] = {
     "population": {"heights": "upres", **_LAND},
     "scatter": {"density": "population", "height": "surface"},
 }
+_WORDS = dict.fromkeys(("slopes", "features"), "ground")
+#: the same for the integer world, where everything up to a tile is whole numbers
+_EXACT_SOURCES: Mapping[str, Mapping[str, str]] = {
+    "terrain": {},
+    "upres": dict.fromkeys(("around", "above", "size", "detail"), "terrain"),
+    "ground": {"coarse": "terrain", "residual": "upres"},
+    "surface": {"heights": "ground", "cell": "ground"},
+    "texture": _WORDS,
+    "paint": {"albedo": "texture"},
+    "population": _WORDS,
+    "scatter": {"density": "population", "ground": "ground"},
+}
 #: the sessions that read the tile's number
-READS_TILE = ("terrain", "scatter")
+READS_TILE = ("terrain", "ground", "scatter")
 #: nothing grows on the coarser levels: its instances would be smaller than a pixel
 POPULATED_LEVELS = 2
 _PLANTS = ("population", "scatter")
 #: those with operators of the game's own, and where their kernels lie
-OWN_OPERATORS = ("terrain", "surface", "paint", "scatter")
+OWN_OPERATORS = ("terrain", "ground", "surface", "paint", "scatter")
 KERNELS = Path(demo_game.operators.__file__).parent
 #: what of a tile the renderer keeps, and whose output it is
 TEXELS = {"height": "surface", "shading": "surface", "texels": "paint"}
 INSTANCES = {"instances": "scatter", "draw": "scatter"}
+#: what a tile of the integer world is, in whole numbers: the renderer's are made of these
+_LAND_WORDS = {"ground": "ground", "texels": "paint"}
+_PLANT_WORDS = {"density": "population", "plants": "scatter", "draw": "scatter"}
+#: what only draws them, in floats
+DRAWN = ("surface",)
+#: everything that is read of a tile, and whose output it is
+READ = {**TEXELS, **INSTANCES, **_LAND_WORDS, **_PLANT_WORDS}
 #: times that ``--texture-upres`` enlarges the colours
 ENLARGED = 4
 #: models of ours beside such a network, by session
@@ -51,7 +72,7 @@ class OutputOf:
     tensor: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chain:
     """Graphs by session, and where each one's inputs come from; in an order in which everything
     comes after what it takes; and the models' folders."""
@@ -59,11 +80,20 @@ class Chain:
     graphs: Mapping[str, cml.Graph]
     sources: Mapping[str, Mapping[str, OutputOf]]
     folders: Mapping[str, Path] = field(default_factory=dict)
+    #: whether they make the integer world
+    exact: bool = False
 
     def sessions_for(self, tile: TileId) -> tuple[str, ...]:
         """The sessions that a tile of this level takes."""
         bare = _PLANTS if tile.level >= POPULATED_LEVELS else ()
         return tuple(name for name in self.sources if name not in bare)
+
+    def digested(self, tile: TileId) -> tuple[str, ...]:
+        """The tensors that a tile's digest is of: what is shown; of the integer world the whole
+        numbers that that is made of."""
+        if not self.exact:
+            return kept_names(tile)
+        return (*_LAND_WORDS, *(_PLANT_WORDS if tile.level < POPULATED_LEVELS else ()))
 
     @property
     def painted(self) -> int:
@@ -77,43 +107,68 @@ def kept_names(tile: TileId) -> tuple[str, ...]:
 
 
 def load_chain(
-    models: Path | None = None, enlarge: Path | None = None, cooked: bool = False
+    models: Path | None = None,
+    enlarge: Path | None = None,
+    cooked: bool = False,
+    integer: bool = False,
 ) -> Chain:
     """The game's graphs; the trained ones from ``models`` where that folder has them. ``enlarge``
     is a network that makes colours four times as fine: [1, 3, 128, 128] in, [1, 3, 512, 512] out.
-    ``cooked``: ours as they were cooked, where they were.
+    ``cooked``: ours as they were cooked, where they were. ``integer``: those of the world that is
+    the same on every machine.
     :class:`cml.CmlError` says what is missing or does not fit together."""
     if models is not None and not any((models / f"{name}.nnef").exists() for name in TRAINED):
         wanted = " or ".join(f"{name}.nnef" for name in TRAINED)
         raise cml.InputError(f"--models '{models}': wanted {wanted} in that folder, found none")
+    if integer and enlarge is not None:
+        raise cml.InputError("--texture-upres is a network of floats: leave it out, or --integer")
     sources = {
         name: {tensor: OutputOf(session, tensor) for tensor, session in taken.items()}
-        for name, taken in _SOURCES.items()
+        for name, taken in (_EXACT_SOURCES if integer else _SOURCES).items()
     }
     graphs = {}
-    folders = {name: MODELS / f"{name}.nnef" for name in sources}
-    there = cooked_set() if cooked else None
+    folders = {name: _folder(name, integer) for name in sources}
+    there = cooked_set() if cooked and not integer else None
     for name in sources:
         own = models / f"{name}.nnef" if models and name in TRAINED else None
         if own and own.exists():
             graphs[name], folders[name] = cml.load(own), own
         else:
-            graphs[name] = _ours(name, there)
+            graphs[name] = _ours(folders[name], there)
     if enlarge is not None:
         graphs, sources = _with_enlarged(graphs, sources, enlarge, there)
         fine = {name: MODELS / f"{model}.nnef" for name, model in _FINE.items()}
         folders = {**folders, **fine, "enlarge": enlarge}
-    chain = Chain(graphs, sources, folders)
+    chain = Chain(graphs, sources, folders, integer)
+    _check_kinds(chain)
     _check(chain)
     return chain
 
 
-def _ours(name: str, cooked: Path | None) -> cml.Graph:
+def _folder(name: str, integer: bool) -> Path:
+    exact = INTEGER / f"{name}.nnef"
+    return exact if integer and exact.exists() else MODELS / f"{name}.nnef"
+
+
+def _check_kinds(chain: Chain) -> None:
+    """The trained networks are all of whole numbers, or all of floats."""
+    for name in TRAINED:
+        if bool(chain.graphs[name].integer) == chain.exact:
+            continue
+        if chain.exact:
+            raise cml.ModelError(
+                f"'{chain.folders[name]}' is a network of floats, which --integer cannot have: make "
+                "an integer one of it (demo_game/training/integer.py), or leave --integer out"
+            )
+        raise cml.ModelError(f"'{chain.folders[name]}' is an integer network: add --integer")
+
+
+def _ours(folder: Path, cooked: Path | None) -> cml.Graph:
     """A network of ours; from the cooked set where there is one that can be used."""
     if cooked is not None:
         with suppress(cml.CmlError):
-            return cml.load_cooked(cooked / f"{name}.cml")
-    return cml.load(MODELS / f"{name}.nnef")
+            return cml.load_cooked(cooked / f"{folder.stem}.cml")
+    return cml.load(folder)
 
 
 def _with_enlarged(
@@ -145,7 +200,7 @@ def _with_enlarged(
             else {key: value}
         ).items()
     }
-    fine = {name: _ours(model, cooked) for name, model in _FINE.items()}
+    fine = {name: _ours(MODELS / f"{model}.nnef", cooked) for name, model in _FINE.items()}
     return {**graphs, **fine, "enlarge": network}, sources
 
 

@@ -78,6 +78,8 @@ class Settings:
     planet: Path | None = None
     #: the sun's, in the tiles and in the picture
     light: Light = DAY
+    #: whether it is the integer world, which is the same on every machine
+    integer: bool = False
     #: whether the models' files, and the kernels', are watched, and networks replaced
     watch: bool = False
     frame_ms: float = 1000 / 60
@@ -95,7 +97,7 @@ class Game:
     ) -> None:
         # a planet is known by the models that it was baked of
         cooked = settings.planet is None
-        chain = load_chain(settings.models, settings.enlarge, cooked)
+        chain = load_chain(settings.models, settings.enlarge, cooked, settings.integer)
         if settings.light is not DAY:  # what is cooked is by day
             surface = lit(cml.load(chain.folders["surface"]), settings.light)
             chain = replace(chain, graphs={**chain.graphs, "surface": surface})

@@ -66,7 +66,7 @@ class HeadlessRun:
             owner="target",
         )
         self.view = self.target.create_view()
-        self.digests = Digests()
+        self.digests = Digests(self.game.agents.chain, settings.seed)
         self.game.streaming.hand_over = self.digests.take
         self.draw_overlay: OverlayDraw | None = None
         self.samples: list[FrameSample] = []

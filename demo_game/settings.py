@@ -35,6 +35,7 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
         options.models,
         options.texture_upres,
         options.planet,
+        integer=options.integer,
         detail=detail,
         light=LIGHTS[options.light],
         watch=options.watch,

@@ -98,6 +98,11 @@ class BakedTile:
         made = self._look()
         return made.progress if made else float(self._arrays is not None)
 
+    @property
+    def digest(self) -> str:
+        """As it was baked; "" where it was made."""
+        return str(self._arrays["digest"]) if self._arrays else ""
+
     def tensor(self, name: str) -> Any:
         """One of the tensors that the renderer keeps, on the GPU."""
         if self._made is not None:

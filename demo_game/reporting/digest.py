@@ -1,31 +1,73 @@
-"""A hash of the world that was made: the same for any budget, policy and frame rate."""
+"""A hash of the world that was made: the same for any budget, policy and frame rate; of the integer
+world the same on every machine."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from cml_engine.integer.digest import model_digest
+from cml_engine.integer.rule import RULE_VERSION
 from demo_game.agents import MadeTile
-from demo_game.chain import kept_names
+from demo_game.chain import DRAWN, Chain
+from demo_game.world.exact_noise import WORLD_VERSION
 from demo_game.world.tile import TileId
 
+Array = np.ndarray[Any, Any]
+#: by which a network's numbers are whole: its ends are words times powers of two
+_WORDS = 256
 
-def digest_of(tensors: Iterable[np.ndarray[Any, Any]]) -> str:
-    """A tile's: of the tensors that are shown of it, in their order (``kept_names``)."""
+
+def digest_of(tensors: Iterable[Array]) -> str:
+    """A tile's: of these tensors, in their order (``chain.digested``)."""
     hasher = hashlib.sha256()
     for tensor in tensors:
         hasher.update(tensor.tobytes())
     return hasher.hexdigest()
 
 
+def words_of(tensor: Array) -> Array:
+    """A tensor of a tile of the integer world as whole numbers."""
+    if tensor.dtype.kind != "f":
+        return tensor.astype("<i4")
+    return (tensor * np.float32(_WORDS)).astype("<i4")
+
+
+def tile_digest(chain: Chain, tile: TileId, read: Callable[[str], Array]) -> str:
+    """Of all that the tile is; ``read`` gives a tensor of it by name."""
+    tensors = [read(name) for name in chain.digested(tile)]
+    return digest_of(map(words_of, tensors) if chain.exact else tensors)
+
+
+@lru_cache(maxsize=4)
+def rules_of(chain: Chain) -> tuple[str, ...]:
+    """What the integer world follows from, besides its seed: versions, and digests of the networks,
+    a line each."""
+    made = (name for name in chain.graphs if name not in DRAWN)
+    models = (f"{name} {model_digest(chain.graphs[name]).hex()}" for name in sorted(made))
+    return (f"integer rule {RULE_VERSION}", f"world {WORLD_VERSION}", *models)
+
+
+def world_hash(chain: Chain, seed: int, digests: Mapping[TileId, str]) -> str:
+    """One hash of tiles' digests; of the integer world all of it, and of what it follows from."""
+    hasher = hashlib.sha256()
+    if chain.exact:
+        hasher.update("\n".join((*rules_of(chain), f"seed {seed}\n")).encode())
+    for tile in sorted(digests):
+        hasher.update(f"{tile} {digests[tile]}".encode())
+    return f"sha256:{hasher.hexdigest()}" if chain.exact else hasher.hexdigest()[:16]
+
+
 class Digests:
     """Reads finished tiles back, over the frames that it takes, and hashes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, chain: Chain, seed: int) -> None:
         self.of: dict[TileId, str] = {}
+        self._chain, self._seed = chain, seed
         self._reading: list[MadeTile] = []
 
     def take(self, made: MadeTile) -> None:
@@ -40,11 +82,14 @@ class Digests:
                 self._reading.remove(made)
 
     def _read(self, made: MadeTile) -> bool:
+        if made.digest:
+            self.of[made.tile] = made.digest
+            return True
         # ask for all of them, then look whether all are there
-        arrays = [made.read(name) for name in kept_names(made.tile)]
-        if any(array is None for array in arrays):
+        arrays = {name: made.read(name) for name in self._chain.digested(made.tile)}
+        if any(array is None for array in arrays.values()):
             return False
-        self.of[made.tile] = digest_of(arrays)
+        self.of[made.tile] = tile_digest(self._chain, made.tile, arrays.__getitem__)
         return True
 
     @property
@@ -54,7 +99,4 @@ class Digests:
 
     def world(self, tiles: Iterable[TileId]) -> str:
         """One hash of these tiles. :class:`KeyError` where one was never made."""
-        hasher = hashlib.sha256()
-        for tile in sorted(tiles):
-            hasher.update(f"{tile} {self.of[tile]}".encode())
-        return hasher.hexdigest()[:16]
+        return world_hash(self._chain, self._seed, {tile: self.of[tile] for tile in tiles})

@@ -37,7 +37,7 @@ SIXTEEN: Mapping[str, str | list[str]] = {"upres": ["conv6_conv", "t18"]}
 OUTPUT = {"upres": "residual", "texture": "albedo", "population": "density"}
 #: what the words of the ends stand for: the operators around the agents make and read these words
 ENDS = {
-    "upres": {"slopes": 2**-6, "above": 2**-7, "size": 1.0, "detail": 2**-8, "residual": 2**-12},
+    "upres": {"around": 2**-6, "above": 2**-7, "size": 1.0, "detail": 2**-8, "residual": 2**-12},
     "texture": {"slopes": 2**-7, "features": 2**-7, "albedo": 2**-8},
     "population": {"slopes": 2**-7, "features": 2**-7, "density": 2**-8},
 }
@@ -45,7 +45,7 @@ ENDS = {
 #: is the sum with the cubic, of which ``t18`` is the agent's share
 _NEAR = {"t1": "slopes", "t13": "features"}
 _ENDS = {
-    "upres": {"t2": "slopes", "t5": "above", "t6": "size", "t21": "t18", "heights": "residual"},
+    "upres": {"t2": "around", "t5": "above", "t6": "size", "t21": "t18", "heights": "residual"},
     "texture": _NEAR,
     "population": _NEAR,
 }
@@ -136,13 +136,13 @@ def of_floats(name: str, tile: Mapping[str, Array]) -> Array:
     agent = cml.Session(cml.load(MODELS / f"{name}.nnef"), "cpu")
     if name != "upres":
         given = {key: land[key] for key in ("moisture", "grain", "cell")}
-        return np.asarray(agent.run({**given, "heights": tile["metres"]})[OUTPUT[name]])
+        return np.asarray(agent.run({**given, "heights": tile["heights"]})[OUTPUT[name]])
     coarse = tile["coarse"] / np.float32(1 << HEIGHT_BITS)
     taken = {"coarse": coarse, "detail": land["detail"], "cell": land["cell"]}
     made = agent.run(taken)["heights"]
     ground = cml.Session(cml.load(INTEGER / "ground.nnef"), "cpu")
     flat = {"coarse": tile["coarse"], "residual": np.zeros_like(made), "tile": tile["tile"]}
-    return np.asarray((made - ground.run(flat)["metres"]) / land["cell"])
+    return np.asarray((made - ground.run(flat)["heights"]) / land["cell"])
 
 
 def _rms(values: list[Array]) -> float:

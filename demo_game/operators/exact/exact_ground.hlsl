@@ -21,5 +21,5 @@ void kernel(uint thread) {
     int cut = int(residual[thread] * 4096.0);
     int height = clamp((sum >> 7) + (cut << uint(tile[2])), -end, end);
     ground[thread] = height;
-    metres[thread] = float(height) * (1.0 / 1024.0);
+    heights[thread] = float(height) * (1.0 / 1024.0);
 }

@@ -93,7 +93,7 @@ declare(
     "(coarse: tensor<integer>, residual: tensor<scalar>, tile: tensor<integer>, "
     f"cubic: integer[] = {CUBIC}, apron: integer = {_FIRST}, "
     f"end: integer = {exact_noise.HEIGHT_END})"
-    " -> (ground: tensor<integer>, metres: tensor<scalar>)",
+    " -> (ground: tensor<integer>, heights: tensor<scalar>)",
     {"coarse": HEIGHTS, "residual": _METRES, "tile": TILE},
     [GROUND, _METRES],
     _ground,

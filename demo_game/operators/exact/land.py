@@ -62,10 +62,10 @@ def rises(heights: Array, ways: list[tuple[int, int]]) -> Array:
 
 def _relief(attrs: cml.Attrs, coarse: Array, tile: Array) -> list[Array]:
     level, heights = int(tile[0, 2]), coarse[0, 0].astype(np.int64)
-    slopes = halves_up(rises(heights, AROUND), level + 8) / np.float32(64)
+    around = halves_up(rises(heights, AROUND), level + 8) / np.float32(64)
     above = halves_up(heights, level + 9).clip(-127, 127) / np.float32(128)
     size = np.full((1, 1, 1, 1), level + 2, np.float32)
-    return [slopes[None].astype(np.float32), above[None, None].astype(np.float32), size]
+    return [around[None].astype(np.float32), above[None, None].astype(np.float32), size]
 
 
 _INNER = COARSE - 2
@@ -102,7 +102,7 @@ def steep(count: int, seed: int) -> Array:
 declare(
     "exact_relief",
     "(coarse: tensor<integer>, tile: tensor<integer>)"
-    " -> (slopes: tensor<scalar>, above: tensor<scalar>, size: tensor<scalar>)",
+    " -> (around: tensor<scalar>, above: tensor<scalar>, size: tensor<scalar>)",
     {"coarse": HEIGHTS, "tile": TILE},
     [
         cml.Fact("scalar", (1, len(AROUND), _INNER, _INNER)),
