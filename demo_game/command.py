@@ -202,11 +202,39 @@ def run_headless(
         print(table(runs), end="\n\n")
     print(plain_table(runs))
     write(report, runs)
+    one = not settings.integer or tell_world(runs, quality, settings, options)
     if film is not None:
         say(f"film: {film}")
     if screenshot is not None:
         say(f"picture: {screenshot}")
-    return 0
+    return 0 if one else 1
+
+
+def tell_world(
+    runs: Sequence[RunReport], quality: Quality, settings: Settings, options: argparse.Namespace
+) -> bool:
+    """The integer world's hash; with ``--compare`` that of NumPy's tiles too. Whether it is one."""
+    from demo_game.reporting.worlds import verdict
+
+    worlds = {run.mode: run.world for run in runs}
+    if options.compare:
+        worlds["CPU"] = cpu_world(quality, settings, options)
+    said, one = verdict(worlds)
+    print(said)
+    return one
+
+
+def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace) -> str:
+    """The hash of the tiles that the flight's last picture shows, made by NumPy."""
+    from demo_game.chain import load_chain
+    from demo_game.flight import ScriptedFlight
+    from demo_game.game import SPARE_SLOTS
+    from demo_game.reporting.worlds import tiles_of_picture, world_on_cpu
+
+    seconds = options.start + options.frames * settings.frame_ms / 1e3
+    pose, most = ScriptedFlight(settings.seed).pose(seconds), quality.slots - SPARE_SLOTS
+    tiles = tiles_of_picture(pose, settings.seed, settings.detail, most)
+    return world_on_cpu(load_chain(settings.models, integer=True), settings.seed, tiles, say_after)
 
 
 def headless_overlay(flown: HeadlessRun) -> OverlayDraw:
@@ -230,8 +258,12 @@ def run_on_cpu(options: argparse.Namespace) -> int:
 
     report = options.report or OUT / "demo.json"
     screenshot = options.screenshot or OUT / "demo.png"
-    found = make(options.seed, options.models, screenshot)
+    found = make(options.seed, options.models, screenshot, options.integer)
     print(found.text)
+    if options.integer and options.compare:
+        from demo_game.settings import chosen
+
+        print(f"world {cpu_world(*chosen(options), options)} (CPU)")
     write_atomically(report, json.dumps(found.to_json(), indent=2))
     say(f"report: {report}, map: {screenshot}")
     return 0

@@ -16,6 +16,7 @@ from PIL import Image
 from cml_engine.files.atomic_write import write_atomically
 from demo_game.chain import kept_names, load_chain
 from demo_game.maker import TileMaker
+from demo_game.reporting.digest import tile_digest, world_hash
 from demo_game.world.overhead import SIDE, overhead
 from demo_game.world.scenery import find_start
 from demo_game.world.tile import TileId
@@ -62,9 +63,10 @@ class _Spent:
         self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
 
-def run(seed: int, models: Path | None, picture: Path) -> CpuReport:
+def run(seed: int, models: Path | None, picture: Path, integer: bool = False) -> CpuReport:
     """Make a square of tiles where the flight would begin; write a map of it."""
-    maker, spent = TileMaker(load_chain(models), "cpu"), _Spent()
+    chain, spent = load_chain(models, integer=integer), _Spent()
+    maker, digests = TileMaker(chain, "cpu"), {}
     span = TileId(_LEVEL, 0, 0).span_m
     west, north = (int(at // span) - _SIDE // 2 for at in find_start(seed))
     tiles = [TileId(_LEVEL, west + x, north + z) for z in range(_SIDE) for x in range(_SIDE)]
@@ -75,6 +77,7 @@ def run(seed: int, models: Path | None, picture: Path) -> CpuReport:
         made = maker.make(tile, seed, spent)
         for name in kept_names(tile):
             hasher.update(made[name].tobytes())
+        digests[tile] = tile_digest(chain, tile, made.__getitem__)
         y, x = number // _SIDE * SIDE, number % _SIDE * SIDE
         shading, texels = (made[key].view(np.uint8).reshape(*made[key].shape[2:], 4)
                            for key in ("shading", "texels"))  # fmt: skip
@@ -87,5 +90,5 @@ def run(seed: int, models: Path | None, picture: Path) -> CpuReport:
         round(seconds, 2),
         round(len(tiles) / seconds, 2),
         {name: round(1e3 * s / len(tiles), 3) for name, s in spent.seconds.items()},
-        hasher.hexdigest()[:16],
+        world_hash(chain, seed, digests) if integer else hasher.hexdigest()[:16],
     )

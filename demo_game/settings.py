@@ -26,23 +26,33 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
     """The preset for this device or the one that was asked for, the game's settings, and a line
     that says what was chosen and why."""
     automatic = options.quality == "auto"
-    quality = choose_quality(gpu) if automatic else PRESETS[options.quality]
-    if options.size:
-        quality = replace(quality, width=options.size[0], height=options.size[1])
-    detail = DETAIL[quality.name]
-    settings = Settings(
-        SEED if options.seed is None else options.seed,
-        options.models,
-        options.texture_upres,
-        options.planet,
-        integer=options.integer,
-        detail=detail,
-        light=LIGHTS[options.light],
-        watch=options.watch,
-    )
+    quality, settings = chosen(options, choose_quality(gpu) if automatic else None)
+    detail = settings.detail
     why = f"chosen for {gpu.name}" if automatic else "as asked for"
     notice = (
         f"quality '{quality.name}' ({why}): {quality.width}x{quality.height}, "
         f"levels {detail.finest} to {detail.coarsest}, {detail.view_m / 1e3:g} km of view"
     )
     return quality, settings, notice
+
+
+def chosen(
+    options: argparse.Namespace, preset: Quality | None = None
+) -> tuple[Quality, Settings]:
+    """The quality, and the game's settings: of the preset, else of the one that was asked for, else
+    of a software driver's."""
+    asked = "software" if options.quality == "auto" else options.quality
+    quality = preset or PRESETS[asked]
+    if options.size:
+        quality = replace(quality, width=options.size[0], height=options.size[1])
+    settings = Settings(
+        SEED if options.seed is None else options.seed,
+        options.models,
+        options.texture_upres,
+        options.planet,
+        integer=options.integer,
+        detail=DETAIL[quality.name],
+        light=LIGHTS[options.light],
+        watch=options.watch,
+    )
+    return quality, settings

@@ -74,10 +74,12 @@ class RunReport:
         return (
             f"{self.mode:18s} {ms['p50']:7.1f} {ms['p95']:7.1f} {ms['p99']:7.1f} {ms['max']:7.1f} "
             f"{100 * self.over_share:8.1f} % {over_budget:>8s} {used:>7s} {self.tiles:6d} "
-            f"{self.tiles_per_s:8.1f} {self.latency_s['p50']:8.2f}  {self.world}"
+            f"{self.tiles_per_s:8.1f} {self.latency_s['p50']:8.2f}  {self.world[:_SHOWN]}"
         )
 
 
+#: letters of a world's hash in the table
+_SHOWN = 23
 HEADER = (
     f"{'mode':18s} {'P50 ms':>7s} {'P95 ms':>7s} {'P99 ms':>7s} {'max ms':>7s} {'over':>10s} "
     f"{'o.budget':>8s} {'used':>7s} {'tiles':>6s} {'tiles/s':>8s} {'wait s':>8s}  world"

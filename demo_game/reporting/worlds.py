@@ -1,0 +1,42 @@
+"""Whether the integer world is one: what runs and backends made of the same tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from demo_game.chain import DRAWN, Chain
+from demo_game.flight import Pose
+from demo_game.maker import TileMaker
+from demo_game.reporting.digest import tile_digest, world_hash
+from demo_game.world.quadtree import Detail, fitting, select
+from demo_game.world.tile import TileId
+
+
+def tiles_of_picture(pose: Pose, seed: int, detail: Detail, most: int) -> list[TileId]:
+    """The tiles that are drawn here once all are there; at most so many are needed for it."""
+    detail = fitting(pose.position, seed, detail, most)
+    return select(pose.position, seed, detail, lambda tile: True).draw
+
+
+def world_on_cpu(
+    chain: Chain,
+    seed: int,
+    tiles: Iterable[TileId],
+    said: Callable[[str], object] = lambda text: None,
+) -> str:
+    """The hash of these tiles, made by NumPy."""
+    maker, wanted, found = TileMaker(chain, "cpu"), list(tiles), {}
+    for tile in wanted:
+        made = maker.make(tile, seed, names=[n for n in chain.sessions_for(tile) if n not in DRAWN])
+        found[tile] = tile_digest(chain, tile, made.__getitem__)
+        if len(found) % 32 == 0:
+            said(f"on the CPU: {len(found)} of {len(wanted)} tiles")
+    return world_hash(chain, seed, found)
+
+
+def verdict(worlds: Mapping[str, str]) -> tuple[str, bool]:
+    """What to say of the worlds' hashes, by who made them, and whether they are one."""
+    if len(set(worlds.values())) == 1:
+        return f"world {next(iter(worlds.values()))} ({', '.join(worlds)})", True
+    lines = [f"  {name:20s} {world}" for name, world in worlds.items()]
+    return "\n".join(["WORLDS DIFFER:", *lines]), False
