@@ -5,8 +5,9 @@ The same sessions as in the game, each with what it takes from the others, so th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,15 +41,16 @@ class TileMaker:
         seed: int,
         clock: Clock = untimed,
         names: Sequence[str] | None = None,
+        given: Mapping[str, Array] = MappingProxyType({}),
     ) -> dict[str, Array]:
-        """All tensors of a tile, by name. ``clock`` times each session, and on
-        the CPU its operators; ``names`` are the sessions,
-        where they are not those that a tile of its level has."""
-        made: dict[str, Array] = {"tile": tile_input(tile, seed)}
+        """All tensors of a tile, by name. ``clock`` times each session, and on the CPU its
+        operators; ``names`` are the sessions, where they are not those that a tile of its level
+        has, and ``given`` what others have made of it."""
+        made: dict[str, Array] = {**given, "tile": tile_input(tile, seed)}
         for name in self.chain.sessions_for(tile) if names is None else names:
             reads = [*self.chain.sources[name], *(["tile"] if name in READS_TILE else [])]
             session = self.sessions[name]
             with clock(name) as watch:
-                given = {tensor: made[tensor] for tensor in reads}
-                made |= session.run(given, watch=None if session.gpu else watch)
+                taken = {tensor: made[tensor] for tensor in reads}
+                made |= session.run(taken, watch=None if session.gpu else watch)
         return made

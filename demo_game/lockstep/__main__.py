@@ -1,0 +1,114 @@
+"""``python -m demo_game.lockstep --minutes 10``: the GPU and the CPU in lockstep."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import cml_engine as cml
+from cml_engine.ranges import Real, Whole
+from demo_game.chain import load_chain
+from demo_game.lockstep.connection import Connection, accept, join, listen
+from demo_game.lockstep.play import Player, play
+from demo_game.maker import TileMaker
+
+_LOCAL = "127.0.0.1"
+MINUTES = Real(0, 1_000_000, "minutes")
+TICKS = Whole(1, 2**31 - 1)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m demo_game.lockstep",
+        description="Two processes make the same tiles of the integer world and compare hashes at "
+        "every tick. Alone, it starts the other itself: one on the GPU, one on the CPU.",
+    )
+    made.add_argument("--minutes", type=MINUTES, default=1.0, help="how long (default 1)")
+    made.add_argument("--ticks", type=TICKS, help="how many tiles at most")
+    made.add_argument("--first", type=Whole(0, 2**31 - 1), default=0, metavar="TICK",
+                      help="where on the tour to begin")  # fmt: skip
+    made.add_argument("--seed", type=Whole(0, 2**31 - 1), default=7, help="which world (default 7)")
+    made.add_argument("--models", type=Path, help="a folder with integer networks upres.nnef, "
+                      "texture.nnef or population.nnef to take instead of ours")  # fmt: skip
+    made.add_argument("--backend", choices=("gpu", "cpu"), default="gpu")
+    ends = made.add_mutually_exclusive_group()
+    ends.add_argument("--listen", type=address, metavar="[HOST:]PORT", help="wait for the other")
+    ends.add_argument("--join", type=address, metavar="[HOST:]PORT", help="play with that one")
+    return made
+
+
+def address(text: str) -> tuple[str, int]:
+    """``HOST:PORT``, or a port of this machine."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"wanted HOST:PORT or a port, got '{text}'")
+    return host or _LOCAL, int(port)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else list(argv)
+    options = parser().parse_args(words)
+    try:
+        return run(options, words)
+    except (cml.CmlError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(options: argparse.Namespace, words: Sequence[str]) -> int:
+    """Play; with a process of one's own where nobody else is named."""
+    chain = load_chain(options.models, integer=True)
+    backend = "cpu" if options.backend == "cpu" else cml.Gpu()
+    device = "CPU (NumPy)" if isinstance(backend, str) else backend.name
+    player = Player(TileMaker(chain, backend), device, options.seed)
+    if options.join:
+        return told(options, player, join(*options.join))
+    server = listen(*(options.listen or (_LOCAL, 0)))
+    other: subprocess.Popen[bytes] | None = None
+    if options.listen is None:
+        port = str(server.getsockname()[1])
+        command = [sys.executable, "-m", "demo_game.lockstep", *words]
+        command += ["--backend", "cpu", "--join", port]
+        other = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        return told(options, player, accept(server))
+    finally:
+        server.close()
+        if other is not None:
+            other.wait()
+
+
+def told(options: argparse.Namespace, player: Player, connection: Connection) -> int:
+    """Play, and say how it ended."""
+    began = time.monotonic()
+
+    def last(tick: int) -> bool:
+        late = time.monotonic() - began >= 60 * options.minutes
+        return late or (options.ticks is not None and tick + 1 >= options.first + options.ticks)
+
+    def say(text: str) -> None:
+        print(f"[lockstep] {text}", file=sys.stderr, flush=True)
+
+    try:
+        found = play(player, connection, last, options.first, say)
+    finally:
+        connection.close()
+    if found.difference:
+        print(f"DIFFERENT after {found.ticks} tiles\n{found.difference}")
+        return 1
+    print(
+        f"{player.device} and {found.other}: {found.ticks} tiles, {found.stages} stages, no "
+        f"difference in {(time.monotonic() - began) / 60:.1f} minutes\nstate sha256:{found.state}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

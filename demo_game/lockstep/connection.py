@@ -1,0 +1,74 @@
+"""A line of JSON there for a line of JSON here, over a socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import cml_engine as cml
+
+#: seconds that the other may take for a tick; the first one compiles
+PATIENCE_S = 900.0
+#: the longest line, in bytes
+_LONGEST = 1 << 16
+
+
+class Connection:
+    """To the other process."""
+
+    def __init__(self, plug: socket.socket) -> None:
+        plug.settimeout(PATIENCE_S)
+        self._plug, self._file = plug, plug.makefile("rb")
+
+    def exchange(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Say a line, and hear the other's."""
+        try:
+            self._plug.sendall(json.dumps(said).encode() + b"\n")
+            line = self._file.readline(_LONGEST)
+        except TimeoutError:
+            raise cml.CmlError(f"the other has said nothing for {PATIENCE_S:g} s") from None
+        except OSError as error:
+            raise cml.CmlError(f"the other is gone: {error.strerror or error}") from None
+        if not line:
+            raise cml.CmlError("the other is gone: it may have said why")
+        try:
+            heard = json.loads(line)
+        except ValueError:
+            heard = None
+        if not line.endswith(b"\n") or not isinstance(heard, dict):
+            raise cml.InputError(
+                f"the other says {line[:40]!r}: wanted a line of JSON, as demo_game.lockstep does"
+            )
+        return heard
+
+    def close(self) -> None:
+        self._file.close()
+        self._plug.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Where others can join; port 0 is any that is free."""
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise cml.InputError(f"--listen {host}:{port}: {error.strerror or error}") from None
+
+
+def accept(server: socket.socket) -> Connection:
+    """The first who joins."""
+    server.settimeout(PATIENCE_S)
+    try:
+        return Connection(server.accept()[0])
+    except TimeoutError:
+        raise cml.CmlError(f"nobody has joined within {PATIENCE_S:g} s") from None
+
+
+def join(host: str, port: int) -> Connection:
+    """Whoever listens there."""
+    try:
+        return Connection(socket.create_connection((host, port), PATIENCE_S))
+    except OSError as error:
+        raise cml.InputError(
+            f"--join {host}:{port}: {error.strerror or error}. Is the other one listening?"
+        ) from None

@@ -1,0 +1,141 @@
+"""Lockstep: both make the tick's tile, say its hashes, and stop at the first that differs."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+import cml_engine as cml
+from demo_game.chain import DRAWN, Chain
+from demo_game.lockstep.connection import Connection
+from demo_game.lockstep.tour import tile_at
+from demo_game.reporting.digest import rules_of, tile_digest
+from demo_game.world.tile import TileId
+
+Array = np.ndarray[Any, Any]
+#: seconds between two lines of how it goes
+_SAY_EVERY_S = 30.0
+
+
+class Maker(Protocol):
+    """Who makes tiles: :class:`demo_game.maker.TileMaker`."""
+
+    @property
+    def chain(self) -> Chain: ...
+    def make(
+        self,
+        tile: TileId,
+        seed: int,
+        *,
+        names: Sequence[str] | None = None,
+        given: Mapping[str, Array] = ...,
+    ) -> dict[str, Array]: ...
+
+
+@dataclass(frozen=True)
+class Player:
+    """One of the two: who makes its tiles, on what device, in which world."""
+
+    maker: Maker
+    device: str
+    seed: int
+
+    def hello(self) -> dict[str, Any]:
+        """All that the tiles follow from."""
+        rules = dict(line.rsplit(" ", 1) for line in rules_of(self.maker.chain))
+        return {"seed": self.seed, **rules, "device": self.device}
+
+    def stages(self, tile: TileId) -> tuple[str, dict[str, str]]:
+        """The tile's digest, and those of what each network gave, in their order."""
+        chain = self.maker.chain
+        names = [name for name in chain.sessions_for(tile) if name not in DRAWN]
+        found: dict[str, str] = {}
+        made: dict[str, Array] = {}
+        for name in names:
+            hasher = hashlib.sha256()
+            made |= self.maker.make(tile, self.seed, names=[name], given=made)
+            for output in chain.graphs[name].outputs:
+                hasher.update(np.ascontiguousarray(made[output]).tobytes())
+            found[name] = hasher.hexdigest()
+        return tile_digest(chain, tile, made.__getitem__), found
+
+
+@dataclass
+class Lockstep:
+    """What two players have found so far."""
+
+    ticks: int = 0
+    stages: int = 0
+    other: str = ""
+    state: str = ""
+    difference: str = ""
+
+
+def play(
+    player: Player,
+    connection: Connection,
+    last: Callable[[int], bool],
+    first: int = 0,
+    said: Callable[[str], object] = lambda text: None,
+) -> Lockstep:
+    """Tick after tick until ``last(tick)`` of one of the two, or the first difference.
+    :class:`cml.InputError` where the other plays in another world."""
+    here = player.hello()
+    there = connection.exchange(here)
+    _check_same(here, there)
+    found, tick, began = Lockstep(other=str(there.get("device"))), first, time.monotonic()
+    while not found.difference:
+        tile = tile_at(player.seed, tick)
+        digest, stages = player.stages(tile)
+        state = hashlib.sha256(f"{found.state} {tile} {digest}".encode()).hexdigest()
+        mine = {"tick": tick, "digest": digest, "stages": stages, "state": state,
+                "last": last(tick)}  # fmt: skip
+        theirs = connection.exchange(mine)
+        found.difference = _difference(player, found.other, tile, mine, theirs)
+        if found.difference:
+            break
+        found.state = state
+        found.ticks, found.stages = found.ticks + 1, found.stages + len(stages)
+        if mine["last"] or theirs.get("last"):
+            break
+        if time.monotonic() - began > _SAY_EVERY_S:
+            began = time.monotonic()
+            said(f"tick {tick}, no difference in {found.stages} stages of {found.ticks} tiles")
+        tick += 1
+    return found
+
+
+def _check_same(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    for name in here:
+        if name != "device" and here[name] != there.get(name):
+            what = name if name in ("seed", "world", "integer rule") else f"network '{name}'"
+            raise cml.InputError(
+                f"the other plays with another {what}: {here[name]} here, {there.get(name)} there. "
+                "Start both with the same --seed, --models and version"
+            )
+
+
+def _difference(
+    player: Player, other: str, tile: TileId, mine: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> str:
+    """Where two ticks differ first; "" where they are the same."""
+    keys = ("tick", "digest", "stages", "state")
+    if all(mine[key] == theirs.get(key) for key in keys):
+        return ""
+    known = theirs.get("stages")
+    stages = known if isinstance(known, dict) else {}
+    name = next((n for n, found in mine["stages"].items() if found != stages.get(n)), "state")
+    here, there = (mine["state"], theirs.get("state")) if name == "state" else (
+        mine["stages"][name], stages.get(name))  # fmt: skip
+    return (
+        f"tick {mine['tick']}, tile {tile}: '{name}' is the first that differs\n"
+        f"  here  ({player.device}) {here}\n"
+        f"  there ({other}) {there}\n"
+        f"Next: that tile again on both, --seed {player.seed} --first {mine['tick']} --ticks 1; "
+        f"then every tensor of '{name}': cml validate MODEL --integer"
+    )

@@ -1,0 +1,21 @@
+"""Which tile is made at which tick: a function of seed and tick, in whole numbers alone."""
+
+from __future__ import annotations
+
+import hashlib
+
+from demo_game.world.tile import MAX_LEVEL, TileId
+
+#: tiles of level 0 that most of the tour stays within, and those of its far ones
+_NEAR, _FAR = 1 << 12, 1 << 25
+#: every so manieth tick is far away
+_FAR_EVERY = 8
+
+
+def tile_at(seed: int, tick: int) -> TileId:
+    """All levels in turn, at places all over the world, now and then near its ends."""
+    found = hashlib.sha256(f"tour {seed} {tick}".encode()).digest()
+    level = tick % (MAX_LEVEL + 1)
+    reach = (_FAR if tick % _FAR_EVERY == _FAR_EVERY - 1 else _NEAR) >> level
+    x, z = (int.from_bytes(found[k : k + 8], "little") % (2 * reach) - reach for k in (0, 8))
+    return TileId(level, x, z)
