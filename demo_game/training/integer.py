@@ -26,8 +26,10 @@ from demo_game.world.tile import MAX_LEVEL, TileId
 Array = np.ndarray[Any, Any]
 MODELS = Path(__file__).parents[1] / "models"
 INTEGER = MODELS / "integer"
-#: of how many tiles the ranges are, and how many more the errors are measured on
-SEEN, HELD = 24, 24
+#: of how many tiles the ranges are, how many of these are the steepest of so many times more, and
+#: how many others the errors are measured on
+SEEN, STEEP, HELD = 24, 24, 24
+_AMONG = 10
 #: what may be lost, in the outputs' units: a small part of the agents' own errors
 LOST = {"upres": 0.05, "texture": 0.01, "population": 0.012}
 #: the agents' own errors (recipe.json): what they lose adds to these by squares
@@ -81,15 +83,16 @@ def inputs_of(name: str, tile: Mapping[str, Array]) -> dict[str, Array]:
     return {end: tile[end] for end in ENDS[name] if end != OUTPUT[name]}
 
 
-def tiles_of(name: str, count: int, seed: int) -> list[dict[str, Array]]:
-    """What the game gives the agent for tiles with land, of all levels and many worlds."""
+def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str, Array]]:
+    """What the game gives the agent for tiles with land, of all levels and many worlds: the
+    steepest of ``among`` times as many."""
     rng = np.random.default_rng(seed)
     graphs = {"terrain": cml.load(INTEGER / "terrain.nnef"), "upres": inner("upres"),
               "ground": cml.load(INTEGER / "ground.nnef")}  # fmt: skip
     sessions = {name: cml.Session(graph, "cpu") for name, graph in graphs.items()}
     levels = POPULATED_LEVELS if name == "population" else MAX_LEVEL + 1
     found: list[dict[str, Array]] = []
-    while len(found) < count:
+    while len(found) < count * among:
         level = int(rng.integers(0, levels))
         x, z = (int(v) for v in rng.integers(-(2**14) >> level, 2**14 >> level, 2))
         world = int(rng.integers(0, HELD_OUT)) + seed * HELD_OUT
@@ -97,21 +100,21 @@ def tiles_of(name: str, count: int, seed: int) -> list[dict[str, Array]]:
         made = {"tile": tile_input(tile, world)}
         made |= sessions["terrain"].run(made)
         deepest = -10 * tile.cell_m * (1 << HEIGHT_BITS)
-        if made["coarse"].max() < deepest and rng.random() < 0.9:
-            continue
-        if name == "upres":
+        if made["coarse"].max() >= deepest or rng.random() >= 0.9:
             found.append(made)
-            continue
+    found.sort(key=lambda made: -float(np.abs(made["around"]).max()) * (among > 1))
+    del found[count:]
+    for made in found if name != "upres" else ():
         made |= sessions["upres"].run(inputs_of("upres", made))
-        taken = {key: made[key] for key in ("coarse", "residual", "tile")}
-        found.append(made | sessions["ground"].run(taken))
+        made |= sessions["ground"].run({key: made[key] for key in ("coarse", "residual", "tile")})
     return found
 
 
 def quantized(name: str) -> tuple[cml.Graph, Any]:
     """The integer agent, and its report."""
     floats = inner(name)
-    samples = [inputs_of(name, tile) for tile in tiles_of(name, SEEN, 0)]
+    tiles = [*tiles_of(name, SEEN, 0), *tiles_of(name, STEEP, 2, _AMONG)]
+    samples = [inputs_of(name, tile) for tile in tiles]
     size = _rms([cml.Session(floats, "cpu").run(sample)[OUTPUT[name]] for sample in samples])
     sixteen = SIXTEEN.get(name, "auto")
     return cml.quantize(

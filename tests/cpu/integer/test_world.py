@@ -1,0 +1,161 @@
+"""The demo's integer world: committed tiles, one hash of them, and lockstep that notices."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from demo_game.chain import MODELS, load_chain
+from demo_game.command import main as game
+from demo_game.lockstep.__main__ import address
+from demo_game.lockstep.connection import Connection
+from demo_game.lockstep.play import Player, play
+from demo_game.lockstep.tour import tile_at
+from demo_game.maker import TileMaker
+from demo_game.reporting.digest import rules_of, tile_digest, world_hash
+from demo_game.reporting.worlds import verdict, world_on_cpu
+from demo_game.world.tile import TileId
+from tests.fixtures.integer.world import TILES
+
+
+@pytest.fixture(scope="module")
+def maker() -> TileMaker:
+    return TileMaker(load_chain(integer=True), "cpu")
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_a_tile_is_what_was_committed(maker, tile):
+    made = maker.make(tile, 7)
+    assert tile_digest(maker.chain, tile, made.__getitem__) == TILES[tile]
+    # the renderer's tensors hold the same numbers
+    assert np.array_equal(made["height"] * 1024, made["ground"][..., 16:80, 16:80])
+    if tile.level < 2:
+        instances, draw = made["instances"], int(made["draw"][0, 1])
+        assert np.array_equal(instances * [4096, 4096, 1024, 1], made["plants"])
+        assert draw == np.count_nonzero(made["plants"].any(-1))
+
+
+def test_neighbours_have_the_same_land_where_they_overlap(maker):
+    west, east = (maker.make(TileId(3, x, 2), 7, names=["terrain", "upres", "ground"])["ground"]
+                  for x in (-1, 0))  # fmt: skip
+    assert np.array_equal(west[..., 56:], east[..., : 96 - 56])
+
+
+def test_the_worlds_hash_is_of_rules_models_and_seed():
+    chain, tiles = load_chain(integer=True), {TileId(4, -1, 2): "ab"}
+    rules = rules_of(chain)
+    assert rules[:2] == ("integer rule 1", "world 1") and len(rules) == 2 + 7
+    other = _turned(chain, "texture")
+    hashes = {world_hash(*given) for given in (
+        (chain, 7, tiles), (chain, 8, tiles), (other, 7, tiles), (chain, 7, {}))}  # fmt: skip
+    assert len(hashes) == 4 and all(found.startswith("sha256:") for found in hashes)
+    tile = next(iter(TILES))
+    assert world_on_cpu(chain, 7, [tile]) == world_hash(chain, 7, {tile: TILES[tile]})
+    said, one = verdict({"sliced": "a", "CPU": "b"})
+    assert not one and "WORLDS DIFFER" in said and verdict({"off": "a", "CPU": "a"})[1]
+
+
+def _turned(chain, name):
+    """The chain, with one weight of one network one step off."""
+    graph = chain.graphs[name]
+    label = next(label for label in graph.constants if label.endswith("_filter"))
+    weights = graph.constants[label].copy()
+    weights.flat[0] -= 1 if weights.flat[0] > 0 else -1
+    turned = graph.with_(constants={**graph.constants, label: weights})
+    return replace(chain, graphs={**chain.graphs, name: turned})
+
+
+class Faulty:
+    """Makes tiles in which one number of one tensor is one off."""
+
+    def __init__(self, maker, tensor, at):
+        self.maker, self.chain, self.tensor, self.left = maker, maker.chain, tensor, at
+
+    def make(self, tile, seed, *, names, given):
+        made = self.maker.make(tile, seed, names=names, given=given)
+        if self.tensor in made and self.tensor not in given:
+            self.left -= 1
+            if self.left < 0:
+                made[self.tensor].flat[100] += 1
+        return made
+
+
+def _played(here, there, ticks, first=0):
+    """What both of them find."""
+    ends = [Connection(end) for end in socket.socketpair()]
+
+    def one(player, end):
+        try:
+            return play(player, end, lambda tick: tick + 1 >= first + ticks, first)
+        except cml.CmlError as error:
+            return str(error)
+        finally:
+            end.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, (here, there), ends))
+
+
+def test_two_stay_in_step(maker):
+    players = [Player(maker, name, 7) for name in ("one", "two")]
+    one, two = _played(*players, 2, first=3)
+    assert (one.ticks, one.difference, one.other) == (2, "", "two") and one.state == two.state
+    # levels 3 and 4 have no plants: 5 sessions each, none of what only draws
+    assert one.stages == 10
+
+
+@pytest.mark.parametrize("tensor,stage", [("albedo", "texture"), ("ground", "ground")])
+def test_one_number_that_is_off_is_noticed_and_named(maker, tensor, stage):
+    faulty = Player(Faulty(maker, tensor, 1), "CPU", 7)
+    for found in _played(Player(maker, "GPU", 7), faulty, 4, first=3):
+        assert found.ticks == 1
+        assert f"tick 4, tile {tile_at(7, 4)}: '{stage}' is the first" in found.difference
+        assert "(GPU)" in found.difference and "--first 4 --ticks 1" in found.difference
+
+
+def test_another_seed_or_weight_is_refused_by_name(maker):
+    here = Player(maker, "here", 7)
+    for found in _played(here, Player(maker, "there", 8), 1):
+        assert "plays with another seed: " in found
+    turned = replace(here, maker=type("Maker", (), {"chain": _turned(maker.chain, "texture")}))
+    for found in _played(here, turned, 1):
+        assert "plays with another network 'texture'" in found
+
+
+@pytest.mark.parametrize(
+    "line,message", [(b"GET / HTTP/1.1\r\n", "wanted a line of JSON"), (b"", "the other is gone"),
+                     (b'{"seed": 7}\n', "another integer rule: 1 here, None there")],
+)  # fmt: skip
+def test_strangers_are_refused(maker, line, message):
+    end, other = socket.socketpair()
+    other.sendall(line)
+    other.shutdown(socket.SHUT_WR)
+    with pytest.raises(cml.CmlError, match=message):
+        play(Player(maker, "here", 7), Connection(end), lambda tick: True)
+    other.close()
+
+
+def test_tours_stay_within_the_world_and_go_everywhere():
+    tiles = [tile_at(7, tick) for tick in range(500)]
+    assert len(set(tiles)) == 500 and {tile.level for tile in tiles} == set(range(7))
+    ends = [cell for tile in tiles for cell in tile.first_cell]
+    assert 2**30 < max(map(abs, ends)) < 2**31 - 2 * 56
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path, capsys):
+    with pytest.raises(cml.ModelError, match="is a network of floats, which --integer cannot"):
+        load_chain(MODELS, integer=True)
+    with pytest.raises(cml.ModelError, match="is an integer network: add --integer"):
+        load_chain(MODELS / "integer")
+    with pytest.raises(cml.InputError, match="--texture-upres is a network of floats"):
+        load_chain(enlarge=Path("up.nnef"), integer=True)
+    with pytest.raises(cml.InputError, match="found none"):
+        load_chain(tmp_path, integer=True)
+    with pytest.raises(Exception, match="wanted HOST:PORT or a port, got 'there'"):
+        address("there")

@@ -1,0 +1,48 @@
+"""The noise of the integer world against Python's integers, at the ends of what it may be asked."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from demo_game.world import exact_noise, noise
+from tests.reference import exact_land
+
+FUNCTIONS = ("height", "detail", "moisture", "grain")
+#: the ends of 32 bits, of a world of 2^31 metres, and of lattice cells
+EDGES = [n for at in (0, 2**13, 2**29, 2**31 - 1) for n in (at - 1, at, -at)]
+SEEDS = (0, 7, 2**31 - 1)
+
+
+@pytest.mark.parametrize("level", range(7))
+def test_it_is_what_integers_give_and_never_needs_more_than_32_bits(level: int) -> None:
+    rng = random.Random(level)
+    places = [(x, z) for x in EDGES for z in rng.sample(EDGES, 3)]
+    places += [(rng.randrange(-(2**31), 2**31), rng.randrange(-4000, 4000)) for _ in range(40)]
+    x, z = (np.array(axis, np.int32) for axis in zip(*places, strict=True))
+    for name in FUNCTIONS:
+        seed = rng.choice(SEEDS)
+        found = getattr(exact_noise, name)(x, z, level, seed)
+        wanted = [getattr(exact_land, name)(*place, level, seed) for place in places]
+        assert found.tolist() == wanted, name
+
+
+def test_the_steepest_corners_fit_into_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that no hash would give, all at once."""
+    for h in (0, 1023, 1023 << 10, (1 << 20) - 1):
+        turned = iter(range(1 << 30))
+        monkeypatch.setattr(
+            exact_land, "hashed", lambda *_, h=h, t=turned: h ^ ((1 << 20) - 1) * (next(t) % 2)
+        )
+        for x in (0, 1, 4095, 4096, 8191):
+            exact_land.height(x, 8191 - x, 0, 0)
+            exact_land.detail(x, 8191 - x, 6, 0)
+
+
+def test_it_is_the_float_worlds_land_but_for_a_few_metres() -> None:
+    rng = np.random.default_rng(1)
+    x, z = rng.integers(-(2**18), 2**18, (2, 500), dtype=np.int32)
+    metres = exact_noise.height(x, z, 0, 7) / 2.0**exact_noise.HEIGHT_BITS
+    assert 0 < np.abs(metres - noise.height(x, z, 0, 7)).max() < 4.0
