@@ -36,9 +36,7 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
     return quality, settings, notice
 
 
-def chosen(
-    options: argparse.Namespace, preset: Quality | None = None
-) -> tuple[Quality, Settings]:
+def chosen(options: argparse.Namespace, preset: Quality | None = None) -> tuple[Quality, Settings]:
     """The quality, and the game's settings: of the preset, else of the one that was asked for, else
     of a software driver's."""
     asked = "software" if options.quality == "auto" else options.quality

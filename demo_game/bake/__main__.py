@@ -35,6 +35,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--block", type=BLOCKS, default=1, metavar="N", help="N x N tiles are one "
                       "task and one chunk: for more than some dozens of workers")  # fmt: skip
     made.add_argument("--seed", type=SEEDS, default=7, help="which world (default 7)")
+    made.add_argument("--integer", action="store_true", help="the world that is the same on every "
+                      "machine")  # fmt: skip
     made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
                       "population.nnef to take instead of ours")  # fmt: skip
     made.add_argument("--backend", choices=("auto", "gpu", "cpu"), default="auto")
@@ -85,11 +87,11 @@ def run(options: argparse.Namespace) -> int:
 
     region = region_of(options.region, options.levels)
     own = options.models.absolute() if options.models else None
-    chain = load_chain(own)
+    chain = load_chain(own, integer=options.integer)
     layers = layers_of(region, chain, options.block)
     plan = Plan(layers, manifest(region, chain, options.seed, options.block))
     wanted = tuple(models(chain).items())
-    work = PlanetWork(options.seed, own, options.backend, wanted, rules())
+    work = PlanetWork(options.seed, own, options.backend, wanted, rules(), options.integer)
     workers = options.workers
     if workers is None and options.scheduler is None:
         workers = usual_workers(options.backend)

@@ -100,8 +100,11 @@ class BakedTile:
 
     @property
     def digest(self) -> str:
-        """As it was baked; "" where it was made."""
-        return str(self._arrays["digest"]) if self._arrays else ""
+        """That of a tile of the integer world, which is of more than is shown; "" where it is of
+        what can be read."""
+        if self._arrays is None or not self._source.planet.exact:
+            return ""
+        return bytes(self._arrays["digest"]).hex()
 
     def tensor(self, name: str) -> Any:
         """One of the tensors that the renderer keeps, on the GPU."""

@@ -14,7 +14,7 @@ import cml_engine as cml
 from cml_engine.distributed import Cell, Coordinate, Layer, Store, Unit, graph_digest, manifest_of
 from demo_game.bake.region import Region, region_of
 from demo_game.chain import INSTANCES, POPULATED_LEVELS, Chain, kept_names
-from demo_game.reporting.digest import digest_of
+from demo_game.reporting.digest import tile_digest
 from demo_game.world.tile import FINE, TileId
 
 Array = np.ndarray[Any, Any]
@@ -23,7 +23,8 @@ SEEN = ("height", "shading", "albedo")
 KIND, LICENCE = "planet", "Apache-2.0"
 _GAME = Path(__file__).resolve().parents[1]
 #: what decides how a tile comes about, besides the networks
-_RULES = ("operators/*.py", "operators/*.hlsl*", "world/noise.py", "world/tile.py", "chain.py")
+_RULES = ("operators/**/*.py", "operators/**/*.hlsl*", "world/noise.py", "world/exact_noise.py",
+          "world/tile.py", "chain.py")  # fmt: skip
 #: units whose values are kept: a unit's tiles are wanted one after the other
 _UNITS_KEPT = 8
 #: tensors of the game that the store has as bytes, by their names in it
@@ -97,6 +98,7 @@ def manifest(region: Region, chain: Chain, seed: int, block: int = 1) -> dict[st
     return {
         "kind": KIND,
         "engine": cml.__version__,
+        "world": "integer" if chain.exact else "float",
         "seed": seed,
         "region": region.text,
         "levels": f"{region.finest}:{region.coarsest}",
@@ -122,15 +124,15 @@ def rules() -> str:
     return hasher.hexdigest()[:16]
 
 
-def to_cells(tile: TileId, made: dict[str, Array]) -> dict[str, Array]:
+def to_cells(chain: Chain, tile: TileId, made: dict[str, Array]) -> dict[str, Array]:
     """A tile's arrays as the store has them, of its tensors."""
-    tensors = [made[name] for name in kept_names(tile)]
+    digest = tile_digest(chain, tile, made.__getitem__)
     cells = {
         "height": made["height"][0, 0],
         "shading": _bytes(made["shading"]),
         "albedo": _bytes(made["texels"]),
         "density": made["density"][0],
-        "digest": np.frombuffer(bytes.fromhex(digest_of(tensors)), np.uint8),
+        "digest": np.frombuffer(bytes.fromhex(digest), np.uint8),
     }
     if tile.level < POPULATED_LEVELS:
         cells |= {"instances": made["instances"][0, 0], "draw": made["draw"][0]}
@@ -164,6 +166,8 @@ class Planet:
         self.device = str(found["device"])
         self.region = region_of(found["region"], found["levels"])
         self.block = int(found["block"])
+        #: whether its tiles' digests are of the whole numbers that they are made of
+        self.exact = found.get("world") == "integer"
         self._store: Store | None = None
         self._glance: Callable[[Unit], dict[str, Array]] = lambda unit: {}
         self._look: Callable[[Unit], dict[str, Array] | None] = lambda unit: None
@@ -201,4 +205,6 @@ class Planet:
     def tensors(self, tile: TileId) -> dict[str, Array] | None:
         """What the game shows of a tile; None where it has to be made."""
         cells = self.cells(tile)
-        return None if cells is None else to_tensors(tile, cells)
+        if cells is None:
+            return None
+        return {**to_tensors(tile, cells), "digest": cells["digest"]}

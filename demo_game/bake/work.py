@@ -26,6 +26,7 @@ class PlanetWork:
     backend: str
     wanted: tuple[tuple[str, str], ...]
     rules: str
+    integer: bool = False
 
     @property
     def key(self) -> str:
@@ -38,7 +39,7 @@ class PlanetWork:
 class PlanetMaker:
     def __init__(self, work: PlanetWork) -> None:
         self.work = work
-        chain = load_chain(work.models)
+        chain = load_chain(work.models, integer=work.integer)
         if tuple(models(chain).items()) != work.wanted or rules() != work.rules:
             raise cml.InputError(
                 "this worker's demo_game has other networks or rules than the client's: install "
@@ -59,7 +60,7 @@ class PlanetMaker:
         for z, row in enumerate(tiles_of(layer, unit)):
             for x, tile in enumerate(row):
                 made = self.maker.make(tile, self.work.seed, clock, self._sessions(tile))
-                for name, value in to_cells(tile, made).items():
+                for name, value in to_cells(self.maker.chain, tile, made).items():
                     arrays[name][z, x] = value
         return Made(arrays)
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cml_engine as cml
+
 from cml_engine.distributed.cluster import connected
 from demo_game.bake.__main__ import main
 from demo_game.bake.planet import Planet
@@ -17,6 +19,7 @@ from demo_game.chain import kept_names, load_chain
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import digest_of
 from demo_game.world.tile import TileId
+from tests.fixtures.integer.world import TILES
 
 pytest.importorskip("distributed")
 zarr = pytest.importorskip("zarr")
@@ -59,6 +62,19 @@ def test_a_region_is_baked_and_drawn_and_not_baked_again(client, tmp_path, capsy
     assert "was made with another seed: 7 there, 8 here" in capsys.readouterr().err
     assert main([*words(place, levels="1:3"), *more]) == 2
     assert "was made with another levels: 1:2 there, 1:3 here" in capsys.readouterr().err
+
+
+def test_a_tile_of_the_integer_world_is_the_one_that_was_committed(client, tmp_path, capsys):
+    place = tmp_path / "planet.zarr"
+    (tile,) = (tile for tile in TILES if tile.level == 4)
+    more = ["--scheduler", client.scheduler.address, "--integer"]
+    assert main([*words(place, "-1:0,2:3", "4"), *more]) == 0
+    planet = Planet(place)
+    with pytest.raises(cml.InputError, match="another world: integer there, float here"):
+        planet.open(load_chain(), 7)
+    planet.open(load_chain(integer=True), 7)
+    found = planet.tensors(tile)
+    assert found is not None and found["digest"].tobytes().hex() == TILES[tile]
 
 
 def test_blocks_of_tiles_are_the_same_tiles(client, tmp_path):

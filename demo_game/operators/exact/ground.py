@@ -98,7 +98,7 @@ declare(
     [GROUND, _METRES],
     _ground,
     50,
-    [cml.Case((steep(COARSE, i), _residual(i), TILES[i])) for i in (0, 3, 7)],
+    [cml.Case((steep(COARSE, i), _residual(i), TILES[i])) for i in (0, 3)],
 )
 declare(
     "exact_features",

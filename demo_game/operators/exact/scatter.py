@@ -77,8 +77,8 @@ declare(
     60,
     [
         _case(1, TILES[0], 80, "a shore"),
-        _case(2, TILES[2], 256, "everything stands"),
-        _case(3, TILES[8], 20, "the end of the world"),
+        _case(2, TILES[1], 256, "everything stands"),
+        _case(3, TILES[4], 20, "the end of the world"),
     ],
     threads=_GROUP,
     group=_GROUP,

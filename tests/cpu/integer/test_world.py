@@ -136,8 +136,10 @@ def test_strangers_are_refused(maker, line, message):
     end, other = socket.socketpair()
     other.sendall(line)
     other.shutdown(socket.SHUT_WR)
+    connection = Connection(end)
     with pytest.raises(cml.CmlError, match=message):
-        play(Player(maker, "here", 7), Connection(end), lambda tick: True)
+        play(Player(maker, "here", 7), connection, lambda tick: True)
+    connection.close()
     other.close()
 
 

@@ -5,8 +5,12 @@ import pytest
 import cml_engine as cml
 from cml_engine.integer.check import check_bits, random_words
 from cml_engine.integer.digest import run_digest
+from demo_game.chain import load_chain
+from demo_game.maker import TileMaker
+from demo_game.reporting.digest import tile_digest
 from demo_game.training.integer import INTEGER
 from tests.fixtures.integer.agents import DIGESTS
+from tests.fixtures.integer.world import TILES
 
 LONG = pytest.mark.long
 
@@ -20,3 +24,16 @@ def test_no_bit_differs_from_numpy(name, gpu):
     found = check_bits(graph, gpu, inputs)
     assert found.ok, found
     assert run_digest(graph, cml.Session(graph, gpu).run(inputs)) == DIGESTS[name]
+
+
+@LONG
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_tiles_of_the_demos_world_are_those_that_were_committed(tile, makers):
+    chain, maker = makers
+    assert tile_digest(chain, tile, maker.make(tile, 7).__getitem__) == TILES[tile]
+
+
+@pytest.fixture(scope="module")
+def makers(gpu):
+    chain = load_chain(integer=True)
+    return chain, TileMaker(chain, gpu)
