@@ -157,8 +157,8 @@ def _check_kinds(chain: Chain) -> None:
             continue
         if chain.exact:
             raise cml.ModelError(
-                f"'{chain.folders[name]}' is a network of floats, which --integer cannot have: make "
-                "an integer one of it (demo_game/training/integer.py), or leave --integer out"
+                f"'{chain.folders[name]}' is a network of floats, which --integer cannot have: "
+                "make an integer one of it (demo_game/training/integer.py), or leave --integer out"
             )
         raise cml.ModelError(f"'{chain.folders[name]}' is an integer network: add --integer")
 

@@ -29,7 +29,7 @@ HEIGHT_END = (8192 << HEIGHT_BITS) - 1
 FRACTION = 13
 #: sixteenths of a metre of each octave
 AMPLITUDES = [round(16 * noise.amplitude(octave)) for octave in range(noise.TOP_OCTAVE + 1)]
-#: metres of the continents and of the lift in the units of :func:`scaled` by 14 bits, and of heights
+#: metres of the continents, for :func:`scaled` by 14 bits, and of the lift, as heights
 CONTINENT, LIFT = 2 * round(noise.CONTINENT_M), round(noise.LIFT_M) << HEIGHT_BITS
 #: ``RIDGE_MEAN`` in steps of ``2**-20``; twice ``RIDGE``; twice ``HILL`` is 1
 RIDGE = [round(noise.RIDGE_MEAN * 2**20), round(2 * noise.RIDGE)]
@@ -87,7 +87,8 @@ def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
     first, second = (
         gradient_noise(gx, gz, octave - level, octave, seed) for octave in noise.CONTINENT_OCTAVES
     )
-    return first + (second >> 1)
+    both: Array = first + (second >> 1)
+    return both
 
 
 def _mountains(continent: Array) -> Array:

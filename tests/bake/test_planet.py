@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-
 from cml_engine.distributed.cluster import connected
 from demo_game.bake.__main__ import main
 from demo_game.bake.planet import Planet

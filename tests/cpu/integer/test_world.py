@@ -12,7 +12,6 @@ import pytest
 
 import cml_engine as cml
 from demo_game.chain import MODELS, load_chain
-from demo_game.command import main as game
 from demo_game.lockstep.__main__ import address
 from demo_game.lockstep.connection import Connection
 from demo_game.lockstep.play import Player, play

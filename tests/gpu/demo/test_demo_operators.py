@@ -15,7 +15,8 @@ from demo_game.world.tile import CELLS, COARSE, SCALE, WIDE, TileId
 OPERATORS = (
     "land_height", "land_detail", "land_moisture", "land_grain", "land_cell",
     "shading", "pack_bytes", "scatter",
-    "exact_height", "exact_detail", "exact_relief", "exact_ground", "exact_features", "exact_scatter",
+    "exact_height", "exact_detail", "exact_relief", "exact_ground", "exact_features",
+    "exact_scatter",
 )  # fmt: skip
 
 

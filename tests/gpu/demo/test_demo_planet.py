@@ -39,7 +39,7 @@ def bake_here(gpu: cml.Gpu, place: Path, region: Region, seed: int) -> Store:
             ((tile,),) = tiles_of(layer, unit)
             names = maker.chain.sessions_for(tile)
             made = maker.make(tile, seed, names=dict.fromkeys([*names, "population"]))
-            cells = to_cells(tile, made)
+            cells = to_cells(chain, tile, made)
             store.write(unit, {name: value[None, None] for name, value in cells.items()})
     return store
 
