@@ -13,6 +13,8 @@ from cml_engine.graph import Graph
 from cml_engine.integer.rule import RULE_VERSION
 from cml_engine.nnef.files.writer import model_files
 
+__all__ = ["RULE_VERSION", "model_digest", "run_digest"]
+
 Array = np.ndarray[Any, Any]
 
 

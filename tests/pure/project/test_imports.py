@@ -104,7 +104,7 @@ def test_graph_and_plan_know_no_gpu() -> None:
 def test_the_game_uses_public_names_only() -> None:
     """It is the engine's first customer: what it needs, any game can have."""
     modules = "distributed cooked files.atomic_write live.reloader memory nnef ranges"
-    modules += " panel panel.drawing panel.palette integer.digest integer.rule"
+    modules += " panel panel.drawing panel.palette integer.digest"
     public = {"cml_engine", "scheduler", *(f"cml_engine.{name}" for name in modules.split())}
     inner = [
         line
