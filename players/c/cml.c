@@ -198,10 +198,12 @@ static int next_symbol(stream *b, const huffman *h) {
 }
 
 static int dynamic_codes(stream *b, huffman *literals, huffman *distances) {
-    static const uint8_t order[19] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
-    static const uint8_t shortest[3] = {3, 3, 11}, extra[3] = {2, 3, 7}; /* runs of symbols 16 to 18 */
+    static const uint8_t order[19] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
+                                      11, 4,  12, 3, 13, 2, 14, 1, 15};
+    static const uint8_t shortest[3] = {3, 3, 11}, extra[3] = {2, 3, 7}; /* of symbols 16 to 18 */
     uint8_t lengths[320] = {0};
-    int nl = (int)next_bits(b, 5) + 257, nd = (int)next_bits(b, 5) + 1, nc = (int)next_bits(b, 4) + 4;
+    int nl = (int)next_bits(b, 5) + 257, nd = (int)next_bits(b, 5) + 1;
+    int nc = (int)next_bits(b, 4) + 4;
     huffman codes;
     if (nl > 286 || nd > 30) return 0;
     for (int i = 0; i < nc; i++) lengths[order[i]] = (uint8_t)next_bits(b, 3);
@@ -287,7 +289,7 @@ static int unpacked(const uint8_t *in, size_t packed, uint8_t *out, size_t size)
         one = (one + out[i]) % 65521;
         two = (two + one) % 65521;
     }
-    return !b.missing && b.at == size && b.left + (size_t)b.count / 8 == 0 && sum == (two << 16 | one);
+    return !b.missing && b.at == size && b.left == 0 && b.count < 8 && sum == (two << 16 | one);
 }
 
 /* ------------------------------------------------------------------ the file (docs/cooked.md) */
@@ -434,8 +436,8 @@ static cml_status open_file(file *f) {
     if (f->size < sizeof head || memcmp(head.magic, magic, 8) != 0)
         return BAD(f, "it does not begin as one");
     if (head.format != 1)
-        return fail(f->error, CML_ERROR_STALE, "the file has format %u, this player reads format 1: "
-                    "cook it anew, or take a newer player", head.format);
+        return fail(f->error, CML_ERROR_STALE, "the file has format %u, this player reads 1: cook "
+                    "it anew, or take a newer player", head.format);
     if (head.bytes != f->size)
         return BAD(f, "it states %llu bytes, and has %llu", LONG(head.bytes), LONG(f->size));
     table = (part){f->data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
@@ -533,8 +535,8 @@ static const void *rows_of(part in, table_row t, uint64_t size) {
 
 static int is_binding(const plan *p, binding b, uint32_t alignment) {
     uint64_t size = b.space < SPACES ? p->row->spaces[b.space] : 0;
-    return b.zero == 0 && b.at % alignment == 0 && b.bytes % 4 == 0 && b.bytes >= 4 && b.at <= size &&
-           b.bytes <= size - b.at;
+    return b.zero == 0 && b.at % alignment == 0 && b.bytes % 4 == 0 && b.bytes >= 4 &&
+           b.at <= size && b.bytes <= size - b.at;
 }
 
 /* 0 where the numbers do not fit. */
@@ -565,8 +567,8 @@ typedef struct place { /* an input or output */
 
 static int place_of(const file *f, const plan *p, const tensor_row *row, place *to) {
     cml_shape *shape = &to->shape;
-    if (!is_text(f, row->name) || row->type > CML_LOGICAL || row->layout > CML_C4H || row->rank > 8 ||
-        (row->layout == CML_C4H && row->type != CML_SCALAR) || row->zero != 0)
+    if (!is_text(f, row->name) || row->type > CML_LOGICAL || row->layout > CML_C4H ||
+        row->rank > 8 || (row->layout == CML_C4H && row->type != CML_SCALAR) || row->zero != 0)
         return 0;
     *to = (place){.at = {row->space, 0, row->at, row->bytes}};
     shape->name = text_of(f, row->name);
@@ -771,8 +773,8 @@ cml_status cml_check(const void *bytes, size_t size, const cml_allocator *alloca
 
 /* ------------------------------------------------------------------ costs (scheduler/planning/) */
 
-/* To decide as the Python scheduler does, to the bit, sums and products stand in its order here, and
- * no compiler may fuse them: -ffp-contract=off where a processor has fused operations. */
+/* To decide as the Python scheduler does, to the bit, sums and products stand in its order here,
+ * and no compiler may fuse them: -ffp-contract=off where a processor has fused operations. */
 
 typedef struct point { /* the logarithm of the time (ms) of about so many workgroups */
     double log_count, log_ms, spread;
@@ -826,7 +828,7 @@ static double clipped(double error, double most) { return most_of(least_of(most,
 static double among(uint64_t samples) { return (double)(samples < MEMORY ? samples : MEMORY); }
 static int bucket_of(uint32_t count) { return (int)rint(2 * log2(count)); }
 
-static uint64_t key_of(cml_text text) { /* FNV-1a; two keys of one hash would only share their costs */
+static uint64_t key_of(cml_text text) { /* FNV-1a; keys of one hash would only share costs */
     uint64_t hash = 0xcbf29ce484222325u;
     for (size_t i = 0; i < text.length; i++)
         hash = (hash ^ (uint8_t)text.data[i]) * 0x100000001b3u;
@@ -946,7 +948,8 @@ static void remember(margin *t, double predicted, double measured, int hopeless)
     }
     t->excess[t->next] = now;
     t->next = (t->next + 1) % WINDOW;
-    for (at = t->count++; at > 0 && t->sorted[at - 1] > now; at--) t->sorted[at] = t->sorted[at - 1];
+    for (at = t->count++; at > 0 && t->sorted[at - 1] > now; at--)
+        t->sorted[at] = t->sorted[at - 1];
     t->sorted[at] = now;
 }
 
@@ -989,7 +992,7 @@ typedef struct homeward { /* a buffer's bytes on their way home */
     int pending, here, failed, dropped;
 } homeward;
 
-typedef struct scope { /* what the device says of what it was asked for; with Dawn some time later */
+typedef struct scope { /* what the device says of what it was asked for; Dawn some time later */
     int waiting, failed;
     WGPUErrorType type;
     char text[240];
@@ -1009,7 +1012,7 @@ typedef struct source { /* of an input: the block, a range of a buffer, what a j
     job *maker;
 } source;
 
-typedef struct input_block { /* a job's inputs; those from the host, one after the other, in `data` */
+typedef struct input_block { /* a job's inputs; those from the host lie in `data` */
     struct input_block *next;
     uint8_t *data;
     source sources[];
@@ -1090,7 +1093,7 @@ struct cml_scheduler {
     uint32_t granule, max_groups, max_slices, max_jobs, numbers;
     uint64_t frame;
     job *jobs, **live; /* live: those that have not ended, the oldest first */
-    double left[2]; /* the least virtual time of those that ended since the frame before, by idleness */
+    double left[2]; /* the least virtual time of those that ended in this frame, by idleness */
     cml_net *nets;
     job **candidates, **starts; /* who could run in this frame, and who begins in it */
     planned *slices;
@@ -1223,7 +1226,8 @@ static job *free_place(cml_scheduler *s) {
     for (uint32_t i = 0; i < s->max_jobs; i++) {
         job *j = s->jobs + i;
         if (j->at.state == CML_GONE) return j;
-        if (has_failed(j) && j->takers == 0 && (found == NULL || j->number < found->number)) found = j;
+        if (!has_failed(j) || j->takers > 0) continue;
+        if (found == NULL || j->number < found->number) found = j;
     }
     return found;
 }
@@ -1247,7 +1251,7 @@ static void enlist(cml_scheduler *s, job *j) {
     insert_live(s, j);
 }
 
-/* ------------------------------------------------------------------ whose turn it is (policy.py) */
+/* -------------------------------------------------------------- whose turn it is (policy.py) */
 
 static int comes_before(cml_policy policy, const job *a, const job *b) {
     int in_time = policy == CML_BY_PRIORITY || (a->urgent && b->urgent);
@@ -1285,7 +1289,8 @@ static void put_in_order(cml_scheduler *s) {
 /* ------------------------------------------------------------------ the decision (plan.py) */
 
 /* How many workgroups of the step to take, of `limit` that are left of it. */
-static uint32_t count_within(const cml_scheduler *s, step *of, uint32_t limit, double ms, int at_least_one) {
+static uint32_t count_within(const cml_scheduler *s, step *of, uint32_t limit, double ms,
+                             int at_least_one) {
     uint32_t count = groups_within(&s->model, of, limit, ms);
     if (s->granule > 1 && s->granule < count && count < limit) count -= count % s->granule;
     return count == 0 && at_least_one ? (uint32_t)least(limit, s->granule) : count;
@@ -1295,7 +1300,7 @@ static uint32_t count_within(const cml_scheduler *s, step *of, uint32_t limit, d
 static int slices_of(cml_scheduler *s, job *j, double *left) {
     uint32_t at = j->at.step, group = j->at.group;
     int probing = 0; /* what it takes must be known before more of it is added */
-    for (; at < j->net->step_count && s->slice_count < s->max_slices && !probing; s->slice_count++) {
+    while (at < j->net->step_count && s->slice_count < s->max_slices && !probing) {
         step *of = j->net->steps + at;
         int alone = s->slice_count == 0;
         uint32_t count;
@@ -1304,7 +1309,7 @@ static int slices_of(cml_scheduler *s, job *j, double *left) {
         count = count_within(s, of, of->groups - group, probing ? *left * 0.25 : *left, alone);
         if (count == 0) break;
         s->slices[s->slice_count] = (planned){j, of, group, count, predict(&s->model, of, count)};
-        *left -= s->slices[s->slice_count].ms;
+        *left -= s->slices[s->slice_count++].ms;
         group += count;
         at += group == of->groups;
         group = group == of->groups ? 0 : group;
@@ -1352,9 +1357,11 @@ static int inputs_are_there(cml_scheduler *s, job *j) {
 }
 
 static int is_busy(const cml_scheduler *s, uint32_t exclusive) {
-    for (uint32_t i = 0; i < s->live_count; i++)
-        if (s->live[i]->at.state == CML_RUNNING && s->live[i]->net->exclusive == exclusive) return 1;
-    return 0;
+    uint32_t i = 0;
+    while (i < s->live_count &&
+           (s->live[i]->at.state != CML_RUNNING || s->live[i]->net->exclusive != exclusive))
+        i++;
+    return i < s->live_count;
 }
 
 /* Those of the candidates that can run, now that one could not begin. Where it has to wait, so have
@@ -1372,14 +1379,14 @@ static void sift(cml_scheduler *s, const job *refused) {
     s->candidate_count = kept;
 }
 
-/* The jobs that could run now; networks that are not ready get on with it. Why there may be none. */
+/* The jobs that could run now; networks that are not ready get on with it. Why there are none. */
 static cml_reason gather(cml_scheduler *s, double budget) {
     cml_reason otherwise = CML_NOTHING_TO_DO;
     uint32_t unready = 0;
     cml_net *net;
     for (net = s->nets; net != NULL; net = net->next) net->is_wanted = 0;
     s->candidate_count = 0;
-    for (uint32_t i = 0; i < s->live_count;) { /* makers are older than takers: one pass finds all */
+    for (uint32_t i = 0; i < s->live_count;) { /* makers are older than takers */
         job *j = s->live[i];
         int queued = j->at.state == CML_QUEUED, there = !queued || inputs_are_there(s, j);
         if (over(j)) continue;
@@ -1393,8 +1400,10 @@ static cml_reason gather(cml_scheduler *s, double budget) {
     for (net = s->nets; net != NULL; net = net->next)
         if (net->is_wanted && !net->is_ready) s->prepare(s, net, budget / unready);
     sift(s, NULL);
-    for (uint32_t i = 0; i < s->candidate_count; i++)
-        s->candidates[i]->remaining = s->candidates[i]->dated ? remaining_ms(s, s->candidates[i]) : 0.0;
+    for (uint32_t i = 0; i < s->candidate_count; i++) {
+        job *j = s->candidates[i];
+        j->remaining = j->dated ? remaining_ms(s, j) : 0.0;
+    }
     return unready > 0 ? CML_PREPARING : otherwise;
 }
 
@@ -1453,16 +1462,17 @@ static void make_groups(cml_scheduler *s) {
 #undef OPENS
 }
 
-/* What the frame runs: decided, begun and taken account of, not encoded yet. `aim` is of a budget that
- * says so itself, else below 0. */
-static void fill_frame(cml_scheduler *s, double now, double budget, double aim, int rests, int behind) {
+/* What the frame runs: decided, begun and taken account of, not encoded yet. `aim` is of a budget
+ * that says so itself, else below 0. */
+static void fill_frame(cml_scheduler *s, double now, double budget, double aim, int rests,
+                       int behind) {
     cml_reason otherwise;
     int again = 1;
     if (aim < 0) aim = aim_of(&s->model.tail, budget) / s->back_off;
     s->now = now;
     s->rate = aim / s->frame_ms;
-    s->report = (cml_report){.frame = s->frame, .now_ms = now, .budget_ms = budget, .measured_ms = -1,
-                             .aim_ms = rests || s->rest_due ? 0.0 : aim};
+    s->report = (cml_report){.frame = s->frame, .now_ms = now, .budget_ms = budget,
+                             .aim_ms = rests || s->rest_due ? 0.0 : aim, .measured_ms = -1};
     s->left[0] = s->left[1] = HUGE_VAL;
     s->open = 1;
     for (uint32_t i = 0; i < s->live_count; i++)
@@ -1484,7 +1494,8 @@ static void fill_frame(cml_scheduler *s, double now, double budget, double aim, 
 static void finish_jobs(cml_scheduler *s) {
     for (uint32_t i = 0; i < s->live_count;) {
         job *j = s->live[i];
-        if (j->at.state == CML_RUNNING && j->at.step >= j->net->step_count && s->finish(s, j) == BEGUN) {
+        int through = j->at.state == CML_RUNNING && j->at.step >= j->net->step_count;
+        if (through && s->finish(s, j) == BEGUN) {
             end_job(s, j, CML_DONE, "");
             s->report.finished++;
         }
@@ -1547,7 +1558,8 @@ static void take_for_granted(cml_scheduler *s, in_flight *f) {
     double ms = 0;
     for (uint32_t i = 0; i < f->part_count; i++)
         if (!has_samples(f->parts[i].step)) f->parts[guessed++] = f->parts[i];
-    for (uint32_t i = 0; i < guessed; i++) ms += predict(&s->model, f->parts[i].step, f->parts[i].count);
+    for (uint32_t i = 0; i < guessed; i++)
+        ms += predict(&s->model, f->parts[i].step, f->parts[i].count);
     if (guessed > 0) learn(&s->model, f->parts, guessed, ms);
 }
 
@@ -1564,13 +1576,14 @@ static void heed_interval(cml_scheduler *s, double now) {
 }
 
 static void learn_flight(cml_scheduler *s, in_flight *f) {
+    cml_report *r = &f->report;
     uint32_t first = 0;
     int known = !f->given;
-    f->report.measured_ms = 0;
-    for (uint32_t i = 0; i < f->group_count; i++) f->report.measured_ms += f->ms[i];
+    r->measured_ms = 0;
+    for (uint32_t i = 0; i < f->group_count; i++) r->measured_ms += f->ms[i];
     for (uint32_t i = 0; i < f->part_count; i++) known &= f->parts[i].step->curve->samples >= KNOWN;
-    if (known && f->report.predicted_ms > 0.25 * f->report.aim_ms)
-        learn_frame(&s->model.tail, f->report.predicted_ms, f->report.measured_ms, f->report.budget_ms);
+    if (known && r->predicted_ms > 0.25 * r->aim_ms)
+        learn_frame(&s->model.tail, r->predicted_ms, r->measured_ms, r->budget_ms);
     for (uint32_t i = 0; i < f->group_count; first = f->ends[i++])
         learn(&s->model, f->parts + first, f->ends[i] - first, f->ms[i]);
     s->measured[s->measured_count++] = f->report;
@@ -1587,7 +1600,7 @@ static void end_frame(cml_scheduler *s, const timing *timings, uint32_t count, d
     uint64_t newest = 0; /* one more than the frame */
     for (uint32_t i = 0; i < s->max_jobs; i++) {
         job *j = s->jobs + i;
-        if (j->begun_now || j->at.state == CML_DONE) let_makers_go(j); /* it is not taken back any more */
+        if (j->begun_now || j->at.state == CML_DONE) let_makers_go(j); /* it is for good */
         j->begun_now = j->touched = 0;
     }
     heed_interval(s, now);
@@ -1715,7 +1728,7 @@ static uint64_t processors(void) {
 static uint64_t most(uint64_t a, uint64_t b) { return b > a ? b : a; }
 static double now_of(const cml_scheduler *s) { return s->options.now_ms(s->options.now_user); }
 
-static double steady_now(cml_scheduler *s) { /* a clock that goes back, or is none, is not believed */
+static double steady_now(cml_scheduler *s) { /* a clock that goes back is not believed */
     double now = now_of(s);
     if (now > s->last_ms && !isinf(now)) s->last_ms = now;
     return s->last_ms;
@@ -1731,10 +1744,10 @@ static cml_text text_from(const char *data) {
 
 static WGPUStringView view(cml_text text) { return (WGPUStringView){text.data, text.length}; }
 
-static WGPUBuffer new_buffer(cml_scheduler *s, home *counts, WGPUBufferUsage usage, uint64_t bytes) {
+static WGPUBuffer new_buffer(cml_scheduler *s, home *of, WGPUBufferUsage usage, uint64_t bytes) {
     WGPUBufferDescriptor wanted = {.label = view(text_from("cml")), .usage = usage};
     wanted.size = bytes < 256 ? 256 : (bytes + 3) / 4 * 4;
-    counts->made.buffers++;
+    of->made.buffers++;
     return wgpuDeviceCreateBuffer(s->options.device, &wanted);
 }
 
@@ -1752,8 +1765,8 @@ static void copy(cml_scheduler *s, WGPUBuffer from, uint64_t at, WGPUBuffer to, 
 
 /* --- errors of the device */
 
-static void said(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGPUStringView message, void *to,
-                 void *unused) {
+static void said(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGPUStringView message,
+                 void *to, void *unused) {
     scope *found = to;
     size_t most = sizeof found->text - 1;
     (void)unused;
@@ -1918,7 +1931,7 @@ static cml_status make_tables(cml_net *n, const guess *g) {
     n->layouts = taken(from, n->f.kernel_count, sizeof *n->layouts);
     n->groups = taken(from, slices, sizeof *n->groups);
     n->range_words = taken(from, n->scheduler->max_slices, stride);
-    if (from->is_short) return fail(n->f.error, CML_ERROR_MEMORY, "no memory for the network's tables");
+    if (from->is_short) return fail(n->f.error, CML_ERROR_MEMORY, "no memory for its tables");
     for (uint32_t i = 0; i < inputs + row->outputs.count; i++) {
         uint64_t *end = i < inputs ? &n->input_bytes : &n->output_bytes;
         place *to = n->places + i;
@@ -2026,7 +2039,8 @@ static WGPUShaderModule shader_of(cml_net *n, const kernel_row *k, const code_ro
     words.codeSize = c->bytes / 4;
     words.code = code;
     wanted.nextInChain = c == &k->wgsl ? &text.chain : &words.chain;
-    return module_of(n->scheduler->options.device, &wanted, n->trusted && k->flags & KERNEL_TRUSTED);
+    return module_of(n->scheduler->options.device, &wanted,
+                     n->trusted && k->flags & KERNEL_TRUSTED);
 }
 
 static cml_status build_kernel(cml_net *n, uint32_t index, cml_error *error) {
@@ -2043,7 +2057,8 @@ static cml_status build_kernel(cml_net *n, uint32_t index, cml_error *error) {
     for (uint32_t i = 0; i < k->tensors + 2; i++) {
         entries[i].binding = i;
         entries[i].visibility = WGPUShaderStage_Compute;
-        entries[i].buffer.type = i < 2 ? WGPUBufferBindingType_Uniform : WGPUBufferBindingType_Storage;
+        entries[i].buffer.type = WGPUBufferBindingType_Storage;
+        if (i < 2) entries[i].buffer.type = WGPUBufferBindingType_Uniform;
         entries[i].buffer.hasDynamicOffset = i == 0;
         entries[i].buffer.minBindingSize = i == 0 ? 16 : i == 1 ? k->params : 0;
     }
@@ -2089,7 +2104,8 @@ static int upload(cml_net *n, uint64_t bytes) {
     for (int i = WEIGHTS; i < SPACES; i++)
         while (n->uploaded[i] < n->values[i].size) {
             const uint8_t *from = n->values[i].data + n->uploaded[i];
-            uint64_t left = n->values[i].size - n->uploaded[i], chunk = least(least(left, CHUNK), bytes);
+            uint64_t left = n->values[i].size - n->uploaded[i];
+            uint64_t chunk = least(least(left, CHUNK), bytes);
             uint8_t tail[4] = {0};
             if (bytes < 4) return 0;
             if (left < 4) memcpy(tail, from, (size_t)left);
@@ -2103,7 +2119,8 @@ static int upload(cml_net *n, uint64_t bytes) {
 }
 
 /* Get on with what the network lacks, for about so long, but at least a step of it. */
-static cml_status advance(cml_net *n, double ms, uint64_t bytes, uint32_t groups, cml_error *error) {
+static cml_status advance(cml_net *n, double ms, uint64_t bytes, uint32_t groups,
+                          cml_error *error) {
     double end = now_of(n->scheduler) + ms;
     cml_status status = refused(&n->said, error);
     if (n->built || status != CML_OK) return status;
@@ -2236,8 +2253,8 @@ static int start_on_device(cml_scheduler *s, job *j) {
         if (made != NULL)
             copy(s, made, from->at, n->spaces[to->at.space], to->at.at, to->shape.bytes);
         else if (to->shape.bytes > 0)
-            wgpuQueueWriteBuffer(s->queue, n->spaces[to->at.space], to->at.at, block->data + to->among,
-                                 (size_t)to->shape.bytes);
+            wgpuQueueWriteBuffer(s->queue, n->spaces[to->at.space], to->at.at,
+                                 block->data + to->among, (size_t)to->shape.bytes);
     }
     return came;
 }
@@ -2252,7 +2269,8 @@ static int finish_on_device(cml_scheduler *s, job *j) {
              from->shape.bytes);
     for (uint32_t i = 0; i < n->p.row->updates.count; i++) {
         binding old = n->p.updates[i].from, new = n->p.updates[i].to;
-        copy(s, n->spaces[old.space], old.at, n->spaces[new.space], new.at, least(old.bytes, new.bytes));
+        copy(s, n->spaces[old.space], old.at, n->spaces[new.space], new.at,
+             least(old.bytes, new.bytes));
     }
     return BEGUN;
 }
@@ -2358,14 +2376,16 @@ cml_status cml_submit(cml_scheduler *s, cml_net *n, const cml_input *inputs, siz
     job *j = free_place(s), made = {.net = n};
     input_block *block;
     cml_status status = CML_OK;
-    double given = options ? options->priority : 1.0, deadline = options ? options->deadline_ms : 0.0;
+    double given, deadline;
     *handle = 0;
     options = options ? options : &usual;
+    given = options->priority;
+    deadline = options->deadline_ms;
     if (s->lost) return fail(error, CML_ERROR_DEVICE, "the device was lost");
     if (!(deadline >= 0) || isinf(deadline + given) || !(given >= 0 || same(given, CML_IDLE)))
-        return fail(error, CML_ERROR_INPUT, "the priority or the deadline is no number of 0 or more");
+        return fail(error, CML_ERROR_INPUT, "the priority or deadline is no number of 0 or more");
     if (options->slot != NULL && strlen(options->slot) >= SLOT_NAME)
-        return fail(error, CML_ERROR_INPUT, "the slot's name is longer than %d bytes", SLOT_NAME - 1);
+        return fail(error, CML_ERROR_INPUT, "the slot's name has %d bytes or more", SLOT_NAME);
     if (j == NULL)
         return fail(error, CML_ERROR_FULL, "there are %u jobs: release some", s->max_jobs);
     if (count != n->p.row->inputs.count)
@@ -2517,7 +2537,8 @@ static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, const planne
     uint32_t index = (uint32_t)(part->step - n->steps), slice = s->stride * index;
     uint32_t width = s->limits.maxComputeWorkgroupsPerDimension, count = part->count;
     if (count != part->step->groups) {
-        write_slice(s, n->range_words + (size_t)s->stride * n->ranges, part->first, part->first + count);
+        write_slice(s, n->range_words + (size_t)s->stride * n->ranges, part->first,
+                    part->first + count);
         slice = s->stride * (n->step_count + n->ranges++);
     }
     wgpuComputePassEncoderSetPipeline(pass, n->pipelines[n->p.steps[index].kernel]);
@@ -2529,7 +2550,8 @@ static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, const planne
 /* The slices, a pass for each group that is timed. */
 static void encode_slices(cml_scheduler *s) {
     ring_slot *slot = s->slice_count > 0 ? free_slot(s) : NULL;
-    uint32_t number = slot == NULL ? 0 : (uint32_t)(slot - s->ring), at = number * SLOT_BYTES, i = 0;
+    uint32_t number = slot == NULL ? 0 : (uint32_t)(slot - s->ring), i = 0;
+    uint32_t at = number * SLOT_BYTES;
     if (slot != NULL) {
         slot->busy = 1;
         slot->passes = 0;
@@ -2592,7 +2614,7 @@ const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, doubl
 
 const cml_slice *cml_slices(const cml_scheduler *s) { return s->told; }
 
-/* A frame was ended and never ran: who had work in it, and who took from them, has wrong results. */
+/* A frame was ended and never ran: who had work in it, or took from them, has wrong results. */
 static void fail_harmed(cml_scheduler *s, uint32_t slot) {
     for (uint32_t i = 0; i < s->max_jobs; i++) {
         job *j = s->jobs + i;
@@ -2691,9 +2713,9 @@ static void look_at_device(cml_scheduler *s) {
     const char *at;
     wgpuDeviceGetLimits(device, &s->limits);
     if (s->options.adapter != NULL) wgpuAdapterGetInfo(s->options.adapter, &info);
-    snprintf(s->name, sizeof s->name, "%.*s (%.*s)", (int)(info.device.data ? info.device.length : 0),
-             info.device.data, (int)(info.description.data ? info.description.length : 0),
-             info.description.data);
+    snprintf(s->name, sizeof s->name, "%.*s (%.*s)",
+             (int)(info.device.data ? info.device.length : 0), info.device.data,
+             (int)(info.description.data ? info.description.length : 0), info.description.data);
     s->software = info.adapterType == WGPUAdapterType_CPU;
     s->has_half = wgpuDeviceHasFeature(device, WGPUFeatureName_ShaderF16) != 0;
     s->timed = wgpuDeviceHasFeature(device, WGPUFeatureName_TimestampQuery) != 0;
@@ -2732,7 +2754,8 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
     if (s->options.now_ms == NULL) s->options.now_ms = machine_ms;
     if (s->options.max_frames_in_flight == 0) s->options.max_frames_in_flight = 4;
     s->model.tail.share = options->over_share > 0 ? options->over_share : 0.01;
-    s->granule = (uint32_t)most(1, options->granule || !s->software ? options->granule : processors());
+    s->granule = (uint32_t)most(options->granule, 1);
+    if (options->granule == 0 && s->software) s->granule = (uint32_t)processors();
     s->wall_clock = !s->timed;
     s->told = taken(&s->memory, s->max_slices, sizeof *s->told);
     if (!core_make(s)) {

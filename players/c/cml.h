@@ -4,8 +4,8 @@
  *     cml_scheduler *scheduler;
  *     cml_create(&(cml_options){.device = device}, &scheduler, &error);
  *     cml_load(scheduler, bytes, size, CML_TRUSTED, &net, &error);
- *     cml_submit(scheduler, net, &(cml_input){.name = "image", .data = pixels, .bytes = n}, 1, NULL,
- *                &job, &error);
+ *     cml_input image = {.name = "image", .data = pixels, .bytes = n};
+ *     cml_submit(scheduler, net, &image, 1, NULL, &job, &error);
  *     every frame: cml_encode(scheduler, encoder, 4.0); your one submit; cml_end_frame(scheduler);
  *     cml_tensor_of(scheduler, job, "enlarged", &tensor);     once its state is CML_DONE
  *
@@ -50,8 +50,9 @@ typedef struct cml_text { /* UTF-8, no end mark: print with "%.*s" */
     size_t length;
 } cml_text;
 
-typedef enum cml_type { CML_SCALAR, CML_INTEGER, CML_LOGICAL } cml_type; /* float32, int32, uint32 */
-typedef enum cml_layout { CML_PLAIN, CML_C4, CML_C4H } cml_layout;       /* docs/cooked.md */
+/* float32, int32, uint32; docs/cooked.md has the layouts */
+typedef enum cml_type { CML_SCALAR, CML_INTEGER, CML_LOGICAL } cml_type;
+typedef enum cml_layout { CML_PLAIN, CML_C4, CML_C4H } cml_layout;
 
 typedef struct cml_shape { /* an input or output of a network */
     cml_text name;
@@ -61,14 +62,15 @@ typedef struct cml_shape { /* an input or output of a network */
     uint64_t elements, bytes; /* bytes on the device, in that layout */
 } cml_shape;
 
-typedef struct cml_allocator {               /* where the host's memory comes from; NULL: the C library */
+typedef struct cml_allocator { /* where the host's memory comes from; NULL: the C library */
     void *(*take)(void *user, size_t bytes); /* aligned as malloc does; NULL where there is none */
     void (*give_back)(void *user, void *block, size_t bytes);
     void *user;
 } cml_allocator;
 
-/* Whether the bytes are a cooked file without damage: all of it is looked at, no device is needed. */
-cml_status cml_check(const void *bytes, size_t size, const cml_allocator *allocator, cml_error *error);
+/* Whether the bytes are a cooked file without damage: all is looked at, no device is needed. */
+cml_status cml_check(const void *bytes, size_t size, const cml_allocator *allocator,
+                     cml_error *error);
 
 typedef struct cml_scheduler cml_scheduler;
 typedef struct cml_net cml_net;
@@ -76,14 +78,10 @@ typedef uint64_t cml_job; /* a handle; 0 is none */
 
 typedef enum cml_policy { CML_LEAST_LAXITY, CML_FAIR_SHARE, CML_BY_PRIORITY } cml_policy;
 
-typedef enum cml_reason { /* why a frame stops */
-                          CML_NOTHING_TO_DO,
-                          CML_BUDGET,
-                          CML_WAITING_FOR_GPU,
-                          CML_PREPARING,
-                          CML_ALL_WAITING,
-                          CML_FRAME_NOT_ENDED,
-                          CML_DEVICE_ERROR
+/* why a frame stops */
+typedef enum cml_reason {
+    CML_NOTHING_TO_DO, CML_BUDGET, CML_WAITING_FOR_GPU, CML_PREPARING, CML_ALL_WAITING,
+    CML_FRAME_NOT_ENDED, CML_DEVICE_ERROR
 } cml_reason;
 
 typedef struct cml_report { /* what a frame ran */
@@ -102,7 +100,9 @@ typedef struct cml_slice { /* workgroups [first, first + count) of a step */
     cml_text op, title;
 } cml_slice;
 
-typedef enum cml_state { CML_GONE, CML_QUEUED, CML_RUNNING, CML_DONE, CML_CANCELLED, CML_FAILED } cml_state;
+typedef enum cml_state {
+    CML_GONE, CML_QUEUED, CML_RUNNING, CML_DONE, CML_CANCELLED, CML_FAILED
+} cml_state;
 
 typedef struct cml_counts { /* what was made so far: none of it changes in steady state */
     uint64_t host_blocks, buffers, bind_groups, pipelines;
@@ -112,7 +112,7 @@ typedef struct cml_counts { /* what was made so far: none of it changes in stead
 
 typedef struct cml_options { /* what is 0 or NULL is chosen */
     WGPUDevice device;
-    WGPUAdapter adapter;   /* whose device it is: tells a software driver, and what to expect of it */
+    WGPUAdapter adapter;   /* whose device it is: tells what to expect of it */
     WGPUQueue queue;       /* the device's own */
     WGPUInstance instance; /* with Dawn: whose events are processed by cml_end_frame */
     cml_allocator allocator;
@@ -131,12 +131,12 @@ cml_status cml_create(const cml_options *options, cml_scheduler **scheduler, cml
 /* Blocks until nothing of the device points into it. Networks must have been unloaded before. */
 void cml_destroy(cml_scheduler *scheduler);
 
-enum { CML_TRUSTED = 1 }; /* a file of your own: kernels run without run-time checks, 2-3 times as fast */
+enum { CML_TRUSTED = 1 }; /* a file of your own: no run-time checks, 2-3 times as fast */
 
 /* A network of a cooked file. The bytes must stay where they are until cml_build says CML_OK. Any
  * thread may load and build a network that no other thread uses yet. */
-cml_status cml_load(cml_scheduler *scheduler, const void *bytes, size_t size, uint32_t flags, cml_net **net,
-                    cml_error *error);
+cml_status cml_load(cml_scheduler *scheduler, const void *bytes, size_t size, uint32_t flags,
+                    cml_net **net, cml_error *error);
 /* Upload, build pipelines and bind for about so long: behind a loading screen. CML_OK once all is
  * there, else CML_PENDING. A job's network is built by cml_encode too, a little in every frame. */
 cml_status cml_build(cml_net *net, double ms, cml_error *error);
@@ -179,7 +179,7 @@ typedef struct cml_job_options {
     const char *slot;   /* a job that waits with the same slot is cancelled in favour of this one */
 } cml_job_options;
 
-/* Run the network on these inputs (all of its inputs, each once), in parts, as the budget allows. */
+/* Run the network on these inputs (all of its own, each once), in parts, as the budget allows. */
 cml_status cml_submit(cml_scheduler *scheduler, cml_net *net, const cml_input *inputs, size_t count,
                       const cml_job_options *options, cml_job *job, cml_error *error);
 
@@ -196,13 +196,15 @@ void cml_pause(cml_scheduler *scheduler, cml_job job, int paused);
 /* Its outputs, and the handle, are not needed any more; what waits for them still has them. */
 void cml_release(cml_scheduler *scheduler, cml_job job);
 /* An output on the device, until cml_release. */
-cml_status cml_tensor_of(cml_scheduler *scheduler, cml_job job, const char *output, cml_tensor *tensor);
+cml_status cml_tensor_of(cml_scheduler *scheduler, cml_job job, const char *output,
+                         cml_tensor *tensor);
 /* An output on the host, plain; CML_PENDING until it has arrived, some frames later. */
-cml_status cml_read(cml_scheduler *scheduler, cml_job job, const char *output, void *data, size_t bytes,
-                    cml_error *error);
+cml_status cml_read(cml_scheduler *scheduler, cml_job job, const char *output, void *data,
+                    size_t bytes, cml_error *error);
 
-/* Append this frame's slices to the host's encoder. Never waits. The report is valid until the next. */
-const cml_report *cml_encode(cml_scheduler *scheduler, WGPUCommandEncoder encoder, double budget_ms);
+/* Append this frame's slices to the host's encoder; never waits. The report: until the next. */
+const cml_report *cml_encode(cml_scheduler *scheduler, WGPUCommandEncoder encoder,
+                             double budget_ms);
 const cml_slice *cml_slices(const cml_scheduler *scheduler); /* of that report */
 /* After the host's submit: learns from the timings that have arrived, never waits. The number of
  * frames that are now measured; cml_measured has their reports until the next call. */

@@ -239,3 +239,11 @@ def test_a_large_class_is_found(tmp_path: Path) -> None:
 )
 def test_the_rule_can_fail(source: str, expected: list[str]) -> None:
     assert [name for name, _ in imported(source)] == expected
+
+
+def test_the_c_player_stays_small_and_readable():
+    """One header and one source, which an engine's programmer reads in an afternoon."""
+    files = [ROOT / "players" / "c" / name for name in ("cml.h", "cml.c")]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) <= 3030
+    assert max(map(len, lines)) <= 100
