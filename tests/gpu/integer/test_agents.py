@@ -11,8 +11,10 @@ from demo_game.reporting.digest import tile_digest
 from demo_game.training.integer import INTEGER
 from tests.fixtures.integer.agents import DIGESTS
 from tests.fixtures.integer.world import TILES
+from tests.integer_digests import on_driver, swiftshader
 
 LONG = pytest.mark.long
+ICD = swiftshader()
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,11 @@ def test_tiles_of_the_demos_world_are_those_that_were_committed(tile, makers):
 def makers(gpu):
     chain = load_chain(integer=True)
     return chain, TileMaker(chain, gpu)
+
+
+@LONG
+@pytest.mark.skipif(ICD is None, reason="no SwiftShader: it comes with Chromium")
+def test_another_driver_gives_the_same():
+    """SwiftShader, in a process of its own; python -m tests.integer_digests has all agents."""
+    device, found = on_driver(ICD, ["population"])
+    assert "SwiftShader" in device and found == {"population": DIGESTS["population"]}

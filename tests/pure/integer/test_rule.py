@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,3 +183,62 @@ def test_what_cannot_be_proven() -> None:
     with pytest.raises(RangeError, match="shifted left by 3 bits"):
         proof.check_shift("conv 'c'", 2**28, 3, Range(-127, 127))
     proof.check_shift("conv 'c'", 2**28 - 1, 3, Range(-127, 127))
+
+
+# -- neither denormals nor contraction -------------------------------------------------------------
+
+#: below this a float32 is denormal, and a device may take it for 0
+_NORMAL = np.float32(2.0**-126)
+
+
+def flushed(values: Any) -> Any:
+    """As a device has them that flushes denormals to zero."""
+    return np.where(np.abs(values) < _NORMAL, np.float32(0), values).astype(np.float32)
+
+
+def flushing_words(x: Any, inverse: np.float32) -> Any:
+    """``arrays.words_of`` where every step flushes what it reads and gives."""
+    steps = flushed(flushed(x) * flushed(inverse))
+    below = np.floor(steps)
+    return np.where(flushed(steps - below) >= 0.5, below + 1, below).clip(-127, 127)
+
+
+@given(st.integers(0, 2**20))
+def test_contraction_cannot_matter(seed: int) -> None:
+    """Sums that are carried by floats are the same with fused multiply-adds, without them, and with
+    both in turns; and no value on the way is a denormal."""
+    random = np.random.default_rng(seed)
+    words = random.choice([Range(-127, 127), Range(0, 255), Range(-32767, 32767)])
+    weights = random.integers(-127, 128, (1, 24))
+    found = proof.carried("conv 'c'", weights, [int(random.integers(-(2**20), 2**20))], words)
+    x = random.choice([words.low, words.high, int(random.integers(words.low, words.high + 1))], 24)
+    for part in found.parts:
+        low = (1 << found.bits) - 1
+        taken = {"all": x, "upper": x >> found.bits, "lower": x & low}[part.take]
+        sums = [np.float32(part.bias[0])] * 3
+        for way, (w, q) in enumerate(zip(part.weights[0], taken, strict=True)):
+            a, b = np.float32(w), np.float32(q)
+            fused = np.float32(np.float64(a) * np.float64(b) + np.float64(sums[0]))
+            apart = np.float32(np.float32(a * b) + sums[1])
+            mixed = fused if way % 2 else apart
+            sums = [fused, apart, mixed]
+            assert sums[0] == sums[1] == sums[2] and (fused == 0 or abs(fused) >= 1)
+
+
+@given(st.integers(0, 2**20), st.integers(-40, 40))
+def test_denormals_cannot_matter(seed: int, power: int) -> None:
+    """A scale is 2^-40 to 2^40: what is denormal, or becomes so, is nothing next to half a word."""
+    random = np.random.default_rng(seed)
+    inverse = np.float32(1 / 2.0**power)
+    x = (random.uniform(-2, 2, 99) * 2.0 ** random.integers(-149, 60, 99)).astype(np.float32)
+    wanted = arrays.words_of(x, inverse, -127, 127)
+    np.testing.assert_array_equal(flushing_words(x, inverse), wanted)
+    numbers = arrays.numbers_of(np.arange(-32767, 32768), np.float32(2.0**power))
+    np.testing.assert_array_equal(flushed(numbers), numbers)
+
+
+def test_denormals_of_other_scales_would_matter() -> None:
+    """The test above can fail, and is why scales have ends."""
+    x, inverse = np.array([2.0**-127], np.float32), np.float32(2.0**127)
+    assert arrays.words_of(x, inverse, -127, 127) == 1 and flushing_words(x, inverse) == 0
+    assert arrays.numbers_of(np.ones(1), np.float32(2.0**-127)) > 0
