@@ -11,7 +11,7 @@ from demo_game.reporting.digest import tile_digest
 from demo_game.training.integer import INTEGER
 from tests.fixtures.integer.agents import DIGESTS
 from tests.fixtures.integer.world import TILES
-from tests.integer_digests import on_driver, swiftshader
+from tests.gpu.integer.digests import on_driver, swiftshader
 
 LONG = pytest.mark.long
 ICD = swiftshader()
@@ -44,6 +44,6 @@ def makers(gpu):
 @LONG
 @pytest.mark.skipif(ICD is None, reason="no SwiftShader: it comes with Chromium")
 def test_another_driver_gives_the_same():
-    """SwiftShader, in a process of its own; python -m tests.integer_digests has all agents."""
+    """SwiftShader, in a process of its own; python -m tests.gpu.integer.digests has all agents."""
     device, found = on_driver(ICD, ["population"])
     assert "SwiftShader" in device and found == {"population": DIGESTS["population"]}

@@ -1,7 +1,7 @@
 """The digests of the demo's integer agents on every device of this machine: all are the committed
 ones.
 
-``python -m tests.integer_digests`` computes them in NumPy, on the GPU that is found, and on
+``python -m tests.gpu.integer.digests`` computes them in NumPy, on the GPU that is found, and on
 SwiftShader where Chromium brings it (``--icd FILE.json`` names another Vulkan driver), each in a
 process of its own. Exit code 1 where one differs. ``--here`` is one such process.
 """
@@ -21,7 +21,7 @@ from cml_engine.integer.digest import run_digest
 from demo_game.training.integer import INTEGER
 from tests.fixtures.integer.agents import DIGESTS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 #: where Chromium lays its driver down, on Debian and others
 SWIFTSHADER = (
     Path("/usr/lib/chromium/vk_swiftshader_icd.json"),
@@ -49,7 +49,7 @@ def on_driver(icd: Path | None, names: Sequence[str]) -> tuple[str, dict[str, st
     """The device's name and the digests, in a process that has that Vulkan driver alone."""
     more = {} if icd is None else {"VK_ICD_FILENAMES": str(icd), "VK_DRIVER_FILES": str(icd)}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.integer_digests", "--here", *names],
+        [sys.executable, "-m", "tests.gpu.integer.digests", "--here", *names],
         cwd=ROOT, env={**os.environ, **more}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
