@@ -177,6 +177,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
 
 
+def pytest_collection_finish() -> None:
+    """What stays until the end (modules, nine thousand tests) is not looked through by every
+    collection that comes, nor by those that tests ask for."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
         found = open_gpu()

@@ -24,7 +24,14 @@ def keeps(kept, best):
     return kept.work_ms >= 0.9 * best.work_ms and kept.added <= SHARE + SAMPLING
 
 
-@pytest.mark.parametrize("name", NAMES)
+#: what was recorded, and what is hardest; the others are in the long proof
+IN_SUITE = ("recorded", "hitches")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n.startswith(IN_SUITE) else pytest.mark.long) for n in NAMES],
+)
 def test_most_of_the_work_and_few_late_frames(name):
     noise = frame_budgets.scenarios(FRAMES)[name]
     best = best_constant(noise, SHARE)

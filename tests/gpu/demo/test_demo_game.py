@@ -114,6 +114,7 @@ def test_a_run_that_stalls_says_what_everybody_waits_for(
 
 def test_something_is_drawn_before_any_network_has_run(gpu: cml.Gpu) -> None:
     """Drafts are the first picture; when all is loaded none is left, and the slots are free."""
+    gc.unfreeze()
     flown = HeadlessRun(gpu, SMALL, NEAR, Options())
     try:
         while flown.first_picture == math.inf:

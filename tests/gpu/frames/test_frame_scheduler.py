@@ -70,7 +70,8 @@ def resident_bytes():
     return pages * 4096
 
 
-def test_steady_state_creates_nothing(gpu, image, monkeypatch):
+@pytest.mark.parametrize("frames", [2_000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_steady_state_creates_nothing(gpu, image, monkeypatch, frames):
     session = cml.Session(conv_net(layers=2), gpu)
     host = Host(gpu, budget_ms=0.5)
 
@@ -93,7 +94,7 @@ def test_steady_state_creates_nothing(gpu, image, monkeypatch):
 
         monkeypatch.setattr(gpu.device, name, counted)
     host.count = 0
-    while host.count < 10_000:
+    while host.count < frames:
         work(20)
         host.reports.clear()
         host.measured.clear()
