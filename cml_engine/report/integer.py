@@ -9,6 +9,7 @@ from cml_engine.graph import Graph
 from cml_engine.integer.floats import of_floats
 from cml_engine.integer.gas import gas_by_node
 from cml_engine.integer.lowering.network import lowered
+from cml_engine.report.integer_memory import IntegerMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class IntegerInfo:
     #: outputs that are computed in floats, and the operator with which these begin
     not_identical: tuple[str, ...] = ()
     first_float: str = ""
+    memory: IntegerMemory | None = None
 
     @classmethod
     def of(cls, graph: Graph, *, points: bool, gas: bool) -> IntegerInfo:
@@ -55,7 +57,9 @@ class IntegerInfo:
                 )
                 for p in network.points
             )
-        return cls(graph.name, found, dict(gas_by_node(graph)) if gas else {}, floats, first)
+        costs = dict(gas_by_node(graph)) if gas else {}
+        memory = IntegerMemory.of(graph) if points else None
+        return cls(graph.name, found, costs, floats, first, memory)
 
     @property
     def total_gas(self) -> int:
@@ -81,6 +85,7 @@ class IntegerInfo:
             "computed in floats"
             for name in self.not_identical
         ]
+        lines += [str(self.memory)] if self.memory else []
         lines += [f"{title[:48]:48s} {gas:16,d}" for title, gas in self.gas.items()]
         if self.gas:
             lines.append(f"{'gas':48s} {self.total_gas:16,d}")

@@ -34,14 +34,21 @@ def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
 
 def whole_sums(shape: ConvShape, x: Array, filter: Array, bias: Array) -> Array:
     """``conv`` of whole numbers, whose sums are below 2^31, in double precision: exact."""
-    out = np.empty((shape.batch, shape.groups, shape.group_out, prod(shape.narrow)), np.float64)
-    weights = filter.reshape(shape.groups, shape.group_out, -1).astype(np.float64)
+    weights = filter.reshape(shape.groups, shape.group_out, shape.group_in, -1)
+    weights = np.ascontiguousarray(weights.transpose(3, 0, 1, 2), np.float64)
+    flat = (shape.groups, shape.group_in, -1)
+    out = np.empty((shape.batch, shape.out_channels, *shape.narrow), np.float64)
     for image, result in zip(pad_border(x, shape.axes, shape.border), out, strict=True):
-        windows = _windows(shape, np.ascontiguousarray(image), 0, shape.narrow[0])
-        columns = windows.astype(np.float64).reshape(shape.groups, -1, prod(shape.narrow))
-        np.matmul(weights, columns, out=result)
-    out += bias.astype(np.float64).reshape(-1, shape.group_out, 1) if bias.size > 1 else bias
-    return out.reshape(shape.batch, shape.out_channels, *shape.narrow)
+        windows = _windows(shape, np.ascontiguousarray(image, np.float64), 0, shape.narrow[0])
+        taps = np.ndindex(*(a.kernel for a in shape.axes))
+        parts = (
+            np.matmul(weight, windows[(slice(None), *tap)].reshape(flat))
+            for weight, tap in zip(weights, taps, strict=True)
+        )
+        result[:] = sum(parts, np.float64(0)).reshape(result.shape)
+    values = bias.astype(np.float64).reshape(-1)
+    out += values.reshape(-1, *(1,) * len(shape.axes)) if values.size > 1 else values
+    return out
 
 
 def convolve(shape: ConvShape, x: Array, filter: Array, bias: Array, scratch: Scratch) -> Array:

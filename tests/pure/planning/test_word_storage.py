@@ -12,6 +12,7 @@ from cml_engine.passes import optimize
 from cml_engine.plan import Binding, TensorPlace
 from cml_engine.planning.choose_storage import layouts_for
 from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.report.integer_memory import IntegerMemory
 from tests.fixtures.integer.networks import IntegerNet, line
 
 
@@ -65,6 +66,13 @@ def test_the_arena_is_a_quarter():
         plan = lower(g, Limits(), layouts_for(g), kept)
         sizes.append(sum(plan.places[f"t{i}"].binding.nbytes for i in range(3)))
     assert sizes[0] * 4 == sizes[1]
+
+
+def test_what_is_saved_is_said():
+    found = IntegerMemory.of(chain({}, {}, {}, {}))
+    assert found.weights < found.weights_of_floats and found.arena < found.arena_of_floats
+    assert found.ends == 2 * 4 * 8 * 36
+    assert "of floats'; arena" in str(found)
 
 
 def test_nobody_decides_the_storage_of_words():
