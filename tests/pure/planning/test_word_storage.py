@@ -69,10 +69,12 @@ def test_the_arena_is_a_quarter():
 
 
 def test_what_is_saved_is_said():
-    found = IntegerMemory.of(chain({}, {}, {}, {}))
-    assert found.weights < found.weights_of_floats and found.arena < found.arena_of_floats
-    assert found.ends == 2 * 4 * 8 * 36
-    assert "of floats'; arena" in str(found)
+    model = chain({}, {}, {}, {})
+    found, graph = IntegerMemory.of(model), optimize(model)
+    plan = lower(graph, Limits(), layouts_for(graph))
+    assert (found.weights, found.arena) == (plan.weights_bytes, plan.memory.peak)
+    assert found.ends == 2 * 4 * 8 * 36 <= found.arena <= found.arena_of_floats
+    assert "of floats'; arena 2.5 KiB, 1.00 of" in str(found)
 
 
 def test_nobody_decides_the_storage_of_words():
