@@ -34,6 +34,17 @@ def texture_format(gpu: Device, what: str, texture: Any, *, written: bool) -> Te
     return form
 
 
+def check_bound(gpu: Device, what: str, nbytes: int, instead: str) -> None:
+    """:class:`InputError` where the device does not bind so many bytes at once: the kernels between
+    textures and tensors take no tensor in parts."""
+    most = gpu.limits.max_binding_bytes
+    if nbytes > most:
+        raise InputError(
+            f"{what}: it takes {nbytes} bytes beside a texture, this device binds at most {most} "
+            f"at once: {instead}"
+        )
+
+
 def level_size(what: str, texture: Any, layer: int, mip: int) -> tuple[int, int]:
     """Width and height of a mip level; :class:`InputError` where it, or the layer, is not there."""
     layers, mips = texture.depth_or_array_layers, texture.mip_level_count

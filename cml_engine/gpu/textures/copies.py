@@ -13,7 +13,7 @@ from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_error
 from cml_engine.gpu.program.common import TENSOR_USAGE
-from cml_engine.gpu.textures.checks import level_size, texture_format
+from cml_engine.gpu.textures.checks import check_bound, level_size, texture_format
 from cml_engine.gpu.textures.kernels import Params, TextureKernels, kernels_of, step_cost
 from cml_engine.plan import StepWork
 from cml_engine.textures.formats import TextureFormat
@@ -63,6 +63,8 @@ class TexturePacker:
                 _copy(encoder, tensor.buffer, tensor.offset, row, picture, target)
                 cost = step_cost("copy_texture", f"copy_texture '{name}'", params, words, True)
             else:
+                most = max(tensor.nbytes, pitch * picture.height)
+                check_bound(self._gpu, what, most, "read it (job.read) and write the texture")
                 kernels, packed = kernels_of(self._gpu), self._rows(pitch * picture.height)
                 kernels.build(self._gpu)
                 compute = encoder.begin_compute_pass(label="cml texture", timestamp_writes=first)

@@ -9,7 +9,7 @@ import wgpu
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import device_error
-from cml_engine.gpu.textures.checks import level_size, texture_format
+from cml_engine.gpu.textures.checks import check_bound, level_size, texture_format
 from cml_engine.gpu.textures.kernels import Params, kernels_of, step_cost
 from cml_engine.graph import Fact
 from cml_engine.plan import Binding, StepWork
@@ -34,6 +34,7 @@ class TextureLoad:
         what = f"input '{name}'"
         form = texture_format(gpu, what, given.texture, written=False)
         picture = planes(what, fact, given.layout)
+        check_bound(gpu, what, fact.nbytes, "give it as an array or in a buffer (gpu.tensor)")
         width, height = level_size(what, given.texture, given.layer, given.mip)
         if given.resize is None and (width, height) != (picture.width, picture.height):
             raise InputError(

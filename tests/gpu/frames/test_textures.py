@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -368,6 +369,21 @@ def test_what_does_not_fit_is_refused_at_once(gpu):
 def test_a_texture_input_that_cannot_be_is_refused_where_it_is_made(options, says):
     with pytest.raises(InputError, match=says):
         cml.TextureInput(None, **options)
+
+
+def test_what_is_larger_than_a_binding_is_refused_in_words(gpu, monkeypatch):
+    session = cml.Session(negative((1, 3, 5, 7)), gpu)
+    host = Host(gpu, budget_ms=5.0)
+    job = host.scheduler.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
+    finished(host, job, lambda _: None)
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_binding_bytes=256))
+    encoder = gpu.device.create_command_encoder()
+    for call in (
+        lambda: session.run({"x": cml.TextureInput(texture(gpu, "rgba8unorm", 7, 5))}),
+        lambda: job.copy_to_texture(encoder, "y", texture(gpu, "rgba8unorm", 7, 5)),
+    ):
+        with pytest.raises(InputError, match=r"takes \d+ bytes .* binds at most 256 at once: "):
+            call()
 
 
 def test_a_copy_that_does_not_fit_is_refused(gpu):
