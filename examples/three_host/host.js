@@ -35,20 +35,20 @@ export class Host {
   /**
    * three.js gets the device that the networks are on: one of `requestDevice()` has all that they
    * can use. (The other way round: `renderer.backend.device`, after `renderer.init()`.)
-   * @param {GPUDevice} device @param {any} canvas @param {any} networks
+   * @param {GPUDevice} device @param {any} canvas @param {import("./tiles.js").World} world
    */
-  static async on(device, canvas, networks) {
+  static async on(device, canvas, world) {
     const renderer = new THREE.WebGPURenderer({ device, canvas, antialias: false });
     await renderer.init();
     renderer.setSize(canvas.width, canvas.height, false);
-    return new Host(device, renderer, networks);
+    return new Host(device, renderer, world);
   }
 
-  /** @param {GPUDevice} device @param {any} renderer @param {any} networks */
-  constructor(device, renderer, networks) {
+  /** @param {GPUDevice} device @param {any} renderer @param {import("./tiles.js").World} world */
+  constructor(device, renderer, world) {
     this.device = device;
     this.renderer = renderer;
-    this.networks = networks;
+    this.world = world;
     this.scheduler = new Scheduler(device, { frameMs: 1000 / 60 });
     this.painter = new Painter(device, FORMAT);
     const { RENDER_ATTACHMENT, TEXTURE_BINDING, COPY_SRC } = GPUTextureUsage;
@@ -85,17 +85,17 @@ export class Host {
   }
 
   _ask() {
-    const tile = new Tile(this.scheduler, this.networks, FIRST[0] + this.runs, FIRST[1], 1);
-    tile.upres.read("heights");
+    const tile = new Tile(this.scheduler, this.world, FIRST[0] + this.runs, FIRST[1], 1);
+    tile.read("heights");
     return tile;
   }
 
   /** Its picture once painted stays in the texture; its heights come by a readback. */
   /** @param {GPUCommandEncoder} encoder @param {Tile} tile */
   _show(encoder, tile) {
-    const heights = tile.upres.read("heights");
+    const heights = tile.read("heights");
     if (!heights) return;
-    this.painter.paint(encoder, tile.texture.tensor("albedo"), this.texture.createView(), { clear: true });
+    this.painter.paint(encoder, tile.tensor("albedo"), this.texture.createView(), { clear: true });
     const { position } = this.land.geometry.attributes;
     for (let i = 0; i < position.count; i++) {
       const [column, row] = [i % (CELLS + 1), Math.floor(i / (CELLS + 1))];

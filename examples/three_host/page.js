@@ -4,7 +4,7 @@
 
 import { requestDevice } from "./cml.js";
 import { Host } from "./host.js";
-import { loadNetworks } from "./tiles.js";
+import { loadWorld } from "./tiles.js";
 
 const LOADING_MS = 200;
 /** What tests look at. @type {any} */
@@ -19,8 +19,8 @@ const say = (error) => {
 async function begin() {
   const device = await requestDevice();
   device.addEventListener("uncapturederror", (/** @type {any} */ { error }) => say(error));
-  const networks = await loadNetworks(device, async (name) => await (await fetch(name)).arrayBuffer());
-  const host = await Host.on(device, element("scene"), networks);
+  const world = await loadWorld(device, async (name) => await (await fetch(name)).arrayBuffer());
+  const host = await Host.on(device, element("scene"), world);
   let running = 0;
   /** @param {number} now */
   function frame(now) {
@@ -37,7 +37,7 @@ async function begin() {
     running += 1;
     device.queue.onSubmittedWorkDone().then(() => running -= 1);
     Object.assign(status, { frames: host.frames, runs: host.runs });
-    const progress = host.tile?.texture.progress ?? 0;
+    const progress = host.tile?.progress ?? 0;
     element("state").textContent = `${element("budget").value} ms, ${host.runs} tiles made, ` +
       `the next one is ${(100 * progress).toFixed(0)} % there`;
   }

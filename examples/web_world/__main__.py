@@ -1,19 +1,25 @@
-"""``python -m examples.web_world FOLDER`` writes a page that flies over the demo game's world."""
+"""``python -m examples.web_world FOLDER`` writes a page that flies over the demo game's world.
+
+With ``?integer=1`` it is the integer world: whole numbers that are the same on every machine.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-import cml_engine as cml
-import demo_game.operators
 from cml_engine.cooked import cook
 from cml_engine.files.atomic_write import write_atomically
+from demo_game.chain import READ, READS_TILE, Chain, load_chain
+from demo_game.world.tile import TileId
 
-#: what a tile takes: where it lies, then the three agents
-NETWORKS = ("terrain", "upres", "texture", "population")
-_MODELS = Path(demo_game.operators.__file__).parents[1] / "models"
+#: what is drawn of a tile, and whose output it is
+_SHOWN = {"heights": "upres", "albedo": "texture", "density": "population"}
+#: the same of the integer world, whose upres says only what it adds to the land
+_EXACT_SHOWN = {**_SHOWN, "heights": "ground"}
 _HERE = Path(__file__).parent
 _PLAYER = Path(__file__).parents[2] / "players" / "web"
 
@@ -21,16 +27,38 @@ _PLAYER = Path(__file__).parents[2] / "players" / "web"
 def write_world(folder: Path, profiles: Sequence[str] = ("discrete", "portable")) -> None:
     """The page, the player and the cooked networks; any web server can serve them."""
     write_networks(folder, profiles)
+    write_networks(folder / "integer", profiles, integer=True)
     write_player(folder, "cml.js", "tiles.js")
     for name in ("index.html", "world.js"):
         write_atomically(folder / name, (_HERE / name).read_bytes())
 
 
-def write_networks(folder: Path, profiles: Sequence[str]) -> None:
-    """The cooked networks of a tile."""
-    for name in NETWORKS:
-        data = cook(cml.load(_MODELS / f"{name}.nnef"), profiles, player=True)
+def write_networks(folder: Path, profiles: Sequence[str], integer: bool = False) -> None:
+    """The cooked networks of a tile, and which of them takes what from whom."""
+    chain = load_chain(integer=integer)
+    shown = _EXACT_SHOWN if integer else _SHOWN
+    digested = [(READ[name], name) for name in chain.digested(TileId(0, 0, 0))] if integer else []
+    needed = _needed(chain, {*shown.values(), *(session for session, _ in digested)})
+    for name in needed:
+        data = cook(chain.graphs[name], profiles, player=True)
         write_atomically(folder / f"{name}.cml", data)
+    said = {
+        "sources": {
+            name: {t: asdict(o) for t, o in chain.sources[name].items()} for name in needed
+        },
+        "readsTile": [name for name in needed if name in READS_TILE],
+        "shown": shown,
+        "digested": [{"session": session, "tensor": tensor} for session, tensor in digested],
+    }
+    write_atomically(folder / "chain.json", json.dumps(said, indent=1))
+
+
+def _needed(chain: Chain, wanted: set[str]) -> list[str]:
+    """These sessions and all whose outputs they take, in the chain's order."""
+    for name in reversed(list(chain.sources)):
+        if name in wanted:
+            wanted = wanted | {taken.session for taken in chain.sources[name].values()}
+    return [name for name in chain.sources if name in wanted]
 
 
 def write_player(folder: Path, *names: str) -> None:

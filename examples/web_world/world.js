@@ -3,9 +3,11 @@
 /** A flight over land whose tiles networks make within a budget, on the device that draws it. */
 
 import { Scheduler, requestDevice } from "./cml.js";
-import { CELLS, CELL_M, SPAN, Tile, loadNetworks, runTile } from "./tiles.js";
+import { CELLS, CELL_M, SPAN, Tile, digestOf, loadWorld, runTile } from "./tiles.js";
 
 const AHEAD = 4, ASIDE = 2, BEHIND = 1, SPEED = 20, STEP = 2, MOST_ASKED = 2, TREES = 14, MOST_RUNNING = 2;
+/** @type {("heights" | "albedo" | "density")[]} in the order of the shader's bindings */
+const SHOWN = ["heights", "albedo", "density"];
 const FIRST = 6, LOADING_MS = 300;
 
 const CODE = /* wgsl */ `
@@ -111,11 +113,17 @@ async function begin() {
     size: [canvas.width, canvas.height], format: "depth24plus", usage: GPUTextureUsage.RENDER_ATTACHMENT,
   }).createView();
 
-  const networks = await loadNetworks(device, async (name) => await (await fetch(name)).arrayBuffer());
+  const integer = Boolean(Number(new URLSearchParams(location.search).get("integer")));
+  const folder = integer ? "integer/" : "";
+  const world = await loadWorld(device, async (name) => await (await fetch(folder + name)).arrayBuffer());
   // drivers finish their kernels when these first run: behind the loading screen, not in a frame
-  await runTile(networks, 0, 0);
+  const first = await runTile(world, 0, 0);
+  if (integer) {
+    status.digest = await digestOf(world.chain, first);
+    element("digest").textContent = `the integer world; tile 0, 0 is ${status.digest} on every machine`;
+  }
   const scheduler = new Scheduler(device, { frameMs: 1000 / 60, budgetMs: 4 });
-  Object.assign(status, { scheduler, networks });
+  Object.assign(status, { scheduler, networks: world.networks });
   /** @type {Map<string, {tile: Tile, group: GPUBindGroup | null}>} */
   const tiles = new Map();
 
@@ -138,7 +146,7 @@ async function begin() {
     }
     for (const { x, z } of wanted.sort((a, b) => a.far - b.far)) {
       if (asked++ >= MOST_ASKED) break;
-      tiles.set(`${x},${z}`, { tile: new Tile(scheduler, networks, x, z, 1), group: null });
+      tiles.set(`${x},${z}`, { tile: new Tile(scheduler, world, x, z, 1), group: null });
     }
   }
 
@@ -146,9 +154,10 @@ async function begin() {
   function groupOf(tile) {
     const buffer = device.createBuffer({ size: 16, usage });
     device.queue.writeBuffer(buffer, 0, new Float32Array([tile.x * SPAN, tile.z * SPAN, 0, 0]));
-    const entries = tile.tensors.map(({ buffer, offset, bytes }, i) => (
-      { binding: i + 1, resource: { buffer, offset, size: bytes } }
-    ));
+    const entries = SHOWN.map((name, i) => {
+      const { buffer, offset, bytes } = tile.tensor(name);
+      return { binding: i + 1, resource: { buffer, offset, size: bytes } };
+    });
     return device.createBindGroup({ layout: place, entries: [{ binding: 0, resource: { buffer } }, ...entries] });
   }
 

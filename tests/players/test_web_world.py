@@ -8,34 +8,48 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import cml_engine as cml
-from demo_game.agents import tile_input
+from demo_game.chain import DRAWN, load_chain
+from demo_game.maker import TileMaker
+from demo_game.reporting.digest import tile_digest
 from demo_game.world.tile import TileId
-from examples.web_world.__main__ import NETWORKS, write_world
-from tests.players.deno import ROOT, find_deno, run_deno
+from examples.web_world.__main__ import write_networks, write_player, write_world
+from tests.players.deno import find_deno, run_deno
 
 HERE = Path(__file__).with_name("web")
-GROUND = ("moisture", "grain", "cell")
+TILE, SEED = TileId(1, 3, -2), 7
+
+
+def made_in_deno(folder, under=""):
+    if find_deno() is None:
+        pytest.skip("deno is not installed (the extra `players`)")
+    words = (str(TILE.x), str(TILE.z), under)
+    return json.loads(run_deno("run", "-A", "--no-check", HERE / "tile.js", folder, *words).stdout)
+
+
+def made_by_numpy(integer):
+    chain = load_chain(integer=integer)
+    names = [name for name in chain.sessions_for(TILE) if name not in DRAWN]
+    return chain, TileMaker(chain, "cpu").make(TILE, SEED, names=names)
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+def test_a_tile_of_the_integer_world_is_the_same_to_the_bit(tmp_path):
+    write_networks(tmp_path, ["software", "portable"], integer=True)
+    write_player(tmp_path, "cml.js", "tiles.js")
+    chain, wanted = made_by_numpy(integer=True)
+    found = made_in_deno(tmp_path)
+    assert found["digest"] == tile_digest(chain, TILE, wanted.__getitem__)
+    assert np.std(found["heights"]) > 1 and len(set(found["albedo"])) > 20
 
 
 @pytest.mark.gpu
 @pytest.mark.long
 def test_a_tile_is_the_one_that_python_makes(tmp_path):
-    if find_deno() is None:
-        pytest.skip("deno is not installed (the extra `players`)")
     write_world(tmp_path, ["portable"])
-    done = run_deno("run", "-A", "--no-check", HERE / "tile.js", tmp_path, "3", "-2")
-    found = json.loads(done.stdout)
-    for name, wanted in python_tile(TileId(1, 3, -2), 7).items():
-        far = np.abs(np.array(found[name]) - wanted.ravel()) / np.maximum(1, np.abs(wanted.ravel()))
+    found = made_in_deno(tmp_path)
+    _, made = made_by_numpy(integer=False)
+    for name in ("heights", "albedo", "density"):
+        wanted = made[name].ravel()
+        far = np.abs(np.array(found[name]) - wanted) / np.maximum(1, np.abs(wanted))
         assert far.max() < 1e-3, name
-
-
-def python_tile(tile: TileId, seed: int) -> dict[str, np.ndarray]:
-    folder = ROOT / "demo_game" / "models"
-    run = {name: cml.Session(cml.load(folder / f"{name}.nnef"), "cpu").run for name in NETWORKS}
-    ground = run["terrain"]({"tile": tile_input(tile, seed)})
-    heights = run["upres"]({name: ground[name] for name in ("coarse", "detail", "cell")})["heights"]
-    land = {"heights": heights, **{name: ground[name] for name in GROUND}}
-    albedo, density = run["texture"](land)["albedo"], run["population"](land)["density"]
-    return {"heights": heights, "albedo": albedo, "density": density}

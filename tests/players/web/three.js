@@ -35,16 +35,16 @@ async function bytesOf(device, texture) {
 /** @type {any} */ (globalThis).requestAnimationFrame = () => 0;
 /** @type {any} */ (globalThis).cancelAnimationFrame = () => {};
 const { requestDevice } = await import(`file://${folder}/cml.js`);
-const { loadNetworks, runTile } = await import(`file://${folder}/tiles.js`);
+const { loadWorld, runTile } = await import(`file://${folder}/tiles.js`);
 const { FIRST, Host } = await import(`file://${folder}/host.js`);
 const THREE = await import(`file://${folder}/three.webgpu.js`);
 const device = await requestDevice();
 /** @type {string[]} */
 const errors = [];
-const networks = await loadNetworks(device, async (/** @type {string} */ name) => (await Deno.readFile(`${folder}/${name}`)).buffer);
-const { albedo } = await runTile(networks, ...FIRST);
+const world = await loadWorld(device, async (/** @type {string} */ name) => (await Deno.readFile(`${folder}/${name}`)).buffer);
+const { albedo } = (await runTile(world, ...FIRST)).texture;
 const { canvas, texture } = canvasOf(device);
-const host = await Host.on(device, canvas, networks);
+const host = await Host.on(device, canvas, world);
 device.onuncapturederror = ({ error }) => errors.push(error.message);
 
 async function frame() {

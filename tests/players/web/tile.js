@@ -1,11 +1,15 @@
 // @ts-check
-/** A tile of the demo game's world, made by the cooked networks of a folder, as a JSON object. */
+/**
+ * A tile of the demo game's world, made by the cooked networks of a folder, as a JSON object: what is
+ * drawn of it, and the digest of an integer one.
+ */
 
-const [folder, x, z] = Deno.args;
+const [folder, x, z, under = ""] = Deno.args;
 const { requestDevice } = await import(`file://${folder}/cml.js`);
-const { loadNetworks, runTile } = await import(`file://${folder}/tiles.js`);
-const networks = await loadNetworks(await requestDevice(), async (/** @type {string} */ name) =>
-  (await Deno.readFile(`${folder}/${name}`)).buffer
+const { digestOf, loadWorld, runTile } = await import(`file://${folder}/tiles.js`);
+const world = await loadWorld(await requestDevice(), async (/** @type {string} */ name) =>
+  (await Deno.readFile(`${folder}/${under}${name}`)).buffer
 );
-const made = await runTile(networks, Number(x), Number(z));
-console.log(JSON.stringify(Object.fromEntries(Object.entries(made).map(([name, v]) => [name, [.../** @type {any} */ (v)]]))));
+const made = await runTile(world, Number(x), Number(z)), { chain } = world;
+const shown = Object.entries(chain.shown).map(([name, session]) => [name, [...made[String(session)][name]]]);
+console.log(JSON.stringify({ ...Object.fromEntries(shown), digest: await digestOf(chain, made) }));
