@@ -3,7 +3,8 @@
 ========  ==========================================================================================
 part      what it does
 ========  ==========================================================================================
-variants  every kernel that an operator can have, tuned or not, beside the reference
+variants  every kernel that an operator can have, in every layout, tuned or not, beside the
+          reference; long simulations (all that is marked `long`)
 calls     some five thousand calls of the operators on both backends, beside their formulas
 onnx      every fitting case of ONNX's own backend tests, on the CPU and on the GPU
 fuzz      random graphs on every backend, with passes left out or in, in any slices; damaged files
