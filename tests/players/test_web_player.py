@@ -11,8 +11,11 @@ import pytest
 import cml_engine as cml
 import demo_game.operators  # noqa: F401 - registers the game's own operators
 from cml_engine.cooked import cook
+from cml_engine.cooked.kernels import read_kernels
+from cml_engine.cooked.reader import Container
 from scheduler.recording import Recording
 from tests.cooked_networks import NETWORKS
+from tests.gpu.integer.test_bits import net_of
 from tests.players.deno import ROOT, WEB, run_deno
 from tests.players.networks import is_right, main, play_golden
 from tests.scheduler.test_record import eventful_run, run_by_wall_clock
@@ -84,6 +87,18 @@ def test_cooked_networks_give_what_python_gives(terrain, tmp_path):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_gives_what_python_gives(name):
     assert main([name]) == 0
+
+
+@pytest.mark.gpu
+def test_an_integer_network_gives_the_same_bits(tmp_path):
+    """By products of bytes, which are in the file as WGSL alone."""
+    file = tmp_path / "net.cml"
+    file.write_bytes(cook(net_of(8)[0], ["portable"]))
+    kernels = read_kernels(Container(memoryview(file.read_bytes())), trusted=True)
+    wgsl = [k.kernel.code() for k in kernels if not k.has_spirv]
+    assert wgsl and all("dot4I8Packed" in text for text in wgsl)
+    found = json.loads(run_deno("run", "-A", WEB / "check.js", file).stdout)
+    assert found["identical"] and found["error"] == 0
 
 
 @pytest.mark.gpu
