@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     from demo_game.bake.picture import write_picture
     from demo_game.bake.planet import Planet, layers_of, manifest, models, rules
     from demo_game.bake.region import region_of
-    from demo_game.bake.work import PlanetWork
+    from demo_game.bake.work import PlanetWork, cooked_networks
     from demo_game.chain import load_chain
 
     region = region_of(options.region, options.levels)
@@ -91,7 +91,15 @@ def run(options: argparse.Namespace) -> int:
     layers = layers_of(region, chain, options.block)
     plan = Plan(layers, manifest(region, chain, options.seed, options.block))
     wanted = tuple(models(chain).items())
-    work = PlanetWork(options.seed, own, options.backend, wanted, rules(), options.integer)
+    work = PlanetWork(
+        options.seed,
+        own,
+        options.backend,
+        wanted,
+        rules(),
+        options.integer,
+        {} if options.integer else cooked_networks(chain, options.backend),
+    )
     workers = options.workers
     if workers is None and options.scheduler is None:
         workers = usual_workers(options.backend)

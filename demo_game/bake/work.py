@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.distributed import Clock, Layer, Made, Unit
 from demo_game.bake.planet import models, rules, tiles_of, to_cells
-from demo_game.chain import load_chain
+from demo_game.chain import MODELS, Chain, load_chain
+from demo_game.cooking import cooked_set
 from demo_game.maker import TileMaker
 from demo_game.world.tile import TileId
 
@@ -19,7 +22,8 @@ from demo_game.world.tile import TileId
 @dataclass(frozen=True)
 class PlanetWork:
     """The tiles of one world. ``wanted`` are the networks' digests: those of a worker's own files
-    must be the same."""
+    must be the same. ``cooked`` are networks as cooked files, whose kernels a GPU's worker need
+    not compile."""
 
     seed: int
     models: Path | None
@@ -27,6 +31,7 @@ class PlanetWork:
     wanted: tuple[tuple[str, str], ...]
     rules: str
     integer: bool = False
+    cooked: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     @property
     def key(self) -> str:
@@ -49,7 +54,7 @@ class PlanetMaker:
         self.device = backend if isinstance(backend, str) else backend.name
         if self.device == "cpu":
             self.device = "CPU (NumPy)"
-        self.maker = TileMaker(chain, backend)
+        self.maker = _maker(chain, backend, work.cooked)
 
     def measure(self) -> Any:
         return None
@@ -68,6 +73,23 @@ class PlanetMaker:
         """Densities are baked of all levels, also where the game shows no plants."""
         names = self.maker.chain.sessions_for(tile)
         return names if "population" in names else (*names, "population")
+
+
+def cooked_networks(chain: Chain, backend: str) -> dict[str, bytes]:
+    """Those of ours as they were cooked, where they were and may be of use."""
+    folder = None if backend == "cpu" else cooked_set()
+    if folder is None:
+        return {}
+    ours = [name for name, model in chain.folders.items() if model.parent == MODELS]
+    return {name: (folder / f"{name}.cml").read_bytes() for name in ours}
+
+
+def _maker(chain: Chain, backend: cml.Gpu | str, cooked: Mapping[str, bytes]) -> TileMaker:
+    if not isinstance(backend, str):
+        with suppress(cml.CmlError):  # a device that they were not cooked for
+            graphs = {name: cml.load_cooked(data) for name, data in cooked.items()}
+            return TileMaker(replace(chain, graphs={**chain.graphs, **graphs}), backend)
+    return TileMaker(chain, backend)
 
 
 def _backend(asked: str) -> cml.Gpu | str:
