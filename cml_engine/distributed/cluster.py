@@ -25,8 +25,8 @@ _OWN = {
     "distributed.scheduler.allowed-failures": 1,
     "distributed.deploy.lost-worker-timeout": "2s",
 }
-#: of a worker: one makes a unit while the other looks at the next, or writes the last
-THREADS = 2
+#: of a worker: a second one, that writes while the first makes a unit, only gets in its way
+THREADS = 1
 #: seconds for a scheduler to answer
 _ANSWER_S = 10
 
