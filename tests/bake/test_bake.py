@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from cml_engine import CmlError, DeviceError, InputError
-from cml_engine.distributed import Layer, Plan, bake
+from cml_engine.distributed import Layer, Plan, Report, bake
 from cml_engine.distributed.cluster import THREADS, connected
 from cml_engine.distributed.store import Store
+from cml_engine.distributed.watch import PATIENCE_S, Watch
 from cml_engine.distributed.window import ATTEMPTS
 from tests.fixtures.bake_work import MANIFEST, Numbers, layer, lines, values
 
@@ -241,6 +242,19 @@ def test_a_cluster_that_is_not_there_is_one_message(place, work, monkeypatch):
         bake(work, place, Plan([layer(2)], MANIFEST), scheduler="tcp://127.0.0.1:9", workers=2)
     with pytest.raises(CmlError, match="wanted a whole number of 1 to 100,000, got 0"):
         bake(work, place, Plan([layer(2)], MANIFEST), workers=0)
+
+
+def test_a_cluster_that_vanishes_is_one_message() -> None:
+    from types import SimpleNamespace
+
+    report = Report("out.zarr", total=9, made=4)
+    gone = Watch(SimpleNamespace(status="closed"), False, report)
+    with pytest.raises(InputError, match=r"does not answer any more\. 4 of 9 tiles are in 'out"):
+        gone.look()
+    idle = Watch(SimpleNamespace(status="running", nthreads=dict), False, report)
+    idle._alive -= 2 * PATIENCE_S
+    with pytest.raises(InputError, match="no worker for 60 s. 4 of 9 tiles are"):
+        idle.look()
 
 
 def test_xarray_reads_it(client, place, work):
