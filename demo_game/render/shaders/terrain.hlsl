@@ -80,6 +80,8 @@ float4 shade(Surface surface) : SV_Target0
 #if RICH
     float grain = patterns.Sample(repeating, world * (1.0 / 32.0)).w
         + patterns.Sample(repeating, world * (1.0 / 128.0)).w - 1.0;
+    // far away its repetition would show
+    grain *= saturate(surface.fog.a * 2.0 - 0.9);
 #else
     // near only, and always from the same mip level: on a software driver choosing one costs more
     // than the sample
