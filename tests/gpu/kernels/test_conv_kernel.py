@@ -115,7 +115,9 @@ def forced(kernel, graph, limits, layouts):
 
 
 def test_every_variant_has_an_example():
-    assert [v.name for v in CONV.variants if not (v.examples or v.alone)] == []
+    """Those of integer networks alone are tried where these are (``tests/gpu/integer``)."""
+    without = {v.name for v in CONV.variants if not (v.examples or v.alone)}
+    assert without == {"dot4 tile", "dot4 row tile"}
 
 
 def test_every_operator_that_a_kernel_may_fuse_is_in_a_chain():
