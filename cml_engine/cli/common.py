@@ -178,19 +178,22 @@ def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def backend_of(a: argparse.Namespace) -> Gpu | str:
-    """The backend asked for; a GPU that leaves its kernels in a folder, where one is named."""
+    """The backend asked for; a GPU that leaves its kernels in a folder, or shows what they
+    print, where that is wanted."""
     if a.half and a.backend == "cpu":
         raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
     if getattr(a, "decide", None) and a.backend == "cpu":
         raise InputError("--decide is of a GPU's plan: leave --backend cpu out")
-    if not a.dump_kernels:
+    debug = getattr(a, "debug_kernels", False)
+    if not (a.dump_kernels or debug):
         return str(a.backend)
     if a.backend == "cpu":
-        raise InputError("--dump-kernels wants the GPU: leave --backend cpu out")
+        option = "--debug-kernels" if debug else "--dump-kernels"
+        raise InputError(f"{option} wants the GPU: leave --backend cpu out")
     from cml_engine.gpu.gpu import Gpu
 
-    gpu = Gpu()
-    gpu.dump_kernels = a.dump_kernels
+    gpu = Gpu(debug_kernels=debug)
+    gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
     return gpu
 
 

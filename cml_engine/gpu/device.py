@@ -80,6 +80,7 @@ class Device:
         budget_bytes: int | None = None,
         adapter: str | None = None,
         markers: bool = False,
+        debug_kernels: bool = False,
     ) -> None:
         if device is not None and adapter is not None:
             raise InputError("a device and an adapter's name: give one of them")
@@ -87,6 +88,8 @@ class Device:
         self.device: wgpu.GPUDevice = device or _request_device(adapter)
         #: whether operators are marked for debuggers of frames
         self.markers = flag(markers, "markers")
+        #: whether what kernels print (CML_PRINT) is shown
+        self.debug_kernels = flag(debug_kernels, "debug_kernels")
         self.queue: wgpu.GPUQueue = self.device.queue
         self.info: dict[str, Any] = dict(self.device.adapter.info)
         self.limits = _limits(self.device)

@@ -30,6 +30,8 @@ class Gpu(Device):
     adapter : a part of the name of the GPU to take, as ``cml devices`` shows them; without it the
         environment's ``CML_ADAPTER``, else the fastest.
     markers : put every operator into a debug group of its name, for RenderDoc, PIX and Nsight.
+    debug_kernels : have ``Session.run`` write to standard error what kernels say with
+        ``CML_PRINT("label", value)``, which else is nothing (docs/custom_operators.md). Slow.
     """
 
     def executor(self) -> FrameExecutor:

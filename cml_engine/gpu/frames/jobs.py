@@ -108,6 +108,8 @@ class JobExecutor:
     def _write_inputs(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
     ) -> None:
+        if network.prints is not None:
+            network.prints.not_in_frames()
         self._began.add(network)
         self._beginning.append(network)
         arrays = host_arrays(inputs)

@@ -37,16 +37,6 @@ def _run_ranges(
         program.gpu.queue.submit([encoder.finish()])
 
 
-def submit_steps(program: GpuProgram, steps: Sequence[int]) -> None:
-    """Run these steps whole, in this order, on what lies in the memory."""
-    encoder = program.gpu.device.create_command_encoder()
-    compute = encoder.begin_compute_pass()
-    for step in steps:
-        program.encode_all(compute, step)
-    compute.end()
-    program.gpu.queue.submit([encoder.finish()])
-
-
 def read_tensor(program: GpuProgram, place: TensorPlace) -> Array:
     """A tensor's value now; blocks. Only tensors that still have their memory make sense."""
     if place.fact.size == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from cml_engine.gpu.device import SLICE_BYTES, Device, Pipeline
 from cml_engine.gpu.program.common import Chunks, Common, write_chunks
 from cml_engine.gpu.program.memory import ProgramMemory
 from cml_engine.gpu.program.preparation import Preparation
+from cml_engine.gpu.program.prints import Prints, printing_keys
 from cml_engine.gpu.program.uniforms import Uniforms
 from cml_engine.plan import Plan, Step
 
@@ -67,6 +68,10 @@ class PreparedProgram(ProgramMemory):
         self._launches: list[_Launch] = []
         self._width = gpu.limits.max_groups_per_dimension
         self._keys = self.common.step_keys(plan)
+        if gpu.debug_kernels:
+            self._keys = printing_keys(plan, gpu, self._keys)
+        #: what its kernels print, where any does
+        self.prints: Prints | None = None
         self._preparation = Preparation(plan, gpu, self._keys)
 
     def close(self) -> None:
@@ -77,13 +82,15 @@ class PreparedProgram(ProgramMemory):
             self._closed = True
             self._forget()
             self.residency.release(now=True)
-            self._uniforms = None
+            self._uniforms = self.prints = None
 
     def _acquire(self) -> None:
         if self._closed:
             raise InputError(f"the session of '{self.name}' was closed: make another one")
         if self._uniforms is None:
             self._uniforms = Uniforms(self.plan, self.gpu)
+            if self.gpu.debug_kernels:
+                self.prints = Prints.of(self.plan, self.gpu, self._keys)
         if self.residency.acquire() and self._launches:
             self._launches.clear()
             self._preparation.bind_again()
@@ -145,6 +152,19 @@ class PreparedProgram(ProgramMemory):
         with self._marked(compute, step):
             launch.dispatch(compute, launch.slot, launch.groups, self._width)
 
+    def submit_steps(self, steps: Sequence[int]) -> None:
+        """Run these steps whole, in this order, on what lies in the memory, and show what their
+        kernels print."""
+        for step in steps:
+            if self.prints is not None and step in self.prints:
+                self.prints.run(self.plan.steps[step], self.encode_range)
+                continue
+            encoder = self.gpu.device.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            self.encode_all(compute, step)
+            compute.end()
+            self.gpu.queue.submit([encoder.finish()])
+
     def encode_range(
         self, compute: wgpu.GPUComputePassEncoder, step: int, first: int, count: int
     ) -> None:
@@ -190,6 +210,8 @@ class PreparedProgram(ProgramMemory):
             guard = self.plan.options.get("guard", 0) if binding.space == "arena" else 0
             resource = {"buffer": buffer, "offset": offset, "size": binding.nbytes + guard}
             entries.append({"binding": i + 2, "resource": resource})
+        if self.prints is not None and step.index in self.prints:
+            entries.append({"binding": len(entries), "resource": self.prints.binding})
         bind_group = self.gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
         slot = uniforms.slots.step_offset(step.index)
         self._launches.append(_Launch(pipeline, bind_group, slot, step.groups))

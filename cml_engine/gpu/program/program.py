@@ -81,9 +81,14 @@ class GpuProgram(PreparedProgram):
         compute = encoder.begin_compute_pass(label=self.plan.name)
         for load in loads:
             load.encode_all(compute)
-        for step in steps:
-            self.encode_all(compute, step)
+        if self.prints is None:
+            for step in steps:
+                self.encode_all(compute, step)
         compute.end()
+        if self.prints is not None:
+            self.gpu.queue.submit([encoder.finish()])
+            self.submit_steps(steps)
+            encoder = self.gpu.device.create_command_encoder(label=self.plan.name)
         self._readback.encode(encoder, self.place, staging)
         self.encode_updates(encoder)
         self.gpu.queue.submit([encoder.finish()])

@@ -43,7 +43,7 @@ def run_watched(
         for node in graph.nodes:
             if changed is not None and sources[node.outputs[0]].isdisjoint(changed):
                 continue
-            inspect.submit_steps(program, steps.get(node.title, ()))
+            program.submit_steps(steps.get(node.title, ()))
             places = [program.plan.places[name] for name in node.outputs]
             watch(node, [inspect.read_tensor(program, place) for place in places])
         found = {n: inspect.read_tensor(program, p) for n, p in program.plan.outputs.items()}

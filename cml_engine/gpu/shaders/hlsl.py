@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import shaders_hlsl
 from cml_engine.errors import InputError, ShaderCompileError
-from cml_engine.gpu.shaders import compilers
+from cml_engine.gpu.shaders import compilers, prints
 from cml_engine.gpu.shaders.cache import Code, cached
 from cml_engine.gpu.shaders.includes import digest_of, read_source, with_includes
 from cml_engine.gpu.shaders.params import parse_params
@@ -55,6 +55,8 @@ class ShaderKey:
     inline: str = ""
     #: digest of the kernel's HLSL and of what that includes
     content: str = ""
+    #: whether its CML_PRINTs write, into a buffer that counts as the last of the tensors
+    prints: bool = False
 
     @property
     def label(self) -> str:
@@ -118,7 +120,26 @@ def resolve(path: str | Path) -> Path:
 
 def resolved_source(key: ShaderKey) -> str:
     """What the compiler sees: defines, prelude, and the kernel's file with its line numbers."""
+    source = _source(key)
+    return prints.with_prints(source, key.path.parent) if key.prints else source
+
+
+def _source(key: ShaderKey) -> str:
     return f'{_prelude(key)}#line {_first_line(key)} "{key.path.as_posix()}"\n{own_source(key)}'
+
+
+def printing(key: ShaderKey) -> ShaderKey:
+    """The variant whose CML_PRINTs write; the key itself where the kernel has none."""
+    return replace(key, tensors=key.tensors + 1, prints=True) if _names_print(key) else key
+
+
+def print_labels(key: ShaderKey) -> list[str]:
+    """The labels of its CML_PRINTs, behind their numbers."""
+    return prints.labels_of(_source(key), key.path.parent)
+
+
+def _names_print(key: ShaderKey) -> bool:
+    return prints.names_print(own_source(key), key.path.parent)
 
 
 def _prelude(key: ShaderKey) -> str:
@@ -127,6 +148,9 @@ def _prelude(key: ShaderKey) -> str:
     if any(value in PACKED_TYPES for _, value in key.defines):
         lines.append('#include "packed4.hlsli"')
     lines += [key.interface] if key.interface else _tensors(key)
+    if _names_print(key):
+        binding = FIRST_BINDING + key.tensors - 1
+        lines.append(prints.declarations(binding) if key.prints else prints.NOTHING)
     return "\n".join(lines) + "\n"
 
 
@@ -138,8 +162,9 @@ def own_source(key: ShaderKey) -> str:
 def _tensors(key: ShaderKey) -> list[str]:
     """``T0``, ``T1``, …: a binding for each, or for each of its parts."""
     lines, defines, bound = list[str](), dict(key.defines), 0
-    for i in range(key.tensors):
-        if bound == key.tensors:
+    tensors = key.tensors - key.prints
+    for i in range(tensors):
+        if bound == tensors:
             break
         count, nbytes = (int(defines.get(f"T{i}_{n}", 1)) for n in ("PARTS", "PART_BYTES"))
         lines += [f"#ifndef T{i}_TYPE", f"#define T{i}_TYPE float", "#endif"]
@@ -263,7 +288,8 @@ def _compile(key: ShaderKey, target: str) -> bytes:
     try:
         return compilers.compile(request)
     except compilers.CompilerError as error:
-        raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{error}") from None
+        said = prints.explained(str(error))
+        raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{said}") from None
 
 
 def digest(key: ShaderKey, target: str) -> str:

@@ -75,6 +75,11 @@ def options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stop at the first operator whose result is not finite, and show what it read",
     )
+    parser.add_argument(
+        "--debug-kernels",
+        action="store_true",
+        help='show what kernels say with CML_PRINT("label", value) (docs/custom_operators.md)',
+    )
 
 
 def run(a: argparse.Namespace) -> int:
@@ -94,6 +99,11 @@ def run(a: argparse.Namespace) -> int:
             "nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz, .png, .tif or .exr)"
         )
     graph = load_model(a)
+    if a.debug_kernels and graph.ready is not None:
+        raise InputError(
+            f"--debug-kernels: the kernels of '{a.model}' were cooked without what they print. Run "
+            "the model that it was made of"
+        )
     facts = {name: graph.facts[name] for name in graph.inputs}
     outputs = named_files(a.output, {n: graph.facts[n] for n in graph.outputs}, "output")
     array_files.check_outputs(outputs, graph.facts)

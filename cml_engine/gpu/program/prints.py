@@ -1,0 +1,103 @@
+"""What kernels print in a run (``CML_PRINT``), on a device that debugs them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from cml_engine.errors import DeviceError
+from cml_engine.gpu.device import Device
+from cml_engine.gpu.program.common import TENSOR_USAGE
+from cml_engine.gpu.program.uniforms import RANGE_SLOTS
+from cml_engine.gpu.shaders.hlsl import ShaderKey, print_labels, printing
+from cml_engine.gpu.shaders.prints import NBYTES, shown
+from cml_engine.gpu.shaders.steps import Variant
+from cml_engine.plan import Plan, Step
+
+#: lines of one step in one run
+_MOST_LINES = 1024
+_log = logging.getLogger(__name__)
+
+
+class Prints:
+    """The buffer that the steps of a program print into, one after the other. The memory is given
+    back when this object goes."""
+
+    def __init__(self, plan: Plan, gpu: Device, labels: Mapping[int, list[str]]) -> None:
+        self._name, self._gpu, self._labels = plan.name, gpu, labels
+        self._told = False
+        self._memory = gpu.memory.allocate(
+            NBYTES, TENSOR_USAGE, owner=plan.name, category="staging"
+        )
+        weakref.finalize(self, gpu.memory.later, self._memory.free).atexit = False
+
+    @classmethod
+    def of(cls, plan: Plan, gpu: Device, keys: Sequence[Variant]) -> Prints | None:
+        """For the steps whose kernels print; None where none does."""
+        labels = {
+            step.index: print_labels(key)
+            for step, key in zip(plan.steps, keys, strict=True)
+            if isinstance(key, ShaderKey) and key.prints
+        }
+        return cls(plan, gpu, labels) if labels else None
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._labels
+
+    @property
+    def binding(self) -> dict[str, Any]:
+        """The buffer as a bind group's resource."""
+        return self._memory.binding()
+
+    def run(
+        self, step: Step, encode: Callable[[wgpu.GPUComputePassEncoder, int, int, int], None]
+    ) -> None:
+        """Run the whole step by ``encode(pass, step, first, count)``, and show what it printed. It
+        runs in ranges of workgroups: what the first ones print comes first where there is more than
+        the buffer holds."""
+        self._memory.write(bytes(4))
+        encoder = self._gpu.device.create_command_encoder(label=self._name)
+        compute = encoder.begin_compute_pass()
+        count = -(-step.groups // RANGE_SLOTS)
+        for first in range(0, step.groups, count):
+            encode(compute, step.index, first, min(count, step.groups - first))
+        compute.end()
+        self._gpu.queue.submit([encoder.finish()])
+        data = self._gpu.queue.read_buffer(self._memory.buffer, self._memory.offset, NBYTES)
+        self._show(step, np.frombuffer(data, np.uint32))
+
+    def _show(self, step: Step, words: np.ndarray[Any, np.dtype[np.uint32]]) -> None:
+        place = f" ({step.source})" if step.source else ""
+        lines = list(islice(shown(words, self._labels[step.index]), _MOST_LINES))
+        if more := int(words[0]) - len(lines):
+            lines.append(f"and {more:,} more".replace(",", " "))
+        for line in lines:
+            print(f"{self._name} {step.title}{place} {line}", file=sys.stderr)
+
+    def not_in_frames(self) -> None:
+        """A scheduler runs the program: say once that nothing is shown of it."""
+        if not self._told:
+            self._told = True
+            _log.warning("'%s': what kernels print is shown of Session.run only", self._name)
+
+
+def printing_keys(plan: Plan, gpu: Device, keys: Sequence[Variant]) -> list[Variant]:
+    """The variants that print, where kernels name ``CML_PRINT``. :class:`DeviceError` where one
+    binds as many tensors as the device allows."""
+    found = [printing(key) if isinstance(key, ShaderKey) else key for key in keys]
+    for step, key in zip(plan.steps, found, strict=True):
+        if key.tensors > gpu.limits.max_storage_buffers:
+            raise DeviceError(
+                f"{step.title}: its kernel binds {key.tensors - 1} tensors, and CML_PRINT wants a "
+                f"buffer more; {gpu.name} binds {gpu.limits.max_storage_buffers} at most. Run it "
+                "without debug_kernels",
+                step.source,
+            )
+    return found

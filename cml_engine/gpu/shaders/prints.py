@@ -1,0 +1,160 @@
+"""``CML_PRINT("label", value)`` in kernels: what it means in a debug build, and elsewhere.
+
+Only sources that name it get a definition, so the digests of all others know nothing of it. It
+means nothing there, unless the variant is one that prints. Then labels become numbers, and every
+call appends a record of :data:`RECORD` words to a buffer behind the tensors: the label with the
+value's type, workgroup, thread, how many that thread wrote before, and up to four numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from cml_engine.errors import ShaderCompileError
+from cml_engine.gpu.shaders.includes import included, with_includes
+
+_NAME = "CML_PRINT"
+#: what a kernel that does not print makes of it
+NOTHING = f"#define {_NAME}(label, value)"
+#: the function that calls become
+_FUNCTION = "cml_print"
+RECORD = 8
+#: records that there is room for
+ROOM = 16384
+NBYTES = 4 * (1 + RECORD * ROOM)
+#: types as records number them, each in four sizes; and how their bits become words
+_TYPES = {"float": "asuint", "int": "asuint", "uint": "asuint", "bool": "uint{n}"}
+_NUMPY = (np.float32, np.int32, np.uint32, np.bool_)
+_TOKENS = re.compile(
+    r"//[^\n]*|/\*.*?\*/"  # comments are left as they are
+    rf'|\b{_NAME}\b(?P<call>\s*\(\s*(?:"(?P<label>(?:[^"\\\n]|\\.)*)"\s*,)?)?',
+    re.DOTALL,
+)
+_MAIN = re.compile(r"\bvoid\s+main\s*\(([^()]*)\)")
+_SEMANTIC = re.compile(r"(\w+)\s*:\s*(SV_\w+)")
+
+_HLSL = """\
+[[vk::binding({binding})]] RWStructuredBuffer<Atomic<uint>> cml_printed;
+static uint2 cml_printer;
+static uint cml_print_order;
+void cml_print_record(uint head, uint4 words) {{
+    uint record[] = {{ head, cml_printer.x, cml_printer.y, cml_print_order,
+        words.x, words.y, words.z, words.w }};
+    uint at = cml_printed[0].add(1u);
+    cml_print_order += 1u;
+    if (at < {room}u) {{
+        for (uint k = 0u; k < {words}u; ++k) {{ cml_printed[1u + at * {words}u + k].store(record[k]); }}
+    }}
+}}
+"""
+
+
+def names_print(source: str, folder: Path) -> bool:
+    """Whether the source, or what it includes, names it."""
+    return _NAME in source or any(_NAME in text for text in included(source, folder).values())
+
+
+def declarations(binding: int) -> str:
+    """HLSL of the buffer bound there, and of the functions that write to it."""
+    lines = [_HLSL.format(binding=binding, room=ROOM, words=RECORD)]
+    for kind, (name, bits) in enumerate(_TYPES.items()):
+        for n in range(1, 5):
+            words = "".join([f"{bits.format(n=n)}(value)", ", 0u" * (4 - n)])
+            value = f"{name}{n if n > 1 else ''} value"
+            lines.append(
+                f"void {_FUNCTION}(uint label, {value}) "
+                f"{{ cml_print_record(label * 16u + {4 * kind + n - 1}u, uint4({words})); }}"
+            )
+    return "\n".join(lines)
+
+
+def with_prints(source: str, folder: Path) -> str:
+    """A whole source as one that prints: calls have numbers for labels, and ``main`` notes who
+    calls. :class:`ShaderCompileError` where a label is no text."""
+    _check(source)
+    for file, text in included(source, folder).items():
+        _check(f'#line 1 "{file.as_posix()}"\n{text}')
+    source = _flat(source, folder)
+    numbers = {label: number for number, label in enumerate(_labels(source))}
+
+    def call_of(match: re.Match[str]) -> str:
+        if match["label"] is None:
+            return match[0]
+        return f"{_FUNCTION}({numbers[match['label']]}u," + "\n" * match[0].count("\n")
+
+    return _MAIN.sub(_main, _TOKENS.sub(call_of, source))
+
+
+def _check(source: str) -> None:
+    for match in _TOKENS.finditer(source):
+        if match[0].startswith(_NAME) and match["label"] is None:
+            first, _, before = source[: match.start()].rpartition("#line ")[2].partition("\n")
+            number, _, file = first.partition(" ")
+            raise ShaderCompileError(
+                f"{file.strip(chr(34))}:{int(number) + before.count(chr(10))}: wanted "
+                f'{_NAME}("label", value), its label a text in quotes, got '
+                f"`{source[match.start() :].partition(chr(10))[0]}`"
+            )
+
+
+def explained(refusal: str) -> str:
+    """The compiler's words; where it finds no function for a value, without those that it has."""
+    if _FUNCTION not in refusal:
+        return refusal
+    return (
+        refusal.partition("\nnote")[0]
+        + f"\n{_NAME} takes a float, an int, a uint, a bool, or a vector of them: give it such a part"
+    )
+
+
+def labels_of(source: str, folder: Path) -> list[str]:
+    """The labels behind the numbers of :func:`with_prints`, of the same source."""
+    return _labels(_flat(source, folder))
+
+
+def _flat(source: str, folder: Path) -> str:
+    """The source with its includes, where they print: elsewhere its lines stay where they are."""
+    in_files = any(_NAME in text for text in included(source, folder).values())
+    return with_includes(source, folder) if in_files else source
+
+
+def _labels(source: str) -> list[str]:
+    found = (match["label"] for match in _TOKENS.finditer(source))
+    return list(dict.fromkeys(label for label in found if label is not None))
+
+
+def _main(match: re.Match[str]) -> str:
+    """The entry point, which notes the workgroup and the thread and calls what it was."""
+    params = match[1]
+    names = {semantic: name for name, semantic in _SEMANTIC.findall(params)}
+    given = ", ".join(names.values())
+    for kind, semantic in (("uint3", "SV_GroupID"), ("uint", "SV_GroupIndex")):
+        if semantic not in names:
+            names[semantic] = f"cml_{semantic}"
+            params += f", {kind} {names[semantic]} : {semantic}"
+    return (
+        f"void main({params}) {{ cml_printer = uint2(CML_GROUP({names['SV_GroupID']}), "
+        f"{names['SV_GroupIndex']}); cml_main({given}); }} void cml_main({match[1]})"
+    )
+
+
+def shown(words: np.ndarray[tuple[int], np.dtype[np.uint32]], labels: list[str]) -> Iterator[str]:
+    """A line for each record of a buffer, by workgroup, thread and the order of its calls."""
+    count = min(int(words[0]), ROOM)
+    records = words[1 : 1 + count * RECORD].reshape(count, RECORD)
+    for i in np.lexsort(records[:, 3:0:-1].T):
+        head, group, thread = (int(word) for word in records[i, :3])
+        label, kind, size = head // 16, head // 4 % 4, head % 4 + 1
+        values = [_value(word, kind) for word in records[i, 4 : 4 + size]]
+        value = values[0] if size == 1 else f"({', '.join(values)})"
+        yield f"{labels[label]} = {value}  workgroup {group} thread {thread}"
+
+
+def _value(word: np.uint32, kind: int) -> str:
+    if _NUMPY[kind] is np.bool_:
+        return "true" if word else "false"
+    return str(word.view(_NUMPY[kind]))
