@@ -1,5 +1,5 @@
-"""``--ops``, ``--fragments``, ``--dump-kernels`` and ``rank --stub``, and what each says to bad
-input; operators that installed packages bring."""
+"""``--ops``, ``--fragments``, ``--dump-kernels``, ``--debug-kernels`` and ``rank --stub``, and what
+each says to bad input; operators that installed packages bring."""
 
 from __future__ import annotations
 
@@ -218,6 +218,28 @@ def test_dump_kernels_to_where_nothing_can_be_written(tmp_path, capsys, gpu):
     assert "--dump-kernels: cannot write into" in error_of(capsys)
     assert main(["rank", MODEL, "--backend", "cpu", "--dump-kernels", str(tmp_path)]) == 2
     assert "--dump-kernels wants the GPU" in error_of(capsys)
+
+
+def test_debug_kernels_shows_what_they_print(calls_twice, tmp_path, capsys, gpu):
+    kernel = 'void kernel(uint thread) { CML_PRINT("x", x[thread]); y[thread] = 2 * x[thread]; }'
+    (tmp_path / "ops.py").write_text(
+        TWICE.replace("cpu=lambda attrs, x: 2 * x", f"kernel=cml.Kernel(source={kernel!r})")
+    )
+    ops = ["--ops", str(tmp_path / "ops.py")]
+    assert run(calls_twice, *ops, backend="gpu") == 0
+    assert "workgroup" not in error_of(capsys)
+    assert run(calls_twice, *ops, "--debug-kernels", backend="gpu") == 0
+    assert np.load(tmp_path / "y.npy").tolist() == [0, 2, 4]
+    lines = error_of(capsys).splitlines()
+    where = f"g twice 'y' ({calls_twice}/graph.nnef:2:60)"
+    assert lines == [f"{where} x = {t}.0  workgroup 0 thread {t}" for t in range(3)]
+    assert run(calls_twice, *ops, "--debug-kernels") == 2
+    assert "--debug-kernels wants the GPU" in error_of(capsys)
+    cooked = tmp_path / "twice.cml"
+    assert main(["cook", str(calls_twice), *ops, "-o", str(cooked)]) == 0
+    capsys.readouterr()
+    assert run(cooked, "--debug-kernels", backend="gpu") == 2
+    assert "were cooked without what they print" in error_of(capsys)
 
 
 def test_stub_shows_what_an_operator_costs_end_to_end(tmp_path, capsys, gpu):

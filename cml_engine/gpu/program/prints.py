@@ -46,7 +46,10 @@ class Prints:
             for step, key in zip(plan.steps, keys, strict=True)
             if isinstance(key, ShaderKey) and key.prints
         }
-        return cls(plan, gpu, labels) if labels else None
+        if not labels:
+            _log.info("'%s': none of its kernels names CML_PRINT", plan.name)
+            return None
+        return cls(plan, gpu, labels)
 
     def __contains__(self, step: int) -> bool:
         return step in self._labels
@@ -78,8 +81,7 @@ class Prints:
         lines = list(islice(shown(words, self._labels[step.index]), _MOST_LINES))
         if more := int(words[0]) - len(lines):
             lines.append(f"and {more:,} more".replace(",", " "))
-        for line in lines:
-            print(f"{self._name} {step.title}{place} {line}", file=sys.stderr)
+        sys.stderr.writelines(f"{self._name} {step.title}{place} {line}\n" for line in lines)
 
     def not_in_frames(self) -> None:
         """A scheduler runs the program: say once that nothing is shown of it."""

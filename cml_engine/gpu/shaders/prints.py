@@ -44,10 +44,11 @@ static uint cml_print_order;
 void cml_print_record(uint head, uint4 words) {{
     uint record[] = {{ head, cml_printer.x, cml_printer.y, cml_print_order,
         words.x, words.y, words.z, words.w }};
-    uint at = cml_printed[0].add(1u);
+    uint number = cml_printed[0].add(1u);
+    uint at = 1u + number * {words}u;
     cml_print_order += 1u;
-    if (at < {room}u) {{
-        for (uint k = 0u; k < {words}u; ++k) {{ cml_printed[1u + at * {words}u + k].store(record[k]); }}
+    if (number < {room}u) {{
+        for (uint k = 0u; k < {words}u; ++k) {{ cml_printed[at + k].store(record[k]); }}
     }}
 }}
 """
@@ -105,9 +106,9 @@ def explained(refusal: str) -> str:
     """The compiler's words; where it finds no function for a value, without those that it has."""
     if _FUNCTION not in refusal:
         return refusal
+    said = refusal.partition("\nnote")[0]
     return (
-        refusal.partition("\nnote")[0]
-        + f"\n{_NAME} takes a float, an int, a uint, a bool, or a vector of them: give it such a part"
+        f"{said}\n{_NAME} takes a float, an int, a uint, a bool, or a vector: give it such a part"
     )
 
 

@@ -1,0 +1,165 @@
+"""``CML_PRINT`` in kernels: what a run shows of it, and what it is where nobody asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import ShaderCompileError
+from cml_engine.gpu.gpu import Gpu
+from cml_engine.gpu.shaders.hlsl import (
+    ShaderKey,
+    compile_spirv,
+    print_labels,
+    printing,
+    resolved_source,
+    shader_key,
+)
+from scheduler import FrameScheduler
+from tests.gpu.live.test_taps import finish
+
+SIGNATURE = "fragment shown(x: tensor<scalar>, rounds: integer) -> (y: tensor<scalar>)"
+SOURCE = """
+void show(uint i) { CML_PRINT("x", x[i]); /* CML_PRINT(i, 3) */ }
+void kernel(uint thread) {
+    for (int i = 0; i < rounds; ++i) {
+        if (i == 1) { continue; }
+        show(thread);
+        if (thread == 70) {
+            CML_PRINT("round", i);
+            CML_PRINT("place", uint2(thread, x_coord(thread, 3)));
+            CML_PRINT("where", bool3(x[thread] > 0.0, true, false));
+        }
+    }
+    y[thread] = sin(x[thread]) * 3.0 + x[thread];
+}
+"""
+WHERE = "net shown 'y' (<memory>/graph.nnef:2:5)"
+SHAPE = (1, 3, 7, 11)
+X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _operator() -> Iterator[None]:
+    register(SOURCE)
+    yield
+    cml.unregister("shown")
+
+
+def register(source: str) -> None:
+    kernel = cml.Kernel(source=source)
+    cml.register(cml.OpSpec("shown", cml.same_as(0), kernel=kernel, signature=SIGNATURE))
+
+
+@pytest.fixture(scope="module")
+def debug(gpu: Gpu) -> Gpu:
+    return Gpu(device=gpu.device, debug_kernels=True)
+
+
+def session_of(gpu: Gpu, rounds: int = 1) -> cml.Session:
+    text = (
+        f"version 1.0; graph net(x) -> (y) {{ x = external(shape = {list(SHAPE)});\n"
+        f"y = shown(x, rounds = {rounds}); }}"
+    )
+    return cml.Session(cml.load(cml.MemoryModel(text)), gpu)
+
+
+def lines_of(rounds: int) -> list[str]:
+    """What the kernel prints, in order."""
+    found = []
+    for i, value in enumerate(X.ravel()):
+        place = f"  workgroup {i // 64} thread {i % 64}"
+        for k in (k for k in range(rounds) if k != 1):
+            found.append(f"x = {value!s}{place}")
+            if i == 70:
+                found.append(f"round = {k}{place}")
+                found.append(f"place = (70, {70 % 11}){place}")
+                found.append(f"where = ({str(value > 0).lower()}, true, false){place}")
+    return [f"{WHERE} {line}" for line in found]
+
+
+def test_a_run_shows_what_its_kernels_print(
+    gpu: Gpu, debug: Gpu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = session_of(gpu).run({"x": X})["y"]
+    assert capsys.readouterr().err == ""
+    for rounds in (1, 100):  # of many the first are shown, though the buffer does not hold all
+        session = session_of(debug, rounds)
+        for _ in range(2):
+            assert session.run({"x": X})["y"].tobytes() == plain.tobytes()
+            wanted = lines_of(rounds)
+            shown = wanted[:1024]
+            if more := len(wanted) - len(shown):
+                shown.append(f"{WHERE} and {more:,} more".replace(",", " "))
+            assert capsys.readouterr().err.splitlines() == shown
+    session.run({"x": X}, watch=lambda node, found: None)
+    assert len(capsys.readouterr().err.splitlines()) == 1025
+
+
+def test_a_job_says_that_it_shows_nothing(
+    debug: Gpu, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = session_of(debug)
+    scheduler = FrameScheduler(debug, budget_ms=20.0)
+    with caplog.at_level(logging.WARNING):
+        finish(debug, scheduler, *(scheduler.submit(session, {"x": X}) for _ in range(2)))
+    assert [r.getMessage() for r in caplog.records if "print" in r.getMessage()] == [
+        "'net': what kernels print is shown of Session.run only"
+    ]
+    assert "workgroup" not in capsys.readouterr().err
+    session.run({"x": X})
+    assert capsys.readouterr().err.splitlines() == lines_of(1)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            "CML_PRINT(thread, 1.0);",
+            r":3: wanted CML_PRINT\(\"label\", value\).*`CML_PRINT\(thread",
+        ),
+        ('S s; s.a = 1; CML_PRINT("s", s);', "CML_PRINT takes a float, an int"),
+    ],
+)
+def test_what_cannot_be_printed_is_refused(debug: Gpu, call: str, said: str) -> None:
+    cml.unregister("shown")
+    register(f"struct S {{ float a; }};\nvoid kernel(uint thread) {{\n{call} y[thread] = 0; }}")
+    with pytest.raises(ShaderCompileError, match=said) as error:
+        session_of(debug)
+    assert "candidate" not in str(error.value)
+
+
+MAINS = [
+    "CML_MAIN { CML_EACH_THREAD(i, n) ",
+    "[numthreads(GROUP, 1, 1)]\nvoid main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {\n"
+    "    uint i = CML_GROUP(gid) * GROUP + tid.x; if (i >= n) { return; } ",
+]
+
+
+def key_of(folder: Path, text: str) -> ShaderKey:
+    file = folder / "own.hlsl"
+    file.write_text(text)
+    return shader_key(file, "n:u", 2, {"GROUP": 64}, trusted=True)
+
+
+@pytest.mark.parametrize("main", MAINS)
+def test_kernels_of_the_engine_and_what_they_include_print(tmp_path: Path, main: str) -> None:
+    """And one that does not name it is the same variant, of the same source, in every build."""
+    silent = key_of(tmp_path, f"{main} T1[i] = 2 * T0[i]; }}")
+    assert printing(silent) == silent
+    assert "CML_PRINT" not in resolved_source(silent)
+    code = compile_spirv(silent)
+    (tmp_path / "twice.hlsli").write_text(
+        'float twice(float v) { CML_PRINT("v", v); return 2 * v; }'
+    )
+    body = 'CML_PRINT("own", i); T1[i] = twice(T0[i]); }'
+    key = key_of(tmp_path, f'#include "twice.hlsli"\n{main} {body}')
+    assert print_labels(printing(key)) == ["v", "own"]
+    assert (printing(key).tensors, key.tensors) == (3, 2)
+    assert compile_spirv(key) == code
+    assert len(compile_spirv(printing(key))) > len(code)
