@@ -3,7 +3,8 @@
 Only sources that name it get a definition, so the digests of all others know nothing of it. It
 means nothing there, unless the variant is one that prints. Then labels become numbers, and every
 call appends a record of :data:`RECORD` words to a buffer behind the tensors: the label with the
-value's type, workgroup, thread, how many that thread wrote before, and up to four numbers.
+value's type, workgroup, thread, and up to four numbers. A thread's own records are in the order of
+its calls.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NAME = "CML_PRINT"
 NOTHING = f"#define {_NAME}(label, value)"
 #: the function that calls become
 _FUNCTION = "cml_print"
-RECORD = 8
+RECORD = 7
 #: records that there is room for
 ROOM = 16384
 NBYTES = 4 * (1 + RECORD * ROOM)
@@ -31,7 +32,7 @@ _TYPES = {"float": "asuint", "int": "asuint", "uint": "asuint", "bool": "uint{n}
 _NUMPY = (np.float32, np.int32, np.uint32, np.bool_)
 _TOKENS = re.compile(
     r"//[^\n]*|/\*.*?\*/"  # comments are left as they are
-    rf'|\b{_NAME}\b(?P<call>\s*\(\s*(?:"(?P<label>(?:[^"\\\n]|\\.)*)"\s*,)?)?',
+    rf'|\b{_NAME}\b(?:\s*\(\s*(?:"(?P<label>(?:[^"\\\n]|\\.)*)"\s*,)?)?',
     re.DOTALL,
 )
 _MAIN = re.compile(r"\bvoid\s+main\s*\(([^()]*)\)")
@@ -40,13 +41,10 @@ _SEMANTIC = re.compile(r"(\w+)\s*:\s*(SV_\w+)")
 _HLSL = """\
 [[vk::binding({binding})]] RWStructuredBuffer<Atomic<uint>> cml_printed;
 static uint2 cml_printer;
-static uint cml_print_order;
 void cml_print_record(uint head, uint4 words) {{
-    uint record[] = {{ head, cml_printer.x, cml_printer.y, cml_print_order,
-        words.x, words.y, words.z, words.w }};
+    uint record[] = {{ head, cml_printer.x, cml_printer.y, words.x, words.y, words.z, words.w }};
     uint number = cml_printed[0].add(1u);
     uint at = 1u + number * {words}u;
-    cml_print_order += 1u;
     if (number < {room}u) {{
         for (uint k = 0u; k < {words}u; ++k) {{ cml_printed[at + k].store(record[k]); }}
     }}
@@ -147,10 +145,10 @@ def shown(words: np.ndarray[tuple[int], np.dtype[np.uint32]], labels: list[str])
     """A line for each record of a buffer, by workgroup, thread and the order of its calls."""
     count = min(int(words[0]), ROOM)
     records = words[1 : 1 + count * RECORD].reshape(count, RECORD)
-    for i in np.lexsort(records[:, 3:0:-1].T):
+    for i in np.lexsort(records[:, 2:0:-1].T):  # which leaves equal ones as they are
         head, group, thread = (int(word) for word in records[i, :3])
         label, kind, size = head // 16, head // 4 % 4, head % 4 + 1
-        values = [_value(word, kind) for word in records[i, 4 : 4 + size]]
+        values = [_value(word, kind) for word in records[i, 3 : 3 + size]]
         value = values[0] if size == 1 else f"({', '.join(values)})"
         yield f"{labels[label]} = {value}  workgroup {group} thread {thread}"
 
