@@ -14,6 +14,7 @@ from cml_engine.distributed.run import Plan, bake
 from cml_engine.distributed.sources import Source
 from cml_engine.distributed.store import Store, manifest_of
 from cml_engine.distributed.work import (
+    ANY_DEVICE,
     Cell,
     Clock,
     Coordinate,
@@ -25,6 +26,7 @@ from cml_engine.distributed.work import (
 )
 
 __all__ = [
+    "ANY_DEVICE",
     "Cell",
     "Clock",
     "Coordinate",

@@ -31,7 +31,17 @@ from cml_engine.distributed.sources import (
 )
 from cml_engine.distributed.store import RECORD, manifest_of
 from cml_engine.distributed.window import Progress
-from cml_engine.distributed.work import Array, Cell, Clock, Coordinate, Layer, Made, Unit, Watch
+from cml_engine.distributed.work import (
+    ANY_DEVICE,
+    Array,
+    Cell,
+    Clock,
+    Coordinate,
+    Layer,
+    Made,
+    Unit,
+    Watch,
+)
 from cml_engine.errors import CmlError, InputError
 from cml_engine.graph import NUMPY_DTYPE, Graph
 from cml_engine.plugins import load_file
@@ -48,7 +58,6 @@ _TASK_S, _TASK_BYTES = 0.1, 1 << 24
 _TASKS = 16
 BATCH = Whole(1, 4096)
 _ROW = "input"
-ANY_DEVICE = "any device: integers"
 #: the array of the store with the inputs' names
 NAMES = "input_names"
 

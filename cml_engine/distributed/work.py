@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+#: the ``device`` of work whose results are equal bit by bit on all: integers
+ANY_DEVICE = "any device: integers"
 #: called with each node of a network and its results
 Watch = Callable[[Any, Any], None]
 
