@@ -10,7 +10,7 @@ from typing import Any
 
 from cml_engine.errors import CmlError
 from cml_engine.graph import Graph
-from cml_engine.live.replacement import Replacement
+from cml_engine.live.replacement import Replacement, is_compiling
 from cml_engine.loading import load
 from cml_engine.plugins import load_file
 from cml_engine.session import Session
@@ -70,7 +70,8 @@ class Reloader:
         """Look at the files, if it is time; the replacement that has begun, if one has."""
         self._follow()
         now = self._clock()
-        if now - self._looked_at < self._every_s:
+        # every look at a file is a turn of the interpreter that a compiling thread would take
+        if now - self._looked_at < self._every_s or is_compiling():
             return None
         self._looked_at = now
         before, self._seen = self._seen, self._stamps()

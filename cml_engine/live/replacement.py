@@ -46,19 +46,20 @@ class Replacement:
         self._make, self._program_of = make, program_of
         self._made, self._changing = Event(), Lock()
         self._thread = Thread(target=self._compile, name="cml-replace", daemon=True)
+        _yielding.begin()
         self._thread.start()
 
     def _compile(self) -> None:
         try:
             _be_least()
-            with _yielding:
-                made = self._make()
+            made = self._make()
             with self._changing:
                 if self.state == "compiling":
                     self.compiled, self.state = made, "preparing"
         except Exception as error:
             self.fail(error)
         finally:
+            _yielding.end()
             self._made.set()
 
     def fail(self, error: Exception) -> None:
@@ -118,14 +119,16 @@ class _Yielding:
     def __init__(self) -> None:
         self.lock, self.threads, self.usual_s = Lock(), 0, 0.0
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        """A thread is about to compile."""
         with self.lock:
             if not self.threads:
                 self.usual_s = sys.getswitchinterval()
                 sys.setswitchinterval(min(self.usual_s, _YIELD_S))
             self.threads += 1
 
-    def __exit__(self, *raised: object) -> None:
+    def end(self) -> None:
+        """It has."""
         with self.lock:
             self.threads -= 1
             if not self.threads:
@@ -133,6 +136,11 @@ class _Yielding:
 
 
 _yielding = _Yielding()
+
+
+def is_compiling() -> bool:
+    """Whether any network is being compiled by a thread of its own."""
+    return bool(_yielding.threads)
 
 
 def check_interface(old: Graph, new: Graph) -> None:
