@@ -4,7 +4,9 @@
 part      what it does
 ========  ==========================================================================================
 variants  every kernel that an operator can have, in every layout, tuned or not, beside the
-          reference; long simulations (all that is marked `long`)
+          reference
+long      all else that is marked `long`: large networks in the players, long simulations, another
+          driver's bits
 calls     some five thousand calls of the operators on both backends, beside their formulas
 onnx      every fitting case of ONNX's own backend tests, on the CPU and on the GPU
 fuzz      random graphs on every backend, with passes left out or in, in any slices; damaged files
@@ -24,7 +26,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "variants": (("pytest", "-m", "long"),),
+    "variants": (("pytest", "-m", "long", "tests/gpu/kernels"),),
+    "long": (("pytest", "-m", "long", "--ignore=tests/gpu/kernels"),),
     "calls": (("tests.prove", "--no-write"),),
     "onnx": (("tests.onnx_nodes", "--backend", "cpu"), ("tests.onnx_nodes", "--backend", "gpu")),
     "fuzz": (("tests.fuzz", "--minutes", "10"), ("tests.fuzz", "--bytes", "--minutes", "10")),
