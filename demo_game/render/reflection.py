@@ -1,7 +1,4 @@
-"""The land as the sea shows it: drawn once more, upside down, at half the size.
-
-What lies under water faces away from the mirrored eye, so culling leaves it out.
-"""
+"""The land as the sea shows it: drawn once more, upside down, at half the size."""
 
 from __future__ import annotations
 

@@ -67,6 +67,11 @@ Surface place(Vertex vertex)
 
 float4 shade(Surface surface) : SV_Target0
 {
+#if MIRROR
+    // the lower ends of tiles' edges would show through the sea
+    if (surface.position.y + scene.sun.w < 0.0)
+        discard;
+#endif
     float3 own = float3(surface.uv.xy, float(surface.slots.x));
     float3 coarser = float3(surface.uv.zw, float(surface.slots.y));
     // colours go over to the coarser level's as the shape does, so that levels meet without an edge
