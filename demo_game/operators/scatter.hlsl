@@ -1,10 +1,7 @@
 // One workgroup places all plants and rocks of a tile: a jittered grid of candidates, each kept or
 // not by its densities and a hash of its place, those kept moved to the front in order.
 #include "noise.hlsli"
-
-#define CANDIDATES 32
-#define PER_LANE (CANDIDATES * CANDIDATES / GROUP)
-groupshared uint kept[GROUP];
+#include "candidates.hlsli"
 
 struct Candidate { float4 placed; bool keep; };
 
@@ -34,11 +31,10 @@ Candidate candidate(int number) {
     float bushes = trees + bilinear(channel, sample, false);
     float rocks = bushes + bilinear(2 * channel, sample, false);
     uint kind = chance < trees ? 0u : chance < bushes ? 1u : 2u;
-    uint word = kind | ((more & 63u) << 2) | (((more >> 6) & 255u) << 8) | (((more >> 14) & 255u) << 16);
     float y = bilinear(0, sample, true);
     Candidate made;
     made.keep = chance < rocks && y > shore;
-    made.placed = float4(at, y, float(word));
+    made.placed = float4(at, y, float(looks(kind, more)));
     return made;
 }
 
@@ -47,13 +43,8 @@ void kernel(uint group, uint lane) {
     for (uint k = 0; k < PER_LANE; ++k) {
         if (candidate(int(lane * PER_LANE + k)).keep) { count++; }
     }
-    kept[lane] = count;
-    GroupMemoryBarrierWithGroupSync();
-    uint at = 0, total = 0;
-    for (uint other = 0; other < GROUP; ++other) {
-        if (other < lane) { at += kept[other]; }
-        total += kept[other];
-    }
+    uint2 found = kept_before(lane, count);
+    uint at = found.x, total = found.y;
     for (uint nth = 0; nth < PER_LANE; ++nth) {
         Candidate made = candidate(int(lane * PER_LANE + nth));
         if (made.keep) {

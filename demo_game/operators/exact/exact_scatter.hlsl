@@ -1,10 +1,7 @@
 // One workgroup places all plants and rocks of a tile, as ../scatter.hlsl does, in whole numbers:
 // places in 4096ths of a cell, heights in 1024ths of a metre, shares of 2^20.
 #include "land.hlsli"
-
-#define CANDIDATES 32
-#define PER_LANE (CANDIDATES * CANDIDATES / GROUP)
-groupshared uint kept[GROUP];
+#include "../candidates.hlsli"
 
 struct Candidate { int4 placed; bool keep; };
 
@@ -38,11 +35,10 @@ Candidate candidate(int number) {
     int bushes = trees + share_at(i + channel, f);
     int rocks = bushes + share_at(i + 2 * channel, f);
     uint kind = chance < trees ? 0u : chance < bushes ? 1u : 2u;
-    uint word = kind | ((more & 63u) << 2) | (((more >> 6) & 255u) << 8) | (((more >> 14) & 255u) << 16);
     int y = height_at(low, f);
     Candidate made;
     made.keep = chance < rocks && y > shore;
-    made.placed = int4(at, y, int(word));
+    made.placed = int4(at, y, int(looks(kind, more)));
     return made;
 }
 
@@ -59,13 +55,8 @@ void kernel(uint group, uint lane) {
     for (uint k = 0; k < PER_LANE; ++k) {
         if (candidate(int(lane * PER_LANE + k)).keep) { count++; }
     }
-    kept[lane] = count;
-    GroupMemoryBarrierWithGroupSync();
-    uint at = 0, total = 0;
-    for (uint other = 0; other < GROUP; ++other) {
-        if (other < lane) { at += kept[other]; }
-        total += kept[other];
-    }
+    uint2 found = kept_before(lane, count);
+    uint at = found.x, total = found.y;
     for (uint nth = 0; nth < PER_LANE; ++nth) {
         Candidate made = candidate(int(lane * PER_LANE + nth));
         if (made.keep) { put(at++, made.placed); }

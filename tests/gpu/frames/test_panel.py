@@ -13,21 +13,12 @@ import cml_engine as cml
 from cml_engine.panel import Panel
 from cml_engine.panel.operators import OperatorTimes
 from tests.fixtures.frames.host import Host
-from tests.fixtures.models import write_model
-
-MODEL = """version 1.0;
-graph net(x) -> (y)
-{
-    x = external<scalar>(shape = [1, 2, 3, 5]);
-    scaled = mul(x, 2.0);
-    y = add(scaled, 0.25);
-}
-"""
+from tests.fixtures.models import SCALED, write_model
 
 
 @pytest.fixture
 def load(tmp_path):
-    def loaded(text=MODEL):
+    def loaded(text=SCALED):
         strength = cml.Slider("scaled.y", 0.0, 4.0, "how much")
         return cml.load(write_model(tmp_path / "net.nnef", text), sliders={"strength": strength})
 
@@ -124,7 +115,7 @@ def test_another_network_in_its_place_begins_at_nothing(gpu, load):
         part.measured_ms = 1.0
     times.add(report)
     assert sum(o.total_ms for o in times.operators.values()) == len(report.slices)
-    session.replace(load(MODEL.replace("add(scaled, 0.25)", "exp(scaled)")))
+    session.replace(load(SCALED.replace("add(scaled, 0.25)", "exp(scaled)")))
     session.take_replacement()
     report.slices[0].title = "what the old network did"  # its time may come late
     times.add(report)

@@ -8,21 +8,12 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import InputError
 from tests.fixtures.frames.host import Host
-from tests.fixtures.models import write_model
-
-MODEL = """version 1.0;
-graph net(x) -> (y)
-{
-    x = external<scalar>(shape = [1, 2, 3, 5]);
-    scaled = mul(x, 2.0);
-    y = add(scaled, 0.25);
-}
-"""
+from tests.fixtures.models import SCALED, write_model
 
 
 @pytest.fixture
 def model(tmp_path):
-    return write_model(tmp_path / "net.nnef", MODEL)
+    return write_model(tmp_path / "net.nnef", SCALED)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
