@@ -1,6 +1,6 @@
 // A thread for each fine sample, four by four of them in the channels of a coarse one: the two
 // octaves that coarse samples cannot carry, in cells.
-#include "land.hlsli"
+#include "include/land.hlsli"
 
 void kernel(uint thread) {
     int level = tile[2], seed = tile[3];

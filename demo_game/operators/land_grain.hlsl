@@ -1,5 +1,5 @@
 // A thread for each cell: white noise at its two by two half cells, which lie in the channels.
-#include "noise.hlsli"
+#include "include/noise.hlsli"
 
 void kernel(uint thread) {
     int2 at = int2(tile[0], tile[1]) - apron

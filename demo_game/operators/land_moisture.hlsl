@@ -1,5 +1,5 @@
 // A thread for each fine sample: how wet the climate is.
-#include "noise.hlsli"
+#include "include/noise.hlsli"
 
 void kernel(uint thread) {
     int level = tile[2], seed = tile[3];

@@ -1,7 +1,7 @@
 // One workgroup places all plants and rocks of a tile: a jittered grid of candidates, each kept or
 // not by its densities and a hash of its place, those kept moved to the front in order.
-#include "noise.hlsli"
-#include "candidates.hlsli"
+#include "include/noise.hlsli"
+#include "include/candidates.hlsli"
 
 struct Candidate { float4 placed; bool keep; };
 

@@ -1,7 +1,7 @@
 // One workgroup places all plants and rocks of a tile, as ../scatter.hlsl does, in whole numbers:
 // places in 4096ths of a cell, heights in 1024ths of a metre, shares of 2^20.
 #include "land.hlsli"
-#include "../candidates.hlsli"
+#include "../include/candidates.hlsli"
 
 struct Candidate { int4 placed; bool keep; };
 
