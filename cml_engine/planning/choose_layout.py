@@ -47,7 +47,7 @@ def why_plain(name: str, graph: Graph) -> str:
         return "what the host gives or reads is plain"
     if not is_feature_map(graph.facts[name]):
         return "it is no feature map"
-    if graph.facts[name].shape[1] < 4:
+    if not _fills_blocks(graph, name):
         return "it has fewer than four channels"
     for node in graph.nodes:
         kernel = lookup(node.op).kernel
@@ -79,8 +79,8 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[st
             plain.update(maps)
         return
     ends = [node.inputs[0], node.outputs[0]]
-    wanted.update(n for n in ends if graph.facts[n].shape[1] >= 4)
-    plain.update(n for n in ends if graph.facts[n].shape[1] < 4)
+    wanted.update(n for n in ends if _fills_blocks(graph, n))
+    plain.update(n for n in ends if not _fills_blocks(graph, n))
     # an epilogue's operand of the result's shape is read as that lies, values of channels one
     # after the other; filters are packed at load
     operands = [n for e in node.epilogues for n in e.inputs if n in maps]
@@ -97,6 +97,11 @@ def _tie_same(graph: Graph, maps: list[str], result: Fact, ties: Ties, plain: se
     if result.shape[1] % 4:
         plain.update(blocked)
     plain.update(n for n in maps if n not in blocked)
+
+
+def _fills_blocks(graph: Graph, name: str) -> bool:
+    """Whether a map takes no more memory in blocks than plain: words are packed there."""
+    return graph.facts[name].shape[1] >= (2 if name in graph.words else 4)
 
 
 def is_feature_map(fact: Fact) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,15 @@ class Making:
 
     def is_constant(self, name: str) -> bool:
         return name in self.graph.constants and name not in self.values
+
+    def maker(self, name: str, op: str) -> Node | None:
+        """The node that makes a tensor, where it is that operator and rounds nothing."""
+        node = self._makers.get(name)
+        return node if node is not None and node.op == op and name not in self.lines else None
+
+    @cached_property
+    def _makers(self) -> dict[str, Node]:
+        return {name: node for node in self.graph.nodes for name in node.outputs}
 
     def stored(self, node: Node, name: str, what: str) -> tuple[Array, Line]:
         """The integers of a weight, and its line."""

@@ -15,14 +15,45 @@ from cml_engine.integer.rule import clamp, round_half_up
 
 #: those that take and give words of one scale; a maximum is one of the words, too
 MOVES = frozenset(
-    "reshape squeeze unsqueeze transpose concat stack split unstack slice tile copy gather "
+    "squeeze unsqueeze transpose concat stack split unstack slice tile copy gather "
     "nearest_upsample nearest_downsample max_pool max_reduce min_reduce min max".split()
 )
+
+#: how a pixel shuffle orders [N, C, F, F, H, W]
+_SHUFFLE = [0, 1, 4, 2, 5, 3]
 
 
 def move(making: Making, node: Node) -> list[Value]:
     """The node itself, of words."""
     return _moved(making, node, node.attrs)
+
+
+def reshape(making: Making, node: Node) -> list[Value]:
+    """The node itself, or, where it ends one, all of a pixel shuffle in one."""
+    found = _shuffled(making, node)
+    if found is None:
+        return move(making, node)
+    source, factor = found
+    words = making.words(node, source)
+    name = making.add(node, "pixel_shuffle", (words.name,), making.result(node), factor=factor)
+    return [replace(words, name=name)]
+
+
+def _shuffled(making: Making, node: Node) -> tuple[str, int] | None:
+    """What is rearranged, and by which factor, if the node ends a reshape, transpose and reshape
+    that make places of channels."""
+    transpose = making.maker(node.inputs[0], "transpose")
+    before = making.maker(transpose.inputs[0], "reshape") if transpose else None
+    if transpose is None or before is None:
+        return None
+    source, facts = before.inputs[0], making.graph.facts
+    shape, apart, found = (facts[n].shape for n in (source, before.outputs[0], node.outputs[0]))
+    if len(shape) != 4 or len(apart) != 6 or list(transpose.attrs["axes"]) != _SHUFFLE:
+        return None
+    batch, channels, factor, again, height, width = apart
+    alike = factor == again and shape == (batch, channels * factor**2, height, width)
+    ends = found == (batch, channels, height * factor, width * factor)
+    return (source, factor) if alike and ends and factor > 0 else None
 
 
 def pad(making: Making, node: Node) -> list[Value]:

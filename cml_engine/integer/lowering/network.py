@@ -44,6 +44,7 @@ _HANDLERS: Mapping[str, Handler] = {
     "abs": elementwise.absolute,
     "pad": moves.pad,
     "resize": moves.resize,
+    "reshape": moves.reshape,
     **dict.fromkeys(moves.MOVES, moves.move),
 }
 #: those that may follow a sum before it is rounded

@@ -6,16 +6,19 @@ are compiled (``cml_engine/integer/``); no model's text has them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cml_engine.integer import arrays
 from cml_engine.integer.rule import Multiplier
-from cml_engine.ops.declaration.spec import EXACT, Case
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel
 from cml_engine.ops.declaration.traits import Traits
-from cml_engine.ops.elementwise.row import Row, declare
+from cml_engine.ops.elementwise.row import ROWS, Row, declare, kernel_of
+from cml_engine.ops.movement import shuffle
 
 Array = np.ndarray[Any, Any]
 
@@ -73,6 +76,8 @@ _VALUES = (
     Case((np.array([0.25, -0.25, 0.75, 1.25, 1e9, -1e9, np.nan, np.inf, -np.inf, 1e-42, -1e-42,
                     -1e-30, 63.49, 63.51, -63.49], np.float32),), {"inverse": 2.0, **_WORD}),
     Case((_RANDOM.uniform(-70, 70, (1, 8, 3, 4)).astype(np.float32),), {"inverse": 1.7, **_WORD}),
+    Case((_RANDOM.uniform(-70, 70, (2, 7, 5)).astype(np.float32),), {"inverse": 1.7, **_WORD},
+         "channels that fill no block"),
     Case((np.zeros((2, 0), np.float32),), {"inverse": 1.7, **_WORD}, "empty"),
 )  # fmt: skip
 
@@ -94,7 +99,13 @@ _CODES = {
 _OF_SUMS = ("requantize", "requantize_signed")
 
 
-def _row(name: str, function: Any, cases: Sequence[Case], fusable: bool = True) -> None:
+def _row(
+    name: str,
+    function: Any,
+    cases: Sequence[Case],
+    fusable: bool = True,
+    kernel: Kernel | None = None,
+) -> None:
     arity, attrs = len(cases[0].inputs), list(cases[0].attrs)
     arguments = [*"abcde"[:arity], *(f"{{{attr}}}" for attr in attrs)]
     row = Row(
@@ -109,10 +120,27 @@ def _row(name: str, function: Any, cases: Sequence[Case], fusable: bool = True) 
         traits=Traits(whole=True, rounds=name in _OF_SUMS),
         custom=True,
     )
-    declare(row, cases)
+    declare(row, cases, kernel)
+
+
+def _enter(op: Lowering) -> Iterator[Dispatch]:
+    """An input becomes words in whatever layout these lie: never a plain map of 32 bits, where
+    they need not."""
+    if any(op.is_blocked(name) for name in (*op.in_names, *op.out_names)):
+        entry = [float(op.attrs[name]) for name in ("inverse", "low", "high")]
+        return shuffle.regrouped(op, words=entry)
+    plain = kernel_of(ROWS[op.node.op].formula).lower
+    assert plain is not None
+    return iter(plain(op))
 
 
 for _name, (_function, _cases) in _CODES.items():
     _row(_name, _function, _cases)
-_row("integer_words", arrays.words_of, _VALUES, fusable=False)
+_row(
+    "integer_words",
+    arrays.words_of,
+    _VALUES,
+    fusable=False,
+    kernel=replace(shuffle.KERNEL, lower=_enter, epilogues="none"),
+)
 _row("integer_numbers", arrays.numbers_of, _NUMBERS)

@@ -353,9 +353,9 @@ def _random(row: Row, shape: tuple[int, ...], dtype: str) -> Random:
     return Random(shape, row.low, row.high, "scalar" if dtype == "?" else dtype)
 
 
-def declare(row: Row, cases: Sequence[Case] = ()) -> OpSpec:
+def declare(row: Row, cases: Sequence[Case] = (), kernel: Kernel | None = None) -> OpSpec:
     """Register the operator and everything that follows from its row; ``cases`` in the place of
-    those with random values."""
+    those with random values, ``kernel`` of the usual one."""
     ROWS[row.name] = row
     formula = row.formula
     return define(
@@ -363,7 +363,7 @@ def declare(row: Row, cases: Sequence[Case] = ()) -> OpSpec:
             row.name,
             infer=partial(infer, formula),
             cpu=partial(cpu, formula),
-            kernel=kernel_of(formula),
+            kernel=kernel or kernel_of(formula),
             formula=formula,
             cost=elementwise_cost(row.flops),
             cases=cases or cases_of(row),

@@ -1,0 +1,119 @@
+"""``pixel_shuffle``: channels become places, as behind a convolution that makes a map larger.
+
+Models write it as a transpose between two reshapes, which works on plain maps. Integer networks,
+whose maps lie packed in blocks of channels, have it as one operator: its kernel takes and gives
+blocks. With a factor of 1 it is a way from one layout to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.declaration.epilogue import PARAMS, epilogue_of
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    elementwise_cost,
+)
+
+Array = np.ndarray[Any, Any]
+
+
+def _infer(attrs: Attrs, x: Fact) -> Fact:
+    factor = int(attrs["factor"])
+    if x.rank != 4 or x.dtype != "scalar" or factor < 1 or x.shape[1] % factor**2:
+        raise ShapeError(
+            f"pixel_shuffle of {x} by {factor}: wanted numbers [N, C, H, W] whose channels are a "
+            f"multiple of {factor**2}"
+        )
+    batch, channels, height, width = x.shape
+    return Fact(x.dtype, (batch, channels // factor**2, height * factor, width * factor))
+
+
+def _cpu(attrs: Attrs, x: Array) -> Array:
+    factor = int(attrs["factor"])
+    batch, channels, height, width = _infer(attrs, Fact("scalar", x.shape)).shape
+    apart = (batch, channels, factor, factor, height // factor, width // factor)
+    return x.reshape(apart).transpose(0, 1, 4, 2, 5, 3).reshape(batch, channels, height, width)
+
+
+def regrouped(op: Lowering, factor: int = 1, words: Sequence[float] = ()) -> Iterator[Dispatch]:
+    """The node's operand as its result, each in its layout. ``words``: real numbers become
+    words on the way; one over their scale, the least and the largest."""
+    (source,), (target,) = op.in_names, op.out_names
+    shape, result = op.fact(source).shape, op.fact(target)
+    blocked = op.is_blocked(target)
+    if not result.size:
+        return
+    height = shape[2] if factor > 1 else 1
+    depth = -(-result.shape[1] // 4) if blocked else result.shape[1]
+    n = result.shape[0] * depth * prod(result.shape[2:])
+    epilogue = epilogue_of(op, 1, vector=blocked)
+    yield Dispatch(
+        groups=-(-n // KERNEL.group),
+        tensors=(source, *epilogue.tensors, target),
+        params={
+            "n": n,
+            "channels": shape[1],
+            "height": height,
+            "width": prod(shape[2:]) // height,
+            "side": factor,
+            "entry": words or [0.0] * 3,
+            **epilogue.params,
+        },
+        defines={
+            "IN_C4": int(op.is_blocked(source)),
+            "OUT_C4": int(blocked),
+            "WORDS": int(bool(words)),
+            "OUT": f"T{1 + len(epilogue.tensors)}",
+            "T0_TYPE": op.vector_type(source),
+            f"T{1 + len(epilogue.tensors)}_TYPE": op.vector_type(target),
+            **epilogue.defines,
+        },
+    )
+
+
+def _lower(op: Lowering) -> Iterator[Dispatch]:
+    yield from regrouped(op, int(op.attrs["factor"]))
+
+
+#: of whatever brings a map from one layout to another
+KERNEL = Kernel(
+    "movement/shuffle.hlsl",
+    f"n:u channels:u height:u width:u side:u entry:f3 {PARAMS}",
+    lower=_lower,
+    layouts="any",
+    half="each",
+    epilogues="places",
+    trusted=True,
+)
+
+define(
+    OpSpec(
+        "pixel_shuffle",
+        infer=_infer,
+        cpu=_cpu,
+        kernel=KERNEL,
+        cost=elementwise_cost(0),
+        tolerance=EXACT,
+        custom=True,
+        cases=[
+            Case(((1, 8, 3, 5),), {"factor": 2}, "blocks of channels"),
+            Case(((2, 20, 3, 1),), {"factor": 2}, "channels that fill no block, an extent of one"),
+            Case(((1, 18, 1, 4),), {"factor": 3}, "an odd factor"),
+            Case(((2, 5, 3, 2),), {"factor": 1}, "nothing moves"),
+            Case(((1, 16, 0, 4),), {"factor": 4}, "empty"),
+        ],
+    )
+)

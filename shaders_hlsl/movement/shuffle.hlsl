@@ -1,0 +1,57 @@
+// Channels to places: with a factor of f, channel (c * f + dy) * f + dx of the source is channel c of
+// the result at f * (y, x) + (dy, dx); with 1 every place stays where it is. Either side is plain, or
+// in blocks of four channels, of which the lanes past the last channel are zeros.
+//
+// defines: IN_C4, OUT_C4  whether T0 and OUT are in blocks
+//          WORDS          real numbers become words
+// params:  n  numbers of the result, or blocks;  channels, height, width  of the source;  side  the factor;
+//          entry  one over the scale, the least and the largest word
+#include "divide.hlsli"
+#include "epilogue.hlsli"
+#if WORDS
+#include "integer_rule.hlsli"
+#endif
+
+float taken(uint image, uint channel, uint place) {
+#if IN_C4
+    float4 v = T0[(image * ((channels + 3) / 4) + channel / 4) * height * width + place];
+    float x = v[channel % 4];
+#else
+    float x = T0[(image * channels + channel) * height * width + place];
+#endif
+#if WORDS
+    x = cml_integer_words(x, entry(0), entry(1), entry(2));
+#endif
+    return x;
+}
+
+CML_MAIN
+{
+    CML_EACH_THREAD(at, n)
+    uint part = side * side;
+    uint results = cml_divide(channels, part);
+#if OUT_C4
+    uint depth = (results + 3) / 4;
+#else
+    uint depth = results;
+#endif
+    uint x = at;
+    uint y = cml_divide_rest(x, width * side);
+    uint number = cml_divide_rest(y, height * side);
+    uint image = cml_divide_rest(number, depth);
+    uint row = cml_divide_rest(y, side);
+    uint column = cml_divide_rest(x, side);
+    uint place = row * width + column;
+    uint within = y * side + x;
+#if OUT_C4
+    float4 v;
+    {[ForceUnroll] for (uint lane = 0; lane < 4; lane++) {
+        v[lane] = taken(image, min(4 * number + lane, results - 1) * part + within, place);
+    }}
+    v = cml_epilogue(v, number, at);
+    uint4 channel = 4 * number + uint4(0, 1, 2, 3);
+    OUT[at] = select(channel < uint4(results, results, results, results), v, float4(0.0, 0.0, 0.0, 0.0));
+#else
+    OUT[at] = cml_epilogue(taken(image, number * part + within, place), number, at);
+#endif
+}
