@@ -14,16 +14,17 @@ from pathlib import Path
 
 from benchmarks.bake.costs import measured
 from benchmarks.bake.memory import memory
-from benchmarks.bake.overhead import overhead, plain_loop
+from benchmarks.bake.overhead import overhead
 from benchmarks.bake.schedule import paper
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bake", description=__doc__)
-    parser.add_argument("what", choices=("overhead", "loop", "memory", "schedule"))
+    parser.add_argument("what", choices=("overhead", "memory", "schedule"))
     parser.add_argument("--tiles", type=int, default=0, help="of the demo, a multiple of 8 (128); "
                         "of the memory's end (20000)")  # fmt: skip
     parser.add_argument("--tasks", type=int, default=2000, help="of the schedule's costs")
+    parser.add_argument("--rounds", type=int, default=5, help="of the loop and workers (5)")
     parser.add_argument("--workers", default="1,2,4")
     options = parser.parse_args(argv)
     good = True
@@ -31,10 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(name)
         if options.what == "overhead":
             counts = [int(n) for n in options.workers.split(",")]
-            said, good = overhead(folder, options.tiles or 128, counts)
-        elif options.what == "loop":
-            making, writing, processor = plain_loop(folder, options.tiles or 128)
-            said = f"{making + writing:.3f} {processor:.3f}"
+            said, good = overhead(folder, options.tiles or 128, counts, options.rounds)
         elif options.what == "memory":
             said, good = memory(folder, options.tiles or 20_000)
         else:

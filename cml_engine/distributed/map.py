@@ -29,7 +29,8 @@ from cml_engine.distributed.sources import (
     open_source,
     read_checked,
 )
-from cml_engine.distributed.store import RECORD, manifest_of
+from cml_engine.distributed.storing.creating import manifest_of
+from cml_engine.distributed.storing.store import RECORD
 from cml_engine.distributed.window import Progress
 from cml_engine.distributed.work import (
     ANY_DEVICE,

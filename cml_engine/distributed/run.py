@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 
 from cml_engine.distributed.cluster import check_devices, connected, need_extra
 from cml_engine.distributed.report import Report
-from cml_engine.distributed.store import Store, prepare, refuse
+from cml_engine.distributed.storing.creating import prepare, refuse
+from cml_engine.distributed.storing.store import Store
 from cml_engine.distributed.trace import Trace
 from cml_engine.distributed.versions import check_versions
 from cml_engine.distributed.watch import PATIENCE_S, Watch
@@ -120,21 +121,25 @@ class _Run:
             bare = [replace(layer, coordinates={}) for layer in layers]  # which may be large
             self._set_up(versions=versions, place=report.store, layers=bare, device=report.device)
             units: Iterable[Unit] = (unit for layer in layers for unit in layer.units())
+            count = sum(layer.count for layer in layers)
             if was_there and not verify:
-                units = self._without_recorded(units, layers)
+                recorded = self._recorded(layers)
+                units = (unit for unit in units if unit not in recorded)
+                count -= len(recorded)
             window = Window(self.client, self.name, layers, watch, progress, trace)
-            window.run(iter(units))
+            window.run(iter(units), count)
         except (CommClosedError, CancelledError, TimeoutError) as error:
             raise watch.vanished() from error
         finally:
             self._close(window)
         return report
 
-    def _without_recorded(self, units: Iterable[Unit], layers: Sequence[Layer]) -> Iterator[Unit]:
+    def _recorded(self, layers: Sequence[Layer]) -> set[Unit]:
+        """The units that are there, if their records are to be trusted: they count as kept."""
         recorded = Store(self.report.store, layers).recorded()
         sizes = {layer.name: layer for layer in layers}
         self.report.kept = sum(sizes[unit.layer].size(unit) for unit in recorded)
-        return (unit for unit in units if unit not in recorded)
+        return recorded
 
     def _await_workers(self) -> None:
         try:

@@ -1,5 +1,6 @@
 """What workers did when, as a trace for Perfetto (ui.perfetto.dev): a process for each worker, in
-it a slice for each unit, in that its steps or sessions, and in those their operators."""
+it a slice for each unit, in that its steps or sessions, and in those their operators; beside them,
+in a thread of its own, what is written."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ class Moment:
     name: str
     start: float
     seconds: float
+    thread: int
 
 
 class Trace:
@@ -41,8 +43,8 @@ class Trace:
         self._left -= units
         return self._left + units > 0
 
-    def add(self, worker: str, thread: int, moments: list[Moment]) -> None:
-        """What one of a worker's threads did."""
+    def add(self, worker: str, moments: list[Moment]) -> None:
+        """What a worker did."""
         if not moments:
             return
         number = self._workers.setdefault(worker, len(self._workers) + 1)
@@ -52,7 +54,7 @@ class Trace:
                 "cat": moment.kind,
                 "name": moment.name,
                 "pid": number,
-                "tid": thread % 2**31,
+                "tid": moment.thread % 2**31,
                 "ts": round(1e6 * moment.start, 1),
                 "dur": round(1e6 * moment.seconds, 1),
             }

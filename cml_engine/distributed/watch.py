@@ -10,7 +10,7 @@ from cml_engine.distributed.cluster import replace_lost
 from cml_engine.distributed.report import Report
 from cml_engine.errors import InputError
 
-#: units under way for each thread of a worker: one is made, the others are on their way
+#: tasks under way for each thread of a worker: one is run, the others are on their way
 _AHEAD = 3
 _LEAST_AHEAD = 4
 #: seconds between two looks at the cluster
@@ -29,7 +29,7 @@ def forget_names() -> None:
 
 
 class Watch:
-    """Looks at the cluster every few seconds. ``window`` is how many units may be under way."""
+    """Looks at the cluster every few seconds. ``window`` is how many tasks may be under way."""
 
     def __init__(self, client: Any, embedded: bool, report: Report) -> None:
         self.client, self.embedded, self.report = client, embedded, report

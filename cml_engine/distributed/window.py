@@ -1,8 +1,9 @@
-"""Units go out a few at a time, and come back in any order.
+"""Tasks go out a few at a time, and come back in any order.
 
 As many are under way as keep the workers busy, and no more: neither the client nor the scheduler
-holds anything of the others, however many there are. A unit whose worker died is made again, by
-another; one that keeps failing is set aside and named.
+holds anything of the others, however many units there are. Those of a task whose worker died are
+looked at again by another, which makes what was not written; a unit that keeps failing is set aside
+and named.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Any
 
+from cml_engine.distributed.batch import Batch, Pace
 from cml_engine.distributed.report import Report, WorkerShare
 from cml_engine.distributed.trace import Trace
 from cml_engine.distributed.watch import LOOK_S, Watch
@@ -30,19 +32,20 @@ _SHOW_S = 0.2
 _REFILL = 1 / 3
 Progress = Callable[[Report], object]
 _Key = tuple[Any, ...]
+#: a unit, and the attempts that there were
+_Try = tuple[Unit, int]
 
 
 @dataclass
 class _Sent:
-    """A unit under way."""
+    """A task under way, of units of one layer."""
 
-    unit: Unit
-    attempts: int
+    tries: list[_Try]
     future: Any
 
 
 class Window:
-    """The units under way of a run that every worker knows by its ``name``."""
+    """The tasks under way of a run that every worker knows by its ``name``."""
 
     def __init__(
         self,
@@ -59,14 +62,18 @@ class Window:
         self._progress, self._trace = progress, trace
         self._sent: dict[_Key, _Sent] = {}
         self._done: queue.SimpleQueue[_Key] = queue.SimpleQueue()
-        self._again: list[tuple[Unit, int]] = []
+        self._again: list[_Try] = []
+        self._pace = Pace()
+        #: units that are not under way, but for suspects
+        self._left = 0
         #: units that were under way where workers died: each is made alone, at the end
         self._suspects: list[Unit] = []
         self._number = 0
         self._span: tuple[str, contextlib.ExitStack] | None = None
 
-    def run(self, units: Iterator[Unit]) -> None:
-        """Until all are made, kept or set aside."""
+    def run(self, units: Iterator[Unit], count: int) -> None:
+        """Until all so many are made, kept or set aside."""
+        self._left = count
         start, shown = time.monotonic(), 0.0
         try:
             while self._fill(units):
@@ -94,34 +101,46 @@ class Window:
         """Send what there is room for, several at once; whether anything is under way."""
         room = self.watch.window - len(self._sent)
         if room >= self.watch.window * _REFILL or not self._sent:
-            self._send(list(islice(self._next(units), room)))
+            self._send(self._tasks(units, room))
         if not self._sent and self._suspects:
-            self._send([(self._suspects.pop(), ATTEMPTS - 1)])
+            self._send([[(self._suspects.pop(), ATTEMPTS - 1)]])
         return bool(self._sent)
 
-    def _next(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, int]]:
-        """What is to be made, with the attempts that there were."""
+    def _tasks(self, units: Iterator[Unit], room: int) -> list[list[_Try]]:
+        """What is to be made, a task's worth at a time; a task more where a layer ends."""
+        tries, tasks = self._next(units), list[list[_Try]]()
+        while len(tasks) < room:
+            found = list(islice(tries, self._pace.units(self._left, self.watch.window)))
+            if not found:
+                break
+            self._left -= len(found)
+            tasks += (list(part) for _, part in groupby(found, key=_layer_of))
+        return tasks
+
+    def _next(self, units: Iterator[Unit]) -> Iterator[_Try]:
         while self._again:
             yield self._again.pop()
         for unit in units:
             yield unit, 0
 
-    def _send(self, batch: Sequence[tuple[Unit, int]]) -> None:
+    def _send(self, tasks: Sequence[list[_Try]]) -> None:
         """One message to the scheduler for all of a layer: most of what a task costs is that."""
-        from cml_engine.distributed.worker import run_unit
+        from cml_engine.distributed.worker import run_batch
 
-        for layer, part in groupby(batch, key=lambda item: item[0].layer):
+        for layer, part in groupby(tasks, key=lambda tries: _layer_of(tries[0])):
             sent = list(part)
             label = f"{self.report.what} {layer}".strip()
-            keys = [self._key(label, unit) for unit, _ in sent]
+            keys = [self._key(label, tries[0][0]) for tries in sent]
             self._enter_span(label)
-            axes = zip(*(unit.at for unit, _ in sent), strict=True)
-            traced = self._trace is not None and self._trace.take(len(sent))
-            task = partial(run_unit, self.name, layer, traced)
-            futures = self.client.map(task, *map(list, axes), key=keys, pure=False)
-            for key, (unit, attempts), future in zip(keys, sent, futures, strict=True):
-                self._sent[key] = _Sent(unit, attempts, future)
+            batches = [self._batch(layer, tries) for tries in sent]
+            futures = self.client.map(run_batch, batches, key=keys, pure=False)
+            for key, tries, future in zip(keys, sent, futures, strict=True):
+                self._sent[key] = _Sent(tries, future)
                 future.add_done_callback(partial(_tell, self._done, key))
+
+    def _batch(self, layer: str, tries: list[_Try]) -> Batch:
+        traced = self._trace is not None and self._trace.take(len(tries))
+        return Batch(self.name, layer, tuple(unit.at for unit, _ in tries), traced)
 
     def _key(self, label: str, unit: Unit) -> _Key:
         self._number += 1
@@ -153,14 +172,26 @@ class Window:
             return found
 
     def _take(self, finished: list[_Sent]) -> None:
-        for sent, (worker, outcome) in self._results(finished):
-            self._count(worker, sent, outcome)
+        for sent, done in self._results(finished):
+            if done.refused:
+                self._unfit(done.worker, sent, done.refused)
+                continue
+            begun = len(done.outcomes)
+            self._pace.saw(begun, done.seconds)
+            self._put_back(sent.tries[begun:])
+            for tried, outcome in zip(sent.tries, done.outcomes, strict=False):
+                self._count(done.worker, tried, outcome)
         for sent in finished:
             if sent.future.status == "error":
                 self._lost(sent, sent.future.exception())
             elif sent.future.status != "finished":  # the scheduler was lost, or has forgotten it
-                self._again.append((sent.unit, sent.attempts))
+                self._put_back(sent.tries)
             sent.future.release()
+
+    def _put_back(self, tries: list[_Try]) -> None:
+        """They are sent again, before all others."""
+        self._again += reversed(tries)
+        self._left += len(tries)
 
     def _results(self, finished: list[_Sent]) -> list[tuple[_Sent, Any]]:
         """What the tasks have returned: of all at once, which is quicker, or of each, where the
@@ -176,18 +207,15 @@ class Window:
                     found.append((sent, sent.future.result()))
             return found
 
-    def _count(self, worker: str, sent: _Sent, outcome: Any) -> None:
-        report, size = self.report, self._size(sent.unit)
+    def _count(self, worker: str, tried: _Try, outcome: Any) -> None:
+        report, size = self.report, self._size(outcome.unit)
         if outcome.kind == "stop":
             raise InputError(f"'{report.store}': {outcome.message}. {self.watch.so_far()}")
-        if outcome.kind == "unfit":
-            self._unfit(worker, sent, outcome.message)
-            return
         share = report.workers.setdefault(worker, WorkerShare())
         share.add(outcome.seconds)
         report.damaged += size * outcome.damaged
         if self._trace is not None:
-            self._trace.add(worker, outcome.thread, outcome.moments)
+            self._trace.add(worker, outcome.moments)
         if outcome.kind == "kept":
             report.kept += size
         elif outcome.kind == "made":
@@ -197,34 +225,36 @@ class Window:
             for name, reason in outcome.aside.items():
                 report.set_aside(name, reason)
         elif outcome.kind == "aside":
-            self._set_aside(sent.unit, outcome.message)
+            self._set_aside(outcome.unit, outcome.message)
         else:
-            self._failed(sent, outcome.message)
+            self._failed(tried, outcome.message)
 
-    def _failed(self, sent: _Sent, message: str) -> None:
-        if sent.attempts + 1 < ATTEMPTS:
+    def _failed(self, tried: _Try, message: str) -> None:
+        unit, attempts = tried
+        if attempts + 1 < ATTEMPTS:
             self.report.retried += 1
-            self._again.append((sent.unit, sent.attempts + 1))
+            self._put_back([(unit, attempts + 1)])
         else:
-            self._set_aside(sent.unit, f"{message} ({ATTEMPTS} attempts)")
+            self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
 
     def _lost(self, sent: _Sent, error: Any) -> None:
-        """A unit that never came back. Dask blames all that were on a worker that died, so each
-        gets a chance alone."""
+        """A task that never came back. Dask blames all that were on a worker that died, so each
+        unit gets a chance alone."""
         from distributed import KilledWorker
 
-        if not isinstance(error, KilledWorker):
-            self._failed(sent, f"{type(error).__name__}: {error}")
-        elif sent.attempts + 1 < ATTEMPTS:
-            self.report.retried += 1
-            self._suspects.append(sent.unit)
-        else:
-            self._set_aside(sent.unit, "the process that makes it ends each time")
+        for unit, attempts in sent.tries:
+            if not isinstance(error, KilledWorker):
+                self._failed((unit, attempts), f"{type(error).__name__}: {error}")
+            elif attempts + 1 < ATTEMPTS:
+                self.report.retried += 1
+                self._suspects.append(unit)
+            else:
+                self._set_aside(unit, "the process that makes it ends each time")
 
     def _unfit(self, worker: str, sent: _Sent, message: str) -> None:
         """A worker that joined and cannot take part goes again."""
         self.report.refused[worker] = message
-        self._again.append((sent.unit, sent.attempts))
+        self._put_back(sent.tries)
         self.client.retire_workers([worker], close_workers=True)
         if not self.client.nthreads():
             raise DeviceError(f"worker {worker}: {message}. No other worker is left")
@@ -234,6 +264,10 @@ class Window:
 
     def _size(self, unit: Unit) -> int:
         return self._layers[unit.layer].size(unit)
+
+
+def _layer_of(tried: _Try) -> str:
+    return tried[0].layer
 
 
 def _tell(done: queue.SimpleQueue[_Key], key: _Key, future: Any) -> None:

@@ -1,8 +1,8 @@
 """What is baked, as data: layers of cells, units of work, and what a worker must know to make one.
 
 A **layer** is a grid of cells (tiles of one level; the inputs of a network), with some arrays that
-have a value for every cell. A **unit** is one chunk of a layer: the cells that one task makes and
-writes. A :class:`Work` goes to every worker once; its :class:`Maker` makes units there.
+have a value for every cell. A **unit** is one chunk of a layer: the cells that are made and written
+at once. A :class:`Work` goes to every worker once; its :class:`Maker` makes units there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Coordinate:
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """A chunk of a layer: what one task makes. ``at`` counts chunks."""
+    """A chunk of a layer: what is made at once. ``at`` counts chunks."""
 
     layer: str
     at: tuple[int, ...]
@@ -99,7 +99,8 @@ class Layer:
 @dataclass
 class Made:
     """A unit's arrays, each of all its cells; and the cells that cannot be made, by name, with the
-    reason. Their values are zeros."""
+    reason. Their values are zeros. Arrays are written while the next unit is made: they are no
+    longer the maker's."""
 
     arrays: dict[str, Array]
     aside: dict[str, str] = field(default_factory=dict)

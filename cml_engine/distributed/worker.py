@@ -1,30 +1,36 @@
-"""What runs on a worker: the work is opened once in a process, each task makes one unit.
+"""What runs on a worker: the work is opened once in a process, each task makes some units.
 
-A task never raises: what went wrong is part of its :class:`Outcome`, so that one bad input among a
-million costs one line of the report. Only a worker that dies says nothing.
+While a unit is made, the one before is written, and none is further ahead: a worker that dies takes
+two units with it at most. A task never raises: what went wrong is part of an :class:`Outcome`, so
+that one bad input among a million costs one line of the report. Only a worker that dies says
+nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import pickle
 import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from distributed import WorkerPlugin, get_worker
 from distributed.metrics import context_meter
 
-from cml_engine.distributed.store import LASTING, Store
+from cml_engine.distributed.batch import LONGEST_S, Batch
+from cml_engine.distributed.storing.store import LASTING, Store
 from cml_engine.distributed.trace import Moment
 from cml_engine.distributed.versions import check_same_versions, own_versions
 from cml_engine.distributed.watch import FORGET_AFTER, forget_names
-from cml_engine.distributed.work import Layer, Maker, Unit, Watch, Work
+from cml_engine.distributed.work import Layer, Made, Maker, Unit, Watch, Work
 from cml_engine.errors import CmlError, DeviceError, InputError
 
 #: makers of this process by their works' keys, the last used at the end
@@ -40,11 +46,11 @@ _MALLOC = {-1: 1 << 27, -3: 1 << 25}
 @dataclass
 class Outcome:
     """What became of a unit. ``kind``: ``"made"``, ``"kept"`` (it was whole), ``"aside"`` (it can
-    never be made), ``"failed"`` (another attempt may do), ``"unfit"`` (not on this worker),
-    ``"stop"`` (nothing can be made any more)."""
+    never be made), ``"failed"`` (another attempt may do), ``"stop"`` (nothing can be made any
+    more)."""
 
     unit: Unit
-    kind: str
+    kind: str = "made"
     message: str = ""
     #: cells that were set aside, with the reason
     aside: dict[str, str] = field(default_factory=dict)
@@ -52,9 +58,23 @@ class Outcome:
     damaged: bool = False
     nbytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    #: when what was done, where that is traced, and the thread that did it
+    #: when what was done, where that is traced
     moments: list[Moment] = field(default_factory=list)
-    thread: int = 0
+
+    def fail(self, error: Exception) -> None:
+        """It was not made, or not written."""
+        self.kind, self.message = _kind_of(error), _described(error)
+
+
+@dataclass
+class Done:
+    """What a task gives back: of its units the first, or all, in their order; and why the worker
+    cannot take part."""
+
+    worker: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    seconds: float = 0.0
+    refused: str = ""
 
 
 @dataclass
@@ -66,7 +86,7 @@ class Opened:
     store: Store | None = None
     #: why it cannot take part
     refused: str = ""
-    units: int = 0
+    tasks: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -165,7 +185,8 @@ class _Times:
         """Something that has ended now, for the trace; now."""
         end = time.perf_counter()
         if self.moments is not None:
-            self.moments.append(Moment(kind, name, self.first + start - self.start, end - start))
+            begun, thread = self.first + start - self.start, threading.get_native_id()
+            self.moments.append(Moment(kind, name, begun, end - start, thread))
         return end
 
     def _watch(self, start: float) -> Watch | None:
@@ -189,43 +210,67 @@ def measure(name: str) -> Any:
         return opened.maker.measure()
 
 
-def run_unit(name: str, layer: str, traced: bool, *at: int) -> tuple[str, Outcome]:
-    """Make one unit and write it, if it is not there and whole; with this worker's address."""
-    outcome = Outcome(Unit(layer, at), "unfit")
-    opened = _opened.get(name)
-    if opened is None:
-        outcome.message = "the work did not arrive"
-    elif opened.refused:
-        outcome.message = opened.refused
-    else:
-        _run(opened, outcome, traced)
-        opened.units += 1
-        if opened.units % FORGET_AFTER == 0:
-            forget_names()
-    return get_worker().address, outcome
+def run_batch(batch: Batch) -> Done:
+    """Make units and write them, those that are not there and whole, until time is up."""
+    start, done = time.perf_counter(), Done(get_worker().address)
+    opened = _opened.get(batch.name)
+    if opened is None or opened.refused:
+        done.refused = opened.refused if opened else "the work did not arrive"
+        return done
+    with ThreadPoolExecutor(1, "cml-write") as writer:
+        writing: Future[None] | None = None
+        for at in batch.at:
+            outcome = Outcome(Unit(batch.layer, at))
+            done.outcomes.append(outcome)
+            write = _make(opened, outcome, batch.traced)
+            if writing is not None:
+                writing.result()
+            if write is not None:  # in this context, so that Dask hears of its time
+                writing = writer.submit(contextvars.copy_context().run, write)
+            if time.perf_counter() - start > LONGEST_S or _is_over(opened, batch, done):
+                break
+    opened.tasks += 1
+    if opened.tasks % FORGET_AFTER == 0:
+        forget_names()
+    done.seconds = time.perf_counter() - start
+    return done
 
 
-def _run(opened: Opened, outcome: Outcome, traced: bool) -> None:
+def _is_over(opened: Opened, batch: Batch, done: Done) -> bool:
+    """Whether nobody wants more of it: its client was interrupted, or the disk is full."""
+    stopped = any(outcome.kind == "stop" for outcome in done.outcomes)
+    return stopped or _opened.get(batch.name) is not opened
+
+
+def _make(opened: Opened, outcome: Outcome, traced: bool) -> Callable[[], None] | None:
+    """Make a unit: what writes it, or None where nothing is to be written."""
     maker, store, unit = opened.maker, opened.store, outcome.unit
     assert maker is not None and store is not None
     times = _Times(outcome, traced)
-    outcome.thread = threading.get_native_id()
     try:
         with times("check"):
             found = store.state(unit)
         outcome.damaged = found == "damaged"
         if found == "whole":
             outcome.kind = "kept"
-            return
+            return None
         with opened.lock:
             made = maker.make(store.layers[unit.layer], unit, times)
-        with times("write"):
-            outcome.nbytes = store.write(unit, made.arrays, not made.aside)
-        outcome.kind, outcome.aside = "made", made.aside
+        return partial(_write, store, outcome, made, times)
     except Exception as error:
-        outcome.kind, outcome.message = _kind_of(error), _described(error)
+        outcome.fail(error)
+        return None
     finally:
         times.note("unit", str(unit), times.start)
+
+
+def _write(store: Store, outcome: Outcome, made: Made, times: _Times) -> None:
+    try:
+        with times("write"):
+            outcome.nbytes = store.write(outcome.unit, made.arrays, not made.aside)
+        outcome.aside = made.aside
+    except Exception as error:
+        outcome.fail(error)
 
 
 def _kind_of(error: Exception) -> str:

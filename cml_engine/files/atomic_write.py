@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 __all__ = [
     "check_writable",
+    "replace_file",
     "write_atomically",
 ]
 
@@ -47,7 +48,7 @@ def write_atomically(path: str | Path, content: Content) -> None:
     try:
         if check_writable(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(Path(os.path.realpath(path)), content)
+            replace_file(Path(os.path.realpath(path)), content)
         else:
             with path.open("wb") as file:
                 _put(file, content)
@@ -74,7 +75,9 @@ def check_writable(path: Path) -> bool:
     return stat.S_ISREG(mode)
 
 
-def _replace(target: Path, content: Content) -> None:
+def replace_file(target: Path, content: Content) -> None:
+    """Write a plain file, or one that is not there, in a folder that is: without the looks that
+    make sure of it, for those who write many."""
     partial = target.with_name(PARTIAL + secrets.token_hex(8))
     try:
         with os.fdopen(os.open(partial, _FLAGS, 0o666), "wb") as file:

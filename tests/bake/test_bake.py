@@ -13,7 +13,7 @@ import pytest
 from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Plan, Report, bake
 from cml_engine.distributed.cluster import THREADS, connected
-from cml_engine.distributed.store import Store
+from cml_engine.distributed.storing.store import Store
 from cml_engine.distributed.watch import PATIENCE_S, Watch
 from cml_engine.distributed.window import ATTEMPTS
 from tests.fixtures.bake_work import MANIFEST, Numbers, layer, lines, values

@@ -1,0 +1,54 @@
+"""A chunk in a folder of this machine, to the byte as Zarr writes it.
+
+Zarr hands each array to its own thread, and each codec's work to another one: half a millisecond of
+a processor for each array, whatever its size, and a tile has eight.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cml_engine.distributed.work import Array
+from cml_engine.files.atomic_write import replace_file
+
+_LEVEL = 1
+
+
+def codecs_of(packed: bool) -> list[Any]:
+    """How an array's chunks become bytes, in Zarr's words: a checksum, and Zstandard before it
+    where they are ``packed``."""
+    from zarr.codecs import Crc32cCodec, ZstdCodec
+
+    return [*([ZstdCodec(level=_LEVEL)] if packed else []), Crc32cCodec()]
+
+
+def chunk_file(array: Path, at: tuple[int, ...], beyond: int) -> Path:
+    """Where a chunk of the array in a folder is: ``at`` on its first axes, the only one on those
+    ``beyond``."""
+    return array.joinpath("c", *map(str, at), *(beyond * ("0",)))
+
+
+def write_chunk(file: Path, values: Array, packed: bool = True) -> None:
+    """Write a whole chunk. Zarr has no file of a chunk of zeros: its absence says so."""
+    data = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
+    if not data.any():
+        file.unlink(missing_ok=True)
+        return
+    content = _encoded(data, packed)
+    try:
+        replace_file(file, content)
+    except FileNotFoundError:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, content)
+
+
+def _encoded(data: Array, packed: bool) -> bytes:
+    import google_crc32c
+    from numcodecs import Zstd
+
+    found = bytes(Zstd(level=_LEVEL).encode(data) if packed else data)
+    checksum: int = google_crc32c.value(found)
+    return found + checksum.to_bytes(4, "little")
