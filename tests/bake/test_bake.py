@@ -12,7 +12,10 @@ import pytest
 
 from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Plan, Report, bake
+from cml_engine.distributed.batch import Pace
 from cml_engine.distributed.cluster import THREADS, connected
+from cml_engine.distributed.storing.chunks import KEYS
+from cml_engine.distributed.storing.creating import prepare
 from cml_engine.distributed.storing.store import Store
 from cml_engine.distributed.watch import PATIENCE_S, Watch
 from cml_engine.distributed.window import ATTEMPTS
@@ -65,9 +68,9 @@ def test_every_unit_is_made_once_and_written(client, place, work, chunk):
 def test_a_second_start_does_only_what_is_missing_or_damaged(client, place, work):
     made = layer(4)
     bake(work, place, Plan([made], MANIFEST), client=client)
-    (Path(place) / "L0/sha256/c/0/1/0").unlink()  # a task that did not come to its end
-    (Path(place) / "L0/height/c/1/2/0/0").unlink()
-    damaged = Path(place) / "L0/colour/c/3/3/0"
+    (Path(place) / "L0/sha256/c.0.1.0").unlink()  # a task that did not come to its end
+    (Path(place) / "L0/height/c.1.2.0.0").unlink()
+    damaged = Path(place) / "L0/colour/c.3.3.0"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
     trusting = bake(work, place, Plan([made], MANIFEST), client=client, verify=False)
     assert (trusting.made, trusting.kept, trusting.damaged) == (1, 15, 0)
@@ -78,6 +81,27 @@ def test_a_second_start_does_only_what_is_missing_or_damaged(client, place, work
     check_values(place, made)
 
 
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_chunks_are_those_that_zarr_would_write(tmp_path, monkeypatch, separator):
+    """To the byte, at the end of the grid and of zeros too; also where each number is a folder."""
+    monkeypatch.setitem(KEYS, "separator", separator)
+    made = layer(4, 3)
+    trees = []
+    for name in ("ours", "zarrs"):
+        place = tmp_path / name
+        prepare(str(place), [made], MANIFEST)
+        store = Store(str(place), [made])
+        store._folder = store._folder if name == "ours" else None
+        for unit in made.units():
+            arrays = values(made, unit)
+            store.write(unit, {**arrays, "colour": arrays["colour"] * (unit.at != (0, 1))})
+            assert store.state(unit) == "whole"
+        assert store.recorded() == set(made.units())
+        files = (path for path in place.rglob("*") if path.is_file())
+        trees.append({path.relative_to(place): path.read_bytes() for path in files})
+    assert trees[0] == trees[1] and len(trees[0]) == 2 + 3 + 3 * 4 - 1
+
+
 def test_values_of_zeros_are_values(client, place, work):
     """Zarr writes no chunk of zeros: its absence is not damage."""
     made = layer(4)
@@ -85,7 +109,7 @@ def test_values_of_zeros_are_values(client, place, work):
     store = Store(place, [made])
     unit = next(made.units())
     store.write(unit, {name: np.zeros_like(a) for name, a in values(made, unit).items()})
-    assert not (Path(place) / "L0/height/c/0/0/0/0").exists()
+    assert not (Path(place) / "L0/height/c.0.0.0.0").exists()
     assert store.state(unit) == "whole"
 
 
@@ -123,7 +147,7 @@ def test_layers_may_depend_on_what_a_worker_measures(client, place, work):
     assert report.made == 16 and len(lines(work.log)) == 4
 
 
-def test_the_cluster_has_no_more_than_a_window_of_units(client, place, work):
+def test_the_cluster_has_no_more_than_a_window_of_tasks(client, place, work):
     """Neither the scheduler nor the client holds what is not under way: three for a thread."""
     held = []
 
@@ -133,6 +157,28 @@ def test_the_cluster_has_no_more_than_a_window_of_units(client, place, work):
     slow = replace(work, seconds=0.02, key=work.key + "slow")
     assert bake(slow, place, Plan([layer(8)], MANIFEST), client=client, progress=look).complete
     assert len(held) > 2 and max(held) <= 2 * THREADS * 3 + 2
+
+
+def test_a_task_has_as_many_units_as_take_half_a_second():
+    pace = Pace()
+    assert pace.units(left=10_000, tasks=3) == 1, "nothing was seen yet"
+    pace.saw(units=1, seconds=0.05)
+    assert pace.units(left=10_000, tasks=3) == 10
+    assert pace.units(left=12, tasks=3) == 4, "towards the end fewer, for all workers"
+    assert pace.units(left=0, tasks=3) == 1
+    pace.saw(units=10, seconds=0.001)
+    assert 10 < pace.units(left=10_000, tasks=3) < 100, "one task does not decide"
+
+
+def test_what_a_task_has_no_time_for_is_sent_again(client, place, work, monkeypatch):
+    """Units that take much longer than those before: each once, and all are there."""
+    monkeypatch.setattr(Pace, "units", lambda self, left, tasks: 4)
+    slow = replace(work, seconds=0.6, key=work.key + "slow")
+    tasks = []
+    monkeypatch.setattr(Pace, "saw", lambda self, units, seconds: tasks.append(units))
+    assert bake(slow, place, Plan([layer(2)], MANIFEST), client=client).complete
+    assert tasks == [2, 2] and len(lines(work.log)) == 4
+    check_values(place, layer(2))
 
 
 @pytest.mark.slow

@@ -14,6 +14,9 @@ import numpy as np
 from cml_engine.distributed.work import Array
 from cml_engine.files.atomic_write import replace_file
 
+#: chunks of an array lie in its folder, ``c.3.7.0.0``. As Zarr has it by itself each number is a
+#: folder: twenty for a tile, which take most of the time of its write, and more room than the tile
+KEYS = {"name": "default", "separator": "."}
 _LEVEL = 1
 
 
@@ -23,12 +26,6 @@ def codecs_of(packed: bool) -> list[Any]:
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
     return [*([ZstdCodec(level=_LEVEL)] if packed else []), Crc32cCodec()]
-
-
-def chunk_file(array: Path, at: tuple[int, ...], beyond: int) -> Path:
-    """Where a chunk of the array in a folder is: ``at`` on its first axes, the only one on those
-    ``beyond``."""
-    return array.joinpath("c", *map(str, at), *(beyond * ("0",)))
 
 
 def write_chunk(file: Path, values: Array, packed: bool = True) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cml_engine.distributed.storing.chunks import codecs_of
+from cml_engine.distributed.storing.chunks import KEYS, codecs_of
 from cml_engine.distributed.storing.store import RECORD
 from cml_engine.distributed.work import Layer
 from cml_engine.errors import InputError
@@ -120,6 +120,7 @@ def _create_layer(root: Any, layer: Layer) -> None:
             chunks=(*layer.chunk, *(max(1, n) for n in cell.shape)),
             dtype=cell.dtype,
             compressors=codecs_of(packed=True),
+            chunk_key_encoding=KEYS,
             dimension_names=(*layer.dims, *cell.dims),
             attributes=dict(cell.attributes),
             overwrite=True,
@@ -130,6 +131,7 @@ def _create_layer(root: Any, layer: Layer) -> None:
         chunks=(*(1 for _ in layer.chunks), _RECORD_BYTES),
         dtype="uint8",
         compressors=codecs_of(packed=False),
+        chunk_key_encoding=KEYS,
         dimension_names=(*(f"chunk_{name}" for name in layer.dims), "byte"),
         attributes={"comment": "SHA-256 of each chunk's values: zeros where it is missing"},
         overwrite=True,
@@ -142,6 +144,7 @@ def _create_layer(root: Any, layer: Layer) -> None:
             chunks=values.shape,
             dtype=values.dtype,
             compressors=codecs_of(packed=True),
+            chunk_key_encoding=KEYS,
             dimension_names=coordinate.dims,
             overwrite=True,
         )

@@ -12,11 +12,12 @@ import errno
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cml_engine.distributed.storing.chunks import chunk_file, write_chunk
+from cml_engine.distributed.storing.chunks import write_chunk
 from cml_engine.distributed.work import Array, Cell, Layer, Unit
 
 #: the array of a layer with each unit's SHA-256
@@ -67,12 +68,11 @@ class Store:
             if record:
                 stored[RECORD][unit.at] = digest
         else:
-            folder = self._folder / unit.layer
             for name, cell in layer.arrays.items():
-                file = chunk_file(folder / name, unit.at, len(cell.shape))
-                write_chunk(file, _whole(layer, unit, cell, arrays[name]))
+                chunk = _whole(layer, unit, cell, arrays[name])
+                write_chunk(self._file(self._folder, unit, name), chunk)
             if record:
-                write_chunk(chunk_file(folder / RECORD, unit.at, 1), digest, packed=False)
+                write_chunk(self._file(self._folder, unit, RECORD), digest, packed=False)
         return sum(arrays[name].nbytes for name in layer.arrays)
 
     def read(self, unit: Unit, names: Sequence[str] = ()) -> dict[str, Array]:
@@ -112,7 +112,13 @@ class Store:
         """Whether a look at the folder says so: to ask Zarr takes milliseconds of every unit."""
         if self._folder is None:
             return False
-        return not chunk_file(self._folder / unit.layer / RECORD, unit.at, 1).exists()
+        return not self._file(self._folder, unit, RECORD).exists()
+
+    def _file(self, folder: Path, unit: Unit, name: str) -> Path:
+        """Where a unit's chunk of an array is."""
+        stored = self._arrays[unit.layer][name]
+        at = (*unit.at, *(0 for _ in range(stored.ndim - len(unit.at))))
+        return folder / unit.layer / name / str(stored.metadata.encode_chunk_key(at))
 
     def recorded(self) -> set[Unit]:
         """The units that have a record, as far as a listing tells: nothing is read."""
@@ -123,12 +129,13 @@ class Store:
 
         async def keys() -> list[str]:
             stored = self._arrays[layer][RECORD].store_path
-            return [key async for key in stored.store.list_prefix(f"{stored.path}/c/")]
+            return [key async for key in stored.store.list_prefix(f"{stored.path}/")]
 
         for key in sync(keys()):
-            place = key.rpartition(f"{RECORD}/c/")[2]
-            if re.fullmatch(r"\d+(/\d+)*", place):
-                yield Unit(layer, tuple(map(int, place.split("/")))[:-1])
+            place = key.rpartition(f"{RECORD}/")[2]
+            if re.fullmatch(r"c([./]\d+)+", place):
+                _, *at, _ = re.split("[./]", place)
+                yield Unit(layer, tuple(map(int, at)))
 
 
 def _whole(layer: Layer, unit: Unit, cell: Cell, values: Array) -> Array:
