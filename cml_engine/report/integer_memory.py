@@ -41,15 +41,15 @@ class IntegerMemory:
 
     def __str__(self) -> str:
         return (
-            f"memory: weights {_kib(self.weights)}, "
-            f"{self.weights / max(self.weights_of_floats, 1):.2f} of floats'; arena "
-            f"{_kib(self.arena)}, {self.arena / max(self.arena_of_floats, 1):.2f} of floats' "
-            f"(inputs and outputs are float32, {_kib(self.ends)})"
+            f"memory: weights {_beside(self.weights, self.weights_of_floats)}; arena "
+            f"{_beside(self.arena, self.arena_of_floats)} "
+            f"(inputs and outputs are float32, {self.ends / 1024:.1f} KiB)"
         )
 
 
-def _kib(nbytes: int) -> str:
-    return f"{nbytes / 1024:.1f} KiB"
+def _beside(nbytes: int, of_floats: int) -> str:
+    share = nbytes / max(of_floats, 1)
+    return f"{nbytes / 1024:.1f} KiB, floats {of_floats / 1024:.1f} KiB, ratio {share:.2f}"
 
 
 def _plan(graph: Graph) -> Plan:

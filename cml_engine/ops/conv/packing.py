@@ -3,7 +3,7 @@ model is loaded, or on the GPU where they are computed there."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from math import prod
 from typing import Any
 
@@ -65,33 +65,48 @@ def _blocked(
     return copy
 
 
-def packed_bias(conv: Conv) -> Generator[Dispatch, None, str]:
-    """The bias for each channel, in whole blocks."""
+def has_beside(conv: Conv) -> bool:
+    """Whether the multipliers of an integer network's channels may lie behind the bias: a constant
+    by itself begins where a device can bind it, and is small."""
+    return bool(conv.op.graph.words) and conv.op.constant(conv.op.in_names[2]) is not None
+
+
+def packed_bias(conv: Conv, beside: Sequence[str] = ()) -> Generator[Dispatch, None, str]:
+    """The bias for each channel, in whole blocks, and constants ``beside`` it."""
     op, name, channels = conv.op, conv.op.in_names[2], conv.shape.out_channels
     value = op.constant(name)
-    if value is not None and conv.sums == "int":
-        return _whole_bias(conv, value)
-    if value is not None:
-        bias = value
-        return op.pack(f"{name}.bias{channels}", lambda: per_channel(bias, channels))
-    return (yield from _blocked(op, name, 1, channels, 1, int(op.fact(name).size > 1)))
-
-
-def _whole_bias(conv: Conv, bias: Array) -> str:
-    """The bias as integers, with what it makes up for: a word of 0 to 255 is multiplied as a byte
-    that is 128 less."""
-    name, filter, channels = conv.op.in_names[2], conv.op.in_names[1], conv.shape.out_channels
+    if value is None:
+        return (yield from _blocked(op, name, 1, channels, 1, int(op.fact(name).size > 1)))
+    bias, more = value, [_constant(op, other) for other in beside]
     moved = 128 * (conv.dot4 and conv.in_layout == C4U8)
-    key = f"{name}.bias{channels}.whole" + (f".{filter}" if moved else "")
+    whole = conv.sums == "int"
+    key = ".".join(
+        [f"{name}.bias{channels}", *["whole"] * whole, *[op.in_names[1]] * bool(moved), *beside]
+    )
 
     def make() -> Array:
-        found = np.zeros(-(-channels // 4) * 4, np.int64)
-        found[:channels] = bias.reshape(-1)
-        if moved:
-            found[:channels] += moved * conv.filter_rows().astype(np.int64).sum((1, 2))
-        return found.astype(np.int32)  # wraps around, and so do the sums, back to what they are
+        first = _whole_bias(conv, bias, moved) if whole else per_channel(bias, channels)
+        others = [per_channel(array, channels).astype(first.dtype) for array in more]
+        return np.concatenate([first, *others])
 
-    return conv.op.pack(key, make)
+    return op.pack(key, make)
+
+
+def _constant(op: Lowering, name: str) -> Array:
+    value = op.constant(name)
+    assert value is not None  # it was asked before
+    return value
+
+
+def _whole_bias(conv: Conv, bias: Array, moved: int) -> Array:
+    """The bias as integers, with what it makes up for: a word of 0 to 255 is multiplied as a byte
+    that is ``moved``, 128, less."""
+    channels = conv.shape.out_channels
+    found = np.zeros(-(-channels // 4) * 4, np.int64)
+    found[:channels] = bias.reshape(-1)
+    if moved:
+        found[:channels] += moved * conv.filter_rows().astype(np.int64).sum((1, 2))
+    return found.astype(np.int32)  # wraps around, and so do the sums, back to what they are
 
 
 def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:

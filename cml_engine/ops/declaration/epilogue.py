@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Epilogue, Fact, Graph, Node
+from cml_engine.integer.rule import FLOAT_BOUND
 from cml_engine.limits import Limits
 from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
@@ -39,11 +40,13 @@ _MOST_POSITIONS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class EpilogueArgs:
-    """What a node's epilogues add to a dispatch; ``tensors`` are bound from the slot asked for."""
+    """What a node's epilogues add to a dispatch; ``tensors`` are bound from the slot asked for,
+    ``beside`` are constants to lie behind the bias, each as that in blocks of four channels."""
 
     defines: dict[str, int | str]
     params: dict[str, list[float]]
     tensors: tuple[str, ...]
+    beside: tuple[str, ...] = ()
 
 
 def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
@@ -66,17 +69,23 @@ def step_formula(epilogue: Epilogue) -> Formula:
 
 
 def epilogue_of(
-    op: Lowering, slot: int, channel_axis: int = 1, vector: bool = False, sums: str = "float"
+    op: Lowering,
+    slot: int,
+    channel_axis: int = 1,
+    vector: bool = False,
+    sums: str = "float",
+    beside: bool = False,
 ) -> EpilogueArgs:
     """The arguments of ``op``'s epilogues, their tensors bound as ``T<slot>``, ``T<slot+1>``, ….
 
     ``vector``: the kernel stores ``float4`` of four channels. An operand is a number, or it has a
     value for every place of the result, for every index of its ``channel_axis``, one for all, or
     (:func:`is_by_position`) one for every position. ``sums``: what the kernel has, ``int`` where
-    that is whole numbers which floats need not hold.
+    that is whole numbers which floats need not hold. ``beside``: whole numbers for each channel may
+    lie behind the bias, which the kernel calls ``BIAS``, and its channels ``out_c``.
     """
     width = "4" if vector else ""
-    made = _Statements(op, slot, channel_axis, f"float{width}", f"{sums}{width}")
+    made = _Statements(op, slot, channel_axis, f"float{width}", f"{sums}{width}", beside)
     if not has_room(op.graph, op.node, op.epilogues):
         raise op.refuse(
             f"{len(op.epilogues)} fused operators; at most {MAX_STEPS} of {MAX_TENSORS} "
@@ -97,9 +106,11 @@ class _Statements:
     kind: str
     #: the type of what comes before the first step
     sums: str
+    behind_bias: bool
     defines: dict[str, int | str] = field(default_factory=dict)
     values: list[float] = field(default_factory=list)
     tensors: list[str] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
     #: what is read once for each channel: its fields in ``EpiOperands``, and how they are read
     fields: list[str] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
@@ -114,7 +125,7 @@ class _Statements:
         if self.fields:
             defines |= {"EPI_FIELDS": " ".join(self.fields), "EPI_READS": " ".join(self.reads)}
         values = self.values + [0.0] * (_MAX_VALUES - len(self.values))
-        return EpilogueArgs(defines, {"epi_value": values}, tuple(self.tensors))
+        return EpilogueArgs(defines, {"epi_value": values}, tuple(self.tensors), tuple(self.beside))
 
     def add(self, epilogue: Epilogue) -> None:
         """One more statement, of ``v``: by four numbers at once where the expression can be."""
@@ -160,6 +171,12 @@ class _Statements:
         self.defines[f"{tensor}_TYPE"] = kind
         return tensor
 
+    def _behind_bias(self, name: str) -> str:
+        """The numbers of a block of channels, or of one."""
+        self.beside.append(name)
+        block, lane = ("channel", "") if self.kind == "float4" else ("channel / 4", "[channel % 4]")
+        return f"{self.kind}(BIAS[{len(self.beside)} * ((out_c + 3) / 4) + {block}]{lane})"
+
     def _operand(self, epilogue: Epilogue, name: str) -> tuple[str, str]:
         """The type and the text of an operand, which is bound."""
         op, graph = self.op, self.op.graph
@@ -177,6 +194,8 @@ class _Statements:
         if by_place and op.is_blocked(name) == op.is_blocked(op.out_names[0]):
             return self.kind, f"{self._bind(name, op.vector_type(name))}[at]"
         if fact.size == channels and not op.is_blocked(name):
+            if value is not None and self.behind_bias and _whole(value):
+                return self.kind, self._read(self._behind_bias(name))
             if value is not None:
                 constant = value
                 key = f"{name}.channels{channels}"
@@ -201,6 +220,11 @@ def _number(graph: Graph, name: str) -> float | None:
     if not graph.is_constant(name) or graph.facts[name].size != 1:
         return None
     return float(graph.constants[name].reshape(()))
+
+
+def _whole(value: Array) -> bool:
+    """Whether floats and integers hold the numbers alike."""
+    return bool(((np.abs(value) < FLOAT_BOUND) & (value == np.rint(value))).all())
 
 
 def per_channel(value: Array, channels: int, multiple: int = 4) -> Array:

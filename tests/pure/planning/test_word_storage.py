@@ -59,6 +59,21 @@ def test_filters_lie_in_as_few_bits_as_hold_them(weights, share):
     assert [array.nbytes * share for array in packed.values()] == [4 * 8 * 8]
 
 
+def test_the_multipliers_of_channels_lie_behind_the_bias():
+    """A constant by itself takes as much as a device's alignment, of which there are two a conv."""
+    net, rng = IntegerNet(), np.random.default_rng(2)
+    t = net.input("x", (1, 8, 6, 6), 0.25)
+    scales = [[[[0.0625 * (4 + i)]]] for i in range(6)]
+    w = net.weight("w", rng.integers(-9, 9, (6, 8, 1, 1)), scales)
+    b = net.weight("b", [rng.integers(-9, 9, 6)], [[0.25 * s[0][0][0] for s in scales]], 32)
+    graph = optimize(net.graph(net.op("conv", t, w, b, padding=[(0, 0)] * 2, to=line(0.5))))
+    plan = lower(graph, Limits(), layouts_for(graph))
+    _, numbers = plan.weights.values()
+    codes = next(a for n, a in graph.constants.items() if n.endswith("multipliers")).reshape(-1)
+    assert len(set(codes)) == 6
+    assert numbers[1].tolist() == [*graph.constants["t0.sum.bias"][0], 0, 0, *codes, 0, 0]
+
+
 def test_the_arena_is_a_quarter():
     graph = optimize(chain({}, {}, {}, {}))
     whole = graph.with_(words={})
@@ -76,7 +91,7 @@ def test_what_is_saved_is_said():
     plan = lower(graph, Limits(), layouts_for(graph))
     assert (found.weights, found.arena) == (plan.weights_bytes, plan.memory.peak)
     assert found.ends == 2 * 4 * 8 * 36 and found.arena < found.arena_of_floats
-    assert "of floats'; arena 1.8 KiB, 0.70 of" in str(found)
+    assert "arena 1.8 KiB, floats 2.5 KiB, ratio 0.70" in str(found)
 
 
 @pytest.mark.parametrize("rounded", [False, True])

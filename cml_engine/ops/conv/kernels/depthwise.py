@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.tile import store_defines
 from cml_engine.ops.conv.node import GROUP, Conv, ConvTile, is_depthwise
-from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_depthwise
+from cml_engine.ops.conv.packing import blocks_of, has_beside, packed_bias, packed_depthwise
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
@@ -44,11 +44,11 @@ def usual_tile(conv: Conv) -> ConvTile:
 def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     shape = conv.shape
     x = yield from blocks_of(conv)
-    bias = yield from packed_bias(conv)
     tiles_y = -(-shape.narrow[0] // tile.rows)
     tiles_x = -(-shape.narrow[1] // tile.columns)
     threads = shape.batch * conv.in_blocks * tiles_y * tiles_x
-    epilogue = epilogue_of(conv.op, 3, vector=conv.out_c4)
+    epilogue = epilogue_of(conv.op, 3, vector=conv.out_c4, beside=has_beside(conv))
+    bias = yield from packed_bias(conv, epilogue.beside)
     yield Dispatch(
         groups=-(-threads // tile.group),
         tensors=(x, packed_depthwise(conv), bias, *epilogue.tensors, conv.op.out_names[0]),

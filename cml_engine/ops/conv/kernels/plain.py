@@ -17,7 +17,7 @@ from cml_engine.ops.conv.kernels.line import line_params
 from cml_engine.ops.conv.kernels.row_tile import gains, tiles, usual_tile
 from cml_engine.ops.conv.kernels.tile import PARAMS, product_defines, store_defines
 from cml_engine.ops.conv.node import GROUP, Conv, ConvTile
-from cml_engine.ops.conv.packing import packed_bias
+from cml_engine.ops.conv.packing import has_beside, packed_bias
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
@@ -43,8 +43,8 @@ def lower_plain(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     op = conv.op
     line = conv.shape.axes3[2]
     groups, params = line_params(conv, tile)
-    epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums)
-    bias = yield from packed_bias(conv)
+    epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_beside(conv))
+    bias = yield from packed_bias(conv, epilogue.beside)
     yield Dispatch(
         groups=groups,
         tensors=(

@@ -21,7 +21,7 @@ from cml_engine.ops.conv.node import (
     phases_of,
     usual_group,
 )
-from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_filter
+from cml_engine.ops.conv.packing import blocks_of, has_beside, packed_bias, packed_filter
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
@@ -103,9 +103,9 @@ def tiles(conv: Conv) -> list[ConvTile]:
 def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     op = conv.op
     x = yield from blocks_of(conv)
-    epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums)
+    epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_beside(conv))
     filter = yield from packed_filter(conv, tile.rows)
-    bias = yield from packed_bias(conv)
+    bias = yield from packed_bias(conv, epilogue.beside)
     groups, params = tile_params(conv, tile)
     yield Dispatch(
         groups=groups,
