@@ -148,15 +148,11 @@ typedef struct stream { /* while it is unpacked */
 } stream;
 
 static uint32_t next_bits(stream *b, int n) {
-    uint32_t found;
-    while (b->count < n && b->left > 0) {
+    for (; b->count < n && b->left > 0; b->left--, b->count += 8)
         b->held |= (uint64_t)*b->in++ << b->count;
-        b->left--;
-        b->count += 8;
-    }
     b->missing |= b->count < n;
     if (b->missing) return 0;
-    found = (uint32_t)(b->held & ((1u << n) - 1));
+    uint32_t found = (uint32_t)(b->held & ((1u << n) - 1));
     b->held >>= n;
     b->count -= n;
     return found;
@@ -172,94 +168,86 @@ static int huffman_of(huffman *h, const uint8_t *lengths, int n) {
     int left = 1;
     memset(h->count, 0, sizeof h->count);
     for (int i = 0; i < n; i++) h->count[lengths[i]]++;
-    for (int i = 1; i < 16; i++) {
-        left = 2 * left - h->count[i];
-        if (left < 0) return 0;
-    }
+    for (int i = 1; i < 16 && left >= 0; i++) left = 2 * left - h->count[i];
     /* an incomplete code is only allowed where there is one code of one bit, or none at all */
-    if (left > 0 && n - h->count[0] > 1) return 0;
+    if (left < 0 || (left > 0 && n - h->count[0] > 1)) return 0;
     for (int i = 1; i < 15; i++) at[i + 1] = (uint16_t)(at[i] + h->count[i]);
     for (int i = 0; i < n; i++)
         if (lengths[i] != 0) h->symbol[at[lengths[i]]++] = (uint16_t)i;
     return 1;
 }
 
-static int next_symbol(stream *b, const huffman *h) {
+static int next_symbol(stream *b, const huffman *h) { /* below 0: none */
     int code = 0, first = 0, index = 0;
     for (int length = 1; length < 16; length++) {
-        code |= (int)next_bits(b, 1);
+        code = 2 * code + (int)next_bits(b, 1);
         if (b->missing) return -1;
         if (code - first < h->count[length]) return h->symbol[index + code - first];
         index += h->count[length];
         first = (first + h->count[length]) * 2;
-        code *= 2;
     }
     return -1;
 }
 
-static int dynamic_codes(stream *b, huffman *literals, huffman *distances) {
+/* The lengths of a block's own codes, which are packed with a code themselves. */
+static int read_lengths(stream *b, uint8_t lengths[320], int *literals, int *distances) {
     static const uint8_t order[19] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
                                       11, 4,  12, 3, 13, 2, 14, 1, 15};
     static const uint8_t shortest[3] = {3, 3, 11}, extra[3] = {2, 3, 7}; /* of symbols 16 to 18 */
-    uint8_t lengths[320] = {0};
-    int nl = (int)next_bits(b, 5) + 257, nd = (int)next_bits(b, 5) + 1;
-    int nc = (int)next_bits(b, 4) + 4;
+    uint8_t packed[19] = {0};
     huffman codes;
-    if (nl > 286 || nd > 30) return 0;
-    for (int i = 0; i < nc; i++) lengths[order[i]] = (uint8_t)next_bits(b, 3);
-    if (b->missing || !huffman_of(&codes, lengths, 19)) return 0;
-    memset(lengths, 0, sizeof lengths);
-    for (int i = 0; i < nl + nd;) {
+    *literals = (int)next_bits(b, 5) + 257;
+    *distances = (int)next_bits(b, 5) + 1;
+    int packed_count = (int)next_bits(b, 4) + 4, count = *literals + *distances;
+    for (int i = 0; i < packed_count; i++) packed[order[i]] = (uint8_t)next_bits(b, 3);
+    if (*literals > 286 || *distances > 30 || !huffman_of(&codes, packed, 19)) return 0;
+    for (int i = 0; i < count;) {
         int symbol = next_symbol(b, &codes), repeat = 1;
-        uint8_t value = symbol == 16 && i > 0 ? lengths[i - 1] : 0;
         if (symbol < 0 || (symbol == 16 && i == 0)) return 0;
-        if (symbol < 16)
-            value = (uint8_t)symbol;
-        else
-            repeat = shortest[symbol - 16] + (int)next_bits(b, extra[symbol - 16]);
-        if (b->missing || i + repeat > nl + nd) return 0;
-        for (; repeat > 0; repeat--) lengths[i++] = value;
+        int length = symbol < 16 ? symbol : symbol == 16 ? lengths[i - 1] : 0;
+        if (symbol > 15) repeat = shortest[symbol - 16] + (int)next_bits(b, extra[symbol - 16]);
+        if (i + repeat > count) return 0;
+        memset(lengths + i, length, (size_t)repeat);
+        i += repeat;
     }
-    return lengths[256] != 0 && huffman_of(literals, lengths, nl) &&
-           huffman_of(distances, lengths + nl, nd);
+    return lengths[256] != 0;
 }
 
-static int fixed_codes(huffman *literals, huffman *distances) {
-    uint8_t lengths[320];
+/* The length (of `per` 4) or distance (2) less its least that a symbol and its bits stand for. */
+static size_t extended(stream *b, int symbol, int per) {
+    int extra = symbol < 2 * per ? 0 : symbol / per - 1;
+    int high = symbol < 2 * per ? symbol : (per + symbol % per) << extra;
+    return (size_t)high + next_bits(b, extra);
+}
+
+static int coded_block(stream *b, int own_codes) {
+    huffman literals, distances;
+    uint8_t lengths[320]; /* of the fixed codes, if the block has none of its own */
+    int nl = 288, nd = 32;
     for (int i = 0; i < 320; i++)
         lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : i < 288 ? 8 : 5;
-    return huffman_of(literals, lengths, 288) && huffman_of(distances, lengths + 288, 32);
-}
-
-static int coded_block(stream *b, const huffman *literals, const huffman *distances) {
+    if (own_codes && !read_lengths(b, lengths, &nl, &nd)) return 0;
+    if (!huffman_of(&literals, lengths, nl) || !huffman_of(&distances, lengths + nl, nd)) return 0;
     for (;;) {
-        int symbol = next_symbol(b, literals), extra;
-        size_t length, distance;
+        int symbol = next_symbol(b, &literals);
         if (symbol == 256) return 1;
-        if (symbol < 0 || symbol > 285 || (symbol < 256 && b->at == b->size)) return 0;
+        if (symbol < 0 || symbol > 285 || b->at == b->size) return 0;
         if (symbol < 256) {
             b->out[b->at++] = (uint8_t)symbol;
             continue;
         }
-        symbol -= 257;
-        extra = symbol < 8 || symbol == 28 ? 0 : symbol / 4 - 1;
-        length = symbol < 8 ? (size_t)symbol + 3 : ((4 + (size_t)symbol % 4) << extra) + 3;
-        length = (symbol == 28 ? 258 : length) + next_bits(b, extra);
-        symbol = next_symbol(b, distances);
+        size_t length = symbol == 285 ? 258 : 3 + extended(b, symbol - 257, 4);
+        symbol = next_symbol(b, &distances);
         if (symbol < 0 || symbol > 29) return 0;
-        extra = symbol < 4 ? 0 : symbol / 2 - 1;
-        distance = (symbol < 4 ? (size_t)symbol : (2 + (size_t)symbol % 2) << extra) + 1;
-        distance += next_bits(b, extra);
+        size_t distance = 1 + extended(b, symbol, 2);
         if (b->missing || distance > b->at || length > b->size - b->at) return 0;
         for (; length > 0; length--, b->at++) b->out[b->at] = b->out[b->at - distance];
     }
 }
 
 static int stored_block(stream *b) {
-    uint32_t length, inverse;
     next_bits(b, b->count % 8);
-    length = next_bits(b, 16);
-    inverse = next_bits(b, 16);
+    uint32_t length = next_bits(b, 16), inverse = next_bits(b, 16);
     if (b->missing || (length ^ inverse) != 0xFFFF || length > b->size - b->at) return 0;
     for (; length > 0; length--) b->out[b->at++] = (uint8_t)next_bits(b, 8);
     return !b->missing;
@@ -267,25 +255,19 @@ static int stored_block(stream *b) {
 
 /* Whether `in` is one zlib stream of exactly `size` bytes, which are in `out` then. */
 static int unpacked(const uint8_t *in, size_t packed, uint8_t *out, size_t size) {
-    stream b = {.in = in + 2, .left = packed - 2, .out = out, .size = size};
-    huffman literals, distances;
-    uint32_t last = 0, sum = 0, one = 1, two = 0;
-    if (packed < 6 || (in[0] & 15) != 8 || in[0] >> 4 > 7 || in[1] & 32 ||
-        (in[0] * 256 + in[1]) % 31 != 0)
-        return 0;
+    stream b = {.in = in, .left = packed, .out = out, .size = size};
+    uint32_t method = next_bits(&b, 8), flags = next_bits(&b, 8), last = 0;
+    uint32_t sum = 0, one = 1, two = 0; /* Adler-32 */
+    if (method % 16 != 8 || method > 127 || flags & 32 || (method << 8 | flags) % 31 != 0) return 0;
     while (!last) {
-        uint32_t kind;
         last = next_bits(&b, 1);
-        kind = next_bits(&b, 2);
-        if (b.missing || kind == 3 || (kind == 0 && !stored_block(&b)) ||
-            (kind == 1 && !fixed_codes(&literals, &distances)) ||
-            (kind == 2 && !dynamic_codes(&b, &literals, &distances)) ||
-            (kind != 0 && !coded_block(&b, &literals, &distances)))
-            return 0;
+        uint32_t kind = next_bits(&b, 2);
+        if (b.missing || kind == 3) return 0;
+        if (kind == 0 ? !stored_block(&b) : !coded_block(&b, kind == 2)) return 0;
     }
     next_bits(&b, b.count % 8);
     for (int i = 0; i < 4; i++) sum = sum << 8 | next_bits(&b, 8);
-    for (size_t i = 0; i < b.at; i++) { /* Adler-32 */
+    for (size_t i = 0; i < b.at; i++) {
         one = (one + out[i]) % 65521;
         two = (two + one) % 65521;
     }
@@ -374,12 +356,10 @@ typedef struct part { /* a range of the file, or a copy of one */
 } part;
 
 typedef struct file {
-    const uint8_t *data;
-    uint64_t size;
+    part whole, strings, code;
     uint32_t section_count, kernel_count, plan_count;
     const section_row *sections; /* copies, as all that is read as records */
     const kernel_row *kernels;
-    part strings, code;
     uint8_t hashed[MOST_SECTIONS]; /* whose hash was checked */
     int only_wgsl;                 /* wgpu-native ends the process for SPIR-V that is none */
     home *memory;
@@ -403,13 +383,13 @@ static cml_status section(file *f, const char *tag, uint32_t number, int needed,
     for (uint32_t i = 0; i < f->section_count; i++) {
         const section_row *row = f->sections + i;
         if (strncmp(row->tag, tag, sizeof row->tag) != 0 || row->number != number) continue;
-        *found = (part){f->data + row->at, row->bytes};
+        *found = (part){f->whole.data + row->at, row->bytes};
         if (!f->hashed[i] && !has_digest(found->data, (size_t)found->size, row->digest))
-            return BAD(f, "the section '%s' %u is damaged (its SHA-256 is another)", tag, number);
+            return BAD(f, "the section '%.8s' %u is damaged (its SHA-256 is another)", tag, number);
         f->hashed[i] = 1;
         return CML_OK;
     }
-    return needed ? BAD(f, "there is no section '%s' %u", tag, number) : CML_OK;
+    return needed ? BAD(f, "there is no section '%.8s' %u", tag, number) : CML_OK;
 }
 
 /* The section as records, in memory of its own. */
@@ -429,39 +409,36 @@ static int is_next(const section_row *row, const section_row *before) {
 /* The header, and where the sections lie; not what is in them. */
 static cml_status open_file(file *f) {
     static const uint8_t magic[8] = {0x89, 'C', 'M', 'L', '\r', '\n', 0x1A, '\n'};
-    header_row head;
-    part table;
-    uint64_t end;
-    if (f->size >= sizeof head) memcpy(&head, f->data, sizeof head);
-    if (f->size < sizeof head || memcmp(head.magic, magic, 8) != 0)
-        return BAD(f, "it does not begin as one");
+    uint64_t size = f->whole.size, end;
+    header_row head = {{0}, 0, 0, 0, {0}, {0}};
+    if (size >= sizeof head) memcpy(&head, f->whole.data, sizeof head);
+    if (memcmp(head.magic, magic, 8) != 0) return BAD(f, "it does not begin as one");
     if (head.format != 1)
         return fail(f->error, CML_ERROR_STALE, "the file has format %u, this player reads 1: cook "
                     "it anew, or take a newer player", head.format);
-    if (head.bytes != f->size)
-        return BAD(f, "it states %llu bytes, and has %llu", LONG(head.bytes), LONG(f->size));
-    table = (part){f->data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
+    if (head.bytes != size)
+        return BAD(f, "it states %llu bytes, and has %llu", LONG(head.bytes), LONG(size));
+    part table = {f->whole.data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
     end = sizeof head + table.size;
-    if (head.sections > MOST_SECTIONS || end > f->size || !all_zero(head.zeros, 8))
+    if (head.sections > MOST_SECTIONS || end > size || !all_zero(head.zeros, 8))
         return BAD(f, "its header is damaged");
     if (!has_digest(table.data, (size_t)table.size, head.digest))
         return BAD(f, "its table of sections is damaged");
     TRY(copied(f, &table));
     f->sections = (const void *)table.data;
+    f->section_count = head.sections;
     for (uint32_t i = 0; i < head.sections; i++) {
         const section_row *row = f->sections + i;
         if (!is_next(row, i > 0 ? row - 1 : NULL) || row->zero != 0)
             return BAD(f, "section %u is out of its order", i);
-        if (row->at % 64 != 0 || row->at < end || row->at > f->size ||
-            row->bytes > f->size - row->at)
+        if (row->at % 64 != 0 || row->at < end || row->at > size || row->bytes > size - row->at)
             return BAD(f, "section %u lies outside of it, or in another", i);
-        if (!all_zero(f->data + end, row->at - end))
+        if (!all_zero(f->whole.data + end, row->at - end))
             return BAD(f, "there is something before section %u", i);
         end = row->at + row->bytes;
         f->plan_count += strncmp(row->tag, "plan", 8) == 0;
     }
-    f->section_count = head.sections;
-    return end == f->size ? CML_OK : BAD(f, "there is something behind its last section");
+    return end == size ? CML_OK : BAD(f, "there is something behind its last section");
 }
 
 static int is_text(const file *f, text_row t) {
@@ -481,11 +458,10 @@ static int is_code(const file *f, const code_row *c) {
 
 static cml_status open_kernels(file *f) {
     part table;
-    const uint32_t *head; /* their number, and 0 */
     TRY(records(f, "strings", 0, 1, &f->strings));
     TRY(section(f, "code", 0, 1, &f->code));
     TRY(records(f, "kernels", 0, 1, &table));
-    head = (const void *)table.data;
+    const uint32_t *head = (const void *)table.data; /* their number, and 0 */
     if (table.size < 8 || head[1] != 0 || table.size != 8 + sizeof *f->kernels * (uint64_t)head[0])
         return BAD(f, "its table of kernels is damaged");
     f->kernel_count = head[0];
@@ -517,13 +493,25 @@ static cml_status unpack_code(file *f, const kernel_row *k, const code_row *c, v
     return BAD(f, "the code of kernel '%.*s' is damaged", TEXT(text_of(f, k->label)));
 }
 
+typedef struct place { /* an input or output */
+    cml_shape shape;
+    binding at;
+    uint64_t among; /* where it lies among all of them */
+} place;
+
+typedef struct places { /* the inputs, or the outputs */
+    place *of;
+    uint32_t count;
+    uint64_t bytes;
+} places;
+
 typedef struct plan { /* a copy of its section, and the tables in it */
     const plan_row *row;
     const step_row *steps;
     const binding *bindings;
-    const tensor_row *inputs, *outputs;
     const update *updates;
     const uint8_t *params;
+    places inputs, outputs;
     cml_text profile;
 } plan;
 
@@ -539,46 +527,44 @@ static int is_binding(const plan *p, binding b, uint32_t alignment) {
            b.at <= size && b.bytes <= size - b.at;
 }
 
-/* 0 where the numbers do not fit. */
-static int multiplied(uint64_t *value, uint64_t by) {
-    if (by != 0 && *value > ((uint64_t)1 << 48) / by) return 0;
-    *value *= by;
+/* Fills in what belongs to the shape's type, layout, rank and extents; 0 where they are none. */
+static int is_shape(const file *f, text_row name, cml_shape *s) {
+    if (!is_text(f, name) || (uint32_t)s->type > CML_LOGICAL || s->rank > 8 ||
+        (uint32_t)s->layout > CML_C4H || !all_zero(s->extents + s->rank, 4 * (8 - s->rank)) ||
+        (s->layout != CML_PLAIN && s->rank < 2) || (s->layout == CML_C4H && s->type != CML_SCALAR))
+        return 0;
+    s->name = text_of(f, name);
+    s->elements = 1;
+    s->bytes = s->layout == CML_C4H ? 2 : 4;
+    for (uint32_t i = 0; i < s->rank; i++) {
+        uint64_t extent = s->extents[i];
+        s->elements *= extent;
+        if (s->layout != CML_PLAIN && i == 1) extent = (extent + 3) / 4 * 4;
+        if (extent > 0 && s->bytes > ((uint64_t)1 << 48) / extent) return 0;
+        s->bytes *= extent;
+    }
     return 1;
 }
 
-/* The elements of a tensor, and its bytes in the layout. */
-static int measure(const uint32_t extents[8], uint32_t rank, uint32_t layout, uint64_t *elements,
-                   uint64_t *bytes) {
-    *elements = 1;
-    *bytes = layout == CML_C4H ? 2 : 4;
-    for (uint32_t i = 0; i < rank; i++) {
-        uint64_t extent = extents[i], filled = (extent + 3) / 4 * 4;
-        if (!multiplied(elements, extent)) return 0;
-        if (!multiplied(bytes, layout != CML_PLAIN && i == 1 ? filled : extent)) return 0;
+static cml_status open_places(file *f, const plan *p, part in, table_row table, places *to) {
+    const tensor_row *row = rows_of(in, table, sizeof *row);
+    if (row == NULL) return BAD(f, "a table of '%.*s' lies outside of it", TEXT(p->profile));
+    to->of = taken(f->memory, table.count, sizeof *to->of);
+    if (to->of == NULL) return fail(f->error, CML_ERROR_MEMORY, "no memory for its tensors");
+    for (; to->count < table.count; to->count++, row++) {
+        place *one = to->of + to->count;
+        cml_shape *s = &one->shape;
+        *s = (cml_shape){.type = (cml_type)row->type, .layout = (cml_layout)row->layout};
+        s->rank = row->rank;
+        memcpy(s->extents, row->extents, sizeof s->extents);
+        one->at = (binding){row->space, 0, row->at, row->bytes};
+        one->among = to->bytes;
+        if (!is_shape(f, row->name, s) || row->zero != 0 || row->bytes != s->bytes ||
+            (s->bytes > 0 && !is_binding(p, one->at, 4)))
+            return BAD(f, "input or output %u of '%.*s' is damaged", to->count, TEXT(p->profile));
+        to->bytes += (s->bytes + 255) / 256 * 256;
     }
-    return all_zero(extents + rank, 4 * (8 - rank)) && (layout == CML_PLAIN || rank >= 2);
-}
-
-typedef struct place { /* an input or output */
-    cml_shape shape;
-    binding at;
-    uint64_t among; /* where it lies among the network's inputs, or outputs */
-} place;
-
-static int place_of(const file *f, const plan *p, const tensor_row *row, place *to) {
-    cml_shape *shape = &to->shape;
-    if (!is_text(f, row->name) || row->type > CML_LOGICAL || row->layout > CML_C4H ||
-        row->rank > 8 || (row->layout == CML_C4H && row->type != CML_SCALAR) || row->zero != 0)
-        return 0;
-    *to = (place){.at = {row->space, 0, row->at, row->bytes}};
-    shape->name = text_of(f, row->name);
-    shape->type = (cml_type)row->type;
-    shape->layout = (cml_layout)row->layout;
-    shape->rank = row->rank;
-    memcpy(shape->extents, row->extents, sizeof shape->extents);
-    if (!measure(row->extents, row->rank, row->layout, &shape->elements, &shape->bytes)) return 0;
-    if (shape->elements == 0) return row->bytes == 0;
-    return is_binding(p, to->at, 4) && row->bytes == shape->bytes;
+    return CML_OK;
 }
 
 static int is_step(const file *f, const plan *p, const step_row *s) {
@@ -592,17 +578,9 @@ static int is_step(const file *f, const plan *p, const step_row *s) {
 
 static cml_status check_tables(file *f, const plan *p) {
     const plan_row *row = p->row;
-    place unused;
-    if (!p->steps || !p->bindings || !p->inputs || !p->outputs || !p->updates || !p->params)
-        return BAD(f, "tables of the plan '%.*s' lie outside of it", TEXT(p->profile));
-    if (row->inputs.count > MOST_INPUTS) return BAD(f, "it has %u inputs", row->inputs.count);
     for (uint32_t i = 0; i < row->bindings.count; i++)
         if (!is_binding(p, p->bindings[i], row->storage_alignment))
             return BAD(f, "binding %u of '%.*s' lies outside of its buffer", i, TEXT(p->profile));
-    for (uint32_t i = 0; i < row->inputs.count; i++)
-        if (!place_of(f, p, p->inputs + i, &unused)) return BAD(f, "input %u is damaged", i);
-    for (uint32_t i = 0; i < row->outputs.count; i++)
-        if (!place_of(f, p, p->outputs + i, &unused)) return BAD(f, "output %u is damaged", i);
     for (uint32_t i = 0; i < row->updates.count; i++) {
         const update *u = p->updates + i;
         if (!is_binding(p, u->from, 4) || !is_binding(p, u->to, 4) || u->from.space == u->to.space)
@@ -620,9 +598,8 @@ static cml_status check_tables(file *f, const plan *p) {
 /* The plan of that number, in memory of its own. */
 static cml_status open_plan(file *f, uint32_t number, plan *p) {
     part in;
-    const plan_row *row;
     TRY(records(f, "plan", number, 1, &in));
-    row = (const void *)in.data;
+    const plan_row *row = (const void *)in.data;
     if (in.size < sizeof *row || !is_text(f, row->profile) || row->zero != 0 || row->software > 1 ||
         !all_zero(row->zeros, 32) || !is_power_of_two(row->storage_alignment) ||
         !is_power_of_two(row->uniform_alignment) || row->storage_alignment < 4 ||
@@ -634,10 +611,13 @@ static cml_status open_plan(file *f, uint32_t number, plan *p) {
     *p = (plan){.row = row, .profile = text_of(f, row->profile)};
     p->steps = rows_of(in, row->steps, sizeof *p->steps);
     p->bindings = rows_of(in, row->bindings, sizeof *p->bindings);
-    p->inputs = rows_of(in, row->inputs, sizeof *p->inputs);
-    p->outputs = rows_of(in, row->outputs, sizeof *p->outputs);
     p->updates = rows_of(in, row->updates, sizeof *p->updates);
     p->params = rows_of(in, row->params, 1);
+    if (!p->steps || !p->bindings || !p->updates || !p->params)
+        return BAD(f, "tables of the plan '%.*s' lie outside of it", TEXT(p->profile));
+    if (row->inputs.count > MOST_INPUTS) return BAD(f, "it has %u inputs", row->inputs.count);
+    TRY(open_places(f, p, in, row->inputs, &p->inputs));
+    TRY(open_places(f, p, in, row->outputs, &p->outputs));
     return check_tables(f, p);
 }
 
@@ -651,98 +631,87 @@ static cml_status plan_values(file *f, const plan *p, part values[SPACES]) {
     return BAD(f, "the weights of the plan '%.*s' are not as long as it says", TEXT(p->profile));
 }
 
-typedef struct guess { /* what a device is believed to do */
-    guess_row of;
-    const factor_row *factors; /* of.count */
-    const void *block;
-} guess;
-
-static int lower(int c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; }
-static int is_word(int c) {
-    return (lower(c) >= 'a' && lower(c) <= 'z') || (c >= '0' && c <= '9') || c == '_';
+static int lower(char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; }
+static int is_word(cml_text name, size_t at) { /* whether a character of words is there */
+    int c = at < name.length ? lower(name.data[at]) : ' ';
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-/* Whether the word occurs in the name; \b is a word's beginning or end. */
-static int occurs(const char *word, size_t n, cml_text name) {
-    int opens = n >= 2 && memcmp(word, "\\b", 2) == 0;
-    int closes = n >= (opens ? 4 : 2) && memcmp(word + n - 2, "\\b", 2) == 0;
-    size_t start = opens ? 2 : 0, length = n - start - (closes ? 2 : 0), i;
-    for (size_t at = 0; at + length <= name.length; at++) {
-        const char *here = name.data + at;
-        for (i = 0; i < length && lower(here[i]) == lower(word[start + i]); i++) {}
-        if (i == length && !(opens && at > 0 && is_word(here[-1])) &&
-            !(closes && at + length < name.length && is_word(here[length])))
-            return 1;
+/* Whether the pattern's word from `p` on is in the name at `n`; \b is a word's beginning or end. */
+static int is_at(cml_text pattern, size_t p, cml_text name, size_t n) {
+    for (; p < pattern.length && pattern.data[p] != '|'; p++) {
+        int bound = p + 1 < pattern.length && memcmp(pattern.data + p, "\\b", 2) == 0;
+        if (bound && is_word(name, n - 1) == is_word(name, n)) return 0;
+        if (!bound && n >= name.length) return 0;
+        if (!bound && lower(name.data[n++]) != lower(pattern.data[p])) return 0;
+        p += bound ? 1 : 0;
     }
-    return 0;
+    return 1;
 }
 
 static int matches(cml_text pattern, cml_text name) { /* one of the words that `|` joins */
-    for (size_t start = 0, end; start <= pattern.length; start = end + 1) {
-        for (end = start; end < pattern.length && pattern.data[end] != '|'; end++) {}
-        if (occurs(pattern.data + start, end - start, name)) return 1;
-    }
+    for (size_t p = 0; p <= pattern.length; p++)
+        for (size_t n = 0; n <= name.length && (p == 0 || pattern.data[p - 1] == '|'); n++)
+            if (is_at(pattern, p, name, n)) return 1;
     return 0;
 }
+
+typedef struct guess { /* what a device is believed to do */
+    guess_row of;
+    const factor_row *factors; /* of.count */
+} guess;
 
 /* What is believed of a device of that name; the general numbers where the file says nothing. */
 static cml_status guess_of(file *f, cml_text name, guess *g) {
     part in;
-    const uint32_t *head; /* number of devices, and of factors */
-    const guess_row *devices;
-    const factor_row *factors;
     *g = (guess){.of = {{0, 0}, 2e7, 4e6, 0.004, 0, 0}};
     TRY(records(f, "guess", 0, 0, &in));
     if (in.data == NULL) return CML_OK;
-    g->block = head = (const void *)in.data;
+    const uint32_t *head = (const void *)in.data; /* number of devices, and of factors */
     if (in.size < 8 || head[0] > MOST_DEVICES || head[1] > MOST_FACTORS ||
-        in.size != 8 + sizeof *devices * (uint64_t)head[0] + sizeof *factors * (uint64_t)head[1])
+        in.size != 8 + sizeof(guess_row) * (uint64_t)head[0] + sizeof(factor_row) * head[1])
         return BAD(f, "its first guesses are damaged");
-    devices = (const void *)(head + 2);
-    factors = (const void *)(devices + head[0]);
+    const guess_row *devices = (const void *)(head + 2);
+    const factor_row *factors = (const void *)(devices + head[0]);
     for (uint32_t i = 0; i < head[1]; i++)
         if (!is_text(f, factors[i].word) || !is_rate(factors[i].factor))
             return BAD(f, "factor %u of its first guesses is damaged", i);
-    for (uint32_t i = head[0]; i > 0; i--) { /* so that the first that matches is taken */
-        const guess_row *one = devices + i - 1;
+    for (uint32_t i = head[0]; i-- > 0;) { /* so that the first that matches is taken */
+        const guess_row *one = devices + i;
         if (!is_text(f, one->pattern) || (uint64_t)one->first + one->count > head[1] ||
             !is_rate(one->flops_per_ms) || !is_rate(one->bytes_per_ms) ||
             !is_amount(one->launch_ms))
-            return BAD(f, "first guess %u is damaged", i - 1);
-        if (!matches(text_of(f, one->pattern), name)) continue;
-        g->of = *one;
-        g->factors = factors + one->first;
+            return BAD(f, "first guess %u is damaged", i);
+        if (matches(text_of(f, one->pattern), name)) *g = (guess){*one, factors + one->first};
     }
     return CML_OK;
 }
 
 static cml_status check_golden(file *f) {
     part in;
-    uint64_t elements, bytes;
-    const golden_row *row;
     TRY(records(f, "golden", 0, 0, &in));
     if (in.data == NULL) return CML_OK;
-    row = (const void *)(in.data + 8);
-    if (in.size < 8 || *(const uint32_t *)(const void *)in.data > (in.size - 8) / sizeof *row)
+    const uint32_t *count = (const void *)in.data; /* and the tolerance */
+    const golden_row *row = (const void *)(count + 2);
+    if (in.size < 8 || *count > (in.size - 8) / sizeof *row)
         return BAD(f, "its example is damaged");
-    for (uint32_t i = 0; i < *(const uint32_t *)(const void *)in.data; i++, row++)
-        if (!is_text(f, row->name) || row->role > 1 || row->type > CML_LOGICAL || row->rank > 8 ||
-            row->zero != 0 || !measure(row->extents, row->rank, CML_PLAIN, &elements, &bytes) ||
-            row->at > in.size || bytes > in.size - row->at)
+    for (uint32_t i = 0; i < *count; i++, row++) {
+        cml_shape shape = {.type = (cml_type)row->type, .rank = row->rank};
+        memcpy(shape.extents, row->extents, sizeof shape.extents);
+        if (!is_shape(f, row->name, &shape) || row->role > 1 || row->zero != 0 ||
+            row->at > in.size || shape.bytes > in.size - row->at)
             return BAD(f, "tensor %u of its example is damaged", i);
+    }
     return CML_OK;
 }
 
 static cml_status check_all(file *f) {
-    part values[SPACES], whole;
+    part values[SPACES];
     guess unused;
     plan p;
     TRY(open_file(f));
-    for (uint32_t i = 0; i < f->section_count; i++) { /* those of tools too */
-        char tag[9] = {0};
-        memcpy(tag, f->sections[i].tag, 8);
-        TRY(section(f, tag, f->sections[i].number, 1, &whole));
-    }
+    for (uint32_t i = 0; i < f->section_count; i++) /* those of tools too */
+        TRY(section(f, f->sections[i].tag, f->sections[i].number, 1, values));
     TRY(open_kernels(f));
     for (uint32_t i = 0; i < 2 * f->kernel_count; i++) {
         const kernel_row *k = f->kernels + i / 2;
@@ -755,7 +724,7 @@ static cml_status check_all(file *f) {
         TRY(plan_values(f, &p, values));
     }
     if (f->plan_count == 0) return BAD(f, "it has no plan");
-    TRY(section(f, "meta", 0, 1, &whole));
+    TRY(section(f, "meta", 0, 1, values));
     TRY(check_golden(f));
     return guess_of(f, (cml_text){"", 0}, &unused);
 }
@@ -763,10 +732,9 @@ static cml_status check_all(file *f) {
 cml_status cml_check(const void *bytes, size_t size, const cml_allocator *allocator,
                      cml_error *error) {
     home memory = {.hook = allocator != NULL ? *allocator : (cml_allocator){NULL, NULL, NULL}};
-    file f = {.data = bytes, .size = bytes ? size : 0, .memory = &memory, .error = error};
-    cml_status status;
+    file f = {.whole = {bytes, bytes ? size : 0}, .memory = &memory, .error = error};
     if (error != NULL) memset(error, 0, sizeof *error);
-    status = check_all(&f);
+    cml_status status = check_all(&f);
     all_given_back(memory);
     return status;
 }
@@ -819,7 +787,6 @@ typedef struct model {
     int guessed; /* a first guess was taken over */
     margin tail;
     curve *curves;
-    double *predicted; /* for learn() */
 } model;
 
 static double least_of(double a, double b) { return b < a ? b : a; }
@@ -827,6 +794,7 @@ static double most_of(double a, double b) { return b > a ? b : a; }
 static double clipped(double error, double most) { return most_of(least_of(most, error), -most); }
 static double among(uint64_t samples) { return (double)(samples < MEMORY ? samples : MEMORY); }
 static int bucket_of(uint32_t count) { return (int)rint(2 * log2(count)); }
+static int has_samples(const step *s) { return s->curve->count > 0; }
 
 static uint64_t key_of(cml_text text) { /* FNV-1a; keys of one hash would only share costs */
     uint64_t hash = 0xcbf29ce484222325u;
@@ -846,19 +814,14 @@ static curve *curve_of(home *memory, model *m, uint64_t key) { /* NULL: no memor
 
 /* The logarithm of the time of so many workgroups, of a curve that has points. */
 static double between(const curve *c, uint32_t count) {
-    const point *p = c->points, *end = p + c->count;
-    double x = log(count), share;
-    while (p < end && p->log_count < x) p++;
-    if (p == end || (p == c->points && !same(p->log_count, x))) {
-        p -= p == end;
-        return p->log_ms + x - p->log_count;
-    }
+    const point *p = c->points, *last = p + c->count - 1;
+    double x = log(count);
+    while (p < last && p->log_count < x) p++;
     if (same(p->log_count, x)) return p->log_ms;
-    share = (x - p[-1].log_count) / (p->log_count - p[-1].log_count);
+    if (p == c->points || p->log_count < x) return p->log_ms + x - p->log_count;
+    double share = (x - p[-1].log_count) / (p->log_count - p[-1].log_count);
     return p[-1].log_ms + share * (p->log_ms - p[-1].log_ms);
 }
-
-static int has_samples(const step *s) { return s->curve->count > 0; }
 
 /* The median time of so many workgroups of the step. */
 static double predict(const model *m, step *s, uint32_t count) {
@@ -883,46 +846,40 @@ static uint32_t groups_within(const model *m, step *s, uint32_t limit, double ms
     return low;
 }
 
-static double learn_point(point *p, double log_count, double log_ms) {
-    double error = log_ms - (log_count - p->log_count) - p->log_ms, weight, believed;
-    weight = 1.0 / among(++p->samples);
-    if (p->samples > CLIP_AFTER) error = clipped(error, log(2.5));
-    believed = p->samples > SETTLED ? clipped(error, 0.2 + 3.0 * p->spread) : error;
-    p->log_ms += weight * believed;
-    p->spread += weight * (fabs(error) - p->spread);
-    return weight * believed;
-}
-
 /* The curve's first point of that bucket or a later one, and whether it is of that bucket. */
-static int point_at(const curve *c, int bucket, int *is_known) {
-    int at = 0;
-    while (at < c->count && c->points[at].bucket < bucket) at++;
-    *is_known = at < c->count && c->points[at].bucket == bucket;
-    return at;
+static point *point_at(curve *c, int bucket, int *is_known) {
+    point *p = c->points, *end = p + c->count;
+    while (p < end && p->bucket < bucket) p++;
+    *is_known = p < end && p->bucket == bucket;
+    return p;
 }
 
 static void learn_curve(curve *c, uint32_t count, double ms) {
-    double x = log(count), y = log(ms), moved;
-    int is_known, at = point_at(c, bucket_of(count), &is_known);
+    double x = log(count), y = log(ms);
+    int is_known;
+    point *p = point_at(c, bucket_of(count), &is_known);
     c->samples++;
     if (!is_known) {
-        memmove(c->points + at + 1, c->points + at, sizeof *c->points * (size_t)(c->count++ - at));
-        c->points[at] = (point){x, y, 0.0, 1, bucket_of(count)};
+        memmove(p + 1, p, sizeof *p * (size_t)(c->points + c->count++ - p));
+        *p = (point){x, y, 0.0, 1, bucket_of(count)};
         return;
     }
-    moved = learn_point(c->points + at, x, y);
+    double error = y - (x - p->log_count) - p->log_ms, weight = 1.0 / among(++p->samples);
+    if (p->samples > CLIP_AFTER) error = clipped(error, log(2.5));
+    double moved = weight * (p->samples > SETTLED ? clipped(error, 0.2 + 3.0 * p->spread) : error);
+    p->spread += weight * (fabs(error) - p->spread);
     for (int i = 0; i < c->count; i++) /* slower is slower for every number of workgroups */
-        if (i != at) c->points[i].log_ms += 0.5 * clipped(moved, log(2.5));
+        c->points[i].log_ms += c->points + i == p ? moved : 0.5 * clipped(moved, log(2.5));
 }
 
 /* The slices together took `ms`; each gets its predicted share. */
-static void learn(model *m, const planned *parts, uint32_t n, double ms) {
-    double total = 0, ratio, slower;
+static void learn(model *m, planned *parts, uint32_t n, double ms) {
+    double total = 0;
     int known = 1;
     for (uint32_t i = 0; i < n; i++)
-        total += m->predicted[i] = predict(m, parts[i].step, parts[i].count);
+        total += parts[i].ms = predict(m, parts[i].step, parts[i].count);
     if (!(ms > 0) || !(total > 0) || isinf(ms)) return;
-    ratio = ms / total;
+    double ratio = ms / total;
     for (uint32_t i = 0; i < n && known; i++)
         point_at(parts[i].step->curve, bucket_of(parts[i].count), &known);
     if (known) {
@@ -930,11 +887,11 @@ static void learn(model *m, const planned *parts, uint32_t n, double ms) {
         m->drift += 1.0 / 32 * clipped(error, 0.1 + 3.0 * m->error);
         m->error += 1.0 / 32 * (fabs(error) - m->error);
     }
-    slower = exp(m->drift);
+    double slower = exp(m->drift);
     for (uint32_t i = 0; i < n; i++) {
-        if (!has_samples(parts[i].step) && m->predicted[i] > 8 * m->launch_ms)
+        if (!has_samples(parts[i].step) && parts[i].ms > 8 * m->launch_ms)
             m->unknown = clipped(m->unknown + log(ratio) / among(++m->unknown_samples), log(100));
-        learn_curve(parts[i].step->curve, parts[i].count, m->predicted[i] * ratio / slower);
+        learn_curve(parts[i].step->curve, parts[i].count, parts[i].ms * ratio / slower);
     }
 }
 
@@ -953,32 +910,21 @@ static void remember(margin *t, double predicted, double measured, int hopeless)
     t->sorted[at] = now;
 }
 
-static double tail_quantile(const margin *t) {
-    double aimed = 0.8 * t->share, reach, rank = ceil((1 - aimed) * (t->count + 1.0)) - 1;
-    if (rank < t->count) return t->sorted[(uint32_t)rank];
-    reach = 0.5 * (t->sorted[t->count - 1] - t->sorted[t->count / 2]) * (1 - t->count * aimed);
-    return t->sorted[t->count - 1] + most_of(0.0, reach);
-}
-
 /* The predicted milliseconds to plan for in a budget. */
 static double aim_of(const margin *t, double budget) {
-    double half;
+    double aimed = 0.8 * t->share, rank = ceil((1 - aimed) * (t->count + 1.0)) - 1;
     if (t->count < ENOUGH) return budget / 1.3;
-    half = 0.5 * most_of(0.0, tail_quantile(t));
+    double tail = t->sorted[rank < t->count ? (uint32_t)rank : t->count - 1];
+    if (rank >= t->count) /* so rare a frame was not seen yet */
+        tail += most_of(0.0, 0.5 * (tail - t->sorted[t->count / 2]) * (1 - t->count * aimed));
+    double half = 0.5 * most_of(0.0, tail);
     return most_of(pow(sqrt(half * half + budget) - half, 2), 0.125 * budget);
-}
-
-static void learn_frame(margin *t, double predicted, double measured, double budget) {
-    double lifted = most_of(0.0, 0.25 * budget - predicted);
-    if (!(predicted > 0) || !(measured > 0) || isinf(predicted + measured)) return;
-    remember(t, predicted + lifted, measured + lifted, measured - predicted > budget);
 }
 
 /* ------------------------------------------------------------------ jobs */
 
 enum { MOST_TAKEN = 16, MOST_GROUPS = 64, IN_FLIGHT = 16, SLOT_NAME = 48, APART_EVERY = 16 };
 enum { KNOWN = 6, REST_EVERY = 48 };
-enum { BEGUN, WAITS, REFUSED }; /* what comes of a start or an end */
 
 typedef struct job job;
 
@@ -1028,10 +974,10 @@ typedef struct ring_slot { /* where a frame's timestamps and its receipt go */
 struct cml_net {
     home memory;
     step *steps;
-    uint32_t step_count, exclusive; /* of what is equal there only one job is under way */
-    double launch_ms;               /* of its file's first guess */
-    const double *load_ms;          /* replays: what steps took when the network was loaded */
-    double *after;                  /* predicted ms of the steps from each one on, in the frame: */
+    uint32_t step_count;
+    const cml_net *exclusive; /* of those with the same one only one job is under way */
+    double launch_ms;         /* of its file's first guess */
+    double *after;            /* predicted ms of the steps from each one on, in the frame: */
     uint64_t after_frame;
     int adopted, is_wanted, is_ready, guessed;
     cml_net *next;
@@ -1039,9 +985,8 @@ struct cml_net {
     cml_scheduler *scheduler;
     file f; /* its bytes go when all is built: what lasts is copied */
     plan p;
-    place *places; /* inputs, then outputs */
-    uint64_t input_bytes, output_bytes, uploaded[SPACES];
     part values[SPACES];
+    uint64_t uploaded[SPACES];
     WGPUBuffer spaces[SPACES], uniforms; /* slices of whole steps, of parts of steps, parameters */
     uint32_t uniform_bytes, ranges, bound; /* parts in this frame, steps that have a bind group */
     uint8_t *range_words;
@@ -1049,7 +994,7 @@ struct cml_net {
     WGPUBindGroupLayout *layouts;
     WGPUBindGroup *groups; /* by step */
     scope said;
-    int trusted, built;
+    int trusted;
     result *results;
     input_block *free_blocks;
 #endif
@@ -1062,10 +1007,11 @@ typedef struct progress {
 } progress;
 
 struct job {
-    uint32_t generation, number;
-    int paused, dated, released, touched, begun_now, wants_read;
+    cml_job number; /* in the order of their coming: its handle */
+    int paused, dated, released, wants_read;
     cml_net *net;
-    progress at, was; /* before the frame, which may be taken back */
+    progress at, was; /* before the frame, which may be taken back: */
+    uint64_t was_in;  /* one more than the frame */
     double priority, deadline_at, last_served_ms;
     char slot[SLOT_NAME], error[200];
     job *makers[MOST_TAKEN]; /* whose outputs it takes: they stay until it has them */
@@ -1080,7 +1026,7 @@ struct job {
 typedef struct in_flight { /* a frame whose timings are awaited: the parts of each timed group */
     cml_report report;
     int given; /* decided by somebody else */
-    uint32_t group_count, part_count, arrived, ends[MOST_GROUPS];
+    uint32_t group_count, part_count, ends[MOST_GROUPS];
     double ms[MOST_GROUPS]; /* below 0 until it is known */
     planned *parts;
 } in_flight;
@@ -1090,29 +1036,27 @@ struct cml_scheduler {
     model model;
     cml_policy policy;
     double frame_ms, rate, now;
-    uint32_t granule, max_groups, max_slices, max_jobs, numbers;
+    uint32_t granule, max_groups, max_slices, max_jobs;
     uint64_t frame;
+    cml_job numbers;  /* jobs so far */
     job *jobs, **live; /* live: those that have not ended, the oldest first */
     double left[2]; /* the least virtual time of those that ended in this frame, by idleness */
     cml_net *nets;
     job **candidates, **starts; /* who could run in this frame, and who begins in it */
     planned *slices;
-    uint32_t live_count, net_count, candidate_count, start_count, slice_count, group_count;
+    uint32_t live_count, candidate_count, start_count, slice_count, group_count;
     uint32_t group_ends[MOST_GROUPS];
     int open;
     cml_report report, measured[IN_FLIGHT];
     in_flight flights[IN_FLIGHT], *encoded;
     uint32_t measured_count, first_flight, flight_count;
     int wall_clock, has_ended, rest_due; /* scheduler/feedback.py, where nothing is timed */
-    double ended_ms, usual_ms, back_off, interval_ms;
-    uint32_t intervals, without, since_rest; /* frames that ran nothing in a row, and since then */
-    void (*planner)(cml_scheduler *s);                /* replays: somebody else decides */
-    int (*ready)(cml_net *net);
+    double ended_ms, usual_ms, back_off;
+    uint32_t without, since_rest; /* frames that ran nothing in a row, and since then */
+    void (*planner)(cml_scheduler *s); /* replays: somebody else decides */
     void (*prepare)(cml_scheduler *s, cml_net *net, double ms);
-    int (*start)(cml_scheduler *s, job *j);
+    int (*start)(cml_scheduler *s, job *j); /* 0 where it has to wait, or was ended */
     int (*finish)(cml_scheduler *s, job *j);
-    void (*ended)(job *j); /* it is out of the running, for good or ill */
-    void (*back)(job *j);  /* what it did in this frame never was */
 #ifndef CML_CORE_ONLY
     cml_options options;
     WGPUQueue queue;
@@ -1130,10 +1074,8 @@ struct cml_scheduler {
 };
 
 static int over(const job *j) { return j->at.state != CML_QUEUED && j->at.state != CML_RUNNING; }
+static int has_failed(const job *j) { return j->at.state >= CML_CANCELLED; }
 static int idle(const job *j) { return !(j->priority > 0); }
-static int has_failed(const job *j) {
-    return j->at.state == CML_CANCELLED || j->at.state == CML_FAILED;
-}
 
 /* Memory for all that a frame needs; 0 where there is none. The numbers were set before. */
 static int core_make(cml_scheduler *s) {
@@ -1144,9 +1086,8 @@ static int core_make(cml_scheduler *s) {
     s->slices = taken(&s->memory, s->max_slices, (1 + IN_FLIGHT) * sizeof *s->slices);
     for (uint32_t i = 0; i < IN_FLIGHT; i++)
         s->flights[i].parts = s->slices + (size_t)s->max_slices * (i + 1);
-    s->model.predicted = taken(&s->memory, s->max_slices, sizeof(double));
     s->left[0] = s->left[1] = HUGE_VAL;
-    s->usual_ms = s->interval_ms = s->frame_ms;
+    s->usual_ms = s->frame_ms;
     s->back_off = 1.0;
     s->since_rest = REST_EVERY;
     s->model.error = log(2.5);
@@ -1166,8 +1107,6 @@ static int adopt(cml_scheduler *s, cml_net *net) {
         s->model.unknown_samples += net->guessed ? GUESSED : 0;
         s->model.guessed = 1;
     }
-    net->exclusive = net->exclusive == NONE ? s->net_count : net->exclusive;
-    s->net_count++;
     net->adopted = 1;
     net->next = s->nets;
     s->nets = net;
@@ -1181,9 +1120,9 @@ static double remaining_ms(cml_scheduler *s, job *j) {
     if (over(j) || j->at.step >= net->step_count) return 0.0;
     if (net->after_frame != s->frame + 1 || !s->open) {
         net->after[net->step_count] = 0.0;
-        for (uint32_t i = net->step_count; i > 0; i--)
-            net->after[i - 1] = net->after[i] + predict(&s->model, net->steps + i - 1,
-                                                        net->steps[i - 1].groups);
+        for (uint32_t i = net->step_count; i-- > 0;)
+            net->after[i] =
+                net->after[i + 1] + predict(&s->model, net->steps + i, net->steps[i].groups);
         net->after_frame = s->open ? s->frame + 1 : 0;
     }
     return predict(&s->model, of, of->groups - j->at.group) + net->after[j->at.step + 1];
@@ -1193,30 +1132,22 @@ static void let_makers_go(job *j) {
     while (j->maker_count > 0) j->makers[--j->maker_count]->takers--;
 }
 
-static void move_up(job **list, uint32_t from, uint32_t to) {
-    job *one = list[from];
-    memmove(list + to + 1, list + to, sizeof one * (from - to));
-    list[to] = one;
-}
-
 static void insert_live(cml_scheduler *s, job *j) {
-    uint32_t at = s->live_count;
-    s->live[s->live_count++] = j;
-    while (at > 0 && s->live[at - 1]->number > j->number) at--;
-    move_up(s->live, s->live_count - 1, at);
+    uint32_t at = s->live_count++;
+    for (; at > 0 && s->live[at - 1]->number > j->number; at--) s->live[at] = s->live[at - 1];
+    s->live[at] = j;
 }
 
 /* Take a job out of the running. */
 static void end_job(cml_scheduler *s, job *j, cml_state state, const char *why) {
-    uint32_t i = 0;
     double *left = &s->left[idle(j)];
+    uint32_t i = 0;
     if (over(j)) return;
     while (s->live[i] != j) i++;
     for (s->live_count--; i < s->live_count; i++) s->live[i] = s->live[i + 1];
     snprintf(j->error, sizeof j->error, "%s", why);
     j->at.state = state;
     *left = least_of(*left, j->at.virtual_ms);
-    if (s->ended != NULL) s->ended(j);
     if (state != CML_DONE) let_makers_go(j); /* the end of one that is done may be taken back */
 }
 
@@ -1226,24 +1157,19 @@ static job *free_place(cml_scheduler *s) {
     for (uint32_t i = 0; i < s->max_jobs; i++) {
         job *j = s->jobs + i;
         if (j->at.state == CML_GONE) return j;
-        if (!has_failed(j) || j->takers > 0) continue;
-        if (found == NULL || j->number < found->number) found = j;
+        if (has_failed(j) && j->takers == 0 && (found == NULL || j->number < found->number))
+            found = j;
     }
     return found;
 }
 
 /* A new job starts level with the others: it may not make up for its absence. */
 static void enlist(cml_scheduler *s, job *j) {
-    double level;
-    for (uint32_t i = 0; j->net->load_ms != NULL && i < j->net->step_count; i++) {
-        planned whole = {.step = j->net->steps + i, .count = j->net->steps[i].groups};
-        if (!has_samples(whole.step)) learn(&s->model, &whole, 1, j->net->load_ms[i]);
-    }
-    for (uint32_t i = s->live_count; i > 0 && j->slot[0] != 0; i--)
-        if (s->live[i - 1]->at.state == CML_QUEUED && strcmp(s->live[i - 1]->slot, j->slot) == 0)
-            end_job(s, s->live[i - 1], CML_CANCELLED, "superseded by a newer job of its slot");
+    for (uint32_t i = s->live_count; i-- > 0 && j->slot[0] != 0;)
+        if (s->live[i]->at.state == CML_QUEUED && strcmp(s->live[i]->slot, j->slot) == 0)
+            end_job(s, s->live[i], CML_CANCELLED, "superseded by a newer job of its slot");
     if (j->slot[0] != 0) s->left[0] = s->left[1] = HUGE_VAL;
-    level = s->left[idle(j)];
+    double level = s->left[idle(j)];
     for (uint32_t i = 0; i < s->live_count; i++)
         if (idle(s->live[i]) == idle(j)) level = least_of(level, s->live[i]->at.virtual_ms);
     j->at.virtual_ms = isinf(level) ? 0.0 : level;
@@ -1264,7 +1190,7 @@ static int comes_before(cml_policy policy, const job *a, const job *b) {
     return a->number < b->number;
 }
 
-/* The candidates as the policy would run them. */
+/* The candidates as the policy would run them, but first who got nothing for longest. */
 static void put_in_order(cml_scheduler *s) {
     job **all = s->candidates;
     uint32_t starved = NONE;
@@ -1273,8 +1199,8 @@ static void put_in_order(cml_scheduler *s) {
         double laxity = j->deadline_at - s->now - j->remaining / most_of(s->rate, 1e-9);
         j->urgent = s->policy == CML_LEAST_LAXITY && j->dated && !idle(j) && laxity >= 0;
         j->laxity = laxity - (j->at.group || j->at.step ? 20.0 : 0.0);
-        for (k = i; k > 0 && comes_before(s->policy, j, all[k - 1]); k--) {}
-        move_up(all, i, k);
+        for (k = i; k > 0 && comes_before(s->policy, j, all[k - 1]); k--) all[k] = all[k - 1];
+        all[k] = j;
     }
     for (uint32_t i = 0; s->policy == CML_LEAST_LAXITY && i < s->candidate_count; i++) {
         const job *j = all[i], *best = starved == NONE ? NULL : all[starved];
@@ -1283,18 +1209,13 @@ static void put_in_order(cml_scheduler *s) {
             (same(j->last_served_ms, best->last_served_ms) && j->number < best->number))
             starved = i;
     }
-    if (starved != NONE) move_up(all, starved, 0);
+    if (starved == NONE) return;
+    job *first = all[starved];
+    memmove(all + 1, all, sizeof first * starved);
+    all[0] = first;
 }
 
 /* ------------------------------------------------------------------ the decision (plan.py) */
-
-/* How many workgroups of the step to take, of `limit` that are left of it. */
-static uint32_t count_within(const cml_scheduler *s, step *of, uint32_t limit, double ms,
-                             int at_least_one) {
-    uint32_t count = groups_within(&s->model, of, limit, ms);
-    if (s->granule > 1 && s->granule < count && count < limit) count -= count % s->granule;
-    return count == 0 && at_least_one ? (uint32_t)least(limit, s->granule) : count;
-}
 
 /* The job's next slices within `left` ms; whether that is all of it. */
 static int slices_of(cml_scheduler *s, job *j, double *left) {
@@ -1302,17 +1223,18 @@ static int slices_of(cml_scheduler *s, job *j, double *left) {
     int probing = 0; /* what it takes must be known before more of it is added */
     while (at < j->net->step_count && s->slice_count < s->max_slices && !probing) {
         step *of = j->net->steps + at;
+        uint32_t limit = of->groups - group;
         int alone = s->slice_count == 0;
-        uint32_t count;
         probing = !has_samples(of);
         if (*left <= (alone ? 0.0 : 0.02 * s->report.aim_ms)) break;
-        count = count_within(s, of, of->groups - group, probing ? *left * 0.25 : *left, alone);
+        uint32_t count = groups_within(&s->model, of, limit, probing ? *left * 0.25 : *left);
+        if (s->granule > 1 && s->granule < count && count < limit) count -= count % s->granule;
+        if (count == 0 && alone) count = (uint32_t)least(limit, s->granule);
         if (count == 0) break;
         s->slices[s->slice_count] = (planned){j, of, group, count, predict(&s->model, of, count)};
         *left -= s->slices[s->slice_count++].ms;
-        group += count;
-        at += group == of->groups;
-        group = group == of->groups ? 0 : group;
+        group = count == limit ? 0 : group + count;
+        at += count == limit;
     }
     return at >= j->net->step_count;
 }
@@ -1356,24 +1278,25 @@ static int inputs_are_there(cml_scheduler *s, job *j) {
     return !waits;
 }
 
-static int is_busy(const cml_scheduler *s, uint32_t exclusive) {
-    uint32_t i = 0;
-    while (i < s->live_count &&
-           (s->live[i]->at.state != CML_RUNNING || s->live[i]->net->exclusive != exclusive))
-        i++;
-    return i < s->live_count;
+static int is_busy(const cml_scheduler *s, const cml_net *exclusive) {
+    for (uint32_t i = 0; i < s->live_count; i++)
+        if (s->live[i]->at.state == CML_RUNNING && s->live[i]->net->exclusive == exclusive)
+            return 1;
+    return 0;
 }
 
 /* Those of the candidates that can run, now that one could not begin. Where it has to wait, so have
  * the others of its network; and those of a network that has been taken. */
 static void sift(cml_scheduler *s, const job *refused) {
-    uint32_t kept = 0, held = refused == NULL || over(refused) ? NONE : refused->net->exclusive;
+    const cml_net *held = refused == NULL || over(refused) ? NULL : refused->net->exclusive;
+    uint32_t kept = 0;
     for (uint32_t i = 0; i < s->candidate_count; i++) {
         job *j = s->candidates[i];
-        uint32_t exclusive = j->net->exclusive;
+        const cml_net *net = j->net;
         j->running = j->at.state == CML_RUNNING;
         if (j == refused || over(j)) continue;
-        if (j->running || (j->net->is_ready && exclusive != held && !is_busy(s, exclusive)))
+        if (j->running ||
+            (net->is_ready && net->exclusive != held && !is_busy(s, net->exclusive)))
             s->candidates[kept++] = j;
     }
     s->candidate_count = kept;
@@ -1395,30 +1318,15 @@ static cml_reason gather(cml_scheduler *s, double budget) {
         j->net->is_wanted |= queued && there && !j->paused;
         i++;
     }
-    for (net = s->nets; net != NULL; net = net->next)
-        if (net->is_wanted) unready += !(net->is_ready = s->ready(net));
+    sift(s, NULL);
+    for (net = s->nets; net != NULL; net = net->next) unready += net->is_wanted && !net->is_ready;
     for (net = s->nets; net != NULL; net = net->next)
         if (net->is_wanted && !net->is_ready) s->prepare(s, net, budget / unready);
-    sift(s, NULL);
     for (uint32_t i = 0; i < s->candidate_count; i++) {
         job *j = s->candidates[i];
         j->remaining = j->dated ? remaining_ms(s, j) : 0.0;
     }
     return unready > 0 ? CML_PREPARING : otherwise;
-}
-
-static void snapshot(job *j) {
-    j->touched = 1;
-    j->was = j->at;
-}
-
-static int begin_job(cml_scheduler *s, job *j) {
-    int came = s->start(s, j);
-    if (came != BEGUN) return came;
-    snapshot(j);
-    j->at.state = CML_RUNNING;
-    j->begun_now = 1;
-    return BEGUN;
 }
 
 static void apply(cml_scheduler *s) {
@@ -1439,35 +1347,36 @@ static void apply(cml_scheduler *s) {
 /* Runs of neighbours that are timed as one: a slice each where something is to be learned of single
  * steps, else a job each; of about the same predicted time where there are too many. */
 static void make_groups(cml_scheduler *s) {
-    int by_job = s->frame % APART_EVERY != 0, opens;
+    int by_job = s->frame % APART_EVERY != 0;
     uint32_t runs = 0;
     double target = 0, filled = 0;
-    s->group_count = 0;
     for (uint32_t i = 0; i < s->slice_count; i++)
         by_job &= s->slices[i].step->curve->samples >= KNOWN;
-#define OPENS(i) (!by_job || i == 0 || s->slices[i].job->net != s->slices[i - 1].job->net)
     for (uint32_t i = 0; i < s->slice_count; i++) {
-        target += s->slices[i].ms;
-        runs += OPENS(i);
+        const planned *part = s->slices + i;
+        target += part->ms;
+        runs += !by_job || i == 0 || part->job->net != part[-1].job->net;
     }
     target /= s->max_groups;
+    s->group_count = 0;
     for (uint32_t i = 0; i < s->slice_count; i++) {
-        opens = OPENS(i);
+        const planned *part = s->slices + i;
+        int opens = !by_job || i == 0 || part->job->net != part[-1].job->net;
         if (runs > s->max_groups)
             opens = i == 0 || (filled >= target && s->group_count < s->max_groups);
-        s->group_count += opens;
-        filled = (opens ? 0.0 : filled) + s->slices[i].ms;
+        if (opens) {
+            s->group_count++;
+            filled = 0;
+        }
+        filled += part->ms;
         s->group_ends[s->group_count - 1] = i + 1;
     }
-#undef OPENS
 }
 
 /* What the frame runs: decided, begun and taken account of, not encoded yet. `aim` is of a budget
  * that says so itself, else below 0. */
 static void fill_frame(cml_scheduler *s, double now, double budget, double aim, int rests,
                        int behind) {
-    cml_reason otherwise;
-    int again = 1;
     if (aim < 0) aim = aim_of(&s->model.tail, budget) / s->back_off;
     s->now = now;
     s->rate = aim / s->frame_ms;
@@ -1475,15 +1384,20 @@ static void fill_frame(cml_scheduler *s, double now, double budget, double aim, 
                              .aim_ms = rests || s->rest_due ? 0.0 : aim, .measured_ms = -1};
     s->left[0] = s->left[1] = HUGE_VAL;
     s->open = 1;
-    for (uint32_t i = 0; i < s->live_count; i++)
-        if (s->live[i]->at.state == CML_RUNNING) snapshot(s->live[i]);
-    otherwise = gather(s, budget);
-    while (again) {
+    for (uint32_t i = 0; i < s->live_count; i++) {
+        s->live[i]->was = s->live[i]->at;
+        s->live[i]->was_in = s->frame + 1;
+    }
+    cml_reason otherwise = gather(s, budget);
+    for (int again = 1; again;) {
         decide(s, behind, otherwise);
         again = 0;
         for (uint32_t i = 0; i < s->start_count && !again; i++) {
-            again = begin_job(s, s->starts[i]) != BEGUN;
-            if (again) sift(s, s->starts[i]);
+            again = !s->start(s, s->starts[i]);
+            if (again)
+                sift(s, s->starts[i]);
+            else
+                s->starts[i]->at.state = CML_RUNNING;
         }
     }
     apply(s);
@@ -1495,7 +1409,7 @@ static void finish_jobs(cml_scheduler *s) {
     for (uint32_t i = 0; i < s->live_count;) {
         job *j = s->live[i];
         int through = j->at.state == CML_RUNNING && j->at.step >= j->net->step_count;
-        if (through && s->finish(s, j) == BEGUN) {
+        if (through && s->finish(s, j)) {
             end_job(s, j, CML_DONE, "");
             s->report.finished++;
         }
@@ -1504,20 +1418,18 @@ static void finish_jobs(cml_scheduler *s) {
 }
 
 /* The frame is encoded: its timings are awaited. */
-static void await_frame(cml_scheduler *s, int given) {
-    in_flight *f;
+static void await_frame(cml_scheduler *s) {
     s->encoded = NULL;
     if (s->slice_count == 0) return;
     if (s->flight_count == IN_FLIGHT) {
         s->first_flight = (s->first_flight + 1) % IN_FLIGHT;
         s->flight_count--;
     }
-    f = s->encoded = s->flights + (s->first_flight + s->flight_count) % IN_FLIGHT;
+    in_flight *f = s->encoded = s->flights + (s->first_flight + s->flight_count) % IN_FLIGHT;
     f->report = s->report;
-    f->given = given;
+    f->given = s->planner != NULL;
     f->group_count = s->group_count;
     f->part_count = s->slice_count;
-    f->arrived = 0;
     for (uint32_t i = 0; i < s->group_count; i++) f->ms[i] = -1;
     memcpy(f->ends, s->group_ends, sizeof f->ends);
     memcpy(f->parts, s->slices, sizeof *f->parts * s->slice_count);
@@ -1525,24 +1437,16 @@ static void await_frame(cml_scheduler *s, int given) {
 
 /* ------------------------------------------------------------------ learning (feedback.py) */
 
-static void learn_usual(cml_scheduler *s, double interval, double weight) {
-    s->usual_ms += weight * (most_of(interval, s->frame_ms) - s->usual_ms);
-}
-
 /* Whether a frame was late, perhaps for its networks' sake if it had some. */
 static int judge(cml_scheduler *s, double interval, int some) {
     int late = interval > 1.15 * s->usual_ms;
+    double weight = interval < s->usual_ms ? 0.1 : 0.0;
     s->without = some ? 0 : s->without + 1;
-    s->since_rest++;
-    if (s->without > 1) {
-        learn_usual(s, interval, s->without == 2 ? 1.0 : 0.25);
-        s->rest_due = 0;
-        s->since_rest = 0;
-    } else if (s->without == 1 || (late && same(s->back_off, 16.0))) {
-        learn_usual(s, interval, 0.25);
-    } else if (interval < s->usual_ms) {
-        learn_usual(s, interval, 0.1);
-    }
+    s->since_rest = s->without > 1 ? 0 : s->since_rest + 1;
+    s->rest_due &= s->without < 2;
+    if (s->without > 0 || (late && same(s->back_off, 16.0))) weight = 0.25;
+    if (s->without == 2) weight = 1.0;
+    s->usual_ms += weight * (most_of(interval, s->frame_ms) - s->usual_ms);
     if (late && some && s->since_rest > REST_EVERY)
         s->rest_due = 1;
     else if (late && some)
@@ -1563,18 +1467,6 @@ static void take_for_granted(cml_scheduler *s, in_flight *f) {
     if (guessed > 0) learn(&s->model, f->parts, guessed, ms);
 }
 
-static void heed_interval(cml_scheduler *s, double now) {
-    double interval = least_of(now - s->ended_ms, 60 * s->frame_ms);
-    int first = !s->has_ended;
-    s->has_ended = 1;
-    s->ended_ms = now;
-    if (first) return;
-    s->intervals++;
-    s->interval_ms += most_of(0.1, 1.0 / s->intervals) * (interval - s->interval_ms);
-    if (s->wall_clock && !judge(s, interval, s->encoded != NULL) && s->encoded != NULL)
-        take_for_granted(s, s->encoded);
-}
-
 static void learn_flight(cml_scheduler *s, in_flight *f) {
     cml_report *r = &f->report;
     uint32_t first = 0;
@@ -1582,11 +1474,15 @@ static void learn_flight(cml_scheduler *s, in_flight *f) {
     r->measured_ms = 0;
     for (uint32_t i = 0; i < f->group_count; i++) r->measured_ms += f->ms[i];
     for (uint32_t i = 0; i < f->part_count; i++) known &= f->parts[i].step->curve->samples >= KNOWN;
-    if (known && r->predicted_ms > 0.25 * r->aim_ms)
-        learn_frame(&s->model.tail, r->predicted_ms, r->measured_ms, r->budget_ms);
+    if (known && r->predicted_ms > 0.25 * r->aim_ms && r->measured_ms > 0 &&
+        !isinf(r->predicted_ms + r->measured_ms)) {
+        double lifted = most_of(0.0, 0.25 * r->budget_ms - r->predicted_ms);
+        remember(&s->model.tail, r->predicted_ms + lifted, r->measured_ms + lifted,
+                 r->measured_ms - r->predicted_ms > r->budget_ms);
+    }
     for (uint32_t i = 0; i < f->group_count; first = f->ends[i++])
         learn(&s->model, f->parts + first, f->ends[i] - first, f->ms[i]);
-    s->measured[s->measured_count++] = f->report;
+    s->measured[s->measured_count++] = *r;
 }
 
 typedef struct timing { /* of a group of a frame */
@@ -1597,13 +1493,14 @@ typedef struct timing { /* of a group of a frame */
 
 /* The host has submitted the frame, and these timings have arrived. */
 static void end_frame(cml_scheduler *s, const timing *timings, uint32_t count, double now) {
+    double interval = least_of(now - s->ended_ms, 60 * s->frame_ms);
     uint64_t newest = 0; /* one more than the frame */
-    for (uint32_t i = 0; i < s->max_jobs; i++) {
-        job *j = s->jobs + i;
-        if (j->begun_now || j->at.state == CML_DONE) let_makers_go(j); /* it is for good */
-        j->begun_now = j->touched = 0;
-    }
-    heed_interval(s, now);
+    for (uint32_t i = 0; i < s->max_jobs; i++) /* what began is for good */
+        if (s->jobs[i].at.state != CML_QUEUED) let_makers_go(s->jobs + i);
+    if (s->has_ended && s->wall_clock && !judge(s, interval, s->encoded != NULL) && s->encoded)
+        take_for_granted(s, s->encoded);
+    s->has_ended = 1;
+    s->ended_ms = now;
     if (s->encoded != NULL && !s->wall_clock) s->flight_count++;
     s->encoded = NULL;
     s->open = 0;
@@ -1614,16 +1511,17 @@ static void end_frame(cml_scheduler *s, const timing *timings, uint32_t count, d
         newest = timings[i].frame + 1 > newest ? timings[i].frame + 1 : newest;
         for (uint32_t k = 0; k < s->flight_count; k++) {
             in_flight *f = s->flights + (s->first_flight + k) % IN_FLIGHT;
-            if (f->report.frame != timings[i].frame || timings[i].group >= f->group_count) continue;
-            f->arrived += f->ms[timings[i].group] < 0;
-            f->ms[timings[i].group] = timings[i].ms;
+            if (f->report.frame == timings[i].frame && timings[i].group < f->group_count)
+                f->ms[timings[i].group] = timings[i].ms;
         }
     }
     while (s->flight_count > 0 && s->flights[s->first_flight].report.frame < newest) {
         in_flight *f = s->flights + s->first_flight;
+        int all = f->group_count > 0;
+        for (uint32_t i = 0; i < f->group_count; i++) all &= f->ms[i] >= 0;
+        if (all) learn_flight(s, f);
         s->first_flight = (s->first_flight + 1) % IN_FLIGHT;
         s->flight_count--;
-        if (f->group_count > 0 && f->arrived == f->group_count) learn_flight(s, f);
     }
 }
 
@@ -1631,15 +1529,11 @@ static void end_frame(cml_scheduler *s, const timing *timings, uint32_t count, d
 static void abandon_frame(cml_scheduler *s) {
     for (uint32_t i = 0; i < s->max_jobs && s->open; i++) {
         job *j = s->jobs + i;
-        cml_state now = j->at.state;
-        if (j->touched && now != CML_GONE && !has_failed(j)) {
-            j->at = j->was;
-            if (now == CML_DONE) insert_live(s, j);
-            if (s->back != NULL) s->back(j);
-        }
-        j->begun_now = j->touched = 0;
+        if (j->was_in != s->frame + 1 || j->at.state == CML_GONE || has_failed(j)) continue;
+        if (j->at.state == CML_DONE) insert_live(s, j);
+        j->at = j->was;
     }
-    s->frame += s->open;
+    if (s->open) s->frame++;
     s->open = 0;
     s->encoded = NULL;
 }

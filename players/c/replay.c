@@ -9,7 +9,8 @@ enum { LINE = 1 << 20 };
 static char line[LINE];
 static cml_scheduler c;
 static cml_net nets[256];
-static uint8_t held[256], prepared[256];
+static double *load_ms[256]; /* what steps took when the network was loaded, or NULL */
+static uint8_t held[256];
 static uint32_t net_count, pool;
 static job **by_number;
 static uint32_t numbers;
@@ -45,32 +46,29 @@ static double number(void) { return strtod(word(), NULL); }
 
 static uint32_t whole(void) { return (uint32_t)strtoul(word(), NULL, 10); }
 
-static int is_ready(cml_net *net) {
-    return prepared[net - nets];
-}
-
 static void prepare(cml_scheduler *of, cml_net *net, double ms) {
     (void)of;
     (void)ms;
-    prepared[net - nets] = 1;
+    net->is_ready = 1;
 }
 
 static int begin_or_end(cml_scheduler *of, job *j) {
     (void)of;
-    return held[j->net - nets] ? WAITS : BEGUN;
+    return !held[j->net - nets];
 }
 
 static void network(void) {
     cml_net *net = nets + net_count++;
     uint32_t i, has_times;
-    double *times;
-    net->exclusive = whole();
+    double *times, ms;
+    net->exclusive = nets + whole();
     net->step_count = whole();
     has_times = whole();
     net->steps = calloc(net->step_count, sizeof *net->steps);
     net->after = calloc(net->step_count + 1, sizeof *net->after);
-    times = calloc(net->step_count, sizeof *times);
-    prepared[net - nets] = 1;
+    times = has_times ? calloc(net->step_count, sizeof *times) : NULL;
+    load_ms[net - nets] = times;
+    net->is_ready = 1;
     for (i = 0; i < net->step_count && fgets(line, LINE, stdin); i++) {
         step *s = net->steps + i;
         cml_text key;
@@ -78,15 +76,11 @@ static void network(void) {
         s->groups = whole();
         s->work = number();
         s->factor = number();
-        times[i] = number();
+        ms = number();
+        if (has_times) times[i] = ms;
         key.data = rest;
         key.length = strcspn(rest, "\n");
         s->key = key_of(key);
-    }
-    net->load_ms = times;
-    if (!has_times) {
-        free(times);
-        net->load_ms = NULL;
     }
     adopt(&c, net);
 }
@@ -110,6 +104,15 @@ static void learned_curve(void) { /* of before the recording began */
     }
 }
 
+static void learn_load(cml_net *net) {
+    const double *ms = load_ms[net - nets];
+    uint32_t i;
+    for (i = 0; ms != NULL && i < net->step_count; i++) {
+        planned all = {.step = net->steps + i, .count = net->steps[i].groups};
+        if (!has_samples(all.step)) learn(&c.model, &all, 1, ms[i]);
+    }
+}
+
 static void submitted(double now) {
     job *j = free_place(&c);
     uint32_t count, i;
@@ -117,6 +120,7 @@ static void submitted(double now) {
     memset(j, 0, sizeof *j);
     j->number = whole();
     j->net = nets + whole();
+    learn_load(j->net);
     j->priority = number();
     text = word();
     j->dated = *text != '-';
@@ -131,7 +135,7 @@ static void submitted(double now) {
         by_number[maker]->takers++;
     }
     if (j->number >= numbers) {
-        uint32_t more = 2 * j->number + 64;
+        uint32_t more = 2 * (uint32_t)j->number + 64;
         by_number = realloc(by_number, more * sizeof *by_number);
         for (i = numbers; i < more; i++) by_number[i] = NULL;
         numbers = more;
@@ -146,7 +150,7 @@ static void frame(double now) {
     uint32_t count, i;
     for (count = whole(); count > 0; count--) {
         uint32_t net = whole();
-        prepared[net] = (uint8_t)whole();
+        nets[net].is_ready = (int)whole();
     }
     memset(held, 0, sizeof held);
     for (count = whole(); count > 0; count--) held[by_number[whole()]->net - nets] = 1;
@@ -160,9 +164,9 @@ static void frame(double now) {
     c.planner = is_given ? take_given : NULL;
     fill_frame(&c, now, budget, aim, rests, behind);
     finish_jobs(&c);
-    await_frame(&c, is_given);
+    await_frame(&c);
     for (i = 0; i < c.slice_count; i++)
-        printf("%s%u:%u:%u:%u", i > 0 ? " " : "", c.slices[i].job->number,
+        printf("%s%u:%u:%u:%u", i > 0 ? " " : "", (uint32_t)c.slices[i].job->number,
                (uint32_t)(c.slices[i].step - c.slices[i].job->net->steps),
                c.slices[i].first, c.slices[i].count);
     printf("\n");
@@ -195,7 +199,6 @@ static void begin(void) { /* frame_ms, granule, max_groups, policy, wall clock, 
     pool = whole();
     c.max_jobs = pool;
     c.max_slices = 4096;
-    c.ready = is_ready;
     c.prepare = prepare;
     c.start = c.finish = begin_or_end;
     if (!core_make(&c)) exit(1);
@@ -212,8 +215,8 @@ static void known(void) { /* launch, unknown, its samples, drift, error; back-of
     c.usual_ms = number();
     c.has_ended = (int)whole();
     c.ended_ms = number();
-    c.interval_ms = number();
-    c.intervals = whole();
+    number(); /* the interval, for reports, and of how many */
+    number();
     c.without = whole();
     c.since_rest = whole();
     c.rest_due = (int)whole();
@@ -244,7 +247,7 @@ static void clean_up(void) {
     for (i = 0; i < net_count; i++) {
         free(nets[i].steps);
         free(nets[i].after);
-        free((void *)nets[i].load_ms);
+        free(load_ms[i]);
     }
     free(by_number);
     all_given_back(c.memory);
