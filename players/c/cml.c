@@ -569,7 +569,9 @@ static cml_status open_places(file *f, const plan *p, part in, table_row table, 
 
 static int is_step(const file *f, const plan *p, const step_row *s) {
     const kernel_row *k = f->kernels + s->kernel;
+    int lanes = (k->flags & KERNEL_SUBGROUPS) == 0 || p->row->lanes > 0;
     return s->groups > 0 && (uint64_t)s->first_binding + s->bindings <= p->row->bindings.count &&
+           lanes && s->bindings <= p->row->storage_buffers &&
            s->bindings == k->tensors && s->written <= s->bindings && s->params_at % 16 == 0 &&
            s->params == k->params && (uint64_t)s->params_at + s->params <= p->row->params.count &&
            s->zero == 0 && is_amount(s->flops) && is_amount(s->bytes) && is_text(f, s->names[0]) &&
@@ -579,7 +581,8 @@ static int is_step(const file *f, const plan *p, const step_row *s) {
 static cml_status check_tables(file *f, const plan *p) {
     const plan_row *row = p->row;
     for (uint32_t i = 0; i < row->bindings.count; i++)
-        if (!is_binding(p, p->bindings[i], row->storage_alignment))
+        if (!is_binding(p, p->bindings[i], row->storage_alignment) ||
+            p->bindings[i].bytes > row->binding_size)
             return BAD(f, "binding %u of '%.*s' lies outside of its buffer", i, TEXT(p->profile));
     for (uint32_t i = 0; i < row->updates.count; i++) {
         const update *u = p->updates + i;
@@ -606,7 +609,9 @@ static cml_status open_plan(file *f, uint32_t number, plan *p) {
         !is_amount(row->flops) || !is_amount(row->bytes))
         return BAD(f, "the header of plan %u is damaged", number);
     if (row->spaces[ARENA] >> 48 || row->spaces[WEIGHTS] >> 48 || row->spaces[OWN] >> 48 ||
-        (row->own == NONE) != (row->spaces[OWN] == 0))
+        row->spaces[WEIGHTS] % 4 != 0 || row->spaces[OWN] % 4 != 0 ||
+        row->spaces[ARENA] > row->buffer_size || row->spaces[WEIGHTS] > row->buffer_size ||
+        row->spaces[OWN] > row->buffer_size || (row->own == NONE) != (row->spaces[OWN] == 0))
         return BAD(f, "the sizes of plan %u are damaged", number);
     *p = (plan){.row = row, .profile = text_of(f, row->profile)};
     p->steps = rows_of(in, row->steps, sizeof *p->steps);
@@ -932,10 +937,13 @@ typedef struct job job;
 enum { TIMED = 12, RING = 8, AGE = 2, MOST_RESULTS = 8, BOUND_PER_FRAME = 32, SLOT_BYTES = 256 };
 enum { RECEIPTS = 256, LEAST_UPLOAD = 64 << 10, UPLOAD_PER_MS = 256 << 10, CHUNK = 1 << 20 };
 
+enum { FREE, COPIED, PENDING, HERE, LOST, DROPPED };
+
 typedef struct homeward { /* a buffer's bytes on their way home */
     WGPUBuffer buffer;
     uint64_t bytes, frame; /* the frame that copies them */
-    int pending, here, failed, dropped;
+    int state;
+    uint32_t passes; /* of the frame, where they are its timestamps and its receipt */
 } homeward;
 
 typedef struct scope { /* what the device says of what it was asked for; Dawn some time later */
@@ -945,10 +953,9 @@ typedef struct scope { /* what the device says of what it was asked for; Dawn so
 } scope;
 
 typedef struct result { /* memory for the outputs of a job */
-    struct result *next;
     WGPUBuffer buffer;
     homeward back;
-    int used, asked;
+    int used;
 } result;
 
 typedef struct source { /* of an input: the block, a range of a buffer, what a job will have made */
@@ -963,12 +970,6 @@ typedef struct input_block { /* a job's inputs; those from the host lie in `data
     uint8_t *data;
     source sources[];
 } input_block;
-
-typedef struct ring_slot { /* where a frame's timestamps and its receipt go */
-    homeward back;
-    int busy;
-    uint32_t passes;
-} ring_slot;
 #endif
 
 struct cml_net {
@@ -995,7 +996,7 @@ struct cml_net {
     WGPUBindGroup *groups; /* by step */
     scope said;
     int trusted;
-    result *results;
+    result results[MOST_RESULTS];
     input_block *free_blocks;
 #endif
 };
@@ -1062,12 +1063,13 @@ struct cml_scheduler {
     WGPUQueue queue;
     WGPULimits limits;
     char name[256];
-    int software, has_half, lanes, timed, lost;
+    int software, timed, lost;
+    uint32_t has_half, lanes;
     double tick_ms, last_ms, budget_ms;
     uint32_t each, stride; /* timestamps of a pass: its end, or both; bytes from slice to slice */
     WGPUQuerySet queries;
     WGPUBuffer resolved;
-    ring_slot ring[RING];
+    homeward ring[RING]; /* where frames' timestamps and receipts go */
     cml_slice *told;
     WGPUCommandEncoder encoder;
 #endif
@@ -1541,56 +1543,28 @@ static void abandon_frame(cml_scheduler *s) {
 #ifndef CML_CORE_ONLY
 /* ------------------------------------------------------------------ the device */
 
-#ifdef _WIN32
-#include <windows.h>
+/* --- what differs between implementations of webgpu.h, and between systems */
+
+#ifdef CML_DAWN /* kernels are WGSL, run-time checks stay, timestamps are in nanoseconds */
+enum { TAKES_SPIRV = 0, SUBGROUPS = WGPUFeatureName_Subgroups };
+#define wgpuDeviceCreateShaderModuleTrusted(device, of, checks) \
+    wgpuDeviceCreateShaderModule(device, of)
+#define wgpuQueueGetTimestampPeriod(queue) 1.0
 #else
-#include <time.h>
-#include <unistd.h>
+enum { TAKES_SPIRV = 1, SUBGROUPS = WGPUNativeFeature_Subgroup };
 #endif
-
-static const WGPUBufferUsage TENSORS =
-    WGPUBufferUsage_Storage | WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
-static const WGPUBufferUsage HOMEWARD = WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst;
-
-/* --- what differs between implementations of webgpu.h */
-
-#ifdef CML_DAWN
-enum { TAKES_SPIRV = 0 };
 
 static void poll_device(cml_scheduler *s) { /* let callbacks run; never waits */
+#ifdef CML_DAWN
     if (s->options.instance != NULL) wgpuInstanceProcessEvents(s->options.instance);
-}
-
-static double tick_of(cml_scheduler *s) { return s->options.device == NULL ? 0.0 : 1e-6; }
-
-static int has_subgroups(WGPUDevice device) {
-    return wgpuDeviceHasFeature(device, WGPUFeatureName_Subgroups) != 0;
-}
-
-static WGPUShaderModule module_of(WGPUDevice device, WGPUShaderModuleDescriptor *of, int trusted) {
-    (void)trusted; /* run-time checks stay */
-    return wgpuDeviceCreateShaderModule(device, of);
-}
 #else
-enum { TAKES_SPIRV = 1 };
-
-static void poll_device(cml_scheduler *s) { wgpuDevicePoll(s->options.device, 0, NULL); }
-
-static double tick_of(cml_scheduler *s) {
-    return 1e-6 * (double)wgpuQueueGetTimestampPeriod(s->queue);
-}
-
-static int has_subgroups(WGPUDevice device) {
-    return wgpuDeviceHasFeature(device, (WGPUFeatureName)WGPUNativeFeature_Subgroup) != 0;
-}
-
-static WGPUShaderModule module_of(WGPUDevice device, WGPUShaderModuleDescriptor *of, int trusted) {
-    return trusted ? wgpuDeviceCreateShaderModuleTrusted(device, of, 0)
-                   : wgpuDeviceCreateShaderModule(device, of);
-}
+    wgpuDevicePoll(s->options.device, 0, NULL);
 #endif
+}
 
 #ifdef _WIN32
+#include <windows.h>
+
 static double machine_ms(void *unused) {
     LARGE_INTEGER now, second;
     QueryPerformanceCounter(&now);
@@ -1599,11 +1573,14 @@ static double machine_ms(void *unused) {
     return 1e3 * (double)now.QuadPart / (double)second.QuadPart;
 }
 
-static uint64_t processors(void) {
+static long processors(void) {
     const char *count = getenv("NUMBER_OF_PROCESSORS");
-    return count != NULL && atoi(count) > 0 ? (uint64_t)atoi(count) : 1;
+    return count != NULL ? atol(count) : 1;
 }
 #else
+#include <time.h>
+#include <unistd.h>
+
 static double machine_ms(void *unused) {
     struct timespec now;
     (void)unused;
@@ -1611,13 +1588,14 @@ static double machine_ms(void *unused) {
     return 1e3 * (double)now.tv_sec + 1e-6 * (double)now.tv_nsec;
 }
 
-static uint64_t processors(void) {
-    long count = sysconf(_SC_NPROCESSORS_ONLN);
-    return count > 0 ? (uint64_t)count : 1;
-}
+static long processors(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
 #endif
 
 /* --- help */
+
+static const WGPUBufferUsage TENSORS =
+    WGPUBufferUsage_Storage | WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
+static const WGPUBufferUsage HOMEWARD = WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst;
 
 static uint64_t most(uint64_t a, uint64_t b) { return b > a ? b : a; }
 static double now_of(const cml_scheduler *s) { return s->options.now_ms(s->options.now_user); }
@@ -1632,10 +1610,7 @@ static int same_text(cml_text a, cml_text b) {
     return a.length == b.length && memcmp(a.data, b.data, a.length) == 0;
 }
 
-static cml_text text_from(const char *data) {
-    return (cml_text){data ? data : "", data ? strlen(data) : 0};
-}
-
+static cml_text text_from(const char *data) { return (cml_text){data, strlen(data)}; }
 static WGPUStringView view(cml_text text) { return (WGPUStringView){text.data, text.length}; }
 
 static WGPUBuffer new_buffer(cml_scheduler *s, home *of, WGPUBufferUsage usage, uint64_t bytes) {
@@ -1684,13 +1659,11 @@ static cml_status refused(const scope *from, cml_error *error) {
 }
 
 static cml_status heard(cml_scheduler *s, scope *to, cml_error *error) { /* as far as it answered */
-    WGPUPopErrorScopeCallbackInfo info = {.mode = WGPUCallbackMode_AllowProcessEvents};
-    info.callback = said;
-    info.userdata1 = to;
-    for (int i = 0; i < 2; i++) {
-        to->waiting++;
-        wgpuDevicePopErrorScope(s->options.device, info);
-    }
+    WGPUPopErrorScopeCallbackInfo info = {
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = said, .userdata1 = to};
+    to->waiting += 2;
+    wgpuDevicePopErrorScope(s->options.device, info);
+    wgpuDevicePopErrorScope(s->options.device, info);
     return refused(to, error);
 }
 
@@ -1698,36 +1671,34 @@ static cml_status heard(cml_scheduler *s, scope *to, cml_error *error) { /* as f
 
 static void came_home(WGPUMapAsyncStatus status, WGPUStringView message, void *to, void *unused) {
     homeward *h = to;
+    int came = status == WGPUMapAsyncStatus_Success;
     (void)message;
     (void)unused;
-    h->here = !h->dropped && status == WGPUMapAsyncStatus_Success;
-    h->failed = !h->dropped && status != WGPUMapAsyncStatus_Success;
-    h->pending = h->dropped = 0;
+    h->state = h->state == DROPPED ? FREE : came ? HERE : LOST;
 }
 
 /* Asked for where the frame that copies is old enough. (Callbacks run in the host's calls too.) */
 static void ask_for(const cml_scheduler *s, homeward *h) {
-    WGPUBufferMapCallbackInfo info = {.mode = WGPUCallbackMode_AllowProcessEvents};
-    if (h->pending || h->here || h->failed || s->frame - h->frame < AGE) return;
-    info.callback = came_home;
-    info.userdata1 = h;
-    h->pending = 1;
+    WGPUBufferMapCallbackInfo info = {
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = came_home, .userdata1 = h};
+    if (h->state != COPIED || s->frame - h->frame < AGE) return;
+    h->state = PENDING;
     wgpuBufferMapAsync(h->buffer, WGPUMapMode_Read, 0, (size_t)h->bytes, info);
 }
 
 /* It is not wanted any more; a callback that is still to come finds it dropped. */
 static void let_go(homeward *h) {
-    h->dropped |= h->pending;
-    if (h->buffer != NULL && (h->pending || h->here)) wgpuBufferUnmap(h->buffer);
-    h->here = h->failed = 0;
+    int mapped = h->state == PENDING || h->state == HERE;
+    if (h->state != DROPPED) h->state = h->state == PENDING ? DROPPED : FREE;
+    if (mapped) wgpuBufferUnmap(h->buffer);
 }
 
 /* Before its memory goes. With a device that never calls back it is better lost than written to. */
 static int settled(cml_scheduler *s, homeward *h) {
     let_go(h);
     drop_buffer(&h->buffer);
-    for (int tries = 0; h->pending && tries < 1000; tries++) poll_device(s);
-    return !h->pending;
+    for (int tries = 0; h->state == DROPPED && tries < 1000; tries++) poll_device(s);
+    return h->state != DROPPED;
 }
 
 /* --- loading */
@@ -1735,35 +1706,30 @@ static int settled(cml_scheduler *s, homeward *h) {
 /* Whether the device has what the plan needs; what it lacks first is added to `why`. */
 static int fits(const cml_scheduler *s, const file *f, const plan *p, char *why, size_t room) {
     const WGPULimits *has = &s->limits;
-    const plan_row *row = p->row;
-    uint64_t bound = 0, buffer = 0, groups = 0, width = has->maxComputeWorkgroupsPerDimension;
-    uint64_t flags = 0, tensors = 0, without_wgsl = 0, lanes = (uint64_t)s->lanes;
+    uint64_t groups = 0, half = 0, only_spirv = 0, width = has->maxComputeWorkgroupsPerDimension;
     size_t at = strlen(why);
-    for (int i = 0; i < SPACES; i++) buffer = most(buffer, row->spaces[i]);
-    for (uint32_t i = 0; i < row->bindings.count; i++) bound = most(bound, p->bindings[i].bytes);
-    for (uint32_t i = 0; i < row->steps.count; i++) {
+    for (uint32_t i = 0; i < p->row->steps.count; i++) {
         const kernel_row *k = f->kernels + p->steps[i].kernel;
         groups = most(groups, p->steps[i].groups);
-        tensors = most(tensors, k->tensors);
-        without_wgsl |= k->wgsl.bytes == 0;
-        flags |= k->flags;
+        half |= (k->flags & KERNEL_HALF) != 0;
+        only_spirv |= k->wgsl.bytes == 0;
     }
-#define LIMIT(name, wanted) {#name, wanted, has->name}
+#define LIMIT(name, needed) {#name, p->row->needed, has->name}
     const struct {
         const char *what;
         uint64_t wanted, got;
     } needs[] = {
-        LIMIT(minStorageBufferOffsetAlignment, row->storage_alignment), /* at most; else at least */
-        LIMIT(minUniformBufferOffsetAlignment, row->uniform_alignment),
-        LIMIT(maxStorageBufferBindingSize, most(row->binding_size, bound)),
-        LIMIT(maxBufferSize, most(row->buffer_size, buffer)),
-        LIMIT(maxComputeInvocationsPerWorkgroup, row->invocations),
-        LIMIT(maxComputeWorkgroupStorageSize, row->workgroup_storage),
-        LIMIT(maxStorageBuffersPerShaderStage, most(row->storage_buffers, tensors)),
-        {"lanes of a subgroup", most(row->lanes, (flags & KERNEL_SUBGROUPS) != 0), lanes},
+        LIMIT(minStorageBufferOffsetAlignment, storage_alignment), /* at most; else at least */
+        LIMIT(minUniformBufferOffsetAlignment, uniform_alignment),
+        LIMIT(maxStorageBufferBindingSize, binding_size),
+        LIMIT(maxBufferSize, buffer_size),
+        LIMIT(maxComputeInvocationsPerWorkgroup, invocations),
+        LIMIT(maxComputeWorkgroupStorageSize, workgroup_storage),
+        LIMIT(maxStorageBuffersPerShaderStage, storage_buffers),
+        {"lanes of a subgroup", p->row->lanes, s->lanes},
         {"workgroups", groups, width * width},
-        {"shader-f16", (flags & KERNEL_HALF) != 0, (uint64_t)s->has_half},
-        {"kernels in WGSL", f->only_wgsl && without_wgsl, 0},
+        {"shader-f16", half, s->has_half},
+        {"kernels in WGSL", f->only_wgsl && only_spirv, 0},
     };
 #undef LIMIT
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
@@ -1778,13 +1744,14 @@ static int fits(const cml_scheduler *s, const file *f, const plan *p, char *why,
 
 /* The first plan that fits; on a software driver those that are made for one come first. */
 static cml_status choose_plan(cml_scheduler *s, file *f, plan *p) {
+    const block *before = f->memory->blocks;
     char why[400] = "";
     for (int any = !s->software; any < 2; any++) {
         why[0] = 0;
         for (uint32_t i = 0; i < f->plan_count; i++) {
             TRY(open_plan(f, i, p));
             if ((any || p->row->software) && fits(s, f, p, why, sizeof why)) return CML_OK;
-            given_back(f->memory, p->row);
+            while (f->memory->blocks != before) given_back(f->memory, f->memory->blocks + 1);
         }
     }
     return fail(f->error, CML_ERROR_STALE,
@@ -1815,25 +1782,16 @@ static double factor_of(const file *f, const guess *g, cml_text key) {
 /* What is needed when the file's bytes are gone, and where each thing lies. */
 static cml_status make_tables(cml_net *n, const guess *g) {
     home *from = &n->memory;
-    const plan_row *row = n->p.row;
-    uint32_t stride = n->scheduler->stride, inputs = row->inputs.count, slices = row->steps.count;
-    uint64_t at = stride * ((uint64_t)slices + n->scheduler->max_slices);
-    n->places = taken(from, inputs + (uint64_t)row->outputs.count, sizeof *n->places);
-    n->steps = taken(from, slices, sizeof *n->steps);
-    n->after = taken(from, (uint64_t)slices + 1, sizeof *n->after);
+    uint32_t stride = n->scheduler->stride, count = n->p.row->steps.count;
+    uint64_t at = stride * ((uint64_t)count + n->scheduler->max_slices);
+    n->steps = taken(from, count, sizeof *n->steps);
+    n->after = taken(from, (uint64_t)count + 1, sizeof *n->after);
+    n->groups = taken(from, count, sizeof *n->groups);
     n->pipelines = taken(from, n->f.kernel_count, sizeof *n->pipelines);
     n->layouts = taken(from, n->f.kernel_count, sizeof *n->layouts);
-    n->groups = taken(from, slices, sizeof *n->groups);
     n->range_words = taken(from, n->scheduler->max_slices, stride);
     if (from->is_short) return fail(n->f.error, CML_ERROR_MEMORY, "no memory for its tables");
-    for (uint32_t i = 0; i < inputs + row->outputs.count; i++) {
-        uint64_t *end = i < inputs ? &n->input_bytes : &n->output_bytes;
-        place *to = n->places + i;
-        place_of(&n->f, &n->p, i < inputs ? n->p.inputs + i : n->p.outputs + (i - inputs), to);
-        to->among = *end;
-        *end += (to->shape.bytes + 255) / 256 * 256;
-    }
-    for (uint32_t i = 0; i < slices; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         const step_row *s = n->p.steps + i;
         cml_text key = text_of(&n->f, s->names[2]);
         double work = most_of(s->flops / g->of.flops_per_ms, s->bytes / g->of.bytes_per_ms);
@@ -1844,9 +1802,9 @@ static cml_status make_tables(cml_net *n, const guess *g) {
             .work = n->trusted ? work : most_of(work, 1e-5), .key = key_of(key)};
         at = (at + s->params + stride - 1) / stride * stride;
     }
-    n->step_count = slices;
+    n->step_count = count;
     n->launch_ms = g->of.launch_ms;
-    n->exclusive = NONE;
+    n->exclusive = n;
     n->guessed = g->of.count > 0;
     n->uniform_bytes = (uint32_t)at;
     if (at <= n->scheduler->limits.maxBufferSize && at < NONE) return CML_OK;
@@ -1876,7 +1834,7 @@ static cml_status make_buffers(cml_net *n) {
 
 static void free_net(cml_net *n) {
     int safe = 1;
-    for (result *r = n->results; r != NULL; r = r->next) {
+    for (result *r = n->results; r < n->results + MOST_RESULTS; r++) {
         safe &= settled(n->scheduler, &r->back);
         drop_buffer(&r->buffer);
     }
@@ -1900,7 +1858,6 @@ static cml_status load(cml_net *n) {
     TRY(plan_values(&n->f, &n->p, n->values));
     TRY(guess_of(&n->f, text_from(n->scheduler->name), &g));
     TRY(make_tables(n, &g));
-    given_back(&n->memory, g.block);
     return make_buffers(n);
 }
 
@@ -1908,64 +1865,60 @@ cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t f
                     cml_error *error) {
     home memory = {.hook = s->options.allocator};
     cml_net *n = taken(&memory, 1, sizeof *n);
-    cml_status status;
     *net = NULL;
     if (error != NULL) memset(error, 0, sizeof *error);
     if (n == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a network");
     n->memory = memory;
     n->scheduler = s;
     n->trusted = (flags & CML_TRUSTED) != 0;
-    n->f = (file){.data = bytes, .size = bytes ? size : 0, .memory = &n->memory, .error = error};
+    n->f = (file){.whole = {bytes, bytes ? size : 0}, .memory = &n->memory, .error = error};
     n->f.only_wgsl = !TAKES_SPIRV || !n->trusted;
-    status = load(n);
-    n->f.error = NULL;
-    if (status != CML_OK) free_net(n);
-    *net = status == CML_OK ? n : NULL;
+    cml_status status = load(n);
+    if (status == CML_OK)
+        *net = n;
+    else
+        free_net(n);
     return status;
-}
-
-static WGPUShaderModule shader_of(cml_net *n, const kernel_row *k, const code_row *c,
-                                  const void *code) {
-    WGPUShaderSourceWGSL text = {.chain = {.sType = WGPUSType_ShaderSourceWGSL}};
-    WGPUShaderSourceSPIRV words = {.chain = {.sType = WGPUSType_ShaderSourceSPIRV}};
-    WGPUShaderModuleDescriptor wanted = {.label = view(text_of(&n->f, k->label))};
-    text.code = (WGPUStringView){code, c->bytes};
-    words.codeSize = c->bytes / 4;
-    words.code = code;
-    wanted.nextInChain = c == &k->wgsl ? &text.chain : &words.chain;
-    return module_of(n->scheduler->options.device, &wanted,
-                     n->trusted && k->flags & KERNEL_TRUSTED);
 }
 
 static cml_status build_kernel(cml_net *n, uint32_t index, cml_error *error) {
     WGPUDevice device = n->scheduler->options.device;
     const kernel_row *k = n->f.kernels + index;
     const code_row *c = k->spirv.bytes > 0 && !n->f.only_wgsl ? &k->spirv : &k->wgsl;
-    WGPUBindGroupLayoutEntry entries[66] = {{.binding = 0}};
-    WGPUBindGroupLayoutDescriptor bound = {.entryCount = k->tensors + 2, .entries = entries};
-    WGPUPipelineLayoutDescriptor whole = {.bindGroupLayoutCount = 1};
-    WGPUComputePipelineDescriptor wanted = {.label = view(text_of(&n->f, k->label))};
+    WGPUStringView label = view(text_of(&n->f, k->label));
+    WGPUBindGroupLayoutEntry entries[66];
     void *code;
     n->f.error = error;
-    if (unpack_code(&n->f, k, c, &code) != CML_OK) return CML_ERROR_CORRUPT;
-    for (uint32_t i = 0; i < k->tensors + 2; i++) {
-        entries[i].binding = i;
-        entries[i].visibility = WGPUShaderStage_Compute;
-        entries[i].buffer.type = WGPUBufferBindingType_Storage;
-        if (i < 2) entries[i].buffer.type = WGPUBufferBindingType_Uniform;
-        entries[i].buffer.hasDynamicOffset = i == 0;
-        entries[i].buffer.minBindingSize = i == 0 ? 16 : i == 1 ? k->params : 0;
-    }
+    TRY(unpack_code(&n->f, k, c, &code));
+    for (uint32_t i = 0; i < k->tensors + 2; i++)
+        entries[i] = (WGPUBindGroupLayoutEntry){
+            .binding = i, .visibility = WGPUShaderStage_Compute,
+            .buffer = {.type = i < 2 ? WGPUBufferBindingType_Uniform
+                                     : WGPUBufferBindingType_Storage,
+                       .hasDynamicOffset = i == 0,
+                       .minBindingSize = i == 0 ? 16 : i == 1 ? k->params : 0}};
     listen(n->scheduler);
-    n->layouts[index] = wgpuDeviceCreateBindGroupLayout(device, &bound);
-    whole.bindGroupLayouts = n->layouts + index;
-    wanted.layout = wgpuDeviceCreatePipelineLayout(device, &whole);
-    wanted.compute.module = shader_of(n, k, c, code);
-    wanted.compute.entryPoint = view(text_from("main"));
-    if (wanted.layout != NULL && wanted.compute.module != NULL)
+    n->layouts[index] = wgpuDeviceCreateBindGroupLayout(
+        device, &(WGPUBindGroupLayoutDescriptor){.entryCount = k->tensors + 2, .entries = entries});
+    WGPUPipelineLayout layout = wgpuDeviceCreatePipelineLayout(
+        device, &(WGPUPipelineLayoutDescriptor){.bindGroupLayoutCount = 1,
+                                                .bindGroupLayouts = n->layouts + index});
+    WGPUShaderSourceWGSL text = {
+        .chain = {.sType = WGPUSType_ShaderSourceWGSL}, .code = {code, c->bytes}};
+    WGPUShaderSourceSPIRV words = {
+        .chain = {.sType = WGPUSType_ShaderSourceSPIRV}, .codeSize = c->bytes / 4, .code = code};
+    WGPUShaderModuleDescriptor shader = {
+        .nextInChain = c == &k->wgsl ? &text.chain : &words.chain, .label = label};
+    WGPUShaderModule module = n->trusted && k->flags & KERNEL_TRUSTED
+                                  ? wgpuDeviceCreateShaderModuleTrusted(device, &shader, 0)
+                                  : wgpuDeviceCreateShaderModule(device, &shader);
+    WGPUComputePipelineDescriptor wanted = {
+        .label = label, .layout = layout,
+        .compute = {.module = module, .entryPoint = view(text_from("main"))}};
+    if (layout != NULL && module != NULL)
         n->pipelines[index] = wgpuDeviceCreateComputePipeline(device, &wanted);
-    if (wanted.compute.module != NULL) wgpuShaderModuleRelease(wanted.compute.module);
-    if (wanted.layout != NULL) wgpuPipelineLayoutRelease(wanted.layout);
+    if (module != NULL) wgpuShaderModuleRelease(module);
+    if (layout != NULL) wgpuPipelineLayoutRelease(layout);
     given_back(&n->memory, code);
     n->memory.made.pipelines++;
     return heard(n->scheduler, &n->said, error);
@@ -1973,20 +1926,17 @@ static cml_status build_kernel(cml_net *n, uint32_t index, cml_error *error) {
 
 static cml_status bind_step(cml_net *n, uint32_t index, cml_error *error) {
     const step_row *of = n->p.steps + index;
-    WGPUBindGroupEntry entries[66] = {{.binding = 0}};
-    WGPUBindGroupDescriptor wanted = {.layout = n->layouts[of->kernel], .entries = entries};
-    entries[0].size = 16;
-    entries[1].size = of->params;
-    entries[1].offset = n->steps[index].params_at;
-    wanted.entryCount = of->bindings + 2;
-    for (uint32_t i = 0; i < of->bindings + 2; i++) {
-        const binding *at = n->p.bindings + of->first_binding + i - 2;
-        entries[i].binding = i;
-        entries[i].buffer = i < 2 ? n->uniforms : n->spaces[at->space];
-        if (i < 2) continue;
-        entries[i].offset = at->at;
-        entries[i].size = at->bytes;
+    WGPUBindGroupEntry entries[66] = {
+        {.binding = 0, .buffer = n->uniforms, .size = 16},
+        {.binding = 1, .buffer = n->uniforms, .offset = n->steps[index].params_at,
+         .size = of->params}};
+    for (uint32_t i = 0; i < of->bindings; i++) {
+        const binding *at = n->p.bindings + of->first_binding + i;
+        entries[i + 2] = (WGPUBindGroupEntry){
+            .binding = i + 2, .buffer = n->spaces[at->space], .offset = at->at, .size = at->bytes};
     }
+    WGPUBindGroupDescriptor wanted = {.layout = n->layouts[of->kernel], .entries = entries};
+    wanted.entryCount = of->bindings + 2;
     listen(n->scheduler);
     n->groups[index] = wgpuDeviceCreateBindGroup(n->scheduler->options.device, &wanted);
     n->memory.made.bind_groups++;
@@ -1997,16 +1947,12 @@ static cml_status bind_step(cml_net *n, uint32_t index, cml_error *error) {
 static int upload(cml_net *n, uint64_t bytes) {
     for (int i = WEIGHTS; i < SPACES; i++)
         while (n->uploaded[i] < n->values[i].size) {
-            const uint8_t *from = n->values[i].data + n->uploaded[i];
-            uint64_t left = n->values[i].size - n->uploaded[i];
-            uint64_t chunk = least(least(left, CHUNK), bytes);
-            uint8_t tail[4] = {0};
-            if (bytes < 4) return 0;
-            if (left < 4) memcpy(tail, from, (size_t)left);
-            chunk = left < 4 ? 4 : chunk / 4 * 4;
-            wgpuQueueWriteBuffer(n->scheduler->queue, n->spaces[i], n->uploaded[i],
-                                 left < 4 ? tail : from, (size_t)chunk);
-            n->uploaded[i] += least(left, chunk);
+            uint64_t at = n->uploaded[i], left = least(n->values[i].size - at, CHUNK);
+            uint64_t chunk = least(left, bytes / 4 * 4);
+            if (chunk == 0) return 0;
+            wgpuQueueWriteBuffer(n->scheduler->queue, n->spaces[i], at, n->values[i].data + at,
+                                 (size_t)chunk);
+            n->uploaded[i] += chunk;
             bytes -= chunk;
         }
     return 1;
@@ -2016,22 +1962,20 @@ static int upload(cml_net *n, uint64_t bytes) {
 static cml_status advance(cml_net *n, double ms, uint64_t bytes, uint32_t groups,
                           cml_error *error) {
     double end = now_of(n->scheduler) + ms;
-    cml_status status = refused(&n->said, error);
-    if (n->built || status != CML_OK) return status;
+    TRY(refused(&n->said, error));
+    if (n->is_ready) return CML_OK;
     if (!upload(n, bytes)) return CML_PENDING;
     for (; n->bound < n->step_count; n->bound++) {
         uint32_t index = n->p.steps[n->bound].kernel;
         if (n->layouts[index] == NULL) {
-            status = build_kernel(n, index, error);
-            if (status != CML_OK) return status;
+            TRY(build_kernel(n, index, error));
             if (now_of(n->scheduler) >= end) return CML_PENDING;
         }
         if (n->pipelines[index] == NULL || groups-- == 0) return CML_PENDING;
-        status = bind_step(n, n->bound, error);
-        if (status != CML_OK) return status;
+        TRY(bind_step(n, n->bound, error));
     }
-    n->built = n->said.waiting == 0;
-    return n->built ? CML_OK : CML_PENDING;
+    n->is_ready = n->said.waiting == 0;
+    return n->is_ready ? CML_OK : CML_PENDING;
 }
 
 cml_status cml_build(cml_net *n, double ms, cml_error *error) {
@@ -2040,18 +1984,18 @@ cml_status cml_build(cml_net *n, double ms, cml_error *error) {
     return status;
 }
 
-static cml_status shape_at(const place *places, uint32_t count, uint32_t index, cml_shape *shape) {
-    if (index >= count) return CML_ERROR_INPUT;
-    *shape = places[index].shape;
+static cml_status shape_at(const places *all, uint32_t index, cml_shape *shape) {
+    if (index >= all->count) return CML_ERROR_INPUT;
+    *shape = all->of[index].shape;
     return CML_OK;
 }
 
 cml_status cml_input_shape(const cml_net *n, uint32_t index, cml_shape *shape) {
-    return shape_at(n->places, n->p.row->inputs.count, index, shape);
+    return shape_at(&n->p.inputs, index, shape);
 }
 
 cml_status cml_output_shape(const cml_net *n, uint32_t index, cml_shape *shape) {
-    return shape_at(n->places + n->p.row->inputs.count, n->p.row->outputs.count, index, shape);
+    return shape_at(&n->p.outputs, index, shape);
 }
 
 cml_net_info cml_info(const cml_net *n) {
@@ -2062,27 +2006,35 @@ cml_net_info cml_info(const cml_net *n) {
 
 /* --- jobs on the device */
 
-static void drop_block(cml_net *n, input_block *block) {
-    if (block == NULL) return;
-    for (uint32_t i = 0; i < n->p.row->inputs.count; i++) {
+static void drop_inputs(job *j) {
+    input_block *block = j->block;
+    for (uint32_t i = 0; block != NULL && i < j->net->p.inputs.count; i++) {
         if (block->sources[i].buffer != NULL) wgpuBufferRelease(block->sources[i].buffer);
         block->sources[i] = (source){0};
     }
-    block->next = n->free_blocks;
-    n->free_blocks = block;
-}
-
-static void drop_inputs(job *j) {
-    drop_block(j->net, j->block);
+    if (block == NULL) return;
+    block->next = j->net->free_blocks;
+    j->net->free_blocks = block;
     j->block = NULL;
 }
 
 static void drop_result(job *j) {
-    result *r = j->result;
+    if (j->result == NULL) return;
+    let_go(&j->result->back);
+    j->result->used = 0;
     j->result = NULL;
-    if (r == NULL) return;
-    let_go(&r->back);
-    r->used = r->asked = 0;
+}
+
+/* What jobs hold and need no more is free, and so are places of jobs that were released and that
+ * nobody takes from any more. While a frame is open all may be taken back. */
+static void tidy(cml_scheduler *s) {
+    for (uint32_t i = 0; i < s->max_jobs && !s->open; i++) {
+        job *j = s->jobs + i;
+        int unwanted = over(j) && j->released && j->takers == 0;
+        if (j->at.state != CML_QUEUED) drop_inputs(j);
+        if (j->at.state == CML_QUEUED || has_failed(j) || unwanted) drop_result(j);
+        if (unwanted) j->at.state = CML_GONE;
+    }
 }
 
 void cml_unload(cml_scheduler *s, cml_net *net) {
@@ -2101,122 +2053,83 @@ void cml_unload(cml_scheduler *s, cml_net *net) {
     free_net(net);
 }
 
-/* Memory for a job's outputs: what another one left, else new. */
+/* Memory for a job's outputs: what another one left, else new; 0 where there is none. */
 static int take_result(cml_scheduler *s, job *j) {
     cml_net *n = j->net;
-    result **to = &j->result, *r = n->results;
-    uint32_t count = 0;
-    if (*to != NULL) return BEGUN;
-    for (; r != NULL && (r->used || r->back.pending); r = r->next) count++;
-    if (r == NULL) {
-        if (count >= MOST_RESULTS || (r = taken(&n->memory, 1, sizeof *r)) == NULL) return WAITS;
+    result *r = n->results, *end = r + MOST_RESULTS;
+    while (r < end && (r->used || r->back.state != FREE)) r++;
+    if (r == end) return 0;
+    if (r->buffer == NULL) {
         listen(s);
-        r->buffer = new_buffer(s, &n->memory, TENSORS, n->output_bytes);
+        r->buffer = new_buffer(s, &n->memory, TENSORS, n->p.outputs.bytes);
         if (heard(s, &n->said, NULL) != CML_OK || r->buffer == NULL) {
-            given_back(&n->memory, r);
+            drop_buffer(&r->buffer);
             end_job(s, j, CML_FAILED, "the device has no memory for its outputs");
-            return REFUSED;
+            return 0;
         }
-        r->next = n->results;
-        n->results = r;
     }
     r->used = 1;
-    *to = r;
-    return BEGUN;
+    j->result = r;
+    return 1;
 }
 
-static int net_ready(cml_net *net) { return net->built; }
-
 static void prepare_net(cml_scheduler *s, cml_net *net, double ms) {
-    uint64_t bytes = (uint64_t)(ms * UPLOAD_PER_MS);
+    uint64_t bytes = most((uint64_t)(ms * UPLOAD_PER_MS), LEAST_UPLOAD);
     cml_error error;
-    cml_status status = advance(net, ms, bytes < LEAST_UPLOAD ? LEAST_UPLOAD : bytes,
-                                BOUND_PER_FRAME, &error);
-    for (uint32_t i = s->max_jobs; status > CML_PENDING && i > 0; i--)
-        if (s->jobs[i - 1].net == net) end_job(s, s->jobs + i - 1, CML_FAILED, error.text);
+    cml_status status = advance(net, ms, bytes, BOUND_PER_FRAME, &error);
+    for (uint32_t i = s->max_jobs; status > CML_PENDING && i-- > 0;)
+        if (s->jobs[i].net == net) end_job(s, s->jobs + i, CML_FAILED, error.text);
 }
 
 static int start_on_device(cml_scheduler *s, job *j) {
-    cml_net *n = j->net;
-    const input_block *block = j->block;
-    int came = take_result(s, j);
-    for (uint32_t i = 0; came == BEGUN && i < n->p.row->inputs.count; i++) {
-        const source *from = block->sources + i;
+    const places *inputs = &j->net->p.inputs;
+    if (!take_result(s, j)) return 0;
+    for (uint32_t i = 0; i < inputs->count; i++) {
+        const source *from = j->block->sources + i;
+        const place *to = inputs->of + i;
+        WGPUBuffer space = j->net->spaces[to->at.space];
         WGPUBuffer made = from->maker == NULL ? from->buffer : from->maker->result->buffer;
-        const place *to = n->places + i;
         if (made != NULL)
-            copy(s, made, from->at, n->spaces[to->at.space], to->at.at, to->shape.bytes);
+            copy(s, made, from->at, space, to->at.at, to->shape.bytes);
         else if (to->shape.bytes > 0)
-            wgpuQueueWriteBuffer(s->queue, n->spaces[to->at.space], to->at.at,
-                                 block->data + to->among, (size_t)to->shape.bytes);
+            wgpuQueueWriteBuffer(s->queue, space, to->at.at, j->block->data + to->among,
+                                 (size_t)to->shape.bytes);
     }
-    return came;
+    return 1;
 }
 
 static int finish_on_device(cml_scheduler *s, job *j) {
-    cml_net *n = j->net;
-    const place *from = n->places + n->p.row->inputs.count;
-    int came = take_result(s, j);
-    if (came != BEGUN) return came;
-    for (uint32_t i = 0; i < n->p.row->outputs.count; i++, from++)
-        copy(s, n->spaces[from->at.space], from->at.at, j->result->buffer, from->among,
+    const plan *p = &j->net->p;
+    WGPUBuffer *spaces = j->net->spaces;
+    for (uint32_t i = 0; i < p->outputs.count; i++) {
+        const place *from = p->outputs.of + i;
+        copy(s, spaces[from->at.space], from->at.at, j->result->buffer, from->among,
              from->shape.bytes);
-    for (uint32_t i = 0; i < n->p.row->updates.count; i++) {
-        binding old = n->p.updates[i].from, new = n->p.updates[i].to;
-        copy(s, n->spaces[old.space], old.at, n->spaces[new.space], new.at,
-             least(old.bytes, new.bytes));
     }
-    return BEGUN;
-}
-
-static void ended_on_device(job *j) {
-    if (j->at.state == CML_DONE) return; /* which may be taken back with its frame */
-    drop_inputs(j);
-    drop_result(j);
-}
-
-static void back_on_device(job *j) {
-    if (j->at.state == CML_QUEUED) drop_result(j);
+    for (uint32_t i = 0; i < p->row->updates.count; i++) {
+        binding old = p->updates[i].from, new = p->updates[i].to;
+        copy(s, spaces[old.space], old.at, spaces[new.space], new.at, least(old.bytes, new.bytes));
+    }
+    return 1;
 }
 
 static job *found(cml_scheduler *s, cml_job handle) {
-    uint32_t index = (uint32_t)handle - 1;
-    job *j = s->jobs + (index < s->max_jobs ? index : 0);
-    int is_it = index < s->max_jobs && j->generation == handle >> 32;
-    return is_it && j->at.state != CML_GONE ? j : NULL;
-}
-
-static cml_job handle_of(const cml_scheduler *s, const job *j) {
-    return (cml_job)j->generation << 32 | ((uint32_t)(j - s->jobs) + 1);
-}
-
-/* Places of jobs that were released and that nobody takes from any more are free. */
-static void reclaim(cml_scheduler *s) {
-    for (uint32_t i = 0; i < s->max_jobs && !s->open; i++) {
-        job *j = s->jobs + i;
-        if (j->at.state == CML_GONE || !over(j) || !j->released || j->takers > 0) continue;
-        drop_result(j);
-        j->at.state = CML_GONE;
-        j->generation++;
-    }
-}
-
-static const place *named(const place *places, uint32_t count, const char *name) {
-    for (uint32_t i = 0; i < count; i++)
-        if (name != NULL && same_text(places[i].shape.name, text_from(name))) return places + i;
+    for (uint32_t i = 0; i < s->max_jobs; i++)
+        if (s->jobs[i].number == handle && s->jobs[i].at.state != CML_GONE) return s->jobs + i;
     return NULL;
 }
 
-static const place *output_named(const cml_net *n, const char *name) {
-    return named(n->places + n->p.row->inputs.count, n->p.row->outputs.count, name);
+static const place *named(const places *all, const char *name) {
+    for (uint32_t i = 0; i < all->count && name != NULL; i++)
+        if (same_text(all->of[i].shape.name, text_from(name))) return all->of + i;
+    return NULL;
 }
 
 /* One input of a job to be: what is wrong with it, or how it will come. */
-static cml_status accept_input(cml_scheduler *s, cml_net *n, const cml_input *in, job *to,
-                               input_block *block, cml_error *error) {
-    const place *at = named(n->places, n->p.row->inputs.count, in->name), *made;
+static cml_status accept_input(cml_scheduler *s, job *to, const cml_input *in, cml_error *error) {
+    const place *at = named(&to->net->p.inputs, in->name), *made;
     const cml_shape *shape = at == NULL ? NULL : &at->shape;
-    source *from = block->sources + (at == NULL ? 0 : at - n->places);
+    source *from = to->block->sources + (at == NULL ? 0 : at - to->net->p.inputs.of);
     job *maker = found(s, in->job);
     uint64_t size = in->buffer != NULL ? wgpuBufferGetSize(in->buffer) : 0;
 #define WRONG(...) return fail(error, CML_ERROR_INPUT, __VA_ARGS__)
@@ -2227,7 +2140,7 @@ static cml_status accept_input(cml_scheduler *s, cml_net *n, const cml_input *in
         if (shape->layout != CML_PLAIN || in->bytes != shape->bytes)
             WRONG("input '%s': wanted %llu bytes, got %llu", in->name, LONG(shape->bytes),
                   LONG(in->bytes));
-        if (in->bytes > 0) memcpy(block->data + at->among, in->data, in->bytes);
+        if (in->bytes > 0) memcpy(to->block->data + at->among, in->data, in->bytes);
         return CML_OK;
     }
     if (in->buffer != NULL) {
@@ -2242,7 +2155,7 @@ static cml_status accept_input(cml_scheduler *s, cml_net *n, const cml_input *in
     if (maker == NULL || maker->released || has_failed(maker))
         WRONG("input '%s' has no data, or its job has no outputs", in->name);
     if (to->maker_count == MOST_TAKEN) WRONG("a job takes at most %d tensors", MOST_TAKEN);
-    made = output_named(maker->net, in->output);
+    made = named(&maker->net->p.outputs, in->output);
     if (made == NULL) WRONG("input '%s': the job has no such output", in->name);
     if (made->shape.bytes != shape->bytes || made->shape.type != shape->type ||
         made->shape.layout != shape->layout)
@@ -2254,13 +2167,12 @@ static cml_status accept_input(cml_scheduler *s, cml_net *n, const cml_input *in
 }
 
 static input_block *take_block(cml_net *n) {
-    uint32_t inputs = n->p.row->inputs.count;
+    size_t sources = n->p.inputs.count * sizeof(source);
     input_block *block = n->free_blocks;
-    if (block != NULL) n->free_blocks = block->next;
-    if (block != NULL) return block;
-    block = taken(&n->memory,
-                  sizeof *block + inputs * sizeof *block->sources + n->input_bytes, 1);
-    if (block != NULL) block->data = (uint8_t *)(block->sources + inputs);
+    if (block != NULL)
+        n->free_blocks = block->next;
+    else if ((block = taken(&n->memory, sizeof *block + sources + n->p.inputs.bytes, 1)) != NULL)
+        block->data = (uint8_t *)block->sources + sources;
     return block;
 }
 
@@ -2268,13 +2180,10 @@ cml_status cml_submit(cml_scheduler *s, cml_net *n, const cml_input *inputs, siz
                       const cml_job_options *options, cml_job *handle, cml_error *error) {
     static const cml_job_options usual = {1.0, 0.0, NULL};
     job *j = free_place(s), made = {.net = n};
-    input_block *block;
     cml_status status = CML_OK;
-    double given, deadline;
-    *handle = 0;
     options = options ? options : &usual;
-    given = options->priority;
-    deadline = options->deadline_ms;
+    double given = options->priority, deadline = options->deadline_ms;
+    *handle = 0;
     if (s->lost) return fail(error, CML_ERROR_DEVICE, "the device was lost");
     if (!(deadline >= 0) || isinf(deadline + given) || !(given >= 0 || same(given, CML_IDLE)))
         return fail(error, CML_ERROR_INPUT, "the priority or deadline is no number of 0 or more");
@@ -2282,40 +2191,38 @@ cml_status cml_submit(cml_scheduler *s, cml_net *n, const cml_input *inputs, siz
         return fail(error, CML_ERROR_INPUT, "the slot's name has %d bytes or more", SLOT_NAME);
     if (j == NULL)
         return fail(error, CML_ERROR_FULL, "there are %u jobs: release some", s->max_jobs);
-    if (count != n->p.row->inputs.count)
+    if (count != n->p.inputs.count)
         return fail(error, CML_ERROR_INPUT, "the network has %u inputs, got %u",
-                    n->p.row->inputs.count, (unsigned)count);
-    block = take_block(n);
-    if (block == NULL || !adopt(s, n))
+                    n->p.inputs.count, (unsigned)count);
+    made.block = take_block(n);
+    if (made.block == NULL || !adopt(s, n))
         status = fail(error, CML_ERROR_MEMORY, "no memory for a job");
     for (size_t i = 0; i < count && status == CML_OK; i++)
-        status = accept_input(s, n, inputs + i, &made, block, error);
+        status = accept_input(s, &made, inputs + i, error);
     if (status != CML_OK) {
-        drop_block(n, block);
+        drop_inputs(&made);
         return status;
     }
-    made.generation = j->generation + (j->at.state != CML_GONE); /* who failed here is forgotten */
-    made.number = s->numbers++;
+    made.number = *handle = ++s->numbers;
     made.priority = given < 0 ? 0.0 : given > 0 ? given : 1.0;
     made.last_served_ms = steady_now(s);
     made.dated = deadline > 0;
     made.deadline_at = made.last_served_ms + deadline;
     snprintf(made.slot, sizeof made.slot, "%s", options->slot ? options->slot : "");
     for (uint32_t i = 0; i < made.maker_count; i++) made.makers[i]->takers++;
-    made.block = block;
+    drop_inputs(j); /* who failed here is forgotten */
+    drop_result(j);
     *j = made;
     enlist(s, j);
-    *handle = handle_of(s, j);
     return CML_OK;
 }
 
 cml_job_info cml_job_state(cml_scheduler *s, cml_job handle) {
     job *j = found(s, handle);
-    double left, ahead = 0;
     if (j == NULL) return (cml_job_info){.state = CML_GONE, .error = ""};
-    left = remaining_ms(s, j);
     cml_job_info told = {j->at.state, j->paused, j->at.state == CML_DONE, 0.0, j->error};
     if (over(j)) return told;
+    double left = remaining_ms(s, j), ahead = 0;
     if (left + j->at.given_ms > 0) told.progress = j->at.given_ms / (left + j->at.given_ms);
     s->candidate_count = 0;
     for (uint32_t i = 0; i < s->live_count; i++) {
@@ -2345,13 +2252,13 @@ void cml_release(cml_scheduler *s, cml_job handle) {
     if (j == NULL) return;
     end_job(s, j, CML_CANCELLED, "released by the host");
     j->released = 1;
-    reclaim(s);
+    tidy(s);
 }
 
 /* The output of a job that is done, and its place; NULL otherwise. */
 static const place *output_of(job *j, const char *name) {
     int is_there = j != NULL && j->at.state == CML_DONE && !j->released && j->result != NULL;
-    return is_there ? output_named(j->net, name) : NULL;
+    return is_there ? named(&j->net->p.outputs, name) : NULL;
 }
 
 cml_status cml_tensor_of(cml_scheduler *s, cml_job handle, const char *output, cml_tensor *tensor) {
@@ -2368,17 +2275,17 @@ cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *
     job *j = found(s, handle);
     const place *from = output_of(j, output);
     const void *here = data;
-    homeward *back = from == NULL ? NULL : &j->result->back;
     if (j != NULL) j->wants_read |= !over(j) || from != NULL;
     if (j != NULL && !over(j)) return CML_PENDING;
     if (from == NULL || from->shape.layout != CML_PLAIN || bytes != from->shape.bytes)
         return fail(error, CML_ERROR_INPUT, "no plain output '%s' of %llu bytes: %s",
                     output ? output : "", LONG(bytes),
                     j != NULL && j->error[0] ? j->error : "see cml_output_shape");
-    if (!back->here && !back->failed) return CML_PENDING;
-    if (bytes > 0 && back->here)
+    const homeward *back = &j->result->back;
+    if (back->state != HERE && back->state != LOST) return CML_PENDING;
+    if (bytes > 0 && back->state == HERE)
         here = wgpuBufferGetConstMappedRange(back->buffer, (size_t)from->among, bytes);
-    if (back->failed || here == NULL)
+    if (back->state == LOST || here == NULL)
         return fail(error, CML_ERROR_DEVICE, "the readback failed: the device is lost");
     if (bytes > 0) memcpy(data, here, bytes);
     return CML_OK;
@@ -2389,27 +2296,20 @@ cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *
 static void request_reads(cml_scheduler *s) {
     for (uint32_t i = 0; i < s->max_jobs; i++) {
         job *j = s->jobs + i;
-        result *r = j->at.state == CML_DONE ? s->jobs[i].result : NULL;
-        cml_net *n = j->net;
-        if (r == NULL || !j->wants_read || r->asked || r->back.pending) continue;
+        result *r = j->at.state == CML_DONE && j->wants_read ? j->result : NULL;
+        if (r == NULL || r->back.state != FREE) continue;
+        r->back.bytes = most(j->net->p.outputs.bytes, 256);
         if (r->back.buffer == NULL)
-            r->back.buffer = new_buffer(s, &n->memory, HOMEWARD, n->output_bytes);
+            r->back.buffer = new_buffer(s, &j->net->memory, HOMEWARD, r->back.bytes);
         if (r->back.buffer == NULL) continue;
-        r->back.bytes = n->output_bytes < 256 ? 256 : n->output_bytes;
-        r->back.frame = s->frame;
-        r->asked = 1;
         copy(s, r->buffer, 0, r->back.buffer, 0, r->back.bytes);
+        r->back.frame = s->frame;
+        r->back.state = COPIED;
     }
 }
 
-static ring_slot *free_slot(cml_scheduler *s) {
-    for (uint32_t i = 0; i < RING; i++)
-        if (!s->ring[i].busy && !s->ring[i].back.pending) return s->ring + i;
-    return NULL;
-}
-
 /* A pass with the slot's next timestamps, where there are any. */
-static WGPUComputePassEncoder begin_pass(cml_scheduler *s, ring_slot *slot) {
+static WGPUComputePassEncoder begin_pass(cml_scheduler *s, homeward *slot) {
     WGPUPassTimestampWrites writes = {.querySet = s->queries};
     WGPUComputePassDescriptor wanted = {.nextInChain = NULL};
     if (slot != NULL && s->timed) {
@@ -2443,13 +2343,13 @@ static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, const planne
 
 /* The slices, a pass for each group that is timed. */
 static void encode_slices(cml_scheduler *s) {
-    ring_slot *slot = s->slice_count > 0 ? free_slot(s) : NULL;
-    uint32_t number = slot == NULL ? 0 : (uint32_t)(slot - s->ring), i = 0;
-    uint32_t at = number * SLOT_BYTES;
+    uint32_t number = 0, i = 0;
+    while (number < RING && s->ring[number].state != FREE) number++;
+    homeward *slot = number < RING && s->slice_count > 0 ? s->ring + number : NULL;
     if (slot != NULL) {
-        slot->busy = 1;
         slot->passes = 0;
-        slot->back.frame = s->frame;
+        slot->frame = s->frame;
+        slot->state = COPIED;
         /* each is timed from the end of the one before */
         if (s->each == 1 && s->timed) end_pass(begin_pass(s, slot));
     }
@@ -2470,11 +2370,12 @@ static void encode_slices(cml_scheduler *s) {
     }
     if (slot == NULL) return;
     if (slot->passes > 0) {
+        uint32_t at = number * SLOT_BYTES;
         wgpuCommandEncoderResolveQuerySet(s->encoder, s->queries, s->each * number * (TIMED + 1),
                                           s->each * slot->passes, s->resolved, at);
-        copy(s, s->resolved, at, slot->back.buffer, 0, 8 * s->each * slot->passes);
+        copy(s, s->resolved, at, slot->buffer, 0, 8 * s->each * slot->passes);
     }
-    copy(s, s->resolved, RING * SLOT_BYTES + 4 * (s->frame % RECEIPTS), slot->back.buffer,
+    copy(s, s->resolved, RING * SLOT_BYTES + 4 * (s->frame % RECEIPTS), slot->buffer,
          SLOT_BYTES - 4, 4);
 }
 
@@ -2487,18 +2388,17 @@ const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, doubl
         return &s->report;
     }
     s->encoder = encoder;
-    for (uint32_t i = 0; i < RING; i++)
-        behind += s->ring[i].back.pending && !s->ring[i].back.dropped;
+    for (uint32_t i = 0; i < RING; i++) behind += s->ring[i].state == PENDING;
     if (budget_ms >= 0 && !isinf(budget_ms)) s->budget_ms = budget_ms;
     fill_frame(s, steady_now(s), s->budget_ms, -1.0, 0, behind >= s->options.max_frames_in_flight);
     encode_slices(s);
     finish_jobs(s);
     request_reads(s);
-    await_frame(s, 0);
+    await_frame(s);
     for (uint32_t i = 0; i < s->slice_count; i++) {
         const planned *from = s->slices + i;
         uint32_t index = (uint32_t)(from->step - from->job->net->steps);
-        s->told[i] = (cml_slice){handle_of(s, from->job), index, from->first, from->count, from->ms,
+        s->told[i] = (cml_slice){from->job->number, index, from->first, from->count, from->ms,
                                  from->step->op, from->step->title};
     }
     s->report.cpu_ms = now_of(s) - start;
@@ -2512,33 +2412,30 @@ const cml_slice *cml_slices(const cml_scheduler *s) { return s->told; }
 static void fail_harmed(cml_scheduler *s, uint32_t slot) {
     for (uint32_t i = 0; i < s->max_jobs; i++) {
         job *j = s->jobs + i;
-        if (j->at.state == CML_GONE || !(s->jobs[i].worked >> slot & 1)) continue;
+        if (j->at.state == CML_GONE || !(j->worked >> slot & 1)) continue;
         end_job(s, j, CML_FAILED, "");
         if (j->at.state == CML_CANCELLED) continue;
         j->at.state = CML_FAILED; /* even where it was done */
         snprintf(j->error, sizeof j->error, "a frame was encoded and never submitted: its result "
                  "would be wrong. Submit every encoder, or call cml_abandon_frame()");
-        drop_result(j);
     }
 }
 
 /* What has arrived of a slot: its timings, or that its frame never ran. */
-static uint32_t take_slot(cml_scheduler *s, ring_slot *slot, timing *to) {
-    const uint8_t *data = wgpuBufferGetConstMappedRange(slot->back.buffer, 0, SLOT_BYTES);
+static uint32_t take_slot(cml_scheduler *s, homeward *slot, timing *to) {
+    const uint8_t *data = wgpuBufferGetConstMappedRange(slot->buffer, 0, SLOT_BYTES);
     uint32_t index = (uint32_t)(slot - s->ring), count = 0, receipt = 0;
     uint64_t ticks[2];
     if (data != NULL) memcpy(&receipt, data + SLOT_BYTES - 4, 4);
-    if (data != NULL && receipt != slot->back.frame % RECEIPTS + 1)
+    if (data != NULL && receipt != slot->frame % RECEIPTS + 1)
         fail_harmed(s, index);
     else if (data != NULL)
         count = slot->passes - (slot->passes > 0 && s->each == 1);
     for (uint32_t i = 0; i < count; i++) {
         memcpy(ticks, data + 8 * s->each * i, sizeof ticks);
-        to[i] = (timing){slot->back.frame, i, 0.0};
+        to[i] = (timing){slot->frame, i, 0.0};
         if (ticks[1] > ticks[0]) to[i].ms = (double)(ticks[1] - ticks[0]) * s->tick_ms;
     }
-    let_go(&slot->back);
-    slot->busy = 0;
     for (uint32_t i = 0; i < s->max_jobs; i++) s->jobs[i].worked &= ~(1u << index);
     return count;
 }
@@ -2547,23 +2444,17 @@ uint32_t cml_end_frame(cml_scheduler *s) {
     timing timings[RING * TIMED];
     uint32_t count = 0;
     if (!s->open || s->lost) return s->measured_count = 0;
-    for (uint32_t i = 0; i < RING; i++)
-        if (s->ring[i].busy) ask_for(s, &s->ring[i].back);
-    for (uint32_t i = 0; i < s->max_jobs; i++) {
-        int done = s->jobs[i].at.state == CML_DONE;
-        if (done || (s->jobs[i].begun_now && s->jobs[i].at.state != CML_GONE))
-            drop_inputs(s->jobs + i);
-        if (done && s->jobs[i].result != NULL && s->jobs[i].result->asked)
-            ask_for(s, &s->jobs[i].result->back);
-    }
+    for (uint32_t i = 0; i < RING; i++) ask_for(s, s->ring + i);
+    for (uint32_t i = 0; i < s->max_jobs; i++)
+        if (s->jobs[i].result != NULL) ask_for(s, &s->jobs[i].result->back);
     poll_device(s);
     for (uint32_t i = 0; i < RING; i++) {
-        ring_slot *slot = s->ring + i;
-        if (slot->busy && slot->back.here) count += take_slot(s, slot, timings + count);
-        if (slot->busy && slot->back.failed) slot->busy = slot->back.failed = 0;
+        homeward *slot = s->ring + i;
+        if (slot->state == HERE) count += take_slot(s, slot, timings + count);
+        if (slot->state == HERE || slot->state == LOST) let_go(slot);
     }
     end_frame(s, timings, count, steady_now(s));
-    reclaim(s);
+    tidy(s);
     return s->measured_count;
 }
 
@@ -2573,13 +2464,13 @@ const cml_report *cml_measured(const cml_scheduler *s, uint32_t index) {
 
 void cml_abandon_frame(cml_scheduler *s) {
     for (uint32_t i = 0; i < RING && s->open; i++)
-        if (s->ring[i].back.frame == s->frame) s->ring[i].busy = 0;
+        if (s->ring[i].frame == s->frame) let_go(s->ring + i);
     for (uint32_t i = 0; i < s->max_jobs && s->open; i++) {
         result *r = s->jobs[i].result;
-        if (r != NULL && r->back.frame == s->frame) r->asked = 0;
+        if (r != NULL && r->back.frame == s->frame) let_go(&r->back);
     }
     abandon_frame(s);
-    reclaim(s);
+    tidy(s);
 }
 
 void cml_device_lost(cml_scheduler *s) {
@@ -2604,7 +2495,6 @@ cml_counts cml_made(const cml_scheduler *s) {
 static void look_at_device(cml_scheduler *s) {
     WGPUDevice device = s->options.device;
     WGPUAdapterInfo info = {.nextInChain = NULL};
-    const char *at;
     wgpuDeviceGetLimits(device, &s->limits);
     if (s->options.adapter != NULL) wgpuAdapterGetInfo(s->options.adapter, &info);
     snprintf(s->name, sizeof s->name, "%.*s (%.*s)",
@@ -2613,28 +2503,28 @@ static void look_at_device(cml_scheduler *s) {
     s->software = info.adapterType == WGPUAdapterType_CPU;
     s->has_half = wgpuDeviceHasFeature(device, WGPUFeatureName_ShaderF16) != 0;
     s->timed = wgpuDeviceHasFeature(device, WGPUFeatureName_TimestampQuery) != 0;
-    s->tick_ms = tick_of(s);
-    if (has_subgroups(device) || wgpuDeviceHasFeature(device, WGPUFeatureName_Subgroups))
-        s->lanes = (int)info.subgroupMinSize;
-    at = strstr(s->name, " bits"); /* llvmpipe states a range, and takes the vectors it names */
+    s->tick_ms = 1e-6 * (double)wgpuQueueGetTimestampPeriod(s->queue);
+    if (wgpuDeviceHasFeature(device, (WGPUFeatureName)SUBGROUPS) ||
+        wgpuDeviceHasFeature(device, WGPUFeatureName_Subgroups))
+        s->lanes = info.subgroupMinSize;
+    const char *at = strstr(s->name, " bits"); /* llvmpipe states a range, and takes these */
     while (at != NULL && at > s->name && at[-1] >= '0' && at[-1] <= '9') at--;
     if (s->lanes > 0 && at != NULL && strstr(s->name, "llvmpipe") != NULL && atoi(at) > 0)
-        s->lanes = atoi(at) / 32;
+        s->lanes = (uint32_t)atoi(at) / 32;
     if (s->options.adapter != NULL) wgpuAdapterInfoFreeMembers(info);
     s->each = s->software ? 1 : 2; /* there a timestamp takes 20 to 50 us */
-    s->stride = s->limits.minUniformBufferOffsetAlignment;
-    s->stride = s->stride > 16 ? s->stride : 16;
+    s->stride = (uint32_t)most(s->limits.minUniformBufferOffsetAlignment, 16);
 }
 
 cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_error *error) {
     home memory = {.hook = options->allocator};
     WGPUBufferUsage usage = WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
-    WGPUQuerySetDescriptor queries = {.type = WGPUQueryType_Timestamp};
-    cml_scheduler *s;
+    WGPUQuerySetDescriptor queries = {.type = WGPUQueryType_Timestamp,
+                                      .count = 2 * RING * (TIMED + 1)};
     uint32_t table[RECEIPTS];
     *made = NULL;
     if (options->device == NULL) return fail(error, CML_ERROR_INPUT, "options.device is NULL");
-    s = taken(&memory, 1, sizeof *s);
+    cml_scheduler *s = taken(&memory, 1, sizeof *s);
     if (s == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a scheduler");
     *s = (cml_scheduler){
         .memory = memory, .options = *options, .policy = options->policy, .max_groups = TIMED,
@@ -2642,14 +2532,13 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
         .max_jobs = options->max_jobs ? options->max_jobs : 64,
         .max_slices = options->max_slices ? options->max_slices : 256,
         .queue = options->queue ? options->queue : wgpuDeviceGetQueue(options->device),
-        .ready = net_ready, .prepare = prepare_net, .start = start_on_device,
-        .finish = finish_on_device, .ended = ended_on_device, .back = back_on_device};
+        .prepare = prepare_net, .start = start_on_device, .finish = finish_on_device};
     look_at_device(s);
     if (s->options.now_ms == NULL) s->options.now_ms = machine_ms;
     if (s->options.max_frames_in_flight == 0) s->options.max_frames_in_flight = 4;
     s->model.tail.share = options->over_share > 0 ? options->over_share : 0.01;
-    s->granule = (uint32_t)most(options->granule, 1);
-    if (options->granule == 0 && s->software) s->granule = (uint32_t)processors();
+    s->granule = options->granule;
+    if (s->granule == 0) s->granule = s->software && processors() > 0 ? (uint32_t)processors() : 1;
     s->wall_clock = !s->timed;
     s->told = taken(&s->memory, s->max_slices, sizeof *s->told);
     if (!core_make(s)) {
@@ -2657,15 +2546,14 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
         all_given_back(s->memory);
         return CML_ERROR_MEMORY;
     }
-    queries.count = 2 * RING * (TIMED + 1);
     if (s->timed) s->queries = wgpuDeviceCreateQuerySet(options->device, &queries);
     if (s->timed) usage |= WGPUBufferUsage_QueryResolve;
     s->resolved = new_buffer(s, &s->memory, usage, RING * SLOT_BYTES + 4 * RECEIPTS);
     for (uint32_t i = 0; i < RECEIPTS; i++) table[i] = i + 1;
     wgpuQueueWriteBuffer(s->queue, s->resolved, RING * SLOT_BYTES, table, sizeof table);
     for (uint32_t i = 0; i < RING; i++) {
-        s->ring[i].back.buffer = new_buffer(s, &s->memory, HOMEWARD, SLOT_BYTES);
-        s->ring[i].back.bytes = SLOT_BYTES;
+        s->ring[i].buffer = new_buffer(s, &s->memory, HOMEWARD, SLOT_BYTES);
+        s->ring[i].bytes = SLOT_BYTES;
     }
     *made = s;
     return CML_OK;
@@ -2675,7 +2563,7 @@ void cml_destroy(cml_scheduler *s) {
     int safe = 1;
     if (s == NULL) return;
     while (s->nets != NULL) cml_unload(s, s->nets);
-    for (uint32_t i = 0; i < RING; i++) safe &= settled(s, &s->ring[i].back);
+    for (uint32_t i = 0; i < RING; i++) safe &= settled(s, s->ring + i);
     drop_buffer(&s->resolved);
     if (s->queries != NULL) wgpuQuerySetRelease(s->queries);
     if (s->options.queue == NULL) wgpuQueueRelease(s->queue);
