@@ -64,9 +64,9 @@ def test_the_world_is_the_same_over_a_planet(gpu: cml.Gpu, tmp_path: Path) -> No
     place = tmp_path / "planet.zarr"
     bake_here(gpu, place, region, 7)
     rows, columns = region.rows(1)
-    at = [f"{t.z - rows.start}/{t.x - columns.start}" for t in near[:2]]
-    (place / "L1/sha256/c" / at[0] / "0").unlink()
-    (place / "L1/albedo/c" / at[1] / "0/0/0").write_bytes(b"damaged")
+    at = [f"c.{t.z - rows.start}.{t.x - columns.start}" for t in near[:2]]
+    (place / "L1/sha256" / f"{at[0]}.0").unlink()
+    (place / "L1/albedo" / f"{at[1]}.0.0.0").write_bytes(b"damaged")
     flown, over = settled(gpu, replace(NEAR, planet=place))
     planet: Any = flown.game.planet
     made_here = set(flown.digests.of) - set(region.tiles())
