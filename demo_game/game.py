@@ -13,6 +13,7 @@ import cml_engine as cml
 from cml_engine.panel import OperatorTimes
 from demo_game.agents import Agents, Watch
 from demo_game.chain import load_chain
+from demo_game.cores import keep_apart
 from demo_game.flight import Pose
 from demo_game.operators.light import lit
 from demo_game.render.camera import Camera
@@ -126,6 +127,7 @@ class Game:
         self._detail = settings.detail
         self._around: Surroundings | None = None
         self._look_at = self._finished = 0
+        self._asked = True
         self._spare = SpareBudget(settings.frame_ms, floor_ms=_FLOOR_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
@@ -133,6 +135,8 @@ class Game:
         self.loading = True
         self._began = False
         self._on_cpu = gpu.info.get("adapter_type") == "CPU"
+        if self._on_cpu:
+            keep_apart()
 
     def resize(self, width: int, height: int) -> None:
         """The target has another size now, in pixels."""
@@ -238,19 +242,26 @@ class Game:
         return self.renderer.camera(pose.position, pose.yaw, pose.pitch)
 
     def _look(self, camera: Camera, pose: Pose, now_s: float) -> None:
-        """Look around again every few frames, and as soon as another tile is there."""
+        """Look around again every few frames, and as soon as another tile is there; in the frame
+        after that ask for tiles, so that no frame has to do both."""
         frame, finished = self.scheduler.frame, self.streaming.counts.finished
-        first = self._around is None
-        if first:
+        if self._around is None:
             self._draft(pose, now_s)
-        if not first and frame < self._look_at and finished == self._finished:
+        elif self._ask(camera, now_s) or (frame < self._look_at and finished == self._finished):
             return
         self._look_at, self._finished = frame + _LOOK_EVERY, finished
         self.selection = self._select(pose, now_s)
         self._around = Surroundings(self.selection, self.settings.seed)
         self.streaming.draw(self.selection.draw, now_s)
-        if self._begin() and self.inference:
-            self.streaming.want(self.selection, self._around.wanted_in_view(camera), now_s)
+        self._asked = False
+
+    def _ask(self, camera: Camera, now_s: float) -> bool:
+        """For the tiles that are wanted since the last look around; whether there was one."""
+        if self._asked or self._around is None or not self._begin() or not self.inference:
+            return False
+        self.streaming.want(self.selection, self._around.wanted_in_view(camera), now_s)
+        self._asked = True
+        return True
 
     def _select(self, pose: Pose, now_s: float) -> Selection:
         """What is wanted of the networks, and what is drawn: the finest that there is."""

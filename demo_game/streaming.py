@@ -14,8 +14,10 @@ from demo_game.world.quadtree import Selection
 from demo_game.world.tile import MAX_LEVEL, TileId
 from scheduler import FrameScheduler, Job
 
-#: tiles under way at a time: enough that every session has work while others wait for theirs
+#: the most tiles under way at a time
 IN_FLIGHT = 4
+#: frames for which there should be work: with more at once each tile only comes later
+WORK_FRAMES = 8
 #: metres that a tile out of sight counts as further away
 OUT_OF_SIGHT = 3.0
 #: ms in which the nearest tile should be there, and one ``view`` times as far
@@ -94,7 +96,8 @@ class Streaming:
         #: what becomes of a tile's tensors once they have been copied
         self.hand_over: Callable[[MadeTile], None] = _release
         self._wanted_since: dict[TileId, float] = {}
-        self._frame = 0
+        #: how often there was a look at what is drawn
+        self._looks = 0
 
     def ready(self, tile: TileId) -> bool:
         """Whether the tile can be drawn."""
@@ -104,12 +107,18 @@ class Streaming:
         """The tile, or what stands in for it; None where there is neither."""
         return self.shown.get(tile) or self.drafts.get(tile)
 
-    def draw(self, tiles: Iterable[TileId], now_s: float) -> None:
-        """These are drawn from now on: those that were not begin with their parents' shapes."""
+    def draw(self, tiles: Collection[TileId], now_s: float) -> None:
+        """These are drawn from now on, and stay: those that were not begin with their parents'
+        shapes."""
+        self._looks += 1
         for tile in tiles:
             shown = self.drawn(tile)
             if shown is not None and shown.since_s == math.inf:
                 shown.since_s = now_s
+        for tile in _with_ancestors(tiles):
+            shown = self.drawn(tile)
+            if shown is not None:
+                shown.last_used = self._looks
 
     def draft(self, tiles: Iterable[TileId], now_s: float) -> None:
         """Stand-ins for as many of these as there is room, until the networks' own come."""
@@ -118,7 +127,7 @@ class Streaming:
             if slot is None:
                 return
             self.pool.write(slot, made.height, made.shading, made.colours)
-            self.drafts[made.tile] = Shown(slot, now_s - FADE_S, self._frame)
+            self.drafts[made.tile] = Shown(slot, now_s - FADE_S, self._looks)
             self.changes += 1
 
     def renew(self) -> None:
@@ -151,24 +160,28 @@ class Streaming:
         return "\n".join([self.summary, *lines])
 
     def want(self, selection: Selection, in_view: Collection[TileId], now_s: float) -> None:
-        """Take the tiles that this frame needs: keep those in use, drop the jobs of those that
-        nobody wants any more, and ask for the most urgent ones, ``in_view`` before others. Call it
-        before the scheduler's ``encode``."""
-        self._frame += 1
-        for tile in _with_ancestors(selection.draw):
-            drawn = self.drawn(tile)
-            if drawn is not None:
-                drawn.last_used = self._frame
+        """Drop the jobs of tiles that nobody wants any more, and ask for the most urgent ones,
+        ``in_view`` before others, as long as there is room for their work. Call it before the
+        scheduler's ``encode``."""
         self._drop_unwanted(selection)
         self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in selection.wanted}
         ranked = sorted(
             selection.wanted.items(), key=lambda item: _rank(item[0], item[1], item[0] in in_view)
         )
         for tile, away in ranked:
-            if len(self.making) >= IN_FLIGHT:
+            if self._busy:
                 break
             if tile not in self.making:
                 self._ask(tile, away, tile in in_view)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there is work enough under way for the frames to come."""
+        if len(self.making) >= IN_FLIGHT:
+            return True
+        last = self.scheduler.last_report
+        enough = WORK_FRAMES * last.aim_ms if last else math.inf
+        return bool(self.making) and sum(job.remaining_ms for job in self.jobs) > enough
 
     def _ask(self, tile: TileId, away: float, in_view: bool) -> None:
         spans = away / tile.span_m
@@ -206,7 +219,7 @@ class Streaming:
             return False
         self.pool.fill(encoder, slot, **{name: made.tensor(name) for name in kept_names(tile)})
         self.hand_over(made)
-        self.shown[tile] = Shown(slot, math.inf, self._frame)
+        self.shown[tile] = Shown(slot, math.inf, self._looks)
         self.changes += 1
         self.counts.finished += 1
         for name in made.jobs:
@@ -227,7 +240,7 @@ class Streaming:
         if self.drafts:  # of somewhere else by now
             return self.drafts.pop(_oldest(self.drafts)).slot
         oldest = _oldest(self.shown)
-        if self.shown[oldest].last_used >= self._frame:
+        if self.shown[oldest].last_used >= self._looks:
             return None
         return self.shown.pop(oldest).slot
 

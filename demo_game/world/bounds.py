@@ -30,6 +30,14 @@ def bounds(tile: TileId, seed: int) -> tuple[float, float]:
     return max(0.0, float(heights.min()) - margin), max(0.0, float(heights.max()) + margin)
 
 
+@lru_cache(maxsize=4096)
+def box(tile: TileId, seed: int) -> tuple[float, float, float, float, float, float]:
+    """The tile's corners in metres: the least ``x, y, z``, then the greatest."""
+    (x, z), span = tile.origin, tile.span_m
+    low, high = bounds(tile, seed)
+    return x, low, z, x + span, high, z + span
+
+
 @lru_cache(maxsize=1024)
 def _block(level: int, x: int, z: int, seed: int) -> Array:
     """Heights of a block's tiles, at ``_SAMPLES`` per tile."""

@@ -9,11 +9,12 @@ moved onto the next level's surface before they get there, so that levels meet w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from demo_game.world.bounds import bounds
+from demo_game.world.bounds import box
 from demo_game.world.tile import TileId
 
 #: where a level's vertices begin to move, as a share of the distance where they have moved: late,
@@ -54,11 +55,11 @@ class Selection:
 
 def distance(tile: TileId, seed: int, eye: tuple[float, float, float]) -> float:
     """Metres from the eye to the nearest point of the tile's box."""
-    (x, z), span = tile.origin, tile.span_m
-    low, high = bounds(tile, seed)
-    dx = max(x - eye[0], 0.0, eye[0] - x - span)
-    dy = max(low - eye[1], 0.0, eye[1] - high)
-    dz = max(z - eye[2], 0.0, eye[2] - z - span)
+    x0, y0, z0, x1, y1, z1 = box(tile, seed)
+    x, y, z = eye
+    dx = max(x0 - x, 0.0, x - x1)
+    dy = max(y0 - y, 0.0, y - y1)
+    dz = max(z0 - z, 0.0, z - z1)
     return math.sqrt(dx * dx + dy * dy + dz * dz)
 
 
@@ -100,14 +101,30 @@ def fitting(eye: tuple[float, float, float], seed: int, detail: Detail, most: in
 
 @lru_cache(maxsize=256)
 def _fitting(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
-    while len(needed(eye, seed, detail)) > most:
-        if detail.split > _LEAST_SPLIT:
+    roots = _roots(eye, detail)
+    for finest in range(detail.finest, detail.coarsest + 1):
+        detail = replace(detail, finest=finest)
+        divided = sorted(_divided(roots, eye, seed, detail))
+        while len(roots) + 4 * bisect_left(divided, detail.split) > most:
+            if detail.split <= _LEAST_SPLIT:
+                break
             detail = replace(detail, split=0.85 * detail.split)
-        elif detail.finest < detail.coarsest:
-            detail = replace(detail, finest=detail.finest + 1)
         else:
-            return detail  # as coarse as it gets
-    return detail
+            return detail
+    return detail  # as coarse as it gets
+
+
+def _divided(
+    roots: list[TileId], eye: tuple[float, float, float], seed: int, detail: Detail
+) -> Iterator[float]:
+    """Of each tile that is divided, the ``split`` above which it is: it, and all above it."""
+    tiles = [(root, 0.0) for root in roots]
+    while tiles:
+        tile, above = tiles.pop()
+        split = max(above, distance(tile, seed, eye) / tile.span_m)
+        if tile.level > detail.finest and split < detail.split:
+            yield split
+            tiles += [(child, split) for child in tile.children]
 
 
 def _roots(eye: tuple[float, float, float], detail: Detail) -> list[TileId]:

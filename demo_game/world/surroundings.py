@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from demo_game.world.bounds import bounds
+from demo_game.world.bounds import box
 from demo_game.world.quadtree import Selection
 from demo_game.world.tile import TileId
 
@@ -26,7 +27,7 @@ class Boxes:
 
     def __init__(self, tiles: Iterable[TileId], seed: int) -> None:
         self.tiles = list(tiles)
-        corners = np.array([_corners(tile, seed) for tile in self.tiles]).reshape(-1, 2, 3)
+        corners = np.array([box(tile, seed) for tile in self.tiles]).reshape(-1, 2, 3)
         self._low, self._high = corners[:, 0], corners[:, 1]
 
     def in_view(self, camera: Viewer, mirrored: bool = False) -> list[TileId]:
@@ -43,8 +44,8 @@ class Surroundings:
     """The tiles to draw and to make around one place."""
 
     def __init__(self, selection: Selection, seed: int) -> None:
+        self._selection, self._seed = selection, seed
         self._draw = Boxes(selection.draw, seed)
-        self._wanted = Boxes(selection.wanted, seed)
 
     def drawn_in_view(self, camera: Viewer, mirrored: bool = False) -> list[TileId]:
         """Of the tiles to draw those that may be in view; ``mirrored``: or reflected."""
@@ -54,10 +55,6 @@ class Surroundings:
         """Of the tiles to make those that may be in view."""
         return frozenset(self._wanted.in_view(camera))
 
-
-def _corners(
-    tile: TileId, seed: int
-) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    (x, z), span = tile.origin, tile.span_m
-    low, high = bounds(tile, seed)
-    return (x, low, z), (x + span, high, z + span)
+    @cached_property
+    def _wanted(self) -> Boxes:
+        return Boxes(self._selection.wanted, self._seed)

@@ -53,7 +53,7 @@ class TileId(NamedTuple):
     @property
     def span_m(self) -> float:
         """Metres from edge to edge."""
-        return CELLS * self.cell_m
+        return _span_m(self.level)
 
     @property
     def origin(self) -> tuple[float, float]:
@@ -83,6 +83,11 @@ class TileId(NamedTuple):
 @lru_cache
 def _cell_m(level: int) -> float:
     return float(CELL_M * 2**level)
+
+
+@lru_cache
+def _span_m(level: int) -> float:
+    return CELLS * _cell_m(level)
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ from typing import Any
 
 from demo_game.agents import TileJobs
 from demo_game.chain import load_chain
-from demo_game.streaming import FADE_S, IN_FLIGHT, Streaming
+from demo_game.streaming import FADE_S, IN_FLIGHT, WORK_FRAMES, Streaming
 from demo_game.world.quadtree import Selection
 from demo_game.world.tile import TileId
 
@@ -18,6 +18,7 @@ ROOT = TileId(2, 0, 0)
 class FakeJob:
     def __init__(self, name: str) -> None:
         self.name, self.state, self.error, self.released = name, "queued", "", False
+        self.remaining_ms = 2.0
 
     @property
     def progress(self) -> float:
@@ -66,7 +67,8 @@ class FakePool:
 
 
 def streaming(slots: int = 8) -> Streaming:
-    return Streaming(FakeAgents(), SimpleNamespace(), FakePool(slots), 7)  # type: ignore[arg-type]
+    scheduler = SimpleNamespace(last_report=None)
+    return Streaming(FakeAgents(), scheduler, FakePool(slots), 7)  # type: ignore[arg-type]
 
 
 def finish(made: TileJobs) -> None:
@@ -110,6 +112,20 @@ def test_coarse_and_visible_tiles_come_first_and_few_at_a_time() -> None:
     assert urgent[near][0] > min(p for p, _ in urgent.values())
 
 
+def test_no_more_tiles_are_under_way_than_frames_have_time_for() -> None:
+    world = streaming()
+    wanted = {TileId(3, x, 0): 1.0 for x in range(9)}
+    a_tile = 2.0 * len(CHAIN.sessions_for(TileId(3, 0, 0)))
+    for tiles in (1, 2, 3, IN_FLIGHT):  # more by the same token than the most there may be
+        world.scheduler.last_report = SimpleNamespace(aim_ms=(tiles - 0.5) * a_tile / WORK_FRAMES)
+        world.want(Selection([], wanted), set(), 0.0)
+        assert len(world.making) == tiles
+    world.cancel_all()
+    world.scheduler.last_report.aim_ms = 0.0
+    world.want(Selection([], wanted), set(), 0.0)
+    assert len(world.making) == 1, "one always is, or nothing would ever be learned"
+
+
 def test_what_nobody_wants_any_more_is_cancelled_unless_nearly_there() -> None:
     world = streaming()
     kept, dropped = TileId(1, 0, 0), TileId(1, 5, 0)
@@ -129,10 +145,11 @@ def test_the_slot_of_the_longest_unused_tile_is_taken_and_none_that_is_drawn() -
         world.want(Selection([], {tile: 1.0}), set(), 0.0)
         finish(world.making[tile])
         world.collect(None, 0.0)
+    world.draw([a, b], 1.0)
     world.want(Selection([a, b], {c: 1.0}), set(), 1.0)
     finish(world.making[c])
     assert world.collect(None, 1.0) == 0  # both are on the screen
-    world.want(Selection([b], {c: 1.0}), set(), 2.0)
+    world.draw([b], 2.0)
     assert world.collect(None, 2.0) == 1
     assert set(world.shown) == {b, c}
 
@@ -144,6 +161,7 @@ def test_the_parents_of_what_is_drawn_stay() -> None:
         world.want(Selection([], {tile: 1.0}), set(), 0.0)
         finish(world.making[tile])
         world.collect(None, 0.0)
+    world.draw([child], 1.0)
     world.want(Selection([child], {TileId(0, 9, 9): 1.0}), set(), 1.0)
     finish(world.making[TileId(0, 9, 9)])
     assert world.collect(None, 1.0) == 0 and set(world.shown) == {child, child.parent}
@@ -197,6 +215,7 @@ def test_what_is_made_anew_is_drawn_until_then() -> None:
         not world.making and not any(map(world.ready, tiles)) and all(map(world.drawn, tiles[:3]))
     )
     slot = world.drafts[tiles[1]].slot
+    world.draw(tiles[:2], 1.0)
     world.want(Selection(tiles[:2], {tiles[1]: 1.0, tiles[3]: 1.0}), set(), 1.0)
     for made in world.making.values():
         finish(made)

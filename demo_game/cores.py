@@ -1,0 +1,41 @@
+"""Where a software driver draws: each of its threads on a core of its own.
+
+llvmpipe starts a thread per core to fill pixels. Linux wakes two of them on one core now and then,
+and moves one away only some milliseconds later: the picture then takes half as long again. Threads
+that stay apart take that out of the frames' spread.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: what Mesa calls the threads, each with its number behind it
+_NAME = "llvmpipe-"
+_TASKS = Path("/proc/self/task")
+
+
+def keep_apart() -> None:
+    """Give each of the driver's threads its core; nothing where there are none, or the system has
+    no such call."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    for thread, core in places(_TASKS, sorted(os.sched_getaffinity(0))).items():
+        try:
+            os.sched_setaffinity(thread, {core})
+        except OSError:  # it has ended, or may not be moved
+            continue
+
+
+def places(tasks: Path, cores: list[int]) -> dict[int, int]:
+    """The core for each thread of a folder as ``/proc/self/task``."""
+    found = {}
+    for task in tasks.iterdir() if tasks.is_dir() else ():
+        try:
+            name = (task / "comm").read_text().strip()
+        except OSError:
+            continue
+        number = name.removeprefix(_NAME)
+        if name.startswith(_NAME) and number.isdecimal():
+            found[int(task.name)] = cores[int(number) % len(cores)]
+    return found

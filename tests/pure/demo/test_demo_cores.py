@@ -1,0 +1,18 @@
+"""Which threads of a driver go to which core, with folders as Linux has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from demo_game.cores import places
+
+
+def test_each_of_the_drivers_threads_has_its_core(tmp_path: Path) -> None:
+    names = {11: "python", 12: "llvmpipe-0", 13: "llvmpipe-1", 14: "llvmpipe-2", 15: "llvmpipe-x"}
+    for thread, name in names.items():
+        folder = tmp_path / str(thread)
+        folder.mkdir()
+        (folder / "comm").write_text(f"{name}\n")
+    (tmp_path / "16").mkdir()  # one that has just ended
+    assert places(tmp_path, [4, 7]) == {12: 4, 13: 7, 14: 4}
+    assert places(tmp_path / "none", [0]) == {}
