@@ -15,12 +15,12 @@ from PIL import Image
 
 import cml_engine as cml
 from cml_engine.files.atomic_write import write_atomically
-from demo_game.film import RATE, SECONDS, write_film
 from demo_game.flight import Pose, ScriptedFlight
 from demo_game.game import Game, Settings
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
 from demo_game.reporting.digest import Digests
+from demo_game.reporting.film import RATE, SECONDS, write_film
 from demo_game.reporting.report import RunReport, by_owner, percentiles
 from demo_game.reporting.telemetry import FrameSample
 
