@@ -126,12 +126,24 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """How an input's real numbers become the words that lie in its place (docs/integer.md, "In and
+    out"): ``inverse`` is one over their scale; they are ``low`` to ``high``."""
+
+    inverse: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor of the graph lies: its binding, its fact and its layout."""
+    """Where a tensor of the graph lies: its binding, its fact and its layout. Of an input that has
+    an ``entry``, who gives the numbers makes them words."""
 
     binding: Binding
     fact: Fact
     layout: str
+    entry: Entry | None = None
 
 
 @dataclass(frozen=True, slots=True)

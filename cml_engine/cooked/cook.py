@@ -105,7 +105,8 @@ def cook(
 
 
 def _options(profile: Profile) -> PlanOptions:
-    return PlanOptions(variants=shipped_table(profile.tuned_as))
+    """Players give real numbers."""
+    return PlanOptions(variants=shipped_table(profile.tuned_as), packed_inputs=False)
 
 
 def _compiled(keys: Sequence[ShaderKey]) -> dict[str, Codes]:

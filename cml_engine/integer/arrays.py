@@ -12,6 +12,8 @@ import numpy as np
 from cml_engine.integer.rule import SMALL_TABLE
 
 Array = np.ndarray[Any, Any]
+#: numbers that lie in a processor's near cache, several times
+_NEAR = 1 << 14
 
 
 def requantize(sums: Array, code: Array, low: float, high: float) -> Array:
@@ -61,11 +63,23 @@ def requantize_product(a: Array, b: Array, code: Array, low: float, high: float)
 
 def words_of(values: Array, inverse: np.float32, low: float, high: float) -> Array:
     """Real numbers as words: ``inverse`` is one over the scale, NaN becomes 0."""
-    steps = np.asarray(values, np.float32) * inverse
-    below = np.floor(steps)
-    with np.errstate(invalid="ignore"):
-        near = np.where(steps - below >= np.float32(0.5), below + np.float32(1), below)
-    return np.where(np.isnan(steps), np.float32(0), np.clip(near, low, high))
+    given = np.ascontiguousarray(values, np.float32)
+    words = np.empty(given.shape, np.float32)
+    flat, into = given.reshape(-1), words.reshape(-1)
+    for first in range(0, flat.size, _NEAR):
+        part = slice(first, first + _NEAR)
+        _words_of(flat[part], inverse, low, high, into[part])
+    return words.reshape(np.shape(values))
+
+
+def _words_of(values: Array, inverse: np.float32, low: float, high: float, words: Array) -> None:
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = values * inverse
+        np.floor(steps, out=words)
+        steps -= words
+        words += steps >= np.float32(0.5)
+    np.clip(words, low, high, out=words)
+    words[np.isnan(words)] = 0
 
 
 def numbers_of(words: Array, scale: np.float32) -> Array:

@@ -25,6 +25,7 @@ from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 from cml_engine.plan import Binding, Memory, Plan, Reuse, Step, TensorPlace
 from cml_engine.planning.check_dispatches import check_dispatches
 from cml_engine.planning.choose_storage import rounded_weights
+from cml_engine.planning.entries import Entering, entering
 from cml_engine.planning.plan_memory import Lifetime, place
 from cml_engine.planning.reuse import boundaries, sources_of
 from cml_engine.planning.sibling import Sibling
@@ -46,7 +47,9 @@ class PlanOptions:
     ``variants``: the kernels that are faster on the device than those of the engine's rules.
     ``retain``: what a run may leave as it was outlives it (``planning/reuse.py``).
     ``kernels``: those that the caller decides, by the first result of their operators.
-    ``parts``: in how many the caller wants tensors bound, by name."""
+    ``parts``: in how many the caller wants tensors bound, by name.
+    ``packed_inputs``: who gives an input of an integer network makes words of it where these lie
+    packed (``planning/entries.py``); else, and where all are kept, a step does."""
 
     keep: bool = False
     guard: int = 0
@@ -56,11 +59,13 @@ class PlanOptions:
     retain: bool = False
     kernels: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
+    packed_inputs: bool = True
 
     def __post_init__(self) -> None:
         flag(self.keep, "keep")
         flag(self.views, "views")
         flag(self.retain, "retain")
+        flag(self.packed_inputs, "packed_inputs")
         GUARD_BYTES.check(self.guard, "guard")
         an_object(str, self.stub, "stub")
         an_object(VariantTable, self.variants, "variants")
@@ -99,7 +104,9 @@ def lower(
         )
     chosen = dict(layouts or {})
     alias = _aliases(graph)
-    draft = _dispatches(graph, limits, chosen, options, sibling)
+    entries = entering(graph, chosen, limits) if options.packed_inputs and not options.keep else {}
+    alias |= {name: found.words for name, found in entries.items()}
+    draft = _dispatches(graph, limits, chosen, options, sibling, set(alias.values()))
     draft.passed_on = _passed_on(graph, alias)
     draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
     held = _held(graph, alias) if options.retain else {}
@@ -115,7 +122,7 @@ def lower(
     return Plan(
         name=graph.name,
         steps=steps,
-        inputs={name: locate.place(name) for name in graph.inputs},
+        inputs={name: _given(locate, name, entries.get(name)) for name in graph.inputs},
         outputs={name: locate.place(name) for name in graph.outputs},
         tensors=_readable(graph, locate, options),
         taps={name: locate.place(name) for name in graph.kept},
@@ -140,6 +147,7 @@ def _dispatches(
     layouts: dict[str, str],
     options: PlanOptions,
     sibling: Sibling | None,
+    entered: Collection[str],
 ) -> _Draft:
     draft, stub = _Draft(), options.stub
     if stub and stub not in {
@@ -148,7 +156,7 @@ def _dispatches(
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     for node in graph.nodes:
         spec = lookup(node.op)
-        if spec.alias or node.op == stub:
+        if spec.alias or node.op == stub or (spec.traits.enters and node.outputs[0] in entered):
             continue
         if any(epilogue.op == stub for epilogue in node.epilogues):
             node = replace(node, epilogues=_without(node.epilogues, stub))
@@ -284,7 +292,8 @@ def _items(
     """Every tensor in the arena, and the steps that need it where each has memory of its own; what
     is ``held`` from one run to the next is needed by all."""
     last_step = len(draft.dispatches)
-    used: dict[str, tuple[int, int]] = dict.fromkeys(graph.inputs, (-1, -1))
+    given = [alias.get(name, name) for name in graph.inputs]
+    used: dict[str, tuple[int, int]] = dict.fromkeys(given, (-1, -1))
     for node in graph.nodes:  # a result that no dispatch writes (zero extents) has a place too
         for name in node.outputs:
             if name not in alias:
@@ -525,6 +534,14 @@ def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact])
     if not isinstance(cost, Cost) or not all(0 <= n < inf for n in (cost.flops, cost.bytes)):
         raise fault(spec, f"its cost function gave {cost!r}; wanted a cml.Cost", node.source)
     return cost
+
+
+def _given(locate: _Locator, name: str, found: Entering | None) -> TensorPlace:
+    """Where an input lies, or the words that are made of it."""
+    place = locate.place(name)
+    if found is None:
+        return place
+    return replace(place, layout=locate.layouts[found.words], entry=found.entry)
 
 
 def _readable(graph: Graph, locate: _Locator, options: PlanOptions) -> dict[str, TensorPlace]:

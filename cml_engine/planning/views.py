@@ -104,8 +104,8 @@ def _parts(
         return
     offset = place[1]
     fixed = {*graph.inputs, *graph.constants, *graph.roots, *alias}
-    # what another name or another reader after the run holds must be a tensor of its own
-    fixed.update(alias.get(name, name) for name in graph.roots)
+    # what another name holds, or the caller gives or reads, must be a tensor of its own
+    fixed.update(alias.get(name, name) for name in (*graph.roots, *graph.inputs))
     # by whatever name: one tensor cannot lie in two places of the whole
     places = [alias.get(name, name) for name in parts]
     for name in parts:

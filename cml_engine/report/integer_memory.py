@@ -18,8 +18,8 @@ from cml_engine.report.info import PORTABLE
 @dataclass(frozen=True, slots=True)
 class IntegerMemory:
     """Bytes, each with those of the network of floats that has the same operators. ``weights`` are
-    as kernels have them; ``arena`` is the peak, in which lie inputs and outputs, that are float32
-    in both (``ends``)."""
+    as kernels have them; ``arena`` is the peak, in which lie inputs, here as words where these are
+    packed, and outputs, that are float32 in both (``ends``)."""
 
     weights: int
     weights_of_floats: int
@@ -43,7 +43,7 @@ class IntegerMemory:
         return (
             f"memory: weights {_beside(self.weights, self.weights_of_floats)}; arena "
             f"{_beside(self.arena, self.arena_of_floats)} "
-            f"(inputs and outputs are float32, {self.ends / 1024:.1f} KiB)"
+            f"(inputs and outputs take {self.ends / 1024:.1f} KiB)"
         )
 
 

@@ -15,10 +15,9 @@ from cml_engine.gpu.frames.job_inputs import check_inputs, is_array
 from cml_engine.gpu.frames.outputs import Result, output_bytes
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_error
-from cml_engine.gpu.program.device_inputs import host_arrays, take_over, texture_loads
+from cml_engine.gpu.program.device_inputs import Load, host_arrays, loads_of, take_over
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.textures.kernels import kernels_of
-from cml_engine.gpu.textures.loads import TextureLoad
 from cml_engine.plan import StepWork
 from cml_engine.textures.inputs import TextureInput
 
@@ -32,7 +31,7 @@ class JobExecutor:
         self._ended: list[GpuProgram] = []
         self._reserved: dict[GpuProgram, Result] = {}
         #: of the jobs that have begun
-        self._loads: dict[GpuProgram, list[TextureLoad]] = {}
+        self._loads: dict[GpuProgram, list[Load]] = {}
         #: the networks that had jobs
         self._began: weakref.WeakSet[GpuProgram] = weakref.WeakSet()
         #: those whose jobs begin in the frame that is being encoded
@@ -41,7 +40,7 @@ class JobExecutor:
     def accept(self, network: GpuProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Check the inputs of a job to come; copy arrays, and keep tensors until :meth:`let_go`."""
         check_inputs(self.gpu, network, inputs)
-        if has_textures(inputs):
+        if wants_kernels(network, inputs):
             kernels_of(self.gpu).build_ahead(self.gpu)
         network.held.promise(inputs)
         accepted: dict[str, Any] = {}
@@ -53,7 +52,7 @@ class JobExecutor:
 
     def input_steps(self, network: GpuProgram, inputs: Mapping[str, Any]) -> Sequence[StepWork]:
         """The loads of accepted textures: steps of a job before its network's own."""
-        return [load.cost for load in texture_loads(self.gpu, network.plan, inputs)]
+        return [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
 
     def let_go(self, value: Any) -> None:
         """An accepted input is not needed any more."""
@@ -64,9 +63,9 @@ class JobExecutor:
         """Take the network and the memory for a job's outputs before it begins; what it waits for,
         where another thread has the one, or others can give back some of the other."""
         self._let_ended_go()
-        if has_textures(inputs) and not kernels_of(self.gpu).ready:
+        if wants_kernels(network, inputs) and not kernels_of(self.gpu).ready:
             kernels_of(self.gpu).build_ahead(self.gpu)
-            return "the pipelines that read textures"
+            return "the pipelines that read its inputs"
         if not network.hold(self):
             return "its network, which another thread took just now"
         try:
@@ -149,6 +148,10 @@ class JobExecutor:
             network.let_go(self)
 
 
-def has_textures(inputs: Mapping[str, Any]) -> bool:
-    """Whether any of a job's inputs is a texture."""
-    return any(isinstance(value, TextureInput) for value in inputs.values())
+def wants_kernels(network: GpuProgram, inputs: Mapping[str, Any]) -> bool:
+    """Whether any of a job's inputs is a texture, or a tensor of which words are made."""
+    entered = {name for name, place in network.plan.inputs.items() if place.entry is not None}
+    return any(
+        isinstance(value, TextureInput) or (name in entered and not is_array(value))
+        for name, value in inputs.items()
+    )

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import NUMPY_DTYPE, Fact
-from cml_engine.layout import BLOCKED, STORED, packed_words
+from cml_engine.integer.arrays import words_of
+from cml_engine.layout import BLOCKED, STORED, WHOLE, packed_words
 from cml_engine.plan import TensorPlace
 
 Array = np.ndarray[Any, Any]
@@ -15,6 +16,11 @@ Array = np.ndarray[Any, Any]
 
 def to_words(array: Array, place: TensorPlace) -> Array:
     """The array as the GPU wants it: 32-bit words in the tensor's layout."""
+    if place.entry is not None:
+        entry = place.entry
+        array = words_of(array, np.float32(entry.inverse), entry.low, entry.high)
+    if place.layout in WHOLE:  # small before they are moved
+        array = array.astype(STORED[place.layout])
     if place.layout in STORED:
         return packed_words(block(array), place.layout)
     logical = place.fact.dtype == "logical"

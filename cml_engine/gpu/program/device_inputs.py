@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import wgpu
@@ -10,11 +11,15 @@ import wgpu
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
+from cml_engine.gpu.program.entering import Entering, Target, Waiting, readable
 from cml_engine.gpu.program.residency import Residency
 from cml_engine.gpu.textures.loads import TextureLoad
 from cml_engine.graph import Fact
 from cml_engine.plan import Binding, Plan
 from cml_engine.textures.inputs import TextureInput, on_device
+
+#: a step before a network's own
+Load = TextureLoad | Entering
 
 
 class Program(Protocol):
@@ -67,32 +72,69 @@ def refuse_own_memory(program: Program, name: str, value: Any) -> None:
         )
 
 
-def texture_loads(gpu: Device, plan: Plan, inputs: Mapping[str, Any]) -> list[TextureLoad]:
-    """The textures among the inputs, in their order."""
-    return [
-        TextureLoad(gpu, name, plan.inputs[name].fact, value)
-        for name, value in inputs.items()
-        if isinstance(value, TextureInput)
-    ]
+def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, Any]) -> list[Load]:
+    """What textures among the inputs, and tensors that wait to become words, are to a run: in
+    their order."""
+    loads: list[Load] = []
+    for name, value in inputs.items():
+        place = plan.inputs[name]
+        if isinstance(value, TextureInput):
+            loads.append(TextureLoad(gpu, name, place.fact, value))
+        if place.entry is not None and _waits(value):
+            loads.append(Entering(gpu, name, place))
+    return loads
+
+
+def _waits(value: Any) -> bool:
+    """Whether its numbers cannot be made words of where they lie."""
+    return isinstance(value, TextureInput) or (isinstance(value, GpuTensor) and not readable(value))
 
 
 def take_over(
     encoder: wgpu.GPUCommandEncoder, program: Program, inputs: Mapping[str, Any]
-) -> list[TextureLoad]:
+) -> list[Load]:
     """Append the copies of tensors into the program's memory; the loads of its textures, which
     are to come before its first step."""
-    loads = []
+    for name, value in inputs.items():
+        if on_device(value):
+            check_on_device(program.gpu, name, program.plan.inputs[name].fact, value)
+            refuse_own_memory(program, name, value)
+    loads = loads_of(program.gpu, program.plan, inputs)
+    ways = iter(loads)
     for name, value in inputs.items():
         place = program.plan.inputs[name]
-        if on_device(value):
-            check_on_device(program.gpu, name, place.fact, value)
-            refuse_own_memory(program, name, value)
-        if isinstance(value, GpuTensor) and place.fact.size:
-            encoder.copy_buffer_to_buffer(
-                value.buffer, value.offset, *program.place(place.binding), place.fact.nbytes
-            )
-        elif isinstance(value, TextureInput):
-            load = TextureLoad(program.gpu, name, place.fact, value)
-            load.bind(program, place.binding)
-            loads.append(load)
+        if not on_device(value) or (isinstance(value, GpuTensor) and not value.fact.size):
+            continue
+        if place.entry is None:
+            _bring(encoder, value, ways, program, place.binding)
+        elif _waits(value):
+            waiting = Waiting(program.gpu, program.plan.name, place.fact.nbytes)
+            whole = replace(place.binding, offset=0, nbytes=place.fact.nbytes)
+            _bring(encoder, value, ways, waiting, whole)
+            entering = next(ways)
+            assert isinstance(entering, Entering)
+            entering.bind(program, waiting)
+        else:
+            entering = Entering(program.gpu, name, place)
+            entering.take(program, value)
+            compute = encoder.begin_compute_pass(label=f"enter '{name}'")
+            entering.encode_all(compute)
+            compute.end()
     return loads
+
+
+def _bring(
+    encoder: wgpu.GPUCommandEncoder,
+    value: GpuTensor | TextureInput,
+    ways: Iterator[Load],
+    target: Target,
+    binding: Binding,
+) -> None:
+    """The numbers come there: a tensor's by a copy, a texture's by the next of ``ways``."""
+    if isinstance(value, GpuTensor):
+        place = target.place(binding)
+        encoder.copy_buffer_to_buffer(value.buffer, value.offset, *place, value.fact.nbytes)
+        return
+    load = next(ways)
+    assert isinstance(load, TextureLoad)
+    load.bind(target, binding)

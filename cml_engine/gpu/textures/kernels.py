@@ -1,4 +1,5 @@
-"""The two kernels between textures and tensors, made once for a device, and their parameters."""
+"""The kernels between textures and tensors, and that which makes words of a tensor's numbers: made
+once for a device; and their parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -44,6 +45,10 @@ class Params:
     def groups(self) -> int:
         """Workgroups of the whole."""
         return -(-self.pixels // GROUP)
+
+    def with_sizes(self, sizes: Sequence[int]) -> Params:
+        """The same of others."""
+        return replace(self, sizes=sizes)
 
     def pack(self, first: int, end: int, width: int) -> bytes:
         rows = (first, end, width, self.pixels, *self.sizes, *self.strides, *self.picked)
@@ -171,6 +176,7 @@ _TEXTURE: dict[str, Any] = {
 _KERNELS = {
     "load": ("textures/load.hlsl", (_PARAMS, _TEXTURE, _WORDS)),
     "pack": ("textures/pack.hlsl", (_PARAMS, _MOVING, _WORDS)),
+    "enter": ("textures/enter.hlsl", (_PARAMS, _WORDS, _WORDS)),
 }
 
 _kernels: weakref.WeakKeyDictionary[Device, TextureKernels] = weakref.WeakKeyDictionary()

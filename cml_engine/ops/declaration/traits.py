@@ -49,6 +49,7 @@ class Traits:
     filter_in_half : ``filter_in_half(node, layouts)``: its kernels pack its second operand, a
         constant, in 16 bits.
     rounds : its first operand are sums, as floats or as integers.
+    enters : it makes words of an input, which who gives that may do too.
     whole : it is of whole numbers, which 16-bit floats do not hold.
     adds : it adds up products of its operands: of their absolute values it gives the sum of the
         terms' absolute values.
@@ -60,6 +61,7 @@ class Traits:
     matrix_in_half: Callable[[Node, Mapping[str, Fact]], bool] | None = None
     filter_in_half: Callable[[Node, Mapping[str, str]], bool] | None = None
     rounds: bool = False
+    enters: bool = False
     whole: bool = False
     adds: bool = False
 

@@ -117,7 +117,7 @@ def _row(
         flops=12,
         attrs=dict.fromkeys(attrs, ()),
         fusable=fusable,
-        traits=Traits(whole=True, rounds=name in _OF_SUMS),
+        traits=Traits(whole=True, rounds=name in _OF_SUMS, enters=name == "integer_words"),
         custom=True,
     )
     declare(row, cases, kernel)

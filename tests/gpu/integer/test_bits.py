@@ -106,7 +106,7 @@ def test_rounding_is_done_by_the_conv(gpu):
     plan = cml.Session(graph, gpu).plan
     fused = {step.title: step.fused for step in plan.steps if step.op == "conv"}
     assert [ops[0] for ops in fused.values()] == ["requantize_signed"] * 2
-    assert {step.op for step in plan.steps} == {"integer_words", "conv"}
+    assert {step.op for step in plan.steps} == {"conv"}
     assert set(plan.layouts.values()) == {C4I8}
 
 

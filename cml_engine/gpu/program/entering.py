@@ -1,0 +1,109 @@
+"""Inputs of an integer network that lie on the device as real numbers, on their way into its memory
+as words."""
+
+from __future__ import annotations
+
+import weakref
+from math import prod
+from typing import Any, Protocol
+
+import wgpu
+
+from cml_engine.gpu.device import Device
+from cml_engine.gpu.memory.tensors import GpuTensor
+from cml_engine.gpu.native import device_error
+from cml_engine.gpu.program.common import TENSOR_USAGE
+from cml_engine.gpu.textures.kernels import Params, kernels_of, step_cost
+from cml_engine.layout import block_words
+from cml_engine.plan import Binding, StepWork, TensorPlace
+
+_NOTHING = (0, 0, 0, 0)
+_WORD = 4
+
+
+class Target(Protocol):
+    """Where a tensor's memory is: ``program.ProgramMemory``."""
+
+    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]: ...
+
+
+def readable(tensor: GpuTensor) -> bool:
+    """Whether a kernel can read the tensor where it lies."""
+    return bool(int(tensor.buffer.usage) & wgpu.BufferUsage.STORAGE)
+
+
+class Waiting:
+    """Memory in which numbers wait that cannot be read where they lie; it goes with this."""
+
+    def __init__(self, gpu: Device, name: str, nbytes: int) -> None:
+        self._memory = gpu.memory.allocate(nbytes, TENSOR_USAGE, owner=name, category="staging")
+        weakref.finalize(self, gpu.memory.later, self._memory.free).atexit = False
+
+    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
+        """Whatever the binding: there is one tensor."""
+        return self._memory.buffer, self._memory.offset
+
+
+class Entering:
+    """A step before a network's own: it makes words of an input's numbers."""
+
+    def __init__(self, gpu: Device, name: str, place: TensorPlace) -> None:
+        assert place.entry is not None
+        self._gpu, self._place = gpu, place
+        batch, channels, *spatial = place.fact.shape
+        blocks = batch * -(-channels // 4) * prod(spatial)
+        entry = place.entry
+        self._params = Params(
+            blocks,
+            (channels, prod(spatial), 0, block_words(place.layout)),
+            _NOTHING,
+            _NOTHING,
+            (entry.inverse, entry.low, entry.high, 0.0),
+            (0.0, 0.0, 0.0, 0.0),
+            (0, 0),
+        )
+        words = 4 + block_words(place.layout)
+        #: what it is to a scheduler
+        self.cost: StepWork = step_cost("enter", f"enter '{name}'", self._params, words)
+        self._bound: Any = None
+        self._from: Any = None
+
+    def bind(self, target: Target, source: Target) -> None:
+        """The numbers lie there, and the words are to lie there now."""
+        nbytes = self._place.fact.nbytes
+        self._from = source
+        self._bind(target, *source.place(Binding("", "", 0, nbytes)), nbytes)
+
+    def take(self, target: Target, tensor: GpuTensor) -> None:
+        """As :meth:`bind`, of a tensor that is readable."""
+        before = tensor.offset % self._gpu.limits.storage_offset_alignment
+        nbytes = before + self._place.fact.nbytes
+        channels, positions, _, words = self._params.sizes
+        self._params = self._params.with_sizes((channels, positions, before // _WORD, words))
+        self._bind(target, tensor.buffer, tensor.offset - before, nbytes)
+
+    def _bind(self, target: Target, buffer: Any, offset: int, nbytes: int) -> None:
+        own, at, size = *target.place(self._place.binding), self._place.binding.nbytes
+        kernels = kernels_of(self._gpu)
+        try:
+            kernels.build(self._gpu)  # a job waits until they are built
+            self._bound = kernels.bound(
+                "enter",
+                buffer,
+                (offset, nbytes, own, at, size),
+                lambda: (
+                    {"buffer": buffer, "offset": offset, "size": nbytes},
+                    {"buffer": own, "offset": at, "size": size},
+                ),
+            )
+        except wgpu.GPUError as error:
+            raise device_error(error) from error
+
+    def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
+        """Append workgroups ``[first, first + count)`` of :attr:`cost`."""
+        kernels = kernels_of(self._gpu)
+        kernels.dispatch(compute, "enter", self._bound, self._params, (first, first + count))
+
+    def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
+        """Append all of it."""
+        self.encode_range(compute, 0, self.cost.groups)
