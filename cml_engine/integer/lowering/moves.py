@@ -15,7 +15,7 @@ from cml_engine.integer.rule import clamp, round_half_up
 
 #: those that take and give words of one scale; a maximum is one of the words, too
 MOVES = frozenset(
-    "squeeze unsqueeze transpose concat stack split unstack slice tile copy gather "
+    "reshape squeeze unsqueeze transpose concat stack split unstack slice tile copy gather "
     "nearest_upsample nearest_downsample max_pool max_reduce min_reduce min max".split()
 )
 
@@ -42,18 +42,24 @@ def reshape(making: Making, node: Node) -> list[Value]:
 def _shuffled(making: Making, node: Node) -> tuple[str, int] | None:
     """What is rearranged, and by which factor, if the node ends a reshape, transpose and reshape
     that make places of channels."""
-    transpose = making.maker(node.inputs[0], "transpose")
-    before = making.maker(transpose.inputs[0], "reshape") if transpose else None
-    if transpose is None or before is None:
+    transpose = making.maker(_before_reshapes(making, node.inputs[0]), "transpose")
+    if transpose is None:
         return None
-    source, facts = before.inputs[0], making.graph.facts
-    shape, apart, found = (facts[n].shape for n in (source, before.outputs[0], node.outputs[0]))
+    source, facts = _before_reshapes(making, transpose.inputs[0]), making.graph.facts
+    shape, apart, found = (facts[n].shape for n in (source, transpose.inputs[0], node.outputs[0]))
     if len(shape) != 4 or len(apart) != 6 or list(transpose.attrs["axes"]) != _SHUFFLE:
         return None
     batch, channels, factor, again, height, width = apart
     alike = factor == again and shape == (batch, channels * factor**2, height, width)
     ends = found == (batch, channels, height * factor, width * factor)
     return (source, factor) if alike and ends and factor > 0 else None
+
+
+def _before_reshapes(making: Making, name: str) -> str:
+    """What the tensor was before it was given other shapes."""
+    while (node := making.maker(name, "reshape")) is not None:
+        name = node.inputs[0]
+    return name
 
 
 def pad(making: Making, node: Node) -> list[Value]:

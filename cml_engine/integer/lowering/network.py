@@ -44,8 +44,8 @@ _HANDLERS: Mapping[str, Handler] = {
     "abs": elementwise.absolute,
     "pad": moves.pad,
     "resize": moves.resize,
-    "reshape": moves.reshape,
     **dict.fromkeys(moves.MOVES, moves.move),
+    "reshape": moves.reshape,
 }
 #: those that may follow a sum before it is rounded
 _OF_PENDING = frozenset("relu clamp leaky_relu prelu".split())

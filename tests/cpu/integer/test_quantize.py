@@ -10,6 +10,7 @@ import pytest
 import cml_engine as cml
 from cml_engine import cli
 from cml_engine.integer.gas import gas_of
+from cml_engine.passes import optimize
 from tests.fixtures.graphs import Net
 
 
@@ -68,6 +69,20 @@ def test_errors_are_what_was_asked_for(make, least, tmp_path):
     cml.save(made, tmp_path / "net")
     again = cml.Session(cml.load(tmp_path / "net"), "cpu").run(fresh)
     np.testing.assert_array_equal(*again.values(), got)
+
+
+def test_what_only_moves_is_not_rounded():
+    """A pixel shuffle as one finds it: its reshape back in two steps, an activation behind it."""
+    net = Net(1, 4, 3, 5)
+    y = net.op("conv", "x", net.random(12, 4, 1, 1), net.random(1, 12))
+    y = net.op("reshape", y, shape=[1, 3, 2, 2, 3, 5])
+    y = net.op("transpose", y, axes=[0, 1, 4, 2, 5, 3])
+    y = net.op("reshape", net.op("reshape", y, shape=[1, 3, 6, 5, 2]), shape=[1, 3, 6, 10])
+    graph = net.graph(net.op("relu", y))
+    made, report = cml.quantize(graph, samples_of(graph), sixteen=[])
+    assert [node.title.split()[0] for node in report.nodes] == ["input", "conv"]
+    found = [node.op for node in optimize(made).nodes]
+    assert found == ["integer_words", "conv", "pixel_shuffle"]
 
 
 def test_bits_that_are_named():
