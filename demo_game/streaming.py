@@ -164,9 +164,11 @@ class Streaming:
         ``in_view`` before others, as long as there is room for their work. Call it before the
         scheduler's ``encode``."""
         self._drop_unwanted(selection)
-        self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in selection.wanted}
+        # some may have come since the look around
+        wanted = {t: away for t, away in selection.wanted.items() if t not in self.shown}
+        self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in wanted}
         ranked = sorted(
-            selection.wanted.items(), key=lambda item: _rank(item[0], item[1], item[0] in in_view)
+            wanted.items(), key=lambda item: _rank(item[0], item[1], item[0] in in_view)
         )
         for tile, away in ranked:
             if self._busy:

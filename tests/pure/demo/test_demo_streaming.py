@@ -126,6 +126,16 @@ def test_no_more_tiles_are_under_way_than_frames_have_time_for() -> None:
     assert len(world.making) == 1, "one always is, or nothing would ever be learned"
 
 
+def test_a_tile_that_came_since_the_look_around_is_not_made_again() -> None:
+    world = streaming()
+    seen = Selection([], {ROOT: 10.0})
+    world.want(seen, {ROOT}, 0.0)
+    finish(world.making[ROOT])
+    assert world.collect(None, 0.0) == 1
+    world.want(seen, {ROOT}, 0.1)
+    assert not world.making and world.counts.asked == 1
+
+
 def test_what_nobody_wants_any_more_is_cancelled_unless_nearly_there() -> None:
     world = streaming()
     kept, dropped = TileId(1, 0, 0), TileId(1, 5, 0)
