@@ -1,12 +1,11 @@
 // What a kernel's speed is compared with: products on registers (FMA), or a copy.
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint thread = group * GROUP + tid.x;
+CML_MAIN
+{
+    CML_EACH_GROUP(group)
+    uint thread = group * GROUP + lane;
 #if FMA
     float sum[32];
-    float x = T0[tid.x].x;
+    float x = T0[lane].x;
     {[ForceUnroll] for (int i = 0; i < 32; i++) { sum[i] = x * i; }}
     for (uint k = 0; k < rounds; k++) {
         float w = T0[k].y;

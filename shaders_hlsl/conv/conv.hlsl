@@ -175,19 +175,18 @@ void add_window(Part part, uint weight, uint first_block, uint vectors, uint vol
 uint sum_place(uint vector, uint thread) { return vector * (groups * GROUP) + thread; }
 #endif
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
+CML_MAIN
+{
+    CML_EACH_GROUP(group)
     Part part = cml_part(group);
     {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-        place[j] = place_of((part.tile * COLUMNS + j) * GROUP + tid.x);
+        place[j] = place_of((part.tile * COLUMNS + j) * GROUP + lane);
     }}
     cml_clear();
 
 #if PART == FINISH
     {[ForceUnroll] for (int v = 0; v < VECTORS * COLUMNS; v++) {
-        cml_add_result(v / COLUMNS, v % COLUMNS, T0[sum_place(v, group * GROUP + tid.x)]);
+        cml_add_result(v / COLUMNS, v % COLUMNS, T0[sum_place(v, group * GROUP + lane)]);
     }}
 #else
     uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
@@ -198,7 +197,7 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
 #endif
 #if PART == SUMS
     {[ForceUnroll] for (int v = 0; v < VECTORS * COLUMNS; v++) {
-        uint at = sum_place(v, group * GROUP + tid.x);
+        uint at = sum_place(v, group * GROUP + lane);
         NUMBER4 before = NUMBER4(0);
         if (tap_begin + block_begin > 0) { before = T2[at]; }
         T2[at] = before + cml_result(v / COLUMNS, v % COLUMNS);

@@ -1,20 +1,17 @@
 // A filter that is computed during the run, in the order in which conv.hlsl reads it (as
 // cml_engine/ops/conv/kernels/tile.py packs a constant one): [row block][tap][band][4 in][ROWS].
 // T0 filter as NNEF has it, T1 packed.
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint word = group * GROUP + tid.x;
-    if (word >= total) { return; }
+CML_MAIN
+{
+    CML_EACH_THREAD(word, total)
     uint row = word % rows;
-    uint lane = word / rows % (4 * band);
+    uint in_band = word / rows % (4 * band);
     uint tap = word / rows / (4 * band) % taps;
     uint row_block = word / rows / (4 * band) / taps;
     uint channel = row_block * rows + row;
     uint first = min(row_block * rows / group_out * group_in / 4, in_blocks - band);
     uint nth = min(channel, out_c - 1) / group_out;
-    uint input = 4 * first + lane - nth * group_in; // wraps around below the group: too large
+    uint input = 4 * first + in_band - nth * group_in; // wraps around below the group: too large
     bool real = channel < out_c && input < group_in;
     uint at = nth * w_group + (channel - nth * group_out) * w_out + input * w_in + tap;
     float value = T0[real ? at : 0];

@@ -43,15 +43,7 @@ void add_line(NUMBER x[SPAN], uint w) {
     }}
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    Part part = cml_part(group);
-    Run p = cml_run(part.tile * GROUP + tid.x);
-    cml_clear();
-
-    uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
+void cml_add_window(Part part, Run p, uint volume) {
     uint lines = uint(k_size(0) * k_size(1));
     uint weight = part.row_block * lines * group_in * LINE_VECTORS;
     for (int line = 0; line < int(lines); line++) {
@@ -67,5 +59,4 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
             weight += LINE_VECTORS;
         }
     }
-    cml_store_run(p, part.row_block, part.phase);
 }

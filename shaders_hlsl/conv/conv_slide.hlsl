@@ -28,15 +28,7 @@ void add_line(uint weight, uint vectors, uint volume) {
     }
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    Part part = cml_part(group);
-    Run p = cml_run(part.tile * GROUP + tid.x);
-    cml_clear();
-
-    uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
+void cml_add_window(Part part, Run p, uint volume) {
     uint vectors = band * BLOCK_VECTORS; // of the filter, per tap
     uint weight = part.row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
     uint base = (p.image * in_blocks + cml_first_block(part.row_block)) * volume;
@@ -50,5 +42,4 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
             weight += TAPS * vectors;
         }
     }
-    cml_store_run(p, part.row_block, part.phase);
 }

@@ -44,12 +44,9 @@ void add_row(int r, float4 x[SOURCES_X]) {
     }}
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint tile_x = group * GROUP + tid.x;
-    if (tile_x >= threads) { return; }
+CML_MAIN
+{
+    CML_EACH_THREAD(tile_x, threads)
     uint tile_y = cml_divide_rest(tile_x, tiles_x);
     uint number = cml_divide_rest(tile_y, tiles_y);
     uint image = cml_divide_rest(number, blocks);

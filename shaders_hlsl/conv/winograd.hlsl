@@ -45,12 +45,9 @@ void transform(float4 d[6], out float4 v[6]) {
     v[5] = d[1] - (P2 + Q2) * d[3] + d[5];
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint thread = group * GROUP + tid.x;
-    if (thread >= tiles * in_blocks) { return; }
+CML_MAIN
+{
+    CML_EACH_THREAD(thread, tiles * in_blocks)
     uint nth = thread;
     uint block = cml_divide_rest(nth, tiles);
     Tile tile = tile_of(nth);
@@ -88,16 +85,14 @@ void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
 // SUMS [36][block of four outputs][tile].
 #include "conv_product.hlsli"
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint row_block = group;
+CML_MAIN
+{
+    CML_EACH_GROUP(row_block)
     uint part = cml_divide_rest(row_block, row_blocks);
     uint point = cml_divide_rest(part, parts);
     uint at[COLUMNS];
     {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-        at[j] = (part * COLUMNS + j) * GROUP + tid.x;
+        at[j] = (part * COLUMNS + j) * GROUP + lane;
     }}
     cml_clear();
     uint values = point * in_blocks * tiles;
@@ -140,12 +135,9 @@ void transform(float4 m[6], out float4 y[4]) {
     y[3] = (P * P2) * difference_a + (Q * Q2) * difference_b + m[5];
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint thread = group * GROUP + tid.x;
-    if (thread >= tiles * out_blocks) { return; }
+CML_MAIN
+{
+    CML_EACH_THREAD(thread, tiles * out_blocks)
     uint nth = thread;
     Block block = cml_block(cml_divide_rest(nth, tiles));
     float4 columns[6][4];

@@ -104,13 +104,12 @@ OUT_TYPE compute(uint i) {
     return result;
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
+CML_MAIN
+{
+    CML_EACH_GROUP(group)
     [ForceUnroll] for (uint k = 0; k < PER_THREAD; ++k) {
         // neighbouring threads, neighbouring addresses
-        uint i = (group * PER_THREAD + k) * GROUP + tid.x;
+        uint i = (group * PER_THREAD + k) * GROUP + lane;
         if (i < count) { OUT[i] = compute(i); }
     }
 }

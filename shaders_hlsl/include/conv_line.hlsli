@@ -1,5 +1,6 @@
 // What conv_slide.hlsl, conv_weave.hlsl and conv_plain.hlsl share: a thread computes a run of COLUMNS
-// results of a line, neighbours in their phases, under which lie SPAN inputs of each line of inputs.
+// results of a line, neighbours in their phases, under which lie SPAN inputs of each line of inputs. A kernel's own is
+// cml_add_window: it adds the products of a run with the inputs under its windows.
 #ifndef CML_CONV_LINE
 #define CML_CONV_LINE
 
@@ -68,6 +69,16 @@ void cml_store_run(Run p, uint row_block, int3 phase) {
             }}
         }
     }}
+}
+
+CML_MAIN
+{
+    CML_EACH_GROUP(group)
+    Part part = cml_part(group);
+    Run p = cml_run(part.tile * GROUP + lane);
+    cml_clear();
+    cml_add_window(part, p, cml_volume(x_size(0), x_size(1), x_size(2)));
+    cml_store_run(p, part.row_block, part.phase);
 }
 
 #endif

@@ -196,12 +196,9 @@ VALUE finish(State state) {
     return value;
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint item = group * GROUP + tid.x;
-    if (item >= count) { return; }
+CML_MAIN
+{
+    CML_EACH_THREAD(item, count)
     State state;
     state.value = VALUE(asfloat(start));
     state.index = -1;

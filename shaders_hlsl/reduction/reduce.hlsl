@@ -174,29 +174,24 @@ void share(uint at, Item item) {
 #endif
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint part = group;
+CML_MAIN
+{
+    CML_EACH_GROUP(part)
     Place place = place_of(cml_divide_rest(part, chunks));
     uint begin = part * chunk;
-    Item item = reduce(place, begin + tid.x, min(begin + chunk, total), GROUP);
-    share(tid.x, item);
+    Item item = reduce(place, begin + lane, min(begin + chunk, total), GROUP);
+    share(lane, item);
     GroupMemoryBarrierWithGroupSync();
     for (uint half = GROUP / 2; half > 0; half /= 2) {
-        if (tid.x < half) { share(tid.x, merge(shared_item(tid.x), shared_item(tid.x + half))); }
+        if (lane < half) { share(lane, merge(shared_item(lane), shared_item(lane + half))); }
         GroupMemoryBarrierWithGroupSync();
     }
-    if (tid.x == 0) { store(place, part, shared_item(0)); }
+    if (lane == 0) { store(place, part, shared_item(0)); }
 }
 #else
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint thread = group * GROUP + tid.x;
-    if (thread >= outputs * chunks) { return; }
+CML_MAIN
+{
+    CML_EACH_THREAD(thread, outputs * chunks)
     // neighbouring threads: the same chunk of neighbouring results
     uint part = cml_divide(thread, outputs);
     Place place = place_of(thread - part * outputs);

@@ -71,22 +71,18 @@ float all_sum(uint thread, float value) {
     return values[0];
 }
 
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
+CML_MAIN
+{
+    CML_EACH_GROUP(group)
     uint base = kept_offset(group);
-    float m = all_greatest(tid.x, greatest(base, tid.x, GROUP));
-    float sum = all_sum(tid.x, sum_exp(base, tid.x, GROUP, m));
-    write_all(base, tid.x, GROUP, m, sum);
+    float m = all_greatest(lane, greatest(base, lane, GROUP));
+    float sum = all_sum(lane, sum_exp(base, lane, GROUP, m));
+    write_all(base, lane, GROUP, m, sum);
 }
 #else
-[numthreads(GROUP, 1, 1)]
-void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID) {
-    uint group = CML_GROUP(gid);
-    if (group >= cml_end) { return; }
-    uint thread = group * GROUP + tid.x;
-    if (thread >= outputs) { return; }
+CML_MAIN
+{
+    CML_EACH_THREAD(thread, outputs)
     uint base = kept_offset(thread);
     float m = greatest(base, 0, 1);
     write_all(base, 0, 1, m, sum_exp(base, 0, 1, m));
