@@ -14,7 +14,7 @@ Activation = Literal["", "relu", "relu6"]
 
 
 @dataclass(frozen=True)
-class Layer:
+class NetworkLayer:
     """``output`` of ``inputs``. ``numbers`` are the kind's own: ``kernel``, ``stride``, ``pad`` and
     ``groups`` of a conv; ``filter`` [O, I/groups, k, k] or [O, I] and ``bias`` [O] are weights."""
 
@@ -33,7 +33,7 @@ class LayeredNetwork:
 
     def __init__(self, shape: tuple[int, int, int, int], seed: int = 1) -> None:
         self.shape = shape
-        self.layers: list[Layer] = []
+        self.layers: list[NetworkLayer] = []
         self.channels = {"data": shape[1]}
         self._random = np.random.default_rng(seed)
 
@@ -92,7 +92,9 @@ class LayeredNetwork:
         bias: Array | None = None,
     ) -> str:
         name = f"{kind}{len(self.layers)}"
-        self.layers.append(Layer(kind, inputs, name, numbers or {}, activation, filter, bias))
+        self.layers.append(
+            NetworkLayer(kind, inputs, name, numbers or {}, activation, filter, bias)
+        )
         self.channels[name] = channels
         return name
 

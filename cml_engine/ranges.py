@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 __all__ = [
     "BUDGET_MS",
-    "Range",
+    "NumberRange",
     "Real",
     "TIMES",
     "Whole",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class Range(ABC):
+class NumberRange(ABC):
     """A range of numbers; called with a text it is a type of argparse's."""
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Range(ABC):
 
 
 @dataclass(frozen=True)
-class Whole(Range):
+class Whole(NumberRange):
     """Whole numbers of ``low`` to ``high``."""
 
     low: int
@@ -74,7 +74,7 @@ class Whole(Range):
 
 
 @dataclass(frozen=True)
-class Real(Range):
+class Real(NumberRange):
     """Finite numbers of ``low`` to ``high``, of that ``unit``."""
 
     low: float

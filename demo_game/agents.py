@@ -150,7 +150,7 @@ class Agents:
         return TileJobs(tile, jobs)
 
 
-class Watch:
+class FileWatch:
     """The files of the agents' networks, and of the game's own kernels: when they change, the
     networks are replaced while the game goes on."""
 

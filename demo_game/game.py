@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import cml_engine as cml
 from cml_engine.panel import OperatorTimes
-from demo_game.agents import Agents, Watch
+from demo_game.agents import Agents, FileWatch
 from demo_game.chain import load_chain
 from demo_game.cores import keep_apart
 from demo_game.flight import Pose
@@ -110,7 +110,7 @@ class Game:
         # first, for it builds its pipelines on threads while the networks are planned
         self.renderer = Renderer(gpu, target_format, quality, settings.light)
         self.agents = Agents(gpu, chain)
-        self.watch = Watch(self.agents) if settings.watch else None
+        self.watch = FileWatch(self.agents) if settings.watch else None
         self.planet = _planet(gpu, settings, self.agents)
         tiles = self.planet or self.agents
         self.streaming = Streaming(tiles, self.scheduler, self.renderer.tiles, settings.seed)

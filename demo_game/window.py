@@ -22,7 +22,7 @@ _RIGHT = 2
 _WOBBLE = 0.1
 
 
-class Window:
+class GameWindow:
     """A window and the game in it. :attr:`samples` grows by one per frame."""
 
     def __init__(
@@ -204,7 +204,7 @@ def open_window(
     *,
     scripted: bool = True,
     seconds: float | None = None,
-) -> Window:
+) -> GameWindow:
     """A window of the preset's size. :class:`cml.CmlError` where none can be opened."""
     try:
         from rendercanvas.glfw import RenderCanvas
@@ -221,10 +221,10 @@ def open_window(
             f"no window: {error}. Without a display use --headless, which writes a report and a "
             "picture"
         ) from error
-    return Window(canvas, gpu, quality, settings, scripted=scripted, seconds=seconds)
+    return GameWindow(canvas, gpu, quality, settings, scripted=scripted, seconds=seconds)
 
 
-def run_window(window: Window) -> None:
+def run_window(window: GameWindow) -> None:
     """Frames until the window is closed."""
     from rendercanvas.glfw import loop
 

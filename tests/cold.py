@@ -35,7 +35,7 @@ def empty_caches(folder: Path) -> dict[str, str]:
     return {**os.environ, **{name: str(folder / name) for name in places}}
 
 
-class Memory:
+class PeakMemory:
     """The most memory that a process and its descendants took together, sampled; MB."""
 
     def __init__(self, pid: int) -> None:
@@ -83,7 +83,7 @@ def measure(name: str) -> bool:
         process = subprocess.Popen(
             [sys.executable, "tasks.py", *command], cwd=ROOT, env=empty_caches(Path(folder))
         )
-        memory = Memory(process.pid)
+        memory = PeakMemory(process.pid)
         code = process.wait()
         memory.stop()
         seconds, after = time.perf_counter() - started, os.times()

@@ -48,7 +48,7 @@ from cml_engine.report.compare import allowance
 from cml_engine.session import CompileOptions, make_plan
 from cml_engine.testing import SENTINEL, random_partition
 from tests.fixtures import fuzz_bytes
-from tests.fixtures.fuzz_graphs import Case, random_case
+from tests.fixtures.fuzz_graphs import FuzzCase, random_case
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Array]
@@ -63,7 +63,7 @@ _RUNS = 2
 
 
 @dataclass(frozen=True)
-class Reference:
+class FuzzReference:
     """What every run gives, and how far another right answer may be from it (NaN: any is right)."""
 
     values: list[Values]
@@ -76,7 +76,7 @@ class Failure:
 
     check: str
     problem: str
-    case: Case
+    case: FuzzCase
     without: frozenset[str]
 
 
@@ -118,7 +118,7 @@ def _moved(value: Array, tolerance: Any, rng: np.random.Generator) -> Array:
         return (value + by).astype(np.float32)
 
 
-def reference(case: Case, spread: bool = False) -> Reference:
+def reference(case: FuzzCase, spread: bool = False) -> FuzzReference:
     """Of the graph as it is; ``spread``: as a GPU may run it."""
     values = evaluate(case.graph, case.inputs)
     rng = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def reference(case: Case, spread: bool = False) -> Reference:
         {name: _allowed(value, [m[run][name] for m in moved]) for name, value in found.items()}
         for run, found in enumerate(values)
     ]
-    return Reference(values, allowed)
+    return FuzzReference(values, allowed)
 
 
 def _allowed(value: Array, moved: list[Array]) -> Array:
@@ -153,7 +153,7 @@ def _kind(value: Array) -> Array:
     return np.where(np.isnan(value), 1, 0) + np.isposinf(value) * 2 + np.isneginf(value) * 3
 
 
-def difference(runs: Sequence[Values], right: Reference) -> str:
+def difference(runs: Sequence[Values], right: FuzzReference) -> str:
     """Where results are further from the reference than is allowed; "" where they are not."""
     for run, (found, wanted, allowed) in enumerate(
         zip(runs, right.values, right.allowed, strict=True)
@@ -185,17 +185,17 @@ def _wrong(got: Array, wanted: Array, allowed: Array) -> Array:
 
 
 @dataclass
-class Bench:
+class FuzzBench:
     """A case on its way through the checks; what several of them need is made once."""
 
-    case: Case
+    case: FuzzCase
     without: frozenset[str]
     gpu: Any
     folder: Path
-    _right: Reference | None = None
+    _right: FuzzReference | None = None
 
     @property
-    def right(self) -> Reference:
+    def right(self) -> FuzzReference:
         self._right = self._right or reference(self.case)
         return self._right
 
@@ -207,14 +207,14 @@ class Bench:
         return [session.run(self.case.inputs) for _ in self.right.values]
 
 
-def _on_cpu(bench: Bench) -> str:
+def _on_cpu(bench: FuzzBench) -> str:
     session = bench.session("cpu")
     problem = difference(bench.runs(session), bench.right)
     session.reset()
     return problem or difference(bench.runs(session), bench.right)
 
 
-def _written(bench: Bench) -> str:
+def _written(bench: FuzzBench) -> str:
     """Bit for bit: nothing is lost in the files."""
     save(bench.case.graph, bench.folder, overwrite=True)
     graph = cml.load(bench.folder)
@@ -228,12 +228,12 @@ def _written(bench: Bench) -> str:
     return ""
 
 
-def _on_gpu(bench: Bench) -> str:
+def _on_gpu(bench: FuzzBench) -> str:
     runs = bench.runs(bench.session(bench.gpu))
     return difference(runs, bench.right) and difference(runs, reference(bench.case, spread=True))
 
 
-def _any_slices(bench: Bench) -> str:
+def _any_slices(bench: FuzzBench) -> str:
     """The whole run's bits, from any partition of the workgroups and from memory of their own."""
     session = bench.session(bench.gpu)
     program = session.program
@@ -255,7 +255,7 @@ def _any_slices(bench: Bench) -> str:
     return ""
 
 
-def _in_parts(bench: Bench) -> str:
+def _in_parts(bench: FuzzBench) -> str:
     """The whole run's bits on a device that binds no more than a part of the larger tensors."""
     session = bench.session(bench.gpu)
     assert session.plan is not None
@@ -281,15 +281,15 @@ def _same_bits(a: Array, b: Array) -> bool:
     return bool(np.all((a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))))
 
 
-def _each_node(bench: Bench) -> str:
+def _each_node(bench: FuzzBench) -> str:
     return _shadow(bench, "float")
 
 
-def _in_half(bench: Bench) -> str:
+def _in_half(bench: FuzzBench) -> str:
     return _shadow(bench, "half")
 
 
-def _shadow(bench: Bench, storage: Any) -> str:
+def _shadow(bench: FuzzBench, storage: Any) -> str:
     graph = bench.session("cpu").graph
     for check in shadow_run(graph, bench.gpu, bench.case.inputs, storage):
         if check.comparison is not None and not check.ok:
@@ -298,14 +298,14 @@ def _shadow(bench: Bench, storage: Any) -> str:
     return ""
 
 
-CHECKS: dict[str, Callable[[Bench], str]] = {
+CHECKS: dict[str, Callable[[FuzzBench], str]] = {
     "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices,
     "nodes": _each_node, "half": _in_half, "parts": _in_parts,
 }  # fmt: skip
 ON_CPU = ("cpu", "written")
 
 
-def problem_of(check: str, bench: Bench) -> str:
+def problem_of(check: str, bench: FuzzBench) -> str:
     """What a check says; an error that it raises is one too."""
     try:
         return CHECKS[check](bench)
@@ -313,7 +313,7 @@ def problem_of(check: str, bench: Bench) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def runs_at_all(case: Case) -> bool:
+def runs_at_all(case: FuzzCase) -> bool:
     """Whether NumPy takes the case: an index may be in no axis."""
     try:
         reference(case)
@@ -336,14 +336,14 @@ def minimized(failure: Failure, gpu: Any, folder: Path, seconds: float = 60.0) -
                 break
             if not runs_at_all(case):
                 continue
-            problem = problem_of(failure.check, Bench(case, without, gpu, folder))
+            problem = problem_of(failure.check, FuzzBench(case, without, gpu, folder))
             if problem:
                 failure, shrunk = Failure(failure.check, problem, case, without), True
                 break
     return failure
 
 
-def _smaller(failure: Failure) -> Iterator[tuple[Case, frozenset[str]]]:
+def _smaller(failure: Failure) -> Iterator[tuple[FuzzCase, frozenset[str]]]:
     """One change each: an output, an update, a pass left out or a node less."""
     case, without, graph = failure.case, failure.without, failure.case.graph
     for name in graph.outputs if len(graph.outputs) > 1 else ():
@@ -361,7 +361,7 @@ def _smaller(failure: Failure) -> Iterator[tuple[Case, frozenset[str]]]:
             yield _cut(case, node, tuple(others)), without
 
 
-def _cut(case: Case, node: Node, outputs: tuple[str, ...]) -> Case:
+def _cut(case: FuzzCase, node: Node, outputs: tuple[str, ...]) -> FuzzCase:
     """The node's results are inputs instead, with the values that they have."""
     values: Values = {**case.graph.constants, **case.inputs}
     for other in case.graph.nodes:
@@ -370,16 +370,16 @@ def _cut(case: Case, node: Node, outputs: tuple[str, ...]) -> Case:
             values[name] = np.asarray(value, NUMPY_DTYPE[case.graph.facts[name].dtype])
     inputs = (*case.graph.inputs, *node.outputs)
     nodes = tuple(n for n in case.graph.nodes if n is not node)
-    given = Case(case.graph, {n: values[n] for n in inputs})
+    given = FuzzCase(case.graph, {n: values[n] for n in inputs})
     return _swept(given, inputs=inputs, nodes=nodes, outputs=outputs)
 
 
-def _swept(case: Case, **changes: Any) -> Case:
+def _swept(case: FuzzCase, **changes: Any) -> FuzzCase:
     """The changed graph with what it needs, and with the inputs that are read."""
     swept = eliminate_dead_code(case.graph.with_(**changes))
     read = {n for node in swept.nodes for n in node.reads} | set(swept.roots)
     inputs = tuple(n for n in swept.inputs if n in read)
-    return Case(swept.with_(inputs=inputs), {n: case.inputs[n] for n in inputs})
+    return FuzzCase(swept.with_(inputs=inputs), {n: case.inputs[n] for n in inputs})
 
 
 # ---------------------------------------------------------------- as a folder
@@ -405,14 +405,14 @@ def replay(folder: Path, gpu: Any) -> str:
     graph = cml.load(folder / "model")
     with np.load(folder / "inputs.npz") as arrays:
         inputs = dict(zip(graph.inputs, arrays.values(), strict=True))
-    bench = Bench(Case(graph, inputs), frozenset(said["without"]), gpu, folder / "written")
+    bench = FuzzBench(FuzzCase(graph, inputs), frozenset(said["without"]), gpu, folder / "written")
     return problem_of(said["check"], bench)
 
 
 # ---------------------------------------------------------------- runs
 
 
-def drawn(seed: int, number: int, nodes: int) -> tuple[Case, frozenset[str]]:
+def drawn(seed: int, number: int, nodes: int) -> tuple[FuzzCase, frozenset[str]]:
     """A case by its number: the same in every run. Every fourth has odd values."""
     rng = np.random.default_rng([seed, number])
     case = random_case(rng, nodes, odd=number % 4 == 3)
@@ -427,7 +427,7 @@ def failures_of(
     case, without = drawn(seed, number, nodes)
     if not runs_at_all(case):
         return []
-    bench = Bench(case, without, gpu, folder)
+    bench = FuzzBench(case, without, gpu, folder)
     found = [(check, problem_of(check, bench)) for check in checks]
     return [Failure(check, problem, case, without) for check, problem in found if problem]
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tests.reference import extension_calls
-from tests.reference.calls import OPERATORS, SIGNATURES, Call
+from tests.reference.calls import OPERATORS, SIGNATURES, SampleCall
 from tests.reference.extension_formulas import INTEGERS
-from tests.reference.formulas import ELEMENTWISE, Window
+from tests.reference.formulas import ELEMENTWISE, FormulaWindow
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -99,7 +99,7 @@ _ATTRS: dict[str, Callable[[Draw], dict[str, Any]]] = {
 _LOGICAL = {"and", "or", "not"}
 
 
-def _elementwise(op: str, d: Draw) -> Call:
+def _elementwise(op: str, d: Draw) -> SampleCall:
     count = len(SIGNATURES[op].tensors)
     whole = d.shape(d.integer(0, 6), 4)
     low, high = _RANGES.get(op, (-3, 3))
@@ -116,21 +116,21 @@ def _elementwise(op: str, d: Draw) -> Call:
             arrays.append(d.logicals(shape) if op in _LOGICAL else d.scalars(shape, low, high))
     if op == "select":
         arrays[0] = d.logicals(arrays[0].shape)
-    return Call(op, tuple(arrays), _ATTRS[op](d) if op in _ATTRS else {})
+    return SampleCall(op, tuple(arrays), _ATTRS[op](d) if op in _ATTRS else {})
 
 
-def _quantize(op: str, d: Draw) -> Call:
+def _quantize(op: str, d: Draw) -> SampleCall:
     x = d.scalars(d.shape(3), -2, 2)
     shape = [1, x.shape[1]] if d.flag() else []
     bits: dict[str, Any] = {"bits": d.choice([2, 4, 8])}
     if op == "logarithmic_quantize":
-        return Call(op, (x, d.scalars(shape, 0.6, 3)), bits)
+        return SampleCall(op, (x, d.scalars(shape, 0.6, 3)), bits)
     if op != "linear_quantize":
         signed = d.flag()
         bits |= {"signed": signed, "symmetric": signed and d.flag()}
     if op == "zero_point_linear_quantize":
-        return Call(op, (x, d.integers(shape, 9, -9), d.scalars(shape, 0.05, 0.3)), bits)
-    return Call(op, (x, d.scalars(shape, -2, -1), d.scalars(shape, 1, 2)), bits)
+        return SampleCall(op, (x, d.integers(shape, 9, -9), d.scalars(shape, 0.05, 0.3)), bits)
+    return SampleCall(op, (x, d.scalars(shape, -2, -1), d.scalars(shape, 1, 2)), bits)
 
 
 # ---------------------------------------------------------------- windows
@@ -159,7 +159,7 @@ def _geometry(
     return found
 
 
-def _pool_of(op: str, d: Draw) -> Call:
+def _pool_of(op: str, d: Draw) -> SampleCall:
     shape = d.shape(d.integer(0, 5), 5)
     size = [d.integer(1, 3) if d.flag() else 1 for _ in shape]
     border = d.choice(_BORDERS if op == "sample" else [*_BORDERS, "ignore"])
@@ -169,19 +169,21 @@ def _pool_of(op: str, d: Draw) -> Call:
         attrs["normalize"] = d.flag()
     x = d.scalars(shape)
     if op != "sample":
-        return Call(op, (x,), attrs)
-    window = Window(shape, size, *(attrs.get(k, []) for k in ("padding", "stride", "dilation")))
-    return Call(op, (x, d.integers(window.narrow, int(np.prod(size)))), attrs)
+        return SampleCall(op, (x,), attrs)
+    window = FormulaWindow(
+        shape, size, *(attrs.get(k, []) for k in ("padding", "stride", "dilation"))
+    )
+    return SampleCall(op, (x, d.integers(window.narrow, int(np.prod(size)))), attrs)
 
 
-def _debox_of(op: str, d: Draw) -> Call:
+def _debox_of(op: str, d: Draw) -> SampleCall:
     shape = d.shape(d.integer(1, 4), 4, low=2)
     size = [d.integer(1, 3) if d.flag() else 1 for _ in shape]
     attrs: dict[str, Any] = {"size": size, **_reverse(d, shape, size)}
     x = d.scalars(shape)
     if op == "desample":
-        return Call(op, (x, d.integers(shape, int(np.prod(size)))), attrs)
-    return Call(op, (x,), {**attrs, "normalize": d.flag()})
+        return SampleCall(op, (x, d.integers(shape, int(np.prod(size)))), attrs)
+    return SampleCall(op, (x,), {**attrs, "normalize": d.flag()})
 
 
 def _reverse(d: Draw, shape: Sequence[int], size: Sequence[int]) -> dict[str, Any]:
@@ -191,7 +193,7 @@ def _reverse(d: Draw, shape: Sequence[int], size: Sequence[int]) -> dict[str, An
     return found
 
 
-def _conv_of(op: str, d: Draw) -> Call:
+def _conv_of(op: str, d: Draw) -> SampleCall:
     rank = d.integer(1, 3)
     groups = d.choice([1, 1, 2, 3])
     depthwise = d.integer(0, 3) == 0
@@ -212,28 +214,28 @@ def _conv_of(op: str, d: Draw) -> Call:
         w = d.scalars([channels, 1 if depthwise else each_out, *size])
         out = channels if depthwise else groups * each_out
     bias = d.choice([np.float32(0.5), d.scalars([1, out])])
-    return Call(op, (x, w, np.asarray(bias)), attrs)
+    return SampleCall(op, (x, w, np.asarray(bias)), attrs)
 
 
-def _separable_of(op: str, d: Draw) -> Call:
+def _separable_of(op: str, d: Draw) -> SampleCall:
     channels, out = d.integer(1, 4), d.integer(1, 4)
     x = d.scalars([d.integer(1, 2), channels, *d.shape(2, 5, low=2)])
     size = [d.integer(1, 3), d.integer(1, 3)]
     if op == "separable_conv":
         w, v = d.scalars([channels, 1, *size]), d.scalars([out, channels, 1, 1])
-        return Call(op, (x, w, v, d.scalars([1, out])), _geometry(d, x.shape[2:], size))
+        return SampleCall(op, (x, w, v, d.scalars([1, out])), _geometry(d, x.shape[2:], size))
     w, v = d.scalars([out, 1, *size]), d.scalars([channels, out, 1, 1])
-    return Call(op, (x, w, v, d.scalars([1, out])), _reverse(d, x.shape[2:], size))
+    return SampleCall(op, (x, w, v, d.scalars([1, out])), _reverse(d, x.shape[2:], size))
 
 
-def _local(op: str, d: Draw) -> Call:
+def _local(op: str, d: Draw) -> SampleCall:
     shape = d.shape(d.integer(2, 4), 5)
     attrs: dict[str, Any] = {"size": [d.integer(1, 3) for _ in shape]}
     if op == "local_response_normalization":
         attrs |= {"alpha": d.choice([1.0, 0.1]), "beta": d.choice([0.5, 0.75]), "bias": 1.5}
     elif op != "local_mean_normalization":
         attrs |= {"bias": d.choice([0.5, 1.0]), "epsilon": d.choice([0.0, 1.25])}
-    return Call(op, (d.scalars(shape),), attrs)
+    return SampleCall(op, (d.scalars(shape),), attrs)
 
 
 # ---------------------------------------------------------------- resolution and regions
@@ -245,7 +247,7 @@ def _image(d: Draw, high: int = 5) -> list[int]:
     return [d.integer(1, 2), d.integer(1, 5), *d.shape(d.integer(1, 3), high, low=1)]
 
 
-def _resample_of(op: str, d: Draw) -> Call:
+def _resample_of(op: str, d: Draw) -> SampleCall:
     shape = _image(d)
     factor = [d.integer(1, 3) for _ in shape[2:]]
     attrs: dict[str, Any] = {"factor": factor}
@@ -253,10 +255,10 @@ def _resample_of(op: str, d: Draw) -> Call:
         shape[2:] = [e * f for e, f in zip(shape[2:], factor, strict=True)]
     if op == "multilinear_upsample":
         attrs |= {"method": d.choice(_METHODS), "border": d.choice(_BORDERS)}
-    return Call(op, (d.scalars(shape),), attrs)
+    return SampleCall(op, (d.scalars(shape),), attrs)
 
 
-def _roi_of(op: str, d: Draw) -> Call:
+def _roi_of(op: str, d: Draw) -> SampleCall:
     shape = [max(e, 1) for e in _image(d, 7)]
     count, spatial = d.integer(0, 4), len(shape) - 2
     low = d.scalars([count, spatial], -2, 5)
@@ -268,12 +270,12 @@ def _roi_of(op: str, d: Draw) -> Call:
         attrs |= {"sampling_rate": rates, "resize_method": d.choice(_METHODS)}
     if op == "roi_resample":
         attrs["method"] = d.choice(_METHODS)
-    return Call(op, (d.scalars(shape), rois.astype(np.float32), index), attrs)
+    return SampleCall(op, (d.scalars(shape), rois.astype(np.float32), index), attrs)
 
 
-def _resize_of(op: str, d: Draw) -> Call:
+def _resize_of(op: str, d: Draw) -> SampleCall:
     shape = [max(e, 1) for e in _image(d, 7)]
-    return Call(op, (d.scalars(shape),), {
+    return SampleCall(op, (d.scalars(shape),), {
         "output_size": [d.integer(1, 9) for _ in shape[2:]],
         "method": d.choice(["nearest", "linear", "cubic"]), "coordinates": d.choice(_METHODS),
         "rounding": d.choice(["half_down", "half_up", "floor", "ceil"]),
@@ -284,7 +286,7 @@ def _resize_of(op: str, d: Draw) -> Call:
 # ---------------------------------------------------------------- reductions and products
 
 
-def _reduce_of(op: str, d: Draw) -> Call:
+def _reduce_of(op: str, d: Draw) -> SampleCall:
     shape = d.shape(d.integer(1, 6), 4)
     axes = d.axes(len(shape), least=1)
     if op.startswith(("max", "min", "arg", "softmax", "mean", "l1", "l2", "moments")):
@@ -295,62 +297,62 @@ def _reduce_of(op: str, d: Draw) -> Call:
         attrs["normalize"] = d.flag() and 0 not in shape
     if op.startswith(("l1", "l2")):
         attrs |= {"bias": d.choice([0.0, 0.5]), "epsilon": d.choice([0.0, 1.5])}
-        return Call(op, (d.scalars(shape, 0.1, 2),), attrs)
-    return Call(op, (d.logicals(shape) if logical else d.scalars(shape),), attrs)
+        return SampleCall(op, (d.scalars(shape, 0.1, 2),), attrs)
+    return SampleCall(op, (d.logicals(shape) if logical else d.scalars(shape),), attrs)
 
 
-def _matmul_of(op: str, d: Draw) -> Call:
+def _matmul_of(op: str, d: Draw) -> SampleCall:
     m, n, k = d.integer(1, 9), d.integer(1, 9), d.integer(1, 9)
     if op == "linear":
-        return Call(op, (d.scalars([m, k]), d.scalars([n, k]), d.scalars([1, n])))
+        return SampleCall(op, (d.scalars([m, k]), d.scalars([n, k]), d.scalars([1, n])))
     a, b = d.flag(), d.flag()
     batch = d.shape(d.integer(0, 3), 3)
     left = [1 if d.integer(0, 3) == 0 else e for e in batch]
     right = [1 if d.integer(0, 3) == 0 else e for e in batch]
     x = d.scalars([*left, *([k, m] if a else [m, k])])
     y = d.scalars([*right, *([n, k] if b else [k, n])])
-    return Call(op, (x, y), {"transposeA": a, "transposeB": b})
+    return SampleCall(op, (x, y), {"transposeA": a, "transposeB": b})
 
 
 _EQUATIONS = ("bct,bcs->bts", "bts,bcs->bct", "ij,jk->ik", "abcd,ebd->aec", "i,i->", "ij->ji",
               "ab,bc,cd->da", "abc,c->ba", "a,b->ab", "nchw,oc->nohw", "ab,ab->b")  # fmt: skip
 
 
-def _einsum_of(op: str, d: Draw) -> Call:
+def _einsum_of(op: str, d: Draw) -> SampleCall:
     equation = d.choice(_EQUATIONS)
     left = equation.partition("->")[0]
     extents = {c: d.integer(1, 4) for c in sorted(set(left) - {","})}
     arrays = tuple(d.scalars([extents[c] for c in term]) for term in left.split(","))
-    return Call(op, arrays, {"equation": equation})
+    return SampleCall(op, arrays, {"equation": equation})
 
 
-def _norm_of(op: str, d: Draw) -> Call:
+def _norm_of(op: str, d: Draw) -> SampleCall:
     groups, rank = d.integer(1, 3), d.integer(1, 2)
     channels = groups * d.integer(1, 3)
     x = d.scalars([d.integer(1, 2), channels, *d.shape(rank, 5, low=2)])
     attrs: dict[str, Any] = {"axes": list(range(2, x.ndim)), "epsilon": d.choice([1e-5, 0.1])}
     if op == "mean_variance_norm":
-        return Call(op, (x,), attrs)
+        return SampleCall(op, (x,), attrs)
     if op == "layer_norm":
         attrs["axes"] = [1, *attrs["axes"]]
     if op == "group_norm":
         attrs = {"groups": groups, **attrs}
-    return Call(op, (x, d.scalars([1, channels]), d.scalars([1, channels])), attrs)
+    return SampleCall(op, (x, d.scalars([1, channels]), d.scalars([1, channels])), attrs)
 
 
-def _step_of(op: str, d: Draw) -> Call:
+def _step_of(op: str, d: Draw) -> SampleCall:
     n, k, h = d.integer(1, 3), d.integer(1, 5), d.integer(1, 4)
     gates = 4 if op == "lstm_step" else 3
     state = [d.scalars([n, h])] * (2 if op == "lstm_step" else 1)
     biases = [d.scalars([1, gates * h]) for _ in range(1 if op == "lstm_step" else 2)]
     weights = [d.scalars([gates * h, k]), d.scalars([gates * h, h])]
-    return Call(op, (d.scalars([n, k]), *state, *weights, *biases))
+    return SampleCall(op, (d.scalars([n, k]), *state, *weights, *biases))
 
 
 # ---------------------------------------------------------------- moving elements
 
 
-def _reshape_of(op: str, d: Draw) -> Call:
+def _reshape_of(op: str, d: Draw) -> SampleCall:
     shape = [max(e, 1) for e in d.shape(d.integer(0, 4), 4)]
     start = d.integer(0, len(shape))
     count = d.integer(0, len(shape) - start)
@@ -361,19 +363,19 @@ def _reshape_of(op: str, d: Draw) -> Call:
         new = [*new]
         new[d.integer(0, len(new) - 1)] = -1
     attrs = {"shape": new, "axis_start": start, "axis_count": count}
-    return Call(op, (d.any(shape),), attrs)
+    return SampleCall(op, (d.any(shape),), attrs)
 
 
-def _transpose_of(op: str, d: Draw) -> Call:
+def _transpose_of(op: str, d: Draw) -> SampleCall:
     x = d.any(d.shape(d.integer(0, 6), 4))
     count = d.integer(0, x.ndim)
     left, axes = list(range(count)), []
     while left:
         axes.append(left.pop(d.integer(0, len(left) - 1)))
-    return Call(op, (x,), {"axes": axes})
+    return SampleCall(op, (x,), {"axes": axes})
 
 
-def _joined(op: str, d: Draw) -> Call:
+def _joined(op: str, d: Draw) -> SampleCall:
     shape = d.shape(d.integer(1, 5), 4)
     axis = d.integer(0, len(shape) - (op == "concat"))
     first = d.any(shape)
@@ -383,21 +385,21 @@ def _joined(op: str, d: Draw) -> Call:
             shape[axis] = d.integer(1, 4)
         other = d.scalars(shape, -9, 9)
         arrays.append(other.astype(first.dtype) if first.dtype != bool else other > 0)
-    return Call(op, tuple(arrays), {"axis": axis})
+    return SampleCall(op, tuple(arrays), {"axis": axis})
 
 
-def _parted(op: str, d: Draw) -> Call:
+def _parted(op: str, d: Draw) -> SampleCall:
     shape = d.shape(d.integer(1, 5), 4)
     axis = d.integer(0, len(shape) - 1)
     if op == "unstack":
         shape[axis] = d.integer(1, 4)
-        return Call(op, (d.any(shape),), {"axis": axis})
+        return SampleCall(op, (d.any(shape),), {"axis": axis})
     ratios = [d.integer(1, 3) for _ in range(d.integer(1, 3))]
     shape[axis] = sum(ratios) * d.integer(1, 2)
-    return Call(op, (d.any(shape),), {"axis": axis, "ratios": ratios})
+    return SampleCall(op, (d.any(shape),), {"axis": axis, "ratios": ratios})
 
 
-def _slice_of(op: str, d: Draw) -> Call:
+def _slice_of(op: str, d: Draw) -> SampleCall:
     x = d.any(d.shape(d.integer(1, 4), 6))
     axes = d.axes(x.ndim, least=1)
     begin, end, stride = [], [], []
@@ -409,27 +411,27 @@ def _slice_of(op: str, d: Draw) -> Call:
         begin.append(min(b, extent - 1) if backwards else a)
         end.append((a - 1 if a else -extent - 1) if backwards else b if b else extent + 1)
     attrs: dict[str, Any] = {"axes": axes, "begin": begin, "end": end}
-    return Call(op, (x,), {**attrs, "stride": stride} if stride != [1] * len(axes) else attrs)
+    return SampleCall(op, (x,), {**attrs, "stride": stride} if stride != [1] * len(axes) else attrs)
 
 
-def _axes_of(op: str, d: Draw) -> Call:
+def _axes_of(op: str, d: Draw) -> SampleCall:
     shape = d.shape(d.integer(1, 4), 4)
     if op == "unsqueeze":
         count = d.integer(1, 3)
         axes = d.axes(len(shape) + count, least=count)[:count]
-        return Call(op, (d.any(shape),), {"axes": axes})
+        return SampleCall(op, (d.any(shape),), {"axes": axes})
     axes = d.axes(len(shape), least=1)
     for axis in axes:
         shape[axis] = 1
-    return Call(op, (d.any(shape),), {"axes": axes})
+    return SampleCall(op, (d.any(shape),), {"axes": axes})
 
 
-def _tile_of(op: str, d: Draw) -> Call:
+def _tile_of(op: str, d: Draw) -> SampleCall:
     shape = d.shape(d.integer(0, 5), 3)
-    return Call(op, (d.any(shape),), {"repeats": [d.integer(1, 3) for _ in shape]})
+    return SampleCall(op, (d.any(shape),), {"repeats": [d.integer(1, 3) for _ in shape]})
 
 
-def _pad_of(op: str, d: Draw) -> Call:
+def _pad_of(op: str, d: Draw) -> SampleCall:
     shape = [e + 2 for e in d.shape(d.integer(0, 4), 3)]
     border = d.choice(_BORDERS)
     attrs: dict[str, Any] = {
@@ -437,50 +439,50 @@ def _pad_of(op: str, d: Draw) -> Call:
     }  # fmt: skip
     if border == "constant":
         attrs["value"] = d.choice([0.0, -3.5])
-    return Call(op, (d.scalars(shape),), attrs)
+    return SampleCall(op, (d.scalars(shape),), attrs)
 
 
-def _gather_of(op: str, d: Draw) -> Call:
+def _gather_of(op: str, d: Draw) -> SampleCall:
     shape = [max(e, 1) for e in d.shape(d.integer(1, 4), 5)]
     if op == "gather_nd":
         places = d.integer(1, len(shape))
         parts = [d.integers([3, 1], shape[i], -shape[i]) for i in range(places)]
-        return Call(op, (d.any(shape), np.hstack(parts)))
+        return SampleCall(op, (d.any(shape), np.hstack(parts)))
     axis = d.integer(0, len(shape) - 1)
     indices = d.integers(d.shape(d.integer(0, 3), 3), shape[axis])
-    return Call(op, (d.any(shape), indices), {"axis": axis})
+    return SampleCall(op, (d.any(shape), indices), {"axis": axis})
 
 
-def _cast_of(op: str, d: Draw) -> Call:
+def _cast_of(op: str, d: Draw) -> SampleCall:
     x = d.any(d.shape(d.integer(0, 5), 4))
-    return Call(op, (x,), {"dtype": d.choice(["scalar", "integer", "logical"])})
+    return SampleCall(op, (x,), {"dtype": d.choice(["scalar", "integer", "logical"])})
 
 
-def _blocks_of(op: str, d: Draw) -> Call:
+def _blocks_of(op: str, d: Draw) -> SampleCall:
     b = d.integer(1, 3)
     n, c, h, w = d.integer(1, 2), d.integer(1, 3), d.integer(1, 4), d.integer(1, 4)
     shape = [n, c * b * b, h, w] if op == "depth_to_space" else [n, c, h * b, w * b]
-    return Call(op, (d.scalars(shape),), {"block_size": b, "blocks_first": d.flag()})
+    return SampleCall(op, (d.scalars(shape),), {"block_size": b, "blocks_first": d.flag()})
 
 
-def _lines_of(op: str, d: Draw) -> Call:
+def _lines_of(op: str, d: Draw) -> SampleCall:
     shape = [max(e, 1) for e in d.shape(d.integer(1, 4), 7)]
     axis = d.integer(0, len(shape) - 1)
     if op in ("cumsum", "cumprod"):
         how = {"exclusive": d.flag(), "reverse": d.flag()}
-        return Call(op, (d.scalars(shape),), {"axis": axis, **how})
+        return SampleCall(op, (d.scalars(shape),), {"axis": axis, **how})
     attrs = {"k": d.integer(1, shape[axis]), "axis": axis, "largest": d.flag()}
-    return Call(op, (d.scalars(shape),), attrs)
+    return SampleCall(op, (d.scalars(shape),), attrs)
 
 
-def _many(op: str, d: Draw) -> Call:
+def _many(op: str, d: Draw) -> SampleCall:
     shape = d.shape(d.integer(0, 4), 4)
     if op == "copy_n":
-        return Call(op, (d.any(shape),), {"times": d.integer(1, 4)})
-    return Call(op, tuple(d.scalars(shape) for _ in range(d.integer(1, 6))))
+        return SampleCall(op, (d.any(shape),), {"times": d.integer(1, 4)})
+    return SampleCall(op, tuple(d.scalars(shape) for _ in range(d.integer(1, 6))))
 
 
-_FAMILIES: tuple[tuple[Callable[[str, Draw], Call], str], ...] = (
+_FAMILIES: tuple[tuple[Callable[[str, Draw], SampleCall], str], ...] = (
     (_pool_of, "box avg_pool rms_pool max_pool max_pool_with_index argmax_pool sample"),
     (_debox_of, "debox desample"), (_conv_of, "conv deconv"),
     (_separable_of, "separable_conv separable_deconv"),
@@ -501,17 +503,17 @@ _FAMILIES: tuple[tuple[Callable[[str, Draw], Call], str], ...] = (
     (_many, "copy_n add_n"), *extension_calls.FAMILIES,
     (_quantize, " ".join(op for op in OPERATORS if op.endswith("quantize"))),
 )  # fmt: skip
-MAKERS: dict[str, Callable[[str, Draw], Call]] = {
+MAKERS: dict[str, Callable[[str, Draw], SampleCall]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **{op: make for make, names in _FAMILIES for op in names.split()},
 }
 assert set(MAKERS) == set(OPERATORS), set(MAKERS) ^ set(OPERATORS)
 
 
-def random_call(op: str, chooser: Chooser) -> Call:
+def random_call(op: str, chooser: Chooser) -> SampleCall:
     """A legal call of an operator."""
     call = MAKERS[op](op, Draw(chooser))
     params = SIGNATURES[op].params
     order = [p.name for p in params if p.name in call.attrs]
     order += [name for name in call.attrs if name not in order]
-    return Call(op, call.arrays, {name: call.attrs[name] for name in order})
+    return SampleCall(op, call.arrays, {name: call.attrs[name] for name in order})

@@ -36,7 +36,7 @@ _EXPORTERS = ("torchscript", "dynamo")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FileOutcome:
     """What became of a file: the class, and of PASS how far apart, of others why."""
 
     kind: str
@@ -56,24 +56,24 @@ def export(python: str, folder: Path, only: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def judge(folder: Path, why: str, gpu: cml.Gpu | None) -> Outcome:
+def judge(folder: Path, why: str, gpu: cml.Gpu | None) -> FileOutcome:
     """Import one file, and run it against ONNX Runtime."""
     if why:
-        return Outcome("NO EXPORT", why)
+        return FileOutcome("NO EXPORT", why)
     model, inputs = folder / "m.onnx", dict(np.load(folder / "inputs.npz"))
     wanted = _onnxruntime(model, inputs)
     try:
         graph = cml.load(model, shapes={name: array.shape for name, array in inputs.items()})
     except cml.CmlError as error:
-        return Outcome("UNSUPPORTED", str(error).splitlines()[-1])
+        return FileOutcome("UNSUPPORTED", str(error).splitlines()[-1])
     worst = 0.0
     for backend in ("cpu", *([gpu] if gpu else [])):
         try:
             found = cml.Session(graph, backend).run(inputs)
         except cml.CmlError as error:
-            return Outcome("FAIL", str(error).splitlines()[0])
+            return FileOutcome("FAIL", str(error).splitlines()[0])
         worst = max(worst, *(_apart(found[name], array) for name, array in wanted.items()))
-    return Outcome("PASS" if worst <= _MOST_APART else "FAIL", f"{worst:.0e}")
+    return FileOutcome("PASS" if worst <= _MOST_APART else "FAIL", f"{worst:.0e}")
 
 
 def _onnxruntime(model: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -92,7 +92,7 @@ def _apart(found: Array, wanted: Array) -> float:
     return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-6))
 
 
-def table(outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
+def table(outcomes: Mapping[str, Mapping[str, FileOutcome]]) -> str:
     lines = ["| network | `dynamo=False` | `dynamo=True` |", "|---|---|---|"]
     for name, found in outcomes.items():
         lines.append(f"| {name} | {' | '.join(str(found[e]) for e in _EXPORTERS)} |")
@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="the table into docs/from_pytorch.md")
     options = parser.parse_args()
     gpu = None if options.no_gpu else cml.Gpu()
-    outcomes: dict[str, dict[str, Outcome]] = {}
+    outcomes: dict[str, dict[str, FileOutcome]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

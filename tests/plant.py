@@ -38,7 +38,7 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FaultOutcome:
     """``test`` is the first that failed; ``why`` says why the fault counts as surviving."""
 
     fault: Fault
@@ -78,18 +78,18 @@ def run(tests: Sequence[str], root: Path) -> tuple[int, list[str], str]:
     return done.returncode, _FAILED.findall(done.stdout), (done.stdout + done.stderr)[-1500:]
 
 
-def judge(fault: Fault, root: Path, tests: Sequence[str] = ()) -> Outcome:
+def judge(fault: Fault, root: Path, tests: Sequence[str] = ()) -> FaultOutcome:
     """Whether the tests notice the fault."""
     start = time.monotonic()
     if (count := places(fault, root)) != 1:
-        return Outcome(fault, 0.0, why=f"its text stands {count} times in {fault.file}")
+        return FaultOutcome(fault, 0.0, why=f"its text stands {count} times in {fault.file}")
     with planted(fault, root):
         code, failed, said = run(tests or shlex.split(fault.tests), root)
     spent = time.monotonic() - start
     if code == 1 and failed:
-        return Outcome(fault, spent, failed[0])
+        return FaultOutcome(fault, spent, failed[0])
     why = "no test fails" if code == 0 else f"the tests do not run (exit code {code}):\n{said}"
-    return Outcome(fault, spent, why=why)
+    return FaultOutcome(fault, spent, why=why)
 
 
 @contextmanager
@@ -103,11 +103,11 @@ def copies(count: int) -> Iterator[SimpleQueue[Path]]:
         yield free
 
 
-def campaign(faults: Sequence[Fault], jobs: int, tests: Sequence[str] = ()) -> list[Outcome]:
+def campaign(faults: Sequence[Fault], jobs: int, tests: Sequence[str] = ()) -> list[FaultOutcome]:
     """All of them; those that are noticed without the fault too are counted as surviving."""
     with copies(jobs) as free, ThreadPoolExecutor(jobs) as pool:
 
-        def one(fault: Fault) -> Outcome:
+        def one(fault: Fault) -> FaultOutcome:
             tree = free.get()
             try:
                 outcome = judge(fault, tree, tests)
@@ -121,12 +121,14 @@ def campaign(faults: Sequence[Fault], jobs: int, tests: Sequence[str] = ()) -> l
         failing = sorted({o.test for o in outcomes if o.test})
         _, wrong, _ = run([*failing, "--maxfail=1000"], tree) if failing else (0, [], "")
     return [
-        Outcome(o.fault, o.seconds, why=f"{o.test} fails without it too") if o.test in wrong else o
+        FaultOutcome(o.fault, o.seconds, why=f"{o.test} fails without it too")
+        if o.test in wrong
+        else o
         for o in outcomes
     ]
 
 
-def _line(o: Outcome) -> str:
+def _line(o: FaultOutcome) -> str:
     return f"{o.seconds:5.1f} s  {'noticed ' if o.test else 'SURVIVES'}  {o.fault.name}: " + (
         o.test or o.why
     )

@@ -29,7 +29,7 @@ from tests.reference.calls import (
     GRAPH_LEVEL,
     OPERATORS,
     SIGNATURES,
-    Call,
+    SampleCall,
     declared_calls,
     judge,
     tolerance_of,
@@ -49,7 +49,7 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
 
 
-def calls_of(op: str, count: int) -> Iterator[Call]:
+def calls_of(op: str, count: int) -> Iterator[SampleCall]:
     """The declared calls, then random ones: the same in every run."""
     yield from declared_calls(op)
     for seed in range(count):
@@ -83,7 +83,7 @@ def _count(tally: Tally, verdicts: Sequence[Comparison], what: str) -> None:
             tally.wrong.append(f"{what}: {verdict.problem}")
 
 
-def shown(call: Call) -> str:
+def shown(call: SampleCall) -> str:
     shapes = ", ".join(str(list(a.shape)) for a in call.arrays)
     return f"{call.op}({shapes}; {dict(call.attrs)})"
 

@@ -37,7 +37,7 @@ REST = "the rest: submit, wake-ups, caches"
 
 
 @dataclass
-class Frame:
+class FrameCauses:
     """Milliseconds of a frame, and of its parts by cause."""
 
     whole: float = 0.0
@@ -45,7 +45,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Row:
+class Cause:
     """A cause: ms of a frame without networks, and with them."""
 
     cause: str
@@ -67,11 +67,11 @@ class _OneEffort:
         """Whatever it was."""
 
 
-class Watch:
+class PartTimes:
     """Times methods of the game's parts while :attr:`frame` is the one that goes on."""
 
     def __init__(self, game: Any) -> None:
-        self.frame = Frame()
+        self.frame = FrameCauses()
         for cause, places in _CAUSES.items():
             for place in places:
                 part, _, name = place.partition(".")
@@ -91,12 +91,12 @@ class Watch:
         setattr(part, name, timed)
 
 
-def table(without: Sequence[Frame], with_them: Sequence[Frame]) -> list[Row]:
+def table(without: Sequence[FrameCauses], with_them: Sequence[FrameCauses]) -> list[Cause]:
     """Means by cause of the frames that count; the last row is the whole frame."""
     kinds = [_kept(without), _kept(with_them)]
     causes = list(dict.fromkeys([NETWORKS, PICTURE, *_CAUSES]))
     rows = [
-        Row(cause, *(_mean([f.parts.get(cause, 0.0) for f in kind]) for kind in kinds))
+        Cause(cause, *(_mean([f.parts.get(cause, 0.0) for f in kind]) for kind in kinds))
         for cause in causes
     ]
     wholes = [_mean([f.whole for f in kind]) for kind in kinds]
@@ -106,10 +106,10 @@ def table(without: Sequence[Frame], with_them: Sequence[Frame]) -> list[Row]:
             wholes, ([r.without for r in rows], [r.with_them for r in rows]), strict=True
         )
     ]
-    return [*rows, Row(REST, *rest), Row("a frame", *wholes)]
+    return [*rows, Cause(REST, *rest), Cause("a frame", *wholes)]
 
 
-def _kept(frames: Sequence[Frame]) -> list[Frame]:
+def _kept(frames: Sequence[FrameCauses]) -> list[FrameCauses]:
     return sorted(frames, key=lambda f: f.whole)[: max(1, int(_KEPT * len(frames)))]
 
 
@@ -119,14 +119,14 @@ def _mean(values: Sequence[float]) -> float:
 
 def measure(
     gpu: cml.Gpu, quality: Quality, settings: Settings, turns: int, frames: int, budget_ms: float
-) -> list[Row]:
+) -> list[Cause]:
     """Fly in turns without networks and with them, of so many frames each."""
     flown = HeadlessRun(gpu, quality, settings, Options(budget_ms=budget_ms))
-    kinds: dict[str, list[Frame]] = {"off": [], "sliced": []}
+    kinds: dict[str, list[FrameCauses]] = {"off": [], "sliced": []}
     try:
         flown.game.pace = _OneEffort(EFFORTS[quality.effort])  # type: ignore[assignment]
         flown.load()
-        watch = Watch(flown.game)
+        watch = PartTimes(flown.game)
         for turn in range(2 * turns):
             mode = ("off", "sliced")[turn % 2]
             kinds[mode] += _fly(flown, watch, mode, frames)
@@ -135,7 +135,7 @@ def measure(
     return table(kinds["off"], kinds["sliced"])
 
 
-def _fly(flown: HeadlessRun, watch: Watch, mode: str, frames: int) -> list[Frame]:
+def _fly(flown: HeadlessRun, watch: PartTimes, mode: str, frames: int) -> list[FrameCauses]:
     """A turn; of the frames with networks those that had some."""
     game = flown.game
     game.inference = mode != "off"
@@ -145,7 +145,7 @@ def _fly(flown: HeadlessRun, watch: Watch, mode: str, frames: int) -> list[Frame
     step = game.settings.frame_ms / 1e3
     flights = []
     for _ in range(frames):
-        start, watch.frame = time.perf_counter(), Frame()
+        start, watch.frame = time.perf_counter(), FrameCauses()
         sample = flown._frame(flown.flight.pose(flown._seconds))
         watch.frame.whole = sample.frame_ms
         flights.append((sample, watch.frame))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cml_engine as cml
-from demo_game.agents import Watch
+from demo_game.agents import FileWatch
 from demo_game.chain import MODELS
 from demo_game.command import parser as game_parser
 from demo_game.headless import HeadlessRun, Options
@@ -29,7 +29,7 @@ def fly(flown: HeadlessRun, weights: Path, frames: int, every: int) -> tuple[lis
     """Milliseconds of each frame, and the frames around the reloads. A weight changes in every
     ``every``-th frame."""
     watch, times, around = flown.game.watch, [], set[int]()
-    assert isinstance(watch, Watch)
+    assert isinstance(watch, FileWatch)
     step = flown.game.settings.frame_ms / 1e3
     for number in range(frames):
         if number % every == every // 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.layers import Layer, LayeredNetwork
+from benchmarks.layers import LayeredNetwork, NetworkLayer
 from benchmarks.ncnn.model import NcnnParts
 
 _TYPES = {
@@ -26,13 +26,13 @@ def write_ncnn(network: LayeredNetwork, param: Path, weights: Path) -> None:
     parts.save(param, weights)
 
 
-def _type(layer: Layer) -> str:
+def _type(layer: NetworkLayer) -> str:
     if layer.kind == "conv":
         return "Convolution" if layer.numbers["groups"] == 1 else "ConvolutionDepthWise"
     return _TYPES[layer.kind]
 
 
-def _numbers(layer: Layer) -> str:
+def _numbers(layer: NetworkLayer) -> str:
     if layer.kind == "conv" and layer.filter is not None:
         n = layer.numbers
         groups = f"7={n['groups']} " if n["groups"] > 1 else ""

@@ -26,7 +26,7 @@ CHANNELS = (1, 3, 4)
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
-class Kind(Protocol):
+class PictureFormat(Protocol):
     """A module that reads and writes pictures of one kind, as height x width x channels."""
 
     @property
@@ -38,7 +38,7 @@ class Kind(Protocol):
     def write(self, planes: Array, file: BinaryIO, bits: int) -> None: ...
 
 
-KINDS: Mapping[str, Kind] = {".png": png, ".tif": tiff, ".tiff": tiff, ".exr": exr}
+KINDS: Mapping[str, PictureFormat] = {".png": png, ".tif": tiff, ".tiff": tiff, ".exr": exr}
 
 
 def can_hold(fact: Fact) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cml_engine.errors import InputError
 
 if TYPE_CHECKING:
-    from cml_engine.panel.sources import Frame
+    from cml_engine.panel.sources import ShownFrame
     from cml_engine.plan import Plan
     from cml_engine.session import Session
 
@@ -54,7 +54,7 @@ class OperatorTimes:
         for name in sessions:
             self._plan(name)
 
-    def add(self, report: Frame) -> None:
+    def add(self, report: ShownFrame) -> None:
         """The slices of a measured frame."""
         for part in report.slices:
             plan = self._plan(part.name) if part.name in self.sessions else None

@@ -9,7 +9,7 @@ from typing import Any
 from cml_engine.errors import InputError
 from cml_engine.panel import drawing
 from cml_engine.panel.operators import Key, OperatorTime, OperatorTimes
-from cml_engine.panel.sources import Frame, Scheduler, Work
+from cml_engine.panel.sources import Scheduler, ShownFrame, ShownJob
 from cml_engine.session import Session
 
 #: between two looks at what changes slowly
@@ -24,8 +24,8 @@ class _View:
 
     sessions: Mapping[str, Session]
     operators: Mapping[Key, OperatorTime]
-    jobs: Sequence[Work]
-    last_report: Frame | None
+    jobs: Sequence[ShownJob]
+    last_report: ShownFrame | None
     now_ms: float
 
 
@@ -55,12 +55,12 @@ class Panel:
         self._imgui = _imgui()
         self._scheduler = scheduler
         self._times = OperatorTimes(sessions)
-        self._report: Frame | None = None
+        self._report: ShownFrame | None = None
         self._timeline, self.ranking = drawing.TimelinePanel(), drawing.RankingPanel()
         self._jobs, self._sliders = drawing.JobsPanel(), drawing.SlidersPanel(sessions)
         self._refreshed_ms: float | None = None
 
-    def watch(self, report: Frame, measured: Iterable[Frame]) -> None:
+    def watch(self, report: ShownFrame, measured: Iterable[ShownFrame]) -> None:
         """Once in every frame: what ``scheduler.encode`` returned, and ``scheduler.end_frame``."""
         self._report = report
         for frame in measured:

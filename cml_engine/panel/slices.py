@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cml_engine.panel.sources import Frame, Work
+from cml_engine.panel.sources import ShownFrame, ShownJob
 
 #: reports kept while their times are on their way
 _KEPT = 8
@@ -34,7 +34,7 @@ class Bar:
     groups: int
 
 
-def bars(report: Frame) -> list[Bar]:
+def bars(report: ShownFrame) -> list[Bar]:
     """The slices of a frame, one behind the other."""
     found, at = [], 0.0
     for part in report.slices:
@@ -45,7 +45,7 @@ def bars(report: Frame) -> list[Bar]:
     return found
 
 
-def why(report: Frame) -> str:
+def why(report: ShownFrame) -> str:
     """The reason for which the frame ran nothing more."""
     return _WHY.get(report.reason, report.reason)
 
@@ -54,14 +54,14 @@ class Reports:
     """The last frames' reports: they are given before they are measured."""
 
     def __init__(self) -> None:
-        self._kept: deque[Frame] = deque(maxlen=_KEPT)
+        self._kept: deque[ShownFrame] = deque(maxlen=_KEPT)
 
-    def add(self, report: Frame | None) -> None:
+    def add(self, report: ShownFrame | None) -> None:
         """A frame's report."""
         if report is not None and (not self._kept or self._kept[-1] is not report):
             self._kept.append(report)
 
-    def shown(self) -> Frame | None:
+    def shown(self) -> ShownFrame | None:
         """The newest that is measured, else the newest."""
         measured = (r for r in reversed(self._kept) if r.measured_ms is not None)
         return next(measured, self._kept[-1] if self._kept else None)
@@ -79,14 +79,14 @@ class JobRow:
     late: bool
 
 
-def job_rows(jobs: Sequence[Work], now_ms: float, most: int) -> list[JobRow]:
+def job_rows(jobs: Sequence[ShownJob], now_ms: float, most: int) -> list[JobRow]:
     """The first ``most`` that have not ended, those at work before those that wait."""
     alive = [job for job in jobs if not job.ended]
     alive.sort(key=lambda job: (job.state != "running", job.paused, job.number))
     return [_job_row(job, now_ms) for job in alive[:most]]
 
 
-def _job_row(job: Work, now_ms: float) -> JobRow:
+def _job_row(job: ShownJob, now_ms: float) -> JobRow:
     state = str(job.state)
     if job.paused:
         state = "paused"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Part(Protocol):
+class ShownSlice(Protocol):
     """A slice that a frame ran: workgroups of one step of a job's network."""
 
     @property
@@ -23,13 +23,13 @@ class Part(Protocol):
     def measured_ms(self) -> float | None: ...
 
 
-class Frame(Protocol):
+class ShownFrame(Protocol):
     """What a frame ran, and why it stopped."""
 
     @property
     def frame(self) -> int: ...
     @property
-    def slices(self) -> Sequence[Part]: ...
+    def slices(self) -> Sequence[ShownSlice]: ...
     @property
     def budget_ms(self) -> float: ...
     @property
@@ -46,7 +46,7 @@ class Frame(Protocol):
     def encode_ms(self) -> float: ...
 
 
-class Work(Protocol):
+class ShownJob(Protocol):
     """A job."""
 
     @property
@@ -66,10 +66,10 @@ class Work(Protocol):
     @property
     def deadline_at_ms(self) -> float | None: ...
     @property
-    def makers(self) -> Sequence[Work]: ...
+    def makers(self) -> Sequence[ShownJob]: ...
 
 
-class Clock(Protocol):
+class ShownClock(Protocol):
     """The scheduler's clock."""
 
     def now_ms(self) -> float: ...
@@ -79,6 +79,6 @@ class Scheduler(Protocol):
     """A frame scheduler."""
 
     @property
-    def jobs(self) -> Sequence[Work]: ...
+    def jobs(self) -> Sequence[ShownJob]: ...
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> ShownClock: ...

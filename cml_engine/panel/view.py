@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cml_engine.panel.operators import Key, OperatorTime
-from cml_engine.panel.sources import Frame, Work
+from cml_engine.panel.sources import ShownFrame, ShownJob
 from cml_engine.session import Session
 
 
-class View(Protocol):
+class ShownView(Protocol):
     """What is shown in a frame. ``sessions`` are by the names of their jobs."""
 
     @property
@@ -18,9 +18,9 @@ class View(Protocol):
     @property
     def operators(self) -> Mapping[Key, OperatorTime]: ...
     @property
-    def jobs(self) -> Sequence[Work]: ...
+    def jobs(self) -> Sequence[ShownJob]: ...
     @property
-    def last_report(self) -> Frame | None: ...
+    def last_report(self) -> ShownFrame | None: ...
     @property
     def now_ms(self) -> float: ...
 

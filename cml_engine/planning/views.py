@@ -20,14 +20,14 @@ from cml_engine.planning.plan_memory import Lifetime, lower_bound
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PartPlace:
     """Where a part begins in ``parent``, in 32-bit words; the parent may be a part itself."""
 
     parent: str
     offset: int
 
 
-Views = Mapping[str, View]
+Views = Mapping[str, PartPlace]
 
 
 def whole(views: Views, name: str) -> tuple[str, int]:
@@ -57,10 +57,10 @@ def find_views(
     alias: Mapping[str, str],
     alignment: int,
     items: Sequence[Lifetime],
-) -> dict[str, View]:
+) -> dict[str, PartPlace]:
     """The parts that need no copy. ``alignment`` is in bytes: that of a part's beginning.
     ``items`` are all tensors in the arena, with the steps that need them if none is a view."""
-    views: dict[str, View] = {}
+    views: dict[str, PartPlace] = {}
     bound = lower_bound(items)
     for node in graph.nodes:
         found = {
@@ -90,7 +90,7 @@ def is_view_copy(
 
 def _parts(
     graph: Graph, node: Node, layouts: Mapping[str, str], alias: Mapping[str, str]
-) -> Iterator[tuple[str, View]]:
+) -> Iterator[tuple[str, PartPlace]]:
     kind = lookup(node.op).traits.parts
     if kind is None:
         return
@@ -111,7 +111,7 @@ def _parts(
     for name in parts:
         alike = layouts.get(name, PLAIN) == layout and places.count(name) == 1
         if alike and name not in fixed and graph.facts[name].size:
-            yield name, View(alias.get(parent, parent), offset)
+            yield name, PartPlace(alias.get(parent, parent), offset)
         offset += words(graph.facts[name], layout)
 
 

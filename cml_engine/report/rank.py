@@ -49,7 +49,7 @@ class OpTime:
 
 
 @dataclass(frozen=True, slots=True)
-class RankRow:
+class OperatorShare:
     """An operator's share: ``ms`` is the median over runs of its total."""
 
     name: str
@@ -83,7 +83,7 @@ class RankReport:
     total_ms: float
     spread_ms: tuple[float, float]
     operations: int
-    rows: tuple[RankRow, ...]
+    rows: tuple[OperatorShare, ...]
     nodes: tuple[RankNode, ...] = ()
 
     @classmethod
@@ -148,13 +148,13 @@ def _node(key: str, timed: Sequence[OpTime], times: Any, total: float) -> RankNo
     return RankNode(key, timed[mine[0]].place, 100 * ms / total if total else 0.0, ms)
 
 
-def _row(name: str, timed: Sequence[OpTime], times: Any, total: float) -> RankRow:
+def _row(name: str, timed: Sequence[OpTime], times: Any, total: float) -> OperatorShare:
     mine = [i for i, t in enumerate(timed) if t.op == name]
     ms = float(np.median(times[:, mine].sum(axis=1)))
     count = len({timed[i].key for i in mine})
     cost = sum((timed[i].cost for i in mine), Cost(0, 0, 0))
     seconds = max(ms, 1e-9) / 1e3
-    return RankRow(
+    return OperatorShare(
         name=name,
         percentage=100 * ms / total if total else 0.0,
         ms=ms,

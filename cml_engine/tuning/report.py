@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredChoice:
     """A choice, its paired benchmarks, and what came of them (None: nothing could be timed)."""
 
     candidate: TrialNode
@@ -45,12 +45,12 @@ class TuneReport:
     device: str
     clock: str
     rounds: int
-    measured: Sequence[Measured]
+    measured: Sequence[MeasuredChoice]
     before_after: Sequence[Sequence[float]]
     file: Path | None
 
     @property
-    def won(self) -> list[Measured]:
+    def won(self) -> list[MeasuredChoice]:
         """The choices where an option beat the default."""
         return [m for m in self.measured if m.record is not None and m.record.won]
 

@@ -13,7 +13,7 @@ from cml_engine.ranges import TIMES
 from cml_engine.report.stub import time_in_turns
 from cml_engine.tuning import tables
 from cml_engine.tuning.bench import Bench, TrialNode
-from cml_engine.tuning.report import Measured, TuneReport
+from cml_engine.tuning.report import MeasuredChoice, TuneReport
 from cml_engine.tuning.trial import Trial
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def tune(
     measured = []
     for done, candidate in enumerate(bench.candidates):
         trial = _decide(bench, candidate, rounds)
-        measured.append(Measured(candidate, trial, bench.record(candidate, trial)))
+        measured.append(MeasuredChoice(candidate, trial, bench.record(candidate, trial)))
         progress(done + 1)
     records = [m.record for m in measured if m.record is not None]
     table = {**tables.known(bench.device), **{record.key: record for record in records}}

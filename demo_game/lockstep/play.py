@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 _SAY_EVERY_S = 30.0
 
 
-class Maker(Protocol):
+class MakesTiles(Protocol):
     """Who makes tiles: :class:`demo_game.maker.TileMaker`."""
 
     @property
@@ -41,7 +41,7 @@ class Maker(Protocol):
 class Player:
     """One of the two: who makes its tiles, on what device, in which world."""
 
-    maker: Maker
+    maker: MakesTiles
     device: str
     seed: int
 

@@ -18,7 +18,7 @@ from demo_game.overlay.keys import KEYS
 from demo_game.overlay.layout import Layout, layout_for
 from demo_game.overlay.panels.controls import ControlsPanel
 from demo_game.overlay.panels.frame import FramePanel
-from demo_game.overlay.panels.jobs import JobsPanel
+from demo_game.overlay.panels.jobs import TileJobsPanel
 from demo_game.overlay.panels.memory import MemoryPanel
 from demo_game.overlay.view import FrameView
 from demo_game.reporting.report import percentile
@@ -93,7 +93,7 @@ class Overlay:
             _Section("this frame", "left", self.timeline),
             _Section("operators", "left", self.ranking),
             _Section("controls", "right", self._controls, full_open=True),
-            _Section("jobs", "right", JobsPanel()),
+            _Section("jobs", "right", TileJobsPanel()),
             _Section("memory", "right", MemoryPanel()),
         )
         self._cpu_ms: deque[float] = deque(maxlen=_FRAMES)

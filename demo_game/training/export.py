@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TracedTensor:
     """A name in the text, and its shape."""
 
     name: str
@@ -39,12 +39,12 @@ class NnefOps:
         self.flops = 0
         self._names = 0
 
-    def _line(self, call: str, shape: tuple[int, ...], name: str = "") -> Tensor:
+    def _line(self, call: str, shape: tuple[int, ...], name: str = "") -> TracedTensor:
         if not name:
             self._names += 1
             name = f"t{self._names}"
         self.lines.append(f"{name} = {call};")
-        return Tensor(name, shape)
+        return TracedTensor(name, shape)
 
     def variable(self, label: str) -> str:
         """The name of a weight, declared when first asked for."""
@@ -57,7 +57,7 @@ class NnefOps:
 
     def conv(
         self,
-        x: Tensor,
+        x: TracedTensor,
         name: str,
         channels: int,
         size: int,
@@ -65,19 +65,23 @@ class NnefOps:
         stride: int = 1,
         dilation: int = 1,
         last: bool = False,
-    ) -> Tensor:
+    ) -> TracedTensor:
         del channels, size, last  # the weights say
         bias = self.weights[f"{name}.bias"]
         self.weights[f"{name}.bias"] = bias.reshape(1, -1)
         return self._conv(x, name, stride, dilation, True)
 
-    def fixed(self, x: Tensor, name: str, weights: Array, bias: Array | None = None) -> Tensor:
+    def fixed(
+        self, x: TracedTensor, name: str, weights: Array, bias: Array | None = None
+    ) -> TracedTensor:
         self.weights[f"{name}.filter"] = weights
         if bias is not None:
             self.weights[f"{name}.bias"] = bias
         return self._conv(x, name, 1, 1, bias is not None)
 
-    def _conv(self, x: Tensor, name: str, stride: int, dilation: int, bias: bool) -> Tensor:
+    def _conv(
+        self, x: TracedTensor, name: str, stride: int, dilation: int, bias: bool
+    ) -> TracedTensor:
         o, i, kh, kw = self.weights[f"{name}.filter"].shape
         h, w = (
             (n - dilation * (k - 1) - 1) // stride + 1
@@ -93,45 +97,45 @@ class NnefOps:
         )
         return self._line(call, (x.shape[0], o, h, w), f"{name}_conv")
 
-    def _both(self, op: str, x: Tensor, y: Tensor | float) -> Tensor:
-        sizes = y.shape if isinstance(y, Tensor) else (1,) * 4
+    def _both(self, op: str, x: TracedTensor, y: TracedTensor | float) -> TracedTensor:
+        sizes = y.shape if isinstance(y, TracedTensor) else (1,) * 4
         shape = tuple(max(a, b) for a, b in zip(x.shape, sizes, strict=True))
         return self._line(f"{op}({x}, {y})", shape)
 
-    def add(self, x: Tensor, y: Tensor | float) -> Tensor:
+    def add(self, x: TracedTensor, y: TracedTensor | float) -> TracedTensor:
         return self._both("add", x, y)
 
-    def mul(self, x: Tensor, y: Tensor | float) -> Tensor:
+    def mul(self, x: TracedTensor, y: TracedTensor | float) -> TracedTensor:
         return self._both("mul", x, y)
 
-    def div(self, x: Tensor, y: Tensor | float) -> Tensor:
+    def div(self, x: TracedTensor, y: TracedTensor | float) -> TracedTensor:
         return self._both("div", x, y)
 
-    def relu(self, x: Tensor) -> Tensor:
+    def relu(self, x: TracedTensor) -> TracedTensor:
         return self._line(f"relu({x})", x.shape)
 
-    def clamp(self, x: Tensor, low: float, high: float) -> Tensor:
+    def clamp(self, x: TracedTensor, low: float, high: float) -> TracedTensor:
         return self._line(f"clamp({x}, {low}, {high})", x.shape)
 
-    def log2(self, x: Tensor) -> Tensor:
+    def log2(self, x: TracedTensor) -> TracedTensor:
         return self._line(f"log2({x})", x.shape)
 
-    def wave(self, x: Tensor) -> Tensor:
+    def wave(self, x: TracedTensor) -> TracedTensor:
         part = self._both("sub", x, self._line(f"floor({x})", x.shape))
         return self._line(f"abs({self._both('sub', part, 0.5)})", x.shape)
 
-    def concat(self, *xs: Tensor) -> Tensor:
+    def concat(self, *xs: TracedTensor) -> TracedTensor:
         n, _, h, w = xs[0].shape
         shape = (n, sum(x.shape[1] for x in xs), h, w)
         return self._line(f"concat([{', '.join(x.name for x in xs)}], axis = 1)", shape)
 
-    def crop(self, x: Tensor, before: int, after: int) -> Tensor:
+    def crop(self, x: TracedTensor, before: int, after: int) -> TracedTensor:
         n, c, h, w = x.shape
         ends = [h - after, w - after]
         call = f"slice({x}, axes = [2, 3], begin = [{before}, {before}], end = {ends})"
         return self._line(call, (n, c, h - before - after, w - before - after))
 
-    def depth_to_space(self, x: Tensor, scale: int) -> Tensor:
+    def depth_to_space(self, x: TracedTensor, scale: int) -> TracedTensor:
         n, c, h, w = x.shape
         split = (n, c // scale**2, scale, scale, h, w)
         moved = (n, c // scale**2, h, scale, w, scale)
@@ -154,7 +158,7 @@ def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
     """Write the agent of that name, in place of what is there."""
     network, shapes = AGENTS[name]
     ops = NnefOps(weights)
-    inputs = {key: Tensor(key, shape) for key, shape in shapes.items()}
+    inputs = {key: TracedTensor(key, shape) for key, shape in shapes.items()}
     for key, shape in shapes.items():
         ops.lines.append(f"{key} = external<scalar>(shape = {list(shape)});")
     (found,) = network(ops, inputs).items()

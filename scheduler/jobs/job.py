@@ -14,7 +14,7 @@ State = Literal["queued", "running", "done", "cancelled", "failed"]
 ENDED: frozenset[str] = frozenset({"done", "cancelled", "failed"})
 
 
-class Owner(Protocol):
+class JobOwner(Protocol):
     """What a job asks of the scheduler that it was submitted to."""
 
     @property
@@ -71,7 +71,7 @@ class Job(Ranked):
     deadline_at_ms: float | None
     name: str
     slot: str | None
-    owner: Owner = field(repr=False)
+    owner: JobOwner = field(repr=False)
     state: State = "queued"
     paused: bool = False
     error: str = ""

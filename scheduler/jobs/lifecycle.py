@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """The jobs of one scheduler; what :class:`scheduler.jobs.job.Owner` asks for."""
+    """The jobs of one scheduler; what :class:`scheduler.jobs.job.JobOwner` asks for."""
 
     def __init__(self, executor: Executor, clock: SteadyClock, pace: FramePace) -> None:
         self.pace = pace

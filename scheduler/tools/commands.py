@@ -19,7 +19,7 @@ from scheduler.planning.first_guess import FirstGuess
 from scheduler.reports import FrameReport
 from scheduler.tools.measure import FramesReport, measure_frames
 from scheduler.tools.sim_device import Noise, SimNetwork, SimStep, network_like
-from scheduler.tools.simulate import Arrival, Outcome, compare_policies, simulate
+from scheduler.tools.simulate import Arrival, SimulatedRun, compare_policies, simulate
 from scheduler.tools.trace import write_trace
 
 #: the spread assumed of a device that was never measured: P99 over P50 of a frame's GPU time
@@ -142,7 +142,7 @@ def trace(
 def policies(
     name: str, costs: Any, *, budget_ms: float, frame_ms: float, speed: float, model: CostModel,
     frames: int = 2000,
-) -> list[Outcome]:  # fmt: skip
+) -> list[SimulatedRun]:  # fmt: skip
     """The network again and again under each policy, on a device ``speed`` times this one, never
     sooner than a frame can take it up. Rendering takes half a frame, at most 8 ms."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler.tools.simulate import Outcome
+from scheduler.tools.simulate import SimulatedRun
 
 
-def plot_outcomes(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> None:
+def plot_outcomes(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path) -> None:
     """One row for each policy: the time of every frame, and the lines of the frame time and of
     the budget. ``ImportError`` where matplotlib is not installed."""
     import matplotlib

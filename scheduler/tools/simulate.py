@@ -36,7 +36,7 @@ class Arrival:
 
 
 @dataclass
-class Outcome:
+class SimulatedRun:
     """A simulated run. ``inference_ms`` per frame; jobs as they ended."""
 
     name: str
@@ -110,7 +110,7 @@ def simulate(
     cost_model: CostModel | None = None,
     seed: int = 0,
     speed: float = 1.0,
-) -> Outcome:
+) -> SimulatedRun:
     """Run a scenario for so many frames. A frame takes ``frame_ms``, or longer where rendering and
     inference need more."""
     clock = VirtualClock()
@@ -119,7 +119,7 @@ def simulate(
         gpu, frame_ms, budget_ms, policy=policy, clock=clock, cost_model=cost_model
     )
     scheduler.planner = planner
-    outcome = Outcome(name, budget_ms)
+    outcome = SimulatedRun(name, budget_ms)
     due = [request.at_ms for request in requests]
     for frame in range(frames):
         outcome.jobs += _submit_due(requests, due, clock.now_ms(), scheduler)
@@ -150,7 +150,7 @@ def _submit_due(
 
 def compare_policies(
     requests: Callable[[], Sequence[Arrival]], frames: int, layers: int = 4, **options: Any
-) -> list[Outcome]:
+) -> list[SimulatedRun]:
     """The same scenario under ours, one operator per frame, ``layers`` operators per frame, and
     a whole network per frame."""
     usual: list[tuple[str, int | None]] = [
@@ -168,6 +168,6 @@ def compare_policies(
     ]  # fmt: skip
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[SimulatedRun]) -> str:
     """The outcomes, a line each."""
     return "\n".join([HEADER, *(outcome.row() for outcome in outcomes)])

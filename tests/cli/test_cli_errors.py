@@ -116,7 +116,7 @@ HOSTILE = ["-1", "0", "nan", "inf", "-inf", "1e999", "1e300", "9" * 30, "9" * 50
 def numeric_options():
     for name, command in commands().items():
         for action in command._actions:
-            if isinstance(action.type, ranges.Range):
+            if isinstance(action.type, ranges.NumberRange):
                 yield name, action.option_strings[-1]
 
 
@@ -243,7 +243,7 @@ def test_info_as_json_has_what_was_asked_for(model, capsys):
 def test_numbers_of_the_game_are_checked_too(capsys):
     from demo_game.command import main, parser
 
-    typed = [a for a in parser()._actions if isinstance(a.type, ranges.Range)]
+    typed = [a for a in parser()._actions if isinstance(a.type, ranges.NumberRange)]
     assert len(typed) == 6
     for action in typed:
         for text in ("nan", "inf", "-1", "x", "9" * 30):

@@ -20,7 +20,7 @@ import cml_engine as cml
 from demo_game.command import parser as game_parser
 from demo_game.reporting.report import percentiles
 from demo_game.settings import choose
-from demo_game.window import Window, open_window, run_window
+from demo_game.window import GameWindow, open_window, run_window
 
 #: seconds that a busy machine may take longer
 _PATIENCE_S = 90.0
@@ -31,7 +31,7 @@ _APART = 3
 class Player:
     """Does something every few frames."""
 
-    def __init__(self, window: Window, seconds: float, frames: int, tiles: int) -> None:
+    def __init__(self, window: GameWindow, seconds: float, frames: int, tiles: int) -> None:
         self.window, self.seconds = window, seconds
         self.least = frames, tiles
         self.frames = self.next = 0
@@ -119,7 +119,7 @@ class Player:
         self._event("key_up", key="w")
 
 
-def _told(window: Window) -> list[float]:
+def _told(window: GameWindow) -> list[float]:
     """What the window will tell the scheduler of its frames, in ms."""
     found: list[float] = []
     scheduler = window.game.scheduler

@@ -18,7 +18,7 @@ import pytest
 from cml_engine.nnef.expansion.signatures import standard_fragments, standard_signatures
 from tests.fixtures import texts
 from tests.generate import Numbers, random_call
-from tests.reference.calls import GRAPH_LEVEL, JUMPS, Call, declared_calls, judge
+from tests.reference.calls import GRAPH_LEVEL, JUMPS, SampleCall, declared_calls, judge
 
 if importlib.util.find_spec("nnef") is None:
     pytest.skip("the nnef package is not installed", allow_module_level=True)
@@ -47,7 +47,7 @@ LOWERED = [
 ]  # fmt: skip
 
 
-def refused(call: Call) -> str:
+def refused(call: SampleCall) -> str:
     """Why a call is not asked of it, or nothing."""
     attrs, arrays = call.attrs, call.arrays
     checks = {
@@ -85,20 +85,20 @@ def refused(call: Call) -> str:
     return next((why for why, found in checks.items() if found), "")
 
 
-def _uneven(call: Call) -> bool:
+def _uneven(call: SampleCall) -> bool:
     ranks = {a.ndim for a in call.arrays}
     several = call.op not in ("gather", "conv", "deconv", "separable_conv", "separable_deconv")
     return several and len(ranks) > 1 and call.op != "batch_normalization"
 
 
-def calls_of(op: str) -> Iterator[Call]:
+def calls_of(op: str) -> Iterator[SampleCall]:
     small = (c for c in declared_calls(op) if sum(a.size for a in c.arrays) < 20_000)
     count = 10 * RANDOM if op == "multilinear_upsample" else RANDOM  # for it takes few of them
     random = (random_call(op, Numbers(seed)) for seed in range(count))
     yield from (c for c in (*small, *random) if not refused(c))
 
 
-def write(call: Call, folder: Path) -> Path:
+def write(call: SampleCall, folder: Path) -> Path:
     """The model and its inputs, as the child reads them."""
     right = call.answers()
     inputs = {n: texts.engine(a) for n, a in call.inputs.items()}
@@ -130,7 +130,7 @@ def verdicts(tmp_path_factory):
     base = tmp_path_factory.mktemp("khronos")
     work = [(op, call) for op in OPERATORS for call in calls_of(op)]
     folders = [write(call, base / str(i)) for i, (_, call) in enumerate(work)]
-    found: dict[str, list[tuple[Call, Path, str]]] = {op: [] for op in OPERATORS}
+    found: dict[str, list[tuple[SampleCall, Path, str]]] = {op: [] for op in OPERATORS}
     for (op, call), folder, line in zip(work, folders, run(folders), strict=True):
         found[op].append((call, folder, line))
     return found

@@ -36,7 +36,7 @@ DECIDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Call:
+class SampleCall:
     """``attrs`` in the order of the declaration; ``arrays`` are the tensors, in order."""
 
     op: str
@@ -76,7 +76,7 @@ class Call:
         x, *others = (np.asarray(a, np.float64) for a in self.arrays)
         size = np.abs(x) + max((np.abs(a).max(initial=0) for a in others), default=0)
         moved = (x - DECIDING * size, x + DECIDING * size)
-        return [Call(self.op, (m, *self.arrays[1:]), self.attrs).answers() for m in moved]
+        return [SampleCall(self.op, (m, *self.arrays[1:]), self.attrs).answers() for m in moved]
 
     def verdicts(self, found: Sequence[Array]) -> list[Comparison]:
         """Of each result, as :func:`judge` has it."""
@@ -134,14 +134,14 @@ def literal(value: Any) -> str:
     return str(value)
 
 
-def declared_calls(op: str) -> Iterator[Call]:
+def declared_calls(op: str) -> Iterator[SampleCall]:
     """The cases of an operator's own declaration."""
     if not is_registered(op):
         return
     for case in lookup(op).cases:
         graph, inputs = case_graph(op, case)
         arrays = tuple(inputs[name] for name in graph.nodes[0].inputs)
-        call = Call(op, arrays, dict(graph.nodes[0].attrs), case.note)
+        call = SampleCall(op, arrays, dict(graph.nodes[0].attrs), case.note)
         if call.is_nnef:
             yield call
 
@@ -158,7 +158,7 @@ def tolerance_of(op: str) -> Tolerance:
 
 def judge(op: str, got: Array, right: Array, beside: Sequence[Array] = ()) -> Comparison:
     """Whether a result is the formula's, in the operator's tolerance: each value beside that one
-    of the right answers (:meth:`Call.beside`) which is nearest to it."""
+    of the right answers (:meth:`SampleCall.beside`) which is nearest to it."""
     if got.shape == right.shape:
         for other in beside:
             with np.errstate(invalid="ignore"):

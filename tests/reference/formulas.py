@@ -79,7 +79,7 @@ def _elementwise(op: str) -> Formula:
 # ---------------------------------------------------------------- windows
 
 
-class Window:
+class FormulaWindow:
     """A window with everything explicit, over a wide side."""
 
     def __init__(self, extents: Sequence[int], size: Sequence[int], padding: Any = (),
@@ -111,7 +111,7 @@ def padded(x: Array, pads: Sequence[tuple[int, int]], border: str, fill: float =
     return y[tuple(slice(max(-p, 0), y.shape[i] - max(-q, 0)) for i, (p, q) in enumerate(pads))]
 
 
-def taps(x: Array, window: Window, border: str) -> Array:
+def taps(x: Array, window: FormulaWindow, border: str) -> Array:
     """Every window's values, row-major, on a last axis; NaN where there is nothing ('ignore')."""
     y = padded(np.asarray(x, np.float64), window.pads, border, np.nan if border == "ignore" else 0)
     if 0 in window.narrow:
@@ -133,7 +133,7 @@ def taps(x: Array, window: Window, border: str) -> Array:
 def _pool(reduce: Callable[[Array], Array | list[Array]]) -> Formula:
     def formula(x: Array, size: Any, border: str = "constant", padding: Any = (),
                 stride: Any = (), dilation: Any = (), **more: Any) -> list[Array]:  # fmt: skip
-        found = reduce(taps(x, Window(x.shape, size, padding, stride, dilation), border))
+        found = reduce(taps(x, FormulaWindow(x.shape, size, padding, stride, dilation), border))
         return found if isinstance(found, list) else [found]
 
     return formula
@@ -161,7 +161,7 @@ def _rms(x: Array, size: Any, **given: Any) -> list[Array]:
 
 def _sample(x: Array, index: Array, size: Any, border: str = "constant", padding: Any = (),
             stride: Any = (), dilation: Any = ()) -> list[Array]:  # fmt: skip
-    values = taps(x, Window(x.shape, size, padding, stride, dilation), border)
+    values = taps(x, FormulaWindow(x.shape, size, padding, stride, dilation), border)
     values = np.where(np.isnan(values), 0, values)
     inside = (index >= 0) & (index < values.shape[-1])
     found = np.take_along_axis(values, np.where(inside, index, 0)[..., None], -1)[..., 0]
@@ -169,7 +169,7 @@ def _sample(x: Array, index: Array, size: Any, border: str = "constant", padding
 
 
 def _wide(narrow: Sequence[int], size: Any, padding: Any, stride: Any, dilation: Any,
-          shape: Sequence[int]) -> Window:  # fmt: skip
+          shape: Sequence[int]) -> FormulaWindow:  # fmt: skip
     """The window whose narrow side has these extents."""
     n = len(narrow)
     stride, dilation = list(stride) or [1] * n, list(dilation) or [1] * n
@@ -180,10 +180,12 @@ def _wide(narrow: Sequence[int], size: Any, padding: Any, stride: Any, dilation:
         wide = [(k - 1) * s + r - p - q if k else 0 for k, s, r, (p, q) in each]
     elif not wide:
         wide = [k * s for k, s in zip(narrow, stride, strict=True)]
-    return Window(wide, size, padding, stride, dilation)
+    return FormulaWindow(wide, size, padding, stride, dilation)
 
 
-def _spread(window: Window, terms: Callable[[tuple[int, ...]], Array], lead: int = 0) -> Array:
+def _spread(
+    window: FormulaWindow, terms: Callable[[tuple[int, ...]], Array], lead: int = 0
+) -> Array:
     """Terms of each tap added up where their windows lie."""
     extents = [max((n - 1) * s + r, p + w, 0) + max(-p, 0)
                for n, s, r, w, (p, q) in zip(window.narrow, window.stride, window.reach,
@@ -228,7 +230,7 @@ def _bias(bias: Any, channels: int, rank: int) -> Array:
 def _conv(x: Array, w: Array, bias: Any = 0.0, border: str = "constant", padding: Any = (),
           stride: Any = (), dilation: Any = (), groups: int = 1) -> list[Array]:  # fmt: skip
     groups = groups or x.shape[1]
-    window = Window(x.shape[2:], w.shape[2:], padding, stride, dilation)
+    window = FormulaWindow(x.shape[2:], w.shape[2:], padding, stride, dilation)
     if x.size == 0:
         shape = (x.shape[0], w.shape[0], *window.narrow)
         return [np.zeros(shape) + _bias(bias, w.shape[0], x.ndim)]
@@ -321,8 +323,8 @@ def _nearest_down(x: Array, factor: Any) -> list[Array]:
 
 
 def _area(x: Array, factor: Any) -> list[Array]:
-    return [_mean(taps(x, Window(x.shape, [1, 1, *factor], [(0, 0)] * x.ndim, [1, 1, *factor]),
-                       "constant"))]  # fmt: skip
+    block = [1, 1, *factor]
+    return [_mean(taps(x, FormulaWindow(x.shape, block, [(0, 0)] * x.ndim, block), "constant"))]
 
 
 _LIMIT = 2.0**24
@@ -375,7 +377,9 @@ def _roi_align(name: str) -> Formula:
         fine = [n * r for n, r in zip(output_size, sampling_rate, strict=True)]
         samples = _roi_resample(x, rois, index, fine, resize_method)[0]
         block = [1, 1, *sampling_rate]
-        values = taps(samples, Window(samples.shape, block, [(0, 0)] * x.ndim, block), "constant")
+        values = taps(
+            samples, FormulaWindow(samples.shape, block, [(0, 0)] * x.ndim, block), "constant"
+        )
         return [getattr(values, name)(-1)]
 
     return formula

@@ -10,7 +10,7 @@ import numpy as np
 
 from cml_engine.convert.builder import GraphBuilder
 from cml_engine.convert.ncnn.files.bin import WeightReader
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import LayerType
 from cml_engine.graph import Fact, Graph
 
@@ -28,7 +28,7 @@ class Conversion:
     builder: GraphBuilder
     weights: WeightReader
     shapes: Mapping[str, tuple[int, ...]]
-    _layer: Layer = field(init=False)
+    _layer: NcnnLayer = field(init=False)
     _blobs: dict[str, str] = field(default_factory=dict)
     _used: set[str] = field(default_factory=set)
 
@@ -84,7 +84,7 @@ class Conversion:
 
     # -- for the conversion ---------------------------------------------------------------------
 
-    def feed(self, blob: str, layer: Layer | None) -> None:
+    def feed(self, blob: str, layer: NcnnLayer | None) -> None:
         """A blob that is an input of the network."""
         self.builder.source = layer.source if layer else None
         if layer is not None and blob in self._blobs:
@@ -92,7 +92,7 @@ class Conversion:
         fact = Fact("scalar", tuple(self.shapes[blob]))
         self._blobs[blob] = self.builder.exact_input(blob, fact)
 
-    def convert(self, layer: Layer, kind: LayerType) -> None:
+    def convert(self, layer: NcnnLayer, kind: LayerType) -> None:
         """Add one layer."""
         self._layer = layer
         self.builder.source = layer.source

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import ANY, layer
 from cml_engine.errors import InputError
 from cml_engine.graph import Shapes
@@ -19,7 +19,9 @@ EXTENTS = (0, 1, 11, 2)
 _RANKS = range(2, 6)
 
 
-def input_shapes(layers: Sequence[Layer], given: Shapes, file: str) -> dict[str, tuple[int, ...]]:
+def input_shapes(
+    layers: Sequence[NcnnLayer], given: Shapes, file: str
+) -> dict[str, tuple[int, ...]]:
     """The shape of every input, batch first; what the caller says counts before the file."""
     stored = {b: _stored(one) for one in layers if one.type == "Input" for b in one.outputs}
     stored |= dict.fromkeys(_undefined(layers)) if not stored else {}
@@ -30,14 +32,14 @@ def input_shapes(layers: Sequence[Layer], given: Shapes, file: str) -> dict[str,
     return {name: _known(name, shapes.get(name) or stored[name], file) for name in stored}
 
 
-def _undefined(layers: Sequence[Layer]) -> list[str]:
+def _undefined(layers: Sequence[NcnnLayer]) -> list[str]:
     """The blobs that no layer makes: ncnn takes them for inputs."""
     made = {name for one in layers for name in one.outputs}
     read = dict.fromkeys(name for one in layers for name in one.inputs)
     return [name for name in read if name not in made]
 
 
-def _stored(one: Layer) -> tuple[int, ...] | None:
+def _stored(one: NcnnLayer) -> tuple[int, ...] | None:
     """The shape that an ``Input`` holds, if it holds one."""
     width, height, depth, channels = (one.whole(key) for key in EXTENTS)
     extents = [channels, depth, height, width]
@@ -69,12 +71,12 @@ def _text(shape: Sequence[int]) -> str:
 
 
 @layer("Input", params="0-2 11", inputs=(0, 0))
-def _input(one: Layer, to: Conversion) -> str:
+def _input(one: NcnnLayer, to: Conversion) -> str:
     raise AssertionError("inputs are made before the layers")
 
 
 @layer("MemoryData", params="0-2 11 21", inputs=(0, 0))
-def _memory_data(one: Layer, to: Conversion) -> str:
+def _memory_data(one: NcnnLayer, to: Conversion) -> str:
     width, height, depth, channels = (one.whole(key) for key in EXTENTS)
     extents = [n for n in (channels, depth, height, width) if n]
     if any(n < 0 for n in extents):
@@ -87,33 +89,33 @@ def _memory_data(one: Layer, to: Conversion) -> str:
 
 
 @layer("Split", outputs=(1, ANY))
-def _split(one: Layer, to: Conversion, x: str) -> list[str]:
+def _split(one: NcnnLayer, to: Conversion, x: str) -> list[str]:
     return [x] * len(one.outputs)
 
 
 @layer("Noop", inputs=(0, ANY), outputs=(0, ANY))
-def _noop(one: Layer, to: Conversion, *inputs: str) -> list[str]:
+def _noop(one: NcnnLayer, to: Conversion, *inputs: str) -> list[str]:
     return list(inputs)
 
 
 @layer("DeepCopy")
-def _copy(one: Layer, to: Conversion, x: str) -> str:
+def _copy(one: NcnnLayer, to: Conversion, x: str) -> str:
     return x
 
 
 @layer("Packing", params="0-5")
-def _packing(one: Layer, to: Conversion, x: str) -> str:
+def _packing(one: NcnnLayer, to: Conversion, x: str) -> str:
     return x
 
 
 @layer("Cast", params="0-1", limits="8-bit types")
-def _cast(one: Layer, to: Conversion, x: str) -> str:
+def _cast(one: NcnnLayer, to: Conversion, x: str) -> str:
     if 3 in (one.whole(0), one.whole(1)):
         raise one.unsupported("8-bit values")
     return x
 
 
 @layer("Dropout", params="0")
-def _dropout(one: Layer, to: Conversion, x: str) -> str:
+def _dropout(one: NcnnLayer, to: Conversion, x: str) -> str:
     scale = one.number(0, 1.0)
     return x if scale == 1.0 else to.op("mul", x, scale)

@@ -12,7 +12,7 @@ from cml_engine.convert.format import Model
 from cml_engine.convert.ncnn import layers as _layers
 from cml_engine.convert.ncnn.conversion import Conversion
 from cml_engine.convert.ncnn.files.bin import WeightReader
-from cml_engine.convert.ncnn.files.param import Layer, read_param
+from cml_engine.convert.ncnn.files.param import NcnnLayer, read_param
 from cml_engine.convert.ncnn.inputs import input_shapes
 from cml_engine.convert.ncnn.table import EXPRESSIONS, HINTS, LAYERS, REFUSED, LayerType
 from cml_engine.errors import InputError, ModelError, UnsupportedOp
@@ -58,9 +58,9 @@ class NcnnModel:
         return conversion.graph(self._name)
 
 
-def _kinds(layers: Sequence[Layer], file: str) -> dict[str, LayerType]:
+def _kinds(layers: Sequence[NcnnLayer], file: str) -> dict[str, LayerType]:
     """The layers' types; what cannot be converted is said at once, before anything is read."""
-    unknown: dict[str, list[Layer]] = {}
+    unknown: dict[str, list[NcnnLayer]] = {}
     for layer in layers:
         kind = LAYERS.get(layer.type)
         if kind is None:
@@ -75,7 +75,7 @@ def _kinds(layers: Sequence[Layer], file: str) -> dict[str, LayerType]:
     return LAYERS
 
 
-def _cannot(name: str, layers: Sequence[Layer]) -> str:
+def _cannot(name: str, layers: Sequence[NcnnLayer]) -> str:
     """One line for a type that has no counterpart."""
     lower = {known.lower(): known for known in LAYERS}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.8)
@@ -84,7 +84,7 @@ def _cannot(name: str, layers: Sequence[Layer]) -> str:
     return f"{name}, {len(layers)} x, first in line {layers[0].source.line}: {todo}"
 
 
-def _check(layer: Layer, kind: LayerType) -> None:
+def _check(layer: NcnnLayer, kind: LayerType) -> None:
     """As many inputs and outputs as the type has, and only parameters that it has."""
     for what, got, (least, most) in (
         ("inputs", len(layer.inputs), kind.inputs),

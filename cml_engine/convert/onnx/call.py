@@ -12,7 +12,7 @@ from cml_engine.convert.onnx.values import Value
 from cml_engine.graph import Fact
 
 
-class Call(NodeInputs):
+class OnnxCall(NodeInputs):
     """What an operator's row is handed: what the node says, and how to say it in NNEF."""
 
     def op(self, op: str, *inputs: Operand, **attrs: Any) -> Value:

@@ -16,13 +16,13 @@ import numpy as np
 
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx import operators
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.emit import Emitter
 from cml_engine.convert.onnx.inputs import bind_inputs
 from cml_engine.convert.onnx.integer.reading import Reading
 from cml_engine.convert.onnx.model import (
-    Function,
     Model,
+    OnnxFunction,
     OnnxGraph,
     OnnxNode,
     Reference,
@@ -33,7 +33,7 @@ from cml_engine.convert.onnx.ranges.interval import of_dtype
 from cml_engine.convert.onnx.rows import (
     FIRST_OPSET,
     LAST_OPSET,
-    Row,
+    OnnxRow,
     all_rows,
     row_for,
     rows_of,
@@ -53,17 +53,17 @@ MAX_NODES = 200_000
 
 
 @dataclass(frozen=True)
-class Scope:
+class GraphScope:
     """Names where a node stands: those of its graph, and of the graphs around it."""
 
     values: dict[str, Value]
     opsets: Mapping[str, int]
-    outer: Scope | None = None
+    outer: GraphScope | None = None
     prefix: str = ""
     chain: tuple[str, ...] = ()
 
     def find(self, name: str) -> Value | None:
-        scope: Scope | None = self
+        scope: GraphScope | None = self
         while scope is not None:
             if name in scope.values:
                 return scope.values[name]
@@ -110,7 +110,7 @@ class Importer:
         values = bind_inputs(inputs, shapes, constants, self.emit.builder, model.file)
         for info in inputs:
             self.emit.intervals.declare(info.name, of_dtype(values[info.name].dtype))
-        scope = Scope(values, model.opsets)
+        scope = GraphScope(values, model.opsets)
         self._placeholders = Placeholders((*graph.infos, *graph.outputs), _symbols(inputs, values))
         results = self.body(graph, scope)
         if self._reading is not None:
@@ -124,7 +124,7 @@ class Importer:
 
     # -- graphs ---------------------------------------------------------------------------------
 
-    def body(self, graph: OnnxGraph, scope: Scope) -> list[Value]:
+    def body(self, graph: OnnxGraph, scope: GraphScope) -> list[Value]:
         """Run a graph's nodes in a scope that has its inputs; gives its outputs."""
         for name, tensor in graph.initializers.items():
             if name not in scope.values:
@@ -134,19 +134,19 @@ class Importer:
         return [self._found(name, scope, "the graph's output") for name in wanted]
 
     def inner(
-        self, graph: OnnxGraph, values: dict[str, Value], scope: Scope, prefix: str
+        self, graph: OnnxGraph, values: dict[str, Value], scope: GraphScope, prefix: str
     ) -> list[Value]:
         """A graph within a node, which sees the names around it."""
         source, base = self.emit.source, self.emit.base
         if len(scope.chain) > MAX_DEPTH:
             raise ModelError(f"graphs nest more than {MAX_DEPTH} deep")
         chain = (*scope.chain, "")
-        inner = Scope(values, scope.opsets, scope, f"{base}_{prefix}", chain)
+        inner = GraphScope(values, scope.opsets, scope, f"{base}_{prefix}", chain)
         results = self.body(graph, inner)
         self.emit.at(source, base)
         return results
 
-    def _nodes(self, nodes: Sequence[OnnxNode], wanted: Sequence[str], scope: Scope) -> None:
+    def _nodes(self, nodes: Sequence[OnnxNode], wanted: Sequence[str], scope: GraphScope) -> None:
         for node, needed in needed_nodes(nodes, wanted):
             self._count += 1
             if self._count > MAX_NODES:
@@ -155,7 +155,7 @@ class Importer:
                 )
             self._node(node, needed, scope)
 
-    def _node(self, node: OnnxNode, needed: set[str], scope: Scope) -> None:
+    def _node(self, node: OnnxNode, needed: set[str], scope: GraphScope) -> None:
         base = node.name or next((name for name in node.outputs if name), node.op)
         source = Source(f"{self._model.file}: {node.title}")
         self.emit.at(source, scope.prefix + base)
@@ -178,7 +178,7 @@ class Importer:
         node: OnnxNode,
         inputs: Sequence[Value | None],
         needed: set[str],
-        scope: Scope,
+        scope: GraphScope,
         source: Source,
     ) -> Sequence[Value | None]:
         opset = scope.opsets.get(node.domain, 1)
@@ -196,7 +196,7 @@ class Importer:
         if row is None:
             raise _unsupported([(node, opset)], self._model.file)
         wants = [name in needed for name in node.outputs]
-        call = Call(node, row, opset, inputs, self.emit, wants)
+        call = OnnxCall(node, row, opset, inputs, self.emit, wants)
         self.summary.nodes += 1
         try:
             if control is not None:
@@ -234,7 +234,7 @@ class Importer:
         declaration = self._placeholders.declarations[op]
         return self.emit.placeholder(op, declaration, inputs, attrs, facts)
 
-    def _of_row(self, row: Row, call: Call) -> Sequence[Value | None]:
+    def _of_row(self, row: OnnxRow, call: OnnxCall) -> Sequence[Value | None]:
         known = all(v is None or v.array is not None for v in call.inputs)
         if known and call.inputs and row.fold is not None and not _grows(call.inputs):
             arrays = [None if v is None else v.array for v in call.inputs]
@@ -260,7 +260,11 @@ class Importer:
     # -- functions ------------------------------------------------------------------------------
 
     def _inlined(
-        self, node: OnnxNode, function: Function, inputs: Sequence[Value | None], scope: Scope
+        self,
+        node: OnnxNode,
+        function: OnnxFunction,
+        inputs: Sequence[Value | None],
+        scope: GraphScope,
     ) -> list[Value | None]:
         """A function's nodes in the place of its call."""
         chain = (*scope.chain, node.qualified)
@@ -278,12 +282,12 @@ class Importer:
         nodes = [replace(n, inputs=_without(n.inputs, missing)) for n in nodes]
         prefix = f"{scope.prefix}{node.name}_" if node.name else scope.prefix
         opsets = function.opsets or scope.opsets
-        inner = Scope(values, opsets, None, prefix, chain)
+        inner = GraphScope(values, opsets, None, prefix, chain)
         wanted = function.outputs[: len(node.outputs)]
         self._nodes(nodes, wanted, inner)
         return [inner.find(name) for name in wanted]
 
-    def _found(self, name: str, scope: Scope, what: str) -> Value:
+    def _found(self, name: str, scope: GraphScope, what: str) -> Value:
         value = scope.find(name)
         if value is None:
             raise ModelError(

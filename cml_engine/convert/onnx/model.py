@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cml_engine.convert.onnx.protobuf import Field, Message
-from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, ExternalData, Tensor, read_tensor
+from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, ExternalData, OnnxTensor, read_tensor
 from cml_engine.errors import ModelError, UnsupportedOp
 
 #: an extent: a number, a symbol ("batch"), or nothing at all
@@ -78,14 +78,14 @@ class OnnxGraph:
 
     name: str
     nodes: tuple[OnnxNode, ...]
-    initializers: Mapping[str, Tensor]
+    initializers: Mapping[str, OnnxTensor]
     inputs: tuple[ValueInfo, ...]
     outputs: tuple[ValueInfo, ...]
     infos: tuple[ValueInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class OnnxFunction:
     """A local function: nodes in the place of a node of its name."""
 
     name: str
@@ -108,7 +108,7 @@ class Model:
     producer: str
     opsets: Mapping[str, int]
     graph: OnnxGraph
-    functions: Mapping[tuple[str, str, str], Function] = field(default_factory=dict)
+    functions: Mapping[tuple[str, str, str], OnnxFunction] = field(default_factory=dict)
 
 
 def read_model(data: memoryview, file: str, folder: ExternalData) -> Model:
@@ -131,7 +131,7 @@ class _Reader:
     def model(self, message: Message) -> Model:
         ir_version, producer, graph = 0, "", None
         opsets: dict[str, int] = {}
-        functions: dict[tuple[str, str, str], Function] = {}
+        functions: dict[tuple[str, str, str], OnnxFunction] = {}
         for f in message.fields():
             if f.number == 1:
                 ir_version = f.whole()
@@ -153,7 +153,7 @@ class _Reader:
 
     def graph(self, message: Message) -> OnnxGraph:
         name, nodes = "", list[OnnxNode]()
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, OnnxTensor] = {}
         inputs, outputs, infos = list[ValueInfo](), list[ValueInfo](), list[ValueInfo]()
         for f in message.fields():
             if f.number == 1:
@@ -176,7 +176,7 @@ class _Reader:
         known = (tuple(inputs), tuple(outputs), tuple(infos))
         return OnnxGraph(name, tuple(nodes), tensors, *known)
 
-    def _function(self, message: Message) -> Function:
+    def _function(self, message: Message) -> OnnxFunction:
         texts: dict[int, list[str]] = {number: [] for number in (1, 4, 5, 6, 10, 13)}
         nodes, defaults, opsets = list[OnnxNode](), dict[str, Any](), dict[str, int]()
         for f in message.fields():
@@ -188,7 +188,7 @@ class _Reader:
                 opsets.update([self._opset(f)])
             elif f.number == 11:
                 defaults.update([self._attribute(f.nested())])
-        return Function(
+        return OnnxFunction(
             name="".join(texts[1]),
             domain=domain_name("".join(texts[10])),
             inputs=tuple(texts[4]),

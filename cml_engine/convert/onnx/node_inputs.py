@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cml_engine.convert.onnx.model import OnnxNode
-from cml_engine.convert.onnx.rows import OneOf, Row
+from cml_engine.convert.onnx.rows import OneOf, OnnxRow
 from cml_engine.convert.onnx.values import NOTHING, Value, has_nothing
 from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
 
@@ -34,7 +34,7 @@ class NodeInputs:
     def __init__(
         self,
         node: OnnxNode,
-        row: Row,
+        row: OnnxRow,
         opset: int,
         inputs: Sequence[Value | None],
         emitter: Emitter,
@@ -148,7 +148,7 @@ class NodeInputs:
             return ShapeError(f"{what}: {NOTHING}", self.emit.source)
         return ShapeError(f"{what}: the model is not right, export it again", self.emit.source)
 
-    def _checked(self, row: Row) -> dict[str, Any]:
+    def _checked(self, row: OnnxRow) -> dict[str, Any]:
         found = {k: None if isinstance(v, type) else v for k, v in row.attrs.items()}
         for name, value in self.node.attributes.items():
             if name not in row.attrs:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cml_engine.convert.onnx.values import Value
 
-#: takes the :class:`~cml_engine.convert.onnx.call.Call`, which knows rows and so stands above them
+#: takes the :class:`~cml_engine.convert.onnx.call.OnnxCall`, which knows rows and so stands above
 Form = Callable[[Any], Value | Sequence[Value | None]]
 Fold = Callable[..., Any]
 
@@ -36,7 +36,7 @@ class OneOf(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OnnxRow:
     """One operator in some opsets.
 
     Parameters
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _Table:
-    rows: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
+    rows: dict[tuple[str, str], list[OnnxRow]] = field(default_factory=dict)
 
 
 _TABLE = _Table()
@@ -93,7 +93,7 @@ def op(
 
     def declare(form: Form) -> Form:
         for name in names:
-            row = Row(name, domain, since, until, attrs or {}, form, fold, nnef, inputs)
+            row = OnnxRow(name, domain, since, until, attrs or {}, form, fold, nnef, inputs)
             others = _TABLE.rows.setdefault((domain, name), [])
             for other in others:
                 if _overlap(row, other):
@@ -104,17 +104,17 @@ def op(
     return declare
 
 
-def _overlap(a: Row, b: Row) -> bool:
+def _overlap(a: OnnxRow, b: OnnxRow) -> bool:
     first, last = max(a.since, b.since), min(a.until or LAST_OPSET, b.until or LAST_OPSET)
     return first <= last
 
 
-def rows_of(domain: str, name: str) -> Sequence[Row]:
+def rows_of(domain: str, name: str) -> Sequence[OnnxRow]:
     """All rows of an operator."""
     return _TABLE.rows.get((domain, name), ())
 
 
-def row_for(domain: str, name: str, opset: int) -> Row | None:
+def row_for(domain: str, name: str, opset: int) -> OnnxRow | None:
     """The row that an opset's operator has."""
     for row in rows_of(domain, name):
         if row.since <= opset and (not row.until or opset <= row.until):
@@ -122,7 +122,7 @@ def row_for(domain: str, name: str, opset: int) -> Row | None:
     return None
 
 
-def all_rows() -> list[Row]:
+def all_rows() -> list[OnnxRow]:
     """Every row, by domain, name and opset."""
     rows = [row for found in _TABLE.rows.values() for row in found]
     return sorted(rows, key=lambda row: (row.domain, row.name, row.since))

@@ -70,7 +70,7 @@ class ExternalData:
             self._spans[key] = file.span(offset, length)
         return self._spans[key]
 
-    def random(self, tensor: Tensor) -> Array | None:
+    def random(self, tensor: OnnxTensor) -> Array | None:
         """Values at random for a tensor of floats whose file is missing, if that is asked for."""
         if self._random is None or tensor.external is None:
             return None
@@ -112,7 +112,7 @@ class ExternalData:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class OnnxTensor:
     """A tensor whose values are still in the file."""
 
     name: str
@@ -168,7 +168,7 @@ class Tensor:
         )
 
 
-def read_tensor(message: Message, folder: ExternalData) -> Tensor:
+def read_tensor(message: Message, folder: ExternalData) -> OnnxTensor:
     """A ``TensorProto``; of its values only where they lie is looked at."""
     dims: list[int] = []
     element, name, location = 0, "", 0
@@ -194,7 +194,7 @@ def read_tensor(message: Message, folder: ExternalData) -> Tensor:
             location = f.whole()
     if len(dims) > _MAX_RANK or any(not 0 <= n < _MAX_EXTENT for n in dims):
         raise message.damaged(f"the tensor '{name}' has the shape {dims[:8]}")
-    return Tensor(
+    return OnnxTensor(
         name=name,
         shape=tuple(dims),
         element=element,
@@ -214,13 +214,13 @@ def _entry(message: Message) -> tuple[str, str]:
     return texts[1], texts[2]
 
 
-def _whole(text: str, tensor: Tensor) -> int:
+def _whole(text: str, tensor: OnnxTensor) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise tensor.damaged(f"the offset or length '{text[:20]}'")
     return int(text)
 
 
-def _from_bytes(data: memoryview, tensor: Tensor, count: int) -> Array:
+def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
     """Little-endian bytes; four-bit numbers lie two in a byte, the lower half first."""
     kind = tensor.type_name
     if kind in ("uint4", "int4"):
@@ -234,7 +234,7 @@ def _from_bytes(data: memoryview, tensor: Tensor, count: int) -> Array:
     return _widened(flat) if kind == "bfloat16" else flat
 
 
-def _from_fields(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
+def _from_fields(tensor: OnnxTensor, dtype: np.dtype[Any]) -> Array:
     """Values in the field of their type; small types lie in ``int32_data``, floats as bits."""
     kind = tensor.type_name
     number = {"float32": 4, "float64": 10, "int64": 7, "uint64": 11, "uint32": 11}.get(kind, 5)

@@ -19,7 +19,7 @@ _WORD = 4
 _OFFSET = Whole(0, 2**63 - 1)
 
 
-class Owner(Protocol):
+class TensorOwner(Protocol):
     """The outputs that a tensor is a part of: ``frames.outputs.Result``."""
 
     @property
@@ -43,7 +43,7 @@ class GpuTensor:
     offset: int
     nbytes: int
     fact: Fact
-    owner: Owner | None = field(default=None, repr=False, compare=False)
+    owner: TensorOwner | None = field(default=None, repr=False, compare=False)
 
     @property
     def released(self) -> bool:

@@ -22,7 +22,7 @@ from cml_engine.textures.inputs import TextureInput, on_device
 Load = TextureLoad | Entering
 
 
-class Program(Protocol):
+class InputOwner(Protocol):
     """Whose inputs they are: ``program.ProgramMemory``."""
 
     @property
@@ -60,7 +60,7 @@ def check_on_device(gpu: Device, name: str, fact: Fact, value: Any) -> None:
         raise InputError(f"input '{name}': the GPU tensor's memory was released before")
 
 
-def refuse_own_memory(program: Program, name: str, value: Any) -> None:
+def refuse_own_memory(program: InputOwner, name: str, value: Any) -> None:
     """One buffer cannot be copied within itself."""
     arena = program.residency.arena
     if isinstance(value, GpuTensor) and value.owner is None and arena is not None:
@@ -91,7 +91,7 @@ def _waits(value: Any) -> bool:
 
 
 def take_over(
-    encoder: wgpu.GPUCommandEncoder, program: Program, inputs: Mapping[str, Any]
+    encoder: wgpu.GPUCommandEncoder, program: InputOwner, inputs: Mapping[str, Any]
 ) -> list[Load]:
     """Append the copies of tensors into the program's memory; the loads of its textures, which
     are to come before its first step."""

@@ -37,7 +37,7 @@ Array = np.ndarray[Any, Any]
 _ANY_LINE = ""
 
 
-class Stored(Protocol):
+class StoredVariable(Protocol):
     """Where a variable's values are; ``offset`` is the order in which they are read cheaply."""
 
     @property
@@ -62,7 +62,7 @@ class DatFile:
         return read_stored(self._blob, header)
 
 
-Find: TypeAlias = Callable[[Variable], Stored]
+Find: TypeAlias = Callable[[Variable], StoredVariable]
 
 
 def finder(
@@ -73,14 +73,14 @@ def finder(
     shapes = {v.name: v.fact.shape for v in built.variables}
     used = uses(built.graph.nodes, shapes) if random else {}
 
-    def found(variable: Variable) -> Stored | None:
+    def found(variable: Variable) -> StoredVariable | None:
         if weights is not None:
             return weights.tensor(variable)
         if random is not None and not _has_file(model, variable):
             return None
         return DatFile(tensor_blob(model, variable.label, variable.source))
 
-    def find(variable: Variable) -> Stored:
+    def find(variable: Variable) -> StoredVariable:
         tensor = found(variable)
         if tensor is not None:
             return tensor
@@ -110,7 +110,7 @@ def load_variables(
     read by the line of its own name in ``graph.quant``; of an ``integer`` network as the integers
     that are stored."""
     variables = tuple(variables)
-    blobs: dict[str, Stored] = {}
+    blobs: dict[str, StoredVariable] = {}
     for variable in variables:
         if _file(variable) not in blobs:
             blobs[_file(variable)] = find(variable)
@@ -180,7 +180,7 @@ def to_engine(
 
 
 def _read(
-    variable: Variable, blob: Stored, quant: Attrs | None, integer: bool
+    variable: Variable, blob: StoredVariable, quant: Attrs | None, integer: bool
 ) -> tuple[Array, Header]:
     """The values, and what the file says of them."""
     try:

@@ -55,7 +55,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixProduct:
     """``batch`` times rows x columns sums over ``inner``; ``bias`` is a tensor per column."""
 
     op: Lowering
@@ -84,7 +84,7 @@ def lower_matmul(op: Lowering) -> Iterator[Dispatch]:
     a, c = op.inputs[0], op.outputs[0]
     flip_a, flip_b = op.attrs.transposeA, op.attrs.transposeB
     batch = c.shape[:-2]
-    product = Product(
+    product = MatrixProduct(
         op,
         a=_matrix(op, 0, batch, k_last=not flip_a),
         b=_matrix(op, 1, batch, k_last=bool(flip_b)),
@@ -98,7 +98,7 @@ def lower_matmul(op: Lowering) -> Iterator[Dispatch]:
 
 def lower_linear(op: Lowering) -> Iterator[Dispatch]:
     (x, weights, _), names = op.inputs, op.in_names
-    product = Product(
+    product = MatrixProduct(
         op,
         a=_matrix(op, 0, (), k_last=True),
         b=_matrix(op, 1, (), k_last=True),
@@ -119,24 +119,24 @@ def _matrix(op: Lowering, index: int, batch: tuple[int, ...], k_last: bool) -> M
     return Matrix(op.in_names[index], outer, inner, steps, k_last)
 
 
-def _lower(product: Product) -> Iterator[Dispatch]:
+def _lower(product: MatrixProduct) -> Iterator[Dispatch]:
     if product.results:
         yield from MATMUL.lower(product)
 
 
-def _is_half(p: Product) -> bool:
+def _is_half(p: MatrixProduct) -> bool:
     """Whether B is stored in 16 bits."""
     return p.op.layout(p.b.name) == HALF
 
 
-def _pack(p: Product, key: str, make: Callable[[], Array]) -> str:
+def _pack(p: MatrixProduct, key: str, make: Callable[[], Array]) -> str:
     """B as ``make()`` lays it out, in as many bits as it is stored in."""
     if _is_half(p):
         return p.op.pack(f"{p.b.name}.{key}.half", lambda: to_half(make()))
     return p.op.pack(f"{p.b.name}.{key}", make)
 
 
-def _key(p: Product) -> str:
+def _key(p: MatrixProduct) -> str:
     """What decides which is fastest, in words: ``matmul ~64x512 by 512x256, AB``."""
     op = p.op
     rows, inner, columns = (about(x) for x in (p.rows, p.inner, p.columns))
@@ -148,12 +148,12 @@ def _key(p: Product) -> str:
     return ", ".join(words) + constant + (" in 16 bits" if _is_half(p) else "")
 
 
-def _may_reduce(p: Product) -> bool:
+def _may_reduce(p: MatrixProduct) -> bool:
     """Whether workgroups that reduce are worth a try."""
     return p.inner >= _LONG_SUM and (p.results <= _MOST_REDUCED or _reduces(p))
 
 
-def _reduces(p: Product) -> bool:
+def _reduces(p: MatrixProduct) -> bool:
     """Few results with a long sum: too few threads if each of them had a whole sum to do."""
     by_rows = p.b.inner == 1 or p.op.constant(p.b.name) is not None
     if p.rows <= 4 or p.columns <= 4:
@@ -161,7 +161,7 @@ def _reduces(p: Product) -> bool:
     return p.results <= 1024 and p.inner >= 8 * _LONG_SUM
 
 
-def _columns_last(p: Product) -> tuple[Product, list[Dispatch]]:
+def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
     """B with its columns side by side, in rows of whole vectors: packed where it is constant,
     copied where there are enough rows of A to make up for it."""
     op, value = p.op, p.op.constant(p.b.name)
@@ -187,11 +187,11 @@ def _columns_last(p: Product) -> tuple[Product, list[Dispatch]]:
     return replace(p, b=Matrix(name, 1, width, steps)), [dispatch] if dispatch else []
 
 
-def _usual_tile(p: Product) -> MatmulTile:
+def _usual_tile(p: MatrixProduct) -> MatmulTile:
     return choose_tile(p.rows, p.columns, prod(p.batch), p.op.limits.software)
 
 
-def _tiles(p: Product, tile: MatmulTile) -> Iterator[Dispatch]:
+def _tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
     half = _is_half(p)
     if half or p.b.outer != 1 or not p.b.vectors(p.b.outer, p.b.inner):
         p, copies = _columns_last(p)
@@ -215,7 +215,7 @@ def _tiles(p: Product, tile: MatmulTile) -> Iterator[Dispatch]:
     )
 
 
-def _reduce(p: Product, _: None) -> Iterator[Dispatch]:
+def _reduce(p: MatrixProduct, _: None) -> Iterator[Dispatch]:
     value, half = p.op.constant(p.b.name), _is_half(p)
     if value is not None and (half or not p.b.k_last):
         matrix = value if p.b.k_last else value.swapaxes(-1, -2)
@@ -246,7 +246,7 @@ def _steps(results: int, a_turn: int) -> int:
 
 
 def _launches(
-    p: Product,
+    p: MatrixProduct,
     defines: dict[str, int | str],
     tiles: tuple[int, int],
     widths: tuple[int, int],
@@ -284,7 +284,7 @@ def _launches(
         )
 
 
-def _params(p: Product, tiles: tuple[int, int], widths: tuple[int, int]) -> dict[str, Any]:
+def _params(p: MatrixProduct, tiles: tuple[int, int], widths: tuple[int, int]) -> dict[str, Any]:
     wide_a, wide_b = widths
     return {
         "rows": p.rows,
@@ -301,7 +301,9 @@ def _params(p: Product, tiles: tuple[int, int], widths: tuple[int, int]) -> dict
     }
 
 
-def _batch(p: Product, widths: tuple[int, int]) -> tuple[dict[str, int], dict[str, list[int]]]:
+def _batch(
+    p: MatrixProduct, widths: tuple[int, int]
+) -> tuple[dict[str, int], dict[str, list[int]]]:
     """The leading axes for the shader: merged, innermost first."""
     walks = zip(p.batch, p.a.batch, p.b.batch, strict=True)
     dims = collapse([Dim(*d) for d in walks])[::-1] if prod(p.batch) > 1 else ()
@@ -313,14 +315,14 @@ def _batch(p: Product, widths: tuple[int, int]) -> tuple[dict[str, int], dict[st
     }
 
 
-def _part(p: Product, begin: int, end: int) -> Cost:
+def _part(p: MatrixProduct, begin: int, end: int) -> Cost:
     """The cost of adding the products [begin, end); all but the first part read what is there."""
     k = end - begin
     read = prod(p.batch) * (p.rows + p.columns) * k + (p.results if begin else 0)
     return Cost(2.0 * p.results * k, 4.0 * read, 4.0 * p.results)
 
 
-MATMUL = KernelFamily[Product, MatmulTile]("matmul, linear", _key)
+MATMUL = KernelFamily[MatrixProduct, MatmulTile]("matmul, linear", _key)
 _KERNEL = Kernel("matmul/matmul.hlsl", PARAMS, trusted=True)
 _PLAIN = {"transposeA": False, "transposeB": False}
 MATMUL.add(

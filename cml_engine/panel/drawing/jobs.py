@@ -8,7 +8,7 @@ from cml_engine.panel import palette
 from cml_engine.panel.drawing import words
 from cml_engine.panel.palette import Colour
 from cml_engine.panel.slices import JobRow, job_rows
-from cml_engine.panel.view import Room, View
+from cml_engine.panel.view import Room, ShownView
 
 _SHOWN = 8
 _TABLE = (
@@ -31,12 +31,12 @@ class JobsPanel:
         self._rows: list[JobRow] = []
         self._more = 0
 
-    def refresh(self, view: View, now_s: float) -> None:
+    def refresh(self, view: ShownView, now_s: float) -> None:
         """Ask the jobs again."""
         self._rows = job_rows(view.jobs, view.now_ms, _SHOWN)
         self._more = sum(not job.ended for job in view.jobs) - len(self._rows)
 
-    def draw(self, view: View, room: Room) -> None:
+    def draw(self, view: ShownView, room: Room) -> None:
         """A table."""
         columns = ("job", "state", "done", "left") + (() if room.compact else ("deadline",))
         if not self._rows:

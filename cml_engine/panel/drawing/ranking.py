@@ -11,7 +11,7 @@ from cml_engine.panel.drawing import words
 from cml_engine.panel.operators import Key
 from cml_engine.panel.palette import Colour
 from cml_engine.panel.ranking import Best, RankRow, RecentSums, ordered, rows
-from cml_engine.panel.view import Room, View
+from cml_engine.panel.view import Room, ShownView
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,15 @@ class RankingPanel:
         self._best = Best()
         self._details: tuple[Key, list[tuple[str, Colour]]] | None = None
 
-    def refresh(self, view: View, now_s: float) -> None:
+    def refresh(self, view: ShownView, now_s: float) -> None:
         """Count and sort again."""
         self._count(view)
 
-    def watch(self, view: View, now_s: float) -> None:
+    def watch(self, view: ShownView, now_s: float) -> None:
         """Note now and then what the operators have cost, for "last 5 s"."""
         self._recent.keep(now_s, view.operators)
 
-    def _count(self, view: View) -> None:
+    def _count(self, view: ShownView) -> None:
         operators = view.operators
         found = rows(operators, self._recent.before() if self.recent_only else None)
         self._best = self._best.raised(found)
@@ -108,7 +108,7 @@ class RankingPanel:
             palette.TEXT if off < 0.3 else palette.WARN if off < 1 else palette.BAD,
         )  # fmt: skip
 
-    def draw(self, view: View, room: Room) -> None:
+    def draw(self, view: ShownView, room: Room) -> None:
         """The table, and the selected operator below it."""
         if imgui.radio_button("since the start", not self.recent_only):
             self._choose(False, view)
@@ -127,11 +127,11 @@ class RankingPanel:
             imgui.end_table()
         self._selected(view)
 
-    def _choose(self, recent_only: bool, view: View) -> None:
+    def _choose(self, recent_only: bool, view: ShownView) -> None:
         self.recent_only = recent_only
         self._count(view)
 
-    def _head(self, shown: list[_Column], view: View) -> None:
+    def _head(self, shown: list[_Column], view: ShownView) -> None:
         imgui.table_setup_scroll_freeze(0, 1)
         character = 0.52 * imgui.get_font_size()
         flag = imgui.TableColumnFlags_
@@ -156,7 +156,7 @@ class RankingPanel:
             specs.specs_dirty = False
             self._count(view)
 
-    def _body(self, shown: list[_Column], view: View) -> None:
+    def _body(self, shown: list[_Column], view: ShownView) -> None:
         clipper = imgui.ListClipper()
         clipper.begin(len(self.lines))
         while clipper.step():
@@ -192,7 +192,7 @@ class RankingPanel:
             else:
                 imgui.text(said)
 
-    def _selected(self, view: View) -> None:
+    def _selected(self, view: ShownView) -> None:
         if self.selected is None:
             return
         if self._details is None or self._details[0] != self.selected:
@@ -203,7 +203,7 @@ class RankingPanel:
         imgui.pop_text_wrap_pos()
 
 
-def details(view: View, key: Key) -> list[tuple[str, Colour]]:
+def details(view: ShownView, key: Key) -> list[tuple[str, Colour]]:
     """Lines about an operator: what it is, its line of the model, its kernel."""
     operator = view.operators.get(key)
     if operator is None:

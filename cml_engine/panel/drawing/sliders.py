@@ -8,7 +8,7 @@ from imgui_bundle import imgui
 
 from cml_engine.panel import palette
 from cml_engine.panel.drawing import words
-from cml_engine.panel.view import View
+from cml_engine.panel.view import ShownView
 from cml_engine.session import Session
 
 
@@ -22,7 +22,7 @@ class SlidersPanel:
             for name, session in sessions.items()
         }
 
-    def draw(self, view: View) -> None:
+    def draw(self, view: ShownView) -> None:
         """The sliders, and a button for each network that was changed."""
         for name, values in self.values.items():
             if not values:

@@ -11,8 +11,8 @@ from cml_engine.panel import palette
 from cml_engine.panel.drawing import words
 from cml_engine.panel.palette import Colour
 from cml_engine.panel.slices import Bar, Reports, bars, why
-from cml_engine.panel.sources import Frame
-from cml_engine.panel.view import Room, View
+from cml_engine.panel.sources import ShownFrame
+from cml_engine.panel.view import Room, ShownView
 
 
 class TimelinePanel:
@@ -20,19 +20,19 @@ class TimelinePanel:
 
     def __init__(self) -> None:
         self._reports = Reports()
-        self._report: Frame | None = None
+        self._report: ShownFrame | None = None
         self._bars: list[Bar] = []
 
-    def watch(self, view: View) -> None:
+    def watch(self, view: ShownView) -> None:
         """Keep this frame's report until it is measured."""
         self._reports.add(view.last_report)
 
-    def refresh(self, view: View, now_s: float) -> None:
+    def refresh(self, view: ShownView, now_s: float) -> None:
         """Choose a frame."""
         self._report = self._reports.shown()
         self._bars = bars(self._report) if self._report else []
 
-    def draw(self, view: View, room: Room) -> None:
+    def draw(self, view: ShownView, room: Room) -> None:
         """Bars, the lines of budget and aim, and why it stopped."""
         report = self._report
         if report is None:
@@ -57,7 +57,7 @@ class TimelinePanel:
         _words(report, used_ms, room.compact)
 
 
-def _words(report: Frame, used_ms: float, compact: bool) -> None:
+def _words(report: ShownFrame, used_ms: float, compact: bool) -> None:
     how = "measured" if report.measured_ms is not None else "predicted"
     said = f"{used_ms:.2f} ms {how}, aim {report.aim_ms:.2f}, budget {report.budget_ms:.2f}"
     colour = palette.BAD if report.over_budget else palette.TEXT

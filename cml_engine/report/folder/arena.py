@@ -14,7 +14,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 1200, 420, 76, 10, 24
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class PlacedTensor:
     """A tensor's place: bytes ``[offset, offset + nbytes)`` during steps ``first`` to ``last``;
     inputs are there from -1, outputs until the number of steps."""
 
@@ -25,7 +25,7 @@ class Tenant:
     last: int
 
 
-def tenants(plan: Plan) -> list[Tenant]:
+def tenants(plan: Plan) -> list[PlacedTensor]:
     """All tensors in the arena, in the order of their first steps."""
     lives: dict[Binding, list[int]] = {}
     for place in plan.inputs.values():
@@ -36,7 +36,7 @@ def tenants(plan: Plan) -> list[Tenant]:
     for place in plan.results.values():
         lives.setdefault(place.binding, []).append(len(plan.steps))
     return [
-        Tenant(binding.tensor, binding.offset, binding.nbytes, min(steps), max(steps))
+        PlacedTensor(binding.tensor, binding.offset, binding.nbytes, min(steps), max(steps))
         for binding, steps in lives.items()
         if binding.space == "arena"
     ]
@@ -80,7 +80,7 @@ def arena_picture(plan: Plan) -> Html:
     )
 
 
-def _rect(tenant: Tenant, wide: float, y: Any, plan: Plan) -> str:
+def _rect(tenant: PlacedTensor, wide: float, y: Any, plan: Plan) -> str:
     x = _LEFT + wide * (tenant.first + 1)
     top, bottom = y(tenant.offset + tenant.nbytes), y(tenant.offset)
     hue = zlib.crc32(tenant.tensor.encode()) % 360

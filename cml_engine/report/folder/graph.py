@@ -12,7 +12,7 @@ from cml_engine.report.folder.page import Cell, Html, details, html, listed, tab
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class WrittenOperator:
     """An operator of the model as it is written, and where that stands."""
 
     title: str
@@ -29,7 +29,7 @@ class NodeRow:
     outputs: dict[str, str]
     reads: dict[str, str]
     attrs: str
-    made_of: tuple[Line, ...]
+    made_of: tuple[WrittenOperator, ...]
 
 
 def node_rows(written: Graph, optimized: Graph) -> list[NodeRow]:
@@ -87,6 +87,8 @@ def _opening(row: NodeRow) -> Cell:
     return details(name, listed(lines)) if lines else name
 
 
-def _line(node: Node) -> Line:
+def _line(node: Node) -> WrittenOperator:
     source = node.source
-    return Line(node.title, str(source) if source else "", source.text.strip() if source else "")
+    return WrittenOperator(
+        node.title, str(source) if source else "", source.text.strip() if source else ""
+    )

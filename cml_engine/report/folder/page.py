@@ -33,7 +33,7 @@ Cell = str | Html | Number | None
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A part of the page, and the files that have the same and more."""
 
     key: str
@@ -95,7 +95,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Html:
     )
 
 
-def page(title: str, lead: str, sections: Sequence[Section], missing: Sequence[str]) -> str:
+def page(title: str, lead: str, sections: Sequence[PageSection], missing: Sequence[str]) -> str:
     """The whole document; ``missing`` are the titles of sections that are not made yet."""
     links = "".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in sections)
     open_ = ""
@@ -119,7 +119,7 @@ def link(file: str) -> Html:
     return Html(f'<a href="{quote(file)}">{escape(file)}</a>')
 
 
-def _section(section: Section) -> str:
+def _section(section: PageSection) -> str:
     files = ""
     if section.files:
         files = f'<p class="files">{" · ".join(link(file).text for file in section.files)}</p>'

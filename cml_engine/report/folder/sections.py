@@ -16,7 +16,7 @@ from cml_engine.report.folder.decided import decisions_table
 from cml_engine.report.folder.graph import graph_data, graph_table, node_rows
 from cml_engine.report.folder.kernels import write_kernels
 from cml_engine.report.folder.operators import Peak, step_rows, steps_data, steps_table
-from cml_engine.report.folder.page import Section, details, html, link, note, pre, table, whole
+from cml_engine.report.folder.page import PageSection, details, html, link, note, pre, table, whole
 from cml_engine.report.folder.passes import stages
 from cml_engine.report.folder.write import KERNELS, PASSES, ReportFolder
 from cml_engine.report.info import model_info
@@ -47,17 +47,17 @@ class Subject:
 
 
 #: makes a section of a subject, and its files
-Maker = Callable[[Subject, ReportFolder], Section]
+Maker = Callable[[Subject, ReportFolder], PageSection]
 
 
-def summary(subject: Subject, folder: ReportFolder) -> Section:
+def summary(subject: Subject, folder: ReportFolder) -> PageSection:
     """What ``cml info`` says."""
     info = model_info(subject.graph, storage=subject.storage, decide=subject.decide)
     file = folder.text("model.json", info.json() + "\n")
-    return Section("summary", "Summary", pre(str(info)), (file,))
+    return PageSection("summary", "Summary", pre(str(info)), (file,))
 
 
-def graph(subject: Subject, folder: ReportFolder) -> Section:
+def graph(subject: Subject, folder: ReportFolder) -> PageSection:
     """The operators as they run."""
     rows = node_rows(subject.graph, subject.optimized)
     file = folder.data("graph.json", graph_data(subject.optimized, rows))
@@ -66,10 +66,10 @@ def graph(subject: Subject, folder: ReportFolder) -> Section:
         "lines of the model that it was made of."
     )
     body = html(note(said), graph_table(rows, subject.optimized.constants))
-    return Section("graph", "Graph", body, (file,))
+    return PageSection("graph", "Graph", body, (file,))
 
 
-def passes(subject: Subject, folder: ReportFolder) -> Section:
+def passes(subject: Subject, folder: ReportFolder) -> PageSection:
     """The graph after each pass, a file where it changed anything."""
     rows = []
     for number, stage in enumerate(stages(subject.graph)):
@@ -81,12 +81,12 @@ def passes(subject: Subject, folder: ReportFolder) -> Section:
         rows.append((stage.name, whole(stage.nodes), file or "nothing changed", stage.why, said))
     titles = ("pass", "operators", "graph", "why there", "")
     said = "NNEF without its weights, where it can be written; else its text."
-    return Section("passes", "Passes", html(note(said), table(titles, rows)))
+    return PageSection("passes", "Passes", html(note(said), table(titles, rows)))
 
 
 def operators(
     subject: Subject, folder: ReportFolder, measured_ms: Sequence[float] | None = None
-) -> Section:
+) -> PageSection:
     """The plan, step by step."""
     peak = subject.peak
     rows = step_rows(subject.plan, subject.predicted_ms, measured_ms, peak, subject.records)
@@ -99,10 +99,10 @@ def operators(
         said += f"Peak: {peak.gflops:.0f} GFLOP/s, {peak.gbytes_per_s:.0f} GB/s ({peak.source})."
     else:
         said += "The peak of this device is not known."
-    return Section("operators", "Operators", html(note(said), steps_table(rows)), files)
+    return PageSection("operators", "Operators", html(note(said), steps_table(rows)), files)
 
 
-def memory(subject: Subject, folder: ReportFolder) -> Section:
+def memory(subject: Subject, folder: ReportFolder) -> PageSection:
     """The arena by step."""
     found = subject.plan.memory
     file = folder.data("arena.json", arena_data(subject.plan))
@@ -110,20 +110,20 @@ def memory(subject: Subject, folder: ReportFolder) -> Section:
         f"Peak {mib(found.peak)}, {found.ratio:.3f} of the lower bound of {mib(found.bound)} (the "
         "broken line): the most that lives at once. Upwards are addresses, to the right steps."
     )
-    return Section("memory", "Memory", html(note(said), arena_picture(subject.plan)), (file,))
+    return PageSection("memory", "Memory", html(note(said), arena_picture(subject.plan)), (file,))
 
 
-def decisions(subject: Subject, folder: ReportFolder) -> Section:
+def decisions(subject: Subject, folder: ReportFolder) -> PageSection:
     """Who decided what."""
     found = decisions_on(
         subject.device, subject.graph, subject.optimized, subject.plan, subject.decide
     )
     file = folder.data("decisions.json", [asdict(decision) for decision in found])
     said = f"{len(found)} decisions."
-    return Section("decisions", "Decisions", html(note(said), decisions_table(found)), (file,))
+    return PageSection("decisions", "Decisions", html(note(said), decisions_table(found)), (file,))
 
 
-def kernels(subject: Subject, folder: ReportFolder) -> Section:
+def kernels(subject: Subject, folder: ReportFolder) -> PageSection:
     """Every kernel's source."""
     made = write_kernels(subject.plan, folder.path / KERNELS)
     by_file: dict[str, list[str]] = {}
@@ -137,6 +137,6 @@ def kernels(subject: Subject, folder: ReportFolder) -> Section:
         "HLSL with all that it includes. `cml rank MODEL --dump-kernels DIR` writes the SPIR-V, "
         "and what other platforms get of it."
     )
-    return Section(
+    return PageSection(
         "kernels", "Kernels", html(note(said), table(("kernel", "steps", "of"), rows))
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 from cml_engine.errors import InputError
 from cml_engine.files.atomic_write import write_atomically
-from cml_engine.report.folder.page import Section, page
+from cml_engine.report.folder.page import PageSection, page
 
 INDEX = "index.html"
 #: says that a folder is a report, and which phases are done
@@ -26,10 +26,10 @@ class ReportFolder:
         self.path = Path(path)
         self.heading, self.lead = "", ""
         self._titles = titles
-        self._sections: dict[str, Section] = {}
+        self._sections: dict[str, PageSection] = {}
         self._empty()
 
-    def add(self, section: Section) -> None:
+    def add(self, section: PageSection) -> None:
         """Put a section into the page, which is written anew."""
         self._sections[section.key] = section
         self._write_page()

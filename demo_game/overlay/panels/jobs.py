@@ -7,7 +7,7 @@ from demo_game.overlay.layout import Layout
 from demo_game.overlay.view import FrameView
 
 
-class JobsPanel:
+class TileJobsPanel:
     """The jobs, and a line about tiles."""
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ def test_what_is_no_fault_survives(tree, monkeypatch):
     harmless = Fault("none", "cml_engine/report/compare.py", "Whether two", "whether two", COMPARE)
     assert plant.judge(harmless, tree).why == "no test fails"
     monkeypatch.setattr(plant, "FAULTS", (harmless,))
-    monkeypatch.setattr(plant, "campaign", lambda *a: [plant.Outcome(harmless, 0, why="so")])
+    monkeypatch.setattr(plant, "campaign", lambda *a: [plant.FaultOutcome(harmless, 0, why="so")])
     assert plant.main([]) == 1 and plant.main(["no such name"]) == 1
 
 

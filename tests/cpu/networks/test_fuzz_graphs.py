@@ -18,7 +18,7 @@ from cml_engine.ops.declaration.spec import Tolerance
 from cml_engine.passes.infer import infer_facts
 from cml_engine.testing import full_attrs
 from tests import fuzz
-from tests.fixtures.fuzz_graphs import Case
+from tests.fixtures.fuzz_graphs import FuzzCase
 from tests.fixtures.graphs import Net
 
 CASES = 24
@@ -67,12 +67,12 @@ def small():
     net = Net(1, 4, 5, 5)
     h = net.op("relu", net.batch_norm(net.conv("x", 4)))
     net.op("tanh", net.op("transpose", net.op("sin", h), axes=[0, 1, 3, 2]))
-    return Case(net.graph(net.nodes[-1].outputs[0]), net.input())
+    return FuzzCase(net.graph(net.nodes[-1].outputs[0]), net.input())
 
 
 def test_a_wrong_pass_is_found_made_small_and_written(tmp_path, monkeypatch):
     case, right = small(), AFFINE._affine
-    bench = fuzz.Bench(case, frozenset({"views"}), None, tmp_path / "work")
+    bench = fuzz.FuzzBench(case, frozenset({"views"}), None, tmp_path / "work")
     assert fuzz.problem_of("cpu", bench) == ""
     with monkeypatch.context() as patch:
         patch.setattr(AFFINE, "_affine", lambda m: (lambda s, t: (s, t + 1e-3))(*right(m)))
@@ -91,7 +91,7 @@ def test_a_wrong_pass_is_found_made_small_and_written(tmp_path, monkeypatch):
 
 def test_what_raises_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(cml.Session, "run", lambda *a: 1 / 0)
-    bench = fuzz.Bench(small(), frozenset(), None, tmp_path)
+    bench = fuzz.FuzzBench(small(), frozenset(), None, tmp_path)
     assert "ZeroDivisionError" in fuzz.problem_of("cpu", bench)
 
 
@@ -101,16 +101,16 @@ def test_other_bits_of_a_partition_are_seen(gpu, tmp_path, monkeypatch):
 
     run = fuzz.inspect.run_ranges
     monkeypatch.setattr(fuzz.inspect, "run_ranges", other)
-    bench = fuzz.Bench(small(), frozenset(), gpu, tmp_path)
+    bench = fuzz.FuzzBench(small(), frozenset(), gpu, tmp_path)
     assert "other bits" in fuzz.problem_of("slices", bench)
 
 
 def test_a_wrong_kernel_is_seen(gpu, tmp_path, monkeypatch):
     spec = lookup("sin")
-    bench = fuzz.Bench(small(), frozenset(), gpu, tmp_path)
+    bench = fuzz.FuzzBench(small(), frozenset(), gpu, tmp_path)
     assert fuzz.problem_of("nodes", bench) == ""
     monkeypatch.setitem(spec.__dict__, "cpu", lambda attrs, x: np.sin(x) * np.float32(1.001))
-    assert "sin" in fuzz.problem_of("nodes", fuzz.Bench(small(), frozenset(), gpu, tmp_path))
+    assert "sin" in fuzz.problem_of("nodes", fuzz.FuzzBench(small(), frozenset(), gpu, tmp_path))
 
 
 # ---------------------------------------------------------------- what a GPU may spread
@@ -122,13 +122,13 @@ def grouped(op="conv", value=np.nan, size=1):
     made = net.conv("x", 4, size, groups=2) if op == "conv" else net.deconv("x", 4, groups=2)
     x = net.input()
     x["x"][0, 0, 2, 1] = value
-    return Case(net.graph(made), x)
+    return FuzzCase(net.graph(made), x)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("op", ["conv", "deconv"])
 def test_a_neighbouring_groups_nan_is_no_failure_of_a_gpu(op, value, gpu, tmp_path):
-    bench = fuzz.Bench(grouped(op, value), frozenset(), gpu, tmp_path)
+    bench = fuzz.FuzzBench(grouped(op, value), frozenset(), gpu, tmp_path)
     assert [fuzz.problem_of(check, bench) for check in fuzz.CHECKS] == [""] * len(fuzz.CHECKS)
 
 
@@ -137,14 +137,14 @@ def test_only_what_it_may_spread_over_is_let_go(check, tmp_path, monkeypatch):
     """A result of the other group under the NaN may be NaN on a GPU; nothing else, nowhere else."""
     case = grouped()
     (right,) = fuzz.evaluate(case.graph, case.inputs)
-    bench = fuzz.Bench(case, frozenset(), None, tmp_path)
+    bench = fuzz.FuzzBench(case, frozenset(), None, tmp_path)
     monkeypatch.setattr(bench, "gpu", "cpu")
 
     def said(at, value):
         results = {name: array.copy() for name, array in right.items()}
         for array in results.values():
             array[at] = value
-        monkeypatch.setattr(fuzz.Bench, "runs", lambda *_: [results])
+        monkeypatch.setattr(fuzz.FuzzBench, "runs", lambda *_: [results])
         return fuzz.problem_of(check, bench)
 
     assert bool(said((0, 3, 2, 1), np.nan)) == (check == "cpu")
@@ -163,7 +163,7 @@ def test_where_it_may_spread_a_wrong_result_is_seen(at, value, gpu, tmp_path, mo
         result[at] = value
         return result
 
-    bench = fuzz.Bench(grouped(), frozenset(), gpu, tmp_path)
+    bench = fuzz.FuzzBench(grouped(), frozenset(), gpu, tmp_path)
     read = fuzz.inspect.read_tensor
     assert fuzz.problem_of("nodes", bench) == ""
     monkeypatch.setattr(fuzz.inspect, "read_tensor", other)
@@ -199,7 +199,7 @@ def test_weights_of_a_deconv_that_are_not_finite(gpu, tmp_path):
     node = Node("deconv", ("x", "w", "bias"), ("y",), full_attrs("deconv", {}))
     zero = {"bias": np.zeros((), np.float32)}
     graph = infer_facts(Graph("net", ("x", "w"), ("y",), (node,), facts, zero))
-    bench = fuzz.Bench(Case(graph, {"x": x, "w": w}), frozenset(), gpu, tmp_path)
+    bench = fuzz.FuzzBench(FuzzCase(graph, {"x": x, "w": w}), frozenset(), gpu, tmp_path)
     assert [fuzz.problem_of(check, bench) for check in fuzz.CHECKS] == [""] * len(fuzz.CHECKS)
     found = may_be_nan(node, graph, [x, w])
     assert found is not None and found.ravel().tolist() == [False, False, True, False]
@@ -213,7 +213,7 @@ RIGHT = np.float32([1.0, np.nan, np.inf, -np.inf, 0.0])
 
 def compared(got, value=RIGHT, by=1e-4):
     moved = [value + np.float32(by), value - np.float32(by)]
-    right = fuzz.Reference([{"y": value}], [{"y": fuzz._allowed(value, moved)}])
+    right = fuzz.FuzzReference([{"y": value}], [{"y": fuzz._allowed(value, moved)}])
     return fuzz.difference([{"y": np.asarray(got)}], right)
 
 

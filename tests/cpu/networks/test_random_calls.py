@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests import prove
 from tests.generate import Numbers, random_call
 from tests.reference import calls, naive
-from tests.reference.calls import OPERATORS, SIGNATURES, Call
-from tests.reference.formulas import Window, taps
+from tests.reference.calls import OPERATORS, SIGNATURES, SampleCall
+from tests.reference.formulas import FormulaWindow, taps
 
 SMALL = settings(
     max_examples=8,
@@ -76,7 +76,7 @@ def test_the_formulas_windows_are_those_of_loops(rng):
             stride = rng.integers(1, 3, 2).tolist()
             padding = [] if rng.random() < 0.5 else [(5, 4), (4, 6)]
             window = {"padding": padding, "stride": stride, "dilation": dilation}
-            got = taps(x, Window(x.shape, size, **window), border)
+            got = taps(x, FormulaWindow(x.shape, size, **window), border)
             for index, values in naive.windows(x, size, border, **window):
                 right = [np.nan if v is None else v for v in values]
                 assert np.array_equal(got[index], right, equal_nan=True)
@@ -124,7 +124,7 @@ AT_STEPS = {
 @pytest.mark.parametrize("op", AT_STEPS)
 def test_either_side_of_a_step_is_right_and_only_there(op):
     arrays, attrs, right, wrong = AT_STEPS[op]
-    call = Call(op, tuple(np.asarray(a) for a in arrays), attrs)
+    call = SampleCall(op, tuple(np.asarray(a) for a in arrays), attrs)
     for values in right:
         assert all(v.ok for v in call.verdicts([np.float32(values)]))
     between, there = np.mean([side[0] for side in right]), right[0][1]
@@ -139,7 +139,7 @@ def test_a_broken_formula_makes_the_proof_fail(tmp_path, monkeypatch):
 
 
 def test_an_error_is_a_wrong_answer(tmp_path, monkeypatch):
-    bad = Call("relu", (np.zeros(2, np.int32),))
+    bad = SampleCall("relu", (np.zeros(2, np.int32),))
     monkeypatch.setattr(prove, "calls_of", lambda op, count: [bad])
     assert "wants tensor<scalar>" in prove.prove("relu", 1, "cpu", tmp_path).wrong[0]
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROWS = ("load", "sessions", "code", "driver", "all")
 
 
-class Clock:
+class Stopwatch:
     """Seconds in some functions, of all threads together."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ def measure(cooked: bool) -> dict[str, float]:
     from demo_game.agents import Agents
     from demo_game.chain import load_chain
 
-    gpu, code, driver = cml.Gpu(), Clock(), Clock()
+    gpu, code, driver = cml.Gpu(), Stopwatch(), Stopwatch()
     ShaderKey.code = code.around(ShaderKey.code)  # type: ignore[method-assign]
     unpack = code.around(lambda kernel: kernel.unpack())
     KernelCode.code = unpack  # type: ignore[method-assign]

@@ -17,14 +17,14 @@ def test_random_graphs():
 
 def test_a_difference_is_seen(monkeypatch):
     """With halves rounded up, as NNEF does, some graph differs."""
-    from cml_engine.convert.onnx.call import Call
+    from cml_engine.convert.onnx.call import OnnxCall
 
-    real = Call.op
+    real = OnnxCall.op
 
     def wrong(self, op, *inputs, **attrs):
         return real(self, "floor" if op == "round_even" else op, *inputs, **attrs)
 
-    monkeypatch.setattr(Call, "op", wrong)
+    monkeypatch.setattr(OnnxCall, "op", wrong)
     with pytest.raises(AssertionError, match="seed"):
         for seed in range(60):
             onnx_graphs.compare(seed)

@@ -13,7 +13,7 @@ from cml_engine.passes.infer import infer_node
 from cml_engine.planning.choose_layout import choose_layout
 from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.planning.plan_memory import Lifetime, place
-from cml_engine.planning.views import View, find_views, is_view_copy, whole
+from cml_engine.planning.views import PartPlace, find_views, is_view_copy, whole
 from cml_engine.testing import full_attrs
 from tests.fixtures.graphs import BLOCKS, Net
 
@@ -57,7 +57,7 @@ def joined(*shape, axis, extra=0):
 @pytest.mark.parametrize("extra", [0, 1])
 def test_a_concat_is_written_by_its_producers(extra):
     graph = joined(1, 8, 3, 4, axis=1, extra=extra)
-    assert found(graph) == {"t0": View("t2", 0), "t1": View("t2", 96)}
+    assert found(graph) == {"t0": PartPlace("t2", 0), "t1": PartPlace("t2", 96)}
     plan, ops = steps(graph)
     assert "concat" not in ops and "concat" in steps(graph, views=False)[1]
     a, b = (step.bindings[-1] for step in plan.steps[:2])
@@ -109,7 +109,7 @@ def test_a_split_s_results_are_parts_of_its_operand():
     net = Net(1, 8, 4, 4)
     a, b = net.split(net.op("exp", "x"), 1, [1, 3])
     graph = net.graph(net.op("neg", b), net.op("abs", a))
-    assert found(graph) == {a: View("t0", 0), b: View("t0", 32)}
+    assert found(graph) == {a: PartPlace("t0", 0), b: PartPlace("t0", 32)}
     assert "split" not in steps(graph)[1]
 
 
@@ -131,7 +131,7 @@ def test_a_slice_that_is_a_run_of_memory_is_no_copy(axes, begin, end, stride, of
     part = net.op("slice", h, axes=axes, begin=begin, end=end, stride=stride)
     graph = net.graph(net.op("neg", part))
     plain = find_views(graph, {}, {}, 32, items_of(graph, {}))
-    assert plain == ({} if offset is None else {part: View(h, offset)})
+    assert plain == ({} if offset is None else {part: PartPlace(h, offset)})
 
 
 @pytest.mark.parametrize(("first", "found_it"), [(4, True), (3, False)])
@@ -142,7 +142,7 @@ def test_a_slice_of_whole_blocks_of_channels_is_no_copy(first, found_it):
     graph = net.graph(net.op("neg", part))
     layouts = dict.fromkeys((h, part), C4)
     views = find_views(graph, layouts, {}, 32, items_of(graph, layouts))
-    assert views == ({part: View(h, 64)} if found_it else {})
+    assert views == ({part: PartPlace(h, 64)} if found_it else {})
 
 
 def test_stacked_and_unstacked_rows_are_parts():
@@ -150,7 +150,7 @@ def test_stacked_and_unstacked_rows_are_parts():
     a, b = net.op("exp", "x"), net.op("neg", "x")
     rows = net.op("stack", a, b, axis=0)
     graph = net.graph(net.op("tanh", rows))
-    assert found(graph) == {a: View(rows, 0), b: View(rows, 128)}
+    assert found(graph) == {a: PartPlace(rows, 0), b: PartPlace(rows, 128)}
     assert "stack" not in steps(graph)[1]
     net = Net(16, 8)
     rows = net.op("stack", net.op("exp", "x"), net.op("neg", "x"), axis=1)
@@ -161,7 +161,7 @@ def test_stacked_and_unstacked_rows_are_parts():
     net.facts |= zip(node.outputs, infer_node(node, net.facts), strict=True)
     net.nodes.append(node)
     graph = net.graph(net.op("sub", "b", "a"))
-    assert found(graph) == {"a": View(h, 0), "b": View(h, 32)}
+    assert found(graph) == {"a": PartPlace(h, 0), "b": PartPlace(h, 32)}
     assert "unstack" not in steps(graph)[1]
 
 
@@ -170,11 +170,11 @@ def test_a_split_s_result_that_lies_in_a_concat_is_copied_there():
     h = net.op("exp", "x")
     a, b = net.split(h, 1, [1, 1])
     graph = net.graph(net.op("neg", net.op("concat", b, "x", axis=1)), net.op("abs", a), h)
-    views = {b: View("t2", 0)}
+    views = {b: PartPlace("t2", 0)}
     (split, concat) = (node for node in graph.nodes if node.op in ("split", "concat"))
     assert not is_view_copy(split, (h, b), views, {})
     assert is_view_copy(concat, (b, "t2"), views, {})
-    assert is_view_copy(split, (h, b), {b: View(h, 256)}, {})
+    assert is_view_copy(split, (h, b), {b: PartPlace(h, 256)}, {})
 
 
 def test_views_that_would_keep_more_memory_alive_are_not_taken():

@@ -289,9 +289,9 @@ def test_a_filter_that_is_an_input_is_no_layer_of_ncnn(tmp_path):
 
 def test_what_a_frame_costs_adds_up_and_its_hitches_do_not_count() -> None:
     def frames(whole, **parts):
-        return [cost.Frame(whole, dict(parts)) for _ in range(8)]
+        return [cost.FrameCauses(whole, dict(parts)) for _ in range(8)]
 
-    hitches = [cost.Frame(90.0, {cost.NETWORKS: 80.0})] * 2
+    hitches = [cost.FrameCauses(90.0, {cost.NETWORKS: 80.0})] * 2
     cause = "planning and encoding slices"
     without = frames(9.0, **{cost.PICTURE: 7.0, cause: 0.5})
     with_them = frames(12.0, **{cost.NETWORKS: 1.0, cost.PICTURE: 7.5, cause: 1.25})

@@ -20,7 +20,7 @@ from cml_engine.session import Session, random_inputs
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.report.folder.operators import Peak
-    from cml_engine.report.folder.page import Section
+    from cml_engine.report.folder.page import PageSection
     from cml_engine.report.folder.sections import Subject
     from cml_engine.report.folder.write import ReportFolder
     from scheduler.planning.cost_model import CostModel
@@ -115,10 +115,10 @@ def _peak(model: CostModel) -> Peak | None:
     return Peak(guess.flops_per_ms / 1e6, guess.bytes_per_ms / 1e6, guess.source)
 
 
-def _frames(subject: Subject, folder: ReportFolder, a: argparse.Namespace) -> Section:
+def _frames(subject: Subject, folder: ReportFolder, a: argparse.Namespace) -> PageSection:
     """What ``cml simulate`` says, and the first frames of it as a picture."""
     from cml_engine.report.folder.frames import SHOWN, frames_picture
-    from cml_engine.report.folder.page import Section, html, note, pre
+    from cml_engine.report.folder.page import PageSection, html, note, pre
     from scheduler.tools.commands import policies
     from scheduler.tools.simulate import table
 
@@ -134,18 +134,18 @@ def _frames(subject: Subject, folder: ReportFolder, a: argparse.Namespace) -> Se
         f"{a.frame_ms:.2f} ms, on a device on paper with the times predicted above."
     )
     picture = frames_picture(outcomes[0].inference_ms, a.budget_ms)
-    return Section(
+    return PageSection(
         "frames", "Frames", html(note(said), pre(table(outcomes)), picture), (file,)
     )  # fmt: skip
 
 
 def _measured(
     subject: Subject, folder: ReportFolder, gpu: Gpu, a: argparse.Namespace
-) -> Section:  # fmt: skip
+) -> PageSection:  # fmt: skip
     """The table of operators with times that were taken now, and a trace of runs in frames."""
     from cml_engine.gpu.program import inspect
     from cml_engine.gpu.program.program import GpuProgram
-    from cml_engine.report.folder.page import Section, html, pre
+    from cml_engine.report.folder.page import PageSection, html, pre
     from cml_engine.report.folder.sections import operators
     from cml_engine.report.rank import OpTime, RankReport
 
@@ -164,7 +164,7 @@ def _measured(
     body = pre(str(rank))
     if a.half:
         body = html(body, pre(_storage_errors(subject)))
-    return Section("measured", "Measured", body, tuple(files))
+    return PageSection("measured", "Measured", body, tuple(files))
 
 
 def _storage_errors(subject: Subject) -> str:

@@ -22,7 +22,7 @@ from cml_engine.passes import optimize
 from cml_engine.ranges import SPEED
 
 if TYPE_CHECKING:
-    from scheduler.tools.simulate import Outcome
+    from scheduler.tools.simulate import SimulatedRun
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(a: argparse.Namespace) -> int:
     return 0
 
 
-def _plot(outcomes: Sequence[Outcome], frame_ms: float, path: Path) -> None:
+def _plot(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path) -> None:
     from scheduler.tools.plot import plot_outcomes
 
     try:

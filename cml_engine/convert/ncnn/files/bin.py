@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.errors import TensorFileError
 from cml_engine.model_source import ModelSource, SourceFile, file_size, shown
 
@@ -34,11 +34,11 @@ class WeightReader:
         self._data = SourceFile(source, name).span()
         self._at = 0
 
-    def raw(self, count: int, layer: Layer) -> Array:
+    def raw(self, count: int, layer: NcnnLayer) -> Array:
         """``count`` float32 without a flag: biases, slopes, constants."""
         return self._take(count, np.dtype("<f4"), layer)
 
-    def flagged(self, count: int, layer: Layer) -> Array:
+    def flagged(self, count: int, layer: NcnnLayer) -> Array:
         """``count`` weights after a word that says how they are stored."""
         (flag,) = struct.unpack("<I", self._take(4, np.dtype(np.uint8), layer).tobytes())
         if flag in _RAW:
@@ -59,13 +59,13 @@ class WeightReader:
             message = f"'{self._path}' has {left:,} bytes more than its .param takes"
             raise TensorFileError(f"{message}: they do not belong together")
 
-    def _padded(self, count: int, dtype: np.dtype[Any], layer: Layer) -> Array:
+    def _padded(self, count: int, dtype: np.dtype[Any], layer: NcnnLayer) -> Array:
         """Items shorter than a word, filled up to whole words."""
         values = self._take(count, dtype, layer)
         self._at = -(-self._at // 4) * 4
         return values
 
-    def _take(self, count: int, dtype: np.dtype[Any], layer: Layer) -> Array:
+    def _take(self, count: int, dtype: np.dtype[Any], layer: NcnnLayer) -> Array:
         if count < 0:
             raise layer.damaged(f"{count} weights")
         size = count * dtype.itemsize

@@ -23,7 +23,7 @@ _ARRAY_KEY = -23300
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class NcnnLayer:
     """One line of the ``.param``; ``params`` are numbers, or lists of them, by ncnn's ids."""
 
     type: str
@@ -78,7 +78,7 @@ class Layer:
         return ModelError(f"ncnn {self.type} '{self.name}': {what}: export it again", self.source)
 
 
-def read_param(source: ModelSource) -> list[Layer]:
+def read_param(source: ModelSource) -> list[NcnnLayer]:
     """The layers of a ``.param``, which is the source's graph."""
     path = shown(source, source.graph)
     lines = _lines(source, path)
@@ -111,7 +111,7 @@ def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
     return [(i + 1, line) for i, line in enumerate(text.splitlines()) if line.strip()]
 
 
-def _layer(line: str, source: Source) -> Layer:
+def _layer(line: str, source: Source) -> NcnnLayer:
     words = line.split()
     if len(words) < 4 or not (words[2].isdecimal() and words[3].isdecimal()):
         message = "wanted: type, name, number of inputs, number of outputs, ..."
@@ -126,7 +126,7 @@ def _layer(line: str, source: Source) -> Layer:
         if key in params:
             raise ModelError(f"parameter {key} stands twice", source)
         params[key] = value
-    return Layer(words[0], words[1], tuple(blobs[:ins]), tuple(blobs[ins:]), params, source)
+    return NcnnLayer(words[0], words[1], tuple(blobs[:ins]), tuple(blobs[ins:]), params, source)
 
 
 def _is_param(word: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import Convert, layer
 
 #: An activation with its parameters: ``make(to, x, *parameters)``.
@@ -59,7 +59,7 @@ _FUSED: dict[int, tuple[Make, int]] = {
 }
 
 
-def activated(one: Layer, to: Conversion, x: str) -> str:
+def activated(one: NcnnLayer, to: Conversion, x: str) -> str:
     """A result with the activation that ncnn has fused to its layer."""
     kind, params = one.whole(9), [float(value) for value in one.values(10)]
     if kind == 0:
@@ -71,7 +71,7 @@ def activated(one: Layer, to: Conversion, x: str) -> str:
 
 
 def _plain(op: str) -> Convert:
-    def convert(one: Layer, to: Conversion, x: str) -> str:
+    def convert(one: NcnnLayer, to: Conversion, x: str) -> str:
         return to.op(op, x)
 
     return convert
@@ -90,12 +90,12 @@ for _name, _op in (
 
 
 @layer("ReLU", params="0")
-def _relu(one: Layer, to: Conversion, x: str) -> str:
+def _relu(one: NcnnLayer, to: Conversion, x: str) -> str:
     return relu(to, x, one.number(0))
 
 
 @layer("PReLU", params="0")
-def _prelu(one: Layer, to: Conversion, x: str) -> str:
+def _prelu(one: NcnnLayer, to: Conversion, x: str) -> str:
     count = one.whole(0)
     if count not in (1, to.extents(x)[0]):
         raise one.damaged(f"{count} slopes for {to.extents(x)[0]} channels")
@@ -103,29 +103,29 @@ def _prelu(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("Clip", params="0-1")
-def _clip(one: Layer, to: Conversion, x: str) -> str:
+def _clip(one: NcnnLayer, to: Conversion, x: str) -> str:
     return clip(to, x, one.number(0, -math.inf), one.number(1, math.inf))
 
 
 @layer("ELU", params="0")
-def _elu(one: Layer, to: Conversion, x: str) -> str:
+def _elu(one: NcnnLayer, to: Conversion, x: str) -> str:
     return to.op("elu", x, alpha=one.number(0, 0.1))
 
 
 @layer("CELU", params="0")
-def _celu(one: Layer, to: Conversion, x: str) -> str:
+def _celu(one: NcnnLayer, to: Conversion, x: str) -> str:
     alpha = one.number(0, 1.0)
     return to.op("mul", to.op("elu", to.op("div", x, alpha), alpha=1.0), alpha)
 
 
 @layer("SELU", params="0-1")
-def _selu(one: Layer, to: Conversion, x: str) -> str:
+def _selu(one: NcnnLayer, to: Conversion, x: str) -> str:
     alpha, factor = one.number(0, 1.67326324), one.number(1, 1.050700987)
     return to.op("selu", x, **{"alpha": alpha, "lambda": factor})
 
 
 @layer("GELU", params="0")
-def _gelu(one: Layer, to: Conversion, x: str) -> str:
+def _gelu(one: NcnnLayer, to: Conversion, x: str) -> str:
     if not one.whole(0):
         return to.op("gelu_erf", x)
     cube = to.op("mul", to.op("mul", to.op("sqr", x), x), 0.044715)
@@ -134,39 +134,39 @@ def _gelu(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("Mish")
-def _mish(one: Layer, to: Conversion, x: str) -> str:
+def _mish(one: NcnnLayer, to: Conversion, x: str) -> str:
     return mish(to, x)
 
 
 @layer("HardSigmoid", params="0-1")
-def _hard_sigmoid(one: Layer, to: Conversion, x: str) -> str:
+def _hard_sigmoid(one: NcnnLayer, to: Conversion, x: str) -> str:
     return hard_sigmoid(to, x, one.number(0, 0.2), one.number(1, 0.5))
 
 
 @layer("HardSwish", params="0-1")
-def _hard_swish(one: Layer, to: Conversion, x: str) -> str:
+def _hard_swish(one: NcnnLayer, to: Conversion, x: str) -> str:
     return hard_swish(to, x, one.number(0, 0.2), one.number(1, 0.5))
 
 
 @layer("GLU", params="0")
-def _glu(one: Layer, to: Conversion, x: str) -> str:
+def _glu(one: NcnnLayer, to: Conversion, x: str) -> str:
     axis = to.axis(x, one.whole(0))
     value, gate = to.ops("split", 2, x, axis=axis, ratios=[1, 1])
     return to.op("mul", value, to.op("sigmoid", gate))
 
 
 @layer("Shrink", params="0-1")
-def _shrink(one: Layer, to: Conversion, x: str) -> str:
+def _shrink(one: NcnnLayer, to: Conversion, x: str) -> str:
     bias, threshold = one.number(0), one.number(1, 0.5)
     below = to.op("select", to.op("lt", x, -threshold), to.op("add", x, bias), 0.0)
     return to.op("select", to.op("gt", x, threshold), to.op("sub", x, bias), below)
 
 
 @layer("Threshold", params="0")
-def _threshold(one: Layer, to: Conversion, x: str) -> str:
+def _threshold(one: NcnnLayer, to: Conversion, x: str) -> str:
     return to.op("select", to.op("gt", x, one.number(0)), 1.0, 0.0)
 
 
 @layer("Softmax", params="0-1")
-def _softmax(one: Layer, to: Conversion, x: str) -> str:
+def _softmax(one: NcnnLayer, to: Conversion, x: str) -> str:
     return to.op("softmax", x, axes=[to.axis(x, one.whole(0))])

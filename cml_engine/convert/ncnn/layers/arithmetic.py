@@ -8,7 +8,7 @@ from functools import reduce
 from typing import TypeAlias
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import MISSING, Layer
+from cml_engine.convert.ncnn.files.param import MISSING, NcnnLayer
 from cml_engine.convert.ncnn.table import ANY, layer
 
 Operand: TypeAlias = str | float
@@ -23,7 +23,7 @@ _UNARY = ("abs", "neg", "floor", "ceil", "sqr", "sqrt", "rsqrt", "exp", "log", "
 
 
 @layer("UnaryOp", params="0")
-def _unary_op(one: Layer, to: Conversion, x: str) -> str:
+def _unary_op(one: NcnnLayer, to: Conversion, x: str) -> str:
     op = _choice(one, _UNARY)
     make = _COMPOSED.get(op)
     return make(to, x) if make else to.op(op, x)
@@ -51,7 +51,7 @@ _COMPOSED: dict[str, Callable[[Conversion, str], str]] = {
 
 
 @layer("BinaryOp", params="0-2", inputs=(1, 2))
-def _binary_op(one: Layer, to: Conversion, *inputs: str) -> str:
+def _binary_op(one: NcnnLayer, to: Conversion, *inputs: str) -> str:
     op = _choice(one, _BINARY)
     if len(inputs) != (1 if one.whole(1) else 2):
         raise one.damaged(f"{len(inputs)} inputs")
@@ -117,7 +117,7 @@ _OF_TWO: dict[str, OfTwo] = {
 
 
 @layer("Eltwise", params="0-1", inputs=(2, ANY))
-def _eltwise(one: Layer, to: Conversion, *inputs: str) -> str:
+def _eltwise(one: NcnnLayer, to: Conversion, *inputs: str) -> str:
     op, coefficients = _choice(one, ("mul", "add", "max")), one.values(1)
     operands = list(inputs)
     if len({to.extents(x) for x in inputs}) > 1:
@@ -131,21 +131,21 @@ def _eltwise(one: Layer, to: Conversion, *inputs: str) -> str:
 
 
 @layer("Power", params="0-2")
-def _power(one: Layer, to: Conversion, x: str) -> str:
+def _power(one: NcnnLayer, to: Conversion, x: str) -> str:
     power = one.number(0, 1.0)
     x = _linear(one, to, x)
     return x if power == 1 else to.op("pow", x, power)
 
 
 @layer("Exp", params="0-2")
-def _exp(one: Layer, to: Conversion, x: str) -> str:
+def _exp(one: NcnnLayer, to: Conversion, x: str) -> str:
     base = one.number(0, -1.0)
     x = _linear(one, to, x)
     return to.op("exp", x) if base == -1 else to.op("pow", base, x)
 
 
 @layer("Log", params="0-2")
-def _log(one: Layer, to: Conversion, x: str) -> str:
+def _log(one: NcnnLayer, to: Conversion, x: str) -> str:
     base = one.number(0, -1.0)
     found = to.op("log", _linear(one, to, x))
     if base == -1:
@@ -155,7 +155,7 @@ def _log(one: Layer, to: Conversion, x: str) -> str:
     return to.op("mul", found, 1 / math.log(base))
 
 
-def _linear(one: Layer, to: Conversion, x: str) -> str:
+def _linear(one: NcnnLayer, to: Conversion, x: str) -> str:
     """``shift + scale x``, which three layers begin with."""
     scale, shift = one.number(1, 1.0), one.number(2)
     x = x if scale == 1 else to.op("mul", x, scale)
@@ -163,7 +163,7 @@ def _linear(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("Scale", params="0-1", inputs=(1, 2))
-def _scale(one: Layer, to: Conversion, x: str, *computed: str) -> str:
+def _scale(one: NcnnLayer, to: Conversion, x: str, *computed: str) -> str:
     """By stored factors, or by those of a second tensor, one for each channel."""
     if bool(computed) != (one.whole(0) == MISSING) or (computed and one.whole(1)):
         raise one.damaged(f"{1 + len(computed)} inputs and {one.whole(0)} factors")
@@ -176,13 +176,13 @@ def _scale(one: Layer, to: Conversion, x: str, *computed: str) -> str:
 
 
 @layer("Bias", params="0")
-def _bias(one: Layer, to: Conversion, x: str) -> str:
+def _bias(one: NcnnLayer, to: Conversion, x: str) -> str:
     if len(to.extents(x)) != 3:
         raise one.unsupported(f"an input of {len(to.extents(x))} axes")
     return to.op("add", x, _each(one, to, x, "bias"))
 
 
-def _each(one: Layer, to: Conversion, x: str, what: str) -> str:
+def _each(one: NcnnLayer, to: Conversion, x: str, what: str) -> str:
     """One stored number for each channel."""
     count = one.whole(0)
     if count != to.extents(x)[0]:
@@ -191,11 +191,11 @@ def _each(one: Layer, to: Conversion, x: str, what: str) -> str:
 
 
 @layer("CumulativeSum", params="0")
-def _cumulative_sum(one: Layer, to: Conversion, x: str) -> str:
+def _cumulative_sum(one: NcnnLayer, to: Conversion, x: str) -> str:
     return to.op("cumsum", x, axis=to.axis(x, one.whole(0)))
 
 
-def _choice(one: Layer, ops: tuple[str, ...]) -> str:
+def _choice(one: NcnnLayer, ops: tuple[str, ...]) -> str:
     kind = one.whole(0)
     if not 0 <= kind < len(ops):
         raise one.unsupported(f"operation {kind}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import layer
 
 
 @layer("MultiHeadAttention", params="0-7 18", inputs=(1, 4),
        limits="a cache of keys, quantised weights")  # fmt: skip
-def _attention(one: Layer, to: Conversion, *inputs: str) -> str:
+def _attention(one: NcnnLayer, to: Conversion, *inputs: str) -> str:
     """Queries, keys and values are rows; a mask, where there is one, is the last input."""
     one.refuse(7, "a cache of keys and values")
     one.refuse(18, "quantised weights")
@@ -38,7 +38,7 @@ def _attention(one: Layer, to: Conversion, *inputs: str) -> str:
 
 
 def _projected(
-    one: Layer,
+    one: NcnnLayer,
     to: Conversion,
     x: str,
     what: str,
@@ -54,7 +54,7 @@ def _projected(
     return to.permuted(to.split(projected, 2, [heads, outs // heads]), [1, 0, 2])
 
 
-def _rows(one: Layer, to: Conversion, x: str, what: str, ins: int, outs: int) -> str:
+def _rows(one: NcnnLayer, to: Conversion, x: str, what: str, ins: int, outs: int) -> str:
     if len(to.extents(x)) != 2 or to.extents(x)[1] != ins:
         raise one.damaged(f"an input of {list(to.extents(x))}: wanted rows of {ins}")
     matrix = to.weights.flagged(outs * ins, one).reshape(1, outs, ins)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.layers.activations import activated
 from cml_engine.convert.ncnn.table import layer
 
@@ -58,7 +58,7 @@ def halves(total: int, kind: int) -> tuple[int, int]:
 @layer("ConvolutionDepthWise", params="0-16 18 19", inputs=(1, 3),
        limits="int8 weights, computed weights")  # fmt: skip
 @layer("ConvolutionDepthWise3D", params="0-7 9-18 21-24")
-def _convolution(one: Layer, to: Conversion, x: str, *computed: str) -> str:
+def _convolution(one: NcnnLayer, to: Conversion, x: str, *computed: str) -> str:
     if computed or one.whole(19):
         raise one.unsupported("a convolution whose weights are computed")
     axes = _axes(one)
@@ -100,7 +100,7 @@ def _convolution(one: Layer, to: Conversion, x: str, *computed: str) -> str:
 @layer("DeconvolutionDepthWise", params="0-16 18-21 28", inputs=(1, 3),
        limits="int8 weights, computed weights")  # fmt: skip
 @layer("DeconvolutionDepthWise3D", params="0-7 9-27")
-def _deconvolution(one: Layer, to: Conversion, x: str, *computed: str) -> str:
+def _deconvolution(one: NcnnLayer, to: Conversion, x: str, *computed: str) -> str:
     if computed or one.whole(28):
         raise one.unsupported("a deconvolution whose weights are computed")
     axes, count, groups = _axes(one), _outputs(one), _groups(one)
@@ -123,7 +123,7 @@ def _deconvolution(one: Layer, to: Conversion, x: str, *computed: str) -> str:
     return activated(one, to, result)
 
 
-def _cut(one: Layer, axes: Sequence[PaddedAxis], sizes: Sequence[int]) -> list[tuple[int, int]]:
+def _cut(one: NcnnLayer, axes: Sequence[PaddedAxis], sizes: Sequence[int]) -> list[tuple[int, int]]:
     """What a deconvolution's result loses on each side; output padding is a negative loss.
 
     A fixed output size counts only with "same" padding.
@@ -145,7 +145,7 @@ def _cut(one: Layer, axes: Sequence[PaddedAxis], sizes: Sequence[int]) -> list[t
     return found
 
 
-def _axes(one: Layer) -> list[PaddedAxis]:
+def _axes(one: NcnnLayer) -> list[PaddedAxis]:
     """The window's axes, outermost first; what is not given is as of the width."""
     count = 1 if one.type.endswith("1D") else 3 if one.type.endswith("3D") else 2
     width = PaddedAxis(
@@ -168,16 +168,16 @@ def _axes(one: Layer) -> list[PaddedAxis]:
     return found[::-1]
 
 
-def _outputs(one: Layer) -> int:
+def _outputs(one: NcnnLayer) -> int:
     one.refuse(8, "int8 weights")
     return one.whole(0)
 
 
-def _groups(one: Layer) -> int:
+def _groups(one: NcnnLayer) -> int:
     return one.whole(7, 1) if "DepthWise" in one.type else 1
 
 
-def _check_input(one: Layer, to: Conversion, x: str, axes: Sequence[PaddedAxis]) -> None:
+def _check_input(one: NcnnLayer, to: Conversion, x: str, axes: Sequence[PaddedAxis]) -> None:
     extents = to.extents(x)
     if len(extents) != 1 + len(axes):
         shape = ",".join(map(str, extents))
@@ -185,7 +185,7 @@ def _check_input(one: Layer, to: Conversion, x: str, axes: Sequence[PaddedAxis])
         raise one.damaged(f"an input of [{shape}] without the batch: wanted {wanted}")
 
 
-def _weights(one: Layer, channels: int, count: int, groups: int, kernel: Sequence[int]) -> int:
+def _weights(one: NcnnLayer, channels: int, count: int, groups: int, kernel: Sequence[int]) -> int:
     """How many weights there are, checked against what the shapes need."""
     if min(count, groups) < 1 or count % groups or channels % groups:
         raise one.damaged(f"{channels} channels to {count} in {groups} groups")
@@ -196,11 +196,11 @@ def _weights(one: Layer, channels: int, count: int, groups: int, kernel: Sequenc
     return wanted
 
 
-def _bias(one: Layer, to: Conversion, count: int) -> str | float:
+def _bias(one: NcnnLayer, to: Conversion, count: int) -> str | float:
     return to.raw(count, "bias") if one.whole(5) else 0.0
 
 
-def _dense(one: Layer, to: Conversion, x: str) -> str:
+def _dense(one: NcnnLayer, to: Conversion, x: str) -> str:
     """A convolution of a vector, by kernels of one value, is a product."""
     count, (width,) = _outputs(one), to.extents(x)
     weights = to.weights.flagged(_weights(one, width, count, 1, (1,)), one)

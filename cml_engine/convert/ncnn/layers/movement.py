@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import MISSING, Layer
+from cml_engine.convert.ncnn.files.param import MISSING, NcnnLayer
 from cml_engine.convert.ncnn.inputs import EXTENTS
 from cml_engine.convert.ncnn.table import ANY, layer
 
@@ -23,12 +23,12 @@ _AXES = {1: "W", 2: "HW", 3: "CHW", 4: "CDHW"}
 
 
 @layer("Concat", params="0", inputs=(1, ANY))
-def _concat(one: Layer, to: Conversion, *inputs: str) -> str:
+def _concat(one: NcnnLayer, to: Conversion, *inputs: str) -> str:
     return to.op("concat", *inputs, axis=to.axis(inputs[0], one.whole(0)))
 
 
 @layer("Slice", params="0-2", outputs=(1, ANY))
-def _slice(one: Layer, to: Conversion, x: str) -> list[str]:
+def _slice(one: NcnnLayer, to: Conversion, x: str) -> list[str]:
     axis = to.axis(x, one.whole(1))
     extent = to.extents(x)[axis - 1]
     ends = _ends(one, extent)
@@ -40,7 +40,7 @@ def _slice(one: Layer, to: Conversion, x: str) -> list[str]:
     return to.ops("split", len(sizes), x, axis=axis, ratios=ratios)
 
 
-def _ends(one: Layer, extent: int) -> list[int]:
+def _ends(one: NcnnLayer, extent: int) -> list[int]:
     """Where each part ends: by places, or by sizes, of which some share what is left."""
     count, places = len(one.outputs), one.wholes(2)
     if places:
@@ -57,7 +57,7 @@ def _ends(one: Layer, extent: int) -> list[int]:
 
 
 @layer("Crop", params="0-11 13-15 19-21", inputs=(1, 2), limits="positions that are computed")
-def _crop(one: Layer, to: Conversion, x: str, *reference: str) -> str:
+def _crop(one: NcnnLayer, to: Conversion, x: str, *reference: str) -> str:
     if any(map(one.text, (19, 20, 21))):
         raise one.unsupported("a place that is an expression")
     extents = to.extents(x)
@@ -80,7 +80,7 @@ def _crop(one: Layer, to: Conversion, x: str, *reference: str) -> str:
     )
 
 
-def _by_axes(one: Layer, to: Conversion, x: str) -> tuple[list[int], list[int]]:
+def _by_axes(one: NcnnLayer, to: Conversion, x: str) -> tuple[list[int], list[int]]:
     extents, starts, ends = to.extents(x), one.wholes(9), one.wholes(10)
     axes = one.wholes(11) or list(range(len(extents)))
     if not len(starts) == len(ends) == len(axes):
@@ -95,7 +95,7 @@ def _by_axes(one: Layer, to: Conversion, x: str) -> tuple[list[int], list[int]]:
 
 
 def _by_offsets(
-    one: Layer, to: Conversion, extents: Sequence[int], reference: Sequence[str]
+    one: NcnnLayer, to: Conversion, extents: Sequence[int], reference: Sequence[str]
 ) -> tuple[list[int], list[int]]:
     """Offsets before and behind, and sizes; a second input gives sizes."""
     keys = _AXES[len(extents)]
@@ -122,7 +122,7 @@ def _by_offsets(
 
 
 @layer("Padding", params="0-8", limits="values for each channel, sizes that are computed")
-def _padding(one: Layer, to: Conversion, x: str) -> str:
+def _padding(one: NcnnLayer, to: Conversion, x: str) -> str:
     kind, rank = one.whole(4), len(to.extents(x))
     one.refuse(6, "a value for each channel")
     if kind not in (0, 1, 2):
@@ -139,7 +139,7 @@ def _padding(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("Tile", params="0-2")
-def _tile(one: Layer, to: Conversion, x: str) -> str:
+def _tile(one: NcnnLayer, to: Conversion, x: str) -> str:
     extents, repeats = to.extents(x), one.wholes(2)
     if not repeats:
         repeats = [1] * len(extents)
@@ -159,7 +159,7 @@ def _tile(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("Permute", params="0")
-def _permute(one: Layer, to: Conversion, x: str) -> str:
+def _permute(one: NcnnLayer, to: Conversion, x: str) -> str:
     rank, number = len(to.extents(x)), one.whole(0)
     orders = _ORDERS.get(rank, "W").split()
     if not 0 <= number < len(orders):
@@ -170,13 +170,13 @@ def _permute(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("Flatten")
-def _flatten(one: Layer, to: Conversion, x: str) -> str:
+def _flatten(one: NcnnLayer, to: Conversion, x: str) -> str:
     return to.reshaped(x, [-1])
 
 
 @layer("Reshape", params="0-3 6 11-13", inputs=(1, ANY),
        limits="shapes given as an expression")  # fmt: skip
-def _reshape(one: Layer, to: Conversion, x: str, *rest: str) -> str:
+def _reshape(one: NcnnLayer, to: Conversion, x: str, *rest: str) -> str:
     one.refuse(3, "a reshape with the channels innermost")
     if rest or one.text(6) or 12 in one.params or 13 in one.params:
         raise one.unsupported("a shape that is an expression")
@@ -194,7 +194,7 @@ def _reshape(one: Layer, to: Conversion, x: str, *rest: str) -> str:
 
 
 @layer("Squeeze", params="0-3 11")
-def _squeeze(one: Layer, to: Conversion, x: str) -> str:
+def _squeeze(one: NcnnLayer, to: Conversion, x: str) -> str:
     extents = to.extents(x)
     axes = [to.axis(x, axis) for axis in one.wholes(3)] or _flagged(one, len(extents))
     gone = [axis for axis in axes if extents[axis - 1] == 1]
@@ -203,7 +203,7 @@ def _squeeze(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("ExpandDims", params="0-3 11")
-def _expand_dims(one: Layer, to: Conversion, x: str) -> str:
+def _expand_dims(one: NcnnLayer, to: Conversion, x: str) -> str:
     extents, axes = list(to.extents(x)), one.wholes(3)
     rank = len(extents)
     if not axes:
@@ -217,7 +217,7 @@ def _expand_dims(one: Layer, to: Conversion, x: str) -> str:
     return to.reshaped(x, extents)
 
 
-def _flagged(one: Layer, rank: int) -> list[int]:
+def _flagged(one: NcnnLayer, rank: int) -> list[int]:
     """The axes that flags of width, height, depth and channels name."""
     letters = _AXES[rank]
     keys = dict(zip("WHDC", EXTENTS, strict=True))
@@ -228,7 +228,7 @@ def _flagged(one: Layer, rank: int) -> list[int]:
 
 
 @layer("PixelShuffle", params="0-1")
-def _pixel_shuffle(one: Layer, to: Conversion, x: str) -> str:
+def _pixel_shuffle(one: NcnnLayer, to: Conversion, x: str) -> str:
     """(C r r, H, W) -> (C, H r, W r)."""
     factor, mode = _block(one, to, x)
     if to.extents(x)[0] % (factor * factor):
@@ -239,7 +239,7 @@ def _pixel_shuffle(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("Reorg", params="0-1")
-def _reorg(one: Layer, to: Conversion, x: str) -> str:
+def _reorg(one: NcnnLayer, to: Conversion, x: str) -> str:
     """(C, H s, W s) -> (C s s, H, W)."""
     stride, mode = _block(one, to, x)
     _, height, width = to.extents(x)
@@ -250,7 +250,7 @@ def _reorg(one: Layer, to: Conversion, x: str) -> str:
     return to.merged(to.permuted(split, order), 1, 3)
 
 
-def _block(one: Layer, to: Conversion, x: str) -> tuple[int, int]:
+def _block(one: NcnnLayer, to: Conversion, x: str) -> tuple[int, int]:
     factor, mode = one.whole(0, 1), one.whole(1)
     if factor < 1 or mode not in (0, 1) or len(to.extents(x)) != 3:
         raise one.unsupported(f"factor {factor}, mode {mode}, {len(to.extents(x))} axes")
@@ -258,7 +258,7 @@ def _block(one: Layer, to: Conversion, x: str) -> tuple[int, int]:
 
 
 @layer("ShuffleChannel", params="0-1")
-def _shuffle_channel(one: Layer, to: Conversion, x: str) -> str:
+def _shuffle_channel(one: NcnnLayer, to: Conversion, x: str) -> str:
     channels, *rest = to.extents(x)
     groups = one.whole(0, 1)
     if groups < 1 or channels % groups:

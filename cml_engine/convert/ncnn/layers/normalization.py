@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from math import prod
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import layer
 
 
 @layer("BatchNorm", params="0-1")
-def _batch_norm(one: Layer, to: Conversion, x: str) -> str:
+def _batch_norm(one: NcnnLayer, to: Conversion, x: str) -> str:
     count = _channels(one, to, x, 0)
     scale, mean, variance, offset = (
         to.raw(count, what) for what in ("scale", "mean", "variance", "offset")
@@ -21,7 +21,7 @@ def _batch_norm(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("InstanceNorm", params="0-2")
-def _instance_norm(one: Layer, to: Conversion, x: str) -> str:
+def _instance_norm(one: NcnnLayer, to: Conversion, x: str) -> str:
     axes = list(range(2, 1 + len(to.extents(x))))
     if len(axes) < 2:
         raise one.unsupported(f"an input of {len(axes) + 1} axes")
@@ -32,7 +32,7 @@ def _instance_norm(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("GroupNorm", params="0-3")
-def _group_norm(one: Layer, to: Conversion, x: str) -> str:
+def _group_norm(one: NcnnLayer, to: Conversion, x: str) -> str:
     extents, groups = to.extents(x), one.whole(0, 1)
     _channels(one, to, x, 1)
     if groups < 1 or extents[0] % groups:
@@ -49,7 +49,7 @@ def _group_norm(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("LayerNorm", params="0-2")
-def _layer_norm(one: Layer, to: Conversion, x: str) -> str:
+def _layer_norm(one: NcnnLayer, to: Conversion, x: str) -> str:
     axes = _inner(one, to, x)
     mean, variance = to.ops("moments", 2, x, axes=axes)
     epsilon = one.number(1, 0.001)
@@ -61,7 +61,7 @@ def _layer_norm(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("RMSNorm", params="0-2")
-def _rms_norm(one: Layer, to: Conversion, x: str) -> str:
+def _rms_norm(one: NcnnLayer, to: Conversion, x: str) -> str:
     axes = _inner(one, to, x)
     squares = to.op("mean_reduce", to.op("sqr", x), axes=axes)
     even = to.op("mul", x, to.op("rsqrt", to.op("add", squares, one.number(1, 0.001))))
@@ -69,7 +69,7 @@ def _rms_norm(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("MVN", params="0-2")
-def _mvn(one: Layer, to: Conversion, x: str) -> str:
+def _mvn(one: NcnnLayer, to: Conversion, x: str) -> str:
     if len(to.extents(x)) != 3:
         raise one.unsupported(f"an input of {len(to.extents(x))} axes")
     axes = [1, 2, 3] if one.whole(1) else [2, 3]
@@ -81,7 +81,7 @@ def _mvn(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("Normalize", params="0-4 9")
-def _normalize(one: Layer, to: Conversion, x: str) -> str:
+def _normalize(one: NcnnLayer, to: Conversion, x: str) -> str:
     """Divided by the norm of a channel, of a place, or of all; then scaled."""
     rank = len(to.extents(x))
     across_space, across_channels = one.whole(0), one.whole(4, 1)
@@ -106,7 +106,7 @@ def _normalize(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("LRN", params="0-4")
-def _lrn(one: Layer, to: Conversion, x: str) -> str:
+def _lrn(one: NcnnLayer, to: Conversion, x: str) -> str:
     """By the squares around, across the channels or within each."""
     size, across = one.whole(1, 5), one.whole(0) == 0
     if one.whole(0) not in (0, 1) or size < 1 or len(to.extents(x)) != 3:
@@ -121,7 +121,7 @@ def _lrn(one: Layer, to: Conversion, x: str) -> str:
     return to.op("mul", x, factor)
 
 
-def _channels(one: Layer, to: Conversion, x: str, key: int) -> int:
+def _channels(one: NcnnLayer, to: Conversion, x: str, key: int) -> int:
     count = one.whole(key)
     if count != to.extents(x)[0]:
         raise one.damaged(f"{count} channels, its input has {to.extents(x)[0]}")
@@ -129,7 +129,7 @@ def _channels(one: Layer, to: Conversion, x: str, key: int) -> int:
 
 
 def _affine(
-    one: Layer, to: Conversion, x: str, key: int, given: int
+    one: NcnnLayer, to: Conversion, x: str, key: int, given: int
 ) -> tuple[str | float, str | float]:
     """Scale and offset of each channel, where the file has them."""
     if not given:
@@ -139,7 +139,7 @@ def _affine(
     return scale, to.raw(count, "offset")
 
 
-def _inner(one: Layer, to: Conversion, x: str) -> list[int]:
+def _inner(one: NcnnLayer, to: Conversion, x: str) -> list[int]:
     """The axes that are normalised: the last, or the last two, as the weights' number says."""
     extents, size = to.extents(x), one.whole(0)
     for count in (1, 2):
@@ -148,7 +148,7 @@ def _inner(one: Layer, to: Conversion, x: str) -> list[int]:
     raise one.damaged(f"a norm over {size} numbers, its input has {list(extents)}")
 
 
-def _over(one: Layer, to: Conversion, x: str, axes: Sequence[int], what: str) -> str:
+def _over(one: NcnnLayer, to: Conversion, x: str, axes: Sequence[int], what: str) -> str:
     """Weights for each place on those axes."""
     shape = [n if axis in axes else 1 for axis, n in enumerate((1, *to.extents(x)))]
     return to.weight(to.weights.raw(prod(shape), one).reshape(shape), what)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import MISSING, Layer
+from cml_engine.convert.ncnn.files.param import MISSING, NcnnLayer
 from cml_engine.convert.ncnn.layers.convolution import SAME_LOWER, SAME_UPPER, halves
 from cml_engine.convert.ncnn.table import layer
 
@@ -24,7 +24,7 @@ _LEAST = -float(np.finfo(np.float32).max)
 @layer("Pooling1D", params="0-8 14")
 @layer("Pooling", params="0-8 11-15 18")
 @layer("Pooling3D", params="0-8 11-16 18 21-23 28")
-def _pooling(one: Layer, to: Conversion, x: str) -> str:
+def _pooling(one: NcnnLayer, to: Conversion, x: str) -> str:
     count = {"Pooling1D": 1, "Pooling": 2}.get(one.type, 3)
     if one.whole(0) not in (0, 1):
         raise one.unsupported(f"pooling type {one.whole(0)}")
@@ -58,7 +58,7 @@ def _reduced(to: Conversion, x: str, average: bool, axes: Sequence[int]) -> str:
     return to.op("mean_reduce" if average else "max_reduce", x, axes=list(axes))
 
 
-def _window(one: Layer, ids: Sequence[int], extent: int) -> tuple[int, int, tuple[int, int]]:
+def _window(one: NcnnLayer, ids: Sequence[int], extent: int) -> tuple[int, int, tuple[int, int]]:
     """Kernel, stride and padding along an axis of that extent."""
     width = [one.whole(key, default) for key, default in zip(_IDS[0], (0, 1, 0), strict=False)]
     kernel, stride, before = (
@@ -82,7 +82,7 @@ def _window(one: Layer, ids: Sequence[int], extent: int) -> tuple[int, int, tupl
     return kernel, stride, (before, behind)
 
 
-def _adaptive(one: Layer, to: Conversion, x: str, average: bool, count: int) -> str:
+def _adaptive(one: NcnnLayer, to: Conversion, x: str, average: bool, count: int) -> str:
     """To a fixed size: windows that are as equal as can be, axis by axis."""
     width = one.whole(8)
     for i, ids in enumerate(_IDS[:count]):

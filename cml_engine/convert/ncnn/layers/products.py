@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.layers.activations import activated
 from cml_engine.convert.ncnn.table import layer
 
 
 @layer("InnerProduct", params="0-2 8-10 18", limits="int8 weights")
-def _inner_product(one: Layer, to: Conversion, x: str) -> str:
+def _inner_product(one: NcnnLayer, to: Conversion, x: str) -> str:
     one.refuse(8, "int8 weights")
     one.refuse(18, "quantised weights")
     count, size = one.whole(0), one.whole(2)
@@ -31,7 +31,7 @@ def _inner_product(one: Layer, to: Conversion, x: str) -> str:
 
 
 @layer("MatMul", params="0", inputs=(2, 2))
-def _matmul(one: Layer, to: Conversion, a: str, b: str) -> str:
+def _matmul(one: NcnnLayer, to: Conversion, a: str, b: str) -> str:
     """As NumPy's, but that both count as batched only beyond two axes."""
     first, second = to.extents(a), to.extents(b)
     rank = max(len(first), len(second), 2)
@@ -51,7 +51,7 @@ def _matmul(one: Layer, to: Conversion, a: str, b: str) -> str:
 
 
 @layer("Gemm", params="0-14 18 20-22", inputs=(0, 3), limits="quantised weights")
-def _gemm(one: Layer, to: Conversion, *inputs: str) -> str:
+def _gemm(one: NcnnLayer, to: Conversion, *inputs: str) -> str:
     one.refuse(18, "quantised weights")
     rest = list(inputs)
     a = _matrix(one, to, rest, "a", 4, (7, 9), one.whole(2))
@@ -71,7 +71,7 @@ def _gemm(one: Layer, to: Conversion, *inputs: str) -> str:
 
 
 def _matrix(
-    one: Layer,
+    one: NcnnLayer,
     to: Conversion,
     rest: list[str],
     what: str,
@@ -97,7 +97,7 @@ def _matrix(
     return x
 
 
-def _added(one: Layer, to: Conversion, rest: list[str], shape: tuple[int, ...]) -> str | None:
+def _added(one: NcnnLayer, to: Conversion, rest: list[str], shape: tuple[int, ...]) -> str | None:
     """What is added to the product, as a matrix that broadcasts."""
     rows, columns = shape
     if one.whole(6):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import layer
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +36,7 @@ _Step = Callable[[Conversion, str, "_State | None"], _State]
 
 
 @layer("LSTM", params="0-3 8", inputs=(1, 3), outputs=(1, 3), limits="int8 weights, long sequences")
-def _lstm(one: Layer, to: Conversion, x: str, *states: str) -> list[str]:
+def _lstm(one: NcnnLayer, to: Conversion, x: str, *states: str) -> list[str]:
     width = one.whole(0)
     hidden = one.whole(3, width)
     cells = _cells(one, to, 4, hidden, width, 4)
@@ -70,7 +70,7 @@ def _lstm(one: Layer, to: Conversion, x: str, *states: str) -> list[str]:
 
 
 @layer("GRU", params="0-2 8", inputs=(1, 2), outputs=(1, 2), limits="int8 weights, long sequences")
-def _gru(one: Layer, to: Conversion, x: str, *states: str) -> list[str]:
+def _gru(one: NcnnLayer, to: Conversion, x: str, *states: str) -> list[str]:
     width = one.whole(0)
     cells = _cells(one, to, 3, width, width, 4)
 
@@ -99,7 +99,7 @@ def _gru(one: Layer, to: Conversion, x: str, *states: str) -> list[str]:
 
 
 @layer("RNN", params="0-2 8", inputs=(1, 2), outputs=(1, 2), limits="int8 weights, long sequences")
-def _rnn(one: Layer, to: Conversion, x: str, *states: str) -> list[str]:
+def _rnn(one: NcnnLayer, to: Conversion, x: str, *states: str) -> list[str]:
     width = one.whole(0)
     cells = _cells(one, to, 1, width, width, 1)
 
@@ -118,7 +118,7 @@ def _rnn(one: Layer, to: Conversion, x: str, *states: str) -> list[str]:
 
 
 def _cells(
-    one: Layer, to: Conversion, gates: int, hidden: int, width: int, biases: int
+    one: NcnnLayer, to: Conversion, gates: int, hidden: int, width: int, biases: int
 ) -> list[_Cell]:
     """The weights of every direction."""
     one.refuse(8, "int8 weights")
@@ -133,7 +133,7 @@ def _cells(
 
 
 def _run(
-    one: Layer,
+    one: NcnnLayer,
     to: Conversion,
     x: str,
     states: Sequence[str],
@@ -171,7 +171,7 @@ def _run(
 
 
 def _first(
-    one: Layer, to: Conversion, states: Sequence[str], index: int, count: int
+    one: NcnnLayer, to: Conversion, states: Sequence[str], index: int, count: int
 ) -> _State | None:
     """The state before the first step, a row for each direction; zeros where it is not given."""
     for state in states:

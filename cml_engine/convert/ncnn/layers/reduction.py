@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import layer
 
 _Reduce = Callable[[Conversion, str, list[int]], str]
@@ -39,7 +39,7 @@ _KINDS: tuple[_Reduce, ...] = (
 
 
 @layer("Reduction", params="0-5")
-def _reduction(one: Layer, to: Conversion, x: str) -> str:
+def _reduction(one: NcnnLayer, to: Conversion, x: str) -> str:
     kind, extents = one.whole(0), to.extents(x)
     if not 0 <= kind < len(_KINDS):
         raise one.unsupported(f"operation {kind}")

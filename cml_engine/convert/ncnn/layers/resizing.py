@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import layer
 
 Array = np.ndarray[Any, Any]
@@ -22,7 +22,7 @@ _CUBIC = -0.75
 
 
 @layer("Interp", params="0-6 9", inputs=(1, 2), limits="sizes given as an expression")
-def _interp(one: Layer, to: Conversion, x: str, *reference: str) -> str:
+def _interp(one: NcnnLayer, to: Conversion, x: str, *reference: str) -> str:
     """By factors, to a size, or to the size of a second input."""
     kind = _KINDS.get(one.whole(0))
     if kind is None or one.text(9):
@@ -48,7 +48,7 @@ def _interp(one: Layer, to: Conversion, x: str, *reference: str) -> str:
 
 
 def _sizes(
-    one: Layer, to: Conversion, spatial: tuple[int, ...], reference: tuple[str, ...]
+    one: NcnnLayer, to: Conversion, spatial: tuple[int, ...], reference: tuple[str, ...]
 ) -> tuple[list[int], list[float]]:
     """The sizes wanted, and how far the position moves for each step.
 
@@ -120,7 +120,7 @@ def _cubic(t: Array) -> Array:
 
 
 @layer("GridSample", params="0-3", inputs=(2, 2), limits="reflection, cubic beyond a border")
-def _grid_sample(one: Layer, to: Conversion, x: str, grid: str) -> str:
+def _grid_sample(one: NcnnLayer, to: Conversion, x: str, grid: str) -> str:
     """Read at positions; where they come as planes, their numbers move to the end.
 
     Reflected far outside, and cubic beyond a border, ncnn reads other values than PyTorch does.

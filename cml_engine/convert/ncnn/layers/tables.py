@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cml_engine.convert.ncnn.conversion import Conversion
-from cml_engine.convert.ncnn.files.param import Layer
+from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import layer
 
 
 @layer("Embed", params="0-3 18", limits="int8 weights")
-def _embed(one: Layer, to: Conversion, x: str) -> str:
+def _embed(one: NcnnLayer, to: Conversion, x: str) -> str:
     """Rows of a table by words' numbers, which are the input's values; the nearest where there is
     none of that number."""
     one.refuse(18, "int8 weights")

@@ -13,7 +13,7 @@ from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class FormOperand:
     """A tensor that a node reads; ``value`` where it is the same in every run, and ``stored``
     where a tensor of that name has it already."""
 
@@ -24,10 +24,10 @@ class Operand:
 
 
 @dataclass(kw_only=True)
-class Call(NodeWriter):
+class FormCall(NodeWriter):
     """What a row's form is handed: the node's operands and attributes, and where nodes go."""
 
-    operands: Sequence[Operand]
+    operands: Sequence[FormOperand]
     results: Sequence[Fact]
 
     @property

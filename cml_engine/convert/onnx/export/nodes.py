@@ -15,7 +15,7 @@ from cml_engine.graph import NUMPY_DTYPE, Node
 Array = np.ndarray[Any, Any]
 
 
-class Constants(Protocol):
+class ConstantStore(Protocol):
     """Where constants go: initializers of the graph, or nodes of a function. ``name`` is what
     they are called if that can be."""
 
@@ -28,7 +28,7 @@ class NodeWriter:
 
     node: Node
     opset: int
-    constants: Constants
+    constants: ConstantStore
     prefix: str
     taken: set[str]
     nodes: list[OutNode] = field(default_factory=list)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from cml_engine.ranges import ONNX_OPSET
 
-#: the nodes of one operator, by its :class:`~cml_engine.convert.onnx.export.call.Call`; gives the
-#: names of its results
+#: the nodes of one operator, by its :class:`~cml_engine.convert.onnx.export.call.FormCall`; gives
+#: the names of its results
 Form = Callable[[Any], str | Sequence[str]]
 F = TypeVar("F", bound=Form)
 
@@ -19,7 +19,7 @@ USUAL_OPSET = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FormRow:
     """``name``: ours; ``onnx``: what it becomes, in words; ``function``: a local function holds
     the nodes, so that the graph keeps one node for it; ``since``: the least opset."""
 
@@ -30,7 +30,7 @@ class Row:
     since: int
 
 
-_ROWS: dict[str, Row] = {}
+_ROWS: dict[str, FormRow] = {}
 
 
 def form(
@@ -42,12 +42,12 @@ def form(
         for name in names:
             if name in _ROWS:
                 raise ValueError(f"two rows for {name}")
-            _ROWS[name] = Row(name, function_below, onnx, function, since)
+            _ROWS[name] = FormRow(name, function_below, onnx, function, since)
         return function_below
 
     return declare
 
 
-def declared() -> Mapping[str, Row]:
+def declared() -> Mapping[str, FormRow]:
     """The rows that have been declared, by the operator's name; all: ``forms.export_rows``."""
     return MappingProxyType(_ROWS)

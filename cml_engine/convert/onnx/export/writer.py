@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Call, Operand
+from cml_engine.convert.onnx.export.call import FormCall, FormOperand
 from cml_engine.convert.onnx.export.forms import export_rows
 from cml_engine.convert.onnx.export.nodes import Array, renamed
-from cml_engine.convert.onnx.export.rows import Row
+from cml_engine.convert.onnx.export.rows import FormRow
 from cml_engine.convert.onnx.export.wire import (
     OutFunction,
     OutNode,
@@ -90,9 +90,9 @@ class Writer:
         source = name if operand.value is None else self._constant(operand.value, name)
         self._nodes.append(OutNode("Identity", (source,), (called,)))
 
-    def _operand(self, name: str) -> Operand:
+    def _operand(self, name: str) -> FormOperand:
         value = None if name in self._state else self._graph.constants.get(name)
-        return Operand(name, self._graph.facts[name], value)
+        return FormOperand(name, self._graph.facts[name], value)
 
     def _constant(self, array: Array, name: str = "") -> str:
         """An initializer; those of equal values are one. One of the graph's keeps its name."""
@@ -132,10 +132,10 @@ class Writer:
             self._write_nodes(node, row, operands, facts)
 
     def _write_nodes(
-        self, node: Node, row: Row, operands: Sequence[Operand], facts: Sequence[Fact]
+        self, node: Node, row: FormRow, operands: Sequence[FormOperand], facts: Sequence[Fact]
     ) -> None:
         prefix = f"{node.outputs[0]}/"
-        call = Call(
+        call = FormCall(
             node=node,
             operands=operands,
             results=facts,
@@ -153,13 +153,13 @@ class Writer:
             self._nodes.append(OutNode("Identity", (empty,), (name,)))
 
     def _write_function(
-        self, node: Node, row: Row, operands: Sequence[Operand], facts: Sequence[Fact]
+        self, node: Node, row: FormRow, operands: Sequence[FormOperand], facts: Sequence[Fact]
     ) -> None:
         """A call of a local function; calls whose bodies are equal share it. The constants that
         the function is handed are stored when it is called."""
-        inner, given = list[Operand](), list[str]()
+        inner, given = list[FormOperand](), list[str]()
         for operand in operands:
-            formal = Operand(f"x{len(given)}", operand.fact, operand.value, stored=True)
+            formal = FormOperand(f"x{len(given)}", operand.fact, operand.value, stored=True)
             if operand.value is None:
                 given.append(operand.name)
             elif operand.value.size > _INLINED:
@@ -171,7 +171,7 @@ class Writer:
         inputs = tuple(f"x{i}" for i in range(len(given)))
         results = tuple(f"y{i}" for i in range(len(facts)))
         taken = {*inputs, *results}
-        call = Call(
+        call = FormCall(
             node=node,
             operands=inner,
             results=facts,
@@ -222,7 +222,7 @@ class _Body:
         return self._made[key]
 
 
-def _finished(call: Call, row: Row, names: Sequence[str]) -> list[OutNode]:
+def _finished(call: FormCall, row: FormRow, names: Sequence[str]) -> list[OutNode]:
     """The nodes of a form, whose results are called so."""
     if call.opset < row.since:
         call.need(row.since, "its ONNX form")

@@ -14,8 +14,8 @@ import numpy as np
 
 from cml_engine.convert.builder import renamed
 from cml_engine.convert.onnx.integer.reading import WORDS
-from cml_engine.convert.onnx.integer.weights import Constants
-from cml_engine.convert.onnx.integer.words import NotInteger, Stored, Words
+from cml_engine.convert.onnx.integer.weights import WordConstants
+from cml_engine.convert.onnx.integer.words import NotInteger, OnnxWords, StoredWords
 from cml_engine.errors import ModelError
 from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.integer.lines import line_of
@@ -34,9 +34,9 @@ _AXES = {"conv": 0, "linear": 0, "deconv": 1}
 _JOINS = frozenset("concat stack min max".split())
 
 
-def landed(graph: Graph, stored: Mapping[str, Stored]) -> Graph:
+def landed(graph: Graph, stored: Mapping[str, StoredWords]) -> Graph:
     """The integer network; :class:`ModelError` says which node has no integer form, and why."""
-    work = _Landing(graph, Constants(graph, stored))
+    work = _Landing(graph, WordConstants(graph, stored))
     for node in graph.nodes:
         work.take(renamed(node, work.names))
     made = work.finished()
@@ -48,14 +48,14 @@ def landed(graph: Graph, stored: Mapping[str, Stored]) -> Graph:
 @dataclass
 class _Landing:
     graph: Graph
-    constants: Constants
+    constants: WordConstants
     placement: Placement = field(default_factory=Placement)
     nodes: list[Node] = field(default_factory=list)
     lines: dict[str, Attrs] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)
     literals: dict[str, Array] = field(default_factory=dict)
     #: how the words of each tensor of words stand for numbers
-    words: dict[str, Words] = field(default_factory=dict)
+    words: dict[str, OnnxWords] = field(default_factory=dict)
     #: what sums are called once they are rounded
     names: dict[str, str] = field(default_factory=dict)
     #: of tensors whose words have a zero point of ONNX's: the same from 0 on, and back
@@ -142,7 +142,7 @@ class _Landing:
 
     # -- rounding points --------------------------------------------------------------------------
 
-    def _point(self, node: Node, words: Words) -> None:
+    def _point(self, node: Node, words: OnnxWords) -> None:
         (name,), (out,) = node.inputs, node.outputs
         if name in self.graph.inputs and name not in self.words:
             self._alone(node, name, words)
@@ -157,7 +157,7 @@ class _Landing:
         else:
             self._round_words(node, name, out, words)
 
-    def _alone(self, node: Node, name: str, words: Words) -> None:
+    def _alone(self, node: Node, name: str, words: OnnxWords) -> None:
         """:class:`NotInteger` where something reads a tensor before it is rounded."""
         readers = self.graph.consumers().get(name, [])
         others = [r for r in readers if r.attrs.get(WORDS) != words]
@@ -168,7 +168,7 @@ class _Landing:
                 f"{what} reads '{name}' before it is rounded, or by another scale", at.source
             )
 
-    def _round_words(self, node: Node, name: str, out: str, words: Words) -> None:
+    def _round_words(self, node: Node, name: str, out: str, words: OnnxWords) -> None:
         """Words as others: with another scale, or the same."""
         if self.words[name] != words or name in self.graph.inputs:
             self.lines[out] = _line(words)
@@ -182,7 +182,7 @@ class _Landing:
         self._add("copy", (name,), out, node)
         self._is_words(out, words)
 
-    def _round_sums(self, node: Node, kind: Kind, name: str, out: str, words: Words) -> None:
+    def _round_sums(self, node: Node, kind: Kind, name: str, out: str, words: OnnxWords) -> None:
         """What is pending as words."""
         table = {}
         if kind.role == "function" and kind.base is not None:
@@ -197,7 +197,7 @@ class _Landing:
         self.lines[out] = line_of(words.scale, words.bits, words.signed, **table)
         self._is_words(out, words)
 
-    def _table(self, base: str, name: str, words: Words) -> list[int]:
+    def _table(self, base: str, name: str, words: OnnxWords) -> list[int]:
         of = self.words[base]
         now = self.graph.with_(nodes=tuple(self.nodes))
         between = {n.outputs[0] for n in nodes_between(now, base, name)}
@@ -213,7 +213,7 @@ class _Landing:
         found = table_of(now, base, name, numbers, to)
         return [max(words.low, min(words.high, entry)) for entry in found]
 
-    def _from_zero(self, base: str, of: Words, before: set[str]) -> str:
+    def _from_zero(self, base: str, of: OnnxWords, before: set[str]) -> str:
         """A tensor whose words have 16 bits and but 256 values as one of 8 bits, for a table; what
         the same numbers are called again."""
         if base not in self.shifted:
@@ -230,11 +230,11 @@ class _Landing:
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _is_words(self, name: str, words: Words) -> None:
+    def _is_words(self, name: str, words: OnnxWords) -> None:
         self.words[name] = words
         self.placement.kinds[name] = Kind("words", name)
 
-    def _clamp(self, name: str, out: str, words: Words, node: Node) -> None:
+    def _clamp(self, name: str, out: str, words: OnnxWords, node: Node) -> None:
         ends = [self._literal(end * words.scale) for end in (words.low, words.high)]
         self._add("clamp", (name, *ends), out, node)
 
@@ -273,5 +273,5 @@ class _Landing:
         )
 
 
-def _line(words: Words) -> Attrs:
+def _line(words: OnnxWords) -> Attrs:
     return line_of(words.scale, words.bits, words.signed)

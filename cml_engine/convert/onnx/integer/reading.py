@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.emit import clean
-from cml_engine.convert.onnx.integer.words import NotInteger, Quantized, Stored, words_of
+from cml_engine.convert.onnx.integer.words import NotInteger, Quantized, StoredWords, words_of
 from cml_engine.convert.onnx.model import Model, OnnxNode
 from cml_engine.convert.onnx.operators.elementwise.quantized import dequantized
 from cml_engine.convert.onnx.operators.matrix import matmul
 from cml_engine.convert.onnx.operators.spatial.convolution import convolved
-from cml_engine.convert.onnx.rows import Row
+from cml_engine.convert.onnx.rows import OnnxRow
 from cml_engine.convert.onnx.values import Value
 from cml_engine.errors import Source
 from cml_engine.graph import Attrs
@@ -43,15 +43,15 @@ class Reading:
     """What was read so far: ``stored`` are constants that have integers, by their names."""
 
     def __init__(self) -> None:
-        self.stored: dict[str, Stored] = {}
-        self._forms: dict[str, Callable[[Call], Value | None]] = {
+        self.stored: dict[str, StoredWords] = {}
+        self._forms: dict[str, Callable[[OnnxCall], Value | None]] = {
             "QuantizeLinear": self._quantize,
             "DequantizeLinear": self._dequantize,
             "QLinearConv": self._conv,
             "QLinearMatMul": self._matmul,
         }
 
-    def results(self, row: Row, call: Call) -> Sequence[Value | None] | None:
+    def results(self, row: OnnxRow, call: OnnxCall) -> Sequence[Value | None] | None:
         """A node's results; None where it is like any network's."""
         op = call.node.op if not call.node.domain else call.node.qualified
         if op in self._forms:
@@ -80,7 +80,7 @@ class Reading:
 
     # -- integers and numbers ---------------------------------------------------------------------
 
-    def _quantize(self, call: Call) -> Value | None:
+    def _quantize(self, call: OnnxCall) -> Value | None:
         zero = call[2] if call.has(2) else None
         dtype = np.dtype(np.uint8) if zero is None else zero.dtype
         if call[0].array is not None or dtype.kind not in "iu":
@@ -88,7 +88,7 @@ class Reading:
         return self._rounded(call, call[0], call[1], zero, dtype)
 
     def _rounded(
-        self, call: Call, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any]
+        self, call: OnnxCall, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any]
     ) -> Quantized:
         if isinstance(x, Quantized) or x.kind != "scalar":
             raise NotInteger(f"quantizes {x}, wanted numbers")
@@ -98,7 +98,7 @@ class Reading:
         nodes[-1] = replace(nodes[-1], attrs=Attrs({**nodes[-1].attrs, WORDS: words}))
         return Quantized(found, words)
 
-    def _dequantize(self, call: Call) -> Value:
+    def _dequantize(self, call: OnnxCall) -> Value:
         zero = call[2] if call.has(2) else None
         if call[0].array is None:
             return self._numbers(call[0], call[1], zero)
@@ -114,7 +114,7 @@ class Reading:
         return x.real
 
     def _known(
-        self, call: Call, x: Value, scale: Value, zero: Value | None, block: int = 0
+        self, call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0
     ) -> Value:
         """A constant's numbers; its integers are kept beside."""
         real = dequantized(call, x, scale, zero, block)
@@ -127,10 +127,10 @@ class Reading:
             start = np.reshape(start, [-1 if a == axis else 1 for a in range(x.rank)])
         if not block:
             scales = tuple(float(s) for s in scale.array.reshape(-1))
-            self.stored[clean(name)] = Stored(x.array.astype(np.int64) - start, scales)
+            self.stored[clean(name)] = StoredWords(x.array.astype(np.int64) - start, scales)
         return Value.known(real.array, name)
 
-    def _moved(self, row: Row, call: Call, read: Sequence[Quantized]) -> list[Value]:
+    def _moved(self, row: OnnxRow, call: OnnxCall, read: Sequence[Quantized]) -> list[Value]:
         if call.node.op not in _MOVES or any(v.words != read[0].words for v in read):
             raise NotInteger(
                 f"{call.node.op} computes with integers and does not say what they stand for"
@@ -142,7 +142,7 @@ class Reading:
 
     # -- operators of integers --------------------------------------------------------------------
 
-    def _conv(self, call: Call) -> Value:
+    def _conv(self, call: OnnxCall) -> Value:
         x = self._numbers(call[0], call[1], call[2])
         weights = self._weights(call, 3, 0)
         bias: Value = call.emit.value(0.0)
@@ -151,13 +151,13 @@ class Reading:
         y = convolved(call, x, weights, bias)
         return self._rounded(call, y, call[6], call[7], call[7].dtype)
 
-    def _matmul(self, call: Call) -> Value:
+    def _matmul(self, call: OnnxCall) -> Value:
         a = self._numbers(call[0], call[1], call[2])
         known = call[3].array is not None
         b = self._weights(call, 3, -1) if known else self._numbers(call[3], call[4], call[5])
         return self._rounded(call, matmul(call, a, b), call[6], call[7], call[7].dtype)
 
-    def _weights(self, call: Call, position: int, axis: int) -> Value:
+    def _weights(self, call: OnnxCall, position: int, axis: int) -> Value:
         """Weights with their scale and zero point behind them, of the tensor or of an axis."""
         x, scale, zero = call[position], call[position + 1], call[position + 2]
         if x.array is None or scale.array is None or zero.array is None:
@@ -167,15 +167,17 @@ class Reading:
         start = zero.array.astype(np.int64).reshape(shape)
         whole, name = x.array.astype(np.int64) - start, x.name or f"{call.emit.base}_weights"
         scales = tuple(float(s) for s in scale.array.reshape(-1))
-        self.stored[clean(name)] = Stored(whole, scales)
+        self.stored[clean(name)] = StoredWords(whole, scales)
         real = whole * scale.array.astype(np.float64).reshape(shape)
         return Value.known(real.astype(np.float32), name)
 
-    def _bias(self, call: Call, position: int, of_x: Value, of_weights: Value) -> Value:
+    def _bias(self, call: OnnxCall, position: int, of_x: Value, of_weights: Value) -> Value:
         bias = call[position]
         if bias.array is None or of_x.array is None or of_weights.array is None:
             raise NotInteger("its bias is computed")
         scales = of_weights.array.astype(np.float64).reshape(-1) * float(of_x.array.reshape(()))
         name = bias.name or f"{call.emit.base}_bias"
-        self.stored[clean(name)] = Stored(bias.array.astype(np.int64), tuple(map(float, scales)))
+        self.stored[clean(name)] = StoredWords(
+            bias.array.astype(np.int64), tuple(map(float, scales))
+        )
         return Value.known((bias.array * scales).astype(np.float32), name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.integer.words import NotInteger, Stored
+from cml_engine.convert.onnx.integer.words import NotInteger, StoredWords
 from cml_engine.graph import Attrs, Graph, Node, unused_name
 from cml_engine.integer.lines import along, line_of
 from cml_engine.integer.quantizer.ranges import decimal
@@ -23,11 +23,11 @@ _NEAR = 1e-5
 
 
 @dataclass
-class Constants:
+class WordConstants:
     """Constants that become integers, with their lines."""
 
     graph: Graph
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, StoredWords]
     values: dict[str, Array] = field(default_factory=dict)
     lines: dict[str, Attrs] = field(default_factory=dict)
 
@@ -85,11 +85,11 @@ class Constants:
             if whole is not None:
                 self._keep(name, whole, decimal(found.scales[0]))
 
-    def _found(self, name: str) -> Stored | None:
+    def _found(self, name: str) -> StoredWords | None:
         """What was read as integers; a name that was taken has a number behind it."""
         return self.stored.get(name) or self.stored.get(re.sub(r"_\d+$", "", name))
 
-    def _whole(self, name: str, found: Stored, axis: int) -> Array | None:
+    def _whole(self, name: str, found: StoredWords, axis: int) -> Array | None:
         """A constant's numbers as whole steps, however they lie; None where they are none."""
         numbers = self.graph.constants[name].astype(np.float64)
         shape = [1] * numbers.ndim

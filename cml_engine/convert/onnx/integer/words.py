@@ -20,7 +20,7 @@ class NotInteger(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class OnnxWords:
     """``real = scale * q``, ``low <= q <= high``: ONNX's integers without their zero point."""
 
     scale: float
@@ -50,7 +50,7 @@ class Quantized(Value):
 
     __slots__ = ("words",)
 
-    def __init__(self, real: Value, words: Words) -> None:
+    def __init__(self, real: Value, words: OnnxWords) -> None:
         super().__init__(np.dtype(np.float32), real.shape, None, real.tensor)
         self.words = words
 
@@ -61,7 +61,7 @@ class Quantized(Value):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredWords:
     """The integers of a constant without their zero point, and its scale, one or one for each
     channel."""
 
@@ -69,7 +69,7 @@ class Stored:
     scales: tuple[float, ...]
 
 
-def words_of(scale: Value | None, zero: Value | None, dtype: np.dtype[Any]) -> Words:
+def words_of(scale: Value | None, zero: Value | None, dtype: np.dtype[Any]) -> OnnxWords:
     """How a tensor's integers stand for numbers; :class:`NotInteger` where no words do."""
     if scale is None or scale.array is None or (zero is not None and zero.array is None):
         raise NotInteger(
@@ -83,7 +83,7 @@ def words_of(scale: Value | None, zero: Value | None, dtype: np.dtype[Any]) -> W
             "(weights may have one for each channel)"
         )
     limits, at = np.iinfo(dtype), int(start.reshape(()))
-    found = Words(decimal(float(scale.array.reshape(()))), limits.min - at, limits.max - at)
+    found = OnnxWords(decimal(float(scale.array.reshape(()))), limits.min - at, limits.max - at)
     most = 65535 if not found.signed else 32767
     if -found.low > 32768 or found.high > most:
         raise NotInteger(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.operators.movement import taken
 from cml_engine.convert.onnx.rows import MICROSOFT, OneOf, op
@@ -29,7 +29,7 @@ _WINDOWED = {**_ATTENTION, "left_window_size": -1, "right_window_size": -1}
 
 @op("Attention", nnef=NNEF, inputs=7, attrs=_ATTENTION, until=24)
 @op("Attention", nnef=NNEF, inputs=7, attrs=_WINDOWED, since=25)
-def attention(call: Call) -> list[Value | None]:
+def attention(call: OnnxCall) -> list[Value | None]:
     flat = call[0].rank == 3
     q = by_heads(call, call[0], call.attr("q_num_heads"))
     k = by_heads(call, call[1], call.attr("kv_num_heads"))
@@ -54,7 +54,7 @@ def attention(call: Call) -> list[Value | None]:
     return [as_rows(call, y) if flat else y, *present, shown]
 
 
-def by_heads(call: Call, x: Value, heads: int | None) -> Value:
+def by_heads(call: OnnxCall, x: Value, heads: int | None) -> Value:
     """[batch, length, heads * size] as [batch, heads, length, size]."""
     if x.rank == 4:
         return x
@@ -64,12 +64,12 @@ def by_heads(call: Call, x: Value, heads: int | None) -> Value:
     return call.transpose(call.reshape(x, [batch, length, heads, width // heads]), [0, 2, 1, 3])
 
 
-def as_rows(call: Call, x: Value) -> Value:
+def as_rows(call: OnnxCall, x: Value) -> Value:
     batch, heads, length, size = x.shape
     return call.reshape(call.transpose(x, [0, 2, 1, 3]), [batch, length, heads * size])
 
 
-def repeated_heads(call: Call, x: Value, times: int) -> Value:
+def repeated_heads(call: OnnxCall, x: Value, times: int) -> Value:
     """Every head several times: queries share keys and values."""
     if times == 1:
         return x
@@ -78,7 +78,7 @@ def repeated_heads(call: Call, x: Value, times: int) -> Value:
     return call.reshape(each, [batch, heads * times, length, size])
 
 
-def _bias(call: Call, queries: int, keys: int, past: int) -> Value | None:
+def _bias(call: OnnxCall, queries: int, keys: int, past: int) -> Value | None:
     """What is added before the softmax: 0 where a query may look, minus infinity elsewhere."""
     found: Value | None = _mask(call, keys) if call.has(3) else None
     offset = _offset(call, queries, past)
@@ -98,7 +98,7 @@ def _bias(call: Call, queries: int, keys: int, past: int) -> Value | None:
     return found
 
 
-def _offset(call: Call, queries: int, past: int) -> Value:
+def _offset(call: OnnxCall, queries: int, past: int) -> Value:
     """How far ahead of its own number a query's place among the keys is."""
     if call.has(6) and not past:
         lengths = call.reshape(call[6], [call[6].shape[0], 1, 1, 1])
@@ -108,7 +108,7 @@ def _offset(call: Call, queries: int, past: int) -> Value:
     return Value.known(np.array(past, np.int64))
 
 
-def within(call: Call, ahead: Array, offset: Value, comparison: str, bound: int) -> Value:
+def within(call: OnnxCall, ahead: Array, offset: Value, comparison: str, bound: int) -> Value:
     """Where a key is so far ahead of a query's place."""
     limit = (
         Value.known(offset.array + bound)
@@ -118,14 +118,14 @@ def within(call: Call, ahead: Array, offset: Value, comparison: str, bound: int)
     return additive(call, compared(call, comparison, Value.known(ahead), limit))
 
 
-def compared(call: Call, name: str, x: Value, y: Value) -> Value:
+def compared(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
     if x.array is not None and y.array is not None:
         functions = {"le": np.less_equal, "ge": np.greater_equal, "lt": np.less}
         return Value.known(functions[name](x.array, y.array))
     return call.zip(f"int_{name}", x, y)
 
 
-def _mask(call: Call, keys: int) -> Value:
+def _mask(call: OnnxCall, keys: int) -> Value:
     """The mask, as long as the keys; nothing is allowed where it ends early."""
     mask, missing = call[3], keys - call[3].shape[-1]
     if missing > 0:
@@ -135,13 +135,13 @@ def _mask(call: Call, keys: int) -> Value:
     return additive(call, mask) if mask.kind == "logical" else mask
 
 
-def additive(call: Call, allowed: Value) -> Value:
+def additive(call: OnnxCall, allowed: Value) -> Value:
     if allowed.array is not None:
         return Value.known(np.where(allowed.array, 0, -np.inf).astype(np.float32))
     return call.op("select", allowed, 0.0, float("-inf"))
 
 
-def summed(call: Call, x: Value | None, y: Value) -> Value:
+def summed(call: OnnxCall, x: Value | None, y: Value) -> Value:
     if x is None:
         return y
     if x.array is not None and y.array is not None:
@@ -149,7 +149,7 @@ def summed(call: Call, x: Value | None, y: Value) -> Value:
     return call.zip("add", x, y)
 
 
-def masked_softmax(call: Call, logits: Value, bias: Value | None) -> Value:
+def masked_softmax(call: OnnxCall, logits: Value, bias: Value | None) -> Value:
     """Softmax over the last axis; 0 in rows in which nothing is allowed."""
     last = logits.rank - 1
     weights = call.op("softmax", logits, axes=[last])
@@ -171,13 +171,13 @@ _ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
 
 
 @op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", inputs=4, attrs=_ROTARY)
-def rotary_embedding(call: Call) -> Value:
+def rotary_embedding(call: OnnxCall) -> Value:
     return _rotated(call, call[1], call[2], call[3] if call.has(3) else None)
 
 
 @op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", inputs=4, domain=MICROSOFT,
     attrs={**_ROTARY, "is_packed_batching": 0, "scale": 1.0})  # fmt: skip
-def microsoft_rotary_embedding(call: Call) -> Value:
+def microsoft_rotary_embedding(call: OnnxCall) -> Value:
     if call[1].shape == (1,):
         raise call.refuse("a single first position")
     if call.attr("is_packed_batching") or call.attr("scale") != 1.0:
@@ -185,7 +185,7 @@ def microsoft_rotary_embedding(call: Call) -> Value:
     return _rotated(call, call[2], call[3], call[1])
 
 
-def _rotated(call: Call, cosines: Value, sines: Value, positions: Value | None) -> Value:
+def _rotated(call: OnnxCall, cosines: Value, sines: Value, positions: Value | None) -> Value:
     x = call[0]
     flat, heads = x.rank == 3, call.attr("num_heads")
     if flat:
@@ -201,7 +201,7 @@ def _rotated(call: Call, cosines: Value, sines: Value, positions: Value | None) 
     return call.reshape(y, call[0].shape) if flat else call.transpose(y, [0, 2, 1, 3])
 
 
-def turned_by(call: Call, x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:
+def turned_by(call: OnnxCall, x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:
     """The first numbers of every head of [batch, length, heads, numbers], turned in pairs."""
     turned, rest = call.slice(x, 3, 0, size), call.slice(x, 3, size, x.shape[3])
     a, b = _halves(call, turned, size, interleaved)
@@ -215,13 +215,13 @@ def turned_by(call: Call, x: Value, c: Value, s: Value, size: int, interleaved: 
     return call.concat([turned, rest], 3)
 
 
-def _halves(call: Call, x: Value, size: int, interleaved: bool) -> list[Value]:
+def _halves(call: OnnxCall, x: Value, size: int, interleaved: bool) -> list[Value]:
     if not interleaved:
         return call.split(x, 3, [size // 2, size // 2])
     return [taken(call, x, {3: range(first, size, 2)}) for first in (0, 1)]
 
 
-def _cache(call: Call, cache: Value, positions: Value | None) -> Value:
+def _cache(call: OnnxCall, cache: Value, positions: Value | None) -> Value:
     """The cosines or sines of every place, [batch, length, 1, half the size]."""
     if positions is not None:
         cache = call.op("gather", cache, positions, axis=0)
@@ -243,7 +243,7 @@ MAX_STEPS = 1024
 
 
 @op("LinearAttention", nnef="matmul, mul, add, exp", inputs=6, attrs=_LINEAR)
-def linear_attention(call: Call) -> list[Value | None]:
+def linear_attention(call: OnnxCall) -> list[Value | None]:
     heads, groups, rule = (
         call.attr("kv_num_heads"),
         call.attr("q_num_heads"),
@@ -280,13 +280,13 @@ def linear_attention(call: Call) -> list[Value | None]:
     return [as_rows(call, y), state]
 
 
-def _by_head(call: Call, x: Value, heads: int) -> Value:
+def _by_head(call: OnnxCall, x: Value, heads: int) -> Value:
     """[batch, length, heads * n] as [batch, heads, length, n]."""
     return by_heads(call, x, heads)
 
 
 @op("CausalConvWithState", nnef="concat, conv, silu", inputs=4, attrs={"activation": "none"})
-def causal_conv(call: Call) -> list[Value | None]:
+def causal_conv(call: OnnxCall) -> list[Value | None]:
     x, weights = call[0], call[1]
     batch, channels, length = x.shape
     before = weights.shape[2] - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.attention import (
     NNEF,
     as_rows,
@@ -23,7 +23,7 @@ _MULTI = {"num_heads": int, "mask_filter_value": -10000.0, "scale": 0.0, "unidir
 
 
 @op("MultiHeadAttention", nnef=NNEF, inputs=10, domain=MICROSOFT, attrs=_MULTI)
-def multi_head_attention(call: Call) -> list[Value | None]:
+def multi_head_attention(call: OnnxCall) -> list[Value | None]:
     """Query, key, value, bias, key_padding_mask, attention_bias, past_key, past_value."""
     if call.has(8) or call.has(9) or not (call.has(1) and call.has(2)):
         raise call.refuse("packed queries, or past keys in a buffer of a fixed length")
@@ -39,7 +39,7 @@ def multi_head_attention(call: Call) -> list[Value | None]:
     return [as_rows(call, _attended(call, q, k, v, bias, scale, 0.0)), k, v]
 
 
-def _with_bias(call: Call) -> list[Value]:
+def _with_bias(call: OnnxCall) -> list[Value]:
     """Queries, keys and values by heads, each with its part of the one bias."""
     values = [call[i] for i in range(3)]
     if call.has(3):
@@ -50,7 +50,7 @@ def _with_bias(call: Call) -> list[Value]:
     return [by_heads(call, value, call.attr("num_heads")) for value in values]
 
 
-def _padding(call: Call, keys: int) -> Value:
+def _padding(call: OnnxCall, keys: int) -> Value:
     """What is added where the mask has 0, or behind the number of keys that it says."""
     mask, filtered = call[4], call.attr("mask_filter_value")
     batch = call[0].shape[0]
@@ -84,7 +84,7 @@ _GROUPED = {
 
 
 @op("GroupQueryAttention", nnef=NNEF, inputs=14, domain=MICROSOFT, attrs=_GROUPED)
-def group_query_attention(call: Call) -> list[Value | None]:
+def group_query_attention(call: OnnxCall) -> list[Value | None]:
     """Query, key, value, past_key, past_value, seqlens_k, total_sequence_length, cos_cache,
     sin_cache, position_ids, attention_bias. All sequences of a batch are as long as their keys."""
     if call.attr("smooth_softmax") or any(call.has(i) for i in range(11, 14)):
@@ -111,7 +111,7 @@ def group_query_attention(call: Call) -> list[Value | None]:
     return [as_rows(call, y), k, v]
 
 
-def _unpacked(call: Call, heads: int, groups: int) -> list[Value]:
+def _unpacked(call: OnnxCall, heads: int, groups: int) -> list[Value]:
     """[batch, length, heads, size]; queries, keys and values may be one tensor."""
     batch, length, width = call[0].shape
     counts = [heads, groups, groups]
@@ -126,7 +126,7 @@ def _unpacked(call: Call, heads: int, groups: int) -> list[Value]:
     ]
 
 
-def _turned(call: Call, x: Value, past: int) -> Value:
+def _turned(call: OnnxCall, x: Value, past: int) -> Value:
     if call.has(9):
         raise call.refuse("position_ids of its own")
     length = x.shape[1]
@@ -135,14 +135,14 @@ def _turned(call: Call, x: Value, past: int) -> Value:
     return turned_by(call, x, c, s, size, bool(call.attr("rotary_interleaved")))
 
 
-def _ahead(call: Call, q: Value, k: Value, past: int, comparison: str, bound: int) -> Value:
+def _ahead(call: OnnxCall, q: Value, k: Value, past: int, comparison: str, bound: int) -> Value:
     """Minus infinity where a key is not so far ahead of a query's own place."""
     ahead = np.arange(k.shape[2])[None, :] - np.arange(q.shape[2])[:, None]
     return within(call, ahead, Value.known(np.array(past)), comparison, bound)
 
 
 def _attended(
-    call: Call, q: Value, k: Value, v: Value, bias: Value | None, scale: float, cap: float
+    call: OnnxCall, q: Value, k: Value, v: Value, bias: Value | None, scale: float, cap: float
 ) -> Value:
     logits = call.op("matmul", call.op("mul", q, float(scale)), k, transposeB=True)
     if cap > 0:

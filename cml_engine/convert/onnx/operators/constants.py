@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.elementwise.comparisons import attribute_tensor
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.tensors import element_dtype
@@ -30,7 +30,7 @@ _KINDS = {
 
 
 @op("Constant", nnef="known", inputs=0, attrs=_KINDS)
-def constant(call: Call) -> Value:
+def constant(call: OnnxCall) -> Value:
     name = next(iter(call.node.attributes), "")
     if name == "value":
         return Value.known(attribute_tensor(call, call.attr(name)))
@@ -41,13 +41,13 @@ def constant(call: Call) -> Value:
     raise call.refuse(f"a constant of texts ({name})" if name else "a constant without a value")
 
 
-def _end(call: Call, name: str, rank: int, default: int) -> int:
+def _end(call: OnnxCall, name: str, rank: int, default: int) -> int:
     found = call.attr(name)
     return max(0, min(rank, found + rank if found < 0 else found)) if call.given(name) else default
 
 
 @op("Shape", nnef="known", attrs={"start": 0, "end": 0})
-def shape(call: Call) -> Value:
+def shape(call: OnnxCall) -> Value:
     rank = call[0].rank
     begin, end = _end(call, "start", rank, 0), _end(call, "end", rank, rank)
     found = call.emit.found(call[0])
@@ -59,7 +59,7 @@ def shape(call: Call) -> Value:
 
 
 @op("Size", nnef="known")
-def size(call: Call) -> Value:
+def size(call: OnnxCall) -> Value:
     found = call.emit.found(call[0])
     if found is not None:
         others = int(np.prod([n for a, n in enumerate(call[0].shape) if a != found[0]]))
@@ -67,7 +67,7 @@ def size(call: Call) -> Value:
     return Value.known(np.array(np.prod(call[0].shape, dtype=np.int64)))
 
 
-def checked_shape(call: Call, shape: list[int]) -> list[int]:
+def checked_shape(call: OnnxCall, shape: list[int]) -> list[int]:
     """A shape that a tensor can have."""
     if any(n < 0 for n in shape) or np.prod(shape, dtype=object) > MAX_ELEMENTS:
         raise call.wrong(f"the shape {shape[:8]}")
@@ -75,7 +75,7 @@ def checked_shape(call: Call, shape: list[int]) -> list[int]:
 
 
 @op("ConstantOfShape", nnef="known", attrs={"value": None})
-def constant_of_shape(call: Call) -> Value:
+def constant_of_shape(call: OnnxCall) -> Value:
     shape = checked_shape(call, call.ints(0, "the shape"))
     given = call.attr("value")
     value = np.zeros(1, np.float32) if given is None else attribute_tensor(call, given)
@@ -83,7 +83,7 @@ def constant_of_shape(call: Call) -> Value:
 
 
 @op("Range", nnef="known", inputs=3, attrs={"stash_type": 1})
-def arange(call: Call) -> Value:
+def arange(call: OnnxCall) -> Value:
     start, limit, step = (call.array(i).reshape(()) for i in range(3))
     if step == 0:
         raise call.wrong("a step of 0")
@@ -93,7 +93,7 @@ def arange(call: Call) -> Value:
 
 
 @op("EyeLike", nnef="known", attrs={"dtype": None, "k": 0})
-def eye_like(call: Call) -> Value:
+def eye_like(call: OnnxCall) -> Value:
     if call[0].rank != 2:
         raise call.wrong(f"it wants a matrix, got {call[0]}")
     element = call.attr("dtype")
@@ -102,7 +102,7 @@ def eye_like(call: Call) -> Value:
     return Value.known(np.eye(rows, columns, k=call.attr("k")).astype(dtype or np.float32))
 
 
-def _window(call: Call, weights: tuple[float, ...]) -> Value:
+def _window(call: OnnxCall, weights: tuple[float, ...]) -> Value:
     count = call.ints(0, "the size")[0]
     checked_shape(call, [count])
     steps = count if call.attr("periodic") else count - 1
@@ -112,7 +112,7 @@ def _window(call: Call, weights: tuple[float, ...]) -> Value:
     return Value.known(np.asarray(wave, np.float64).astype(dtype or np.float32))
 
 
-def _window_of(*weights: float) -> Callable[[Call], Value]:
+def _window_of(*weights: float) -> Callable[[OnnxCall], Value]:
     return lambda call: _window(call, weights)
 
 
@@ -125,7 +125,7 @@ for _name, _weights in (
 
 
 @op("MelWeightMatrix", nnef="known", inputs=5, attrs={"output_datatype": 1})
-def mel_weight_matrix(call: Call) -> Value:
+def mel_weight_matrix(call: OnnxCall) -> Value:
     """Triangles on the mel scale over a spectrum's bins."""
     bins, length, rate = (call.ints(i)[0] for i in range(3))
     low, high = call.number(3), call.number(4)
@@ -153,11 +153,11 @@ def mel_weight_matrix(call: Call) -> Value:
 
 
 @op("OptionalHasElement", nnef="known")
-def optional_has_element(call: Call) -> Value:
+def optional_has_element(call: OnnxCall) -> Value:
     """A tensor is an optional that has one."""
     return Value.known(np.array(call.has(0)))
 
 
 @op("OptionalGetElement", nnef="nothing")
-def optional_get_element(call: Call) -> Value:
+def optional_get_element(call: OnnxCall) -> Value:
     return call[0]

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.model import OnnxGraph
 from cml_engine.convert.onnx.rows import MANY, op
 from cml_engine.convert.onnx.values import Value
 
 
-class Importer(Protocol):
+class GraphImporter(Protocol):
     """Who imports the graphs within a node: ``importer.Importer``."""
 
     def inner(
@@ -21,7 +21,7 @@ class Importer(Protocol):
     ) -> list[Value]: ...
 
 
-Control = Callable[[Call, Importer, Any], Sequence[Value | None]]
+Control = Callable[[OnnxCall, GraphImporter, Any], Sequence[Value | None]]
 
 #: times that a loop is written out
 MAX_ITERATIONS = 4096
@@ -38,12 +38,12 @@ def _graph_op(name: str, nnef: str, inputs: int, **attrs: Any) -> Callable[[Cont
     return declare
 
 
-def _never(call: Call) -> Value:
+def _never(call: OnnxCall) -> Value:
     raise call.refuse(f"{call.node.op} outside a graph")
 
 
 @_graph_op("If", "the branch that is taken", 1, then_branch=OnnxGraph, else_branch=OnnxGraph)
-def if_(call: Call, importer: Importer, scope: Any) -> Sequence[Value | None]:
+def if_(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value | None]:
     condition = call.array(0, "the condition")
     if condition.size != 1:
         raise call.wrong(f"a condition of {condition.size} values")
@@ -52,7 +52,7 @@ def if_(call: Call, importer: Importer, scope: Any) -> Sequence[Value | None]:
 
 
 @_graph_op("Loop", "its body, again and again", MANY, body=OnnxGraph)
-def loop(call: Call, importer: Importer, scope: Any) -> Sequence[Value | None]:
+def loop(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value | None]:
     body: OnnxGraph = call.attr("body")
     trips = call.ints(0, "the number of iterations")[0] if call.has(0) else None
     go_on = call[1] if call.has(1) else Value.known(np.array(True))
@@ -74,12 +74,12 @@ def loop(call: Call, importer: Importer, scope: Any) -> Sequence[Value | None]:
     return [*carried, *(_joined(call, parts, 0) for parts in stacked)]
 
 
-def _check_count(call: Call, count: int) -> None:
+def _check_count(call: OnnxCall, count: int) -> None:
     if count >= MAX_ITERATIONS:
         raise call.refuse(f"a loop of more than {MAX_ITERATIONS:,} iterations")
 
 
-def _joined(call: Call, parts: list[Value], axis: int) -> Value:
+def _joined(call: OnnxCall, parts: list[Value], axis: int) -> Value:
     if not parts:
         raise call.refuse("a loop that never runs and gives a list of results")
     return call.concat(parts, axis)
@@ -96,7 +96,7 @@ def _joined(call: Call, parts: list[Value], axis: int) -> Value:
     scan_output_axes=None,
     scan_output_directions=None,
 )
-def scan(call: Call, importer: Importer, scope: Any) -> Sequence[Value | None]:
+def scan(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value | None]:
     if call.opset < 9:
         raise call.refuse("Scan of opset 8")
     body: OnnxGraph = call.attr("body")

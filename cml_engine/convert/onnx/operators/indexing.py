@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.rows import ML, op
 from cml_engine.convert.onnx.values import Value
@@ -15,7 +15,7 @@ from cml_engine.convert.onnx.values import Value
 Array = np.ndarray[Any, Any]
 
 
-def _known_indices(call: Call, array: Array, extent: int) -> Array:
+def _known_indices(call: OnnxCall, array: Array, extent: int) -> Array:
     """Indices from 0 on."""
     if array.size and (array.min() < -extent or array.max() >= extent):
         wrong = array[(array < -extent) | (array >= extent)].flat[0]
@@ -23,7 +23,7 @@ def _known_indices(call: Call, array: Array, extent: int) -> Array:
     return np.asarray(array % extent if extent else array, np.int64)
 
 
-def from_zero(call: Call, indices: Value, extents: list[int]) -> Value:
+def from_zero(call: OnnxCall, indices: Value, extents: list[int]) -> Value:
     """Indices from 0 on, of negative ones that count from the end; one extent for all, or one for
     each element of the last axis."""
     if indices.array is not None:
@@ -34,13 +34,13 @@ def from_zero(call: Call, indices: Value, extents: list[int]) -> Value:
     return call.op("select", call.op("int_lt", indices, 0), back, indices).typed(indices.dtype)
 
 
-def _gather_fold(call: Call, x: Array, indices: Array) -> Array:
+def _gather_fold(call: OnnxCall, x: Array, indices: Array) -> Array:
     axis = call.axis(call.attr("axis"), x.ndim)
     return x.take(_known_indices(call, indices, x.shape[axis]), axis)
 
 
 @op("Gather", nnef="gather; or slice, squeeze", inputs=2, attrs={"axis": 0}, fold=_gather_fold)
-def gather(call: Call) -> Value:
+def gather(call: OnnxCall) -> Value:
     x, indices = call[0], call[1]
     axis = call.axis(call.attr("axis"), x.rank)
     extent = x.shape[axis]
@@ -55,7 +55,7 @@ def gather(call: Call) -> Value:
 
 
 @op("ArrayFeatureExtractor", nnef="gather", inputs=2, domain=ML)
-def array_feature_extractor(call: Call) -> Value:
+def array_feature_extractor(call: OnnxCall) -> Value:
     x, indices = call[0], call[1]
     x = call.unsqueeze(x, [0]) if x.rank == 1 else x
     flat = call.reshape(indices, [prod(indices.shape)])
@@ -64,7 +64,7 @@ def array_feature_extractor(call: Call) -> Value:
 
 
 @op("GatherND", nnef="gather_nd", inputs=2, attrs={"batch_dims": 0})
-def gather_nd(call: Call) -> Value:
+def gather_nd(call: OnnxCall) -> Value:
     x, indices, batch = call[0], call[1], call.attr("batch_dims")
     depth = indices.shape[-1]
     indices = from_zero(call, indices, list(x.shape[batch : batch + depth]))
@@ -77,7 +77,7 @@ def gather_nd(call: Call) -> Value:
 
 
 @op("GatherElements", nnef="gather_elements", inputs=2, attrs={"axis": 0})
-def gather_elements(call: Call) -> Value:
+def gather_elements(call: OnnxCall) -> Value:
     axis = call.axis(call.attr("axis"), call[0].rank)
     return call.op("gather_elements", call[0], call[1], axis=axis).typed(call[0].dtype)
 
@@ -88,7 +88,7 @@ _SCATTER_FROM_16 = {"axis": 0, "reduction": "none"}
 @op("Scatter", nnef="scatter_elements", inputs=3, attrs={"axis": 0}, until=10)
 @op("ScatterElements", nnef="scatter_elements", inputs=3, attrs={"axis": 0}, until=15)
 @op("ScatterElements", nnef="scatter_elements", inputs=3, attrs=_SCATTER_FROM_16, since=16)
-def scatter_elements(call: Call) -> Value:
+def scatter_elements(call: OnnxCall) -> Value:
     x = call[0]
     axis, reduction = call.axis(call.attr("axis"), x.rank), call.attributes.get("reduction", "none")
     y = call.op("scatter_elements", x, call[1], call[2], axis=axis, reduction=reduction)
@@ -97,7 +97,7 @@ def scatter_elements(call: Call) -> Value:
 
 @op("ScatterND", nnef="scatter_nd", inputs=3, attrs={}, until=15)
 @op("ScatterND", nnef="scatter_nd", inputs=3, attrs={"reduction": "none"}, since=16)
-def scatter_nd(call: Call) -> Value:
+def scatter_nd(call: OnnxCall) -> Value:
     reduction = call.attributes.get("reduction", "none")
     y = call.op("scatter_nd", call[0], call[1], call[2], reduction=reduction)
     return y.typed(call[0].dtype)
@@ -107,7 +107,7 @@ def scatter_nd(call: Call) -> Value:
 
 
 @op("OneHot", nnef="int_eq, select", inputs=3, attrs={"axis": -1})
-def one_hot(call: Call) -> Value:
+def one_hot(call: OnnxCall) -> Value:
     indices, depth = call[0], int(call.number(1))
     values = call[2]
     axis = call.axis(call.attr("axis"), indices.rank + 1)
@@ -124,7 +124,7 @@ def one_hot(call: Call) -> Value:
 
 
 @op("NonZero", nnef="nonzero", fold=lambda call, x: np.array(np.nonzero(x), np.int64))
-def non_zero(call: Call) -> Value:
+def non_zero(call: OnnxCall) -> Value:
     x = call[0]
     room = int(np.prod(x.shape))
     places, count = call.ops("nonzero", 2, x, capacity=room)
@@ -133,7 +133,7 @@ def non_zero(call: Call) -> Value:
 
 
 @op("NonMaxSuppression", nnef="non_max_suppression", inputs=5, attrs={"center_point_box": 0})
-def non_max_suppression(call: Call) -> Value:
+def non_max_suppression(call: OnnxCall) -> Value:
     """As many rows as there can be; those after what was found are -1, and the count is an output
     of its own."""
     limit = int(call.number(2)) if call.has(2) else 0
@@ -155,7 +155,7 @@ def non_max_suppression(call: Call) -> Value:
 
 
 @op("Compress", nnef="gather", inputs=2, attrs={"axis": None})
-def compress(call: Call) -> Value:
+def compress(call: OnnxCall) -> Value:
     x, axis = call[0], call.attr("axis")
     kept = np.flatnonzero(call.array(1, "the condition"))
     if axis is None:

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.rows import MANY, MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
 
 
-def matmul(call: Call, x: Value, y: Value, *, turn_x: bool = False, turn_y: bool = False) -> Value:
+def matmul(
+    call: OnnxCall, x: Value, y: Value, *, turn_x: bool = False, turn_y: bool = False
+) -> Value:
     """NumPy's matmul; a vector is a row on the left and a column on the right."""
     row, column = x.rank == 1, y.rank == 1
     if not x.rank or not y.rank:
@@ -32,7 +34,7 @@ def matmul(call: Call, x: Value, y: Value, *, turn_x: bool = False, turn_y: bool
 
 
 @op("MatMul", nnef="matmul, int_matmul", inputs=2, fold=lambda call, x, y: np.matmul(x, y))
-def mat_mul(call: Call) -> Value:
+def mat_mul(call: OnnxCall) -> Value:
     x, y = call[0], call[1]
     if x.kind == "integer":
         return matmul(call, x, y).typed(x.dtype)
@@ -43,7 +45,7 @@ _GEMM = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 
 
 @op("Gemm", nnef="linear; or matmul, mul, add", inputs=3, attrs=_GEMM)
-def gemm(call: Call) -> Value:
+def gemm(call: OnnxCall) -> Value:
     alpha, beta = call.attr("alpha"), call.attr("beta")
     x, weights = call[0], call[1]
     if weights.array is not None and not call.attr("transA") and x.rank == 2:
@@ -62,7 +64,7 @@ def gemm(call: Call) -> Value:
     return call.zip("add", result, added)
 
 
-def _linear_bias(call: Call, beta: float, count: int) -> Value | None:
+def _linear_bias(call: OnnxCall, beta: float, count: int) -> Value | None:
     """The bias as [1, N], or None where it is not one number for each column."""
     if not call.has(2) or beta == 0.0:
         return call.emit.value(0.0)
@@ -76,7 +78,7 @@ _FUSED = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB
 
 
 @op("FusedMatMul", "TransposeMatMul", nnef="matmul, mul", inputs=2, attrs=_FUSED, domain=MICROSOFT)
-def fused_matmul(call: Call) -> Value:
+def fused_matmul(call: OnnxCall) -> Value:
     if call.attr("transBatchA") or call.attr("transBatchB"):
         raise call.refuse("transBatchA or transBatchB")
     turns = {"turn_x": bool(call.attr("transA")), "turn_y": bool(call.attr("transB"))}
@@ -88,7 +90,7 @@ def fused_matmul(call: Call) -> Value:
 
 
 @op("Einsum", nnef="einsum, expanded", inputs=MANY, attrs={"equation": str})
-def einsum(call: Call) -> Value:
+def einsum(call: OnnxCall) -> Value:
     values = [call.scalar(call[i]) for i in range(len(call.inputs))]
     terms, result = _parsed(call, call.attr("equation"), values)
     for i, labels in enumerate(terms):
@@ -101,7 +103,7 @@ def einsum(call: Call) -> Value:
     return call.fragment("einsum", 1, *values, equation=equation)[0]
 
 
-def _parsed(call: Call, equation: str, values: list[Value]) -> tuple[list[str], str]:
+def _parsed(call: OnnxCall, equation: str, values: list[Value]) -> tuple[list[str], str]:
     """Letters for every axis; dots become letters that the equation does not use."""
     text = equation.replace(" ", "")
     left, arrow, result = text.partition("->")
@@ -127,7 +129,7 @@ def _parsed(call: Call, equation: str, values: list[Value]) -> tuple[list[str], 
     return filled, result.replace("...", dots)
 
 
-def _without_repeats(call: Call, value: Value, labels: str) -> tuple[Value, str]:
+def _without_repeats(call: OnnxCall, value: Value, labels: str) -> tuple[Value, str]:
     """A letter twice in one operand is a diagonal: one axis is left of two."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
@@ -138,7 +140,7 @@ def _without_repeats(call: Call, value: Value, labels: str) -> tuple[Value, str]
     return value, labels
 
 
-def _diagonal(call: Call, value: Value, first: int, second: int) -> Value:
+def _diagonal(call: OnnxCall, value: Value, first: int, second: int) -> Value:
     n = value.shape[first]
     order = [a for a in range(value.rank) if a not in (first, second)]
     moved = call.transpose(value, [first, second, *order])
@@ -152,7 +154,7 @@ def _diagonal(call: Call, value: Value, first: int, second: int) -> Value:
 
 
 def _without_ones(
-    call: Call, values: list[Value], terms: list[str]
+    call: OnnxCall, values: list[Value], terms: list[str]
 ) -> tuple[list[Value], list[str]]:
     """Axes of 1 that broadcast against longer ones are left out."""
     extents: dict[str, int] = {}
@@ -169,7 +171,7 @@ def _without_ones(
 # -- products of integers --------------------------------------------------------------------------
 
 
-def less_zero(call: Call, x: Value, zero: Value) -> Value:
+def less_zero(call: OnnxCall, x: Value, zero: Value) -> Value:
     """An integer tensor less its zero point, which broadcasts."""
     if zero.array is not None and not zero.array.any():
         return x
@@ -179,7 +181,7 @@ def less_zero(call: Call, x: Value, zero: Value) -> Value:
 
 
 @op("MatMulInteger", nnef="int_sub, int_matmul", inputs=4)
-def matmul_integer(call: Call) -> Value:
+def matmul_integer(call: OnnxCall) -> Value:
     a, b = call[0], call[1]
     if call.has(2):
         zero = call[2]
@@ -194,7 +196,7 @@ _NBITS = {"K": int, "N": int, "accuracy_level": 0, "bits": 4, "block_size": int}
 
 
 @op("MatMulNBits", nnef="matmul_nbits, add", inputs=6, attrs=_NBITS, domain=MICROSOFT)
-def matmul_nbits(call: Call) -> Value:
+def matmul_nbits(call: OnnxCall) -> Value:
     """Weights of a few bits: codes in bytes, the first in the lowest bits."""
     rows, bits, size = call.attr("N"), call.attr("bits"), call.attr("block_size")
     blocks = -(-call.attr("K") // size)
@@ -225,7 +227,7 @@ _MAX_ROWS = 4
 
 
 @op("Det", nnef="slice, mul, sub", fold=lambda call, x: np.linalg.det(x).astype(x.dtype))
-def det(call: Call) -> Value:
+def det(call: OnnxCall) -> Value:
     x = call[0]
     if x.rank < 2 or x.shape[-1] != x.shape[-2] or not x.shape[-1]:
         raise call.wrong(f"the determinant of {x}")
@@ -237,7 +239,7 @@ def det(call: Call) -> Value:
     return call.squeeze(_determinant(call, elements), [x.rank - 2, x.rank - 1])
 
 
-def _determinant(call: Call, rows: list[list[Value]]) -> Value:
+def _determinant(call: OnnxCall, rows: list[list[Value]]) -> Value:
     first, *others = rows
     if not others:
         return first[0]

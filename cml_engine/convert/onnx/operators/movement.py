@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.rows import MANY, OneOf, op
 from cml_engine.convert.onnx.values import Value
@@ -16,13 +16,13 @@ Array = np.ndarray[Any, Any]
 
 
 @op("Identity", nnef="nothing")
-def identity(call: Call) -> Value:
+def identity(call: OnnxCall) -> Value:
     return call[0]
 
 
 @op("Dropout", nnef="nothing", attrs={"ratio": 0.5, "seed": None}, since=7, until=11)
 @op("Dropout", nnef="nothing", inputs=3, attrs={"seed": None}, since=12)
-def dropout(call: Call) -> list[Value | None]:
+def dropout(call: OnnxCall) -> list[Value | None]:
     training = call.has(2) and bool(call.array(2, "training_mode").reshape(-1)[0])
     if training and call.number(1, 0.5) != 0.0:
         raise call.refuse("training_mode=true")
@@ -35,7 +35,7 @@ def dropout(call: Call) -> list[Value | None]:
 
 
 @op("Reshape", nnef="reshape", inputs=2, attrs={"allowzero": 0})
-def reshape(call: Call) -> Value:
+def reshape(call: OnnxCall) -> Value:
     x, wanted = call[0], call.ints(1, "the shape")
     if not call.attr("allowzero"):
         if any(n == 0 and i >= x.rank for i, n in enumerate(wanted)):
@@ -44,7 +44,7 @@ def reshape(call: Call) -> Value:
     return call.reshape(x, _filled(call, wanted, x))
 
 
-def _filled(call: Call, wanted: list[int], x: Value) -> list[int]:
+def _filled(call: OnnxCall, wanted: list[int], x: Value) -> list[int]:
     size = int(np.prod(x.shape, dtype=object))
     if wanted.count(-1) > 1 or any(n < -1 for n in wanted):
         raise call.wrong(f"the shape {wanted}")
@@ -59,7 +59,7 @@ def _filled(call: Call, wanted: list[int], x: Value) -> list[int]:
 
 
 @op("Flatten", nnef="reshape", attrs={"axis": 1})
-def flatten(call: Call) -> Value:
+def flatten(call: OnnxCall) -> Value:
     x, axis = call[0], call.attr("axis")
     if not -x.rank <= axis <= x.rank:
         raise call.wrong(f"axis {axis} of {x}")
@@ -69,16 +69,16 @@ def flatten(call: Call) -> Value:
 
 
 @op("Squeeze", nnef="squeeze", attrs={"axes": None}, until=12)
-def squeeze_1(call: Call) -> Value:
+def squeeze_1(call: OnnxCall) -> Value:
     return _squeezed(call, call.attr("axes"))
 
 
 @op("Squeeze", nnef="squeeze", inputs=2, since=13)
-def squeeze(call: Call) -> Value:
+def squeeze(call: OnnxCall) -> Value:
     return _squeezed(call, call.ints(1, "the axes") if call.has(1) else None)
 
 
-def _squeezed(call: Call, axes: Sequence[int] | None) -> Value:
+def _squeezed(call: OnnxCall, axes: Sequence[int] | None) -> Value:
     x = call[0]
     if axes is None:
         axes = [a for a, n in enumerate(x.shape) if n == 1]
@@ -86,21 +86,21 @@ def _squeezed(call: Call, axes: Sequence[int] | None) -> Value:
 
 
 @op("Unsqueeze", nnef="unsqueeze", attrs={"axes": list}, until=12)
-def unsqueeze_1(call: Call) -> Value:
+def unsqueeze_1(call: OnnxCall) -> Value:
     return _unsqueezed(call, call.attr("axes"))
 
 
 @op("Unsqueeze", nnef="unsqueeze", inputs=2, since=13)
-def unsqueeze(call: Call) -> Value:
+def unsqueeze(call: OnnxCall) -> Value:
     return _unsqueezed(call, call.ints(1, "the axes"))
 
 
-def _unsqueezed(call: Call, axes: Sequence[int]) -> Value:
+def _unsqueezed(call: OnnxCall, axes: Sequence[int]) -> Value:
     return call.unsqueeze(call[0], call.axes(axes, call[0].rank + len(axes)))
 
 
 @op("Transpose", nnef="transpose", attrs={"perm": None})
-def transpose(call: Call) -> Value:
+def transpose(call: OnnxCall) -> Value:
     order = call.attr("perm")
     rank = call[0].rank
     order = list(range(rank))[::-1] if order is None else call.axes(order, rank)
@@ -110,13 +110,13 @@ def transpose(call: Call) -> Value:
 
 
 @op("Expand", nnef="tile", inputs=2)
-def expand(call: Call) -> Value:
+def expand(call: OnnxCall) -> Value:
     common = np.broadcast_shapes(call[0].shape, tuple(call.ints(1, "the shape")))
     return call.expand(call[0], checked_shape(call, list(common)))
 
 
 @op("Tile", nnef="tile", inputs=2)
-def tile(call: Call) -> Value:
+def tile(call: OnnxCall) -> Value:
     repeats = call.ints(1, "the repeats")
     x = call[0]
     if len(repeats) != x.rank or any(n < 0 for n in repeats):
@@ -138,28 +138,28 @@ def tile(call: Call) -> Value:
 
 
 @op("Concat", nnef="concat", inputs=MANY, attrs={"axis": int})
-def concat(call: Call) -> Value:
+def concat(call: OnnxCall) -> Value:
     values = [call[i] for i in range(len(call.inputs))]
     return call.concat(values, call.axis(call.attr("axis"), values[0].rank))
 
 
 @op("Split", nnef="split, slice", attrs={"axis": 0, "split": None}, until=12)
-def split_2(call: Call) -> list[Value]:
+def split_2(call: OnnxCall) -> list[Value]:
     return _split(call, call.attr("split"), None)
 
 
 @op("Split", nnef="split, slice", inputs=2, attrs={"axis": 0}, since=13, until=17)
-def split_13(call: Call) -> list[Value]:
+def split_13(call: OnnxCall) -> list[Value]:
     return _split(call, call.ints(1, "the sizes") if call.has(1) else None, None)
 
 
 @op("Split", nnef="split, slice", inputs=2, attrs={"axis": 0, "num_outputs": None}, since=18)
-def split(call: Call) -> list[Value]:
+def split(call: OnnxCall) -> list[Value]:
     sizes = call.ints(1, "the sizes") if call.has(1) else None
     return _split(call, sizes, call.attr("num_outputs"))
 
 
-def _split(call: Call, sizes: Sequence[int] | None, count: int | None) -> list[Value]:
+def _split(call: OnnxCall, sizes: Sequence[int] | None, count: int | None) -> list[Value]:
     x = call[0]
     axis = call.axis(call.attr("axis"), x.rank)
     if sizes is None:
@@ -173,14 +173,14 @@ def _split(call: Call, sizes: Sequence[int] | None, count: int | None) -> list[V
 
 
 @op("Slice", nnef="slice", attrs={"axes": None, "starts": list, "ends": list}, until=9)
-def slice_1(call: Call) -> Value:
+def slice_1(call: OnnxCall) -> Value:
     starts, ends = call.attr("starts"), call.attr("ends")
     axes = call.attr("axes")
     return sliced(call, call[0], starts, ends, range(len(starts)) if axes is None else axes, None)
 
 
 @op("Slice", nnef="slice", inputs=5, since=10)
-def slice_10(call: Call) -> Value:
+def slice_10(call: OnnxCall) -> Value:
     starts, ends = call.ints(1, "the starts"), call.ints(2, "the ends")
     axes = call.ints(3, "the axes") if call.has(3) else list(range(len(starts)))
     steps = call.ints(4, "the steps") if call.has(4) else None
@@ -188,7 +188,7 @@ def slice_10(call: Call) -> Value:
 
 
 def sliced(
-    call: Call,
+    call: OnnxCall,
     x: Value,
     starts: Sequence[int],
     ends: Sequence[int],
@@ -216,7 +216,7 @@ def _clamped(extent: int, start: int, end: int, step: int) -> range:
     return range(min(max(start, 0), extent - 1), min(max(end, -1), extent - 1), step)
 
 
-def taken(call: Call, x: Value, ranges: dict[int, range]) -> Value:
+def taken(call: OnnxCall, x: Value, ranges: dict[int, range]) -> Value:
     """Evenly spaced parts of some axes."""
     ranges = {a: r for a, r in ranges.items() if r != range(x.shape[a])}
     if x.array is not None:
@@ -254,7 +254,7 @@ _BLOCKS = {"blocksize": int, "mode": OneOf("DCR", "CRD")}
 
 @op("DepthToSpace", nnef="reshape, transpose", attrs={"blocksize": int}, until=10)
 @op("DepthToSpace", nnef="reshape, transpose", attrs=_BLOCKS, since=11)
-def depth_to_space(call: Call) -> Value:
+def depth_to_space(call: OnnxCall) -> Value:
     x, b = call[0], call.attr("blocksize")
     n, c, h, w = _image(call, x)
     if b < 1 or c % (b * b):
@@ -267,7 +267,7 @@ def depth_to_space(call: Call) -> Value:
 
 
 @op("SpaceToDepth", nnef="reshape, transpose", attrs=_BLOCKS)
-def space_to_depth(call: Call) -> Value:
+def space_to_depth(call: OnnxCall) -> Value:
     x, b = call[0], call.attr("blocksize")
     n, c, h, w = _image(call, x)
     if b < 1 or h % b or w % b:
@@ -277,7 +277,7 @@ def space_to_depth(call: Call) -> Value:
     return call.reshape(call.transpose(parts, order), [n, c * b * b, h // b, w // b])
 
 
-def _image(call: Call, x: Value) -> tuple[int, ...]:
+def _image(call: OnnxCall, x: Value) -> tuple[int, ...]:
     if x.rank != 4:
         raise call.wrong(f"it wants [batch, channels, height, width], got {x}")
     return x.shape
@@ -290,7 +290,7 @@ _BORDERS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "
 
 
 @op("Pad", nnef="pad", attrs={"mode": "constant", "pads": list, "value": 0.0}, until=10)
-def pad_2(call: Call) -> Value:
+def pad_2(call: OnnxCall) -> Value:
     rank = call[0].rank
     return padded(
         call, call[0], call.attr("pads"), range(rank), call.attr("mode"), call.attr("value")
@@ -298,7 +298,7 @@ def pad_2(call: Call) -> Value:
 
 
 @op("Pad", nnef="pad; or concat, slice", inputs=4, attrs={"mode": "constant"}, since=11)
-def pad(call: Call) -> Value:
+def pad(call: OnnxCall) -> Value:
     x = call[0]
     pads = call.ints(1, "the padding")
     axes = call.axes(call.ints(3, "the axes"), x.rank) if call.has(3) else range(x.rank)
@@ -306,7 +306,7 @@ def pad(call: Call) -> Value:
 
 
 def padded(
-    call: Call, x: Value, pads: Sequence[int], axes: Sequence[int], mode: str, value: float
+    call: OnnxCall, x: Value, pads: Sequence[int], axes: Sequence[int], mode: str, value: float
 ) -> Value:
     """Padding of some axes; negative padding cuts off."""
     if len(pads) != 2 * len(axes) or mode not in _BORDERS:
@@ -325,7 +325,7 @@ def padded(
 
 
 def _padded_axis(
-    call: Call, x: Value, axis: int, before: int, after: int, mode: str, value: float
+    call: OnnxCall, x: Value, axis: int, before: int, after: int, mode: str, value: float
 ) -> Value:
     """One axis by copies of what it has, for NNEF's pad takes floats only and cannot wrap."""
     x = taken(call, x, {axis: range(max(-before, 0), x.shape[axis] - max(-after, 0))})
@@ -341,7 +341,7 @@ def _padded_axis(
 
 
 @op("CenterCropPad", nnef="slice, pad", inputs=2, attrs={"axes": None})
-def center_crop_pad(call: Call) -> Value:
+def center_crop_pad(call: OnnxCall) -> Value:
     x, wanted = call[0], call.ints(1, "the shape")
     axes = call.attr("axes")
     axes = list(range(x.rank)) if axes is None else call.axes(axes, x.rank)
@@ -360,7 +360,7 @@ def center_crop_pad(call: Call) -> Value:
 
 
 @op("Trilu", nnef="select", inputs=2, attrs={"upper": 1})
-def trilu(call: Call) -> Value:
+def trilu(call: OnnxCall) -> Value:
     x, k = call[0], call.ints(1, "k")[0] if call.has(1) else 0
     if 0 in x.shape:
         return x

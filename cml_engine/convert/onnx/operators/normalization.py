@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.rows import MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
 
@@ -15,7 +15,7 @@ from cml_engine.convert.onnx.values import Value
     attrs={"epsilon": 1e-5, "momentum": 0.9, "spatial": 1}, until=8)  # fmt: skip
 @op("BatchNormalization", nnef="batch_normalization", inputs=5,
     attrs={"epsilon": 1e-5, "momentum": 0.9, "training_mode": 0}, since=9)  # fmt: skip
-def batch_normalization(call: Call) -> list[Value | None]:
+def batch_normalization(call: OnnxCall) -> list[Value | None]:
     x = call[0]
     if call.opset < 9 and not call.attr("spatial"):
         raise call.refuse("spatial=0")
@@ -38,7 +38,7 @@ def batch_normalization(call: Call) -> list[Value | None]:
 
 
 def normalized(
-    call: Call, x: Value, axes: Sequence[int], epsilon: float, scale: Value, offset: Value
+    call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float, scale: Value, offset: Value
 ) -> tuple[Value, Value, Value]:
     """(x - mean) / sqrt(variance + epsilon) * scale + offset; then the mean and the variance."""
     mean, variance = call.ops("moments", 2, x, axes=list(axes))
@@ -47,7 +47,7 @@ def normalized(
 
 
 @op("InstanceNormalization", nnef="moments, batch_normalization", inputs=3, attrs={"epsilon": 1e-5})
-def instance_normalization(call: Call) -> Value:
+def instance_normalization(call: OnnxCall) -> Value:
     x, scale, offset = call[0], call.unsqueeze(call[1], [0]), call.unsqueeze(call[2], [0])
     return normalized(call, x, range(2, x.rank), call.attr("epsilon"), scale, offset)[0]
 
@@ -56,7 +56,7 @@ _GROUPS = {"epsilon": 1e-5, "num_groups": int, "stash_type": 1}
 
 
 @op("GroupNormalization", nnef="moments, batch_normalization", inputs=3, attrs=_GROUPS)
-def group_normalization(call: Call) -> Value:
+def group_normalization(call: OnnxCall) -> Value:
     x, groups = call[0], call.attr("num_groups")
     channels = x.shape[1]
     scale, offset = call[1], call[2]
@@ -70,7 +70,7 @@ def group_normalization(call: Call) -> Value:
 
 
 def grouped(
-    call: Call, x: Value, groups: int, epsilon: float, scale: Value, offset: Value
+    call: OnnxCall, x: Value, groups: int, epsilon: float, scale: Value, offset: Value
 ) -> Value:
     if groups < 1 or x.shape[1] % groups:
         raise call.wrong(f"{groups} groups of {x.shape[1]} channels")
@@ -83,7 +83,7 @@ def grouped(
 
 @op("GroupNorm", nnef="moments, batch_normalization, silu", inputs=3, domain=MICROSOFT,
     attrs={"epsilon": 1e-5, "groups": int, "activation": 0, "channels_last": 1})  # fmt: skip
-def group_norm(call: Call) -> Value:
+def group_norm(call: OnnxCall) -> Value:
     x, last = call[0], call.attr("channels_last")
     if last:
         x = call.transpose(x, [0, x.rank - 1, *range(1, x.rank - 1)])
@@ -95,14 +95,14 @@ def group_norm(call: Call) -> Value:
 # -- over the last axes --------------------------------------------------------------------------
 
 
-def _lifted(call: Call, value: Value, rank: int) -> Value:
+def _lifted(call: OnnxCall, value: Value, rank: int) -> Value:
     """With 1s in front: NNEF aligns from the left."""
     return call.unsqueeze(value, list(range(rank - value.rank)))
 
 
 @op("LayerNormalization", nnef="moments, batch_normalization", inputs=3,
     attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1})  # fmt: skip
-def layer_normalization(call: Call) -> list[Value | None]:
+def layer_normalization(call: OnnxCall) -> list[Value | None]:
     x, epsilon = call[0], call.attr("epsilon")
     axes = range(call.axis(call.attr("axis"), x.rank), x.rank)
     scale = _lifted(call, call[1], x.rank)
@@ -117,13 +117,13 @@ def layer_normalization(call: Call) -> list[Value | None]:
     attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1})  # fmt: skip
 @op("SimplifiedLayerNormalization", nnef="sqr, mean_reduce, add, rsqrt, mul", inputs=2,
     attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1})  # fmt: skip
-def rms_normalization(call: Call) -> Value:
+def rms_normalization(call: OnnxCall) -> Value:
     x = call[0]
     axes = list(range(call.axis(call.attr("axis"), x.rank), x.rank))
     return rms(call, x, axes, call.attr("epsilon"), call[1])
 
 
-def rms(call: Call, x: Value, axes: Sequence[int], epsilon: float, scale: Value) -> Value:
+def rms(call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float, scale: Value) -> Value:
     mean = call.op("mean_reduce", call.op("sqr", x), axes=list(axes))
     even = call.op("mul", x, call.op("rsqrt", call.op("add", mean, epsilon)))
     return call.zip("mul", even, scale)
@@ -131,7 +131,7 @@ def rms(call: Call, x: Value, axes: Sequence[int], epsilon: float, scale: Value)
 
 @op("SkipLayerNormalization", nnef="add, moments, batch_normalization", inputs=5,
     attrs={"epsilon": 1e-12}, domain=MICROSOFT)  # fmt: skip
-def skip_layer_normalization(call: Call) -> list[Value | None]:
+def skip_layer_normalization(call: OnnxCall) -> list[Value | None]:
     total = call.zip("add", call[0], call[1])
     if call.has(4):
         total = call.zip("add", total, call[4])
@@ -144,7 +144,7 @@ def skip_layer_normalization(call: Call) -> list[Value | None]:
 
 @op("SkipSimplifiedLayerNormalization", nnef="add, sqr, mean_reduce, rsqrt, mul", inputs=4,
     attrs={"epsilon": 1e-12}, domain=MICROSOFT)  # fmt: skip
-def skip_rms_normalization(call: Call) -> list[Value | None]:
+def skip_rms_normalization(call: OnnxCall) -> list[Value | None]:
     total = call.zip("add", call[0], call[1])
     if call.has(3):
         total = call.zip("add", total, call[3])
@@ -153,7 +153,7 @@ def skip_rms_normalization(call: Call) -> list[Value | None]:
 
 
 @op("BiasGelu", nnef="add, gelu_erf", inputs=2, domain=MICROSOFT)
-def bias_gelu(call: Call) -> Value:
+def bias_gelu(call: OnnxCall) -> Value:
     return call.op("gelu_erf", call.zip("add", call[0], call[1]))
 
 
@@ -161,7 +161,7 @@ def bias_gelu(call: Call) -> Value:
 
 
 @op("MeanVarianceNormalization", nnef="moments, batch_normalization", attrs={"axes": [0, 2, 3]})
-def mean_variance_normalization(call: Call) -> Value:
+def mean_variance_normalization(call: OnnxCall) -> Value:
     x = call[0]
     mean, variance = call.ops("moments", 2, x, axes=call.axes(call.attr("axes"), x.rank))
     deviation = call.op("add", call.op("sqrt", variance), 1e-9)
@@ -169,7 +169,7 @@ def mean_variance_normalization(call: Call) -> Value:
 
 
 @op("LpNormalization", nnef="abs, sqr, sum_reduce, sqrt, div, select", attrs={"axis": -1, "p": 2})
-def lp_normalization(call: Call) -> Value:
+def lp_normalization(call: OnnxCall) -> Value:
     x, axes = call[0], [call.axis(call.attr("axis"), call[0].rank)]
     if call.attr("p") == 1:
         norm = call.op("sum_reduce", call.op("abs", x), axes=axes)
@@ -182,7 +182,7 @@ def lp_normalization(call: Call) -> Value:
 
 @op("LRN", nnef="sqr, box, mul, add, pow, div",
     attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": int})  # fmt: skip
-def lrn(call: Call) -> Value:
+def lrn(call: OnnxCall) -> Value:
     x, size = call[0], call.attr("size")
     before = (size - 1) // 2
     sides = [(0, 0), (before, size - 1 - before)] + [(0, 0)] * (x.rank - 2)

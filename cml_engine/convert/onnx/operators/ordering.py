@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.ranges.interval import EXACT, total
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
 
 @op("TopK", nnef="top_k", attrs={"axis": -1, "k": int}, until=9)
-def top_k_1(call: Call) -> list[Value]:
+def top_k_1(call: OnnxCall) -> list[Value]:
     return _top_k(call, call.attr("k"), True)
 
 
 @op("TopK", nnef="top_k", inputs=2, attrs={"axis": -1}, since=10, until=10)
-def top_k_10(call: Call) -> list[Value]:
+def top_k_10(call: OnnxCall) -> list[Value]:
     return _top_k(call, call.ints(1, "k")[0], True)
 
 
 @op("TopK", nnef="top_k", inputs=2, attrs={"axis": -1, "largest": 1, "sorted": 1}, since=11)
-def top_k(call: Call) -> list[Value]:
+def top_k(call: OnnxCall) -> list[Value]:
     return _top_k(call, call.ints(1, "k")[0], bool(call.attr("largest")))
 
 
-def _top_k(call: Call, k: int, largest: bool) -> list[Value]:
+def _top_k(call: OnnxCall, k: int, largest: bool) -> list[Value]:
     axis = call.axis(call.attr("axis"), call[0].rank)
     x = call.scalar(call[0])
     values, indices = call.ops("top_k", 2, x, k=k, axis=axis, largest=largest)
@@ -33,16 +33,16 @@ def _top_k(call: Call, k: int, largest: bool) -> list[Value]:
 
 
 @op("CumSum", nnef="cumsum; or int_matmul", inputs=2, attrs={"exclusive": 0, "reverse": 0})
-def cumsum(call: Call) -> Value:
+def cumsum(call: OnnxCall) -> Value:
     return _running(call, "cumsum")
 
 
 @op("CumProd", nnef="cumprod", inputs=2, attrs={"exclusive": 0, "reverse": 0})
-def cumprod(call: Call) -> Value:
+def cumprod(call: OnnxCall) -> Value:
     return _running(call, "cumprod")
 
 
-def _running(call: Call, name: str) -> Value:
+def _running(call: OnnxCall, name: str) -> Value:
     axis = call.axis(call.ints(1, "the axis")[0], call[0].rank)
     flags = {key: bool(call.attr(key)) for key in ("exclusive", "reverse")}
     if name == "cumsum" and _leaves_floats(call, axis):
@@ -55,14 +55,14 @@ def _running(call: Call, name: str) -> Value:
 _MAX_COLUMNS = 2048
 
 
-def _leaves_floats(call: Call, axis: int) -> bool:
+def _leaves_floats(call: OnnxCall, axis: int) -> bool:
     x, count = call[0], call[0].shape[axis]
     if x.kind != "integer" or not 0 < count <= _MAX_COLUMNS:
         return False
     return not total(call.emit.intervals.of(x), count).within(EXACT)
 
 
-def _integer_sums(call: Call, axis: int, exclusive: bool, reverse: bool) -> Value:
+def _integer_sums(call: OnnxCall, axis: int, exclusive: bool, reverse: bool) -> Value:
     """As a product with a triangle of ones, whose sums are of integers."""
     x, count = call[0], call[0].shape[axis]
     order = [a for a in range(x.rank) if a != axis] + [axis]

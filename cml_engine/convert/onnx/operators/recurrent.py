@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.spatial.convolution import activated
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
@@ -37,10 +37,10 @@ Apply = Callable[[int, Value], Value]
 
 
 @dataclass(frozen=True)
-class Cell:
+class RecurrentCell:
     """One direction: its weights, its activations, and what they give for a step."""
 
-    call: Call
+    call: OnnxCall
     weights: Value
     recurrent: Value
     bias: tuple[Value, Value]
@@ -62,22 +62,22 @@ class Cell:
         return self.call.op("linear", hidden, weights, bias)
 
 
-Step = Callable[[Cell, Value, State], State]
+Step = Callable[[RecurrentCell, Value, State], State]
 
 
-def _rows(call: Call, value: Value, index: int) -> Value:
+def _rows(call: OnnxCall, value: Value, index: int) -> Value:
     """One direction's part."""
     return call.squeeze(call.slice(value, 0, index, index + 1), [0])
 
 
-def _parts(cell: Cell, x: Value, count: int) -> list[Value]:
+def _parts(cell: RecurrentCell, x: Value, count: int) -> list[Value]:
     return cell.call.split(x, 1, [cell.size] * count)
 
 
 # -- the three cells -----------------------------------------------------------------------------
 
 
-def _lstm_step(cell: Cell, x: Value, state: State) -> State:
+def _lstm_step(cell: RecurrentCell, x: Value, state: State) -> State:
     call, (hidden, old) = cell.call, state
     gates = call.op("add", x, cell.from_state(hidden, cell.recurrent))
     i, o, f, c = _parts(cell, gates, 4)
@@ -93,11 +93,11 @@ def _lstm_step(cell: Cell, x: Value, state: State) -> State:
     return [call.op("mul", o, cell.apply(2, new, clipped=False)), new]
 
 
-def _peeped(call: Call, gate: Value, weights: Value | None, state: Value) -> Value:
+def _peeped(call: OnnxCall, gate: Value, weights: Value | None, state: Value) -> Value:
     return gate if weights is None else call.op("add", gate, call.op("mul", weights, state))
 
 
-def _gru_step(cell: Cell, x: Value, state: State) -> State:
+def _gru_step(cell: RecurrentCell, x: Value, state: State) -> State:
     call, hidden, n = cell.call, state[0], cell.size
     xz, xr, xh = _parts(cell, x, 3)
     weights = call.split(cell.recurrent, 0, [n, n, n])
@@ -113,7 +113,7 @@ def _gru_step(cell: Cell, x: Value, state: State) -> State:
     return [call.op("add", new, call.op("mul", z, call.op("sub", hidden, new)))]
 
 
-def _rnn_step(cell: Cell, x: Value, state: State) -> State:
+def _rnn_step(cell: RecurrentCell, x: Value, state: State) -> State:
     call = cell.call
     return [cell.apply(0, call.op("add", x, cell.from_state(state[0], cell.recurrent)))]
 
@@ -121,7 +121,9 @@ def _rnn_step(cell: Cell, x: Value, state: State) -> State:
 # -- all steps of all directions -----------------------------------------------------------------
 
 
-def _run(call: Call, gates: int, states: int, defaults: tuple[str, ...], step: Step) -> list[Value]:
+def _run(
+    call: OnnxCall, gates: int, states: int, defaults: tuple[str, ...], step: Step
+) -> list[Value]:
     batch_first = bool(call.attributes.get("layout"))
     x = call.transpose(call[0], [1, 0, 2]) if batch_first else call[0]
     length, batch, _ = x.shape
@@ -148,7 +150,7 @@ def _run(call: Call, gates: int, states: int, defaults: tuple[str, ...], step: S
 
 
 def _steps(
-    call: Call, cell: Cell, x: Value, state: State, back: bool, step: Step
+    call: OnnxCall, cell: RecurrentCell, x: Value, state: State, back: bool, step: Step
 ) -> tuple[Value, State]:
     """Every step's hidden state as [length, 1, batch, size], and the last state."""
     length, batch, width = x.shape
@@ -168,7 +170,9 @@ def _steps(
     return call.concat(found[::-1] if back else found, 0), state
 
 
-def _cell(call: Call, d: int, gates: int, names: list[tuple[str, list[float]]]) -> Cell:
+def _cell(
+    call: OnnxCall, d: int, gates: int, names: list[tuple[str, list[float]]]
+) -> RecurrentCell:
     recurrent = _rows(call, call[2], d)
     count = gates * recurrent.shape[1]
     if call.has(3):
@@ -177,7 +181,7 @@ def _cell(call: Call, d: int, gates: int, names: list[tuple[str, list[float]]]) 
     else:
         of_x = of_state = Value.known(np.zeros((1, count), np.float32))
     peephole = call.slice(call[7], 0, d, d + 1) if call.has(7) else None
-    return Cell(
+    return RecurrentCell(
         call=call,
         weights=_rows(call, call[1], d),
         recurrent=recurrent,
@@ -187,7 +191,7 @@ def _cell(call: Call, d: int, gates: int, names: list[tuple[str, list[float]]]) 
     )
 
 
-def _input_bias(call: Call, of_x: Value, of_state: Value, gates: int, size: int) -> Value:
+def _input_bias(call: OnnxCall, of_x: Value, of_state: Value, gates: int, size: int) -> Value:
     """Both biases together, but a GRU's last gate, whose second one the reset gate scales."""
     if gates == 3:
         kept = call.slice(of_state, 1, 0, 2 * size)
@@ -198,7 +202,9 @@ def _input_bias(call: Call, of_x: Value, of_state: Value, gates: int, size: int)
     return call.op("add", of_x, of_state)
 
 
-def _initial(call: Call, position: int, d: int, batch: int, size: int, batch_first: bool) -> Value:
+def _initial(
+    call: OnnxCall, position: int, d: int, batch: int, size: int, batch_first: bool
+) -> Value:
     if not call.has(position):
         return Value.known(np.zeros((batch, size), np.float32))
     given = call[position]
@@ -206,7 +212,7 @@ def _initial(call: Call, position: int, d: int, batch: int, size: int, batch_fir
     return _rows(call, given, d)
 
 
-def _activations(call: Call, defaults: tuple[str, ...]) -> list[tuple[str, list[float]]]:
+def _activations(call: OnnxCall, defaults: tuple[str, ...]) -> list[tuple[str, list[float]]]:
     """Names with their parameters, which lie one after the other in two lists."""
     names = call.attr("activations") or defaults
     if len(names) != len(defaults):
@@ -225,15 +231,15 @@ def _activations(call: Call, defaults: tuple[str, ...]) -> list[tuple[str, list[
 _SIGMOID_TANH = ("Sigmoid", "Tanh")
 
 
-def _lstm(call: Call) -> list[Value]:
+def _lstm(call: OnnxCall) -> list[Value]:
     return _run(call, 4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step)
 
 
-def _gru(call: Call) -> list[Value]:
+def _gru(call: OnnxCall) -> list[Value]:
     return _run(call, 3, 1, _SIGMOID_TANH, _gru_step)
 
 
-def _rnn(call: Call) -> list[Value]:
+def _rnn(call: OnnxCall) -> list[Value]:
     return _run(call, 1, 1, ("Tanh",), _rnn_step)
 
 

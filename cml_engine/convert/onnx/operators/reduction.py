@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.ranges.interval import EXACT, total
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
-Reduce = Callable[[Call, Value, list[int]], Value]
+Reduce = Callable[[OnnxCall, Value, list[int]], Value]
 
 
 def _plain(name: str) -> Reduce:
@@ -25,7 +25,7 @@ def _plain(name: str) -> Reduce:
 def _after(*unary: str) -> Reduce:
     """A sum, of the first operator's values, with the second after it."""
 
-    def reduce(call: Call, x: Value, axes: list[int]) -> Value:
+    def reduce(call: OnnxCall, x: Value, axes: list[int]) -> Value:
         before, after = unary
         total = call.op("sum_reduce", call.op(before, x) if before else x, axes=axes)
         return call.op(after, total) if after else total
@@ -33,7 +33,7 @@ def _after(*unary: str) -> Reduce:
     return reduce
 
 
-def _log_sum_exp(call: Call, x: Value, axes: list[int]) -> Value:
+def _log_sum_exp(call: OnnxCall, x: Value, axes: list[int]) -> Value:
     """Less the greatest value, where that is finite: exp would overflow."""
     top = call.op("max_reduce", x, axes=axes)
     top = call.op("select", call.op("is_inf", top), 0.0, top)
@@ -85,7 +85,7 @@ REDUCTIONS = (
 
 
 def _fold(reduction: _Reduction) -> Callable[..., Array]:
-    def fold(call: Call, x: Array, *_: Array) -> Array:
+    def fold(call: OnnxCall, x: Array, *_: Array) -> Array:
         axes = _axes(call, x.ndim)
         keep = bool(call.attr("keepdims"))
         if axes is None:
@@ -95,7 +95,7 @@ def _fold(reduction: _Reduction) -> Callable[..., Array]:
     return fold
 
 
-def _axes(call: Call, rank: int) -> list[int] | None:
+def _axes(call: OnnxCall, rank: int) -> list[int] | None:
     """The axes to reduce; ``None`` = the tensor stays as it is."""
     if "axes" in call.attributes:
         given: Sequence[int] | None = call.attr("axes")
@@ -108,8 +108,8 @@ def _axes(call: Call, rank: int) -> list[int] | None:
     return list(range(rank))
 
 
-def _form(reduction: _Reduction) -> Callable[[Call], Value]:
-    def form(call: Call) -> Value:
+def _form(reduction: _Reduction) -> Callable[[OnnxCall], Value]:
+    def form(call: OnnxCall) -> Value:
         x, axes = call[0], _axes(call, call[0].rank)
         if axes is None:
             return x if reduction.name in _SAME else _of_nothing(call, reduction, x)
@@ -128,14 +128,14 @@ def _form(reduction: _Reduction) -> Callable[[Call], Value]:
 _SAME = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
 
 
-def _of_nothing(call: Call, reduction: _Reduction, x: Value) -> Value:
+def _of_nothing(call: OnnxCall, reduction: _Reduction, x: Value) -> Value:
     """Each value by itself: an axis of 1 behind the others."""
     lifted = call.unsqueeze(call.scalar(x), [x.rank])
     y = call.squeeze(reduction.form(call, lifted, [x.rank]), [x.rank])
     return call.cast(y, x.kind).typed(x.dtype)
 
 
-def _reduced(call: Call, reduction: _Reduction, x: Value, axes: list[int]) -> Value:
+def _reduced(call: OnnxCall, reduction: _Reduction, x: Value, axes: list[int]) -> Value:
     if x.kind == "logical" and reduction.name in ("ReduceMax", "ReduceMin"):
         return call.op(
             "any_reduce" if reduction.name == "ReduceMax" else "all_reduce", x, axes=axes
@@ -154,7 +154,7 @@ def _reduced(call: Call, reduction: _Reduction, x: Value, axes: list[int]) -> Va
 # -- integers that floats do not hold -------------------------------------------------------------
 
 
-def _integer_sum(call: Call, x: Value, axes: list[int]) -> Value:
+def _integer_sum(call: OnnxCall, x: Value, axes: list[int]) -> Value:
     """As a product of matrices, whose sums are of integers."""
     others = [axis for axis in range(x.rank) if axis not in axes]
     count = prod(x.shape[axis] for axis in axes)
@@ -167,10 +167,10 @@ def _integer_sum(call: Call, x: Value, axes: list[int]) -> Value:
 _LOW_BITS = 12
 
 
-def _integer_limit(name: str) -> Callable[[Call, Value, list[int]], Value]:
+def _integer_limit(name: str) -> Callable[[OnnxCall, Value, list[int]], Value]:
     """Of the upper bits first, then of the lower ones of those that have them."""
 
-    def limit(call: Call, x: Value, axes: list[int]) -> Value:
+    def limit(call: OnnxCall, x: Value, axes: list[int]) -> Value:
         def of(part: Value) -> Value:
             return call.cast(call.op(name, call.scalar(part), axes=axes), "integer")
 
@@ -186,7 +186,7 @@ def _integer_limit(name: str) -> Callable[[Call, Value, list[int]], Value]:
 
 
 #: how integers beyond 2^24 are reduced, and whether the result grows with their number
-EXACTLY: dict[str, tuple[Callable[[Call, Value, list[int]], Value], bool]] = {
+EXACTLY: dict[str, tuple[Callable[[OnnxCall, Value, list[int]], Value], bool]] = {
     "ReduceSum": (_integer_sum, True),
     "ReduceMax": (_integer_limit("max_reduce"), False),
     "ReduceMin": (_integer_limit("min_reduce"), False),
@@ -204,8 +204,8 @@ for _r in REDUCTIONS:
 # -- where the greatest is -----------------------------------------------------------------------
 
 
-def _arg(name: str) -> Callable[[Call], Value]:
-    def form(call: Call) -> Value:
+def _arg(name: str) -> Callable[[OnnxCall], Value]:
+    def form(call: OnnxCall) -> Value:
         x = call[0]
         axis = call.axis(call.attr("axis"), x.rank)
         if x.kind == "integer" and not call.emit.intervals.of(x).within(EXACT):

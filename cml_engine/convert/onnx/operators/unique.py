@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 _MAX_COMPARED = 1 << 22
 
 
-def _fold(call: Call, x: Array) -> list[Array]:
+def _fold(call: OnnxCall, x: Array) -> list[Array]:
     axis = call.attr("axis")
     values, index, inverse, counts = np.unique(x, True, True, True, axis=axis)
     inverse = inverse.reshape(-1)
@@ -34,7 +34,7 @@ def _fold(call: Call, x: Array) -> list[Array]:
     attrs={"axis": None, "sorted": 1},
     fold=_fold,
 )
-def unique(call: Call) -> list[Value]:
+def unique(call: OnnxCall) -> list[Value]:
     """As many parts as there can be; those after what was found are -1, and the count is an output
     of its own."""
     x = call[0]
@@ -82,7 +82,7 @@ def unique(call: Call) -> list[Value]:
     return [results[0], *(v.typed(np.int64) for v in results[1:])]
 
 
-def _compared(call: Call, rows: Value) -> tuple[Value, Value]:
+def _compared(call: OnnxCall, rows: Value) -> tuple[Value, Value]:
     """Which rows are the same, and which of the second axis come before those of the first, where
     the first number that differs is the smaller; NaN is the greatest, and itself."""
     kind = "int_" if rows.kind == "integer" else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.ranges.interval import EXACT, INT32, Interval, of_dtype
 from cml_engine.convert.onnx.ranges.rules import PASSED
 from cml_engine.convert.onnx.values import Value
@@ -33,7 +33,7 @@ class Widths:
     rounded: dict[str, str] = field(default_factory=dict)
     cast: dict[str, str] = field(default_factory=dict)
 
-    def check(self, call: Call, values: Sequence[Value | None], mark: int) -> None:
+    def check(self, call: OnnxCall, values: Sequence[Value | None], mark: int) -> None:
         """Look at a node's results, made by the network's nodes since the mark.
 
         :class:`UnsupportedOp` where none of the values can be right.
@@ -55,7 +55,7 @@ class Widths:
                 value.tensor, of_dtype(value.dtype) if value.dtype.itemsize == 8 else INT32
             )
 
-    def _check_wide(self, call: Call, bounds: Interval, fitting: Interval) -> None:
+    def _check_wide(self, call: OnnxCall, bounds: Interval, fitting: Interval) -> None:
         if bounds.outside(INT32):
             raise UnsupportedOp(
                 f"its values are {bounds}, and the network computes with 32 bits: give the model "
@@ -86,7 +86,7 @@ class Widths:
         ]
 
 
-def _reads_upper_half(call: Call, values: Sequence[Value | None], ops: set[str]) -> bool:
+def _reads_upper_half(call: OnnxCall, values: Sequence[Value | None], ops: set[str]) -> bool:
     """Whether a node takes integers of 32 bits without a sign as numbers, and these may be beyond
     those with a sign. Sums, products and bits are the same of both."""
     given = [v for v in call.inputs if v is not None and v.array is None]
@@ -104,7 +104,7 @@ _OF_BITS = frozenset(
 ) | (PASSED - {"max_reduce", "min_reduce"})
 
 
-def _floats(call: Call, mark: int) -> Interval | None:
+def _floats(call: OnnxCall, mark: int) -> Interval | None:
     """The bounds of integers that a node takes as floats, and of what it makes of them."""
     nodes, intervals = call.emit.builder.nodes[mark:], call.emit.intervals
     casts = [node for node in nodes if node.op == "cast"]
@@ -118,7 +118,7 @@ def _floats(call: Call, mark: int) -> Interval | None:
     return Interval(min(i.low for i in found), max(i.high for i in found))
 
 
-def _shown(call: Call, bounds: Interval) -> str:
+def _shown(call: OnnxCall, bounds: Interval) -> str:
     if not bounds.within(_LONG):
         return f"{call.node.title} (of any size)"
     return f"{call.node.title} ({bounds})"

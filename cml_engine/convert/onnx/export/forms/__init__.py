@@ -13,9 +13,9 @@ from cml_engine.convert.onnx.export.forms import (  # noqa: F401
     regions,
     resampling,
 )
-from cml_engine.convert.onnx.export.rows import Row, declared
+from cml_engine.convert.onnx.export.rows import FormRow, declared
 
 
-def export_rows() -> Mapping[str, Row]:
+def export_rows() -> Mapping[str, FormRow]:
     """Every row by the operator's name."""
     return declared()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Call
+from cml_engine.convert.onnx.export.call import FormCall
 from cml_engine.convert.onnx.export.rows import form
 
 _SAME = {
@@ -21,29 +21,29 @@ for _table, _since in ((_SAME, 13), (_BITS, 18)):
     for _name, _onnx in _table.items():
 
         @form(_name, onnx=f"`{_onnx}`", since=_since)
-        def _same(c: Call, op: str = _onnx) -> str:
+        def _same(c: FormCall, op: str = _onnx) -> str:
             return c.add(op, *c.all_aligned())
 
 
 @form("int_ne", onnx="`Not` of `Equal`")
-def _unequal(c: Call) -> str:
+def _unequal(c: FormCall) -> str:
     return c.add("Not", c.add("Equal", *c.all_aligned()))
 
 
-def _safe_divisor(c: Call, y: str) -> tuple[str, str, str]:
+def _safe_divisor(c: FormCall, y: str) -> tuple[str, str, str]:
     """The divisor with ones for 0 and -1, which processors stop at, and where each was."""
     zero = c.add("Equal", y, c.whole(0))
     minus = c.add("Equal", y, c.whole(-1))
     return c.either(c.add("Or", zero, minus), c.whole(1), y), zero, minus
 
 
-def _is_plain(c: Call) -> bool:
+def _is_plain(c: FormCall) -> bool:
     divisor = c.value(1)
     return divisor is not None and not np.isin(divisor, (0, -1)).any()
 
 
 @form("int_div", onnx="`Div`, guarded: by 0 it is 0", function=True)
-def _divide(c: Call) -> str:
+def _divide(c: FormCall) -> str:
     x, y = c.all_aligned()
     if _is_plain(c):
         return c.add("Div", x, y)
@@ -53,7 +53,7 @@ def _divide(c: Call) -> str:
 
 
 @form("int_rem", "int_mod", onnx="`Mod`, guarded: by 0 it is 0", function=True)
-def _remainder(c: Call) -> str:
+def _remainder(c: FormCall) -> str:
     x, y = c.all_aligned()
     divisor = y if _is_plain(c) else _safe_divisor(c, y)[0]
     return c.add("Mod", x, divisor, fmod=int(c.node.op == "int_rem"))
@@ -61,7 +61,7 @@ def _remainder(c: Call) -> str:
 
 @form("shift_left", "shift_right", onnx="`BitShift`, guarded: by more than 31 it is 0",
       function=True)  # fmt: skip
-def _shift(c: Call) -> str:
+def _shift(c: FormCall) -> str:
     x, y = c.all_aligned()
     low = c.add("GreaterOrEqual", y, c.whole(0))
     inside = c.add("And", low, c.add("Less", y, c.whole(32)))

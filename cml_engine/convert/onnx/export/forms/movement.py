@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Call
+from cml_engine.convert.onnx.export.call import FormCall
 from cml_engine.convert.onnx.export.rows import form
 from cml_engine.graph import NUMPY_DTYPE
 from cml_engine.ops.movement.padding import border_index
@@ -17,12 +17,12 @@ _MODES = {"replicate": "edge", "reflect": "reflect"}
 
 
 @form("reshape", onnx="`Reshape`")
-def _reshape(c: Call) -> str:
+def _reshape(c: FormCall) -> str:
     return c.reshaped(c.x, c.out.shape)
 
 
 @form("squeeze", "unsqueeze", onnx="`Squeeze`, `Unsqueeze`")
-def _squeeze(c: Call) -> str:
+def _squeeze(c: FormCall) -> str:
     if not c.attrs.axes:
         return c.x
     op = "Squeeze" if c.node.op == "squeeze" else "Unsqueeze"
@@ -30,50 +30,50 @@ def _squeeze(c: Call) -> str:
 
 
 @form("transpose", onnx="`Transpose`")
-def _transpose(c: Call) -> str:
+def _transpose(c: FormCall) -> str:
     given = [int(axis) for axis in c.attrs.axes]
     return c.transposed(c.x, [*given, *range(len(given), len(c.shape))])
 
 
 @form("concat", onnx="`Concat`")
-def _concat(c: Call) -> str:
+def _concat(c: FormCall) -> str:
     return c.add("Concat", *c.tensors, axis=int(c.attrs.axis))
 
 
 @form("stack", onnx="`Unsqueeze`, `Concat`")
-def _stack(c: Call) -> str:
+def _stack(c: FormCall) -> str:
     axis = int(c.attrs.axis)
     parts = [c.add("Unsqueeze", name, c.indices(axis)) for name in c.tensors]
     return c.add("Concat", *parts, axis=axis)
 
 
 @form("split", onnx="`Split`")
-def _split(c: Call) -> list[str]:
+def _split(c: FormCall) -> list[str]:
     return _parts(c)
 
 
 @form("unstack", onnx="`Split`, `Squeeze`")
-def _unstack(c: Call) -> list[str]:
+def _unstack(c: FormCall) -> list[str]:
     axis = int(c.attrs.axis)
     parts = c.split("Split", c.x, c.indices(*[1] * len(c.results)), results=len(c.results),
                     axis=axis)  # fmt: skip
     return [c.add("Squeeze", part, c.indices(axis)) for part in parts]
 
 
-def _parts(c: Call) -> list[str]:
+def _parts(c: FormCall) -> list[str]:
     axis = int(c.attrs.axis)
     sizes = c.indices(*(fact.shape[axis] for fact in c.results))
     return c.split("Split", c.x, sizes, results=len(c.results), axis=axis)
 
 
 @form("slice", onnx="`Slice`")
-def _slice(c: Call) -> str:
+def _slice(c: FormCall) -> str:
     taken = ranges(c.attrs, c.fact(0))
     axes = [a for a, part in enumerate(taken) if part != (0, c.shape[a], 1)]
     return sliced(c, c.x, {axis: taken[axis] for axis in axes})
 
 
-def sliced(c: Call, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
+def sliced(c: FormCall, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
     """Of each axis so many elements from a first one on, in steps."""
     if not taken:
         return x
@@ -85,18 +85,18 @@ def sliced(c: Call, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
 
 
 @form("tile", onnx="`Tile`")
-def _tile(c: Call) -> str:
+def _tile(c: FormCall) -> str:
     return c.add("Tile", c.x, c.indices(*c.attrs.repeats))
 
 
 @form("pad", onnx="`Pad`; `Gather` for border reflect-even, and where a border is longer than the "
       "input")  # fmt: skip
-def _pad(c: Call) -> str:
+def _pad(c: FormCall) -> str:
     return padded(c, c.x, c.shape, c.attrs.padding, c.attrs.border, float(c.attrs.value))
 
 
 def padded(
-    c: Call, x: str, shape: Sequence[int], padding: Sequence[tuple[int, int]], border: str,
+    c: FormCall, x: str, shape: Sequence[int], padding: Sequence[tuple[int, int]], border: str,
     value: float = 0.0,
 ) -> str:  # fmt: skip
     """``x`` with a border, or cropped where the padding is negative."""
@@ -119,7 +119,7 @@ def padded(
 
 @form("cast", onnx="`Cast`; from scalar to integer guarded: what does not fit becomes the nearest, "
       "NaN 0", function=True)  # fmt: skip
-def _cast(c: Call) -> str:
+def _cast(c: FormCall) -> str:
     source, target = c.fact(0).dtype, c.out.dtype
     if source == target:
         return c.x

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Call
+from cml_engine.convert.onnx.export.call import FormCall
 from cml_engine.convert.onnx.export.forms.movement import padded
 from cml_engine.convert.onnx.export.nodes import Array
 from cml_engine.convert.onnx.export.rows import form
@@ -44,7 +44,7 @@ def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
     return np.array(rows, np.int64).reshape(axis.wide, longest)
 
 
-def taken(c: Call, x: str, rank: int, axis: int, table: Array, extent: int, fill: float) -> str:
+def taken(c: FormCall, x: str, rank: int, axis: int, table: Array, extent: int, fill: float) -> str:
     """An axis as a table says, with one more axis behind it; ``fill`` for -1."""
     if (table < 0).any():
         pads = [0] * (2 * rank)
@@ -54,7 +54,7 @@ def taken(c: Call, x: str, rank: int, axis: int, table: Array, extent: int, fill
     return c.add("Gather", x, c.constant(table.astype(np.int64)), axis=axis)
 
 
-def _by_axis(c: Call, x: str, window: Window, border: str, op: str, fill: float) -> str:
+def _by_axis(c: FormCall, x: str, window: Window, border: str, op: str, fill: float) -> str:
     """Windows reduced axis by axis."""
     for i, axis in enumerate(window):
         if not axis.trivial:
@@ -76,7 +76,7 @@ def _valid(window: Window) -> Array:
 # -- pools --------------------------------------------------------------------------------------
 
 
-def _is_pool(c: Call, window: Window, dilated: bool) -> bool:
+def _is_pool(c: FormCall, window: Window, dilated: bool) -> bool:
     """Whether ONNX's pools have such windows."""
     spatial = window[2:]
     return (
@@ -93,7 +93,7 @@ def _fits(window: Window) -> bool:
     return all(0 <= n < a.size for a in window for n in (a.before, a.after))
 
 
-def _pool(c: Call, op: str, x: str, window: Window, border: str, **more: int) -> str:
+def _pool(c: FormCall, op: str, x: str, window: Window, border: str, **more: int) -> str:
     spatial = window[2:]
     pairs = [(a.before, a.after) for a in spatial]
     if border != "ignore" and not (border == "constant" and op == "AveragePool" and _fits(spatial)):
@@ -109,7 +109,7 @@ def _pool(c: Call, op: str, x: str, window: Window, border: str, **more: int) ->
     )  # fmt: skip
 
 
-def _mean(c: Call, x: str, window: Window, border: str) -> str:
+def _mean(c: FormCall, x: str, window: Window, border: str) -> str:
     if _is_pool(c, window, c.opset >= 19) and (border != "ignore" or _fits(window[2:])):
         include = int(border == "constant")
         return _pool(c, "AveragePool", x, window, border, count_include_pad=include)
@@ -120,7 +120,7 @@ def _mean(c: Call, x: str, window: Window, border: str) -> str:
 
 
 @form("avg_pool", onnx=_POOLED.format("AveragePool", "ReduceSum"))
-def _avg_pool(c: Call) -> str:
+def _avg_pool(c: FormCall) -> str:
     window = window_of(c.attrs, c.fact(0))
     if c.fact(0).size == 0:
         return c.filled(0.0)
@@ -128,7 +128,7 @@ def _avg_pool(c: Call) -> str:
 
 
 @form("rms_pool", onnx="as `avg_pool` of squares, `Sqrt`")
-def _rms_pool(c: Call) -> str:
+def _rms_pool(c: FormCall) -> str:
     window = window_of(c.attrs, c.fact(0))
     if c.fact(0).size == 0:
         return c.filled(0.0)
@@ -136,7 +136,7 @@ def _rms_pool(c: Call) -> str:
 
 
 @form("box", onnx="sums: `Gather`, `ReduceSum`; normalized as `avg_pool`")
-def _box(c: Call) -> str:
+def _box(c: FormCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
     if c.fact(0).size == 0:
         return c.filled(0.0)
@@ -146,11 +146,11 @@ def _box(c: Call) -> str:
 
 
 @form("max_pool", onnx=_POOLED.format("MaxPool", "ReduceMax"))
-def _max_pool(c: Call) -> str:
+def _max_pool(c: FormCall) -> str:
     return _greatest(c)
 
 
-def _greatest(c: Call) -> str:
+def _greatest(c: FormCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
     fill = -np.inf if border == "ignore" else 0.0
     if c.fact(0).size == 0:
@@ -163,7 +163,7 @@ def _greatest(c: Call) -> str:
 # -- places within windows ----------------------------------------------------------------------
 
 
-def _joint(c: Call, x: str, window: Window, border: str, fill: float) -> str:
+def _joint(c: FormCall, x: str, window: Window, border: str, fill: float) -> str:
     """The values of each window in a last axis, row-major."""
     rank = len(window)
     sizes: list[int] = []
@@ -177,7 +177,7 @@ def _joint(c: Call, x: str, window: Window, border: str, fill: float) -> str:
     return c.reshaped(x, (*(a.narrow for a in window), volume(window)))
 
 
-def _place(c: Call) -> str:
+def _place(c: FormCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
     if c.fact(0).size == 0:
         return c.filled(0)
@@ -186,17 +186,17 @@ def _place(c: Call) -> str:
 
 
 @form("argmax_pool", onnx="windows by `Gather`, `ArgMax`", function=True)
-def _argmax_pool(c: Call) -> str:
+def _argmax_pool(c: FormCall) -> str:
     return _place(c)
 
 
 @form("max_pool_with_index", onnx="as `max_pool` and `argmax_pool`", function=True)
-def _max_pool_with_index(c: Call) -> list[str]:
+def _max_pool_with_index(c: FormCall) -> list[str]:
     return [_greatest(c), _place(c)]
 
 
 @form("sample", onnx="windows by `Gather`, `GatherElements`", function=True)
-def _sample(c: Call) -> str:
+def _sample(c: FormCall) -> str:
     window = window_of(c.attrs, c.fact(0))
     if c.fact(0).size == 0:
         return c.filled(0.0)
@@ -208,7 +208,7 @@ def _sample(c: Call) -> str:
     return c.either(inside, c.add("Squeeze", found, c.indices(axis)), c.real(0.0))
 
 
-def _inside(c: Call, count: int) -> tuple[str, str]:
+def _inside(c: FormCall, count: int) -> tuple[str, str]:
     """Whether the second operand's indices are below ``count``, and them with 0 where not."""
     index = c.tensor(1)
     inside = c.add(
@@ -220,7 +220,7 @@ def _inside(c: Call, count: int) -> tuple[str, str]:
 # -- the other way ------------------------------------------------------------------------------
 
 
-def _spread(c: Call, x: str, window: Window, taps: Sequence[int]) -> str:
+def _spread(c: FormCall, x: str, window: Window, taps: Sequence[int]) -> str:
     """What falls onto each place of the wide side, added."""
     for i, (axis, count) in enumerate(zip(window, taps, strict=True)):
         if axis.trivial and axis.wide == axis.narrow:
@@ -234,7 +234,7 @@ def _spread(c: Call, x: str, window: Window, taps: Sequence[int]) -> str:
 
 
 @form("debox", onnx="`Gather`, `ReduceSum`", function=True)
-def _debox(c: Call) -> str:
+def _debox(c: FormCall) -> str:
     window = reverse_window_of(c.attrs, c.fact(0))
     if c.fact(0).size == 0:
         return c.filled(0.0)
@@ -251,7 +251,7 @@ def _debox(c: Call) -> str:
 
 
 @form("desample", onnx="`Where` by place, `Gather`, `ReduceSum`", function=True)
-def _desample(c: Call) -> str:
+def _desample(c: FormCall) -> str:
     window = reverse_window_of(c.attrs, c.fact(0))
     rank, sizes = len(window), [a.size for a in window]
     if c.fact(0).size == 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Call
+from cml_engine.convert.onnx.export.call import FormCall
 from cml_engine.convert.onnx.export.forms.movement import padded, sliced
 from cml_engine.convert.onnx.export.rows import form
 from cml_engine.graph import Attrs, Fact
@@ -16,11 +16,11 @@ from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
 
 
 @form("matmul", onnx="`MatMul`, `Transpose`")
-def _matmul(c: Call) -> str:
+def _matmul(c: FormCall) -> str:
     return c.add("MatMul", _turned(c, 0, c.attrs.transposeA), _turned(c, 1, c.attrs.transposeB))
 
 
-def _turned(c: Call, position: int, turn: bool) -> str:
+def _turned(c: FormCall, position: int, turn: bool) -> str:
     if not turn:
         return c.tensor(position)
     rank = c.fact(position).rank
@@ -28,18 +28,18 @@ def _turned(c: Call, position: int, turn: bool) -> str:
 
 
 @form("int_matmul", onnx="`MatMul`")
-def _int_matmul(c: Call) -> str:
+def _int_matmul(c: FormCall) -> str:
     if c.shape[-1] == 0:
         return c.filled(0)
     return c.add("MatMul", *c.tensors)
 
 
 @form("linear", onnx="`Gemm`")
-def _linear(c: Call) -> str:
+def _linear(c: FormCall) -> str:
     return c.add("Gemm", c.x, c.tensor(1), *_bias(c, None), transB=1)
 
 
-def _bias(c: Call, channels: int | None) -> list[str]:
+def _bias(c: FormCall, channels: int | None) -> list[str]:
     """The third operand as a list of ``channels`` values (or as it is); none where it is 0."""
     value, size = c.value(2), c.fact(2).size
     if value is not None and not value.any():
@@ -52,7 +52,7 @@ def _bias(c: Call, channels: int | None) -> list[str]:
 
 
 @form("conv", onnx="`Conv`; after `Pad` or `Gather` where the border is not zeros")
-def _conv(c: Call) -> str:
+def _conv(c: FormCall) -> str:
     shape = conv_shape(c.attrs, c.fact(0), c.fact(1), c.fact(2))
     if c.fact(0).size == 0:
         return _bias_alone(c, shape.out_channels)
@@ -65,7 +65,7 @@ def _conv(c: Call) -> str:
     return c.add("Conv", x, c.tensor(1), *bias, **_geometry(shape, pairs))
 
 
-def _bias_alone(c: Call, channels: int) -> str:
+def _bias_alone(c: FormCall, channels: int) -> str:
     """Of sums of nothing the bias is left."""
     bias = _bias(c, channels)
     if not bias:
@@ -85,7 +85,7 @@ def _geometry(shape: ConvShape, pairs: Sequence[tuple[int, int]]) -> dict[str, A
 
 
 @form("deconv", onnx="`ConvTranspose`; where the output is larger than its windows, `Pad` behind")
-def _deconv(c: Call) -> str:
+def _deconv(c: FormCall) -> str:
     shape = deconv_shape(c.attrs, c.fact(0), c.fact(1), c.fact(2))
     if c.fact(0).size == 0:
         return _bias_alone(c, shape.out_channels)
@@ -110,7 +110,7 @@ def _deconv(c: Call) -> str:
 
 
 @form("int_conv", onnx="`Slice` and `MatMul` of each tap, `Add`", function=True)
-def _int_conv(c: Call) -> str:
+def _int_conv(c: FormCall) -> str:
     attrs = Attrs({**c.attrs, "border": "constant"})
     shape = conv_shape(attrs, *(Fact("scalar", c.fact(i).shape) for i in (0, 1)))
     pairs = [(0, 0), (0, 0), *((a.before, a.after) for a in shape.axes)]
@@ -133,7 +133,7 @@ def _int_conv(c: Call) -> str:
 
 @form("matmul_nbits", onnx="the codes by `BitShift`, their matrix, `MatMul`", function=True,
       since=18)  # fmt: skip
-def _matmul_nbits(c: Call) -> str:
+def _matmul_nbits(c: FormCall) -> str:
     bits, block = int(c.attrs.bits), int(c.attrs.block_size)
     (rows, words), blocks, inner = c.fact(1).shape, c.fact(2).shape[1], c.shape[-1]
     shifts = c.constant(np.arange(0, 32, bits, dtype=np.uint32))

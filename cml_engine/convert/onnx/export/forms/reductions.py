@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Call
+from cml_engine.convert.onnx.export.call import FormCall
 from cml_engine.convert.onnx.export.forms.movement import merged, sliced
 from cml_engine.convert.onnx.export.rows import form
 from cml_engine.graph import Fact
@@ -21,7 +21,7 @@ _OF_NOTHING = {"ReduceProd": 1.0, "ReduceMax": -np.inf, "ReduceMin": np.inf}
 for _name, _onnx in _REDUCE.items():
 
     @form(_name, onnx=f"`{_onnx}`")
-    def _reduce(c: Call, op: str = _onnx) -> str:
+    def _reduce(c: FormCall, op: str = _onnx) -> str:
         if op == "ReduceSum" and c.attrs.normalize:
             op = "ReduceMean"
         if not c.attrs.axes:
@@ -32,7 +32,7 @@ for _name, _onnx in _REDUCE.items():
 
 
 @form("any_reduce", "all_reduce", onnx="`ReduceMax` or `ReduceMin`, of integers")
-def _truth(c: Call) -> str:
+def _truth(c: FormCall) -> str:
     if not c.attrs.axes:
         return c.x
     if c.fact(0).size == 0:
@@ -42,7 +42,7 @@ def _truth(c: Call) -> str:
 
 
 @form("argmax_reduce", "argmin_reduce", onnx="`ArgMax`, `ArgMin`")
-def _position(c: Call) -> str:
+def _position(c: FormCall) -> str:
     axes = sorted(int(axis) for axis in c.attrs.axes)
     if not axes:
         return c.filled(0)
@@ -57,7 +57,7 @@ def _position(c: Call) -> str:
 
 
 @form("moments", onnx="`ReduceMean`, `Sub`, `Mul`")
-def _moments(c: Call) -> list[str]:
+def _moments(c: FormCall) -> list[str]:
     if not c.attrs.axes:
         return [c.x, c.filled(0.0)]
     if c.fact(0).size == 0:
@@ -68,7 +68,7 @@ def _moments(c: Call) -> list[str]:
 
 
 @form("softmax", onnx="`Softmax`; of several axes its formula")
-def _softmax(c: Call) -> str:
+def _softmax(c: FormCall) -> str:
     axes = [int(axis) for axis in c.attrs.axes]
     if len(axes) == 1:
         return c.add("Softmax", c.x, axis=axes[0])
@@ -80,7 +80,7 @@ def _softmax(c: Call) -> str:
 
 
 @form("top_k", onnx="`TopK`")
-def _top_k(c: Call) -> list[str]:
+def _top_k(c: FormCall) -> list[str]:
     values, places = c.split(
         "TopK", c.x, c.indices(int(c.attrs.k)), results=2,
         axis=int(c.attrs.axis), largest=int(c.attrs.largest), sorted=1,
@@ -89,14 +89,14 @@ def _top_k(c: Call) -> list[str]:
 
 
 @form("cumsum", onnx="`CumSum`")
-def _cumsum(c: Call) -> str:
+def _cumsum(c: FormCall) -> str:
     axis = c.constant(np.array(c.attrs.axis, np.int64))
     exclusive, reverse = int(c.attrs.exclusive), int(c.attrs.reverse)
     return c.add("CumSum", c.x, axis, exclusive=exclusive, reverse=reverse)
 
 
 @form("cumprod", onnx="`Where` with ones, `ReduceProd`", function=True)
-def _cumprod(c: Call) -> str:
+def _cumprod(c: FormCall) -> str:
     axis, rank = int(c.attrs.axis), len(c.shape)
     extent = c.shape[axis]
     mask = np.tri(extent, k=-1 if c.attrs.exclusive else 0, dtype=np.bool_)
@@ -109,7 +109,7 @@ def _cumprod(c: Call) -> str:
 
 
 @form("nonzero", onnx="`NonZero`, `Pad` of what is left over by `Concat`, `Slice`", function=True)
-def _nonzero(c: Call) -> list[str]:
+def _nonzero(c: FormCall) -> list[str]:
     capacity, fill = int(c.attrs.capacity), int(c.attrs.fill)
     x, rank = c.x, len(c.shape)
     if not rank:
@@ -127,7 +127,7 @@ def _nonzero(c: Call) -> list[str]:
 
 @form("non_max_suppression", onnx="`NonMaxSuppression`, and fill behind what it finds",
       function=True)  # fmt: skip
-def _suppression(c: Call) -> list[str]:
+def _suppression(c: FormCall) -> list[str]:
     a, rows = c.attrs, c.results[0].shape[0]
     if c.results[0].size == 0:
         return [c.filled(0), c.filled(0, Fact("integer", (1,)))]

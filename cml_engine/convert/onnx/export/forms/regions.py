@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Call
+from cml_engine.convert.onnx.export.call import FormCall
 from cml_engine.convert.onnx.export.rows import form
 from cml_engine.ops.resampling.roi import LIMIT
 
 
-def _batch(c: Call) -> str:
+def _batch(c: FormCall) -> str:
     """The batch item of each region, the nearest where it is none."""
     count = c.fact(1).shape[0]
     index = c.tensor(2) if c.fact(2).rank == 1 else c.tensor(2, (c.fact(2).size,))
@@ -19,7 +19,7 @@ def _batch(c: Call) -> str:
 
 
 @form("roi_align", onnx="`RoiAlign`", since=16)
-def _roi_align(c: Call) -> str:
+def _roi_align(c: FormCall) -> str:
     a = c.attrs
     height, width = a.output_size
     mode = "half_pixel" if a.half_pixel else "output_half_pixel"
@@ -30,7 +30,7 @@ def _roi_align(c: Call) -> str:
     )  # fmt: skip
 
 
-def _corners(c: Call, axis: int) -> tuple[str, str]:
+def _corners(c: FormCall, axis: int) -> tuple[str, str]:
     """First and second corner of each region on a spatial axis, ``[R, 1, 1]``; NaN is 0."""
     spatial = len(c.shape) - 2
     rois = c.either(c.add("IsNaN", c.tensor(1)), c.real(0.0), c.tensor(1))
@@ -41,12 +41,12 @@ def _corners(c: Call, axis: int) -> tuple[str, str]:
     return c.add("Unsqueeze", first, c.indices(2)), c.add("Unsqueeze", second, c.indices(2))
 
 
-def _items(c: Call) -> str:
+def _items(c: FormCall) -> str:
     """Of each region its batch item."""
     return c.add("Gather", c.x, _batch(c), axis=0)
 
 
-def _shaped(c: Call, weights: str, axis: int) -> str:
+def _shaped(c: FormCall, weights: str, axis: int) -> str:
     """``[R, results, extent]`` beside ``[R, C, …, extent of axis, …]`` with one more axis."""
     spatial = len(c.shape) - 2
     ones = [1 + i for i in range(1)] + [2 + i for i in range(axis)]
@@ -54,7 +54,7 @@ def _shaped(c: Call, weights: str, axis: int) -> str:
     return c.add("Unsqueeze", weights, c.indices(*ones, *behind))
 
 
-def _cells(c: Call, axis: int) -> str:
+def _cells(c: FormCall, axis: int) -> str:
     """Which indices of a spatial axis lie in each cell: ``[R, cells, extent]``."""
     cells, extent = int(c.attrs.output_size[axis]), c.shape[2 + axis]
     first, last = (_whole(c, corner) for corner in _corners(c, axis))
@@ -68,7 +68,7 @@ def _cells(c: Call, axis: int) -> str:
     return c.add("And", c.add("GreaterOrEqual", at, start), below)
 
 
-def _exactly(c: Call, op: str, size: str, share: str, cells: int) -> str:
+def _exactly(c: FormCall, op: str, size: str, share: str, cells: int) -> str:
     """``size / cells`` rounded down or up; by whole numbers, which the quotient's own rounding
     does not deceive."""
     whole = c.add("Div", c.cast(size, "integer"), c.whole(cells))
@@ -79,7 +79,7 @@ def _exactly(c: Call, op: str, size: str, share: str, cells: int) -> str:
     return c.add("Add", low, c.cast(over, "scalar"))
 
 
-def _whole(c: Call, x: str) -> str:
+def _whole(c: FormCall, x: str) -> str:
     low = c.add("Floor", x)
     up = c.add("GreaterOrEqual", c.add("Sub", x, low), c.real(0.5))
     return c.either(up, c.add("Add", low, c.real(1.0)), low)
@@ -87,7 +87,7 @@ def _whole(c: Call, x: str) -> str:
 
 @form("avg_roi_pool", "max_roi_pool", onnx="cells as masks of each axis, `Where`, `ReduceSum` or "
       "`ReduceMax`", function=True)  # fmt: skip
-def _roi_pool(c: Call) -> str:
+def _roi_pool(c: FormCall) -> str:
     spatial, average = len(c.shape) - 2, c.node.op == "avg_roi_pool"
     if c.fact(0).size == 0:
         return c.filled(0.0)
@@ -106,7 +106,7 @@ def _roi_pool(c: Call) -> str:
     return c.either(some, x, c.real(0.0))
 
 
-def _samples(c: Call, counts: list[int], method: str) -> str:
+def _samples(c: FormCall, counts: list[int], method: str) -> str:
     """So many samples of each region on each axis, between neighbours."""
     x = _items(c)
     for axis, count in enumerate(counts):
@@ -136,13 +136,13 @@ def _samples(c: Call, counts: list[int], method: str) -> str:
 
 
 @form("roi_resample", onnx="weights of each axis, `Mul`, `ReduceSum`", function=True)
-def _roi_resample(c: Call) -> str:
+def _roi_resample(c: FormCall) -> str:
     return _samples(c, [int(n) for n in c.attrs.output_size], c.attrs.method)
 
 
 @form("avg_roi_align", "max_roi_align", onnx="as `roi_resample`, then `AveragePool` or `MaxPool`",
       function=True)  # fmt: skip
-def _roi_align_of(c: Call) -> str:
+def _roi_align_of(c: FormCall) -> str:
     sizes, rates = c.attrs.output_size, [int(r) for r in c.attrs.sampling_rate]
     fine = [int(n) * r for n, r in zip(sizes, rates, strict=True)]
     samples = _samples(c, fine, c.attrs.resize_method)

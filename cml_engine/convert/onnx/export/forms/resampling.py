@@ -7,7 +7,7 @@ from math import ceil, floor, prod
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.call import Call
+from cml_engine.convert.onnx.export.call import FormCall
 from cml_engine.convert.onnx.export.forms.movement import sliced
 from cml_engine.convert.onnx.export.nodes import Array
 from cml_engine.convert.onnx.export.rows import form
@@ -31,7 +31,7 @@ _MOST_EXTENT = 1 << 14
 Taps = Iterable[tuple[Array, Array]]
 
 
-def _weighted(c: Call, x: str, axis: int, taps: Taps, extent: int) -> str:
+def _weighted(c: FormCall, x: str, axis: int, taps: Taps, extent: int) -> str:
     """Each result of an axis a weighted sum of values at indices."""
     pairs = list(taps)
     table = np.stack([at.clip(0, extent - 1) for at, _ in pairs], axis=1)
@@ -44,7 +44,7 @@ def _weighted(c: Call, x: str, axis: int, taps: Taps, extent: int) -> str:
 
 
 @form("nearest_upsample", onnx="`Resize`")
-def _nearest_upsample(c: Call) -> str:
+def _nearest_upsample(c: FormCall) -> str:
     if all(f == 1 for f in c.attrs.factor):
         return c.x
     if c.out.dtype != "scalar":
@@ -55,7 +55,7 @@ def _nearest_upsample(c: Call) -> str:
     )  # fmt: skip
 
 
-def _repeated(c: Call) -> str:
+def _repeated(c: FormCall) -> str:
     x = c.x
     for axis, (extent, factor) in enumerate(zip(c.shape[2:], c.attrs.factor, strict=True), 2):
         if factor > 1:
@@ -65,21 +65,21 @@ def _repeated(c: Call) -> str:
 
 
 @form("nearest_downsample", onnx="`Slice`")
-def _nearest_downsample(c: Call) -> str:
+def _nearest_downsample(c: FormCall) -> str:
     pairs = zip(c.out.shape[2:], c.attrs.factor, strict=True)
     taken = {axis: (0, n, int(f)) for axis, (n, f) in enumerate(pairs, 2) if f > 1}
     return sliced(c, c.x, taken)
 
 
 @form("area_downsample", onnx="`AveragePool`")
-def _area_downsample(c: Call) -> str:
+def _area_downsample(c: FormCall) -> str:
     factor = [int(f) for f in c.attrs.factor]
     return c.add("AveragePool", c.x, kernel_shape=factor, strides=factor)
 
 
 @form("multilinear_upsample", onnx="`Resize`; with zeros around `ConvTranspose`; with border "
       "reflect `Gather`, `Mul`, `ReduceSum`")  # fmt: skip
-def _multilinear_upsample(c: Call) -> str:
+def _multilinear_upsample(c: FormCall) -> str:
     a, x = c.attrs, c.x
     near = a.method == "aligned" or a.border in ("replicate", "reflect-even")
     if near and max(c.out.shape[2:]) <= _MOST_EXTENT:
@@ -93,7 +93,7 @@ def _multilinear_upsample(c: Call) -> str:
     return x
 
 
-def _spread(c: Call) -> str:
+def _spread(c: FormCall) -> str:
     """Every value times a tent of weights around its place, zeros outside."""
     rows, before, after = list[Array](), list[int](), list[int]()
     for f in (int(f) for f in c.attrs.factor):
@@ -115,7 +115,7 @@ def _spread(c: Call) -> str:
 
 @form("resize", onnx="`Resize`; where its rounding could choose another neighbour, `Gather`; a "
       "cubic of other than two axes `Gather`, `Mul`, `ReduceSum`")  # fmt: skip
-def _resize(c: Call) -> str:
+def _resize(c: FormCall) -> str:
     a, x = c.attrs, c.x
     few = max(c.out.shape) <= _MOST_EXTENT
     if few and (a.method == "linear" or (a.method == "cubic" and len(c.shape) == 4)):
@@ -132,7 +132,7 @@ def _resize(c: Call) -> str:
     return x
 
 
-def _resized(c: Call, a: Attrs) -> str:
+def _resized(c: FormCall, a: Attrs) -> str:
     nearest, cubic = a.method == "nearest", a.method == "cubic"
     return c.add(
         "Resize", c.x, "", "", c.indices(*c.out.shape), mode=_METHODS[a.method],
@@ -142,7 +142,7 @@ def _resized(c: Call, a: Attrs) -> str:
     )  # fmt: skip
 
 
-def _is_exact(c: Call) -> bool:
+def _is_exact(c: FormCall) -> bool:
     """Whether single precision chooses the neighbours that whole numbers do, on every axis."""
     return all(
         _rounds_right(c.attrs, extent, int(size))
@@ -183,7 +183,7 @@ def _rounded(rounding: str, at: Array) -> Array:
 
 
 @form("grid_sample", onnx="`GridSample`", since=16)
-def _grid_sample(c: Call) -> str:
+def _grid_sample(c: FormCall) -> str:
     a, spatial = c.attrs, len(c.shape) - 2
     modes = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}
     if c.opset >= 20:
@@ -207,7 +207,7 @@ def _grid_sample(c: Call) -> str:
 
 
 @form("col2im", onnx="`Col2Im`", since=18)
-def _col2im(c: Call) -> str:
+def _col2im(c: FormCall) -> str:
     a, spatial = c.attrs, len(c.attrs.size)
     pairs = a.padding
     if not pairs:
@@ -223,7 +223,7 @@ def _col2im(c: Call) -> str:
 
 @form("deform_columns", onnx="`DeformConv` by a filter that takes each tap by itself", since=19,
       function=True)  # fmt: skip
-def _deform_columns(c: Call) -> str:
+def _deform_columns(c: FormCall) -> str:
     a, (channels, height, width) = c.attrs, c.shape[1:]
     size = [int(n) for n in a.size]
     taps = prod(size)
@@ -244,7 +244,7 @@ def _deform_columns(c: Call) -> str:
     return c.add("Mul", result, c.tensor(2))
 
 
-def _same_padding(c: Call, size: list[int], extents: tuple[int, int]) -> list[tuple[int, int]]:
+def _same_padding(c: FormCall, size: list[int], extents: tuple[int, int]) -> list[tuple[int, int]]:
     found = []
     for i, extent in enumerate(extents):
         stride = int(c.attrs.stride[i]) if c.attrs.stride else 1

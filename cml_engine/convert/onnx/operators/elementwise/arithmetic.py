@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.ranges.interval import INT32, of_array
 from cml_engine.convert.onnx.rows import MANY, op
 from cml_engine.convert.onnx.values import Value
@@ -16,7 +16,7 @@ from cml_engine.convert.onnx.values import Value
 Array = np.ndarray[Any, Any]
 
 
-def binary(call: Call, name: str, x: Value, y: Value) -> Value:
+def binary(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
     """``add``, ``sub``, ``mul``, ``div``, ``min`` or ``max`` of two values of one type."""
     if x.kind != y.kind:
         raise call.wrong(f"it has operands of {x.dtype} and {y.dtype}")
@@ -35,7 +35,7 @@ def _nearest(limit: Value) -> Value:
     return Value.known(np.clip(limit.array, max(low, np.iinfo(limit.dtype).min), high), limit.name)
 
 
-def wrapped(value: Value, dtype: np.dtype[Any], call: Call) -> Value:
+def wrapped(value: Value, dtype: np.dtype[Any], call: OnnxCall) -> Value:
     """An integer result as its type holds it: those of fewer than 32 bits wrap around."""
     bits = 8 * dtype.itemsize
     if bits < 32 and dtype.kind == "u":
@@ -61,7 +61,7 @@ def _fold(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda call, *arrays: np.asarray(function(*arrays), arrays[0].dtype)
 
 
-def _plain(name: str) -> Callable[[Call], Value]:
+def _plain(name: str) -> Callable[[OnnxCall], Value]:
     return lambda call: binary(call, name, call[0], call[1])
 
 
@@ -74,8 +74,8 @@ for _name, _nnef, _function in (
     op(_name, nnef=f"{_nnef}, int_{_nnef}", inputs=2, fold=_fold(_function))(_plain(_nnef))
 
 
-def _many(name: str) -> Callable[[Call], Value]:
-    def form(call: Call) -> Value:
+def _many(name: str) -> Callable[[OnnxCall], Value]:
+    def form(call: OnnxCall) -> Value:
         values = [call[i] for i in range(len(call.inputs))]
         if len(values) == 1:
             return values[0]
@@ -95,17 +95,17 @@ for _name, _nnef, _many_of in (
 
 
 @op("Mean", nnef="add, mul", inputs=MANY)
-def mean(call: Call) -> Value:
+def mean(call: OnnxCall) -> Value:
     total = _many("add")(call)
     return call.op("mul", total, 1.0 / len(call.inputs))
 
 
-def _mod_fold(call: Call, x: Array, y: Array) -> Array:
+def _mod_fold(call: OnnxCall, x: Array, y: Array) -> Array:
     return np.asarray(np.fmod(x, y) if call.attr("fmod") else np.mod(x, y), x.dtype)
 
 
 @op("Mod", nnef="fmod, int_mod, int_rem", inputs=2, attrs={"fmod": 0}, fold=_mod_fold)
-def mod(call: Call) -> Value:
+def mod(call: OnnxCall) -> Value:
     x, y, cut = call[0], call[1], call.attr("fmod")
     if x.kind == "integer":
         return call.zip("int_rem" if cut else "int_mod", x, y).typed(x.dtype)
@@ -117,12 +117,12 @@ def mod(call: Call) -> Value:
     return call.zip("select", call.op("lt", signs, 0.0), call.zip("add", rest, y), rest)
 
 
-def _pow_fold(call: Call, x: Array, y: Array) -> Array:
+def _pow_fold(call: OnnxCall, x: Array, y: Array) -> Array:
     return np.asarray(np.power(x.astype(np.float64), y), x.dtype)
 
 
 @op("Pow", nnef="pow, sqr, sqrt, rcp, mul", inputs=2, fold=_pow_fold)
-def power(call: Call) -> Value:
+def power(call: OnnxCall) -> Value:
     x, y = call[0], call[1]
     exponent = None
     if y.array is not None and y.array.size == 1 and y.rank <= x.rank:
@@ -139,7 +139,7 @@ def power(call: Call) -> Value:
     return call.zip("pow", x, call.scalar(y))
 
 
-def _integer_power(call: Call, x: Value, y: Value, exponent: float | None) -> Value:
+def _integer_power(call: OnnxCall, x: Value, y: Value, exponent: float | None) -> Value:
     """By products where the exponent is a small integer, for floats hold 2^24 only."""
     if exponent is not None and exponent == int(exponent) and 1 <= exponent <= 16:
         result = x
@@ -150,8 +150,8 @@ def _integer_power(call: Call, x: Value, y: Value, exponent: float | None) -> Va
     return call.cast(call.op("round_even", result), "integer").typed(x.dtype)
 
 
-def _signed(name: str) -> Callable[[Call], Value]:
-    def form(call: Call) -> Value:
+def _signed(name: str) -> Callable[[OnnxCall], Value]:
+    def form(call: OnnxCall) -> Value:
         x = call[0]
         integer = x.kind == "integer"
         if integer and x.dtype.kind == "u":
@@ -174,7 +174,7 @@ for _name, _nnef, _unary in (
     op(_name, nnef=f"{_nnef}, int_{_nnef}", fold=_fold(_unary))(_signed(_nnef))
 
 
-def _unary_op(name: str) -> Callable[[Call], Value]:
+def _unary_op(name: str) -> Callable[[OnnxCall], Value]:
     return lambda call: call.op(name, call.scalar(call[0])).typed(call[0].dtype)
 
 
@@ -208,7 +208,7 @@ op("Erf", nnef="erf")(_unary_op("erf"))
 
 
 @op("Clip", nnef="clamp, max, min", attrs={"min": None, "max": None}, until=10)
-def clip_6(call: Call) -> Value:
+def clip_6(call: OnnxCall) -> Value:
     low, high = call.attr("min"), call.attr("max")
     low_value = None if low is None else call.emit.value(float(low))
     high_value = None if high is None else call.emit.value(float(high))
@@ -216,13 +216,13 @@ def clip_6(call: Call) -> Value:
 
 
 @op("Clip", nnef="clamp, max, min, int_max, int_min", inputs=3, since=11)
-def clip(call: Call) -> Value:
+def clip(call: OnnxCall) -> Value:
     low = call[1] if call.has(1) else None
     high = call[2] if call.has(2) else None
     return _clipped(call, call[0], low, high)
 
 
-def _clipped(call: Call, x: Value, low: Value | None, high: Value | None) -> Value:
+def _clipped(call: OnnxCall, x: Value, low: Value | None, high: Value | None) -> Value:
     if low is not None and high is not None and x.kind == "scalar" and _in_order(low, high):
         return call.zip("clamp", x, low, high)
     if low is not None:
@@ -242,7 +242,7 @@ def _in_order(low: Value, high: Value) -> bool:
 # -- bits ----------------------------------------------------------------------------------------
 
 
-def _bits(name: str) -> Callable[[Call], Value]:
+def _bits(name: str) -> Callable[[OnnxCall], Value]:
     return lambda call: call.zip(name, call[0], call[1]).typed(call[0].dtype)
 
 
@@ -255,12 +255,12 @@ for _name, _nnef, _bitwise in (
 
 
 @op("BitwiseNot", nnef="bit_not", fold=_fold(np.bitwise_not))
-def bitwise_not(call: Call) -> Value:
+def bitwise_not(call: OnnxCall) -> Value:
     return wrapped(call.op("bit_not", call[0]), call[0].dtype, call)
 
 
 @op("BitShift", nnef="shift_left, shift_right", inputs=2, attrs={"direction": str})
-def bit_shift(call: Call) -> Value:
+def bit_shift(call: OnnxCall) -> Value:
     x, by = call[0], call[1]
     if call.attr("direction") not in ("LEFT", "RIGHT"):
         raise call.refuse(f"direction='{call.attr('direction')}' (of LEFT, RIGHT)")

@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.elementwise.arithmetic import wrapped
 from cml_engine.convert.onnx.rows import OneOf, op
-from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, Tensor, element_dtype
+from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, OnnxTensor, element_dtype
 from cml_engine.convert.onnx.values import Value, kind_of
 
 Array = np.ndarray[Any, Any]
 
 
-def compare(call: Call, name: str, x: Value, y: Value) -> Value:
+def compare(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
     """``lt``, ``le``, ``gt``, ``ge`` or ``eq``."""
     if x.kind == y.kind == "integer":
         return call.zip(f"int_{name}", x, y)
     return call.zip(name, call.scalar(x), call.scalar(y))
 
 
-def _comparison(name: str) -> Callable[[Call], Value]:
+def _comparison(name: str) -> Callable[[OnnxCall], Value]:
     return lambda call: compare(call, name, call[0], call[1])
 
 
@@ -50,24 +50,24 @@ op("Not", nnef="not", fold=_fold(np.logical_not))(lambda call: call.op("not", ca
 
 
 @op("Xor", nnef="and, or, not", inputs=2, fold=_fold(np.logical_xor))
-def xor(call: Call) -> Value:
+def xor(call: OnnxCall) -> Value:
     x, y = call[0], call[1]
     both = call.zip("and", x, y)
     return call.op("and", call.zip("or", x, y), call.op("not", both))
 
 
 @op("Where", nnef="select", inputs=3, fold=_fold(np.where))
-def where(call: Call) -> Value:
+def where(call: OnnxCall) -> Value:
     return call.zip("select", call[0], call[1], call[2]).typed(call[1].dtype)
 
 
 @op("IsNaN", nnef="is_nan", fold=_fold(np.isnan))
-def is_nan(call: Call) -> Value:
+def is_nan(call: OnnxCall) -> Value:
     return call.op("is_nan", call[0])
 
 
 @op("IsInf", nnef="is_inf, gt, lt, and", attrs={"detect_negative": 1, "detect_positive": 1})
-def is_inf(call: Call) -> Value:
+def is_inf(call: OnnxCall) -> Value:
     x, infinite = call[0], call.op("is_inf", call[0])
     positive, negative = call.attr("detect_positive"), call.attr("detect_negative")
     if positive and negative:
@@ -80,7 +80,7 @@ def is_inf(call: Call) -> Value:
 # -- types ---------------------------------------------------------------------------------------
 
 
-def to_dtype(call: Call, value: Value, element: int) -> Value:
+def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
     """A value as another of ONNX's types."""
     dtype = element_dtype(element)
     if dtype is None or ELEMENT_TYPES[element] in ("uint4", "int4"):
@@ -108,12 +108,12 @@ _CAST = {"saturate": 1, "round_mode": OneOf("up", "down", "nearest")}
 
 @op("Cast", nnef="cast", attrs={"to": int}, until=18)
 @op("Cast", nnef="cast", attrs={"to": int, **_CAST}, since=19)
-def cast(call: Call) -> Value:
+def cast(call: OnnxCall) -> Value:
     return to_dtype(call, call[0], call.attr("to"))
 
 
 @op("BitCast", nnef="to_bits, from_bits", attrs={"to": int}, since=26)
-def bit_cast(call: Call) -> Value:
+def bit_cast(call: OnnxCall) -> Value:
     """The same bits read as another type of the same size."""
     x, element = call[0], call.attr("to")
     dtype = element_dtype(element)
@@ -132,14 +132,14 @@ def bit_cast(call: Call) -> Value:
 
 
 @op("CastLike", nnef="cast", inputs=2, attrs=_CAST)
-def cast_like(call: Call) -> Value:
+def cast_like(call: OnnxCall) -> Value:
     wanted = call[1].dtype.name
     element = next(number for number, name in ELEMENT_TYPES.items() if name == wanted)
     return to_dtype(call, call[0], element)
 
 
-def attribute_tensor(call: Call, value: Any) -> Array:
+def attribute_tensor(call: OnnxCall, value: Any) -> Array:
     """An attribute's tensor as an array."""
-    if not isinstance(value, Tensor):
+    if not isinstance(value, OnnxTensor):
         raise call.wrong(f"an attribute is {type(value).__name__}, wanted a tensor")
     return value.values()

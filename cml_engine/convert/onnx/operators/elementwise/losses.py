@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.elementwise.activations import log_softmax
 from cml_engine.convert.onnx.rows import OneOf, op
 from cml_engine.convert.onnx.values import Value
@@ -18,7 +18,7 @@ _LOSS = {"ignore_index": None, "reduction": OneOf("mean", "sum", "none")}
     inputs=3,
     attrs=_LOSS,
 )
-def nll_loss(call: Call) -> Value:
+def nll_loss(call: OnnxCall) -> Value:
     return _loss(call, call[0])
 
 
@@ -28,12 +28,12 @@ def nll_loss(call: Call) -> Value:
     inputs=3,
     attrs=_LOSS,
 )
-def cross_entropy_loss(call: Call) -> list[Value | None]:
+def cross_entropy_loss(call: OnnxCall) -> list[Value | None]:
     logs = log_softmax(call)(call[0], [1])
     return [_loss(call, logs), logs]
 
 
-def _loss(call: Call, logs: Value) -> Value:
+def _loss(call: OnnxCall, logs: Value) -> Value:
     """The negative logarithm at each target, weighted; its sum, its mean, or itself."""
     target, ignored = call[1], call.attr("ignore_index")
     kept: Value | None = None
@@ -58,6 +58,6 @@ def _loss(call: Call, logs: Value) -> Value:
     return call.op("div", total, _summed(call, weights))
 
 
-def _summed(call: Call, x: Value) -> Value:
+def _summed(call: OnnxCall, x: Value) -> Value:
     axes = list(range(x.rank))
     return call.squeeze(call.op("sum_reduce", x, axes=axes), axes)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.matrix import matmul
 from cml_engine.convert.onnx.operators.spatial.convolution import CONV, convolved
 from cml_engine.convert.onnx.rows import op
@@ -20,7 +20,7 @@ from cml_engine.convert.onnx.values import Value
 Array = np.ndarray[Any, Any]
 
 
-def _ranged(call: Call, value: Value, x: Value, block: int = 0) -> Value:
+def _ranged(call: OnnxCall, value: Value, x: Value, block: int = 0) -> Value:
     """A scale or zero point of the tensor, of each part of an axis, or of each block of one."""
     if value.array is not None and value.array.size == 1:
         return Value.known(value.array.reshape(()))
@@ -36,7 +36,7 @@ def _ranged(call: Call, value: Value, x: Value, block: int = 0) -> Value:
     return call.reshape(value, [value.shape[0] if a == axis else 1 for a in range(x.rank)])
 
 
-def _blocks(call: Call, value: Value, x: Value, axis: int, block: int) -> Value:
+def _blocks(call: OnnxCall, value: Value, x: Value, axis: int, block: int) -> Value:
     if value.rank != x.rank or -(-x.shape[axis] // block) != value.shape[axis]:
         raise call.wrong(f"{value} of {x} in blocks of {block}")
     shape = list(value.shape)
@@ -46,7 +46,9 @@ def _blocks(call: Call, value: Value, x: Value, axis: int, block: int) -> Value:
     return call.slice(whole, axis, 0, x.shape[axis])
 
 
-def dequantized(call: Call, x: Value, scale: Value, zero: Value | None, block: int = 0) -> Value:
+def dequantized(
+    call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0
+) -> Value:
     """(x - zero) * scale."""
     scale = _ranged(call, scale, x, block)
     known = x.array is not None and scale.array is not None
@@ -65,7 +67,7 @@ def dequantized(call: Call, x: Value, scale: Value, zero: Value | None, block: i
 
 
 def quantized(
-    call: Call, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any], block: int = 0
+    call: OnnxCall, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any], block: int = 0
 ) -> Value:
     """x / scale, rounded to even, plus zero, within the type's bounds."""
     limits = np.iinfo(dtype)
@@ -90,7 +92,7 @@ _QUANTIZE = {"axis": 1, "block_size": 0, "output_dtype": 0, "precision": 0, "sat
     until=18,
 )
 @op("QuantizeLinear", nnef=_NNEF, inputs=3, attrs=_QUANTIZE, since=19)
-def quantize_linear(call: Call) -> Value:
+def quantize_linear(call: OnnxCall) -> Value:
     zero = call[2] if call.has(2) else None
     element = call.attributes.get("output_dtype") or 2
     kind = ELEMENT_TYPES.get(element, "")
@@ -105,13 +107,13 @@ def quantize_linear(call: Call) -> Value:
 @op("DequantizeLinear", nnef="cast, sub, mul", inputs=3, attrs={"axis": 1}, since=13, until=20)
 @op("DequantizeLinear", nnef="cast, sub, mul", inputs=3,
     attrs={"axis": 1, "block_size": 0, "output_dtype": 0}, since=21)  # fmt: skip
-def dequantize_linear(call: Call) -> Value:
+def dequantize_linear(call: OnnxCall) -> Value:
     zero = call[2] if call.has(2) else None
     return dequantized(call, call[0], call[1], zero, call.attributes.get("block_size") or 0)
 
 
 @op("DynamicQuantizeLinear", nnef="max_reduce, min_reduce, div, round_even, clamp, cast")
-def dynamic_quantize_linear(call: Call) -> list[Value]:
+def dynamic_quantize_linear(call: OnnxCall) -> list[Value]:
     x = call[0]
     axes = list(range(x.rank))
     top = call.op("max", call.squeeze(call.op("max_reduce", x, axes=axes), axes), 0.0)
@@ -127,13 +129,13 @@ def dynamic_quantize_linear(call: Call) -> list[Value]:
 
 
 @op("QLinearMatMul", nnef="cast, sub, mul, matmul, round_even, clamp", inputs=8)
-def qlinear_matmul(call: Call) -> Value:
+def qlinear_matmul(call: OnnxCall) -> Value:
     a = dequantized(call, call[0], _row(call, call[1], call[0]), _row(call, call[2], call[0]))
     b = dequantized(call, call[3], call[4], call[5])
     return quantized(call, matmul(call, a, b), call[6], call[7], call[7].dtype)
 
 
-def _row(call: Call, value: Value, x: Value) -> Value:
+def _row(call: OnnxCall, value: Value, x: Value) -> Value:
     """A number for each row of the left operand."""
     if value.rank != 1 or value.shape == (1,):
         return value
@@ -141,7 +143,7 @@ def _row(call: Call, value: Value, x: Value) -> Value:
 
 
 @op("QLinearConv", nnef="cast, sub, mul, conv, round_even, clamp", inputs=9, attrs=CONV)
-def qlinear_conv(call: Call) -> Value:
+def qlinear_conv(call: OnnxCall) -> Value:
     x = dequantized(call, call[0], call[1], call[2])
     weights = call[3]
     scale, zero = (_channel(call, call[i], weights) for i in (4, 5))
@@ -155,7 +157,7 @@ def qlinear_conv(call: Call) -> Value:
     return quantized(call, y, call[6], call[7], call[7].dtype)
 
 
-def _channel(call: Call, value: Value, weights: Value) -> Value:
+def _channel(call: OnnxCall, value: Value, weights: Value) -> Value:
     """A number for each output channel."""
     if value.rank != 1 or value.shape == (1,):
         return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.matrix import less_zero
 from cml_engine.convert.onnx.operators.spatial.windows import (
     WINDOW,
@@ -19,18 +19,18 @@ CONV = {**WINDOW, "group": 1, "kernel_shape": None}
 
 
 @op("Conv", nnef="conv", inputs=3, attrs=CONV)
-def conv(call: Call) -> Value:
+def conv(call: OnnxCall) -> Value:
     return convolved(call, call[0], call[1], bias_of(call, 2))
 
 
-def bias_of(call: Call, position: int) -> Value:
+def bias_of(call: OnnxCall, position: int) -> Value:
     """A bias [C] as [1, C]."""
     if not call.has(position):
         return call.emit.value(0.0)
     return call.unsqueeze(call[position], [0])
 
 
-def convolved(call: Call, x: Value, weights: Value, bias: Value) -> Value:
+def convolved(call: OnnxCall, x: Value, weights: Value, bias: Value) -> Value:
     if x.rank < 3 or weights.rank != x.rank:
         raise call.wrong(f"a convolution of {x} with {weights}")
     shape = window(call, x.shape[2:], list(weights.shape[2:]))
@@ -56,7 +56,7 @@ def convolved(call: Call, x: Value, weights: Value, bias: Value) -> Value:
     inputs=3,
     attrs={**CONV, "output_padding": None, "output_shape": None},
 )
-def conv_transpose(call: Call) -> Value:
+def conv_transpose(call: OnnxCall) -> Value:
     x, weights = call[0], call[1]
     if x.rank < 3 or weights.rank != x.rank:
         raise call.wrong(f"a convolution of {x} with {weights}")
@@ -87,7 +87,7 @@ def conv_transpose(call: Call) -> Value:
 
 
 def _up_padding(
-    call: Call, full: list[int], stride: list[int], extra: list[int]
+    call: OnnxCall, full: list[int], stride: list[int], extra: list[int]
 ) -> list[tuple[int, int]]:
     """How much of the full result is cut off at each side."""
     wanted, mode = call.attr("output_shape"), call.attr("auto_pad")
@@ -106,7 +106,7 @@ def _up_padding(
 
 
 @op("ConvInteger", nnef="int_sub, int_conv", inputs=4, attrs=CONV)
-def conv_integer(call: Call) -> Value:
+def conv_integer(call: OnnxCall) -> Value:
     x, weights = call[0], call[1]
     if call.has(2):
         x = less_zero(call, x, call[2])
@@ -138,7 +138,7 @@ _DEFORM = {
 
 
 @op("DeformConv", nnef="deform_columns, conv", inputs=5, attrs=_DEFORM)
-def deform_conv(call: Call) -> Value:
+def deform_conv(call: OnnxCall) -> Value:
     x, weights = call[0], call[1]
     rank = x.rank - 2
     pads = call.attr("pads") or [0] * (2 * rank)
@@ -171,7 +171,7 @@ _COL2IM = {"dilations": None, "pads": None, "strides": None}
 
 
 @op("Col2Im", nnef="col2im", inputs=3, attrs=_COL2IM)
-def col2im(call: Call) -> Value:
+def col2im(call: OnnxCall) -> Value:
     extents, size = call.ints(1, "the image's shape"), call.ints(2, "the block's shape")
     rank = len(extents)
     pads = call.attr("pads") or [0] * (2 * rank)
@@ -190,14 +190,14 @@ _FUSED = {**CONV, "activation": "", "activation_params": None}
 
 
 @op("FusedConv", nnef="conv, and its activation", inputs=4, attrs=_FUSED, domain=MICROSOFT)
-def fused_conv(call: Call) -> Value:
+def fused_conv(call: OnnxCall) -> Value:
     result = convolved(call, call[0], call[1], bias_of(call, 2))
     if call.has(3):
         result = call.zip("add", result, call[3])
     return activated(call, result, call.attr("activation"), call.attr("activation_params") or [])
 
 
-def activated(call: Call, x: Value, name: str, params: list[float]) -> Value:
+def activated(call: OnnxCall, x: Value, name: str, params: list[float]) -> Value:
     """An activation by its ONNX name, as fused and recurrent operators give it."""
     name = name.lower()
     if name in ("", "relu", "sigmoid", "tanh", "softplus", "softsign"):

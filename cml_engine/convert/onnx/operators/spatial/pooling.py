@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
-from cml_engine.convert.onnx.operators.spatial.windows import WINDOW, Window, window
+from cml_engine.convert.onnx.call import OnnxCall
+from cml_engine.convert.onnx.operators.spatial.windows import WINDOW, SpatialWindow, window
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
 _POOL = {**WINDOW, "kernel_shape": list, "ceil_mode": 0}
 
 
-def _pool_window(call: Call, x: Value) -> Window:
+def _pool_window(call: OnnxCall, x: Value) -> SpatialWindow:
     """The window; with ceil_mode its padding reaches as far as the last window does."""
     if x.rank < 3:
         raise call.wrong(f"it wants [batch, channels, …], got {x}")
@@ -34,7 +34,7 @@ def _pool_window(call: Call, x: Value) -> Window:
     return replace(found, padding=padding)
 
 
-def _attrs(shape: Window, border: str) -> dict[str, Any]:
+def _attrs(shape: SpatialWindow, border: str) -> dict[str, Any]:
     """NNEF's attributes, which count the batch and the channels too."""
     return {
         "size": [1, 1, *shape.size],
@@ -47,7 +47,7 @@ def _attrs(shape: Window, border: str) -> dict[str, Any]:
 
 @op("MaxPool", nnef="max_pool; or argmax_pool, sample and integers",
     attrs={**_POOL, "storage_order": 0})  # fmt: skip
-def max_pool(call: Call) -> list[Value | None]:
+def max_pool(call: OnnxCall) -> list[Value | None]:
     x = call.scalar(call[0])
     shape = _pool_window(call, x)
     attrs = _attrs(shape, "ignore")
@@ -60,7 +60,7 @@ def max_pool(call: Call) -> list[Value | None]:
     return [call.cast(y, call[0].kind).typed(call[0].dtype), places]
 
 
-def _places(call: Call, index: Value, shape: Window, extents: tuple[int, ...]) -> Value:
+def _places(call: OnnxCall, index: Value, shape: SpatialWindow, extents: tuple[int, ...]) -> Value:
     """Indices in the whole tensor of indices in windows."""
     spatial = extents[2:]
     steps = np.cumprod([1, *spatial[:0:-1]])[::-1]  # of each axis in the tensor
@@ -80,7 +80,7 @@ def _places(call: Call, index: Value, shape: Window, extents: tuple[int, ...]) -
 
 
 @op("AveragePool", nnef="avg_pool, pad", attrs={**_POOL, "count_include_pad": 0})
-def average_pool(call: Call) -> Value:
+def average_pool(call: OnnxCall) -> Value:
     x = call[0]
     shape = _pool_window(call, x)
     if call.attr("count_include_pad"):
@@ -96,27 +96,27 @@ def average_pool(call: Call) -> Value:
 
 
 @op("LpPool", nnef="abs, sqr or pow; box; sqrt or pow", attrs={**_POOL, "p": 2})
-def lp_pool(call: Call) -> Value:
+def lp_pool(call: OnnxCall) -> Value:
     x = call[0]
     attrs = _attrs(_pool_window(call, x), "constant")
     return _root(call, call.op("box", _power(call, x), **attrs))
 
 
-def _power(call: Call, x: Value) -> Value:
+def _power(call: OnnxCall, x: Value) -> Value:
     p = call.attr("p")
     if p == 2:
         return call.op("sqr", x)
     return call.op("abs", x) if p == 1 else call.op("pow", call.op("abs", x), float(p))
 
 
-def _root(call: Call, x: Value) -> Value:
+def _root(call: OnnxCall, x: Value) -> Value:
     p = call.attr("p")
     if p == 1:
         return x
     return call.op("sqrt", x) if p == 2 else call.op("pow", x, 1 / p)
 
 
-def _global(call: Call, name: str, x: Value) -> Value:
+def _global(call: OnnxCall, name: str, x: Value) -> Value:
     return call.op(name, x, axes=list(range(2, x.rank)))
 
 
@@ -125,5 +125,5 @@ op("GlobalMaxPool", nnef="max_reduce")(lambda call: _global(call, "max_reduce", 
 
 
 @op("GlobalLpPool", nnef="abs, sqr or pow; sum_reduce; sqrt or pow", attrs={"p": 2})
-def global_lp_pool(call: Call) -> Value:
+def global_lp_pool(call: OnnxCall) -> Value:
     return _root(call, _global(call, "sum_reduce", _power(call, call[0])))

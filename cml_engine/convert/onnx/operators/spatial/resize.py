@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.rows import OneOf, op
 from cml_engine.convert.onnx.values import Value
@@ -53,7 +53,7 @@ class ResizeRule:
     attrs={"mode": "nearest"}, since=9)  # fmt: skip
 @op("Resize", nnef="nearest_upsample, resize; or gather, matmul", inputs=2,
     attrs={"mode": "nearest"}, since=10, until=10)  # fmt: skip
-def upsample(call: Call) -> Value:
+def upsample(call: OnnxCall) -> Value:
     given = call.attributes.get("scales")
     scales = call.array(1, "the scales").tolist() if given is None else given
     mode = call.attr("mode")
@@ -93,7 +93,7 @@ _RESIZE_18 = {
     attrs=_RESIZE_18,
     since=18,
 )
-def resize(call: Call) -> Value:
+def resize(call: OnnxCall) -> Value:
     rule = ResizeRule(
         call.attr("mode"),
         call.attr("coordinate_transformation_mode"),
@@ -106,7 +106,7 @@ def resize(call: Call) -> Value:
     return resized(call, call[0], _axes(call, rule), rule)
 
 
-def _axes(call: Call, rule: ResizeRule) -> list[ResizeAxis]:
+def _axes(call: OnnxCall, rule: ResizeRule) -> list[ResizeAxis]:
     shape = call[0].shape
     which = call.attributes.get("axes")
     which = list(range(len(shape))) if which is None else call.axes(which, len(shape))
@@ -132,7 +132,7 @@ def _axes(call: Call, rule: ResizeRule) -> list[ResizeAxis]:
     return axes
 
 
-def _regions(call: Call, rule: ResizeRule, which: Sequence[int]) -> list[tuple[float, float]]:
+def _regions(call: OnnxCall, rule: ResizeRule, which: Sequence[int]) -> list[tuple[float, float]]:
     if rule.coordinates != "tf_crop_and_resize":
         return [(0.0, 1.0)] * len(which)
     region = call.array(1, "the region").tolist()
@@ -147,7 +147,7 @@ _ROUNDINGS = {"round_prefer_floor": "half_down", "round_prefer_ceil": "half_up",
               "floor": "floor", "ceil": "ceil"}  # fmt: skip
 
 
-def resized(call: Call, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
+def resized(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
     if any(a.size < 1 or a.size > 1 << 24 for a in axes):
         raise call.wrong(f"{x} to {[a.size for a in axes]}")
     if not any(a.changes for a in axes) and rule.coordinates != "tf_crop_and_resize":
@@ -158,7 +158,7 @@ def resized(call: Call, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) 
     return _by_axes(call, x, axes, rule)
 
 
-def _native(call: Call, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value | None:
+def _native(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value | None:
     """The engine's operator, if there is one that does the same."""
     coordinates = _COORDINATES.get(rule.coordinates)
     if x.rank not in (3, 4, 5) or axes[0].changes or axes[1].changes or coordinates is None:
@@ -207,7 +207,7 @@ def _is_ratio(axis: ResizeAxis) -> bool:
 # -- by constants of each axis -------------------------------------------------------------------
 
 
-def _by_axes(call: Call, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
+def _by_axes(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
     outside: list[tuple[int, Array]] = []
     y = x if rule.mode == "nearest" else call.scalar(x)
     for position, axis in enumerate(axes):
@@ -293,7 +293,7 @@ def _kernel(t: Array, rule: ResizeRule) -> Any:
     return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
 
 
-def _times(call: Call, x: Value, axis: int, matrix: Array) -> Value:
+def _times(call: OnnxCall, x: Value, axis: int, matrix: Array) -> Value:
     """The matrix times every line along an axis."""
     outer, inner = int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis + 1 :]))
     lines = call.reshape(x, [outer, x.shape[axis], inner])

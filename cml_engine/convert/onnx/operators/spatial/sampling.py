@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.rows import OneOf, op
 from cml_engine.convert.onnx.values import Value
 
@@ -15,7 +15,7 @@ from cml_engine.convert.onnx.values import Value
     inputs=3,
     attrs={"kernel_shape": list, "pads": None, "strides": None},
 )
-def max_unpool(call: Call) -> Value:
+def max_unpool(call: OnnxCall) -> Value:
     x, rank = call[0], call[0].rank - 2
     strides = call.attr("strides") or [1] * rank
     pads = call.attr("pads") or [0] * (2 * rank)
@@ -46,7 +46,7 @@ def max_unpool(call: Call) -> Value:
     inputs=3,
     attrs={"axis": -2, "mode": OneOf("linear", "circular")},
 )
-def tensor_scatter(call: Call) -> Value:
+def tensor_scatter(call: OnnxCall) -> Value:
     """The update at places of one axis that each element of the batch has its own of."""
     cache, update = call[0], call[1]
     axis = call.axis(call.attr("axis"), cache.rank)
@@ -63,7 +63,7 @@ def tensor_scatter(call: Call) -> Value:
 
 
 @op("ReverseSequence", nnef="reverse_sequence", inputs=2, attrs={"batch_axis": 1, "time_axis": 0})
-def reverse_sequence(call: Call) -> Value:
+def reverse_sequence(call: OnnxCall) -> Value:
     axes = {key: call.attr(key) for key in ("batch_axis", "time_axis")}
     return call.op("reverse_sequence", call[0], call[1], **axes).typed(call[0].dtype)
 
@@ -79,7 +79,7 @@ _BORDERS = {"zeros": "constant", "border": "replicate", "reflection": "reflect"}
     attrs={"align_corners": 0, "mode": "bilinear", "padding_mode": "zeros"}, until=19)  # fmt: skip
 @op("GridSample", nnef="grid_sample", inputs=2,
     attrs={"align_corners": 0, "mode": "linear", "padding_mode": "zeros"}, since=20)  # fmt: skip
-def grid_sample(call: Call) -> Value:
+def grid_sample(call: OnnxCall) -> Value:
     method, border = call.attr("mode"), call.attr("padding_mode")
     if method not in _METHODS or border not in _BORDERS:
         raise call.wrong(f"mode '{method}' with padding_mode '{border}'")
@@ -101,7 +101,7 @@ _ROI_PLACES = OneOf("half_pixel", "output_half_pixel")
 @op("RoiAlign", nnef="roi_align", inputs=3, attrs=_ROI, until=15)
 @op("RoiAlign", nnef="roi_align", inputs=3, since=16,
     attrs={**_ROI, "coordinate_transformation_mode": _ROI_PLACES})  # fmt: skip
-def roi_align(call: Call) -> Value:
+def roi_align(call: OnnxCall) -> Value:
     centred = call.attributes.get("coordinate_transformation_mode", "output_half_pixel")
     return call.op(
         "roi_align",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
@@ -24,7 +24,7 @@ _MAX_MATRIX = 1 << 24
     until=19,
 )
 @op("DFT", nnef="transpose, matmul", inputs=3, attrs={"inverse": 0, "onesided": 0}, since=20)
-def dft(call: Call) -> Value:
+def dft(call: OnnxCall) -> Value:
     x = call[0]
     axis = call.attributes.get("axis")
     if axis is None:
@@ -40,7 +40,9 @@ def dft(call: Call) -> Value:
     return call.transpose(_transformed(call, moved, matrix), np.argsort(order).tolist())
 
 
-def transform(call: Call, extent: int, parts: int, length: int, inverse: bool, half: bool) -> Array:
+def transform(
+    call: OnnxCall, extent: int, parts: int, length: int, inverse: bool, half: bool
+) -> Array:
     """A matrix [extent * parts, results, parts of a result]: what each value adds to each result.
     ``parts`` is 1 of reals and 2 of complex numbers."""
     if length < 1 or extent * parts * length * 2 > _MAX_MATRIX:
@@ -56,7 +58,7 @@ def transform(call: Call, extent: int, parts: int, length: int, inverse: bool, h
     return np.stack([result.real, result.imag], -1).astype(np.float32)
 
 
-def _transformed(call: Call, x: Value, matrix: Array) -> Value:
+def _transformed(call: OnnxCall, x: Value, matrix: Array) -> Value:
     """The last two axes times the matrix."""
     rows = int(np.prod(x.shape[:-2]))
     flat = call.reshape(x, [rows, x.shape[-2] * x.shape[-1]])
@@ -65,7 +67,7 @@ def _transformed(call: Call, x: Value, matrix: Array) -> Value:
 
 
 @op("STFT", nnef="gather, mul, matmul", inputs=4, attrs={"onesided": 1})
-def stft(call: Call) -> Value:
+def stft(call: OnnxCall) -> Value:
     x = call[0] if call[0].rank == 3 else call.unsqueeze(call[0], [2])
     batch, extent, parts = x.shape
     step = call.ints(1, "the frame's step")[0]
@@ -84,7 +86,7 @@ def stft(call: Call) -> Value:
 
 
 @op("AffineGrid", nnef="matmul, reshape", inputs=2, attrs={"align_corners": 0})
-def affine_grid(call: Call) -> Value:
+def affine_grid(call: OnnxCall) -> Value:
     theta, size = call[0], call.ints(1, "the size")
     extents = size[2:]
     if len(extents) + 2 != len(size) or theta.rank != 3 or theta.shape[1] != len(extents):

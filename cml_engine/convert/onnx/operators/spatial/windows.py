@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cml_engine.convert.onnx.call import Call
+from cml_engine.convert.onnx.call import OnnxCall
 
 #: the attributes of every operator with a window
 WINDOW: dict[str, Any] = {
@@ -17,7 +17,7 @@ WINDOW: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SpatialWindow:
     """A window's numbers for each spatial axis."""
 
     size: list[int]
@@ -31,7 +31,7 @@ class Window:
         return [(k - 1) * d + 1 for k, d in zip(self.size, self.dilation, strict=True)]
 
 
-def window(call: Call, extents: tuple[int, ...], size: list[int]) -> Window:
+def window(call: OnnxCall, extents: tuple[int, ...], size: list[int]) -> SpatialWindow:
     """The window of an operator that goes down in size."""
     rank = len(extents)
     stride = _numbers(call, "strides", rank, 1)
@@ -49,10 +49,10 @@ def window(call: Call, extents: tuple[int, ...], size: list[int]) -> Window:
             padding.append(halves(total, mode == "SAME_UPPER"))
     else:
         padding = explicit_padding(call, rank)
-    return Window(size, stride, dilation, padding)
+    return SpatialWindow(size, stride, dilation, padding)
 
 
-def explicit_padding(call: Call, rank: int) -> list[tuple[int, int]]:
+def explicit_padding(call: OnnxCall, rank: int) -> list[tuple[int, int]]:
     """The attribute ``pads``, or none with ``VALID``."""
     mode = call.attr("auto_pad")
     if mode not in ("NOTSET", "VALID", ""):
@@ -69,7 +69,7 @@ def halves(total: int, odd_at_end: bool) -> tuple[int, int]:
     return (small, large) if odd_at_end else (large, small)
 
 
-def _numbers(call: Call, name: str, count: int, default: int) -> list[int]:
+def _numbers(call: OnnxCall, name: str, count: int, default: int) -> list[int]:
     found = call.attr(name) if name in call.attributes else None
     if found is None:
         return [default] * count
