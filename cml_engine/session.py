@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +16,14 @@ import numpy as np
 from cml_engine.backends.cpu import CpuProgram, Watch
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Node, Slider
+from cml_engine.live.refill import refilled
 from cml_engine.live.replacement import Replacement, check_interface
-from cml_engine.ops import load_families
+from cml_engine.ops import is_registered, load_families, lookup
 from cml_engine.ops.declaration.choice import NO_VARIANTS
+from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.passes import NAMES, optimize
 from cml_engine.plan import Plan
-from cml_engine.planning.asked import Decide, checked
+from cml_engine.planning.asked import Decide, asked_for, checked
 from cml_engine.planning.choose_storage import Storage
 from cml_engine.planning.lower import PlanOptions
 from cml_engine.planning.plan_graph import plan_graph
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram
 
 Array = np.ndarray[Any, Any]
+_log = logging.getLogger(__name__)
 
 
 class Program(Protocol):
@@ -164,6 +168,7 @@ class Session:
         self._shapes.add(first.source, self)
 
     def _take(self, compiled: Compiled[Program]) -> None:
+        self._compiled = compiled
         self.source_graph: Graph = compiled.source
         #: the inputs that a host may move or leave out, by name (``cml.load(..., sliders=)``)
         self.sliders: Mapping[str, Slider] = compiled.source.sliders
@@ -196,19 +201,20 @@ class Session:
         """Another network in the place of this one, with the same inputs and outputs: new weights,
         or new operators. Returns at once; ``graph`` may be a function that loads it. It is compiled
         by another thread, and uploaded within the budget of a scheduler that has jobs of this
-        session; pipelines that are there already are not built. Until it is ready the old one
+        session; where only weights differ its plan stays, and pipelines that are there already are
+        not built. Until it is ready the old one
         serves, and where it fails for good: the replacement's ``error`` says why. Variables begin
         with the values of the new model's files. A tool waits by :meth:`take_replacement`."""
         if not callable(graph):
             an_object(Graph, graph, "replace (a graph, or a function that gives one)")
             check_interface(self.source_graph, graph)
-        given, before = graph, self.source_graph
+        given, before = graph, self._compiled
 
         def compiled() -> Compiled[Program]:
             new = given() if callable(given) else given
             an_object(Graph, new, "what is to replace a network")
-            check_interface(before, new)
-            return _compiled(new, self.gpu, self.options, True, self._arena)
+            check_interface(before.source, new)
+            return _compiled(new, self.gpu, self.options, True, self._arena, before)
 
         if self._coming is not None:
             self._coming.supersede()
@@ -436,9 +442,15 @@ def _on_gpu(program: Any) -> GpuProgram:
 
 
 def _compiled(
-    graph: Graph, gpu: Gpu | None, options: CompileOptions, deferred: bool, arena: str | None
+    graph: Graph,
+    gpu: Gpu | None,
+    options: CompileOptions,
+    deferred: bool,
+    arena: str | None,
+    before: Compiled[Program] | None = None,
 ) -> Compiled[Program]:
-    """A graph compiled for its backend."""
+    """A graph compiled for its backend; one that comes in the place of ``before`` has its plan
+    where they differ in weights alone."""
     if graph.integer and options.storage != "float":
         raise InputError(
             f"'{graph.name}' is an integer network, whose words 16 bits do not hold: leave storage "
@@ -451,9 +463,34 @@ def _compiled(
         return Compiled(graph, optimized, None, CpuProgram(optimized, retain=options.plan.retain))
     from cml_engine.gpu.program.program import GpuProgram
 
+    specs = _specs(optimized)
+    if before is not None and before.plan is not None and before.specs == specs:
+        optimized = share_constants(optimized, before.graph)
+        plan = _refilled(graph, optimized, gpu, options, Sibling(before.graph, before.plan))
+        common = None if plan is None else _on_gpu(before.program).common_of(plan)
+        if plan is not None and common is not None:
+            _log.info("'%s' has other weights, and the plan and kernels that it had", graph.name)
+            program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, common=common)
+            return Compiled(graph, optimized, plan, program, specs)
     plan = make_plan(optimized, gpu, options, written=graph)
     program = GpuProgram(plan, gpu, deferred=deferred, arena=arena)
-    return Compiled(graph, optimized, plan, program)
+    return Compiled(graph, optimized, plan, program, specs)
+
+
+def _specs(graph: Graph) -> dict[str, OpSpec]:
+    """The graph's operators as they are registered now."""
+    ops = dict.fromkeys(op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues)))
+    return {op: lookup(op) for op in ops if is_registered(op)}
+
+
+def _refilled(
+    graph: Graph, optimized: Graph, gpu: Gpu, options: CompileOptions, before: Sibling
+) -> Plan | None:
+    """The plan before with the weights of a graph that is the same but for these."""
+    if graph.ready is not None or options.plan.stub:
+        return None
+    asked = asked_for(options.decide, graph, optimized)
+    return refilled(before, optimized, gpu.limits, _plan_options(gpu, options), asked)
 
 
 def _optimized(graph: Graph, options: CompileOptions) -> Graph:
@@ -493,7 +530,7 @@ def _recompiler(
         optimized = share_constants(_optimized(graph, options), before)
         plan = make_plan(optimized, gpu, options, sibling, graph)
         program = GpuProgram(plan, gpu, deferred=True, arena=arena, common=common)
-        return Compiled(graph, optimized, plan, program)
+        return Compiled(graph, optimized, plan, program, _specs(optimized))
 
     return on_gpu
 

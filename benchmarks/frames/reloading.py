@@ -1,8 +1,8 @@
 """What a network that is replaced in flight costs: ``python -m benchmarks.frames.reloading``.
 
-Flies over the demo's world with ``--watch``. Now and then a weight of the upres agent changes on
-disk. Frames in which a change was noticed, compiled, uploaded or taken are counted apart from all
-others.
+Flies over the demo's world with ``--watch``. In turns a weight of the upres agent changes on disk,
+and all tiles are made anew as they are then, without a change. Frames in which a change is noticed,
+compiled, uploaded or taken are counted apart, and as many around the other event, and all others.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cml_engine as cml
@@ -21,24 +22,44 @@ from demo_game.command import parser as game_parser
 from demo_game.headless import HeadlessRun, Options
 from demo_game.settings import choose
 
-#: frames before and after one in which something happened that are counted with it
-_BEFORE, _AFTER = 2, 4
+#: frames before and after the one in which all tiles begin to be made anew that are counted with it
+_BEFORE, _AFTER = 12, 4
 
 
-def fly(flown: HeadlessRun, weights: Path, frames: int, every: int) -> tuple[list[float], set[int]]:
-    """Milliseconds of each frame, and the frames around the reloads. A weight changes in every
-    ``every``-th frame."""
-    watch, times, around = flown.game.watch, [], set[int]()
+@dataclass
+class Flown:
+    """Milliseconds of each frame, and the frames around the two events."""
+
+    times: list[float] = field(default_factory=list)
+    reloads: set[int] = field(default_factory=set)
+    renewals: set[int] = field(default_factory=set)
+
+    def of(self, frames: set[int]) -> list[float]:
+        return [ms for number, ms in enumerate(self.times) if number in frames]
+
+
+def fly(run: HeadlessRun, weights: Path, frames: int, every: int) -> Flown:
+    """An event in every ``every``-th frame."""
+    game, flown = run.game, Flown()
+    watch = game.watch
     assert isinstance(watch, FileWatch)
-    step = flown.game.settings.frame_ms / 1e3
+    step = game.settings.frame_ms / 1e3
     for number in range(frames):
-        if number % every == every // 2:
-            _change(weights)
+        event, into = divmod(number, every)
+        if into == every // 2:
+            if event % 2:
+                game.streaming.renew()
+                game._look_at = 0
+                flown.renewals |= set(range(number - _BEFORE, number + _AFTER))
+            else:
+                _change(weights)
         said = watch.said
-        times.append(flown._paced(flown._pose(number), step).frame_ms)
+        flown.times.append(run._paced(run._pose(number), step).frame_ms)
         if watch.said != said:
-            around |= set(range(number - _BEFORE, number + _AFTER))
-    return times, around
+            flown.reloads |= set(range(number - 2, number + _AFTER))
+        if watch.said != said and watch.said.endswith("done"):
+            flown.reloads |= set(range(number - _BEFORE, number + _AFTER))
+    return flown
 
 
 def _change(weights: Path) -> None:
@@ -59,7 +80,7 @@ def row(name: str, times: Sequence[float], target_ms: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--frames", type=int, default=1200)
+    options.add_argument("--frames", type=int, default=2400)
     options.add_argument("--every", type=int, default=120, help="frames between two changes")
     asked = options.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
@@ -67,20 +88,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = game_parser().parse_args(["--models", str(models), "--watch"])
         gpu = cml.Gpu()
         quality, settings, _ = choose(gpu, arguments)
-        flown = HeadlessRun(gpu, quality, settings, Options())
+        run = HeadlessRun(gpu, quality, settings, Options())
         try:
-            flown.load()
-            flown.game.controls.mode = "sliced"
+            run.load()
+            run.game.controls.mode = "sliced"
             weights = models / "upres.nnef" / "conv2.bias.dat"
-            times, around = fly(flown, weights, asked.frames, asked.every)
+            flown = fly(run, weights, asked.frames, asked.every)
         finally:
-            flown.close()
-    near = [ms for number, ms in enumerate(times) if number in around]
-    others = [ms for number, ms in enumerate(times) if number not in around]
+            run.close()
     print(f"{'frames':24s} {'number':>6s} {'P50 ms':>8s} {'max ms':>8s} {'late':>5s}")
-    if near:
-        print(row("around a reload", near, settings.frame_ms))
-    print(row("all others", others, settings.frame_ms))
+    others = set(range(len(flown.times))) - flown.reloads - flown.renewals
+    for name, frames in (
+        ("around a reload", flown.reloads),
+        ("around a renewal", flown.renewals),
+        ("all others", others),
+    ):
+        if frames:
+            print(row(name, flown.of(frames), settings.frame_ms))
     return 0
 
 

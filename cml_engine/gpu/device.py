@@ -28,6 +28,7 @@ from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.stages import StageKey, compile_stage
 from cml_engine.gpu.shaders.steps import Variant
 from cml_engine.limits import Limits
+from cml_engine.live.turns import turns
 from cml_engine.ranges import flag
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ class Device:
         """Block until the GPU has done all that was submitted. For tools that measure: a game
         never waits."""
         wait(self.device)
+        turns.gpu_is_done()
 
     def _build(self, key: Variant) -> Pipeline:
         if self.dump_kernels is not None:

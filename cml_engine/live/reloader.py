@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from stat import S_ISDIR
 
 from cml_engine.errors import CmlError
 from cml_engine.graph import Graph
-from cml_engine.live.replacement import Replacement, is_compiling
+from cml_engine.live.replacement import Replacement
+from cml_engine.live.turns import turns
 from cml_engine.loading import load
 from cml_engine.plugins import load_file
 from cml_engine.session import Session
@@ -21,6 +22,8 @@ __all__ = ["Reloader", "Replacement"]
 _Stamps = dict[Path, tuple[int, int]]
 #: of a frame, to upload a network that no job waits for
 _IDLE_MS = 0.5
+#: files that are looked at in one frame
+_FILES_A_FRAME = 8
 
 
 class Reloader:
@@ -60,7 +63,10 @@ class Reloader:
         self._make = make or (lambda: load(model))
         self._every_s, self._clock = every_s, clock
         self._looked_at = clock()
-        self._known = self._seen = self._stamps()
+        self._known = self._seen = _stamps(self._watched())
+        #: what is left of the files to look at, and what those before are like
+        self._left: list[Path] = []
+        self._found: _Stamps = {}
         self._replacement: Replacement | None = None
         self._advanced = 0
         with suppress(CmlError):  # the first time takes ten times as long: not within a frame
@@ -68,13 +74,12 @@ class Reloader:
 
     def poll(self) -> Replacement | None:
         """Look at the files, if it is time; the replacement that has begun, if one has."""
+        turns.begin_frame()
         self._follow()
-        now = self._clock()
-        # every look at a file is a turn of the interpreter that a compiling thread would take
-        if now - self._looked_at < self._every_s or is_compiling():
+        found = self._look()
+        if found is None:
             return None
-        self._looked_at = now
-        before, self._seen = self._seen, self._stamps()
+        before, self._seen = self._seen, found
         if self._seen != before or self._seen == self._known:
             return None
         changed = self._seen
@@ -110,17 +115,34 @@ class Reloader:
         if found.ready:
             self.session.take_replacement()
 
-    def _stamps(self) -> _Stamps:
-        files: Iterable[Any] = [self._model, *self._ops, *self._files]
-        if self._model.is_dir():
-            files = [*files, *self._model.iterdir()]
-        beside = [hlsl for file in self._ops for hlsl in file.parent.glob("*.hlsl*")]
-        found: _Stamps = {}
-        for file in (*files, *beside):
-            try:
-                stat = file.stat()
-            except OSError:  # being written, or gone for now
-                continue
-            if not file.is_dir():
-                found[file] = stat.st_mtime_ns, stat.st_size
+    def _look(self) -> _Stamps | None:
+        """What all files are like, if it is time: a few are looked at in each frame."""
+        if not self._left:
+            now = self._clock()
+            if now - self._looked_at < self._every_s:
+                return None
+            self._looked_at, self._left, self._found = now, self._watched(), {}
+        self._found |= _stamps(self._left[:_FILES_A_FRAME])
+        del self._left[:_FILES_A_FRAME]
+        return None if self._left else self._found
+
+    def _watched(self) -> list[Path]:
+        found = [self._model, *self._ops, *self._files]
+        with suppress(OSError):  # being written, or gone for now
+            if self._model.is_dir():
+                found += self._model.iterdir()
+            for file in self._ops:
+                found += file.parent.glob("*.hlsl*")
         return found
+
+
+def _stamps(files: Iterable[Path]) -> _Stamps:
+    found: _Stamps = {}
+    for file in files:
+        try:
+            stat = file.stat()
+        except OSError:  # being written, or gone for now
+            continue
+        if not S_ISDIR(stat.st_mode):
+            found[file] = stat.st_mtime_ns, stat.st_size
+    return found

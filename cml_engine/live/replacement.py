@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Event, Lock, Thread, get_native_id
+from threading import Event, Lock, Thread
 from typing import Any, Literal, Protocol
 
 from cml_engine.errors import CmlError, InputError
 from cml_engine.graph import Graph
+from cml_engine.live.turns import turns
 
 State = Literal["compiling", "preparing", "done", "failed", "superseded"]
 
@@ -52,13 +53,15 @@ class Replacement:
     def _compile(self) -> None:
         try:
             _be_least()
-            made = self._make()
+            with turns.between_frames():
+                made = self._make()
             with self._changing:
                 if self.state == "compiling":
                     self.compiled, self.state = made, "preparing"
         except Exception as error:
             self.fail(error)
         finally:
+            del self._make  # and what it knows of the old one
             _yielding.end()
             self._made.set()
 
@@ -85,7 +88,8 @@ class Replacement:
         return program is None or program.prepared
 
     def advance(self, budget_ms: float) -> None:
-        """Upload and build for about that long; never waits and never raises."""
+        """Upload and build for about that long, in a frame; never waits and never raises."""
+        turns.begin_frame()
         self.advanced += 1
         program = self._program_of(self.compiled) if self.state == "preparing" else None
         if program is not None and not program.prepared:
@@ -96,6 +100,7 @@ class Replacement:
 
     def finish(self) -> None:
         """Wait until it can be taken, or has failed: for tools."""
+        turns.forget()
         self._made.wait()
         program = self._program_of(self.compiled) if self.state == "preparing" else None
         if program is not None:
@@ -106,11 +111,11 @@ class Replacement:
 
 
 def _be_least() -> None:
-    """This thread comes after all others on processors that have nothing else to do: a software
-    driver draws on the same ones. Linux knows priorities of threads."""
+    """This thread takes what all others leave of the processors: a software driver draws on the
+    same ones, and its threads are woken on one that does nothing more urgent. Linux knows that."""
     if sys.platform == "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 class _Yielding:
@@ -136,11 +141,6 @@ class _Yielding:
 
 
 _yielding = _Yielding()
-
-
-def is_compiling() -> bool:
-    """Whether any network is being compiled by a thread of its own."""
-    return bool(_yielding.threads)
 
 
 def check_interface(old: Graph, new: Graph) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
@@ -75,7 +75,7 @@ class PlanOptions:
 
 
 @dataclass
-class _Draft:
+class Draft:
     """A plan in the making: dispatches still name tensors, nothing has a place."""
 
     dispatches: list[tuple[Node, Kernel, Dispatch, Cost]] = field(default_factory=list)
@@ -115,7 +115,7 @@ def lower(
     weights = _place_weights(graph, draft, alias, limits, sibling)
     locate = _Locator(graph, chosen, alias, places, weights, draft)
     steps = tuple(
-        _step(i, node, kernel, dispatch, cost, locate, draft.parts)
+        step_of(i, node, kernel, dispatch, cost, locate, draft.parts)
         for i, (node, kernel, dispatch, cost) in enumerate(draft.dispatches)
     )
     _check_limits(steps, memory, weights, limits)
@@ -148,37 +148,15 @@ def _dispatches(
     options: PlanOptions,
     sibling: Sibling | None,
     entered: Collection[str],
-) -> _Draft:
-    draft, stub = _Draft(), options.stub
+) -> Draft:
+    draft, stub = Draft(), options.stub
     if stub and stub not in {
         op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues))
     }:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     for node in graph.nodes:
-        spec = lookup(node.op)
-        if spec.alias or node.op == stub or (spec.traits.enters and node.outputs[0] in entered):
-            continue
-        if any(epilogue.op == stub for epilogue in node.epilogues):
-            node = replace(node, epilogues=_without(node.epilogues, stub))
-        if spec.kernel is None:
-            raise UnsupportedOp(
-                f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
-            )
-        op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
-        op.asked, op.asked_parts = options.kernels.get(node.outputs[0], ""), options.parts
-        if sibling is not None:
-            op.kept, op.known = sibling.chosen(node), sibling.packed(node, graph)
-        dispatches = [d for d in _lower_node(spec, spec.kernel, op) if d.groups > 0]
-        _check_asked(op, dispatches, spec.kernel)
-        total = sum(d.groups for d in dispatches if d.cost is None)
-        cost = node_cost(spec, node, graph, layouts)
-        for dispatch in dispatches:
-            share = dispatch.cost or cost.scaled(dispatch.groups / total)
-            kernel = dispatch.kernel or spec.kernel
-            dispatch = _with_parts(spec, op, kernel, dispatch, draft)
-            draft.dispatches.append((node, kernel, dispatch, share))
-        draft.scratch.update(op.scratch_words)
-        draft.choices += op.choices
+        if not (lookup(node.op).traits.enters and node.outputs[0] in entered):
+            lower_node(draft, graph, node, limits, layouts, options, sibling)
     if unbound := [name for name in options.parts if name not in draft.parts]:
         raise InputError(
             f"decide: '{unbound[0]}' cannot be bound in parts: no kernel of '{graph.name}' binds it"
@@ -186,8 +164,44 @@ def _dispatches(
     return draft
 
 
+def lower_node(
+    draft: Draft,
+    graph: Graph,
+    node: Node,
+    limits: Limits,
+    layouts: dict[str, str],
+    options: PlanOptions,
+    sibling: Sibling | None,
+) -> None:
+    """Add what one node does to the draft."""
+    spec = lookup(node.op)
+    if spec.alias or node.op == options.stub:
+        return
+    if any(epilogue.op == options.stub for epilogue in node.epilogues):
+        node = replace(node, epilogues=_without(node.epilogues, options.stub))
+    if spec.kernel is None:
+        raise UnsupportedOp(
+            f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
+        )
+    op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
+    op.asked, op.asked_parts = options.kernels.get(node.outputs[0], ""), options.parts
+    if sibling is not None:
+        op.kept, op.known = sibling.chosen(node), sibling.packed(node, graph)
+    dispatches = [d for d in _dispatches_of(spec, spec.kernel, op) if d.groups > 0]
+    _check_asked(op, dispatches, spec.kernel)
+    total = sum(d.groups for d in dispatches if d.cost is None)
+    cost = node_cost(spec, node, graph, layouts)
+    for dispatch in dispatches:
+        share = dispatch.cost or cost.scaled(dispatch.groups / total)
+        kernel = dispatch.kernel or spec.kernel
+        dispatch = _with_parts(spec, op, kernel, dispatch, draft)
+        draft.dispatches.append((node, kernel, dispatch, share))
+    draft.scratch.update(op.scratch_words)
+    draft.choices += op.choices
+
+
 def _with_parts(
-    spec: OpSpec, op: Lowering, kernel: Kernel, dispatch: Dispatch, draft: _Draft
+    spec: OpSpec, op: Lowering, kernel: Kernel, dispatch: Dispatch, draft: Draft
 ) -> Dispatch:
     """The dispatch of a kernel that finds its tensors in the parts in which they are bound."""
     defines: dict[str, int | str] = {}
@@ -225,7 +239,7 @@ def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
     return tuple(kept)
 
 
-def _lower_node(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
+def _dispatches_of(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
     try:
         given = [accessors.whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
         dispatches = list(given)
@@ -267,7 +281,7 @@ def _passed_on(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
 
 
 def _updates(
-    graph: Graph, alias: Mapping[str, str], draft: _Draft, locate: _Locator
+    graph: Graph, alias: Mapping[str, str], draft: Draft, locate: _Locator
 ) -> tuple[tuple[Binding, Binding], ...]:
     """The copies after a run: first into what is passed on, then into the variables."""
     first, then = [], []
@@ -283,7 +297,7 @@ def _updates(
 
 def _items(
     graph: Graph,
-    draft: _Draft,
+    draft: Draft,
     alias: Mapping[str, str],
     layouts: Mapping[str, str],
     options: PlanOptions,
@@ -325,7 +339,7 @@ def _held(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
     return {n: alias.get(n, n) for n in names if alias.get(n, n) not in graph.constants}
 
 
-def _reuse(graph: Graph, draft: _Draft, locate: _Locator, held: Mapping[str, str]) -> Reuse:
+def _reuse(graph: Graph, draft: Draft, locate: _Locator, held: Mapping[str, str]) -> Reuse:
     sources = sources_of(graph)
     roots = {root: locate(root).nbytes for root in held.values()}
     return Reuse(tuple(sources[node.outputs[0]] for node, *_ in draft.dispatches), roots)
@@ -334,7 +348,7 @@ def _reuse(graph: Graph, draft: _Draft, locate: _Locator, held: Mapping[str, str
 def _place_arena(
     graph: Graph,
     items: list[Lifetime],
-    draft: _Draft,
+    draft: Draft,
     alias: Mapping[str, str],
     layouts: Mapping[str, str],
     limits: Limits,
@@ -398,7 +412,7 @@ class _Weights:
 
 def _place_weights(
     graph: Graph,
-    draft: _Draft,
+    draft: Draft,
     alias: Mapping[str, str],
     limits: Limits,
     sibling: Sibling | None,
@@ -424,7 +438,7 @@ def _place_weights(
     return _Weights(shared, own, frozenset(used))
 
 
-def _bound(nbytes: int) -> int:
+def bound(nbytes: int) -> int:
     return -(-max(nbytes, 1) // _MIN_BYTES) * _MIN_BYTES
 
 
@@ -437,34 +451,34 @@ class _Locator:
     alias: Mapping[str, str]
     arena: Mapping[str, int]
     weights: _Weights
-    draft: _Draft
+    draft: Draft
 
     def __call__(self, name: str) -> Binding:
         root = self.alias.get(name, name)
         found = self.weights.find(root)
         if found is not None:
             space, offset, array = found
-            return Binding(name, space, offset, _bound(stored_bytes(array)))
+            return Binding(name, space, offset, bound(stored_bytes(array)))
         if root not in self.arena:
             raise InternalError(f"tensor '{name}' has no place in memory")
         if root in self.draft.scratch:
             size = 4 * self.draft.scratch[root]
         else:
             size = _nbytes(self.graph, self.layouts, root)
-        return Binding(name, "arena", self.arena[root], _bound(size))
+        return Binding(name, "arena", self.arena[root], bound(size))
 
     def place(self, name: str) -> TensorPlace:
         layout = self.layouts.get(name, PLAIN)
         return TensorPlace(self(name), self.graph.facts[name], layout)
 
 
-def _step(
+def step_of(
     index: int,
     node: Node,
     kernel: Kernel,
     dispatch: Dispatch,
     cost: Cost,
-    locate: _Locator,
+    locate: Callable[[str], Binding],
     parts: Mapping[str, InParts],
 ) -> Step:
     bindings = [_cut(locate(name), parts[name]) for name in dispatch.tensors]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from cml_engine.graph import Graph, Shapes
+from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.plan import Plan
 
 P = TypeVar("P")
@@ -28,6 +29,8 @@ class Compiled(Generic[P]):
     graph: Graph
     plan: Plan | None
     program: P
+    #: its operators as they were registered when it was planned
+    specs: Mapping[str, OpSpec] = field(default_factory=dict)
 
 
 class ShapeCache(Generic[P, S]):

@@ -25,6 +25,7 @@ from cml_engine.gpu.native import device_error, poll
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing
+from cml_engine.live.turns import turns
 from cml_engine.plan import StepWork
 from cml_engine.textures.outputs import TextureTarget
 
@@ -178,6 +179,7 @@ class FrameExecutor(JobExecutor):
 
     def end_frame(self, frame: int) -> list[GroupTiming]:
         """Ask for what is old enough, take what has arrived."""
+        turns.end_frame()
         self._frame = frame + 1
         self._beginning.clear()
         self._let_ended_go()
@@ -219,6 +221,7 @@ class FrameExecutor(JobExecutor):
 
     def abandon_frame(self, frame: int) -> None:
         """The frame's encoder is thrown away: what it would have copied did not happen."""
+        turns.end_frame()
         self._frame = frame + 1
         self._ring.abandon(frame)
         self._copies.abandon(frame)

@@ -36,8 +36,8 @@ class Prepared(Protocol):
 
 #: bytes of weights uploaded per millisecond of budget: what a slow bus does in a tenth of it
 UPLOAD_BYTES_PER_MS = 256 << 10
-#: bind groups made in one frame
-_LAUNCHES_PER_FRAME = 32
+#: bind groups made in a frame: for a millisecond of its budget, and at least
+_LAUNCHES_PER_MS, _LEAST_LAUNCHES = 1, 4
 
 
 class Preparation:
@@ -83,7 +83,7 @@ class Preparation:
         if built.exception() is not None:
             self._building = None
         built.result()
-        self._make_launches(program, _LAUNCHES_PER_FRAME)
+        self._make_launches(program, max(_LEAST_LAUNCHES, int(budget_ms * _LAUNCHES_PER_MS)))
 
     def bind_again(self) -> None:
         """The tensors lie elsewhere now: the bind groups must be made anew."""

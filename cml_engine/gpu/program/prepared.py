@@ -74,6 +74,11 @@ class PreparedProgram(ProgramMemory):
         self.prints: Prints | None = None
         self._preparation = Preparation(plan, gpu, self._keys)
 
+    def common_of(self, plan: Plan) -> Common | None:
+        """Other weights for this program's plan; None where its kernels' files have changed."""
+        common = Common(plan, self.gpu.memory)
+        return common if common.step_keys(plan) == self._keys else None
+
     def close(self) -> None:
         """Give all memory back for good. :class:`InputError` while something runs."""
         with self._if_free() as free:

@@ -67,10 +67,13 @@ def test_a_network_whose_files_change_makes_the_world_anew(gpu: cml.Gpu, tmp_pat
     flown.progress = said.append
     game, graph = flown.game, model / "graph.nnef"
     text, pose = graph.read_text(encoding="utf-8"), flown.flight.pose(0.0)
+    weights = min(model.glob("*.bias.dat"))
+    as_trained = weights.read_bytes()
 
-    def follow(changed: str, end: str) -> str:
-        """Change the file, fly on the spot until something is said of it, and hash the world."""
+    def follow(changed: str, end: str, weight: bytes = b"") -> str:
+        """Change the files, fly on the spot until something is said of it, and hash the world."""
         graph.write_text(changed, encoding="utf-8")
+        weights.write_bytes(weight or as_trained)
         until = time.perf_counter() + 300
         while not any(end in line for line in said):
             flown._frame(pose)
@@ -85,12 +88,13 @@ def test_a_network_whose_files_change_makes_the_world_anew(gpu: cml.Gpu, tmp_pat
     try:
         flown.load()
         before = flown.digests.world(game.finest(pose))
-        assert follow(text.replace("clamp(t29", "clomp(t29"), "'texture.nnef' failed: ") == before
-        assert (
-            follow(text.replace("(t29, 0.0, 1.0", "(t29, 0.0, 0.5"), "'texture.nnef' done")
-            != before
-        )
-        assert follow(text, "'texture.nnef' done") == before
+        other = as_trained[:-4] + as_trained[-8:-4]
+        after = follow(text, "'texture.nnef' done", other)
+        assert after != before
+        broken = text.replace("clamp(t29", "clomp(t29")
+        assert follow(broken, "'texture.nnef' failed: ", other) == after
+        lower = text.replace("\ngraph", "\n\ngraph", 1)  # all is elsewhere: a plan of its own
+        assert follow(lower, "'texture.nnef' done") == before
     finally:
         flown.close()
 

@@ -15,6 +15,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.gpu.gpu import Gpu
+from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.live.reloader import Reloader
 from cml_engine.ops import unregister
 from cml_engine.plugins import load_file
@@ -59,13 +60,50 @@ def test_new_weights_and_operators_take_the_place(gpu: Gpu) -> None:
         session.take_replacement()  # there is none any more
 
 
-def test_new_weights_build_no_pipeline(gpu: Gpu) -> None:
-    session = cml.Session(graph_of(), gpu)
-    built = gpu.pipelines_built
-    session.replace(graph_of())
+def test_new_weights_make_no_plan_and_build_no_pipeline(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, old = cml.Session(graph_of(), gpu), graph_of()
+    other = old.with_(constants={name: 2 * array for name, array in old.constants.items()})
+    wanted = cml.Session(other, gpu).run(inputs())["y"]
+    built, plan = gpu.pipelines_built, session.plan
+    monkeypatch.setattr("cml_engine.session.make_plan", None)
+    change = session.replace(other)
     session.take_replacement()
-    session.run(inputs())
+    assert change.error is None and session.plan is not plan
+    np.testing.assert_array_equal(session.run(inputs())["y"], wanted)
     assert gpu.pipelines_built == built
+
+
+def test_new_weights_come_in_bites(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame uploads what its budget says, of a network that is replaced too."""
+    written: list[int] = []
+    write = Allocation.write
+
+    def counted(allocation: Allocation, data: Any, offset: int = 0) -> None:
+        written.append(memoryview(data).nbytes)
+        write(allocation, data, offset)
+
+    session = cml.Session(heavy(1), gpu)
+    change = session.replace(heavy(2))
+    change._made.wait()
+    monkeypatch.setattr(Allocation, "write", counted)
+    frames = []
+    while not change.ready:
+        written.clear()
+        change.advance(0.25)
+        frames.append(sum(written))
+        time.sleep(0.001)  # another thread looks whether the pipelines are there
+    weights = sum(array.nbytes for _, array in session.plan.weights.values())  # type: ignore[union-attr]
+    assert sum(frames) >= weights and max(frames) <= (64 << 10) + (64 << 10) < weights / 4
+    np.testing.assert_array_equal(session.run(X)["y"], cml.Session(heavy(2), gpu).run(X)["y"])
+
+
+def heavy(value: float) -> cml.Graph:
+    """A megabyte of weights."""
+    text = TEXT.replace("[1, 4, 1, 1]", "[144, 2048]")
+    text = text.replace("relu(x * w)", "matmul(reshape(x, shape = [1, 144]), w)")
+    return cml.load(cml.MemoryModel(text, {"w": np.full((144, 2048), value, np.float32)}))
 
 
 @pytest.mark.parametrize(

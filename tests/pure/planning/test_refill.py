@@ -1,0 +1,110 @@
+"""A plan with other weights is the plan that would be made of them; what else differs is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cml_engine.graph import Graph
+from cml_engine.limits import Limits
+from cml_engine.live import refill
+from cml_engine.live.refill import refilled
+from cml_engine.ops import load_families
+from cml_engine.passes import optimize
+from cml_engine.plan import Plan
+from cml_engine.planning.lower import PlanOptions
+from cml_engine.planning.sibling import Sibling, share_constants
+from tests.fixtures.graphs import Net, mobilenet_block, random_graph
+from tests.pure.planning.test_sibling import NETWORKS, plan_of
+
+load_families()
+
+
+def changed(graph: Graph, seed: int, of: tuple[str, ...] = ()) -> Graph:
+    """Other values of some constants, or of these."""
+    rng = np.random.default_rng(seed)
+    constants = dict(graph.constants)
+    for name in of or [name for name in constants if rng.random() < 0.5]:
+        constants[name] = (constants[name] * np.float32(1.25) + np.float32(0.5)).astype(np.float32)
+    return graph.with_(constants=constants)
+
+
+def refilled_plan(graph: Graph, other: Graph, storage: str = "float") -> tuple[Plan | None, Plan]:
+    """The plan of the other graph, by way of the first one's, and as it is made."""
+    limits = Limits(subgroup_size=32)
+    before, after = optimize(graph), optimize(other)
+    sibling = Sibling(before, plan_of(before, limits, storage))
+    made = plan_of(after, limits, storage)
+    return refilled(sibling, share_constants(after, before), limits, PlanOptions()), made
+
+
+def assert_equal_plans(got: Plan, wanted: Plan) -> None:
+    for one, other in zip(got.steps, wanted.steps, strict=True):
+        assert replace(one, params={}) == replace(other, params={})
+        np.testing.assert_equal(one.params, other.params)
+    assert got.memory == wanted.memory and got.places == wanted.places
+    for placed, others in ((got.weights, wanted.weights), (got.own, wanted.own)):
+        assert {n: at for n, (at, _) in placed.items()} == {n: at for n, (at, _) in others.items()}
+        for name, (_, array) in placed.items():
+            np.testing.assert_array_equal(array, others[name][1], strict=True)
+
+
+@pytest.mark.parametrize("storage", ["float", "half"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_other_weights_give_the_plan_that_is_made_of_them(name: str, storage: str) -> None:
+    graph = NETWORKS[name](24)
+    for seed in range(3):
+        weights = [name for name, a in graph.constants.items() if a.ndim > 1]
+        other = changed(graph, seed, tuple(weights[seed:]))
+        got, made = refilled_plan(graph, other, storage)
+        assert got is not None
+        assert_equal_plans(got, made)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_of_any_network_it_is_that_plan_or_none(seed: int) -> None:
+    graph, _ = random_graph(seed)
+    got, made = refilled_plan(graph, changed(graph, seed))
+    if got is not None:
+        assert_equal_plans(got, made)
+
+
+def test_one_weight_lowers_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered: list[str] = []
+
+    def counted(draft: object, graph: Graph, node: object, *rest: object) -> None:
+        lowered.append(node.op)  # type: ignore[attr-defined]
+        original(draft, graph, node, *rest)  # type: ignore[arg-type]
+
+    original = refill.lower_node
+    monkeypatch.setattr(refill, "lower_node", counted)
+    graph = NETWORKS["wide"](24)
+    weight = next(node.inputs[1] for node in graph.nodes if node.op == "conv")
+    got, made = refilled_plan(graph, changed(graph, 0, (weight,)))
+    assert got is not None and lowered == ["conv"]
+    assert_equal_plans(got, made)
+
+
+def small(op: str = "relu", size: int = 12) -> Graph:
+    net = Net(1, 8, size, size)
+    return net.graph(net.op(op, net.conv("x", 8)))
+
+
+def clamped() -> Graph:
+    net = mobilenet_block()
+    return net.graph(net.nodes[-1].outputs[0])
+
+
+OTHERS: dict[str, tuple[Graph, Graph]] = {
+    "an operator": (small(), small("tanh")),
+    "a shape": (small(), small(size=16)),
+    "a number in a kernel's parameters": (clamped(), changed(clamped(), 0, ("k1",))),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_differs_otherwise_has_a_plan_of_its_own(name: str) -> None:
+    got, _ = refilled_plan(*OTHERS[name])
+    assert got is None
