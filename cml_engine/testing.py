@@ -283,7 +283,7 @@ def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
         whole = all(graph.facts[n].shape[1] % 4 == 0 for n in maps)
         if whole and not any(n in graph.constants for n in maps):
             yield dict.fromkeys(maps, C4)
-    elif result.shape[1] % 4 == 0:
+    elif result.shape[1] % 4 == 0 or kernel.layouts == "copies":
         maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank == result.rank]
         alike = [n for n in maps if graph.facts[n].shape[1] == result.shape[1]]
         fixed = any(n in graph.constants for n in alike)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from cml_engine.errors import InputError
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, PLAIN
+from cml_engine.ops.declaration.epilogue import reads_blocks
 from cml_engine.ops.declaration.registry import lookup
 
 
@@ -70,8 +71,9 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[st
     if layouts == "each" and any(not is_one_position(graph.facts[n]) for n in maps):
         maps = [n for n in maps if not is_one_position(graph.facts[n])]
     plain.update(n for n in touched if not is_feature_map(graph.facts[n]))
-    if layouts in ("same", "each"):
-        _tie_same(graph, maps, result, ties, plain)
+    if layouts in ("same", "copies", "each"):
+        partial = layouts == "copies" and all(n in graph.words for n in maps)
+        _tie_same(graph, maps, result, ties, plain, partial)
         return
     if layouts == "blocks":
         ties.join(maps)
@@ -84,17 +86,28 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[st
     # an epilogue's operand of the result's shape is read as that lies, values of channels one
     # after the other; filters are packed at load
     operands = [n for e in node.epilogues for n in e.inputs if n in maps]
-    ties.join([node.outputs[0], *(n for n in operands if graph.facts[n] == result)])
+    if not _reads_either(graph, node):
+        ties.join([node.outputs[0], *(n for n in operands if graph.facts[n] == result)])
     plain.update(n for n in operands if graph.facts[n] != result)
     plain.update(n for n in node.inputs[1:] if n in maps)
 
 
-def _tie_same(graph: Graph, maps: list[str], result: Fact, ties: Ties, plain: set[str]) -> None:
+def _reads_either(graph: Graph, node: Node) -> bool:
+    """Whether epilogues read maps of the result's shape as these lie, plain or not: where the
+    result is an integer network's, and so plain."""
+    result = node.outputs[0]
+    return bool(graph.words) and result in graph.lasting and reads_blocks(graph.facts[result])
+
+
+def _tie_same(
+    graph: Graph, maps: list[str], result: Fact, ties: Ties, plain: set[str], partial: bool
+) -> None:
     """All feature maps of an elementwise node lie alike, and only whole blocks may be computed
-    on blindly: lanes past the last channel would not stay zero."""
+    on blindly, unless it only copies (``partial``): lanes past the last channel would not stay
+    zero."""
     blocked = [n for n in maps if _has_result_channels(graph.facts[n], result)]
     ties.join(blocked)
-    if result.shape[1] % 4:
+    if result.shape[1] % 4 and not partial:
         plain.update(blocked)
     plain.update(n for n in maps if n not in blocked)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -41,25 +42,30 @@ def reshape(making: Making, node: Node) -> list[Value]:
 
 def _shuffled(making: Making, node: Node) -> tuple[str, int] | None:
     """What is rearranged, and by which factor, if the node ends a reshape, transpose and reshape
-    that make places of channels."""
-    transpose = making.maker(_before_reshapes(making, node.inputs[0]), "transpose")
-    if transpose is None:
+    that make places of channels; each may be reshapes one after the other."""
+    facts = making.graph.facts
+    *_, before = _reshaped_from(making, node.inputs[0])
+    transpose = making.maker(before, "transpose")
+    if transpose is None or list(transpose.attrs["axes"]) != _SHUFFLE:
         return None
-    source, facts = _before_reshapes(making, transpose.inputs[0]), making.graph.facts
-    shape, apart, found = (facts[n].shape for n in (source, transpose.inputs[0], node.outputs[0]))
-    if len(shape) != 4 or len(apart) != 6 or list(transpose.attrs["axes"]) != _SHUFFLE:
+    apart = facts[transpose.inputs[0]].shape
+    if len(apart) != 6 or apart[2] != apart[3]:
         return None
-    batch, channels, factor, again, height, width = apart
-    alike = factor == again and shape == (batch, channels * factor**2, height, width)
-    ends = found == (batch, channels, height * factor, width * factor)
-    return (source, factor) if alike and ends and factor > 0 else None
+    batch, channels, factor, _, height, width = apart
+    if facts[node.outputs[0]].shape != (batch, channels, height * factor, width * factor):
+        return None
+    wanted = (batch, channels * factor**2, height, width)
+    sources = _reshaped_from(making, transpose.inputs[0])
+    found = next((name for name in sources if facts[name].shape == wanted), None)
+    return (found, factor) if found and factor else None
 
 
-def _before_reshapes(making: Making, name: str) -> str:
-    """What the tensor was before it was given other shapes."""
+def _reshaped_from(making: Making, name: str) -> Iterator[str]:
+    """The tensor, and what it was before it was given other shapes, the last first."""
+    yield name
     while (node := making.maker(name, "reshape")) is not None:
         name = node.inputs[0]
-    return name
+        yield name
 
 
 def pad(making: Making, node: Node) -> list[Value]:

@@ -177,6 +177,12 @@ class _Statements:
         block, lane = ("channel", "") if self.kind == "float4" else ("channel / 4", "[channel % 4]")
         return f"{self.kind}(BIAS[{len(self.beside)} * ((out_c + 3) / 4) + {block}]{lane})"
 
+    def _lane(self, name: str, positions: int) -> str:
+        """Of a single picture in blocks the number that is plain at ``at``."""
+        count, number = f"uint({self._value(float(positions))})", "operands.number"
+        block = f"{number} / 4 * {count} + at - {number} * {count}"
+        return f"float4({self._bind(name, self.op.vector_type(name))}[{block}])[{number} % 4]"
+
     def _operand(self, epilogue: Epilogue, name: str) -> tuple[str, str]:
         """The type and the text of an operand, which is bound."""
         op, graph = self.op, self.op.graph
@@ -193,6 +199,8 @@ class _Statements:
             return self.kind, f"{self.kind}({tensor}[at - operands.number * uint({positions})])"
         if by_place and op.is_blocked(name) == op.is_blocked(op.out_names[0]):
             return self.kind, f"{self._bind(name, op.vector_type(name))}[at]"
+        if by_place and op.is_blocked(name) and reads_blocks(result) and self.channel_axis == 1:
+            return self.kind, self._lane(name, fact.size // channels)
         if fact.size == channels and not op.is_blocked(name):
             if value is not None and self.behind_bias and _whole(value):
                 return self.kind, self._read(self._behind_bias(name))
@@ -213,6 +221,12 @@ def is_by_position(operand: Fact, result: Fact) -> bool:
     shape = (1, 1, *result.shape[2:])
     single = result.rank > 2 and result.shape[0] == 1
     return single and operand.shape == shape and operand.size <= _MOST_POSITIONS
+
+
+def reads_blocks(result: Fact) -> bool:
+    """Whether a kernel that stores such a result plain can read an operand of its shape in blocks
+    of four channels."""
+    return result.rank > 2 and result.shape[0] == 1 and 0 < result.size <= _MOST_POSITIONS
 
 
 def _number(graph: Graph, name: str) -> float | None:

@@ -101,7 +101,8 @@ class Kernel:
     group : threads per workgroup, the shader's ``GROUP``.
     layouts : which memory layouts (``cml_engine/layout.py``) the kernel takes. ``"plain"``: only
         plain. ``"same"``: plain or c4, the same for all feature maps of the node (only asked for
-        where the channels are a multiple of four). ``"each"``: likewise, but feature maps of one
+        where the channels are a multiple of four). ``"copies"``: likewise, and where they are not:
+        lanes that are zeros stay so. ``"each"``: likewise, but feature maps of one
         position, which are alike either way, may be said to lie otherwise. ``"blocks"``: likewise,
         but the feature maps may differ in channels, as concat's. ``"any"``: each tensor either way,
         c4 best.
@@ -120,7 +121,7 @@ class Kernel:
     lower: Lower | None = None
     threads: Callable[..., int] | None = None
     group: int = 64
-    layouts: Literal["plain", "same", "each", "blocks", "any"] = "plain"
+    layouts: Literal["plain", "same", "copies", "each", "blocks", "any"] = "plain"
     half: Half | Callable[[Node, Mapping[str, Fact]], Half] = "none"
     epilogues: Literal["none", "places", "channels"] = "none"
     trusted: bool = False

@@ -62,11 +62,11 @@ def strides(shape: Sequence[int]) -> list[int]:
 
 
 def lying_shape(op: Lowering, name: str) -> tuple[int, ...]:
-    """The tensor's extents in words as they lie: of blocked feature maps, which must be of whole
-    blocks, axis 1 counts blocks and a last axis the words of one."""
+    """The tensor's extents in words as they lie: of blocked feature maps axis 1 counts blocks, and
+    a last axis the words of one."""
     shape = op.fact(name).shape
     if op.is_blocked(name):
-        return (shape[0], shape[1] // 4, *shape[2:], block_words(op.layout(name)))
+        return (shape[0], -(-shape[1] // 4), *shape[2:], block_words(op.layout(name)))
     return shape
 
 

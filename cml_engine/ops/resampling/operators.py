@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -244,13 +244,14 @@ _PARAMS = "n:u blocks:u in_extent:u3 out_extent:u3 factor:u3"
 def _kernel(
     lower: Callable[[Lowering], Iterator[Dispatch]],
     half: Half | Callable[[Node, Mapping[str, Fact]], Half],
+    layouts: Literal["same", "copies"] = "same",
 ) -> Kernel:
     return Kernel(
         "resampling/resample.hlsl",
         _PARAMS,
         lower,
         group=_GROUP,
-        layouts="same",
+        layouts=layouts,
         half=half,
         trusted=True,
     )
@@ -316,7 +317,7 @@ define(
         infer=_up_infer,
         cpu=_nearest_up_cpu,
         prepare=prepare_nearest_upsample,
-        kernel=_kernel(_nearest_lower(up=True), "alike"),
+        kernel=_kernel(_nearest_lower(up=True), "alike", "copies"),
         cost=elementwise_cost(0),
         tolerance=EXACT,
         cases=[*_UP_CASES, Case((Random((1, 2, 3, 3), -9, 9, "integer"),), {"factor": [2, 2]})],
@@ -327,7 +328,7 @@ define(
         "nearest_downsample",
         infer=_down_infer,
         cpu=_nearest_down_cpu,
-        kernel=_kernel(_nearest_lower(up=False), "alike"),
+        kernel=_kernel(_nearest_lower(up=False), "alike", "copies"),
         cost=_written_cost,
         tolerance=EXACT,
         cases=_DOWN_CASES,

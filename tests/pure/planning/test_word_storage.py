@@ -59,6 +59,18 @@ def test_filters_lie_in_as_few_bits_as_hold_them(weights, share):
     assert [array.nbytes * share for array in packed.values()] == [4 * 8 * 8]
 
 
+def test_what_is_added_to_an_output_lies_in_blocks():
+    """Of three channels, enlarged: the output itself is the caller's, and plain."""
+    net = IntegerNet()
+    small, large = (net.input(n, (1, 3, s, s), 0.25, signed=False) for n, s in (("s", 4), ("l", 8)))
+    one = net.weight("one", np.eye(3).reshape(3, 3, 1, 1), 0.5)
+    t = net.op("conv", large, one, net.weight("zero", 0.0, None), padding=[(0, 0)] * 2, to=line(1))
+    graph = optimize(net.graph(net.op("add", t, net.op("nearest_upsample", small, factor=[2, 2]),
+                                      to=line(0.5))))  # fmt: skip
+    assert [node.op for node in graph.nodes[2:]] == ["nearest_upsample", "conv"]
+    assert list(layouts_for(graph).values()) == [C4U8] * 3
+
+
 def test_the_multipliers_of_channels_lie_behind_the_bias():
     """A constant by itself takes as much as a device's alignment, of which there are two a conv."""
     net, rng = IntegerNet(), np.random.default_rng(2)
