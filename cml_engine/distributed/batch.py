@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: seconds that a task should take, and after which it begins no unit more
-TASK_S, LONGEST_S = 0.5, 1.0
+#: seconds that a task should take; that it takes at least, where there are enough units; and after
+#: which it begins no unit more
+TASK_S, SHORTEST_S, LONGEST_S = 0.5, 0.05, 1.0
 #: units of a task
 _MOST = 256
 #: how much the last task counts in what a unit takes
@@ -42,7 +43,8 @@ class Pace:
 
     def units(self, left: int, tasks: int) -> int:
         """For the next of so many tasks that are under way at once, where so many units are
-        ``left``: towards the end fewer, that all workers end at once."""
+        ``left``: towards the end fewer, so that all workers end at once."""
         if not self._unit_s:
             return 1
-        return max(1, min(_MOST, int(TASK_S / self._unit_s), left // tasks))
+        fair = max(left // tasks, int(SHORTEST_S / self._unit_s))
+        return max(1, min(_MOST, int(TASK_S / self._unit_s), fair))

@@ -1,9 +1,9 @@
 """What runs on a worker: the work is opened once in a process, each task makes some units.
 
-While a unit is made, the one before is written, and none is further ahead: a worker that dies takes
-two units with it at most. A task never raises: what went wrong is part of an :class:`Outcome`, so
-that one bad input among a million costs one line of the report. Only a worker that dies says
-nothing.
+Where writing takes long, a unit is written while the next is made, and none is further ahead: a
+worker that dies takes two units with it at most. A task never raises: what went wrong is part of an
+:class:`Outcome`, so that one bad input among a million costs one line of the report. Only a worker
+that dies says nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _MAKERS_KEPT = 2
 #: what runs have been set up in this process, by the runs' names
 _opened: dict[str, Opened] = {}
 _opening = threading.Lock()
+#: of the time, that writing takes if it is done beside what is made next
+_BESIDE = 0.2
 #: glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes
 _MALLOC = {-1: 1 << 27, -3: 1 << 25}
 
@@ -86,6 +88,8 @@ class Opened:
     store: Store | None = None
     #: why it cannot take part
     refused: str = ""
+    #: whether units are written while the next ones are made
+    beside: bool = False
     tasks: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -222,13 +226,18 @@ def run_batch(batch: Batch) -> Done:
         for at in batch.at:
             outcome = Outcome(Unit(batch.layer, at))
             done.outcomes.append(outcome)
-            write = _make(opened, outcome, batch.traced)
+            times = _Times(outcome, batch.traced)
+            write = _make(opened, outcome, times)
             if writing is not None:
                 writing.result()
-            if write is not None:  # in this context, so that Dask hears of its time
+            if write is not None and opened.beside:  # in this context: Dask hears of its time
                 writing = writer.submit(contextvars.copy_context().run, write)
+            elif write is not None:
+                write()
+            times.note("unit", str(outcome.unit), times.start)
             if time.perf_counter() - start > LONGEST_S or _is_over(opened, batch, done):
                 break
+    opened.beside = _beside(done.outcomes)
     opened.tasks += 1
     if opened.tasks % FORGET_AFTER == 0:
         forget_names()
@@ -242,11 +251,10 @@ def _is_over(opened: Opened, batch: Batch, done: Done) -> bool:
     return stopped or _opened.get(batch.name) is not opened
 
 
-def _make(opened: Opened, outcome: Outcome, traced: bool) -> Callable[[], None] | None:
+def _make(opened: Opened, outcome: Outcome, times: _Times) -> Callable[[], None] | None:
     """Make a unit: what writes it, or None where nothing is to be written."""
     maker, store, unit = opened.maker, opened.store, outcome.unit
     assert maker is not None and store is not None
-    times = _Times(outcome, traced)
     try:
         with times("check"):
             found = store.state(unit)
@@ -260,8 +268,6 @@ def _make(opened: Opened, outcome: Outcome, traced: bool) -> Callable[[], None] 
     except Exception as error:
         outcome.fail(error)
         return None
-    finally:
-        times.note("unit", str(unit), times.start)
 
 
 def _write(store: Store, outcome: Outcome, made: Made, times: _Times) -> None:
@@ -271,6 +277,13 @@ def _write(store: Store, outcome: Outcome, made: Made, times: _Times) -> None:
         outcome.aside = made.aside
     except Exception as error:
         outcome.fail(error)
+
+
+def _beside(outcomes: Sequence[Outcome]) -> bool:
+    """Whether writing takes so much of the time that it should not be waited for. The thread that
+    writes is in the way of one that makes with a processor, so a little is not worth it."""
+    writing = sum(outcome.seconds.get("write", 0.0) for outcome in outcomes)
+    return writing > _BESIDE * sum(sum(outcome.seconds.values()) for outcome in outcomes)
 
 
 def _kind_of(error: Exception) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 
 from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Plan, Report, bake
-from cml_engine.distributed.batch import Pace
+from cml_engine.distributed.batch import Batch, Pace
 from cml_engine.distributed.cluster import THREADS, connected
 from cml_engine.distributed.storing.chunks import KEYS
 from cml_engine.distributed.storing.creating import prepare
@@ -165,7 +168,7 @@ def test_a_task_has_as_many_units_as_take_half_a_second():
     pace.saw(units=1, seconds=0.05)
     assert pace.units(left=10_000, tasks=3) == 10
     assert pace.units(left=12, tasks=3) == 4, "towards the end fewer, for all workers"
-    assert pace.units(left=0, tasks=3) == 1
+    assert pace.units(left=2, tasks=3) == 1
     pace.saw(units=10, seconds=0.001)
     assert 10 < pace.units(left=10_000, tasks=3) < 100, "one task does not decide"
 
@@ -179,6 +182,29 @@ def test_what_a_task_has_no_time_for_is_sent_again(client, place, work, monkeypa
     assert bake(slow, place, Plan([layer(2)], MANIFEST), client=client).complete
     assert tasks == [2, 2] and len(lines(work.log)) == 4
     check_values(place, layer(2))
+
+
+def test_writes_that_take_long_are_not_waited_for(place, work, monkeypatch):
+    """In the second task: of the first it is seen. It ends when all is written."""
+    from cml_engine.distributed import worker
+
+    made, threads, write = layer(2), [], Store.write
+
+    def slow_write(self: Store, *what: Any) -> int:
+        time.sleep(0.02)
+        threads.append(threading.current_thread() is threading.main_thread())
+        return write(self, *what)
+
+    prepare(place, [made], MANIFEST)
+    opened = worker.Opened(work.open(), Store(place, [made]))
+    monkeypatch.setattr(Store, "write", slow_write)
+    monkeypatch.setattr(worker, "get_worker", lambda: SimpleNamespace(address="here"))
+    monkeypatch.setitem(worker._opened, "run", opened)
+    for row in (0, 1):
+        done = worker.run_batch(Batch("run", "L0", ((row, 0), (row, 1)), traced=False))
+        assert [outcome.kind for outcome in done.outcomes] == ["made", "made"]
+        assert threads == [True, True, False, False][: 2 + 2 * row]
+    check_values(place, made)
 
 
 @pytest.mark.slow
@@ -291,8 +317,6 @@ def test_a_cluster_that_is_not_there_is_one_message(place, work, monkeypatch):
 
 
 def test_a_cluster_that_vanishes_is_one_message() -> None:
-    from types import SimpleNamespace
-
     report = Report("out.zarr", total=9, made=4)
     gone = Watch(SimpleNamespace(status="closed"), False, report)
     with pytest.raises(InputError, match=r"does not answer any more\. 4 of 9 tiles are in 'out"):

@@ -57,6 +57,10 @@ class Store:
             layer.name: {name: groups[layer.name][name] for name in (*layer.arrays, RECORD)}
             for layer in layers
         }
+        self._places = {
+            layer: {name: (f"{self._folder}/{a.path}", a.metadata) for name, a in arrays.items()}
+            for layer, arrays in self._arrays.items()
+        }
 
     def write(self, unit: Unit, arrays: Mapping[str, Array], record: bool = True) -> int:
         """Write a unit, its record last; the bytes of its values. Without ``record`` it is made
@@ -69,10 +73,9 @@ class Store:
                 stored[RECORD][unit.at] = digest
         else:
             for name, cell in layer.arrays.items():
-                chunk = _whole(layer, unit, cell, arrays[name])
-                write_chunk(self._file(self._folder, unit, name), chunk)
+                write_chunk(self._file(unit, name), _whole(layer, unit, cell, arrays[name]))
             if record:
-                write_chunk(self._file(self._folder, unit, RECORD), digest, packed=False)
+                write_chunk(self._file(unit, RECORD), digest, packed=False)
         return sum(arrays[name].nbytes for name in layer.arrays)
 
     def read(self, unit: Unit, names: Sequence[str] = ()) -> dict[str, Array]:
@@ -112,13 +115,13 @@ class Store:
         """Whether a look at the folder says so: to ask Zarr takes milliseconds of every unit."""
         if self._folder is None:
             return False
-        return not self._file(self._folder, unit, RECORD).exists()
+        return not self._file(unit, RECORD).exists()
 
-    def _file(self, folder: Path, unit: Unit, name: str) -> Path:
-        """Where a unit's chunk of an array is."""
-        stored = self._arrays[unit.layer][name]
-        at = (*unit.at, *(0 for _ in range(stored.ndim - len(unit.at))))
-        return folder / unit.layer / name / str(stored.metadata.encode_chunk_key(at))
+    def _file(self, unit: Unit, name: str) -> Path:
+        """Where a unit's chunk of an array is, in a folder."""
+        folder, metadata = self._places[unit.layer][name]
+        at = (*unit.at, *((len(metadata.shape) - len(unit.at)) * (0,)))
+        return Path(f"{folder}/{metadata.encode_chunk_key(at)}")
 
     def recorded(self) -> set[Unit]:
         """The units that have a record, as far as a listing tells: nothing is read."""
