@@ -47,7 +47,7 @@ class Costs:
 
 def measured(folder: Path, tasks: int, tiles: int) -> Costs:
     """So many tasks that do nothing, and so many tiles of the demo."""
-    make_ms, write_ms, processor = plain_loop(folder, tiles)
+    make_ms, write_ms, processor = plain_loop(folder / "loop.zarr", tiles)
     free = processor / (make_ms + write_ms)  # of a processor that nobody else wants
     files = list((folder / "loop.zarr").rglob("c.*"))
     per_tile = sum(path.stat().st_size for path in files) / tiles

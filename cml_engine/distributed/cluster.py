@@ -13,11 +13,15 @@ from cml_engine.errors import DeviceError, InputError
 from cml_engine.ranges import Whole
 
 WORKERS = Whole(1, 100_000)
-#: for runs of days: what Dask remembers of the past, which grows for an hour, is short
+#: for runs of days: what Dask remembers, which grows for an hour, is short; and it looks
+#: at itself less often, as each look holds up what is made
 LEAN = {
     "distributed.worker.profile.enabled": False,
+    "distributed.worker.memory.monitor-interval": "1s",
     "distributed.admin.low-level-log-length": 100,
     "distributed.admin.system-monitor.log-length": 120,
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.admin.tick.interval": "200ms",
 }
 #: a worker that dies is replaced soon, and what it was making is suspected at once
 _OWN = {

@@ -177,7 +177,8 @@ class Window:
                 self._unfit(done.worker, sent, done.refused)
                 continue
             begun = len(done.outcomes)
-            self._pace.saw(begun, done.seconds)
+            self._pace.saw(begun, done.elapsed)
+            self.report.workers.setdefault(done.worker, WorkerShare()).add(done.seconds)
             self._put_back(sent.tries[begun:])
             for tried, outcome in zip(sent.tries, done.outcomes, strict=False):
                 self._count(done.worker, tried, outcome)
@@ -211,8 +212,6 @@ class Window:
         report, size = self.report, self._size(outcome.unit)
         if outcome.kind == "stop":
             raise InputError(f"'{report.store}': {outcome.message}. {self.watch.so_far()}")
-        share = report.workers.setdefault(worker, WorkerShare())
-        share.add(outcome.seconds)
         report.damaged += size * outcome.damaged
         if self._trace is not None:
             self._trace.add(worker, outcome.moments)
@@ -221,7 +220,7 @@ class Window:
         elif outcome.kind == "made":
             report.made += size - len(outcome.aside)
             report.nbytes += outcome.nbytes
-            share.made += size
+            report.workers[worker].made += size
             for name, reason in outcome.aside.items():
                 report.set_aside(name, reason)
         elif outcome.kind == "aside":

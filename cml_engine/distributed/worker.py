@@ -9,7 +9,6 @@ that dies says nothing.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import ctypes
 import pickle
 import signal
@@ -39,8 +38,9 @@ _MAKERS_KEPT = 2
 #: what runs have been set up in this process, by the runs' names
 _opened: dict[str, Opened] = {}
 _opening = threading.Lock()
-#: of the time, that writing takes if it is done beside what is made next
-_BESIDE = 0.2
+#: of the time, that writing takes if it is not to be waited for; for less it is not worth that the
+#: thread that writes is in the way of one that makes with a processor
+_BESIDE = 0.3
 #: glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes
 _MALLOC = {-1: 1 << 27, -3: 1 << 25}
 
@@ -59,7 +59,6 @@ class Outcome:
     #: whether chunks that were there had another checksum
     damaged: bool = False
     nbytes: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
     #: when what was done, where that is traced
     moments: list[Moment] = field(default_factory=list)
 
@@ -70,12 +69,13 @@ class Outcome:
 
 @dataclass
 class Done:
-    """What a task gives back: of its units the first, or all, in their order; and why the worker
-    cannot take part."""
+    """What a task gives back: of its units the first, or all, in their order; its seconds, and
+    those of what was done; and why the worker cannot take part."""
 
     worker: str
     outcomes: list[Outcome] = field(default_factory=list)
-    seconds: float = 0.0
+    elapsed: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
     refused: str = ""
 
 
@@ -168,19 +168,17 @@ def state(name: str) -> tuple[str, str]:
 
 
 class _Times:
-    """Seconds by activity, which Dask's dashboard shows too (Fine Performance Metrics)."""
+    """Times a unit: adds to a task's seconds, and notes moments where they are traced."""
 
-    def __init__(self, outcome: Outcome, traced: bool) -> None:
-        self.seconds = outcome.seconds
-        self.moments = outcome.moments if traced else None
+    def __init__(self, seconds: dict[str, float], moments: list[Moment] | None) -> None:
+        self.seconds, self.moments = seconds, moments
         self.first, self.start = time.time(), time.perf_counter()
 
     @contextlib.contextmanager
     def __call__(self, activity: str) -> Iterator[Watch | None]:
         start = time.perf_counter()
         try:
-            with context_meter.meter(activity):
-                yield self._watch(start)
+            yield self._watch(start)
         finally:
             self.seconds[activity] = self.seconds.get(activity, 0.0) + time.perf_counter() - start
             self.note("step", activity, start)
@@ -226,22 +224,24 @@ def run_batch(batch: Batch) -> Done:
         for at in batch.at:
             outcome = Outcome(Unit(batch.layer, at))
             done.outcomes.append(outcome)
-            times = _Times(outcome, batch.traced)
+            times = _Times(done.seconds, outcome.moments if batch.traced else None)
             write = _make(opened, outcome, times)
             if writing is not None:
                 writing.result()
-            if write is not None and opened.beside:  # in this context: Dask hears of its time
-                writing = writer.submit(contextvars.copy_context().run, write)
+            if write is not None and opened.beside:
+                writing = writer.submit(write)
             elif write is not None:
                 write()
             times.note("unit", str(outcome.unit), times.start)
             if time.perf_counter() - start > LONGEST_S or _is_over(opened, batch, done):
                 break
-    opened.beside = _beside(done.outcomes)
+    for activity, spent in done.seconds.items():  # for Dask's dashboard: Fine Performance Metrics
+        context_meter.digest_metric(activity, spent, "seconds")
+    opened.beside = done.seconds.get("write", 0.0) > _BESIDE * sum(done.seconds.values())
     opened.tasks += 1
     if opened.tasks % FORGET_AFTER == 0:
         forget_names()
-    done.seconds = time.perf_counter() - start
+    done.elapsed = time.perf_counter() - start
     return done
 
 
@@ -277,13 +277,6 @@ def _write(store: Store, outcome: Outcome, made: Made, times: _Times) -> None:
         outcome.aside = made.aside
     except Exception as error:
         outcome.fail(error)
-
-
-def _beside(outcomes: Sequence[Outcome]) -> bool:
-    """Whether writing takes so much of the time that it should not be waited for. The thread that
-    writes is in the way of one that makes with a processor, so a little is not worth it."""
-    writing = sum(outcome.seconds.get("write", 0.0) for outcome in outcomes)
-    return writing > _BESIDE * sum(sum(outcome.seconds.values()) for outcome in outcomes)
 
 
 def _kind_of(error: Exception) -> str:

@@ -191,7 +191,7 @@ def test_writes_that_take_long_are_not_waited_for(place, work, monkeypatch):
     made, threads, write = layer(2), [], Store.write
 
     def slow_write(self: Store, *what: Any) -> int:
-        time.sleep(0.02)
+        time.sleep(0.05)
         threads.append(threading.current_thread() is threading.main_thread())
         return write(self, *what)
 
