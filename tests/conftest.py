@@ -91,6 +91,19 @@ def _no_tables_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield
 
 
+@pytest.fixture
+def own_operators() -> Iterator[None]:
+    """What a test registers is gone after it; the engine's own operators are there before."""
+    from cml_engine import unregister
+    from cml_engine.ops import load_families, registered
+
+    load_families()
+    before = set(registered())
+    yield
+    for name in set(registered()) - before:
+        unregister(name)
+
+
 class _Memory:
     """What tests no longer use is let go: a suite's worth of pipelines is 5 GB."""
 

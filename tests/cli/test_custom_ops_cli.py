@@ -15,14 +15,14 @@ import pytest
 import cml_engine as cml
 from cml_engine import plugins
 from cml_engine.cli import main
-from cml_engine.ops import load_families, registered
+from cml_engine.ops import registered
 from tests.fixtures.models import write_model, write_model_abc
 
 ROOT = Path(__file__).resolve().parents[2]
 CROSS = ROOT / "examples/cross_product"
 OPS = ["--ops", str(CROSS / "cross.py")]
 MODEL = str(CROSS / "cross_product.nnef")
-load_families()
+pytestmark = pytest.mark.usefixtures("own_operators")
 
 TWICE = """\
 import cml_engine as cml
@@ -35,14 +35,6 @@ CALLS_TWICE = """\
 version 1.0;
 graph g(x) -> (y) { x = external<scalar>(shape = [3]); y = twice(x); }
 """
-
-
-@pytest.fixture(autouse=True)
-def _registry():
-    before = set(registered())
-    yield
-    for name in set(registered()) - before:
-        cml.unregister(name)
 
 
 @pytest.fixture

@@ -19,11 +19,10 @@ from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.world.tile import TileId
 from scheduler import FrameReport, FrameScheduler
 from scheduler.reports import SliceReport
+from tests.fixtures.frames.host import creations
 
 _FORMAT = "rgba8unorm"
 _BACKGROUND = 100
-_CREATING = [name for name in dir(wgpu.GPUDevice) if name.startswith("create_")]
-_CREATING.remove("create_command_encoder")  # the host's, one per frame
 
 
 def view_of(gpu, agents, telemetry: Telemetry, tiles: int = 0) -> FrameView:
@@ -363,15 +362,7 @@ def test_nothing_is_created_in_a_frame(gpu, full, monkeypatch):
             screen.frames(1)
 
     play(120)
-    made: list[str] = []
-    for name in _CREATING:
-        original = getattr(gpu.device, name)
-
-        def counted(*args, _name=name, _original=original, **kwargs):
-            made.append(_name)
-            return _original(*args, **kwargs)
-
-        monkeypatch.setattr(gpu.device, name, counted)
+    made = creations(gpu, monkeypatch)
     held = gpu.memory.held_bytes
     play(60)
     assert made == []

@@ -11,7 +11,7 @@ import wgpu
 import cml_engine as cml
 from cml_engine.graph import Fact
 from scheduler import FrameScheduler
-from tests.fixtures.frames.host import CREATORS, Host, conv_net, native_objects
+from tests.fixtures.frames.host import Host, conv_net, creations, native_objects
 
 
 @pytest.fixture
@@ -82,17 +82,9 @@ def test_steady_state_creates_nothing(gpu, image, monkeypatch, frames):
             job.release()
 
     work(4)
-    created = []
     gc.collect()  # what other tests left must not go meanwhile
     objects, memory = native_objects(), resident_bytes()
-    for name in CREATORS:
-        original = getattr(gpu.device, name)
-
-        def counted(*args, _name=name, _original=original, **kwargs):
-            created.append(_name)
-            return _original(*args, **kwargs)
-
-        monkeypatch.setattr(gpu.device, name, counted)
+    created = creations(gpu, monkeypatch)
     host.count = 0
     while host.count < frames:
         work(20)

@@ -8,6 +8,7 @@ import wgpu
 import cml_engine as cml
 from cml_engine.gpu.native import limit_instance
 from cml_engine.gpu.timing.timestamp_ring import SLOTS
+from tests.fixtures.frames.host import creations
 
 SHADER = """
 @group(0) @binding(0) var<storage, read_write> sums: array<f32>;
@@ -18,10 +19,6 @@ override rounds: u32;
     sums[id.x] = sum;
 }
 """
-CREATORS = (
-    "create_buffer", "create_buffer_with_data", "create_texture", "create_bind_group",
-    "create_bind_group_layout", "create_compute_pipeline", "create_query_set",
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -205,15 +202,7 @@ def test_nothing_is_created_in_a_frame(gpu, timer, monkeypatch):
             arrived += len(timer.end_frame())
 
     frames(50)
-    created = []
-    for name in CREATORS:
-        original = getattr(gpu.device, name)
-
-        def counted(*args, _name=name, _original=original, **kwargs):
-            created.append(_name)
-            return _original(*args, **kwargs)
-
-        monkeypatch.setattr(gpu.device, name, counted)
+    created = creations(gpu, monkeypatch)
     gc.collect()
     gc.collect()  # what other tests left must not go meanwhile
     before = wgpu.diagnostics.object_counts.get_dict()

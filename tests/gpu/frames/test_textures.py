@@ -16,7 +16,7 @@ from cml_engine.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.passes.infer import infer_facts
 from cml_engine.textures.formats import FORMATS
-from tests.fixtures.frames.host import CREATORS, Host, native_objects
+from tests.fixtures.frames.host import Host, creations, native_objects
 
 load_families()
 Usage = wgpu.TextureUsage
@@ -460,15 +460,7 @@ def test_steady_state_with_textures_creates_nothing(gpu, rng, monkeypatch):
 
     work(20)
     gc.collect()
-    objects, created = native_objects(), []
-    for name in CREATORS:
-        original = getattr(gpu.device, name)
-
-        def counted(*args, _name=name, _original=original, **kwargs):
-            created.append(_name)
-            return _original(*args, **kwargs)
-
-        monkeypatch.setattr(gpu.device, name, counted)
+    objects, created = native_objects(), creations(gpu, monkeypatch)
     work(150)
     assert created == []
     gc.collect()

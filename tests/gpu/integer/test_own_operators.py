@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from cml_engine.errors import OperatorError, RangeError
 from cml_engine.graph import Graph
 from cml_engine.integer.check import check_bits, random_words
 from cml_engine.integer.lowering.network import lowered
-from cml_engine.ops import load_families, registered
 from cml_engine.plugins import load_file
 from cml_engine.testing import check
 from tests.cpu.integer.test_quantize import samples_of
@@ -23,15 +21,7 @@ from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
 
 STEEPNESS = Path(__file__).resolve().parents[3] / "examples/steepness/steepness.py"
-load_families()
-
-
-@pytest.fixture(autouse=True)
-def _registry() -> Iterator[None]:
-    before = set(registered())
-    yield
-    for name in set(registered()) - before:
-        cml.unregister(name)
+pytestmark = pytest.mark.usefixtures("own_operators")
 
 
 def own(source: str, function: Any, name: str = "own", **more: Any) -> None:

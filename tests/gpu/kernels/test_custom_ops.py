@@ -15,21 +15,12 @@ from cml_engine.files.folders import cache_folder
 from cml_engine.gpu.shaders.hlsl import compile_spirv, is_misread
 from cml_engine.gpu.shaders.steps import step_keys
 from cml_engine.graph import Attrs, Fact, Graph, Node
-from cml_engine.ops import load_families, registered
 from cml_engine.plugins import load_file
 from cml_engine.testing import Case, check
 
 ROOT = Path(__file__).resolve().parents[3]
 CROSS = ROOT / "examples/cross_product"
-load_families()
-
-
-@pytest.fixture(autouse=True)
-def _registry():
-    before = set(registered())
-    yield
-    for name in set(registered()) - before:
-        cml.unregister(name)
+pytestmark = pytest.mark.usefixtures("own_operators")
 
 
 def declare(source, signature, infer=None, **more):

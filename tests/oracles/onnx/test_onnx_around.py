@@ -15,22 +15,14 @@ from onnx import TensorProto, helper
 import cml_engine as cml
 from cml_engine.cli import main
 from cml_engine.errors import CmlError
-from cml_engine.ops import load_families, registered
 from tests.fixtures.onnx_models import model, node, value
+
+pytestmark = pytest.mark.usefixtures("own_operators")
 
 DECLARED = (
     "fragment Warp(x1: tensor<scalar>, x2: tensor<scalar>, amount: scalar, mode: string, "
     "steps: integer[]) -> (y1: tensor<scalar>)"
 )
-
-
-@pytest.fixture(autouse=True)
-def _registry():
-    load_families()  # or the first test here takes the engine's own away
-    before = set(registered())
-    yield
-    for name in set(registered()) - before:
-        cml.unregister(name)
 
 
 def warp(inputs="a w", output="b", name="/net/Warp", **attrs):

@@ -9,24 +9,16 @@ import cml_engine as cml
 from cml_engine.errors import OperatorError
 from cml_engine.graph import Attrs, Fact, Graph, Node
 from cml_engine.limits import Limits
-from cml_engine.ops import load_families, registered
+from cml_engine.ops import registered
 from cml_engine.ops.registration import registering
 from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_facts, infer_node
 from cml_engine.planning.lower import lower as plan
 
-load_families()
+pytestmark = pytest.mark.usefixtures("own_operators")
 KERNEL = "void kernel(uint thread) { y[thread] = x[thread]; }"
 MAIN = "[numthreads(GROUP, 1, 1)] void main() { /* cml_epilogue( */ }"
 SIGNATURE = "fragment twice(x: tensor<scalar>, k: scalar = 2.0) -> (y: tensor<scalar>);"
-
-
-@pytest.fixture(autouse=True)
-def _registry():
-    before = set(registered())
-    yield
-    for name in set(registered()) - before:
-        cml.unregister(name)
 
 
 def spec(**changes):

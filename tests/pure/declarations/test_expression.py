@@ -9,7 +9,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import OperatorError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops import load_families, registered
+from cml_engine.ops import load_families
 from cml_engine.ops.declaration.expression import (
     ExpressionError,
     evaluate,
@@ -21,15 +21,8 @@ from cml_engine.ops.elementwise.expressed import known_functions
 from cml_engine.ops.elementwise.row import ROWS
 
 load_families()
+pytestmark = pytest.mark.usefixtures("own_operators")
 LETTERS = {"x": "a", "y": "b"}
-
-
-@pytest.fixture(autouse=True)
-def _registry():
-    before = set(registered())
-    yield
-    for name in set(registered()) - before:
-        cml.unregister(name)
 
 
 def read(text):
