@@ -85,8 +85,6 @@ class Settings:
     watch: bool = False
     frame_ms: float = 1000 / 60
     detail: Detail = field(default_factory=Detail)
-    #: the most GPU memory that everything may take
-    memory_bytes: int | None = None
 
 
 class Game:

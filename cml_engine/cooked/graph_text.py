@@ -22,10 +22,6 @@ Array = np.ndarray[Any, Any]
 _CONST_ALIGNMENT = 16
 #: types of constants, by the name that the file has
 _TYPES = {dtype.name: dtype for dtype in NUMPY_DTYPE.values()}
-#: what reading it raises where it is not as it was written
-_NOT_AS_WRITTEN = (
-    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError
-)  # fmt: skip
 _FIELDS = {
     "name", "inputs", "outputs", "nodes", "facts", "constants", "labels", "updates", "sources",
     "quantization", "notes",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
 
 from cml_engine.errors import (
     CmlError,
@@ -75,7 +74,7 @@ def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
 def open_model(model: str | Path | Bytes | ModelSource) -> ModelSource:
     """Find a model's files; nothing but the archive's index is read yet."""
     if isinstance(model, Bytes):
-        return _archive(BytesIO(model), "<bytes>", len(model))
+        return ArchiveSource(BytesIO(model), "<bytes>", len(model))
     if isinstance(model, str | Path):
         return _of_path(Path(model))
     return _inner_archive(model)
@@ -94,8 +93,8 @@ def _of_path(path: Path) -> ModelSource:
     except ValueError as error:  # no name of a file
         raise ModelError(f"cannot read {str(path)!r}: {error}") from None
     if head.startswith(_GZIP):
-        return _archive(path, str(path), path.stat().st_size)
-    if other := _other_kind(path.name, head):
+        return ArchiveSource(path, str(path), path.stat().st_size)
+    if other := _other_kind(head):
         raise ModelError(f"'{path}' is {other}: wanted {KINDS}")
     return FolderSource(path.parent, path.name)
 
@@ -123,17 +122,13 @@ def _inner_archive(source: ModelSource) -> ModelSource:
     file = SourceFile(source, source.graph)
     head = file.head(_HEAD)
     if head.startswith(_GZIP):
-        return _archive(BytesIO(file.span()), shown(source, source.graph), file.size)
-    if other := _other_kind(source.graph, head):
+        return ArchiveSource(BytesIO(file.span()), shown(source, source.graph), file.size)
+    if other := _other_kind(head):
         raise ModelError(f"'{shown(source, source.graph)}' is {other}: wanted text of NNEF")
     return source
 
 
-def _archive(file: Path | BinaryIO, name: str, size: int) -> ModelSource:
-    return ArchiveSource(file, name, size)
-
-
-def _other_kind(name: str, head: bytes) -> str | None:
+def _other_kind(head: bytes) -> str | None:
     """What a file is that is no text of a graph, as far as its beginning shows."""
     if other := _other_magic(head):
         return other

@@ -45,16 +45,12 @@ def infer_deconv(attrs: Attrs, x: Fact, filter: Fact, bias: Fact) -> Fact:
 
 def conv_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     shape = conv_shape(attrs, *inputs)
-    return _cost(2.0 * outputs[0].size * shape.group_in * shape.taps, inputs, outputs)
+    return Cost.moving(2.0 * outputs[0].size * shape.group_in * shape.taps, inputs, outputs)
 
 
 def deconv_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     shape = deconv_shape(attrs, *inputs)
-    return _cost(2.0 * inputs[0].size * shape.group_out * shape.taps, inputs, outputs)
-
-
-def _cost(flops: float, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    return Cost(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
+    return Cost.moving(2.0 * inputs[0].size * shape.group_out * shape.taps, inputs, outputs)
 
 
 def _scaled_filter(attrs: Attrs, facts: Sequence[Fact], filter: Array, scale: Array) -> Array:

@@ -229,7 +229,7 @@ def _dispatch(
         if value is not None:
             made.attribute(name, value, _kind(spec, name, value))
     made.lines += _main(entry_of(text, kernel, spec))
-    _check_room(made, op, spec)
+    _check_room(made, spec)
     return Dispatch(
         groups=-(-threads // kernel.group),
         tensors=tuple(operand.tensor for operand in operands),
@@ -370,7 +370,7 @@ def _fact(op: KernelContext, tensor: str) -> Fact:
     return op.fact(tensor)
 
 
-def _check_room(made: Interface, op: KernelContext, spec: OpSpec) -> None:
+def _check_room(made: Interface, spec: OpSpec) -> None:
     for name, value in made.values.items():
         if isinstance(value, list) and len(value) > _MAX_LIST:
             raise fault(

@@ -42,6 +42,11 @@ class Cost:
     read: float
     written: float
 
+    @classmethod
+    def moving(cls, flops: float, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+        """So many FLOPs, every tensor moved once."""
+        return cls(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
+
     @property
     def bytes(self) -> float:
         return self.read + self.written
@@ -182,9 +187,7 @@ def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
     """A cost function: so many FLOPs for each element written, every tensor moved once."""
 
     def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-        size = sum(f.size for f in outputs)
-        read = sum(f.nbytes for f in inputs)
-        return Cost(flops_per_element * size, read, sum(f.nbytes for f in outputs))
+        return Cost.moving(flops_per_element * sum(f.size for f in outputs), inputs, outputs)
 
     return cost
 

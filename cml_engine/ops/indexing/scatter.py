@@ -157,7 +157,7 @@ def _gather_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) 
 
 def _scatter_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     """Without the looking for updates, which depends on the device."""
-    return Cost(inputs[2].size, sum(f.nbytes for f in inputs), outputs[0].nbytes)
+    return Cost.moving(inputs[2].size, inputs, outputs)
 
 
 _IN_ORDER = Tolerance(

@@ -42,8 +42,9 @@ def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Ker
     return Kernel("matmul/products.hlsl", params, lower=lower, group=_GROUP, trusted=True)
 
 
-def _cost(products: float, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    return Cost(2 * products, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
+def _row_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    """Of sums over the last axis of the first input."""
+    return Cost.moving(2 * outputs[0].size * inputs[0].shape[-1], inputs, outputs)
 
 
 def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
@@ -126,9 +127,7 @@ define(
             + " ".join(f"{name}:u{MAX_RANK - 2}" for name in ("extent", "a_stride", "b_stride")),
             _matmul_lower,
         ),
-        cost=lambda attrs, inputs, outputs: _cost(
-            outputs[0].size * inputs[0].shape[-1], inputs, outputs
-        ),
+        cost=_row_cost,
         tolerance=EXACT,
         cases=[
             Case((_bytes(5, 7), _bytes(7, 9))),
@@ -201,7 +200,7 @@ def _conv_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _conv_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    return _cost(outputs[0].size * prod(inputs[1].shape[1:]), inputs, outputs)
+    return Cost.moving(2 * outputs[0].size * prod(inputs[1].shape[1:]), inputs, outputs)
 
 
 def _conv_cases() -> Iterator[Case]:
@@ -310,9 +309,7 @@ define(
             "zero_per_block:u",
             _nbits_lower,
         ),
-        cost=lambda attrs, inputs, outputs: _cost(
-            outputs[0].size * inputs[0].shape[-1], inputs, outputs
-        ),
+        cost=_row_cost,
         tolerance=Tolerance(1e-5, 5e-4, "sums of some ten products of up to 15, in another order"),
         cases=list(_nbits_cases()),
     )

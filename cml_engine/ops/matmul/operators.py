@@ -93,7 +93,7 @@ def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost
     a = inputs[0].shape
     inner = a[-2] if attrs.get("transposeA", False) else a[-1]
     flops = outputs[0].size * (2 * inner + len(inputs) - 2)
-    return Cost(flops, sum(f.nbytes for f in inputs), outputs[0].nbytes)
+    return Cost.moving(flops, inputs, outputs)
 
 
 def _flip(a: bool, b: bool) -> dict[str, bool]:

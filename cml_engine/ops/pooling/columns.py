@@ -259,9 +259,7 @@ define(
             group=_GROUP,
             trusted=True,
         ),
-        cost=lambda attrs, inputs, outputs: Cost(
-            16.0 * outputs[0].size, sum(f.nbytes for f in inputs), outputs[0].nbytes
-        ),
+        cost=lambda attrs, inputs, outputs: Cost.moving(16.0 * outputs[0].size, inputs, outputs),
         tolerance=Tolerance(
             2e-5, 2e-5, "a position is rounded: an error of 2^-24 of it, times the slope there"
         ),

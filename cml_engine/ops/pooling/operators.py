@@ -94,8 +94,7 @@ def _cost(per_tap: float, attrs: Attrs, inputs: Sequence[Fact], outputs: Sequenc
     """Every tap of every window is computed; the input is taken to be read once."""
     taps = prod(attrs["size"])
     windows = min(outputs[0].size, inputs[0].size) if "output_shape" in attrs else outputs[0].size
-    read = sum(f.nbytes for f in inputs)
-    return Cost(per_tap * taps * windows, read, sum(f.nbytes for f in outputs))
+    return Cost.moving(per_tap * taps * windows, inputs, outputs)
 
 
 # ---------------------------------------------------------------- tests

@@ -32,10 +32,6 @@ _GROUP = 64
 _LONG_LINE, _CHUNK = 4096, 1024
 
 
-def _moved(inputs: Sequence[Fact], outputs: Sequence[Fact], flops: float) -> Cost:
-    return Cost(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
-
-
 def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
     return Kernel("reduction/ordering.hlsl", params, lower=lower, group=_GROUP, trusted=True)
 
@@ -125,7 +121,7 @@ def _merge_cost(read: int, written: int) -> Cost:
 
 def _top_k_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     """Every value is compared with all others of its line."""
-    return _moved(inputs, outputs, 2.0 * inputs[0].size * inputs[0].shape[attrs.axis])
+    return Cost.moving(2.0 * inputs[0].size * inputs[0].shape[attrs.axis], inputs, outputs)
 
 
 _ODD = np.array([[0.0, -0.0, np.nan, np.inf, -np.inf, 1, 1, -1, np.nan, 1e-40]], np.float32)
@@ -242,7 +238,7 @@ for _name, _tolerance in _RUNNING.items():
                 "n:u extent:u inner:u chunk:u chunks:u product:u exclusive:u backwards:u",
                 partial(_running_lower, _product),
             ),
-            cost=lambda attrs, inputs, outputs: _moved(inputs, outputs, inputs[0].size),
+            cost=lambda attrs, inputs, outputs: Cost.moving(inputs[0].size, inputs, outputs),
             tolerance=_tolerance,
             cases=list(_running_cases(_product)),
         )
@@ -296,7 +292,7 @@ define(
         infer=_reversed_infer,
         cpu=_reversed_cpu,
         kernel=_kernel("n:u extent:u inner:u batch:u batch_inner:u", _reversed_lower),
-        cost=lambda attrs, inputs, outputs: _moved(inputs, outputs, 0),
+        cost=lambda attrs, inputs, outputs: Cost.moving(0, inputs, outputs),
         tolerance=EXACT,
         cases=[
             Case(((4, 3), np.array([4, 0, 1])), {"time_axis": 0, "batch_axis": 1}),
@@ -370,7 +366,7 @@ define(
         infer=_gather_nd_infer,
         cpu=_gather_nd_cpu,
         kernel=_kernel("n:u row:u places:u limit:u8", _gather_nd_lower),
-        cost=lambda attrs, inputs, outputs: _moved([inputs[1], *outputs], outputs, 0),
+        cost=lambda attrs, inputs, outputs: Cost.moving(0, [inputs[1], *outputs], outputs),
         tolerance=EXACT,
         cases=[
             Case(((4, 5), _rows((0, 0), (3, 4), (1, 2))), {}, "single values"),

@@ -37,10 +37,6 @@ def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Ker
     return Kernel("reduction/selection.hlsl", params, lower=lower, group=_GROUP, trusted=True)
 
 
-def _moved(inputs: Sequence[Fact], outputs: Sequence[Fact], flops: float) -> Cost:
-    return Cost(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
-
-
 # --- nonzero ------------------------------------------------------------------------------------
 
 #: values that one thread counts at least; more where the blocks would be too many for one thread
@@ -108,7 +104,9 @@ define(
             f"n:u size:u block:u blocks:u mask:u room:u rank:u fill:i extent:u{MAX_RANK}",
             _nonzero_lower,
         ),
-        cost=lambda attrs, inputs, outputs: _moved([*inputs, *inputs], outputs, inputs[0].size),
+        cost=lambda attrs, inputs, outputs: Cost.moving(
+            inputs[0].size, [*inputs, *inputs], outputs
+        ),
         tolerance=EXACT,
         cases=[
             Case((_SPARSE,), {"capacity": 200, "fill": -1}, "room left over"),
@@ -233,7 +231,7 @@ def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
 def _nms_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     """Every selected box is compared with all of its class."""
     compared = inputs[1].size * max(_most(attrs, inputs[1]), 1)
-    return _moved(inputs, outputs, 16.0 * compared)
+    return Cost.moving(16.0 * compared, inputs, outputs)
 
 
 def _boxes(count: int, seed: int, centers: bool = False) -> Array:

@@ -40,13 +40,13 @@ LIMIT = 2.0**24
 
 
 def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
-    spatial = check_inputs(x, rois, batch_index)
+    check_inputs(x, rois, batch_index)
     check_sizes("output_size", attrs.output_size, x)
     if rois.shape[0] and x.shape[0] == 0:
         raise ShapeError(f"{rois.shape[0]} rois of {x}, which has no batch item to take them from")
     shape = (rois.shape[0], x.shape[1], *(int(n) for n in attrs.output_size))
     if {"method", "resize_method"} & set(attrs):
-        _check_resampling(attrs, x, spatial, prod(shape))
+        _check_resampling(attrs, x, prod(shape))
     return Fact("scalar", shape)
 
 
@@ -73,7 +73,7 @@ def check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
         raise ShapeError(f"{name} {list(sizes)}, wanted 1 or more in each")
 
 
-def _check_resampling(attrs: Attrs, x: Fact, spatial: int, results: int) -> None:
+def _check_resampling(attrs: Attrs, x: Fact, results: int) -> None:
     if _method(attrs) not in METHODS:
         raise ShapeError(f"method '{_method(attrs)}', wanted one of {', '.join(METHODS)}")
     if "sampling_rate" in attrs:

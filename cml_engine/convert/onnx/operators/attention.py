@@ -258,8 +258,8 @@ def linear_attention(call: OnnxCall) -> list[Value | None]:
     if length > MAX_STEPS:
         raise call.refuse(f"more than {MAX_STEPS} steps")
     gating, delta = rule in ("gated", "gated_delta"), rule in ("delta", "gated_delta")
-    decay = call.op("exp", _by_head(call, call[4], heads)) if gating else None
-    beta = _by_head(call, call[5], call[5].shape[2]) if delta else None
+    decay = call.op("exp", by_heads(call, call[4], heads)) if gating else None
+    beta = by_heads(call, call[5], call[5].shape[2]) if delta else None
     zero = Value.known(np.zeros((batch, heads, size, v.shape[3]), np.float32))
     state = call[3] if call.has(3) else zero
     outputs = []
@@ -278,11 +278,6 @@ def linear_attention(call: OnnxCall) -> list[Value | None]:
     scale = call.attr("scale") or 1 / np.sqrt(size)
     y = call.op("mul", call.concat(outputs, 2), float(scale))
     return [as_rows(call, y), state]
-
-
-def _by_head(call: OnnxCall, x: Value, heads: int) -> Value:
-    """[batch, length, heads * n] as [batch, heads, length, n]."""
-    return by_heads(call, x, heads)
 
 
 @op("CausalConvWithState", nnef="concat, conv, silu", inputs=4, attrs={"activation": "none"})

@@ -33,7 +33,6 @@ _PARAMETERS = {
 }  # fmt: skip
 
 State = list[Value]
-Apply = Callable[[int, Value], Value]
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ def _stack(c: FormCall) -> str:
 
 @form("split", onnx="`Split`")
 def _split(c: FormCall) -> list[str]:
-    return _parts(c)
+    axis = int(c.attrs.axis)
+    sizes = c.indices(*(fact.shape[axis] for fact in c.results))
+    return c.split("Split", c.x, sizes, results=len(c.results), axis=axis)
 
 
 @form("unstack", onnx="`Split`, `Squeeze`")
@@ -58,12 +60,6 @@ def _unstack(c: FormCall) -> list[str]:
     parts = c.split("Split", c.x, c.indices(*[1] * len(c.results)), results=len(c.results),
                     axis=axis)  # fmt: skip
     return [c.add("Squeeze", part, c.indices(axis)) for part in parts]
-
-
-def _parts(c: FormCall) -> list[str]:
-    axis = int(c.attrs.axis)
-    sizes = c.indices(*(fact.shape[axis] for fact in c.results))
-    return c.split("Split", c.x, sizes, results=len(c.results), axis=axis)
 
 
 @form("slice", onnx="`Slice`")

@@ -76,7 +76,7 @@ def _valid(window: Window) -> Array:
 # -- pools --------------------------------------------------------------------------------------
 
 
-def _is_pool(c: FormCall, window: Window, dilated: bool) -> bool:
+def _is_pool(window: Window, dilated: bool) -> bool:
     """Whether ONNX's pools have such windows."""
     spatial = window[2:]
     return (
@@ -110,7 +110,7 @@ def _pool(c: FormCall, op: str, x: str, window: Window, border: str, **more: int
 
 
 def _mean(c: FormCall, x: str, window: Window, border: str) -> str:
-    if _is_pool(c, window, c.opset >= 19) and (border != "ignore" or _fits(window[2:])):
+    if _is_pool(window, c.opset >= 19) and (border != "ignore" or _fits(window[2:])):
         include = int(border == "constant")
         return _pool(c, "AveragePool", x, window, border, count_include_pad=include)
     total = _by_axis(c, x, window, border, "ReduceSum", 0.0)
@@ -146,16 +146,12 @@ def _box(c: FormCall) -> str:
 
 
 @form("max_pool", onnx=_POOLED.format("MaxPool", "ReduceMax"))
-def _max_pool(c: FormCall) -> str:
-    return _greatest(c)
-
-
 def _greatest(c: FormCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
     fill = -np.inf if border == "ignore" else 0.0
     if c.fact(0).size == 0:
         return c.filled(fill)
-    if _is_pool(c, window, dilated=True) and (border != "ignore" or _fits(window[2:])):
+    if _is_pool(window, dilated=True) and (border != "ignore" or _fits(window[2:])):
         return _pool(c, "MaxPool", c.x, window, border)
     return _by_axis(c, c.x, window, border, "ReduceMax", fill)
 
@@ -177,17 +173,13 @@ def _joint(c: FormCall, x: str, window: Window, border: str, fill: float) -> str
     return c.reshaped(x, (*(a.narrow for a in window), volume(window)))
 
 
+@form("argmax_pool", onnx="windows by `Gather`, `ArgMax`", function=True)
 def _place(c: FormCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
     if c.fact(0).size == 0:
         return c.filled(0)
     values = _joint(c, c.x, window, border, -np.inf if border == "ignore" else 0.0)
     return c.cast(c.add("ArgMax", values, axis=len(window), keepdims=0), "integer")
-
-
-@form("argmax_pool", onnx="windows by `Gather`, `ArgMax`", function=True)
-def _argmax_pool(c: FormCall) -> str:
-    return _place(c)
 
 
 @form("max_pool_with_index", onnx="as `max_pool` and `argmax_pool`", function=True)
