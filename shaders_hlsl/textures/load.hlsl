@@ -1,16 +1,12 @@
 // A texture's numbers into a tensor: a thread for each pixel of the tensor, which writes its
-// channels. Workgroups may come in any order and number, as those of every kernel.
+// channels. Of the parameters:
+// sizes    width and height of the tensor, width and height of the texture
+// strides  words from channel to channel, row to row, column to column; channels
+// picked   for each channel 0 to 3 of the texture, or 4: grey
+// how      0 as it is, 1 bilinear, 2 area; whether colours are encoded
+#include "item.hlsli"
 #include "srgb.hlsli"
 
-[[vk::binding(0, 0)]] cbuffer Load {
-    uint4 slice;     // first workgroup, the one behind the last, workgroups in a row, pixels
-    uint4 sizes;     // width and height of the tensor, width and height of the texture
-    uint4 strides;   // words from channel to channel, row to row, column to column; channels
-    uint4 picked;    // for each channel 0 to 3 of the texture, or 4: grey
-    float4 scale;
-    float4 shift;
-    uint4 how;       // 0 as it is, 1 bilinear, 2 area; whether colours are encoded
-};
 [[vk::binding(1, 0)]] Texture2D<float4> source;
 [[vk::binding(2, 0)]] RWStructuredBuffer<float> tensor;
 
@@ -48,29 +44,23 @@ float4 mean(uint2 at) {
     return sum / (step.x * step.y);
 }
 
-[shader("compute")]
-[numthreads(64, 1, 1)]
-void main(uint3 workgroup : SV_GroupID, uint thread : SV_GroupIndex) {
-    uint group = slice.x + workgroup.x + workgroup.y * slice.z;
-    uint pixel = 64 * group + thread;
-    if (group < slice.y && pixel < slice.w) {
-        uint2 at = uint2(pixel % sizes.x, pixel / sizes.x);
-        float4 value;
-        if (how.x == 1) {
-            value = bilinear(at);
-        } else if (how.x == 2) {
-            value = mean(at);
-        } else {
-            value = nearest(at);
-        }
-        if (how.y != 0) {
-            value.rgb = srgb_encoded(value.rgb);
-        }
-        float grey = dot(value.rgb, float3(0.299, 0.587, 0.114));
-        for (uint k = 0; k < strides.w; ++k) {
-            float number = picked[k] == 4 ? grey : value[picked[k] & 3];
-            uint place = k * strides.x + at.y * strides.y + at.x * strides.z;
-            tensor[place] = number * scale[k] + shift[k];
-        }
+void cml_item(uint pixel) {
+    uint2 at = uint2(pixel % sizes.x, pixel / sizes.x);
+    float4 value;
+    if (how.x == 1) {
+        value = bilinear(at);
+    } else if (how.x == 2) {
+        value = mean(at);
+    } else {
+        value = nearest(at);
+    }
+    if (how.y != 0) {
+        value.rgb = srgb_encoded(value.rgb);
+    }
+    float grey = dot(value.rgb, float3(0.299, 0.587, 0.114));
+    for (uint k = 0; k < strides.w; ++k) {
+        float number = picked[k] == 4 ? grey : value[picked[k] & 3];
+        uint place = k * strides.x + at.y * strides.y + at.x * strides.z;
+        tensor[place] = number * scale[k] + shift[k];
     }
 }

@@ -1,17 +1,13 @@
 // A tensor's numbers as texels: a thread for each pixel, which writes the words of its texel into
-// rows that a copy to a texture takes.
+// rows that a copy to a texture takes. Of the parameters:
+// sizes    width, words from row to row, words of a texel; 0 bytes, 1 half, 2 float
+// strides  words of the tensor from channel to channel, row to row, column to column
+// picked   for each channel of a texel one of the tensor, or 4: zero, 5: one
+// how      colours: 0 as they are, 1 encoded, 2 decoded; whether red and blue change
 #include "../include/packed4.hlsli"
+#include "item.hlsli"
 #include "srgb.hlsli"
 
-[[vk::binding(0, 0)]] cbuffer Pack {
-    uint4 slice;     // first workgroup, the one behind the last, workgroups in a row, pixels
-    uint4 sizes;     // width, words from row to row, words of a texel; 0 bytes, 1 half, 2 float
-    uint4 strides;   // words of the tensor from channel to channel, row to row, column to column
-    uint4 picked;    // for each channel of a texel one of the tensor, or 4: zero, 5: one
-    float4 scale;
-    float4 shift;
-    uint4 how;       // colours: 0 as they are, 1 encoded, 2 decoded; whether red and blue change
-};
 [[vk::binding(1, 0)]] RWStructuredBuffer<float> tensor;
 [[vk::binding(2, 0)]] RWStructuredBuffer<uint> texels;
 
@@ -30,34 +26,28 @@ uint4 bytes_of(float4 value) {
     return select((asuint(value) & 0x7fffffffu) > 0x7f800000u, uint4(0, 0, 0, 0), steps);
 }
 
-[shader("compute")]
-[numthreads(64, 1, 1)]
-void main(uint3 workgroup : SV_GroupID, uint thread : SV_GroupIndex) {
-    uint group = slice.x + workgroup.x + workgroup.y * slice.z;
-    uint pixel = 64 * group + thread;
-    if (group < slice.y && pixel < slice.w) {
-        uint2 at = uint2(pixel % sizes.x, pixel / sizes.x);
-        float4 value = float4(channel(0, at), channel(1, at), channel(2, at), channel(3, at));
-        if (how.x == 1) {
-            value.rgb = srgb_encoded(value.rgb);
-        } else if (how.x == 2) {
-            value.rgb = srgb_decoded(value.rgb);
-        }
-        if (how.y != 0) {
-            value = value.bgra;
-        }
-        uint place = at.y * sizes.y + at.x * sizes.z;
-        if (sizes.w == 0) {
-            uint4 b = bytes_of(value);
-            texels[place] = b.x | (b.y << 8) | (b.z << 16) | (b.w << 24);
-        } else if (sizes.w == 1) {
-            uint2 halves = cml_to_half(value);
-            texels[place] = halves.x;
-            texels[place + 1] = halves.y;
-        } else {
-            for (uint k = 0; k < sizes.z; ++k) {
-                texels[place + k] = asuint(value[k]);
-            }
+void cml_item(uint pixel) {
+    uint2 at = uint2(pixel % sizes.x, pixel / sizes.x);
+    float4 value = float4(channel(0, at), channel(1, at), channel(2, at), channel(3, at));
+    if (how.x == 1) {
+        value.rgb = srgb_encoded(value.rgb);
+    } else if (how.x == 2) {
+        value.rgb = srgb_decoded(value.rgb);
+    }
+    if (how.y != 0) {
+        value = value.bgra;
+    }
+    uint place = at.y * sizes.y + at.x * sizes.z;
+    if (sizes.w == 0) {
+        uint4 b = bytes_of(value);
+        texels[place] = b.x | (b.y << 8) | (b.z << 16) | (b.w << 24);
+    } else if (sizes.w == 1) {
+        uint2 halves = cml_to_half(value);
+        texels[place] = halves.x;
+        texels[place + 1] = halves.y;
+    } else {
+        for (uint k = 0; k < sizes.z; ++k) {
+            texels[place + k] = asuint(value[k]);
         }
     }
 }
