@@ -14,8 +14,8 @@ import argparse
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 import cml_engine as cml
 from benchmarks.contenders import Workload
 from benchmarks.models import AGENTS, MODELS
+from benchmarks.turns import Turn, elapsed, in_turns, ratio
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph
@@ -35,8 +36,6 @@ from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.report.integer_memory import IntegerMemory
 
 Array = np.ndarray[Any, Any]
-#: what takes one turn, and gives milliseconds
-Turn = Callable[[], float]
 
 #: channels in and out, side of the map, kernel, stride
 LAYERS = ((64, 64, 64, 3, 1), (40, 40, 32, 3, 1), (64, 64, 64, 1, 1))
@@ -81,20 +80,6 @@ def main() -> None:
             print(f"{name}: {IntegerMemory.of(agent)}")
 
 
-def _in_turns(works: Mapping[str, Turn], rounds: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for i in range(rounds + 1):  # the first warms up
-        for name, turn in works.items():
-            ms = turn()
-            if i:
-                times[name].append(ms)
-    return times
-
-
-def _ratio(a: list[float], b: list[float]) -> float:
-    return statistics.median(x / y for x, y in zip(a, b, strict=True))
-
-
 # -- layers ---------------------------------------------------------------------------------------
 
 
@@ -103,7 +88,7 @@ def _layer(layer: tuple[int, ...], gpu: cml.Gpu, rounds: int) -> None:
     whole = cml.quantize(graph, [inputs(i) for i in range(8)], sixteen=[])[0]
     works = dict(_variants(graph, gpu, _FLOAT, inputs(0), "float"))
     works |= _variants(whole, gpu, (*_DOT4, *_FLOAT), inputs(0), "words")
-    times = _in_turns(works, rounds)
+    times = in_turns(works, rounds)
 
     def best(*begins: str) -> str:
         names = [n for n in times if n.startswith(begins)]
@@ -115,9 +100,9 @@ def _layer(layer: tuple[int, ...], gpu: cml.Gpu, rounds: int) -> None:
         print(f"  {name:36s} {statistics.median(ms):8.2f} ms")
     floats = best("float")
     for name in (best("words dot4"), best("words tile", "words row")):
-        print(f"  {floats} takes {_ratio(times[floats], times[name]):.2f} times {name}")
+        print(f"  {floats} takes {ratio(times[floats], times[name]):.2f} times {name}")
     tile = best("float tile")
-    print(f"  {tile} takes {_ratio(times[tile], times[best('words dot4')]):.2f} times the dot4")
+    print(f"  {tile} takes {ratio(times[tile], times[best('words dot4')]):.2f} times the dot4")
 
 
 def _layer_graph(c: int, o: int, n: int, k: int, s: int) -> tuple[Graph, Any]:
@@ -169,12 +154,12 @@ def _network(model: str, gpu: cml.Gpu, rounds: int) -> None:
             "CPU, integers": _cpu(whole, words),
             **_onnxruntime(workload, samples, inputs),
         }
-        times = _in_turns(works, rounds)
+        times = in_turns(works, rounds)
     print(f"\n{model}")
     for name, ms in times.items():
         print(f"  {name:36s} {statistics.median(ms):8.2f} ms")
-    ratio = _ratio(times["GPU, integers"], times["GPU, floats"])
-    print(f"  on the GPU integers take {ratio:.2f} times as long as floats")
+    longer = ratio(times["GPU, integers"], times["GPU, floats"])
+    print(f"  on the GPU integers take {longer:.2f} times as long as floats")
     print(f"  {IntegerMemory.of(whole)}")
 
 
@@ -201,13 +186,7 @@ def _gpu(graph: Graph, gpu: cml.Gpu, inputs: dict[str, Array]) -> Turn:
 
 def _cpu(graph: Graph, inputs: dict[str, Array]) -> Turn:
     session = cml.Session(graph, "cpu")
-    return lambda: _milliseconds(lambda: session.run(inputs))
-
-
-def _milliseconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - start)
+    return elapsed(lambda: session.run(inputs))
 
 
 def _onnxruntime(
@@ -237,11 +216,7 @@ def _onnxruntime(
     works: dict[str, Turn] = {}
     for name, file in (("floats", workload.onnx), ("U8S8", target)):
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-
-        def run(session: Any = session) -> float:
-            return _milliseconds(lambda: session.run(None, inputs))
-
-        works[f"ONNX Runtime, CPU, {name}"] = run
+        works[f"ONNX Runtime, CPU, {name}"] = elapsed(partial(session.run, None, inputs))
     return works
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kernels.controls import Control
+from benchmarks.turns import elapsed, in_turns
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
@@ -65,7 +65,8 @@ def main() -> None:
         works |= {f"{name} {kernel}": work for kernel, work in _by_kernel(gpu, op, case).items()}
     works["NumPy 3x3 64>64 64²"] = _numpy(SHAPES[0][2])
     print(gpu.name)
-    _print(_measure(works, rounds), works)
+    turns = {name: elapsed(run) for name, (run, _) in works.items()}
+    _print(in_turns(turns, rounds), works)
 
 
 def _by_kernel(gpu: Gpu, op: str, case: Case) -> dict[str, Work]:
@@ -111,24 +112,12 @@ def _numpy(case: Case) -> Work:
     return lambda: conv_cpu(node.attrs, x, filter, bias), cost.flops
 
 
-def _measure(works: dict[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every work, in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in works}
-    for i in range(rounds + 1):  # the first round warms up
-        for name, (run, _) in works.items():
-            start = time.perf_counter()
-            run()
-            if i:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def _print(seconds: dict[str, list[float]], works: dict[str, Work]) -> None:
-    best = {name: works[name][1] / min(times) / 1e9 for name, times in seconds.items()}
+def _print(ms: dict[str, list[float]], works: dict[str, Work]) -> None:
+    best = {name: works[name][1] / min(times) / 1e6 for name, times in ms.items()}
     fma = next(iter(best.values()))
     print(f"{'':50}{'least ms':>10}{'median':>10}{'GFLOPS':>10}{'of registers':>14}")
-    for name, times in seconds.items():
-        shown = f"{1e3 * min(times):10.2f}{1e3 * statistics.median(times):10.2f}"
+    for name, times in ms.items():
+        shown = f"{min(times):10.2f}{statistics.median(times):10.2f}"
         print(f"{name:50}{shown}{best[name]:10.1f}{best[name] / fma:14.0%}")
 
 

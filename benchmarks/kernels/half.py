@@ -7,10 +7,10 @@ both in turns, of the computation alone: the best of each, and the median of the
 from __future__ import annotations
 
 import argparse
-import statistics
 from pathlib import Path
 
 import cml_engine as cml
+from benchmarks.turns import in_turns, ratio
 from cml_engine.backends.half import storage_errors
 from cml_engine.graph import Graph
 from cml_engine.passes import optimize
@@ -29,16 +29,15 @@ def compare(graph: Graph, gpu: cml.Gpu, rounds: int) -> str:
     options = (CompileOptions(), CompileOptions(storage="half"))
     sessions = [cml.Session(graph, gpu, chosen) for chosen in options]
     timers = [session.timer() for session in sessions]
-    pairs = [[timer() for timer in timers] for _ in range(rounds + 1)][1:]
-    ms = [min(column) for column in zip(*pairs, strict=True)]
-    ratio = statistics.median(full / half for full, half in pairs)
+    times = in_turns(dict(enumerate(timers)), rounds)
+    faster = ratio(times[0], times[1])
     full, half = (session.plan for session in sessions)
     assert full is not None and half is not None
     largest, rms = _errors(graph)
     return (
         f"| {graph.name} | {full.memory.peak / 1024:.0f} | {half.memory.peak / 1024:.0f} | "
         f"{full.weights_bytes / 1024:.0f} | {half.weights_bytes / 1024:.0f} | {largest:.1e} | "
-        f"{rms:.1e} | {ms[0]:.1f} | {ms[1]:.1f} | {ratio:.2f} |"
+        f"{rms:.1e} | {min(times[0]):.1f} | {min(times[1]):.1f} | {faster:.2f} |"
     )
 
 

@@ -12,6 +12,7 @@ import statistics
 from pathlib import Path
 
 import cml_engine as cml
+from benchmarks.turns import in_turns, ratio
 from cml_engine.graph import Graph
 from cml_engine.passes import NAMES
 from cml_engine.session import CompileOptions
@@ -43,12 +44,12 @@ def compare(graph: Graph, gpu: cml.Gpu, without: frozenset[str], rounds: int) ->
     if steps[0] == steps[1]:
         return None
     timers = [session.timer() for session in sessions]
-    pairs = [[timer() for timer in timers] for _ in range(rounds + 1)][1:]
-    ms = [statistics.median(column) for column in zip(*pairs, strict=True)]
-    ratio = statistics.median(b / a for a, b in pairs)
+    times = in_turns(dict(enumerate(timers)), rounds)
+    ms = [statistics.median(column) for column in times.values()]
     shown = [f"{len(p.steps)} dispatches, arena {p.memory.peak / 1024:.0f} KB" for p in plans]
+    longer = ratio(times[1], times[0])
     return (
-        f"with: {shown[0]}, {ms[0]:.2f} ms; without: {shown[1]}, {ms[1]:.2f} ms; ratio {ratio:.2f}"
+        f"with: {shown[0]}, {ms[0]:.2f} ms; without: {shown[1]}, {ms[1]:.2f} ms; ratio {longer:.2f}"
     )
 
 
