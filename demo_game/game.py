@@ -18,7 +18,7 @@ from demo_game.flight import Pose
 from demo_game.operators.light import lit
 from demo_game.render.camera import Camera
 from demo_game.render.drawn import DrawnTiles
-from demo_game.render.pace import Pace
+from demo_game.render.pace import DrawingPace
 from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer
 from demo_game.reporting.measure import FrameTimes
@@ -120,7 +120,7 @@ class Game:
         #: False: no tile is asked for (what the picture costs without any inference)
         self.inference = True
         self.draw_stats: DrawStats | None = None
-        self.pace = Pace(_PICTURE_SHARE * settings.frame_ms, quality.effort)
+        self.pace = DrawingPace(_PICTURE_SHARE * settings.frame_ms, quality.effort)
         self.selection = Selection()
         self._detail = settings.detail
         self._around: Surroundings | None = None

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.bake.cluster import of_each, processor_s, scheduler_bytes, separate_cluster
 from benchmarks.bake.overhead import plain_loop
 from benchmarks.bake.small import Small, small_layer
-from cml_engine.distributed import Plan, bake
+from cml_engine.distributed import StorePlan, bake
 
 _DISK_BYTES = 1 << 28
 
@@ -55,9 +55,9 @@ def measured(folder: Path, tasks: int, tiles: int) -> Costs:
     with separate_cluster(2) as client:
         heartbeat = _heartbeat_us(client)
         layer = small_layer(tasks)
-        bake(Small("first"), str(folder / "first.zarr"), Plan([layer], {}), client=client)
+        bake(Small("first"), str(folder / "first.zarr"), StorePlan([layer], {}), client=client)
         before, sent = of_each(client, processor_s), client.run_on_scheduler(scheduler_bytes)
-        bake(Small(), str(folder / "second.zarr"), Plan([layer], {}), client=client)
+        bake(Small(), str(folder / "second.zarr"), StorePlan([layer], {}), client=client)
         after = of_each(client, processor_s)
         through = client.run_on_scheduler(scheduler_bytes) - sent
     us = {name: 1e6 * (after[name] - spent) / tasks for name, spent in before.items()}

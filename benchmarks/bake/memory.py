@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.bake.cluster import of_each, resident_mb, separate_cluster
 from benchmarks.bake.small import Small, small_layer
-from cml_engine.distributed import Plan, bake
+from cml_engine.distributed import StorePlan, bake
 
 #: tiles at which memory is compared with that of the end, and how much more that may be
 FIRST, MOST = 1000, 0.05
@@ -27,7 +27,7 @@ def memory(folder: Path, last: int) -> tuple[str, bool]:
                 shown = ", ".join(f"{name} {mb:.1f} MB" for name, mb in found.items())
                 print(f"{report.done:,} tiles, {report.seconds:.0f} s: {shown}", file=sys.stderr)
 
-        plan = Plan([small_layer(last)], {})
+        plan = StorePlan([small_layer(last)], {})
         bake(Small(), str(folder / "small.zarr"), plan, client=client, progress=look)
     growth = {name: held[last][name] / mb - 1 for name, mb in held[FIRST].items()}
     lines = ["| MB resident | " + " | ".join(f"{n:,} tiles" for n in due) + " | growth |",

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.bake.cluster import processor_s
-from cml_engine.distributed import Layer, Plan, Store, bake
+from cml_engine.distributed import Layer, Store, StorePlan, bake
 from cml_engine.distributed.cluster import connected
 from cml_engine.distributed.storing.creating import prepare
 from cml_engine.distributed.worker import _keep_memory, _maker
@@ -107,7 +107,7 @@ def _pairs(
 
 def _baked(place: Path, tiles: int, client: Any) -> Taken:
     chain, layers, work = _tiles(tiles)
-    plan = Plan(layers, manifest(_region(tiles), chain, _SEED))
+    plan = StorePlan(layers, manifest(_region(tiles), chain, _SEED))
     before = _processor(client)
     report = bake(work, str(place), plan, client=client)
     spent = _processor(client) - before

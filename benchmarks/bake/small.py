@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.distributed import Cell, Clock, Layer, Made, Unit
+from cml_engine.distributed import Cell, Layer, Made, Unit, UnitClock
 
 
 def small_layer(count: int) -> Layer:
@@ -32,6 +32,6 @@ class SmallMaker:
     def measure(self) -> Any:
         return None
 
-    def make(self, layer: Layer, unit: Unit, clock: Clock) -> Made:
+    def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> Made:
         number = 100 * unit.at[0] + unit.at[1] + 1
         return Made({"value": np.full((1, 1, 16), number, np.float32)})

@@ -10,35 +10,35 @@ from cml_engine.distributed.digest import graph_digest
 from cml_engine.distributed.map import map_network
 from cml_engine.distributed.progress import shown
 from cml_engine.distributed.report import Report
-from cml_engine.distributed.run import Plan, bake
-from cml_engine.distributed.sources import Source
+from cml_engine.distributed.run import StorePlan, bake
+from cml_engine.distributed.sources import InputSource
 from cml_engine.distributed.storing.creating import manifest_of
 from cml_engine.distributed.storing.store import Store
 from cml_engine.distributed.work import (
     ANY_DEVICE,
     Cell,
-    Clock,
     Coordinate,
     Layer,
     Made,
     Maker,
     Unit,
+    UnitClock,
     Work,
 )
 
 __all__ = [
     "ANY_DEVICE",
     "Cell",
-    "Clock",
     "Coordinate",
+    "InputSource",
     "Layer",
     "Made",
     "Maker",
-    "Plan",
     "Report",
-    "Source",
     "Store",
+    "StorePlan",
     "Unit",
+    "UnitClock",
     "Work",
     "bake",
     "graph_digest",

@@ -21,9 +21,9 @@ from cml_engine.cooked import load_cooked
 from cml_engine.distributed.cluster import need_extra, usual_workers
 from cml_engine.distributed.digest import graph_digest
 from cml_engine.distributed.report import Report
-from cml_engine.distributed.run import Plan, bake
+from cml_engine.distributed.run import StorePlan, bake
 from cml_engine.distributed.sources import (
-    Source,
+    InputSource,
     names_digest,
     names_of,
     open_source,
@@ -36,11 +36,11 @@ from cml_engine.distributed.work import (
     ANY_DEVICE,
     Array,
     Cell,
-    Clock,
     Coordinate,
     Layer,
     Made,
     Unit,
+    UnitClock,
     Watch,
 )
 from cml_engine.errors import CmlError, InputError
@@ -70,7 +70,7 @@ class NetworkWork:
     network as a cooked file, whose kernels a worker need not compile."""
 
     graphs: Mapping[int, Graph]
-    source: Source
+    source: InputSource
     backend: str
     options: CompileOptions
     key: str
@@ -140,7 +140,7 @@ class NetworkMaker:
                 return False
         return True
 
-    def make(self, layer: Layer, unit: Unit, clock: Clock) -> Made:
+    def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> Made:
         (span,) = layer.span(unit)
         made = {
             name: np.zeros((span.stop - span.start, *cell.shape), cell.dtype)
@@ -221,7 +221,8 @@ def map_network(
     ----------
     graph : from :func:`cml_engine.load`, or the place of a cooked file.
     source : a pattern of files (``"tiles/*.npy"``), a list of files, a Zarr array or its place
-        (each chunk is an input), a sequence of arrays or of arrays by name, or a :class:`Source`.
+        (each chunk is an input), a sequence of arrays or of arrays by name, or an
+        :class:`InputSource`.
     store : a folder that all workers see, or a URL that Zarr knows.
     client : a ``distributed.Client``; or
     scheduler : the address of one; or neither, for a cluster of this machine of
@@ -274,14 +275,14 @@ def map_network(
     if client is None and scheduler is None and workers is None:
         workers = usual_workers(backend)
 
-    def plan(measured: Measured) -> Plan:
+    def plan(measured: Measured) -> StorePlan:
         count = batch or measured.batch(len(inputs) // _TASKS)
         each = per_task or _per_task(graph, len(inputs), count, measured.seconds[count])
         return planned(count, each)
 
-    def planned(count: int, each: int) -> Plan:
+    def planned(count: int, each: int) -> StorePlan:
         more = {"batch": count, "per_task": each}
-        return Plan([_layer(graph, inputs, count, each)], {**manifest, **more})
+        return StorePlan([_layer(graph, inputs, count, each)], {**manifest, **more})
 
     return bake(
         work,
@@ -350,7 +351,7 @@ def _per_task(graph: Graph, inputs: int, batch: int, seconds: float) -> int:
     return max(1, int(most / batch)) * batch
 
 
-def _layer(graph: Graph, source: Source, batch: int, per_task: int) -> Layer:
+def _layer(graph: Graph, source: InputSource, batch: int, per_task: int) -> Layer:
     arrays = {}
     for name in graph.outputs:
         fact = graph.facts[name]

@@ -26,7 +26,7 @@ PRICE = Real(0.0001, 1_000_000)
 
 
 @dataclass(frozen=True)
-class Plan:
+class StorePlan:
     """What a store holds: its layers, and all that every value in it depends on. A store with
     another ``manifest`` is refused."""
 
@@ -37,7 +37,7 @@ class Plan:
 def bake(
     work: Work,
     store: str,
-    plan: Plan | Callable[[Any], Plan],
+    plan: StorePlan | Callable[[Any], StorePlan],
     *,
     client: Any = None,
     scheduler: str | None = None,
@@ -75,7 +75,9 @@ def bake(
         PRICE.check(price, "price")
     need_extra()
     traced = None if trace is None else Trace(trace)
-    refuse(store, plan.manifest if isinstance(plan, Plan) else {})  # before a cluster is started
+    refuse(
+        store, plan.manifest if isinstance(plan, StorePlan) else {}
+    )  # before a cluster is started
     with connected(client, scheduler, workers, dashboard) as (found, embedded):
         report = Report(store, what, price=price)
         run = _Run(found, embedded, work, report)
@@ -97,7 +99,7 @@ class _Run:
 
     def bake(
         self,
-        plan: Plan | Callable[[Any], Plan],
+        plan: StorePlan | Callable[[Any], StorePlan],
         verify: bool,
         title: str,
         progress: Progress,
@@ -112,7 +114,7 @@ class _Run:
             self._await_workers()
             versions = check_versions(self.client)
             report.device = self._set_up(versions=versions)
-            if not isinstance(plan, Plan):
+            if not isinstance(plan, StorePlan):
                 plan = plan(self._measured())
             layers = plan.layers
             report.total = sum(prod(layer.cells) for layer in layers)

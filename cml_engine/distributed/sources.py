@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 Facts = Mapping[str, Fact]
 
 
-class Source(Protocol):
+class InputSource(Protocol):
     """Inputs of a network, by number. Workers get it pickled."""
 
     def __len__(self) -> int: ...
@@ -115,7 +115,7 @@ class Items:
         return {next(iter(facts)): item}
 
 
-def open_source(given: Any, facts: Facts) -> Source:
+def open_source(given: Any, facts: Facts) -> InputSource:
     """What was given as the source of inputs for a network with these."""
     if isinstance(given, str | Path):
         source = _of_pattern(str(given), facts)
@@ -139,7 +139,7 @@ def open_source(given: Any, facts: Facts) -> Source:
     return source
 
 
-def _of_pattern(pattern: str, facts: Facts) -> Source:
+def _of_pattern(pattern: str, facts: Facts) -> InputSource:
     if _zarr_at(pattern):
         return _of_zarr_place(pattern, facts)
     anchor = Path(pattern).anchor
@@ -159,7 +159,7 @@ def _zarr_at(place: str) -> bool:
     return any((Path(place) / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
 
 
-def _of_zarr_place(place: str, facts: Facts) -> Source:
+def _of_zarr_place(place: str, facts: Facts) -> InputSource:
     import zarr
 
     try:
@@ -200,7 +200,7 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
     return [n for n in shape if n != 1]
 
 
-def read_checked(source: Source, number: int, facts: Facts) -> dict[str, Array]:
+def read_checked(source: InputSource, number: int, facts: Facts) -> dict[str, Array]:
     """An input in the network's own types; :class:`InputError` where it does not fit."""
     try:
         return check_inputs(facts, dict(source.read(number, facts)))
@@ -209,12 +209,12 @@ def read_checked(source: Source, number: int, facts: Facts) -> dict[str, Array]:
         raise InputError(said) from None
 
 
-def names_of(source: Source) -> Iterator[str]:
+def names_of(source: InputSource) -> Iterator[str]:
     """What the inputs are called, in their order."""
     return (source.name(number) for number in range(len(source)))
 
 
-def names_digest(source: Source) -> str:
+def names_digest(source: InputSource) -> str:
     """SHA-256 of the inputs' names: which row of the store is whose."""
     hasher = hashlib.sha256()
     for name in names_of(source):

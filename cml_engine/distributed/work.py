@@ -106,7 +106,7 @@ class Made:
     aside: dict[str, str] = field(default_factory=dict)
 
 
-class Clock(Protocol):
+class UnitClock(Protocol):
     """Who times what a worker does: ``with clock("upres") as watch:``. ``watch`` is for
     :meth:`cml_engine.Session.run` on the CPU: it times operators, where a trace is wanted."""
 
@@ -119,7 +119,7 @@ class Maker(Protocol):
 
     device: str
 
-    def make(self, layer: Layer, unit: Unit, clock: Clock) -> Made:
+    def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> Made:
         """All cells of a unit. :class:`cml_engine.InputError` where they can never be made; any
         other error is tried again."""
         ...

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cml_engine as cml
-from cml_engine.distributed import Plan, Report, bake, need_extra, shown, usual_workers
+from cml_engine.distributed import Report, StorePlan, bake, need_extra, shown, usual_workers
 from cml_engine.files.atomic_write import write_atomically
 from cml_engine.ranges import Real, Whole
 
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     own = options.models.absolute() if options.models else None
     chain = load_chain(own, integer=options.integer)
     layers = layers_of(region, chain, options.block)
-    plan = Plan(layers, manifest(region, chain, options.seed, options.block))
+    plan = StorePlan(layers, manifest(region, chain, options.seed, options.block))
     wanted = tuple(models(chain).items())
     work = PlanetWork(
         options.seed,

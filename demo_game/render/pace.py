@@ -50,7 +50,7 @@ EFFORTS = (
 )
 
 
-class Pace:
+class DrawingPace:
     """Chooses the effort. ``most_ms`` is what a frame may take without its networks."""
 
     def __init__(self, most_ms: float, first: int = 0) -> None:

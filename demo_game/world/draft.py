@@ -29,7 +29,7 @@ _OPEN = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class TileDraft:
     """A tile's textures: ``height`` (64, 64) metres, ``shading`` (64, 64, 4) bytes as the shader
     reads them, ``colours`` (64, 64, 4) bytes."""
 
@@ -39,7 +39,7 @@ class Draft:
     colours: Array
 
 
-def drafts(tiles: Iterable[TileId], seed: int) -> Iterator[Draft]:
+def drafts(tiles: Iterable[TileId], seed: int) -> Iterator[TileDraft]:
     """The tiles' drafts, some at a time."""
     for level, group in groupby(sorted(tiles, reverse=True), key=lambda tile: tile.level):
         same = list(group)
@@ -47,7 +47,7 @@ def drafts(tiles: Iterable[TileId], seed: int) -> Iterator[Draft]:
             yield from _together(same[start : start + _TOGETHER], level, seed)
 
 
-def _together(tiles: list[TileId], level: int, seed: int) -> Iterator[Draft]:
+def _together(tiles: list[TileId], level: int, seed: int) -> Iterator[TileDraft]:
     k = np.arange(-1 - FINE_APRON, FINE - FINE_APRON + 1, dtype=np.int32)
     first = np.array([tile.first_cell for tile in tiles], np.int32)
     x, z = np.broadcast_arrays(first[:, :1, None] + k, first[:, 1:, None] + k[:, None])
@@ -62,7 +62,7 @@ def _together(tiles: list[TileId], level: int, seed: int) -> Iterator[Draft]:
     wet = noise.moisture(x[inside], z[inside], level, seed)
     colours = _colours(heights, 1 - upright, wet)
     for i, tile in enumerate(tiles):
-        yield Draft(tile, heights[i].astype(np.float32), _bytes(shading[i]), _bytes(colours[i]))
+        yield TileDraft(tile, heights[i].astype(np.float32), _bytes(shading[i]), _bytes(colours[i]))
 
 
 def _colours(heights: Array, steep: Array, wet: Array) -> Array:

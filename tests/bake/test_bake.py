@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cml_engine import CmlError, DeviceError, InputError
-from cml_engine.distributed import Layer, Plan, Report, bake
+from cml_engine.distributed import Layer, Report, StorePlan, bake
 from cml_engine.distributed.batch import Batch, Pace
 from cml_engine.distributed.cluster import THREADS, connected
 from cml_engine.distributed.storing.chunks import KEYS
@@ -62,7 +62,7 @@ def check_values(place: str, made: Layer) -> None:
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_every_unit_is_made_once_and_written(client, place, work, chunk):
     made = layer(4, chunk)
-    report = bake(work, place, Plan([made], MANIFEST), client=client)
+    report = bake(work, place, StorePlan([made], MANIFEST), client=client)
     assert report.complete and report.made == 16 and made.count == len(lines(work.log))
     assert report.device == "paper" and report.nbytes == 16 * (64 * 4 + 4)
     check_values(place, made)
@@ -70,14 +70,14 @@ def test_every_unit_is_made_once_and_written(client, place, work, chunk):
 
 def test_a_second_start_does_only_what_is_missing_or_damaged(client, place, work):
     made = layer(4)
-    bake(work, place, Plan([made], MANIFEST), client=client)
+    bake(work, place, StorePlan([made], MANIFEST), client=client)
     (Path(place) / "L0/sha256/c.0.1.0").unlink()  # a task that did not come to its end
     (Path(place) / "L0/height/c.1.2.0.0").unlink()
     damaged = Path(place) / "L0/colour/c.3.3.0"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
-    trusting = bake(work, place, Plan([made], MANIFEST), client=client, verify=False)
+    trusting = bake(work, place, StorePlan([made], MANIFEST), client=client, verify=False)
     assert (trusting.made, trusting.kept, trusting.damaged) == (1, 15, 0)
-    report = bake(work, place, Plan([made], MANIFEST), client=client)
+    report = bake(work, place, StorePlan([made], MANIFEST), client=client)
     assert (report.made, report.kept, report.damaged) == (2, 14, 2)
     assert lines(work.log)[16:] == ["L0 (0, 1)", *sorted(lines(work.log)[17:])]
     assert sorted(lines(work.log)[17:]) == ["L0 (1, 2)", "L0 (3, 3)"]
@@ -108,7 +108,7 @@ def test_chunks_are_those_that_zarr_would_write(tmp_path, monkeypatch, separator
 def test_values_of_zeros_are_values(client, place, work):
     """Zarr writes no chunk of zeros: its absence is not damage."""
     made = layer(4)
-    bake(work, place, Plan([made], MANIFEST), client=client)
+    bake(work, place, StorePlan([made], MANIFEST), client=client)
     store = Store(place, [made])
     unit = next(made.units())
     store.write(unit, {name: np.zeros_like(a) for name, a in values(made, unit).items()})
@@ -119,34 +119,34 @@ def test_values_of_zeros_are_values(client, place, work):
 @pytest.mark.parametrize("changed", ["seed", "kind", "more"])
 def test_a_store_of_something_else_is_never_mixed_with(client, place, work, changed):
     made = layer(2)
-    bake(work, place, Plan([made], MANIFEST), client=client)
+    bake(work, place, StorePlan([made], MANIFEST), client=client)
     with pytest.raises(InputError, match=f"another {changed}: .* there, 8 here"):
-        bake(work, place, Plan([made], {**MANIFEST, changed: 8}), client=client)
+        bake(work, place, StorePlan([made], {**MANIFEST, changed: 8}), client=client)
     assert len(lines(work.log)) == 4
 
 
 def test_a_store_of_another_device_is_refused(client, place, work):
-    bake(work, place, Plan([layer(2)], MANIFEST), client=client)
+    bake(work, place, StorePlan([layer(2)], MANIFEST), client=client)
     other = replace(work, device="a GPU", key=work.key + "gpu")
     with pytest.raises(InputError, match="another device: paper there, a GPU here"):
-        bake(other, place, Plan([layer(2)], MANIFEST), client=client)
+        bake(other, place, StorePlan([layer(2)], MANIFEST), client=client)
 
 
 def test_what_can_never_be_made_is_set_aside_and_named(client, place, work):
     bad = replace(work, bad=((1, 1),), broken=((0, 1),), key=work.key + "bad")
-    report = bake(bad, place, Plan([layer(2)], MANIFEST), client=client)
+    report = bake(bad, place, StorePlan([layer(2)], MANIFEST), client=client)
     assert not report.complete and (report.made, report.aside_count, report.retried) == (2, 2, 2)
     assert report.aside == {
         "L0 (1, 1)": "it cannot be",
         "L0 (0, 1)": "RuntimeError: a fault (3 attempts)",
     }
     assert "L0 (1, 1): it cannot be" in str(report) and report.to_json()["set_aside"] == 2
-    mended = bake(work, place, Plan([layer(2)], MANIFEST), client=client)
+    mended = bake(work, place, StorePlan([layer(2)], MANIFEST), client=client)
     assert mended.complete and (mended.made, mended.kept) == (2, 2)
 
 
 def test_layers_may_depend_on_what_a_worker_measures(client, place, work):
-    report = bake(work, place, lambda chunk: Plan([layer(4, chunk)], MANIFEST), client=client)
+    report = bake(work, place, lambda chunk: StorePlan([layer(4, chunk)], MANIFEST), client=client)
     assert report.made == 16 and len(lines(work.log)) == 4
 
 
@@ -158,7 +158,7 @@ def test_the_cluster_has_no_more_than_a_window_of_tasks(client, place, work):
         held.append(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
 
     slow = replace(work, seconds=0.02, key=work.key + "slow")
-    assert bake(slow, place, Plan([layer(8)], MANIFEST), client=client, progress=look).complete
+    assert bake(slow, place, StorePlan([layer(8)], MANIFEST), client=client, progress=look).complete
     assert len(held) > 2 and max(held) <= 2 * THREADS * 3 + 2
 
 
@@ -179,7 +179,7 @@ def test_what_a_task_has_no_time_for_is_sent_again(client, place, work, monkeypa
     slow = replace(work, seconds=0.6, key=work.key + "slow")
     tasks = []
     monkeypatch.setattr(Pace, "saw", lambda self, units, seconds: tasks.append(units))
-    assert bake(slow, place, Plan([layer(2)], MANIFEST), client=client).complete
+    assert bake(slow, place, StorePlan([layer(2)], MANIFEST), client=client).complete
     assert tasks == [2, 2] and len(lines(work.log)) == 4
     check_values(place, layer(2))
 
@@ -211,7 +211,7 @@ def test_writes_that_take_long_are_not_waited_for(place, work, monkeypatch):
 def test_a_worker_that_dies_costs_only_what_it_had_begun(place, work):
     made = layer(4)
     dying = replace(work, once=((0, 1),), seconds=0.01)
-    report = bake(dying, place, Plan([made], MANIFEST), workers=2)
+    report = bake(dying, place, StorePlan([made], MANIFEST), workers=2)
     # what was being made, and what was being written
     assert report.complete and 16 + 1 <= len(lines(work.log)) <= 16 + 2
     check_values(place, made)
@@ -222,7 +222,7 @@ def test_an_input_that_kills_its_worker_each_time_is_set_aside(place, work):
     """Those that were under way beside it are made."""
     made = layer(4)
     dying = replace(work, deadly=((3, 0),), seconds=0.01)
-    report = bake(dying, place, Plan([made], MANIFEST), workers=2)
+    report = bake(dying, place, StorePlan([made], MANIFEST), workers=2)
     assert report.done == 15 and set(report.aside) == {"L0 (3, 0)"}
     assert "the process that makes it ends each time" in report.aside["L0 (3, 0)"]
     others = [line for line in lines(work.log) if line != "L0 (3, 0)"]
@@ -234,9 +234,9 @@ def test_an_input_that_kills_its_worker_each_time_is_set_aside(place, work):
 def test_a_store_whose_making_was_interrupted_is_made_again(client, place, work):
     import zarr
 
-    bake(work, place, Plan([layer(2)], MANIFEST), client=client)
+    bake(work, place, StorePlan([layer(2)], MANIFEST), client=client)
     zarr.open_group(place, mode="r+").attrs["cml"] = {"kind": "unfinished"}
-    assert bake(work, place, Plan([layer(2)], MANIFEST), client=client).made == 4
+    assert bake(work, place, StorePlan([layer(2)], MANIFEST), client=client).made == 4
 
 
 def test_a_worker_of_another_device_is_refused(client, place, work, monkeypatch):
@@ -268,7 +268,7 @@ def test_other_versions_are_refused_with_both_named(client, place, work, monkeyp
     with pytest.raises(
         InputError, match=r"worker tcp://.* has cml_engine 0\.\d+\.\d+, the client 9"
     ):
-        bake(work, place, Plan([layer(2)], MANIFEST), client=client)
+        bake(work, place, StorePlan([layer(2)], MANIFEST), client=client)
     assert not Path(place).exists()
 
 
@@ -291,7 +291,7 @@ def test_places_that_are_no_store_are_refused(client, work, tmp_path, place, sai
         "mine", shape=(1,), dtype="f4"
     )
     with pytest.raises(InputError, match=said):
-        bake(work, place.format(tmp=tmp_path), Plan([layer(2)], MANIFEST), client=client)
+        bake(work, place.format(tmp=tmp_path), StorePlan([layer(2)], MANIFEST), client=client)
     assert lines(work.log) == []
 
 
@@ -299,21 +299,21 @@ def test_a_full_disk_ends_the_run_with_one_message(client, place, work):
     """What is written goes to the device that is always full."""
     full = replace(work, full=((1, 2),), key=work.key + "full")
     with pytest.raises(InputError, match=r"No space left on device. \d+ of 16 tiles are in"):
-        bake(full, place, Plan([layer(4)], MANIFEST), client=client)
-    assert bake(work, place, Plan([layer(4)], MANIFEST), client=client).complete
+        bake(full, place, StorePlan([layer(4)], MANIFEST), client=client)
+    assert bake(work, place, StorePlan([layer(4)], MANIFEST), client=client).complete
     assert 16 <= len(lines(work.log)) <= 16 + 1
 
 
 def test_a_cluster_that_is_not_there_is_one_message(place, work, monkeypatch):
     monkeypatch.setattr("cml_engine.distributed.cluster._ANSWER_S", 0.5)
     with pytest.raises(InputError, match="no scheduler answers at 'tcp://127.0.0.1:9'"):
-        bake(work, place, Plan([layer(2)], MANIFEST), scheduler="tcp://127.0.0.1:9")
+        bake(work, place, StorePlan([layer(2)], MANIFEST), scheduler="tcp://127.0.0.1:9")
     with pytest.raises(InputError, match=r"wanted a distributed.Client, got str"):
-        bake(work, place, Plan([layer(2)], MANIFEST), client="tcp://127.0.0.1:9")
+        bake(work, place, StorePlan([layer(2)], MANIFEST), client="tcp://127.0.0.1:9")
     with pytest.raises(InputError, match="--workers is for a cluster of this machine"):
-        bake(work, place, Plan([layer(2)], MANIFEST), scheduler="tcp://127.0.0.1:9", workers=2)
+        bake(work, place, StorePlan([layer(2)], MANIFEST), scheduler="tcp://127.0.0.1:9", workers=2)
     with pytest.raises(CmlError, match="wanted a whole number of 1 to 100,000, got 0"):
-        bake(work, place, Plan([layer(2)], MANIFEST), workers=0)
+        bake(work, place, StorePlan([layer(2)], MANIFEST), workers=0)
 
 
 def test_a_cluster_that_vanishes_is_one_message() -> None:
@@ -330,7 +330,7 @@ def test_a_cluster_that_vanishes_is_one_message() -> None:
 def test_xarray_reads_it(client, place, work):
     xarray = pytest.importorskip("xarray")
     made = layer(2)
-    bake(work, place, Plan([made], MANIFEST), client=client, title="numbers")
+    bake(work, place, StorePlan([made], MANIFEST), client=client, title="numbers")
     with xarray.open_zarr(place, group="L0", consolidated=False) as found:
         assert found.height.dims == ("z", "x", "row", "column")
         np.testing.assert_array_equal(found.height.values, stored(place, made)["height"])

@@ -11,15 +11,15 @@ import wgpu
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
-from cml_engine.gpu.program.entering import Entering, Target, Waiting, readable
+from cml_engine.gpu.program.entering import NumbersLoad, Waiting, readable
 from cml_engine.gpu.program.residency import Residency
-from cml_engine.gpu.textures.loads import TextureLoad
+from cml_engine.gpu.textures.loads import Target, TextureLoad
 from cml_engine.graph import Fact
 from cml_engine.plan import Binding, Plan
 from cml_engine.textures.inputs import TextureInput, on_device
 
 #: a step before a network's own
-Load = TextureLoad | Entering
+Load = TextureLoad | NumbersLoad
 
 
 class InputOwner(Protocol):
@@ -81,7 +81,7 @@ def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, Any]) -> list[Load]:
         if isinstance(value, TextureInput):
             loads.append(TextureLoad(gpu, name, place.fact, value))
         if place.entry is not None and _waits(value):
-            loads.append(Entering(gpu, name, place))
+            loads.append(NumbersLoad(gpu, name, place))
     return loads
 
 
@@ -112,10 +112,10 @@ def take_over(
             whole = replace(place.binding, offset=0, nbytes=place.fact.nbytes)
             _bring(encoder, value, ways, waiting, whole)
             entering = next(ways)
-            assert isinstance(entering, Entering)
+            assert isinstance(entering, NumbersLoad)
             entering.bind(program, waiting)
         else:
-            entering = Entering(program.gpu, name, place)
+            entering = NumbersLoad(program.gpu, name, place)
             entering.take(program, value)
             compute = encoder.begin_compute_pass(label=f"enter '{name}'")
             entering.encode_all(compute)

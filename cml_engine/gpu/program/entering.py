@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import wgpu
 
@@ -14,17 +14,12 @@ from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_error
 from cml_engine.gpu.program.common import TENSOR_USAGE
 from cml_engine.gpu.textures.kernels import Params, kernels_of, step_cost
+from cml_engine.gpu.textures.loads import Target
 from cml_engine.layout import block_words
 from cml_engine.plan import Binding, StepWork, TensorPlace
 
 _NOTHING = (0, 0, 0, 0)
 _WORD = 4
-
-
-class Target(Protocol):
-    """Where a tensor's memory is: ``program.ProgramMemory``."""
-
-    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]: ...
 
 
 def readable(tensor: GpuTensor) -> bool:
@@ -44,7 +39,7 @@ class Waiting:
         return self._memory.buffer, self._memory.offset
 
 
-class Entering:
+class NumbersLoad:
     """A step before a network's own: it makes words of an input's numbers."""
 
     def __init__(self, gpu: Device, name: str, place: TensorPlace) -> None:

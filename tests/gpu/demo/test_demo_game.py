@@ -21,7 +21,7 @@ from demo_game.chain import MODELS
 from demo_game.command import main
 from demo_game.game import Settings
 from demo_game.headless import HeadlessRun, Options, run
-from demo_game.render.pace import Pace
+from demo_game.render.pace import DrawingPace
 from demo_game.render.quality import SOFTWARE
 from demo_game.streaming import FADE_S
 from demo_game.world.quadtree import Detail, needed
@@ -158,7 +158,7 @@ def popping(gpu: cml.Gpu, fade_s: float, monkeypatch: pytest.MonkeyPatch) -> flo
     flown = HeadlessRun(gpu, SMALL, replace(NEAR, frame_ms=1000 / 60), Options())
     last_s = 0.0
     try:
-        flown.game.pace = Pace(1e6)  # whatever a frame takes here, its picture is the same
+        flown.game.pace = DrawingPace(1e6)  # whatever a frame takes here, its picture is the same
         flown.game.streaming.draft = lambda *_: None  # type: ignore[method-assign]
         flown.game.controls.mode = "unsliced"
         pose, before, worst = flown._pose(0), None, 0.0

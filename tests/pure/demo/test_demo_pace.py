@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from demo_game.render.pace import EFFORTS, Effort, Pace
+from demo_game.render.pace import EFFORTS, DrawingPace, Effort
 
 MOST = 11.7
 
@@ -16,7 +16,7 @@ def machine(effort: Effort, fixed_ms: float, full_ms: float) -> float:
     return fixed_ms + full_ms * effort.pixels
 
 
-def settle(pace: Pace, fixed_ms: float, full_ms: float, frames: int = 3000) -> list[Effort]:
+def settle(pace: DrawingPace, fixed_ms: float, full_ms: float, frames: int = 3000) -> list[Effort]:
     """The efforts of so many frames on a machine."""
     used = []
     for frame in range(frames):
@@ -29,7 +29,7 @@ def settle(pace: Pace, fixed_ms: float, full_ms: float, frames: int = 3000) -> l
 @pytest.mark.parametrize("first", [0, 4, len(EFFORTS) - 1])
 @pytest.mark.parametrize("full_ms", [2.0, 8.0, 16.0, 30.0])
 def test_it_settles_where_frames_keep_their_time(first: int, full_ms: float) -> None:
-    pace = Pace(MOST, first)
+    pace = DrawingPace(MOST, first)
     used = settle(pace, 5.0, full_ms)
     late = used[-1000:]
     assert all(machine(effort, 5.0, full_ms) <= MOST for effort in late)
@@ -41,7 +41,7 @@ def test_it_settles_where_frames_keep_their_time(first: int, full_ms: float) -> 
 
 
 def test_it_follows_a_machine_that_becomes_busy_and_quiet_again() -> None:
-    pace = Pace(MOST)
+    pace = DrawingPace(MOST)
     quiet = settle(pace, 2.0, 5.0)[-1]
     busy = settle(pace, 6.0, 20.0, 400)[-1]
     assert busy.pixels < quiet.pixels and machine(busy, 6.0, 20.0) <= MOST
@@ -50,7 +50,7 @@ def test_it_follows_a_machine_that_becomes_busy_and_quiet_again() -> None:
 
 def test_an_effort_that_does_not_last_is_tried_less_and_less_often() -> None:
     """A machine on which the next effort is dearer than its pixels say."""
-    pace, used = Pace(MOST, 1), []
+    pace, used = DrawingPace(MOST, 1), []
     for _ in range(8000):
         used.append(pace.effort)
         pace.took(20.0 if pace.effort == EFFORTS[0] else 5.0)
@@ -60,11 +60,11 @@ def test_an_effort_that_does_not_last_is_tried_less_and_less_often() -> None:
 
 
 def test_a_few_long_frames_change_nothing_and_neither_does_nonsense() -> None:
-    pace = Pace(MOST, 2)
+    pace = DrawingPace(MOST, 2)
     for frame in range(80):
         pace.took(40.0 if frame % 8 == 0 else 9.0)
         for wrong in (math.nan, math.inf, -1.0, 0.0):
             pace.took(wrong)
     assert pace.effort == EFFORTS[2]
     with pytest.raises(ValueError, match="effort: wanted 0 to"):
-        Pace(MOST, len(EFFORTS))
+        DrawingPace(MOST, len(EFFORTS))

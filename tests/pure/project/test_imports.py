@@ -228,6 +228,22 @@ def test_a_large_class_is_found(tmp_path: Path) -> None:
     assert large_classes(tmp_path) == {"x.py: Large": MOST_METHODS + 1}
 
 
+def classes_of(*folders: Path) -> dict[str, list[str]]:
+    """The files that define a class of each name; those with ``_`` are their modules' own."""
+    found: dict[str, list[str]] = {}
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(path.name)
+    return found
+
+
+def test_the_name_of_a_class_has_one_meaning() -> None:
+    found = classes_of(*(ROOT / name for name in PACKAGES))
+    assert found["Plan"] == ["plan.py"]
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
+
+
 @pytest.mark.parametrize(
     "source, expected",
     [
