@@ -18,12 +18,7 @@ import wgpu
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
 from cml_engine.gpu.adapters import request_adapter
 from cml_engine.gpu.memory.allocator import Allocator
-from cml_engine.gpu.native import (
-    create_shader_module,
-    quicken_start,
-    timestamp_period_ns,
-    wait,
-)
+from cml_engine.gpu.native import create_shader_module, quicken_start, timestamp_period_ns, wait
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.stages import StageKey, compile_stage
 from cml_engine.gpu.shaders.steps import Variant

@@ -32,11 +32,6 @@ class Numbers:
         mean = float(finite.mean(dtype=np.float64))
         return cls(float(finite.min()), float(finite.max()), mean, nan, inf, zeros)
 
-    @property
-    def odd(self) -> int:
-        """How many are not finite."""
-        return self.nan + self.inf
-
     def row(self) -> dict[str, Any]:
         """For an index."""
         return {

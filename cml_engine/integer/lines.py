@@ -11,13 +11,7 @@ from typing import Any
 from cml_engine.errors import ModelError
 from cml_engine.graph import Attrs, Graph
 from cml_engine.integer.proof import Range
-from cml_engine.integer.rule import (
-    LARGE_TABLE,
-    LEAST_SCALE,
-    MOST_SCALE,
-    SMALL_TABLE,
-    fraction_of,
-)
+from cml_engine.integer.rule import LARGE_TABLE, LEAST_SCALE, MOST_SCALE, SMALL_TABLE, fraction_of
 
 #: the operator of all lines: NNEF's own
 OPERATOR = "zero_point_linear_quantize"

@@ -21,12 +21,7 @@ from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import C4, C4H, HALF, whole_layout
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Half
-from cml_engine.planning.choose_layout import (
-    Ties,
-    choose_layout,
-    is_feature_map,
-    is_one_position,
-)
+from cml_engine.planning.choose_layout import Ties, choose_layout, is_feature_map, is_one_position
 from cml_engine.ranges import one_of
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})

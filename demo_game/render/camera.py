@@ -73,15 +73,7 @@ class Camera:
 
     def sees(self, low: Point, high: Point) -> bool:
         """Whether any of a box between two corners (metres) may be in view."""
-        ex, ey, ez = self.position
-        lx, ly, lz = low[0] - ex, low[1] - ey, low[2] - ez
-        hx, hy, hz = high[0] - ex, high[1] - ey, high[2] - ez
-        for nx, ny, nz in self._planes:
-            x, y, z = (hx if nx > 0 else lx), (hy if ny > 0 else ly), (hz if nz > 0 else lz)
-            if nx * x + ny * y + nz * z < 0:
-                return False
-        dx, dy, dz = max(lx, -hx, 0.0), max(ly, -hy, 0.0), max(lz, -hz, 0.0)
-        return dx * dx + dy * dy + dz * dz <= self.far * self.far
+        return bool(self.sees_boxes(np.array([low]), np.array([high]))[0])
 
     def sees_boxes(self, low: Array, high: Array) -> Array:
         """:meth:`sees` of many boxes at once: corners ``[n, 3]``, the answers ``[n]``."""

@@ -60,10 +60,6 @@ class Value:
         """NNEF's name of the type."""
         return kind_of(self.dtype)
 
-    @property
-    def is_known(self) -> bool:
-        return self.array is not None
-
     def typed(self, dtype: Any) -> Value:
         """The same tensor under another ONNX type of the same kind."""
         if self.array is not None:

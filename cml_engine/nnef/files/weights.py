@@ -14,12 +14,7 @@ from cml_engine.model_source import ModelSource, Outside, file_size
 from cml_engine.nnef.expansion.build import Built, Variable
 from cml_engine.nnef.files.names import tensor_file_name
 from cml_engine.nnef.files.quant import dequantize
-from cml_engine.nnef.files.random_weights import (
-    RandomTensor,
-    RandomWeights,
-    use_by_shape,
-    uses,
-)
+from cml_engine.nnef.files.random_weights import RandomTensor, RandomWeights, use_by_shape, uses
 from cml_engine.nnef.files.safetensors import Weights
 from cml_engine.nnef.files.sources import tensor_blob
 from cml_engine.nnef.files.tensor_file import (

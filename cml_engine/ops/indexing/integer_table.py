@@ -13,14 +13,7 @@ from cml_engine.integer import arrays
 from cml_engine.integer.rule import LARGE_TABLE, SMALL_TABLE
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import (
-    EXACT,
-    Case,
-    Dispatch,
-    Kernel,
-    OpSpec,
-    elementwise_cost,
-)
+from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, elementwise_cost
 
 Array = np.ndarray[Any, Any]
 _ITEMS = 4

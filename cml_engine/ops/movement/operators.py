@@ -26,14 +26,7 @@ from cml_engine.ops.common.shapes import (
 )
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import (
-    EXACT,
-    Case,
-    Dispatch,
-    Kernel,
-    OpSpec,
-    Random,
-)
+from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, Random
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
 from cml_engine.ops.declaration.traits import Parts, Traits, along_axis, other_axis
 from cml_engine.ops.movement.strided import Copy, box, copy_dispatch, lying_shape, strides

@@ -18,14 +18,7 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.declaration.epilogue import PARAMS, epilogue_of
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import (
-    EXACT,
-    Case,
-    Dispatch,
-    Kernel,
-    OpSpec,
-    elementwise_cost,
-)
+from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, elementwise_cost
 
 Array = np.ndarray[Any, Any]
 

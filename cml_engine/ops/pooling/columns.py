@@ -26,15 +26,7 @@ from cml_engine.ops.common.window import (
 )
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import (
-    Case,
-    Cost,
-    Dispatch,
-    Kernel,
-    OpSpec,
-    Random,
-    Tolerance,
-)
+from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance
 
 Array = np.ndarray[Any, Any]
 _GROUP = 64

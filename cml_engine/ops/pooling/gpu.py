@@ -15,13 +15,7 @@ from typing import Any
 from cml_engine.graph import Fact, Node
 from cml_engine.layout import BLOCKED, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.broadcast import contiguous_strides
-from cml_engine.ops.common.window import (
-    Window,
-    WindowAxis,
-    reverse_window_of,
-    volume,
-    window_of,
-)
+from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import Dispatch, Half, Kernel

@@ -17,15 +17,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import (
-    EXACT,
-    Case,
-    Cost,
-    Dispatch,
-    OpSpec,
-    Random,
-    Tolerance,
-)
+from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, OpSpec, Random, Tolerance
 from cml_engine.ops.declaration.traits import NO_TRAITS, Traits, other_axes
 from cml_engine.ops.elementwise.row import Operand
 from cml_engine.ops.reduction.gpu import Reduction, base_kernel, reduction, softmax

@@ -18,15 +18,7 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import MAX_RANK, check_type
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import (
-    EXACT,
-    Case,
-    Cost,
-    Dispatch,
-    Kernel,
-    OpSpec,
-    Random,
-)
+from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, Kernel, OpSpec, Random
 
 Array = np.ndarray[Any, Any]
 _GROUP = 64

@@ -20,15 +20,7 @@ from cml_engine.ops.common.shapes import check_type
 from cml_engine.ops.declaration.defines import numbers
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import (
-    Case,
-    Cost,
-    Dispatch,
-    Kernel,
-    OpSpec,
-    Random,
-    Tolerance,
-)
+from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance
 
 Array = np.ndarray[Any, Any]
 METHODS = ("nearest", "linear", "cubic")

@@ -18,14 +18,7 @@ from cml_engine.ops.common.shapes import check_length
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import (
-    Case,
-    Cost,
-    Dispatch,
-    Kernel,
-    OpSpec,
-    Tolerance,
-)
+from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Tolerance
 
 Array = np.ndarray[Any, Any]
 METHODS = ("nearest", "linear", "cubic")

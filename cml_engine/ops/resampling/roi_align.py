@@ -18,15 +18,7 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_type
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import (
-    Case,
-    Cost,
-    Dispatch,
-    Kernel,
-    OpSpec,
-    Random,
-    Tolerance,
-)
+from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance
 from cml_engine.ops.resampling.roi import LIMIT, check_inputs, check_sizes, items
 
 Array = np.ndarray[Any, Any]

@@ -10,13 +10,7 @@ import cml_engine as cml
 from cml_engine.errors import OperatorError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops import load_families
-from cml_engine.ops.declaration.expression import (
-    ExpressionError,
-    evaluate,
-    hlsl,
-    parse,
-    wide_hlsl,
-)
+from cml_engine.ops.declaration.expression import ExpressionError, evaluate, hlsl, parse, wide_hlsl
 from cml_engine.ops.elementwise.expressed import known_functions
 from cml_engine.ops.elementwise.row import ROWS
 

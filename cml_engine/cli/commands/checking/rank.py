@@ -5,11 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from cml_engine.cli.common import (
-    backend_of,
-    load_model,
-    session_of,
-)
+from cml_engine.cli.common import backend_of, load_model, session_of
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.ranges import TIMES

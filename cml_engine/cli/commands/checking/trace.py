@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cml_engine.cli.common import (
-    gpu_session,
-)
+from cml_engine.cli.common import gpu_session
 from cml_engine.cli.options import add_options
 from cml_engine.files import arrays as array_files
 from cml_engine.ranges import TIMES

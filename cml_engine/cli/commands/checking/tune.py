@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cml_engine.cli.common import (
-    bar,
-    load_model,
-    session_of,
-)
+from cml_engine.cli.common import bar, load_model, session_of
 from cml_engine.cli.options import add_options
 from cml_engine.ranges import TIMES
 

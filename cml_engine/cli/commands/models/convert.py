@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cml_engine.cli.common import (
-    load_model,
-    named_shapes,
-)
+from cml_engine.cli.common import load_model, named_shapes
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.loading import load_with_placeholders, save, save_checked

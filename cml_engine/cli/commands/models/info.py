@@ -6,12 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from cml_engine.cli.common import (
-    decided,
-    load_model,
-    storage_of,
-    write_decisions,
-)
+from cml_engine.cli.common import decided, load_model, storage_of, write_decisions
 from cml_engine.cli.options import add_options
 from cml_engine.files.folders import costs_file
 from cml_engine.graph import Graph

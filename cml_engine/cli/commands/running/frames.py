@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cml_engine.cli.common import (
-    bar,
-    gpu_session,
-)
+from cml_engine.cli.common import bar, gpu_session
 from cml_engine.cli.options import add_options
 from cml_engine.files.folders import costs_file
 from cml_engine.ranges import TIMES

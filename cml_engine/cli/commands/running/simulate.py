@@ -8,12 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cml_engine.cli.common import (
-    decided,
-    load_model,
-    storage_of,
-    write_decisions,
-)
+from cml_engine.cli.common import decided, load_model, storage_of, write_decisions
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files

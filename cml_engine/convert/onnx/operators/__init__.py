@@ -23,12 +23,6 @@ from cml_engine.convert.onnx.operators.elementwise import (  # noqa: F401
     losses,
     quantized,
 )
-from cml_engine.convert.onnx.operators.spatial import (  # noqa: F401
-    convolution,
-    pooling,
-    resize,
-    sampling,
-    signal,
-)
+from cml_engine.convert.onnx.operators.spatial import convolution, pooling, resize, sampling, signal  # noqa: F401
 
 __all__ = ["CONTROL"]
