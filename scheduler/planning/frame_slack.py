@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: so many frames must have been seen before their spread is believed
@@ -20,6 +19,8 @@ _ENOUGH = 16
 #: the level is the median of so many frames, or the least of the last few where that is more:
 #: it follows what lasts, upwards at once, and no single frame
 _LEVEL, _SURE = 15, 3
+#: but what held up a frame by more than this share of its room is expected to hold up the next
+_HELD_UP = 0.3
 #: frames that are remembered, and of those without networks
 _WINDOW, _BASELINE = 2400, 128
 #: where frames are late whatever runs, one in so many runs nothing: is it really not the networks?
@@ -36,6 +37,8 @@ class _Open:
     frame: int
     aim_ms: float
     predicted_ms: float
+    #: the level that it was planned at
+    level_ms: float | None
     total_ms: float | None = None
     render_ms: float | None = None
     measured_ms: float | None = None
@@ -60,13 +63,15 @@ class FrameSlack:
         self.whole_frames = False
         #: what everything but the networks takes in a usual frame now
         self.level_ms = 0.0
+        self._target_ms = math.inf
         self._aims: dict[float, float | None] = {}  # by target, until more is learned
 
     # --- what comes in
 
     def encoded(self, frame: int, aim_ms: float, predicted_ms: float) -> None:
         """A frame runs so much of networks."""
-        self._open.append(_Open(frame, aim_ms, predicted_ms))
+        level_ms = self.level_ms if len(self._last) >= _SURE else None
+        self._open.append(_Open(frame, aim_ms, predicted_ms, level_ms))
         self._since_rest = self._since_rest + 1 if predicted_ms else 0
         self._unheard += 1
         if len(self._open) > _LEVEL:  # its time does not come
@@ -84,7 +89,9 @@ class FrameSlack:
         if not self._open or self._open[-1].total_ms is not None:
             return None
         self._open[-1].total_ms = ms
-        return max(0.0, ms - self._open[-1].predicted_ms)
+        rest = max(0.0, ms - self._open[-1].predicted_ms)
+        self._follow(rest)
+        return rest
 
     def rendered(self, ms: float) -> None:
         """The renderer's part of a recent frame; they come in the order of the frames."""
@@ -101,6 +108,7 @@ class FrameSlack:
     def learn(self, target_ms: float, patience: int) -> None:
         """Learn from the frames whose times are here. The networks' own times are not waited for
         after ``patience`` frames."""
+        self._target_ms = target_ms
         while self._open:
             entry = self._open[0]
             known = entry.total_ms if self.whole_frames else entry.render_ms
@@ -114,25 +122,33 @@ class FrameSlack:
             if beyond > 0:  # as much as a frame of the planned size would have had
                 grown = max(1.0, entry.aim_ms / max(entry.predicted_ms, 0.25 * entry.aim_ms))
                 beyond *= math.sqrt(grown)
-            self._remember(rest + beyond, target_ms, bool(entry.predicted_ms))
+            if not self.whole_frames:
+                self._follow(rest)
+            self._remember(rest + beyond, target_ms, entry)
 
-    def _remember(self, rest_ms: float, target_ms: float, with_networks: bool) -> None:
+    def _follow(self, rest_ms: float) -> None:
+        """What a frame took beside its networks is what the next is expected to take."""
+        self._last.append(rest_ms)
+        self._aims.clear()
+        recent = list(self._last)
+        usual = max(sorted(recent)[len(recent) // 2], min(recent[-_SURE:]))
+        held_up = rest_ms - usual > _HELD_UP * max(0.0, self._target_ms - usual)
+        self.level_ms = rest_ms if held_up else usual
+
+    def _remember(self, rest_ms: float, target_ms: float, frame: _Open) -> None:
         self._unheard = 0
-        late = rest_ms > target_ms
+        late, with_networks = rest_ms > target_ms, bool(frame.predicted_ms)
         if not with_networks:
             self._baseline.append(late)
-        if len(self._last) >= _SURE:
+        if frame.level_ms is not None:
             if len(self._residuals) == _WINDOW:
                 del self._sorted[bisect_left(self._sorted, self._residuals[0])]
                 self._late_count -= self._late[0]
-            self._residuals.append(rest_ms - self.level_ms)
+            self._residuals.append(rest_ms - frame.level_ms)
             self._late.append(late and with_networks)
             self._late_count += late and with_networks
             insort(self._sorted, self._residuals[-1])
-        self._last.append(rest_ms)
         self._aims.clear()
-        recent: Sequence[float] = sorted(self._last)
-        self.level_ms = max(recent[len(recent) // 2], min(list(self._last)[-_SURE:]))
 
     # --- what is planned
 

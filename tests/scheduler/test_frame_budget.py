@@ -21,7 +21,7 @@ NAMES = list(frame_budgets.scenarios(1))
 
 def keeps(kept, best):
     """Whether a rule does what is promised: most of the work, and few frames late for it."""
-    return kept.work_ms >= 0.9 * best.work_ms and kept.added <= SHARE + SAMPLING
+    return kept.work_ms >= 0.85 * best.work_ms and kept.added <= SHARE + SAMPLING
 
 
 #: what was recorded, and what is hardest; the others are in the long proof
@@ -98,9 +98,20 @@ def test_a_renderer_that_needs_more_is_followed_within_frames():
     assert again.level_ms == pytest.approx(6.0)
 
 
-def test_a_single_long_frame_moves_nothing():
-    before, after = learned([6.0] * 300), learned([6.0] * 300 + [40.0])
-    assert after.aim_ms(FRAME_MS) == before.aim_ms(FRAME_MS)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_long_frame_makes_the_next_one_careful_and_no_other(whole):
+    usual = learned([6.0] * 300, whole=whole).aim_ms(FRAME_MS)
+    after = learned([6.0] * 300 + [12.0], whole=whole)
+    assert after.aim_ms(FRAME_MS) <= FRAME_MS - 12.0 < usual
+    again = learned([6.0] * 300 + [12.0, 6.0], whole=whole)
+    assert again.level_ms == pytest.approx(6.0) and again.aim_ms(FRAME_MS) == usual
+
+
+def test_what_a_frame_takes_is_known_before_its_networks_times_are():
+    slack = learned([6.0] * 300)
+    slack.encoded(300, 3.0, 3.0)
+    slack.took(15.0)
+    assert slack.level_ms == pytest.approx(12.0)
 
 
 def test_most_frames_late_anyway_leave_the_floor():
