@@ -12,7 +12,7 @@ import pytest
 from cml_engine import nnef
 from cml_engine.graph import Graph
 from cml_engine.nnef.expansion.signatures import standard_fragments
-from cml_engine.nnef.files.tensor_file import write_tensor
+from tests.fixtures import models
 
 HEADER = (
     "version 1.0;\nextension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;\n"
@@ -49,12 +49,7 @@ def write_model(tmp_path: Path) -> Callable[..., Path]:
     """``write_model(text, label=array, ...)`` -> the model's folder."""
 
     def write(text: str, /, **tensors: np.ndarray[Any, Any]) -> Path:
-        folder = tmp_path / "model"
-        folder.mkdir(exist_ok=True)
-        (folder / "graph.nnef").write_text(text, encoding="utf-8")
-        for label, array in tensors.items():
-            write_tensor(folder / f"{label}.dat", array)
-        return folder
+        return models.write_model(tmp_path / "model", text, **tensors)
 
     return write
 

@@ -24,6 +24,20 @@ def left(*arrays: Any) -> list[Array]:
     return [a.reshape(a.shape + (1,) * (rank - a.ndim)) for a in found]
 
 
+def border_index(at: int, extent: int, border: str) -> int | None:
+    """An index by the border's definition: back inside step by step; None where it has none."""
+    while not 0 <= at < extent:
+        if border in ("constant", "ignore"):
+            return None
+        if border == "replicate" or extent == 1:
+            at = min(max(at, 0), extent - 1)
+        elif border == "reflect":
+            at = -at if at < 0 else 2 * (extent - 1) - at
+        else:
+            at = -1 - at if at < 0 else 2 * extent - 1 - at
+    return at
+
+
 def border_value(x: Array, at: Sequence[int], border: str) -> float | None:
     """The input at a place that may lie outside; None where there is nothing ('ignore')."""
     place = []

@@ -11,6 +11,7 @@ from cml_engine.ops.conv.cases import CONV_CASES, DECONV_CASES, conv_case, decon
 from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
 from cml_engine.ops.conv.operators import infer_conv, infer_deconv
 from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
+from tests.reference.naive import border_index
 
 
 def arrays_of(case, rng):
@@ -18,20 +19,6 @@ def arrays_of(case, rng):
         given if isinstance(given, np.ndarray) else rng.uniform(-1, 1, given).astype(np.float32)
         for given in case.inputs
     ]
-
-
-def border_index(at, extent, border):
-    """One index by the border's definition: walk back inside step by step; None is zero."""
-    while not 0 <= at < extent:
-        if border == "constant":
-            return None
-        if border == "replicate" or extent == 1:
-            at = min(max(at, 0), extent - 1)
-        elif border == "reflect":
-            at = -at if at < 0 else 2 * (extent - 1) - at
-        else:
-            at = -1 - at if at < 0 else 2 * extent - 1 - at
-    return at
 
 
 def naive_conv(attrs, x, filter, bias):
@@ -77,22 +64,20 @@ def ids(cases):
 
 @pytest.mark.parametrize("case", CONV_CASES, ids=ids(CONV_CASES))
 def test_conv_against_loops(case, rng):
-    arrays = arrays_of(case, rng)
-    attrs = Attrs(case.attrs)
-    wanted = naive_conv(attrs, *arrays)
-    got = conv_cpu(attrs, *arrays)
-    assert got.shape == infer_conv(attrs, *(Fact("scalar", a.shape) for a in arrays)).shape
-    assert got.dtype == np.float32
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-5)
+    agree(case, rng, naive_conv, conv_cpu, infer_conv)
 
 
 @pytest.mark.parametrize("case", DECONV_CASES, ids=ids(DECONV_CASES))
 def test_deconv_against_loops(case, rng):
+    agree(case, rng, naive_deconv, deconv_cpu, infer_deconv)
+
+
+def agree(case, rng, loops, cpu, infer):
     arrays = arrays_of(case, rng)
     attrs = Attrs(case.attrs)
-    wanted = naive_deconv(attrs, *arrays)
-    got = deconv_cpu(attrs, *arrays)
-    assert got.shape == infer_deconv(attrs, *(Fact("scalar", a.shape) for a in arrays)).shape
+    wanted = loops(attrs, *arrays)
+    got = cpu(attrs, *arrays)
+    assert got.shape == infer(attrs, *(Fact("scalar", a.shape) for a in arrays)).shape
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-5)
 

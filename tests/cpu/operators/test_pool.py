@@ -11,6 +11,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.window import resolve_reverse, resolve_window
 from cml_engine.ops.declaration.registry import lookup
+from tests.reference.naive import border_index
 
 NONE = (0, 0)
 
@@ -22,20 +23,6 @@ def attributes(size, **changes):
 
 def run(op, attrs, *arrays, **more):
     return lookup(op).cpu(Attrs({**attrs, **more}), *arrays)
-
-
-def border_index(at, extent, border):
-    """Walk back inside step by step; None where the border has no index."""
-    while not 0 <= at < extent:
-        if border in ("constant", "ignore"):
-            return None
-        if border == "replicate" or extent == 1:
-            at = min(max(at, 0), extent - 1)
-        elif border == "reflect":
-            at = -at if at < 0 else 2 * (extent - 1) - at
-        else:
-            at = -1 - at if at < 0 else 2 * extent - 1 - at
-    return at
 
 
 def windows(attrs, x):

@@ -72,14 +72,19 @@ def submit(gpu, encoder):
     gpu.queue.submit([encoder.finish()])
 
 
+def ended(gpu, timer, encoder):
+    """What arrives at the end of a frame."""
+    timer.resolve(encoder)
+    submit(gpu, encoder)
+    return timer.end_frame()
+
+
 def drained(gpu, timer, frames=SLOTS + 4):
     """What arrives in frames without any pass."""
     arrived = []
     for _ in range(frames):
         encoder = gpu.device.create_command_encoder()
-        timer.resolve(encoder)
-        submit(gpu, encoder)
-        arrived += timer.end_frame()
+        arrived += ended(gpu, timer, encoder)
     return arrived
 
 
@@ -91,9 +96,7 @@ def test_every_frame_s_passes_arrive_once_and_in_order(gpu, timer):
         encoder = gpu.device.create_command_encoder()
         host.compute(encoder, timer.writes("render"), large)
         host.compute(encoder, timer.writes("overlay"), small)
-        timer.resolve(encoder)
-        submit(gpu, encoder)
-        arrived += timer.end_frame()
+        arrived += ended(gpu, timer, encoder)
     arrived += drained(gpu, timer)
     assert [frame for frame, _ in arrived] == list(range(30)) and timer.untimed_frames == 0
     ratios = sorted(times["render"] / times["overlay"] for _, times in arrived)
@@ -104,9 +107,7 @@ def test_a_render_pass_is_timed(gpu, timer):
     host = Passes(gpu)
     encoder = gpu.device.create_command_encoder()
     host.draw(encoder, timer.writes("render"))
-    timer.resolve(encoder)
-    submit(gpu, encoder)
-    arrived = timer.end_frame() + drained(gpu, timer)
+    arrived = ended(gpu, timer, encoder) + drained(gpu, timer)
     assert [frame for frame, _ in arrived] == [0] and arrived[0][1].keys() == {"render"}
     assert 0 <= arrived[0][1]["render"] < 1000
 
@@ -120,9 +121,7 @@ def test_passes_that_do_not_run_have_no_time(gpu, timer):
         encoder = gpu.device.create_command_encoder()
         for name in names:
             host.compute(encoder, timer.writes(name), kernel)
-        timer.resolve(encoder)
-        submit(gpu, encoder)
-        arrived += timer.end_frame()
+        arrived += ended(gpu, timer, encoder)
         if names:
             wanted[frame] = set(names)
     arrived += drained(gpu, timer)
@@ -138,9 +137,7 @@ def test_passes_of_one_name_are_added_up(gpu, timer):
         host.compute(encoder, timer.writes("overlay"), kernel)
         for _ in range(4):
             host.compute(encoder, timer.writes("render"), kernel)
-        timer.resolve(encoder)
-        submit(gpu, encoder)
-        arrived += timer.end_frame()
+        arrived += ended(gpu, timer, encoder)
     arrived += drained(gpu, timer)
     ratios = sorted(times["render"] / times["overlay"] for _, times in arrived)
     assert len(ratios) == 20 and 2 < ratios[10] < 8
@@ -179,9 +176,7 @@ def test_a_frame_with_too_many_passes_is_untimed_and_no_other(gpu, timer):
         encoder = gpu.device.create_command_encoder()
         for _ in range(17 if frame == 1 else 16):
             host.compute(encoder, timer.writes("render"), kernel)
-        timer.resolve(encoder)
-        submit(gpu, encoder)
-        arrived += timer.end_frame()
+        arrived += ended(gpu, timer, encoder)
     arrived += drained(gpu, timer)
     assert [frame for frame, _ in arrived] == [0, 2] and timer.untimed_frames == 1
 
@@ -197,9 +192,7 @@ def test_nothing_is_created_in_a_frame(gpu, timer, monkeypatch):
             encoder = gpu.device.create_command_encoder()
             host.draw(encoder, timer.writes("render"))
             host.compute(encoder, timer.writes("overlay"), kernel)
-            timer.resolve(encoder)
-            submit(gpu, encoder)
-            arrived += len(timer.end_frame())
+            arrived += len(ended(gpu, timer, encoder))
 
     frames(50)
     created = creations(gpu, monkeypatch)
@@ -234,9 +227,7 @@ def test_without_timestamp_queries_nothing_is_timed():
         writes = timer.writes("render")
         assert writes is None
         host.draw(encoder, writes)
-        timer.resolve(encoder)
-        submit(gpu, encoder)
-        assert timer.end_frame() == []
+        assert ended(gpu, timer, encoder) == []
 
 
 def test_names_that_it_does_not_have_are_refused(gpu, timer):
@@ -256,8 +247,6 @@ def test_a_lost_device_has_no_times():
     for _ in range(2):
         encoder = gpu.device.create_command_encoder()
         host.draw(encoder, timer.writes("render"))
-        timer.resolve(encoder)
-        submit(gpu, encoder)
-        timer.end_frame()
+        ended(gpu, timer, encoder)
     gpu.device.destroy()
     assert [timer.end_frame() for _ in range(6)] == [[]] * 6
