@@ -5,7 +5,8 @@
 are killed at random moments and one is started again, and whose client gets a Ctrl-C halfway and is
 started once more. The two stores must be equal, tile by tile. What was made again is counted, and
 must have been in flight: begun by a worker and not written when that was killed, or when the client
-was interrupted.
+was interrupted. With ``--namespaces`` each host is a network namespace, with an address and a name
+of its own (Linux, as root).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fixtures.bake_log import begun, in_flight
+from tests.fixtures.namespaces import Alone, network
 
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = "0:0"
@@ -33,8 +35,11 @@ def main() -> int:
     options = parser().parse_args()
     # in the background of a shell it is ignored, and would be by every client
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        found = run(Path(folder), options)
+    with (
+        tempfile.TemporaryDirectory(dir=options.folder) as folder,
+        network(options.hosts + 2, options.namespaces) as net,
+    ):
+        found = run(Path(folder), options, net)
     print(json.dumps(found, indent=2))
     good = found["equal"] and found["complete"] and found["made_again_not_in_flight"] == 0
     print("good" if good else "BAD")
@@ -47,32 +52,41 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--hosts", type=int, default=3)
     made.add_argument("--kills", type=int, default=2)
     made.add_argument("--seed", type=int, default=0, help="of the moments")
+    made.add_argument("--namespaces", action="store_true", help="each host in a network namespace")
     made.add_argument("--folder", help="where the stores are put for the time")
     return made
 
 
 class Hosts:
-    """A scheduler and workers, as on several machines; workers note each tile that they begin."""
+    """A scheduler and workers, as on several machines, each in a folder and with a cache of its
+    own; workers note each tile that they begin. The first host has the scheduler and the client."""
 
-    def __init__(self, folder: Path, count: int) -> None:
-        self.folder, self.log = folder, folder / "begun.log"
-        self.address = f"tcp://127.0.0.1:{free_port()}"
-        port = self.address.rpartition(":")[2]
-        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", port,
+    def __init__(self, folder: Path, count: int, net: Alone) -> None:
+        self.folder, self.log, self.net = folder, folder / "begun.log", net
+        port = str(free_port())
+        self.address = f"tcp://{net.name(0)}:{port}"
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.scheduler = self._start(0, "scheduler", "--host", net.name(0), "--port", port,
                                      "--no-dashboard", "--no-show")  # fmt: skip
-        self.workers = [self.start_worker() for _ in range(count)]
+        for _ in range(count):
+            self.start_worker()
 
-    def start_worker(self) -> subprocess.Popen[bytes]:
-        return self._start("worker", self.address, "--nthreads", "1", "--no-nanny",
-                           "--no-dashboard", "--local-directory", str(self.folder / "dask"),
-                           "--preload", "tests.fixtures.bake_log")  # fmt: skip
+    def start_worker(self) -> None:
+        """On one more host."""
+        started = self._start(len(self.workers) + 1, "worker", self.address, "--nthreads", "1",
+                              "--no-nanny", "--no-dashboard", "--local-directory", "dask",
+                              "--preload", "tests.fixtures.bake_log")  # fmt: skip
+        self.workers.append(started)
 
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
-        quiet = (self.folder / "hosts.log").open("ab")
-        env = {**os.environ, "CML_BAKE_LOG": str(self.log), "OPENBLAS_NUM_THREADS": "1"}
+    def _start(self, host: int, *words: str) -> subprocess.Popen[bytes]:
+        own = self.folder / f"host{host}"
+        own.mkdir()
+        env = {**os.environ, "CML_BAKE_LOG": str(self.log), "OPENBLAS_NUM_THREADS": "1",
+               "CML_CACHE_DIR": str(own / "cache")}  # fmt: skip
         env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "dask", *words]
-        return subprocess.Popen(command, cwd=ROOT, stdout=quiet, stderr=quiet, env=env)
+        command = [*self.net.inside(host), sys.executable, "-m", "dask", *words]
+        with (own / "log").open("wb") as quiet:
+            return subprocess.Popen(command, cwd=own, stdout=quiet, stderr=quiet, env=env)
 
     def kill(self, number: int) -> list[str]:
         """What it was making."""
@@ -87,13 +101,13 @@ class Hosts:
             process.wait()
 
 
-def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def run(folder: Path, options: argparse.Namespace, net: Alone) -> dict[str, Any]:
     side = round(options.tiles**0.5)
     chaos = random.Random(options.seed)
-    hosts = Hosts(folder, options.hosts)
+    hosts = Hosts(folder, options.hosts, net)
     try:
         start = time.perf_counter()
-        disturbed = Bake(folder / "disturbed.zarr", side, hosts.address)
+        disturbed = Bake(folder / "disturbed.zarr", side, hosts)
         moments = sorted(chaos.uniform(0.1, 0.9) for _ in range(options.kills))
         steps = [(moment, "kill") for moment in moments]
         steps += [(moments[0] + 0.05, "start"), (0.5, "interrupt")]
@@ -106,7 +120,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 flying += hosts.kill(victim)
                 killed += 1
             elif step == "start":
-                hosts.workers.append(hosts.start_worker())
+                hosts.start_worker()
             else:
                 flying += disturbed.interrupt(hosts.log)
         disturbed.process.wait()
@@ -115,7 +129,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         again = Counter(begun(hosts.log))
         again.subtract(set(again))
         hosts.log.unlink()
-        calm = Bake(folder / "calm.zarr", side, hosts.address)
+        calm = Bake(folder / "calm.zarr", side, hosts)
         calm.process.wait()
         return {
             "tiles": side * side,
@@ -137,18 +151,17 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 class Bake:
     """The command, in a process of its own."""
 
-    def __init__(self, place: Path, side: int, address: str) -> None:
+    def __init__(self, place: Path, side: int, hosts: Hosts) -> None:
         self.place, self.interrupts = place, 0
         self._report = place.with_suffix(".json")
-        self._words = ["--region", f"0:{side},0:{side}", "--levels", LEVELS, "--backend", "cpu",
-                       "-o", str(place), "--scheduler", address,
+        self._words = [*hosts.net.inside(0), sys.executable, "-m", "demo_game.bake",
+                       "--region", f"0:{side},0:{side}", "--levels", LEVELS, "--backend", "cpu",
+                       "-o", str(place), "--scheduler", hosts.address,
                        "--report", str(self._report)]  # fmt: skip
         self._start()
 
     def _start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "demo_game.bake", *self._words], cwd=ROOT
-        )
+        self.process = subprocess.Popen(self._words, cwd=ROOT)
 
     def wait_for(self, tiles: float, log: Path) -> None:
         """Until so many were begun."""
