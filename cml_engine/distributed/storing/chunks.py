@@ -1,4 +1,4 @@
-"""A chunk in a folder of this machine, to the byte as Zarr writes it.
+"""A chunk in a folder of this machine, read and written to the byte as Zarr does.
 
 Zarr hands each array to its own thread, and each codec's work to another one: half a millisecond of
 a processor for each array, whatever its size, and a tile has eight.
@@ -18,6 +18,8 @@ from cml_engine.files.atomic_write import replace_file
 #: folder: twenty for a tile, which take most of the time of its write, and more room than the tile
 KEYS = {"name": "default", "separator": "."}
 _LEVEL = 1
+#: bytes of a CRC32C
+_CHECKSUM = 4
 
 
 def codecs_of(packed: bool) -> list[Any]:
@@ -42,10 +44,32 @@ def write_chunk(file: Path, values: Array, packed: bool = True) -> None:
         replace_file(file, content)
 
 
+def read_chunk(file: Path, shape: tuple[int, ...], dtype: Any, packed: bool = True) -> Array:
+    """A whole chunk; some error where it is damaged."""
+    from numcodecs import Zstd
+
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return np.zeros(shape, dtype)
+    data, checksum = content[:-_CHECKSUM], content[-_CHECKSUM:]
+    if _checksum(data) != checksum:
+        raise ValueError(f"'{file}' has another checksum")
+    values = np.frombuffer(
+        Zstd().decode(data) if packed else data, np.dtype(dtype).newbyteorder("<")
+    )
+    return values.reshape(shape).astype(dtype)
+
+
 def _encoded(data: Array, packed: bool) -> bytes:
-    import google_crc32c
     from numcodecs import Zstd
 
     found = bytes(Zstd(level=_LEVEL).encode(data) if packed else data)
-    checksum: int = google_crc32c.value(found)
-    return found + checksum.to_bytes(4, "little")
+    return found + _checksum(found)
+
+
+def _checksum(data: bytes) -> bytes:
+    import google_crc32c
+
+    found: int = google_crc32c.value(data)
+    return found.to_bytes(_CHECKSUM, "little")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.distributed.storing.chunks import KEYS, codecs_of
-from cml_engine.distributed.storing.store import RECORD
+from cml_engine.distributed.storing.store import RECORD, RECORD_BYTES
 from cml_engine.distributed.work import Layer
 from cml_engine.errors import InputError
 
@@ -16,7 +16,6 @@ from cml_engine.errors import InputError
 MANIFEST = "cml"
 #: of a store whose arrays are being created
 _UNFINISHED = {"kind": "unfinished"}
-_RECORD_BYTES = 32
 #: what the manifest may say otherwise without the values being others
 _FREE = frozenset({"licence"})
 _SHOWN = 24
@@ -127,8 +126,8 @@ def _create_layer(root: Any, layer: Layer) -> None:
         )
     group.create_array(
         RECORD,
-        shape=(*layer.chunks, _RECORD_BYTES),
-        chunks=(*(1 for _ in layer.chunks), _RECORD_BYTES),
+        shape=(*layer.chunks, RECORD_BYTES),
+        chunks=(*(1 for _ in layer.chunks), RECORD_BYTES),
         dtype="uint8",
         compressors=codecs_of(packed=False),
         chunk_key_encoding=KEYS,

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.distributed.storing.chunks import write_chunk
+from cml_engine.distributed.storing.chunks import read_chunk, write_chunk
 from cml_engine.distributed.work import Array, Cell, Layer, Unit
 
-#: the array of a layer with each unit's SHA-256
-RECORD = "sha256"
+#: the array of a layer with each unit's SHA-256, and how long one is
+RECORD, RECORD_BYTES = "sha256", 32
 
 
 def digest_of(arrays: Mapping[str, Array]) -> bytes:
@@ -79,12 +79,19 @@ class Store:
         return sum(arrays[name].nbytes for name in layer.arrays)
 
     def read(self, unit: Unit, names: Sequence[str] = ()) -> dict[str, Array]:
-        """A unit's arrays, or those named; whatever Zarr raises where a chunk is damaged."""
+        """A unit's arrays, or those named; some error where a chunk is damaged."""
         layer, stored = self.layers[unit.layer], self._arrays[unit.layer]
-        span = layer.span(unit)
         wanted = names or tuple(layer.arrays)
+        if self._folder is not None:
+            inside = tuple(map(slice, layer.extent(unit)))
+            return {name: self._chunk(unit, name)[inside] for name in wanted}
+        span = layer.span(unit)
         found = _together(stored[name].async_array.getitem(span) for name in wanted)
         return {name: np.asarray(value) for name, value in zip(wanted, found, strict=True)}
+
+    def _chunk(self, unit: Unit, name: str) -> Array:
+        layer, cell = self.layers[unit.layer], self.layers[unit.layer].arrays[name]
+        return read_chunk(self._file(unit, name), (*layer.chunk, *cell.shape), cell.dtype)
 
     def state(self, unit: Unit) -> str:
         """``"missing"``, ``"damaged"`` or ``"whole"``."""
@@ -98,11 +105,11 @@ class Store:
         if self._has_no_record(unit):
             return "missing", None
         try:
-            record = np.asarray(self._arrays[unit.layer][RECORD][unit.at])
-            if not record.any():
+            record = self._record(unit)
+            if not any(record):
                 return "missing", None
             arrays = self.read(unit)
-            same = digest_of(arrays) == record.tobytes()
+            same = digest_of(arrays) == record
             return ("whole", arrays) if same else ("damaged", None)
         except OSError as error:
             if error.errno in LASTING:
@@ -110,6 +117,12 @@ class Store:
             return "damaged", None
         except Exception:  # of a codec: a wrong checksum, an end too early
             return "damaged", None
+
+    def _record(self, unit: Unit) -> bytes:
+        if self._folder is None:
+            return np.asarray(self._arrays[unit.layer][RECORD][unit.at]).tobytes()
+        file = self._file(unit, RECORD)
+        return read_chunk(file, (RECORD_BYTES,), np.uint8, packed=False).tobytes()
 
     def _has_no_record(self, unit: Unit) -> bool:
         """Whether a look at the folder says so: to ask Zarr takes milliseconds of every unit."""
