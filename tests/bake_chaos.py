@@ -24,8 +24,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.fixtures.bake_log import begun, in_flight
-from tests.fixtures.namespaces import Alone, network
+from tests.fixtures.bake.log import begun, in_flight
+from tests.fixtures.bake.namespaces import Alone, network
 
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = "0:0"
@@ -75,7 +75,7 @@ class Hosts:
         """On one more host."""
         started = self._start(len(self.workers) + 1, "worker", self.address, "--nthreads", "1",
                               "--no-nanny", "--no-dashboard", "--local-directory", "dask",
-                              "--preload", "tests.fixtures.bake_log")  # fmt: skip
+                              "--preload", "tests.fixtures.bake.log")  # fmt: skip
         self.workers.append(started)
 
     def _start(self, host: int, *words: str) -> subprocess.Popen[bytes]:

@@ -22,7 +22,7 @@ from cml_engine.distributed.storing.creating import prepare
 from cml_engine.distributed.storing.store import Store
 from cml_engine.distributed.watch import PATIENCE_S, Watch
 from cml_engine.distributed.window import ATTEMPTS
-from tests.fixtures.bake_work import MANIFEST, Numbers, layer, lines, values
+from tests.fixtures.bake.work import MANIFEST, Numbers, layer, lines, values
 
 pytest.importorskip("distributed")
 pytest.importorskip("zarr")
