@@ -1017,20 +1017,21 @@ struct job {
     char slot[SLOT_NAME], error[200];
     job *makers[MOST_TAKEN]; /* whose outputs it takes: they stay until it has them */
     uint32_t maker_count, takers;
-    int running, urgent; /* in this frame, of one that could run */
+    int urgent; /* in this frame, of one that could run */
     double remaining, laxity;
     struct input_block *block; /* on the device: */
     struct result *result;
     uint32_t worked; /* a bit for each slot of the ring whose frame had work of it */
 };
 
-typedef struct in_flight { /* a frame whose timings are awaited: the parts of each timed group */
+typedef struct work { /* a frame's, which is learned from when its timings have come */
     cml_report report;
     int given; /* decided by somebody else */
-    uint32_t group_count, part_count, ends[MOST_GROUPS];
-    double ms[MOST_GROUPS]; /* below 0 until it is known */
-    planned *parts;
-} in_flight;
+    planned *slices;
+    uint32_t slice_count; /* 0 from when nothing more is to be learned */
+    uint32_t group_count, ends[MOST_GROUPS]; /* slices that are timed as one */
+    double ms[MOST_GROUPS];                  /* below 0 until it is known */
+} work;
 
 struct cml_scheduler {
     home memory;
@@ -1044,13 +1045,10 @@ struct cml_scheduler {
     double left[2]; /* the least virtual time of those that ended in this frame, by idleness */
     cml_net *nets;
     job **candidates, **starts; /* who could run in this frame, and who begins in it */
-    planned *slices;
-    uint32_t live_count, candidate_count, start_count, slice_count, group_count;
-    uint32_t group_ends[MOST_GROUPS];
+    uint32_t live_count, candidate_count, start_count, measured_count;
+    work works[IN_FLIGHT], *work; /* of the last frames, by their number; of the last one */
+    cml_report measured[IN_FLIGHT];
     int open;
-    cml_report report, measured[IN_FLIGHT];
-    in_flight flights[IN_FLIGHT], *encoded;
-    uint32_t measured_count, first_flight, flight_count;
     int wall_clock, has_ended, rest_due; /* scheduler/feedback.py, where nothing is timed */
     double ended_ms, usual_ms, back_off;
     uint32_t without, since_rest; /* frames that ran nothing in a row, and since then */
@@ -1071,6 +1069,7 @@ struct cml_scheduler {
     WGPUBuffer resolved;
     homeward ring[RING]; /* where frames' timestamps and receipts go */
     cml_slice *told;
+    cml_report refusal; /* of a call that encodes nothing */
     WGPUCommandEncoder encoder;
 #endif
 };
@@ -1085,9 +1084,10 @@ static int core_make(cml_scheduler *s) {
     s->live = taken(&s->memory, s->max_jobs, 3 * sizeof *s->live);
     s->starts = s->live + s->max_jobs;
     s->candidates = s->starts + s->max_jobs;
-    s->slices = taken(&s->memory, s->max_slices, (1 + IN_FLIGHT) * sizeof *s->slices);
+    planned *slices = taken(&s->memory, s->max_slices, IN_FLIGHT * sizeof *slices);
     for (uint32_t i = 0; i < IN_FLIGHT; i++)
-        s->flights[i].parts = s->slices + (size_t)s->max_slices * (i + 1);
+        s->works[i].slices = slices + (size_t)s->max_slices * i;
+    s->work = s->works;
     s->left[0] = s->left[1] = HUGE_VAL;
     s->usual_ms = s->frame_ms;
     s->back_off = 1.0;
@@ -1221,20 +1221,21 @@ static void put_in_order(cml_scheduler *s) {
 
 /* The job's next slices within `left` ms; whether that is all of it. */
 static int slices_of(cml_scheduler *s, job *j, double *left) {
+    work *w = s->work;
     uint32_t at = j->at.step, group = j->at.group;
     int probing = 0; /* what it takes must be known before more of it is added */
-    while (at < j->net->step_count && s->slice_count < s->max_slices && !probing) {
+    while (at < j->net->step_count && w->slice_count < s->max_slices && !probing) {
         step *of = j->net->steps + at;
         uint32_t limit = of->groups - group;
-        int alone = s->slice_count == 0;
+        int alone = w->slice_count == 0;
         probing = !has_samples(of);
-        if (*left <= (alone ? 0.0 : 0.02 * s->report.aim_ms)) break;
+        if (*left <= (alone ? 0.0 : 0.02 * w->report.aim_ms)) break;
         uint32_t count = groups_within(&s->model, of, limit, probing ? *left * 0.25 : *left);
         if (s->granule > 1 && s->granule < count && count < limit) count -= count % s->granule;
         if (count == 0 && alone) count = (uint32_t)least(limit, s->granule);
         if (count == 0) break;
-        s->slices[s->slice_count] = (planned){j, of, group, count, predict(&s->model, of, count)};
-        *left -= s->slices[s->slice_count++].ms;
+        w->slices[w->slice_count] = (planned){j, of, group, count, predict(&s->model, of, count)};
+        *left -= w->slices[w->slice_count++].ms;
         group = count == limit ? 0 : group + count;
         at += count == limit;
     }
@@ -1243,27 +1244,29 @@ static int slices_of(cml_scheduler *s, job *j, double *left) {
 
 /* Slices in the policy's order until the aim is reached. */
 static void decide(cml_scheduler *s, int behind, cml_reason otherwise) {
-    double left = s->report.aim_ms;
+    work *w = s->work;
+    double left = w->report.aim_ms;
     int whole = 1;
-    s->slice_count = s->start_count = 0;
-    s->report.reason = otherwise;
+    w->slice_count = s->start_count = 0;
+    w->report.reason = otherwise;
     if (s->planner != NULL) {
         s->planner(s);
         return;
     }
-    if (behind) s->report.reason = CML_WAITING_FOR_GPU;
-    if (!(s->report.budget_ms > 0)) s->report.reason = CML_BUDGET;
-    if (!(s->report.budget_ms > 0) || behind) return;
+    if (behind) w->report.reason = CML_WAITING_FOR_GPU;
+    if (!(w->report.budget_ms > 0)) w->report.reason = CML_BUDGET;
+    if (!(w->report.budget_ms > 0) || behind) return;
     put_in_order(s);
     for (uint32_t i = 0; i < s->candidate_count && whole; i++) {
         job *j = s->candidates[i];
-        uint32_t before = s->slice_count, k = 0;
+        uint32_t before = w->slice_count, k = 0;
+        int runs = j->at.state == CML_RUNNING;
         while (k < s->start_count && s->starts[k]->net->exclusive != j->net->exclusive) k++;
-        if (!j->running && k < s->start_count) continue;
+        if (!runs && k < s->start_count) continue;
         whole = slices_of(s, j, &left);
-        if (!j->running && (s->slice_count > before || whole)) s->starts[s->start_count++] = j;
+        if (!runs && (w->slice_count > before || whole)) s->starts[s->start_count++] = j;
     }
-    if (!whole) s->report.reason = CML_BUDGET;
+    if (!whole) w->report.reason = CML_BUDGET;
 }
 
 /* ------------------------------------------------------------------ a frame (filling.py, jobs/) */
@@ -1280,13 +1283,6 @@ static int inputs_are_there(cml_scheduler *s, job *j) {
     return !waits;
 }
 
-static int is_busy(const cml_scheduler *s, const cml_net *exclusive) {
-    for (uint32_t i = 0; i < s->live_count; i++)
-        if (s->live[i]->at.state == CML_RUNNING && s->live[i]->net->exclusive == exclusive)
-            return 1;
-    return 0;
-}
-
 /* Those of the candidates that can run, now that one could not begin. Where it has to wait, so have
  * the others of its network; and those of a network that has been taken. */
 static void sift(cml_scheduler *s, const job *refused) {
@@ -1294,11 +1290,11 @@ static void sift(cml_scheduler *s, const job *refused) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < s->candidate_count; i++) {
         job *j = s->candidates[i];
-        const cml_net *net = j->net;
-        j->running = j->at.state == CML_RUNNING;
-        if (j == refused || over(j)) continue;
-        if (j->running ||
-            (net->is_ready && net->exclusive != held && !is_busy(s, net->exclusive)))
+        int runs = j->at.state == CML_RUNNING, busy = j->net->exclusive == held;
+        for (uint32_t k = 0; k < s->live_count; k++)
+            busy |= s->live[k]->at.state == CML_RUNNING &&
+                    s->live[k]->net->exclusive == j->net->exclusive;
+        if (j != refused && !over(j) && (runs || (j->net->is_ready && !busy)))
             s->candidates[kept++] = j;
     }
     s->candidate_count = kept;
@@ -1331,47 +1327,27 @@ static cml_reason gather(cml_scheduler *s, double budget) {
     return unready > 0 ? CML_PREPARING : otherwise;
 }
 
-static void apply(cml_scheduler *s) {
-    for (uint32_t i = 0; i < s->slice_count; i++) {
-        const planned *part = s->slices + i;
-        job *j = part->job;
-        int whole = part->first + part->count == part->step->groups;
-        j->at.step = (uint32_t)(part->step - j->net->steps) + (whole ? 1 : 0);
-        j->at.group = whole ? 0 : part->first + part->count;
-        j->at.given_ms += part->ms;
-        j->at.virtual_ms += part->ms / (idle(j) ? 1.0 : j->priority);
-        j->last_served_ms = s->now;
-        s->report.predicted_ms += part->ms;
-    }
-    s->report.slices = s->slice_count;
-}
-
 /* Runs of neighbours that are timed as one: a slice each where something is to be learned of single
  * steps, else a job each; of about the same predicted time where there are too many. */
-static void make_groups(cml_scheduler *s) {
+static void make_groups(const cml_scheduler *s, work *w) {
     int by_job = s->frame % APART_EVERY != 0;
     uint32_t runs = 0;
     double target = 0, filled = 0;
-    for (uint32_t i = 0; i < s->slice_count; i++)
-        by_job &= s->slices[i].step->curve->samples >= KNOWN;
-    for (uint32_t i = 0; i < s->slice_count; i++) {
-        const planned *part = s->slices + i;
-        target += part->ms;
-        runs += !by_job || i == 0 || part->job->net != part[-1].job->net;
+    for (uint32_t i = 0; i < w->slice_count; i++)
+        by_job &= w->slices[i].step->curve->samples >= KNOWN;
+    for (uint32_t i = 0; i < w->slice_count; i++) {
+        target += w->slices[i].ms;
+        runs += !by_job || i == 0 || w->slices[i].job->net != w->slices[i - 1].job->net;
     }
     target /= s->max_groups;
-    s->group_count = 0;
-    for (uint32_t i = 0; i < s->slice_count; i++) {
-        const planned *part = s->slices + i;
-        int opens = !by_job || i == 0 || part->job->net != part[-1].job->net;
+    w->group_count = 0;
+    for (uint32_t i = 0; i < w->slice_count; i++) {
+        int opens = !by_job || i == 0 || w->slices[i].job->net != w->slices[i - 1].job->net;
         if (runs > s->max_groups)
-            opens = i == 0 || (filled >= target && s->group_count < s->max_groups);
-        if (opens) {
-            s->group_count++;
-            filled = 0;
-        }
-        filled += part->ms;
-        s->group_ends[s->group_count - 1] = i + 1;
+            opens = i == 0 || (filled >= target && w->group_count < s->max_groups);
+        if (opens) w->ms[w->group_count++] = -1;
+        filled = (opens ? 0.0 : filled) + w->slices[i].ms;
+        w->ends[w->group_count - 1] = i + 1;
     }
 }
 
@@ -1379,11 +1355,13 @@ static void make_groups(cml_scheduler *s) {
  * that says so itself, else below 0. */
 static void fill_frame(cml_scheduler *s, double now, double budget, double aim, int rests,
                        int behind) {
+    work *w = s->work = s->works + s->frame % IN_FLIGHT;
     if (aim < 0) aim = aim_of(&s->model.tail, budget) / s->back_off;
     s->now = now;
     s->rate = aim / s->frame_ms;
-    s->report = (cml_report){.frame = s->frame, .now_ms = now, .budget_ms = budget,
+    w->report = (cml_report){.frame = s->frame, .now_ms = now, .budget_ms = budget,
                              .aim_ms = rests || s->rest_due ? 0.0 : aim, .measured_ms = -1};
+    w->given = s->planner != NULL;
     s->left[0] = s->left[1] = HUGE_VAL;
     s->open = 1;
     for (uint32_t i = 0; i < s->live_count; i++) {
@@ -1396,14 +1374,22 @@ static void fill_frame(cml_scheduler *s, double now, double budget, double aim, 
         again = 0;
         for (uint32_t i = 0; i < s->start_count && !again; i++) {
             again = !s->start(s, s->starts[i]);
-            if (again)
-                sift(s, s->starts[i]);
-            else
-                s->starts[i]->at.state = CML_RUNNING;
+            if (again) sift(s, s->starts[i]);
+            else s->starts[i]->at.state = CML_RUNNING;
         }
     }
-    apply(s);
-    make_groups(s);
+    for (const planned *part = w->slices; part < w->slices + w->slice_count; part++) {
+        job *j = part->job;
+        int whole = part->first + part->count == part->step->groups;
+        j->at.step = (uint32_t)(part->step - j->net->steps) + (whole ? 1 : 0);
+        j->at.group = whole ? 0 : part->first + part->count;
+        j->at.given_ms += part->ms;
+        j->at.virtual_ms += part->ms / (idle(j) ? 1.0 : j->priority);
+        j->last_served_ms = now;
+        w->report.predicted_ms += part->ms;
+    }
+    w->report.slices = w->slice_count;
+    make_groups(s, w);
 }
 
 /* The jobs that are through end, where there is memory for what they leave. */
@@ -1413,28 +1399,10 @@ static void finish_jobs(cml_scheduler *s) {
         int through = j->at.state == CML_RUNNING && j->at.step >= j->net->step_count;
         if (through && s->finish(s, j)) {
             end_job(s, j, CML_DONE, "");
-            s->report.finished++;
+            s->work->report.finished++;
         }
         i += i < s->live_count && s->live[i] == j;
     }
-}
-
-/* The frame is encoded: its timings are awaited. */
-static void await_frame(cml_scheduler *s) {
-    s->encoded = NULL;
-    if (s->slice_count == 0) return;
-    if (s->flight_count == IN_FLIGHT) {
-        s->first_flight = (s->first_flight + 1) % IN_FLIGHT;
-        s->flight_count--;
-    }
-    in_flight *f = s->encoded = s->flights + (s->first_flight + s->flight_count) % IN_FLIGHT;
-    f->report = s->report;
-    f->given = s->planner != NULL;
-    f->group_count = s->group_count;
-    f->part_count = s->slice_count;
-    for (uint32_t i = 0; i < s->group_count; i++) f->ms[i] = -1;
-    memcpy(f->ends, s->group_ends, sizeof f->ends);
-    memcpy(f->parts, s->slices, sizeof *f->parts * s->slice_count);
 }
 
 /* ------------------------------------------------------------------ learning (feedback.py) */
@@ -1459,31 +1427,31 @@ static int judge(cml_scheduler *s, double interval, int some) {
 }
 
 /* What was guessed of steps is believed where a frame with them was in time. */
-static void take_for_granted(cml_scheduler *s, in_flight *f) {
+static void take_for_granted(cml_scheduler *s, work *w) {
     uint32_t guessed = 0;
     double ms = 0;
-    for (uint32_t i = 0; i < f->part_count; i++)
-        if (!has_samples(f->parts[i].step)) f->parts[guessed++] = f->parts[i];
+    for (uint32_t i = 0; i < w->slice_count; i++)
+        if (!has_samples(w->slices[i].step)) w->slices[guessed++] = w->slices[i];
     for (uint32_t i = 0; i < guessed; i++)
-        ms += predict(&s->model, f->parts[i].step, f->parts[i].count);
-    if (guessed > 0) learn(&s->model, f->parts, guessed, ms);
+        ms += predict(&s->model, w->slices[i].step, w->slices[i].count);
+    if (guessed > 0) learn(&s->model, w->slices, guessed, ms);
 }
 
-static void learn_flight(cml_scheduler *s, in_flight *f) {
-    cml_report *r = &f->report;
-    uint32_t first = 0;
-    int known = !f->given;
+static void learn_frame(cml_scheduler *s, work *w) {
+    cml_report *r = &w->report;
+    int known = 1;
     r->measured_ms = 0;
-    for (uint32_t i = 0; i < f->group_count; i++) r->measured_ms += f->ms[i];
-    for (uint32_t i = 0; i < f->part_count; i++) known &= f->parts[i].step->curve->samples >= KNOWN;
-    if (known && r->predicted_ms > 0.25 * r->aim_ms && r->measured_ms > 0 &&
+    for (uint32_t i = 0; i < w->group_count; i++) r->measured_ms += w->ms[i];
+    for (uint32_t i = 0; i < w->slice_count; i++)
+        known &= w->slices[i].step->curve->samples >= KNOWN;
+    if (known && !w->given && r->predicted_ms > 0.25 * r->aim_ms && r->measured_ms > 0 &&
         !isinf(r->predicted_ms + r->measured_ms)) {
         double lifted = most_of(0.0, 0.25 * r->budget_ms - r->predicted_ms);
         remember(&s->model.tail, r->predicted_ms + lifted, r->measured_ms + lifted,
                  r->measured_ms - r->predicted_ms > r->budget_ms);
     }
-    for (uint32_t i = 0; i < f->group_count; first = f->ends[i++])
-        learn(&s->model, f->parts + first, f->ends[i] - first, f->ms[i]);
+    for (uint32_t i = 0, first = 0; i < w->group_count; first = w->ends[i++])
+        learn(&s->model, w->slices + first, w->ends[i] - first, w->ms[i]);
     s->measured[s->measured_count++] = *r;
 }
 
@@ -1496,34 +1464,31 @@ typedef struct timing { /* of a group of a frame */
 /* The host has submitted the frame, and these timings have arrived. */
 static void end_frame(cml_scheduler *s, const timing *timings, uint32_t count, double now) {
     double interval = least_of(now - s->ended_ms, 60 * s->frame_ms);
+    int some = s->work->slice_count > 0;
     uint64_t newest = 0; /* one more than the frame */
-    for (uint32_t i = 0; i < s->max_jobs; i++) /* what began is for good */
-        if (s->jobs[i].at.state != CML_QUEUED) let_makers_go(s->jobs + i);
-    if (s->has_ended && s->wall_clock && !judge(s, interval, s->encoded != NULL) && s->encoded)
-        take_for_granted(s, s->encoded);
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) /* what began is for good */
+        if (j->at.state != CML_QUEUED) let_makers_go(j);
+    if (s->has_ended && s->wall_clock && !judge(s, interval, some)) take_for_granted(s, s->work);
+    if (s->wall_clock) s->work->slice_count = 0;
     s->has_ended = 1;
     s->ended_ms = now;
-    if (s->encoded != NULL && !s->wall_clock) s->flight_count++;
-    s->encoded = NULL;
     s->open = 0;
     s->frame++;
     s->measured_count = 0;
-    for (uint32_t i = 0; i < count && !s->wall_clock; i++) {
-        if (!(timings[i].ms >= 0) || isinf(timings[i].ms)) continue;
-        newest = timings[i].frame + 1 > newest ? timings[i].frame + 1 : newest;
-        for (uint32_t k = 0; k < s->flight_count; k++) {
-            in_flight *f = s->flights + (s->first_flight + k) % IN_FLIGHT;
-            if (f->report.frame == timings[i].frame && timings[i].group < f->group_count)
-                f->ms[timings[i].group] = timings[i].ms;
-        }
+    for (const timing *one = timings; one < timings + count; one++) {
+        work *w = s->works + one->frame % IN_FLIGHT;
+        if (!(one->ms >= 0) || isinf(one->ms)) continue;
+        newest = one->frame + 1 > newest ? one->frame + 1 : newest;
+        if (w->report.frame == one->frame && one->group < w->group_count)
+            w->ms[one->group] = one->ms;
     }
-    while (s->flight_count > 0 && s->flights[s->first_flight].report.frame < newest) {
-        in_flight *f = s->flights + s->first_flight;
-        int all = f->group_count > 0;
-        for (uint32_t i = 0; i < f->group_count; i++) all &= f->ms[i] >= 0;
-        if (all) learn_flight(s, f);
-        s->first_flight = (s->first_flight + 1) % IN_FLIGHT;
-        s->flight_count--;
+    for (uint32_t i = 0; i < IN_FLIGHT; i++) { /* the oldest first */
+        work *w = s->works + (s->frame + i) % IN_FLIGHT;
+        if (w->slice_count == 0 || w->report.frame >= newest) continue;
+        int all = 1;
+        for (uint32_t k = 0; k < w->group_count; k++) all &= w->ms[k] >= 0;
+        if (all) learn_frame(s, w);
+        w->slice_count = 0;
     }
 }
 
@@ -1536,8 +1501,8 @@ static void abandon_frame(cml_scheduler *s) {
         j->at = j->was;
     }
     if (s->open) s->frame++;
+    if (s->open) s->work->slice_count = 0;
     s->open = 0;
-    s->encoded = NULL;
 }
 
 #ifndef CML_CORE_ONLY
@@ -2048,8 +2013,7 @@ void cml_unload(cml_scheduler *s, cml_net *net) {
     }
     while (*at != NULL && *at != net) at = &(*at)->next;
     if (*at != NULL) *at = net->next;
-    s->flight_count = 0; /* their steps may be this one's */
-    s->encoded = NULL;
+    for (work *w = s->works; w < s->works + IN_FLIGHT; w++) w->slice_count = 0; /* maybe its own */
     free_net(net);
 }
 
@@ -2343,9 +2307,10 @@ static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, const planne
 
 /* The slices, a pass for each group that is timed. */
 static void encode_slices(cml_scheduler *s) {
+    const work *w = s->work;
     uint32_t number = 0, i = 0;
     while (number < RING && s->ring[number].state != FREE) number++;
-    homeward *slot = number < RING && s->slice_count > 0 ? s->ring + number : NULL;
+    homeward *slot = number < RING && w->slice_count > 0 ? s->ring + number : NULL;
     if (slot != NULL) {
         slot->passes = 0;
         slot->frame = s->frame;
@@ -2353,16 +2318,16 @@ static void encode_slices(cml_scheduler *s) {
         /* each is timed from the end of the one before */
         if (s->each == 1 && s->timed) end_pass(begin_pass(s, slot));
     }
-    for (uint32_t group = 0; group < s->group_count; group++) {
+    for (uint32_t group = 0; group < w->group_count; group++) {
         WGPUComputePassEncoder pass = begin_pass(s, slot);
-        for (; i < s->group_ends[group]; i++) {
-            dispatch(s, pass, s->slices + i);
-            if (slot != NULL) s->slices[i].job->worked |= 1u << number;
+        for (; i < w->ends[group]; i++) {
+            dispatch(s, pass, w->slices + i);
+            if (slot != NULL) w->slices[i].job->worked |= 1u << number;
         }
         end_pass(pass);
     }
-    for (i = 0; i < s->slice_count; i++) {
-        cml_net *n = s->slices[i].job->net;
+    for (i = 0; i < w->slice_count; i++) {
+        cml_net *n = w->slices[i].job->net;
         if (n->ranges > 0)
             wgpuQueueWriteBuffer(s->queue, n->uniforms, (uint64_t)s->stride * n->step_count,
                                  n->range_words, (size_t)s->stride * n->ranges);
@@ -2383,9 +2348,8 @@ const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, doubl
     double start = now_of(s);
     uint32_t behind = 0;
     if (s->open || s->lost) {
-        s->report.reason = s->lost ? CML_DEVICE_ERROR : CML_FRAME_NOT_ENDED;
-        s->report.slices = s->report.finished = s->slice_count = 0;
-        return &s->report;
+        s->refusal.reason = s->lost ? CML_DEVICE_ERROR : CML_FRAME_NOT_ENDED;
+        return &s->refusal;
     }
     s->encoder = encoder;
     for (uint32_t i = 0; i < RING; i++) behind += s->ring[i].state == PENDING;
@@ -2394,16 +2358,14 @@ const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, doubl
     encode_slices(s);
     finish_jobs(s);
     request_reads(s);
-    await_frame(s);
-    for (uint32_t i = 0; i < s->slice_count; i++) {
-        const planned *from = s->slices + i;
+    for (uint32_t i = 0; i < s->work->slice_count; i++) {
+        const planned *from = s->work->slices + i;
         uint32_t index = (uint32_t)(from->step - from->job->net->steps);
         s->told[i] = (cml_slice){from->job->number, index, from->first, from->count, from->ms,
                                  from->step->op, from->step->title};
     }
-    s->report.cpu_ms = now_of(s) - start;
-    if (s->encoded != NULL) s->encoded->report = s->report;
-    return &s->report;
+    s->work->report.cpu_ms = now_of(s) - start;
+    return &s->work->report;
 }
 
 const cml_slice *cml_slices(const cml_scheduler *s) { return s->told; }

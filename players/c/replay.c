@@ -26,9 +26,9 @@ static void take_given(cml_scheduler *of) {
     for (i = 0; i < given_count; i++) {
         planned one = given[i];
         for (k = 0; k < of->candidate_count && of->candidates[k] != one.job; k++) {}
-        if (k == of->candidate_count || of->slice_count == of->max_slices) continue;
+        if (k == of->candidate_count || of->work->slice_count == of->max_slices) continue;
         one.ms = predict(&of->model, one.step, one.count);
-        of->slices[of->slice_count++] = one;
+        of->work->slices[of->work->slice_count++] = one;
         for (k = 0; k < of->start_count && of->starts[k] != one.job; k++) {}
         if (k == of->start_count && one.job->at.state != CML_RUNNING) of->starts[of->start_count++] = one.job;
     }
@@ -164,11 +164,10 @@ static void frame(double now) {
     c.planner = is_given ? take_given : NULL;
     fill_frame(&c, now, budget, aim, rests, behind);
     finish_jobs(&c);
-    await_frame(&c);
-    for (i = 0; i < c.slice_count; i++)
-        printf("%s%u:%u:%u:%u", i > 0 ? " " : "", (uint32_t)c.slices[i].job->number,
-               (uint32_t)(c.slices[i].step - c.slices[i].job->net->steps),
-               c.slices[i].first, c.slices[i].count);
+    for (i = 0; i < c.work->slice_count; i++)
+        printf("%s%u:%u:%u:%u", i > 0 ? " " : "", (uint32_t)c.work->slices[i].job->number,
+               (uint32_t)(c.work->slices[i].step - c.work->slices[i].job->net->steps),
+               c.work->slices[i].first, c.work->slices[i].count);
     printf("\n");
 }
 
