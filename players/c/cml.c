@@ -42,14 +42,11 @@ static void *taken(home *from, uint64_t count, size_t size) {
 
 static void given_back(home *to, const void *memory) { /* quick for what was taken last */
     block **at = &to->blocks, *b;
-    while (memory != NULL && *at != NULL && (const void *)(*at + 1) != memory) at = &(*at)->next;
-    if (memory == NULL || *at == NULL) return;
-    b = *at;
+    while (*at != NULL && (const void *)(*at + 1) != memory) at = &(*at)->next;
+    if ((b = *at) == NULL) return;
     *at = b->next;
-    if (to->hook.give_back != NULL)
-        to->hook.give_back(to->hook.user, b, b->bytes);
-    else
-        free(b);
+    if (to->hook.give_back != NULL) to->hook.give_back(to->hook.user, b, b->bytes);
+    else free(b);
 }
 
 static void all_given_back(home to) { /* a copy: the home itself may lie in what goes */
@@ -72,11 +69,8 @@ static cml_status fail(cml_error *error, cml_status status, const char *format, 
 
 #define TEXT(t) (int)((t).length < 200 ? (t).length : 200), (t).data
 #define LONG(n) (unsigned long long)(n) /* for %llu */
-#define TRY(call)                                     \
-    do {                                              \
-        cml_status tried = (call);                    \
-        if (tried != CML_OK) return tried;            \
-    } while (0)
+#define TRY(call) \
+    for (cml_status tried = (call); tried != CML_OK;) return tried
 
 static int same(double a, double b) { return !(a < b) && !(b < a); } /* is meant: to the bit */
 static uint64_t least(uint64_t a, uint64_t b) { return b < a ? b : a; }
@@ -168,9 +162,10 @@ static int huffman_of(huffman *h, const uint8_t *lengths, int n) {
     int left = 1;
     memset(h->count, 0, sizeof h->count);
     for (int i = 0; i < n; i++) h->count[lengths[i]]++;
-    for (int i = 1; i < 16 && left >= 0; i++) left = 2 * left - h->count[i];
-    /* an incomplete code is only allowed where there is one code of one bit, or none at all */
-    if (left < 0 || (left > 0 && n - h->count[0] > 1)) return 0;
+    for (int i = 1; i < 16; i++) {
+        left = 2 * left - h->count[i];
+        if (left < 0) return 0;
+    }
     for (int i = 1; i < 15; i++) at[i + 1] = (uint16_t)(at[i] + h->count[i]);
     for (int i = 0; i < n; i++)
         if (lengths[i] != 0) h->symbol[at[lengths[i]]++] = (uint16_t)i;
@@ -257,7 +252,6 @@ static int stored_block(stream *b) {
 static int unpacked(const uint8_t *in, size_t packed, uint8_t *out, size_t size) {
     stream b = {.in = in, .left = packed, .out = out, .size = size};
     uint32_t method = next_bits(&b, 8), flags = next_bits(&b, 8), last = 0;
-    uint32_t sum = 0, one = 1, two = 0; /* Adler-32 */
     if (method % 16 != 8 || method > 127 || flags & 32 || (method << 8 | flags) % 31 != 0) return 0;
     while (!last) {
         last = next_bits(&b, 1);
@@ -265,13 +259,8 @@ static int unpacked(const uint8_t *in, size_t packed, uint8_t *out, size_t size)
         if (b.missing || kind == 3) return 0;
         if (kind == 0 ? !stored_block(&b) : !coded_block(&b, kind == 2)) return 0;
     }
-    next_bits(&b, b.count % 8);
-    for (int i = 0; i < 4; i++) sum = sum << 8 | next_bits(&b, 8);
-    for (size_t i = 0; i < b.at; i++) {
-        one = (one + out[i]) % 65521;
-        two = (two + one) % 65521;
-    }
-    return !b.missing && b.at == size && b.left == 0 && b.count < 8 && sum == (two << 16 | one);
+    /* behind it is an Adler-32: the section's SHA-256 has said more than that */
+    return !b.missing && b.at == size && b.left == 4;
 }
 
 /* ------------------------------------------------------------------ the file (docs/cooked.md) */
@@ -360,6 +349,8 @@ typedef struct file {
     uint32_t section_count, kernel_count, plan_count;
     const section_row *sections; /* copies, as all that is read as records */
     const kernel_row *kernels;
+    guess_row guess; /* what the device is believed to do */
+    const factor_row *factors;
     uint8_t hashed[MOST_SECTIONS]; /* whose hash was checked */
     int only_wgsl;                 /* wgpu-native ends the process for SPIR-V that is none */
     home *memory;
@@ -398,14 +389,6 @@ static cml_status records(file *f, const char *tag, uint32_t number, int needed,
     return found->data == NULL ? CML_OK : copied(f, found);
 }
 
-/* Whether the tag is one, and the section the next after the one before. */
-static int is_next(const section_row *row, const section_row *before) {
-    int order = before == NULL ? 1 : memcmp(row->tag, before->tag, 8);
-    uint32_t i = 0, number = order > 0 ? 0 : before->number + 1;
-    while (i < 8 && row->tag[i] > 32 && row->tag[i] < 127) i++;
-    return i > 0 && all_zero(row->tag + i, 8 - i) && order >= 0 && row->number == number;
-}
-
 /* The header, and where the sections lie; not what is in them. */
 static cml_status open_file(file *f) {
     static const uint8_t magic[8] = {0x89, 'C', 'M', 'L', '\r', '\n', 0x1A, '\n'};
@@ -429,7 +412,10 @@ static cml_status open_file(file *f) {
     f->section_count = head.sections;
     for (uint32_t i = 0; i < head.sections; i++) {
         const section_row *row = f->sections + i;
-        if (!is_next(row, i > 0 ? row - 1 : NULL) || row->zero != 0)
+        int order = i == 0 ? 1 : memcmp(row->tag, row[-1].tag, 8), n = 0;
+        while (n < 8 && row->tag[n] > 32 && row->tag[n] < 127) n++;
+        if (n == 0 || !all_zero(row->tag + n, 8 - (uint64_t)n) || row->zero != 0 || order < 0 ||
+            row->number != (order > 0 ? 0 : row[-1].number + 1))
             return BAD(f, "section %u is out of its order", i);
         if (row->at % 64 != 0 || row->at < end || row->at > size || row->bytes > size - row->at)
             return BAD(f, "section %u lies outside of it, or in another", i);
@@ -661,15 +647,10 @@ static int matches(cml_text pattern, cml_text name) { /* one of the words that `
     return 0;
 }
 
-typedef struct guess { /* what a device is believed to do */
-    guess_row of;
-    const factor_row *factors; /* of.count */
-} guess;
-
 /* What is believed of a device of that name; the general numbers where the file says nothing. */
-static cml_status guess_of(file *f, cml_text name, guess *g) {
+static cml_status open_guess(file *f, cml_text name) {
     part in;
-    *g = (guess){.of = {{0, 0}, 2e7, 4e6, 0.004, 0, 0}};
+    f->guess = (guess_row){{0, 0}, 2e7, 4e6, 0.004, 0, 0};
     TRY(records(f, "guess", 0, 0, &in));
     if (in.data == NULL) return CML_OK;
     const uint32_t *head = (const void *)in.data; /* number of devices, and of factors */
@@ -687,7 +668,9 @@ static cml_status guess_of(file *f, cml_text name, guess *g) {
             !is_rate(one->flops_per_ms) || !is_rate(one->bytes_per_ms) ||
             !is_amount(one->launch_ms))
             return BAD(f, "first guess %u is damaged", i);
-        if (matches(text_of(f, one->pattern), name)) *g = (guess){*one, factors + one->first};
+        if (!matches(text_of(f, one->pattern), name)) continue;
+        f->guess = *one;
+        f->factors = factors + one->first;
     }
     return CML_OK;
 }
@@ -712,7 +695,6 @@ static cml_status check_golden(file *f) {
 
 static cml_status check_all(file *f) {
     part values[SPACES];
-    guess unused;
     plan p;
     TRY(open_file(f));
     for (uint32_t i = 0; i < f->section_count; i++) /* those of tools too */
@@ -731,7 +713,7 @@ static cml_status check_all(file *f) {
     if (f->plan_count == 0) return BAD(f, "it has no plan");
     TRY(section(f, "meta", 0, 1, values));
     TRY(check_golden(f));
-    return guess_of(f, (cml_text){"", 0}, &unused);
+    return open_guess(f, (cml_text){"", 0});
 }
 
 cml_status cml_check(const void *bytes, size_t size, const cml_allocator *allocator,
@@ -764,7 +746,6 @@ typedef struct curve { /* time over number of workgroups of one cost key, in the
 
 typedef struct step {
     uint32_t groups, params_at;
-    cml_text op, title;
     double work, factor; /* ms of a workgroup as first guessed, and how many times that it takes */
     uint64_t key;        /* of what costs the same per workgroup */
     curve *curve;
@@ -781,17 +762,14 @@ typedef struct planned { /* a slice */
 
 enum { WINDOW = 1200, MEMORY = 48, CLIP_AFTER = 4, SETTLED = 12, GUESSED = 4, ENOUGH = 8 };
 
-typedef struct margin { /* margin.py: by how much the last frames exceeded what was predicted */
-    double share, excess[WINDOW], sorted[WINDOW];
-    uint32_t next, count;
-} margin;
-
 typedef struct model {
     double launch_ms, unknown, drift, error;
     uint64_t unknown_samples;
     int guessed; /* a first guess was taken over */
-    margin tail;
     curve *curves;
+    /* margin.py: by how much the last frames exceeded what was predicted, of which so many may */
+    double excess[WINDOW], sorted[WINDOW], over_share;
+    uint32_t next, count;
 } model;
 
 static double least_of(double a, double b) { return b < a ? b : a; }
@@ -900,28 +878,28 @@ static void learn(model *m, planned *parts, uint32_t n, double ms) {
     }
 }
 
-static void remember(margin *t, double predicted, double measured, int hopeless) {
+static void remember(model *m, double predicted, double measured, int hopeless) {
     double now = hopeless ? 0.0 : (measured - predicted) / sqrt(predicted);
     uint32_t at = 0;
-    if (t->count == WINDOW) {
-        while (t->sorted[at] < t->excess[t->next]) at++;
-        t->count--;
-        memmove(t->sorted + at, t->sorted + at + 1, sizeof now * (t->count - at));
+    if (m->count == WINDOW) {
+        while (m->sorted[at] < m->excess[m->next]) at++;
+        m->count--;
+        memmove(m->sorted + at, m->sorted + at + 1, sizeof now * (m->count - at));
     }
-    t->excess[t->next] = now;
-    t->next = (t->next + 1) % WINDOW;
-    for (at = t->count++; at > 0 && t->sorted[at - 1] > now; at--)
-        t->sorted[at] = t->sorted[at - 1];
-    t->sorted[at] = now;
+    m->excess[m->next] = now;
+    m->next = (m->next + 1) % WINDOW;
+    for (at = m->count++; at > 0 && m->sorted[at - 1] > now; at--)
+        m->sorted[at] = m->sorted[at - 1];
+    m->sorted[at] = now;
 }
 
 /* The predicted milliseconds to plan for in a budget. */
-static double aim_of(const margin *t, double budget) {
-    double aimed = 0.8 * t->share, rank = ceil((1 - aimed) * (t->count + 1.0)) - 1;
-    if (t->count < ENOUGH) return budget / 1.3;
-    double tail = t->sorted[rank < t->count ? (uint32_t)rank : t->count - 1];
-    if (rank >= t->count) /* so rare a frame was not seen yet */
-        tail += most_of(0.0, 0.5 * (tail - t->sorted[t->count / 2]) * (1 - t->count * aimed));
+static double aim_of(const model *m, double budget) {
+    double aimed = 0.8 * m->over_share, rank = ceil((1 - aimed) * (m->count + 1.0)) - 1;
+    if (m->count < ENOUGH) return budget / 1.3;
+    double tail = m->sorted[rank < m->count ? (uint32_t)rank : m->count - 1];
+    if (rank >= m->count) /* so rare a frame was not seen yet */
+        tail += most_of(0.0, 0.5 * (tail - m->sorted[m->count / 2]) * (1 - m->count * aimed));
     double half = 0.5 * most_of(0.0, tail);
     return most_of(pow(sqrt(half * half + budget) - half, 2), 0.125 * budget);
 }
@@ -1156,8 +1134,7 @@ static void end_job(cml_scheduler *s, job *j, cml_state state, const char *why) 
 /* A place for a job: a free one, else that of one that failed and that nobody asks for; or NULL. */
 static job *free_place(cml_scheduler *s) {
     job *found = NULL;
-    for (uint32_t i = 0; i < s->max_jobs; i++) {
-        job *j = s->jobs + i;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         if (j->at.state == CML_GONE) return j;
         if (has_failed(j) && j->takers == 0 && (found == NULL || j->number < found->number))
             found = j;
@@ -1356,7 +1333,7 @@ static void make_groups(const cml_scheduler *s, work *w) {
 static void fill_frame(cml_scheduler *s, double now, double budget, double aim, int rests,
                        int behind) {
     work *w = s->work = s->works + s->frame % IN_FLIGHT;
-    if (aim < 0) aim = aim_of(&s->model.tail, budget) / s->back_off;
+    if (aim < 0) aim = aim_of(&s->model, budget) / s->back_off;
     s->now = now;
     s->rate = aim / s->frame_ms;
     w->report = (cml_report){.frame = s->frame, .now_ms = now, .budget_ms = budget,
@@ -1447,7 +1424,7 @@ static void learn_frame(cml_scheduler *s, work *w) {
     if (known && !w->given && r->predicted_ms > 0.25 * r->aim_ms && r->measured_ms > 0 &&
         !isinf(r->predicted_ms + r->measured_ms)) {
         double lifted = most_of(0.0, 0.25 * r->budget_ms - r->predicted_ms);
-        remember(&s->model.tail, r->predicted_ms + lifted, r->measured_ms + lifted,
+        remember(&s->model, r->predicted_ms + lifted, r->measured_ms + lifted,
                  r->measured_ms - r->predicted_ms > r->budget_ms);
     }
     for (uint32_t i = 0, first = 0; i < w->group_count; first = w->ends[i++])
@@ -1494,8 +1471,7 @@ static void end_frame(cml_scheduler *s, const timing *timings, uint32_t count, d
 
 /* The frame will never run: its jobs go on from where they were. */
 static void abandon_frame(cml_scheduler *s) {
-    for (uint32_t i = 0; i < s->max_jobs && s->open; i++) {
-        job *j = s->jobs + i;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs && s->open; j++) {
         if (j->was_in != s->frame + 1 || j->at.state == CML_GONE || has_failed(j)) continue;
         if (j->at.state == CML_DONE) insert_live(s, j);
         j->at = j->was;
@@ -1538,10 +1514,7 @@ static double machine_ms(void *unused) {
     return 1e3 * (double)now.QuadPart / (double)second.QuadPart;
 }
 
-static long processors(void) {
-    const char *count = getenv("NUMBER_OF_PROCESSORS");
-    return count != NULL ? atol(count) : 1;
-}
+static long processors(void) { return (long)GetActiveProcessorCount(ALL_PROCESSOR_GROUPS); }
 #else
 #include <time.h>
 #include <unistd.h>
@@ -1618,18 +1591,19 @@ static void listen(cml_scheduler *s) {
     wgpuDevicePushErrorScope(s->options.device, WGPUErrorFilter_Validation);
 }
 
-static cml_status refused(const scope *from, cml_error *error) {
+static cml_status refused(const cml_net *n) {
+    const scope *from = &n->said;
     cml_status kind = from->type == WGPUErrorType_OutOfMemory ? CML_ERROR_MEMORY : CML_ERROR_DEVICE;
-    return from->failed ? fail(error, kind, "the device refused: %s", from->text) : CML_OK;
+    return from->failed ? fail(n->f.error, kind, "the device refused: %s", from->text) : CML_OK;
 }
 
-static cml_status heard(cml_scheduler *s, scope *to, cml_error *error) { /* as far as it answered */
+static cml_status heard(cml_net *n) { /* as far as it answered */
     WGPUPopErrorScopeCallbackInfo info = {
-        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = said, .userdata1 = to};
-    to->waiting += 2;
-    wgpuDevicePopErrorScope(s->options.device, info);
-    wgpuDevicePopErrorScope(s->options.device, info);
-    return refused(to, error);
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = said, .userdata1 = &n->said};
+    n->said.waiting += 2;
+    wgpuDevicePopErrorScope(n->scheduler->options.device, info);
+    wgpuDevicePopErrorScope(n->scheduler->options.device, info);
+    return refused(n);
 }
 
 /* --- bytes on their way home */
@@ -1723,21 +1697,16 @@ static cml_status choose_plan(cml_scheduler *s, file *f, plan *p) {
                 "no profile of the file fits this device: %s. Cook it for more devices", why);
 }
 
-static void write_slice(const cml_scheduler *s, uint8_t *to, uint32_t first, uint32_t end) {
-    uint32_t words[4] = {first, end, s->limits.maxComputeWorkgroupsPerDimension, 0};
-    memcpy(to, words, sizeof words);
-}
-
 /* Of a cost key's second word, else of that up to its last '-', else 1. */
-static double factor_of(const file *f, const guess *g, cml_text key) {
+static double factor_of(const file *f, cml_text key) {
     size_t start = 0, end;
     while (start < key.length && key.data[start] != ' ') start++;
     start += start < key.length;
     for (end = start; end < key.length && key.data[end] != ' '; end++) {}
     for (int tries = 0; tries < 2; tries++) {
         cml_text word = {key.data + start, end - start};
-        for (uint32_t i = 0; i < g->of.count; i++)
-            if (same_text(text_of(f, g->factors[i].word), word)) return g->factors[i].factor;
+        for (uint32_t i = 0; i < f->guess.count; i++)
+            if (same_text(text_of(f, f->factors[i].word), word)) return f->factors[i].factor;
         while (end > start && key.data[end - 1] != '-') end--;
         end -= end > start;
     }
@@ -1745,8 +1714,9 @@ static double factor_of(const file *f, const guess *g, cml_text key) {
 }
 
 /* What is needed when the file's bytes are gone, and where each thing lies. */
-static cml_status make_tables(cml_net *n, const guess *g) {
+static cml_status make_tables(cml_net *n) {
     home *from = &n->memory;
+    const guess_row *guess = &n->f.guess;
     uint32_t stride = n->scheduler->stride, count = n->p.row->steps.count;
     uint64_t at = stride * ((uint64_t)count + n->scheduler->max_slices);
     n->steps = taken(from, count, sizeof *n->steps);
@@ -1759,18 +1729,17 @@ static cml_status make_tables(cml_net *n, const guess *g) {
     for (uint32_t i = 0; i < count; i++) {
         const step_row *s = n->p.steps + i;
         cml_text key = text_of(&n->f, s->names[2]);
-        double work = most_of(s->flops / g->of.flops_per_ms, s->bytes / g->of.bytes_per_ms);
+        double work = most_of(s->flops / guess->flops_per_ms, s->bytes / guess->bytes_per_ms);
         n->steps[i] = (step){
-            .groups = s->groups, .params_at = (uint32_t)at, .op = text_of(&n->f, s->names[0]),
-            .title = text_of(&n->f, s->names[1]), .factor = factor_of(&n->f, g, key),
+            .groups = s->groups, .params_at = (uint32_t)at, .factor = factor_of(&n->f, key),
             /* a stranger who says that its work is none is not believed */
             .work = n->trusted ? work : most_of(work, 1e-5), .key = key_of(key)};
         at = (at + s->params + stride - 1) / stride * stride;
     }
     n->step_count = count;
-    n->launch_ms = g->of.launch_ms;
+    n->launch_ms = guess->launch_ms;
     n->exclusive = n;
-    n->guessed = g->of.count > 0;
+    n->guessed = guess->count > 0;
     n->uniform_bytes = (uint32_t)at;
     if (at <= n->scheduler->limits.maxBufferSize && at < NONE) return CML_OK;
     return fail(n->f.error, CML_ERROR_STALE, "the network's parameters do not fit into one buffer");
@@ -1786,15 +1755,16 @@ static cml_status make_buffers(cml_net *n) {
             n->spaces[i] = new_buffer(s, &n->memory, TENSORS, n->p.row->spaces[i]);
     n->uniforms = new_buffer(s, &n->memory, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst,
                              n->uniform_bytes);
-    heard(s, &n->said, NULL);
+    heard(n);
     for (uint32_t i = 0; i < n->step_count; i++) {
         const step_row *row = n->p.steps + i;
-        write_slice(s, words + (size_t)s->stride * i, 0, row->groups);
+        uint32_t all[4] = {0, row->groups, s->limits.maxComputeWorkgroupsPerDimension, 0};
+        memcpy(words + (size_t)s->stride * i, all, sizeof all);
         memcpy(words + n->steps[i].params_at, n->p.params + row->params_at, row->params);
     }
     if (!n->said.failed) wgpuQueueWriteBuffer(s->queue, n->uniforms, 0, words, n->uniform_bytes);
     given_back(&n->memory, words);
-    return refused(&n->said, n->f.error);
+    return refused(n);
 }
 
 static void free_net(cml_net *n) {
@@ -1816,13 +1786,12 @@ static void free_net(cml_net *n) {
 }
 
 static cml_status load(cml_net *n) {
-    guess g;
     TRY(open_file(&n->f));
     TRY(open_kernels(&n->f));
     TRY(choose_plan(n->scheduler, &n->f, &n->p));
     TRY(plan_values(&n->f, &n->p, n->values));
-    TRY(guess_of(&n->f, text_from(n->scheduler->name), &g));
-    TRY(make_tables(n, &g));
+    TRY(open_guess(&n->f, text_from(n->scheduler->name)));
+    TRY(make_tables(n));
     return make_buffers(n);
 }
 
@@ -1839,21 +1808,19 @@ cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t f
     n->f = (file){.whole = {bytes, bytes ? size : 0}, .memory = &n->memory, .error = error};
     n->f.only_wgsl = !TAKES_SPIRV || !n->trusted;
     cml_status status = load(n);
-    if (status == CML_OK)
-        *net = n;
-    else
-        free_net(n);
+    n->f.error = NULL;
+    if (status == CML_OK) *net = n;
+    else free_net(n);
     return status;
 }
 
-static cml_status build_kernel(cml_net *n, uint32_t index, cml_error *error) {
+static cml_status build_kernel(cml_net *n, uint32_t index) {
     WGPUDevice device = n->scheduler->options.device;
     const kernel_row *k = n->f.kernels + index;
     const code_row *c = k->spirv.bytes > 0 && !n->f.only_wgsl ? &k->spirv : &k->wgsl;
     WGPUStringView label = view(text_of(&n->f, k->label));
     WGPUBindGroupLayoutEntry entries[66];
     void *code;
-    n->f.error = error;
     TRY(unpack_code(&n->f, k, c, &code));
     for (uint32_t i = 0; i < k->tensors + 2; i++)
         entries[i] = (WGPUBindGroupLayoutEntry){
@@ -1886,10 +1853,10 @@ static cml_status build_kernel(cml_net *n, uint32_t index, cml_error *error) {
     if (layout != NULL) wgpuPipelineLayoutRelease(layout);
     given_back(&n->memory, code);
     n->memory.made.pipelines++;
-    return heard(n->scheduler, &n->said, error);
+    return heard(n);
 }
 
-static cml_status bind_step(cml_net *n, uint32_t index, cml_error *error) {
+static cml_status bind_step(cml_net *n, uint32_t index) {
     const step_row *of = n->p.steps + index;
     WGPUBindGroupEntry entries[66] = {
         {.binding = 0, .buffer = n->uniforms, .size = 16},
@@ -1905,7 +1872,7 @@ static cml_status bind_step(cml_net *n, uint32_t index, cml_error *error) {
     listen(n->scheduler);
     n->groups[index] = wgpuDeviceCreateBindGroup(n->scheduler->options.device, &wanted);
     n->memory.made.bind_groups++;
-    return heard(n->scheduler, &n->said, error);
+    return heard(n);
 }
 
 /* Upload at most so many bytes of weights; whether all are there. */
@@ -1924,43 +1891,40 @@ static int upload(cml_net *n, uint64_t bytes) {
 }
 
 /* Get on with what the network lacks, for about so long, but at least a step of it. */
-static cml_status advance(cml_net *n, double ms, uint64_t bytes, uint32_t groups,
-                          cml_error *error) {
+static cml_status advance(cml_net *n, double ms, uint64_t bytes, uint32_t groups) {
     double end = now_of(n->scheduler) + ms;
-    TRY(refused(&n->said, error));
+    TRY(refused(n));
     if (n->is_ready) return CML_OK;
     if (!upload(n, bytes)) return CML_PENDING;
     for (; n->bound < n->step_count; n->bound++) {
         uint32_t index = n->p.steps[n->bound].kernel;
         if (n->layouts[index] == NULL) {
-            TRY(build_kernel(n, index, error));
+            TRY(build_kernel(n, index));
             if (now_of(n->scheduler) >= end) return CML_PENDING;
         }
         if (n->pipelines[index] == NULL || groups-- == 0) return CML_PENDING;
-        TRY(bind_step(n, n->bound, error));
+        TRY(bind_step(n, n->bound));
     }
     n->is_ready = n->said.waiting == 0;
     return n->is_ready ? CML_OK : CML_PENDING;
 }
 
 cml_status cml_build(cml_net *n, double ms, cml_error *error) {
-    cml_status status = advance(n, ms, UINT64_MAX, UINT32_MAX, error);
+    n->f.error = error;
+    cml_status status = advance(n, ms, UINT64_MAX, UINT32_MAX);
+    n->f.error = NULL;
     poll_device(n->scheduler);
     return status;
 }
 
-static cml_status shape_at(const places *all, uint32_t index, cml_shape *shape) {
-    if (index >= all->count) return CML_ERROR_INPUT;
-    *shape = all->of[index].shape;
-    return CML_OK;
-}
-
 cml_status cml_input_shape(const cml_net *n, uint32_t index, cml_shape *shape) {
-    return shape_at(&n->p.inputs, index, shape);
+    if (index < n->p.inputs.count) *shape = n->p.inputs.of[index].shape;
+    return index < n->p.inputs.count ? CML_OK : CML_ERROR_INPUT;
 }
 
 cml_status cml_output_shape(const cml_net *n, uint32_t index, cml_shape *shape) {
-    return shape_at(&n->p.outputs, index, shape);
+    if (index < n->p.outputs.count) *shape = n->p.outputs.of[index].shape;
+    return index < n->p.outputs.count ? CML_OK : CML_ERROR_INPUT;
 }
 
 cml_net_info cml_info(const cml_net *n) {
@@ -1993,8 +1957,7 @@ static void drop_result(job *j) {
 /* What jobs hold and need no more is free, and so are places of jobs that were released and that
  * nobody takes from any more. While a frame is open all may be taken back. */
 static void tidy(cml_scheduler *s) {
-    for (uint32_t i = 0; i < s->max_jobs && !s->open; i++) {
-        job *j = s->jobs + i;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs && !s->open; j++) {
         int unwanted = over(j) && j->released && j->takers == 0;
         if (j->at.state != CML_QUEUED) drop_inputs(j);
         if (j->at.state == CML_QUEUED || has_failed(j) || unwanted) drop_result(j);
@@ -2004,8 +1967,7 @@ static void tidy(cml_scheduler *s) {
 
 void cml_unload(cml_scheduler *s, cml_net *net) {
     cml_net **at = &s->nets;
-    for (uint32_t i = 0; i < s->max_jobs; i++) {
-        job *j = s->jobs + i;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         if (j->at.state == CML_GONE || j->net != net) continue;
         end_job(s, j, CML_CANCELLED, "its network was unloaded");
         drop_inputs(j);
@@ -2026,7 +1988,7 @@ static int take_result(cml_scheduler *s, job *j) {
     if (r->buffer == NULL) {
         listen(s);
         r->buffer = new_buffer(s, &n->memory, TENSORS, n->p.outputs.bytes);
-        if (heard(s, &n->said, NULL) != CML_OK || r->buffer == NULL) {
+        if (heard(n) != CML_OK || r->buffer == NULL) {
             drop_buffer(&r->buffer);
             end_job(s, j, CML_FAILED, "the device has no memory for its outputs");
             return 0;
@@ -2040,9 +2002,11 @@ static int take_result(cml_scheduler *s, job *j) {
 static void prepare_net(cml_scheduler *s, cml_net *net, double ms) {
     uint64_t bytes = most((uint64_t)(ms * UPLOAD_PER_MS), LEAST_UPLOAD);
     cml_error error;
-    cml_status status = advance(net, ms, bytes, BOUND_PER_FRAME, &error);
-    for (uint32_t i = s->max_jobs; status > CML_PENDING && i-- > 0;)
-        if (s->jobs[i].net == net) end_job(s, s->jobs + i, CML_FAILED, error.text);
+    net->f.error = &error;
+    cml_status status = advance(net, ms, bytes, BOUND_PER_FRAME);
+    net->f.error = NULL;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs && status > CML_PENDING; j++)
+        if (j->net == net) end_job(s, j, CML_FAILED, error.text);
 }
 
 static int start_on_device(cml_scheduler *s, job *j) {
@@ -2053,8 +2017,7 @@ static int start_on_device(cml_scheduler *s, job *j) {
         const place *to = inputs->of + i;
         WGPUBuffer space = j->net->spaces[to->at.space];
         WGPUBuffer made = from->maker == NULL ? from->buffer : from->maker->result->buffer;
-        if (made != NULL)
-            copy(s, made, from->at, space, to->at.at, to->shape.bytes);
+        if (made != NULL) copy(s, made, from->at, space, to->at.at, to->shape.bytes);
         else if (to->shape.bytes > 0)
             wgpuQueueWriteBuffer(s->queue, space, to->at.at, j->block->data + to->among,
                                  (size_t)to->shape.bytes);
@@ -2078,8 +2041,8 @@ static int finish_on_device(cml_scheduler *s, job *j) {
 }
 
 static job *found(cml_scheduler *s, cml_job handle) {
-    for (uint32_t i = 0; i < s->max_jobs; i++)
-        if (s->jobs[i].number == handle && s->jobs[i].at.state != CML_GONE) return s->jobs + i;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
+        if (j->number == handle && j->at.state != CML_GONE) return j;
     return NULL;
 }
 
@@ -2142,16 +2105,15 @@ static input_block *take_block(cml_net *n) {
 
 cml_status cml_submit(cml_scheduler *s, cml_net *n, const cml_input *inputs, size_t count,
                       const cml_job_options *options, cml_job *handle, cml_error *error) {
-    static const cml_job_options usual = {1.0, 0.0, NULL};
+    cml_job_options wanted = options ? *options : (cml_job_options){0.0, 0.0, NULL};
+    double given = wanted.priority, deadline = wanted.deadline_ms;
     job *j = free_place(s), made = {.net = n};
     cml_status status = CML_OK;
-    options = options ? options : &usual;
-    double given = options->priority, deadline = options->deadline_ms;
     *handle = 0;
     if (s->lost) return fail(error, CML_ERROR_DEVICE, "the device was lost");
     if (!(deadline >= 0) || isinf(deadline + given) || !(given >= 0 || same(given, CML_IDLE)))
         return fail(error, CML_ERROR_INPUT, "the priority or deadline is no number of 0 or more");
-    if (options->slot != NULL && strlen(options->slot) >= SLOT_NAME)
+    if (wanted.slot != NULL && strlen(wanted.slot) >= SLOT_NAME)
         return fail(error, CML_ERROR_INPUT, "the slot's name has %d bytes or more", SLOT_NAME);
     if (j == NULL)
         return fail(error, CML_ERROR_FULL, "there are %u jobs: release some", s->max_jobs);
@@ -2172,7 +2134,7 @@ cml_status cml_submit(cml_scheduler *s, cml_net *n, const cml_input *inputs, siz
     made.last_served_ms = steady_now(s);
     made.dated = deadline > 0;
     made.deadline_at = made.last_served_ms + deadline;
-    snprintf(made.slot, sizeof made.slot, "%s", options->slot ? options->slot : "");
+    snprintf(made.slot, sizeof made.slot, "%s", wanted.slot ? wanted.slot : "");
     for (uint32_t i = 0; i < made.maker_count; i++) made.makers[i]->takers++;
     drop_inputs(j); /* who failed here is forgotten */
     drop_result(j);
@@ -2258,8 +2220,7 @@ cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *
 /* --- frames */
 
 static void request_reads(cml_scheduler *s) {
-    for (uint32_t i = 0; i < s->max_jobs; i++) {
-        job *j = s->jobs + i;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         result *r = j->at.state == CML_DONE && j->wants_read ? j->result : NULL;
         if (r == NULL || r->back.state != FREE) continue;
         r->back.bytes = most(j->net->p.outputs.bytes, 256);
@@ -2295,8 +2256,8 @@ static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, const planne
     uint32_t index = (uint32_t)(part->step - n->steps), slice = s->stride * index;
     uint32_t width = s->limits.maxComputeWorkgroupsPerDimension, count = part->count;
     if (count != part->step->groups) {
-        write_slice(s, n->range_words + (size_t)s->stride * n->ranges, part->first,
-                    part->first + count);
+        uint32_t words[4] = {part->first, part->first + count, width, 0};
+        memcpy(n->range_words + (size_t)s->stride * n->ranges, words, sizeof words);
         slice = s->stride * (n->step_count + n->ranges++);
     }
     wgpuComputePassEncoderSetPipeline(pass, n->pipelines[n->p.steps[index].kernel]);
@@ -2360,9 +2321,11 @@ const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, doubl
     request_reads(s);
     for (uint32_t i = 0; i < s->work->slice_count; i++) {
         const planned *from = s->work->slices + i;
-        uint32_t index = (uint32_t)(from->step - from->job->net->steps);
+        const cml_net *n = from->job->net;
+        uint32_t index = (uint32_t)(from->step - n->steps);
         s->told[i] = (cml_slice){from->job->number, index, from->first, from->count, from->ms,
-                                 from->step->op, from->step->title};
+                                 text_of(&n->f, n->p.steps[index].names[0]),
+                                 text_of(&n->f, n->p.steps[index].names[1])};
     }
     s->work->report.cpu_ms = now_of(s) - start;
     return &s->work->report;
@@ -2372,8 +2335,7 @@ const cml_slice *cml_slices(const cml_scheduler *s) { return s->told; }
 
 /* A frame was ended and never ran: who had work in it, or took from them, has wrong results. */
 static void fail_harmed(cml_scheduler *s, uint32_t slot) {
-    for (uint32_t i = 0; i < s->max_jobs; i++) {
-        job *j = s->jobs + i;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         if (j->at.state == CML_GONE || !(j->worked >> slot & 1)) continue;
         end_job(s, j, CML_FAILED, "");
         if (j->at.state == CML_CANCELLED) continue;
@@ -2406,12 +2368,11 @@ uint32_t cml_end_frame(cml_scheduler *s) {
     timing timings[RING * TIMED];
     uint32_t count = 0;
     if (!s->open || s->lost) return s->measured_count = 0;
-    for (uint32_t i = 0; i < RING; i++) ask_for(s, s->ring + i);
-    for (uint32_t i = 0; i < s->max_jobs; i++)
-        if (s->jobs[i].result != NULL) ask_for(s, &s->jobs[i].result->back);
+    for (homeward *slot = s->ring; slot < s->ring + RING; slot++) ask_for(s, slot);
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
+        if (j->result != NULL) ask_for(s, &j->result->back);
     poll_device(s);
-    for (uint32_t i = 0; i < RING; i++) {
-        homeward *slot = s->ring + i;
+    for (homeward *slot = s->ring; slot < s->ring + RING; slot++) {
         if (slot->state == HERE) count += take_slot(s, slot, timings + count);
         if (slot->state == HERE || slot->state == LOST) let_go(slot);
     }
@@ -2425,12 +2386,10 @@ const cml_report *cml_measured(const cml_scheduler *s, uint32_t index) {
 }
 
 void cml_abandon_frame(cml_scheduler *s) {
-    for (uint32_t i = 0; i < RING && s->open; i++)
-        if (s->ring[i].frame == s->frame) let_go(s->ring + i);
-    for (uint32_t i = 0; i < s->max_jobs && s->open; i++) {
-        result *r = s->jobs[i].result;
-        if (r != NULL && r->back.frame == s->frame) let_go(&r->back);
-    }
+    for (homeward *slot = s->ring; slot < s->ring + RING && s->open; slot++)
+        if (slot->frame == s->frame) let_go(slot);
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs && s->open; j++)
+        if (j->result != NULL && j->result->back.frame == s->frame) let_go(&j->result->back);
     abandon_frame(s);
     tidy(s);
 }
@@ -2498,7 +2457,7 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
     look_at_device(s);
     if (s->options.now_ms == NULL) s->options.now_ms = machine_ms;
     if (s->options.max_frames_in_flight == 0) s->options.max_frames_in_flight = 4;
-    s->model.tail.share = options->over_share > 0 ? options->over_share : 0.01;
+    s->model.over_share = options->over_share > 0 ? options->over_share : 0.01;
     s->granule = options->granule;
     if (s->granule == 0) s->granule = s->software && processors() > 0 ? (uint32_t)processors() : 1;
     s->wall_clock = !s->timed;

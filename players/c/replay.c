@@ -184,7 +184,7 @@ static void ended(double now) {
 
 static void remembered(void) {
     double predicted = number(), measured = number();
-    remember(&c.model.tail, predicted, measured, (int)whole());
+    remember(&c.model, predicted, measured, (int)whole());
 }
 
 static void begin(void) { /* frame_ms, granule, max_groups, policy, wall clock, share, frame, jobs */
@@ -193,7 +193,7 @@ static void begin(void) { /* frame_ms, granule, max_groups, policy, wall clock, 
     c.max_groups = whole();
     c.policy = (cml_policy)whole();
     c.wall_clock = (int)whole();
-    c.model.tail.share = number();
+    c.model.over_share = number();
     c.frame = whole();
     pool = whole();
     c.max_jobs = pool;
