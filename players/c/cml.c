@@ -338,6 +338,9 @@ static int all_zero(const void *data, uint64_t size) {
     while (size > 0 && p[size - 1] == 0) size--;
     return size == 0;
 }
+static int is_inside(uint64_t at, uint64_t bytes, uint64_t size) {
+    return at <= size && bytes <= size - at;
+}
 
 typedef struct part { /* a range of the file, or a copy of one */
     const uint8_t *data;
@@ -359,6 +362,9 @@ typedef struct file {
 
 #define BAD(f, ...) \
     fail((f)->error, CML_ERROR_CORRUPT, "this is no whole cooked file: " __VA_ARGS__)
+#define EACH(f, what, count, good) /* of the rows `i` of a table, or the file is refused */ \
+    for (uint32_t i = 0; i < (count); i++) \
+        if (!(good)) return BAD(f, what " %u is damaged", i)
 
 static cml_status copied(file *f, part *of) {
     void *copy = taken(f->memory, of->size, 1);
@@ -368,8 +374,10 @@ static cml_status copied(file *f, part *of) {
     return CML_OK;
 }
 
-/* The section, with its hash checked. One that is not there is no error where it is not needed. */
-static cml_status section(file *f, const char *tag, uint32_t number, int needed, part *found) {
+enum { IF_THERE, NEEDED, RECORDS }; /* records are needed in memory of their own */
+
+/* The section, with its hash checked; NULL where it is not there and need not be. */
+static cml_status section(file *f, const char *tag, uint32_t number, int how, part *found) {
     *found = (part){NULL, 0};
     for (uint32_t i = 0; i < f->section_count; i++) {
         const section_row *row = f->sections + i;
@@ -378,15 +386,9 @@ static cml_status section(file *f, const char *tag, uint32_t number, int needed,
         if (!f->hashed[i] && !has_digest(found->data, (size_t)found->size, row->digest))
             return BAD(f, "the section '%.8s' %u is damaged (its SHA-256 is another)", tag, number);
         f->hashed[i] = 1;
-        return CML_OK;
+        return how == NEEDED ? CML_OK : copied(f, found);
     }
-    return needed ? BAD(f, "there is no section '%.8s' %u", tag, number) : CML_OK;
-}
-
-/* The section as records, in memory of its own. */
-static cml_status records(file *f, const char *tag, uint32_t number, int needed, part *found) {
-    TRY(section(f, tag, number, needed, found));
-    return found->data == NULL ? CML_OK : copied(f, found);
+    return how == IF_THERE ? CML_OK : BAD(f, "there is no section '%.8s' %u", tag, number);
 }
 
 /* The header, and where the sections lie; not what is in them. */
@@ -417,10 +419,9 @@ static cml_status open_file(file *f) {
         if (n == 0 || !all_zero(row->tag + n, 8 - (uint64_t)n) || row->zero != 0 || order < 0 ||
             row->number != (order > 0 ? 0 : row[-1].number + 1))
             return BAD(f, "section %u is out of its order", i);
-        if (row->at % 64 != 0 || row->at < end || row->at > size || row->bytes > size - row->at)
-            return BAD(f, "section %u lies outside of it, or in another", i);
-        if (!all_zero(f->whole.data + end, row->at - end))
-            return BAD(f, "there is something before section %u", i);
+        if (row->at % 64 != 0 || row->at < end || !is_inside(row->at, row->bytes, size) ||
+            !all_zero(f->whole.data + end, row->at - end))
+            return BAD(f, "section %u lies outside of it, or in another, or not next to it", i);
         end = row->at + row->bytes;
         f->plan_count += strncmp(row->tag, "plan", 8) == 0;
     }
@@ -428,7 +429,7 @@ static cml_status open_file(file *f) {
 }
 
 static int is_text(const file *f, text_row t) {
-    return t.at <= f->strings.size && t.length <= f->strings.size - t.at && t.length <= MOST_TEXT;
+    return is_inside(t.at, t.length, f->strings.size) && t.length <= MOST_TEXT;
 }
 
 static cml_text text_of(const file *f, text_row t) { /* of one that is a text */
@@ -438,30 +439,28 @@ static cml_text text_of(const file *f, text_row t) { /* of one that is a text */
 static int is_code(const file *f, const code_row *c) {
     if (c->packed == 0) return c->at == 0 && c->bytes == 0;
     /* nothing that is packed so becomes more than 1032 times as long: no bombs */
-    return c->at <= f->code.size && c->packed <= f->code.size - c->at && c->bytes > 0 &&
+    return is_inside(c->at, c->packed, f->code.size) && c->bytes > 0 &&
            c->bytes / 1040 <= c->packed;
+}
+
+static int is_kernel(const file *f, const kernel_row *k) {
+    return is_text(f, k->label) && k->params % 16 == 0 && k->params > 0 && k->params <= 65536 &&
+           k->tensors > 0 && k->tensors <= 64 && k->flags <= 7 && k->zero == 0 && k->zeros == 0 &&
+           is_code(f, &k->spirv) && is_code(f, &k->wgsl) && k->spirv.bytes % 4 == 0 &&
+           (k->spirv.bytes > 0 || k->wgsl.bytes > 0);
 }
 
 static cml_status open_kernels(file *f) {
     part table;
-    TRY(records(f, "strings", 0, 1, &f->strings));
-    TRY(section(f, "code", 0, 1, &f->code));
-    TRY(records(f, "kernels", 0, 1, &table));
+    TRY(section(f, "strings", 0, RECORDS, &f->strings));
+    TRY(section(f, "code", 0, NEEDED, &f->code));
+    TRY(section(f, "kernels", 0, RECORDS, &table));
     const uint32_t *head = (const void *)table.data; /* their number, and 0 */
     if (table.size < 8 || head[1] != 0 || table.size != 8 + sizeof *f->kernels * (uint64_t)head[0])
         return BAD(f, "its table of kernels is damaged");
     f->kernel_count = head[0];
     f->kernels = (const void *)(head + 2);
-    for (uint32_t i = 0; i < f->kernel_count; i++) {
-        const kernel_row *k = f->kernels + i;
-        if (!is_text(f, k->label) || k->params % 16 != 0 || k->params == 0 || k->params > 65536 ||
-            k->tensors == 0 || k->tensors > 64 || k->flags > 7 || k->zero != 0 || k->zeros != 0)
-            return BAD(f, "kernel %u is damaged", i);
-        if (!is_code(f, &k->spirv) || !is_code(f, &k->wgsl) || k->spirv.bytes % 4 != 0 ||
-            (k->spirv.bytes == 0 && k->wgsl.bytes == 0))
-            return BAD(f, "the code of kernel '%.*s' lies outside of its section",
-                       TEXT(text_of(f, k->label)));
-    }
+    EACH(f, "kernel", f->kernel_count, is_kernel(f, f->kernels + i));
     return CML_OK;
 }
 
@@ -499,18 +498,22 @@ typedef struct plan { /* a copy of its section, and the tables in it */
     const uint8_t *params;
     places inputs, outputs;
     cml_text profile;
+    part values[SPACES]; /* of the weights, and of what is its own */
 } plan;
 
 /* A table of the section; NULL where it is not all inside. */
 static const void *rows_of(part in, table_row t, uint64_t size) {
-    int inside = t.at % 8 == 0 && t.at <= in.size && size * t.count <= in.size - t.at;
-    return inside ? in.data + t.at : NULL;
+    return t.at % 8 == 0 && is_inside(t.at, size * t.count, in.size) ? in.data + t.at : NULL;
 }
 
 static int is_binding(const plan *p, binding b, uint32_t alignment) {
     uint64_t size = b.space < SPACES ? p->row->spaces[b.space] : 0;
     return b.zero == 0 && b.at % alignment == 0 && b.bytes % 4 == 0 && b.bytes >= 4 &&
-           b.at <= size && b.bytes <= size - b.at;
+           is_inside(b.at, b.bytes, size);
+}
+
+static int is_update(const plan *p, const update *u) {
+    return is_binding(p, u->from, 4) && is_binding(p, u->to, 4) && u->from.space != u->to.space;
 }
 
 /* Fills in what belongs to the shape's type, layout, rank and extents; 0 where they are none. */
@@ -554,72 +557,48 @@ static cml_status open_places(file *f, const plan *p, part in, table_row table, 
 }
 
 static int is_step(const file *f, const plan *p, const step_row *s) {
+    if (s->kernel >= f->kernel_count) return 0;
     const kernel_row *k = f->kernels + s->kernel;
-    int lanes = (k->flags & KERNEL_SUBGROUPS) == 0 || p->row->lanes > 0;
-    return s->groups > 0 && (uint64_t)s->first_binding + s->bindings <= p->row->bindings.count &&
-           lanes && s->bindings <= p->row->storage_buffers &&
-           s->bindings == k->tensors && s->written <= s->bindings && s->params_at % 16 == 0 &&
-           s->params == k->params && (uint64_t)s->params_at + s->params <= p->row->params.count &&
-           s->zero == 0 && is_amount(s->flops) && is_amount(s->bytes) && is_text(f, s->names[0]) &&
+    int has_lanes = (k->flags & KERNEL_SUBGROUPS) == 0 || p->row->lanes > 0;
+    return s->groups > 0 && is_inside(s->first_binding, s->bindings, p->row->bindings.count) &&
+           s->bindings == k->tensors && s->written <= s->bindings && s->params == k->params &&
+           s->params_at % 16 == 0 && is_inside(s->params_at, s->params, p->row->params.count) &&
+           s->bindings <= p->row->storage_buffers && has_lanes && s->zero == 0 &&
+           is_amount(s->flops) && is_amount(s->bytes) && is_text(f, s->names[0]) &&
            is_text(f, s->names[1]) && is_text(f, s->names[2]) && is_text(f, s->names[3]);
 }
 
-static cml_status check_tables(file *f, const plan *p) {
-    const plan_row *row = p->row;
-    for (uint32_t i = 0; i < row->bindings.count; i++)
-        if (!is_binding(p, p->bindings[i], row->storage_alignment) ||
-            p->bindings[i].bytes > row->binding_size)
-            return BAD(f, "binding %u of '%.*s' lies outside of its buffer", i, TEXT(p->profile));
-    for (uint32_t i = 0; i < row->updates.count; i++) {
-        const update *u = p->updates + i;
-        if (!is_binding(p, u->from, 4) || !is_binding(p, u->to, 4) || u->from.space == u->to.space)
-            return BAD(f, "update %u lies outside of its buffers", i);
-    }
-    for (uint32_t i = 0; i < row->steps.count; i++) {
-        if (p->steps[i].kernel >= f->kernel_count)
-            return BAD(f, "step %u has a kernel that is not there", i);
-        if (!is_step(f, p, p->steps + i))
-            return BAD(f, "step %u of the plan '%.*s' is damaged", i, TEXT(p->profile));
-    }
-    return CML_OK;
-}
-
-/* The plan of that number, in memory of its own. */
+/* The plan of that number, in memory of its own, and the values of its buffers. */
 static cml_status open_plan(file *f, uint32_t number, plan *p) {
     part in;
-    TRY(records(f, "plan", number, 1, &in));
+    TRY(section(f, "plan", number, RECORDS, &in));
     const plan_row *row = (const void *)in.data;
     if (in.size < sizeof *row || !is_text(f, row->profile) || row->zero != 0 || row->software > 1 ||
         !all_zero(row->zeros, 32) || !is_power_of_two(row->storage_alignment) ||
         !is_power_of_two(row->uniform_alignment) || row->storage_alignment < 4 ||
-        !is_amount(row->flops) || !is_amount(row->bytes))
+        !is_amount(row->flops) || !is_amount(row->bytes) || row->inputs.count > MOST_INPUTS)
         return BAD(f, "the header of plan %u is damaged", number);
-    if (row->spaces[ARENA] >> 48 || row->spaces[WEIGHTS] >> 48 || row->spaces[OWN] >> 48 ||
-        row->spaces[WEIGHTS] % 4 != 0 || row->spaces[OWN] % 4 != 0 ||
-        row->spaces[ARENA] > row->buffer_size || row->spaces[WEIGHTS] > row->buffer_size ||
-        row->spaces[OWN] > row->buffer_size || (row->own == NONE) != (row->spaces[OWN] == 0))
-        return BAD(f, "the sizes of plan %u are damaged", number);
     *p = (plan){.row = row, .profile = text_of(f, row->profile)};
+    TRY(section(f, "weights", row->weights, NEEDED, &p->values[WEIGHTS]));
+    if (row->own != NONE) TRY(section(f, "own", row->own, NEEDED, &p->values[OWN]));
+    p->values[ARENA].size = row->spaces[ARENA];
+    for (int i = 0; i < SPACES; i++)
+        if (row->spaces[i] != p->values[i].size || row->spaces[i] > row->buffer_size ||
+            row->spaces[i] >> 48 || (i != ARENA && row->spaces[i] % 4 != 0))
+            return BAD(f, "the buffers of plan %u have other sizes than it says", number);
     p->steps = rows_of(in, row->steps, sizeof *p->steps);
     p->bindings = rows_of(in, row->bindings, sizeof *p->bindings);
     p->updates = rows_of(in, row->updates, sizeof *p->updates);
     p->params = rows_of(in, row->params, 1);
     if (!p->steps || !p->bindings || !p->updates || !p->params)
         return BAD(f, "tables of the plan '%.*s' lie outside of it", TEXT(p->profile));
-    if (row->inputs.count > MOST_INPUTS) return BAD(f, "it has %u inputs", row->inputs.count);
+    EACH(f, "binding", row->bindings.count,
+         is_binding(p, p->bindings[i], row->storage_alignment) &&
+             p->bindings[i].bytes <= row->binding_size);
+    EACH(f, "update", row->updates.count, is_update(p, p->updates + i));
+    EACH(f, "step, or the kernel, of step", row->steps.count, is_step(f, p, p->steps + i));
     TRY(open_places(f, p, in, row->inputs, &p->inputs));
-    TRY(open_places(f, p, in, row->outputs, &p->outputs));
-    return check_tables(f, p);
-}
-
-/* The weights and what is the plan's own, as long as the plan says. */
-static cml_status plan_values(file *f, const plan *p, part values[SPACES]) {
-    const plan_row *row = p->row;
-    TRY(section(f, "weights", row->weights, 1, &values[WEIGHTS]));
-    TRY(section(f, "own", row->own, row->own != NONE, &values[OWN]));
-    if (values[WEIGHTS].size == row->spaces[WEIGHTS] && values[OWN].size == row->spaces[OWN])
-        return CML_OK;
-    return BAD(f, "the weights of the plan '%.*s' are not as long as it says", TEXT(p->profile));
+    return open_places(f, p, in, row->outputs, &p->outputs);
 }
 
 static int lower(char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; }
@@ -651,7 +630,7 @@ static int matches(cml_text pattern, cml_text name) { /* one of the words that `
 static cml_status open_guess(file *f, cml_text name) {
     part in;
     f->guess = (guess_row){{0, 0}, 2e7, 4e6, 0.004, 0, 0};
-    TRY(records(f, "guess", 0, 0, &in));
+    TRY(section(f, "guess", 0, IF_THERE, &in));
     if (in.data == NULL) return CML_OK;
     const uint32_t *head = (const void *)in.data; /* number of devices, and of factors */
     if (in.size < 8 || head[0] > MOST_DEVICES || head[1] > MOST_FACTORS ||
@@ -659,14 +638,11 @@ static cml_status open_guess(file *f, cml_text name) {
         return BAD(f, "its first guesses are damaged");
     const guess_row *devices = (const void *)(head + 2);
     const factor_row *factors = (const void *)(devices + head[0]);
-    for (uint32_t i = 0; i < head[1]; i++)
-        if (!is_text(f, factors[i].word) || !is_rate(factors[i].factor))
-            return BAD(f, "factor %u of its first guesses is damaged", i);
+    EACH(f, "factor", head[1], is_text(f, factors[i].word) && is_rate(factors[i].factor));
     for (uint32_t i = head[0]; i-- > 0;) { /* so that the first that matches is taken */
         const guess_row *one = devices + i;
-        if (!is_text(f, one->pattern) || (uint64_t)one->first + one->count > head[1] ||
-            !is_rate(one->flops_per_ms) || !is_rate(one->bytes_per_ms) ||
-            !is_amount(one->launch_ms))
+        if (!is_text(f, one->pattern) || !is_inside(one->first, one->count, head[1]) ||
+            !is_rate(one->flops_per_ms) || !is_rate(one->bytes_per_ms) || !is_amount(one->launch_ms))
             return BAD(f, "first guess %u is damaged", i);
         if (!matches(text_of(f, one->pattern), name)) continue;
         f->guess = *one;
@@ -677,7 +653,7 @@ static cml_status open_guess(file *f, cml_text name) {
 
 static cml_status check_golden(file *f) {
     part in;
-    TRY(records(f, "golden", 0, 0, &in));
+    TRY(section(f, "golden", 0, IF_THERE, &in));
     if (in.data == NULL) return CML_OK;
     const uint32_t *count = (const void *)in.data; /* and the tolerance */
     const golden_row *row = (const void *)(count + 2);
@@ -687,18 +663,18 @@ static cml_status check_golden(file *f) {
         cml_shape shape = {.type = (cml_type)row->type, .rank = row->rank};
         memcpy(shape.extents, row->extents, sizeof shape.extents);
         if (!is_shape(f, row->name, &shape) || row->role > 1 || row->zero != 0 ||
-            row->at > in.size || shape.bytes > in.size - row->at)
+            !is_inside(row->at, shape.bytes, in.size))
             return BAD(f, "tensor %u of its example is damaged", i);
     }
     return CML_OK;
 }
 
 static cml_status check_all(file *f) {
-    part values[SPACES];
+    part unused;
     plan p;
     TRY(open_file(f));
     for (uint32_t i = 0; i < f->section_count; i++) /* those of tools too */
-        TRY(section(f, f->sections[i].tag, f->sections[i].number, 1, values));
+        TRY(section(f, f->sections[i].tag, f->sections[i].number, NEEDED, &unused));
     TRY(open_kernels(f));
     for (uint32_t i = 0; i < 2 * f->kernel_count; i++) {
         const kernel_row *k = f->kernels + i / 2;
@@ -706,12 +682,9 @@ static cml_status check_all(file *f) {
         TRY(unpack_code(f, k, i % 2 ? &k->wgsl : &k->spirv, &code));
         given_back(f->memory, code);
     }
-    for (uint32_t i = 0; i < f->plan_count; i++) {
-        TRY(open_plan(f, i, &p));
-        TRY(plan_values(f, &p, values));
-    }
+    for (uint32_t i = 0; i < f->plan_count; i++) TRY(open_plan(f, i, &p));
     if (f->plan_count == 0) return BAD(f, "it has no plan");
-    TRY(section(f, "meta", 0, 1, values));
+    TRY(section(f, "meta", 0, NEEDED, &unused));
     TRY(check_golden(f));
     return open_guess(f, (cml_text){"", 0});
 }
@@ -917,24 +890,12 @@ enum { RECEIPTS = 256, LEAST_UPLOAD = 64 << 10, UPLOAD_PER_MS = 256 << 10, CHUNK
 
 enum { FREE, COPIED, PENDING, HERE, LOST, DROPPED };
 
-typedef struct homeward { /* a buffer's bytes on their way home */
-    WGPUBuffer buffer;
-    uint64_t bytes, frame; /* the frame that copies them */
-    int state;
-    uint32_t passes; /* of the frame, where they are its timestamps and its receipt */
+typedef struct homeward { /* bytes on their way home: a job's outputs, or a frame's timestamps */
+    WGPUBuffer buffer, from; /* of a job that has `used` it */
+    uint64_t bytes, frame;   /* the frame that copies them */
+    int state, used;
+    uint32_t passes; /* of the frame */
 } homeward;
-
-typedef struct scope { /* what the device says of what it was asked for; Dawn some time later */
-    int waiting, failed;
-    WGPUErrorType type;
-    char text[240];
-} scope;
-
-typedef struct result { /* memory for the outputs of a job */
-    WGPUBuffer buffer;
-    homeward back;
-    int used;
-} result;
 
 typedef struct source { /* of an input: the block, a range of a buffer, what a job will have made */
     int given;
@@ -964,17 +925,17 @@ struct cml_net {
     cml_scheduler *scheduler;
     file f; /* its bytes go when all is built: what lasts is copied */
     plan p;
-    part values[SPACES];
     uint64_t uploaded[SPACES];
-    WGPUBuffer spaces[SPACES], uniforms; /* slices of whole steps, of parts of steps, parameters */
-    uint32_t uniform_bytes, ranges, bound; /* parts in this frame, steps that have a bind group */
-    uint8_t *range_words;
+    WGPUBuffer spaces[SPACES], uniforms; /* the steps' parameters */
+    uint32_t uniform_bytes, bound;       /* steps that have a bind group */
     WGPUComputePipeline *pipelines; /* by kernel */
     WGPUBindGroupLayout *layouts;
     WGPUBindGroup *groups; /* by step */
-    scope said;
+    int waiting; /* for what the device says of what it was asked for; Dawn some time later: */
+    cml_status refused;
+    char refusal[240];
     int trusted;
-    result results[MOST_RESULTS];
+    homeward results[MOST_RESULTS]; /* memory for the outputs of jobs */
     input_block *free_blocks;
 #endif
 };
@@ -998,7 +959,7 @@ struct job {
     int urgent; /* in this frame, of one that could run */
     double remaining, laxity;
     struct input_block *block; /* on the device: */
-    struct result *result;
+    struct homeward *result;
     uint32_t worked; /* a bit for each slot of the ring whose frame had work of it */
 };
 
@@ -1017,7 +978,7 @@ struct cml_scheduler {
     cml_policy policy;
     double frame_ms, rate, now;
     uint32_t granule, max_groups, max_slices, max_jobs;
-    uint64_t frame;
+    uint64_t frame, newest; /* one more than the newest frame that has timings */
     cml_job numbers;  /* jobs so far */
     job *jobs, **live; /* live: those that have not ended, the oldest first */
     double left[2]; /* the least virtual time of those that ended in this frame, by idleness */
@@ -1044,7 +1005,8 @@ struct cml_scheduler {
     double tick_ms, last_ms, budget_ms;
     uint32_t each, stride; /* timestamps of a pass: its end, or both; bytes from slice to slice */
     WGPUQuerySet queries;
-    WGPUBuffer resolved;
+    WGPUBuffer resolved, ranges; /* timestamps and receipts; which workgroups the slices are */
+    uint8_t *range_words;
     homeward ring[RING]; /* where frames' timestamps and receipts go */
     cml_slice *told;
     cml_report refusal; /* of a call that encodes nothing */
@@ -1394,12 +1356,9 @@ static int judge(cml_scheduler *s, double interval, int some) {
     if (s->without > 0 || (late && same(s->back_off, 16.0))) weight = 0.25;
     if (s->without == 2) weight = 1.0;
     s->usual_ms += weight * (most_of(interval, s->frame_ms) - s->usual_ms);
-    if (late && some && s->since_rest > REST_EVERY)
-        s->rest_due = 1;
-    else if (late && some)
-        s->back_off = least_of(16.0, s->back_off * 1.25);
-    else
-        s->back_off = 1 + (s->back_off - 1) * pow(0.99, interval / s->frame_ms);
+    if (late && some && s->since_rest > REST_EVERY) s->rest_due = 1;
+    else if (late && some) s->back_off = least_of(16.0, s->back_off * 1.25);
+    else s->back_off = 1 + (s->back_off - 1) * pow(0.99, interval / s->frame_ms);
     return late;
 }
 
@@ -1432,17 +1391,18 @@ static void learn_frame(cml_scheduler *s, work *w) {
     s->measured[s->measured_count++] = *r;
 }
 
-typedef struct timing { /* of a group of a frame */
-    uint64_t frame;
-    uint32_t group;
-    double ms;
-} timing;
+/* A group of a frame's slices took so long. */
+static void took(cml_scheduler *s, uint64_t frame, uint32_t group, double ms) {
+    work *w = s->works + frame % IN_FLIGHT;
+    if (!(ms >= 0) || isinf(ms)) return;
+    if (w->report.frame == frame && group < w->group_count) w->ms[group] = ms;
+    if (s->newest <= frame) s->newest = frame + 1;
+}
 
-/* The host has submitted the frame, and these timings have arrived. */
-static void end_frame(cml_scheduler *s, const timing *timings, uint32_t count, double now) {
+/* The host has submitted the frame. What is older than the newest timings has all of its own. */
+static void end_frame(cml_scheduler *s, double now) {
     double interval = least_of(now - s->ended_ms, 60 * s->frame_ms);
     int some = s->work->slice_count > 0;
-    uint64_t newest = 0; /* one more than the frame */
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) /* what began is for good */
         if (j->at.state != CML_QUEUED) let_makers_go(j);
     if (s->has_ended && s->wall_clock && !judge(s, interval, some)) take_for_granted(s, s->work);
@@ -1452,16 +1412,9 @@ static void end_frame(cml_scheduler *s, const timing *timings, uint32_t count, d
     s->open = 0;
     s->frame++;
     s->measured_count = 0;
-    for (const timing *one = timings; one < timings + count; one++) {
-        work *w = s->works + one->frame % IN_FLIGHT;
-        if (!(one->ms >= 0) || isinf(one->ms)) continue;
-        newest = one->frame + 1 > newest ? one->frame + 1 : newest;
-        if (w->report.frame == one->frame && one->group < w->group_count)
-            w->ms[one->group] = one->ms;
-    }
     for (uint32_t i = 0; i < IN_FLIGHT; i++) { /* the oldest first */
         work *w = s->works + (s->frame + i) % IN_FLIGHT;
-        if (w->slice_count == 0 || w->report.frame >= newest) continue;
+        if (w->slice_count == 0 || w->report.frame >= s->newest) continue;
         int all = 1;
         for (uint32_t k = 0; k < w->group_count; k++) all &= w->ms[k] >= 0;
         if (all) learn_frame(s, w);
@@ -1574,16 +1527,15 @@ static void copy(cml_scheduler *s, WGPUBuffer from, uint64_t at, WGPUBuffer to, 
 
 static void said(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGPUStringView message,
                  void *to, void *unused) {
-    scope *found = to;
-    size_t most = sizeof found->text - 1;
+    cml_net *n = to;
     (void)unused;
-    found->waiting--;
-    if (status != WGPUPopErrorScopeStatus_Success || type == WGPUErrorType_NoError || found->failed)
+    n->waiting--;
+    if (status != WGPUPopErrorScopeStatus_Success || type == WGPUErrorType_NoError || n->refused)
         return;
-    found->failed = 1;
-    found->type = type;
+    n->refused = type == WGPUErrorType_OutOfMemory ? CML_ERROR_MEMORY : CML_ERROR_DEVICE;
     if (message.data != NULL) /* which ends with a zero where its length is none */
-        snprintf(found->text, most + 1, "%.*s", (int)least(message.length, most), message.data);
+        snprintf(n->refusal, sizeof n->refusal, "%.*s",
+                 (int)least(message.length, sizeof n->refusal - 1), message.data);
 }
 
 static void listen(cml_scheduler *s) {
@@ -1592,15 +1544,13 @@ static void listen(cml_scheduler *s) {
 }
 
 static cml_status refused(const cml_net *n) {
-    const scope *from = &n->said;
-    cml_status kind = from->type == WGPUErrorType_OutOfMemory ? CML_ERROR_MEMORY : CML_ERROR_DEVICE;
-    return from->failed ? fail(n->f.error, kind, "the device refused: %s", from->text) : CML_OK;
+    return n->refused ? fail(n->f.error, n->refused, "the device refused: %s", n->refusal) : CML_OK;
 }
 
 static cml_status heard(cml_net *n) { /* as far as it answered */
     WGPUPopErrorScopeCallbackInfo info = {
-        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = said, .userdata1 = &n->said};
-    n->said.waiting += 2;
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = said, .userdata1 = n};
+    n->waiting += 2;
     wgpuDevicePopErrorScope(n->scheduler->options.device, info);
     wgpuDevicePopErrorScope(n->scheduler->options.device, info);
     return refused(n);
@@ -1718,13 +1668,12 @@ static cml_status make_tables(cml_net *n) {
     home *from = &n->memory;
     const guess_row *guess = &n->f.guess;
     uint32_t stride = n->scheduler->stride, count = n->p.row->steps.count;
-    uint64_t at = stride * ((uint64_t)count + n->scheduler->max_slices);
+    uint64_t at = 0;
     n->steps = taken(from, count, sizeof *n->steps);
     n->after = taken(from, (uint64_t)count + 1, sizeof *n->after);
     n->groups = taken(from, count, sizeof *n->groups);
     n->pipelines = taken(from, n->f.kernel_count, sizeof *n->pipelines);
     n->layouts = taken(from, n->f.kernel_count, sizeof *n->layouts);
-    n->range_words = taken(from, n->scheduler->max_slices, stride);
     if (from->is_short) return fail(n->f.error, CML_ERROR_MEMORY, "no memory for its tables");
     for (uint32_t i = 0; i < count; i++) {
         const step_row *s = n->p.steps + i;
@@ -1756,22 +1705,20 @@ static cml_status make_buffers(cml_net *n) {
     n->uniforms = new_buffer(s, &n->memory, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst,
                              n->uniform_bytes);
     heard(n);
-    for (uint32_t i = 0; i < n->step_count; i++) {
-        const step_row *row = n->p.steps + i;
-        uint32_t all[4] = {0, row->groups, s->limits.maxComputeWorkgroupsPerDimension, 0};
-        memcpy(words + (size_t)s->stride * i, all, sizeof all);
-        memcpy(words + n->steps[i].params_at, n->p.params + row->params_at, row->params);
-    }
-    if (!n->said.failed) wgpuQueueWriteBuffer(s->queue, n->uniforms, 0, words, n->uniform_bytes);
+    for (uint32_t i = 0; i < n->step_count; i++)
+        memcpy(words + n->steps[i].params_at, n->p.params + n->p.steps[i].params_at,
+               n->p.steps[i].params);
+    if (!n->refused && n->uniform_bytes > 0)
+        wgpuQueueWriteBuffer(s->queue, n->uniforms, 0, words, n->uniform_bytes);
     given_back(&n->memory, words);
     return refused(n);
 }
 
 static void free_net(cml_net *n) {
     int safe = 1;
-    for (result *r = n->results; r < n->results + MOST_RESULTS; r++) {
-        safe &= settled(n->scheduler, &r->back);
-        drop_buffer(&r->buffer);
+    for (homeward *r = n->results; r < n->results + MOST_RESULTS; r++) {
+        safe &= settled(n->scheduler, r);
+        drop_buffer(&r->from);
     }
     for (uint32_t i = 0; i < n->step_count; i++)
         if (n->groups[i] != NULL) wgpuBindGroupRelease(n->groups[i]);
@@ -1781,15 +1728,14 @@ static void free_net(cml_net *n) {
     }
     for (int i = 0; i < SPACES; i++) drop_buffer(&n->spaces[i]);
     drop_buffer(&n->uniforms);
-    for (int i = 0; n->said.waiting > 0 && i < 1000; i++) poll_device(n->scheduler);
-    if (safe && n->said.waiting == 0) all_given_back(n->memory);
+    for (int i = 0; n->waiting > 0 && i < 1000; i++) poll_device(n->scheduler);
+    if (safe && n->waiting == 0) all_given_back(n->memory);
 }
 
 static cml_status load(cml_net *n) {
     TRY(open_file(&n->f));
     TRY(open_kernels(&n->f));
     TRY(choose_plan(n->scheduler, &n->f, &n->p));
-    TRY(plan_values(&n->f, &n->p, n->values));
     TRY(open_guess(&n->f, text_from(n->scheduler->name)));
     TRY(make_tables(n));
     return make_buffers(n);
@@ -1859,7 +1805,7 @@ static cml_status build_kernel(cml_net *n, uint32_t index) {
 static cml_status bind_step(cml_net *n, uint32_t index) {
     const step_row *of = n->p.steps + index;
     WGPUBindGroupEntry entries[66] = {
-        {.binding = 0, .buffer = n->uniforms, .size = 16},
+        {.binding = 0, .buffer = n->scheduler->ranges, .size = 16},
         {.binding = 1, .buffer = n->uniforms, .offset = n->steps[index].params_at,
          .size = of->params}};
     for (uint32_t i = 0; i < of->bindings; i++) {
@@ -1878,11 +1824,11 @@ static cml_status bind_step(cml_net *n, uint32_t index) {
 /* Upload at most so many bytes of weights; whether all are there. */
 static int upload(cml_net *n, uint64_t bytes) {
     for (int i = WEIGHTS; i < SPACES; i++)
-        while (n->uploaded[i] < n->values[i].size) {
-            uint64_t at = n->uploaded[i], left = least(n->values[i].size - at, CHUNK);
+        while (n->uploaded[i] < n->p.values[i].size) {
+            uint64_t at = n->uploaded[i], left = least(n->p.values[i].size - at, CHUNK);
             uint64_t chunk = least(left, bytes / 4 * 4);
             if (chunk == 0) return 0;
-            wgpuQueueWriteBuffer(n->scheduler->queue, n->spaces[i], at, n->values[i].data + at,
+            wgpuQueueWriteBuffer(n->scheduler->queue, n->spaces[i], at, n->p.values[i].data + at,
                                  (size_t)chunk);
             n->uploaded[i] += chunk;
             bytes -= chunk;
@@ -1905,7 +1851,7 @@ static cml_status advance(cml_net *n, double ms, uint64_t bytes, uint32_t groups
         if (n->pipelines[index] == NULL || groups-- == 0) return CML_PENDING;
         TRY(bind_step(n, n->bound));
     }
-    n->is_ready = n->said.waiting == 0;
+    n->is_ready = n->waiting == 0;
     return n->is_ready ? CML_OK : CML_PENDING;
 }
 
@@ -1949,7 +1895,7 @@ static void drop_inputs(job *j) {
 
 static void drop_result(job *j) {
     if (j->result == NULL) return;
-    let_go(&j->result->back);
+    let_go(j->result);
     j->result->used = 0;
     j->result = NULL;
 }
@@ -1982,14 +1928,14 @@ void cml_unload(cml_scheduler *s, cml_net *net) {
 /* Memory for a job's outputs: what another one left, else new; 0 where there is none. */
 static int take_result(cml_scheduler *s, job *j) {
     cml_net *n = j->net;
-    result *r = n->results, *end = r + MOST_RESULTS;
-    while (r < end && (r->used || r->back.state != FREE)) r++;
+    homeward *r = n->results, *end = r + MOST_RESULTS;
+    while (r < end && (r->used || r->state != FREE)) r++;
     if (r == end) return 0;
-    if (r->buffer == NULL) {
+    if (r->from == NULL) {
         listen(s);
-        r->buffer = new_buffer(s, &n->memory, TENSORS, n->p.outputs.bytes);
-        if (heard(n) != CML_OK || r->buffer == NULL) {
-            drop_buffer(&r->buffer);
+        r->from = new_buffer(s, &n->memory, TENSORS, n->p.outputs.bytes);
+        if (heard(n) != CML_OK || r->from == NULL) {
+            drop_buffer(&r->from);
             end_job(s, j, CML_FAILED, "the device has no memory for its outputs");
             return 0;
         }
@@ -2016,7 +1962,7 @@ static int start_on_device(cml_scheduler *s, job *j) {
         const source *from = j->block->sources + i;
         const place *to = inputs->of + i;
         WGPUBuffer space = j->net->spaces[to->at.space];
-        WGPUBuffer made = from->maker == NULL ? from->buffer : from->maker->result->buffer;
+        WGPUBuffer made = from->maker == NULL ? from->buffer : from->maker->result->from;
         if (made != NULL) copy(s, made, from->at, space, to->at.at, to->shape.bytes);
         else if (to->shape.bytes > 0)
             wgpuQueueWriteBuffer(s->queue, space, to->at.at, j->block->data + to->among,
@@ -2030,7 +1976,7 @@ static int finish_on_device(cml_scheduler *s, job *j) {
     WGPUBuffer *spaces = j->net->spaces;
     for (uint32_t i = 0; i < p->outputs.count; i++) {
         const place *from = p->outputs.of + i;
-        copy(s, spaces[from->at.space], from->at.at, j->result->buffer, from->among,
+        copy(s, spaces[from->at.space], from->at.at, j->result->from, from->among,
              from->shape.bytes);
     }
     for (uint32_t i = 0; i < p->row->updates.count; i++) {
@@ -2096,8 +2042,7 @@ static cml_status accept_input(cml_scheduler *s, job *to, const cml_input *in, c
 static input_block *take_block(cml_net *n) {
     size_t sources = n->p.inputs.count * sizeof(source);
     input_block *block = n->free_blocks;
-    if (block != NULL)
-        n->free_blocks = block->next;
+    if (block != NULL) n->free_blocks = block->next;
     else if ((block = taken(&n->memory, sizeof *block + sources + n->p.inputs.bytes, 1)) != NULL)
         block->data = (uint8_t *)block->sources + sources;
     return block;
@@ -2192,7 +2137,7 @@ cml_status cml_tensor_of(cml_scheduler *s, cml_job handle, const char *output, c
     const place *from = output_of(j, output);
     if (j != NULL && !over(j)) return CML_PENDING;
     if (from == NULL) return CML_ERROR_INPUT;
-    *tensor = (cml_tensor){j->result->buffer, from->among, from->shape.bytes, from->shape};
+    *tensor = (cml_tensor){j->result->from, from->among, from->shape.bytes, from->shape};
     return CML_OK;
 }
 
@@ -2207,7 +2152,7 @@ cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *
         return fail(error, CML_ERROR_INPUT, "no plain output '%s' of %llu bytes: %s",
                     output ? output : "", LONG(bytes),
                     j != NULL && j->error[0] ? j->error : "see cml_output_shape");
-    const homeward *back = &j->result->back;
+    const homeward *back = j->result;
     if (back->state != HERE && back->state != LOST) return CML_PENDING;
     if (bytes > 0 && back->state == HERE)
         here = wgpuBufferGetConstMappedRange(back->buffer, (size_t)from->among, bytes);
@@ -2221,15 +2166,14 @@ cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *
 
 static void request_reads(cml_scheduler *s) {
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
-        result *r = j->at.state == CML_DONE && j->wants_read ? j->result : NULL;
-        if (r == NULL || r->back.state != FREE) continue;
-        r->back.bytes = most(j->net->p.outputs.bytes, 256);
-        if (r->back.buffer == NULL)
-            r->back.buffer = new_buffer(s, &j->net->memory, HOMEWARD, r->back.bytes);
-        if (r->back.buffer == NULL) continue;
-        copy(s, r->buffer, 0, r->back.buffer, 0, r->back.bytes);
-        r->back.frame = s->frame;
-        r->back.state = COPIED;
+        homeward *r = j->at.state == CML_DONE && j->wants_read ? j->result : NULL;
+        if (r == NULL || r->state != FREE) continue;
+        r->bytes = most(j->net->p.outputs.bytes, 256);
+        if (r->buffer == NULL) r->buffer = new_buffer(s, &j->net->memory, HOMEWARD, r->bytes);
+        if (r->buffer == NULL) continue;
+        copy(s, r->from, 0, r->buffer, 0, r->bytes);
+        r->frame = s->frame;
+        r->state = COPIED;
     }
 }
 
@@ -2251,17 +2195,15 @@ static void end_pass(WGPUComputePassEncoder pass) {
     wgpuComputePassEncoderRelease(pass);
 }
 
-static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, const planned *part) {
-    cml_net *n = part->job->net;
-    uint32_t index = (uint32_t)(part->step - n->steps), slice = s->stride * index;
+static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, uint32_t slice) {
+    const planned *part = s->work->slices + slice;
+    const cml_net *n = part->job->net;
+    uint32_t step = (uint32_t)(part->step - n->steps), at = s->stride * slice;
     uint32_t width = s->limits.maxComputeWorkgroupsPerDimension, count = part->count;
-    if (count != part->step->groups) {
-        uint32_t words[4] = {part->first, part->first + count, width, 0};
-        memcpy(n->range_words + (size_t)s->stride * n->ranges, words, sizeof words);
-        slice = s->stride * (n->step_count + n->ranges++);
-    }
-    wgpuComputePassEncoderSetPipeline(pass, n->pipelines[n->p.steps[index].kernel]);
-    wgpuComputePassEncoderSetBindGroup(pass, 0, n->groups[index], 1, &slice);
+    uint32_t words[4] = {part->first, part->first + count, width, 0};
+    memcpy(s->range_words + at, words, sizeof words);
+    wgpuComputePassEncoderSetPipeline(pass, n->pipelines[n->p.steps[step].kernel]);
+    wgpuComputePassEncoderSetBindGroup(pass, 0, n->groups[step], 1, &at);
     wgpuComputePassEncoderDispatchWorkgroups(pass, count <= width ? count : width,
                                              count <= width ? 1 : (count - 1) / width + 1, 1);
 }
@@ -2282,18 +2224,12 @@ static void encode_slices(cml_scheduler *s) {
     for (uint32_t group = 0; group < w->group_count; group++) {
         WGPUComputePassEncoder pass = begin_pass(s, slot);
         for (; i < w->ends[group]; i++) {
-            dispatch(s, pass, w->slices + i);
+            dispatch(s, pass, i);
             if (slot != NULL) w->slices[i].job->worked |= 1u << number;
         }
         end_pass(pass);
     }
-    for (i = 0; i < w->slice_count; i++) {
-        cml_net *n = w->slices[i].job->net;
-        if (n->ranges > 0)
-            wgpuQueueWriteBuffer(s->queue, n->uniforms, (uint64_t)s->stride * n->step_count,
-                                 n->range_words, (size_t)s->stride * n->ranges);
-        n->ranges = 0;
-    }
+    if (i > 0) wgpuQueueWriteBuffer(s->queue, s->ranges, 0, s->range_words, (size_t)s->stride * i);
     if (slot == NULL) return;
     if (slot->passes > 0) {
         uint32_t at = number * SLOT_BYTES;
@@ -2346,37 +2282,32 @@ static void fail_harmed(cml_scheduler *s, uint32_t slot) {
 }
 
 /* What has arrived of a slot: its timings, or that its frame never ran. */
-static uint32_t take_slot(cml_scheduler *s, homeward *slot, timing *to) {
+static void take_slot(cml_scheduler *s, const homeward *slot) {
     const uint8_t *data = wgpuBufferGetConstMappedRange(slot->buffer, 0, SLOT_BYTES);
     uint32_t index = (uint32_t)(slot - s->ring), count = 0, receipt = 0;
     uint64_t ticks[2];
     if (data != NULL) memcpy(&receipt, data + SLOT_BYTES - 4, 4);
-    if (data != NULL && receipt != slot->frame % RECEIPTS + 1)
-        fail_harmed(s, index);
-    else if (data != NULL)
-        count = slot->passes - (slot->passes > 0 && s->each == 1);
+    if (data != NULL && receipt != slot->frame % RECEIPTS + 1) fail_harmed(s, index);
+    else if (data != NULL) count = slot->passes - (slot->passes > 0 && s->each == 1);
     for (uint32_t i = 0; i < count; i++) {
         memcpy(ticks, data + 8 * s->each * i, sizeof ticks);
-        to[i] = (timing){slot->frame, i, 0.0};
-        if (ticks[1] > ticks[0]) to[i].ms = (double)(ticks[1] - ticks[0]) * s->tick_ms;
+        took(s, slot->frame, i,
+             ticks[1] > ticks[0] ? (double)(ticks[1] - ticks[0]) * s->tick_ms : 0.0);
     }
-    for (uint32_t i = 0; i < s->max_jobs; i++) s->jobs[i].worked &= ~(1u << index);
-    return count;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) j->worked &= ~(1u << index);
 }
 
 uint32_t cml_end_frame(cml_scheduler *s) {
-    timing timings[RING * TIMED];
-    uint32_t count = 0;
     if (!s->open || s->lost) return s->measured_count = 0;
     for (homeward *slot = s->ring; slot < s->ring + RING; slot++) ask_for(s, slot);
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
-        if (j->result != NULL) ask_for(s, &j->result->back);
+        if (j->result != NULL) ask_for(s, j->result);
     poll_device(s);
     for (homeward *slot = s->ring; slot < s->ring + RING; slot++) {
-        if (slot->state == HERE) count += take_slot(s, slot, timings + count);
+        if (slot->state == HERE) take_slot(s, slot);
         if (slot->state == HERE || slot->state == LOST) let_go(slot);
     }
-    end_frame(s, timings, count, steady_now(s));
+    end_frame(s, steady_now(s));
     tidy(s);
     return s->measured_count;
 }
@@ -2389,15 +2320,14 @@ void cml_abandon_frame(cml_scheduler *s) {
     for (homeward *slot = s->ring; slot < s->ring + RING && s->open; slot++)
         if (slot->frame == s->frame) let_go(slot);
     for (job *j = s->jobs; j < s->jobs + s->max_jobs && s->open; j++)
-        if (j->result != NULL && j->result->back.frame == s->frame) let_go(&j->result->back);
+        if (j->result != NULL && j->result->frame == s->frame) let_go(j->result);
     abandon_frame(s);
     tidy(s);
 }
 
 void cml_device_lost(cml_scheduler *s) {
     s->lost = 1;
-    while (s->live_count > 0)
-        end_job(s, s->live[0], CML_FAILED, "the device was lost");
+    while (s->live_count > 0) end_job(s, s->live[0], CML_FAILED, "the device was lost");
 }
 
 cml_counts cml_made(const cml_scheduler *s) {
@@ -2462,6 +2392,7 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
     if (s->granule == 0) s->granule = s->software && processors() > 0 ? (uint32_t)processors() : 1;
     s->wall_clock = !s->timed;
     s->told = taken(&s->memory, s->max_slices, sizeof *s->told);
+    s->range_words = taken(&s->memory, s->max_slices, s->stride);
     if (!core_make(s)) {
         fail(error, CML_ERROR_MEMORY, "no memory for a scheduler of %u jobs", s->max_jobs);
         all_given_back(s->memory);
@@ -2470,6 +2401,8 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
     if (s->timed) s->queries = wgpuDeviceCreateQuerySet(options->device, &queries);
     if (s->timed) usage |= WGPUBufferUsage_QueryResolve;
     s->resolved = new_buffer(s, &s->memory, usage, RING * SLOT_BYTES + 4 * RECEIPTS);
+    s->ranges = new_buffer(s, &s->memory, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst,
+                           (uint64_t)s->stride * s->max_slices);
     for (uint32_t i = 0; i < RECEIPTS; i++) table[i] = i + 1;
     wgpuQueueWriteBuffer(s->queue, s->resolved, RING * SLOT_BYTES, table, sizeof table);
     for (uint32_t i = 0; i < RING; i++) {
@@ -2486,6 +2419,7 @@ void cml_destroy(cml_scheduler *s) {
     while (s->nets != NULL) cml_unload(s, s->nets);
     for (uint32_t i = 0; i < RING; i++) safe &= settled(s, s->ring + i);
     drop_buffer(&s->resolved);
+    drop_buffer(&s->ranges);
     if (s->queries != NULL) wgpuQuerySetRelease(s->queries);
     if (s->options.queue == NULL) wgpuQueueRelease(s->queue);
     if (safe) all_given_back(s->memory);

@@ -172,14 +172,12 @@ static void frame(double now) {
 }
 
 static void ended(double now) {
-    static timing timings[4096];
-    uint32_t count = whole(), i;
-    for (i = 0; i < count; i++) {
-        timings[i].frame = whole();
-        timings[i].group = whole();
-        timings[i].ms = number();
+    uint32_t count;
+    for (count = whole(); count > 0; count--) {
+        uint32_t frame = whole(), group = whole();
+        took(&c, frame, group, number());
     }
-    end_frame(&c, timings, count, now);
+    end_frame(&c, now);
 }
 
 static void remembered(void) {
