@@ -12,11 +12,8 @@
 #include <string.h>
 
 /* ------------------------------------------------------------------ memory and errors */
-
-typedef struct block { /* before every piece of memory */
-    struct block *next;
-    size_t bytes;
-} block;
+/* What lies before every piece of memory. */
+typedef struct block { struct block *next; size_t bytes; } block;
 
 typedef struct home { /* where memory comes from, all that was taken, and what was made so far */
     cml_allocator hook;
@@ -76,7 +73,6 @@ static int same(double a, double b) { return !(a < b) && !(b < a); } /* is meant
 static uint64_t least(uint64_t a, uint64_t b) { return b < a ? b : a; }
 
 /* ------------------------------------------------------------------ SHA-256 (FIPS 180-4) */
-
 static const uint32_t sha_k[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -132,7 +128,6 @@ static int has_digest(const uint8_t *data, size_t size, const uint8_t digest[32]
 }
 
 /* ------------------------------------------------------------------ zlib (RFC 1950, 1951) */
-
 typedef struct stream { /* while it is unpacked */
     const uint8_t *in;
     uint8_t *out;
@@ -152,9 +147,8 @@ static uint32_t next_bits(stream *b, int n) {
     return found;
 }
 
-typedef struct huffman { /* canonical: how many codes of each length, and their symbols in order */
-    uint16_t count[16], symbol[288];
-} huffman;
+/* A canonical code: how many codes there are of each length, and their symbols in order. */
+typedef struct huffman { uint16_t count[16], symbol[288]; } huffman;
 
 /* 0 where the lengths make no code. */
 static int huffman_of(huffman *h, const uint8_t *lengths, int n) {
@@ -264,7 +258,6 @@ static int unpacked(const uint8_t *in, size_t packed, uint8_t *out, size_t size)
 }
 
 /* ------------------------------------------------------------------ the file (docs/cooked.md) */
-
 /* Its records as they lie in it: numbers are little-endian, as on all machines that have WebGPU. */
 typedef struct text_row { uint32_t at, length; } text_row;
 typedef struct table_row { uint32_t count, at; } table_row;
@@ -342,10 +335,8 @@ static int is_inside(uint64_t at, uint64_t bytes, uint64_t size) {
     return at <= size && bytes <= size - at;
 }
 
-typedef struct part { /* a range of the file, or a copy of one */
-    const uint8_t *data;
-    uint64_t size;
-} part;
+/* A range of the file, or a copy of one. */
+typedef struct part { const uint8_t *data; uint64_t size; } part;
 
 typedef struct file {
     part whole, strings, code;
@@ -484,11 +475,8 @@ typedef struct place { /* an input or output */
     uint64_t among; /* where it lies among all of them */
 } place;
 
-typedef struct places { /* the inputs, or the outputs */
-    place *of;
-    uint32_t count;
-    uint64_t bytes;
-} places;
+/* The inputs, or the outputs. */
+typedef struct places { place *of; uint32_t count; uint64_t bytes; } places;
 
 typedef struct plan { /* a copy of its section, and the tables in it */
     const plan_row *row;
@@ -516,21 +504,21 @@ static int is_update(const plan *p, const update *u) {
     return is_binding(p, u->from, 4) && is_binding(p, u->to, 4) && u->from.space != u->to.space;
 }
 
-/* Fills in what belongs to the shape's type, layout, rank and extents; 0 where they are none. */
-static int is_shape(const file *f, text_row name, cml_shape *s) {
-    if (!is_text(f, name) || (uint32_t)s->type > CML_LOGICAL || s->rank > 8 ||
-        (uint32_t)s->layout > CML_C4H || !all_zero(s->extents + s->rank, 4 * (8 - s->rank)) ||
-        (s->layout != CML_PLAIN && s->rank < 2) || (s->layout == CML_C4H && s->type != CML_SCALAR))
+/* What a tensor of that type, layout, rank and extents is; 0 where there is no such tensor. */
+static int shape_of(const file *f, text_row name, uint32_t type, uint32_t layout, uint32_t rank,
+                    const uint32_t extents[8], cml_shape *to) {
+    if (!is_text(f, name) || type > CML_LOGICAL || layout > CML_C4H || rank > 8 ||
+        !all_zero(extents + rank, 4 * (8 - rank)) || (layout != CML_PLAIN && rank < 2) ||
+        (layout == CML_C4H && type != CML_SCALAR))
         return 0;
-    s->name = text_of(f, name);
-    s->elements = 1;
-    s->bytes = s->layout == CML_C4H ? 2 : 4;
-    for (uint32_t i = 0; i < s->rank; i++) {
-        uint64_t extent = s->extents[i];
-        s->elements *= extent;
-        if (s->layout != CML_PLAIN && i == 1) extent = (extent + 3) / 4 * 4;
-        if (extent > 0 && s->bytes > ((uint64_t)1 << 48) / extent) return 0;
-        s->bytes *= extent;
+    *to = (cml_shape){text_of(f, name), (cml_type)type, (cml_layout)layout, rank, {0}, 1, 4};
+    if (layout == CML_C4H) to->bytes = 2;
+    for (uint32_t i = 0; i < rank; i++) {
+        uint64_t extent = to->extents[i] = extents[i];
+        to->elements *= extent;
+        if (layout != CML_PLAIN && i == 1) extent = (extent + 3) / 4 * 4;
+        if (extent > 0 && to->bytes > ((uint64_t)1 << 48) / extent) return 0;
+        to->bytes *= extent;
     }
     return 1;
 }
@@ -542,16 +530,12 @@ static cml_status open_places(file *f, const plan *p, part in, table_row table, 
     if (to->of == NULL) return fail(f->error, CML_ERROR_MEMORY, "no memory for its tensors");
     for (; to->count < table.count; to->count++, row++) {
         place *one = to->of + to->count;
-        cml_shape *s = &one->shape;
-        *s = (cml_shape){.type = (cml_type)row->type, .layout = (cml_layout)row->layout};
-        s->rank = row->rank;
-        memcpy(s->extents, row->extents, sizeof s->extents);
-        one->at = (binding){row->space, 0, row->at, row->bytes};
-        one->among = to->bytes;
-        if (!is_shape(f, row->name, s) || row->zero != 0 || row->bytes != s->bytes ||
-            (s->bytes > 0 && !is_binding(p, one->at, 4)))
+        *one = (place){.at = {row->space, 0, row->at, row->bytes}, .among = to->bytes};
+        if (!shape_of(f, row->name, row->type, row->layout, row->rank, row->extents, &one->shape) ||
+            row->zero != 0 || row->bytes != one->shape.bytes ||
+            (row->bytes > 0 && !is_binding(p, one->at, 4)))
             return BAD(f, "input or output %u of '%.*s' is damaged", to->count, TEXT(p->profile));
-        to->bytes += (s->bytes + 255) / 256 * 256;
+        to->bytes += (row->bytes + 255) / 256 * 256;
     }
     return CML_OK;
 }
@@ -642,7 +626,8 @@ static cml_status open_guess(file *f, cml_text name) {
     for (uint32_t i = head[0]; i-- > 0;) { /* so that the first that matches is taken */
         const guess_row *one = devices + i;
         if (!is_text(f, one->pattern) || !is_inside(one->first, one->count, head[1]) ||
-            !is_rate(one->flops_per_ms) || !is_rate(one->bytes_per_ms) || !is_amount(one->launch_ms))
+            !is_rate(one->flops_per_ms) || !is_rate(one->bytes_per_ms) ||
+            !is_amount(one->launch_ms))
             return BAD(f, "first guess %u is damaged", i);
         if (!matches(text_of(f, one->pattern), name)) continue;
         f->guess = *one;
@@ -653,19 +638,17 @@ static cml_status open_guess(file *f, cml_text name) {
 
 static cml_status check_golden(file *f) {
     part in;
+    cml_shape shape;
     TRY(section(f, "golden", 0, IF_THERE, &in));
     if (in.data == NULL) return CML_OK;
     const uint32_t *count = (const void *)in.data; /* and the tolerance */
-    const golden_row *row = (const void *)(count + 2);
-    if (in.size < 8 || *count > (in.size - 8) / sizeof *row)
+    const golden_row *rows = (const void *)(count + 2);
+    if (in.size < 8 || *count > (in.size - 8) / sizeof *rows)
         return BAD(f, "its example is damaged");
-    for (uint32_t i = 0; i < *count; i++, row++) {
-        cml_shape shape = {.type = (cml_type)row->type, .rank = row->rank};
-        memcpy(shape.extents, row->extents, sizeof shape.extents);
-        if (!is_shape(f, row->name, &shape) || row->role > 1 || row->zero != 0 ||
-            !is_inside(row->at, shape.bytes, in.size))
-            return BAD(f, "tensor %u of its example is damaged", i);
-    }
+    EACH(f, "tensor of its example", *count,
+         rows[i].role <= 1 && rows[i].zero == 0 &&
+             shape_of(f, rows[i].name, rows[i].type, 0, rows[i].rank, rows[i].extents, &shape) &&
+             is_inside(rows[i].at, shape.bytes, in.size));
     return CML_OK;
 }
 
@@ -700,7 +683,6 @@ cml_status cml_check(const void *bytes, size_t size, const cml_allocator *alloca
 }
 
 /* ------------------------------------------------------------------ costs (scheduler/planning/) */
-
 /* To decide as the Python scheduler does, to the bit, sums and products stand in its order here,
  * and no compiler may fuse them: -ffp-contract=off where a processor has fused operations. */
 
@@ -828,14 +810,14 @@ static void learn_curve(curve *c, uint32_t count, double ms) {
         c->points[i].log_ms += c->points + i == p ? moved : 0.5 * clipped(moved, log(2.5));
 }
 
-/* The slices together took `ms`; each gets its predicted share. */
+/* The slices together took `ms` (below 0: what is predicted); each gets its predicted share. */
 static void learn(model *m, planned *parts, uint32_t n, double ms) {
     double total = 0;
     int known = 1;
     for (uint32_t i = 0; i < n; i++)
         total += parts[i].ms = predict(m, parts[i].step, parts[i].count);
-    if (!(ms > 0) || !(total > 0) || isinf(ms)) return;
-    double ratio = ms / total;
+    double ratio = ms < 0 ? 1.0 : ms / total;
+    if (!(ratio > 0) || !(total > 0) || isinf(ratio)) return;
     for (uint32_t i = 0; i < n && known; i++)
         point_at(parts[i].step->curve, bucket_of(parts[i].count), &known);
     if (known) {
@@ -878,7 +860,6 @@ static double aim_of(const model *m, double budget) {
 }
 
 /* ------------------------------------------------------------------ jobs */
-
 enum { MOST_TAKEN = 16, MOST_GROUPS = 64, IN_FLIGHT = 16, SLOT_NAME = 48, APART_EVERY = 16 };
 enum { KNOWN = 6, REST_EVERY = 48 };
 
@@ -984,6 +965,7 @@ struct cml_scheduler {
     double left[2]; /* the least virtual time of those that ended in this frame, by idleness */
     cml_net *nets;
     job **candidates, **starts; /* who could run in this frame, and who begins in it */
+    const job *starved;         /* who comes first, whatever the policy */
     uint32_t live_count, candidate_count, start_count, measured_count;
     work works[IN_FLIGHT], *work; /* of the last frames, by their number; of the last one */
     cml_report measured[IN_FLIGHT];
@@ -1119,9 +1101,9 @@ static void enlist(cml_scheduler *s, job *j) {
 }
 
 /* -------------------------------------------------------------- whose turn it is (policy.py) */
-
-static int comes_before(cml_policy policy, const job *a, const job *b) {
-    int in_time = policy == CML_BY_PRIORITY || (a->urgent && b->urgent);
+static int comes_before(const cml_scheduler *s, const job *a, const job *b) {
+    int in_time = s->policy == CML_BY_PRIORITY || (a->urgent && b->urgent);
+    if (a == s->starved || b == s->starved) return a == s->starved;
     if (!in_time && a->urgent != b->urgent) return a->urgent;
     if (!in_time && idle(a) != idle(b)) return idle(b);
     if (!in_time && !same(a->at.virtual_ms, b->at.virtual_ms))
@@ -1134,30 +1116,26 @@ static int comes_before(cml_policy policy, const job *a, const job *b) {
 /* The candidates as the policy would run them, but first who got nothing for longest. */
 static void put_in_order(cml_scheduler *s) {
     job **all = s->candidates;
-    uint32_t starved = NONE;
-    for (uint32_t i = 0, k; i < s->candidate_count; i++) {
+    s->starved = NULL;
+    for (uint32_t i = 0; i < s->candidate_count; i++) {
         job *j = all[i];
+        const job *worst = s->starved;
         double laxity = j->deadline_at - s->now - j->remaining / most_of(s->rate, 1e-9);
         j->urgent = s->policy == CML_LEAST_LAXITY && j->dated && !idle(j) && laxity >= 0;
         j->laxity = laxity - (j->at.group || j->at.step ? 20.0 : 0.0);
-        for (k = i; k > 0 && comes_before(s->policy, j, all[k - 1]); k--) all[k] = all[k - 1];
+        if (s->policy == CML_LEAST_LAXITY && s->now - j->last_served_ms > 500.0 && !idle(j) &&
+            (worst == NULL || j->last_served_ms < worst->last_served_ms ||
+             (same(j->last_served_ms, worst->last_served_ms) && j->number < worst->number)))
+            s->starved = j;
+    }
+    for (uint32_t i = 1, k; i < s->candidate_count; i++) {
+        job *j = all[i];
+        for (k = i; k > 0 && comes_before(s, j, all[k - 1]); k--) all[k] = all[k - 1];
         all[k] = j;
     }
-    for (uint32_t i = 0; s->policy == CML_LEAST_LAXITY && i < s->candidate_count; i++) {
-        const job *j = all[i], *best = starved == NONE ? NULL : all[starved];
-        if (!(s->now - j->last_served_ms > 500.0) || idle(j)) continue;
-        if (best == NULL || j->last_served_ms < best->last_served_ms ||
-            (same(j->last_served_ms, best->last_served_ms) && j->number < best->number))
-            starved = i;
-    }
-    if (starved == NONE) return;
-    job *first = all[starved];
-    memmove(all + 1, all, sizeof first * starved);
-    all[0] = first;
 }
 
 /* ------------------------------------------------------------------ the decision (plan.py) */
-
 /* The job's next slices within `left` ms; whether that is all of it. */
 static int slices_of(cml_scheduler *s, job *j, double *left) {
     work *w = s->work;
@@ -1209,7 +1187,6 @@ static void decide(cml_scheduler *s, int behind, cml_reason otherwise) {
 }
 
 /* ------------------------------------------------------------------ a frame (filling.py, jobs/) */
-
 /* Whether its inputs are there; it fails where one never will be. */
 static int inputs_are_there(cml_scheduler *s, job *j) {
     int waits = 0;
@@ -1345,7 +1322,6 @@ static void finish_jobs(cml_scheduler *s) {
 }
 
 /* ------------------------------------------------------------------ learning (feedback.py) */
-
 /* Whether a frame was late, perhaps for its networks' sake if it had some. */
 static int judge(cml_scheduler *s, double interval, int some) {
     int late = interval > 1.15 * s->usual_ms;
@@ -1365,12 +1341,9 @@ static int judge(cml_scheduler *s, double interval, int some) {
 /* What was guessed of steps is believed where a frame with them was in time. */
 static void take_for_granted(cml_scheduler *s, work *w) {
     uint32_t guessed = 0;
-    double ms = 0;
     for (uint32_t i = 0; i < w->slice_count; i++)
         if (!has_samples(w->slices[i].step)) w->slices[guessed++] = w->slices[i];
-    for (uint32_t i = 0; i < guessed; i++)
-        ms += predict(&s->model, w->slices[i].step, w->slices[i].count);
-    if (guessed > 0) learn(&s->model, w->slices, guessed, ms);
+    learn(&s->model, w->slices, guessed, -1);
 }
 
 static void learn_frame(cml_scheduler *s, work *w) {
@@ -1436,9 +1409,7 @@ static void abandon_frame(cml_scheduler *s) {
 
 #ifndef CML_CORE_ONLY
 /* ------------------------------------------------------------------ the device */
-
 /* --- what differs between implementations of webgpu.h, and between systems */
-
 #ifdef CML_DAWN /* kernels are WGSL, run-time checks stay, timestamps are in nanoseconds */
 enum { TAKES_SPIRV = 0, SUBGROUPS = WGPUFeatureName_Subgroups };
 #define wgpuDeviceCreateShaderModuleTrusted(device, of, checks) \
@@ -1483,7 +1454,6 @@ static long processors(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
 #endif
 
 /* --- help */
-
 static const WGPUBufferUsage TENSORS =
     WGPUBufferUsage_Storage | WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
 static const WGPUBufferUsage HOMEWARD = WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst;
@@ -1524,7 +1494,6 @@ static void copy(cml_scheduler *s, WGPUBuffer from, uint64_t at, WGPUBuffer to, 
 }
 
 /* --- errors of the device */
-
 static void said(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGPUStringView message,
                  void *to, void *unused) {
     cml_net *n = to;
@@ -1557,7 +1526,6 @@ static cml_status heard(cml_net *n) { /* as far as it answered */
 }
 
 /* --- bytes on their way home */
-
 static void came_home(WGPUMapAsyncStatus status, WGPUStringView message, void *to, void *unused) {
     homeward *h = to;
     int came = status == WGPUMapAsyncStatus_Success;
@@ -1591,7 +1559,6 @@ static int settled(cml_scheduler *s, homeward *h) {
 }
 
 /* --- loading */
-
 /* Whether the device has what the plan needs; what it lacks first is added to `why`. */
 static int fits(const cml_scheduler *s, const file *f, const plan *p, char *why, size_t room) {
     const WGPULimits *has = &s->limits;
@@ -1604,10 +1571,7 @@ static int fits(const cml_scheduler *s, const file *f, const plan *p, char *why,
         only_spirv |= k->wgsl.bytes == 0;
     }
 #define LIMIT(name, needed) {#name, p->row->needed, has->name}
-    const struct {
-        const char *what;
-        uint64_t wanted, got;
-    } needs[] = {
+    const struct { const char *what; uint64_t wanted, got; } needs[] = {
         LIMIT(minStorageBufferOffsetAlignment, storage_alignment), /* at most; else at least */
         LIMIT(minUniformBufferOffsetAlignment, uniform_alignment),
         LIMIT(maxStorageBufferBindingSize, binding_size),
@@ -1696,8 +1660,6 @@ static cml_status make_tables(cml_net *n) {
 
 static cml_status make_buffers(cml_net *n) {
     cml_scheduler *s = n->scheduler;
-    uint8_t *words = taken(&n->memory, n->uniform_bytes, 1);
-    if (words == NULL) return fail(n->f.error, CML_ERROR_MEMORY, "no memory for parameters");
     listen(s);
     for (int i = 0; i < SPACES; i++)
         if (i != OWN || n->p.row->spaces[OWN] > 0)
@@ -1705,12 +1667,9 @@ static cml_status make_buffers(cml_net *n) {
     n->uniforms = new_buffer(s, &n->memory, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst,
                              n->uniform_bytes);
     heard(n);
-    for (uint32_t i = 0; i < n->step_count; i++)
-        memcpy(words + n->steps[i].params_at, n->p.params + n->p.steps[i].params_at,
-               n->p.steps[i].params);
-    if (!n->refused && n->uniform_bytes > 0)
-        wgpuQueueWriteBuffer(s->queue, n->uniforms, 0, words, n->uniform_bytes);
-    given_back(&n->memory, words);
+    for (uint32_t i = 0; i < n->step_count && !n->refused; i++)
+        wgpuQueueWriteBuffer(s->queue, n->uniforms, n->steps[i].params_at,
+                             n->p.params + n->p.steps[i].params_at, n->p.steps[i].params);
     return refused(n);
 }
 
@@ -1751,8 +1710,8 @@ cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t f
     n->memory = memory;
     n->scheduler = s;
     n->trusted = (flags & CML_TRUSTED) != 0;
-    n->f = (file){.whole = {bytes, bytes ? size : 0}, .memory = &n->memory, .error = error};
-    n->f.only_wgsl = !TAKES_SPIRV || !n->trusted;
+    n->f = (file){.whole = {bytes, bytes ? size : 0}, .memory = &n->memory, .error = error,
+                  .only_wgsl = !TAKES_SPIRV || !n->trusted};
     cml_status status = load(n);
     n->f.error = NULL;
     if (status == CML_OK) *net = n;
@@ -1765,34 +1724,34 @@ static cml_status build_kernel(cml_net *n, uint32_t index) {
     const kernel_row *k = n->f.kernels + index;
     const code_row *c = k->spirv.bytes > 0 && !n->f.only_wgsl ? &k->spirv : &k->wgsl;
     WGPUStringView label = view(text_of(&n->f, k->label));
-    WGPUBindGroupLayoutEntry entries[66];
+    WGPUBindGroupLayoutEntry entries[66] = {{.binding = 0}};
     void *code;
     TRY(unpack_code(&n->f, k, c, &code));
-    for (uint32_t i = 0; i < k->tensors + 2; i++)
-        entries[i] = (WGPUBindGroupLayoutEntry){
-            .binding = i, .visibility = WGPUShaderStage_Compute,
-            .buffer = {.type = i < 2 ? WGPUBufferBindingType_Uniform
-                                     : WGPUBufferBindingType_Storage,
-                       .hasDynamicOffset = i == 0,
-                       .minBindingSize = i == 0 ? 16 : i == 1 ? k->params : 0}};
+    for (uint32_t i = 0; i < k->tensors + 2; i++) {
+        entries[i].binding = i;
+        entries[i].visibility = WGPUShaderStage_Compute;
+        entries[i].buffer.type = WGPUBufferBindingType_Storage;
+        if (i < 2) entries[i].buffer.type = WGPUBufferBindingType_Uniform;
+    }
+    entries[0].buffer.hasDynamicOffset = 1;
+    entries[0].buffer.minBindingSize = 16;
+    entries[1].buffer.minBindingSize = k->params;
+    WGPUBindGroupLayoutDescriptor bound = {.entryCount = k->tensors + 2, .entries = entries};
+    WGPUPipelineLayoutDescriptor whole = {.bindGroupLayoutCount = 1};
+    WGPUShaderSourceWGSL text = {{NULL, WGPUSType_ShaderSourceWGSL}, {code, c->bytes}};
+    WGPUShaderSourceSPIRV words = {{NULL, WGPUSType_ShaderSourceSPIRV}, c->bytes / 4, code};
+    WGPUShaderModuleDescriptor shader = {.label = label};
+    shader.nextInChain = c == &k->wgsl ? &text.chain : &words.chain;
     listen(n->scheduler);
-    n->layouts[index] = wgpuDeviceCreateBindGroupLayout(
-        device, &(WGPUBindGroupLayoutDescriptor){.entryCount = k->tensors + 2, .entries = entries});
-    WGPUPipelineLayout layout = wgpuDeviceCreatePipelineLayout(
-        device, &(WGPUPipelineLayoutDescriptor){.bindGroupLayoutCount = 1,
-                                                .bindGroupLayouts = n->layouts + index});
-    WGPUShaderSourceWGSL text = {
-        .chain = {.sType = WGPUSType_ShaderSourceWGSL}, .code = {code, c->bytes}};
-    WGPUShaderSourceSPIRV words = {
-        .chain = {.sType = WGPUSType_ShaderSourceSPIRV}, .codeSize = c->bytes / 4, .code = code};
-    WGPUShaderModuleDescriptor shader = {
-        .nextInChain = c == &k->wgsl ? &text.chain : &words.chain, .label = label};
+    whole.bindGroupLayouts = n->layouts + index;
+    n->layouts[index] = wgpuDeviceCreateBindGroupLayout(device, &bound);
+    WGPUPipelineLayout layout = wgpuDeviceCreatePipelineLayout(device, &whole);
     WGPUShaderModule module = n->trusted && k->flags & KERNEL_TRUSTED
                                   ? wgpuDeviceCreateShaderModuleTrusted(device, &shader, 0)
                                   : wgpuDeviceCreateShaderModule(device, &shader);
-    WGPUComputePipelineDescriptor wanted = {
-        .label = label, .layout = layout,
-        .compute = {.module = module, .entryPoint = view(text_from("main"))}};
+    WGPUComputePipelineDescriptor wanted = {.label = label, .layout = layout};
+    wanted.compute.module = module;
+    wanted.compute.entryPoint = view(text_from("main"));
     if (layout != NULL && module != NULL)
         n->pipelines[index] = wgpuDeviceCreateComputePipeline(device, &wanted);
     if (module != NULL) wgpuShaderModuleRelease(module);
@@ -1880,7 +1839,6 @@ cml_net_info cml_info(const cml_net *n) {
 }
 
 /* --- jobs on the device */
-
 static void drop_inputs(job *j) {
     input_block *block = j->block;
     for (uint32_t i = 0; block != NULL && i < j->net->p.inputs.count; i++) {
@@ -2163,7 +2121,6 @@ cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *
 }
 
 /* --- frames */
-
 static void request_reads(cml_scheduler *s) {
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         homeward *r = j->at.state == CML_DONE && j->wants_read ? j->result : NULL;
@@ -2342,7 +2299,6 @@ cml_counts cml_made(const cml_scheduler *s) {
 }
 
 /* --- coming and going */
-
 static void look_at_device(cml_scheduler *s) {
     WGPUDevice device = s->options.device;
     WGPUAdapterInfo info = {.nextInChain = NULL};
@@ -2369,9 +2325,8 @@ static void look_at_device(cml_scheduler *s) {
 
 cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_error *error) {
     home memory = {.hook = options->allocator};
+    WGPUQuerySetDescriptor queries = {.type = WGPUQueryType_Timestamp};
     WGPUBufferUsage usage = WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
-    WGPUQuerySetDescriptor queries = {.type = WGPUQueryType_Timestamp,
-                                      .count = 2 * RING * (TIMED + 1)};
     uint32_t table[RECEIPTS];
     *made = NULL;
     if (options->device == NULL) return fail(error, CML_ERROR_INPUT, "options.device is NULL");
@@ -2379,6 +2334,8 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
     if (s == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a scheduler");
     *s = (cml_scheduler){
         .memory = memory, .options = *options, .policy = options->policy, .max_groups = TIMED,
+        .granule = options->granule,
+        .model = {.over_share = options->over_share > 0 ? options->over_share : 0.01},
         .frame_ms = options->frame_ms > 0 ? options->frame_ms : 1000.0 / 60,
         .max_jobs = options->max_jobs ? options->max_jobs : 64,
         .max_slices = options->max_slices ? options->max_slices : 256,
@@ -2387,8 +2344,6 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
     look_at_device(s);
     if (s->options.now_ms == NULL) s->options.now_ms = machine_ms;
     if (s->options.max_frames_in_flight == 0) s->options.max_frames_in_flight = 4;
-    s->model.over_share = options->over_share > 0 ? options->over_share : 0.01;
-    s->granule = options->granule;
     if (s->granule == 0) s->granule = s->software && processors() > 0 ? (uint32_t)processors() : 1;
     s->wall_clock = !s->timed;
     s->told = taken(&s->memory, s->max_slices, sizeof *s->told);
@@ -2398,6 +2353,7 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
         all_given_back(s->memory);
         return CML_ERROR_MEMORY;
     }
+    queries.count = 2 * RING * (TIMED + 1);
     if (s->timed) s->queries = wgpuDeviceCreateQuerySet(options->device, &queries);
     if (s->timed) usage |= WGPUBufferUsage_QueryResolve;
     s->resolved = new_buffer(s, &s->memory, usage, RING * SLOT_BYTES + 4 * RECEIPTS);
