@@ -686,17 +686,17 @@ cml_status cml_check(const void *bytes, size_t size, const cml_allocator *alloca
 /* To decide as the Python scheduler does, to the bit, sums and products stand in its order here,
  * and no compiler may fuse them: -ffp-contract=off where a processor has fused operations. */
 
+enum { BUCKETS = 65 };
+
 typedef struct point { /* the logarithm of the time (ms) of about so many workgroups */
     double log_count, log_ms, spread;
-    uint64_t samples;
-    int bucket; /* at most 64 */
+    uint64_t samples; /* 0: there is none */
 } point;
 
-typedef struct curve { /* time over number of workgroups of one cost key, in the order of numbers */
+typedef struct curve { /* time over number of workgroups of one cost key */
     struct curve *next;
     uint64_t key, samples;
-    int count;
-    point points[65];
+    point points[BUCKETS]; /* by the number's bucket */
 } curve;
 
 typedef struct step {
@@ -718,9 +718,8 @@ typedef struct planned { /* a slice */
 enum { WINDOW = 1200, MEMORY = 48, CLIP_AFTER = 4, SETTLED = 12, GUESSED = 4, ENOUGH = 8 };
 
 typedef struct model {
-    double launch_ms, unknown, drift, error;
+    double launch_ms, unknown, drift, error; /* launch_ms: 0 before there is a first guess */
     uint64_t unknown_samples;
-    int guessed; /* a first guess was taken over */
     curve *curves;
     /* margin.py: by how much the last frames exceeded what was predicted, of which so many may */
     double excess[WINDOW], sorted[WINDOW], over_share;
@@ -732,7 +731,7 @@ static double most_of(double a, double b) { return b > a ? b : a; }
 static double clipped(double error, double most) { return most_of(least_of(most, error), -most); }
 static double among(uint64_t samples) { return (double)(samples < MEMORY ? samples : MEMORY); }
 static int bucket_of(uint32_t count) { return (int)rint(2 * log2(count)); }
-static int has_samples(const step *s) { return s->curve->count > 0; }
+static int has_samples(const step *s) { return s->curve->samples > 0; }
 
 static uint64_t key_of(cml_text text) { /* FNV-1a; keys of one hash would only share costs */
     uint64_t hash = 0xcbf29ce484222325u;
@@ -752,13 +751,16 @@ static curve *curve_of(home *memory, model *m, uint64_t key) { /* NULL: no memor
 
 /* The logarithm of the time of so many workgroups, of a curve that has points. */
 static double between(const curve *c, uint32_t count) {
-    const point *p = c->points, *last = p + c->count - 1;
+    const point *p = c->points;
+    int low = bucket_of(count), high = low;
     double x = log(count);
-    while (p < last && p->log_count < x) p++;
-    if (same(p->log_count, x)) return p->log_ms;
-    if (p == c->points || p->log_count < x) return p->log_ms + x - p->log_count;
-    double share = (x - p[-1].log_count) / (p->log_count - p[-1].log_count);
-    return p[-1].log_ms + share * (p->log_ms - p[-1].log_ms);
+    while (low >= 0 && (p[low].samples == 0 || p[low].log_count > x)) low--;
+    while (high < BUCKETS && (p[high].samples == 0 || p[high].log_count < x)) high++;
+    if (low == high) return p[low].log_ms;
+    if (low < 0 || high == BUCKETS) p += low < 0 ? high : low;
+    if (low < 0 || high == BUCKETS) return p->log_ms + x - p->log_count;
+    double share = (x - p[low].log_count) / (p[high].log_count - p[low].log_count);
+    return p[low].log_ms + share * (p[high].log_ms - p[low].log_ms);
 }
 
 /* The median time of so many workgroups of the step. */
@@ -784,29 +786,19 @@ static uint32_t groups_within(const model *m, step *s, uint32_t limit, double ms
     return low;
 }
 
-/* The curve's first point of that bucket or a later one, and whether it is of that bucket. */
-static point *point_at(curve *c, int bucket, int *is_known) {
-    point *p = c->points, *end = p + c->count;
-    while (p < end && p->bucket < bucket) p++;
-    *is_known = p < end && p->bucket == bucket;
-    return p;
-}
-
 static void learn_curve(curve *c, uint32_t count, double ms) {
+    point *p = c->points + bucket_of(count);
     double x = log(count), y = log(ms);
-    int is_known;
-    point *p = point_at(c, bucket_of(count), &is_known);
     c->samples++;
-    if (!is_known) {
-        memmove(p + 1, p, sizeof *p * (size_t)(c->points + c->count++ - p));
-        *p = (point){x, y, 0.0, 1, bucket_of(count)};
+    if (p->samples == 0) {
+        *p = (point){x, y, 0.0, 1};
         return;
     }
     double error = y - (x - p->log_count) - p->log_ms, weight = 1.0 / among(++p->samples);
     if (p->samples > CLIP_AFTER) error = clipped(error, log(2.5));
     double moved = weight * (p->samples > SETTLED ? clipped(error, 0.2 + 3.0 * p->spread) : error);
     p->spread += weight * (fabs(error) - p->spread);
-    for (int i = 0; i < c->count; i++) /* slower is slower for every number of workgroups */
+    for (int i = 0; i < BUCKETS; i++) /* slower is slower for every number of workgroups */
         c->points[i].log_ms += c->points + i == p ? moved : 0.5 * clipped(moved, log(2.5));
 }
 
@@ -818,8 +810,8 @@ static void learn(model *m, planned *parts, uint32_t n, double ms) {
         total += parts[i].ms = predict(m, parts[i].step, parts[i].count);
     double ratio = ms < 0 ? 1.0 : ms / total;
     if (!(ratio > 0) || !(total > 0) || isinf(ratio)) return;
-    for (uint32_t i = 0; i < n && known; i++)
-        point_at(parts[i].step->curve, bucket_of(parts[i].count), &known);
+    for (uint32_t i = 0; i < n; i++)
+        known &= parts[i].step->curve->points[bucket_of(parts[i].count)].samples > 0;
     if (known) {
         double error = clipped(log(ratio), log(2.5));
         m->drift += 1.0 / 32 * clipped(error, 0.1 + 3.0 * m->error);
@@ -878,18 +870,12 @@ typedef struct homeward { /* bytes on their way home: a job's outputs, or a fram
     uint32_t passes; /* of the frame */
 } homeward;
 
-typedef struct source { /* of an input: the block, a range of a buffer, what a job will have made */
+typedef struct source { /* of an input: `data`, a range of a buffer, what a job will have made */
     int given;
     WGPUBuffer buffer;
     uint64_t at; /* in the buffer, or among the job's outputs */
     job *maker;
 } source;
-
-typedef struct input_block { /* a job's inputs; those from the host lie in `data` */
-    struct input_block *next;
-    uint8_t *data;
-    source sources[];
-} input_block;
 #endif
 
 struct cml_net {
@@ -897,14 +883,13 @@ struct cml_net {
     step *steps;
     uint32_t step_count;
     const cml_net *exclusive; /* of those with the same one only one job is under way */
-    double launch_ms;         /* of its file's first guess */
     double *after;            /* predicted ms of the steps from each one on, in the frame: */
     uint64_t after_frame;
-    int adopted, is_wanted, is_ready, guessed;
+    int adopted, is_wanted, is_ready;
+    file f; /* its bytes go when all is built: what lasts is copied */
     cml_net *next;
 #ifndef CML_CORE_ONLY
     cml_scheduler *scheduler;
-    file f; /* its bytes go when all is built: what lasts is copied */
     plan p;
     uint64_t uploaded[SPACES];
     WGPUBuffer spaces[SPACES], uniforms; /* the steps' parameters */
@@ -917,7 +902,6 @@ struct cml_net {
     char refusal[240];
     int trusted;
     homeward results[MOST_RESULTS]; /* memory for the outputs of jobs */
-    input_block *free_blocks;
 #endif
 };
 
@@ -939,9 +923,14 @@ struct job {
     uint32_t maker_count, takers;
     int urgent; /* in this frame, of one that could run */
     double remaining, laxity;
-    struct input_block *block; /* on the device: */
-    struct homeward *result;
+#ifndef CML_CORE_ONLY
+    uint8_t *data; /* of the place: inputs that came from the host, and room for them */
+    uint64_t room;
+    source sources[MOST_INPUTS];
+    uint32_t source_count;
+    homeward *result;
     uint32_t worked; /* a bit for each slot of the ring whose frame had work of it */
+#endif
 };
 
 typedef struct work { /* a frame's, which is learned from when its timings have come */
@@ -1015,7 +1004,6 @@ static int core_make(cml_scheduler *s) {
     s->back_off = 1.0;
     s->since_rest = REST_EVERY;
     s->model.error = log(2.5);
-    s->model.launch_ms = 0.004;
     return !s->memory.is_short;
 }
 
@@ -1026,10 +1014,9 @@ static int adopt(cml_scheduler *s, cml_net *net) {
         net->steps[i].curve = curve_of(&s->memory, &s->model, net->steps[i].key);
         if (net->steps[i].curve == NULL) return 0;
     }
-    if (net->launch_ms > 0 && !s->model.guessed) { /* of one device all files say the same */
-        s->model.launch_ms = net->launch_ms;
-        s->model.unknown_samples += net->guessed ? GUESSED : 0;
-        s->model.guessed = 1;
+    if (!(s->model.launch_ms > 0)) { /* of one device all files say the same */
+        s->model.launch_ms = net->f.guess.launch_ms;
+        s->model.unknown_samples += net->f.guess.count > 0 ? GUESSED : 0;
     }
     net->adopted = 1;
     net->next = s->nets;
@@ -1613,16 +1600,15 @@ static cml_status choose_plan(cml_scheduler *s, file *f, plan *p) {
 
 /* Of a cost key's second word, else of that up to its last '-', else 1. */
 static double factor_of(const file *f, cml_text key) {
-    size_t start = 0, end;
-    while (start < key.length && key.data[start] != ' ') start++;
-    start += start < key.length;
-    for (end = start; end < key.length && key.data[end] != ' '; end++) {}
+    size_t at = 0, n = 0;
+    while (at < key.length && key.data[at++] != ' ') {}
+    while (at + n < key.length && key.data[at + n] != ' ') n++;
     for (int tries = 0; tries < 2; tries++) {
-        cml_text word = {key.data + start, end - start};
         for (uint32_t i = 0; i < f->guess.count; i++)
-            if (same_text(text_of(f, f->factors[i].word), word)) return f->factors[i].factor;
-        while (end > start && key.data[end - 1] != '-') end--;
-        end -= end > start;
+            if (same_text(text_of(f, f->factors[i].word), (cml_text){key.data + at, n}))
+                return f->factors[i].factor;
+        while (n > 0 && key.data[at + n - 1] != '-') n--;
+        n -= n > 0;
     }
     return 1.0;
 }
@@ -1650,9 +1636,7 @@ static cml_status make_tables(cml_net *n) {
         at = (at + s->params + stride - 1) / stride * stride;
     }
     n->step_count = count;
-    n->launch_ms = guess->launch_ms;
     n->exclusive = n;
-    n->guessed = guess->count > 0;
     n->uniform_bytes = (uint32_t)at;
     if (at <= n->scheduler->limits.maxBufferSize && at < NONE) return CML_OK;
     return fail(n->f.error, CML_ERROR_STALE, "the network's parameters do not fit into one buffer");
@@ -1840,15 +1824,10 @@ cml_net_info cml_info(const cml_net *n) {
 
 /* --- jobs on the device */
 static void drop_inputs(job *j) {
-    input_block *block = j->block;
-    for (uint32_t i = 0; block != NULL && i < j->net->p.inputs.count; i++) {
-        if (block->sources[i].buffer != NULL) wgpuBufferRelease(block->sources[i].buffer);
-        block->sources[i] = (source){0};
+    for (; j->source_count > 0; j->source_count--) {
+        source *from = j->sources + j->source_count - 1;
+        if (from->buffer != NULL) wgpuBufferRelease(from->buffer);
     }
-    if (block == NULL) return;
-    block->next = j->net->free_blocks;
-    j->net->free_blocks = block;
-    j->block = NULL;
 }
 
 static void drop_result(job *j) {
@@ -1917,13 +1896,13 @@ static int start_on_device(cml_scheduler *s, job *j) {
     const places *inputs = &j->net->p.inputs;
     if (!take_result(s, j)) return 0;
     for (uint32_t i = 0; i < inputs->count; i++) {
-        const source *from = j->block->sources + i;
+        const source *from = j->sources + i;
         const place *to = inputs->of + i;
         WGPUBuffer space = j->net->spaces[to->at.space];
         WGPUBuffer made = from->maker == NULL ? from->buffer : from->maker->result->from;
         if (made != NULL) copy(s, made, from->at, space, to->at.at, to->shape.bytes);
         else if (to->shape.bytes > 0)
-            wgpuQueueWriteBuffer(s->queue, space, to->at.at, j->block->data + to->among,
+            wgpuQueueWriteBuffer(s->queue, space, to->at.at, j->data + to->among,
                                  (size_t)to->shape.bytes);
     }
     return 1;
@@ -1958,59 +1937,48 @@ static const place *named(const places *all, const char *name) {
 
 /* One input of a job to be: what is wrong with it, or how it will come. */
 static cml_status accept_input(cml_scheduler *s, job *to, const cml_input *in, cml_error *error) {
-    const place *at = named(&to->net->p.inputs, in->name), *made;
-    const cml_shape *shape = at == NULL ? NULL : &at->shape;
-    source *from = to->block->sources + (at == NULL ? 0 : at - to->net->p.inputs.of);
-    job *maker = found(s, in->job);
-    uint64_t size = in->buffer != NULL ? wgpuBufferGetSize(in->buffer) : 0;
+    const place *at = named(&to->net->p.inputs, in->name);
 #define WRONG(...) return fail(error, CML_ERROR_INPUT, __VA_ARGS__)
     if (at == NULL) WRONG("the network has no input '%s'", in->name ? in->name : "");
+    const cml_shape *shape = &at->shape;
+    source *from = to->sources + (at - to->net->p.inputs.of);
     if (from->given) WRONG("input '%s' is given twice", in->name);
     from->given = 1;
     if (in->data != NULL || shape->bytes == 0) {
         if (shape->layout != CML_PLAIN || in->bytes != shape->bytes)
             WRONG("input '%s': wanted %llu bytes, got %llu", in->name, LONG(shape->bytes),
                   LONG(in->bytes));
-        if (in->bytes > 0) memcpy(to->block->data + at->among, in->data, in->bytes);
-        return CML_OK;
-    }
-    if (in->buffer != NULL) {
-        if (in->offset % 4 != 0 || in->offset > size || shape->bytes > size - in->offset)
+        if (in->bytes > 0) memcpy(to->data + at->among, in->data, in->bytes);
+    } else if (in->buffer != NULL) {
+        uint64_t size = wgpuBufferGetSize(in->buffer);
+        if (in->offset % 4 != 0 || !is_inside(in->offset, shape->bytes, size))
             WRONG("input '%s': %llu bytes at %llu are not in its buffer of %llu", in->name,
                   LONG(shape->bytes), LONG(in->offset), LONG(size));
         wgpuBufferAddRef(in->buffer);
         from->buffer = in->buffer;
         from->at = in->offset;
-        return CML_OK;
+    } else {
+        job *maker = found(s, in->job);
+        if (maker == NULL || maker->released || has_failed(maker))
+            WRONG("input '%s' has no data, or its job has no outputs", in->name);
+        const place *made = named(&maker->net->p.outputs, in->output);
+        if (made == NULL) WRONG("input '%s': the job has no such output", in->name);
+        if (made->shape.bytes != shape->bytes || made->shape.type != shape->type ||
+            made->shape.layout != shape->layout)
+            WRONG("input '%s': the job's output is of another shape or type", in->name);
+        if (to->maker_count == MOST_TAKEN) WRONG("a job takes at most %d tensors", MOST_TAKEN);
+        from->maker = to->makers[to->maker_count++] = maker;
+        from->at = made->among;
     }
-    if (maker == NULL || maker->released || has_failed(maker))
-        WRONG("input '%s' has no data, or its job has no outputs", in->name);
-    if (to->maker_count == MOST_TAKEN) WRONG("a job takes at most %d tensors", MOST_TAKEN);
-    made = named(&maker->net->p.outputs, in->output);
-    if (made == NULL) WRONG("input '%s': the job has no such output", in->name);
-    if (made->shape.bytes != shape->bytes || made->shape.type != shape->type ||
-        made->shape.layout != shape->layout)
-        WRONG("input '%s': the job's output is of another shape or type", in->name);
 #undef WRONG
-    from->maker = to->makers[to->maker_count++] = maker;
-    from->at = made->among;
     return CML_OK;
-}
-
-static input_block *take_block(cml_net *n) {
-    size_t sources = n->p.inputs.count * sizeof(source);
-    input_block *block = n->free_blocks;
-    if (block != NULL) n->free_blocks = block->next;
-    else if ((block = taken(&n->memory, sizeof *block + sources + n->p.inputs.bytes, 1)) != NULL)
-        block->data = (uint8_t *)block->sources + sources;
-    return block;
 }
 
 cml_status cml_submit(cml_scheduler *s, cml_net *n, const cml_input *inputs, size_t count,
                       const cml_job_options *options, cml_job *handle, cml_error *error) {
     cml_job_options wanted = options ? *options : (cml_job_options){0.0, 0.0, NULL};
     double given = wanted.priority, deadline = wanted.deadline_ms;
-    job *j = free_place(s), made = {.net = n};
+    job *j = free_place(s);
     cml_status status = CML_OK;
     *handle = 0;
     if (s->lost) return fail(error, CML_ERROR_DEVICE, "the device was lost");
@@ -2023,8 +1991,15 @@ cml_status cml_submit(cml_scheduler *s, cml_net *n, const cml_input *inputs, siz
     if (count != n->p.inputs.count)
         return fail(error, CML_ERROR_INPUT, "the network has %u inputs, got %u",
                     n->p.inputs.count, (unsigned)count);
-    made.block = take_block(n);
-    if (made.block == NULL || !adopt(s, n))
+    drop_inputs(j); /* who failed here is forgotten */
+    drop_result(j);
+    if (j->room < n->p.inputs.bytes) {
+        given_back(&s->memory, j->data);
+        j->data = taken(&s->memory, n->p.inputs.bytes, 1);
+        j->room = j->data == NULL ? 0 : n->p.inputs.bytes;
+    }
+    job made = {.net = n, .data = j->data, .room = j->room, .source_count = n->p.inputs.count};
+    if (made.room < n->p.inputs.bytes || !adopt(s, n))
         status = fail(error, CML_ERROR_MEMORY, "no memory for a job");
     for (size_t i = 0; i < count && status == CML_OK; i++)
         status = accept_input(s, &made, inputs + i, error);
@@ -2039,8 +2014,6 @@ cml_status cml_submit(cml_scheduler *s, cml_net *n, const cml_input *inputs, siz
     made.deadline_at = made.last_served_ms + deadline;
     snprintf(made.slot, sizeof made.slot, "%s", wanted.slot ? wanted.slot : "");
     for (uint32_t i = 0; i < made.maker_count; i++) made.makers[i]->takers++;
-    drop_inputs(j); /* who failed here is forgotten */
-    drop_result(j);
     *j = made;
     enlist(s, j);
     return CML_OK;
@@ -2159,6 +2132,9 @@ static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, uint32_t sli
     uint32_t width = s->limits.maxComputeWorkgroupsPerDimension, count = part->count;
     uint32_t words[4] = {part->first, part->first + count, width, 0};
     memcpy(s->range_words + at, words, sizeof words);
+    s->told[slice] = (cml_slice){part->job->number, step, part->first, count, part->ms,
+                                 text_of(&n->f, n->p.steps[step].names[0]),
+                                 text_of(&n->f, n->p.steps[step].names[1])};
     wgpuComputePassEncoderSetPipeline(pass, n->pipelines[n->p.steps[step].kernel]);
     wgpuComputePassEncoderSetBindGroup(pass, 0, n->groups[step], 1, &at);
     wgpuComputePassEncoderDispatchWorkgroups(pass, count <= width ? count : width,
@@ -2212,14 +2188,6 @@ const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, doubl
     encode_slices(s);
     finish_jobs(s);
     request_reads(s);
-    for (uint32_t i = 0; i < s->work->slice_count; i++) {
-        const planned *from = s->work->slices + i;
-        const cml_net *n = from->job->net;
-        uint32_t index = (uint32_t)(from->step - n->steps);
-        s->told[i] = (cml_slice){from->job->number, index, from->first, from->count, from->ms,
-                                 text_of(&n->f, n->p.steps[index].names[0]),
-                                 text_of(&n->f, n->p.steps[index].names[1])};
-    }
     s->work->report.cpu_ms = now_of(s) - start;
     return &s->work->report;
 }

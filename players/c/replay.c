@@ -92,15 +92,15 @@ static void learned_curve(void) { /* of before the recording began */
     key.data = rest;
     key.length = strcspn(rest, "\n");
     learned = curve_of(&c.memory, &c.model, key_of(key));
-    for (i = 0; i < count && i < 65 && fgets(line, LINE, stdin); i++) {
-        point *p = learned->points + learned->count++;
+    for (i = 0; i < count && fgets(line, LINE, stdin); i++) {
+        point one;
         rest = line;
-        p->log_count = number();
-        p->log_ms = number();
-        p->samples = whole();
-        p->spread = number();
-        p->bucket = bucket_of((uint32_t)most_of(1, rint(exp(p->log_count))));
-        learned->samples += p->samples;
+        one.log_count = number();
+        one.log_ms = number();
+        one.samples = whole();
+        one.spread = number();
+        learned->points[bucket_of((uint32_t)most_of(1, rint(exp(one.log_count))))] = one;
+        learned->samples += one.samples;
     }
 }
 
