@@ -170,7 +170,6 @@ static int next_symbol(stream *b, const huffman *h) { /* below 0: none */
     int code = 0, first = 0, index = 0;
     for (int length = 1; length < 16; length++) {
         code = 2 * code + (int)next_bits(b, 1);
-        if (b->missing) return -1;
         if (code - first < h->count[length]) return h->symbol[index + code - first];
         index += h->count[length];
         first = (first + h->count[length]) * 2;
@@ -250,7 +249,7 @@ static int unpacked(const uint8_t *in, size_t packed, uint8_t *out, size_t size)
     while (!last) {
         last = next_bits(&b, 1);
         uint32_t kind = next_bits(&b, 2);
-        if (b.missing || kind == 3) return 0;
+        if (b.missing || kind > 2) return 0;
         if (kind == 0 ? !stored_block(&b) : !coded_block(&b, kind == 2)) return 0;
     }
     /* behind it is an Adler-32: the section's SHA-256 has said more than that */
@@ -500,10 +499,6 @@ static int is_binding(const plan *p, binding b, uint32_t alignment) {
            is_inside(b.at, b.bytes, size);
 }
 
-static int is_update(const plan *p, const update *u) {
-    return is_binding(p, u->from, 4) && is_binding(p, u->to, 4) && u->from.space != u->to.space;
-}
-
 /* What a tensor of that type, layout, rank and extents is; 0 where there is no such tensor. */
 static int shape_of(const file *f, text_row name, uint32_t type, uint32_t layout, uint32_t rank,
                     const uint32_t extents[8], cml_shape *to) {
@@ -579,7 +574,9 @@ static cml_status open_plan(file *f, uint32_t number, plan *p) {
     EACH(f, "binding", row->bindings.count,
          is_binding(p, p->bindings[i], row->storage_alignment) &&
              p->bindings[i].bytes <= row->binding_size);
-    EACH(f, "update", row->updates.count, is_update(p, p->updates + i));
+    EACH(f, "update", row->updates.count,
+         is_binding(p, p->updates[i].from, 4) && is_binding(p, p->updates[i].to, 4) &&
+             p->updates[i].from.space != p->updates[i].to.space);
     EACH(f, "step, or the kernel, of step", row->steps.count, is_step(f, p, p->steps + i));
     TRY(open_places(f, p, in, row->inputs, &p->inputs));
     return open_places(f, p, in, row->outputs, &p->outputs);
@@ -704,8 +701,6 @@ typedef struct step {
     double work, factor; /* ms of a workgroup as first guessed, and how many times that it takes */
     uint64_t key;        /* of what costs the same per workgroup */
     curve *curve;
-    uint64_t known_samples; /* of the curve, when this was asked: */
-    double known_log;       /* of the whole step's ms, without the drift */
 } step;
 
 typedef struct planned { /* a slice */
@@ -764,18 +759,15 @@ static double between(const curve *c, uint32_t count) {
 }
 
 /* The median time of so many workgroups of the step. */
-static double predict(const model *m, step *s, uint32_t count) {
+static double predict(const model *m, const step *s, uint32_t count) {
     if (count == 0) return 0.0;
     if (!has_samples(s))
         return m->launch_ms + count * s->work * s->factor * exp(m->unknown + m->drift);
-    if (count != s->groups) return exp(between(s->curve, count) + m->drift);
-    if (s->known_samples != s->curve->samples) s->known_log = between(s->curve, count);
-    s->known_samples = s->curve->samples;
-    return exp(s->known_log + m->drift);
+    return exp(between(s->curve, count) + m->drift);
 }
 
 /* The largest number of workgroups, at most `limit`, predicted to take `ms`. */
-static uint32_t groups_within(const model *m, step *s, uint32_t limit, double ms) {
+static uint32_t groups_within(const model *m, const step *s, uint32_t limit, double ms) {
     uint32_t low = 1, high = limit;
     if (limit == 0 || ms <= 0 || predict(m, s, 1) > ms) return 0;
     if (predict(m, s, limit) <= ms) return limit;
@@ -893,7 +885,7 @@ struct cml_net {
     plan p;
     uint64_t uploaded[SPACES];
     WGPUBuffer spaces[SPACES], uniforms; /* the steps' parameters */
-    uint32_t uniform_bytes, bound;       /* steps that have a bind group */
+    uint32_t bound;                      /* steps that have a bind group */
     WGPUComputePipeline *pipelines; /* by kernel */
     WGPUBindGroupLayout *layouts;
     WGPUBindGroup *groups; /* by step */
@@ -1153,13 +1145,10 @@ static void decide(cml_scheduler *s, int behind, cml_reason otherwise) {
     int whole = 1;
     w->slice_count = s->start_count = 0;
     w->report.reason = otherwise;
-    if (s->planner != NULL) {
-        s->planner(s);
-        return;
-    }
-    if (behind) w->report.reason = CML_WAITING_FOR_GPU;
-    if (!(w->report.budget_ms > 0)) w->report.reason = CML_BUDGET;
-    if (!(w->report.budget_ms > 0) || behind) return;
+    if (s->planner != NULL) s->planner(s);
+    else if (!(w->report.budget_ms > 0)) w->report.reason = CML_BUDGET;
+    else if (behind) w->report.reason = CML_WAITING_FOR_GPU;
+    if (s->planner != NULL || behind || !(w->report.budget_ms > 0)) return;
     put_in_order(s);
     for (uint32_t i = 0; i < s->candidate_count && whole; i++) {
         job *j = s->candidates[i];
@@ -1384,14 +1373,15 @@ static void end_frame(cml_scheduler *s, double now) {
 
 /* The frame will never run: its jobs go on from where they were. */
 static void abandon_frame(cml_scheduler *s) {
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs && s->open; j++) {
+    if (!s->open) return;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         if (j->was_in != s->frame + 1 || j->at.state == CML_GONE || has_failed(j)) continue;
         if (j->at.state == CML_DONE) insert_live(s, j);
         j->at = j->was;
     }
-    if (s->open) s->frame++;
-    if (s->open) s->work->slice_count = 0;
+    s->work->slice_count = 0;
     s->open = 0;
+    s->frame++;
 }
 
 #ifndef CML_CORE_ONLY
@@ -1443,6 +1433,7 @@ static long processors(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
 /* --- help */
 static const WGPUBufferUsage TENSORS =
     WGPUBufferUsage_Storage | WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
+static const WGPUBufferUsage UNIFORMS = WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst;
 static const WGPUBufferUsage HOMEWARD = WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst;
 
 static uint64_t most(uint64_t a, uint64_t b) { return b > a ? b : a; }
@@ -1614,10 +1605,11 @@ static double factor_of(const file *f, cml_text key) {
 }
 
 /* What is needed when the file's bytes are gone, and where each thing lies. */
-static cml_status make_tables(cml_net *n) {
+static cml_status make_net(cml_net *n) {
+    cml_scheduler *s = n->scheduler;
     home *from = &n->memory;
     const guess_row *guess = &n->f.guess;
-    uint32_t stride = n->scheduler->stride, count = n->p.row->steps.count;
+    uint32_t stride = s->stride, count = n->p.row->steps.count;
     uint64_t at = 0;
     n->steps = taken(from, count, sizeof *n->steps);
     n->after = taken(from, (uint64_t)count + 1, sizeof *n->after);
@@ -1626,30 +1618,24 @@ static cml_status make_tables(cml_net *n) {
     n->layouts = taken(from, n->f.kernel_count, sizeof *n->layouts);
     if (from->is_short) return fail(n->f.error, CML_ERROR_MEMORY, "no memory for its tables");
     for (uint32_t i = 0; i < count; i++) {
-        const step_row *s = n->p.steps + i;
-        cml_text key = text_of(&n->f, s->names[2]);
-        double work = most_of(s->flops / guess->flops_per_ms, s->bytes / guess->bytes_per_ms);
+        const step_row *row = n->p.steps + i;
+        cml_text key = text_of(&n->f, row->names[2]);
+        double work = most_of(row->flops / guess->flops_per_ms, row->bytes / guess->bytes_per_ms);
         n->steps[i] = (step){
-            .groups = s->groups, .params_at = (uint32_t)at, .factor = factor_of(&n->f, key),
+            .groups = row->groups, .params_at = (uint32_t)at, .factor = factor_of(&n->f, key),
             /* a stranger who says that its work is none is not believed */
             .work = n->trusted ? work : most_of(work, 1e-5), .key = key_of(key)};
-        at = (at + s->params + stride - 1) / stride * stride;
+        at = (at + row->params + stride - 1) / stride * stride;
     }
     n->step_count = count;
     n->exclusive = n;
-    n->uniform_bytes = (uint32_t)at;
-    if (at <= n->scheduler->limits.maxBufferSize && at < NONE) return CML_OK;
-    return fail(n->f.error, CML_ERROR_STALE, "the network's parameters do not fit into one buffer");
-}
-
-static cml_status make_buffers(cml_net *n) {
-    cml_scheduler *s = n->scheduler;
+    if (at > s->limits.maxBufferSize || at >= NONE)
+        return fail(n->f.error, CML_ERROR_STALE, "its parameters do not fit into one buffer");
     listen(s);
     for (int i = 0; i < SPACES; i++)
         if (i != OWN || n->p.row->spaces[OWN] > 0)
             n->spaces[i] = new_buffer(s, &n->memory, TENSORS, n->p.row->spaces[i]);
-    n->uniforms = new_buffer(s, &n->memory, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst,
-                             n->uniform_bytes);
+    n->uniforms = new_buffer(s, &n->memory, UNIFORMS, at);
     heard(n);
     for (uint32_t i = 0; i < n->step_count && !n->refused; i++)
         wgpuQueueWriteBuffer(s->queue, n->uniforms, n->steps[i].params_at,
@@ -1680,8 +1666,7 @@ static cml_status load(cml_net *n) {
     TRY(open_kernels(&n->f));
     TRY(choose_plan(n->scheduler, &n->f, &n->p));
     TRY(open_guess(&n->f, text_from(n->scheduler->name)));
-    TRY(make_tables(n));
-    return make_buffers(n);
+    return make_net(n);
 }
 
 cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t flags, cml_net **net,
@@ -1862,9 +1847,20 @@ void cml_unload(cml_scheduler *s, cml_net *net) {
     free_net(net);
 }
 
-/* Memory for a job's outputs: what another one left, else new; 0 where there is none. */
-static int take_result(cml_scheduler *s, job *j) {
+static void prepare_net(cml_scheduler *s, cml_net *net, double ms) {
+    uint64_t bytes = most((uint64_t)(ms * UPLOAD_PER_MS), LEAST_UPLOAD);
+    cml_error error;
+    net->f.error = &error;
+    cml_status status = advance(net, ms, bytes, BOUND_PER_FRAME);
+    net->f.error = NULL;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs && status > CML_PENDING; j++)
+        if (j->net == net) end_job(s, j, CML_FAILED, error.text);
+}
+
+/* Where there is memory for its outputs, what another job left or new, its inputs are copied. */
+static int start_on_device(cml_scheduler *s, job *j) {
     cml_net *n = j->net;
+    const places *inputs = &n->p.inputs;
     homeward *r = n->results, *end = r + MOST_RESULTS;
     while (r < end && (r->used || r->state != FREE)) r++;
     if (r == end) return 0;
@@ -1879,26 +1875,10 @@ static int take_result(cml_scheduler *s, job *j) {
     }
     r->used = 1;
     j->result = r;
-    return 1;
-}
-
-static void prepare_net(cml_scheduler *s, cml_net *net, double ms) {
-    uint64_t bytes = most((uint64_t)(ms * UPLOAD_PER_MS), LEAST_UPLOAD);
-    cml_error error;
-    net->f.error = &error;
-    cml_status status = advance(net, ms, bytes, BOUND_PER_FRAME);
-    net->f.error = NULL;
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs && status > CML_PENDING; j++)
-        if (j->net == net) end_job(s, j, CML_FAILED, error.text);
-}
-
-static int start_on_device(cml_scheduler *s, job *j) {
-    const places *inputs = &j->net->p.inputs;
-    if (!take_result(s, j)) return 0;
     for (uint32_t i = 0; i < inputs->count; i++) {
         const source *from = j->sources + i;
         const place *to = inputs->of + i;
-        WGPUBuffer space = j->net->spaces[to->at.space];
+        WGPUBuffer space = n->spaces[to->at.space];
         WGPUBuffer made = from->maker == NULL ? from->buffer : from->maker->result->from;
         if (made != NULL) copy(s, made, from->at, space, to->at.at, to->shape.bytes);
         else if (to->shape.bytes > 0)
@@ -2317,16 +2297,14 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
     s->told = taken(&s->memory, s->max_slices, sizeof *s->told);
     s->range_words = taken(&s->memory, s->max_slices, s->stride);
     if (!core_make(s)) {
-        fail(error, CML_ERROR_MEMORY, "no memory for a scheduler of %u jobs", s->max_jobs);
         all_given_back(s->memory);
-        return CML_ERROR_MEMORY;
+        return fail(error, CML_ERROR_MEMORY, "no memory for a scheduler and its jobs");
     }
     queries.count = 2 * RING * (TIMED + 1);
     if (s->timed) s->queries = wgpuDeviceCreateQuerySet(options->device, &queries);
     if (s->timed) usage |= WGPUBufferUsage_QueryResolve;
     s->resolved = new_buffer(s, &s->memory, usage, RING * SLOT_BYTES + 4 * RECEIPTS);
-    s->ranges = new_buffer(s, &s->memory, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst,
-                           (uint64_t)s->stride * s->max_slices);
+    s->ranges = new_buffer(s, &s->memory, UNIFORMS, (uint64_t)s->stride * s->max_slices);
     for (uint32_t i = 0; i < RECEIPTS; i++) table[i] = i + 1;
     wgpuQueueWriteBuffer(s->queue, s->resolved, RING * SLOT_BYTES, table, sizeof table);
     for (uint32_t i = 0; i < RING; i++) {

@@ -1,15 +1,6 @@
 /* Plays cooked networks (docs/cooked.md) inside the frames of a renderer, within a budget of GPU
  * milliseconds: on the renderer's own WebGPU device, in C99, with nothing else.
- *
- *     cml_scheduler *scheduler;
- *     cml_create(&(cml_options){.device = device}, &scheduler, &error);
- *     cml_load(scheduler, bytes, size, CML_TRUSTED, &net, &error);
- *     cml_input image = {.name = "image", .data = pixels, .bytes = n};
- *     cml_submit(scheduler, net, &image, 1, NULL, &job, &error);
- *     every frame: cml_encode(scheduler, encoder, 4.0); your one submit; cml_end_frame(scheduler);
- *     cml_tensor_of(scheduler, job, "enlarged", &tensor);     once its state is CML_DONE
- *
- * docs/players_c.md tells the rest: threads, device lost, memory, Dawn. */
+ * docs/players_c.md has the ten lines that do it, and threads, device lost, memory, Dawn. */
 #ifndef CML_H
 #define CML_H
 
