@@ -4,7 +4,6 @@
 #define _POSIX_C_SOURCE 200112L
 #endif
 #include "cml.h"
-
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,8 +11,7 @@
 #include <string.h>
 
 /* ------------------------------------------------------------------ memory and errors */
-/* What lies before every piece of memory. */
-typedef struct block { struct block *next; size_t bytes; } block;
+typedef struct block { struct block *next; size_t bytes; } block; /* before all that is taken */
 
 typedef struct home { /* where memory comes from, all that was taken, and what was made so far */
     cml_allocator hook;
@@ -54,20 +52,18 @@ static void all_given_back(home to) { /* a copy: the home itself may lie in what
 __attribute__((format(printf, 3, 4)))
 #endif
 static cml_status fail(cml_error *error, cml_status status, const char *format, ...) {
-    if (error != NULL) {
-        va_list values;
-        error->status = status;
-        va_start(values, format);
-        vsnprintf(error->text, sizeof error->text, format, values);
-        va_end(values);
-    }
+    va_list values;
+    if (error == NULL) return status;
+    error->status = status;
+    va_start(values, format);
+    vsnprintf(error->text, sizeof error->text, format, values);
+    va_end(values);
     return status;
 }
 
 #define TEXT(t) (int)((t).length < 200 ? (t).length : 200), (t).data
 #define LONG(n) (unsigned long long)(n) /* for %llu */
-#define TRY(call) \
-    for (cml_status tried = (call); tried != CML_OK;) return tried
+#define TRY(call) for (cml_status tried = (call); tried != CML_OK;) return tried
 
 static int same(double a, double b) { return !(a < b) && !(b < a); } /* is meant: to the bit */
 static uint64_t least(uint64_t a, uint64_t b) { return b < a ? b : a; }
@@ -147,8 +143,7 @@ static uint32_t next_bits(stream *b, int n) {
     return found;
 }
 
-/* A canonical code: how many codes there are of each length, and their symbols in order. */
-typedef struct huffman { uint16_t count[16], symbol[288]; } huffman;
+typedef struct huffman { uint16_t count[16], symbol[288]; } huffman; /* by length; in order */
 
 /* 0 where the lengths make no code. */
 static int huffman_of(huffman *h, const uint8_t *lengths, int n) {
@@ -156,10 +151,8 @@ static int huffman_of(huffman *h, const uint8_t *lengths, int n) {
     int left = 1;
     memset(h->count, 0, sizeof h->count);
     for (int i = 0; i < n; i++) h->count[lengths[i]]++;
-    for (int i = 1; i < 16; i++) {
-        left = 2 * left - h->count[i];
-        if (left < 0) return 0;
-    }
+    for (int i = 1; i < 16; i++)
+        if ((left = 2 * left - h->count[i]) < 0) return 0;
     for (int i = 1; i < 15; i++) at[i + 1] = (uint16_t)(at[i] + h->count[i]);
     for (int i = 0; i < n; i++)
         if (lengths[i] != 0) h->symbol[at[lengths[i]]++] = (uint16_t)i;
@@ -320,7 +313,6 @@ typedef struct golden_row {
 
 enum { MOST_SECTIONS = 256, MOST_TEXT = 4096, MOST_DEVICES = 64, MOST_FACTORS = 4096 };
 enum { MOST_INPUTS = 64, KERNEL_TRUSTED = 1, KERNEL_SUBGROUPS = 2, KERNEL_HALF = 4 };
-static const uint32_t NONE = 0xFFFFFFFFu;
 
 static int is_amount(double value) { return value >= 0 && value <= 1e300; }
 static int is_rate(double value) { return value >= 1e-9 && value <= 1e300; }
@@ -330,12 +322,9 @@ static int all_zero(const void *data, uint64_t size) {
     while (size > 0 && p[size - 1] == 0) size--;
     return size == 0;
 }
-static int is_inside(uint64_t at, uint64_t bytes, uint64_t size) {
-    return at <= size && bytes <= size - at;
-}
+static int is_inside(uint64_t at, uint64_t n, uint64_t all) { return at <= all && n <= all - at; }
 
-/* A range of the file, or a copy of one. */
-typedef struct part { const uint8_t *data; uint64_t size; } part;
+typedef struct part { const uint8_t *data; uint64_t size; } part; /* of the file, or a copy */
 
 typedef struct file {
     part whole, strings, code;
@@ -350,8 +339,7 @@ typedef struct file {
     cml_error *error;
 } file;
 
-#define BAD(f, ...) \
-    fail((f)->error, CML_ERROR_CORRUPT, "this is no whole cooked file: " __VA_ARGS__)
+#define BAD(f, ...) fail((f)->error, CML_ERROR_CORRUPT, "no whole cooked file: " __VA_ARGS__)
 #define EACH(f, what, count, good) /* of the rows `i` of a table, or the file is refused */ \
     for (uint32_t i = 0; i < (count); i++) \
         if (!(good)) return BAD(f, what " %u is damaged", i)
@@ -365,7 +353,6 @@ static cml_status copied(file *f, part *of) {
 }
 
 enum { IF_THERE, NEEDED, RECORDS }; /* records are needed in memory of their own */
-
 /* The section, with its hash checked; NULL where it is not there and need not be. */
 static cml_status section(file *f, const char *tag, uint32_t number, int how, part *found) {
     *found = (part){NULL, 0};
@@ -395,10 +382,9 @@ static cml_status open_file(file *f) {
         return BAD(f, "it states %llu bytes, and has %llu", LONG(head.bytes), LONG(size));
     part table = {f->whole.data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
     end = sizeof head + table.size;
-    if (head.sections > MOST_SECTIONS || end > size || !all_zero(head.zeros, 8))
-        return BAD(f, "its header is damaged");
-    if (!has_digest(table.data, (size_t)table.size, head.digest))
-        return BAD(f, "its table of sections is damaged");
+    if (head.sections > MOST_SECTIONS || end > size || !all_zero(head.zeros, 8) ||
+        !has_digest(table.data, (size_t)table.size, head.digest))
+        return BAD(f, "its header, or its table of sections, is damaged");
     TRY(copied(f, &table));
     f->sections = (const void *)table.data;
     f->section_count = head.sections;
@@ -474,8 +460,7 @@ typedef struct place { /* an input or output */
     uint64_t among; /* where it lies among all of them */
 } place;
 
-/* The inputs, or the outputs. */
-typedef struct places { place *of; uint32_t count; uint64_t bytes; } places;
+typedef struct places { place *of; uint32_t count; uint64_t bytes; } places; /* in, or out */
 
 typedef struct plan { /* a copy of its section, and the tables in it */
     const plan_row *row;
@@ -559,7 +544,7 @@ static cml_status open_plan(file *f, uint32_t number, plan *p) {
         return BAD(f, "the header of plan %u is damaged", number);
     *p = (plan){.row = row, .profile = text_of(f, row->profile)};
     TRY(section(f, "weights", row->weights, NEEDED, &p->values[WEIGHTS]));
-    if (row->own != NONE) TRY(section(f, "own", row->own, NEEDED, &p->values[OWN]));
+    if (row->own != UINT32_MAX) TRY(section(f, "own", row->own, NEEDED, &p->values[OWN]));
     p->values[ARENA].size = row->spaces[ARENA];
     for (int i = 0; i < SPACES; i++)
         if (row->spaces[i] != p->values[i].size || row->spaces[i] > row->buffer_size ||
@@ -683,7 +668,7 @@ cml_status cml_check(const void *bytes, size_t size, const cml_allocator *alloca
 /* To decide as the Python scheduler does, to the bit, sums and products stand in its order here,
  * and no compiler may fuse them: -ffp-contract=off where a processor has fused operations. */
 
-enum { BUCKETS = 65 };
+enum { BUCKETS = 65, MEMORY = 48, WINDOW = 1200, CLIP_AFTER = 4, SETTLED = 12, ENOUGH = 8 };
 
 typedef struct point { /* the logarithm of the time (ms) of about so many workgroups */
     double log_count, log_ms, spread;
@@ -710,8 +695,6 @@ typedef struct planned { /* a slice */
     double ms;
 } planned;
 
-enum { WINDOW = 1200, MEMORY = 48, CLIP_AFTER = 4, SETTLED = 12, GUESSED = 4, ENOUGH = 8 };
-
 typedef struct model {
     double launch_ms, unknown, drift, error; /* launch_ms: 0 before there is a first guess */
     uint64_t unknown_samples;
@@ -721,10 +704,8 @@ typedef struct model {
     uint32_t next, count;
 } model;
 
-static double least_of(double a, double b) { return b < a ? b : a; }
-static double most_of(double a, double b) { return b > a ? b : a; }
-static double clipped(double error, double most) { return most_of(least_of(most, error), -most); }
-static double among(uint64_t samples) { return (double)(samples < MEMORY ? samples : MEMORY); }
+static double clipped(double error, double most) { return fmax(fmin(most, error), -most); }
+static double among(uint64_t samples) { return fmin((double)samples, MEMORY); }
 static int bucket_of(uint32_t count) { return (int)rint(2 * log2(count)); }
 static int has_samples(const step *s) { return s->curve->samples > 0; }
 
@@ -838,36 +819,27 @@ static double aim_of(const model *m, double budget) {
     if (m->count < ENOUGH) return budget / 1.3;
     double tail = m->sorted[rank < m->count ? (uint32_t)rank : m->count - 1];
     if (rank >= m->count) /* so rare a frame was not seen yet */
-        tail += most_of(0.0, 0.5 * (tail - m->sorted[m->count / 2]) * (1 - m->count * aimed));
-    double half = 0.5 * most_of(0.0, tail);
-    return most_of(pow(sqrt(half * half + budget) - half, 2), 0.125 * budget);
+        tail += fmax(0.0, 0.5 * (tail - m->sorted[m->count / 2]) * (1 - m->count * aimed));
+    double half = 0.5 * fmax(0.0, tail);
+    return fmax(pow(sqrt(half * half + budget) - half, 2), 0.125 * budget);
 }
 
 /* ------------------------------------------------------------------ jobs */
 enum { MOST_TAKEN = 16, MOST_GROUPS = 64, IN_FLIGHT = 16, SLOT_NAME = 48, APART_EVERY = 16 };
-enum { KNOWN = 6, REST_EVERY = 48 };
+enum { KNOWN = 6, REST_EVERY = 48, GUESSED = 4 };
 
 typedef struct job job;
-
 #ifndef CML_CORE_ONLY
 enum { TIMED = 12, RING = 8, AGE = 2, MOST_RESULTS = 8, BOUND_PER_FRAME = 32, SLOT_BYTES = 256 };
 enum { RECEIPTS = 256, LEAST_UPLOAD = 64 << 10, UPLOAD_PER_MS = 256 << 10, CHUNK = 1 << 20 };
 
-enum { FREE, COPIED, PENDING, HERE, LOST, DROPPED };
-
+enum { FREE, COPIED, PENDING, HERE, LOST, DROPPED }; /* states of a: */
 typedef struct homeward { /* bytes on their way home: a job's outputs, or a frame's timestamps */
     WGPUBuffer buffer, from; /* of a job that has `used` it */
-    uint64_t bytes, frame;   /* the frame that copies them */
+    uint64_t frame;          /* the one that copies them */
     int state, used;
     uint32_t passes; /* of the frame */
 } homeward;
-
-typedef struct source { /* of an input: `data`, a range of a buffer, what a job will have made */
-    int given;
-    WGPUBuffer buffer;
-    uint64_t at; /* in the buffer, or among the job's outputs */
-    job *maker;
-} source;
 #endif
 
 struct cml_net {
@@ -897,18 +869,16 @@ struct cml_net {
 #endif
 };
 
-typedef struct progress {
-    cml_state state;
-    uint32_t step, group;
-    double given_ms, virtual_ms;
-} progress;
-
 struct job {
     cml_job number; /* in the order of their coming: its handle */
     int paused, dated, released, wants_read;
     cml_net *net;
-    progress at, was; /* before the frame, which may be taken back: */
-    uint64_t was_in;  /* one more than the frame */
+    struct {
+        cml_state state;
+        uint32_t step, group;
+        double given_ms, virtual_ms;
+    } at, was;       /* before the frame, which may be taken back: */
+    uint64_t was_in; /* one more than the frame */
     double priority, deadline_at, last_served_ms;
     char slot[SLOT_NAME], error[200];
     job *makers[MOST_TAKEN]; /* whose outputs it takes: they stay until it has them */
@@ -918,7 +888,12 @@ struct job {
 #ifndef CML_CORE_ONLY
     uint8_t *data; /* of the place: inputs that came from the host, and room for them */
     uint64_t room;
-    source sources[MOST_INPUTS];
+    struct source { /* of an input: `data`, a range of a buffer, what a job will have made */
+        int given;
+        WGPUBuffer buffer;
+        uint64_t at; /* in the buffer, or among the job's outputs */
+        job *maker;
+    } sources[MOST_INPUTS];
     uint32_t source_count;
     homeward *result;
     uint32_t worked; /* a bit for each slot of the ring whose frame had work of it */
@@ -950,8 +925,7 @@ struct cml_scheduler {
     uint32_t live_count, candidate_count, start_count, measured_count;
     work works[IN_FLIGHT], *work; /* of the last frames, by their number; of the last one */
     cml_report measured[IN_FLIGHT];
-    int open;
-    int wall_clock, has_ended, rest_due; /* scheduler/feedback.py, where nothing is timed */
+    int open, wall_clock, has_ended, rest_due; /* scheduler/feedback.py, where nothing is timed */
     double ended_ms, usual_ms, back_off;
     uint32_t without, since_rest; /* frames that ran nothing in a row, and since then */
     void (*planner)(cml_scheduler *s); /* replays: somebody else decides */
@@ -964,8 +938,8 @@ struct cml_scheduler {
     WGPULimits limits;
     char name[256];
     int software, timed, lost;
-    uint32_t has_half, lanes;
-    double tick_ms, last_ms, budget_ms;
+    uint32_t lanes;
+    double last_ms, budget_ms;
     uint32_t each, stride; /* timestamps of a pass: its end, or both; bytes from slice to slice */
     WGPUQuerySet queries;
     WGPUBuffer resolved, ranges; /* timestamps and receipts; which workgroups the slices are */
@@ -1050,7 +1024,7 @@ static void end_job(cml_scheduler *s, job *j, cml_state state, const char *why) 
     for (s->live_count--; i < s->live_count; i++) s->live[i] = s->live[i + 1];
     snprintf(j->error, sizeof j->error, "%s", why);
     j->at.state = state;
-    *left = least_of(*left, j->at.virtual_ms);
+    *left = fmin(*left, j->at.virtual_ms);
     if (state != CML_DONE) let_makers_go(j); /* the end of one that is done may be taken back */
 }
 
@@ -1073,7 +1047,7 @@ static void enlist(cml_scheduler *s, job *j) {
     if (j->slot[0] != 0) s->left[0] = s->left[1] = HUGE_VAL;
     double level = s->left[idle(j)];
     for (uint32_t i = 0; i < s->live_count; i++)
-        if (idle(s->live[i]) == idle(j)) level = least_of(level, s->live[i]->at.virtual_ms);
+        if (idle(s->live[i]) == idle(j)) level = fmin(level, s->live[i]->at.virtual_ms);
     j->at.virtual_ms = isinf(level) ? 0.0 : level;
     j->at.state = CML_QUEUED;
     insert_live(s, j);
@@ -1099,7 +1073,7 @@ static void put_in_order(cml_scheduler *s) {
     for (uint32_t i = 0; i < s->candidate_count; i++) {
         job *j = all[i];
         const job *worst = s->starved;
-        double laxity = j->deadline_at - s->now - j->remaining / most_of(s->rate, 1e-9);
+        double laxity = j->deadline_at - s->now - j->remaining / fmax(s->rate, 1e-9);
         j->urgent = s->policy == CML_LEAST_LAXITY && j->dated && !idle(j) && laxity >= 0;
         j->laxity = laxity - (j->at.group || j->at.step ? 20.0 : 0.0);
         if (s->policy == CML_LEAST_LAXITY && s->now - j->last_served_ms > 500.0 && !idle(j) &&
@@ -1307,9 +1281,9 @@ static int judge(cml_scheduler *s, double interval, int some) {
     s->rest_due &= s->without < 2;
     if (s->without > 0 || (late && same(s->back_off, 16.0))) weight = 0.25;
     if (s->without == 2) weight = 1.0;
-    s->usual_ms += weight * (most_of(interval, s->frame_ms) - s->usual_ms);
+    s->usual_ms += weight * (fmax(interval, s->frame_ms) - s->usual_ms);
     if (late && some && s->since_rest > REST_EVERY) s->rest_due = 1;
-    else if (late && some) s->back_off = least_of(16.0, s->back_off * 1.25);
+    else if (late && some) s->back_off = fmin(16.0, s->back_off * 1.25);
     else s->back_off = 1 + (s->back_off - 1) * pow(0.99, interval / s->frame_ms);
     return late;
 }
@@ -1331,7 +1305,7 @@ static void learn_frame(cml_scheduler *s, work *w) {
         known &= w->slices[i].step->curve->samples >= KNOWN;
     if (known && !w->given && r->predicted_ms > 0.25 * r->aim_ms && r->measured_ms > 0 &&
         !isinf(r->predicted_ms + r->measured_ms)) {
-        double lifted = most_of(0.0, 0.25 * r->budget_ms - r->predicted_ms);
+        double lifted = fmax(0.0, 0.25 * r->budget_ms - r->predicted_ms);
         remember(&s->model, r->predicted_ms + lifted, r->measured_ms + lifted,
                  r->measured_ms - r->predicted_ms > r->budget_ms);
     }
@@ -1350,11 +1324,11 @@ static void took(cml_scheduler *s, uint64_t frame, uint32_t group, double ms) {
 
 /* The host has submitted the frame. What is older than the newest timings has all of its own. */
 static void end_frame(cml_scheduler *s, double now) {
-    double interval = least_of(now - s->ended_ms, 60 * s->frame_ms);
-    int some = s->work->slice_count > 0;
+    double interval = fmin(now - s->ended_ms, 60 * s->frame_ms);
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) /* what began is for good */
         if (j->at.state != CML_QUEUED) let_makers_go(j);
-    if (s->has_ended && s->wall_clock && !judge(s, interval, some)) take_for_granted(s, s->work);
+    if (s->has_ended && s->wall_clock && !judge(s, interval, s->work->slice_count > 0))
+        take_for_granted(s, s->work);
     if (s->wall_clock) s->work->slice_count = 0;
     s->has_ended = 1;
     s->ended_ms = now;
@@ -1389,8 +1363,7 @@ static void abandon_frame(cml_scheduler *s) {
 /* --- what differs between implementations of webgpu.h, and between systems */
 #ifdef CML_DAWN /* kernels are WGSL, run-time checks stay, timestamps are in nanoseconds */
 enum { TAKES_SPIRV = 0, SUBGROUPS = WGPUFeatureName_Subgroups };
-#define wgpuDeviceCreateShaderModuleTrusted(device, of, checks) \
-    wgpuDeviceCreateShaderModule(device, of)
+#define wgpuDeviceCreateShaderModuleTrusted(d, of, checks) wgpuDeviceCreateShaderModule(d, of)
 #define wgpuQueueGetTimestampPeriod(queue) 1.0
 #else
 enum { TAKES_SPIRV = 1, SUBGROUPS = WGPUNativeFeature_Subgroup };
@@ -1406,7 +1379,6 @@ static void poll_device(cml_scheduler *s) { /* let callbacks run; never waits */
 
 #ifdef _WIN32
 #include <windows.h>
-
 static double machine_ms(void *unused) {
     LARGE_INTEGER now, second;
     QueryPerformanceCounter(&now);
@@ -1419,7 +1391,6 @@ static long processors(void) { return (long)GetActiveProcessorCount(ALL_PROCESSO
 #else
 #include <time.h>
 #include <unistd.h>
-
 static double machine_ms(void *unused) {
     struct timespec now;
     (void)unused;
@@ -1518,7 +1489,7 @@ static void ask_for(const cml_scheduler *s, homeward *h) {
         .mode = WGPUCallbackMode_AllowProcessEvents, .callback = came_home, .userdata1 = h};
     if (h->state != COPIED || s->frame - h->frame < AGE) return;
     h->state = PENDING;
-    wgpuBufferMapAsync(h->buffer, WGPUMapMode_Read, 0, (size_t)h->bytes, info);
+    wgpuBufferMapAsync(h->buffer, WGPUMapMode_Read, 0, (size_t)wgpuBufferGetSize(h->buffer), info);
 }
 
 /* It is not wanted any more; a callback that is still to come finds it dropped. */
@@ -1559,7 +1530,8 @@ static int fits(const cml_scheduler *s, const file *f, const plan *p, char *why,
         LIMIT(maxStorageBuffersPerShaderStage, storage_buffers),
         {"lanes of a subgroup", p->row->lanes, s->lanes},
         {"workgroups", groups, width * width},
-        {"shader-f16", half, s->has_half},
+        {"shader-f16", half,
+         wgpuDeviceHasFeature(s->options.device, WGPUFeatureName_ShaderF16) != 0},
         {"kernels in WGSL", f->only_wgsl && only_spirv, 0},
     };
 #undef LIMIT
@@ -1620,21 +1592,20 @@ static cml_status make_net(cml_net *n) {
     for (uint32_t i = 0; i < count; i++) {
         const step_row *row = n->p.steps + i;
         cml_text key = text_of(&n->f, row->names[2]);
-        double work = most_of(row->flops / guess->flops_per_ms, row->bytes / guess->bytes_per_ms);
+        double work = fmax(row->flops / guess->flops_per_ms, row->bytes / guess->bytes_per_ms);
         n->steps[i] = (step){
             .groups = row->groups, .params_at = (uint32_t)at, .factor = factor_of(&n->f, key),
             /* a stranger who says that its work is none is not believed */
-            .work = n->trusted ? work : most_of(work, 1e-5), .key = key_of(key)};
+            .work = n->trusted ? work : fmax(work, 1e-5), .key = key_of(key)};
         at = (at + row->params + stride - 1) / stride * stride;
     }
     n->step_count = count;
     n->exclusive = n;
-    if (at > s->limits.maxBufferSize || at >= NONE)
+    if (at > s->limits.maxBufferSize || at >= UINT32_MAX)
         return fail(n->f.error, CML_ERROR_STALE, "its parameters do not fit into one buffer");
     listen(s);
     for (int i = 0; i < SPACES; i++)
-        if (i != OWN || n->p.row->spaces[OWN] > 0)
-            n->spaces[i] = new_buffer(s, &n->memory, TENSORS, n->p.row->spaces[i]);
+        n->spaces[i] = new_buffer(s, &n->memory, TENSORS, n->p.row->spaces[i]);
     n->uniforms = new_buffer(s, &n->memory, UNIFORMS, at);
     heard(n);
     for (uint32_t i = 0; i < n->step_count && !n->refused; i++)
@@ -1693,11 +1664,11 @@ static cml_status build_kernel(cml_net *n, uint32_t index) {
     const kernel_row *k = n->f.kernels + index;
     const code_row *c = k->spirv.bytes > 0 && !n->f.only_wgsl ? &k->spirv : &k->wgsl;
     WGPUStringView label = view(text_of(&n->f, k->label));
-    WGPUBindGroupLayoutEntry entries[66] = {{.binding = 0}};
+    WGPUBindGroupLayoutEntry entries[66];
     void *code;
     TRY(unpack_code(&n->f, k, c, &code));
     for (uint32_t i = 0; i < k->tensors + 2; i++) {
-        entries[i].binding = i;
+        entries[i] = (WGPUBindGroupLayoutEntry){.binding = i};
         entries[i].visibility = WGPUShaderStage_Compute;
         entries[i].buffer.type = WGPUBufferBindingType_Storage;
         if (i < 2) entries[i].buffer.type = WGPUBufferBindingType_Uniform;
@@ -1810,7 +1781,7 @@ cml_net_info cml_info(const cml_net *n) {
 /* --- jobs on the device */
 static void drop_inputs(job *j) {
     for (; j->source_count > 0; j->source_count--) {
-        source *from = j->sources + j->source_count - 1;
+        struct source *from = j->sources + j->source_count - 1;
         if (from->buffer != NULL) wgpuBufferRelease(from->buffer);
     }
 }
@@ -1876,7 +1847,7 @@ static int start_on_device(cml_scheduler *s, job *j) {
     r->used = 1;
     j->result = r;
     for (uint32_t i = 0; i < inputs->count; i++) {
-        const source *from = j->sources + i;
+        const struct source *from = j->sources + i;
         const place *to = inputs->of + i;
         WGPUBuffer space = n->spaces[to->at.space];
         WGPUBuffer made = from->maker == NULL ? from->buffer : from->maker->result->from;
@@ -1921,7 +1892,7 @@ static cml_status accept_input(cml_scheduler *s, job *to, const cml_input *in, c
 #define WRONG(...) return fail(error, CML_ERROR_INPUT, __VA_ARGS__)
     if (at == NULL) WRONG("the network has no input '%s'", in->name ? in->name : "");
     const cml_shape *shape = &at->shape;
-    source *from = to->sources + (at - to->net->p.inputs.of);
+    struct source *from = to->sources + (at - to->net->p.inputs.of);
     if (from->given) WRONG("input '%s' is given twice", in->name);
     from->given = 1;
     if (in->data != NULL || shape->bytes == 0) {
@@ -2015,7 +1986,7 @@ cml_job_info cml_job_state(cml_scheduler *s, cml_job handle) {
     s->now = steady_now(s);
     put_in_order(s);
     for (uint32_t i = 0; s->candidates[i] != j; i++) ahead += s->candidates[i]->remaining;
-    told.eta_ms = (ahead + left) / most_of(s->rate, 1e-9) + s->frame_ms;
+    told.eta_ms = (ahead + left) / fmax(s->rate, 1e-9) + s->frame_ms;
     return told;
 }
 
@@ -2063,30 +2034,16 @@ cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *
         return fail(error, CML_ERROR_INPUT, "no plain output '%s' of %llu bytes: %s",
                     output ? output : "", LONG(bytes),
                     j != NULL && j->error[0] ? j->error : "see cml_output_shape");
-    const homeward *back = j->result;
-    if (back->state != HERE && back->state != LOST) return CML_PENDING;
-    if (bytes > 0 && back->state == HERE)
-        here = wgpuBufferGetConstMappedRange(back->buffer, (size_t)from->among, bytes);
-    if (back->state == LOST || here == NULL)
+    if (j->result->state != HERE && j->result->state != LOST) return CML_PENDING;
+    if (bytes > 0 && j->result->state == HERE)
+        here = wgpuBufferGetConstMappedRange(j->result->buffer, (size_t)from->among, bytes);
+    if (j->result->state == LOST || here == NULL)
         return fail(error, CML_ERROR_DEVICE, "the readback failed: the device is lost");
     if (bytes > 0) memcpy(data, here, bytes);
     return CML_OK;
 }
 
 /* --- frames */
-static void request_reads(cml_scheduler *s) {
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
-        homeward *r = j->at.state == CML_DONE && j->wants_read ? j->result : NULL;
-        if (r == NULL || r->state != FREE) continue;
-        r->bytes = most(j->net->p.outputs.bytes, 256);
-        if (r->buffer == NULL) r->buffer = new_buffer(s, &j->net->memory, HOMEWARD, r->bytes);
-        if (r->buffer == NULL) continue;
-        copy(s, r->from, 0, r->buffer, 0, r->bytes);
-        r->frame = s->frame;
-        r->state = COPIED;
-    }
-}
-
 /* A pass with the slot's next timestamps, where there are any. */
 static WGPUComputePassEncoder begin_pass(cml_scheduler *s, homeward *slot) {
     WGPUPassTimestampWrites writes = {.querySet = s->queries};
@@ -2124,9 +2081,8 @@ static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, uint32_t sli
 /* The slices, a pass for each group that is timed. */
 static void encode_slices(cml_scheduler *s) {
     const work *w = s->work;
-    uint32_t number = 0, i = 0;
-    while (number < RING && s->ring[number].state != FREE) number++;
-    homeward *slot = number < RING && w->slice_count > 0 ? s->ring + number : NULL;
+    uint32_t number = s->frame % RING, i = 0;
+    homeward *slot = w->slice_count > 0 && s->ring[number].state == FREE ? s->ring + number : NULL;
     if (slot != NULL) {
         slot->passes = 0;
         slot->frame = s->frame;
@@ -2167,7 +2123,16 @@ const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, doubl
     fill_frame(s, steady_now(s), s->budget_ms, -1.0, 0, behind >= s->options.max_frames_in_flight);
     encode_slices(s);
     finish_jobs(s);
-    request_reads(s);
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) { /* what cml_read waits for */
+        homeward *r = j->at.state == CML_DONE && j->wants_read ? j->result : NULL;
+        if (r == NULL || r->state != FREE) continue;
+        uint64_t bytes = wgpuBufferGetSize(r->from);
+        if (r->buffer == NULL) r->buffer = new_buffer(s, &j->net->memory, HOMEWARD, bytes);
+        if (r->buffer == NULL) continue;
+        copy(s, r->from, 0, r->buffer, 0, bytes);
+        r->frame = s->frame;
+        r->state = COPIED;
+    }
     s->work->report.cpu_ms = now_of(s) - start;
     return &s->work->report;
 }
@@ -2190,14 +2155,14 @@ static void fail_harmed(cml_scheduler *s, uint32_t slot) {
 static void take_slot(cml_scheduler *s, const homeward *slot) {
     const uint8_t *data = wgpuBufferGetConstMappedRange(slot->buffer, 0, SLOT_BYTES);
     uint32_t index = (uint32_t)(slot - s->ring), count = 0, receipt = 0;
+    double tick_ms = 1e-6 * (double)wgpuQueueGetTimestampPeriod(s->queue);
     uint64_t ticks[2];
     if (data != NULL) memcpy(&receipt, data + SLOT_BYTES - 4, 4);
     if (data != NULL && receipt != slot->frame % RECEIPTS + 1) fail_harmed(s, index);
     else if (data != NULL) count = slot->passes - (slot->passes > 0 && s->each == 1);
     for (uint32_t i = 0; i < count; i++) {
         memcpy(ticks, data + 8 * s->each * i, sizeof ticks);
-        took(s, slot->frame, i,
-             ticks[1] > ticks[0] ? (double)(ticks[1] - ticks[0]) * s->tick_ms : 0.0);
+        took(s, slot->frame, i, ticks[1] > ticks[0] ? (double)(ticks[1] - ticks[0]) * tick_ms : 0);
     }
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) j->worked &= ~(1u << index);
 }
@@ -2256,9 +2221,7 @@ static void look_at_device(cml_scheduler *s) {
              (int)(info.device.data ? info.device.length : 0), info.device.data,
              (int)(info.description.data ? info.description.length : 0), info.description.data);
     s->software = info.adapterType == WGPUAdapterType_CPU;
-    s->has_half = wgpuDeviceHasFeature(device, WGPUFeatureName_ShaderF16) != 0;
     s->timed = wgpuDeviceHasFeature(device, WGPUFeatureName_TimestampQuery) != 0;
-    s->tick_ms = 1e-6 * (double)wgpuQueueGetTimestampPeriod(s->queue);
     if (wgpuDeviceHasFeature(device, (WGPUFeatureName)SUBGROUPS) ||
         wgpuDeviceHasFeature(device, WGPUFeatureName_Subgroups))
         s->lanes = info.subgroupMinSize;
@@ -2307,10 +2270,8 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
     s->ranges = new_buffer(s, &s->memory, UNIFORMS, (uint64_t)s->stride * s->max_slices);
     for (uint32_t i = 0; i < RECEIPTS; i++) table[i] = i + 1;
     wgpuQueueWriteBuffer(s->queue, s->resolved, RING * SLOT_BYTES, table, sizeof table);
-    for (uint32_t i = 0; i < RING; i++) {
+    for (uint32_t i = 0; i < RING; i++)
         s->ring[i].buffer = new_buffer(s, &s->memory, HOMEWARD, SLOT_BYTES);
-        s->ring[i].bytes = SLOT_BYTES;
-    }
     *made = s;
     return CML_OK;
 }

@@ -36,10 +36,7 @@ typedef struct cml_error {
     char text[480]; /* a line for people: what, wanted against got, what to do */
 } cml_error;
 
-typedef struct cml_text { /* UTF-8, no end mark: print with "%.*s" */
-    const char *data;
-    size_t length;
-} cml_text;
+typedef struct cml_text { const char *data; size_t length; } cml_text; /* UTF-8: "%.*s" */
 
 /* float32, int32, uint32; docs/cooked.md has the layouts */
 typedef enum cml_type { CML_SCALAR, CML_INTEGER, CML_LOGICAL } cml_type;
@@ -69,8 +66,7 @@ typedef uint64_t cml_job; /* a handle; 0 is none */
 
 typedef enum cml_policy { CML_LEAST_LAXITY, CML_FAIR_SHARE, CML_BY_PRIORITY } cml_policy;
 
-/* why a frame stops */
-typedef enum cml_reason {
+typedef enum cml_reason { /* why a frame stops */
     CML_NOTHING_TO_DO, CML_BUDGET, CML_WAITING_FOR_GPU, CML_PREPARING, CML_ALL_WAITING,
     CML_FRAME_NOT_ENDED, CML_DEVICE_ERROR
 } cml_reason;
@@ -95,12 +91,10 @@ typedef enum cml_state {
     CML_GONE, CML_QUEUED, CML_RUNNING, CML_DONE, CML_CANCELLED, CML_FAILED
 } cml_state;
 
-typedef struct cml_counts { /* what was made so far: none of it changes in steady state */
-    uint64_t host_blocks, buffers, bind_groups, pipelines;
-} cml_counts;
+/* what was made so far: none of it changes in steady state */
+typedef struct cml_counts { uint64_t host_blocks, buffers, bind_groups, pipelines; } cml_counts;
 
 #ifndef CML_CORE_ONLY
-
 typedef struct cml_options { /* what is 0 or NULL is chosen */
     WGPUDevice device;
     WGPUAdapter adapter;   /* whose device it is: tells what to expect of it */
@@ -207,7 +201,6 @@ void cml_abandon_frame(cml_scheduler *scheduler);
 void cml_device_lost(cml_scheduler *scheduler);
 
 cml_counts cml_made(const cml_scheduler *scheduler);
-
 #endif /* CML_CORE_ONLY */
 
 #ifdef __cplusplus

@@ -99,7 +99,7 @@ static void learned_curve(void) { /* of before the recording began */
         one.log_ms = number();
         one.samples = whole();
         one.spread = number();
-        learned->points[bucket_of((uint32_t)most_of(1, rint(exp(one.log_count))))] = one;
+        learned->points[bucket_of((uint32_t)fmax(1, rint(exp(one.log_count))))] = one;
         learned->samples += one.samples;
     }
 }
@@ -225,7 +225,7 @@ static void event(const char *kind) {
         abandon_frame(&c);
         return;
     }
-    now = most_of(now, number());
+    now = fmax(now, number());
     c.now = now;
     if (strcmp(kind, "frame") == 0)
         frame(now);
