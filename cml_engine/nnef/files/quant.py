@@ -56,9 +56,9 @@ class QuantParser(ExpressionParser):
         raise self.source.error("wanted a number, or an array of numbers", expr.pos)
 
 
-def parse_quant(text: str, file: str = "graph.quant") -> dict[str, Attrs]:
+def parse_quant(text: str) -> dict[str, Attrs]:
     """A whole ``graph.quant``: for each tensor its operator (``attrs["op"]``) and arguments."""
-    return QuantParser(SourceText(text, file)).document()
+    return QuantParser(SourceText(text, "graph.quant")).document()
 
 
 def dequantize(

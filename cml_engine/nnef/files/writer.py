@@ -53,10 +53,9 @@ def save(
         raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
-def to_text(graph: Graph, declarations: Mapping[str, str] | None = None) -> str:
+def to_text(graph: Graph) -> str:
     """The ``graph.nnef`` of a graph."""
-    composed = compose(graph, {**graph.declarations, **(declarations or {})})
-    return _text(composed)
+    return _text(compose(graph, graph.declarations))
 
 
 def model_files(graph: Graph) -> Iterator[tuple[str, bytes]]:

@@ -182,7 +182,7 @@ def _check_border(border: str, axes: Sequence[ConvAxis]) -> None:
             )
 
 
-def _per_axis(attrs: Attrs, name: str, rank: int, least: int) -> tuple[int, ...]:
+def _per_axis(attrs: Attrs, name: str, rank: int) -> tuple[int, ...]:
     """A stride or dilation for each spatial axis; an empty list is 1 everywhere."""
     values = tuple(attrs[name]) or (1,) * rank
     if len(values) != rank:
@@ -190,8 +190,8 @@ def _per_axis(attrs: Attrs, name: str, rank: int, least: int) -> tuple[int, ...]
             f"{name}={list(values)} has {len(values)} values, wanted {rank}: one for each "
             f"spatial axis"
         )
-    if any(v < least for v in values):
-        raise ShapeError(f"{name}={list(values)}, wanted {least} or more everywhere")
+    if any(v < 1 for v in values):
+        raise ShapeError(f"{name}={list(values)}, wanted 1 or more everywhere")
     return values
 
 
@@ -216,8 +216,8 @@ def _same(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
 
 def _conv_axes(attrs: Attrs, spatial: Sequence[int], kernel: Sequence[int]) -> tuple[ConvAxis, ...]:
     rank = len(spatial)
-    strides = _per_axis(attrs, "stride", rank, 1)
-    dilations = _per_axis(attrs, "dilation", rank, 1)
+    strides = _per_axis(attrs, "stride", rank)
+    dilations = _per_axis(attrs, "dilation", rank)
     padding = _padding(attrs, rank)
     axes = []
     for i, (x, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):
@@ -241,8 +241,8 @@ def _deconv_axes(
     attrs: Attrs, spatial: Sequence[int], kernel: Sequence[int], wanted: Sequence[int]
 ) -> tuple[ConvAxis, ...]:
     rank = len(spatial)
-    strides = _per_axis(attrs, "stride", rank, 1)
-    dilations = _per_axis(attrs, "dilation", rank, 1)
+    strides = _per_axis(attrs, "stride", rank)
+    dilations = _per_axis(attrs, "dilation", rank)
     padding = _padding(attrs, rank)
     axes = []
     for i, (x, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):

@@ -28,7 +28,7 @@ for _name, _onnx in _SAME.items():
         return c.add(op, *c.all_aligned())
 
 
-@form("ne", onnx="`Not` of `Equal`")
+@form("ne", "int_ne", onnx="`Not` of `Equal`")
 def _unequal(c: FormCall) -> str:
     return c.add("Not", c.add("Equal", *c.all_aligned()))
 

@@ -25,11 +25,6 @@ for _table, _since in ((_SAME, 13), (_BITS, 18)):
             return c.add(op, *c.all_aligned())
 
 
-@form("int_ne", onnx="`Not` of `Equal`")
-def _unequal(c: FormCall) -> str:
-    return c.add("Not", c.add("Equal", *c.all_aligned()))
-
-
 def _safe_divisor(c: FormCall, y: str) -> tuple[str, str, str]:
     """The divisor with ones for 0 and -1, which processors stop at, and where each was."""
     zero = c.add("Equal", y, c.whole(0))
