@@ -278,10 +278,10 @@ def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
         yield dict.fromkeys(ends, C4)
         for name in ends:
             yield {name: C4}
-    elif kernel.layouts == "blocks":
+    elif kernel.layouts in ("blocks", "joins"):
         maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank >= 3]
         whole = all(graph.facts[n].shape[1] % 4 == 0 for n in maps)
-        if whole and not any(n in graph.constants for n in maps):
+        if (whole or kernel.layouts == "joins") and not any(n in graph.constants for n in maps):
             yield dict.fromkeys(maps, C4)
     elif result.shape[1] % 4 == 0 or kernel.layouts == "copies":
         maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank == result.rank]

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from cml_engine.errors import InputError
 from cml_engine.graph import Fact, Graph, Node
-from cml_engine.layout import C4, PLAIN
+from cml_engine.layout import C4, PLAIN, block_words, whole_layout
 from cml_engine.ops.declaration.epilogue import reads_blocks
 from cml_engine.ops.declaration.registry import lookup
 
@@ -75,9 +75,10 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[st
         partial = layouts == "copies" and all(n in graph.words for n in maps)
         _tie_same(graph, maps, result, ties, plain, partial)
         return
-    if layouts == "blocks":
+    if layouts in ("blocks", "joins"):
+        partial = layouts == "joins" and all(n in graph.words for n in maps)
         ties.join(maps)
-        if any(graph.facts[n].shape[1] % 4 for n in maps):
+        if any(graph.facts[n].shape[1] % 4 for n in maps) and not partial:
             plain.update(maps)
         return
     ends = [node.inputs[0], node.outputs[0]]
@@ -114,7 +115,8 @@ def _tie_same(
 
 def _fills_blocks(graph: Graph, name: str) -> bool:
     """Whether a map takes no more memory in blocks than plain: words are packed there."""
-    return graph.facts[name].shape[1] >= (2 if name in graph.words else 4)
+    packed = whole_layout(*graph.words[name]) if name in graph.words else None
+    return graph.facts[name].shape[1] >= (block_words(packed) if packed else 4)
 
 
 def is_feature_map(fact: Fact) -> bool:

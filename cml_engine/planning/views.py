@@ -102,6 +102,8 @@ def _parts(
     place = kind.place(node.attrs, graph.facts[parent], layout)
     if place is None or not _follow_in_memory(graph.facts[parent], place[0], layout):
         return
+    if layout != PLAIN and any(graph.facts[name].shape[1] % 4 for name in parts[:-1]):
+        return  # parts that begin within a block of four channels
     offset = place[1]
     fixed = {*graph.inputs, *graph.constants, *graph.roots, *alias}
     # what another name holds, or the caller gives or reads, must be a tensor of its own

@@ -23,7 +23,7 @@ _BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"//[^\n]*")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _ENTRY = re.compile(r"\bvoid\s+kernel\s*\(([^)]*)\)")
-_LAYOUTS = ("plain", "same", "copies", "each", "blocks", "any")
+_LAYOUTS = ("plain", "same", "copies", "each", "blocks", "joins", "any")
 _EPILOGUES = ("none", "places", "channels")
 #: the most threads that any device of WebGPU's lets a workgroup have
 _MAX_GROUP = 1024

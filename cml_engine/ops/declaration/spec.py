@@ -109,7 +109,8 @@ class Kernel:
         where the channels are a multiple of four). ``"copies"``: likewise, and where they are not:
         lanes that are zeros stay so. ``"each"``: likewise, but feature maps of one
         position, which are alike either way, may be said to lie otherwise. ``"blocks"``: likewise,
-        but the feature maps may differ in channels, as concat's. ``"any"``: each tensor either way,
+        but the feature maps may differ in channels, as split's. ``"joins"``: likewise, of any
+        channels. ``"any"``: each tensor either way,
         c4 best.
     half : which of the feature maps that it takes as c4 it takes in 16 bits too, c4h; a function
         ``half(node, facts) -> Half`` where that differs from node to node.
@@ -126,7 +127,7 @@ class Kernel:
     lower: Lower | None = None
     threads: Callable[..., int] | None = None
     group: int = 64
-    layouts: Literal["plain", "same", "copies", "each", "blocks", "any"] = "plain"
+    layouts: Literal["plain", "same", "copies", "each", "blocks", "joins", "any"] = "plain"
     half: Half | Callable[[Node, Mapping[str, Fact]], Half] = "none"
     epilogues: Literal["none", "places", "channels"] = "none"
     trusted: bool = False

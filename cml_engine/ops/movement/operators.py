@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from cml_engine.ops.common.shapes import (
 )
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, Random
+from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, Kernel, OpSpec, Random
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
 from cml_engine.ops.declaration.traits import Parts, Traits, along_axis, other_axis
 from cml_engine.ops.movement.strided import Copy, box, copy_dispatch, lying_shape, strides
@@ -235,7 +236,45 @@ def _split_cpu(attrs: Attrs, x: Array) -> list[Array]:
 
 
 def _join_lower(op: Lowering) -> Iterator[Dispatch]:
-    yield from _copies(op, list(_parts(op, op.in_names, op.out_names[0], joins=True)))
+    channels = [f.shape[1] for f in op.inputs if f.rank > 1]
+    across = op.attrs.axis == 1 and any(count % 4 for count in channels[:-1])
+    if across and op.is_blocked(op.out_names[0]):
+        yield from _joined_in_blocks(op, channels)
+    else:
+        yield from _copies(op, list(_parts(op, op.in_names, op.out_names[0], joins=True)))
+
+
+def _joined_in_blocks(op: Lowering, channels: Sequence[int]) -> Iterator[Dispatch]:
+    """Parts that begin within blocks of four channels: one after the other."""
+    target, first = op.out_names[0], 0
+    batch, total, *spatial = op.outputs[0].shape
+    for name, count in zip(op.in_names, channels, strict=True):
+        touched = -(-(first + count) // 4) - first // 4
+        n = batch * touched * prod(spatial) if count else 0
+        yield Dispatch(
+            groups=-(-n // _JOIN.group),
+            tensors=(name, target),
+            params={
+                "n": n,
+                "channels": count,
+                "volume": prod(spatial),
+                "first": first,
+                "depth": -(-total // 4),
+                "touched": touched,
+            },
+            defines={"T0_TYPE": op.vector_type(name), "T1_TYPE": op.vector_type(target)},
+            kernel=_JOIN,
+            cost=Cost(0, op.nbytes(name), op.nbytes(name)),
+        )
+        first += count
+
+
+_JOIN = Kernel(
+    "movement/join.hlsl",
+    "n:u channels:u volume:u first:u depth:u touched:u",
+    group=64,
+    trusted=True,
+)
 
 
 def _part_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -270,7 +309,7 @@ define(
         kernel=Kernel(
             "movement/movement.hlsl",
             lower=_join_lower,
-            layouts="blocks",
+            layouts="joins",
             half="alike",
             trusted=True,
         ),
@@ -280,6 +319,7 @@ define(
         cases=[
             Case(((2, 3, 5, 7), (2, 4, 5, 7), (2, 1, 5, 7)), {"axis": 1}, "channels, odd"),
             Case(((1, 4, 8, 8), (1, 8, 8, 8)), {"axis": 1}, "aligned runs"),
+            Case(((2, 1, 3), (2, 0, 3), (2, 6, 3), (2, 2, 3)), {"axis": 1}, "within blocks"),
             Case(((2, 4, 3, 2), (2, 4, 3, 5)), {"axis": 3}, "another axis than the channels"),
             Case(((3, 5), (3, 0), (3, 2)), {"axis": 1}, "one is empty"),
             Case(((3, 1), (3, 1)), {"axis": 1}, "columns"),

@@ -71,6 +71,20 @@ def test_what_is_added_to_an_output_lies_in_blocks():
     assert list(layouts_for(graph).values()) == [C4U8] * 3
 
 
+def test_parts_of_any_channels_are_joined_in_blocks():
+    net, rng = IntegerNet(), np.random.default_rng(3)
+    parts = [net.input(f"x{c}", (1, c, 4, 4), 0.25) for c in (1, 6, 2)]
+    w = net.weight("w", rng.integers(-9, 9, (4, 9, 1, 1)), 0.01)
+    t = net.op("concat", *parts, axis=1)
+    y = net.op("conv", t, w, net.weight("b", 0.0, None), padding=[(0, 0)] * 2, to=line(0.5))
+    graph = optimize(net.graph(y))
+    layouts = layouts_for(graph)
+    assert list(layouts.values()) == [C4I8] * 4
+    plan = lower(graph, Limits(storage_offset_alignment=16), layouts)
+    assert [step.op for step in plan.steps] == ["concat"] * 3 + ["conv"]  # no part lies in it
+    assert plan.memory.peak == 4 * 16 * (1 + 2 + 1) + 4 * 16 * 3
+
+
 def test_the_multipliers_of_channels_lie_behind_the_bias():
     """A constant by itself takes as much as a device's alignment, of which there are two a conv."""
     net, rng = IntegerNet(), np.random.default_rng(2)
