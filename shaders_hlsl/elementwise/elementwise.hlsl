@@ -34,6 +34,19 @@
 #define STORE(result, l) result
 #endif
 
+// A statement for each operand: its values loaded, and one of them taken.
+#define LOAD(k) LOADED(VALUE##k, SPLAT##k) v##k = T##k[at[k]];
+#define TAKE(k) VALUE##k p##k = LANE(v##k, SPLAT##k, l);
+#define EACH(n, F) EACH_OF(n, F)
+#define EACH_OF(n, F) EACH##n(F)
+#define EACH1(F) F(0)
+#define EACH2(F) EACH1(F) F(1)
+#define EACH3(F) EACH2(F) F(2)
+#define EACH4(F) EACH3(F) F(3)
+#define EACH5(F) EACH4(F) F(4)
+#define EACH6(F) EACH5(F) F(5)
+#define EACH7(F) EACH6(F) F(6)
+
 // Offsets of result element i in the operands.
 #if FLAT
 void locate(uint i, out uint at[ARITY]) {
@@ -58,46 +71,10 @@ void locate(uint i, out uint at[ARITY]) {
 OUT_TYPE compute(uint i) {
     uint at[ARITY];
     locate(i, at);
-    LOADED(VALUE0, SPLAT0) v0 = T0[at[0]];
-#if ARITY > 1
-    LOADED(VALUE1, SPLAT1) v1 = T1[at[1]];
-#endif
-#if ARITY > 2
-    LOADED(VALUE2, SPLAT2) v2 = T2[at[2]];
-#endif
-#if ARITY > 3
-    LOADED(VALUE3, SPLAT3) v3 = T3[at[3]];
-#endif
-#if ARITY > 4
-    LOADED(VALUE4, SPLAT4) v4 = T4[at[4]];
-#endif
-#if ARITY > 5
-    LOADED(VALUE5, SPLAT5) v5 = T5[at[5]];
-#endif
-#if ARITY > 6
-    LOADED(VALUE6, SPLAT6) v6 = T6[at[6]];
-#endif
+    EACH(ARITY, LOAD)
     OUT_TYPE result;
     [ForceUnroll] for (uint l = 0; l < VEC; ++l) {
-        VALUE0 p0 = LANE(v0, SPLAT0, l);
-#if ARITY > 1
-        VALUE1 p1 = LANE(v1, SPLAT1, l);
-#endif
-#if ARITY > 2
-        VALUE2 p2 = LANE(v2, SPLAT2, l);
-#endif
-#if ARITY > 3
-        VALUE3 p3 = LANE(v3, SPLAT3, l);
-#endif
-#if ARITY > 4
-        VALUE4 p4 = LANE(v4, SPLAT4, l);
-#endif
-#if ARITY > 5
-        VALUE5 p5 = LANE(v5, SPLAT5, l);
-#endif
-#if ARITY > 6
-        VALUE6 p6 = LANE(v6, SPLAT6, l);
-#endif
+        EACH(ARITY, TAKE)
         CHAIN
         STORE(result, l) = LAST;
     }
