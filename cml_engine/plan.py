@@ -149,10 +149,12 @@ class TensorPlace:
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The arena: ``peak`` bytes taken, and ``bound``, the largest sum of bytes alive at once,
-    which no placement can undercut."""
+    which no placement can undercut. Where no buffer of the device is large enough it lies in
+    several of ``segment`` bytes, and no tensor in two of them; else that is 0."""
 
     peak: int
     bound: int
+    segment: int = 0
 
     @property
     def ratio(self) -> float:

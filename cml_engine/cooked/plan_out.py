@@ -27,7 +27,7 @@ from cml_engine.cooked.form import (
 from cml_engine.cooked.kernels import Codes
 from cml_engine.cooked.profiles import Profile
 from cml_engine.cooked.writer import Sections, Strings
-from cml_engine.errors import InputError
+from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.shaders.steps import step_params
 from cml_engine.layout import stored_bytes, words
 from cml_engine.plan import Binding, Plan, Step, StepWork, TensorPlace
@@ -42,6 +42,12 @@ def write_plan(
 ) -> bytes:
     """The section of a plan whose steps run these kernels, each with its number in the file; its
     buffers become sections too."""
+    if plan.memory.segment:
+        raise DeviceError(
+            f"'{plan.name}' takes {plan.memory.peak} bytes for activations, and players have one "
+            f"buffer for them: the devices of '{profile.name}' allow {plan.memory.segment} bytes. "
+            "Cook it for others, or with a smaller input"
+        )
     strings = sections.strings
     params, places = _parameters(plan)
     bindings = bytearray()

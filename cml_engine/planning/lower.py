@@ -26,7 +26,7 @@ from cml_engine.plan import Binding, Memory, Plan, Reuse, Step, TensorPlace
 from cml_engine.planning.check_dispatches import check_dispatches
 from cml_engine.planning.choose_storage import rounded_weights
 from cml_engine.planning.entries import Entering, entering
-from cml_engine.planning.plan_memory import Lifetime, place
+from cml_engine.planning.plan_memory import Lifetime, place_within
 from cml_engine.planning.reuse import boundaries, sources_of
 from cml_engine.planning.sibling import Sibling
 from cml_engine.planning.views import Views, find_views, is_view_copy, merged, whole
@@ -118,7 +118,7 @@ def lower(
         step_of(i, node, kernel, dispatch, cost, locate, draft.parts)
         for i, (node, kernel, dispatch, cost) in enumerate(draft.dispatches)
     )
-    _check_limits(steps, memory, weights, limits)
+    _check_limits(steps, weights, limits)
     return Plan(
         name=graph.name,
         steps=steps,
@@ -357,13 +357,16 @@ def _place_arena(
     """Every tensor's place. Parts lie in the whole, and what would copy them leaves the draft,
     unless that makes the arena larger."""
     align = limits.storage_offset_alignment
-    offsets, memory = place(items, align)
+    most = limits.max_buffer_bytes
+    _check_sizes(graph, items, align, most)
+    offsets, memory = place_within(items, align, most)
     views: Views = {}
     if options.views and not (options.keep or options.guard):
         views = find_views(graph, layouts, alias, align, items)
     if views:
-        with_views, smaller = place(merged(items, views), align)
-        if smaller.peak <= memory.peak:
+        with_views, smaller = place_within(merged(items, views), align, most)
+        within = smaller.segment == memory.segment or smaller.peak <= most
+        if within and smaller.peak <= memory.peak:
             offsets, memory = with_views, smaller
         else:
             views = {}
@@ -377,6 +380,17 @@ def _place_arena(
         if not is_view_copy(node, dispatch.tensors, views, alias)
     ]
     return places, memory
+
+
+def _check_sizes(graph: Graph, items: Iterable[Lifetime], align: int, most: int) -> None:
+    """:class:`DeviceError` where a tensor alone is more than a buffer."""
+    largest = max(items, key=lambda item: item.nbytes, default=None)
+    if largest is not None and largest.nbytes > most // align * align:
+        raise DeviceError(
+            f"tensor '{largest.name}' of '{graph.name}' takes {largest.nbytes} bytes, this device "
+            f"allows buffers of {most}. Run the network on tiles of its input (cml.run_tiled, "
+            "cml run --tile), use a smaller input, or another device."
+        )
 
 
 def _nbytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:
@@ -564,12 +578,8 @@ def _readable(graph: Graph, locate: _Locator, options: PlanOptions) -> dict[str,
     return {name: locate.place(name) for node in graph.nodes for name in node.outputs}
 
 
-def _check_limits(steps: Iterable[Step], memory: Memory, weights: _Weights, limits: Limits) -> None:
-    sizes = (
-        ("activations", memory.peak),
-        ("weights", weights.shared.nbytes),
-        ("variables", weights.own.nbytes),
-    )
+def _check_limits(steps: Iterable[Step], weights: _Weights, limits: Limits) -> None:
+    sizes = (("weights", weights.shared.nbytes), ("variables", weights.own.nbytes))
     for what, size in sizes:
         if size > limits.max_buffer_bytes:
             raise DeviceError(

@@ -73,6 +73,35 @@ def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Me
     return best[1], Memory(best[0], bound)
 
 
+def place_within(
+    items: Sequence[Lifetime], alignment: int, most: int
+) -> tuple[dict[str, int], Memory]:
+    """:func:`place`, in several buffers of at most so many bytes where one is not large enough:
+    nothing lies in two of them. An item that is larger than that has one buffer with all others."""
+    offsets, memory = place(items, alignment)
+    segment = most // alignment * alignment
+    if memory.peak <= most or max(item.nbytes for item in items) > segment:
+        return offsets, memory
+    return _place_in_segments(items, alignment, segment)
+
+
+def _place_in_segments(
+    items: Sequence[Lifetime], alignment: int, segment: int
+) -> tuple[dict[str, int], Memory]:
+    rounded = [
+        Lifetime(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items
+    ]
+    fullest = _fullest_steps(rounded)
+    orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
+        lambda i: (-i.nbytes, i.first),
+        lambda i: (-fullest[i.name], -i.nbytes, i.first),
+        lambda i: (i.first, -i.nbytes),
+    ]
+    found = (_place_in_order(sorted(rounded, key=order), segment) for order in orders)
+    peak, offsets = min(found, key=lambda placed: placed[0])
+    return offsets, Memory(peak, lower_bound(rounded), segment)
+
+
 def lower_bound(items: Iterable[Lifetime]) -> int:
     """The largest sum of bytes alive at one step: no placement can be smaller."""
     change: dict[int, int] = {}
@@ -169,13 +198,14 @@ def _improve(
     return best
 
 
-def _place_in_order(items: Iterable[Lifetime]) -> tuple[int, dict[str, int]]:
-    """Arena size and offsets when each item in turn takes the tightest gap that holds it."""
+def _place_in_order(items: Iterable[Lifetime], segment: int = 0) -> tuple[int, dict[str, int]]:
+    """Arena size and offsets when each item in turn takes the tightest gap that holds it, within
+    a segment where there are some."""
     placed: list[tuple[int, int, Lifetime]] = []  # (offset, end, item), sorted by offset
     offsets: dict[str, int] = {}
     peak = 0
     for item in items:
-        offset = _tightest_gap(item, [p for p in placed if p[2].overlaps(item)])
+        offset = _tightest_gap(item, [p for p in placed if p[2].overlaps(item)], segment)
         offsets[item.name] = offset
         peak = max(peak, offset + item.nbytes)
         placed.append((offset, offset + item.nbytes, item))
@@ -183,12 +213,22 @@ def _place_in_order(items: Iterable[Lifetime]) -> tuple[int, dict[str, int]]:
     return peak, offsets
 
 
-def _tightest_gap(item: Lifetime, neighbours: Sequence[tuple[int, int, Lifetime]]) -> int:
+def _tightest_gap(
+    item: Lifetime, neighbours: Sequence[tuple[int, int, Lifetime]], segment: int
+) -> int:
     end = 0
     best_offset, best_gap = -1, -1
     for start, stop, _ in neighbours:
+        end = _whole(end, item.nbytes, segment)
         gap = start - end
         if gap >= item.nbytes and (best_offset < 0 or gap < best_gap):
             best_offset, best_gap = end, gap
         end = max(end, stop)
-    return best_offset if best_offset >= 0 else end
+    return best_offset if best_offset >= 0 else _whole(end, item.nbytes, segment)
+
+
+def _whole(offset: int, nbytes: int, segment: int) -> int:
+    """From where on so many bytes are in one segment."""
+    if segment and offset % segment + nbytes > segment:
+        return -(-offset // segment) * segment
+    return offset

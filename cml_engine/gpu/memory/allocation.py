@@ -77,6 +77,15 @@ class Allocation:
         except wgpu.GPUError as error:
             raise device_error(error) from error
 
+    @property
+    def buffers(self) -> tuple[wgpu.GPUBuffer, ...]:
+        """Where it lies."""
+        return (self.buffer,)
+
+    def at(self, offset: int) -> tuple[wgpu.GPUBuffer, int]:
+        """The buffer that has a byte of it, and where."""
+        return self.buffer, self.offset + offset
+
     def binding(self, offset: int = 0, nbytes: int | None = None) -> dict[str, Any]:
         """A part of it as the ``resource`` of a bind group's entry."""
         size = self.nbytes - offset if nbytes is None else nbytes

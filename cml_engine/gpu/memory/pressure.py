@@ -13,6 +13,7 @@ import wgpu
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.books import Books
+from cml_engine.gpu.memory.segments import Segments
 from cml_engine.memory import MemorySource, checked_budget, exhausted_message, mib
 
 _log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class Tenant(Protocol):
     @property
     def last_used(self) -> int: ...
     @property
-    def resident(self) -> Collection[Allocation]:
+    def resident(self) -> Collection[Allocation | Segments]:
         """What it holds that it can lose; other models may hold some of it too."""
         ...
 

@@ -12,6 +12,7 @@ import wgpu
 
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.allocator import Allocator
+from cml_engine.gpu.memory.segments import Segments
 from cml_engine.gpu.shaders.steps import Variant, step_keys
 from cml_engine.layout import stored_bytes
 from cml_engine.plan import Plan
@@ -108,7 +109,7 @@ def write_numbers(allocation: Allocation, offset: int, numbers: Array) -> None:
         allocation.write(np.ascontiguousarray(numbers), offset)
 
 
-def free(allocation: Allocation, now: bool) -> None:
+def free(allocation: Allocation | Segments, now: bool) -> None:
     """Give it back, at once or when no frame is being encoded."""
     if now:
         allocation.free_now()

@@ -64,7 +64,7 @@ def refuse_own_memory(program: InputOwner, name: str, value: Any) -> None:
     """One buffer cannot be copied within itself."""
     arena = program.residency.arena
     if isinstance(value, GpuTensor) and value.owner is None and arena is not None:
-        if value.buffer is not arena.buffer:
+        if value.buffer not in arena.buffers:
             return
         raise InputError(
             f"input '{name}' is a tensor of a session, which lies in one buffer with the memory of "

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.gpu.memory.allocation import Allocation
-from cml_engine.gpu.program.residency import Residency
+from cml_engine.gpu.program.residency import Arena, Residency
 from cml_engine.plan import Plan
 
 Array = np.ndarray[Any, Any]
@@ -26,8 +25,8 @@ class Held:
     def __init__(self, plan: Plan, residency: Residency) -> None:
         self._plan, self._residency = plan, residency
         #: where the results, and the values of inputs, lie
-        self._results: Allocation | None = None
-        self._inputs: Allocation | None = None
+        self._results: Arena | None = None
+        self._inputs: Arena | None = None
         #: by input its value, None where it came from the GPU
         self.values: dict[str, Array | None] = {}
         #: inputs of jobs that were accepted, which may come before others
@@ -38,7 +37,7 @@ class Held:
         """Whether they are there."""
         return self._is_there(self._results)
 
-    def _is_there(self, arena: Allocation | None) -> bool:
+    def _is_there(self, arena: Arena | None) -> bool:
         there = self._residency
         return arena is not None and arena is there.arena and there.wrote_last
 

@@ -12,9 +12,8 @@ import wgpu
 
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.program.common import Common
-from cml_engine.gpu.program.residency import Residency
+from cml_engine.gpu.program.residency import Arena, Residency
 from cml_engine.plan import Binding, Plan
 
 
@@ -71,7 +70,7 @@ class ProgramMemory(ABC):
         return self.residency.nbytes
 
     @property
-    def resident(self) -> list[Allocation]:
+    def resident(self) -> list[Arena]:
         """The memory of these."""
         return self.residency.resident
 
@@ -162,4 +161,4 @@ class ProgramMemory(ABC):
         found = spaces[binding.space]
         if found is None:
             raise InputError(f"model '{self.name}' was evicted: there is nothing to look at")
-        return found.buffer, found.offset + binding.offset
+        return found.at(binding.offset)

@@ -9,10 +9,12 @@ from typing import Any
 from cml_engine.errors import InputError
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.allocator import Allocator
+from cml_engine.gpu.memory.segments import Segments
 from cml_engine.gpu.program.common import TENSOR_USAGE, Common, free
 from cml_engine.plan import Plan
 
 _PREFIX = "shared:"
+Arena = Allocation | Segments
 
 
 class SharedArena:
@@ -56,7 +58,7 @@ class SharedArena:
         with self._memory.lock:
             return any(member.holders for member in self._members)
 
-    def is_current(self, arena: Allocation | None) -> bool:
+    def is_current(self, arena: Arena | None) -> bool:
         """Whether that is the memory which members take now."""
         return arena is self._current
 
@@ -74,8 +76,9 @@ class SharedArena:
             self._users[self._current] = self._users.get(self._current, 0) + 1
             return self._current
 
-    def give_back(self, arena: Allocation, now: bool) -> None:
+    def give_back(self, arena: Arena, now: bool) -> None:
         """A member does not use it any more."""
+        assert isinstance(arena, Allocation)
         with self._memory.lock:
             self._users[arena] -= 1
             if not self._users[arena]:
@@ -98,13 +101,19 @@ class Residency:
     def __init__(self, plan: Plan, memory: Allocator, arena: str | None, common: Common) -> None:
         self.name = plan.name
         self.arena_bytes = max(plan.memory.peak, 256)
+        self._segment = plan.memory.segment
+        if self._segment and arena is not None:
+            raise InputError(
+                f"arena '{arena}': the activations of '{plan.name}' take {self.arena_bytes} bytes, "
+                f"more than one buffer of this device: leave arena out, or use a smaller input"
+            )
         self._own_bytes = plan.own_bytes
         self._common = common
         self._memory = memory
         self.shared = None if arena is None else SharedArena.named(memory, arena)
         #: held by who is running it, or another of its group; taken before the allocator's
         self.lock = RLock() if self.shared is None else self.shared.lock
-        self.arena: Allocation | None = None
+        self.arena: Arena | None = None
         self.weights: Allocation | None = None
         #: what is the program's alone, where there is anything
         self.own: Allocation | None = None
@@ -140,7 +149,7 @@ class Residency:
         return self.own is not None or not self._own_bytes
 
     @property
-    def resident(self) -> list[Allocation]:
+    def resident(self) -> list[Arena]:
         """What of it is there; others may hold some of it too."""
         return [part for part in (self.arena, self.weights, self.own) if part is not None]
 
@@ -169,9 +178,14 @@ class Residency:
         self.arena = self._take_arena()
         return True
 
-    def _take_arena(self) -> Allocation:
+    def _take_arena(self) -> Arena:
         if self.shared is not None:
             return self.shared.take()
+        if self._segment:
+            return Segments.allocated(
+                self._memory, self.arena_bytes, self._segment, TENSOR_USAGE,
+                owner=self.name, category="activations",
+            )  # fmt: skip
         return self._memory.allocate(
             self.arena_bytes, TENSOR_USAGE, owner=self.name, category="activations"
         )

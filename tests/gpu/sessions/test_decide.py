@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 import cml_engine as cml
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.session import make_plan, random_inputs
+from scheduler import FrameScheduler
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
+from tests.gpu.live.test_taps import finish
 
 MODEL = """\
 version 1.0;
@@ -101,3 +103,30 @@ def test_random_graphs_in_parts_compute_the_same_bits(seed, share, gpu):
     assert max(b.nbytes for step in plan.steps for b in step.bindings) <= limits.max_binding_bytes
     for name, value in GpuProgram(plan, gpu).run(inputs).items():
         np.testing.assert_array_equal(value, session.run(inputs)[name], str(plan.parts))
+
+
+def test_an_arena_of_several_buffers_computes_the_same_bits(gpu, monkeypatch):
+    graph, inputs = random_maps(2, nodes=8)
+    session = cml.Session(graph, gpu)
+    wanted, plan = session.run(inputs), session.plan
+    largest = max(b.nbytes for step in plan.steps for b in step.bindings if b.space == "arena")
+    most = max(largest + 512, plan.weights_bytes) // 256 * 256
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_buffer_bytes=most))
+    small = cml.Session(graph, gpu)
+    assert small.plan.memory.segment == most < small.plan.memory.peak
+    assert len(small.program.residency.arena.buffers) > 1
+    scheduler = FrameScheduler(gpu, budget_ms=20.0)
+    job = scheduler.submit(small, inputs)
+    finish(gpu, scheduler, job)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(small.run(inputs)[name], value)
+        np.testing.assert_array_equal(job.tensor(name).read(), value)
+    with pytest.raises(cml.InputError, match="more than one buffer of this device"):
+        cml.Session(graph, gpu, arena="shared:small")
+    held = gpu.memory.held_bytes
+    small.program.evict()
+    assert gpu.memory.held_bytes <= held - small.plan.memory.peak
+    np.testing.assert_array_equal(small.run(inputs)[name], wanted[name])
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_buffer_bytes=256))
+    with pytest.raises(cml.DeviceError, match="takes .* bytes, .* buffers of 256. Run .* on tiles"):
+        cml.Session(graph, gpu)

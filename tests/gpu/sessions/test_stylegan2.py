@@ -76,6 +76,8 @@ def test_the_largest_fits_every_device(largest):
     assert max(b.nbytes for s in plan.steps for b in s.bindings) == Limits().max_binding_bytes
     assert {n: p.count for n, p in plan.parts.items()} == {"synthesis_b1024_conv0_deconv": 2}
     assert plan.memory.ratio <= 1.05
+    guaranteed = lower(graph, Limits(), choose_layout(graph))
+    assert guaranteed.memory.segment == Limits().max_buffer_bytes > guaranteed.weights_bytes
     variants = {(str(s.path), tuple(sorted(s.defines.items()))) for s in plan.steps}
     assert len(variants) <= 40
 

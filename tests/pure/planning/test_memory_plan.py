@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cml_engine.planning.plan_memory import Lifetime, lower_bound, place
+from cml_engine.planning.plan_memory import Lifetime, lower_bound, place, place_within
 
 
 @st.composite
@@ -99,6 +99,21 @@ def test_what_lives_long_among_others_is_found_a_place_for():
 def test_placing_is_deterministic():
     tensors = [Lifetime(f"t{i}", 37 * i % 501 + 1, i % 7, i % 7 + i % 5) for i in range(60)]
     assert place(tensors, 32) == place(tensors, 32)
+
+
+@settings(max_examples=150, deadline=None)
+@given(items(), st.integers(5120, 20000))
+def test_an_arena_of_several_buffers_has_no_tensor_in_two(tensors, most):
+    offsets, memory = place_within(tensors, 256, most)
+    assert memory.segment == (0 if memory.peak <= most else most // 256 * 256)
+    for i, a in enumerate(tensors):
+        start, end = offsets[a.name], offsets[a.name] + a.nbytes
+        assert start % 256 == 0 and end <= memory.peak
+        if memory.segment:
+            assert start // memory.segment == max(start, end - 1) // memory.segment
+        for b in tensors[:i]:
+            apart = end <= offsets[b.name] or offsets[b.name] + b.nbytes <= start
+            assert apart or not a.overlaps(b)
 
 
 def attention(block: int) -> list[Lifetime]:
