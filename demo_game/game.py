@@ -154,7 +154,8 @@ class Game:
         self._obey()
         if self.watch is not None and self.watch.poll():
             self.streaming.renew()
-            self._look_at = 0
+            # nothing is asked for by what was seen before, which was whole
+            self._look_at, self._asked = 0, True
         camera = self._camera(pose)
         self._look(camera, pose, now_s)
         encoder = self.gpu.device.create_command_encoder()

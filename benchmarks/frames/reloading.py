@@ -49,7 +49,7 @@ def fly(run: HeadlessRun, weights: Path, frames: int, every: int) -> Flown:
         if into == every // 2:
             if event % 2:
                 game.streaming.renew()
-                game._look_at = 0
+                game._look_at, game._asked = 0, True
                 flown.renewals |= set(range(number - _BEFORE, number + _AFTER))
             else:
                 _change(weights)

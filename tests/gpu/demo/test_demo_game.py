@@ -102,11 +102,11 @@ def test_a_network_whose_files_change_makes_the_world_anew(gpu: cml.Gpu, tmp_pat
 def test_a_run_that_stalls_says_what_everybody_waits_for(
     gpu: cml.Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("demo_game.headless._PATIENCE_S", 0.2)
+    monkeypatch.setattr("demo_game.headless._PATIENCE_S", 1.0)
     monkeypatch.setattr("cml_engine.gpu.program.program.GpuProgram.prepare", lambda *_: None)
     flown = HeadlessRun(gpu, SMALL, NEAR, Options())
     try:
-        with pytest.raises(cml.CmlError, match=r"no tile has come for 0.2 s: \d+ are") as told:
+        with pytest.raises(cml.CmlError, match=r"no tile has come for 1 s: \d+ are") as told:
             flown.load()
     finally:
         flown.close()

@@ -12,7 +12,7 @@ from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_node
 from cml_engine.planning.choose_layout import choose_layout
 from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.planning.plan_memory import Lifetime, place
+from cml_engine.planning.plan_memory import Lifetime, place_within
 from cml_engine.planning.views import PartPlace, find_views, is_view_copy, whole
 from cml_engine.testing import full_attrs
 from tests.fixtures.graphs import BLOCKS, Net
@@ -206,11 +206,11 @@ def test_views_that_cannot_be_placed_as_well_are_given_up(monkeypatch):
     graph = joined(1, 8, 3, 4, axis=1)
     sizes = iter([1000, 2000])
 
-    def place_worse(items, alignment):
-        offsets, memory = place(items, alignment)
+    def place_worse(items, alignment, most):
+        offsets, memory = place_within(items, alignment, most)
         return offsets, replace(memory, peak=next(sizes))
 
-    monkeypatch.setattr(sys.modules[lower.__module__], "place", place_worse)
+    monkeypatch.setattr(sys.modules[lower.__module__], "place_within", place_worse)
     plan, ops = steps(graph)
     assert plan.memory.peak == 1000 and "concat" in ops
 
