@@ -11,8 +11,9 @@ from benchmarks.bake.costs import Costs
 
 TILES = 10**7
 WORKERS = (10, 100, 1000)
-#: tiles in a task: ``--block`` 1, 4, 8 and 16
-BLOCKS = (1, 16, 64, 256)
+#: tiles in a task, and units: one; half a second of them, as usual; one again, with ``--block`` 8
+#: and 16
+TASKS = {1: 1, 30: 30, 64: 1, 256: 1}
 #: bytes per second of the scheduler's network (1 Gbit/s)
 _NETWORK = 125e6
 #: tasks that are simulated; the rest of ten million tiles is as these
@@ -34,7 +35,7 @@ def limits(costs: Costs, block: int) -> list[Limit]:
     task_s = block * tile_s(costs)
     found = [
         Limit("the scheduler's processor", task_s * 1e6 / costs.scheduler_us),
-        Limit("the client's processor", task_s * 1e6 / costs.client_us),
+        Limit("the client's processor", task_s * 1e6 / client_us(costs, block)),
         Limit("the scheduler's network, 1 Gbit/s", task_s * _NETWORK / costs.task_bytes),
         Limit("one disk of this speed", tile_s(costs) * costs.disk_per_s / costs.tile_bytes),
     ]
@@ -46,6 +47,11 @@ def tile_s(costs: Costs) -> float:
     return (costs.make_ms + costs.write_ms) / 1e3
 
 
+def client_us(costs: Costs, block: int) -> float:
+    """Of a task of so many tiles."""
+    return costs.client_us + (TASKS[block] - 1) * costs.unit_us
+
+
 def paper(costs: Costs) -> str:
     """The costs, a table of the simulated schedule, and what breaks first."""
     return "\n".join([str(costs), "", *_table(costs), "", *_breaks(costs)])
@@ -55,7 +61,7 @@ def _table(costs: Costs) -> Iterator[str]:
     yield "| workers | tiles in a task | workers busy | 10^7 tiles in | GB/s into the store |"
     yield "|--:|--:|--:|--:|--:|"
     for workers in WORKERS:
-        for block in BLOCKS:
+        for block in TASKS:
             seconds, busy = simulate(costs, workers, block)
             stored = costs.tile_bytes * TILES / seconds / 1e9
             hours = seconds / 3600
@@ -66,7 +72,7 @@ def _table(costs: Costs) -> Iterator[str]:
 def _breaks(costs: Costs) -> Iterator[str]:
     yield "| tiles in a task | breaks first | then | then |"
     yield "|--:|---|---|---|"
-    for block in BLOCKS:
+    for block in TASKS:
         said = [f"{limit.name}: {limit.workers:,.0f} workers" for limit in limits(costs, block)]
         yield f"| {block} | " + " | ".join(said[:3]) + " |"
 
@@ -78,7 +84,8 @@ def simulate(costs: Costs, workers: int, block: int) -> tuple[float, float]:
     whatever comes."""
     tasks = max(20 * workers, _TASKS // block)
     heartbeats = workers / _heartbeat_s(workers) * costs.heartbeat_us / 1e6
-    server_s = max(costs.scheduler_us / (1 - min(heartbeats, 0.9)), costs.client_us) / 1e6
+    scheduler_us = costs.scheduler_us / (1 - min(heartbeats, 0.9))
+    server_s = max(scheduler_us, client_us(costs, block)) / 1e6
     work_s = block * tile_s(costs) + costs.worker_us / 1e6
     seconds = _serve(tasks, workers, server_s, work_s)
     return seconds * TILES / (tasks * block), tasks * work_s / (workers * seconds)

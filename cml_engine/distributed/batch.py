@@ -13,7 +13,7 @@ from dataclasses import dataclass
 #: which it begins no unit more
 TASK_S, SHORTEST_S, LONGEST_S = 0.5, 0.05, 1.0
 #: units of a task
-_MOST = 256
+MOST = 256
 #: how much the last task counts in what a unit takes
 _LATEST = 0.3
 
@@ -47,4 +47,4 @@ class Pace:
         if not self._unit_s:
             return 1
         fair = max(left // tasks, int(SHORTEST_S / self._unit_s))
-        return max(1, min(_MOST, int(TASK_S / self._unit_s), fair))
+        return max(1, min(MOST, int(TASK_S / self._unit_s), fair))
