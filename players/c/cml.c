@@ -143,7 +143,8 @@ static uint32_t next_bits(stream *b, int n) {
     return found;
 }
 
-typedef struct huffman { uint16_t count[16], symbol[288]; } huffman; /* by length; in order */
+/* A canonical code: how many codes there are of each length, and their symbols in order. */
+typedef struct huffman { uint16_t count[16], symbol[288]; } huffman;
 
 /* 0 where the lengths make no code. */
 static int huffman_of(huffman *h, const uint8_t *lengths, int n) {
@@ -833,7 +834,7 @@ typedef struct job job;
 enum { TIMED = 12, RING = 8, AGE = 2, MOST_RESULTS = 8, BOUND_PER_FRAME = 32, SLOT_BYTES = 256 };
 enum { RECEIPTS = 256, LEAST_UPLOAD = 64 << 10, UPLOAD_PER_MS = 256 << 10, CHUNK = 1 << 20 };
 
-enum { FREE, COPIED, PENDING, HERE, LOST, DROPPED }; /* states of a: */
+enum { FREE, COPIED, PENDING, HERE, LOST, DROPPED }; /* states of what is: */
 typedef struct homeward { /* bytes on their way home: a job's outputs, or a frame's timestamps */
     WGPUBuffer buffer, from; /* of a job that has `used` it */
     uint64_t frame;          /* the one that copies them */
@@ -938,9 +939,8 @@ struct cml_scheduler {
     WGPULimits limits;
     char name[256];
     int software, timed, lost;
-    uint32_t lanes;
     double last_ms, budget_ms;
-    uint32_t each, stride; /* timestamps of a pass: its end, or both; bytes from slice to slice */
+    uint32_t lanes, each, stride; /* each: 1 or 2 timestamps of a pass; bytes from slice to slice */
     WGPUQuerySet queries;
     WGPUBuffer resolved, ranges; /* timestamps and receipts; which workgroups the slices are */
     uint8_t *range_words;
@@ -2245,7 +2245,7 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
     if (s == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a scheduler");
     *s = (cml_scheduler){
         .memory = memory, .options = *options, .policy = options->policy, .max_groups = TIMED,
-        .granule = options->granule,
+        .granule = options->granule, .refusal = {.measured_ms = -1},
         .model = {.over_share = options->over_share > 0 ? options->over_share : 0.01},
         .frame_ms = options->frame_ms > 0 ? options->frame_ms : 1000.0 / 60,
         .max_jobs = options->max_jobs ? options->max_jobs : 64,

@@ -36,7 +36,7 @@ typedef struct cml_error {
     char text[480]; /* a line for people: what, wanted against got, what to do */
 } cml_error;
 
-typedef struct cml_text { const char *data; size_t length; } cml_text; /* UTF-8: "%.*s" */
+typedef struct cml_text { const char *data; size_t length; } cml_text; /* UTF-8, no end mark */
 
 /* float32, int32, uint32; docs/cooked.md has the layouts */
 typedef enum cml_type { CML_SCALAR, CML_INTEGER, CML_LOGICAL } cml_type;
