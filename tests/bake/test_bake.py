@@ -184,7 +184,7 @@ def test_what_a_task_has_no_time_for_is_sent_again(client, place, work, monkeypa
     tasks = []
     monkeypatch.setattr(Pace, "saw", lambda self, units, seconds: tasks.append(units))
     assert bake(slow, place, StorePlan([layer(2)], MANIFEST), client=client).complete
-    assert tasks == [2, 2] and len(lines(work.log)) == 4
+    assert max(tasks) <= 2 and sum(tasks) == len(lines(work.log)) == 4
     check_values(place, layer(2))
 
 
