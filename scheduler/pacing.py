@@ -56,9 +56,11 @@ class Pacing:
         return share * self._frame_ms
 
     def rest_due(self, budget: FixedBudget | SpareBudget) -> bool:
-        """Whether the next frame runs nothing, to know frames without networks."""
-        spare = isinstance(budget, SpareBudget) and self._learned
-        return self.rests or (spare and self.slack.rest_due)
+        """Whether the next frame runs nothing: there is no room, or frames without networks must
+        be known. To be asked once of each."""
+        if self.rests or not isinstance(budget, SpareBudget) or not self._learned:
+            return self.rests
+        return self.slack.rests(self._target(budget), budget.floor_ms)
 
     def render_took(self, budget: FixedBudget | SpareBudget, ms: float) -> None:
         """See :meth:`FrameScheduler.render_took`."""

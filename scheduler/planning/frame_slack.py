@@ -21,6 +21,8 @@ _ENOUGH = 16
 _LEVEL, _SURE = 15, 3
 #: but what held up a frame by more than this share of its room is expected to hold up the next
 _HELD_UP = 0.3
+#: frames in a row that run nothing where there is no room: then the networks get on again
+_MOST_RESTS = 6
 #: frames that are remembered, and of those without networks
 _WINDOW, _BASELINE = 2400, 128
 #: where frames are late whatever runs, one in so many runs nothing: is it really not the networks?
@@ -39,6 +41,8 @@ class _Open:
     predicted_ms: float
     #: the level that it was planned at
     level_ms: float | None
+    #: it runs nothing because there was no room: it says nothing of frames without networks
+    cramped: bool
     total_ms: float | None = None
     render_ms: float | None = None
     measured_ms: float | None = None
@@ -64,6 +68,8 @@ class FrameSlack:
         #: what everything but the networks takes in a usual frame now
         self.level_ms = 0.0
         self._target_ms = math.inf
+        self._held_up = self._cramped = False
+        self._rests = 0
         self._aims: dict[float, float | None] = {}  # by target, until more is learned
 
     # --- what comes in
@@ -71,8 +77,9 @@ class FrameSlack:
     def encoded(self, frame: int, aim_ms: float, predicted_ms: float) -> None:
         """A frame runs so much of networks."""
         level_ms = self.level_ms if len(self._last) >= _SURE else None
-        self._open.append(_Open(frame, aim_ms, predicted_ms, level_ms))
-        self._since_rest = self._since_rest + 1 if predicted_ms else 0
+        self._open.append(_Open(frame, aim_ms, predicted_ms, level_ms, self._cramped))
+        if predicted_ms or not self._cramped:
+            self._since_rest = self._since_rest + 1 if predicted_ms else 0
         self._unheard += 1
         if len(self._open) > _LEVEL:  # its time does not come
             self._open.popleft()
@@ -132,13 +139,13 @@ class FrameSlack:
         self._aims.clear()
         recent = list(self._last)
         usual = max(sorted(recent)[len(recent) // 2], min(recent[-_SURE:]))
-        held_up = rest_ms - usual > _HELD_UP * max(0.0, self._target_ms - usual)
-        self.level_ms = rest_ms if held_up else usual
+        self._held_up = rest_ms - usual > _HELD_UP * max(0.0, self._target_ms - usual)
+        self.level_ms = rest_ms if self._held_up else usual
 
     def _remember(self, rest_ms: float, target_ms: float, frame: _Open) -> None:
         self._unheard = 0
         late, with_networks = rest_ms > target_ms, bool(frame.predicted_ms)
-        if not with_networks:
+        if not with_networks and not frame.cramped:
             self._baseline.append(late)
         if frame.level_ms is not None:
             if len(self._residuals) == _WINDOW:
@@ -164,6 +171,15 @@ class FrameSlack:
         allowed = self.share * len(self._sorted)
         every = _REST_EVERY * (1 + len(self._baseline) / _REST_KNOWN)
         return self._since_rest >= every and self._late_count > max(1.0, 0.5 * allowed)
+
+    def rests(self, target_ms: float, least_ms: float) -> bool:
+        """Whether the next frame runs without networks, to be asked once of each: where a rest is
+        due, or ``least_ms`` are too much for it. So little work would cost it more than it is."""
+        aim = self.aim_ms(target_ms)
+        no_room = self._held_up or (aim is not None and aim < least_ms)
+        self._cramped = no_room and self._rests < _MOST_RESTS
+        self._rests = self._rests + 1 if self._cramped else 0
+        return self._cramped or self.rest_due
 
     def aim_ms(self, target_ms: float) -> float | None:
         """The predicted milliseconds to plan for in a frame of ``target_ms``; None where most

@@ -1,0 +1,65 @@
+"""The demo beside a busy neighbour: ``python -m benchmarks.frames.neighbour``.
+
+Another process takes one core for 100 ms, twice a second, while the demo flies without networks,
+with them in slices, and with whole networks in a frame. What should be seen: slices lose tiles,
+not frames.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import cml_engine as cml
+from demo_game.command import parser as game_parser
+from demo_game.headless import Options, run
+from demo_game.reporting.report import plain_table, table
+from demo_game.settings import choose
+
+_MODES = ("off", "sliced", "unsliced")
+
+
+def take(busy_s: float, every_s: float) -> None:
+    """Compute nothing for so long, and again, for ever."""
+    while True:
+        until = time.monotonic() + busy_s
+        while time.monotonic() < until:
+            pass
+        time.sleep(every_s - busy_s)
+
+
+@contextmanager
+def neighbour(busy_ms: float, every_ms: float) -> Iterator[None]:
+    """A process that is as busy as that, in the ``with`` block."""
+    apart = multiprocessing.get_context("spawn")
+    process = apart.Process(target=take, args=(busy_ms / 1e3, every_ms / 1e3), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--frames", type=int, default=1200, help="of each flight")
+    options.add_argument("--busy-ms", type=float, default=100.0, help="0: no neighbour")
+    options.add_argument("--every-ms", type=float, default=500.0)
+    asked = options.parse_args(argv)
+    if not 0 <= asked.busy_ms < asked.every_ms:
+        options.error(f"--busy-ms: wanted 0 to below {asked.every_ms:g}, got {asked.busy_ms:g}")
+    gpu = cml.Gpu()
+    quality, settings, notice = choose(gpu, game_parser().parse_args([]))
+    print(notice)
+    with neighbour(asked.busy_ms, asked.every_ms):
+        runs = [run(gpu, quality, settings, Options(asked.frames, mode)) for mode in _MODES]
+    print(table(runs), plain_table(runs), sep="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
