@@ -21,7 +21,7 @@ NAMES = list(frame_budgets.scenarios(1))
 
 def keeps(kept, best):
     """Whether a rule does what is promised: most of the work, and few frames late for it."""
-    return kept.work_ms >= 0.85 * best.work_ms and kept.added <= SHARE + SAMPLING
+    return kept.work_ms >= 0.75 * best.work_ms and kept.added <= SHARE + SAMPLING
 
 
 #: what was recorded, and what is hardest; the others are in the long proof
@@ -41,7 +41,8 @@ def test_most_of_the_work_and_few_late_frames(name):
 
 def test_the_rule_of_before_does_less():
     """The comparison can fail."""
-    noise = frame_budgets.with_hitches(FRAMES)
+    (recorded,) = [n for n in NAMES if n.startswith("recorded")]
+    noise = frame_budgets.scenarios(FRAMES)[recorded]
     assert not keeps(ours(noise, SHARE, old=True), best_constant(noise, SHARE))
 
 
@@ -116,6 +117,27 @@ def test_what_a_frame_takes_is_known_before_its_networks_times_are():
 
 def test_most_frames_late_anyway_leave_the_floor():
     assert learned([20.0] * 300).aim_ms(FRAME_MS) is None
+
+
+def test_where_there_is_no_room_frames_rest_and_the_networks_get_on_now_and_then():
+    slack = learned([9.0] * 300 + [16.0] * 3)
+    assert [slack.rests(FRAME_MS, 1.0) for _ in range(14)] == [*[True] * 6, False] * 2
+    assert not any(learned([9.0] * 300).rests(FRAME_MS, 1.0) for _ in range(9))
+    late_anyway = learned([20.0] * 300 + [-20.0])
+    assert not late_anyway.rests(FRAME_MS, 1.0), "that would help nobody"
+
+
+def test_a_rest_for_want_of_room_says_nothing_of_frames_without_networks():
+    slack = learned([9.0] * 300)
+    slack.encoded(300, 3.0, 3.0)
+    slack.took(33.0)
+    slack.measured(300, 3.0)
+    slack.learn(FRAME_MS, 8)
+    assert slack.rests(FRAME_MS, 1.0), "it was held up"
+    slack.encoded(301, 3.0, 0.0)
+    slack.took(30.0)
+    slack.learn(FRAME_MS, 8)
+    assert not slack._baseline
 
 
 def test_silence_is_noticed():
