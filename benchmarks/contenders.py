@@ -7,7 +7,7 @@ data to a GPU and back is in everybody's time. Everybody computes in 32-bit floa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,13 @@ def _load_ours(workload: Workload, on_gpu: bool) -> Loaded:
 
 
 def _load_ncnn(workload: Workload, on_gpu: bool) -> Loaded:
+    net, device = ncnn_net(workload, on_gpu)
+    targets = net.output_names()
+    return Loaded(lambda inputs: run_ncnn(net, inputs, targets)[0][None], device)
+
+
+def ncnn_net(workload: Workload, on_gpu: bool) -> tuple[Any, str]:
+    """ncnn's network, and the device that it runs on."""
     import ncnn
 
     net = ncnn.Net()
@@ -115,19 +122,24 @@ def _load_ncnn(workload: Workload, on_gpu: bool) -> Loaded:
         raise Unavailable("ncnn cannot read the network")
     if net.opt.use_vulkan_compute != on_gpu:
         raise Unavailable("ncnn fell back to the CPU")
-    (target,) = net.output_names()
+    return net, device
 
-    def run(inputs: Inputs) -> Array:
-        extractor = net.create_extractor()
-        for name, data in inputs.items():
-            # a copy, for layers that write over their input crash where NumPy has the memory
-            extractor.input(name, ncnn.Mat(data[0]).clone())
-        failed, result = extractor.extract(target)
+
+def run_ncnn(net: Any, inputs: Inputs, names: Sequence[str]) -> list[Array]:
+    """These tensors, without a batch, which ncnn has not."""
+    import ncnn
+
+    extractor = net.create_extractor()
+    for name, data in inputs.items():
+        # a copy, for layers that write over their input crash where NumPy has the memory
+        extractor.input(name, ncnn.Mat(data[0]).clone())
+    found = []
+    for name in names:
+        failed, result = extractor.extract(name)
         if failed:
             raise Unavailable(f"ncnn failed with code {failed}")
-        return np.array(result)[None]
-
-    return Loaded(run, device)
+        found.append(np.array(result))
+    return found
 
 
 def _set_ncnn_options(options: Any, on_gpu: bool) -> None:

@@ -4,7 +4,8 @@ One run, everything in turns, medians; a ratio is the median over the rounds.
 
 - layers: a convolution of 8-bit words by ``dot4``, beside the fastest of our own float tiles;
 - networks: the integer network on the GPU beside the float network (with Winograd), and on the CPU
-  beside ONNX Runtime with 8-bit weights and maps (QDQ) and in floats;
+  beside ONNX Runtime with 8-bit weights and maps (QDQ) and in floats, and ncnn with int8
+  convolutions and in floats;
 - memory: weights and arena of the demo's agents beside those of floats.
 """
 
@@ -22,8 +23,9 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from benchmarks.contenders import Workload
+from benchmarks.contenders import CONTENDERS, Unavailable, Workload
 from benchmarks.models import AGENTS, MODELS
+from benchmarks.ncnn.int8 import Int8Network
 from benchmarks.turns import Turn, elapsed, in_turns, ratio
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
@@ -34,6 +36,7 @@ from cml_engine.passes import optimize
 from cml_engine.planning.choose_storage import layouts_for
 from cml_engine.planning.lower import PlanOptions, lower
 from cml_engine.report.integer_memory import IntegerMemory
+from examples.upscale import assets
 
 Array = np.ndarray[Any, Any]
 
@@ -72,6 +75,7 @@ def main() -> None:
         for layer in LAYERS:
             _layer(layer, gpu, asked.rounds)
     if "networks" in parts:
+        assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO)
         for model in ("agent-upres", "upres64"):
             _network(model, gpu, asked.rounds)
     if "memory" in parts:
@@ -153,6 +157,7 @@ def _network(model: str, gpu: cml.Gpu, rounds: int) -> None:
             "CPU, floats": _cpu(graph, inputs),
             "CPU, integers": _cpu(whole, words),
             **_onnxruntime(workload, samples, inputs),
+            **_ncnn(workload, samples, inputs),
         }
         times = in_turns(works, rounds)
     print(f"\n{model}")
@@ -217,6 +222,25 @@ def _onnxruntime(
     for name, file in (("floats", workload.onnx), ("U8S8", target)):
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         works[f"ONNX Runtime, CPU, {name}"] = elapsed(partial(session.run, None, inputs))
+    return works
+
+
+def _ncnn(
+    workload: Workload, samples: list[dict[str, Array]], inputs: dict[str, Array]
+) -> dict[str, Turn]:
+    """ncnn in floats and with int8 convolutions, each of which is looked at before; nothing where
+    it is not installed."""
+    (contender,) = (c for c in CONTENDERS if c.key == "ncnn-cpu")
+    works: dict[str, Turn] = {}
+    try:
+        network = Int8Network(workload, samples)
+        print(f"ncnn's int8 differs from its floats by {network.error(inputs):.2%}")
+        for name, files in (("floats", workload), ("int8", network.words)):
+            loaded = contender.load(files)
+            run = partial(loaded.run, inputs)
+            works[f"{contender.title}, {loaded.device}, {name}"] = elapsed(run)
+    except (ImportError, Unavailable) as error:
+        print(f"ncnn: {error}")
     return works
 
 

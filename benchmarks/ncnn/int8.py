@@ -1,0 +1,190 @@
+"""A network in ncnn's files as one whose convolutions are of 8 bits.
+
+ncnn's package computes such layers, but lacks the programs that make them (ncnn2table, ncnn2int8).
+Weights have a scale per channel, maps one each, by their largest values; where nothing but another
+convolution reads a convolution's result, it is handed on as bytes. Other layers stay in floats.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from benchmarks.contenders import Array, Inputs, Workload, ncnn_net, run_ncnn
+from benchmarks.ncnn.model import flagged, plain
+from cml_engine.convert.ncnn.files.bin import WeightReader
+from cml_engine.convert.ncnn.files.param import MAGIC, NcnnLayer, read_param
+from cml_engine.model_source import file_source
+
+#: before weights of 8 bits
+_FLAG = struct.pack("<I", 0x000D4B38)
+#: parameters of layers with filters: how many weights there are, and whether there is a bias
+_FILTERS = {
+    "Convolution": (6, 5), "ConvolutionDepthWise": (6, 5), "Deconvolution": (6, 5),
+    "DeconvolutionDepthWise": (6, 5), "InnerProduct": (2, 1),
+}  # fmt: skip
+_LARGEST = 127
+#: lines of the .param, and their part of the .bin
+Written = tuple[list[str], bytes]
+#: of a layer's result: floats differ by less, and other bytes by more
+_TOLERANCE = 1e-3
+
+
+class WrongLayer(Exception):
+    """What ncnn computes is not what the bytes that were written say."""
+
+
+class Int8Network:
+    """The network with convolutions of 8 bits; the samples' largest values give the scales."""
+
+    def __init__(self, floats: Workload, samples: Sequence[Inputs]) -> None:
+        self.floats, self.layers = floats, list(_layers(floats))
+        self.words, self.rounded = (Workload(floats.folder / n) for n in ("int8", "rounded"))
+        readers = Counter(name for one in self.layers for name in one.line.inputs)
+        convolved = [one for one in self.layers if one.convolves]
+        self.scales = _scales(floats, [one.x for one in convolved], samples)
+        #: what is handed on as bytes
+        self.handed = {one.y for one in convolved if one.y in self.scales and readers[one.y] == 1}
+        _save(self.words, self.layers, self._as_words)
+        _save(self.rounded, self.layers, lambda one: one.rounded(self.scales[one.x]))
+
+    def error(self, inputs: Inputs) -> float:
+        """Root mean square of the difference to floats over that of the output, after every
+        convolution has been looked at: :class:`WrongLayer`."""
+        self._check(inputs)
+        found, exact = (_run(w, inputs)[0] for w in (self.words, self.floats))
+        return _rms(found - exact) / _rms(exact)
+
+    def _check(self, inputs: Inputs) -> None:
+        """Each convolution of bytes beside that of floats that are rounded, of the same input."""
+        convolved = [one for one in self.layers if one.convolves]
+        names = list(dict.fromkeys(name for one in convolved for name in (one.x, one.y)))
+        found = dict(zip(names, _run(self.words, inputs, names), strict=True))
+        for one in convolved:
+            x, y = found[one.x], found[one.y]
+            if one.x in self.handed:
+                x = x / np.float32(self.scales[one.x])
+            (wanted,) = _run(self.rounded, {one.x: x[None]}, [one.y])
+            if one.y in self.handed:
+                wanted = np.clip(np.rint(wanted * self.scales[one.y]), -_LARGEST, _LARGEST)
+            apart = _rms(y - wanted) / _rms(wanted)
+            if not apart <= _TOLERANCE:
+                raise WrongLayer(f"{one.line.type} '{one.line.name}': bytes are {apart:.1e} off")
+
+    def _as_words(self, one: _Layer) -> Written:
+        scales = self.scales[one.x], *(self.scales[y] for y in self.handed & {one.y})
+        return one.words(scales)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A line, the filter that is stored behind a flag, and what is stored without one."""
+
+    line: NcnnLayer
+    filter: Array | None
+    rest: Array
+
+    @property
+    def convolves(self) -> bool:
+        return self.line.type == "Convolution"
+
+    @property
+    def x(self) -> str:
+        return self.line.inputs[0]
+
+    @property
+    def y(self) -> str:
+        return self.line.outputs[0]
+
+    @cached_property
+    def whole(self) -> tuple[Array, Array]:
+        """The filter as whole numbers, a row for each output channel, and the scales of these."""
+        assert self.filter is not None
+        rows = self.filter.reshape(self.line.whole(0), -1)
+        most = np.abs(rows).max(1, keepdims=True)
+        scales = (_LARGEST / np.where(most > 0, most, 1)).astype(np.float32)
+        return np.rint(rows * scales), scales
+
+    def floats(self) -> Written:
+        filter = b"" if self.filter is None else flagged(self.filter)
+        return [self.line.source.text], filter + plain(self.rest)
+
+    def words(self, maps: Sequence[float]) -> Written:
+        """Bytes; ``maps``: the scale of what goes in, and of what goes out if that is bytes too."""
+        numbers, scales = self.whole
+        data = numbers.astype(np.int8).tobytes()
+        after = plain(self.rest, scales, np.array(maps))
+        text = f"{self.line.source.text} 8={2 if len(maps) == 1 else 102}"
+        return [text], _FLAG + data + bytes(-len(data) % 4) + after
+
+    def rounded(self, scale: float) -> Written:
+        """Floats: the input scaled, rounded, cut off and scaled back, and so was the filter."""
+        x, lines = self.x, []
+        for number, step in enumerate((
+            f"BinaryOp 0=2 1=1 2={scale:.9e}", "UnaryOp 0=18",
+            f"Clip 0={-_LARGEST} 1={_LARGEST}", f"BinaryOp 0=3 1=1 2={scale:.9e}",
+        )):  # fmt: skip
+            type, values = step.split(maxsplit=1)
+            made = f"{self.y}_{number}"
+            lines.append(f"{type} {made} 1 1 {x} {made} {values}")
+            x = made
+        words = self.line.source.text.split()
+        numbers, scales = self.whole
+        text = " ".join((*words[:4], x, *words[5:]))
+        return [*lines, text], flagged(numbers / scales) + plain(self.rest)
+
+
+def _layers(floats: Workload) -> Iterator[_Layer]:
+    source = file_source(floats.param)
+    stored = WeightReader(source, floats.weights.name)
+    for line in read_param(source):
+        filter, count = None, 0
+        if line.type in _FILTERS:
+            size, bias = _FILTERS[line.type]
+            filter = stored.flagged(line.whole(size), line)
+            count = line.whole(0) * line.whole(bias)
+        elif line.type == "PReLU":
+            count = line.whole(0)
+        elif line.type == "MemoryData":
+            count = prod(line.whole(key) or 1 for key in (0, 1, 2))
+        yield _Layer(line, filter, stored.raw(count, line))
+    stored.finish()  # says so where another type of layer has weights
+
+
+def _save(
+    target: Workload, layers: Sequence[_Layer], convolution: Callable[[_Layer], Written]
+) -> None:
+    written = [convolution(one) if one.convolves else one.floats() for one in layers]
+    lines = [line for lines, _ in written for line in lines]
+    tensors = sum(int(line.split()[3]) for line in lines)
+    target.folder.mkdir(exist_ok=True)
+    text = "\n".join((MAGIC, f"{len(lines)} {tensors}", *lines, ""))
+    target.param.write_text(text, encoding="utf-8")
+    target.weights.write_bytes(b"".join(weights for _, weights in written))
+
+
+def _scales(
+    floats: Workload, names: Sequence[str], samples: Sequence[Inputs]
+) -> Mapping[str, float]:
+    """What makes bytes of these tensors."""
+    most = np.zeros(len(names))
+    for sample in samples:
+        found = _run(floats, sample, names)
+        most = np.maximum(most, [np.abs(values).max() for values in found])
+    return dict(zip(names, (_LARGEST / np.where(most > 0, most, 1)).tolist(), strict=True))
+
+
+def _run(workload: Workload, inputs: Inputs, names: Sequence[str] = ()) -> list[Array]:
+    """These tensors, or the outputs."""
+    net, _ = ncnn_net(workload, on_gpu=False)
+    return run_ncnn(net, inputs, names or net.output_names())
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
