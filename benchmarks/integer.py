@@ -15,6 +15,7 @@ import argparse
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,10 @@ LAYERS = ((64, 64, 64, 3, 1), (40, 40, 32, 3, 1), (64, 64, 64, 1, 1))
 #: the float tiles that a layer is compared with, and the tiles of bytes
 _FLOAT = ("tile 16x4", "row tile 16x4", "row tile 8x8")
 _DOT4 = ("dot4 tile 16x4", "dot4 tile 16x8", "dot4 row tile 16x4")
+#: seconds until a pool's threads have stopped spinning
+_SLEEP = 0.1
+#: seconds of runs until caches and threads are one's own
+_WARM = 0.03
 _TEXT = """version 1.0;
 graph layer(x) -> (y)
 {{
@@ -159,7 +164,7 @@ def _network(model: str, gpu: cml.Gpu, rounds: int) -> None:
             **_onnxruntime(workload, samples, inputs),
             **_ncnn(workload, samples, inputs),
         }
-        times = in_turns(works, rounds)
+        times = in_turns({name: _settled(turn) for name, turn in works.items()}, rounds)
     print(f"\n{model}")
     for name, ms in times.items():
         print(f"  {name:36s} {statistics.median(ms):8.2f} ms")
@@ -192,6 +197,20 @@ def _gpu(graph: Graph, gpu: cml.Gpu, inputs: dict[str, Array]) -> Turn:
 def _cpu(graph: Graph, inputs: dict[str, Array]) -> Turn:
     session = cml.Session(graph, "cpu")
     return elapsed(lambda: session.run(inputs))
+
+
+def _settled(turn: Turn) -> Turn:
+    """A turn of one that goes on: the threads of who was before, which wait for more work by
+    spinning, have gone to sleep, and its own are awake."""
+
+    def settled() -> float:
+        time.sleep(_SLEEP)
+        start = time.perf_counter()
+        while time.perf_counter() < start + _WARM:
+            turn()
+        return turn()
+
+    return settled
 
 
 def _onnxruntime(
