@@ -22,7 +22,7 @@ _LEVEL, _SURE = 15, 3
 #: but what held up a frame by more than this share of its room is expected to hold up the next
 _HELD_UP = 0.3
 #: frames in a row that run nothing where there is no room: then the networks get on again
-_MOST_RESTS = 6
+_MOST_RESTS = 2
 #: frames that are remembered, and of those without networks
 _WINDOW, _BASELINE = 2400, 128
 #: where frames are late whatever runs, one in so many runs nothing: is it really not the networks?
