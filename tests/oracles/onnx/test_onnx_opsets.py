@@ -106,6 +106,8 @@ FORMS: list[tuple[int, Any, tuple[int, ...], dict[str, Array]]] = [
     (11, node("Round", "x", "y"), MATRIX, {}),
     (11, node("CumSum", "x a", "y", reverse=1, exclusive=1), MATRIX, {"a": ints(1)}),
     (9, node("OneHot", "i d o", "y", axis=0), MATRIX,
+     {"i": ints(1, 0, 3), "d": ints(4), "o": floats(-1, 2)}),
+    (11, node("OneHot", "i d o", "y", axis=0), MATRIX,
      {"i": ints(1, -1, 3), "d": ints(4), "o": floats(-1, 2)}),
     (11, node("GatherND", "x i", "y"), MATRIX, {"i": np.array([[0, 1], [-1, -2]])}),
     (12, node("GatherND", "x i", "y", batch_dims=1), MATRIX, {"i": np.array([[1], [3], [0]])}),
