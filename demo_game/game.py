@@ -153,10 +153,8 @@ class Game:
         start = time.perf_counter()
         self._obey()
         if self.watch is not None and self.watch.poll():
-            self.streaming.renew()
-            # nothing is asked for by what was seen before, which was whole
-            self._look_at, self._asked = 0, True
-        camera = self._camera(pose)
+            self.renew()
+        camera = self.renderer.camera(pose.position, pose.yaw, pose.pitch)
         self._look(camera, pose, now_s)
         encoder = self.gpu.device.create_command_encoder()
         report = self.scheduler.encode(encoder)
@@ -171,6 +169,12 @@ class Game:
         self.timer.resolve(encoder)
         self.gpu.queue.submit([encoder.finish()])
         return self._end(report, start)
+
+    def renew(self) -> None:
+        """All tiles are to be made anew; what is there is drawn until then."""
+        self.streaming.renew()
+        # nothing is asked for by what was seen before, which was whole
+        self._look_at, self._asked = 0, True
 
     def _draw(self, encoder: Any, target_view: Any, camera: Camera, now_s: float) -> None:
         self.renderer.effort = self.pace.effort
@@ -236,9 +240,6 @@ class Game:
         for job in self.streaming.jobs:
             if job.paused != (job.name in controls.paused):
                 (job.resume if job.paused else job.pause)()
-
-    def _camera(self, pose: Pose) -> Camera:
-        return self.renderer.camera(pose.position, pose.yaw, pose.pitch)
 
     def _look(self, camera: Camera, pose: Pose, now_s: float) -> None:
         """Look around again every few frames, and as soon as another tile is there; in the frame

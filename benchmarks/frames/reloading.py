@@ -48,17 +48,15 @@ def fly(run: HeadlessRun, weights: Path, frames: int, every: int) -> Flown:
         event, into = divmod(number, every)
         if into == every // 2:
             if event % 2:
-                game.streaming.renew()
-                game._look_at, game._asked = 0, True
+                game.renew()
                 flown.renewals |= set(range(number - _BEFORE, number + _AFTER))
             else:
                 _change(weights)
         said = watch.said
         flown.times.append(run._paced(run._pose(number), step).frame_ms)
         if watch.said != said:
-            flown.reloads |= set(range(number - 2, number + _AFTER))
-        if watch.said != said and watch.said.endswith("done"):
-            flown.reloads |= set(range(number - _BEFORE, number + _AFTER))
+            before = _BEFORE if watch.said.endswith("done") else 2
+            flown.reloads |= set(range(number - before, number + _AFTER))
     return flown
 
 

@@ -6,7 +6,7 @@ import math
 import random
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from cml_engine.plan import Memory
@@ -44,9 +44,7 @@ def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Me
     The smallest arena wins. Sizes are rounded up to ``alignment``, in the lower bound too.
     Deterministic.
     """
-    rounded = [
-        Lifetime(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items
-    ]
+    rounded = _rounded(items, alignment)
     bound = lower_bound(rounded)
     fullest = _fullest_steps(rounded)
     orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
@@ -88,9 +86,7 @@ def place_within(
 def _place_in_segments(
     items: Sequence[Lifetime], alignment: int, segment: int
 ) -> tuple[dict[str, int], Memory]:
-    rounded = [
-        Lifetime(i.name, -(-i.nbytes // alignment) * alignment, i.first, i.last) for i in items
-    ]
+    rounded = _rounded(items, alignment)
     fullest = _fullest_steps(rounded)
     orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
         lambda i: (-i.nbytes, i.first),
@@ -100,6 +96,11 @@ def _place_in_segments(
     found = (_place_in_order(sorted(rounded, key=order), segment) for order in orders)
     peak, offsets = min(found, key=lambda placed: placed[0])
     return offsets, Memory(peak, lower_bound(rounded), segment)
+
+
+def _rounded(items: Iterable[Lifetime], alignment: int) -> list[Lifetime]:
+    """The same with sizes that are multiples of the alignment."""
+    return [replace(i, nbytes=-(-i.nbytes // alignment) * alignment) for i in items]
 
 
 def lower_bound(items: Iterable[Lifetime]) -> int:

@@ -20,7 +20,6 @@ _BLOCK = 4
 _MARGIN_CELLS = 4.0
 
 
-@lru_cache(maxsize=4096)
 def bounds(tile: TileId, seed: int) -> tuple[float, float]:
     """Lowest and highest metres of the tile, about; never below the sea's surface."""
     block = _block(tile.level, tile.x // _BLOCK, tile.z // _BLOCK, seed)

@@ -78,8 +78,10 @@ class FrameSlack:
         """A frame runs so much of networks."""
         level_ms = self.level_ms if len(self._last) >= _SURE else None
         self._open.append(_Open(frame, aim_ms, predicted_ms, level_ms, self._cramped))
-        if predicted_ms or not self._cramped:
-            self._since_rest = self._since_rest + 1 if predicted_ms else 0
+        if predicted_ms:
+            self._since_rest += 1
+        elif not self._cramped:
+            self._since_rest = 0
         self._unheard += 1
         if len(self._open) > _LEVEL:  # its time does not come
             self._open.popleft()
