@@ -7,6 +7,7 @@ import functools
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Container, Iterator
 from pathlib import Path
 
@@ -112,6 +113,26 @@ def test_the_game_uses_public_names_only() -> None:
         if line.rsplit(" ", 1)[1] not in public
     ]
     assert inner == []
+
+
+#: those that every installation has, with types of their own
+TYPED = {"numpy", "PIL", "platformdirs", "rich"}
+OURS = {*PACKAGES, "benchmarks", "examples", "tests"}
+
+
+def test_the_type_checker_needs_nothing_that_an_extra_installs() -> None:
+    """Types are checked with the dev extra alone: what is missing there must be known to be."""
+    mypy = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
+    known = {name.removesuffix(".*") for rule in mypy["overrides"] for name in rule["module"]}
+    foreign = {
+        name.partition(".")[0]: path.name
+        for folder in map(ROOT.joinpath, mypy["files"])
+        for path in folder.rglob("*.py")
+        for name, _ in imports_of(path)
+    }
+    assert "wgpu" in foreign
+    unknown = foreign.keys() - known - TYPED - OURS - sys.stdlib_module_names
+    assert {name: foreign[name] for name in unknown} == {}
 
 
 # --- circles, and the size of rooms
