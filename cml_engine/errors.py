@@ -17,6 +17,7 @@ __all__ = [
     "InternalError",
     "ModelError",
     "NnefSyntaxError",
+    "OpenShape",
     "OperatorError",
     "OutOfGpuMemory",
     "RangeError",
@@ -99,6 +100,21 @@ class RangeError(ModelError):
 
 class InputError(CmlError):
     """What the caller handed in (a tensor, a file, an option) does not fit."""
+
+
+class OpenShape(InputError):
+    """A model leaves extents of an ``input`` open, and nobody has said them. ``known`` has those
+    that the model says, None for the others; it is None where not even their number is known."""
+
+    def __init__(
+        self,
+        message: str,
+        input: str,
+        known: tuple[int | None, ...] | None,
+        source: Source | None = None,
+    ) -> None:
+        super().__init__(message, source)
+        self.input, self.known = input, known
 
 
 class OperatorError(CmlError):

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cml_engine.cooked import load_cooked
 from cml_engine.cooked.form import MAGIC
-from cml_engine.errors import DeviceError, InputError
+from cml_engine.errors import DeviceError, InputError, OpenShape
 from cml_engine.files import arrays as array_files
 from cml_engine.files.atomic_write import write_atomically
 from cml_engine.files.json import read_json
 from cml_engine.files.named import NamedFile, named_file
-from cml_engine.graph import Fact, Graph
+from cml_engine.graph import Fact, Graph, Shapes
 from cml_engine.loading import load
 from cml_engine.plan import Plan
 from cml_engine.planning.asked import Decide, from_file
@@ -32,7 +32,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def load_model(a: argparse.Namespace) -> Graph:
+def load_for_inputs(a: argparse.Namespace) -> Graph:
+    """:func:`load_model`, where an input that the model leaves open has the shape of its file."""
+    given = dict(pair.partition("=")[::2] for pair in a.input)
+    shapes = named_shapes(a.shape)
+    while True:
+        try:
+            return load_model(a, shapes)
+        except OpenShape as open:
+            file = given.pop(open.input, "")
+            shape = array_files.shape_of(file, open.input, open.known) if file else None
+            if shape is None:
+                raise
+            shapes[open.input] = shape
+
+
+def load_model(a: argparse.Namespace, shapes: Shapes | None = None) -> Graph:
     """The model that the command line names; weights at random are said to be."""
     random = getattr(a, "random_weights", None)
     if is_cooked(a.model):
@@ -44,7 +59,7 @@ def load_model(a: argparse.Namespace) -> Graph:
     graph = load(
         a.model,
         fragments=a.fragments,
-        shapes=named_shapes(a.shape),
+        shapes=named_shapes(a.shape) if shapes is None else shapes,
         weights=a.weights,
         random_weights=random,
     )
@@ -199,7 +214,7 @@ def backend_of(a: argparse.Namespace) -> Gpu | str:
 
 def gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """A session on a GPU that can time its own work, and inputs for it."""
-    session = session_of(a, load_model(a), "gpu")
+    session = session_of(a, load_for_inputs(a), "gpu")
     assert session.gpu is not None
     if not session.gpu.has_timestamps:
         raise DeviceError(f"{session.gpu.name} has no timestamp queries: frames cannot be timed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -24,10 +24,12 @@ __all__ = [
     "check_outputs",
     "check_place",
     "read",
+    "shape_of",
     "write_outputs",
 ]
 
 Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
 SUFFIXES = (".npy", ".npz", *pictures.KINDS)
 #: a file, or its name
 File = str | Path | NamedFile
@@ -43,17 +45,33 @@ def read(file: File, name: str, fact: Fact) -> Array:
     return np.asarray(found.scaled(array)) if fact.dtype == "scalar" else array
 
 
-def extents(file: File, name: str, fact: Fact) -> Fact:
-    """``fact`` with the rows and columns that a file has."""
+def shape_of(file: File, name: str, known: Sequence[int | None] | None) -> Shape | None:
+    """The shape that a file gives to an input of which only some extents are ``known`` (the others
+    are None; so is all of it where their number is not). None where a picture cannot say it: it
+    has rows and columns, and as many channels as are asked of it."""
     found = _found(file, name)
     with _told(found, name):
         if found.suffix in pictures.KINDS:
-            pictures.check(found, name, fact, written=False)
-            return Fact(fact.dtype, (*fact.shape[:2], *pictures.size(found)))
-        if found.suffix == ".npy":
-            shape = np.load(found.path, mmap_mode="r").shape
-            return Fact(fact.dtype, tuple(shape)) if len(shape) == fact.rank else fact
-        return fact
+            return _shape_of_picture(found, name, known)
+        with _stream(found, name) as stream:
+            shape = _header(stream)[0]
+    fits = known is None or (
+        len(known) == len(shape) and all(k in (None, n) for k, n in zip(known, shape, strict=True))
+    )
+    if not fits:
+        wanted = ", ".join("?" if k is None else str(k) for k in known or ())
+        raise InputError(f"input '{name}': {found} is {list(shape)}; the model wants [{wanted}]")
+    return shape
+
+
+def _shape_of_picture(
+    found: NamedFile, name: str, known: Sequence[int | None] | None
+) -> Shape | None:
+    if known is None or len(known) < 2 or known[1] is None:
+        return None
+    written = (known[0] or 1, known[1], *(n or 1 for n in known[2:]))
+    pictures.check(found, name, Fact("scalar", written), written=False)
+    return (*written[:2], *pictures.size(found))
 
 
 def _found(file: File, name: str) -> NamedFile:
@@ -137,12 +155,13 @@ def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
     return found
 
 
-def _read_npy(found: NamedFile, name: str, fact: Fact) -> Array:
-    with found.path.open("rb") as file:
-        return _array(file, name, fact)
-
-
-def _read_npz(found: NamedFile, name: str, fact: Fact) -> Array:
+@contextlib.contextmanager
+def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
+    """An array in NumPy's format: the file, or a member of an archive."""
+    if found.suffix == ".npy":
+        with found.path.open("rb") as file:
+            yield file
+        return
     with zipfile.ZipFile(found.path) as archive:
         members = {member.removesuffix(".npy"): member for member in archive.namelist()}
         if name not in members and len(members) != 1:
@@ -150,18 +169,28 @@ def _read_npz(found: NamedFile, name: str, fact: Fact) -> Array:
                 f"input '{name}': it holds {', '.join(members) or 'nothing'}; wanted an array of "
                 "that name, or one array only"
             )
-        with archive.open(members.get(name) or next(iter(members.values()))) as file:
-            array = _array(file, name, fact)
-            file.read(1)  # at its end the checksum is checked
-            return array
+        with archive.open(members.get(name) or next(iter(members.values()))) as member:
+            yield member
 
 
-def _array(file: IO[bytes], name: str, fact: Fact) -> Array:
-    """The array in a stream in NumPy's format; its header is checked before it is read."""
+def _header(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and type of the items."""
     header = np.lib.format
     version = header.read_magic(file)
     read = header.read_array_header_1_0 if version == (1, 0) else header.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
+    return read(file)
+
+
+def _read_array(found: NamedFile, name: str, fact: Fact) -> Array:
+    with _stream(found, name) as file:
+        array = _array(file, name, fact)
+        file.read(1)  # at an archive's end the checksum is checked
+        return array
+
+
+def _array(file: IO[bytes], name: str, fact: Fact) -> Array:
+    """The array in a stream; its header is checked before it is read."""
+    shape, is_fortran, dtype = _header(file)
     if dtype.kind not in "biuf":
         raise InputError(f"input '{name}': wanted {fact}, got items of type {dtype}")
     check_shape(name, fact, shape)
@@ -197,5 +226,5 @@ def _write_picture(arrays: Mapping[str, Array], found: NamedFile, file: BinaryIO
     pictures.write(array, found, file)
 
 
-_READERS = {".npy": _read_npy, ".npz": _read_npz}
+_READERS = {".npy": _read_array, ".npz": _read_array}
 _WRITERS = {".npy": _write_npy, ".npz": _write_npz}

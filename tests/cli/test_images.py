@@ -49,7 +49,9 @@ def test_a_picture_is_read_as_it_was_written(tmp_path, rng, kind, channels):
     array_files.write_outputs({"y": file}, {"y": value})
     found = array_files.read(file.path, "y", fact(channels))
     assert found.dtype == np.float32 and np.abs(found - value).max() <= STEPS[kind] * 1.01
-    assert array_files.extents(file.path, "y", fact(channels)) == fact(channels)
+    known = (None, channels, None, None)
+    assert array_files.shape_of(file.path, "y", known) == fact(channels).shape
+    assert array_files.shape_of(file.path, "y", (1, None, None, None)) is None
 
 
 @pytest.mark.parametrize("kind", ["tif", "exr"])

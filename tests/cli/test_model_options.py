@@ -118,3 +118,37 @@ def test_convert_says_what_it_does_not_take(tmp_path, capsys):
     err = error_of(capsys, "convert", "m.onnx", tmp_path / "m", *more)
     assert "leave them out for placeholders" in err
     assert "there is no 'none'" in error_of(capsys, "convert", "none", tmp_path / "m")
+
+
+OPEN = """version 1.0;
+extension tract_symbol H;
+graph net(image, other) -> (out)
+{
+    image = external<scalar>(shape = [1, 3, H, 5]);
+    other = external<scalar>(shape = [1, 3, H, 5]);
+    out = image + other;
+}
+"""
+
+
+def test_an_extent_that_the_model_leaves_open_is_that_of_the_file(tmp_path, capsys):
+    net = str(write_model(tmp_path / "net", OPEN))
+    image = np.arange(60, dtype=np.float32).reshape(1, 3, 4, 5)
+    np.savez(tmp_path / "both.npz", image=image, other=image)
+    np.save(tmp_path / "short.npy", image[:, :2])
+    np.save(tmp_path / "flat.npy", image[0])
+    (tmp_path / "none.npy").write_bytes(b"no array")
+    both, out = f"{tmp_path / 'both.npz'}", tmp_path / "out.npy"
+    inputs = ["-i", f"image={both}", "-i", f"other={both}"]
+    assert main(["run", net, *inputs, "-o", f"out={out}", "--backend", "cpu"]) == 0
+    assert np.array_equal(np.load(out), 2 * image)
+    for name, said in {
+        "short": "is [1, 2, 4, 5]; the model wants [1, 3, ?, 5]",
+        "flat": "is [3, 4, 5]; the model wants [1, 3, ?, 5]",
+        "none": "cannot read",
+        "absent": "no such file",
+    }.items():
+        assert said in error_of(capsys, "run", net, "-i", f"image={tmp_path / name}.npy")
+    assert "leaves 'H' open: say --shape" in error_of(capsys, "run", net, "-i", "wrong=x.npy")
+    taller = "is [1, 3, 4, 5]; the model wants"
+    assert taller not in error_of(capsys, "run", net, "--shape", "image=1,3,6,5", *inputs)

@@ -9,7 +9,7 @@ import numpy as np
 from cml_engine.convert.ncnn.conversion import Conversion
 from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import ANY, layer
-from cml_engine.errors import InputError
+from cml_engine.errors import InputError, OpenShape
 from cml_engine.graph import Shapes
 from cml_engine.ranges import named_shapes
 
@@ -62,7 +62,7 @@ def _check(name: str, shape: tuple[int, ...], held: tuple[int, ...] | None) -> N
 def _known(name: str, shape: tuple[int, ...] | None, file: str) -> tuple[int, ...]:
     if shape is None:
         message = f"'{file}' does not hold the size of its input '{name}'"
-        raise InputError(f"{message}: give --shape {name}=1,3,H,W")
+        raise OpenShape(f"{message}: give --shape {name}=1,3,H,W", name, None)
     return shape
 
 

@@ -11,7 +11,7 @@ from cml_engine.convert.builder import GraphBuilder
 from cml_engine.convert.onnx.model import ValueInfo
 from cml_engine.convert.onnx.tensors import element_dtype
 from cml_engine.convert.onnx.values import Value, kind_of
-from cml_engine.errors import InputError, ModelError, UnsupportedOp
+from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
 from cml_engine.graph import Fact
 from cml_engine.nnef.warning import warn
 from cml_engine.ranges import check_inputs_exist, named_shapes
@@ -104,22 +104,27 @@ def _shape(
     if info.name in shapes:
         found = tuple(int(n) for n in shapes[info.name])
     elif info.shape is None:
-        raise _unknown(info, "its rank", "1,3,64,64", file)
+        raise _unknown(info, "its rank", "1,3,64,64", file, None)
     else:
         dims = [symbols.get(d, d) if isinstance(d, str) else d for d in info.shape]
         unknown = [d for d in dims if not isinstance(d, int)]
         if unknown:
             named = ", ".join(f"'{d}'" if d else "an extent" for d in dict.fromkeys(unknown))
             sample = ",".join(str(d) if isinstance(d, int) else str(d or "N") for d in dims)
-            raise _unknown(info, named, sample, file)
+            known = tuple(d if isinstance(d, int) else None for d in dims)
+            raise _unknown(info, named, sample, file, known)
         found = tuple(d for d in dims if isinstance(d, int))
     if any(not 0 <= n < _MAX_EXTENT for n in found):
         raise InputError(f"'{file}': input '{info.name}' has the shape {list(found)[:8]}")
     return found
 
 
-def _unknown(info: ValueInfo, what: str, sample: str, file: str) -> InputError:
-    return InputError(
+def _unknown(
+    info: ValueInfo, what: str, sample: str, file: str, known: tuple[int | None, ...] | None
+) -> OpenShape:
+    return OpenShape(
         f"'{file}': input '{info.name}' is {info}, which leaves {what} open: say "
-        f"--shape {info.name}={sample} with numbers, or cml.load(…, shapes={{'{info.name}': …}})"
+        f"--shape {info.name}={sample} with numbers, or cml.load(…, shapes={{'{info.name}': …}})",
+        info.name,
+        known,
     )

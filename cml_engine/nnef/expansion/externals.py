@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cml_engine.errors import InputError, Source
+from cml_engine.errors import InputError, OpenShape, Source
 from cml_engine.graph import Shapes
 from cml_engine.nnef.expansion.evaluate import Site
-from cml_engine.nnef.text.ast import ArrayExpr, Call, Document, Expr, Name
+from cml_engine.nnef.text.ast import ArrayExpr, Call, Document, Expr, Literal, Name
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.printer import print_expression
 from cml_engine.nnef.text.walk import expressions
@@ -69,10 +69,12 @@ class Externals:
         used = [s for extent in line.extents for s in line.symbols_of(extent, self._known)]
         if unknown := [symbol for symbol in dict.fromkeys(used) if symbol not in self.symbols]:
             named = ", ".join(f"'{symbol}'" for symbol in unknown)
-            raise InputError(
+            raise OpenShape(
                 f"input '{line.name}' is {line}, which leaves {named} open: say "
                 f"--shape {line.name}={str(line)[1:-1]} with numbers, or "
                 f"cml.load(…, shapes={{'{line.name}': …}})",
+                line.name,
+                tuple(_number(extent) for extent in line.extents),
                 line.source,
             )
 
@@ -91,6 +93,11 @@ class Externals:
                     site.source,
                 )
         return given
+
+
+def _number(extent: Expr) -> int | None:
+    """An extent that is written as a number."""
+    return extent.value if isinstance(extent, Literal) and isinstance(extent.value, int) else None
 
 
 def _check_rank(name: str, given: tuple[int, ...], rank: int, written: str, source: Source) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cml_engine.cli.common import (
     compile_options,
     decided,
-    load_model,
+    load_for_inputs,
     named_files,
     progress,
     storage_of,
@@ -51,7 +51,7 @@ def run(a: argparse.Namespace) -> int:
     from cml_engine.passes import optimize
     from cml_engine.report.validation import Validation
 
-    written = load_model(a)
+    written = load_for_inputs(a)
     graph = optimize(written)
     gpu = Gpu()
     gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
@@ -72,7 +72,7 @@ def _check_passes(a: argparse.Namespace) -> int:
         raise InputError(
             "--passes compares in NumPy: leave --half, --decide, --decisions and --dump-kernels out"
         )
-    graph = load_model(a)
+    graph = load_for_inputs(a)
     report = check_passes(graph, _inputs(graph, a))
     print(report)
     return 0 if report.ok else 1
@@ -83,7 +83,7 @@ def _check_bits(a: argparse.Namespace) -> int:
     from cml_engine.integer.check import check_bits, random_words
     from cml_engine.integer.floats import of_floats
 
-    graph = load_model(a)
+    graph = load_for_inputs(a)
     if not graph.integer:
         raise of_floats(graph)
     report = check_bits(graph, Gpu(), _inputs(graph, a, random_words(graph, a.seed)))

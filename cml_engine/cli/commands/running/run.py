@@ -13,7 +13,7 @@ from cml_engine.cli.common import (
     backend_of,
     bar,
     compile_options,
-    load_model,
+    load_for_inputs,
     named_files,
     session_of,
     write_decisions,
@@ -21,6 +21,7 @@ from cml_engine.cli.common import (
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
+from cml_engine.files.named import NamedFile
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.passes import AS_WRITTEN
 from cml_engine.ranges import EXTENT, OVERLAP
@@ -98,7 +99,7 @@ def run(a: argparse.Namespace) -> int:
         raise InputError(
             "nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz, .png, .tif or .exr)"
         )
-    graph = load_model(a)
+    graph = load_for_inputs(a)
     if a.debug_kernels and graph.ready is not None:
         raise InputError(
             f"--debug-kernels: the kernels of '{a.model}' were cooked without what they print. Run "
@@ -109,9 +110,7 @@ def run(a: argparse.Namespace) -> int:
     array_files.check_outputs(outputs, graph.facts)
     files = named_files(a.input, facts, "input")
     if a.tile is not None:
-        facts = {
-            n: array_files.extents(files[n], n, f) if n in files else f for n, f in facts.items()
-        }
+        facts |= {name: _whole(facts[name], file, name) for name, file in files.items()}
     arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
     arrays = check_inputs(facts, arrays)
     if a.tile is not None:
@@ -131,6 +130,12 @@ def run(a: argparse.Namespace) -> int:
         print(f"{name}: {fact}{place}")
     _tell_of_words(graph, arrays, results, a.digest)
     return 0
+
+
+def _whole(fact: Fact, file: NamedFile, name: str) -> Fact:
+    """The picture's rows and columns instead of those of a tile."""
+    known = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
+    return Fact(fact.dtype, array_files.shape_of(file, name, known) or fact.shape)
 
 
 def _tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> dict[str, Any]:
