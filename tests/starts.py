@@ -12,26 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
+from benchmarks.frames.neighbour import neighbour
+
 ROOT = Path(__file__).resolve().parent.parent
-_BUSY = "while True: pass"
-
-
-@contextmanager
-def company(wanted: bool) -> Iterator[None]:
-    """A process that keeps a core busy meanwhile, where it is wanted."""
-    if not wanted:
-        yield
-        return
-    process = subprocess.Popen([sys.executable, "-c", _BUSY])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def start(frames: int, limit_s: float) -> str:
@@ -57,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     failed, times = 0, []
     for number in range(options.count):
         busy, began = number % 2 == 1, time.perf_counter()
-        with company(busy):
+        with neighbour(1e3, 1e3) if busy else nullcontext():
             why = start(options.frames, options.limit_s)
         times.append(time.perf_counter() - began)
         if why:

@@ -20,6 +20,7 @@ from demo_game.world.tile import TileId
 from scheduler import FrameReport, FrameScheduler
 from scheduler.reports import SliceReport
 from tests.fixtures.frames.host import creations
+from tests.fixtures.memory import held_bytes
 
 _FORMAT = "rgba8unorm"
 _BACKGROUND = 100
@@ -363,7 +364,7 @@ def test_nothing_is_created_in_a_frame(gpu, full, monkeypatch):
 
     play(120)
     made = creations(gpu, monkeypatch)
-    held = gpu.memory.held_bytes
+    held = held_bytes(gpu)
     play(60)
     assert made == []
     assert gpu.memory.held_bytes == held

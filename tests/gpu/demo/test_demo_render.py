@@ -24,6 +24,7 @@ from demo_game.world.noise import height
 from demo_game.world.quadtree import Detail
 from demo_game.world.tile import CELLS, FINE, PAINTED, TileId
 from tests.fixtures.landscape import Landscape, Made, make
+from tests.fixtures.memory import held_bytes
 
 SEED = 7
 WIDTH, HEIGHT = 192, 108
@@ -294,7 +295,7 @@ def test_a_tensor_of_another_size_is_refused(screen: Screen) -> None:
 
 
 def test_memory_has_owners_and_goes_back(gpu: cml.Gpu) -> None:
-    before = gpu.memory.held_bytes
+    before = held_bytes(gpu)
     screen = Screen(gpu)
     held = gpu.memory.held_bytes
     owners = {owner for owner, _ in gpu.memory.stats().holdings}

@@ -9,6 +9,7 @@ import cml_engine as cml
 from cml_engine.gpu.native import limit_instance
 from cml_engine.gpu.timing.timestamp_ring import SLOTS
 from tests.fixtures.frames.host import creations
+from tests.fixtures.memory import held_bytes
 
 SHADER = """
 @group(0) @binding(0) var<storage, read_write> sums: array<f32>;
@@ -208,13 +209,11 @@ def test_nothing_is_created_in_a_frame(gpu, timer, monkeypatch):
 
 
 def test_a_timer_gives_its_memory_back(gpu):
-    gc.collect()  # timers of other tests
-    before = gpu.memory.held_bytes
+    before = held_bytes(gpu)  # without timers of other tests
     timer = gpu.frame_timer(("render",))
     assert gpu.memory.held_bytes > before or not gpu.has_timestamps
     del timer
-    gc.collect()
-    assert gpu.memory.held_bytes == before
+    assert held_bytes(gpu) == before
 
 
 def test_without_timestamp_queries_nothing_is_timed():

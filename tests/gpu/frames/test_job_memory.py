@@ -12,6 +12,7 @@ import cml_engine as cml
 from cml_engine.graph import Fact
 from scheduler import FrameScheduler
 from tests.fixtures.frames.host import Host, conv_net, open_device, under_way
+from tests.fixtures.memory import held_bytes
 
 SHAPE = (1, 8, 24, 24)
 OUTPUT = 4 * 8 * 24 * 24
@@ -133,7 +134,7 @@ def test_a_tensor_keeps_its_memory_while_somebody_has_it(gpu, image):
     host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": image})
     done(host, job)
-    tensor, held = job.tensor("y"), gpu.memory.held_bytes
+    tensor, held = job.tensor("y"), held_bytes(gpu)
     del job
     gc.collect()
     host.frame()
@@ -147,15 +148,13 @@ def test_a_tensor_keeps_its_memory_while_somebody_has_it(gpu, image):
 def test_a_recurrent_network_holds_two_runs_outputs_at_most(gpu, image):
     session = cml.Session(conv_net(layers=1), gpu)
     host = Host(gpu, budget_ms=5.0)
-    gc.collect()
-    before = gpu.memory.held_bytes
+    before = held_bytes(gpu)
     job = host.scheduler.submit(session, {"x": image})
     for _ in range(8):
         job = host.scheduler.submit(session, {"x": job.output("y")})
         done(host, job)
         host.frame()
-    gc.collect()
-    assert gpu.memory.held_bytes - before <= 2 * OUTPUT
+    assert held_bytes(gpu) - before <= 2 * OUTPUT
 
 
 # --- nothing is left behind
@@ -262,8 +261,7 @@ def test_a_network_waits_for_the_memory_that_outputs_hold(own_gpu):
 def test_a_cancelled_job_gives_back_what_was_kept_for_its_outputs(gpu, image):
     session = cml.Session(conv_net(), gpu)
     host = Host(gpu)
-    gc.collect()
-    before = gpu.memory.held_bytes
+    before = held_bytes(gpu)
     job = host.scheduler.submit(session, {"x": image})
     under_way(host, job)
     assert gpu.memory.held_bytes > before

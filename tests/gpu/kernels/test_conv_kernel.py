@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -37,7 +36,6 @@ KERNELS["computed filter"] = (
 #: ends of a node: operators with their constant operands by shape. Each operator and each kind of
 #: operand is in one of them: a chain of several costs no more to compile than one of them alone
 EPILOGUES = {
-    "relu": [("relu", (), {})],
     "slopes": [
         ("leaky_relu", (), {"alpha": 0.1}),
         ("prelu", ("[1,C]",), {}),
@@ -55,6 +53,7 @@ EPILOGUES = {
         ("add", ("same",), {}),
         ("prelu", ("[1,C]",), {}),
         ("add", ("same",), {}),
+        ("relu", (), {}),
         ("sigmoid", (), {}),
     ],
 }
@@ -126,14 +125,24 @@ def test_every_operator_that_a_kernel_may_fuse_is_in_a_chain():
     }
 
 
-@pytest.mark.parametrize("chain", EPILOGUES)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_epilogues_in_every_kernel_and_layout(kernel, chain, gpu, rng):
+#: of each kernel every end, and every layout with one of them; all with all in the long proof
+WITH_EPILOGUES = [
+    pytest.param(
+        kernel, chain, layouts, id=f"{kernel}-{chain}-{place}",
+        marks=() if place == (number + at) % len(LAYOUTS) else pytest.mark.long,
+    )
+    for number, kernel in enumerate(KERNELS)
+    for at, chain in enumerate(EPILOGUES)
+    for place, layouts in enumerate(LAYOUTS)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "chain", "layouts"), WITH_EPILOGUES)
+def test_epilogues_in_every_kernel_and_layout(kernel, chain, layouts, gpu, rng):
     graph, inputs = graph_with(kernel, EPILOGUES[chain], rng)
-    for layouts in LAYOUTS:
-        layouts = layouts_with(graph, layouts)
-        table = forced(kernel, graph, gpu.limits, layouts)
-        check_graph(graph, inputs, gpu, layouts=layouts, partitions=1, variants=table)
+    layouts = layouts_with(graph, layouts)
+    table = forced(kernel, graph, gpu.limits, layouts)
+    check_graph(graph, inputs, gpu, layouts=layouts, partitions=1, variants=table)
 
 
 def test_a_wrong_slope_would_be_noticed(gpu, rng):
@@ -148,11 +157,20 @@ def test_a_wrong_slope_would_be_noticed(gpu, rng):
     assert np.abs(wrong["y0"] - right["y0"]).max() > 1e-3
 
 
-@pytest.mark.parametrize("layouts", LAYOUTS, ids=["plain", "in", "out", "both"])
-@pytest.mark.parametrize("channels", [1, 3, 4, 6, 16, 23])
-def test_channels_of_any_number(channels, layouts, gpu):
-    for out, window in itertools.product((1, 5, 12, 40), (1, 3)):
-        case = conv_case((1, channels, 10, 7), (out, channels, window, window))
+#: input channels, output channels, and the layout; each two of them in the suite
+CHANNELS = [
+    pytest.param(inside, out, LAYOUTS[place], id=f"{inside}-{out}-{place}",
+                 marks=() if place == (i + j) % len(LAYOUTS) else pytest.mark.long)
+    for i, inside in enumerate((1, 3, 4, 6, 16, 23))
+    for j, out in enumerate((1, 5, 12, 40))
+    for place in range(len(LAYOUTS))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("inside", "out", "layouts"), CHANNELS)
+def test_channels_of_any_number(inside, out, layouts, gpu):
+    for window in (1, 3):
+        case = conv_case((1, inside, 10, 7), (out, inside, window, window))
         graph, inputs = case_graph("conv", case, constants=True)
         check_graph(graph, inputs, gpu, layouts=layouts, partitions=1)
 
@@ -183,16 +201,23 @@ def test_first_choices_by_the_rules(gpu):
             assert last.variant.startswith(variant.name if constants else "row tile")
 
 
-@pytest.mark.parametrize("stride, kernel", [(1, 2), (2, 2), (2, 5), (3, 4), (4, 9), (5, 5)])
-def test_phases_of_any_stride_and_padding(stride, kernel, gpu):
+#: two of a kernel's paddings in the suite
+PHASES = [
+    pytest.param(stride, kernel, *padding, marks=pytest.mark.long if (i + j) % 2 else ())
+    for i, (stride, kernel) in enumerate([(1, 2), (2, 2), (2, 5), (3, 4), (4, 9), (5, 5)])
+    for j, padding in enumerate([(0, 0), (1, 2), (2 * kernel + 1, kernel), (kernel, 1)])
+]
+
+
+@pytest.mark.parametrize("stride, kernel, before, after", PHASES)
+def test_phases_of_any_stride_and_padding(stride, kernel, before, after, gpu):
     """Where the first tap's phase lies depends on the padding, up to more than a kernel's size."""
-    for before, after in ((0, 0), (1, 2), (kernel, 1), (2 * kernel + 1, kernel)):
-        size = max(3, (before + after) // stride + 3)
-        axis = {"stride": [1, stride], "padding": [(0, 0), (before, after)]}
-        case = deconv_case((1, 5, 2, size), (5, 7, 1, kernel), (7,), **axis)
-        graph, inputs = case_graph("deconv", case, constants=True)
-        assert lower(graph, gpu.limits, {"x0": C4}).steps[-1].path == "conv/conv_weave.hlsl"
-        check_graph(graph, inputs, gpu, layouts={"x0": C4}, partitions=3)
+    size = max(3, (before + after) // stride + 3)
+    axis = {"stride": [1, stride], "padding": [(0, 0), (before, after)]}
+    case = deconv_case((1, 5, 2, size), (5, 7, 1, kernel), (7,), **axis)
+    graph, inputs = case_graph("deconv", case, constants=True)
+    assert lower(graph, gpu.limits, {"x0": C4}).steps[-1].path == "conv/conv_weave.hlsl"
+    check_graph(graph, inputs, gpu, layouts={"x0": C4}, partitions=3)
 
 
 def test_winograd_in_several_rounds(gpu, monkeypatch):

@@ -13,6 +13,7 @@ import wgpu
 
 import cml_engine as cml
 from tests.fixtures.frames.host import SHAPE, Host, conv_net, open_device, under_way, within
+from tests.fixtures.memory import held_bytes
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def test_abandoned_frames_are_encoded_again(gpu, image, every):
 def test_abandoned_frames_lose_no_memory_and_no_slot(gpu, image):
     session = cml.Session(conv_net(layers=1), gpu)
     host = Host(gpu, budget_ms=50.0)
-    held = gpu.memory.held_bytes
+    held = held_bytes(gpu)
     for _ in range(40):
         job = host.scheduler.submit(session, {"x": image})
         job.read("y")

@@ -12,6 +12,7 @@ import cml_engine as cml
 from cml_engine.cli import main
 from cml_engine.errors import DeviceError, InputError
 from tests.fixtures.frames.host import Host, conv_net
+from tests.fixtures.memory import held_bytes
 
 IMAGE = np.ones((1, 8, 24, 24), np.float32)
 
@@ -60,7 +61,7 @@ def test_markers_name_every_operator_where_they_are_asked_for(gpu):
 
 def test_a_closed_session_holds_nothing_and_says_so(gpu):
     host = Host(gpu, budget_ms=0.01)
-    before = gpu.memory.held_bytes
+    before = held_bytes(gpu)
     session = cml.Session(conv_net(), gpu)
     session.run({"x": IMAGE})
     job = host.scheduler.submit(session, {"x": IMAGE})
