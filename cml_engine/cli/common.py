@@ -15,6 +15,7 @@ from cml_engine.cooked import load_cooked
 from cml_engine.cooked.form import MAGIC
 from cml_engine.errors import DeviceError, InputError, OpenShape
 from cml_engine.files import arrays as array_files
+from cml_engine.files.arrays import Known, Shape
 from cml_engine.files.atomic_write import write_atomically
 from cml_engine.files.json import read_json
 from cml_engine.files.named import NamedFile, named_file
@@ -30,18 +31,25 @@ if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
 
 T = TypeVar("T")
+ShapeOf = Callable[[str, str, Known], Shape | None]
 
 
-def load_for_inputs(a: argparse.Namespace) -> Graph:
-    """:func:`load_model`, where an input that the model leaves open has the shape of its file."""
-    given = dict(pair.partition("=")[::2] for pair in a.input)
+def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape_of) -> Graph:
+    """:func:`load_model`, where an input that the model leaves open has the shape that its ``-i``
+    file says."""
+    files = dict(pair.partition("=")[::2] for pair in a.input)
+    return load_open(a, lambda name, known: shape_of(files.get(name, ""), name, known))
+
+
+def load_open(a: argparse.Namespace, shape_of: Callable[[str, Known], Shape | None]) -> Graph:
+    """:func:`load_model`, where an input that the model leaves open has the shape that
+    ``shape_of`` gives for its name and what is known, if any."""
     shapes = named_shapes(a.shape)
     while True:
         try:
             return load_model(a, shapes)
         except OpenShape as open:
-            file = given.pop(open.input, "")
-            shape = array_files.shape_of(file, open.input, open.known) if file else None
+            shape = None if open.input in shapes else shape_of(open.input, open.known)
             if shape is None:
                 raise
             shapes[open.input] = shape

@@ -142,6 +142,10 @@ def open_source(given: Any, facts: Facts) -> InputSource:
 def _of_pattern(pattern: str, facts: Facts) -> InputSource:
     if _zarr_at(pattern):
         return _of_zarr_place(pattern, facts)
+    return Files(tuple(str(Path(path).absolute()) for path in _matching(pattern)))
+
+
+def _matching(pattern: str) -> list[str]:
     anchor = Path(pattern).anchor
     found = sorted(map(str, Path(anchor).glob(str(Path(pattern).relative_to(anchor)))))
     if not found:
@@ -149,7 +153,13 @@ def _of_pattern(pattern: str, facts: Facts) -> InputSource:
             f"--inputs '{pattern}': no such file. Wanted .npy, .npz or .png files, or a Zarr "
             "array; a pattern in quotes, such as 'tiles/*.npy'"
         )
-    return Files(tuple(str(Path(path).absolute()) for path in found))
+    return found
+
+
+def first_shape(pattern: str, name: str, known: array_files.Known) -> array_files.Shape | None:
+    """The shape that the first of the files gives to an input of which only some extents are
+    ``known``; None where they are a Zarr array's."""
+    return None if _zarr_at(pattern) else array_files.shape_of(_matching(pattern)[0], name, known)
 
 
 def _zarr_at(place: str) -> bool:

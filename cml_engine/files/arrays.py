@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -30,6 +30,8 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
+#: the extents of an input as far as they are known; None where not even their number is
+Known = tuple[int | None, ...] | None
 SUFFIXES = (".npy", ".npz", *pictures.KINDS)
 #: a file, or its name
 File = str | Path | NamedFile
@@ -45,10 +47,12 @@ def read(file: File, name: str, fact: Fact) -> Array:
     return np.asarray(found.scaled(array)) if fact.dtype == "scalar" else array
 
 
-def shape_of(file: File, name: str, known: Sequence[int | None] | None) -> Shape | None:
-    """The shape that a file gives to an input of which only some extents are ``known`` (the others
-    are None; so is all of it where their number is not). None where a picture cannot say it: it
-    has rows and columns, and as many channels as are asked of it."""
+def shape_of(file: File, name: str, known: Known) -> Shape | None:
+    """The shape that a file gives to an input of which only some extents are ``known``. None where
+    there is no file, and where a picture cannot say it: it has rows and columns, and as many
+    channels as are asked of it."""
+    if file == "":
+        return None
     found = _found(file, name)
     with _told(found, name):
         if found.suffix in pictures.KINDS:
@@ -64,9 +68,7 @@ def shape_of(file: File, name: str, known: Sequence[int | None] | None) -> Shape
     return shape
 
 
-def _shape_of_picture(
-    found: NamedFile, name: str, known: Sequence[int | None] | None
-) -> Shape | None:
+def _shape_of_picture(found: NamedFile, name: str, known: Known) -> Shape | None:
     if known is None or len(known) < 2 or known[1] is None:
         return None
     written = (known[0] or 1, known[1], *(n or 1 for n in known[2:]))

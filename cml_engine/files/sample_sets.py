@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError
+from cml_engine.files.arrays import Known, Shape
 from cml_engine.graph import Fact
 
 Array = np.ndarray[Any, Any]
@@ -36,18 +37,31 @@ def read_samples(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> list[d
 def _of_input(path: Path, name: str, fact: Fact) -> list[Array]:
     """The samples of one input: the arrays of a ``.npz``, or one array with an axis in front of the
     input's own (or in the place of its first, where that is one)."""
+    found = [s for array in _arrays(path, name) for s in _split(array, path, name, fact)]
+    if not found:
+        raise InputError(f"'{path}': no samples of '{name}' in it")
+    return found
+
+
+def sample_shape(path: str, name: str, known: Known) -> Shape | None:
+    """The shape that samples give to an input of which only some extents are ``known``; None where
+    they do not say."""
+    arrays = _arrays(Path(path), name) if path and known is not None else []
+    if not arrays or known is None or not 0 <= arrays[0].ndim - len(known) <= 1:
+        return None
+    shape = arrays[0].shape
+    return shape[1:] if len(shape) > len(known) else (known[0] or 1, *shape[1:])
+
+
+def _arrays(path: Path, name: str) -> list[Array]:
     if not path.is_file():
         raise InputError(f"samples of '{name}': no such file: {path}")
     try:
         loaded = np.load(path, allow_pickle=False)
-        arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[k] for k in loaded.files]
+        return [loaded] if isinstance(loaded, np.ndarray) else [loaded[k] for k in loaded.files]
     except Exception as error:  # whatever NumPy says of a damaged file
         said = str(error) or type(error).__name__
         raise InputError(f"samples of '{name}': cannot read {path}: {said}") from None
-    found = [sample for array in arrays for sample in _split(array, path, name, fact)]
-    if not found:
-        raise InputError(f"'{path}': no samples of '{name}' in it")
-    return found
 
 
 def _split(array: Array, path: Path, name: str, fact: Fact) -> list[Array]:

@@ -11,9 +11,11 @@ import pytest
 from PIL import Image
 
 from cml_engine.cli import main
+from cml_engine.distributed.sources import first_shape
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
 from cml_engine.files import png as png_files
+from cml_engine.files.sample_sets import sample_shape
 from cml_engine.graph import Fact
 from tests.fixtures.models import write_model
 
@@ -315,3 +317,19 @@ def test_archives_are_those_that_numpy_writes(tmp_path):
         assert {n: ours.read(n) for n in ours.namelist()} == {
             n: theirs.read(n) for n in theirs.namelist()
         }
+
+
+# --- shapes that a model leaves open
+
+
+def test_samples_and_the_first_of_many_files_say_a_shape(tmp_path):
+    known = (None, 3, None, None)
+    np.savez(tmp_path / "s.npz", x=np.zeros((9, 3, 4, 5), np.float32))
+    np.save(tmp_path / "s.npy", np.zeros((9, 1, 3, 4, 5), np.float32))
+    np.save(tmp_path / "flat.npy", np.zeros((4, 5), np.float32))
+    for name, wanted in {"s.npz": (1, 3, 4, 5), "s.npy": (1, 3, 4, 5), "flat.npy": None}.items():
+        assert sample_shape(str(tmp_path / name), "x", known) == wanted
+    assert sample_shape(str(tmp_path / "s.npz"), "x", None) is None
+    assert first_shape(str(tmp_path / "*.npz"), "x", known) == (9, 3, 4, 5)
+    with pytest.raises(InputError, match=r"no such file. Wanted"):
+        first_shape(str(tmp_path / "*.png"), "x", known)

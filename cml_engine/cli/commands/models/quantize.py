@@ -6,9 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from cml_engine.cli.common import load_model, named_files
+from cml_engine.cli.common import load_for_inputs, named_files
 from cml_engine.cli.options import add_options
-from cml_engine.files.sample_sets import read_samples
+from cml_engine.files.sample_sets import read_samples, sample_shape
 from cml_engine.integer.quantizer.quantize import quantize
 from cml_engine.loading import save_checked
 
@@ -40,7 +40,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    graph = load_model(a)
+    graph = load_for_inputs(a, sample_shape)
     facts = {name: graph.facts[name] for name in graph.inputs}
     files = named_files(a.input, facts, "input")
     samples = read_samples({name: file.path for name, file in files.items()}, facts)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
-from cml_engine.cli.common import compile_options, is_cooked, load_model
+from cml_engine.cli.common import compile_options, is_cooked, load_open
 from cml_engine.cli.options import add_options
 from cml_engine.distributed.cluster import WORKERS
 from cml_engine.distributed.map import BATCH, map_network
 from cml_engine.distributed.progress import shown
 from cml_engine.distributed.run import PRICE
+from cml_engine.distributed.sources import first_shape
 from cml_engine.errors import InputError
 from cml_engine.files.arrays import check_place
 from cml_engine.files.atomic_write import write_atomically
@@ -55,7 +57,7 @@ def run(a: argparse.Namespace) -> int:
         raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
     if a.report is not None:
         check_place(Path(a.report))
-    graph = load_model(a)
+    graph = load_open(a, partial(first_shape, a.inputs))
     try:
         with shown("inputs") as progress:
             report = map_network(
