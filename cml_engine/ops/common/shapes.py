@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -56,12 +56,25 @@ def check_type(dtype: str, **facts: Fact) -> None:
             raise ShapeError(f"{name} is {fact}, wanted {dtype}; cast it")
 
 
+def check_word(name: str, value: str, known: Collection[str]) -> None:
+    """That an attribute, by its name in the declaration, is one of the words there are."""
+    if value not in known:
+        raise ShapeError(f"{name} '{value}', wanted one of {', '.join(known)}")
+
+
 def check_length(name: str, values: Sequence[object], wanted: int, of: str) -> None:
     """That a list attribute has one value for each of ``wanted`` things."""
     if len(values) != wanted:
         raise ShapeError(
             f"'{name}' has {len(values)} values ({list(values)}), wanted {wanted}: one for {of}"
         )
+
+
+def check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
+    """That there is a size of 1 or more for each spatial axis."""
+    check_length(name, sizes, x.rank - 2, f"each spatial axis of {x}")
+    if any(n < 1 for n in sizes):
+        raise ShapeError(f"{name} {list(sizes)}, wanted 1 or more in each")
 
 
 def check_same(facts: Sequence[Fact], but: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
+from cml_engine.ops.declaration.spec import GROUP, Cost, Dispatch, Kernel
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -207,3 +207,31 @@ class Lowering:
 
     def refuse(self, why: str) -> ShapeError:
         return ShapeError(f"{self.node.title}: {why}", self.node.source)
+
+
+def for_each(
+    op: Lowering,
+    n: int,
+    params: Mapping[str, Any],
+    defines: Mapping[str, int | str] | None = None,
+    *,
+    types: str = "",
+    tensors: Sequence[str] = (),
+    items: int = 1,
+    writes: int = 1,
+    kernel: Kernel | None = None,
+    cost: Cost | None = None,
+) -> Dispatch:
+    """A thread for each of ``n`` things, or for so many ``items`` of them; the shader knows how
+    many there are as ``n``. ``tensors``: others than all that the node reads and writes; ``types``:
+    what the first of them hold, where that is not floats."""
+    typed = {f"T{i}_TYPE": name for i, name in enumerate(types.split())}
+    return Dispatch(
+        groups=-(-n // (items * GROUP)),
+        tensors=tuple(tensors) or (*op.in_names, *op.out_names),
+        params={"n": n, **params},
+        defines={**(defines or {}), **typed},
+        writes=writes,
+        kernel=kernel,
+        cost=cost,
+    )

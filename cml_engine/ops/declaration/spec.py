@@ -29,6 +29,8 @@ Cpu = Callable[..., "Array | Sequence[Array]"]
 #: takes a :class:`~cml_engine.ops.declaration.lowering.Lowering`, which stands above this module
 Lower = Callable[[Any], "Iterable[Dispatch]"]
 Prepare = Callable[[Attrs, "Sequence[Fact]", "Sequence[Array | None]", Scratch], "Cpu | None"]
+#: threads of a workgroup, where a kernel says nothing else
+GROUP = 64
 #: which blocked feature maps of a node may be stored in 16 bits: none of them; each by itself;
 #: all of them or none; those that it reads
 Half = Literal["none", "each", "alike", "reads"]
@@ -126,7 +128,7 @@ class Kernel:
     params: str = ""
     lower: Lower | None = None
     threads: Callable[..., int] | None = None
-    group: int = 64
+    group: int = GROUP
     layouts: Literal["plain", "same", "copies", "each", "blocks", "joins", "any"] = "plain"
     half: Half | Callable[[Node, Mapping[str, Fact]], Half] = "none"
     epilogues: Literal["none", "places", "channels"] = "none"
@@ -149,6 +151,9 @@ class Tolerance:
 
 EXACT = Tolerance(0.0, 0.0, "moves or compares values, computes none")
 ROUNDING = Tolerance(1e-6, 1e-6, "one rounding per operation")
+POSITION = Tolerance(
+    2e-5, 2e-5, "a position is rounded: an error of 2^-24 of it, times the slope there"
+)
 
 
 @dataclass(frozen=True)
@@ -191,6 +196,11 @@ def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
         return Cost.moving(flops_per_element * sum(f.size for f in outputs), inputs, outputs)
 
     return cost
+
+
+def gathered_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    """Of the first operand what the second one's indices take."""
+    return Cost.moving(0, [inputs[1], *outputs], outputs)
 
 
 def same_as(position: int) -> Infer:

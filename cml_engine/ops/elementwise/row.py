@@ -143,6 +143,11 @@ class Operand:
     layout: str = PLAIN
 
 
+def operands(op: Lowering, names: Sequence[str]) -> list[Operand]:
+    """Tensors of the node."""
+    return [Operand(name, op.fact(name), op.layout(name)) for name in names]
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """One operator of a chain: its formula, its attributes' values, and for each operand which of
@@ -180,9 +185,9 @@ def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operan
 
 def _lower(row: Formula, op: Lowering) -> Iterator[Dispatch]:
     names = tuple(dict.fromkeys(op.node.reads)) if op.epilogues else op.in_names
-    *operands, out = (Operand(n, op.fact(n), op.layout(n)) for n in names + op.out_names)
+    *read, out = operands(op, names + op.out_names)
     if out.fact.size:
-        yield launch_chain(_chain(row, op, names), operands, out)
+        yield launch_chain(_chain(row, op, names), read, out)
 
 
 def _chain(row: Formula, op: Lowering, names: Sequence[str]) -> list[Link]:

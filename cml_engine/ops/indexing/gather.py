@@ -3,7 +3,7 @@ the same 32 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from math import prod
 from typing import Any
@@ -13,8 +13,8 @@ import numpy as np
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
 from cml_engine.layout import HLSL_TYPE
-from cml_engine.ops.common.shapes import check_axis, check_type, fact_of
-from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.common.shapes import check_axis, check_type, check_word, fact_of
+from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -24,6 +24,7 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     elementwise_cost,
+    gathered_cost,
 )
 
 Array = np.ndarray[Any, Any]
@@ -51,26 +52,19 @@ def _gather_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
 
 
 def _gather_lower(op: Lowering) -> Iterator[Dispatch]:
-    (x, indices), (y,) = op.inputs, op.outputs
-    if y.size == 0:
-        return
+    x, indices = op.inputs
     axis = op.attrs.axis
     row = prod(x.shape[axis + 1 :])
     width, item = (4, "uint4") if row % 4 == 0 else (1, "uint")
     blocks = -(-row // (width * _ITEMS))
+    params = {
+        "blocks": blocks,
+        "row": row // width,
+        "extent": x.shape[axis],
+        "indices": indices.size,
+    }
     n = prod(x.shape[:axis]) * indices.size * blocks
-    yield Dispatch(
-        groups=-(-n // _GATHER.group),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": n,
-            "blocks": blocks,
-            "row": row // width,
-            "extent": x.shape[axis],
-            "indices": indices.size,
-        },
-        defines={"ITEMS": _ITEMS, "T0_TYPE": item, "T1_TYPE": "int", "T2_TYPE": item},
-    )
+    yield for_each(op, n, params, {"ITEMS": _ITEMS}, types=f"{item} int {item}")
 
 
 _GATHER = Kernel(
@@ -91,9 +85,7 @@ define(
         infer=_gather_infer,
         cpu=_gather_cpu,
         kernel=_GATHER,
-        cost=lambda attrs, inputs, outputs: elementwise_cost(0)(
-            attrs, [inputs[1], *outputs], outputs
-        ),
+        cost=gathered_cost,
         tolerance=EXACT,
         cases=[
             Case(((10, 7), _index(10, 3)), {"axis": 0}, "rows"),
@@ -112,8 +104,7 @@ define(
 
 
 def _cast_infer(attrs: Attrs, x: Fact) -> Fact:
-    if attrs.dtype not in NUMPY_DTYPE:
-        raise ShapeError(f"cast to '{attrs.dtype}', wanted one of {', '.join(NUMPY_DTYPE)}")
+    check_word("cast to", attrs.dtype, NUMPY_DTYPE)
     return Fact(attrs.dtype, x.shape)
 
 
@@ -128,24 +119,18 @@ def _cast_cpu(attrs: Attrs, x: Array) -> Array:
 
 def _cast_lower(op: Lowering) -> Iterator[Dispatch]:
     (x,), (y,) = op.inputs, op.outputs
-    kind = {}
+    kind: dict[str, int | str] = {}
     if y.dtype == "logical":
         kind = {"FLOAT_TO_LOGICAL" if x.dtype == "scalar" else "TO_LOGICAL": 1}
     elif (x.dtype, y.dtype) == ("scalar", "integer"):
         kind = {"FLOAT_TO_INT": 1}
-    if y.size:
-        yield Dispatch(
-            groups=-(-y.size // (_CAST.group * _ITEMS)),
-            tensors=(*op.in_names, *op.out_names),
-            params={"n": y.size},
-            defines={
-                "CAST": 1,
-                "ITEMS": _ITEMS,
-                "T0_TYPE": HLSL_TYPE[x.dtype],
-                "T1_TYPE": HLSL_TYPE[y.dtype],
-                **kind,
-            },
-        )
+    yield _moved(op, f"{HLSL_TYPE[x.dtype]} {HLSL_TYPE[y.dtype]}", kind)
+
+
+def _moved(op: Lowering, types: str, kind: Mapping[str, int | str]) -> Dispatch:
+    """Every element by itself."""
+    defines = {"CAST": 1, "ITEMS": _ITEMS, **kind}
+    return for_each(op, op.outputs[0].size, {}, defines, types=types, items=_ITEMS)
 
 
 _CAST = Kernel("indexing/gather.hlsl", "n:u", lower=_cast_lower, trusted=True)
@@ -190,14 +175,7 @@ def _bits_cpu(target: str, attrs: Attrs, x: Array) -> Array:
 
 def _bits_lower(op: Lowering) -> Iterator[Dispatch]:
     """Words moved as they are: no unit for floats sees them."""
-    size = op.outputs[0].size
-    if size:
-        yield Dispatch(
-            groups=-(-size // (_CAST.group * _ITEMS)),
-            tensors=(*op.in_names, *op.out_names),
-            params={"n": size},
-            defines={"CAST": 1, "ITEMS": _ITEMS, "T0_TYPE": "uint", "T1_TYPE": "uint"},
-        )
+    yield _moved(op, "uint uint", {})
 
 
 for _name, _source, _target in (

@@ -11,7 +11,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.integer import arrays
 from cml_engine.integer.rule import LARGE_TABLE, SMALL_TABLE
-from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, elementwise_cost
 
@@ -33,15 +33,9 @@ def _cpu(attrs: Attrs, x: Array, table: Array) -> Array:
 
 
 def _lower(op: Lowering) -> Iterator[Dispatch]:
-    size = op.outputs[0].size
-    if size:
-        points = {"POINTS": 1} if op.inputs[1].size == LARGE_TABLE else {}
-        yield Dispatch(
-            groups=-(-size // (_KERNEL.group * _ITEMS)),
-            tensors=(*op.in_names, *op.out_names),
-            params={"n": size, "first": op.attrs["first"]},
-            defines={"ITEMS": _ITEMS, **points},
-        )
+    points = {"POINTS": 1} if op.inputs[1].size == LARGE_TABLE else {}
+    params, defines = {"first": op.attrs["first"]}, {"ITEMS": _ITEMS, **points}
+    yield for_each(op, op.outputs[0].size, params, defines, items=_ITEMS)
 
 
 _KERNEL = Kernel("indexing/integer_table.hlsl", "n:u first:i", lower=_lower, trusted=True)

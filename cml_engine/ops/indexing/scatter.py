@@ -16,8 +16,8 @@ import numpy as np
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.broadcast import contiguous_strides
-from cml_engine.ops.common.shapes import MAX_RANK, check_axis, check_type
-from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.common.shapes import MAX_RANK, check_axis, check_type, check_word
+from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -28,12 +28,12 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
+    gathered_cost,
 )
 from cml_engine.ops.indexing.scatter_gpu import ELEMENTS, REDUCTIONS, ROWS
 from cml_engine.ops.indexing.scatter_places import PlacesOf, element_places, row_places
 
 Array = np.ndarray[Any, Any]
-_GROUP = 64
 _MEET = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
@@ -64,8 +64,7 @@ def _gather_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
 def _check_updates(attrs: Attrs, x: Fact, updates: Fact, shape: Sequence[int]) -> None:
     if updates != Fact(x.dtype, tuple(shape)):
         raise ShapeError(f"updates are {updates}, wanted {x.dtype}{list(shape)}")
-    if attrs.reduction not in REDUCTIONS:
-        raise ShapeError(f"reduction '{attrs.reduction}', wanted one of {', '.join(REDUCTIONS)}")
+    check_word("reduction", attrs.reduction, REDUCTIONS)
     if x.dtype == "logical" and attrs.reduction != "none":
         raise ShapeError(f"reduction '{attrs.reduction}' of {x}: logical has 'none' only; cast it")
 
@@ -122,37 +121,24 @@ def _scatter_cpu(
 
 def _gather_lower(op: Lowering) -> Iterator[Dispatch]:
     x, indices = op.inputs
-    if indices.size == 0:
-        return
     axis, strides = op.attrs.axis, contiguous_strides(x.shape)
-    yield Dispatch(
-        groups=-(-indices.size // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": indices.size,
-            "rank": x.rank,
-            "extent": indices.shape,
-            "stride": [0 if d == axis else s for d, s in enumerate(strides)],
-            "slots": x.shape[axis],
-            "step": strides[axis],
-        },
-        defines={"GATHER": 1, "T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint"},
-    )
+    params = {
+        "rank": x.rank,
+        "extent": indices.shape,
+        "stride": [0 if d == axis else s for d, s in enumerate(strides)],
+        "slots": x.shape[axis],
+        "step": strides[axis],
+    }
+    yield for_each(op, indices.size, params, {"GATHER": 1}, types="uint int uint")
 
 
 _GATHER = Kernel(
     "indexing/scatter.hlsl",
     f"n:u rank:u extent:u{MAX_RANK} stride:u{MAX_RANK} slots:u step:u",
     lower=_gather_lower,
-    group=_GROUP,
     trusted=True,
 )
 # --- the operators ------------------------------------------------------------------------------
-
-
-def _gather_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    moved = outputs[0].nbytes
-    return Cost(0, inputs[1].nbytes + moved, moved)
 
 
 def _scatter_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
@@ -184,7 +170,7 @@ define(
         infer=_gather_infer,
         cpu=_gather_cpu,
         kernel=_GATHER,
-        cost=_gather_cost,
+        cost=gathered_cost,
         tolerance=EXACT,
         cases=[
             Case(((4, 5), _index(4, 3, 5)), {"axis": 0}, "first axis"),

@@ -15,12 +15,11 @@ import numpy as np
 
 from cml_engine.ops.common.broadcast import contiguous_strides
 from cml_engine.ops.common.shapes import MAX_RANK
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.indexing.scatter_places import PlacesOf, element_places, row_places
 
 Array = np.ndarray[Any, Any]
-_GROUP = 64
 #: what happens to a place, in the kernels' order
 REDUCTIONS = ("none", "add", "mul", "min", "max")
 #: threads that keep a GPU, or a driver that runs shaders on the CPU, busy
@@ -120,20 +119,15 @@ def _looked(
     updates a launch does those that a thread's loops may turn for."""
     part = MOST_TURNS // 2 // (geometry["places"] + LOOP_TURNS * geometry["by_rows"] or 1)
     for begin in range(0, max(updates, 1), part):
-        yield Dispatch(
-            groups=-(-threads // _GROUP),
-            tensors=(*op.in_names, *op.out_names),
-            params={
-                "n": threads,
-                "lines": op.inputs[0].size // geometry["slots"],
-                "segment": segment,
-                "kind": kind,
-                "begin": begin,
-                "end": min(begin + part, updates),
-                **geometry,
-            },
-            defines={"T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint", "T3_TYPE": "uint"},
-        )
+        params = {
+            "lines": op.inputs[0].size // geometry["slots"],
+            "segment": segment,
+            "kind": kind,
+            "begin": begin,
+            "end": min(begin + part, updates),
+            **geometry,
+        }
+        yield for_each(op, threads, params, types="uint int uint uint")
 
 
 def _listed(
@@ -144,7 +138,7 @@ def _listed(
     fact = op.inputs[0]
     lists = _lists(places_of(op.attrs, indices, fact.shape)[0])
     hits = int(lists[0])
-    yield _step("COPY", fact.size, (x, y), ("uint", "uint"))
+    yield _step(op, "COPY", fact.size, (x, y), "uint uint")
     if hits == 0:
         return
     shape = "x".join(map(str, fact.shape))
@@ -152,7 +146,7 @@ def _listed(
     longest = int(np.diff(lists[1 + hits : 2 + 2 * hits]).max())
     for begin in range(0, longest, MOST_TURNS):
         params = {"row": row, "begin": begin, "end": begin + MOST_TURNS, "kind": kind}
-        yield _step("LISTED", hits * row, (packed, updates, y), ("int", "uint", "uint"), **params)
+        yield _step(op, "LISTED", hits * row, (packed, updates, y), "int uint uint", **params)
 
 
 def _lists(places: Array) -> Array:
@@ -169,21 +163,16 @@ def _marked(op: Lowering, row: int, marks: Mapping[str, Any]) -> Iterator[Dispat
     (x, indices, updates), (y,) = op.in_names, op.out_names
     size, count = op.inputs[0].size, op.inputs[2].size // row
     winners = op.scratch(size // row)
-    yield _step("CLEAR", size // row, (winners,), ("uint",))
-    yield _step("MARK", count, (indices, winners), ("int", "uint"), **marks)
-    yield _step("TAKE", size, (x, updates, winners, y), ("uint",) * 4, row=row)
+    yield _step(op, "CLEAR", size // row, (winners,), "uint")
+    yield _step(op, "MARK", count, (indices, winners), "int uint", **marks)
+    yield _step(op, "TAKE", size, (x, updates, winners, y), "uint uint uint uint", row=row)
 
 
 def _step(
-    name: str, threads: int, tensors: tuple[str, ...], types: tuple[str, ...], **params: Any
+    op: Lowering, name: str, threads: int, tensors: tuple[str, ...], types: str, **params: Any
 ) -> Dispatch:
-    return Dispatch(
-        groups=-(-threads // _GROUP),
-        tensors=tensors,
-        params={"n": threads, **_NOTHING, **params},
-        defines={name: 1, **{f"T{i}_TYPE": kind for i, kind in enumerate(types)}},
-        kernel=_STEPS,
-    )
+    stated = {**_NOTHING, **params}
+    return for_each(op, threads, stated, {name: 1}, types=types, tensors=tensors, kernel=_STEPS)
 
 
 _NOTHING: Mapping[str, Any] = {
@@ -194,7 +183,6 @@ _STEPS = Kernel(
     "indexing/scatter_steps.hlsl",
     "n:u row:u begin:u end:u kind:u slots:u by_rows:u rank:u step:u "
     f"extent:u{MAX_RANK} stride:u{MAX_RANK}",
-    group=_GROUP,
     trusted=True,
 )
 _PARAMS = (
@@ -202,6 +190,6 @@ _PARAMS = (
     + " ".join(f"{name}:u{MAX_RANK}" for name in ("limit", "extent", "reach", "to", "start"))
 )
 ELEMENTS, ROWS = (
-    Kernel("indexing/scatter.hlsl", _PARAMS, lower=lower, group=_GROUP, trusted=True)
+    Kernel("indexing/scatter.hlsl", _PARAMS, lower=lower, trusted=True)
     for lower in (_elements_lower, _rows_lower)
 )

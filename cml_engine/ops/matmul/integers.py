@@ -19,7 +19,7 @@ from cml_engine.ops.common.broadcast import broadcast_strides
 from cml_engine.ops.common.shapes import MAX_RANK, check_type
 from cml_engine.ops.common.window import GEOMETRY, WindowAxis, geometry
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -33,13 +33,12 @@ from cml_engine.ops.declaration.spec import (
 )
 
 Array = np.ndarray[Any, Any]
-_GROUP = 64
 _WORDS = (-(2**31), 2**31 - 1, "integer")
 _INTEGERS = {f"T{i}_TYPE": "int" for i in range(3)}
 
 
 def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    return Kernel("matmul/products.hlsl", params, lower=lower, group=_GROUP, trusted=True)
+    return Kernel("matmul/products.hlsl", params, lower=lower, trusted=True)
 
 
 def _row_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
@@ -58,12 +57,8 @@ def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
     if step < 1:
         raise op.refuse(f"one result has parts of {turns} products each, wanted less")
     for begin in range(0, max(count, 1), step):
-        yield Dispatch(
-            groups=-(-size // _GROUP),
-            tensors=(*op.in_names, *op.out_names),
-            params={"n": size, "begin": begin, "end": min(begin + step, count), **params},
-            defines=defines,
-        )
+        part = {"begin": begin, "end": min(begin + step, count), **params}
+        yield for_each(op, size, part, defines)
 
 
 def _wrapped(wide: Array) -> Array:

@@ -25,7 +25,7 @@ from cml_engine.ops.common.shapes import (
     fact_of,
     fill_reshape,
 )
-from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, Kernel, OpSpec, Random
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
@@ -250,30 +250,23 @@ def _joined_in_blocks(op: Lowering, channels: Sequence[int]) -> Iterator[Dispatc
     batch, total, *spatial = op.outputs[0].shape
     for name, count in zip(op.in_names, channels, strict=True):
         touched = -(-(first + count) // 4) - first // 4
-        n = batch * touched * prod(spatial) if count else 0
-        yield Dispatch(
-            groups=-(-n // _JOIN.group),
-            tensors=(name, target),
-            params={
-                "n": n,
-                "channels": count,
-                "volume": prod(spatial),
-                "first": first,
-                "depth": -(-total // 4),
-                "touched": touched,
-            },
-            defines={"T0_TYPE": op.vector_type(name), "T1_TYPE": op.vector_type(target)},
-            kernel=_JOIN,
-            cost=Cost(0, op.nbytes(name), op.nbytes(name)),
-        )
+        params = {
+            "channels": count,
+            "volume": prod(spatial),
+            "first": first,
+            "depth": -(-total // 4),
+            "touched": touched,
+        }
+        yield for_each(
+            op, batch * touched * prod(spatial) if count else 0, params,
+            types=f"{op.vector_type(name)} {op.vector_type(target)}", tensors=(name, target),
+            kernel=_JOIN, cost=Cost(0, op.nbytes(name), op.nbytes(name)),
+        )  # fmt: skip
         first += count
 
 
 _JOIN = Kernel(
-    "movement/join.hlsl",
-    "n:u channels:u volume:u first:u depth:u touched:u",
-    group=64,
-    trusted=True,
+    "movement/join.hlsl", "n:u channels:u volume:u first:u depth:u touched:u", trusted=True
 )
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
-from cml_engine.ops.common.shapes import check_length, fact_from
+from cml_engine.ops.common.shapes import check_length, check_word, fact_from
 from cml_engine.ops.common.window import BORDERS
 from cml_engine.ops.declaration.defines import word
-from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -34,8 +34,7 @@ _ITEMS = 8
 
 
 def _infer(attrs: Attrs, x: Fact) -> Fact:
-    if attrs.border not in BORDERS:
-        raise ShapeError(f"pad border '{attrs.border}', wanted one of {', '.join(BORDERS)}")
+    check_word("pad border", attrs.border, BORDERS)
     check_length("padding", attrs.padding, x.rank, f"each axis of {x}")
     shape = [p + e + q for e, (p, q) in zip(x.shape, attrs.padding, strict=True)]
     for axis, (extent, out) in enumerate(zip(x.shape, shape, strict=True)):
@@ -107,8 +106,6 @@ def _merged(x: Fact, y: Fact, padding: Sequence[tuple[int, int]], border: str) -
 
 def _lower(op: Lowering) -> Iterator[Dispatch]:
     (x,), (y,), attrs = op.inputs, op.outputs, op.attrs
-    if y.size == 0:
-        return
     dims = _merged(x, y, attrs.padding, attrs.border)
     row = dims[-1]
     width = 4 if all(v % 4 == 0 for v in (row.extent, row.out, row.before)) else 1
@@ -116,20 +113,11 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
         width = 1
     dims[-1] = _Dim(row.extent // width, row.out // width, row.before // width)
     blocks = -(-dims[-1].out // _ITEMS)
+    params = {"blocks": blocks, "value": _word(attrs.value, x.dtype), **_params(dims)}
+    rank = next(r for r in _RANKS if r >= len(dims))
+    defines = {"RANK": rank, **word("border", attrs.border), "ITEMS": _ITEMS}
     n = prod(d.out for d in dims[:-1]) * blocks
-    item = "uint4" if width == 4 else "uint"
-    yield Dispatch(
-        groups=-(-n // _KERNEL.group),
-        tensors=(op.in_names[0], op.out_names[0]),
-        params={"n": n, "blocks": blocks, "value": _word(attrs.value, x.dtype), **_params(dims)},
-        defines={
-            "RANK": next(r for r in _RANKS if r >= len(dims)),
-            **word("border", attrs.border),
-            "ITEMS": _ITEMS,
-            "T0_TYPE": item,
-            "T1_TYPE": item,
-        },
-    )
+    yield for_each(op, n, params, defines, types="uint4 uint4" if width == 4 else "uint uint")
 
 
 def _params(dims: Sequence[_Dim]) -> dict[str, Any]:

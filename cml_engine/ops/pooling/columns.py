@@ -24,12 +24,21 @@ from cml_engine.ops.common.window import (
     resolve_window,
     volume,
 )
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance
+from cml_engine.ops.declaration.spec import (
+    POSITION,
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    elementwise_cost,
+)
 
 Array = np.ndarray[Any, Any]
-_GROUP = 64
 _PARAMS = f"n:u channels:u {GEOMETRY}"
 
 
@@ -94,12 +103,7 @@ def _col2im_lower(op: Lowering) -> Iterator[Dispatch]:
             f"windows of {list(op.attrs.size)} take {turns} turns of a thread's loops, of which "
             f"there are {MOST_TURNS}: use smaller windows"
         )
-    yield Dispatch(
-        groups=-(-y.size // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={"n": y.size, "channels": y.shape[1], **params},
-        defines={"COL2IM": 1},
-    )
+    yield for_each(op, y.size, {"channels": y.shape[1], **params}, {"COL2IM": 1})
 
 
 def _col2im_cases() -> Iterator[Case]:
@@ -123,12 +127,8 @@ define(
         "col2im",
         infer=_col2im_infer,
         cpu=_col2im_cpu,
-        kernel=Kernel(
-            "pooling/columns.hlsl", _PARAMS, lower=_col2im_lower, group=_GROUP, trusted=True
-        ),
-        cost=lambda attrs, inputs, outputs: Cost(
-            inputs[0].size, inputs[0].nbytes, outputs[0].nbytes
-        ),
+        kernel=Kernel("pooling/columns.hlsl", _PARAMS, lower=_col2im_lower, trusted=True),
+        cost=lambda attrs, inputs, outputs: Cost.moving(inputs[0].size, inputs, outputs),
         tolerance=Tolerance(1e-6, 2e-6, "a rounding for each window that covers a value"),
         cases=list(_col2im_cases()),
     )
@@ -207,20 +207,13 @@ def _deform_cpu(attrs: Attrs, x: Array, offset: Array, mask: Array) -> Array:
 
 def _deform_lower(op: Lowering) -> Iterator[Dispatch]:
     x, _, mask = op.inputs
-    y = op.outputs[0]
-    if y.size == 0:
-        return
-    yield Dispatch(
-        groups=-(-y.size // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": y.size,
-            "channels": x.shape[1],
-            "offset_groups": op.attrs.offset_groups,
-            "masked": int(mask.rank > 0),
-            **geometry(_window(op.attrs, x.shape[2:])),
-        },
-    )
+    params = {
+        "channels": x.shape[1],
+        "offset_groups": op.attrs.offset_groups,
+        "masked": int(mask.rank > 0),
+        **geometry(_window(op.attrs, x.shape[2:])),
+    }
+    yield for_each(op, op.outputs[0].size, params)
 
 
 def _deform_cases() -> Iterator[Case]:
@@ -248,13 +241,10 @@ define(
             "pooling/columns.hlsl",
             f"{_PARAMS} offset_groups:u masked:u",
             lower=_deform_lower,
-            group=_GROUP,
             trusted=True,
         ),
-        cost=lambda attrs, inputs, outputs: Cost.moving(16.0 * outputs[0].size, inputs, outputs),
-        tolerance=Tolerance(
-            2e-5, 2e-5, "a position is rounded: an error of 2^-24 of it, times the slope there"
-        ),
+        cost=elementwise_cost(16),
+        tolerance=POSITION,
         cases=list(_deform_cases()),
     )
 )

@@ -30,7 +30,7 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
 )
 from cml_engine.ops.declaration.traits import Traits
-from cml_engine.ops.elementwise.row import Operand
+from cml_engine.ops.elementwise.row import operands
 from cml_engine.ops.pooling import cpu as pool_cpu
 from cml_engine.ops.pooling.gpu import Sliding, pool_kernel, slide
 
@@ -84,8 +84,7 @@ def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
 
 
 def _lower(what: Sliding, op: Lowering) -> Iterator[Dispatch]:
-    inputs = [Operand(n, op.fact(n), op.layout(n)) for n in op.in_names]
-    outs = [Operand(n, op.fact(n), op.layout(n)) for n in op.out_names]
+    inputs, outs = operands(op, op.in_names), operands(op, op.out_names)
     resolve = reverse_window_of if what.reverse else window_of
     yield from slide(op, what, resolve(op.attrs, inputs[0].fact), inputs, outs)
 

@@ -19,7 +19,7 @@ from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, OpSpec, Random, Tolerance
 from cml_engine.ops.declaration.traits import NO_TRAITS, Traits, other_axes
-from cml_engine.ops.elementwise.row import Operand
+from cml_engine.ops.elementwise.row import operands
 from cml_engine.ops.reduction.gpu import Reduction, base_kernel, reduction, softmax
 
 Array = np.ndarray[Any, Any]
@@ -142,24 +142,20 @@ def _cpu_softmax(attrs: Attrs, x: Array) -> Array:
 # ---------------------------------------------------------------- GPU
 
 
-def _operands(op: Lowering) -> list[Operand]:
-    return [Operand(n, op.fact(n), op.layout(n)) for n in op.in_names + op.out_names]
-
-
 def _lower(what: Reduction, op: Lowering) -> Iterator[Dispatch]:
-    x, out = _operands(op)
+    x, out = operands(op, op.in_names + op.out_names)
     if "normalize" in op.attrs and op.attrs["normalize"]:
         what = Reduction(what.kind, mean=True)
     yield from reduction(op, what, _axes(op.attrs, x.fact), x, out)
 
 
 def _lower_softmax(op: Lowering) -> Iterator[Dispatch]:
-    x, out = _operands(op)
+    x, out = operands(op, op.in_names + op.out_names)
     yield from softmax(op, _axes(op.attrs, x.fact), x, out)
 
 
 def _lower_moments(op: Lowering) -> Iterator[Dispatch]:
-    x, mean, variance = _operands(op)
+    x, mean, variance = operands(op, op.in_names + op.out_names)
     axes = _axes(op.attrs, x.fact)
     yield from reduction(op, Reduction("SUM", mean=True), axes, x, mean)
     # about the mean, not E[x^2] - E[x]^2, which cancels

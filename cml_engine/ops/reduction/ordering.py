@@ -13,7 +13,7 @@ import numpy as np
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import check_axis, check_type, fact_of
-from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -24,16 +24,17 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
+    elementwise_cost,
+    gathered_cost,
 )
 
 Array = np.ndarray[Any, Any]
-_GROUP = 64
 #: a longer line is cut into chunks, so that no thread's loop is long (MOST_TURNS in lowering.py)
 _LONG_LINE, _CHUNK = 4096, 1024
 
 
 def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    return Kernel("reduction/ordering.hlsl", params, lower=lower, group=_GROUP, trusted=True)
+    return Kernel("reduction/ordering.hlsl", params, lower=lower, trusted=True)
 
 
 # --- top_k --------------------------------------------------------------------------------------
@@ -78,34 +79,21 @@ def _top_k_lower(op: Lowering) -> Iterator[Dispatch]:
         return op.scratch(outer * total * inner), op.scratch(outer * total * inner)
 
     source = targets(left, left == run == k)
-    shared: dict[str, int | str] = {"LARGEST": int(op.attrs.largest)}
-    yield Dispatch(
-        groups=-(-x.size // _GROUP),
-        tensors=(*op.in_names, *source),
-        params={
-            "n": x.size, "extent": extent, "inner": inner, "chunk": chunk, "kept": run,
-            "total": left,
-        },
-        defines={**shared, "TOP_K": 1, "T0_TYPE": "uint", "T1_TYPE": "uint", "T2_TYPE": "int"},
-        writes=2,
+    largest = int(op.attrs.largest)
+    params = {"extent": extent, "inner": inner, "chunk": chunk, "kept": run, "total": left}
+    yield for_each(
+        op, x.size, params, {"LARGEST": largest, "TOP_K": 1}, types="uint uint int",
+        tensors=(*op.in_names, *source), writes=2,
     )  # fmt: skip
     while source != op.out_names:
         extent, merged = left, min(2 * run, k)
         left = _front(extent, 2 * run, k)
         target = targets(left, extent <= 2 * run)
-        yield Dispatch(
-            groups=-(-outer * extent * inner // _GROUP),
-            tensors=(*source, *target),
-            params={
-                "n": outer * extent * inner, "extent": extent, "inner": inner, "chunk": run,
-                "kept": merged, "total": left,
-            },
-            defines={
-                **shared, "MERGE": 1,
-                "T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint", "T3_TYPE": "int",
-            },
-            writes=2,
-            cost=_merge_cost(outer * extent * inner, outer * left * inner),
+        params = {"extent": extent, "inner": inner, "chunk": run, "kept": merged, "total": left}
+        read, written = outer * extent * inner, outer * left * inner
+        yield for_each(
+            op, read, params, {"LARGEST": largest, "MERGE": 1}, types="uint int uint int",
+            tensors=(*source, *target), writes=2, cost=Cost(0, 12 * read, 8 * written),
         )  # fmt: skip
         source, run = target, merged
 
@@ -113,10 +101,6 @@ def _top_k_lower(op: Lowering) -> Iterator[Dispatch]:
 def _front(extent: int, chunk: int, k: int) -> int:
     """How many values of a line are left, where each of its chunks leaves ``k`` at most."""
     return extent // chunk * min(k, chunk) + min(k, extent % chunk)
-
-
-def _merge_cost(read: int, written: int) -> Cost:
-    return Cost(0, 12 * read, 8 * written)
 
 
 def _top_k_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
@@ -188,13 +172,9 @@ def _running_lower(product: bool, op: Lowering) -> Iterator[Dispatch]:
     }
 
     def step(name: str, threads: int, *tensors: str, **defines: int | str) -> Dispatch:
-        return Dispatch(
-            groups=-(-threads // _GROUP),
-            tensors=tensors,
-            params={"n": threads, **params},
-            defines={"RUNNING": 1, "STEP": name, **defines},
-            cost=None if chunks == 1 else Cost(4 * threads, 4 * threads, 8 * threads),
-        )
+        cost = None if chunks == 1 else Cost(4 * threads, 4 * threads, 8 * threads)
+        stated = {"RUNNING": 1, "STEP": name, **defines}
+        return for_each(op, threads, params, stated, tensors=tensors, cost=cost)
 
     source, target = op.in_names[0], op.out_names[0]
     if chunks == 1:
@@ -238,7 +218,7 @@ for _name, _tolerance in _RUNNING.items():
                 "n:u extent:u inner:u chunk:u chunks:u product:u exclusive:u backwards:u",
                 partial(_running_lower, _product),
             ),
-            cost=lambda attrs, inputs, outputs: Cost.moving(inputs[0].size, inputs, outputs),
+            cost=elementwise_cost(1),
             tolerance=_tolerance,
             cases=list(_running_cases(_product)),
         )
@@ -270,20 +250,13 @@ def _reversed_cpu(attrs: Attrs, x: Array, lengths: Array) -> Array:
 
 def _reversed_lower(op: Lowering) -> Iterator[Dispatch]:
     x, attrs = op.inputs[0], op.attrs
-    if x.size == 0:
-        return
-    yield Dispatch(
-        groups=-(-x.size // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": x.size,
-            "extent": x.shape[attrs.time_axis],
-            "inner": prod(x.shape[attrs.time_axis + 1 :]),
-            "batch": x.shape[attrs.batch_axis],
-            "batch_inner": prod(x.shape[attrs.batch_axis + 1 :]),
-        },
-        defines={"REVERSED": 1, "T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint"},
-    )
+    params = {
+        "extent": x.shape[attrs.time_axis],
+        "inner": prod(x.shape[attrs.time_axis + 1 :]),
+        "batch": x.shape[attrs.batch_axis],
+        "batch_inner": prod(x.shape[attrs.batch_axis + 1 :]),
+    }
+    yield for_each(op, x.size, params, {"REVERSED": 1}, types="uint int uint")
 
 
 define(
@@ -292,7 +265,7 @@ define(
         infer=_reversed_infer,
         cpu=_reversed_cpu,
         kernel=_kernel("n:u extent:u inner:u batch:u batch_inner:u", _reversed_lower),
-        cost=lambda attrs, inputs, outputs: Cost.moving(0, inputs, outputs),
+        cost=elementwise_cost(0),
         tolerance=EXACT,
         cases=[
             Case(((4, 3), np.array([4, 0, 1])), {"time_axis": 0, "batch_axis": 1}),
@@ -339,21 +312,14 @@ def _gather_nd_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
 
 
 def _gather_nd_lower(op: Lowering) -> Iterator[Dispatch]:
-    (x, indices), (y,) = op.inputs, op.outputs
-    if y.size == 0:
-        return
+    x, indices = op.inputs
     places = indices.shape[-1]
-    yield Dispatch(
-        groups=-(-y.size // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": y.size,
-            "row": prod(x.shape[places:]),
-            "places": places,
-            "limit": [*x.shape[:places], 0][:8],
-        },
-        defines={"GATHER_ND": 1, "T0_TYPE": "uint", "T1_TYPE": "int", "T2_TYPE": "uint"},
-    )
+    params = {
+        "row": prod(x.shape[places:]),
+        "places": places,
+        "limit": [*x.shape[:places], 0][:8],
+    }
+    yield for_each(op, op.outputs[0].size, params, {"GATHER_ND": 1}, types="uint int uint")
 
 
 def _rows(*rows: Sequence[int]) -> Array:
@@ -366,7 +332,7 @@ define(
         infer=_gather_nd_infer,
         cpu=_gather_nd_cpu,
         kernel=_kernel("n:u row:u places:u limit:u8", _gather_nd_lower),
-        cost=lambda attrs, inputs, outputs: Cost.moving(0, [inputs[1], *outputs], outputs),
+        cost=gathered_cost,
         tolerance=EXACT,
         cases=[
             Case(((4, 5), _rows((0, 0), (3, 4), (1, 2))), {}, "single values"),

@@ -7,7 +7,6 @@ the count; places that are left over hold ``fill``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from math import isqrt, prod
 from typing import Any
 
@@ -16,17 +15,25 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.common.shapes import MAX_RANK, check_type
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, Kernel, OpSpec, Random
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    GROUP,
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+)
 
 Array = np.ndarray[Any, Any]
-_GROUP = 64
 _COUNT = Fact("integer", (1,))
 
 
 def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    return Kernel("reduction/selection.hlsl", params, lower=lower, group=_GROUP, trusted=True)
+    return Kernel("reduction/selection.hlsl", params, lower=lower, trusted=True)
 
 
 # --- nonzero ------------------------------------------------------------------------------------
@@ -71,18 +78,17 @@ def _nonzero_lower(op: Lowering) -> Iterator[Dispatch]:
         "extent": fact.shape or [1],
     }
 
-    def launch(step: int, threads: int, tensors: tuple[str, ...], *types: str) -> Dispatch:
-        kinds = {f"T{i}_TYPE": kind for i, kind in enumerate(types)}
-        return Dispatch(-(-threads // _GROUP), tensors, {"n": threads, **params},
-                        {"NONZERO": step, **kinds})  # fmt: skip
+    def step(number: int, threads: int, tensors: Sequence[str], types: str) -> Dispatch:
+        return for_each(
+            op, threads, params, {"NONZERO": number}, types=types, tensors=tensors,
+            writes=2 if number == 2 else 1,
+        )  # fmt: skip
 
-    if blocks:
-        yield launch(1, blocks, (x, starts), "uint", "uint")
-    yield replace(launch(2, 1, (count, starts), "int", "uint"), writes=2)
-    if room * fact.rank:
-        yield launch(3, room, (starts, y), "uint", "int")
-        if blocks:
-            yield launch(4, blocks, (x, starts, y), "uint", "uint", "int")
+    yield step(1, blocks, (x, starts), "uint uint")
+    yield step(2, 1, (count, starts), "int uint")
+    if fact.rank:
+        yield step(3, room, (starts, y), "uint int")
+        yield step(4, blocks if room else 0, (x, starts, y), "uint uint int")
 
 
 _SPARSE = np.where(np.arange(1200) % 7 == 3, -2.5, 0.0).reshape(2, 3, 200)
@@ -195,7 +201,7 @@ def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
         "centers": int(attrs.center_point_box),
         "fill": attrs.fill,
     }
-    per_round = 2 * (-(-fact.shape[2] // _GROUP) + LOOP_TURNS) + 2 * LOOP_TURNS + 6
+    per_round = 2 * (-(-fact.shape[2] // GROUP) + LOOP_TURNS) + 2 * LOOP_TURNS + 6
     rounds = (MOST_TURNS - per_round) // per_round
     if rounds < 1 or lines > MOST_TURNS:
         raise op.refuse(f"too many boxes or classes: {fact}; select from fewer (top_k)")
@@ -208,16 +214,11 @@ def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
             writes=3,
         )
     rows = max(lines * most, 1)
-    yield Dispatch(
-        groups=-(-rows // _GROUP),
-        tensors=(chosen, counts, count, y) if lines * most else (chosen, counts, count),
-        params={"n": rows, "begin": 0, "end": 0, **params},
-        defines={
-            "ROWS": int(lines * most > 0),
-            **{f"T{i}_TYPE": kind for i, kind in enumerate(("uint", "uint", "int", "int"))},
-        },
-        writes=2 if lines * most else 1,
-    )
+    results = (count, y) if lines * most else (count,)
+    yield for_each(
+        op, rows, {"begin": 0, "end": 0, **params}, {"ROWS": int(lines * most > 0)},
+        types="uint uint int int", tensors=(chosen, counts, *results), writes=len(results),
+    )  # fmt: skip
 
 
 def _nms_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:

@@ -16,11 +16,11 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.common.shapes import check_type
+from cml_engine.ops.common.shapes import check_type, check_word
 from cml_engine.ops.declaration.defines import numbers
-from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance
+from cml_engine.ops.declaration.spec import POSITION, Case, Cost, Dispatch, Kernel, OpSpec, Random
 
 Array = np.ndarray[Any, Any]
 METHODS = ("nearest", "linear", "cubic")
@@ -29,7 +29,7 @@ BORDERS = ("constant", "replicate", "reflect")
 TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 _LIMIT = np.float32(2.0**22)
 _CUBIC = -0.75
-_GROUP, _CHANNELS = 64, 4
+_CHANNELS = 4
 
 
 def _infer(attrs: Attrs, x: Fact, grid: Fact) -> Fact:
@@ -42,10 +42,8 @@ def _infer(attrs: Attrs, x: Fact, grid: Fact) -> Fact:
             f"grid is {grid}, wanted [{x.shape[0]}, {spatial} output extents, {spatial}]: a "
             f"position of {spatial} numbers for each result"
         )
-    if attrs.method not in METHODS:
-        raise ShapeError(f"method '{attrs.method}', wanted one of {', '.join(METHODS)}")
-    if attrs.border not in BORDERS:
-        raise ShapeError(f"border '{attrs.border}', wanted one of {', '.join(BORDERS)}")
+    check_word("method", attrs.method, METHODS)
+    check_word("border", attrs.border, BORDERS)
     shape = (*x.shape[:2], *grid.shape[1:-1])
     if prod(shape) > 0 and 0 in x.shape[2:]:
         raise ShapeError(f"grid_sample of {x}, which is empty: there is nothing to read")
@@ -127,37 +125,27 @@ def _cpu(attrs: Attrs, x: Array, grid: Array) -> Array:
 
 
 def _lower(op: Lowering) -> Iterator[Dispatch]:
-    x, _ = op.inputs
-    result, attrs = op.outputs[0], op.attrs
-    if result.size == 0:
-        return
+    x, attrs = op.inputs[0], op.attrs
     spatial = x.rank - 2
     blocks = -(-x.shape[1] // _CHANNELS)
-    places = prod(result.shape[2:])
-    n = x.shape[0] * blocks * places
-    yield Dispatch(
-        groups=-(-n // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": n,
-            "places": places,
-            "blocks": blocks,
-            "channels": x.shape[1],
-            "spatial": spatial,
-            "in_extent": [*x.shape[:1:-1], *[1] * (3 - spatial)],
-            "method": METHODS.index(attrs.method),
-            "border": BORDERS.index(attrs.border),
-            "align": int(attrs.align_corners),
-        },
-        defines=numbers(METHODS) | numbers(BORDERS),
-    )
+    places = prod(op.outputs[0].shape[2:])
+    params = {
+        "places": places,
+        "blocks": blocks,
+        "channels": x.shape[1],
+        "spatial": spatial,
+        "in_extent": [*x.shape[:1:-1], *[1] * (3 - spatial)],
+        "method": METHODS.index(attrs.method),
+        "border": BORDERS.index(attrs.border),
+        "align": int(attrs.align_corners),
+    }
+    yield for_each(op, x.shape[0] * blocks * places, params, numbers(METHODS) | numbers(BORDERS))
 
 
 _KERNEL = Kernel(
     "resampling/grid_sample.hlsl",
     "n:u places:u blocks:u channels:u spatial:u in_extent:u3 method:u border:u align:u",
     lower=_lower,
-    group=_GROUP,
     trusted=True,
 )
 
@@ -192,9 +180,7 @@ define(
         cpu=_cpu,
         kernel=_KERNEL,
         cost=_cost,
-        tolerance=Tolerance(
-            2e-5, 2e-5, "a position is rounded: an error of 2^-24 of it, times the slope there"
-        ),
+        tolerance=POSITION,
         cases=list(_cases()),
     )
 )

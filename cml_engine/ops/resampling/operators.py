@@ -15,9 +15,9 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Node
 from cml_engine.ops.common.sampling_cpu import prepare_nearest_upsample
-from cml_engine.ops.common.shapes import check_length
+from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.defines import word
-from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -50,9 +50,7 @@ def _factors(attrs: Attrs, x: Fact) -> list[int]:
         raise ShapeError(
             f"resampling of {x}, wanted [batch, channels] and 1 to 3 spatial axes; reshape it"
         )
-    check_length("factor", attrs.factor, x.rank - 2, f"each spatial axis of {x}")
-    if any(f < 1 for f in attrs.factor):
-        raise ShapeError(f"factor {list(attrs.factor)}, wanted 1 or more in each")
+    check_sizes("factor", attrs.factor, x)
     return [int(f) for f in attrs.factor]
 
 
@@ -75,11 +73,8 @@ def _down_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _multilinear_infer(attrs: Attrs, x: Fact) -> Fact:
-    for name, known in (("method", _METHODS), ("border", _BORDERS)):
-        if attrs[name] not in known:
-            raise ShapeError(
-                f"multilinear_upsample {name} '{attrs[name]}', wanted one of {', '.join(known)}"
-            )
+    check_word("multilinear_upsample method", attrs.method, _METHODS)
+    check_word("multilinear_upsample border", attrs.border, _BORDERS)
     return _up_infer(attrs, x)
 
 
@@ -171,31 +166,19 @@ def _nearest_lower(up: bool) -> Callable[[Lowering], Iterator[Dispatch]]:
 def _resample(op: Lowering, defines: dict[str, int | str]) -> Iterator[Dispatch]:
     source, target = op.in_names[0], op.out_names[0]
     x, y = op.inputs[0].shape, op.outputs[0].shape
-    if op.outputs[0].size == 0:
-        return
     blocked = op.is_blocked(source)
     blocks = -(-y[-1] // _ITEMS)
-    n = prod(y[:-1]) // (4 if blocked else 1) * blocks
     fill = [1] * (3 - len(x[2:]))
-    yield Dispatch(
-        groups=-(-n // _GROUP),
-        tensors=(source, target),
-        params={
-            "n": n,
-            "blocks": blocks,
-            "in_extent": [*x[:1:-1], *fill],
-            "out_extent": [*y[:1:-1], *fill],
-            "factor": [*op.attrs.factor[::-1], *fill],
-        },
-        defines={
-            "SPATIAL": len(x) - 2,
-            "ITEMS": _ITEMS,
-            "ITEM": "float4" if blocked else "float",
-            "T0_TYPE": op.vector_type(source),
-            "T1_TYPE": op.vector_type(target),
-            **defines,
-        },
-    )
+    params = {
+        "blocks": blocks,
+        "in_extent": [*x[:1:-1], *fill],
+        "out_extent": [*y[:1:-1], *fill],
+        "factor": [*op.attrs.factor[::-1], *fill],
+    }
+    stated = {"SPATIAL": len(x) - 2, "ITEMS": _ITEMS, "ITEM": "float4" if blocked else "float"}
+    types = f"{op.vector_type(source)} {op.vector_type(target)}"
+    n = prod(y[:-1]) // (4 if blocked else 1) * blocks
+    yield for_each(op, n, params, stated | defines, types=types)
 
 
 def _area_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -235,7 +218,6 @@ def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
     yield from _resample(op, defines)
 
 
-_GROUP = 64
 #: values that a thread adds up for a result; more are shared out (see MOST_TURNS in lowering.py)
 _MOST_OF_A_THREAD = 1024
 _PARAMS = "n:u blocks:u in_extent:u3 out_extent:u3 factor:u3"
@@ -250,7 +232,6 @@ def _kernel(
         "resampling/resample.hlsl",
         _PARAMS,
         lower,
-        group=_GROUP,
         layouts=layouts,
         half=half,
         trusted=True,
@@ -262,17 +243,17 @@ def _kernel(
 
 def _written_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     """nearest_downsample reads no more than it writes."""
-    return elementwise_cost(0)(attrs, outputs, outputs)
+    return Cost.moving(0, outputs, outputs)
 
 
 def _read_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     """area_downsample adds everything that it reads."""
-    return Cost(inputs[0].size, inputs[0].nbytes, outputs[0].nbytes)
+    return Cost.moving(inputs[0].size, inputs, outputs)
 
 
 def _multilinear_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     taps = 2 ** (inputs[0].rank - 2)
-    return Cost(3.0 * taps * outputs[0].size, inputs[0].nbytes, outputs[0].nbytes)
+    return Cost.moving(3.0 * taps * outputs[0].size, inputs, outputs)
 
 
 _UP_CASES = (

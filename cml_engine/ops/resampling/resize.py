@@ -7,16 +7,15 @@ one, two or four source values of each axis, as in ONNX and PyTorch without anti
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.common.shapes import check_length
+from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.defines import word
-from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Tolerance
 
@@ -24,18 +23,15 @@ Array = np.ndarray[Any, Any]
 METHODS = ("nearest", "linear", "cubic")
 COORDINATES = ("symmetric", "asymmetric", "aligned")
 ROUNDINGS = ("half_down", "half_up", "floor", "ceil")
-_KNOWN = (("method", METHODS), ("coordinates", COORDINATES), ("rounding", ROUNDINGS))
 
 
 def _infer(attrs: Attrs, x: Fact) -> Fact:
     if x.rank not in (3, 4, 5):
         raise ShapeError(f"resize of {x}, wanted [batch, channels] and 1 to 3 spatial axes")
-    check_length("output_size", attrs.output_size, x.rank - 2, f"each spatial axis of {x}")
-    if any(n < 1 for n in attrs.output_size):
-        raise ShapeError(f"output_size {list(attrs.output_size)}, wanted 1 or more in each")
-    for name, known in _KNOWN:
-        if attrs[name] not in known:
-            raise ShapeError(f"{name} '{attrs[name]}', wanted one of {', '.join(known)}")
+    check_sizes("output_size", attrs.output_size, x)
+    check_word("method", attrs.method, METHODS)
+    check_word("coordinates", attrs.coordinates, COORDINATES)
+    check_word("rounding", attrs.rounding, ROUNDINGS)
     if 0 in x.shape[2:]:
         raise ShapeError(f"resize of {x}, which is empty: there is nothing to take")
     return Fact("scalar", (*x.shape[:2], *(int(n) for n in attrs.output_size)))
@@ -111,25 +107,18 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
     if max(x[2:]) * max(y[2:]) >= 1 << 30:
         raise op.refuse(f"{list(x)} to {list(y)}: positions would not fit in 32 bits")
     attrs, fill = op.attrs, [1] * (5 - len(x))
-    yield Dispatch(
-        groups=-(-prod(y) // _GROUP),
-        tensors=(*op.in_names, *op.out_names),
-        params={
-            "n": prod(y),
-            "in_extent": [*x[:1:-1], *fill],
-            "out_extent": [*y[:1:-1], *fill],
-            "coefficient": attrs.cubic_coefficient,
-        },
-        defines={
-            "SPATIAL": len(x) - 2,
-            **word("method", attrs.method),
-            **word("coordinates", attrs.coordinates),
-            **(word("rounding", attrs.rounding) if attrs.method == "nearest" else {}),
-        },
-    )
-
-
-_GROUP = 64
+    params = {
+        "in_extent": [*x[:1:-1], *fill],
+        "out_extent": [*y[:1:-1], *fill],
+        "coefficient": attrs.cubic_coefficient,
+    }
+    defines = {
+        "SPATIAL": len(x) - 2,
+        **word("method", attrs.method),
+        **word("coordinates", attrs.coordinates),
+        **(word("rounding", attrs.rounding) if attrs.method == "nearest" else {}),
+    }
+    yield for_each(op, op.outputs[0].size, params, defines)
 
 
 def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
@@ -167,7 +156,6 @@ define(
             "resampling/resize.hlsl",
             "n:u in_extent:u3 out_extent:u3 coefficient:f",
             lower=_lower,
-            group=_GROUP,
             trusted=True,
         ),
         cost=_cost,

@@ -16,11 +16,21 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.common.shapes import check_length
+from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.defines import word
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    POSITION,
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+)
 
 Array = np.ndarray[Any, Any]
 METHODS = ("symmetric", "asymmetric", "aligned")
@@ -59,15 +69,8 @@ def check_inputs(x: Fact, rois: Fact, batch_index: Fact) -> int:
     return spatial
 
 
-def check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
-    check_length(name, sizes, x.rank - 2, f"each spatial axis of {x}")
-    if any(n < 1 for n in sizes):
-        raise ShapeError(f"{name} {list(sizes)}, wanted 1 or more in each")
-
-
 def _check_resampling(attrs: Attrs, x: Fact, results: int) -> None:
-    if _method(attrs) not in METHODS:
-        raise ShapeError(f"method '{_method(attrs)}', wanted one of {', '.join(METHODS)}")
+    check_word("method", _method(attrs), METHODS)
     if "sampling_rate" in attrs:
         check_sizes("sampling_rate", attrs.sampling_rate, x)
     if results and 0 in x.shape[2:]:
@@ -174,15 +177,11 @@ def _interpolated(x: Array, at: Array, axis: int) -> Array:
 
 def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
     x, rois, batch_index = op.inputs
-    result = op.outputs[0]
-    if result.size == 0:
-        return
     spatial = x.rank - 2
     fill = [1] * (3 - spatial)
     sizes = list(op.attrs.output_size)[::-1]
     defines: dict[str, int | str] = {"SPATIAL": spatial, kind: 1, "T2_TYPE": "int"}
     params: dict[str, Any] = {
-        "n": result.size,
         "batch": x.shape[0],
         "channels": x.shape[1],
         "per_roi": int(batch_index.rank > 0),
@@ -199,12 +198,8 @@ def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
     # a pool's rows are a loop over lines in one over planes
     parts = list(_parts(prod(lines), width, nested=2 if pool and spatial == 3 else 1))
     for part in parts:
-        yield Dispatch(
-            groups=-(-result.size // _GROUP),
-            tensors=(*op.in_names, *op.out_names),
-            params={**params, **part, "last": int(part is parts[-1])},
-            defines=defines,
-        )
+        of_part = {**params, **part, "last": int(part is parts[-1])}
+        yield for_each(op, op.outputs[0].size, of_part, defines)
 
 
 def _parts(rows: int, width: int, nested: int) -> Iterator[dict[str, int]]:
@@ -222,7 +217,6 @@ def _parts(rows: int, width: int, nested: int) -> Iterator[dict[str, int]]:
             }
 
 
-_GROUP = 64
 _PARAMS = (
     "n:u batch:u channels:u per_roi:u in_extent:u3 out_extent:u3 rate:u3 "
     "nothing:u row_begin:u row_end:u x_begin:u x_end:u last:u"
@@ -230,9 +224,7 @@ _PARAMS = (
 
 
 def _kernel(kind: str) -> Kernel:
-    return Kernel(
-        "resampling/roi.hlsl", _PARAMS, lower=partial(_lower, kind), group=_GROUP, trusted=True
-    )
+    return Kernel("resampling/roi.hlsl", _PARAMS, lower=partial(_lower, kind), trusted=True)
 
 
 # --- the operators ------------------------------------------------------------------------------
@@ -305,10 +297,6 @@ def _declare(name: str, kind: str, cpu: Callable[..., Any], cost: Callable[..., 
 
 
 _SUM = Tolerance(4e-6, 4e-6, "a cell's sum in single precision: a rounding per value")
-_EXACT_MAX = Tolerance(0.0, 0.0, "compares values, computes none")
-_POSITION = Tolerance(
-    2e-5, 2e-5, "a sample's position is rounded: an error of 2^-24 of it, times the slope there"
-)
 _METHOD_CASES = [{"method": m} for m in METHODS[1:]]
 _ALIGN_CASES = [{"sampling_rate": [2, 3], "resize_method": m} for m in METHODS[1:]]
 _ALIGN = {"sampling_rate": [2, 2], "resize_method": "symmetric"}
@@ -323,17 +311,17 @@ _declare(
     "max_roi_pool", "MAX_POOL", partial(_pool_cpu, _greatest), _pool_cost,
     iter([*_cases({}), _WHOLE, Case((_rows((1, np.nan, -np.inf), (2, 3, -9))[None, None],
                                      _rows((0, 0, 2, 3), (0, 2, 1, 3)), _index(0, 0)),
-                                    {"output_size": [1, 1]}, "NaN wins")]), _EXACT_MAX,
+                                    {"output_size": [1, 1]}, "NaN wins")]), EXACT,
 )  # fmt: skip
 _declare(
     "roi_resample", "SAMPLE", partial(_resample_cpu, _greatest), _sample_cost,
-    _cases({"method": "symmetric"}, _METHOD_CASES), _POSITION,
+    _cases({"method": "symmetric"}, _METHOD_CASES), POSITION,
 )  # fmt: skip
 _declare(
     "avg_roi_align", "AVG_ALIGN", partial(_resample_cpu, _mean), _sample_cost,
-    _cases(_ALIGN, _ALIGN_CASES), _POSITION,
+    _cases(_ALIGN, _ALIGN_CASES), POSITION,
 )  # fmt: skip
 _declare(
     "max_roi_align", "MAX_ALIGN", partial(_resample_cpu, _greatest), _sample_cost,
-    _cases(_ALIGN, _ALIGN_CASES), _POSITION,
+    _cases(_ALIGN, _ALIGN_CASES), POSITION,
 )  # fmt: skip

@@ -15,15 +15,14 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.common.shapes import check_type
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.common.shapes import check_type, check_word
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Random, Tolerance
+from cml_engine.ops.declaration.spec import POSITION, Case, Cost, Dispatch, Kernel, OpSpec, Random
 from cml_engine.ops.resampling.roi import LIMIT, check_inputs, check_sizes, items
 
 Array = np.ndarray[Any, Any]
 MODES = ("avg", "max")
-_GROUP = 64
 
 
 def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
@@ -32,8 +31,7 @@ def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
         raise ShapeError(f"roi_align of {x}, wanted [batch, channels, height, width]")
     check_inputs(x, rois, batch_index)
     check_sizes("output_size", attrs.output_size, x)
-    if attrs.mode not in MODES:
-        raise ShapeError(f"mode '{attrs.mode}', wanted one of {', '.join(MODES)}")
+    check_word("mode", attrs.mode, MODES)
     if attrs.sampling_ratio < 0:
         raise ShapeError(f"sampling_ratio {attrs.sampling_ratio}, wanted 1 or more, or 0: by size")
     if rois.shape[0] and 0 in (x.shape[0], *x.shape[2:]):
@@ -110,27 +108,22 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
     if step < 1:
         raise op.refuse(f"{columns} samples in a row of one result, wanted less")
     for begin in range(0, rows, step):
-        yield Dispatch(
-            groups=-(-result.size // _GROUP),
-            tensors=(*op.in_names, *op.out_names),
-            params={
-                "n": result.size,
-                "batch": x.shape[0],
-                "channels": x.shape[1],
-                "per_roi": int(batch_index.rank > 0),
-                "in_extent": x.shape[:1:-1],
-                "out_extent": attrs.output_size[::-1],
-                "ratio": attrs.sampling_ratio,
-                "most": [columns, rows],
-                "begin": begin,
-                "end": begin + step,
-                "last": int(begin + step >= rows),
-                "scale": attrs.scale,
-                "half_pixel": int(attrs.half_pixel),
-                "greatest": int(attrs.mode == "max"),
-            },
-            defines={"T2_TYPE": "int"},
-        )
+        params = {
+            "batch": x.shape[0],
+            "channels": x.shape[1],
+            "per_roi": int(batch_index.rank > 0),
+            "in_extent": x.shape[:1:-1],
+            "out_extent": attrs.output_size[::-1],
+            "ratio": attrs.sampling_ratio,
+            "most": [columns, rows],
+            "begin": begin,
+            "end": begin + step,
+            "last": int(begin + step >= rows),
+            "scale": attrs.scale,
+            "half_pixel": int(attrs.half_pixel),
+            "greatest": int(attrs.mode == "max"),
+        }
+        yield for_each(op, result.size, params, {"T2_TYPE": "int"})
 
 
 _KERNEL = Kernel(
@@ -138,7 +131,6 @@ _KERNEL = Kernel(
     "n:u batch:u channels:u per_roi:u in_extent:u2 out_extent:u2 ratio:u most:u2 begin:u "
     "end:u last:u scale:f half_pixel:u greatest:u",
     lower=_lower,
-    group=_GROUP,
     trusted=True,
 )
 
@@ -174,9 +166,7 @@ define(
         cpu=_cpu,
         kernel=_KERNEL,
         cost=_cost,
-        tolerance=Tolerance(
-            2e-5, 2e-5, "a position is rounded: an error of 2^-24 of it, times the slope there"
-        ),
+        tolerance=POSITION,
         cases=list(_cases()),
     )
 )
