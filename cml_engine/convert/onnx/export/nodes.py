@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cml_engine.convert.onnx.export.wire import OutNode
+from cml_engine.convert.onnx.export.wire import ELEMENTS, OutNode
 from cml_engine.errors import UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Node
 
@@ -106,11 +106,6 @@ class NodeWriter:
 
     def refused(self, why: str) -> UnsupportedOp:
         return UnsupportedOp(f"{self.node.title} has no ONNX form: {why}", self.node.source)
-
-
-ELEMENTS: Mapping[str, int] = {
-    "float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9, "float64": 11, "uint32": 12,
-}  # fmt: skip
 
 
 def renamed(nodes: Sequence[OutNode], names: Mapping[str, str]) -> list[OutNode]:

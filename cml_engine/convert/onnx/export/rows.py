@@ -21,20 +21,26 @@ USUAL_OPSET = 20
 @dataclass(frozen=True, slots=True)
 class FormRow:
     """``name``: ours; ``onnx``: what it becomes, in words; ``function``: a local function holds
-    the nodes, so that the graph keeps one node for it; ``since``: the least opset."""
+    the nodes, so that the graph keeps one node for it; ``since``: the least opset; ``empty``: what
+    the result is filled with where the first operand has no elements, if the form does not say."""
 
     name: str
     form: Form
     onnx: str
     function: bool
     since: int
+    empty: float | None
 
 
 _ROWS: dict[str, FormRow] = {}
 
 
 def form(
-    *names: str, onnx: str, function: bool = False, since: int = ONNX_OPSET.low
+    *names: str,
+    onnx: str,
+    function: bool = False,
+    since: int = ONNX_OPSET.low,
+    empty: float | None = None,
 ) -> Callable[[F], F]:
     """Declare a row, or one for each name, with the function below as its form."""
 
@@ -42,7 +48,7 @@ def form(
         for name in names:
             if name in _ROWS:
                 raise ValueError(f"two rows for {name}")
-            _ROWS[name] = FormRow(name, function_below, onnx, function, since)
+            _ROWS[name] = FormRow(name, function_below, onnx, function, since, empty)
         return function_below
 
     return declare

@@ -16,7 +16,8 @@ from cml_engine.convert.onnx.protobuf import BYTES, FIXED32, VARINT
 from cml_engine.convert.onnx.tensors import ELEMENT_TYPES
 
 Array = np.ndarray[Any, Any]
-_ELEMENTS = {name: number for number, name in ELEMENT_TYPES.items()}
+#: types by their NumPy names
+ELEMENTS = {name: number for number, name in ELEMENT_TYPES.items()}
 _SIGNED = 1 << 64
 
 #: what reads functions within a model; every opset may be used in it
@@ -127,7 +128,7 @@ def tensor_bytes(array: Array, name: str = "") -> bytes:
     return b"".join(
         [
             *(_whole(1, extent) for extent in array.shape),
-            _whole(2, _ELEMENTS[array.dtype.name]),
+            _whole(2, ELEMENTS[array.dtype.name]),
             *([_text(8, name)] if name else []),
             _key(9, BYTES) + _varint(data.nbytes),
             data.tobytes(),
@@ -153,7 +154,7 @@ def _attribute(name: str, value: Any) -> bytes:
 
 def _value(value: OutValue) -> bytes:
     dims = b"".join(_message(1, _whole(1, extent)) for extent in value.shape)
-    tensor = _whole(1, _ELEMENTS[value.dtype]) + _message(2, dims)
+    tensor = _whole(1, ELEMENTS[value.dtype]) + _message(2, dims)
     return _text(1, value.name) + _message(2, _message(1, tensor))
 
 

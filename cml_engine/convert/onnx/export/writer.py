@@ -226,7 +226,8 @@ def _finished(call: FormCall, row: FormRow, names: Sequence[str]) -> list[OutNod
     """The nodes of a form, whose results are called so."""
     if call.opset < row.since:
         call.need(row.since, "its ONNX form")
-    found = row.form(call)
+    filled = row.empty is not None and not call.fact(0).size
+    found = call.filled(row.empty) if filled else row.form(call)
     results = [found] if isinstance(found, str) else list(found)
     made = {name for node in call.nodes if node.op != "Constant" for name in node.outputs}
     called: dict[str, str] = {}

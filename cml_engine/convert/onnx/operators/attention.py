@@ -43,15 +43,20 @@ def attention(call: OnnxCall) -> list[Value | None]:
     k, v = (repeated_heads(call, x, repeats) for x in (k, v))
     scale = call.attr("scale")
     scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
-    logits = call.op("matmul", call.op("mul", q, float(scale)), k, transposeB=True)
-    if call.attr("softcap") > 0:
-        cap = call.attr("softcap")
-        logits = call.op("mul", call.op("tanh", call.op("mul", logits, 1 / cap)), cap)
+    logits = scores(call, q, k, scale, call.attr("softcap"))
     biased = logits if bias is None else call.zip("add", logits, bias)
     weights = masked_softmax(call, biased, bias)
     y = call.op("matmul", weights, v)
     shown = [logits, logits, biased, weights][call.attr("qk_matmul_output_mode")]
     return [as_rows(call, y) if flat else y, *present, shown]
+
+
+def scores(call: OnnxCall, q: Value, k: Value, scale: float, cap: float) -> Value:
+    """The products of queries and keys, bent to stay within a cap if there is one."""
+    logits = call.op("matmul", call.op("mul", q, float(scale)), k, transposeB=True)
+    if cap <= 0:
+        return logits
+    return call.op("mul", call.op("tanh", call.op("mul", logits, 1 / cap)), cap)
 
 
 def by_heads(call: OnnxCall, x: Value, heads: int | None) -> Value:

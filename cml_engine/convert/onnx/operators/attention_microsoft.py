@@ -12,6 +12,7 @@ from cml_engine.convert.onnx.operators.attention import (
     compared,
     masked_softmax,
     repeated_heads,
+    scores,
     summed,
     turned_by,
     within,
@@ -144,8 +145,6 @@ def _ahead(call: OnnxCall, q: Value, k: Value, past: int, comparison: str, bound
 def _attended(
     call: OnnxCall, q: Value, k: Value, v: Value, bias: Value | None, scale: float, cap: float
 ) -> Value:
-    logits = call.op("matmul", call.op("mul", q, float(scale)), k, transposeB=True)
-    if cap > 0:
-        logits = call.op("mul", call.op("tanh", call.op("mul", logits, 1 / cap)), cap)
+    logits = scores(call, q, k, scale, cap)
     logits = logits if bias is None else call.zip("add", logits, bias)
     return call.op("matmul", masked_softmax(call, logits, bias), v)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -227,26 +228,12 @@ def _activations(call: OnnxCall, defaults: tuple[str, ...]) -> list[tuple[str, l
     return found
 
 
-_SIGMOID_TANH = ("Sigmoid", "Tanh")
-
-
-def _lstm(call: OnnxCall) -> list[Value]:
-    return _run(call, 4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step)
-
-
-def _gru(call: OnnxCall) -> list[Value]:
-    return _run(call, 3, 1, _SIGMOID_TANH, _gru_step)
-
-
-def _rnn(call: OnnxCall) -> list[Value]:
-    return _run(call, 1, 1, ("Tanh",), _rnn_step)
-
-
-for _name, _form, _inputs, _more in (
-    ("LSTM", _lstm, 8, {"input_forget": 0}),
-    ("GRU", _gru, 6, {"linear_before_reset": 0}),
-    ("RNN", _rnn, 6, {}),
+for _name, _gates, _states, _defaults, _step, _inputs, _more in (
+    ("LSTM", 4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, 8, {"input_forget": 0}),
+    ("GRU", 3, 1, ("Sigmoid", "Tanh"), _gru_step, 6, {"linear_before_reset": 0}),
+    ("RNN", 1, 1, ("Tanh",), _rnn_step, 6, {}),
 ):
+    _form = partial(_run, gates=_gates, states=_states, defaults=_defaults, step=_step)
     _nnef = "linear, split, add, mul, and the activations, for every step"
     op(_name, nnef=_nnef, inputs=_inputs, attrs={**_COMMON, **_more}, until=13)(_form)
     op(_name, nnef=_nnef, inputs=_inputs, attrs={**_COMMON, **_more, "layout": 0}, since=14)(_form)

@@ -6,7 +6,8 @@ does it. Else each axis's windows are gathered: from a table of indices, a row f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -64,13 +65,10 @@ def _by_axis(c: FormCall, x: str, window: Window, border: str, op: str, fill: fl
     return x
 
 
-def _valid(window: Window) -> Array:
-    """How many taps of each window lie on the input."""
-    count = np.ones((), np.float32)
-    for axis in window:
-        here = (window_table(axis, "ignore") >= 0).sum(1).astype(np.float32)
-        count = np.multiply.outer(count, here)
-    return count
+def _terms(tables: Iterable[Array]) -> Array:
+    """How many values each result is made of, by the tables of all axes; 1 where of none."""
+    counts = [(table >= 0).sum(1).astype(np.float32) for table in tables]
+    return np.maximum(reduce(np.multiply.outer, counts, np.ones((), np.float32)), 1)
 
 
 # -- pools --------------------------------------------------------------------------------------
@@ -115,31 +113,25 @@ def _mean(c: FormCall, x: str, window: Window, border: str) -> str:
         return _pool(c, "AveragePool", x, window, border, count_include_pad=include)
     total = _by_axis(c, x, window, border, "ReduceSum", 0.0)
     if border == "ignore":
-        return c.add("Div", total, c.constant(np.maximum(_valid(window), 1)))
+        valid = _terms(window_table(axis, border) for axis in window)
+        return c.add("Div", total, c.constant(valid))
     return c.add("Div", total, c.real(volume(window)))
 
 
-@form("avg_pool", onnx=_POOLED.format("AveragePool", "ReduceSum"))
+@form("avg_pool", onnx=_POOLED.format("AveragePool", "ReduceSum"), empty=0.0)
 def _avg_pool(c: FormCall) -> str:
-    window = window_of(c.attrs, c.fact(0))
-    if c.fact(0).size == 0:
-        return c.filled(0.0)
-    return _mean(c, c.x, window, c.attrs.border)
+    return _mean(c, c.x, window_of(c.attrs, c.fact(0)), c.attrs.border)
 
 
-@form("rms_pool", onnx="as `avg_pool` of squares, `Sqrt`")
+@form("rms_pool", onnx="as `avg_pool` of squares, `Sqrt`", empty=0.0)
 def _rms_pool(c: FormCall) -> str:
     window = window_of(c.attrs, c.fact(0))
-    if c.fact(0).size == 0:
-        return c.filled(0.0)
     return c.add("Sqrt", _mean(c, c.add("Mul", c.x, c.x), window, c.attrs.border))
 
 
-@form("box", onnx="sums: `Gather`, `ReduceSum`; normalized as `avg_pool`")
+@form("box", onnx="sums: `Gather`, `ReduceSum`; normalized as `avg_pool`", empty=0.0)
 def _box(c: FormCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
-    if c.fact(0).size == 0:
-        return c.filled(0.0)
     if c.attrs.normalize:
         return _mean(c, c.x, window, border)
     return _by_axis(c, c.x, window, border, "ReduceSum", 0.0)
@@ -187,11 +179,9 @@ def _max_pool_with_index(c: FormCall) -> list[str]:
     return [_greatest(c), _place(c)]
 
 
-@form("sample", onnx="windows by `Gather`, `GatherElements`", function=True)
+@form("sample", onnx="windows by `Gather`, `GatherElements`", function=True, empty=0.0)
 def _sample(c: FormCall) -> str:
     window = window_of(c.attrs, c.fact(0))
-    if c.fact(0).size == 0:
-        return c.filled(0.0)
     values = _joint(c, c.x, window, c.attrs.border, 0.0)
     inside, places = _inside(c, volume(window))
     axis = len(window)
@@ -225,29 +215,21 @@ def _spread(c: FormCall, x: str, window: Window, taps: Sequence[int]) -> str:
     return x
 
 
-@form("debox", onnx="`Gather`, `ReduceSum`", function=True)
+@form("debox", onnx="`Gather`, `ReduceSum`", function=True, empty=0.0)
 def _debox(c: FormCall) -> str:
     window = reverse_window_of(c.attrs, c.fact(0))
-    if c.fact(0).size == 0:
-        return c.filled(0.0)
     total = _spread(c, c.x, window, [1] * len(window))
     if not c.attrs.normalize:
         return total
     if c.attrs.border != "ignore":
         return c.add("Div", total, c.real(volume(window)))
-    count = np.ones((), np.float32)
-    for axis in window:
-        here = (spread_table(axis) >= 0).sum(1).astype(np.float32)
-        count = np.multiply.outer(count, here)
-    return c.add("Div", total, c.constant(np.maximum(count, 1)))
+    return c.add("Div", total, c.constant(_terms(spread_table(axis) for axis in window)))
 
 
-@form("desample", onnx="`Where` by place, `Gather`, `ReduceSum`", function=True)
+@form("desample", onnx="`Where` by place, `Gather`, `ReduceSum`", function=True, empty=0.0)
 def _desample(c: FormCall) -> str:
     window = reverse_window_of(c.attrs, c.fact(0))
     rank, sizes = len(window), [a.size for a in window]
-    if c.fact(0).size == 0:
-        return c.filled(0.0)
     places = c.constant(np.arange(volume(window), dtype=np.int32))
     last = c.indices(rank)
     here = c.add("Equal", c.add("Unsqueeze", c.tensor(1), last), places)

@@ -49,9 +49,9 @@ def _items(c: FormCall) -> str:
 def _shaped(c: FormCall, weights: str, axis: int) -> str:
     """``[R, results, extent]`` beside ``[R, C, …, extent of axis, …]`` with one more axis."""
     spatial = len(c.shape) - 2
-    ones = [1 + i for i in range(1)] + [2 + i for i in range(axis)]
-    behind = [4 + axis + i for i in range(spatial - axis - 1)]
-    return c.add("Unsqueeze", weights, c.indices(*ones, *behind))
+    return c.add(
+        "Unsqueeze", weights, c.indices(*range(1, 2 + axis), *range(4 + axis, 3 + spatial))
+    )
 
 
 def _cells(c: FormCall, axis: int) -> str:
@@ -86,11 +86,9 @@ def _whole(c: FormCall, x: str) -> str:
 
 
 @form("avg_roi_pool", "max_roi_pool", onnx="cells as masks of each axis, `Where`, `ReduceSum` or "
-      "`ReduceMax`", function=True)  # fmt: skip
+      "`ReduceMax`", function=True, empty=0.0)  # fmt: skip
 def _roi_pool(c: FormCall) -> str:
     spatial, average = len(c.shape) - 2, c.node.op == "avg_roi_pool"
-    if c.fact(0).size == 0:
-        return c.filled(0.0)
     x, counts = _items(c), ""
     for axis in range(spatial):
         mask = _shaped(c, _cells(c, axis), axis)
