@@ -32,12 +32,9 @@ def residual_network(operators: int, channels: int, path: Path) -> None:
     import numpy as np
 
     import cml_engine as cml
-    from cml_engine.convert.builder import GraphBuilder
-    from cml_engine.ops import load_families
-    from cml_engine.passes.infer import infer_node
+    from cml_engine.convert import graph_builder
 
-    load_families()
-    make, random = GraphBuilder(infer_node), np.random.default_rng(0)
+    make, random = graph_builder(), np.random.default_rng(0)
     x = skip = make.input("x", (1, channels, _SIDE, _SIDE))
     around = [(1, 1), (1, 1)]
     for i in range(operators):

@@ -144,6 +144,11 @@ class Node:
         return self.inputs + tuple(name for e in self.epilogues for name in e.inputs)
 
     @property
+    def full_op(self) -> str:
+        """The operator and those fused to it: ``conv+relu``."""
+        return "+".join((self.op, *(epilogue.op for epilogue in self.epilogues)))
+
+    @property
     def title(self) -> str:
         """The operator and its first result, as messages and tables show it: ``conv 'conv1'``."""
         return f"{self.op} '{self.outputs[0]}'" if self.outputs else self.op

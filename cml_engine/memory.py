@@ -271,7 +271,7 @@ class MemoryStats:
         return "\n".join(lines)
 
 
-def mib(nbytes: int) -> str:
+def mib(nbytes: float) -> str:
     """Bytes as people read them: with two digits behind the point, in MiB or KiB."""
     if nbytes < 1 << 20:
         return f"{nbytes / (1 << 10):.2f} KiB"

@@ -103,6 +103,11 @@ class Step:
     finished: Finished | None = None
 
     @property
+    def full_op(self) -> str:
+        """The operator and those fused to it: ``conv+relu``."""
+        return "+".join((self.op, *self.fused))
+
+    @property
     def written(self) -> tuple[Binding, ...]:
         return self.bindings[len(self.bindings) - self.writes :]
 
@@ -245,6 +250,5 @@ def _step_cost(step: Step) -> StepWork:
         return StepWork(step.finished.cost_key, step.op, step.title, step.groups, flops, nbytes)
     variant = "|".join(f"{k}={v}" for k, v in sorted(step.defines.items()))
     digest = zlib.crc32(variant.encode())
-    name = "+".join((step.op, *step.fused))
-    key = f"{name} {Path(step.path).stem}-{digest:08x} {flops:.4g}F {nbytes:.4g}B"
-    return StepWork(key, name, step.title, step.groups, flops, nbytes)
+    key = f"{step.full_op} {Path(step.path).stem}-{digest:08x} {flops:.4g}F {nbytes:.4g}B"
+    return StepWork(key, step.full_op, step.title, step.groups, flops, nbytes)

@@ -108,7 +108,7 @@ class KernelTimes:
         first = steps[0]
         return cls(
             model,
-            "+".join((first.op, *first.fused)),
+            first.full_op,
             name_of(first),
             " ".join(f"{k}={v}" for k, v in sorted(first.defines.items())),
             len(steps),

@@ -10,6 +10,7 @@ from typing import Any
 from cml_engine.errors import DeviceError
 from cml_engine.graph import Graph
 from cml_engine.limits import Limits
+from cml_engine.memory import mib
 from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.passes import optimize
 from cml_engine.plan import Plan
@@ -63,12 +64,12 @@ class ModelInfo:
         lines += block("inputs", self.inputs) + block("outputs", self.outputs)
         lines += [
             f"operators  {sum(self.operators.values())}: {counts}",
-            f"weights    {self.parameters} values in the model, {_mib(self.weights_bytes)} packed",
-            f"memory     peak {_mib(self.arena_bytes)} for activations, "
-            f"{self.arena_ratio:.3f} of the lower bound ({_mib(self.arena_lower_bound)})",
+            f"weights    {self.parameters} values in the model, {mib(self.weights_bytes)} packed",
+            f"memory     peak {mib(self.arena_bytes)} for activations, "
+            f"{self.arena_ratio:.3f} of the lower bound ({mib(self.arena_lower_bound)})",
             *([_HALF_NOTE] if self.storage == "half" else []),
             *(self.reuse.lines() if self.reuse else []),
-            f"work       {self.gflop:.3f} GFLOP, {_mib(self.moved_bytes)} moved at least, in "
+            f"work       {self.gflop:.3f} GFLOP, {mib(self.moved_bytes)} moved at least, in "
             f"{self.steps} dispatches of {self.variants} kernel variants",
             f"predicted  {self.predicted_ms:.2f} ms on a reference GPU of "
             f"{REFERENCE_FLOPS / 1e12:.0f} TFLOP/s and {REFERENCE_BYTES_PER_S / 1e9:.0f} GB/s; "
@@ -155,7 +156,3 @@ def count_variants(plan: Plan) -> int:
             for s in plan.steps
         }
     )
-
-
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / 2**20:.2f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:.2f} KiB"

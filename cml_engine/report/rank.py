@@ -32,20 +32,14 @@ class OpTime:
 
     @classmethod
     def of_step(cls, step: Step) -> OpTime:
-        return cls(
-            "+".join((step.op, *step.fused)),
-            step.title,
-            step.cost,
-            _place(step.source),
-        )
+        return cls(step.full_op, step.title, step.cost, _place(step.source))
 
     @classmethod
     def of_node(cls, node: Node, graph: Graph) -> OpTime:
         from cml_engine.planning.lower import node_cost
 
         cost = node_cost(lookup(node.op), node, graph)
-        name = "+".join((node.op, *(e.op for e in node.epilogues)))
-        return cls(name, node.title, cost, _place(node.source))
+        return cls(node.full_op, node.title, cost, _place(node.source))
 
 
 @dataclass(frozen=True, slots=True)

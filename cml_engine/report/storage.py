@@ -52,7 +52,7 @@ class StorageReport:
         overflow = ""
         for error in errors:
             node = error.node
-            by_op.setdefault("+".join((node.op, *(e.op for e in node.epilogues))), []).append(error)
+            by_op.setdefault(node.full_op, []).append(error)
             found[error.tensor] = error
             if error.overflow and not overflow:
                 overflow = (

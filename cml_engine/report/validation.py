@@ -46,8 +46,7 @@ class Validation:
         by_op: dict[str, list[NodeCheck]] = {}
         first = ""
         for check in checks:
-            name = "+".join((check.node.op, *(e.op for e in check.node.epilogues)))
-            by_op.setdefault(name, []).append(check)
+            by_op.setdefault(check.node.full_op, []).append(check)
             if not check.ok and not first:
                 assert check.comparison is not None
                 first = f"{_place(check.node)}{check.node.title}: {check.comparison.problem}"

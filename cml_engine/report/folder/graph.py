@@ -39,7 +39,7 @@ def node_rows(written: Graph, optimized: Graph) -> list[NodeRow]:
     def row(number: int, node: Node) -> NodeRow:
         return NodeRow(
             number,
-            "+".join((node.op, *(e.op for e in node.epilogues))),
+            node.full_op,
             {name: str(optimized.facts[name]) for name in node.outputs},
             {name: str(optimized.facts[name]) for name in dict.fromkeys(node.reads)},
             repr(node.attrs),
