@@ -1,4 +1,4 @@
-// What conv_slide.hlsl, conv_weave.hlsl and conv_plain.hlsl share: a thread computes a run of COLUMNS
+// What conv_row_tile.hlsl, conv_phases.hlsl and conv_plain.hlsl share: a thread computes a run of COLUMNS
 // results of a line, neighbours in their phases, under which lie SPAN inputs of each line of inputs. A kernel's own is
 // cml_add_window: it adds the products of a run with the inputs under its windows.
 #ifndef CML_CONV_LINE

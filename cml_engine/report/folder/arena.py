@@ -25,7 +25,7 @@ class PlacedTensor:
     last: int
 
 
-def tenants(plan: Plan) -> list[PlacedTensor]:
+def placed_tensors(plan: Plan) -> list[PlacedTensor]:
     """All tensors in the arena, in the order of their first steps."""
     lives: dict[Binding, list[int]] = {}
     for place in plan.inputs.values():
@@ -49,7 +49,7 @@ def arena_data(plan: Plan) -> dict[str, Any]:
         "peak": memory.peak,
         "bound": memory.bound,
         "steps": len(plan.steps),
-        "tensors": [asdict(tenant) for tenant in tenants(plan)],
+        "tensors": [asdict(tensor) for tensor in placed_tensors(plan)],
     }
 
 
@@ -62,7 +62,7 @@ def arena_picture(plan: Plan) -> Html:
     def y(address: float) -> float:
         return _TOP + high * (1 - address / size)
 
-    parts = [_rect(t, wide, y, plan) for t in tenants(plan)]
+    parts = [_rect(t, wide, y, plan) for t in placed_tensors(plan)]
     bound, floor = y(plan.memory.bound), y(0)
     for address in (0, size / 2, size):
         parts.append(f'<text x="4" y="{y(address) + 4:.1f}">{address / 2**20:.2f} MiB</text>')
@@ -80,17 +80,17 @@ def arena_picture(plan: Plan) -> Html:
     )
 
 
-def _rect(tenant: PlacedTensor, wide: float, y: Any, plan: Plan) -> str:
-    x = _LEFT + wide * (tenant.first + 1)
-    top, bottom = y(tenant.offset + tenant.nbytes), y(tenant.offset)
-    hue = zlib.crc32(tenant.tensor.encode()) % 360
+def _rect(placed: PlacedTensor, wide: float, y: Any, plan: Plan) -> str:
+    x = _LEFT + wide * (placed.first + 1)
+    top, bottom = y(placed.offset + placed.nbytes), y(placed.offset)
+    hue = zlib.crc32(placed.tensor.encode()) % 360
     said = (
-        f"{tenant.tensor}: {tenant.nbytes} bytes at {tenant.offset}, "
-        f"{_when(tenant.first, plan)} to {_when(tenant.last, plan)}"
+        f"{placed.tensor}: {placed.nbytes} bytes at {placed.offset}, "
+        f"{_when(placed.first, plan)} to {_when(placed.last, plan)}"
     )
     return (
         f'<rect class="tensor" x="{x:.2f}" y="{top:.2f}" '
-        f'width="{wide * (tenant.last - tenant.first + 1):.2f}" '
+        f'width="{wide * (placed.last - placed.first + 1):.2f}" '
         f'height="{max(bottom - top, 0.5):.2f}" fill="hsl({hue} 55% 62%)">'
         f"<title>{escape(said)}</title></rect>"
     )

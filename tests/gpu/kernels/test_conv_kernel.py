@@ -216,7 +216,7 @@ def test_phases_of_any_stride_and_padding(stride, kernel, before, after, gpu):
     axis = {"stride": [1, stride], "padding": [(0, 0), (before, after)]}
     case = deconv_case((1, 5, 2, size), (5, 7, 1, kernel), (7,), **axis)
     graph, inputs = case_graph("deconv", case, constants=True)
-    assert lower(graph, gpu.limits, {"x0": C4}).steps[-1].path == "conv/conv_weave.hlsl"
+    assert lower(graph, gpu.limits, {"x0": C4}).steps[-1].path == "conv/conv_phases.hlsl"
     check_graph(graph, inputs, gpu, layouts={"x0": C4}, partitions=3)
 
 

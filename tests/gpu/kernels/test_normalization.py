@@ -31,7 +31,7 @@ def _conv(
 
 #: for each kernel its shader, the input's shape, and the node
 PRODUCERS: dict[str, tuple[str, tuple[int, ...], Build]] = {
-    "row tile": ("conv/conv_slide.hlsl", *_conv(8, 12)),
+    "row tile": ("conv/conv_row_tile.hlsl", *_conv(8, 12)),
     "depthwise": ("conv/depthwise.hlsl", *_conv(10, 10, groups=0)),
     "tile": ("conv/conv.hlsl", *_conv(8, 10, stride=[1, 3])),
     "groups": ("conv", *_conv(10, 15, groups=5)),

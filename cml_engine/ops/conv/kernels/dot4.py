@@ -52,7 +52,7 @@ CONV.add(
     KernelVariant(
         name="dot4 row tile",
         about="row tiles of bytes, four products at once",
-        kernel=Kernel("conv/conv_slide.hlsl", tile.PARAMS, group=GROUP, trusted=True),
+        kernel=Kernel("conv/conv_row_tile.hlsl", tile.PARAMS, group=GROUP, trusted=True),
         lower=_by_bytes(row_tile.lower_row_tile),
         usual=row_tile.usual_tile,
         possible=lambda conv: is_possible(conv) and row_tile.is_possible(conv),

@@ -2,7 +2,7 @@
 
 A phase (result modulo stride) meets only some of the taps, unequally many where the kernel is no
 multiple of the stride, and all phases meet the same inputs. Together they need every tap once and
-every input once. Shader: ``shaders_hlsl/conv/conv_weave.hlsl``.
+every input once. Shader: ``shaders_hlsl/conv/conv_phases.hlsl``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ CONV.add(
     KernelVariant(
         name="phases",
         about="phase-fused deconvolution: neighbours of all phases along a line",
-        kernel=Kernel("conv/conv_weave.hlsl", PARAMS, group=GROUP, trusted=True),
+        kernel=Kernel("conv/conv_phases.hlsl", PARAMS, group=GROUP, trusted=True),
         lower=lower_phases,
         usual=usual_tile,
         possible=is_possible,

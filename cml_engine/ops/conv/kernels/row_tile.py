@@ -1,7 +1,7 @@
 """``conv`` whose windows overlap along a line.
 
 Neighbouring results of a line need mostly the same inputs, so a thread that computes a row of them
-loads each input once for all taps of the line. Shader: ``shaders_hlsl/conv/conv_slide.hlsl``.
+loads each input once for all taps of the line. Shader: ``shaders_hlsl/conv/conv_row_tile.hlsl``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CONV.add(
     KernelVariant(
         name="row tile",
         about="row tiles: neighbours along a line, which share their inputs",
-        kernel=Kernel("conv/conv_slide.hlsl", PARAMS, group=GROUP, trusted=True),
+        kernel=Kernel("conv/conv_row_tile.hlsl", PARAMS, group=GROUP, trusted=True),
         lower=lower_row_tile,
         usual=usual_tile,
         possible=is_possible,
