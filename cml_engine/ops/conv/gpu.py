@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cml_engine.ops.conv.kernels.tile import PARAMS
 from cml_engine.ops.conv.node import Conv
 from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.spec import Dispatch
+from cml_engine.ops.declaration.spec import Dispatch, Kernel
 
 
-def lower_conv(op: Lowering) -> Iterator[Dispatch]:
-    conv = Conv(op, conv_shape(op.attrs, *op.inputs), transposed=False)
-    if op.outputs[0].size:
-        yield from CONV.lower(conv)
+def conv_kernel(transposed: bool) -> Kernel:
+    """How ``conv``, or ``deconv``, is launched."""
 
+    def lower(op: Lowering) -> Iterator[Dispatch]:
+        shape = (deconv_shape if transposed else conv_shape)(op.attrs, *op.inputs)
+        if op.outputs[0].size:
+            yield from CONV.lower(Conv(op, shape, transposed))
 
-def lower_deconv(op: Lowering) -> Iterator[Dispatch]:
-    conv = Conv(op, deconv_shape(op.attrs, *op.inputs), transposed=True)
-    if op.outputs[0].size:
-        yield from CONV.lower(conv)
+    return Kernel(
+        "conv/conv.hlsl", PARAMS, lower, layouts="any", half="each", epilogues="channels",
+        trusted=True,
+    )  # fmt: skip

@@ -15,12 +15,11 @@ from cml_engine.graph import Attrs, Fact
 from cml_engine.ops.conv.cases import CONV_CASES, DECONV_CASES
 from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
 from cml_engine.ops.conv.cpu_channels_last import prepare_conv
-from cml_engine.ops.conv.gpu import lower_conv, lower_deconv
-from cml_engine.ops.conv.kernels.tile import PARAMS
+from cml_engine.ops.conv.gpu import conv_kernel
 from cml_engine.ops.conv.node import takes_half
 from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import Cost, Kernel, OpSpec, Tolerance
+from cml_engine.ops.declaration.spec import Cost, OpSpec, Tolerance
 from cml_engine.ops.declaration.traits import Traits
 
 Array = np.ndarray[Any, Any]
@@ -69,15 +68,7 @@ define(
         infer=infer_conv,
         cpu=conv_cpu,
         prepare=prepare_conv,
-        kernel=Kernel(
-            "conv/conv.hlsl",
-            PARAMS,
-            lower=lower_conv,
-            layouts="any",
-            half="each",
-            epilogues="channels",
-            trusted=True,
-        ),
+        kernel=conv_kernel(transposed=False),
         cost=conv_cost,
         cases=CONV_CASES,
         tolerance=TOLERANCE,
@@ -90,15 +81,7 @@ define(
         name="deconv",
         infer=infer_deconv,
         cpu=deconv_cpu,
-        kernel=Kernel(
-            "conv/conv.hlsl",
-            PARAMS,
-            lower=lower_deconv,
-            layouts="any",
-            half="each",
-            epilogues="channels",
-            trusted=True,
-        ),
+        kernel=conv_kernel(transposed=True),
         cost=deconv_cost,
         cases=DECONV_CASES,
         tolerance=TOLERANCE,

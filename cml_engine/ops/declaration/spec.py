@@ -198,6 +198,11 @@ def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
     return cost
 
 
+def taken_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    """Of the input only what the results have is read."""
+    return Cost.moving(0, outputs, outputs)
+
+
 def gathered_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     """Of the first operand what the second one's indices take."""
     return Cost.moving(0, [inputs[1], *outputs], outputs)

@@ -18,7 +18,7 @@ from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.matmul.tiles import MatmulTile, choose_tile, tiles_for
-from cml_engine.ops.movement.strided import Dim, box, collapse, copy_dispatch, strides
+from cml_engine.ops.movement.strided import Dim, box, collapse, copied, strides
 
 PARAMS = (
     "rows:u columns:u tiles_m:u tiles_n:u k_begin:u k_end:u accumulate:u last:u a_m:u a_k:u "
@@ -183,8 +183,7 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
     walk = strides(op.fact(p.b.name).shape)[: len(p.batch)]
     extents = (*shape, p.inner, p.columns)
     copy = box(extents, (*walk, p.b.inner, p.b.outer), (*lead, width, 1))
-    dispatch = copy_dispatch(op, p.b.name, name, copy)
-    return replace(p, b=Matrix(name, 1, width, steps)), [dispatch] if dispatch else []
+    return replace(p, b=Matrix(name, 1, width, steps)), [*copied(op, p.b.name, name, copy)]
 
 
 def _usual_tile(p: MatrixProduct) -> MatmulTile:

@@ -30,7 +30,7 @@ from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, Kernel, OpSpec, Random
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
 from cml_engine.ops.declaration.traits import Parts, Traits, along_axis, other_axis
-from cml_engine.ops.movement.strided import Copy, box, copy_dispatch, lying_shape, strides
+from cml_engine.ops.movement.strided import box, copied, lying_shape, strides
 
 Array = np.ndarray[Any, Any]
 _MOVE = _cost(0)
@@ -154,15 +154,7 @@ def _transpose_lower(op: Lowering) -> Iterator[Dispatch]:
     (x,), (y,) = op.inputs, op.outputs
     walk = strides(x.shape)
     src = [walk[a] for a in _order(op.attrs, x.rank)]
-    yield from _copies(op, [(op.in_names[0], op.out_names[0], box(y.shape, src, strides(y.shape)))])
-
-
-def _copies(op: Lowering, moves: Sequence[tuple[str, str, Copy]]) -> Iterator[Dispatch]:
-    """A dispatch for each copy ``(source, target, copy)`` that moves anything."""
-    for source, target, copy in moves:
-        dispatch = copy_dispatch(op, source, target, copy)
-        if dispatch is not None:
-            yield dispatch
+    yield from copied(op, op.in_names[0], op.out_names[0], box(y.shape, src, strides(y.shape)))
 
 
 define(
@@ -241,7 +233,7 @@ def _join_lower(op: Lowering) -> Iterator[Dispatch]:
     if across and op.is_blocked(op.out_names[0]):
         yield from _joined_in_blocks(op, channels)
     else:
-        yield from _copies(op, list(_parts(op, op.in_names, op.out_names[0], joins=True)))
+        yield from _parts(op, op.in_names, op.out_names[0], joins=True)
 
 
 def _joined_in_blocks(op: Lowering, channels: Sequence[int]) -> Iterator[Dispatch]:
@@ -271,12 +263,10 @@ _JOIN = Kernel(
 
 
 def _part_lower(op: Lowering) -> Iterator[Dispatch]:
-    yield from _copies(op, list(_parts(op, op.out_names, op.in_names[0], joins=False)))
+    yield from _parts(op, op.out_names, op.in_names[0], joins=False)
 
 
-def _parts(
-    op: Lowering, parts: Sequence[str], whole: str, joins: bool
-) -> Iterator[tuple[str, str, Copy]]:
+def _parts(op: Lowering, parts: Sequence[str], whole: str, joins: bool) -> Iterator[Dispatch]:
     """The copies between ``whole`` and its parts, which follow each other along the axis."""
     axis = op.attrs.axis
     walk = strides(lying_shape(op, whole))
@@ -287,9 +277,9 @@ def _parts(
         if len(shape) < len(walk):  # stack: the parts lack the axis
             shape = (*shape[:axis], 1, *shape[axis:])
         if joins:
-            yield name, whole, box(shape, strides(shape), walk, dst_offset=start)
+            yield from copied(op, name, whole, box(shape, strides(shape), walk, dst_offset=start))
         else:
-            yield whole, name, box(shape, walk, strides(shape), src_offset=start)
+            yield from copied(op, whole, name, box(shape, walk, strides(shape), src_offset=start))
         start += step * shape[axis]
 
 

@@ -24,6 +24,7 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     elementwise_cost,
+    taken_cost,
 )
 from cml_engine.ops.declaration.traits import Parts, Traits, other_axes
 from cml_engine.ops.movement.strided import (
@@ -31,7 +32,7 @@ from cml_engine.ops.movement.strided import (
     Dim,
     box,
     collapse,
-    copy_dispatch,
+    copied,
     lying_shape,
     strides,
 )
@@ -99,9 +100,7 @@ def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
         copies = [_taken(taken, strides(op.inputs[0].shape), strides(op.outputs[0].shape))]
     else:
         copies = list(_blocked(taken, lying_shape(op, source), lying_shape(op, target)))
-    for copy in copies:
-        if dispatch := copy_dispatch(op, source, target, copy):
-            yield dispatch
+    return copied(op, source, target, *copies)
 
 
 def _taken(
@@ -141,11 +140,6 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
     return "alike" if whole else "none"
 
 
-def _written_twice(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Any:
-    """Only what is taken is read."""
-    return elementwise_cost(0)(attrs, outputs, outputs)
-
-
 def _sliced(axes: list[int], begin: list[int], end: list[int], stride: Sequence[int] = ()) -> Any:
     return {"axes": axes, "begin": begin, "end": end, "stride": list(stride)}
 
@@ -159,7 +153,7 @@ define(
         kernel=Kernel(
             "movement/movement.hlsl", lower=_slice_lower, layouts="blocks", half=_half, trusted=True
         ),
-        cost=_written_twice,
+        cost=taken_cost,
         tolerance=EXACT,
         traits=Traits(other_axes, Parts(joined=False, place=_place)),
         cases=[
@@ -199,9 +193,7 @@ def _tile_lower(op: Lowering) -> Iterator[Dispatch]:
     for repeat, extent, src, dst in walks:
         # the same source again for every repeat
         dims += [Dim(repeat, 0, extent * dst), Dim(extent, src, dst)]
-    copy = Copy(collapse(dims))
-    if dispatch := copy_dispatch(op, op.in_names[0], op.out_names[0], copy):
-        yield dispatch
+    return copied(op, op.in_names[0], op.out_names[0], Copy(collapse(dims)))
 
 
 define(

@@ -7,7 +7,7 @@ to one, two or three of them, whatever the tensor's rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -96,10 +96,12 @@ def collapse(dims: Sequence[Dim]) -> tuple[Dim, ...]:
     return tuple(merged) or (Dim(1, 1, 1),)
 
 
-def copy_dispatch(op: Lowering, source: str, target: str, copy: Copy) -> Dispatch | None:
-    """The dispatch that does a copy between two tensors; None where there is nothing to move."""
-    if copy.size == 0:
-        return None
+def copied(op: Lowering, source: str, target: str, *copies: Copy) -> Iterator[Dispatch]:
+    """The dispatches that do copies between two tensors; there is none for a copy of nothing."""
+    return (_dispatch(op, source, target, copy) for copy in copies if copy.size)
+
+
+def _dispatch(op: Lowering, source: str, target: str, copy: Copy) -> Dispatch:
     if not op.limits.software and (order := _tile_order(copy)):
         return _tiled(source, target, replace(copy, dims=order))
     words = next(w for w in (4, 2, 1) if _moves_vectors(copy, w))

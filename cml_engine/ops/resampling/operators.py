@@ -7,6 +7,7 @@ blocks of four channels, where one item is four channels' values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -30,9 +31,10 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
     elementwise_cost,
+    taken_cost,
 )
 from cml_engine.ops.elementwise.row import Operand
-from cml_engine.ops.movement.strided import Copy, Dim, collapse, copy_dispatch, lying_shape, strides
+from cml_engine.ops.movement.strided import Copy, Dim, collapse, copied, lying_shape, strides
 from cml_engine.ops.reduction.gpu import Reduction, reduction
 
 Array = np.ndarray[Any, Any]
@@ -146,21 +148,17 @@ def source_position(method: str, i: Array, extent: int, factor: int) -> Array:
 # --- on the GPU ---------------------------------------------------------------------------------
 
 
-def _nearest_lower(up: bool) -> Callable[[Lowering], Iterator[Dispatch]]:
-    def lower(op: Lowering) -> Iterator[Dispatch]:
-        source, target = op.in_names[0], op.out_names[0]
-        x, y = lying_shape(op, source), lying_shape(op, target)
-        factors = [1, 1, *op.attrs.factor, 1][: len(x)]
-        dims = []
-        for i, (src, dst) in enumerate(zip(strides(x), strides(y), strict=True)):
-            if up:  # the same source again, factor times
-                dims += [Dim(x[i], src, factors[i] * dst), Dim(factors[i], 0, dst)]
-            else:
-                dims.append(Dim(y[i], factors[i] * src, dst))
-        if dispatch := copy_dispatch(op, source, target, Copy(collapse(dims))):
-            yield dispatch
-
-    return lower
+def _nearest_lower(up: bool, op: Lowering) -> Iterator[Dispatch]:
+    source, target = op.in_names[0], op.out_names[0]
+    x, y = lying_shape(op, source), lying_shape(op, target)
+    factors = [1, 1, *op.attrs.factor, 1][: len(x)]
+    dims = []
+    for i, (src, dst) in enumerate(zip(strides(x), strides(y), strict=True)):
+        if up:  # the same source again, factor times
+            dims += [Dim(x[i], src, factors[i] * dst), Dim(factors[i], 0, dst)]
+        else:
+            dims.append(Dim(y[i], factors[i] * src, dst))
+    return copied(op, source, target, Copy(collapse(dims)))
 
 
 def _resample(op: Lowering, defines: dict[str, int | str]) -> Iterator[Dispatch]:
@@ -241,11 +239,6 @@ def _kernel(
 # --- the operators ------------------------------------------------------------------------------
 
 
-def _written_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """nearest_downsample reads no more than it writes."""
-    return Cost.moving(0, outputs, outputs)
-
-
 def _read_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     """area_downsample adds everything that it reads."""
     return Cost.moving(inputs[0].size, inputs, outputs)
@@ -298,7 +291,7 @@ define(
         infer=_up_infer,
         cpu=_nearest_up_cpu,
         prepare=prepare_nearest_upsample,
-        kernel=_kernel(_nearest_lower(up=True), "alike", "copies"),
+        kernel=_kernel(partial(_nearest_lower, True), "alike", "copies"),
         cost=elementwise_cost(0),
         tolerance=EXACT,
         cases=[*_UP_CASES, Case((Random((1, 2, 3, 3), -9, 9, "integer"),), {"factor": [2, 2]})],
@@ -309,8 +302,8 @@ define(
         "nearest_downsample",
         infer=_down_infer,
         cpu=_nearest_down_cpu,
-        kernel=_kernel(_nearest_lower(up=False), "alike", "copies"),
-        cost=_written_cost,
+        kernel=_kernel(partial(_nearest_lower, False), "alike", "copies"),
+        cost=taken_cost,
         tolerance=EXACT,
         cases=_DOWN_CASES,
     )
