@@ -105,7 +105,7 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
         if openblas() is None or out.size * a.shape[-1] < 2 * _BLOCK:
             np.matmul(a, b, out=out)
         else:
-            _share(_blocks(a, b, out))
+            share(_blocks(a, b, out))
     return out
 
 
@@ -165,7 +165,7 @@ class _Shared:
             raise self._error
 
 
-def _share(blocks: Sequence[Callable[[], object]]) -> None:
+def share(blocks: Sequence[Callable[[], object]]) -> None:
     """Do all of them, this thread and the helpers each taking the next."""
     shared = _Shared(blocks)
     for _ in range(min(_cores(), len(blocks)) - 1):

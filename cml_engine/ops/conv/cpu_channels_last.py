@@ -6,7 +6,7 @@ channels last as those of ``winograd_cpu``, so each such ``conv`` finds its inpu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.graph import Attrs, Fact
-from cml_engine.ops.common.blas import multiply
+from cml_engine.ops.common.blas import multiply, share
 from cml_engine.ops.conv.cpu import conv_cpu, convolve, pad_border
 from cml_engine.ops.conv.cpu_winograd import Winograd, pays
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
@@ -28,8 +28,10 @@ Array = np.ndarray[Any, Any]
 _MOST_WEIGHTS = 1 << 19
 #: floats from which runs of them are worth having one after the other
 _MANY = 8
-#: floats of one band of windows: 4 MB
-_BAND = 1 << 20
+#: floats of one band of windows: 1 MB
+_BAND = 1 << 18
+#: bands that are enough for threads to have one each; of fewer each product is cut
+_SEVERAL = 4
 
 
 def prepare_conv(
@@ -193,14 +195,23 @@ class Windows(_ChannelsLast):
             positions = last.reshape(-1, x.shape[1])
             multiply(positions, self._weights, out.reshape(-1, out.shape[-1]))
             return self._finished(out, bias)
-        for image, result in zip(self._padded(x), out, strict=True):
-            windows = self._windows(image)
-            step = max(1, _BAND // (self._weights.shape[0] * prod(self._shape.narrow[1:])))
-            for first in range(0, self._shape.narrow[0], step):
-                rows = self._matrix(windows[first : first + step])
-                band = result[first : first + step].reshape(len(rows), -1)
-                multiply(rows, self._weights, band)
+        step = max(1, _BAND // (self._weights.shape[0] * prod(self._shape.narrow[1:])))
+        windows = [self._windows(image) for image in self._padded(x)]
+        bands = [
+            (of[first : first + step], result[first : first + step])
+            for of, result in zip(windows, out, strict=True)
+            for first in range(0, self._shape.narrow[0], step)
+        ]
+        if len(bands) >= _SEVERAL:
+            share([partial(self._compute, np.matmul, *band) for band in bands])
+        else:
+            for band in bands:
+                self._compute(multiply, *band)
         return self._finished(out, bias)
+
+    def _compute(self, product: Callable[..., Array], windows: Array, result: Array) -> None:
+        rows = self._matrix(windows)
+        product(rows, self._weights, result.reshape(len(rows), -1))
 
     def _windows(self, image: Array) -> Array:
         """(positions…, taps…, channels): a view."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from cml_engine.graph import Attrs
 from cml_engine.integer import arrays
 from cml_engine.integer.rule import Multiplier
 from cml_engine.ops.declaration.lowering import Lowering
@@ -99,6 +101,13 @@ _CODES = {
 _OF_SUMS = ("requantize", "requantize_signed")
 
 
+def _in_place(function: Any, names: Sequence[str], attrs: Attrs, x: Array, *others: Array) -> bool:
+    if x.dtype != np.float32:
+        return False  # blocks of others are no copies: one would be written before it is read
+    function(x, *others, *(attrs[name] for name in names), out=x)
+    return True
+
+
 def _row(
     name: str,
     function: Any,
@@ -117,6 +126,7 @@ def _row(
         flops=12,
         attrs=dict.fromkeys(attrs, ()),
         fusable=fusable,
+        in_place=partial(_in_place, function, attrs) if name in _CODES else None,
         traits=Traits(whole=True, rounds=name in _OF_SUMS, enters=name == "integer_words"),
         custom=True,
     )

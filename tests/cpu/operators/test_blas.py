@@ -64,7 +64,7 @@ def test_an_error_in_a_block_is_the_product_s():
         raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
-        blas._share([lambda: None, fails, lambda: None])
+        blas.share([lambda: None, fails, lambda: None])
 
 
 def test_what_overflows_warns_of_nothing():
