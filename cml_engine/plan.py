@@ -21,6 +21,8 @@ from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.spec import Cost
 
+#: where a job's outputs begin in the buffer that they have together
+RESULT_ALIGNMENT = 256
 #: stands for all variables that are updated, beside the names of inputs
 VARIABLES = ""
 #: what a tensor hangs on: names of inputs, and :data:`VARIABLES`
@@ -219,6 +221,18 @@ class Plan:
     def results(self) -> dict[str, TensorPlace]:
         """What can be read when a run is over: outputs and taps."""
         return {**self.outputs, **self.taps}
+
+    @cached_property
+    def packed_results(self) -> tuple[dict[str, TensorPlace], int]:
+        """Where each of these lies in a buffer of their own, and the bytes of that."""
+        places: dict[str, TensorPlace] = {}
+        end = 0
+        for name, place in self.results.items():
+            nbytes = place.binding.nbytes
+            binding = Binding(name, "outputs", end, nbytes)
+            places[name] = TensorPlace(binding, place.fact, place.layout)
+            end += -(-nbytes // RESULT_ALIGNMENT) * RESULT_ALIGNMENT
+        return places, max(end, RESULT_ALIGNMENT)
 
     @property
     def cost(self) -> Cost:

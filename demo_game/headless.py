@@ -308,7 +308,9 @@ def _report(
         inference_ms=percentiles(spent) if timed else None,
         frames_over=sum(s.frame_ms > settings.frame_ms for s in samples),
         frames_over_budget=(
-            sum((s.inference_ms or 0.0) > s.budget_ms for s in inferred) if timed else None
+            sum((s.inference_ms or 0.0) > s.budget_ms for s in inferred if s.inference_timed)
+            if timed
+            else None
         ),
         budget_used=round(sum(spent) / allowed, 4) if timed and allowed else None,
         tiles=tiles,

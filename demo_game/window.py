@@ -12,7 +12,6 @@ from demo_game.game import Game, Settings
 from demo_game.overlay import FrameView, Overlay
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
-from demo_game.reporting.telemetry import FrameSample
 from demo_game.reporting.tracing import Tracing
 
 TITLE = "CML demo: W A S D fly, right mouse button looks, Shift is faster, F1 hides the overlay"
@@ -23,7 +22,7 @@ _WOBBLE = 0.1
 
 
 class GameWindow:
-    """A window and the game in it. :attr:`samples` grows by one per frame."""
+    """A window and the game in it."""
 
     def __init__(
         self,
@@ -48,7 +47,6 @@ class GameWindow:
         self.tracing = Tracing(self.game)
         self._size = canvas.get_physical_size()
         self.overlay = Overlay(gpu, self.format, *self._size, scale=canvas.get_pixel_ratio())
-        self.samples: list[FrameSample] = []
         #: called at the end of every frame: tests drive the window by it
         self.on_frame: Callable[[], None] = lambda: None
         self.failed: Exception | None = None
@@ -92,14 +90,15 @@ class GameWindow:
         begun = time.perf_counter()
         pose = self._pose(dt_s)
         self.tracing.obey()
-        sample = self.game.frame(view, pose, now - self._started, self._overlay(view, dt_s))
+        known = self.game.telemetry.frames
+        before = known[-1] if known else None
+        self.game.frame(view, pose, now - self._started, self._overlay(view, dt_s))
         if self._on_cpu:
             self.gpu.wait()
             self.game.scheduler.frame_took(1e3 * (time.perf_counter() - begun))
-        if self.samples:  # a frame's time is known when the next one begins
-            self.samples[-1].frame_ms = self._interval_ms(1e3 * dt_s)
-        self.samples.append(sample)
-        self.tracing.add(sample)
+        if before is not None:  # a frame's time is known when the next one begins
+            before.frame_ms = self._interval_ms(1e3 * dt_s)
+        self.tracing.add()
 
     def _interval_ms(self, ms: float) -> float:
         """What the clock says wobbles around the display's own interval: near it, it is it."""

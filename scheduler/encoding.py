@@ -20,7 +20,7 @@ def append(
     jobs.has_work(report.frame, working)
     failed: list[tuple[Job, Exception]] = []
     try:
-        refused = jobs.executor.encode(encoder, report.frame, groups) or ()
+        refused = jobs.executor.encode(encoder, report.frame, groups, timed=report.timed) or ()
         failed = [(j, e) for network, e in refused for j in working if j.network is network]
     except Exception as error:  # the device is lost, or refuses the frame as a whole
         failed = [(job, error) for job in working]

@@ -6,6 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+#: what :attr:`Executor.clock_source` says of a device that cannot time its own work
+WALL_CLOCK = "wall clock"
+
 
 class StepCost(Protocol):
     """What is known of a step before it ever ran.
@@ -154,6 +157,8 @@ class Executor(Results, Protocol):
     clock_source: str
     #: how many groups of slices can be timed in one frame
     max_groups: int
+    #: whether timing takes it a part of a frame that counts (a software driver)
+    timing_is_dear: bool
 
     def accept(self, network: Network, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Check the inputs of a job to come, copy host arrays and keep GPU tensors until
@@ -183,10 +188,10 @@ class Executor(Results, Protocol):
         ...
 
     def encode(
-        self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]]
+        self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
     ) -> Sequence[tuple[Network, Exception]] | None:
-        """Append the slices; each group is timed as one. Returns the networks whose slices could
-        not be encoded, with the reason; those of all others were."""
+        """Append the slices; each group is ``timed`` as one, or none is. Returns the networks whose
+        slices could not be encoded, with the reason; those of all others were."""
         ...
 
     def finish_job(self, encoder: Any, network: Network) -> Any:

@@ -21,8 +21,6 @@ _KNOWN = 6
 #: where all steps are known, the slices of only one frame in so many are timed one by one: each
 #: timing makes the device wait for what came before it (50 µs on a software driver)
 _APART_EVERY = 16
-#: what :attr:`Executor.clock_source` says of a device that cannot time its own work
-WALL_CLOCK = "wall clock"
 #: a frame this much longer than it should be is late, not just jittery
 _LATE = 1.15
 #: what a late frame adds to the back-off, what a frame's time without one leaves of it, its end
@@ -182,7 +180,7 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     # what was guessed wrongly is learned; it does not make a device noisy
     # and frames that nobody planned say nothing about how plans are met
     steps = (step for parts in entry.groups for step, _ in parts)
-    known = report.planned and _all_known(steps, model)
+    known = report.planned and all_known(steps, model)
     if known and report.predicted_ms > _TELLING * report.aim_ms:
         model.learn_frame(report.predicted_ms, report.measured_ms, report.budget_ms)
     first = 0
@@ -201,16 +199,15 @@ def _share_out(slices: Sequence[SliceReport], ms: float) -> None:
         part.measured_ms = ms * share
 
 
-def _all_known(steps: Iterable[StepCost], model: CostModel) -> bool:
+def all_known(steps: Iterable[StepCost], model: CostModel) -> bool:
+    """Whether the steps were measured often enough to be believed."""
     return all(model.samples(step.key) >= _KNOWN for step in steps)
 
 
-def in_groups(
-    chosen: Sequence[Chosen], limit: int, frame: int, model: CostModel
-) -> list[list[Chosen]]:
+def in_groups(chosen: Sequence[Chosen], limit: int, frame: int, known: bool) -> list[list[Chosen]]:
     """The frame's slices as at most ``limit`` runs of neighbours, each of which is timed: a slice
     each where something is to be learned of single steps, else a job each."""
-    if _all_known((step for _, step, _ in chosen), model) and frame % _APART_EVERY:
+    if known and frame % _APART_EVERY:
         parts = [list(run) for _, run in groupby(chosen, key=lambda part: id(part[0].network))]
     else:
         parts = [[part] for part in chosen]

@@ -97,9 +97,9 @@ def _candidates(
         network.advance_successor(report.budget_ms)
     found = [job for job in running if not job.paused]
     for queue in queues:
-        # preparing one network may have taken the memory of another that is idle
         free = exclusivity_key(queue.network) not in busy
-        if free and queue not in unready and _is_ready(jobs, queue):
+        # preparing one network may have taken the memory of another that is idle
+        if free and queue not in unready and (not unready or _is_ready(jobs, queue)):
             for job in queue.first(policy, report.now_ms, rate):
                 if not is_held_back(job, jobs.roster):
                     _look_again(jobs, job)

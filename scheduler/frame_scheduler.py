@@ -10,8 +10,8 @@ from typing import Any, Literal
 from scheduler.checks import checked, checked_count, checked_share, is_ms
 from scheduler.clock import Clock, RealClock, SteadyClock
 from scheduler.encoding import append, fail_all_where_lost
-from scheduler.executor import Executor, Timing
-from scheduler.feedback import WALL_CLOCK, Feedback, in_groups, jobs_apart
+from scheduler.executor import WALL_CLOCK, Executor, Timing
+from scheduler.feedback import Feedback, all_known, in_groups, jobs_apart
 from scheduler.filling import apply, begin, gather, networks_ready
 from scheduler.jobs.admission import Admission
 from scheduler.jobs.job import Job
@@ -78,6 +78,8 @@ class FrameScheduler:
         self.cost_model = cost_model or CostModel(share, FirstGuess.for_device(self.executor.name))
         #: what decides the slices of a frame; another one to compare with ours
         self.planner: Planner = plan_frame
+        #: whether all slices are timed, however dear that is to the device
+        self.times_all = False
         self.frame = 0
         self.last_report: FrameReport | None = None
         self._numbers = count()
@@ -85,16 +87,17 @@ class FrameScheduler:
         self._periodic: list[Periodic] = []
         self._periodics = count()
         self._ignored = 0
-        self.pacing = Pacing(frame_ms, share, timed=self.executor.clock_source != WALL_CLOCK)
+        self.pacing = Pacing(frame_ms, share, self.executor)
         self._not_ended = 0
+        #: the last frame's
+        self._rate = self.rate
         self.lifecycle = Lifecycle(self.executor, self._steady, self._pace())
 
-    def _pace(self, rate: float | None = None) -> FramePace:
-        """``rate``: where it is known already. A host whose frames take longer than they should
-        gives the networks as much per frame, and less per second."""
-        rate = self.rate if rate is None else rate
+    def _pace(self) -> FramePace:
+        """A host whose frames take longer than they should gives the networks as much per frame,
+        and less per second."""
         interval = max(self.frame_ms, self._feedback.interval_ms)
-        rate *= self.frame_ms / interval
+        rate = self._rate * self.frame_ms / interval
         return FramePace(self.frame, interval, rate, self.policy, self.cost_model, self.last_report)
 
     def record(self) -> Recording:
@@ -191,6 +194,8 @@ class FrameScheduler:
             loads=len(loads),
         )
         with self.lifecycle.lock:
+            if admission != "accept":  # the budget may be another one by now
+                self._rate = self.rate
             self.lifecycle.pace = self._pace()
             self.lifecycle.enlist(job, admission)
         return job
@@ -301,12 +306,13 @@ class FrameScheduler:
         if not is_ms(self.budget.next_ms()):
             self._ignored += 1
         budget, aim = self._allowed()
-        rate = aim / self.frame_ms
+        self._rate = rate = aim / self.frame_ms
         copied = jobs.charges.take()
         aim = max(0.0, aim - copied)
         rests = self._feedback.rest_due or self.pacing.rest_due(self.budget)
         report = FrameReport(self.frame, now, budget, 0.0 if rests else aim, copied_ms=copied)
-        jobs.begin_frame(self._pace(rate))
+        self.last_report = report
+        jobs.begin_frame(self._pace())
         behind = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = networks_ready(jobs.roster.queues) if jobs.recorder else {}
         state, candidates = gather(
@@ -319,16 +325,17 @@ class FrameScheduler:
             after = networks_ready(jobs.roster.queues)
             ready = {key: was and after.get(key, True) for key, was in ready.items()}
             jobs.recorder.encoded(report, aim, ready, behind, jobs.held_up)
-        groups = in_groups(chosen, self.executor.max_groups, self.frame, self.cost_model)
+        known = all_known((cost for _, cost, _ in chosen), self.cost_model)
+        report.timed = not known or self.times_all or self.pacing.times(self.frame, self.budget)
+        most = self.executor.max_groups if report.timed else 1
+        groups = in_groups(chosen, most, self.frame, known)
         report.jobs_apart = jobs_apart(groups)
         encoding = _cpu_ms()
         append(jobs, encoder, report, [[part for part, _, _ in group] for group in groups])
         report.encode_ms = _cpu_ms() - encoding
         timed = [[(cost, part.count) for part, cost, _ in group] for group in groups]
-        self._feedback.encoded(report, timed)
-        self.pacing.slack.encoded(report.frame, aim, report.predicted_ms)
-        self.last_report = report
-        jobs.pace = self._pace(rate)
+        self._feedback.encoded(report, timed if report.timed else [])
+        self.pacing.slack.encoded(report.frame, aim, report.predicted_ms, timed=report.timed)
         report.cpu_ms = _cpu_ms() - start
         return report
 

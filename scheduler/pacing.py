@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from scheduler.checks import is_ms
+from scheduler.executor import WALL_CLOCK, Executor
 from scheduler.planning.budget import FixedBudget, SpareBudget
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.frame_slack import FrameSlack
 
 #: frames of render time, beyond which more changes nothing: a loading screen is no renderer
 _LONGEST = 60
+#: of the frames one in so many is timed, where timing is dear and not needed in each
+_TIMED_EVERY = 4
 #: frames after which the networks' own times are not waited for
 _PATIENCE = 8
 
@@ -16,14 +19,14 @@ _PATIENCE = 8
 class Pacing:
     """Turns budgets into what a frame is planned for, by what the last frames took."""
 
-    def __init__(self, frame_ms: float, share: float, *, timed: bool) -> None:
+    def __init__(self, frame_ms: float, share: float, executor: Executor) -> None:
         self.slack = FrameSlack(share)
         #: how many times were given that cannot be times
         self.ignored = 0
         #: the next frame runs nothing (told by a replay)
         self.rests = False
         self._frame_ms = frame_ms
-        self._timed = timed
+        self._executor, self._timed = executor, executor.clock_source != WALL_CLOCK
         self._budget_ms = 0.0
 
     def frame_of(
@@ -50,6 +53,12 @@ class Pacing:
         the frame, and the plan would swing: there late frames do (:mod:`scheduler.feedback`)."""
         return self._timed and self.slack.known
 
+    def times(self, frame: int, budget: FixedBudget | SpareBudget) -> bool:
+        """Whether slices of known steps are timed in the frame. Where the host tells whole frames,
+        these are what the budget is kept by; timings then only follow what the steps cost."""
+        by_frames = isinstance(budget, SpareBudget) and self._learned and self.slack.whole_frames
+        return not (self._executor.timing_is_dear and by_frames) or frame % _TIMED_EVERY == 0
+
     def _target(self, budget: SpareBudget) -> float:
         """What a frame may take, by the times that are known of it."""
         share = 1.0 if self.slack.whole_frames else 1 - budget.headroom
@@ -57,7 +66,7 @@ class Pacing:
 
     def rest_due(self, budget: FixedBudget | SpareBudget) -> bool:
         """Whether the next frame runs nothing: there is no room, or frames without networks must
-        be known. To be asked once of each."""
+        be known."""
         if self.rests or not isinstance(budget, SpareBudget) or not self._learned:
             return self.rests
         return self.slack.rests(self._target(budget), budget.floor_ms)

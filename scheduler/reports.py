@@ -60,6 +60,8 @@ class FrameReport:
     measured_ms: float | None = None
     #: whether the budget decided what ran (False with ``operators_per_frame``)
     planned: bool = True
+    #: whether the slices are timed; where not, ``measured_ms`` stays None
+    timed: bool = True
     #: whether no two jobs share a timing, so that each has its own time
     jobs_apart: bool = True
     #: what copies of outputs into textures, since the frame before, take of the budget

@@ -13,8 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from scheduler.executor import Network
-from scheduler.feedback import WALL_CLOCK
+from scheduler.executor import WALL_CLOCK, Network
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.reports import FrameReport, SliceReport
@@ -92,6 +91,7 @@ class Tuning:
         if scheduler.executor.clock_source == WALL_CLOCK:
             raise ValueError("this device times nothing in a frame: tune it with `cml tune MODEL`")
         self.scheduler, self.bench = scheduler, bench
+        self._timed_all, scheduler.times_all = scheduler.times_all, True
         self.rounds, self.priority = rounds, priority
         self.total = len(bench.candidates)
         #: what was decided so far
@@ -116,7 +116,7 @@ class Tuning:
         self._take(measured)
         self._look_at_saves()
         if not self._waiting:
-            self._thread.shutdown(wait=False)
+            self._end()
         elif self._trial is None:
             self._begin()
         elif self._runs:
@@ -129,7 +129,11 @@ class Tuning:
         """End it now; what was decided is kept, and a later bench with ``again=False`` goes on."""
         self._clear()
         self._waiting.clear()
-        self._thread.shutdown(wait=False, cancel_futures=False)
+        self._end()
+
+    def _end(self) -> None:
+        self._thread.shutdown(wait=False)
+        self.scheduler.times_all = self._timed_all
 
     def _look_at_saves(self) -> None:
         for saved in [s for s in self._saving if s.done()]:

@@ -22,8 +22,8 @@ class FrameTimes:
     def begin(self, report: FrameReport, cpu_ms: float) -> FrameSample:
         """A frame was submitted. Its ``frame_ms`` is set by the loop that waits for it."""
         sample = FrameSample(report.frame, cpu_ms, cpu_ms, budget_ms=report.budget_ms)
-        if not report.slices:
-            sample.inference_ms = 0.0
+        if not (report.slices and report.timed):
+            sample.inference_ms, sample.inference_timed = report.predicted_ms, False
         self._open[report.frame] = sample
         self._open.pop(report.frame - _WAITING, None)
         self._telemetry.frames.append(sample)

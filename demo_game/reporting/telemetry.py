@@ -28,6 +28,8 @@ class FrameSample:
     budget_ms: float = 0.0
     overlay_ms: float = 0.0
     cause: str = ""
+    #: False: as predicted, for nothing ran, or it was not timed
+    inference_timed: bool = True
 
 
 @dataclass

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from demo_game.game import Game
-from demo_game.reporting.telemetry import FrameSample
 from scheduler import FrameReport, write_trace
 
 OUT = Path("out")
@@ -28,7 +27,7 @@ class Tracing:
         if self._reports and not self._game.controls.recording:
             self.stop()
 
-    def add(self, sample: FrameSample) -> None:
+    def add(self) -> None:
         """A frame was submitted."""
         report = self._game.telemetry.last_report
         if not self._game.controls.recording or report is None:

@@ -68,6 +68,7 @@ class Lifecycle:
         self.executor, self._clock = executor, clock
         self._journal = FrameJournal()
         self._work_left: dict[_Work, tuple[Network, list[float]]] = {}
+        self._lessons = -1
         self._begun: list[Job] = []
         self._ended: list[Job] = []
 
@@ -195,7 +196,7 @@ class Lifecycle:
         return model.predict_ms(current, current.groups - job.group) + self._from(job, job.step + 1)
 
     def _from(self, job: Job, step: int) -> float:
-        """Predicted time of a job's steps from ``step`` on (kept for this frame)."""
+        """Predicted time of a job's steps from ``step`` on (kept until something is learned)."""
         model = self.pace.cost_model
         loads = sum(model.predict_ms(cost, cost.groups) for cost in job.costs[step : job.loads])
         key = id(job.network), job.steps
@@ -214,7 +215,9 @@ class Lifecycle:
     def begin_frame(self, pace: FramePace) -> None:
         """A frame is about to be encoded."""
         self.pace = pace
-        self._work_left.clear()
+        if pace.cost_model.lessons != self._lessons:
+            self._lessons = pace.cost_model.lessons
+            self._work_left.clear()
         self.roster.forget_left()
         self.held_up = []
         self.open_frame = FrameSnapshot(self.roster.running.values())

@@ -17,6 +17,8 @@ from scheduler.executor import Network
 from scheduler.jobs.job import Job
 from scheduler.planning.policy import Policy, by_priority, fair_share, fair_share_key, least_laxity
 
+#: so many jobs are not looked through: they may all come first
+_FEW = 3
 #: entries of a heap that may be out of date before it is made anew
 _STALE = 64
 _Dated = tuple[float, float, int]
@@ -188,6 +190,8 @@ class NetworkQueue:
 
     def first(self, policy: Policy[Any], now_ms: float, rate: float) -> list[Job]:
         """Who may be the first of these in the policy's order."""
+        if len(self._jobs) <= _FEW and not self.network.retains:
+            return self.jobs
         if policy is not self._policy:
             self._policy = policy
             self._order = _InTurn() if self.network.retains else _order_for(policy)

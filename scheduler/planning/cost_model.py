@@ -159,6 +159,8 @@ class CostModel:
         self._drift = 0.0
         self._error = _CLIP  # how far measurements usually are from what was predicted
         self.tail = TailMargin(share)
+        #: grows with everything that is learned: until then predictions stay what they are
+        self.lessons = 0
 
     def predict_ms(self, step: StepCost, count: int) -> float:
         """The median time of ``count`` workgroups of the step."""
@@ -199,6 +201,7 @@ class CostModel:
         if ms <= 0 or total <= 0 or not math.isfinite(ms):
             return
         ratio = ms / total
+        self.lessons += 1
         if all(self._knows(step, count) for step, count in parts):
             error = _clipped(math.log(ratio), _CLIP)
             self._drift += _DRIFT_WEIGHT * _clipped(error, _LITTLE + _USUAL * self._error)

@@ -43,6 +43,10 @@ class _Open:
     level_ms: float | None
     #: it runs nothing because there was no room: it says nothing of frames without networks
     cramped: bool
+    #: how many such frames had come before it in a row, and frames since the last rest
+    before: tuple[int, int]
+    #: whether what its networks take will be known
+    timed: bool
     total_ms: float | None = None
     render_ms: float | None = None
     measured_ms: float | None = None
@@ -74,13 +78,19 @@ class FrameSlack:
 
     # --- what comes in
 
-    def encoded(self, frame: int, aim_ms: float, predicted_ms: float) -> None:
+    def encoded(
+        self, frame: int, aim_ms: float, predicted_ms: float, *, timed: bool = True
+    ) -> None:
         """A frame runs so much of networks."""
         level_ms = self.level_ms if len(self._last) >= _SURE else None
-        self._open.append(_Open(frame, aim_ms, predicted_ms, level_ms, self._cramped))
+        cramped, self._cramped = self._cramped and not predicted_ms, False
+        before = self._rests, self._since_rest
+        timed = timed and predicted_ms > 0
+        self._open.append(_Open(frame, aim_ms, predicted_ms, level_ms, cramped, before, timed))
+        self._rests = self._rests + 1 if cramped else 0
         if predicted_ms:
             self._since_rest += 1
-        elif not self._cramped:
+        elif not cramped:
             self._since_rest = 0
         self._unheard += 1
         if len(self._open) > _LEVEL:  # its time does not come
@@ -89,7 +99,7 @@ class FrameSlack:
     def abandoned(self) -> None:
         """The frame that was encoded last never ran."""
         if self._open:
-            self._open.pop()
+            self._rests, self._since_rest = self._open.pop().before
 
     def took(self, ms: float) -> float | None:
         """The whole of the frame that was ended last; what of it was not its networks', as
@@ -121,8 +131,8 @@ class FrameSlack:
         while self._open:
             entry = self._open[0]
             known = entry.total_ms if self.whole_frames else entry.render_ms
-            timed = entry.measured_ms is not None or not entry.predicted_ms
-            if known is None or not (timed or len(self._open) > patience):
+            awaited = entry.timed and entry.measured_ms is None
+            if known is None or (awaited and len(self._open) <= patience):
                 return
             self._open.popleft()
             ran = entry.measured_ms if entry.measured_ms is not None else entry.predicted_ms
@@ -175,12 +185,11 @@ class FrameSlack:
         return self._since_rest >= every and self._late_count > max(1.0, 0.5 * allowed)
 
     def rests(self, target_ms: float, least_ms: float) -> bool:
-        """Whether the next frame runs without networks, to be asked once of each: where a rest is
-        due, or ``least_ms`` are too much for it. So little work would cost it more than it is."""
+        """Whether the next frame runs without networks: where a rest is due, or ``least_ms`` are
+        too much for it. So little work would cost it more than it is."""
         aim = self.aim_ms(target_ms)
         no_room = self._held_up or (aim is not None and aim < least_ms)
         self._cramped = no_room and self._rests < _MOST_RESTS
-        self._rests = self._rests + 1 if self._cramped else 0
         return self._cramped or self.rest_due
 
     def aim_ms(self, target_ms: float) -> float | None:

@@ -103,14 +103,16 @@ class _Device(SimGpu):
         self._noise = noise
         self.exact_ms = 0.0
 
-    def encode(self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]]) -> None:
+    def encode(
+        self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
+    ) -> None:
         now = self._noise[frame]
         exact = [sum(_exact_ms(part) for part in group) for group in groups]
         self.exact_ms = sum(exact)
         self.frame_ms = now.networks_ms(self.exact_ms)
         scale = self.frame_ms / self.exact_ms if self.exact_ms else 1.0
         timings = [SimTiming(frame, index, ms * scale) for index, ms in enumerate(exact)]
-        self._pending.append((frame, timings))
+        self._pending.append((frame, timings if timed else []))
 
 
 def _exact_ms(part: Slice) -> float:

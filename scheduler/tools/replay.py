@@ -32,7 +32,7 @@ class _Echo(SimGpu):
     def finish_job(self, encoder: Any, network: Any) -> Any:
         return None if id(network) in self.held else network
 
-    def encode(self, encoder: Any, frame: int, groups: Any) -> None: ...
+    def encode(self, encoder: Any, frame: int, groups: Any, *, timed: bool = True) -> None: ...
 
     def end_frame(self, frame: int) -> list[SimTiming]:
         return self.arrived

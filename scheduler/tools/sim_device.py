@@ -143,6 +143,7 @@ class SimGpu(_Outputs):
     """An :class:`scheduler.executor.Executor` on paper."""
 
     name = "simulated"
+    timing_is_dear = False
 
     def __init__(
         self,
@@ -169,7 +170,9 @@ class SimGpu(_Outputs):
         """It is its own."""
         return self
 
-    def encode(self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]]) -> None:
+    def encode(
+        self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
+    ) -> None:
         """Let the slices take their time, which is :attr:`frame_ms` then."""
         common = _factor(self._random, self.noise.common)
         timings = []
@@ -180,7 +183,7 @@ class SimGpu(_Outputs):
             hit = self._random.randrange(len(timings))
             timings[hit] = replace(timings[hit], ms=timings[hit].ms + self.noise.hitch_ms)
         self.frame_ms = sum(t.ms for t in timings)
-        self._pending.append((frame, timings))
+        self._pending.append((frame, timings if timed else []))
 
     def _true_ms(self, part: Slice) -> float:
         network: Any = part.network

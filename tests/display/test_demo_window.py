@@ -36,6 +36,18 @@ def display() -> Iterator[str]:
     server.wait()
 
 
+def test_memory_that_grows_is_an_error_and_what_comes_and_goes_is_not() -> None:
+    pytest.importorskip("glfw", reason="glfw is not installed (the extra 'game')")
+    from tests.display.window_session import Held, grew, growth
+
+    begin = [Held(30.0, 100.0, 10.0, 50), Held(61.0, 200.0, 30.0, 200)]
+    assert growth(begin) == {}, "the first minute says nothing"
+    assert grew(growth([*begin, Held(600.0, 210.0, 31.0, 190)])) == []
+    assert grew(growth([*begin, Held(600.0, 300.0, 50.0, 400)])) == [
+        "resident_mib", "gpu_mib", "objects",
+    ]  # fmt: skip
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_player_uses_the_window_and_closes_it(display: str, tmp_path: Path) -> None:
@@ -49,7 +61,7 @@ def test_a_player_uses_the_window_and_closes_it(display: str, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr and "rror" not in done.stderr, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
-    assert len(said["acts"]) == 12 and said["closed"] and said["error"] == ""
+    assert len(said["acts"]) == 13 and said["closed"] and said["error"] == ""
     assert len(said["sizes"]) >= 3 and said["frames"] > 60 and said["tiles"] > 5
     if said["software"]:  # else the GPU is not waited for
         # the whole of every frame, without the wait for the display; a minimised window draws none

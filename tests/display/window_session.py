@@ -1,9 +1,10 @@
 """A window that is used: ``python -m tests.display.window_session --seconds 60``.
 
-Looks around, flies, resizes, minimises, clicks in the overlay, hides it, changes the mode, and
-closes the window: after the time that is asked for, or later, where a busy machine has not yet
-drawn ``--frames`` and made ``--tiles``. Prints what happened as JSON; an exit code other than 0 is
-an error in a frame.
+Looks around, flies, resizes, minimises, clicks in the overlay, hides it, changes the mode: all of
+it again every half minute. Closes the window after the time that is asked for, or later, where a
+busy machine has not yet drawn ``--frames`` and made ``--tiles``. Prints what happened as JSON. An
+exit code other than 0 is an error in a frame, or memory that grew: between the ends of two such
+rounds, the first of them after a minute.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import glfw
@@ -21,11 +24,46 @@ from demo_game.command import parser as game_parser
 from demo_game.reporting.report import percentiles
 from demo_game.settings import choose
 from demo_game.window import GameWindow, open_window, run_window
+from tests.display.long_flight import objects, resident_mib
 
 #: seconds that a busy machine may take longer
 _PATIENCE_S = 90.0
 #: frames at least from one act to the next
 _APART = 3
+#: seconds of a round of all acts, and those until all has been used that will be
+_ROUND_S, _WARM_S = 30.0, 60.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the process and the device hold at the end of a round."""
+
+    at_s: float
+    resident_mib: float
+    gpu_mib: float
+    objects: int
+
+    @classmethod
+    def now(cls, window: GameWindow) -> Held:
+        gpu_mib = window.gpu.memory.held_bytes / 2**20
+        return cls(window.elapsed_s, resident_mib(), gpu_mib, objects())
+
+
+#: by how much each may differ between two rounds: tiles under way, a driver's own heaps
+_SLACK = {"resident_mib": 24.0, "gpu_mib": 8.0, "objects": 60}
+
+
+def growth(rounds: Sequence[Held]) -> dict[str, float]:
+    """From the first round after a minute to the last one; nothing where there are not two."""
+    warm = [held for held in rounds if held.at_s >= _WARM_S]
+    if len(warm) < 2:
+        return {}
+    return {name: getattr(warm[-1], name) - getattr(warm[0], name) for name in _SLACK}
+
+
+def grew(grown: dict[str, float]) -> list[str]:
+    """What grew by more than it may."""
+    return [name for name, more in grown.items() if more > _SLACK[name]]
 
 
 class Player:
@@ -37,16 +75,25 @@ class Player:
         self.frames = self.next = 0
         self.done: list[str] = []
         self.sizes: set[tuple[int, int]] = set()
+        self.rounds: list[Held] = []
+        self.frame_ms = array("d")
+        self._plan = self._round(0.0)
+
+    def _round(self, start_s: float) -> list[tuple[float, Callable[[], None]]]:
+        """All acts, and when."""
         acts = [
             self.look, self.fly, self.resize, self.click, self.hide, self.unsliced, self.scroll,
-            self.minimise, self.restore, self.pause, self.record, self.type,
+            self.minimise, self.restore, self.pause, self.record, self.type, self.rest,
         ]  # fmt: skip
-        self._plan = [(seconds * (i + 1) / (len(acts) + 2), act) for i, act in enumerate(acts)]
+        each_s = min(self.seconds, _ROUND_S) / (len(acts) + 1)
+        return [(start_s + each_s * (i + 1), act) for i, act in enumerate(acts)]
 
     def __call__(self) -> None:
         """The window's ``on_frame``."""
         self.frames += 1
         self.sizes.add(tuple(self.window.canvas.get_physical_size()))
+        if len(self.window.game.telemetry.frames) > 1:  # the last one's time is not known yet
+            self.frame_ms.append(self.window.game.telemetry.frames[-2].frame_ms)
         if self._plan and self.window.elapsed_s > self._plan[0][0] and self.frames >= self.next:
             _, act = self._plan.pop(0)
             act()
@@ -54,12 +101,14 @@ class Player:
             self.next = self.frames + _APART
         if self._enough():
             self.window.canvas.close()
+        elif not self._plan and self.window.elapsed_s < self.seconds:
+            self._plan = self._round(self.window.elapsed_s)
 
     def _enough(self) -> bool:
         late_s = self.window.elapsed_s - self.seconds
         made = self.frames, self.window.game.streaming.counts.finished
-        seen = not self._plan and all(n >= least for n, least in zip(made, self.least, strict=True))
-        return late_s > (0.0 if seen else _PATIENCE_S)
+        enough = all(n >= least for n, least in zip(made, self.least, strict=True))
+        return late_s > (0.0 if enough and self.rounds else _PATIENCE_S)
 
     def _event(self, kind: str, **fields: Any) -> None:
         common = {"modifiers": (), "buttons": (), "touches": {}, "ntouches": 0}
@@ -110,18 +159,24 @@ class Player:
         self.window.game.controls.policy = "by_priority"
 
     def record(self) -> None:
-        self.window.game.controls.paused = set()
-        self.window.game.controls.recording = True
+        controls = self.window.game.controls
+        if controls.trace_path is not None:  # of the round before
+            controls.trace_path.unlink(missing_ok=True)
+        controls.paused, controls.recording = set(), True
 
     def type(self) -> None:
         self.window.game.controls.recording = False
         self._event("char", data="a")
         self._event("key_up", key="w")
+        self._event("key_down", key="F1")
+
+    def rest(self) -> None:
+        self.rounds.append(Held.now(self.window))
 
 
-def _told(window: GameWindow) -> list[float]:
+def _told(window: GameWindow) -> array[float]:
     """What the window will tell the scheduler of its frames, in ms."""
-    found: list[float] = []
+    found = array("d")
     scheduler = window.game.scheduler
     tell = scheduler.frame_took
 
@@ -148,10 +203,10 @@ def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     told = _told(window)
     window.on_frame = player
     run_window(window)
-    trace = window.game.controls.trace_path
+    trace, grown = window.game.controls.trace_path, growth(player.rounds)
     about = {
         "frames": player.frames,
-        "frame_ms": percentiles([s.frame_ms for s in window.samples]),
+        "frame_ms": percentiles(player.frame_ms),
         "software": gpu.info.get("adapter_type") == "CPU",
         "told": len(told),
         "told_ms": percentiles(told) if told else None,
@@ -161,9 +216,12 @@ def main(say: Callable[[str], object] = sys.stdout.write) -> int:
         "error": window.game.streaming.error,
         "trace": str(trace) if trace else "",
         "closed": window.canvas.get_closed(),
+        "rounds": [asdict(held) for held in player.rounds],
+        "grown": grown,
+        "grew": grew(grown),
     }
     say(json.dumps(about) + "\n")
-    return 0
+    return int(bool(about["grew"]))
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ class Device(SimGpu):
         grouped = [net for net in self.holding if net.exclusive_group]
         self.most = max(self.most, len(grouped))
 
-    def encode(self, encoder, frame, groups):
+    def encode(self, encoder, frame, groups, **how):
         self.pending = [part.network.name for group in groups for part in group]
-        super().encode(encoder, frame, groups)
+        super().encode(encoder, frame, groups, **how)
 
     def submit(self):
         self.ran += self.pending

@@ -21,12 +21,12 @@ class Device(SimGpu):
         self.ran, self.pending, self.refused = [], [], set()
         self.lost, self.asked = [], []
 
-    def encode(self, encoder, frame, groups):
+    def encode(self, encoder, frame, groups, **how):
         parts = [part for group in groups for part in group]
         if any(part.network.name in self.refused for part in parts):
             raise RuntimeError("the device refused")
         self.pending = [(p.network.name, p.step, p.first, p.count) for p in parts]
-        super().encode(encoder, frame, groups)
+        super().encode(encoder, frame, groups, **how)
 
     def request_read(self, encoder, result):
         self.asked.append(result)
@@ -304,8 +304,8 @@ def plant(device, stage, bad, monkeypatch):
     bad.broken = stage
     if stage == "one slice":
 
-        def refuses_some(encoder, frame, groups):
-            Device.encode(device, encoder, frame, groups)
+        def refuses_some(encoder, frame, groups, **how):
+            Device.encode(device, encoder, frame, groups, **how)
             found = [part.network for group in groups for part in group]
             return [(bad, Planted("planted"))] if bad in found else None
 
@@ -313,11 +313,11 @@ def plant(device, stage, bad, monkeypatch):
     elif stage not in ("ready", "prepare"):
         usual = getattr(device, stage)
 
-        def selective(*args):
+        def selective(*args, **how):
             groups = args[2] if stage == "encode" else []
             about = [part.network for group in groups for part in group] or args
             everyone = stage in ("tensor", "request_read", *NOTES)
-            return raising() if everyone or bad in about else usual(*args)
+            return raising() if everyone or bad in about else usual(*args, **how)
 
         monkeypatch.setattr(device, stage, selective)
 
@@ -353,8 +353,8 @@ def test_an_error_in_one_job_s_stage_is_that_job_s_alone(scheduler, device, stag
 def test_a_slice_that_is_refused_harms_no_neighbour_in_its_frame(scheduler, device):
     bad, good = network("a", 1.0), network("b", 1.0)
 
-    def refuse(encoder, frame, groups):
-        SimGpu.encode(device, encoder, frame, groups)
+    def refuse(encoder, frame, groups, **how):
+        SimGpu.encode(device, encoder, frame, groups, **how)
         return [(bad, Planted("planted"))]
 
     device.encode, scheduler.budget.ms = refuse, 400.0
@@ -434,6 +434,8 @@ def test_a_network_that_cannot_tell_whether_it_is_ready_fails_its_jobs_alone(sch
 
     bad = scheduler.submit(Wavering("a", network("a", 2.0).steps), {}, deadline_ms=400)
     good = scheduler.submit(network("b", 2.0), {})
+    # while one is prepared the others may lose their memory, so they are looked at again
+    scheduler.submit(SimNetwork("c", network("c", 2.0).steps, ready=False, prepare_frames=1), {})
     for _ in range(60):
         frame(scheduler)
     assert good.state == "done"

@@ -121,10 +121,30 @@ def test_most_frames_late_anyway_leave_the_floor():
 
 def test_where_there_is_no_room_frames_rest_and_the_networks_get_on_now_and_then():
     slack = learned([9.0] * 300 + [16.0] * 3)
-    assert [slack.rests(FRAME_MS, 1.0) for _ in range(9)] == [True, True, False] * 3
-    assert not any(learned([9.0] * 300).rests(FRAME_MS, 1.0) for _ in range(9))
+    assert [rests_of(slack, frame) for frame in range(303, 312)] == [True, True, False] * 3
+    slack = learned([9.0] * 300)
+    assert not any(rests_of(slack, frame) for frame in range(300, 309))
     late_anyway = learned([20.0] * 300 + [-20.0])
     assert not late_anyway.rests(FRAME_MS, 1.0), "that would help nobody"
+
+
+def rests_of(slack, frame):
+    """Whether the frame rests, which is asked twice; it is encoded then."""
+    rests = slack.rests(FRAME_MS, 1.0)
+    assert slack.rests(FRAME_MS, 1.0) == rests
+    slack.encoded(frame, 3.0, 0.0 if rests else 3.0)
+    return rests
+
+
+def test_rests_are_counted_in_frames_that_ran():
+    """Asked again, or of a frame that is abandoned, it is the same answer."""
+    slack = learned([9.0] * 300 + [16.0] * 3)
+    for frame in range(303, 308):
+        assert rests_of(slack, frame), "none of them ran"
+        slack.abandoned()
+    assert [rests_of(slack, frame) for frame in range(303, 306)] == [True, True, False]
+    slack.abandoned()
+    assert not rests_of(slack, 305)
 
 
 def test_a_rest_for_want_of_room_says_nothing_of_frames_without_networks():

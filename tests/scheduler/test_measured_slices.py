@@ -5,7 +5,7 @@ import pytest
 from scheduler import CostModel, FrameScheduler, VirtualClock
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
-STEPS = 10
+STEPS, FRAME_MS = 10, 1000 / 60
 
 
 def measured_frames(max_groups, clock_source="timestamps", frames=8):
@@ -60,9 +60,9 @@ def test_known_steps_are_timed_as_one_job_and_one_by_one_now_and_then():
     groups = {}
     encode = gpu.encode
 
-    def seen(encoder, frame, parts):
+    def seen(encoder, frame, parts, **how):
         groups[frame] = parts
-        encode(encoder, frame, parts)
+        encode(encoder, frame, parts, **how)
 
     gpu.encode = seen
     scheduler = FrameScheduler(gpu, budget_ms=8.0, clock=VirtualClock())
@@ -76,3 +76,49 @@ def test_known_steps_are_timed_as_one_job_and_one_by_one_now_and_then():
     sizes = [[len(group) for group in groups[frame]] for frame in range(80)]
     assert sizes[49:64] == [[3, 3]] * 15
     assert sizes[48] == sizes[64] == [1] * 6
+
+
+def timed_frames(dear=True, budget_ms="spare", told=True, times_all=False, frames=160):
+    """Of each frame whether all of its steps were known, and whether it was timed; another network
+    comes in frame 100."""
+    gpu, clock = SimGpu(), VirtualClock(5.0)
+    gpu.timing_is_dear = dear
+    scheduler = FrameScheduler(gpu, budget_ms=budget_ms, clock=clock)
+    scheduler.times_all = times_all
+    nets = [SimNetwork(n, [SimStep(f"{n}{i}", 4, 0.1) for i in range(3)]) for n in "ab"]
+    jobs, found = {}, []
+    for frame in range(frames):
+        for net in nets[: 1 + (frame >= 100)]:
+            if net.name not in jobs or jobs[net.name].ended:
+                jobs[net.name] = scheduler.submit(net, {})
+        model = scheduler.cost_model
+        samples = {
+            f"{net.name}{i}": model.samples(f"{net.name}{i}") for net in nets for i in (0, 1, 2)
+        }
+        report = scheduler.encode(None)
+        assert report.slices
+        known = all(samples[f"{part.name}{part.step}"] >= 6 for part in report.slices)
+        found.append((known, report.timed))
+        clock.advance(FRAME_MS)
+        for done in scheduler.end_frame():
+            assert found[done.frame][1] and done.measured_ms > 0
+        if told:
+            scheduler.frame_took(9.0 + gpu.frame_ms)
+    return found
+
+
+def test_where_whole_frames_are_told_and_timing_is_dear_one_in_four_is_timed():
+    """But all with steps that are not known yet."""
+    found = timed_frames()
+    begun = [timed for _, timed in found].index(False)
+    assert begun <= 32, "the steps are learned, and enough whole frames"
+    for frame, (known, timed) in enumerate(found):
+        assert timed == (frame < begun or not known or frame % 4 == 0)
+    assert not all(known for known, _ in found[100:]) and all(known for known, _ in found[140:])
+
+
+@pytest.mark.parametrize(
+    "how", [{"dear": False}, {"budget_ms": 4.0}, {"told": False}, {"times_all": True}]
+)
+def test_else_all_frames_are_timed(how):
+    assert all(timed for _, timed in timed_frames(**how))

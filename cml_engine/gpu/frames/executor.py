@@ -67,6 +67,7 @@ class FrameExecutor(JobExecutor):
         # a software driver spreads workgroups over the cores: a slice that is no multiple of
         # their number leaves some idle at its end
         self.granule = (os.cpu_count() or 1) if gpu.limits.software else 1
+        self.timing_is_dear = gpu.limits.software
         #: the frame that is being encoded, or will be next
         self._frame = 0
         self._readbacks = Readbacks(gpu)
@@ -119,25 +120,28 @@ class FrameExecutor(JobExecutor):
         encoder: wgpu.GPUCommandEncoder,
         frame: int,
         groups: Sequence[Sequence[SliceLike]],
+        *,
+        timed: bool = True,
     ) -> list[tuple[GpuProgram, Exception]]:
-        """A compute pass for each group, with timestamps at its ends where they can be had; the
-        networks whose slices the device refused, with its reason."""
+        """A compute pass for each group, ``timed`` with timestamps at its ends where they can be
+        had; the networks whose slices the device refused, with its reason."""
         self._frame = frame
         self.gpu.memory.open_frame(self)
         self._readbacks.request_again(encoder, frame)
         failed: dict[GpuProgram, Exception] = {}
-        slot = self._ring.begin(frame) if groups else None
+        slot = self._ring.begin(frame, timed=timed) if groups else None
+        stamps = slot if timed else None
         try:
-            if slot is not None:
-                self._ring.lead(encoder, slot)
+            if stamps is not None:
+                self._ring.lead(encoder, stamps)
             for group in groups:
-                writes = None if slot is None else self._ring.writes(slot)
+                writes = None if stamps is None else self._ring.writes(stamps)
                 self._encode_group(encoder, group, writes, failed)
             if slot is not None:
                 self._ring.resolve(encoder, slot)
         except wgpu.GPUError as error:
             raise device_error(error) from error
-        if failed:  # what ran instead says nothing of what the slices take
+        if failed and stamps is not None:  # what ran instead says nothing of what the slices take
             self._untold.add(frame)
         return list(failed.items())
 

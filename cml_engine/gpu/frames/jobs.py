@@ -12,7 +12,7 @@ import wgpu
 from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_inputs import check_inputs, is_array
-from cml_engine.gpu.frames.outputs import Result, output_bytes
+from cml_engine.gpu.frames.outputs import Result
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_error
 from cml_engine.gpu.program.device_inputs import Load, host_arrays, loads_of, take_over
@@ -81,7 +81,7 @@ class JobExecutor:
         try:
             self._reserved[network] = self._new_result(network)
         except OutOfGpuMemory as error:
-            if not self.gpu.memory.may_ever_fit(output_bytes(network), but=network):
+            if not self.gpu.memory.may_ever_fit(network.plan.packed_results[1], but=network):
                 raise
             return f"memory for its outputs: {str(error).splitlines()[0]}"
         return ""

@@ -15,12 +15,11 @@ from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.program.common import TENSOR_USAGE
-from cml_engine.plan import Binding, TensorPlace
+from cml_engine.plan import RESULT_ALIGNMENT, TensorPlace
 
 if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram
 
-_ALIGNMENT = 256
 #: jobs are submitted, and tensors released, by any thread
 _takers_lock = Lock()
 
@@ -44,9 +43,9 @@ class Result:
     @classmethod
     def of(cls, network: GpuProgram) -> Result:
         """Memory for the outputs of a job of the network."""
-        places, size = _output_places(network)
+        places, size = network.plan.packed_results
         memory = network.gpu.memory.allocate(
-            size, TENSOR_USAGE, owner=network.name, category="output", alignment=_ALIGNMENT
+            size, TENSOR_USAGE, owner=network.name, category="output", alignment=RESULT_ALIGNMENT
         )
         return cls(memory, places, size)
 
@@ -150,19 +149,3 @@ def held_tensor(network: GpuProgram, name: str) -> GpuTensor:
     """An output or a kept tensor where the network's last run left it."""
     buffer, offset, place = network.result_place(name)
     return GpuTensor(buffer, offset, place.fact.nbytes, place.fact)
-
-
-def output_bytes(network: GpuProgram) -> int:
-    """Bytes of memory that the outputs of a job take."""
-    return _output_places(network)[1]
-
-
-def _output_places(network: GpuProgram) -> tuple[dict[str, TensorPlace], int]:
-    """Where each output lies in the outputs' own buffer, and that buffer's size."""
-    places: dict[str, TensorPlace] = {}
-    end = 0
-    for name, place in network.plan.results.items():
-        nbytes = place.binding.nbytes
-        places[name] = TensorPlace(Binding(name, "outputs", end, nbytes), place.fact, place.layout)
-        end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-    return places, max(end, _ALIGNMENT)

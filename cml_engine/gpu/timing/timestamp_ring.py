@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import itertools
 import struct
-import sys
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,15 +35,27 @@ _RECEIPTS = 256
 _receipts = itertools.count(1, _RECEIPTS)
 
 
+#: frames whose receipts come home together
+_TOGETHER = 8
+
+
 @dataclass(slots=True)
 class FrameSlot:
-    """Where one frame's timestamps go; ``passes`` of them are timed."""
+    """Where the timestamps of ``passes`` of a frame go, with its receipt and those of the untimed
+    frames before it."""
 
     index: int
     readback: Staging
-    frame: int = -1
     passes: int = 0
-    receipt: int = 0
+    #: frames and the numbers that they leave, the oldest first
+    receipts: list[tuple[int, int]] = field(default_factory=list)
+    #: the next frame's go here too
+    open: bool = False
+
+    @property
+    def frame(self) -> int:
+        """The last one."""
+        return self.receipts[-1][0]
 
 
 class TimestampRing:
@@ -66,7 +77,7 @@ class TimestampRing:
         self.dropped = 0
         self._gpu, self._owner = gpu, owner
         self._receipt_at = 8 * self._each * passes
-        self._slot_bytes = -(-(self._receipt_at + 4) // _ALIGNMENT) * _ALIGNMENT
+        self._slot_bytes = -(-(self._receipt_at + 4 * _TOGETHER) // _ALIGNMENT) * _ALIGNMENT
         self._table_at = SLOTS * self._slot_bytes
         self._receipt = 0
         self._first_receipt = next(_receipts)
@@ -97,17 +108,29 @@ class TimestampRing:
         weakref.finalize(self, memory.later, kept.free).atexit = False
         return kept
 
-    def begin(self, frame: int) -> FrameSlot | None:
-        """A slot for the frame, or None where all are on their way."""
-        if not self._free:
+    def begin(self, frame: int, *, timed: bool = True) -> FrameSlot | None:
+        """A slot for the frame, or None where all are on their way. Of frames that are not
+        ``timed`` some share one, and the next timed one has it too."""
+        slot = self._busy[-1] if self._busy and self._busy[-1].open else self._take_free()
+        if slot is None:
             self.dropped += 1
             return None
-        slot = self._free.pop(0)
-        slot.frame, slot.passes = frame, 0
-        slot.receipt = self._first_receipt + self._receipt
+        slot.receipts.append((frame, self._first_receipt + self._receipt))
         self._receipt = (self._receipt + 1) % _RECEIPTS
+        slot.open = not timed and len(slot.receipts) < _TOGETHER
+        return slot
+
+    def _take_free(self) -> FrameSlot | None:
+        if not self._free:
+            return None
+        slot = self._free.pop(0)
         self._busy.append(slot)
         return slot
+
+    def _give_back(self, slot: FrameSlot) -> None:
+        slot.passes, slot.open = 0, False
+        slot.receipts.clear()
+        self._free.append(slot)
 
     def writes(self, slot: FrameSlot) -> dict[str, Any] | None:
         """``timestamp_writes`` for the frame's next pass; None without timestamp queries. Every
@@ -123,7 +146,7 @@ class TimestampRing:
             encoder.begin_compute_pass(timestamp_writes=self.writes(slot)).end()
 
     def resolve(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
-        """Append the copies that bring the frame's timestamps and its receipt home."""
+        """Append the copies that bring the frame's timestamps, if any, and its receipt home."""
         buffer, back = self._resolved.buffer, slot.readback.memory
         if slot.passes:
             first = slot.index * self._each * self.passes
@@ -131,8 +154,9 @@ class TimestampRing:
             offset = self._resolved.offset + slot.index * self._slot_bytes
             encoder.resolve_query_set(self._queries, first, count, buffer, offset)
             encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, 8 * count)
-        offset = self._resolved.offset + self._table_at + 4 * (slot.receipt - self._first_receipt)
-        target = back.offset + self._receipt_at
+        number = slot.receipts[-1][1] - self._first_receipt
+        offset = self._resolved.offset + self._table_at + 4 * number
+        target = back.offset + self._receipt_at + 4 * (len(slot.receipts) - 1)
         encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, target, 4)
 
     def ask(self, frame: int) -> bool:
@@ -140,6 +164,7 @@ class TimestampRing:
         that the device has to be polled."""
         for slot in self._busy:
             if not slot.readback.asked and frame - slot.frame >= AGE:
+                slot.open = False
                 slot.readback.ask()
         return self.in_flight > 0
 
@@ -147,16 +172,21 @@ class TimestampRing:
         """Frames whose timings have arrived, oldest first, and milliseconds pass by pass."""
         while self._busy and self._busy[0].readback.arrived:
             slot = self._busy.pop(0)
-            self._free.append(slot)
             try:
                 data = slot.readback.take()
+                lost = self._never_ran(slot, data)
+                self._unsubmitted += lost
+                if slot.passes and slot.frame not in lost:
+                    yield slot, self._milliseconds(slot, data)
             except DeviceError:  # the next frame's commands will say so
-                continue
-            receipt = data[self._receipt_at : self._receipt_at + 4]
-            if int.from_bytes(receipt, sys.byteorder) != slot.receipt:
-                self._unsubmitted.append(slot.frame)
-            elif self._writes:
-                yield slot, self._milliseconds(slot, data)
+                pass
+            self._give_back(slot)
+
+    def _never_ran(self, slot: FrameSlot, data: bytes) -> list[int]:
+        """The frames whose receipts did not come."""
+        came = struct.unpack_from(f"={len(slot.receipts)}I", data, self._receipt_at)
+        pairs = zip(slot.receipts, came, strict=True)
+        return [frame for (frame, number), here in pairs if here != number]
 
     def _milliseconds(self, slot: FrameSlot, data: bytes) -> list[float]:
         # a handful of numbers, in every frame: arrays would take longer
@@ -169,8 +199,11 @@ class TimestampRing:
         """The frame's encoder is thrown away."""
         for slot in [s for s in self._busy if s.frame == frame]:
             slot.readback.forget()
-            self._busy.remove(slot)
-            self._free.append(slot)
+            slot.receipts.pop()
+            slot.passes, slot.open = 0, True
+            if not slot.receipts:
+                self._busy.remove(slot)
+                self._give_back(slot)
 
     def take_unsubmitted(self) -> list[int]:
         """Frames that were ended and never ran: their receipts did not come."""

@@ -1,0 +1,140 @@
+"""What a network in slices costs the GPU beyond what it costs at once, by cause:
+``python -m benchmarks.frames.slices MODEL --budget-ms 8``.
+
+The same work is done in ways that differ in one thing each, in turns: at once; in as many submits
+as the budget makes frames, cut between operators; the same, cut where the time is up; and with a
+pause before each submit, as between frames. GPU times, by timestamps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Any
+
+import cml_engine as cml
+from cml_engine.gpu.program.program import GpuProgram
+from cml_engine.gpu.timing.timers import PassTimer
+from cml_engine.session import random_inputs
+from scheduler.executor import Slice
+
+#: frames until the last times are here
+_DRAIN = 4
+#: seconds that the host does something else between two frames
+_PAUSE_S = 0.005
+
+#: workgroups, as the network's executor takes them
+Part = list[Slice]
+
+
+class Runner:
+    """Runs parts of one network, and waits for each."""
+
+    def __init__(self, gpu: cml.Gpu) -> None:
+        self.gpu, self.executor = gpu, gpu.executor()
+        self._frame = 0
+
+    def run(self, parts: Sequence[Part], pause_s: float = 0.0) -> float:
+        """GPU milliseconds of these parts, a submit each."""
+        took = 0.0
+        for part in [*parts, *[None] * _DRAIN]:
+            if part and pause_s:
+                time.sleep(pause_s)
+            encoder = self.gpu.device.create_command_encoder()
+            self.executor.encode(encoder, self._frame, [part] if part else [])
+            self.gpu.queue.submit([encoder.finish()])
+            self.gpu.wait()
+            took += sum(timing.ms for timing in self.executor.end_frame(self._frame))
+            self._frame += 1
+        return took
+
+
+def step_times(gpu: cml.Gpu, program: GpuProgram) -> list[float]:
+    """Milliseconds of each step alone."""
+    timer = PassTimer(gpu)
+    steps = range(len(program.step_costs()))
+    times = [timer.time(steps, program.encode_all) for _ in range(5)]
+    return [median(step) for step in zip(*times, strict=True)]
+
+
+def cut(
+    network: GpuProgram, times: Sequence[float], parts: int, granule: int, *, inside: bool
+) -> list[Part]:
+    """The network in ``parts`` of about the same time, cut ``inside`` operators or between them."""
+    costs, ends = network.step_costs(), list(accumulate(times))
+    places = {(0, 0), (len(costs), 0)}
+    for at in (ends[-1] * part / parts for part in range(1, parts)):
+        step = bisect_left(ends, at)
+        share = 1 - (ends[step] - at) / times[step]
+        group = int(share * costs[step].groups) // granule * granule
+        places.add((step, group) if inside else (step + round(share), 0))
+    return [_between(network, costs, *ends) for ends in pairwise(sorted(places))]
+
+
+def _between(
+    network: GpuProgram, costs: Sequence[Any], start: tuple[int, int], end: tuple[int, int]
+) -> Part:
+    found = []
+    for step in range(start[0], min(end[0] + 1, len(costs))):
+        first = start[1] if step == start[0] else 0
+        last = end[1] if step == end[0] else costs[step].groups
+        if last > first:
+            found.append(Slice(network, step, first, last - first))
+    return found
+
+
+def measure(
+    gpu: cml.Gpu, graph: cml.Graph, budget_ms: float, rounds: int
+) -> list[tuple[str, int, float]]:
+    """Each way, how many frames it takes, and the median of its GPU times in ms."""
+    session, runner = cml.Session(graph, gpu), Runner(gpu)
+    network = session.program
+    assert isinstance(network, GpuProgram)
+    session.run(random_inputs(session.inputs))
+    times = step_times(gpu, network)
+    whole = cut(network, times, 1, 1, inside=False)
+    frames = max(2, round(median(runner.run(whole) for _ in range(5)) / budget_ms))
+    granule = runner.executor.granule
+    between = cut(network, times, frames, granule, inside=False)
+    inside = cut(network, times, frames, granule, inside=True)
+    ways: dict[str, tuple[int, Callable[[], float]]] = {
+        "at once": (1, lambda: runner.run(whole)),
+        "in submits, between operators": (len(between), lambda: runner.run(between)),
+        "in submits, cut in operators": (len(inside), lambda: runner.run(inside)),
+        "the same, with pauses": (len(inside), lambda: runner.run(inside, _PAUSE_S)),
+    }
+    took: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(rounds + 1):
+        for way, (_, run) in ways.items():
+            ms = run()
+            if turn:  # the first is slower
+                took[way].append(ms)
+    return [(way, ways[way][0], median(ms)) for way, ms in took.items()]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("model")
+    options.add_argument("--budget-ms", type=float, default=8.0, help="of a frame")
+    options.add_argument("--rounds", type=int, default=15)
+    asked = options.parse_args(argv)
+    if asked.budget_ms <= 0 or asked.rounds < 1:
+        options.error("--budget-ms and --rounds: wanted more than 0")
+    gpu = cml.Gpu()
+    if not gpu.has_timestamps:
+        options.error(f"{gpu.name} has no timestamp queries: nothing can be timed")
+    rows = measure(gpu, cml.load(asked.model), asked.budget_ms, asked.rounds)
+    once = rows[0][2]
+    print(f"{gpu.name}\n{'':32s} {'frames':>6s} {'GPU ms':>8s} {'of at once':>10s} {'a frame':>9s}")
+    for way, frames, ms in rows:
+        each = f"{(ms - once) / frames:+9.3f}" if frames > 1 else f"{'':9s}"
+        print(f"{way:32s} {frames:6d} {ms:8.2f} {ms / once:10.3f} {each}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
