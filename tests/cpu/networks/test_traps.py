@@ -61,8 +61,21 @@ def full(spatial, rank=4, fill=KEEP):
     return [fill, fill, *spatial] if spatial else []
 
 
-@pytest.mark.parametrize("border", BORDERS)
-@pytest.mark.parametrize("geometry", GEOMETRY, ids=str)
+#: all of them on the CPU; on the GPU, which is compared with it elsewhere, every border and every
+#: geometry, and all of them in the long proof
+WINDOWS = [
+    pytest.param(
+        border, geometry, backend, id=f"{border}-{geometry}-{backend}",
+        marks=() if backend == "cpu" else
+              [pytest.mark.gpu, *([pytest.mark.long] if (i + j) % 3 else [])],
+    )
+    for i, border in enumerate(BORDERS)
+    for j, geometry in enumerate(GEOMETRY)
+    for backend in ("cpu", "gpu")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("border, geometry, backend", WINDOWS, indirect=["backend"])
 def test_windows_with_every_border(border, geometry, check):
     padding, stride, dilation = full(geometry[0]), full(geometry[1], 4, 1), full(geometry[2], 4, 1)
     window = {"padding": padding, "stride": stride, "dilation": dilation}
