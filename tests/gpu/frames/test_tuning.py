@@ -22,7 +22,7 @@ from cml_engine.testing import full_attrs
 from cml_engine.tuning import Bench, tables, tune
 from cml_engine.tuning.tables import Record, save
 from scheduler import FrameScheduler, Tuning
-from tests.fixtures.models import write_model_abc
+from tests.fixtures.models import write_model
 
 load_families()
 
@@ -172,9 +172,12 @@ def test_there_is_nothing_to_tune_on_the_cpu():
         tune(cml.Session(net(), "cpu"))
 
 
-@pytest.mark.filterwarnings("default")
 def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, capsys, gpu):
-    model = str(write_model_abc(tmp_path / "abc"))
+    text = (
+        "version 1.0; graph m(x) -> (y) { x = external<scalar>(shape = [1, 4, 9, 9]); "
+        "w = constant<scalar>(shape = [4, 4, 1, 1], value = [0.5]); y = conv(x, w); }"
+    )
+    model = str(write_model(tmp_path / "m", text))
     assert main(["tune", model, "--rounds", "1", "--dry-run"]) == 0
     assert "nothing was written" in capsys.readouterr().out and not tuning_file(gpu.name).exists()
     assert main(["tune", model, "--rounds", "1", "--json"]) == 0
