@@ -302,3 +302,12 @@ def unused_name(name: str, *taken: Container[str]) -> str:
     while any(name in names for names in taken):
         name += "_"
     return name
+
+
+def numbered_name(name: str, is_taken: Callable[[str], bool]) -> str:
+    """The name, or where that is taken the first that is free of ``name_2``, ``name_3``, …"""
+    found, count = name, 1
+    while is_taken(found):
+        count += 1
+        found = f"{name}_{count}"
+    return found

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, Source
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node, numbered_name
 from cml_engine.nnef.expansion.compose import is_identifier
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.nodes import literal_name
@@ -45,10 +45,7 @@ class GraphBuilder:
         """
         base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)[:_LONGEST]
         base = base if is_identifier(base) else f"t{base}"
-        found, count = base, 1
-        while found.lower() in self._taken:
-            count += 1
-            found = f"{base}_{count}"
+        found = numbered_name(base, lambda name: name.lower() in self._taken)
         self._taken.add(found.lower())
         return found
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError, ModelError
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Graph, Node
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Graph, Node, numbered_name
 from cml_engine.nnef.expansion.build import FLOAT_TAIL, FRAGMENTS, INTEGER
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import literal_name
@@ -86,10 +86,7 @@ class _Names:
         return found
 
     def fresh(self, base: str) -> str:
-        name, count = base, 1
-        while name in self.reserved:
-            count += 1
-            name = f"{base}_{count}"
+        name = numbered_name(base, self.reserved.__contains__)
         self.reserved.add(name)
         return name
 
@@ -258,12 +255,10 @@ class _Composer:
         return label
 
     def _new_label(self, base: str, values: Array) -> str:
-        taken = {tensor_file_name(label).lower() for label in self._graph.labels.values()}
-        label, count = base, 1
-        while (key := tensor_file_name(label).lower()) in taken or key in self._files:
-            count += 1
-            label = f"{base}_{count}"
-        self._files[key] = label
+        labels = self._graph.labels.values()
+        taken = {*self._files, *(tensor_file_name(label).lower() for label in labels)}
+        label = numbered_name(base, lambda name: tensor_file_name(name).lower() in taken)
+        self._files[tensor_file_name(label).lower()] = label
         self._tensors[label] = values
         return label
 

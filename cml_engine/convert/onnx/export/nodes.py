@@ -10,7 +10,7 @@ import numpy as np
 
 from cml_engine.convert.onnx.export.wire import ELEMENTS, OutNode
 from cml_engine.errors import UnsupportedOp
-from cml_engine.graph import NUMPY_DTYPE, Node
+from cml_engine.graph import NUMPY_DTYPE, Node, numbered_name
 
 Array = np.ndarray[Any, Any]
 
@@ -45,10 +45,7 @@ class NodeWriter:
         return names
 
     def _name(self, op: str) -> str:
-        name, count = f"{self.prefix}{op}", 1
-        while name in self.taken:
-            count += 1
-            name = f"{self.prefix}{op}_{count}"
+        name = numbered_name(f"{self.prefix}{op}", self.taken.__contains__)
         self.taken.add(name)
         return name
 
