@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.ncnn.common import CannotWrite, bilinear
 from benchmarks.ncnn.model import Array, NcnnParts
 from cml_engine.graph import Graph, Node
 
@@ -23,6 +22,10 @@ _BINARY = {"add": 0, "sub": 1, "mul": 2, "div": 3}
 _REVERSED = {"sub": 7, "div": 8}
 #: how the axes of [1, C, r, r, H, W] go where pixels are shuffled
 _SHUFFLE = [0, 1, 4, 2, 5, 3]
+
+
+class CannotWrite(Exception):
+    """Something that the other format cannot say; the message tells what."""
 
 
 def graph_to_ncnn(graph: Graph, param: Path, weights: Path) -> None:
@@ -281,6 +284,16 @@ def multilinear_upsample(w: _Writer, node: Node) -> None:
     numbers = f"0={channels} 1=4 3=2 4=1 5=0 6={filter.size} 7={channels}"
     x, output = w.blob(node.inputs[0]), node.outputs[0]
     w.parts.layer("DeconvolutionDepthWise", [x], output, numbers, filter)
+
+
+def bilinear(node: Node, channels: int) -> Array:
+    """The filter [channels, 1, 4, 4] that a ``multilinear_upsample`` by two with a border of zeros
+    is as a transposed depthwise convolution of stride 2 and padding 1."""
+    a = node.attrs
+    if (list(a.factor), a.method, a.border) != ([2, 2], "symmetric", "constant"):
+        raise CannotWrite(f"{node.title}: other than by two, symmetric, with zeros outside")
+    row = np.array([1, 3, 3, 1], np.float32) / 4
+    return np.tile(np.outer(row, row), (channels, 1, 1, 1))
 
 
 def _list(values: Sequence[int]) -> str:

@@ -11,8 +11,7 @@ from benchmarks.contenders import CONTENDERS, Workload
 from benchmarks.frames import cost
 from benchmarks.kernels.roofline import KernelTimes, Peaks, markdown, work_of
 from benchmarks.models import AGENTS, MODELS
-from benchmarks.ncnn.common import CannotWrite, bilinear
-from benchmarks.ncnn.graph import graph_to_ncnn
+from benchmarks.ncnn.graph import CannotWrite, bilinear, graph_to_ncnn
 from benchmarks.ncnn.transformers import Transformer
 from benchmarks.ncnn.write import write_ncnn
 from benchmarks.rounds import EngineResult
