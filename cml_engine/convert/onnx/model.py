@@ -6,10 +6,10 @@ Tensors stay views of the file until their values are asked for (``tensors.py``)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cml_engine.convert.onnx.protobuf import Field, Message
+from cml_engine.convert.onnx.protobuf import BYTES, Field, Message
 from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, ExternalData, OnnxTensor, read_tensor
 from cml_engine.errors import ModelError, UnsupportedOp
 
@@ -129,130 +129,72 @@ class _Reader:
         self._folder = folder
 
     def model(self, message: Message) -> Model:
-        ir_version, producer, graph = 0, "", None
-        opsets: dict[str, int] = {}
+        parts = message.parts(1, 2, 7, 8, 25)
         functions: dict[tuple[str, str, str], OnnxFunction] = {}
-        for f in message.fields():
-            if f.number == 1:
-                ir_version = f.whole()
-            elif f.number == 2:
-                producer = f.text()
-            elif f.number == 7:
-                graph = f.nested()
-            elif f.number == 8:
-                opsets.update([self._opset(f)])
-            elif f.number == 25:
-                function = self._function(f.nested())
-                key = (function.domain, function.name, function.overload)
-                if key in functions:
-                    raise f.damaged(f"the function '{function.name}' is there twice")
-                functions[key] = function
-        if graph is None or not opsets:
-            raise message.damaged("it has no graph" if graph is None else "it names no opset")
-        return Model(message.file, ir_version, producer, opsets, self.graph(graph), functions)
+        for function in map(self._function, parts.nested(25)):
+            key = (function.domain, function.name, function.overload)
+            if key in functions:
+                raise message.damaged(f"the function '{function.name}' is there twice")
+            functions[key] = function
+        graphs, opsets = parts.nested(7), dict(map(_opset, parts.nested(8)))
+        if not graphs or not opsets:
+            raise message.damaged("it names no opset" if graphs else "it has no graph")
+        graph = self.graph(graphs[-1])
+        return Model(message.file, parts.whole(1), parts.text(2), opsets, graph, functions)
 
     def graph(self, message: Message) -> OnnxGraph:
-        name, nodes = "", list[OnnxNode]()
+        parts = message.parts(1, 2, 5, 11, 12, 13, 15)
+        for f in parts.of(15):
+            raise _sparse(f, message.file)
         tensors: dict[str, OnnxTensor] = {}
-        inputs, outputs, infos = list[ValueInfo](), list[ValueInfo](), list[ValueInfo]()
-        for f in message.fields():
-            if f.number == 1:
-                nodes.append(self._node(f.nested()))
-            elif f.number == 2:
-                name = f.text()
-            elif f.number == 5:
-                tensor = read_tensor(f.nested(), self._folder)
-                if tensor.name in tensors:
-                    raise f.damaged(f"the initializer '{tensor.name}' is there twice")
-                tensors[tensor.name] = tensor
-            elif f.number == 11:
-                inputs.append(_value_info(f.nested()))
-            elif f.number == 12:
-                outputs.append(_value_info(f.nested()))
-            elif f.number == 13:
-                infos.append(_value_info(f.nested()))
-            elif f.number == 15:
-                raise _sparse(f, message.file)
-        known = (tuple(inputs), tuple(outputs), tuple(infos))
-        return OnnxGraph(name, tuple(nodes), tensors, *known)
+        for part in parts.nested(5):
+            tensor = read_tensor(part, self._folder)
+            if tensor.name in tensors:
+                raise message.damaged(f"the initializer '{tensor.name}' is there twice")
+            tensors[tensor.name] = tensor
+        nodes = tuple(map(self._node, parts.nested(1)))
+        inputs, outputs, infos = (tuple(map(_value_info, parts.nested(n))) for n in (11, 12, 13))
+        return OnnxGraph(parts.text(2), nodes, tensors, inputs, outputs, infos)
 
     def _function(self, message: Message) -> OnnxFunction:
-        texts: dict[int, list[str]] = {number: [] for number in (1, 4, 5, 6, 10, 13)}
-        nodes, defaults, opsets = list[OnnxNode](), dict[str, Any](), dict[str, int]()
-        for f in message.fields():
-            if f.number in texts:
-                texts[f.number].append(f.text())
-            elif f.number == 7:
-                nodes.append(self._node(f.nested()))
-            elif f.number == 9:
-                opsets.update([self._opset(f)])
-            elif f.number == 11:
-                defaults.update([self._attribute(f.nested())])
+        parts = message.parts(1, 4, 5, 6, 7, 9, 10, 11, 13)
         return OnnxFunction(
-            name="".join(texts[1]),
-            domain=domain_name("".join(texts[10])),
-            inputs=tuple(texts[4]),
-            outputs=tuple(texts[5]),
-            attributes=tuple(texts[6]),
-            defaults=defaults,
-            nodes=tuple(nodes),
-            opsets=opsets,
-            overload="".join(texts[13]),
+            name=parts.text(1),
+            domain=domain_name(parts.text(10)),
+            inputs=parts.texts(4),
+            outputs=parts.texts(5),
+            attributes=parts.texts(6),
+            defaults=dict(map(self._attribute, parts.nested(11))),
+            nodes=tuple(map(self._node, parts.nested(7))),
+            opsets=dict(map(_opset, parts.nested(9))),
+            overload=parts.text(13),
         )
 
-    def _opset(self, f: Field) -> tuple[str, int]:
-        domain, version = "", 0
-        for part in f.nested().fields():
-            if part.number == 1:
-                domain = part.text()
-            elif part.number == 2:
-                version = part.whole()
-        return domain_name(domain), version
-
     def _node(self, message: Message) -> OnnxNode:
-        inputs, outputs = list[str](), list[str]()
-        texts = {3: "", 4: "", 7: "", 8: ""}
-        attributes: dict[str, Any] = {}
-        for f in message.fields():
-            if f.number == 1:
-                inputs.append(f.text())
-            elif f.number == 2:
-                outputs.append(f.text())
-            elif f.number in texts:
-                texts[f.number] = f.text()
-            elif f.number == 5:
-                attributes.update([self._attribute(f.nested())])
+        parts = message.parts(1, 2, 3, 4, 5, 7, 8)
         return OnnxNode(
-            op=texts[4],
-            name=texts[3],
-            domain=domain_name(texts[7]),
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            attributes=attributes,
-            overload=texts[8],
+            op=parts.text(4),
+            name=parts.text(3),
+            domain=domain_name(parts.text(7)),
+            inputs=parts.texts(1),
+            outputs=parts.texts(2),
+            attributes=dict(map(self._attribute, parts.nested(5))),
+            overload=parts.text(8),
         )
 
     def _attribute(self, message: Message) -> tuple[str, Any]:
         """Name and value; what the value is, is told by the type or by the field that is there."""
-        name, kind, reference = "", 0, ""
-        values: dict[int, list[Any]] = {}
-        for f in message.fields():
-            if f.number == 1:
-                name = f.text()
-            elif f.number == 20:
-                kind = f.whole()
-            elif f.number == 21:
-                reference = f.text()
-            elif f.number in self._VALUES:
-                values.setdefault(f.number, []).extend(self._VALUES[f.number](self, f))
-            elif f.number in (22, 23):
-                raise _sparse(f, message.file)
+        parts = message.parts(1, 20, 21, 22, 23, *self._VALUES)
+        for f in (*parts.of(22), *parts.of(23)):
+            raise _sparse(f, message.file)
+        name, reference = parts.text(1), parts.text(21)
         if reference:
             return name, Reference(reference)
-        number = _FIELD_OF_KIND.get(kind) or next(iter(values), 0)
+        first = next((number for number in parts.numbers if number in self._VALUES), 0)
+        number = _FIELD_OF_KIND.get(parts.whole(20), first)
         if not name or not number:
             raise message.damaged(f"the attribute '{name}' has no value that is known")
-        found = values.get(number, [])
+        found = [value for f in parts.of(number) for value in self._VALUES[number](self, f)]
         if number in _REPEATED:
             return name, found
         return name, found[-1] if found else _EMPTY.get(number)
@@ -286,29 +228,26 @@ def _text_or_bytes(f: Field) -> str | bytes:
         return bytes(f.view())
 
 
+def _opset(message: Message) -> tuple[str, int]:
+    parts = message.parts(1, 2)
+    return domain_name(parts.text(1)), parts.whole(2)
+
+
 def _value_info(message: Message) -> ValueInfo:
-    name, element, shape, kind = "", 0, None, "nothing"
-    for f in message.fields():
+    parts, found = message.parts(1, 2), ValueInfo("", kind="nothing")
+    for f in (f for kind in parts.nested(2) for f in kind.fields()):
         if f.number == 1:
-            name = f.text()
-        elif f.number == 2:
-            for part in f.nested().fields():
-                if part.number == 1:
-                    kind = "tensor"
-                    element, shape = _tensor_type(part.nested())
-                elif part.number in _KINDS:
-                    kind = _KINDS[part.number]
-    return ValueInfo(name, element, shape, kind)
+            found = _tensor_info(f.nested())
+        elif f.number in _KINDS:
+            found = ValueInfo("", kind=_KINDS[f.number])
+    return replace(found, name=parts.text(1))
 
 
-def _tensor_type(message: Message) -> tuple[int, tuple[Dim, ...] | None]:
-    element, shape = 0, None
-    for f in message.fields():
-        if f.number == 1:
-            element = f.whole()
-        elif f.number == 2:
-            shape = tuple(_dim(d.nested()) for d in f.nested().fields() if d.number == 1)
-    return element, shape
+def _tensor_info(message: Message) -> ValueInfo:
+    parts, shape = message.parts(1, 2), None
+    for dims in parts.nested(2):
+        shape = tuple(map(_dim, dims.parts(1).nested(1)))
+    return ValueInfo("", parts.whole(1), shape)
 
 
 def _dim(message: Message) -> Dim:
@@ -322,10 +261,8 @@ def _dim(message: Message) -> Dim:
 
 
 def _sparse(f: Field, file: str) -> ModelError:
-    name = ""
-    for part in f.nested().fields():
-        if part.number == 1 and part.wire == 2:
-            name = next((p.text() for p in part.nested().fields() if p.number == 8), "")
+    values = [part for part in f.nested().fields() if part.number == 1 and part.wire == BYTES]
+    name = values[-1].nested().parts(8).text(8) if values else ""
     return UnsupportedOp(
         f"'{file}': the sparse tensor '{name}' is not supported: store it as a dense one"
     )

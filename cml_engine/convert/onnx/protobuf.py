@@ -7,7 +7,7 @@ message that it lies in, so a damaged file gives an error and allocates nothing.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,9 +116,43 @@ class Message:
             yield Field(number, wire, integer, view[at : at + size], self)
             at += size
 
+    def parts(self, *wanted: int) -> MessageParts:
+        """The fields of these numbers."""
+        found: dict[int, list[Field]] = {}
+        for f in self.fields():
+            if f.number in wanted:
+                found.setdefault(f.number, []).append(f)
+        return MessageParts(found)
+
     def damaged(self, what: str) -> ModelError:
         message = f"'{self.file}' is damaged or no ONNX model: {what}: export or download it again"
         return ModelError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageParts:
+    """A message's fields by their numbers. Of a field that may be there once the last one counts;
+    one that is missing is 0 or empty."""
+
+    numbers: Mapping[int, Sequence[Field]]
+
+    def of(self, number: int) -> Sequence[Field]:
+        """All of a number, in the order of the file."""
+        return self.numbers.get(number, ())
+
+    def whole(self, number: int) -> int:
+        fields = self.of(number)
+        return fields[-1].whole() if fields else 0
+
+    def texts(self, number: int) -> tuple[str, ...]:
+        return tuple(f.text() for f in self.of(number))
+
+    def text(self, number: int) -> str:
+        fields = self.of(number)
+        return fields[-1].text() if fields else ""
+
+    def nested(self, number: int) -> list[Message]:
+        return [f.nested() for f in self.of(number)]
 
 
 #: a graph within an If within a Loop is eight messages deeper; nobody writes a hundred

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from cml_engine.convert.onnx.protobuf import Message
+from cml_engine.convert.onnx.protobuf import Field, Message
 from cml_engine.errors import CmlError, ModelError, TensorFileError, UnsupportedOp
 from cml_engine.model_source import ModelSource, Outside, SourceFile, file_size, inner_name
 from cml_engine.nnef.files.random_weights import RandomWeights, use_by_shape
@@ -37,6 +37,8 @@ _NUMPY: Mapping[str, np.dtype[Any]] = {
 _HELD_AS = {"bfloat16": "float32", "uint4": "uint8", "int4": "int8"}
 
 _EXTERNAL = 1
+#: the fields with values of their own type: float, int32, int64, double, uint64
+_TYPED = (4, 5, 7, 10, 11)
 _MAX_RANK = 32
 _MAX_EXTENT = 1 << 31
 
@@ -121,7 +123,7 @@ class OnnxTensor:
     file: str
     folder: ExternalData
     raw: memoryview | None = None
-    typed: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
+    typed: Mapping[int, Sequence[Field]] = field(default_factory=dict)
     external: Mapping[str, str] | None = None
 
     @property
@@ -170,48 +172,26 @@ class OnnxTensor:
 
 def read_tensor(message: Message, folder: ExternalData) -> OnnxTensor:
     """A ``TensorProto``; of its values only where they lie is looked at."""
-    dims: list[int] = []
-    element, name, location = 0, "", 0
-    raw: memoryview | None = None
-    typed: dict[int, list[Any]] = {}
-    external: dict[str, str] = {}
-    for f in message.fields():
-        if f.number == 1:
-            dims += f.wholes()
-        elif f.number == 2:
-            element = f.whole()
-        elif f.number in (4, 10):
-            typed.setdefault(f.number, []).append(f.numbers("<f4" if f.number == 4 else "<f8"))
-        elif f.number in (5, 7, 11):
-            typed.setdefault(f.number, []).append(f)
-        elif f.number == 8:
-            name = f.text()
-        elif f.number == 9:
-            raw = f.view()
-        elif f.number == 13:
-            external.update([_entry(f.nested())])
-        elif f.number == 14:
-            location = f.whole()
+    parts = message.parts(1, 2, 8, 9, 13, 14, *_TYPED)
+    dims = [extent for f in parts.of(1) for extent in f.wholes()]
+    name, raw = parts.text(8), [f.view() for f in parts.of(9)]
     if len(dims) > _MAX_RANK or any(not 0 <= n < _MAX_EXTENT for n in dims):
         raise message.damaged(f"the tensor '{name}' has the shape {dims[:8]}")
     return OnnxTensor(
         name=name,
         shape=tuple(dims),
-        element=element,
+        element=parts.whole(2),
         file=message.file,
         folder=folder,
-        raw=raw,
-        typed={number: tuple(parts) for number, parts in typed.items()},
-        external=external if location == _EXTERNAL else None,
+        raw=raw[-1] if raw else None,
+        typed={number: parts.of(number) for number in _TYPED},
+        external=dict(map(_entry, parts.nested(13))) if parts.whole(14) == _EXTERNAL else None,
     )
 
 
 def _entry(message: Message) -> tuple[str, str]:
-    texts = {1: "", 2: ""}
-    for f in message.fields():
-        if f.number in texts:
-            texts[f.number] = f.text()
-    return texts[1], texts[2]
+    parts = message.parts(1, 2)
+    return parts.text(1), parts.text(2)
 
 
 def _whole(text: str, tensor: OnnxTensor) -> int:
@@ -240,7 +220,8 @@ def _from_fields(tensor: OnnxTensor, dtype: np.dtype[Any]) -> Array:
     number = {"float32": 4, "float64": 10, "int64": 7, "uint64": 11, "uint32": 11}.get(kind, 5)
     parts = tensor.typed.get(number, ())
     if number in (4, 10):
-        return np.concatenate(parts) if parts else np.zeros(0, dtype)
+        reals = [f.numbers("<f4" if number == 4 else "<f8") for f in parts]
+        return np.concatenate(reals) if reals else np.zeros(0, dtype)
     values = [value for part in parts for value in part.wholes()]
     bits = 64 if number in (7, 11) else 32
     whole = np.array([value & ((1 << bits) - 1) for value in values], np.uint64)
