@@ -71,6 +71,7 @@ class Player:
 
     def __init__(self, window: GameWindow, seconds: float, frames: int, tiles: int) -> None:
         self.window, self.seconds = window, seconds
+        self.round_s = min(seconds, _ROUND_S)
         self.least = frames, tiles
         self.frames = self.next = 0
         self.done: list[str] = []
@@ -85,7 +86,7 @@ class Player:
             self.look, self.fly, self.resize, self.click, self.hide, self.unsliced, self.scroll,
             self.minimise, self.restore, self.pause, self.record, self.type, self.rest,
         ]  # fmt: skip
-        each_s = min(self.seconds, _ROUND_S) / (len(acts) + 1)
+        each_s = self.round_s / (len(acts) + 1)
         return [(start_s + each_s * (i + 1), act) for i, act in enumerate(acts)]
 
     def __call__(self) -> None:
@@ -101,7 +102,7 @@ class Player:
             self.next = self.frames + _APART
         if self._enough():
             self.window.canvas.close()
-        elif not self._plan and self.window.elapsed_s < self.seconds:
+        elif not self._plan and self.window.elapsed_s + self.round_s <= self.seconds:
             self._plan = self._round(self.window.elapsed_s)
 
     def _enough(self) -> bool:
