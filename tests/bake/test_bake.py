@@ -338,17 +338,3 @@ def test_xarray_reads_it(client, place, work):
     with xarray.open_zarr(place, group="L0", consolidated=False) as found:
         assert found.height.dims == ("z", "x", "row", "column")
         np.testing.assert_array_equal(found.height.values, stored(place, made)["height"])
-
-
-def test_import_of_the_engine_brings_neither_dask_nor_zarr() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import cml_engine, cml_engine.cli.main, cml_engine.distributed, sys;"
-        "print(*{'dask', 'distributed', 'zarr'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd()
-    )
-    assert done.stdout.strip() == ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +25,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def sample(number: int, frame_ms: float, render: float | None, inference: float | None = 2.0):
     return FrameSample(number, frame_ms, 1.0, render, inference, 4.0)
-
-
-def test_the_package_needs_no_imgui_until_it_draws() -> None:
-    code = (
-        "import sys, demo_game.overlay, demo_game.overlay.frame_lanes\n"
-        "assert 'imgui_bundle' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 # --- frames

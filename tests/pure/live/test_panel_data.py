@@ -19,15 +19,6 @@ from scheduler.reports import SliceReport
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_data_needs_neither_imgui_nor_wgpu() -> None:
-    code = (
-        "import sys, cml_engine.panel, cml_engine.panel.drawing, cml_engine.panel.slices\n"
-        "assert not {'imgui_bundle', 'wgpu', 'scheduler'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_without_imgui_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['imgui_bundle'] = None\n"

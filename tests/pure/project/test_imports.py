@@ -79,6 +79,18 @@ def test_neither_imports_nor_public_names_bring_wgpu_or_the_compiler() -> None:
     assert "numpy" in found["import cml_engine"], "and so it would be seen"
 
 
+def test_what_is_installed_apart_is_imported_by_who_uses_it() -> None:
+    apart = {
+        "import cml_engine.panel.slices, cml_engine.panel.drawing": {"imgui_bundle", "scheduler"},
+        "import cml_engine.cli.main, cml_engine.distributed": {"dask", "distributed", "zarr"},
+        "import demo_game.overlay.frame_lanes": {"imgui_bundle"},
+    }
+    found = modules_after(*apart)
+    brought = {statement: found[statement] & names for statement, names in apart.items()}
+    assert not any(brought.values()), brought
+    assert "wgpu" not in found[next(iter(apart))]
+
+
 def test_slangpy_is_never_imported() -> None:
     """Only the shared library inside its wheel is used: importing it would open a device."""
     assert [line for p in PACKAGES for line in offenders(p, ("slangpy",))] == []
