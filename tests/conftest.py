@@ -171,6 +171,15 @@ class _NamesOnly(pytest.Module):
                 yield _SkippedTest.from_parent(self, name=node.name)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that is of the long proof as a whole is not even imported where that is left out: its
+    cases take seconds to list, in every process."""
+    if config.option.markexpr != "not long" or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return "\npytestmark = pytest.mark.long\n" in text or None
+
+
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:

@@ -73,11 +73,19 @@ def test_what_overflows_warns_of_nothing():
         assert np.isinf(multiply(huge, huge)).all()
 
 
-needs_openblas = pytest.mark.skipif(openblas() is None, reason="NumPy has another BLAS")
+@pytest.fixture
+def two_threads():
+    """BLAS as it is elsewhere: the suite's processes have one thread each."""
+    library = openblas()
+    if library is None:
+        pytest.skip("NumPy has another BLAS")
+    before = library.threads
+    library._set(2)
+    yield
+    library._set(before)
 
 
-@needs_openblas
-def test_a_run_has_blas_on_one_thread_and_gives_it_back():
+def test_a_run_has_blas_on_one_thread_and_gives_it_back(two_threads):
     before = openblas().threads
     seen = []
     session = Session(load(MODEL), "cpu")
@@ -86,22 +94,20 @@ def test_a_run_has_blas_on_one_thread_and_gives_it_back():
     assert set(seen) == {1} and openblas().threads == before
 
 
-@needs_openblas
-def test_every_block_of_a_product_has_blas_on_one_thread(monkeypatch):
+def test_every_block_of_a_product_has_blas_on_one_thread(two_threads, monkeypatch):
     """So nothing spins beside busy processes: threads that have nothing to do sleep."""
     before, seen = openblas().threads, []
-    shared = blas._share
+    shared = blas.share
 
     def watched(blocks):
         shared([lambda block=block: (block(), seen.append(openblas().threads)) for block in blocks])
 
-    monkeypatch.setattr(blas, "_share", watched)
+    monkeypatch.setattr(blas, "share", watched)
     multiply(np.ones((700, 700), np.float32), np.ones((700, 700), np.float32))
     assert len(seen) > 10 and set(seen) == {1} and openblas().threads == before
 
 
-@needs_openblas
-def test_runs_of_several_threads_give_it_back_at_the_last_one_s_end():
+def test_runs_of_several_threads_give_it_back_at_the_last_one_s_end(two_threads):
     before, inside, leave = openblas().threads, threading.Barrier(2), threading.Event()
 
     def work():
