@@ -24,6 +24,7 @@ from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.steps import step_keys
 from cml_engine.graph import Graph
 from cml_engine.integer.digest import model_digest
+from cml_engine.integer.gas import gas_of
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.passes import optimize
@@ -84,7 +85,7 @@ def cook(
     keys = [step_keys(plan) for plan in plans]
     kernels = _compiled([k for ks in keys for k in ks if isinstance(k, ShaderKey)])
     sections = Sections()
-    _write_plans(plans, profiles, keys, kernels, sections)
+    _write_plans(plans, profiles, keys, kernels, gas_of(graph), sections)
     write_kernels(list(kernels.values()), sections)
     if not player:
         numbers = [_weights_number(sections, number) for number in range(len(plans))]
@@ -121,13 +122,14 @@ def _write_plans(
     profiles: Sequence[Profile],
     keys: Sequence[Sequence[Any]],
     kernels: dict[str, Codes],
+    gas: int,
     sections: Sections,
 ) -> None:
     numbers = {digest: number for number, digest in enumerate(kernels)}
     for plan, profile, of_plan in zip(plans, profiles, keys, strict=True):
         digests = [digest_of(key) for key in of_plan]
         used = [(numbers[digest], kernels[digest]) for digest in digests]
-        sections.add(PLAN, write_plan(plan, profile, used, sections))
+        sections.add(PLAN, write_plan(plan, profile, used, gas, sections))
 
 
 def _weights_number(sections: Sections, plan: int) -> int:

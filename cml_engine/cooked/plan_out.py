@@ -38,10 +38,10 @@ _MOST_SHARED = 16384
 
 
 def write_plan(
-    plan: Plan, profile: Profile, kernels: Sequence[tuple[int, Codes]], sections: Sections
+    plan: Plan, profile: Profile, kernels: Sequence[tuple[int, Codes]], gas: int, sections: Sections
 ) -> bytes:
-    """The section of a plan whose steps run these kernels, each with its number in the file; its
-    buffers become sections too."""
+    """The section of a plan whose steps run these kernels, each with its number in the file, and
+    whose model costs so much; its buffers become sections too."""
     if plan.memory.segment:
         raise DeviceError(
             f"'{plan.name}' takes {plan.memory.peak} bytes for activations, and players have one "
@@ -81,16 +81,11 @@ def write_plan(
         0,
         plan.cost.flops,
         plan.cost.bytes,
-        sum(gas_of(step) for step in plan.steps),
+        gas,
         *ends,
         bytes(32),
     )
     return header + bytes(body)
-
-
-def gas_of(step: Step) -> int:
-    """What a step counts for, the same on every machine."""
-    return round(step.cost.flops)
 
 
 def _needs(plan: Plan, profile: Profile, kernels: Sequence[Codes]) -> list[int]:
@@ -149,7 +144,7 @@ def _step(
         *strings.put(PurePath(file).name),
         cost.flops,
         cost.nbytes,
-        gas_of(step),
+        round(step.cost.flops),
         0,
     )
 

@@ -11,6 +11,11 @@ WHY = "of floats  because it has no integer form:"
 
 def of_floats(graph: Graph) -> InputError:
     """That it is none, why a quantized one is not, and how to make one."""
+    if graph.ready is not None:
+        return InputError(
+            f"'{graph.name}' is cooked, and its rounding points are no part of that: give the "
+            "model that it was made of"
+        )
     why = [note.removeprefix(WHY).strip() for note in graph.notes if note.startswith(WHY)]
     if why:
         return InputError(f"'{graph.name}' is quantized, and computed in floats: {why[0]}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import ceil
 
-from cml_engine.errors import ModelError
+from cml_engine.errors import InputError, ModelError
 from cml_engine.graph import Graph, Shapes
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.planning.lower import node_cost
@@ -18,6 +18,8 @@ from cml_engine.ranges import GAS
 
 def gas_by_node(graph: Graph) -> Mapping[str, int]:
     """The gas of each operator of a graph, as its model has them, by title."""
+    if graph.ready is not None:
+        raise InputError(f"'{graph.name}' is cooked: gas is of the model itself, give that")
     found = {}
     for node in graph.nodes:
         cost = node_cost(lookup(node.op), node, graph)

@@ -108,7 +108,7 @@ def _line(name: str, attrs: Attrs) -> Line:
     if bits not in _BITS or not isinstance(signed, bool):
         raise _wrong(name, f"bits {bits}, signed {signed}: wanted 8, 16 or 32, and true or false")
     if "scale" not in attrs:
-        raise _wrong(name, "has no scale")
+        raise _wrong(name, "has no scale: wanted scale = …")
     values, extents = _flat(name, attrs["scale"])
     return Line(name, tuple(values), extents, bits, signed, _table(name, attrs.get("table", [])))
 
@@ -129,15 +129,17 @@ def _scale(name: str, value: Any) -> Fraction:
     try:
         found = fraction_of(value)
     except ValueError:
-        raise _wrong(name, f"scale {value!r}: wanted a number") from None
+        raise _wrong(name, f"scale {value!r}: wanted a finite number") from None
     if found <= 0:
         raise _wrong(name, f"scale {value!r}: wanted one above 0")
     return found
 
 
 def _table(name: str, given: Any) -> tuple[int, ...]:
-    if not isinstance(given, list) or not all(isinstance(v, int) for v in given):
-        raise _wrong(name, "'table' wants whole numbers")
+    if not isinstance(given, list):
+        raise _wrong(name, f"table {given!r}: wanted whole numbers in brackets")
+    if wrong := [v for v in given if isinstance(v, bool) or not isinstance(v, int)]:
+        raise _wrong(name, f"its table has {wrong[0]!r}: wanted whole numbers")
     if given and len(given) not in (SMALL_TABLE, LARGE_TABLE):
         raise _wrong(
             name,

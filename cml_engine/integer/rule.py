@@ -65,11 +65,12 @@ def multiplier(ratio: Fraction) -> Multiplier:
     size = abs(ratio)
     # 2^14 <= size * 2^exponent < 2^15
     exponent = MANTISSA_BITS - (size.numerator.bit_length() - size.denominator.bit_length())
-    while size * 2**exponent >= 1 << MANTISSA_BITS:
+    two = Fraction(2)
+    while size * two**exponent >= 1 << MANTISSA_BITS:
         exponent -= 1
-    while size * 2**exponent < 1 << (MANTISSA_BITS - 1):
+    while size * two**exponent < 1 << (MANTISSA_BITS - 1):
         exponent += 1
-    mantissa = round_half_up(size * 2**exponent)
+    mantissa = round_half_up(size * two**exponent)
     if mantissa == 1 << MANTISSA_BITS:
         mantissa, exponent = mantissa // 2, exponent - 1
     if exponent > MOST_EXPONENT:  # below 2^-32: of no sum is anything left

@@ -88,7 +88,12 @@ class _Work:
     @classmethod
     def of(cls, graph: Graph, samples: Samples, max_error: float | None, float_tail: bool) -> _Work:
         if graph.integer:
-            raise InputError(f"'{graph.name}' is an integer network already")
+            raise InputError(
+                f"'{graph.name}' is an integer network already: run it as it is, or quantize the "
+                "network of floats that it was made of"
+            )
+        if graph.ready is not None:
+            raise InputError(f"'{graph.name}' is cooked: quantize the model that it was made of")
         if max_error is not None and not max_error > 0:
             raise InputError(f"max_error {max_error}: wanted a share above 0")
         given = _checked(graph, samples)
@@ -127,11 +132,28 @@ class _Work:
 
     def scales(self, sixteen: frozenset[str]) -> dict[str, Scale]:
         return {
-            root: scale_of(
-                self._joined(root, points), 16 if root in sixteen else 8, self.given.get(root)
-            )
+            root: self._scale(root, points, 16 if root in sixteen else 8)
             for root, points in self.groups.items()
         }
+
+    def _scale(self, root: str, points: Sequence[str], bits: int) -> Scale:
+        seen, given = self._joined(root, points), self.given.get(root)
+        unseen = [name for name in points if name in self.graph.inputs]
+        if unseen and given is None and not seen.low < seen.high:
+            raise InputError(
+                f"input '{unseen[0]}' is 0 in all samples, and its range is taken from them: give "
+                "samples as the network will meet them"
+            )
+        found = scale_of(seen, bits, given)
+        try:
+            check_scale(root, fraction_of(found.scale))
+        except (ModelError, ValueError):
+            raise InputError(
+                f"'{root}' is up to {max(-seen.low, seen.high):.3g} in the samples: words of "
+                f"{bits} bits want a scale of {found.scale:.3g}, and scales are 2^-40 to 2^40. "
+                "Give it in another unit"
+            ) from None
+        return found
 
     def _joined(self, root: str, points: Sequence[str]) -> Seen:
         members = [n for n in self.seen if n in points or self.placement.root(n) == root]
@@ -280,8 +302,8 @@ def _checked(graph: Graph, samples: Samples) -> list[dict[str, Array]]:
         raise InputError("samples: wanted a list of {name: array}")
     if len(samples) < _LEAST_SAMPLES:
         raise InputError(
-            f"{len(samples)} samples: wanted at least {_LEAST_SAMPLES}, as the network will meet "
-            "them; ranges are taken from them"
+            f"{len(samples)} sample{'' if len(samples) == 1 else 's'}: wanted at least "
+            f"{_LEAST_SAMPLES}, as the network will meet them; ranges are taken from them"
         )
     return [_sample(graph, i, sample) for i, sample in enumerate(samples)]
 
@@ -299,7 +321,11 @@ def _sample(graph: Graph, i: int, sample: Any) -> dict[str, Array]:
             )
         found[name] = array.astype(NUMPY_DTYPE[fact.dtype])
         if not np.isfinite(found[name]).all():
-            raise InputError(f"sample {i}: '{name}' has infinities or NaN: leave it out")
+            at = np.argwhere(~np.isfinite(found[name]))[0].tolist()
+            raise InputError(
+                f"sample {i}: '{name}' has infinities or NaN, the first at {at}: leave that sample "
+                "out"
+            )
     return found
 
 

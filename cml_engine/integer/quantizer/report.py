@@ -67,7 +67,7 @@ class QuantizeReport:
         ]
         kept = "within" if self.ok else "MORE THAN"
         rows.append(
-            f"error of the outputs: {100 * self.error:.3f} % of their size, {kept} "
-            f"{100 * self.wanted:.3f} %"
+            f"error of the outputs: {100 * self.error:.3g} % of their size, {kept} "
+            f"{100 * self.wanted:.3g} %"
         )
         return "\n".join(rows)

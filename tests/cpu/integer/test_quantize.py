@@ -9,8 +9,10 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import cli
+from cml_engine.cooked.cook import cook
 from cml_engine.integer.gas import gas_of
 from cml_engine.passes import optimize
+from cml_engine.report.integer import IntegerInfo
 from tests.fixtures.graphs import Net
 
 
@@ -119,9 +121,17 @@ def wrong_sample(value):
     return samples
 
 
+def samples_times(factor):
+    return [{"x": factor * sample["x"]} for sample in samples_of(block())]
+
+
 REFUSED = {
     "few samples": (lambda: {"samples": samples_of(block(), 7)}, "7 samples: wanted at least 8"),
-    "NaN": (lambda: {"samples": wrong_sample(np.nan)}, "sample 3: 'x' has infinities or NaN"),
+    "one sample": (lambda: {"samples": samples_of(block(), 1)}, "1 sample: wanted at least 8"),
+    "NaN": (lambda: {"samples": wrong_sample(np.nan)}, r"sample 3: 'x' has .*at \[0, 1, 2, 3\]"),
+    "only zeros": (lambda: {"samples": samples_times(0)}, "input 'x' is 0 in all samples"),
+    "huge": (lambda: {"samples": samples_times(1e20)}, r"'x' is up to \S+e\+20 in the samples"),
+    "tiny": (lambda: {"samples": samples_times(1e-20)}, "'x' is up to .*e-20 in the samples"),
     "infinite": (lambda: {"samples": wrong_sample(np.inf)}, "sample 3: 'x' has infinities"),
     "another shape": (lambda: {"samples": [{"x": np.zeros((1, 4, 8, 7))}] * 8}, r"8, 7\], wan"),
     "another name": (lambda: {"samples": [{"y": np.zeros(3)}] * 8}, "sample 0: wanted the inputs"),
@@ -148,6 +158,21 @@ def test_what_has_no_integer_form_is_named():
         cml.quantize(graph, samples_of(graph))
 
 
+def test_what_is_made_already_is_refused():
+    net = Net(1, 4)
+    graph = net.graph(net.op("add", "x", "x"))
+    made, _ = cml.quantize(graph, samples_of(graph), sixteen=[])
+    cooked = cml.load_cooked(cook(made, ["portable"], golden=False))
+    for given, message in ((made, "an integer network already: run it"), (cooked, "is cooked: qu")):
+        with pytest.raises(cml.InputError, match=message):
+            cml.quantize(given, samples_of(graph))
+    with pytest.raises(cml.InputError, match="cooked, and its rounding points are no part"):
+        IntegerInfo.of(cooked, points=True, gas=False)
+    with pytest.raises(cml.InputError, match="cooked: gas is of the model itself"):
+        IntegerInfo.of(cooked, points=False, gas=True)
+    assert {plan.gas for plan in cooked.ready.plans} == {gas_of(made)}
+
+
 def test_gas_is_of_the_graph_alone(tmp_path):
     graph = block()
     gas = gas_of(graph)
@@ -167,7 +192,7 @@ def test_commands(tmp_path, capsys):
     model, out = str(tmp_path / "floats"), str(tmp_path / "integer")
     given = f"x={tmp_path / 'samples.npz'}"
     assert cli.main(["quantize", model, out, "-i", given, "--max-error", "0.05"]) == 0
-    assert "within 5.000 %" in capsys.readouterr().out
+    assert "within 5 %" in capsys.readouterr().out
     args = ["quantize", model, out, "--overwrite", "-i", given, "--json"]
     assert cli.main([*args, "--sixteen", "t1", "--max-error", "1e-9"]) == 1
     assert not json.loads(capsys.readouterr().out)["ok"]
@@ -185,6 +210,9 @@ def test_commands(tmp_path, capsys):
     assert "conv 't0', relu" in printed and "int32" in printed and "float32" in printed
     assert cli.main(["info", out, "--gas"]) == 0
     assert f"{gas_of(cml.load(out)):,}" in capsys.readouterr().out
+    args = ["run", model, "-i", f"x={tmp_path / 'x.npy'}", "--backend", "cpu", "--digest"]
+    assert cli.main(args) == 0
+    assert "floats: another machine may have another digest\nsha" in capsys.readouterr().out
     assert cli.main(["info", model, "--integer"]) == 2
     assert cli.main(["validate", model, "--integer"]) == 2
     assert "network of floats" in capsys.readouterr().err

@@ -159,6 +159,8 @@ def _tell_of_words(
     if digest:
         from cml_engine.integer.digest import not_identical, run_digest
 
+        if not graph.integer and graph.ready is None:
+            print(f"'{graph.name}' is a network of floats: another machine may have another digest")
         for name in not_identical(graph):
             print(f"{name}: computed in floats, not identical on all machines: not in the digest")
         print(run_digest(graph, results))
