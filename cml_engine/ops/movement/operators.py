@@ -7,7 +7,7 @@ move nothing at all: their result is the input's memory. The others are strided 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -77,58 +77,49 @@ def _unsqueeze_infer(attrs: Attrs, x: Fact) -> Fact:
     return fact_of(x.dtype, shape)
 
 
-define(
-    OpSpec(
-        "reshape",
-        infer=_reshape_infer,
-        cpu=lambda attrs, x: x.reshape(_reshape_infer(attrs, fact_from(x)).shape),
-        cost=_MOVE,
-        tolerance=EXACT,
-        alias=True,
-        cases=[
-            Case(((2, 3, 4),), {"shape": [0, -1], "axis_start": 0, "axis_count": -1}, "copy, rest"),
-            Case(((2, 3, 4),), {"shape": [2, 2], "axis_start": 2, "axis_count": 1}, "last axis"),
-            Case(((2, 4, 3),), {"shape": [-1, 2], "axis_start": 1, "axis_count": 1}, "middle axis"),
-            Case(((2, 3),), {"shape": [1, 1], "axis_start": 1, "axis_count": 0}, "insert only"),
-            Case(((1, 1),), {"shape": [], "axis_start": 0, "axis_count": -1}, "to rank 0"),
-            Case(((),), {"shape": [1] * 8, "axis_start": 0, "axis_count": -1}, "rank 0 to 8"),
-            Case(((0, 5),), {"shape": [0, 1, 5], "axis_start": 0, "axis_count": -1}, "empty"),
-            Case((_integers(6),), {"shape": [2, 3], "axis_start": 0, "axis_count": -1}, "integer"),
-        ],
+def _define_shape(name: str, infer: Callable[[Attrs, Fact], Fact], *cases: Case) -> None:
+    """An operator whose result is the same memory in the shape that ``infer`` says."""
+    define(
+        OpSpec(
+            name,
+            infer=infer,
+            cpu=lambda attrs, x: x.reshape(infer(attrs, fact_from(x)).shape),
+            cost=_MOVE,
+            tolerance=EXACT,
+            alias=True,
+            cases=list(cases),
+        )
     )
+
+
+_define_shape(
+    "reshape",
+    _reshape_infer,
+    Case(((2, 3, 4),), {"shape": [0, -1], "axis_start": 0, "axis_count": -1}, "copy, rest"),
+    Case(((2, 3, 4),), {"shape": [2, 2], "axis_start": 2, "axis_count": 1}, "last axis"),
+    Case(((2, 4, 3),), {"shape": [-1, 2], "axis_start": 1, "axis_count": 1}, "middle axis"),
+    Case(((2, 3),), {"shape": [1, 1], "axis_start": 1, "axis_count": 0}, "insert only"),
+    Case(((1, 1),), {"shape": [], "axis_start": 0, "axis_count": -1}, "to rank 0"),
+    Case(((),), {"shape": [1] * 8, "axis_start": 0, "axis_count": -1}, "rank 0 to 8"),
+    Case(((0, 5),), {"shape": [0, 1, 5], "axis_start": 0, "axis_count": -1}, "empty"),
+    Case((_integers(6),), {"shape": [2, 3], "axis_start": 0, "axis_count": -1}, "integer"),
 )
-define(
-    OpSpec(
-        "squeeze",
-        infer=_squeeze_infer,
-        cpu=lambda attrs, x: x.reshape(_squeeze_infer(attrs, fact_from(x)).shape),
-        cost=_MOVE,
-        tolerance=EXACT,
-        alias=True,
-        cases=[
-            Case(((1, 3, 1, 5),), {"axes": [0, 2]}),
-            Case(((3, 1),), {"axes": []}, "nothing to do"),
-            Case(((1, 0, 1),), {"axes": [2]}, "empty"),
-            Case((_logicals(1, 1, 1, 1, 1, 1, 1, 1),), {"axes": list(range(8))}, "rank 8 to 0"),
-        ],
-    )
+_define_shape(
+    "squeeze",
+    _squeeze_infer,
+    Case(((1, 3, 1, 5),), {"axes": [0, 2]}),
+    Case(((3, 1),), {"axes": []}, "nothing to do"),
+    Case(((1, 0, 1),), {"axes": [2]}, "empty"),
+    Case((_logicals(1, 1, 1, 1, 1, 1, 1, 1),), {"axes": list(range(8))}, "rank 8 to 0"),
 )
-define(
-    OpSpec(
-        "unsqueeze",
-        infer=_unsqueeze_infer,
-        cpu=lambda attrs, x: x.reshape(_unsqueeze_infer(attrs, fact_from(x)).shape),
-        cost=_MOVE,
-        tolerance=EXACT,
-        alias=True,
-        cases=[
-            Case(((3, 5),), {"axes": [0, 3]}, "positions in the result"),
-            Case(((3, 5),), {"axes": [3, 0]}, "in any order"),
-            Case(((3, 5),), {"axes": [1, 0]}, "in any order, neighbours"),
-            Case(((),), {"axes": list(range(8))}, "rank 0 to 8"),
-            Case((_integers(0, 3),), {"axes": [1]}, "empty"),
-        ],
-    )
+_define_shape(
+    "unsqueeze",
+    _unsqueeze_infer,
+    Case(((3, 5),), {"axes": [0, 3]}, "positions in the result"),
+    Case(((3, 5),), {"axes": [3, 0]}, "in any order"),
+    Case(((3, 5),), {"axes": [1, 0]}, "in any order, neighbours"),
+    Case(((),), {"axes": list(range(8))}, "rank 0 to 8"),
+    Case((_integers(0, 3),), {"axes": [1]}, "empty"),
 )
 
 
