@@ -59,6 +59,8 @@ def quantize(
         work.given[work.group_of(name, "scales")] = _given(name, scale)
     if bits not in (8, 16):
         raise InputError(f"bits {bits}: wanted 8 or 16")
+    if bits == 16 and sixteen != "auto":
+        raise InputError("sixteen names tensors among those of 8 bits: leave it out, or bits=16")
     if bits == 16:
         chosen = work.able
     elif sixteen == "auto":

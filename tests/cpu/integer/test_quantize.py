@@ -138,6 +138,7 @@ REFUSED = {
     "no list": (lambda: {"samples": {"x": np.zeros(3)}}, "wanted a list"),
     "bits": (lambda: {"bits": 4}, "bits 4: wanted 8 or 16"),
     "no tensor": (lambda: {"sixteen": ["nowhere"]}, "'nowhere' is no tensor that is rounded"),
+    "sixteen of 16": (lambda: {"bits": 16, "sixteen": ["t0"]}, "leave it out, or bits=16"),
     "a word": (lambda: {"sixteen": "some"}, "sixteen 'some': wanted"),
     "an error": (lambda: {"max_error": -1.0}, "wanted a share above 0"),
 }  # fmt: skip
@@ -216,3 +217,6 @@ def test_commands(tmp_path, capsys):
     assert cli.main(["info", model, "--integer"]) == 2
     assert cli.main(["validate", model, "--integer"]) == 2
     assert "network of floats" in capsys.readouterr().err
+    for args in (["validate", out, "--integer", "--passes"], ["info", out, "--gas", "--half"]):
+        assert cli.main(args) == 2
+        assert args[-1] in capsys.readouterr().err

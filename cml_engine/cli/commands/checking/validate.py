@@ -42,10 +42,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    if a.passes:
-        return _check_passes(a)
     if a.integer:
         return _check_bits(a)
+    if a.passes:
+        return _check_passes(a)
     from cml_engine.backends.shadow import shadow_run
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.passes import optimize
@@ -83,6 +83,11 @@ def _check_bits(a: argparse.Namespace) -> int:
     from cml_engine.integer.check import check_bits, random_words
     from cml_engine.integer.floats import of_floats
 
+    if a.passes or a.half or a.dump_kernels or a.decide or a.decisions:
+        raise InputError(
+            "--integer compares whole numbers by the kernels that a session takes: leave --passes, "
+            "--half, --decide, --decisions and --dump-kernels out"
+        )
     graph = load_for_inputs(a)
     if not graph.integer:
         raise of_floats(graph)

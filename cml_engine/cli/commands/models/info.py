@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cml_engine.cli.common import decided, load_model, storage_of, write_decisions
 from cml_engine.cli.options import add_options
+from cml_engine.errors import InputError
 from cml_engine.files.folders import costs_file
 from cml_engine.graph import Graph
 from cml_engine.passes import optimize
@@ -64,6 +65,11 @@ def _proven(graph: Graph, a: argparse.Namespace) -> int:
     """``--integer`` and ``--gas``: what is known of the graph alone."""
     from cml_engine.report.integer import IntegerInfo
 
+    if a.plan or a.budget_ms or a.half or a.decide or a.decisions:
+        raise InputError(
+            "--integer and --gas are of the model alone: leave --plan, --budget-ms, --half, "
+            "--decide and --decisions out"
+        )
     info = IntegerInfo.of(graph, points=a.integer, gas=a.gas)
     print(info.json() if a.json else info)
     return 0
