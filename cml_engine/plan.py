@@ -169,6 +169,25 @@ class Memory:
         return self.peak / self.bound if self.bound else 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class InBands:
+    """Operators, by their titles, that are computed in ``count`` bands of rows, one band after the
+    other. ``results`` are joined of their bands. ``again`` is the share of their operations that
+    is done twice; ``whole_bytes`` is what they would take at once, ``nbytes`` what they take."""
+
+    operators: tuple[str, ...]
+    results: tuple[str, ...]
+    count: int
+    options: tuple[str, ...]
+    again: float
+    whole_bytes: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        names = " to ".join(dict.fromkeys((self.operators[0], self.operators[-1])))
+        return f"{names} in {self.count} bands of rows, {100 * self.again:.1f} % computed twice"
+
+
 @dataclass(frozen=True)
 class Reuse:
     """``sources`` are those of every step of a plan; ``held`` are the bytes of each tensor that
@@ -214,6 +233,10 @@ class Plan:
     choices: tuple[Choice, ...] = ()
     #: the tensors that are bound in parts, and those of which the caller said in how many
     parts: Mapping[str, InParts] = field(default_factory=dict)
+    #: what is computed in bands of rows; and by title of an operator that computes one, that of
+    #: which it computes a part
+    bands: tuple[InBands, ...] = ()
+    bands_of: Mapping[str, str] = field(default_factory=dict)
     #: how tensors lie that are not plain
     layouts: Mapping[str, str] = field(default_factory=dict)
 

@@ -222,6 +222,10 @@ FRAME_MS = Real(0.1, 60_000, "milliseconds")
 SPEED = Real(0.001, 1000)
 #: unused memory around a tensor
 GUARD_BYTES = Whole(0, 1 << 30)
+#: bytes that activations may take; 0 where a plan may take as many as it wants
+ARENA_BYTES = Whole(0, 1 << 50)
+ARENA_LIMIT = Whole(1, 1 << 50)
+ARENA_LIMIT_MIB = Real(0.001, 1 << 30, "MiB")
 EXTENT = Whole(1, 2**31 - 1)
 #: networks at other shapes that stay compiled
 SHAPES_KEPT = Whole(0, 1_000_000)

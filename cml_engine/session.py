@@ -30,6 +30,7 @@ from cml_engine.planning.plan_graph import plan_graph
 from cml_engine.planning.shape_cache import Compiled, ShapeCache
 from cml_engine.planning.sibling import Sibling, share_constants
 from cml_engine.ranges import (
+    ARENA_LIMIT,
     SEED,
     SHAPES_KEPT,
     TIMES,
@@ -75,7 +76,9 @@ class CompileOptions:
     ``keep``: tensors of the graph as it is written that no pass takes away, to be read after a run
     beside the outputs (:meth:`Session.tensor`, docs/live.md);
     ``decide``: by tensor, what a GPU's plan takes instead of what tables and rules would,
-    ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/report.md)."""
+    ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/report.md);
+    ``arena_limit``: bytes that a GPU's activations may take: where they would take more, operators
+    are computed in bands of rows, to the same bits (docs/memory.md)."""
 
     without: frozenset[str] = frozenset()
     blocked_layout: bool = True
@@ -84,6 +87,7 @@ class CompileOptions:
     tuned: bool = True
     keep: tuple[str, ...] = ()
     decide: Decide = field(default_factory=dict)
+    arena_limit: int | None = None
 
     def __post_init__(self) -> None:
         some_of(NAMES, self.without, "passes to leave out")
@@ -93,6 +97,8 @@ class CompileOptions:
         an_object(PlanOptions, self.plan, "plan")
         names(self.keep, "keep")
         checked(self.decide)
+        if self.arena_limit is not None:
+            ARENA_LIMIT.check(self.arena_limit, "arena_limit")
         of_maps = any({"layout", "storage"} & set(kinds) for kinds in self.decide.values())
         if of_maps and not self.blocked_layout:
             raise InputError(
@@ -575,6 +581,8 @@ def make_plan(
 
 def _plan_options(gpu: Gpu, options: CompileOptions) -> PlanOptions:
     plan = options.plan
+    if options.arena_limit is not None:
+        plan = replace(plan, arena_limit=options.arena_limit)
     if "views" in options.without:
         plan = replace(plan, views=False)
     if options.tuned and plan.variants is NO_VARIANTS:

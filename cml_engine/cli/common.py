@@ -110,7 +110,8 @@ def _one_shape(text: str) -> tuple[int, ...]:
 
 def compile_options(a: argparse.Namespace) -> CompileOptions:
     """What the command line says of how the model is compiled."""
-    return CompileOptions(storage=storage_of(a), decide=decided(a))
+    limit = arena_limit_of(a)
+    return CompileOptions(storage=storage_of(a), decide=decided(a), arena_limit=limit or None)
 
 
 def decided(a: argparse.Namespace) -> Decide:
@@ -155,6 +156,12 @@ def session_of(a: argparse.Namespace, graph: Graph, backend: Any, **more: Any) -
 def storage_of(a: argparse.Namespace) -> Storage:
     """``--half`` or not."""
     return "half" if a.half else "float"
+
+
+def arena_limit_of(a: argparse.Namespace) -> int:
+    """Bytes that ``--arena-limit-mib`` allows; 0 where it says nothing."""
+    mib = getattr(a, "arena_limit_mib", None)
+    return 0 if mib is None else max(int(mib * 2**20), 1)
 
 
 def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, NamedFile]:
@@ -207,6 +214,8 @@ def backend_of(a: argparse.Namespace) -> Gpu | str:
         raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
     if getattr(a, "decide", None) and a.backend == "cpu":
         raise InputError("--decide is of a GPU's plan: leave --backend cpu out")
+    if arena_limit_of(a) and a.backend == "cpu":
+        raise InputError("--arena-limit-mib is of a GPU's memory: leave --backend cpu out")
     debug = getattr(a, "debug_kernels", False)
     if not (a.dump_kernels or debug):
         return str(a.backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from cml_engine.ranges import BUDGET_MS, FRAME_MS, SEED
+from cml_engine.ranges import ARENA_LIMIT_MIB, BUDGET_MS, FRAME_MS, SEED
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -77,11 +77,20 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "help": "make up the weights that are missing: what does it cost before it is trained?",
         },
     ),
+    "arena": (
+        ("--arena-limit-mib",),
+        {
+            "type": ARENA_LIMIT_MIB,
+            "metavar": "MIB",
+            "help": "what activations may take on the GPU: operators are computed in bands of rows "
+            "where they would take more (docs/memory.md)",
+        },
+    ),
     "decide": (
         ("--decide",),
         {
             "metavar": "FILE.json",
-            "help": "kernels, layouts, storage, parts that you decide (docs/report.md)",
+            "help": "kernels, layouts, storage, parts, bands that you decide (docs/report.md)",
         },
     ),
     "decisions": (

@@ -50,6 +50,7 @@ def cook(
     golden: bool = True,
     guesses: Sequence[DeviceGuess] = (),
     decide: Decide = NOTHING_DECIDED,
+    arena_limit: int = 0,
 ) -> bytes:
     """The network as the bytes of a cooked file (docs/cooked.md).
 
@@ -62,6 +63,7 @@ def cook(
     golden : with an input and NumPy's outputs of it (where every operator has a NumPy function).
     guesses : what devices are believed to do, for players.
     decide : what all plans take instead of what tables and rules would (docs/report.md).
+    arena_limit : bytes that activations may take, in all plans; 0 is any number (docs/memory.md).
     """
     an_object(Graph, graph, "the graph to cook (cml.load gives one)")
     for value, what in ((half, "half"), (player, "player"), (golden, "golden")):
@@ -79,7 +81,14 @@ def cook(
     profiles = [profile for profile in PROFILES.values() if profile.name in names]
     checked(decide)
     plans = [
-        plan_graph(optimized, profile.limits, storage, _options(profile), decide, written=graph)
+        plan_graph(
+            optimized,
+            profile.limits,
+            storage,
+            _options(profile, arena_limit),
+            decide,
+            written=graph,
+        )
         for profile in profiles
     ]
     keys = [step_keys(plan) for plan in plans]
@@ -105,9 +114,10 @@ def cook(
     return sections.bytes()
 
 
-def _options(profile: Profile) -> PlanOptions:
+def _options(profile: Profile, arena_limit: int) -> PlanOptions:
     """Players give real numbers."""
-    return PlanOptions(variants=shipped_table(profile.tuned_as), packed_inputs=False)
+    variants = shipped_table(profile.tuned_as)
+    return PlanOptions(variants=variants, packed_inputs=False, arena_limit=arena_limit)
 
 
 def _compiled(keys: Sequence[ShaderKey]) -> dict[str, Codes]:

@@ -14,6 +14,8 @@ from cml_engine.ops.declaration.in_parts import COUNTS
 from cml_engine.planning.choose_storage import matrices_in_half
 from cml_engine.planning.origins import made_of, producers
 
+#: in how many bands of rows a run of operators may be asked for (``planning/bands/``)
+BANDS = tuple(str(count) for count in range(1, 129))
 #: by tensor: what is decided of it, ``{"conv2": {"kernel": "winograd", "storage": "half"}}``
 Decide = Mapping[str, Mapping[str, str]]
 NOTHING_DECIDED: Decide = MappingProxyType({})
@@ -23,17 +25,20 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "layout": (PLAIN, C4),
     "storage": ("float", "half"),
     "parts": COUNTS,
+    "bands": BANDS,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Kernels by the first result of their operators, layouts, storage and parts by tensor."""
+    """Kernels by the first result of their operators, layouts, storage, parts and bands by
+    tensor."""
 
     kernel: dict[str, str] = field(default_factory=dict)
     layout: dict[str, str] = field(default_factory=dict)
     storage: dict[str, str] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
+    bands: dict[str, str] = field(default_factory=dict)
 
 
 NOTHING_ASKED = Asked()
@@ -53,6 +58,8 @@ def checked(decide: Any) -> Decide:
             options = _OPTIONS[kind]
             if not isinstance(option, str) or (options and option not in options):
                 wanted = " or ".join(map(repr, options)) or "the name of one"
+                if len(options) > 8:
+                    wanted = f"a count, {options[0]!r} to {options[-1]!r}"
                 raise InputError(f"decide: '{name}': {kind}: wanted {wanted}, got {option!r}")
     return decide
 

@@ -11,13 +11,13 @@ from cml_engine.layout import BLOCKED, C4, C4H, HALF, PLAIN, WHOLE
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.plan import Plan
+from cml_engine.plan import InBands, Plan
 from cml_engine.planning.asked import NOTHING_ASKED, Asked
 from cml_engine.planning.choose_layout import is_feature_map, why_plain
 from cml_engine.planning.choose_storage import half_of
 
 #: what is decided
-Kind = Literal["kernel", "layout", "storage", "parts", "view"]
+Kind = Literal["kernel", "layout", "storage", "parts", "bands", "view"]
 #: who decides, the first that has a word: the caller, what was measured, the engine's rules
 By = Literal["user", "table", "rule"]
 #: says why a table's kernel was taken
@@ -56,7 +56,7 @@ def decisions_of(
     for choice in plan.choices:
         by_node.setdefault(choice.node, []).append(choice)
     readers = graph.consumers()
-    made = {step.title for step in plan.steps}
+    made = {plan.bands_of.get(step.title, step.title) for step in plan.steps}
     half = any(layout in (C4H, HALF) for layout in plan.layouts.values())
     found: list[Decision] = []
     for node in graph.nodes:
@@ -67,11 +67,13 @@ def decisions_of(
                 found += _of_map(name, node, readers.get(name, []), graph, plan, half)
         found += _view(node, made)
     found += (_parts(name, parts) for name, parts in plan.parts.items())
+    found += map(_bands, plan.bands)
     return [_by_user(decision, asked) for decision in found]
 
 
 def _by_user(decision: Decision, asked: Asked) -> Decision:
     kinds = {"layout": asked.layout, "storage": asked.storage, "parts": asked.parts}
+    kinds["bands"] = asked.bands
     if decision.subject not in kinds.get(decision.kind, {}):
         return decision
     return replace(decision, by="user", why=_ASKED)
@@ -128,6 +130,14 @@ def _parts(name: str, parts: InParts) -> Decision:
         "fewest parts"
     )
     return Decision(name, "parts", parts.options, str(parts.count), "rule", why)
+
+
+def _bands(run: InBands) -> Decision:
+    why = (
+        f"at once they would take {run.whole_bytes} bytes, more than the arena may; "
+        f"{run}, takes {run.nbytes}"
+    )
+    return Decision(run.results[-1], "bands", run.options, str(run.count), "rule", why)
 
 
 def _view(node: Node, made: set[str]) -> Iterator[Decision]:

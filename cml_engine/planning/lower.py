@@ -23,6 +23,7 @@ from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 from cml_engine.plan import Binding, Memory, Plan, Reuse, Step, TensorPlace
+from cml_engine.planning.bands.order import joined_early
 from cml_engine.planning.check_dispatches import check_dispatches
 from cml_engine.planning.choose_storage import rounded_weights
 from cml_engine.planning.entries import Entering, entering
@@ -30,7 +31,7 @@ from cml_engine.planning.plan_memory import Lifetime, place_within
 from cml_engine.planning.reuse import boundaries, sources_of
 from cml_engine.planning.sibling import Sibling
 from cml_engine.planning.views import Views, find_views, is_view_copy, merged, whole
-from cml_engine.ranges import GUARD_BYTES, an_object, flag, one_of, texts
+from cml_engine.ranges import ARENA_BYTES, GUARD_BYTES, an_object, flag, one_of, texts
 
 Array = np.ndarray[Any, Any]
 #: a binding takes a multiple of it, so that a vector load at its start or end stays inside, and
@@ -49,7 +50,9 @@ class PlanOptions:
     ``kernels``: those that the caller decides, by the first result of their operators.
     ``parts``: in how many the caller wants tensors bound, by name.
     ``packed_inputs``: who gives an input of an integer network makes words of it where these lie
-    packed (``planning/entries.py``); else, and where all are kept, a step does."""
+    packed (``planning/entries.py``); else, and where all are kept, a step does.
+    ``arena_limit``: bytes that the arena may take; 0 is any number (``planning/bands/``).
+    ``bands``: in how many of them what ends with a tensor is computed, by its name."""
 
     keep: bool = False
     guard: int = 0
@@ -60,6 +63,8 @@ class PlanOptions:
     kernels: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
     packed_inputs: bool = True
+    arena_limit: int = 0
+    bands: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         flag(self.keep, "keep")
@@ -72,13 +77,21 @@ class PlanOptions:
         texts(self.kernels, "kernels")
         for count in texts(self.parts, "parts").values():
             one_of(COUNTS, count, "parts")
+        ARENA_BYTES.check(self.arena_limit, "arena_limit")
+        texts(self.bands, "bands")
+        if self.keep and (self.arena_limit or self.bands):
+            raise InputError("arena_limit: all tensors are kept whole: leave keep or that out")
+
+
+#: a dispatch, and its node, kernel and cost
+Launch = tuple[Node, Kernel, Dispatch, Cost]
 
 
 @dataclass
 class Draft:
     """A plan in the making: dispatches still name tensors, nothing has a place."""
 
-    dispatches: list[tuple[Node, Kernel, Dispatch, Cost]] = field(default_factory=list)
+    dispatches: list[Launch] = field(default_factory=list)
     packed: dict[str, Array] = field(default_factory=dict)
     scratch: dict[str, int] = field(default_factory=dict)
     #: by variable: where a new value that lies in the weights waits until all were read
@@ -86,6 +99,25 @@ class Draft:
     choices: list[Choice] = field(default_factory=list)
     #: how every tensor that is bound is
     parts: dict[str, InParts] = field(default_factory=dict)
+    #: by title of an operator: its kernels, by name and themselves; those that it must have
+    chosen: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    pinned: Mapping[str, list[tuple[str, Any]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A plan but for the places of its tensors: its draft, and what is to have a place in the
+    arena, with the steps that need it."""
+
+    graph: Graph
+    limits: Limits
+    layouts: dict[str, str]
+    options: PlanOptions
+    draft: Draft
+    alias: Mapping[str, str]
+    entries: Mapping[str, Entering]
+    held: Mapping[str, str]
+    items: list[Lifetime]
 
 
 def lower(
@@ -97,6 +129,20 @@ def lower(
 ) -> Plan:
     """The plan of a graph whose facts are known. Pure: the same arguments give the same plan. With
     a ``sibling`` it has the same kernels and weights as that where they are right."""
+    return placed(drafted(graph, limits, layouts, options, sibling), sibling)
+
+
+def drafted(
+    graph: Graph,
+    limits: Limits,
+    layouts: Mapping[str, str] | None = None,
+    options: PlanOptions = PlanOptions(),
+    sibling: Sibling | None = None,
+    begun: Draft | None = None,
+    joins: Collection[str] = (),
+) -> Drafted:
+    """The graph's dispatches, added to a draft that is ``begun`` or to none. What makes one of
+    ``joins`` of its parts copies each as soon as it is there."""
     if options.guard % limits.storage_offset_alignment:
         raise InputError(
             f"guard: wanted a multiple of {limits.storage_offset_alignment}, at which tensors lie "
@@ -106,17 +152,26 @@ def lower(
     alias = _aliases(graph)
     entries = entering(graph, chosen, limits) if options.packed_inputs and not options.keep else {}
     alias |= {name: found.words for name, found in entries.items()}
-    draft = _dispatches(graph, limits, chosen, options, sibling, set(alias.values()))
+    draft = begun or Draft()
+    _add_dispatches(draft, graph, limits, chosen, options, sibling, set(alias.values()))
+    draft.dispatches = joined_early(draft.dispatches, joins, alias)
     draft.passed_on = _passed_on(graph, alias)
     draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
     held = _held(graph, alias) if options.retain else {}
     items = _items(graph, draft, alias, chosen, options, held.values())
-    places, memory = _place_arena(graph, items, draft, alias, chosen, limits, options)
+    return Drafted(graph, limits, chosen, options, draft, alias, entries, held, items)
+
+
+def placed(drafted: Drafted, sibling: Sibling | None = None) -> Plan:
+    """The plan of a draft: everything has a place."""
+    graph, limits, options, draft = drafted.graph, drafted.limits, drafted.options, drafted.draft
+    alias, chosen, entries, held = drafted.alias, drafted.layouts, drafted.entries, drafted.held
+    places, memory, kept = _place_arena(drafted)
     weights = _place_weights(graph, draft, alias, limits, sibling)
     locate = _Locator(graph, chosen, alias, places, weights, draft)
     steps = tuple(
         step_of(i, node, kernel, dispatch, cost, locate, draft.parts)
-        for i, (node, kernel, dispatch, cost) in enumerate(draft.dispatches)
+        for i, (node, kernel, dispatch, cost) in enumerate(kept)
     )
     _check_limits(steps, weights, limits)
     return Plan(
@@ -134,22 +189,23 @@ def lower(
         memory=memory,
         updates=_updates(graph, alias, draft, locate),
         options={"keep": options.keep, "guard": options.guard},
-        reuse=_reuse(graph, draft, locate, held) if options.retain else None,
+        reuse=_reuse(graph, kept, locate, held) if options.retain else None,
         choices=tuple(draft.choices),
         parts={n: p for n, p in draft.parts.items() if p.count > 1 or n in options.parts},
         layouts=chosen,
     )
 
 
-def _dispatches(
+def _add_dispatches(
+    draft: Draft,
     graph: Graph,
     limits: Limits,
     layouts: dict[str, str],
     options: PlanOptions,
     sibling: Sibling | None,
     entered: Collection[str],
-) -> Draft:
-    draft, stub = Draft(), options.stub
+) -> None:
+    stub = options.stub
     if stub and stub not in {
         op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues))
     }:
@@ -161,7 +217,6 @@ def _dispatches(
         raise InputError(
             f"decide: '{unbound[0]}' cannot be bound in parts: no kernel of '{graph.name}' binds it"
         )
-    return draft
 
 
 def lower_node(
@@ -184,6 +239,7 @@ def lower_node(
             f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
         )
     op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
+    op.pinned = list(draft.pinned.get(node.title, ()))
     op.asked, op.asked_parts = options.kernels.get(node.outputs[0], ""), options.parts
     if sibling is not None:
         op.kept, op.known = sibling.chosen(node), sibling.packed(node, graph)
@@ -198,6 +254,7 @@ def lower_node(
         draft.dispatches.append((node, kernel, dispatch, share))
     draft.scratch.update(op.scratch_words)
     draft.choices += op.choices
+    draft.chosen[node.title] = op.chosen
 
 
 def _with_parts(
@@ -339,30 +396,30 @@ def _held(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
     return {n: alias.get(n, n) for n in names if alias.get(n, n) not in graph.constants}
 
 
-def _reuse(graph: Graph, draft: Draft, locate: _Locator, held: Mapping[str, str]) -> Reuse:
+def _reuse(
+    graph: Graph, dispatches: Sequence[Launch], locate: _Locator, held: Mapping[str, str]
+) -> Reuse:
     sources = sources_of(graph)
     roots = {root: locate(root).nbytes for root in held.values()}
-    return Reuse(tuple(sources[node.outputs[0]] for node, *_ in draft.dispatches), roots)
+    return Reuse(tuple(sources[node.outputs[0]] for node, *_ in dispatches), roots)
 
 
-def _place_arena(
-    graph: Graph,
-    items: list[Lifetime],
-    draft: Draft,
-    alias: Mapping[str, str],
-    layouts: Mapping[str, str],
-    limits: Limits,
-    options: PlanOptions,
-) -> tuple[dict[str, int], Memory]:
-    """Every tensor's place. Parts lie in the whole, and what would copy them leaves the draft,
-    unless that makes the arena larger."""
-    align = limits.storage_offset_alignment
-    most = limits.max_buffer_bytes
+def views_of(drafted: Drafted) -> Views:
+    """The parts of tensors that may lie in the whole."""
+    options, align = drafted.options, drafted.limits.storage_offset_alignment
+    if not options.views or options.keep or options.guard:
+        return {}
+    return find_views(drafted.graph, drafted.layouts, drafted.alias, align, drafted.items)
+
+
+def _place_arena(drafted: Drafted) -> tuple[dict[str, int], Memory, list[Launch]]:
+    """Every tensor's place, and the dispatches. Parts lie in the whole, and what would copy them
+    is left out, unless that makes the arena larger."""
+    graph, items, options = drafted.graph, drafted.items, drafted.options
+    align, most = drafted.limits.storage_offset_alignment, drafted.limits.max_buffer_bytes
     _check_sizes(graph, items, align, most)
     offsets, memory = place_within(items, align, most)
-    views: Views = {}
-    if options.views and not (options.keep or options.guard):
-        views = find_views(graph, layouts, alias, align, items)
+    views = views_of(drafted)
     if views:
         with_views, smaller = place_within(merged(items, views), align, most)
         within = smaller.segment == memory.segment or smaller.peak <= most
@@ -374,12 +431,12 @@ def _place_arena(
     for name in views:
         root, words_before = whole(views, name)
         places[name] = places[root] + 4 * words_before
-    draft.dispatches = [
+    kept = [
         (node, kernel, dispatch, cost)
-        for node, kernel, dispatch, cost in draft.dispatches
-        if not is_view_copy(node, dispatch.tensors, views, alias)
+        for node, kernel, dispatch, cost in drafted.draft.dispatches
+        if not is_view_copy(node, dispatch.tensors, views, drafted.alias)
     ]
-    return places, memory
+    return places, memory, kept
 
 
 def _check_sizes(graph: Graph, items: Iterable[Lifetime], align: int, most: int) -> None:

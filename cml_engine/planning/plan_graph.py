@@ -9,8 +9,9 @@ from cml_engine.graph import Graph
 from cml_engine.limits import Limits
 from cml_engine.plan import Plan
 from cml_engine.planning.asked import NOTHING_DECIDED, Decide, asked_for
+from cml_engine.planning.bands.within import planned
 from cml_engine.planning.choose_storage import Storage, layouts_for
-from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.lower import PlanOptions, drafted
 from cml_engine.planning.sibling import Sibling
 
 DEFAULT = PlanOptions()
@@ -31,5 +32,5 @@ def plan_graph(
     ``written``; see :func:`lower` for the rest."""
     asked = asked_for(decide, written or graph, graph)
     layouts = layouts_for(graph, storage, asked.storage, asked.layout) if blocked_layout else {}
-    options = replace(options, kernels=asked.kernel, parts=asked.parts)
-    return lower(graph, limits, layouts, options, sibling)
+    options = replace(options, kernels=asked.kernel, parts=asked.parts, bands=asked.bands)
+    return planned(drafted(graph, limits, layouts, options, sibling), sibling)

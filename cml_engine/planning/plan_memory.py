@@ -44,7 +44,7 @@ def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Me
     The smallest arena wins. Sizes are rounded up to ``alignment``, in the lower bound too.
     Deterministic.
     """
-    rounded = _rounded(items, alignment)
+    rounded = rounded_up(items, alignment)
     bound = lower_bound(rounded)
     fullest = _fullest_steps(rounded)
     orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
@@ -86,7 +86,7 @@ def place_within(
 def _place_in_segments(
     items: Sequence[Lifetime], alignment: int, segment: int
 ) -> tuple[dict[str, int], Memory]:
-    rounded = _rounded(items, alignment)
+    rounded = rounded_up(items, alignment)
     fullest = _fullest_steps(rounded)
     orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
         lambda i: (-i.nbytes, i.first),
@@ -98,7 +98,7 @@ def _place_in_segments(
     return offsets, Memory(peak, lower_bound(rounded), segment)
 
 
-def _rounded(items: Iterable[Lifetime], alignment: int) -> list[Lifetime]:
+def rounded_up(items: Iterable[Lifetime], alignment: int) -> list[Lifetime]:
     """The same with sizes that are multiples of the alignment."""
     return [replace(i, nbytes=-(-i.nbytes // alignment) * alignment) for i in items]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from cml_engine.limits import Limits
 from cml_engine.memory import mib
 from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.passes import optimize
-from cml_engine.plan import Plan
+from cml_engine.plan import InBands, Plan
 from cml_engine.planning.asked import NOTHING_DECIDED, Decide
 from cml_engine.planning.choose_storage import Storage
 from cml_engine.planning.lower import PlanOptions
@@ -54,6 +55,8 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     #: where there are several inputs, or variables
     reuse: ReuseInfo | None = None
+    #: what is computed in bands of rows so that memory has a limit
+    bands: tuple[InBands, ...] = ()
 
     def __str__(self) -> str:
         def block(title: str, rows: dict[str, str]) -> list[str]:
@@ -67,6 +70,7 @@ class ModelInfo:
             f"weights    {self.parameters} values in the model, {mib(self.weights_bytes)} packed",
             f"memory     peak {mib(self.arena_bytes)} for activations, "
             f"{self.arena_ratio:.3f} of the lower bound ({mib(self.arena_lower_bound)})",
+            *_bands_lines(self.bands),
             *([_HALF_NOTE] if self.storage == "half" else []),
             *(self.reuse.lines() if self.reuse else []),
             f"work       {self.gflop:.3f} GFLOP, {mib(self.moved_bytes)} moved at least, in "
@@ -87,11 +91,13 @@ def model_info(
     limits: Limits | None = None,
     storage: Storage = "float",
     decide: Decide = NOTHING_DECIDED,
+    arena_limit: int = 0,
 ) -> ModelInfo:
     """Plan the graph (for :data:`PORTABLE` limits if none are given) and sum it up; runs nothing
     and needs no GPU."""
     optimized = optimize(graph)
-    plan = plan_graph(optimized, limits or PORTABLE, storage, decide=decide, written=graph)
+    options = PlanOptions(arena_limit=arena_limit)
+    plan = plan_graph(optimized, limits or PORTABLE, storage, options, decide=decide, written=graph)
     operators = Counter(node.op for node in graph.nodes)
     several = len(graph.inputs) + bool(graph.updates) > 1 and graph.ready is None
     return ModelInfo(
@@ -112,12 +118,16 @@ def model_info(
         storage=storage,
         layers=tuple(str(step) for step in plan.steps),
         notes=graph.notes,
+        bands=plan.bands,
         reuse=ReuseInfo.of(graph, limits or PORTABLE, storage) if several else None,
     )
 
 
 def plan_for(
-    graph: Graph, storage: Storage = "float", decide: Decide = NOTHING_DECIDED
+    graph: Graph,
+    storage: Storage = "float",
+    decide: Decide = NOTHING_DECIDED,
+    arena_limit: int = 0,
 ) -> tuple[Plan, str]:
     """The plan of a session on this machine's GPU, and the GPU's name; for :data:`PORTABLE` limits
     and "" where there is none."""
@@ -132,10 +142,10 @@ def plan_for(
     variants = table_for(name) if name else NO_VARIANTS
 
     def lowered() -> Plan:
-        options = PlanOptions(variants=variants)
+        options = PlanOptions(variants=variants, arena_limit=arena_limit)
         return plan_graph(optimized, limits, storage, options, decide, written=graph)
 
-    ready, plain = graph.ready, not decide
+    ready, plain = graph.ready, not decide and not arena_limit
     return (lowered() if ready is None else ready.plan(limits, storage, plain, lowered)), name
 
 
@@ -156,3 +166,10 @@ def count_variants(plan: Plan) -> int:
             for s in plan.steps
         }
     )
+
+
+def _bands_lines(bands: Sequence[InBands]) -> list[str]:
+    """What is computed in bands, and what that saves and costs."""
+    return [
+        f"bands      {run}: {mib(run.nbytes)} for {mib(run.whole_bytes)} at once" for run in bands
+    ]

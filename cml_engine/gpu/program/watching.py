@@ -26,6 +26,11 @@ def run_watched(
 ) -> dict[str, Array]:
     """Run the (optimized) graph node by node, a submit and a readback for each; ``watch`` gets the
     node and its results, of the nodes that the inputs change. What it raises ends the run."""
+    if program.plan.bands:
+        raise InputError(
+            f"'{graph.name}' is computed in bands of rows ({program.plan.bands[0]}), so that no "
+            "tensor among them is ever whole: watch it without arena_limit (--arena-limit-mib)"
+        )
     if any(name not in program.plan.places for node in graph.nodes for name in node.outputs):
         raise InputError(
             f"the plan of '{graph.name}' is a cooked one, and does not say where its tensors lie: "

@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.rows import onto_windows, under_windows
+from cml_engine.ops.common.window import WindowAxis
 from cml_engine.ops.conv.cases import CONV_CASES, DECONV_CASES
 from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
 from cml_engine.ops.conv.cpu_channels_last import prepare_conv
 from cml_engine.ops.conv.gpu import conv_kernel
 from cml_engine.ops.conv.node import takes_half
-from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
+from cml_engine.ops.conv.shapes import ConvAxis, conv_shape, deconv_shape
+from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import Cost, OpSpec, Tolerance
-from cml_engine.ops.declaration.traits import Traits
+from cml_engine.ops.declaration.traits import Need, Rows, Traits
 
 Array = np.ndarray[Any, Any]
 
@@ -62,6 +65,39 @@ def _scaled_deconv(attrs: Attrs, facts: Sequence[Fact], filter: Array, scale: Ar
     return np.asarray(filter * rows.reshape(*rows.shape, *(1,) * (filter.ndim - 2)))
 
 
+def _window(a: ConvAxis) -> WindowAxis:
+    return WindowAxis(a.wide, a.narrow, a.kernel, a.stride, a.dilation, a.before, a.after)
+
+
+def _conv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    shape = conv_shape(attrs, *facts)
+    if axis != 2:
+        return None
+
+    def need(begin: int, end: int) -> Need:
+        span, padding = under_windows(_window(shape.axes[0]), shape.border, begin, end)
+        others = [(a.before, a.after) for a in shape.axes[1:]]
+        return Need(
+            (span, None, None), Attrs({**attrs, "padding": [padding, *others]}), (begin, end)
+        )
+
+    return Rows(2, need, CONV.rows(kernel))
+
+
+def _deconv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    shape = deconv_shape(attrs, *facts)
+    if axis != 2:
+        return None
+
+    def need(begin: int, end: int) -> Need:
+        span, padding = onto_windows(_window(shape.axes[0]), begin, end)
+        others = [onto_windows(_window(a), 0, a.wide)[1] for a in shape.axes[1:]]
+        stated = {"padding": [padding, *others], "output_shape": [], "groups": shape.groups}
+        return Need((span, None, None), Attrs({**attrs, **stated}), (begin, end))
+
+    return Rows(2, need, shape.axes[0].stride * CONV.rows(kernel))
+
+
 define(
     OpSpec(
         name="conv",
@@ -72,7 +108,9 @@ define(
         cost=conv_cost,
         cases=CONV_CASES,
         tolerance=TOLERANCE,
-        traits=Traits(scaled_weights=_scaled_filter, filter_in_half=takes_half, adds=True),
+        traits=Traits(
+            scaled_weights=_scaled_filter, filter_in_half=takes_half, adds=True, rows=_conv_rows
+        ),
     )
 )
 
@@ -85,6 +123,8 @@ define(
         cost=deconv_cost,
         cases=DECONV_CASES,
         tolerance=TOLERANCE,
-        traits=Traits(scaled_weights=_scaled_deconv, filter_in_half=takes_half, adds=True),
+        traits=Traits(
+            scaled_weights=_scaled_deconv, filter_in_half=takes_half, adds=True, rows=_deconv_rows
+        ),
     )
 )

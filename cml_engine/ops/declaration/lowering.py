@@ -63,6 +63,10 @@ class Lowering:
     #: of the node at other shapes: the kernels that it chose, and what it packed
     kept: list[str] = field(default_factory=list)
     known: Mapping[str, Array] = field(default_factory=dict)
+    #: what was chosen so far, by name and itself; and what must be, in the same order, where the
+    #: node computes a part of what another does
+    chosen: list[tuple[str, Any]] = field(default_factory=list)
+    pinned: list[tuple[str, Any]] = field(default_factory=list)
 
     @property
     def attrs(self) -> Attrs:
@@ -158,6 +162,9 @@ class Lowering:
         default. Each must give a correct kernel; the key (:class:`Choice`) and the options may
         depend on the node and the limits only, so that a tuner finds them again. A network at
         other shapes keeps what it chose first, so that its weights stay packed as they are."""
+        if self.pinned:
+            pinned: T = self.pinned.pop(0)[1]
+            return pinned
         chosen = self.kept.pop(0) if self.kept else ""
         if chosen not in options:
             chosen = self.variants.name_for(key, tuple(options), default)
@@ -165,6 +172,7 @@ class Lowering:
             chosen = self._asked_of(options, chosen)
         asked = bool(self.asked)
         self.choices.append(Choice(self.node.title, key, tuple(options), default, chosen, asked))
+        self.chosen.append((chosen, options[chosen]))
         return options[chosen]
 
     def _asked_of(self, options: Mapping[str, T], usual: str) -> str:

@@ -15,6 +15,8 @@ import numpy as np
 from cml_engine.graph import Attrs, Fact, Node
 
 Array = np.ndarray[Any, Any]
+#: some rows of a tensor: the first, and the one behind the last
+Span = tuple[int, int]
 #: axis d of what is transposed is axis ``order[d]`` of what it was made of
 Order = tuple[int, ...]
 
@@ -30,6 +32,33 @@ class Parts:
 
     joined: bool
     place: Callable[[Attrs, Fact, str], tuple[int, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What some rows of a result are made of: the rows of each operand (None: all that it is), the
+    operator's attributes then, and the rows that it makes, the wanted ones among them."""
+
+    inputs: tuple[Span | None, ...]
+    attrs: Attrs
+    made: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How the rows of an operator's results, along their ``axis``, hang on rows of its operands.
+
+    ``need(begin, end)`` is asked for ranges that begin and end at multiples of ``step``, or at the
+    end of the axis: the numbers that it makes of them are to the bit those of the whole operator.
+    """
+
+    axis: int
+    need: Callable[[int, int], Need]
+    step: int = 1
+
+
+#: of attributes, the operands' facts, the axis of their rows, and the kernel that was chosen
+RowsOf = Callable[[Attrs, Sequence[Fact], int, str], Rows | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +82,9 @@ class Traits:
     whole : it is of whole numbers, which 16-bit floats do not hold.
     adds : it adds up products of its operands: of their absolute values it gives the sum of the
         terms' absolute values.
+    rows : ``rows(attrs, facts, axis, kernel)``: how some rows of its results are made of some rows
+        of its operands, whose rows lie along that axis; None where they are not. ``kernel`` is the
+        variant that was chosen for it, "" where there was nothing to choose.
     """
 
     before_transpose: Callable[[Attrs, Order], Attrs] | None = None
@@ -64,6 +96,7 @@ class Traits:
     enters: bool = False
     whole: bool = False
     adds: bool = False
+    rows: RowsOf | None = None
 
 
 NO_TRAITS = Traits()

@@ -63,6 +63,8 @@ class KernelVariant(Generic[N, T]):
         default; ``before`` names the variants that are asked after it.
     tiles : the tiles that are worth a try besides.
     alone : whether there is nothing to choose where it is possible: it is taken, and not tuned.
+    rows : so many neighbouring rows of results are made of each other's inputs, so that what is
+        computed by itself begins and ends at multiples of it.
     examples : nodes for its tests, ``(operator, case)``; the case's note says what is special.
     """
 
@@ -76,6 +78,7 @@ class KernelVariant(Generic[N, T]):
     before: tuple[str, ...] = ()
     tiles: Callable[[N], Iterable[T]] = no_others
     alone: bool = False
+    rows: int = 1
     examples: tuple[tuple[str, Case], ...] = ()
 
     def option(self, tile: T) -> str:
@@ -129,6 +132,11 @@ class KernelFamily(Generic[N, T]):
         named = [self._added[name] for name in order.static_order()]
         return tuple(sorted(named, key=lambda variant: not variant.alone))
 
+    def rows(self, option: str) -> int:
+        """The ``rows`` of the variant that an option names; 1 where there was none to choose."""
+        named = (v.rows for v in self.variants if f"{option} ".startswith(f"{v.name} "))
+        return next(named, 1)
+
     def lower(self, node: N) -> Iterator[Dispatch]:
         """The node's dispatches: by what was measured to be fastest, else by the rules."""
         possible = [variant for variant in self.variants if variant.possible(node)]
@@ -142,8 +150,12 @@ class KernelFamily(Generic[N, T]):
                 if node.op.asked.startswith(variant.name):  # whether or not it is worth a try
                     tile = variant.usual(node)
                     options.setdefault(variant.option(tile), (variant, tile))
-            name = node.op.choose(self.key(node), {option: option for option in options}, name)
-        variant, tile = options[name]
+            named = {option: (option, *found) for option, found in options.items()}
+            name, variant, tile = node.op.choose(self.key(node), named, name)
+            if not variant.possible(node):
+                raise node.op.refuse(f"cannot have the kernel '{name}' of the whole")
+        else:
+            variant, tile = default
         for dispatch in variant.lower(node, tile):
             kernel, of = dispatch.kernel or variant.kernel, dispatch.variant or name
             yield replace(dispatch, kernel=kernel, variant=of)

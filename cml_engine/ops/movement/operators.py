@@ -16,6 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.rows import but_along, gathered, scaled
 from cml_engine.ops.common.sampling_cpu import prepare_concat
 from cml_engine.ops.common.shapes import (
     check_axes,
@@ -29,7 +30,15 @@ from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, Kernel, OpSpec, Random
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
-from cml_engine.ops.declaration.traits import Parts, Traits, along_axis, other_axis
+from cml_engine.ops.declaration.traits import (
+    Need,
+    Parts,
+    Rows,
+    RowsOf,
+    Traits,
+    along_axis,
+    other_axis,
+)
 from cml_engine.ops.movement.strided import box, copied, lying_shape, strides
 
 Array = np.ndarray[Any, Any]
@@ -59,6 +68,54 @@ def _reshape_infer(attrs: Attrs, x: Fact) -> Fact:
     return fact_of(x.dtype, [*x.shape[:start], *filled, *x.shape[start + count :]])
 
 
+def _reshape_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    """Where a row, with all that lies inside of it, stays a row, becomes some or a part of one."""
+    return _rows_as(facts[0].shape, _reshape_infer(attrs, facts[0]).shape, axis)
+
+
+def _rows_as(shape: Sequence[int], wanted: Sequence[int], axis: int) -> Rows | None:
+    inner, outer = prod(shape[axis + 1 :]), prod(shape[:axis])
+    for to, extent in enumerate(wanted):
+        if extent > 1 and prod(wanted[:to]) == outer:
+            return _rows_of_size(wanted, axis, to, inner, prod(wanted[to + 1 :]))
+    return None
+
+
+def _rows_of_size(wanted: Sequence[int], axis: int, to: int, old: int, new: int) -> Rows | None:
+    """Rows of ``old`` elements as rows of ``new``."""
+    if old % new and new % old:
+        return None
+    form = (
+        scaled(Attrs(), axis, old // new, to)
+        if old >= new
+        else gathered(Attrs(), axis, new // old, to)
+    )
+
+    def need(begin: int, end: int) -> Need:
+        found = form.need(begin, end)
+        rows = found.made[1] - found.made[0]
+        shape = [*wanted[:to], rows, *wanted[to + 1 :]]
+        attrs = Attrs(shape=shape, axis_start=0, axis_count=-1)
+        return Need(found.inputs, attrs, found.made)
+
+    return Rows(to, need, form.step)
+
+
+def _squeeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    if axis in attrs.axes:
+        return None
+    return scaled(attrs, axis, 1, axis - sum(a < axis for a in attrs.axes))
+
+
+def _unsqueeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+    kept = [a for a in range(facts[0].rank + len(attrs.axes)) if a not in attrs.axes]
+    return scaled(attrs, axis, 1, kept[axis])
+
+
+def _transpose_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+    return scaled(attrs, axis, 1, _order(attrs, facts[0].rank).index(axis))
+
+
 def _squeeze_infer(attrs: Attrs, x: Fact) -> Fact:
     axes = check_axes(attrs.axes, x.rank)
     if wrong := [a for a in axes if x.shape[a] != 1]:
@@ -77,7 +134,9 @@ def _unsqueeze_infer(attrs: Attrs, x: Fact) -> Fact:
     return fact_of(x.dtype, shape)
 
 
-def _define_shape(name: str, infer: Callable[[Attrs, Fact], Fact], *cases: Case) -> None:
+def _define_shape(
+    name: str, infer: Callable[[Attrs, Fact], Fact], rows: RowsOf, *cases: Case
+) -> None:
     """An operator whose result is the same memory in the shape that ``infer`` says."""
     define(
         OpSpec(
@@ -87,6 +146,7 @@ def _define_shape(name: str, infer: Callable[[Attrs, Fact], Fact], *cases: Case)
             cost=_MOVE,
             tolerance=EXACT,
             alias=True,
+            traits=Traits(rows=rows),
             cases=list(cases),
         )
     )
@@ -95,6 +155,7 @@ def _define_shape(name: str, infer: Callable[[Attrs, Fact], Fact], *cases: Case)
 _define_shape(
     "reshape",
     _reshape_infer,
+    _reshape_rows,
     Case(((2, 3, 4),), {"shape": [0, -1], "axis_start": 0, "axis_count": -1}, "copy, rest"),
     Case(((2, 3, 4),), {"shape": [2, 2], "axis_start": 2, "axis_count": 1}, "last axis"),
     Case(((2, 4, 3),), {"shape": [-1, 2], "axis_start": 1, "axis_count": 1}, "middle axis"),
@@ -107,6 +168,7 @@ _define_shape(
 _define_shape(
     "squeeze",
     _squeeze_infer,
+    _squeeze_rows,
     Case(((1, 3, 1, 5),), {"axes": [0, 2]}),
     Case(((3, 1),), {"axes": []}, "nothing to do"),
     Case(((1, 0, 1),), {"axes": [2]}, "empty"),
@@ -115,6 +177,7 @@ _define_shape(
 _define_shape(
     "unsqueeze",
     _unsqueeze_infer,
+    _unsqueeze_rows,
     Case(((3, 5),), {"axes": [0, 3]}, "positions in the result"),
     Case(((3, 5),), {"axes": [3, 0]}, "in any order"),
     Case(((3, 5),), {"axes": [1, 0]}, "in any order, neighbours"),
@@ -158,6 +221,7 @@ define(
         kernel=Kernel("movement/movement.hlsl", lower=_transpose_lower, trusted=True),
         cost=_MOVE,
         tolerance=EXACT,
+        traits=Traits(rows=_transpose_rows),
         cases=[
             Case(((33, 65),), {"axes": [1, 0]}, "matrix, odd sides"),
             Case(((2, 3, 5, 7),), {"axes": [0, 2, 3, 1]}, "channels last"),
@@ -289,7 +353,7 @@ define(
         ),
         cost=_MOVE,
         tolerance=EXACT,
-        traits=Traits(other_axis, Parts(joined=True, place=along_axis)),
+        traits=Traits(other_axis, Parts(joined=True, place=along_axis), rows=but_along("axis")),
         cases=[
             Case(((2, 3, 5, 7), (2, 4, 5, 7), (2, 1, 5, 7)), {"axis": 1}, "channels, odd"),
             Case(((1, 4, 8, 8), (1, 8, 8, 8)), {"axis": 1}, "aligned runs"),
@@ -336,7 +400,7 @@ define(
         ),
         cost=_MOVE,
         tolerance=EXACT,
-        traits=Traits(parts=Parts(joined=False, place=along_axis)),
+        traits=Traits(parts=Parts(joined=False, place=along_axis), rows=but_along("axis")),
         cases=[
             Case(((2, 12, 3, 5),), {"axis": 1, "ratios": [1, 2, 1]}, "ratios, not sizes"),
             Case(((1, 8, 4, 4),), {"axis": 1, "ratios": [1, 1]}, "aligned halves"),

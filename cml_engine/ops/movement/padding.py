@@ -11,8 +11,9 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
+from cml_engine.ops.common.rows import under_windows
 from cml_engine.ops.common.shapes import check_length, check_word, fact_from
-from cml_engine.ops.common.window import BORDERS
+from cml_engine.ops.common.window import BORDERS, WindowAxis
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
@@ -25,7 +26,7 @@ from cml_engine.ops.declaration.spec import (
     Random,
     elementwise_cost,
 )
-from cml_engine.ops.declaration.traits import Order, Traits
+from cml_engine.ops.declaration.traits import Need, Order, Rows, Traits
 from cml_engine.ops.movement.strided import strides
 
 Array = np.ndarray[Any, Any]
@@ -145,6 +146,19 @@ _KERNEL = Kernel(
 )
 
 
+def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+    before, after = attrs.padding[axis]
+    extent = facts[0].shape[axis]
+    window = WindowAxis(extent, before + extent + after, before=before, after=after)
+
+    def need(begin: int, end: int) -> Need:
+        span, around = under_windows(window, attrs.border, begin, end)
+        padding = [around if i == axis else pair for i, pair in enumerate(attrs.padding)]
+        return Need((span,), Attrs({**attrs, "padding": padding}), (begin, end))
+
+    return Rows(axis, need)
+
+
 def _padded(padding: list[tuple[int, int]], border: str = "constant", value: float = 0.0) -> Any:
     return {"padding": padding, "border": border, "value": value}
 
@@ -165,7 +179,7 @@ define(
         kernel=_KERNEL,
         cost=elementwise_cost(0),
         tolerance=EXACT,
-        traits=Traits(_before_transpose),
+        traits=Traits(_before_transpose, rows=_rows),
         cases=[
             Case(((2, 3, 5, 7),), _padded(_IMAGE), "an image"),
             Case(((2, 3, 5, 7),), _padded(_IMAGE, value=-1.5), "value"),

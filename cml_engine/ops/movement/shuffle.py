@@ -15,10 +15,12 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.rows import scaled
 from cml_engine.ops.declaration.epilogue import PARAMS, epilogue_of
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, elementwise_cost
+from cml_engine.ops.declaration.traits import Rows, Traits
 
 Array = np.ndarray[Any, Any]
 
@@ -39,6 +41,10 @@ def _cpu(attrs: Attrs, x: Array) -> Array:
     batch, channels, height, width = _infer(attrs, Fact("scalar", x.shape)).shape
     apart = (batch, channels, factor, factor, height // factor, width // factor)
     return x.reshape(apart).transpose(0, 1, 4, 2, 5, 3).reshape(batch, channels, height, width)
+
+
+def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    return scaled(attrs, 2, int(attrs["factor"])) if axis == 2 else None
 
 
 def regrouped(op: Lowering, factor: int = 1, words: Sequence[float] = ()) -> Iterator[Dispatch]:
@@ -101,6 +107,7 @@ define(
         cost=elementwise_cost(0),
         tolerance=EXACT,
         custom=True,
+        traits=Traits(rows=_rows),
         cases=[
             Case(((1, 8, 3, 5),), {"factor": 2}, "blocks of channels"),
             Case(((2, 20, 3, 1),), {"factor": 2}, "channels that fill no block, an extent of one"),

@@ -10,6 +10,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Node
 from cml_engine.layout import PLAIN, words
+from cml_engine.ops.common.rows import same_rows
 from cml_engine.ops.common.shapes import check_axes, check_length, fact_from, slice_range
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
@@ -26,7 +27,7 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
     taken_cost,
 )
-from cml_engine.ops.declaration.traits import Parts, Traits, other_axes
+from cml_engine.ops.declaration.traits import Need, Parts, Rows, Traits, other_axes
 from cml_engine.ops.movement.strided import (
     Copy,
     Dim,
@@ -68,6 +69,27 @@ def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
     if len(cut) > 1 or (step != 1 and count > 1) or (layout != PLAIN and first % 4):
         return None
     return axis, words(Fact(x.dtype, (*x.shape[:axis], first, *x.shape[axis + 1 :])), layout)
+
+
+def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    """Of rows that follow each other; those that it takes are all that it is then given."""
+    first, _, step = ranges(attrs, facts[0])[axis]
+    if axis not in attrs.axes:
+        return same_rows(attrs, facts, axis, kernel)
+    if step != 1:
+        return None
+    kept = [i for i, a in enumerate(attrs.axes) if a != axis]
+    names = ("axes", "begin", "end", *(["stride"] if attrs.stride else []))
+    others = Attrs({**attrs, **{name: [attrs[name][i] for i in kept] for name in names}})
+
+    def need(begin: int, end: int) -> Need:
+        return Need(((first + begin, first + end),), others, (begin, end))
+
+    return Rows(axis, need)
+
+
+def _tile_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    return same_rows(attrs, facts, axis, kernel) if attrs.repeats[axis] == 1 else None
 
 
 def _slice_infer(attrs: Attrs, x: Fact) -> Fact:
@@ -120,7 +142,8 @@ def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterato
     src, dst = strides(x), strides(y)
     batch, spatial = ranges[0], ranges[2:]
     if _keeps_blocks(ranges[1]):
-        yield _taken([batch, (first // 4, count // 4, 1), *spatial, (0, x[-1], 1)], src, dst)
+        # lanes past the last channel are copied with it: they are zeros
+        yield _taken([batch, (first // 4, -(-count // 4), 1), *spatial, (0, x[-1], 1)], src, dst)
         return
     for lane in range(4):
         block, source_lane = divmod(first + step * lane, 4)
@@ -155,7 +178,7 @@ define(
         ),
         cost=taken_cost,
         tolerance=EXACT,
-        traits=Traits(other_axes, Parts(joined=False, place=_place)),
+        traits=Traits(other_axes, Parts(joined=False, place=_place), rows=_slice_rows),
         cases=[
             Case(((2, 7, 9),), _sliced([1, 2], [2, 1], [5, 8]), "a window"),
             Case(((1, 8, 4, 4),), _sliced([1], [4], [0]), "end 0 is the end"),
@@ -204,6 +227,7 @@ define(
         kernel=Kernel("movement/movement.hlsl", lower=_tile_lower, trusted=True),
         cost=elementwise_cost(0),
         tolerance=EXACT,
+        traits=Traits(rows=_tile_rows),
         cases=[
             Case(((2, 3, 5),), {"repeats": [2, 1, 3]}),
             Case(((1, 8, 1, 1),), {"repeats": [2, 1, 7, 5]}, "axes of one"),

@@ -15,6 +15,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.rows import under_windows
 from cml_engine.ops.common.sampling_cpu import prepare_max_pool
 from cml_engine.ops.common.window import reverse_window_of, window_of
 from cml_engine.ops.declaration.lowering import Lowering
@@ -29,7 +30,7 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
 )
-from cml_engine.ops.declaration.traits import Traits
+from cml_engine.ops.declaration.traits import Need, Rows, Traits
 from cml_engine.ops.elementwise.row import operands
 from cml_engine.ops.pooling import cpu as pool_cpu
 from cml_engine.ops.pooling.gpu import Sliding, pool_kernel, slide
@@ -78,6 +79,18 @@ def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
             f"index has shape {list(index.shape)}, wanted {list(shape)}: {why}; it comes from "
             "argmax_pool with the same size, padding, stride and dilation"
         )
+
+
+def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+    """Of what goes from wide to narrow."""
+    window = window_of(attrs, facts[0])
+
+    def need(begin: int, end: int) -> Need:
+        span, around = under_windows(window[axis], attrs["border"], begin, end)
+        padding = [around if i == axis else (a.before, a.after) for i, a in enumerate(window)]
+        return Need((span,), Attrs({**attrs, "padding": padding}), (begin, end))
+
+    return Rows(axis, need)
 
 
 # ---------------------------------------------------------------- GPU
@@ -189,7 +202,8 @@ def _declare(
 ) -> None:  # fmt: skip
     kernel = pool_kernel(partial(_lower, what), layouts)
     cost = partial(_cost, 2 if what.root else 1)
-    traits = Traits(adds=what == _MEAN)
+    wide_to_narrow = infer in (_value, _index, _both)
+    traits = Traits(adds=what == _MEAN, rows=_rows if wide_to_narrow else None)
     define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare, traits=traits))
 
 
@@ -208,7 +222,7 @@ def _register_box(
     name: str, reverse: bool, infer: Callable[..., Any], cpu: Callable[..., Any], cases: list[Case]
 ) -> None:
     kernel = pool_kernel(partial(_lower_box, reverse), "same")
-    cost, traits = partial(_cost, 1), Traits(adds=not reverse)
+    cost, traits = partial(_cost, 1), Traits(adds=not reverse, rows=None if reverse else _rows)
     define(OpSpec(name, infer, cpu, kernel, cost, cases, SUM, traits=traits))
 
 

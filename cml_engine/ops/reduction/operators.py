@@ -7,6 +7,7 @@ workgroup takes a bounded number of elements, so that the scheduler can stop bet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.rows import but_along
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, OpSpec, Random, Tolerance
@@ -210,6 +212,7 @@ def _declare(
     traits: Traits = NO_TRAITS,
 ) -> None:  # fmt: skip
     kernel = base_kernel(lower, "none" if name == "softmax" else "reads")
+    traits = replace(traits, rows=but_along("axes"))
     define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, traits=traits))
 
 

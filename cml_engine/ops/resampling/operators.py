@@ -15,6 +15,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact, Node
+from cml_engine.ops.common.rows import gathered, scaled
 from cml_engine.ops.common.sampling_cpu import prepare_nearest_upsample
 from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.defines import word
@@ -33,6 +34,7 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
     taken_cost,
 )
+from cml_engine.ops.declaration.traits import Need, Rows, Traits
 from cml_engine.ops.elementwise.row import Operand
 from cml_engine.ops.movement.strided import Copy, Dim, collapse, copied, lying_shape, strides
 from cml_engine.ops.reduction.gpu import Reduction, reduction
@@ -78,6 +80,27 @@ def _multilinear_infer(attrs: Attrs, x: Fact) -> Fact:
     check_word("multilinear_upsample method", attrs.method, _METHODS)
     check_word("multilinear_upsample border", attrs.border, _BORDERS)
     return _up_infer(attrs, x)
+
+
+def _up_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+    return scaled(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
+
+
+def _down_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+    return gathered(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
+
+
+def _multilinear_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    """The rows beside those that are wanted are made too, of what is not beside them."""
+    if attrs.method == "aligned" or axis < 2:
+        return None  # there each row's weights hang on how many rows there are
+    factor, extent = int(attrs.factor[axis - 2]), facts[0].shape[axis]
+
+    def need(begin: int, end: int) -> Need:
+        first, last = max(begin // factor - 1, 0), min((end - 1) // factor + 2, extent)
+        return Need(((first, last),), attrs, (first * factor, last * factor))
+
+    return Rows(axis, need)
 
 
 # --- on the CPU ---------------------------------------------------------------------------------
@@ -294,6 +317,7 @@ define(
         kernel=_kernel(partial(_nearest_lower, True), "alike", "copies"),
         cost=elementwise_cost(0),
         tolerance=EXACT,
+        traits=Traits(rows=_up_rows),
         cases=[*_UP_CASES, Case((Random((1, 2, 3, 3), -9, 9, "integer"),), {"factor": [2, 2]})],
     )
 )
@@ -305,6 +329,7 @@ define(
         kernel=_kernel(partial(_nearest_lower, False), "alike", "copies"),
         cost=taken_cost,
         tolerance=EXACT,
+        traits=Traits(rows=_down_rows),
         cases=_DOWN_CASES,
     )
 )
@@ -316,6 +341,7 @@ define(
         kernel=_kernel(_area_lower, _area_half),
         cost=_read_cost,
         tolerance=Tolerance(2e-6, 1e-6, "a sum of a block's values, each addition rounded"),
+        traits=Traits(rows=_down_rows),
         cases=_DOWN_CASES,
     )
 )
@@ -329,6 +355,7 @@ define(
         tolerance=Tolerance(
             2e-6, 2e-6, "weights are quotients rounded to 2^-24; 'aligned' rounds its position too"
         ),
+        traits=Traits(rows=_multilinear_rows),
         cases=list(_linear_cases()),
     )
 )

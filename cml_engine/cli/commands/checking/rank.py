@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "backend", "half", "decide", "decisions", "dump")
+    add_options(
+        parser, "model", "random", "backend", "half", "arena", "decide", "decisions", "dump"
+    )
     parser.add_argument("--runs", type=TIMES, default=10)
     parser.add_argument(
         "--given",

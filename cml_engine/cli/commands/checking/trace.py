@@ -13,7 +13,16 @@ from cml_engine.ranges import TIMES
 
 def options(parser: argparse.ArgumentParser) -> None:
     add_options(
-        parser, "model", "random", "inputs", "half", "decide", "decisions", "budget", "frame"
+        parser,
+        "model",
+        "random",
+        "inputs",
+        "half",
+        "arena",
+        "decide",
+        "decisions",
+        "budget",
+        "frame",
     )
     parser.add_argument("-o", "--output", default="trace.json", metavar="FILE")
     parser.add_argument("--runs", type=TIMES, default=3)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from cml_engine.cli.common import backend_of, decided, load_model
+from cml_engine.cli.common import arena_limit_of, backend_of, decided, load_model
 from cml_engine.cli.options import add_options
 from cml_engine.cooked import PROFILES, cook, load_cooked
 from cml_engine.errors import InputError
@@ -15,7 +15,7 @@ from cml_engine.session import Session
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "half", "decide", "backend")
+    add_options(parser, "model", "half", "arena", "decide", "backend")
     parser.add_argument("-o", "--output", metavar="FILE.cml", help="the file to write")
     parser.add_argument(
         "--devices",
@@ -60,6 +60,7 @@ def run(a: argparse.Namespace) -> int:
         [name.strip() for name in a.devices.split(",")],
         half=a.half,
         decide=decided(a),
+        arena_limit=arena_limit_of(a),
         player=a.player,
         golden=not a.without_golden,
         guesses=cooked_guesses(),

@@ -6,7 +6,13 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from cml_engine.cli.common import decided, load_model, storage_of, write_decisions
+from cml_engine.cli.common import (
+    arena_limit_of,
+    decided,
+    load_model,
+    storage_of,
+    write_decisions,
+)
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.files.folders import costs_file
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "decide", "decisions", "json")
+    add_options(parser, "model", "random", "half", "arena", "decide", "decisions", "json")
     parser.add_argument(
         "--integer",
         action="store_true",
@@ -43,9 +49,16 @@ def run(a: argparse.Namespace) -> int:
     if a.integer or a.gas:
         return _proven(graph, a)
     cooked = graph.ready is not None
-    info = CookedInfo.of(graph) if cooked else model_info(graph, None, storage_of(a), decided(a))
+    limit = arena_limit_of(a)
+    if cooked and limit:
+        raise InputError(f"'{a.model}' is cooked: its memory was planned when that was done")
+    info = (
+        CookedInfo.of(graph)
+        if cooked
+        else model_info(graph, None, storage_of(a), decided(a), limit)
+    )
     if a.decisions:
-        plan, device = plan_for(graph, storage_of(a), decided(a))
+        plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))
         write_decisions(a, graph, optimize(graph), plan, device)
     forecast = None
     if a.budget_ms:
@@ -79,6 +92,6 @@ def _forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
     """How a run under ``--budget-ms`` would go; on a GPU if there is one, for its own costs."""
     from scheduler.tools.commands import forecast, known_costs
 
-    plan, device = plan_for(graph, storage_of(a), decided(a))
+    plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))
     model = known_costs(device, costs_file(device) if device else None)
     return forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model)

@@ -17,6 +17,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "random",
         "inputs",
         "half",
+        "arena",
         "decide",
         "decisions",
         "budget",

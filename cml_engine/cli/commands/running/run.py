@@ -32,7 +32,16 @@ from cml_engine.tiling.tiles import Tiles
 
 def options(parser: argparse.ArgumentParser) -> None:
     add_options(
-        parser, "model", "random", "inputs", "backend", "half", "decide", "decisions", "dump"
+        parser,
+        "model",
+        "random",
+        "inputs",
+        "backend",
+        "half",
+        "arena",
+        "decide",
+        "decisions",
+        "dump",
     )
     parser.add_argument(
         "--digest",

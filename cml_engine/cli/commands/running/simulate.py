@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cml_engine.cli.common import decided, load_model, storage_of, write_decisions
+from cml_engine.cli.common import arena_limit_of, decided, load_model, storage_of, write_decisions
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "decide", "decisions", "budget", "frame")
+    add_options(
+        parser, "model", "random", "half", "arena", "decide", "decisions", "budget", "frame"
+    )
     parser.add_argument("--speed", type=SPEED, default=1.0, help="of this device, 0.1 is a tenth")
     parser.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
 
@@ -34,7 +36,7 @@ def run(a: argparse.Namespace) -> int:
     if a.plot:
         _check_plot(Path(a.plot), a.model)
     graph = load_model(a)
-    plan, device = plan_for(graph, storage_of(a), decided(a))
+    plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))
     write_decisions(a, graph, optimize(graph), plan, device)
     model = commands.known_costs(device, costs_file(device) if device else None)
     outcomes = commands.policies(

@@ -232,6 +232,7 @@ CONV.add(
         gains=gains,
         before=("plain", "row tile", "tile"),
         tiles=tiles,
+        rows=4,
         examples=(("conv", conv_case((2, 48, 15, 30), (50, 48, 3, 3), note="48 channels")),),
     )
 )

@@ -1,0 +1,82 @@
+"""Which rows of its operands an operator needs for some rows of its result: the rules that several
+operators share (``declaration/traits.py``, ``Rows``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cml_engine.graph import Attrs, Fact
+from cml_engine.ops.common.window import WindowAxis
+from cml_engine.ops.declaration.traits import Need, Rows, RowsOf, Span
+
+
+def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    """Of an operator that makes a row of the same row of every operand that has rows; one of extent
+    1 is broadcast."""
+    extent = max((f.shape[axis] for f in facts if f.rank > axis), default=1)
+    has = [f.rank > axis and f.shape[axis] == extent > 1 for f in facts]
+
+    def need(begin: int, end: int) -> Need:
+        return Need(tuple((begin, end) if rows else None for rows in has), attrs, (begin, end))
+
+    return Rows(axis, need)
+
+
+def but_along(*named: str) -> RowsOf:
+    """:func:`same_rows`, where the attributes of these names, an axis or some, are others."""
+
+    def rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+        values = [attrs[name] for name in named]
+        axes = [a for v in values for a in (v if isinstance(v, list | tuple) else [v])]
+        return None if axis in axes else same_rows(attrs, facts, axis, kernel)
+
+    return rows
+
+
+def under_windows(axis: WindowAxis, border: str, begin: int, end: int) -> tuple[Span, Span]:
+    """The rows under the windows ``begin`` to ``end``, and the padding with which these are then
+    all windows: before and after. Where the border is made of rows inside, these are among them."""
+    low = begin * axis.stride - axis.before
+    high = (end - 1) * axis.stride - axis.before + axis.reach
+    first, last = max(low, 0), min(high, axis.wide)
+    if border not in ("constant", "ignore"):
+        above, below = max(-low, 0), max(high - axis.wide, 0)
+        if max(above, below) >= axis.wide:  # reflected more than once
+            first, last = 0, axis.wide
+        else:
+            last = max(last, above + 1 if above else 0)
+            first = min(first, axis.wide - below - 1 if below else first)
+    first = min(first, axis.wide - 1)
+    last = max(last, first + 1)
+    return (first, last), (first - low, high - last)
+
+
+def onto_windows(axis: WindowAxis, begin: int, end: int) -> tuple[Span, Span]:
+    """Of the transposed case: the rows whose windows cover the results ``begin`` to ``end``, and
+    the padding with which these results are all that there are."""
+    first = max(-((axis.reach - 1 - begin - axis.before) // axis.stride), 0)
+    last = min((end - 1 + axis.before) // axis.stride + 1, axis.narrow)
+    first = min(first, axis.narrow - 1)
+    last = max(last, first + 1)
+    before = begin + axis.before - first * axis.stride
+    full = (last - first - 1) * axis.stride + axis.reach
+    return (first, last), (before, full - before - (end - begin))
+
+
+def scaled(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> Rows:
+    """Of one operand, a row of which becomes ``factor`` rows."""
+
+    def need(begin: int, end: int) -> Need:
+        first, last = begin // factor, -(-end // factor)
+        return Need(((first, last),), attrs, (first * factor, last * factor))
+
+    return Rows(axis if result_axis is None else result_axis, need, factor)
+
+
+def gathered(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> Rows:
+    """Of one operand, ``factor`` rows of which become one."""
+
+    def need(begin: int, end: int) -> Need:
+        return Need(((begin * factor, end * factor),), attrs, (begin, end))
+
+    return Rows(axis if result_axis is None else result_axis, need)

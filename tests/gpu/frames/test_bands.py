@@ -1,0 +1,137 @@
+"""Networks in bands of rows have the bits that they have as a whole."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cml_engine as cml
+from cml_engine.errors import CmlError, InputError
+from cml_engine.session import random_inputs
+from scheduler import FrameScheduler
+from tests.fixtures.graphs import random_maps
+from tests.fixtures.models import write_model
+from tests.gpu.live.test_taps import read
+from tests.pure.planning.test_bands import WIDE
+
+INTEGER = Path(__file__).resolve().parents[3] / "demo_game" / "models" / "integer" / "upres.nnef"
+#: residuals, a pixel shuffle as a transpose, an odd height; the third is one for Winograd's tiles
+UPSCALER = """\
+version 1.0;
+graph net(image) -> (result)
+{
+    image = external<scalar>(shape = [1, 3, 45, 38]);
+    one = variable<scalar>(shape = [48, 3, 3, 3], label = 'one');
+    two = variable<scalar>(shape = [48, 48, 3, 3], label = 'two');
+    three = variable<scalar>(shape = [12, 48, 3, 3], label = 'three');
+    conv1 = conv(image, one, 0.0);
+    relu1 = relu(conv1);
+    conv2 = conv(relu1, two, 0.0);
+    sum = add(conv2, relu1);
+    conv3 = conv(sum, three, 0.0);
+    apart = reshape(conv3, shape = [1, 3, 2, 2, 45, 38]);
+    turned = transpose(apart, axes = [0, 1, 4, 2, 5, 3]);
+    shuffled = reshape(turned, shape = [1, 3, 90, 76]);
+    larger = multilinear_upsample(image, factor = [2, 2], border = 'replicate');
+    result = add(shuffled, larger);
+}
+"""
+#: strides, dilation, one channel each, windows back, and what skips all of it
+CODER = """\
+version 1.0;
+graph net(image) -> (result)
+{
+    image = external<scalar>(shape = [1, 2, 50, 21]);
+    one = variable<scalar>(shape = [8, 2, 5, 3], label = 'one');
+    two = variable<scalar>(shape = [13, 8, 3, 3], label = 'two');
+    each = variable<scalar>(shape = [13, 1, 3, 3], label = 'each');
+    back = variable<scalar>(shape = [13, 8, 4, 3], label = 'back');
+    last = variable<scalar>(shape = [1, 16, 3, 1], label = 'last');
+    first = conv(image, one, 0.0, border = 'reflect');
+    level = sigmoid(first);
+    small = max_pool(level, size = [1, 1, 2, 1], stride = [1, 1, 2, 1], border = 'ignore');
+    deep = conv(small, two, 0.0, dilation = [2, 1]);
+    spread = conv(deep, each, 0.0, groups = 0);
+    up = deconv(spread, back, 0.0, stride = [2, 1], output_shape = [1, 8, 50, 21]);
+    both = concat([up, level], axis = 1);
+    result = conv(both, last, 0.0, padding = [(0, 2), (0, 0)]);
+}
+"""
+
+
+def same_bits(graph, gpu, share, **options):
+    """The session in bands, if it can take that share of the whole's memory."""
+    whole = cml.Session(graph, gpu, cml.CompileOptions(**options))
+    limit = int(share * whole.plan.memory.peak)
+    session = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=limit, **options))
+    assert session.plan.memory.peak <= limit and session.plan.bands
+    inputs = random_inputs(whole.inputs, 3)
+    wanted, got = whole.run(inputs), session.run(inputs)
+    for name, array in wanted.items():
+        assert np.array_equal(array.view(np.uint32), got[name].view(np.uint32)), name
+    return session, inputs, wanted
+
+
+@pytest.fixture(scope="module")
+def upscaler(tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("up") / "net.nnef", UPSCALER)
+    return cml.load(folder, random_weights=0)
+
+
+@pytest.mark.parametrize("storage", ["float", "half"])
+def test_an_upscaler_in_bands(upscaler, gpu, storage):
+    for share in (0.8, 0.65):
+        same_bits(upscaler, gpu, share, storage=storage)
+
+
+def test_an_encoder_and_decoder_in_bands(gpu, tmp_path):
+    graph = cml.load(write_model(tmp_path / "net.nnef", CODER), random_weights=0)
+    for share in (0.9, 0.7):
+        session, _, _ = same_bits(graph, gpu, share)
+    assert any(len(run.operators) > 2 for run in session.plan.bands)
+
+
+def test_an_integer_network_in_bands(gpu):
+    same_bits(cml.load(INTEGER), gpu, 0.85)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 10_000))
+def test_random_networks_in_bands(gpu, seed):
+    graph, inputs = random_maps(seed)
+    whole = cml.Session(graph, gpu)
+    limit = int(0.8 * whole.plan.memory.peak)
+    try:
+        session = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=max(limit, 1)))
+    except CmlError as error:
+        assert "at the least" in str(error)
+        return
+    wanted, got = whole.run(inputs), session.run(inputs)
+    assert all(wanted[n].tobytes() == got[n].tobytes() for n in wanted)
+
+
+def test_other_shapes_and_other_weights_in_bands(gpu, tmp_path):
+    graph = cml.load(write_model(tmp_path / "net.nnef", WIDE), random_weights=0)
+    session, inputs, _ = same_bits(graph, gpu, 0.6)
+    shapes = {"image": (1, 2, 71, 24)}
+    larger, alone = session.reshaped(shapes), cml.Session(graph.reshaped(shapes), gpu)
+    assert larger.plan.bands and larger.plan.memory.peak <= session.options.arena_limit
+    given = random_inputs(alone.inputs, 4)
+    assert np.array_equal(larger.run(given)["result"], alone.run(given)["result"])
+    other = cml.load(tmp_path / "net.nnef", random_weights=1)
+    session.replace(other)
+    session.take_replacement()
+    assert session.plan.bands
+    wanted = cml.Session(other, gpu).run(inputs)["result"]
+    assert np.array_equal(session.run(inputs)["result"], wanted)
+
+
+def test_jobs_in_slices_and_no_watching(upscaler, gpu):
+    session, inputs, wanted = same_bits(upscaler, gpu, 0.7)
+    scheduler = FrameScheduler(gpu, budget_ms=1.0)
+    job = scheduler.submit(session, inputs)
+    assert np.array_equal(read(gpu, scheduler, job, "result"), wanted["result"])
+    with pytest.raises(InputError, match="is computed in bands of rows"):
+        session.run(inputs, watch=lambda node, results: None)

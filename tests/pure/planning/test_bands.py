@@ -1,0 +1,245 @@
+"""Operators in bands of rows: the same numbers, within a limit of memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cml_engine as cml
+from cml_engine.backends.cpu import CpuProgram
+from cml_engine.cooked.cook import cook
+from cml_engine.cooked.profiles import PROFILES
+from cml_engine.errors import DeviceError, InputError
+from cml_engine.limits import Limits
+from cml_engine.ops import load_families, registered
+from cml_engine.passes import optimize
+from cml_engine.planning.asked import asked_for
+from cml_engine.planning.bands.chart import chart_of
+from cml_engine.planning.bands.rewrite import in_bands
+from cml_engine.planning.bands.run import Run
+from cml_engine.planning.decisions import decisions_of
+from cml_engine.planning.lower import PlanOptions
+from cml_engine.planning.plan_graph import plan_graph
+from cml_engine.report.compare import compare
+from cml_engine.report.info import model_info
+from cml_engine.testing import case_graph
+from tests.fixtures.graphs import random_maps
+from tests.fixtures.models import write_model
+
+load_families()
+#: a wide middle between a small input and a small output
+WIDE = """\
+version 1.0;
+graph net(image) -> (result)
+{
+    image = external<scalar>(shape = [1, 2, 61, 24]);
+    one = variable<scalar>(shape = [32, 2, 3, 3], label = 'one');
+    two = variable<scalar>(shape = [32, 32, 3, 3], label = 'two');
+    three = variable<scalar>(shape = [2, 32, 3, 3], label = 'three');
+    conv1 = conv(image, one, 0.0);
+    relu1 = relu(conv1);
+    conv2 = conv(relu1, two, 0.0, dilation = [2, 2]);
+    sum = add(conv2, relu1);
+    few = conv(sum, three, 0.0, stride = [2, 2]);
+    larger = nearest_upsample(few, factor = [2, 2]);
+    result = sigmoid(larger);
+}
+"""
+GLOBAL = """\
+version 1.0;
+graph net(image) -> (result)
+{
+    image = external<scalar>(shape = [1, 4, 32, 32]);
+    one = variable<scalar>(shape = [16, 4, 3, 3], label = 'one');
+    conv1 = conv(image, one, 0.0);
+    mean = mean_reduce(conv1, axes = [2, 3]);
+    result = sub(conv1, mean);
+}
+"""
+
+
+def loaded(text, folder):
+    return cml.load(write_model(folder / "net.nnef", text), random_weights=0)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    return optimize(loaded(WIDE, tmp_path_factory.mktemp("wide")))
+
+
+def planned(graph, limit=0, decide=(), **limits):
+    options = PlanOptions(arena_limit=limit)
+    return plan_graph(graph, Limits(**limits), options=options, decide=dict(decide))
+
+
+def longest_runs(graph):
+    """Runs that do not overlap, each as long as can be."""
+    chart, runs, first = chart_of(graph, {}, ()), [], 0
+    while first < len(graph.nodes):
+        ends = range(len(graph.nodes), first, -1)
+        run = next((r for end in ends if (r := Run(chart, first, end)).possible), None)
+        runs += [run] if run is not None and run.most > 1 else []
+        first = run.end if run is not None else first + 1
+    return runs
+
+
+def in_counts(graph, count):
+    runs = [(run, min(count, run.most)) for run in longest_runs(graph)]
+    return in_bands(graph, runs).finished() if runs else None
+
+
+BANDED = [(n, c) for n, spec in registered().items() if spec.traits.rows for c in spec.cases]
+
+
+def test_every_operator_with_rows_gives_the_same_in_bands_of_its_cases():
+    seen = set()
+    for name, case in BANDED:
+        graph, inputs = case_graph(name, case)
+        banded = in_counts(graph, 3)
+        if banded is None:
+            continue
+        seen.add(name)
+        wanted, got = CpuProgram(graph).run(inputs), CpuProgram(banded).run(inputs)
+        for output, array in wanted.items():
+            found = compare(got[output], array, registered()[name].tolerance)
+            assert found.ok, f"{name} {case.id}: {found.problem}"
+    assert len(seen) > 25, seen
+    assert {"conv", "deconv", "max_pool", "multilinear_upsample", "pad", "transpose"} <= seen
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 7))
+def test_random_networks_give_the_same_in_bands(seed, count):
+    graph, inputs = random_maps(seed)
+    graph = optimize(graph)
+    banded = in_counts(graph, count)
+    if banded is not None:
+        wanted, got = CpuProgram(graph).run(inputs), CpuProgram(banded).run(inputs)
+        for name, array in wanted.items():
+            np.testing.assert_allclose(got[name], array, rtol=2e-4, atol=2e-4)
+
+
+def test_a_plan_that_fits_stays_as_it_is(wide):
+    plan = planned(wide)
+    limited = planned(wide, plan.memory.peak)
+    assert str(limited) == str(plan) and repr(limited.steps) == repr(plan.steps)
+    assert not limited.bands
+
+
+def test_the_arena_stays_within_its_limit(wide):
+    peak = planned(wide).memory.peak
+    for share in (0.9, 0.7, 0.5):
+        plan = planned(wide, int(share * peak))
+        assert plan.memory.peak <= share * peak and plan.bands
+        assert all(run.count > 1 for run in plan.bands)
+    assert plan.bands[0].again > 0 and plan.bands[0].nbytes < plan.bands[0].whole_bytes == peak
+    assert [c.node for c in plan.choices] == [c.node for c in planned(wide).choices]
+
+
+def test_bands_have_the_kernels_of_the_whole(wide):
+    whole, plan = planned(wide), planned(wide, planned(wide).memory.peak // 2)
+    codes = {}
+    for step in whole.steps:
+        codes.setdefault(step.title, set()).add((step.path, str(sorted(step.defines.items()))))
+    banded = [s for s in plan.steps if s.op == "conv"]
+    assert len(banded) > len([s for s in whole.steps if s.op == "conv"])
+    for step in banded:
+        title = plan.bands_of.get(step.title, step.title)
+        assert (step.path, str(sorted(step.defines.items()))) in codes[title]
+
+
+def test_what_cannot_fit_says_where_and_what_could(wide):
+    with pytest.raises(InputError) as caught:
+        planned(wide, 20_000)
+    said = str(caught.value)
+    assert "net.nnef/graph.nnef:1" in said and "may take 20000 bytes" in said
+    assert f"takes {planned(wide).memory.peak} at once as it is" in said
+    least = int(said.split("the network takes ")[1].split()[0])
+    assert planned(wide, least).memory.peak <= least
+    with pytest.raises(InputError, match="at the least"):
+        planned(wide, least - 1)
+
+
+def test_what_needs_all_rows_is_named(tmp_path):
+    graph = optimize(loaded(GLOBAL, tmp_path))
+    with pytest.raises(InputError, match="mean_reduce 'mean' is not computed in bands"):
+        planned(graph, 40_000)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, float("nan"), "7", 1 << 60])
+def test_wrong_limits_are_refused(limit):
+    with pytest.raises(InputError, match="arena_limit: wanted a whole number of 1 to"):
+        cml.CompileOptions(arena_limit=limit)
+
+
+def test_tensors_that_are_all_kept_have_no_limit():
+    with pytest.raises(InputError, match="kept whole"):
+        PlanOptions(arena_limit=1, keep=True)
+
+
+def test_bands_are_a_decision_and_may_be_decided(wide):
+    limit = planned(wide).memory.peak * 7 // 10
+    plan = planned(wide, limit)
+    (found,) = (d for d in decisions_of(wide, plan) if d.kind == "bands")
+    assert found.by == "rule" and found.chosen in found.options
+    assert "more than the arena may" in found.why and "computed twice" in found.why
+    decide = {found.subject: {"bands": "7"}}
+    more = planned(wide, limit, decide)
+    assert [run.count for run in more.bands if found.subject in run.results] == [7]
+    asked = asked_for(decide, wide, wide)
+    assert {d.by for d in decisions_of(wide, more, asked=asked) if d.kind == "bands"} == {"user"}
+    again = planned(wide, limit, {found.subject: {"bands": found.chosen}})
+    assert str(again) == str(plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "said"),
+    [
+        ("result", "99", "it has rows for 62 at most"),
+        ("result", "none", "wanted a count, '1' to '128', got 'none'"),
+        ("nothing", "2", "computes no tensor 'nothing'"),
+    ],
+)
+def test_bands_that_cannot_be_are_refused(wide, name, count, said):
+    with pytest.raises(InputError, match=said):
+        decide = {name: {"bands": count}}
+        cml.CompileOptions(decide=decide)
+        planned(wide, 0, decide)
+
+
+def test_a_tensor_larger_than_a_buffer_is_computed_in_bands(wide):
+    """By itself: nobody needs to ask for it."""
+    largest = max(4 * wide.facts[name].size for name in ("relu1", "sum"))
+    plan = planned(wide, max_buffer_bytes=largest // 2, max_binding_bytes=1 << 20)
+    assert plan.bands and max(b.nbytes for s in plan.steps for b in s.bindings) <= largest // 2
+    with pytest.raises(DeviceError, match="allows buffers of 512"):
+        planned(wide, max_buffer_bytes=512)
+
+
+def test_weights_larger_than_a_buffer_are_refused(wide):
+    with pytest.raises(DeviceError, match="the model's weights take"):
+        planned(wide, planned(wide).memory.peak // 2, max_buffer_bytes=36_000)
+
+
+def test_activations_in_several_buffers_are_not_cooked(tmp_path, monkeypatch):
+    graph = loaded(WIDE, tmp_path)
+    small = replace(PROFILES["portable"], limits=Limits(max_buffer_bytes=1 << 18))
+    monkeypatch.setitem(PROFILES, "portable", small)
+    with pytest.raises(DeviceError, match="players have one buffer for them"):
+        cook(graph, ["portable"], golden=False)
+
+
+def test_what_is_kept_stays_whole(tmp_path):
+    graph = optimize(loaded(WIDE, tmp_path).with_(kept=("relu1",)))
+    plan = planned(graph, planned(graph).memory.peak * 8 // 10)
+    assert plan.taps["relu1"].fact.shape == graph.facts["relu1"].shape and plan.bands
+
+
+def test_info_says_what_is_computed_in_bands(tmp_path):
+    graph = loaded(WIDE, tmp_path)
+    whole = model_info(graph)
+    info = model_info(graph, arena_limit=whole.arena_bytes // 2)
+    assert info.arena_bytes <= whole.arena_bytes // 2
+    assert "bands of rows" in str(info) and "bands" not in str(whole)
