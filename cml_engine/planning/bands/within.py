@@ -100,10 +100,10 @@ class _Banding:
         untouched = {node.title for node in graph.nodes} & whole.draft.chosen.keys()
         pinned |= {title: whole.draft.chosen[title] for title in untouched}
         draft = Draft(packed=dict(whole.draft.packed), pinned=pinned)
-        found = drafted(
-            graph, whole.limits, made.layouts(whole.layouts), whole.options, self.sibling, draft,
-            made.joins,
-        )  # fmt: skip
+        # the kernels that are asked for are among those of the whole; a joined result has its name
+        options = replace(whole.options, kernels={})
+        layouts = made.layouts(whole.layouts)
+        found = drafted(graph, whole.limits, layouts, options, self.sibling, draft, made.joins)
         plan = placed(found, self.sibling)
         bands = tuple(self._described(c, made, plan) for c in chosen)
         choices = tuple(whole.draft.choices)

@@ -194,6 +194,12 @@ def test_bands_are_a_decision_and_may_be_decided(wide):
     assert str(again) == str(plan)
 
 
+def test_kernels_that_are_decided_are_those_of_the_bands(wide):
+    decide = {name: {"kernel": "tile"} for name in ("relu1", "sum", "few")}
+    plan = planned(wide, planned(wide, 0, decide).memory.peak // 2, decide)
+    assert plan.bands and all(s.variant.startswith("tile ") for s in plan.steps if s.op == "conv")
+
+
 @pytest.mark.parametrize(
     ("name", "count", "said"),
     [
