@@ -7,6 +7,8 @@ what went wrong (file, line, operator), what was wanted against what was got, an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 __all__ = [
@@ -72,6 +74,16 @@ class CmlError(Exception):
                 lead = self.source.text[: self.source.column - 1]
                 shown += "\n    " + "".join("\t" if c == "\t" else " " for c in lead) + "^"
         return shown
+
+
+@contextmanager
+def located(source: Source | None) -> Iterator[None]:
+    """Errors of the block that name no place in a model's text are about this one."""
+    try:
+        yield
+    except CmlError as error:
+        error.source = error.source or source
+        raise
 
 
 class ModelError(CmlError):

@@ -96,8 +96,28 @@ class Attrs(Mapping[str, Any]):
     def __repr__(self) -> str:
         return ", ".join(f"{k}={v}" for k, v in self._values.items())
 
-    def __reduce__(self) -> tuple[type[Attrs], tuple[dict[str, Any]]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Attrs, (self._values,)
+
+
+class Quantization(Attrs):
+    """How a tensor is quantised: the operator (``op``) and its arguments; ``source`` is the line of
+    ``graph.quant``, if it has one."""
+
+    __slots__ = ("source",)
+    source: Source | None
+
+    def __init__(self, values: Mapping[str, Any], source: Source | None = None) -> None:
+        super().__init__(values)
+        object.__setattr__(self, "source", source)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Quantization, (self._values, self.source)
+
+
+def place_of(attrs: Attrs) -> Source | None:
+    """Where a quantisation was read."""
+    return attrs.source if isinstance(attrs, Quantization) else None
 
 
 @dataclass(frozen=True, slots=True)

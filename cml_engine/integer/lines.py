@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 from typing import Any
 
-from cml_engine.errors import ModelError
-from cml_engine.graph import Attrs, Graph
+from cml_engine.errors import ModelError, Source, located
+from cml_engine.graph import Attrs, Graph, place_of
 from cml_engine.integer.proof import Range
 from cml_engine.integer.rule import LARGE_TABLE, LEAST_SCALE, MOST_SCALE, SMALL_TABLE, fraction_of
 
@@ -28,12 +28,19 @@ class Line:
     bits: int
     signed: bool
     table: tuple[int, ...] = ()
+    source: Source | None = None
+
+    def wrong(self, what: str) -> ModelError:
+        """An error about this line."""
+        error = _wrong(self.name, what)
+        error.source = self.source
+        return error
 
     @property
     def scale(self) -> Fraction:
         """Of a tensor that has but one."""
         if len(self.scales) != 1:
-            raise _wrong(self.name, f"{len(self.scales)} scales: wanted one, as all but weights")
+            raise self.wrong(f"{len(self.scales)} scales: wanted one, as all but weights")
         return self.scales[0]
 
     @property
@@ -47,10 +54,9 @@ class Line:
             return self.scales * count
         wide = (*self.extents, *(1,) * (len(shape) - len(self.extents)))
         if prod(wide) != wide[axis] or wide[axis] != count:
-            raise _wrong(
-                self.name,
+            raise self.wrong(
                 f"scales of shape {list(self.extents)}; wanted one, or one for each of the "
-                f"{count} indices of axis {axis} of {list(shape)}",
+                f"{count} indices of axis {axis} of {list(shape)}"
             )
         return self.scales
 
@@ -89,11 +95,13 @@ def along(scales: Sequence[float], axis: int, rank: int) -> Any:
 
 def lines_of(graph: Graph) -> Mapping[str, Line]:
     """The lines of the tensors that the graph has."""
-    return {
-        name: _line(name, attrs)
-        for name, attrs in graph.quantization.items()
-        if name in graph.facts
-    }
+    found = {}
+    for name, attrs in graph.quantization.items():
+        if name in graph.facts:
+            source = place_of(attrs)
+            with located(source):
+                found[name] = replace(_line(name, attrs), source=source)
+    return found
 
 
 def _line(name: str, attrs: Attrs) -> Line:
@@ -156,4 +164,4 @@ def check_scale(name: str, scale: Fraction) -> None:
 
 
 def _wrong(name: str, what: str) -> ModelError:
-    return ModelError(f"graph.quant: '{name}': {what}")
+    return ModelError(f"the line of '{name}' in graph.quant: {what}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import ModelError
+from cml_engine.errors import ModelError, located
 from cml_engine.graph import DTYPE_OF_KIND, Attrs, Fact, Graph, Node, unused_name
 from cml_engine.integer.lines import Line, check_scale
 from cml_engine.integer.lowering.values import Pending, Point, Sum, Value, Words
@@ -183,7 +183,8 @@ class Making:
                 f"input '{name}' has no line in graph.quant: an integer network wants its scale",
                 self.graph.sources.get(name),
             )
-        check_scale(name, line.scale)
+        with located(line.source):
+            check_scale(name, line.scale)
         place = Node("external", (), (name,), source=self.graph.sources.get(name))
         words = Words(self.fresh(f"{name}.words"), line.scale, line.bits, line.signed, line.range)
         self.add(

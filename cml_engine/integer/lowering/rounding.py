@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import ModelError, RangeError
+from cml_engine.errors import ModelError, RangeError, located
 from cml_engine.graph import Attrs, Epilogue, Node
 from cml_engine.integer.lines import Line, check_scale
 from cml_engine.integer.lowering.making import Making
@@ -29,9 +29,10 @@ Array = np.ndarray[Any, Any]
 
 def rounded(making: Making, node: Node, name: str, pending: Pending, line: Line) -> Words:
     """The words of ``pending``, whose rounding point is called ``name``."""
-    check_scale(name, line.scale)
+    with located(line.source):
+        check_scale(name, line.scale)
     if line.bits == 32:
-        raise ModelError(f"graph.quant: '{name}': bits 32 are for a bias; wanted 8 or 16")
+        raise line.wrong("bits 32 are for a bias; wanted 8 or 16")
     low, high = _ends(pending, line)
     words = Words(making.words_name(name), line.scale, line.bits, line.signed, Range(low, high))
     ends = {"low": float(low), "high": float(high)}
@@ -169,9 +170,9 @@ def _by_table(making: Making, node: Node, pending: Pending, line: Line, words: W
             pending.source,
         )
     if not all(line.range.low <= entry <= line.range.high for entry in line.table):
-        raise ModelError(
-            f"graph.quant: '{line.name}': its table has {min(line.table)} to {max(line.table)}; "
-            f"wanted words of {line.range.low} to {line.range.high}"
+        raise line.wrong(
+            f"its table has {min(line.table)} to {max(line.table)}; wanted words of "
+            f"{line.range.low} to {line.range.high}"
         )
     table = making.constant(f"{words.name}.table", line.table)
     making.add(node, "integer_table", (base.name, table), words.name, first=base.first)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import ModelError, ShapeError
-from cml_engine.graph import Attrs, Fact, Graph, Node, unused_name
+from cml_engine.errors import ModelError, located
+from cml_engine.graph import Attrs, Fact, Graph, Node, place_of, unused_name
 from cml_engine.nnef.expansion.signatures import Signature, standard_signatures
 
 Array = np.ndarray[Any, Any]
@@ -75,11 +75,8 @@ class _Insertion:
     def _rounding(self, name: str, attrs: Attrs, source: str, target: str) -> Iterator[Node]:
         """The nodes of ``target = op(source)``."""
         fact = self.graph.facts[name]
-        made = self.build(_model(name, fact, attrs))
-        if made.facts["y"] != fact:
-            raise ShapeError(
-                f"graph.quant: '{name}' is {fact}, its quantisation gives {made.facts['y']}"
-            )
+        with located(place_of(attrs)):
+            made = self._made(name, fact, attrs)
         names = {"x": source, "y": target}
         for inner in made.facts:
             if inner not in names:
@@ -96,6 +93,13 @@ class _Insertion:
                 self.graph.sources.get(name),
             )
 
+    def _made(self, name: str, fact: Fact, attrs: Attrs) -> Graph:
+        """A graph that rounds one tensor."""
+        made = self.build(_model(name, fact, attrs))
+        if made.facts["y"] != fact:
+            raise _wrong(name, f"it is {fact}, and is rounded to {made.facts['y']}")
+        return made
+
     def _free(self, name: str) -> str:
         name = unused_name(name, self.facts)
         self.facts[name] = Fact("scalar", ())  # taken; its fact comes with its node
@@ -111,11 +115,11 @@ def _model(name: str, fact: Fact, attrs: Attrs) -> str:
     """The text of a model that rounds one tensor."""
     sig = standard_signatures().get(attrs["op"])
     if sig is None or not sig.name.endswith("_quantize"):
-        raise ModelError(f"graph.quant: '{name}' is quantised by {attrs['op']}, which is unknown")
+        raise _wrong(name, f"{attrs['op']} is unknown")
     if fact.dtype != "scalar":
-        raise ShapeError(f"graph.quant: '{name}' is {fact}, only scalars are quantised")
+        raise _wrong(name, f"it is {fact}, and only scalars are quantised")
     if unknown := set(attrs) - {"op"} - {p.name for p in sig.params[1:]}:
-        raise ModelError(f"graph.quant: '{name}': {sig.name} has no parameter '{min(unknown)}'")
+        raise _wrong(name, f"{sig.name} has no parameter '{min(unknown)}'")
     lines = [f"x = external<scalar>(shape = {list(fact.shape)});"]
     arguments = []
     for key, value in attrs.items():
@@ -126,6 +130,10 @@ def _model(name: str, fact: Fact, attrs: Attrs) -> str:
     return "version 1.0; graph rounding(x) -> (y) {\n" + "\n".join(lines) + "\n}\n"
 
 
+def _wrong(name: str, what: str) -> ModelError:
+    return ModelError(f"the line of '{name}' in graph.quant: {what}")
+
+
 def _constant(name: str, sig: Signature, key: str, value: Any) -> list[str]:
     """The declaration of an array argument; numbers stand in the call itself."""
     if not isinstance(value, list):
@@ -134,7 +142,7 @@ def _constant(name: str, sig: Signature, key: str, value: Any) -> list[str]:
     try:
         array = np.array(value, np.int64 if kind == "integer" else np.float64)
     except (ValueError, TypeError, OverflowError):
-        raise ModelError(f"graph.quant: '{name}': '{key}' wants numbers in equal rows") from None
+        raise _wrong(name, f"'{key}' wants numbers in equal rows") from None
     values = ", ".join(_literal(v) for v in array.ravel().tolist())
     return [f"{key} = constant<{kind}>(shape = {list(array.shape)}, value = [{values}]);"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import TensorFileError
-from cml_engine.graph import Attrs
+from cml_engine.errors import TensorFileError, located
+from cml_engine.graph import Attrs, Quantization, place_of
 from cml_engine.nnef.files.tensor_file import StoredTensor
 from cml_engine.nnef.text.ast import ArrayExpr, Call, Expr, Literal, TupleExpr
 from cml_engine.nnef.text.expressions import ExpressionParser
@@ -37,16 +37,16 @@ class QuantParser(ExpressionParser):
         if not isinstance(call, Call):
             raise self.source.error('wanted a call: "tensor": operator(...);', token.pos)
         self.expect(";")
-        return unquote(token.text), self._attrs(call)
+        return unquote(token.text), Quantization(self._values(call), self.source.at(token.pos))
 
-    def _attrs(self, call: Call) -> Attrs:
+    def _values(self, call: Call) -> dict[str, Any]:
         values: dict[str, Any] = {"op": call.op}
         for argument in call.arguments:
             if argument.name is None or argument.name in values:
                 message = f"{call.op} wants each argument named, and once"
                 raise self.source.error(message, argument.value.pos)
             values[argument.name] = self._value(argument.value)
-        return Attrs(values)
+        return values
 
     def _value(self, expr: Expr) -> Any:
         if isinstance(expr, Literal):
@@ -61,19 +61,19 @@ def parse_quant(text: str) -> dict[str, Attrs]:
     return QuantParser(SourceText(text, "graph.quant")).document()
 
 
-def dequantize(
-    stored: StoredTensor, attrs: Mapping[str, Any] | None, file: str
-) -> np.ndarray[Any, Any]:
+def dequantize(stored: StoredTensor, attrs: Attrs | None, file: str) -> np.ndarray[Any, Any]:
     """Stored integers as the float32 values that they stand for."""
     if attrs is None:
         attrs = _from_header(stored, file)
     formula = _FORMULAS.get(attrs["op"])
     if formula is None:
         known = ", ".join(_FORMULAS)
-        raise TensorFileError(f"'{file}': quantisation by {attrs['op']} is unknown: wanted {known}")
+        raise TensorFileError(
+            f"'{file}': quantisation by {attrs['op']} is unknown: wanted {known}", place_of(attrs)
+        )
     values = stored.values.astype(np.float64)
     arguments = _Arguments(attrs, stored, file)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with located(place_of(attrs)), np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(formula(values, arguments), np.float32)
 
 

@@ -157,7 +157,7 @@ def _file(variable: Variable) -> str:
 def to_engine(
     stored: StoredTensor,
     dtype: str,
-    quant: Mapping[str, Any] | None,
+    quant: Attrs | None,
     file: str,
     source: Source | None,
 ) -> Array:

@@ -112,6 +112,20 @@ def test_what_is_wrong_is_named(case):
         cml.Session(small_net(**changes), "cpu")
 
 
+@pytest.mark.parametrize(
+    "case", ["a scale of nothing", "a tiny scale", "many scales", "32 bits", "a large entry"]
+)
+def test_what_is_wrong_in_a_file_is_named_with_its_line(case, tmp_path):
+    changes, message = WRONG[case]
+    cml.save(small_net(**changes), tmp_path)
+    (name,) = changes
+    lines = (tmp_path / "graph.quant").read_text().splitlines()
+    (number,) = (i for i, text in enumerate(lines, 1) if text.startswith(f'"{name}"'))
+    with pytest.raises(cml.ModelError, match=message) as raised:
+        cml.Session(cml.load(tmp_path), "cpu")
+    assert str(raised.value).startswith(f"graph.quant:{number}:1: the line of '{name}'")
+
+
 def test_what_cannot_be_proven_is_refused():
     net = IntegerNet()
     x = net.input("x", (1, 9, 4, 4), 0.5, bits=16)
