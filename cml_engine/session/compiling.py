@@ -47,6 +47,7 @@ class Program(Protocol):
 
 
 def as_gpu_program(program: Any) -> GpuProgram:
+    """The program of a session that has a GPU."""
     return program  # type: ignore[no-any-return]
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import InputError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Slider
 from cml_engine.ranges import SEED
-
-if TYPE_CHECKING:
-    pass
 
 Array = np.ndarray[Any, Any]
 
@@ -110,4 +107,5 @@ def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
 
 
 def listed(facts: Mapping[str, Fact]) -> str:
+    """Tensors as messages name them."""
     return ", ".join(f"{name}: {fact}" for name, fact in facts.items()) or "(none)"

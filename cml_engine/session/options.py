@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from cml_engine.errors import InputError
 from cml_engine.passes import NAMES
@@ -18,9 +18,6 @@ from cml_engine.ranges import (
     one_of,
     some_of,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

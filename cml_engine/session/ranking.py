@@ -21,6 +21,7 @@ Array = np.ndarray[Any, Any]
 def rank_cpu(
     graph: Graph, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
 ) -> RankReport:
+    """What every node takes in NumPy, by the wall clock."""
     program = CpuProgram(graph, retain=given is not None)
     program.run(arrays)
     again = arrays if given is None else {name: arrays[name] for name in given}
@@ -34,6 +35,7 @@ def rank_cpu(
 def rank_gpu(
     program: GpuProgram, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
 ) -> RankReport:
+    """What every step takes on the device."""
     from cml_engine.gpu.program import inspect
 
     plan, gpu = program.plan, program.gpu
