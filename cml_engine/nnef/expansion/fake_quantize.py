@@ -97,7 +97,7 @@ class _Insertion:
         """A graph that rounds one tensor."""
         made = self.build(_model(name, fact, attrs))
         if made.facts["y"] != fact:
-            raise _wrong(name, f"it is {fact}, and is rounded to {made.facts['y']}")
+            raise _wrong(name, f"it is {fact}, its quantisation gives {made.facts['y']}")
         return made
 
     def _free(self, name: str) -> str:
