@@ -1,0 +1,24 @@
+"""Graph -> :class:`Plan`."""
+
+from cml_engine.planning.lower.arena import views_of
+from cml_engine.planning.lower.costs import node_cost
+from cml_engine.planning.lower.dispatches import lower_node
+from cml_engine.planning.lower.draft import Draft, Drafted
+from cml_engine.planning.lower.options import PlanOptions
+from cml_engine.planning.lower.stages import drafted, lower, placed
+from cml_engine.planning.lower.steps import step_of
+from cml_engine.planning.lower.weights import bound
+
+__all__ = [
+    "Draft",
+    "Drafted",
+    "PlanOptions",
+    "bound",
+    "drafted",
+    "lower",
+    "lower_node",
+    "node_cost",
+    "placed",
+    "step_of",
+    "views_of",
+]

@@ -1,0 +1,138 @@
+"""What operators do, as dispatches that still name tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from cml_engine.errors import CmlError, InputError, UnsupportedOp
+from cml_engine.graph import Epilogue, Graph, Node
+from cml_engine.limits import Limits
+from cml_engine.ops.declaration import accessors
+from cml_engine.ops.declaration.checks import fault, text_of
+from cml_engine.ops.declaration.in_parts import check_atomics, in_parts
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Dispatch, Kernel, OpSpec
+from cml_engine.planning.check_dispatches import check_dispatches
+from cml_engine.planning.lower.costs import node_cost
+from cml_engine.planning.lower.draft import Draft
+from cml_engine.planning.lower.options import PlanOptions
+from cml_engine.planning.sibling import Sibling
+
+
+def add_dispatches(
+    draft: Draft,
+    graph: Graph,
+    limits: Limits,
+    layouts: dict[str, str],
+    options: PlanOptions,
+    sibling: Sibling | None,
+    entered: Collection[str],
+) -> None:
+    stub = options.stub
+    if stub and stub not in {
+        op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues))
+    }:
+        raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
+    for node in graph.nodes:
+        if not (lookup(node.op).traits.enters and node.outputs[0] in entered):
+            lower_node(draft, graph, node, limits, layouts, options, sibling)
+    if unbound := [name for name in options.parts if name not in draft.parts]:
+        raise InputError(
+            f"decide: '{unbound[0]}' cannot be bound in parts: no kernel of '{graph.name}' binds it"
+        )
+
+
+def lower_node(
+    draft: Draft,
+    graph: Graph,
+    node: Node,
+    limits: Limits,
+    layouts: dict[str, str],
+    options: PlanOptions,
+    sibling: Sibling | None,
+) -> None:
+    """Add what one node does to the draft."""
+    spec = lookup(node.op)
+    if spec.alias or node.op == options.stub:
+        return
+    if any(epilogue.op == options.stub for epilogue in node.epilogues):
+        node = replace(node, epilogues=_without(node.epilogues, options.stub))
+    if spec.kernel is None:
+        raise UnsupportedOp(
+            f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
+        )
+    op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
+    op.pinned = list(draft.pinned.get(node.title, ()))
+    op.asked, op.asked_parts = options.kernels.get(node.outputs[0], ""), options.parts
+    if sibling is not None:
+        op.kept, op.known = sibling.chosen(node), sibling.packed(node, graph)
+    dispatches = [d for d in _dispatches_of(spec, spec.kernel, op) if d.groups > 0]
+    _check_asked(op, dispatches, spec.kernel)
+    total = sum(d.groups for d in dispatches if d.cost is None)
+    cost = node_cost(spec, node, graph, layouts)
+    for dispatch in dispatches:
+        share = dispatch.cost or cost.scaled(dispatch.groups / total)
+        kernel = dispatch.kernel or spec.kernel
+        dispatch = _with_parts(spec, op, kernel, dispatch, draft)
+        draft.dispatches.append((node, kernel, dispatch, share))
+    draft.scratch.update(op.scratch_words)
+    draft.choices += op.choices
+    draft.chosen[node.title] = op.chosen
+
+
+def _with_parts(
+    spec: OpSpec, op: Lowering, kernel: Kernel, dispatch: Dispatch, draft: Draft
+) -> Dispatch:
+    """The dispatch of a kernel that finds its tensors in the parts in which they are bound."""
+    defines: dict[str, int | str] = {}
+    for i, name in enumerate(dispatch.tensors):
+        parts = draft.parts[name] = in_parts(op, name)
+        if parts.count > 1:
+            defines |= {f"T{i}_PARTS": parts.count, f"T{i}_PART_BYTES": parts.nbytes}
+            if not kernel.interface:
+                check_atomics(op, text_of(kernel, spec), f"T{i}", name)
+    if not defines or kernel.interface:  # an interface says it already
+        return dispatch
+    return replace(dispatch, defines={**dispatch.defines, **defines})
+
+
+def _check_asked(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -> None:
+    """A kernel that is asked for where none could be chosen must be what is there."""
+    there = {d.variant or str((d.kernel or kernel).path) for d in dispatches}
+    if op.asked and not op.choices and op.asked not in there:
+        raise InputError(
+            f"decide: {op.node.title} cannot have the kernel '{op.asked}': there is nothing to "
+            f"choose, it has {', '.join(sorted(there)) or 'none'}",
+            op.node.source,
+        )
+
+
+def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
+    """Those of other operators; what read a result of the one left out reads the one before."""
+    kept: list[Epilogue] = []
+    number = [0]  # by the operator's number before: that of the last one kept until there
+    for epilogue in epilogues:
+        if epilogue.op != op:
+            own = tuple((place, number[link]) for place, link in epilogue.own)
+            kept.append(replace(epilogue, own=own))
+        number.append(len(kept))
+    return tuple(kept)
+
+
+def _dispatches_of(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
+    try:
+        given = [accessors.whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
+        dispatches = list(given)
+    except CmlError:
+        raise
+    except Exception as error:
+        if not spec.from_game:
+            raise
+        what = "threads" if kernel.lower is None else "lower"
+        raise fault(
+            spec, f"its {what} function failed: {type(error).__name__}: {error}", op.node.source
+        ) from error
+    check_dispatches(spec, op, dispatches)
+    return dispatches

@@ -1,0 +1,89 @@
+"""Which tensors need a place, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from cml_engine.graph import Graph, unused_name
+from cml_engine.layout import PLAIN, words
+from cml_engine.ops.declaration.checks import fault
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.planning.lower.draft import Draft
+from cml_engine.planning.lower.options import PlanOptions
+from cml_engine.planning.lower.weights import MIN_BYTES
+from cml_engine.planning.plan_memory import Lifetime
+from cml_engine.planning.reuse import boundaries
+
+
+def aliases_of(graph: Graph) -> dict[str, str]:
+    """For every result that is another tensor's memory: that tensor."""
+    alias: dict[str, str] = {}
+    for node in graph.nodes:
+        spec = lookup(node.op)
+        if spec.alias:
+            facts = [graph.facts[name] for name in (node.inputs[0], node.outputs[0])]
+            if (facts[0].size, facts[0].dtype) != (facts[1].size, facts[1].dtype):
+                raise fault(spec, f"{node.title}: an alias of {facts[0]} cannot be {facts[1]}")
+            source = node.inputs[0]
+            alias[node.outputs[0]] = alias.get(source, source)
+    return alias
+
+
+def passed_on_names(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
+    """For every variable whose new value is a constant's or a variable's: a tensor to hold it. One
+    buffer cannot be copied within itself, and two variables may change places."""
+    return {
+        variable: unused_name(f"{variable}.next", graph.facts)
+        for variable, value in graph.updates
+        if alias.get(value, value) in graph.constants
+    }
+
+
+def lifetimes_of(
+    graph: Graph,
+    draft: Draft,
+    alias: Mapping[str, str],
+    layouts: Mapping[str, str],
+    options: PlanOptions,
+    held: Collection[str],
+) -> list[Lifetime]:
+    """Every tensor in the arena, and the steps that need it where each has memory of its own; what
+    is ``held`` from one run to the next is needed by all."""
+    last_step = len(draft.dispatches)
+    given = [alias.get(name, name) for name in graph.inputs]
+    used: dict[str, tuple[int, int]] = dict.fromkeys(given, (-1, -1))
+    for node in graph.nodes:  # a result that no dispatch writes (zero extents) has a place too
+        for name in node.outputs:
+            if name not in alias:
+                used.setdefault(name, (last_step, -1))
+    for step, (_, _, dispatch, _) in enumerate(draft.dispatches):
+        for name in dispatch.tensors:
+            root = alias.get(name, name)
+            if root not in graph.constants and root not in draft.packed:
+                first, last = used.get(root, (step, step))
+                used[root] = (min(first, step), max(last, step))
+    for name in graph.roots:
+        root = alias.get(name, name)
+        if root in used:
+            used[root] = (used[root][0], last_step)
+    used |= dict.fromkeys(draft.passed_on.values(), (last_step, last_step))
+    items = []
+    for name, (first, last) in used.items():
+        size = (
+            4 * draft.scratch[name] if name in draft.scratch else tensor_bytes(graph, layouts, name)
+        )
+        size = max(size, MIN_BYTES) + 2 * options.guard
+        throughout = options.keep or name in held
+        lifetime = (-1, last_step) if throughout else (first, max(first, last))
+        items.append(Lifetime(name, size, *lifetime))
+    return items
+
+
+def held_tensors(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
+    """The tensors that stay from one run to the next, each with the one whose memory it is."""
+    names = [*graph.inputs, *boundaries(graph)]
+    return {n: alias.get(n, n) for n in names if alias.get(n, n) not in graph.constants}
+
+
+def tensor_bytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:
+    return 4 * words(graph.facts[name], layouts.get(name, PLAIN))
