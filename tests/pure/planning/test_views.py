@@ -1,6 +1,5 @@
 """Parts of a tensor that lie in it: where, and where not."""
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from cml_engine.limits import Limits
 from cml_engine.passes import optimize
 from cml_engine.passes.infer import infer_node
 from cml_engine.planning.choose_layout import choose_layout
-from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.lower import PlanOptions, arena, lower
 from cml_engine.planning.plan_memory import Lifetime, place_within
 from cml_engine.planning.views import PartPlace, find_views, is_view_copy, whole
 from cml_engine.testing import full_attrs
@@ -210,7 +209,7 @@ def test_views_that_cannot_be_placed_as_well_are_given_up(monkeypatch):
         offsets, memory = place_within(items, alignment, most)
         return offsets, replace(memory, peak=next(sizes))
 
-    monkeypatch.setattr(sys.modules[lower.__module__], "place_within", place_worse)
+    monkeypatch.setattr(arena, "place_within", place_worse)
     plan, ops = steps(graph)
     assert plan.memory.peak == 1000 and "concat" in ops
 
