@@ -18,6 +18,7 @@ Exit code 1 where one part fails; all of them run.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -25,8 +26,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+#: of pytest, as for the suite
+_WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "variants": (("pytest", "-m", "long", "tests/gpu/kernels"),),
+    "variants": (("pytest", "-m", "long", *_WORKERS, "tests/gpu/kernels"),),
     "long": (("pytest", "-m", "long", "--ignore=tests/gpu/kernels"),),
     "calls": (("tests.prove", "--no-write"),),
     "onnx": (("tests.onnx_nodes", "--backend", "cpu"), ("tests.onnx_nodes", "--backend", "gpu")),
