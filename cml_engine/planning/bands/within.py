@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 
 from cml_engine.errors import CmlError, InputError, InternalError
 from cml_engine.plan import InBands, Plan
@@ -129,8 +129,9 @@ class _Banding:
         return InputError(
             f"arena_limit: '{graph.name}' may take {self.bounds.total} bytes for its activations. "
             f"{node.title} takes {need} at once as it is; in bands of rows the network takes "
-            f"{least.memory.peak} at the least{self._obstacle()}. Allow that much, use a smaller "
-            "input, or run it on tiles (cml.run_tiled, cml run --tile)",
+            f"{least.memory.peak} ({_mib(least.memory.peak)} MiB) at the least{self._obstacle()}. "
+            "Allow that much, use a smaller input, or run it on tiles (cml.run_tiled, cml run "
+            "--tile)",
             node.source,
         )
 
@@ -163,3 +164,8 @@ class _Banding:
 
     def _bytes_of(self, first: int, end: int) -> int:
         return max(self.usage.of_node(k) for k in range(first, end))
+
+
+def _mib(nbytes: int) -> float:
+    """Rounded up: as a limit it suffices."""
+    return ceil(nbytes / 2**20 * 100) / 100
