@@ -38,7 +38,11 @@ def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape
     """:func:`load_model`, where an input that the model leaves open has the shape that its ``-i``
     file says."""
     files = dict(pair.partition("=")[::2] for pair in a.input)
-    return load_open(a, lambda name, known: shape_of(files.get(name, ""), name, known))
+
+    def found(name: str, known: Known) -> Shape | None:
+        return shape_of(files[name], name, known) if files.get(name) else None
+
+    return load_open(a, found)
 
 
 def load_open(a: argparse.Namespace, shape_of: Callable[[str, Known], Shape | None]) -> Graph:

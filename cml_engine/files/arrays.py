@@ -49,23 +49,23 @@ def read(file: File, name: str, fact: Fact) -> Array:
 
 def shape_of(file: File, name: str, known: Known) -> Shape | None:
     """The shape that a file gives to an input of which only some extents are ``known``. None where
-    there is no file, and where a picture cannot say it: it has rows and columns, and as many
-    channels as are asked of it."""
-    if file == "":
-        return None
+    a picture cannot say it: it has rows and columns, and as many channels as are asked of it."""
     found = _found(file, name)
     with _told(found, name):
-        if found.suffix in pictures.KINDS:
-            return _shape_of_picture(found, name, known)
-        with _stream(found, name) as stream:
-            shape = _header(stream)[0]
-    fits = known is None or (
-        len(known) == len(shape) and all(k in (None, n) for k, n in zip(known, shape, strict=True))
-    )
-    if not fits:
-        wanted = ", ".join("?" if k is None else str(k) for k in known or ())
+        is_picture = found.suffix in pictures.KINDS
+        shape = (_shape_of_picture if is_picture else _shape_of_array)(found, name, known)
+    if shape is None or known is None:
+        return shape
+    same = len(known) == len(shape)
+    if not same or any(k not in (None, n) for k, n in zip(known, shape, strict=True)):
+        wanted = ", ".join("?" if k is None else str(k) for k in known)
         raise InputError(f"input '{name}': {found} is {list(shape)}; the model wants [{wanted}]")
     return shape
+
+
+def _shape_of_array(found: NamedFile, name: str, known: Known) -> Shape:
+    with _stream(found, name) as stream:
+        return _header(stream)[0]
 
 
 def _shape_of_picture(found: NamedFile, name: str, known: Known) -> Shape | None:

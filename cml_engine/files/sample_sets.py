@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +46,22 @@ def _of_input(path: Path, name: str, fact: Fact) -> list[Array]:
 def sample_shape(path: str, name: str, known: Known) -> Shape | None:
     """The shape that samples give to an input of which only some extents are ``known``; None where
     they do not say."""
-    arrays = _arrays(Path(path), name) if path and known is not None else []
-    if not arrays or known is None or not 0 <= arrays[0].ndim - len(known) <= 1:
+    first = None if known is None else next(_arrays(Path(path), name), None)
+    if first is None or known is None or not 0 <= first.ndim - len(known) <= 1:
         return None
-    shape = arrays[0].shape
+    shape = first.shape
     return shape[1:] if len(shape) > len(known) else (known[0] or 1, *shape[1:])
 
 
-def _arrays(path: Path, name: str) -> list[Array]:
+def _arrays(path: Path, name: str) -> Iterator[Array]:
     if not path.is_file():
         raise InputError(f"samples of '{name}': no such file: {path}")
     try:
         loaded = np.load(path, allow_pickle=False)
-        return [loaded] if isinstance(loaded, np.ndarray) else [loaded[k] for k in loaded.files]
+        if isinstance(loaded, np.ndarray):
+            yield loaded
+        else:
+            yield from (loaded[key] for key in loaded.files)
     except Exception as error:  # whatever NumPy says of a damaged file
         said = str(error) or type(error).__name__
         raise InputError(f"samples of '{name}': cannot read {path}: {said}") from None

@@ -10,14 +10,7 @@ from cml_engine.passes import NAMES
 from cml_engine.planning.asked import Decide, checked
 from cml_engine.planning.choose_storage import Storage
 from cml_engine.planning.lower import PlanOptions
-from cml_engine.ranges import (
-    ARENA_LIMIT,
-    an_object,
-    flag,
-    names,
-    one_of,
-    some_of,
-)
+from cml_engine.ranges import ARENA_LIMIT, an_object, flag, names, one_of, some_of
 
 
 @dataclass(frozen=True, slots=True)

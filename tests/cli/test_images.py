@@ -52,6 +52,8 @@ def test_a_picture_is_read_as_it_was_written(tmp_path, rng, kind, channels):
     known = (None, channels, None, None)
     assert array_files.shape_of(file.path, "y", known) == fact(channels).shape
     assert array_files.shape_of(file.path, "y", (1, None, None, None)) is None
+    with pytest.raises(InputError, match=rf"the model wants \[1, {channels}, 999, \?\]"):
+        array_files.shape_of(file.path, "y", (1, channels, 999, None))
 
 
 @pytest.mark.parametrize("kind", ["tif", "exr"])

@@ -18,8 +18,6 @@ from cml_engine.planning.lower.options import PlanOptions
 from cml_engine.planning.plan_memory import Lifetime
 
 Array = np.ndarray[Any, Any]
-
-
 #: a dispatch, and its node, kernel and cost
 Launch = tuple[Node, Kernel, Dispatch, Cost]
 

@@ -15,8 +15,6 @@ from cml_engine.planning.lower.draft import Draft
 from cml_engine.planning.sibling import Sibling
 
 Array = np.ndarray[Any, Any]
-
-
 #: a binding takes a multiple of it, so that a vector load at its start or end stays inside, and
 #: copies of several, one behind the other, begin where a device can map them
 MIN_BYTES = 16
