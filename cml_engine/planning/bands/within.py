@@ -125,11 +125,11 @@ class _Banding:
         """Why no bands fit into ``arena_limit``, and what would."""
         graph = self.whole.graph
         k = max(range(len(graph.nodes)), key=self.usage.of_node)
-        node, need = graph.nodes[k], self.usage.of_node(k)
+        node, need, enough = graph.nodes[k], self.usage.of_node(k), least.memory.peak
         return InputError(
             f"arena_limit: '{graph.name}' may take {self.bounds.total} bytes for its activations. "
             f"{node.title} takes {need} at once as it is; in bands of rows the network takes "
-            f"{least.memory.peak} ({_mib(least.memory.peak)} MiB) at the least{self._obstacle()}. "
+            f"{enough} ({_enough_mib(enough)} MiB) at the least{self._obstacle()}. "
             "Allow that much, use a smaller input, or run it on tiles (cml.run_tiled, cml run "
             "--tile)",
             node.source,
@@ -166,6 +166,6 @@ class _Banding:
         return max(self.usage.of_node(k) for k in range(first, end))
 
 
-def _mib(nbytes: int) -> float:
+def _enough_mib(nbytes: int) -> float:
     """Rounded up: as a limit it suffices."""
     return ceil(nbytes / 2**20 * 100) / 100
