@@ -54,9 +54,9 @@ PLANNERS = {
 #: of a frame, that the networks leave free where only the picture's time is known
 _HEADROOM = 0.15
 #: what the networks get where nothing is left: else the world would not go on
-_FLOOR_MS = 1.0
+_FLOOR_MS = 0.75
 #: of the frames, that may be late for the networks' sake
-_OVER_SHARE = 0.015
+_OVER_SHARE = 0.0075
 #: of a frame, for everything but the networks: beyond that the picture is less work
 _PICTURE_SHARE = 0.7
 #: of a frame, for the networks, while there is nothing to fly over yet
@@ -131,7 +131,7 @@ class Game:
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
         #: until the first picture is whole the networks come first
         self.loading = True
-        self._began = False
+        self._began = self._encoded = False
         self._on_cpu = gpu.info.get("adapter_type") == "CPU"
         if self._on_cpu:
             keep_apart()
@@ -157,7 +157,8 @@ class Game:
         camera = self.renderer.camera(pose.position, pose.yaw, pose.pitch)
         self._look(camera, pose, now_s)
         encoder = self.gpu.device.create_command_encoder()
-        report = self.scheduler.encode(encoder)
+        report = None if self._on_cpu else self.scheduler.encode(encoder)
+        waited_ms = 0.0
         self.streaming.collect(encoder, now_s)
         if target_view is not None:
             if self.renderer.ready:
@@ -168,7 +169,28 @@ class Game:
                 draw_overlay(encoder, self.timer.writes("overlay"))
         self.timer.resolve(encoder)
         self.gpu.queue.submit([encoder.finish()])
-        return self._end(report, start)
+        if report is None:
+            self._learn()  # while the picture is drawn: later it would hold up the networks
+            report, waited_ms = self._fill_rest(start, target_view is not None)
+        sample = self.times.begin(report, _ms_since(start) - waited_ms)
+        self._encoded = True
+        if not self._on_cpu:
+            self._learn()
+        return sample
+
+    def _fill_rest(self, start: float, drawn: bool) -> tuple[FrameReport, float]:
+        """The networks' slices, when the picture is done: a software driver draws on the cores that
+        the game's own code runs on, so waiting for it costs nothing, and what is left of the frame
+        is known. Also how long that wait was, in ms."""
+        submitted = time.perf_counter()
+        self.gpu.wait()
+        waited_ms, elapsed_ms = _ms_since(submitted), _ms_since(start)
+        if drawn:
+            self.pace.took(elapsed_ms)
+        encoder = self.gpu.device.create_command_encoder()
+        report = self.scheduler.encode(encoder, elapsed_ms)
+        self.gpu.queue.submit([encoder.finish()])
+        return report, waited_ms
 
     def renew(self) -> None:
         """All tiles are to be made anew; what is there is drawn until then."""
@@ -189,25 +211,20 @@ class Game:
             timed=lambda: self.timer.writes("render"),
         )
 
-    def _end(self, report: FrameReport, start: float) -> FrameSample:
-        measured = self.scheduler.end_frame()
-        sample = self.times.begin(report, 1e3 * (time.perf_counter() - start))
+    def _learn(self) -> None:
+        """From what has arrived of the last frames' times."""
+        measured = self.scheduler.end_frame() if self._encoded else []
+        self._encoded = False
         for number, passes in self.timer.end_frame():
             known = self.times.rendered(number, passes)
-            if known is not None:
-                self.scheduler.render_took(self._taken_ms(known))
-                self.pace.took(self._taken_ms(known))
+            if known is not None and not self._on_cpu:
+                gpu_ms = (known.render_ms or 0.0) + known.overlay_ms
+                self.scheduler.render_took(gpu_ms)
+                self.pace.took(gpu_ms)
         for done in measured:
             self.times.inferred(done)
             self.operators.add(done)
         self._count()
-        return sample
-
-    def _taken_ms(self, sample: FrameSample) -> float:
-        """What a frame costs without its networks. A software driver draws on the cores that the
-        game's own code runs on, so there the two take turns."""
-        gpu_ms = (sample.render_ms or 0.0) + sample.overlay_ms
-        return gpu_ms + (sample.cpu_ms if self._on_cpu else 0.0)
 
     def _count(self) -> None:
         if self.complete:
@@ -326,11 +343,17 @@ class Game:
 
     def close(self) -> None:
         """Let go of everything: jobs that are under way, and the picture's memory."""
+        if self._encoded:
+            self._learn()
         self.streaming.cancel_all()
         if self.planet is not None:
             self.planet.close()
         self.renderer.close()
         gc.unfreeze()
+
+
+def _ms_since(start: float) -> float:
+    return 1e3 * (time.perf_counter() - start)
 
 
 def _planet(gpu: cml.Gpu, settings: Settings, agents: Agents) -> PlanetTiles | None:

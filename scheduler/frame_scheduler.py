@@ -251,7 +251,7 @@ class FrameScheduler:
     @property
     def rate(self) -> float:
         """GPU milliseconds for networks per millisecond of wall time."""
-        return self._allowed()[1] / self.frame_ms
+        return self.pacing.usual_ms(self._allowed()[1]) / self.frame_ms
 
     def _allowed(self) -> tuple[float, float]:
         """Milliseconds of the next frame: the budget, and what of it is planned for."""
@@ -270,8 +270,13 @@ class FrameScheduler:
         :meth:`render_took`, and no headroom is left."""
         self.pacing.frame_took(self.budget, ms)
 
-    def encode(self, encoder: Any) -> FrameReport:
+    def encode(self, encoder: Any, elapsed_ms: float | None = None) -> FrameReport:
         """Append this frame's slices to the host's command encoder. Never waits.
+
+        ``elapsed_ms``: everything else in the frame is done, on the GPU too, and took so long. A
+        host that waits for its picture (it is drawn on the CPU, or paced by a fence) encodes and
+        submits the networks after it. With ``budget_ms="spare"`` these then have the rest of the
+        frame: :meth:`frame_took` tells how long that was.
 
         Nothing is appended until the frame before was ended: whether it was submitted is not
         known, and an upload now would overtake it.
@@ -279,6 +284,7 @@ class FrameScheduler:
         with self.lifecycle.lock:
             if self.lifecycle.open_frame is not None:
                 return self._refuse_frame()
+            self.pacing.begin_frame(self.budget, elapsed_ms)
             return self._encode(encoder)
 
     def _refuse_frame(self) -> FrameReport:
@@ -306,7 +312,7 @@ class FrameScheduler:
         if not is_ms(self.budget.next_ms()):
             self._ignored += 1
         budget, aim = self._allowed()
-        self._rate = rate = aim / self.frame_ms
+        rate, self._rate = aim / self.frame_ms, self.rate
         copied = jobs.charges.take()
         aim = max(0.0, aim - copied)
         rests = self._feedback.rest_due or self.pacing.rest_due(self.budget)
@@ -335,7 +341,7 @@ class FrameScheduler:
         report.encode_ms = _cpu_ms() - encoding
         timed = [[(cost, part.count) for part, cost, _ in group] for group in groups]
         self._feedback.encoded(report, timed if report.timed else [])
-        self.pacing.slack.encoded(report.frame, aim, report.predicted_ms, timed=report.timed)
+        self.pacing.encoded(report, aim)
         report.cpu_ms = _cpu_ms() - start
         return report
 
@@ -383,7 +389,7 @@ class FrameScheduler:
             except Exception as error:
                 self.lifecycle.note(error)
             self._feedback.abandoned()
-            self.pacing.slack.abandoned()
+            self.pacing.abandoned()
             if self.lifecycle.recorder:
                 self.lifecycle.recorder.abandoned_frame()
             self.frame += 1

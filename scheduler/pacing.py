@@ -7,6 +7,8 @@ from scheduler.executor import WALL_CLOCK, Executor
 from scheduler.planning.budget import FixedBudget, SpareBudget
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.frame_slack import FrameSlack
+from scheduler.planning.rest_of_frame import RestOfFrame
+from scheduler.reports import FrameReport
 
 #: frames of render time, beyond which more changes nothing: a loading screen is no renderer
 _LONGEST = 60
@@ -21,6 +23,7 @@ class Pacing:
 
     def __init__(self, frame_ms: float, share: float, executor: Executor) -> None:
         self.slack = FrameSlack(share)
+        self.rest = RestOfFrame(share)
         #: how many times were given that cannot be times
         self.ignored = 0
         #: the next frame runs nothing (told by a replay)
@@ -28,6 +31,20 @@ class Pacing:
         self._frame_ms = frame_ms
         self._executor, self._timed = executor, executor.clock_source != WALL_CLOCK
         self._budget_ms = 0.0
+        #: whether the networks come last in the frame, after so much of it as the host has told
+        self._last = False
+
+    def begin_frame(self, budget: FixedBudget | SpareBudget, elapsed_ms: float | None) -> None:
+        """Another frame is filled, of which so much has passed; see
+        :meth:`FrameScheduler.encode`."""
+        known = None if elapsed_ms is None else self._sane(elapsed_ms)
+        self._last = known is not None and isinstance(budget, SpareBudget)
+        if known is not None and self._last:
+            self.rest.begin_frame(known, self._frame_ms - known)
+
+    def usual_ms(self, aim_ms: float) -> float:
+        """What frames are planned for, where the next one is planned for ``aim_ms``."""
+        return (self._last and self.rest.usual_ms) or aim_ms
 
     def frame_of(
         self, budget: FixedBudget | SpareBudget, model: CostModel, back_off: float
@@ -40,6 +57,8 @@ class Pacing:
         if isinstance(budget, FixedBudget):
             aim = budget.aim_ms
             return self._budget_ms, model.aim_ms(self._budget_ms) / back_off if aim is None else aim
+        if self._last:
+            return budget.within(self.rest.room_ms), budget.within(self.rest.aim_ms / back_off)
         if not self._budget_ms or not self._learned:
             return self._budget_ms, model.aim_ms(self._budget_ms) / back_off
         target = self._target(budget)
@@ -56,7 +75,8 @@ class Pacing:
     def times(self, frame: int, budget: FixedBudget | SpareBudget) -> bool:
         """Whether slices of known steps are timed in the frame. Where the host tells whole frames,
         these are what the budget is kept by; timings then only follow what the steps cost."""
-        by_frames = isinstance(budget, SpareBudget) and self._learned and self.slack.whole_frames
+        whole = self._learned and self.slack.whole_frames
+        by_frames = isinstance(budget, SpareBudget) and (whole or self._last)
         return not (self._executor.timing_is_dear and by_frames) or frame % _TIMED_EVERY == 0
 
     def _target(self, budget: SpareBudget) -> float:
@@ -67,9 +87,23 @@ class Pacing:
     def rest_due(self, budget: FixedBudget | SpareBudget) -> bool:
         """Whether the next frame runs nothing: there is no room, or frames without networks must
         be known."""
-        if self.rests or not isinstance(budget, SpareBudget) or not self._learned:
+        if self.rests or not isinstance(budget, SpareBudget):
             return self.rests
-        return self.slack.rests(self._target(budget), budget.floor_ms)
+        if self._last:
+            return self.rest.rests(budget.floor_ms)
+        return self._learned and self.slack.rests(self._target(budget), budget.floor_ms)
+
+    def encoded(self, report: FrameReport, aim_ms: float) -> None:
+        """The frame has been filled; ``aim_ms`` could have been planned."""
+        if self._last:
+            self.rest.encoded(aim_ms, report.predicted_ms)
+        else:
+            timed = report.timed
+            self.slack.encoded(report.frame, aim_ms, report.predicted_ms, timed=timed)
+
+    def abandoned(self) -> None:
+        """The frame that was filled last never ran."""
+        (self.rest if self._last else self.slack).abandoned()
 
     def render_took(self, budget: FixedBudget | SpareBudget, ms: float) -> None:
         """See :meth:`FrameScheduler.render_took`."""
@@ -81,7 +115,9 @@ class Pacing:
     def frame_took(self, budget: FixedBudget | SpareBudget, ms: float) -> None:
         """See :meth:`FrameScheduler.frame_took`."""
         known = self._sane(ms)
-        if known is not None:
+        if known is not None and self._last:
+            self.rest.took(known)
+        elif known is not None:
             rest = self.slack.took(known)
             if not self._timed and rest is not None:
                 budget.observe(rest)

@@ -12,11 +12,12 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 
 import cml_engine as cml
 from demo_game.command import parser as game_parser
 from demo_game.headless import Options, run
-from demo_game.reporting.report import plain_table, table
+from demo_game.reporting.report import WORDS, RunReport
 from demo_game.settings import choose
 
 _MODES = ("off", "sliced", "unsliced")
@@ -44,20 +45,40 @@ def neighbour(busy_ms: float, every_ms: float) -> Iterator[None]:
         process.join()
 
 
+def table(flights: Sequence[Sequence[RunReport]]) -> str:
+    """A line for each mode: what its flights have in the mean, and their range."""
+    lines = [f"{'':36s} {'late frames':>24s} {'tiles':>16s} {'seen after':>11s}"]
+    for mode, reports in zip(_MODES, zip(*flights, strict=True), strict=True):
+        late = [100 * report.frames_over / report.frames for report in reports]
+        tiles = [report.tiles for report in reports]
+        waits = [report.latency_s["p50"] for report in reports]
+        lines.append(
+            f"{WORDS[mode]:36s} {fmean(late):7.2f} % ({min(late):5.2f} to {max(late):5.2f}) "
+            f"{fmean(tiles):6.0f} ({min(tiles)} to {max(tiles)}) {fmean(waits):9.1f} s"
+        )
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--frames", type=int, default=1200, help="of each flight")
+    options.add_argument("--frames", type=int, default=900, help="of each flight")
+    options.add_argument("--rounds", type=int, default=4, help="flights of each kind, in turns")
     options.add_argument("--busy-ms", type=float, default=100.0, help="0: no neighbour")
     options.add_argument("--every-ms", type=float, default=500.0)
     asked = options.parse_args(argv)
+    if asked.rounds < 1:
+        options.error(f"--rounds: wanted at least 1, got {asked.rounds}")
     if not 0 <= asked.busy_ms < asked.every_ms:
         options.error(f"--busy-ms: wanted 0 to below {asked.every_ms:g}, got {asked.busy_ms:g}")
     gpu = cml.Gpu()
     quality, settings, notice = choose(gpu, game_parser().parse_args([]))
     print(notice)
     with neighbour(asked.busy_ms, asked.every_ms):
-        runs = [run(gpu, quality, settings, Options(asked.frames, mode)) for mode in _MODES]
-    print(table(runs), plain_table(runs), sep="\n\n")
+        flights = [
+            [run(gpu, quality, settings, Options(asked.frames, mode)) for mode in _MODES]
+            for _ in range(asked.rounds)
+        ]
+    print(table(flights))
     return 0
 
 

@@ -92,7 +92,7 @@ def table(runs: Sequence[RunReport]) -> str:
 
 
 #: what a mode is, to somebody who has never seen it
-_WORDS = {
+WORDS = {
     "off": "no networks, the picture alone",
     "sliced": "networks in slices, in the time left",
     "layer": "one whole operator per frame",
@@ -108,7 +108,7 @@ def plain_table(runs: Sequence[RunReport]) -> str:
     for run in runs:
         seen = f"{run.latency_s['p50']:.1f} s" if run.tiles else "-"
         lines.append(
-            f"{_WORDS[run.mode]:38s} {run.tiles:10d} {seen:>11s} {100 * run.over_share:10.1f} % "
+            f"{WORDS[run.mode]:38s} {run.tiles:10d} {seen:>11s} {100 * run.over_share:10.1f} % "
             f"{run.frame_ms['max']:6.0f} ms"
         )
     by_mode = {run.mode: run for run in runs}

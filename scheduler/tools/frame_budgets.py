@@ -16,7 +16,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from scheduler.clock import VirtualClock
 from scheduler.executor import Slice
@@ -137,11 +137,15 @@ class _Unlearned(FrameSlack):
         return False
 
 
+Rule = Literal["networks last", "whole frames", "render times", "before"]
+
+
 def ours(
-    noise: Sequence[NoisyFrame], share: float = 0.01, *, old: bool = False, whole: bool = True
+    noise: Sequence[NoisyFrame], share: float = 0.01, rule: Rule = "whole frames"
 ) -> RuleResult:
-    """The scheduler, with work without end. ``whole``: it is told of whole frames, else of the
-    renderer's times only. ``old``: by the rule of before."""
+    """The scheduler, with work without end. It is told of whole frames and, where the networks come
+    last, of what has passed when their turn comes; or of the renderer's times only; or it goes by
+    the rule of before."""
     steps = [SimStep(f"k{i}", 2000, 0.004) for i in range(12)]
     nets = [SimNetwork(name, steps) for name in "ab"]
     model = CostModel(share)
@@ -154,21 +158,21 @@ def ours(
         device, FRAME_MS, "spare", over_share=share, clock=clock, cost_model=model
     )
     scheduler.budget = SpareBudget(FRAME_MS, headroom=0.0)
-    if old:
+    if rule == "before":
         scheduler.pacing.slack = _Unlearned(share)
     jobs = [scheduler.submit(net, {}) for net in nets]
     ran = []
     for frame in noise:
         jobs = [scheduler.submit(n, {}) if j.ended else j for n, j in zip(nets, jobs, strict=True)]
-        scheduler.encode(None)
+        scheduler.encode(None, frame.rest_ms if rule == "networks last" else None)
         others = frame.others_ms(device.exact_ms)
         took = others + device.frame_ms
         ran.append(device.exact_ms)
         clock.advance(max(FRAME_MS, took))
         scheduler.end_frame()
-        if not whole or old:
+        if rule in ("render times", "before"):
             scheduler.render_took(others)
-        if whole:
+        if rule != "render times":
             scheduler.frame_took(took)
     return _kept(noise[WARM_UP:], ran[WARM_UP:])
 
@@ -210,9 +214,10 @@ def table(frames: int = 6000, share: float = 0.01) -> str:
         best = best_constant(noise, share)
         rules = {
             "best constant": best,
-            "ours, whole frames": ours(noise, share),
-            "ours, render times": ours(noise, share, whole=False),
-            "before": ours(noise, share, old=True),
+            "ours, networks last": ours(noise, share, "networks last"),
+            "ours, whole frames": ours(noise, share, "whole frames"),
+            "ours, render times": ours(noise, share, "render times"),
+            "before": ours(noise, share, "before"),
         }
         for rule, kept in rules.items():
             lines.append(

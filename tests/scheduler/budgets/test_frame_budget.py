@@ -43,7 +43,7 @@ def test_the_rule_of_before_does_less():
     """The comparison can fail."""
     (recorded,) = [n for n in NAMES if n.startswith("recorded")]
     noise = frame_budgets.scenarios(FRAMES)[recorded]
-    assert not keeps(ours(noise, SHARE, old=True), best_constant(noise, SHARE))
+    assert not keeps(ours(noise, SHARE, "before"), best_constant(noise, SHARE))
 
 
 def learned(rests, target=FRAME_MS, share=0.01, networks_ms=3.0, whole=True):

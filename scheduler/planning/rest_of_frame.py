@@ -1,0 +1,116 @@
+"""What is left of a frame for its networks, where everything else in it is done.
+
+A host that encodes its networks last, when its picture is finished, knows how much of the frame has
+passed. No hitch of the renderer can make such a frame late for the networks' sake. What is learned
+is how much longer than predicted the networks take by the host's own clock: with their submit, the
+wake-up after it, and all that holds them up. A frame that has been slower than usual until now goes
+on like that, for who took the machine's cores is still there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from scheduler.planning.margin import TailMargin
+
+#: the level is the median of so many frames, or the least of the last few where that is more
+_LEVEL, _SURE = 15, 3
+#: frames that tell what is usual until the networks' turn, and how far one may be from it
+_USUAL, _QUICKEST, _SLOWEST = 61, 0.9, 3.0
+#: frames in a row that run nothing for want of room, before the networks get on: where they would
+#: be late anyway, and where they would not
+_RESTS_LATE, _RESTS = 2, 12
+#: at first half of what fits is planned, and three quarters after so many frames: the rare long
+#: ones are not known yet
+_DOUBTED = 20
+#: how fast the usual plan follows the last one
+_SMOOTHED = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A frame whose end is awaited."""
+
+    elapsed_ms: float
+    room_ms: float
+    slow: float
+    predicted_ms: float
+    #: frames that had run nothing before it
+    rests: int
+
+
+class RestOfFrame:
+    """Plans what fits in the rest of a frame, so that at most ``share`` of the frames are late for
+    the networks' sake."""
+
+    def __init__(self, share: float = 0.01) -> None:
+        self._margin = TailMargin(share)
+        self._beyond: deque[float] = deque(maxlen=_LEVEL)
+        self._elapsed: deque[float] = deque(maxlen=_USUAL)
+        self._open: _Open | None = None
+        self._rests = self._learned = 0
+        self._elapsed_ms = self._left_ms = 0.0
+        #: how many times as long as usual everything takes in this frame
+        self._slow = 1.0
+        #: what a frame with networks takes beyond what is predicted of them, of late
+        self._level_ms = 0.0
+        #: what is planned in a usual frame
+        self.usual_ms = 0.0
+
+    def begin_frame(self, elapsed_ms: float, left_ms: float) -> None:
+        """Of the frame that is filled now, so much has passed and is left."""
+        self._elapsed_ms, self._left_ms = elapsed_ms, left_ms
+        self._elapsed.append(elapsed_ms)
+        usual = sorted(self._elapsed)[len(self._elapsed) // 2]
+        self._slow = min(_SLOWEST, max(_QUICKEST, elapsed_ms / usual)) if usual else 1.0
+
+    @property
+    def room_ms(self) -> float:
+        """What the networks may be predicted to take at most."""
+        return max(0.0, self._left_ms / self._slow - self._level_ms)
+
+    @property
+    def aim_ms(self) -> float:
+        """The predicted milliseconds to plan for."""
+        sure = 1 - 0.5 * _DOUBTED / (_DOUBTED + self._learned)
+        return sure * self._margin.aim_ms(self.room_ms) if self.room_ms else 0.0
+
+    def rests(self, least_ms: float) -> bool:
+        """Whether the frame runs nothing: less than ``least_ms`` fit in it."""
+        most = _RESTS if self._left_ms > 0 else _RESTS_LATE
+        return self._rests < most and self.aim_ms < least_ms
+
+    def encoded(self, aim_ms: float, predicted_ms: float) -> None:
+        """The frame runs so much, of ``aim_ms`` that it could have run."""
+        room, slow = self.room_ms, self._slow
+        self._open = _Open(self._elapsed_ms, room, slow, predicted_ms, self._rests)
+        self._rests = 0 if predicted_ms else self._rests + 1
+        self.usual_ms += _SMOOTHED * (aim_ms - self.usual_ms) if self.usual_ms else aim_ms
+
+    def abandoned(self) -> None:
+        """The frame that was encoded last never ran."""
+        if self._open is not None:
+            self._rests, self._open = self._open.rests, None
+
+    def took(self, ms: float) -> None:
+        """The whole of the frame that was encoded last."""
+        frame, self._open = self._open, None
+        if frame is None:
+            return
+        if not frame.predicted_ms:
+            if self._beyond:  # what was seen last is believed less and less
+                self._follow(min(self._beyond))
+            return
+        beyond = (ms - frame.elapsed_ms) / frame.slow - frame.predicted_ms
+        if len(self._beyond) >= _SURE and frame.room_ms:
+            unforeseen = max(0.0, frame.predicted_ms + beyond - self._level_ms)
+            self._margin.learn(frame.predicted_ms, unforeseen, frame.room_ms)
+            self._learned += 1
+        self._follow(beyond)
+
+    def _follow(self, beyond_ms: float) -> None:
+        self._beyond.append(beyond_ms)
+        recent = list(self._beyond)
+        usual = sorted(recent)[len(recent) // 2]
+        self._level_ms = max(0.0, usual, min(recent[-_SURE:]))

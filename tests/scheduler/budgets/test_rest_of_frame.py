@@ -1,0 +1,163 @@
+"""Networks that come last in a frame: what is left of it is known, and theirs."""
+
+import json
+import math
+import random
+
+import pytest
+
+from scheduler import FrameScheduler, VirtualClock
+from scheduler.planning.rest_of_frame import RestOfFrame
+from scheduler.recording import Recording, decisions_of
+from scheduler.tools import frame_budgets
+from scheduler.tools.frame_budgets import FRAME_MS, best_constant, ours
+from scheduler.tools.replay import replay
+from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
+
+FRAMES, SHARE, LEAST_MS = 6000, 0.01, 0.5
+
+
+@pytest.mark.parametrize("name", ["recorded: llvmpipe-two-cores", "spikes every 2 s"])
+def test_as_much_is_done_as_the_best_plan_does_and_few_frames_are_late(name):
+    noise = frame_budgets.scenarios(FRAMES)[name]
+    kept, best = ours(noise, SHARE, "networks last"), best_constant(noise, SHARE)
+    assert kept.work_ms >= 0.95 * best.work_ms and kept.added <= SHARE, (kept, best)
+
+
+def learned(frames, beyond=lambda number, elapsed: 0.5, elapsed=lambda number: 8.0, share=0.01):
+    """After so many frames that took ``beyond`` longer than predicted."""
+    rest = RestOfFrame(share)
+    for number in range(frames):
+        passed = elapsed(number)
+        runs(rest, passed, beyond(number, passed))
+    return rest
+
+
+def runs(rest, elapsed, beyond, least=0.0):
+    """Another frame; what it ran."""
+    rest.begin_frame(elapsed, FRAME_MS - elapsed)
+    aim = 0.0 if rest.rests(least) else max(least, rest.aim_ms)
+    rest.encoded(rest.aim_ms, aim)
+    rest.took(elapsed + (aim + beyond if aim else 0.1))
+    return aim
+
+
+def test_all_that_is_left_is_planned_for_where_nothing_is_uncertain():
+    rest = learned(400)
+    assert runs(rest, 8.0, 0.5) == pytest.approx(FRAME_MS - 8.5, rel=0.03)
+    assert runs(rest, 8.4, 0.5) < runs(rest, 8.0, 0.5)
+
+
+def test_at_first_half_of_it_is():
+    assert runs(RestOfFrame(), 8.0, 0.5) < 0.5 * (FRAME_MS - 8.0)
+
+
+def test_a_renderers_hitches_cost_other_frames_nothing():
+    hitches = learned(600, elapsed=lambda number: 30.0 if number % 20 == 7 else 8.0)
+    assert runs(hitches, 8.0, 0.5) == pytest.approx(runs(learned(600), 8.0, 0.5), rel=0.03)
+
+
+def test_the_networks_own_hitches_limit_the_plan():
+    rest = learned(600, lambda number, elapsed: 3.5 if number % 20 == 7 else 0.5)
+    assert runs(rest, 8.0, 0.5) < FRAME_MS - 8.0 - 3.0
+
+
+def test_a_frame_that_is_slow_until_then_is_expected_to_stay_slow():
+    """Who took the cores from the picture takes them from the networks."""
+    rest = learned(400)
+    usual, slow = runs(rest, 8.0, 0.5), runs(rest, 12.0, 0.5)
+    assert slow == pytest.approx((FRAME_MS - 12.0) / 1.5 - 0.5, rel=0.05)
+    assert slow < 0.7 * (usual - 4.0)
+
+
+def test_a_slow_frames_excess_is_not_expected_of_usual_ones():
+    chance = random.Random(1)
+    slow = [chance.random() < 0.2 for _ in range(800)]
+    rest = learned(
+        800,
+        lambda number, elapsed: 0.5 * elapsed / 8.0,
+        lambda number: 11.0 if slow[number] else 8.0,
+    )
+    assert runs(rest, 8.0, 0.5) == pytest.approx(FRAME_MS - 8.5, rel=0.15)
+
+
+def test_where_there_is_no_room_frames_rest_and_the_networks_get_on_now_and_then():
+    rest = learned(400)
+    ran = [runs(rest, 16.4, 0.5, LEAST_MS) > 0 for _ in range(26)]
+    assert ran == ([False] * 12 + [True]) * 2
+    rest = learned(400)
+    late_anyway = [runs(rest, 20.0, 0.5, LEAST_MS) for _ in range(3)]
+    assert late_anyway == [0.0, 0.0, LEAST_MS], "two rests, and no more"
+
+
+def test_an_excess_that_fills_the_frame_is_forgotten_when_nothing_runs():
+    """Frames that run nothing would never learn that it is over."""
+    rest = learned(100)
+    for _ in range(15):
+        runs(rest, 8.0, 9.0)
+    assert runs(rest, 8.0, 0.5, LEAST_MS) == 0.0
+    ran = [runs(rest, 8.0, 0.5, LEAST_MS) for _ in range(40)]
+    assert ran[-1] > 1.0
+
+
+def test_a_frame_that_never_ran_changes_nothing():
+    rest, same = learned(400), learned(400)
+    for _ in range(3):
+        rest.begin_frame(16.4, FRAME_MS - 16.4)
+        rest.encoded(0.0, 0.0)
+        rest.abandoned()
+        rest.took(99.0)
+    assert runs(rest, 8.0, 0.5) == pytest.approx(runs(same, 8.0, 0.5), rel=1e-3)
+    assert runs(rest, 8.0, 0.5, LEAST_MS) > 0
+
+
+def scheduler_with_work(**options):
+    clock = VirtualClock(5.0)
+    gpu = SimGpu(Noise.of_tail(1.3), seed=3)
+    scheduler = FrameScheduler(gpu, clock=clock, **options)
+    net = SimNetwork("n", [SimStep(f"k{i}", 100, 0.05) for i in range(8)])
+    return scheduler, gpu, clock, net
+
+
+def fly(scheduler, gpu, clock, net, frames=500, tells=True):
+    chance, reports = random.Random(2), []
+    job = scheduler.submit(net, {}, deadline_ms=300)
+    for _ in range(frames):
+        if job.ended:
+            job = scheduler.submit(net, {}, deadline_ms=300)
+        elapsed = chance.uniform(8, 9) + (chance.random() < 0.05) * 20
+        reports.append(scheduler.encode(None, elapsed if tells else None))
+        took = elapsed + gpu.frame_ms
+        clock.advance(max(FRAME_MS, took))
+        scheduler.end_frame()
+        scheduler.frame_took(took)
+    return reports
+
+
+def test_a_scheduler_fills_the_rest_and_a_replay_decides_the_same():
+    scheduler, gpu, clock, net = scheduler_with_work()
+    recording = scheduler.record()
+    reports = fly(scheduler, gpu, clock, net)
+    assert any(report.aim_ms == 0 for report in reports), "frames that were late already"
+    assert max(report.predicted_ms for report in reports) > 4.0
+    again = Recording(**json.loads(json.dumps(recording.__dict__)))
+    assert replay(again) == recording.decisions == [decisions_of(r) for r in reports]
+    assert scheduler.rate == pytest.approx(reports[-1].aim_ms / FRAME_MS, rel=0.5)
+
+
+def test_a_fixed_budget_is_what_it_is():
+    told, untold = scheduler_with_work(budget_ms=2.0), scheduler_with_work(budget_ms=2.0)
+    same = fly(*untold, 100, tells=False)
+    assert [decisions_of(r) for r in fly(*told, 100)] == [decisions_of(r) for r in same]
+
+
+@pytest.mark.parametrize("elapsed", [math.nan, math.inf, -1.0])
+def test_what_cannot_be_a_time_is_left_out_and_counted(elapsed):
+    scheduler, gpu, clock, net = scheduler_with_work()
+    fly(scheduler, gpu, clock, net, 50)
+    before = scheduler.ignored_values
+    report = scheduler.encode(None, elapsed)
+    scheduler.end_frame()
+    scheduler.frame_took(9.0)
+    assert scheduler.ignored_values == before + 1 and report.budget_ms > 0
+    assert fly(scheduler, gpu, clock, net, 3)[-1].predicted_ms > 0
