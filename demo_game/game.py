@@ -1,4 +1,5 @@
-"""One frame of the game: tiles wanted, networks' slices, picture, overlay; one submit."""
+"""One frame of the game: tiles wanted, networks' slices, picture, overlay; one submit, or on a
+software driver one for the picture and one for the networks, which come last there."""
 
 from __future__ import annotations
 
@@ -147,8 +148,8 @@ class Game:
         now_s: float,
         draw_overlay: Callable[[Any, Any], None] | None = None,
     ) -> FrameSample:
-        """Everything of one frame, up to its submit: ``target_view`` is drawn to (None: no picture,
-        as behind a loading screen), ``now_s`` is the game's own time, and
+        """Everything of one frame, up to its last submit: ``target_view`` is drawn to (None: no
+        picture, as behind a loading screen), ``now_s`` is the game's own time, and
         ``draw_overlay(encoder, timestamp_writes)`` comes last."""
         start = time.perf_counter()
         self._obey()

@@ -202,8 +202,8 @@ class Streaming:
                 self.counts.cancelled += 1
 
     def collect(self, encoder: Any, now_s: float) -> int:
-        """Copy the tiles that are done into their slots, in this frame's encoder, all of a tile
-        at once; how many. Call after the scheduler's ``encode``."""
+        """Copy the tiles that are done into their slots, in the picture's encoder, all of a tile
+        at once; how many."""
         filled = 0
         for tile, made in list(self.making.items()):
             if made.failed:

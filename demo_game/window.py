@@ -1,4 +1,4 @@
-"""The game in a window: sixty frames a second, one submit each, keys, mouse and overlay."""
+"""The game in a window: sixty frames a second, keys, mouse and overlay."""
 
 from __future__ import annotations
 

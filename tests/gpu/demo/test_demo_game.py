@@ -249,6 +249,32 @@ def native_objects() -> Counter[str]:
     )
 
 
+def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu: cml.Gpu) -> None:
+    if not gpu.limits.software:
+        pytest.skip("a GPU's picture is not waited for")
+    coarse = replace(NEAR, frame_ms=50.0, detail=replace(NEAR.detail, finest=3))
+    flown = HeadlessRun(gpu, SMALL, coarse, Options(clock="virtual"))
+    try:
+        flown.load()
+        game, pose, wait = flown.game, flown.flight.pose(0.0), gpu.wait
+        game.controls.mode = "sliced"
+        left = {}
+        for slow_s in (0.0, 0.045, 0.06):
+
+            def slow(slow_s: float = slow_s) -> None:
+                time.sleep(slow_s)
+                wait()
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(gpu, "wait", slow)
+                flown._frame(pose)
+            left[slow_s] = game.scheduler.last_report
+        budgets = [report.budget_ms for report in left.values() if report]
+        assert budgets[0] > 5.0 >= budgets[1] > 0 and budgets[2] == game.scheduler.budget.floor_ms
+    finally:
+        flown.close()
+
+
 def test_everything_is_given_back(gpu: cml.Gpu) -> None:
     before = held_bytes(gpu)
     few = replace(NEAR, detail=replace(NEAR.detail, finest=2))
