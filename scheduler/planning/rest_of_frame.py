@@ -36,7 +36,8 @@ class _Open:
     room_ms: float
     slow: float
     predicted_ms: float
-    #: frames that had run nothing before it
+    #: whether it runs nothing for want of room, and how many such frames had come before it
+    cramped: bool
     rests: int
 
 
@@ -51,6 +52,7 @@ class RestOfFrame:
         self._open: _Open | None = None
         self._rests = self._learned = 0
         self._elapsed_ms = self._left_ms = 0.0
+        self._cramped = False
         #: how many times as long as usual everything takes in this frame
         self._slow = 1.0
         #: what a frame with networks takes beyond what is predicted of them, of late
@@ -79,13 +81,16 @@ class RestOfFrame:
     def rests(self, least_ms: float) -> bool:
         """Whether the frame runs nothing: less than ``least_ms`` fit in it."""
         most = _RESTS if self._left_ms > 0 else _RESTS_LATE
-        return self._rests < most and self.aim_ms < least_ms
+        self._cramped = self._rests < most and self.aim_ms < least_ms
+        return self._cramped
 
     def encoded(self, aim_ms: float, predicted_ms: float) -> None:
         """The frame runs so much, of ``aim_ms`` that it could have run."""
-        room, slow = self.room_ms, self._slow
-        self._open = _Open(self._elapsed_ms, room, slow, predicted_ms, self._rests)
-        self._rests = 0 if predicted_ms else self._rests + 1
+        cramped, self._cramped = self._cramped and not predicted_ms, False
+        self._open = _Open(
+            self._elapsed_ms, self.room_ms, self._slow, predicted_ms, cramped, self._rests
+        )
+        self._rests = self._rests + 1 if cramped else 0
         self.usual_ms += _SMOOTHED * (aim_ms - self.usual_ms) if self.usual_ms else aim_ms
 
     def abandoned(self) -> None:
@@ -98,9 +103,9 @@ class RestOfFrame:
         frame, self._open = self._open, None
         if frame is None:
             return
+        if frame.cramped and self._beyond:  # what was seen last is believed less and less
+            self._follow(min(self._beyond))
         if not frame.predicted_ms:
-            if self._beyond:  # what was seen last is believed less and less
-                self._follow(min(self._beyond))
             return
         beyond = (ms - frame.elapsed_ms) / frame.slow - frame.predicted_ms
         if len(self._beyond) >= _SURE and frame.room_ms:

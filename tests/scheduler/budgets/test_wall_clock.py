@@ -67,7 +67,8 @@ def test_a_hiccup_of_the_machine_is_forgotten():
     assert spent[-1] > 0.9 * spent[99]
 
 
-def test_whole_frames_make_the_plan_swing_nowhere():
+@pytest.mark.parametrize("elapsed", [None, 8.0])
+def test_whole_frames_make_the_plan_swing_nowhere(elapsed):
     """The network is four times as slow as it was at load, and nothing is timed: what it takes
     beyond its prediction must not be taken for the rest of the frame and back."""
     steps = [SimStep(f"k{i}", 100, 0.04) for i in range(10)]
@@ -79,7 +80,7 @@ def test_whole_frames_make_the_plan_swing_nowhere():
     for _ in range(900):
         if not scheduler.jobs:
             scheduler.submit(network, {})
-        scheduler.encode(None)
+        scheduler.encode(None, elapsed)
         took.append(8.0 + gpu.frame_ms)
         clock.advance(max(FRAME, took[-1]))
         scheduler.end_frame()
