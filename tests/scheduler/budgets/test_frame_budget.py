@@ -95,6 +95,7 @@ def test_a_renderer_that_needs_more_is_followed_within_frames():
     slack = learned([6.0] * 300 + [12.0] * 3)
     assert slack.level_ms == pytest.approx(12.0)
     assert slack.aim_ms(FRAME_MS) <= FRAME_MS - 12.0 + 1e-9
+    assert learned([6.0] * 300 + [8.5] * 3).level_ms == pytest.approx(8.5), "it held up no frame"
     again = learned([6.0] * 300 + [12.0] * 30 + [6.0] * 8)
     assert again.level_ms == pytest.approx(6.0)
 

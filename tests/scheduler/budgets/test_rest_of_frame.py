@@ -94,7 +94,9 @@ def test_an_excess_that_fills_the_frame_is_forgotten_when_nothing_runs():
     """Frames that run nothing would never learn that it is over."""
     rest = learned(100)
     for _ in range(15):
-        runs(rest, 8.0, 9.0)
+        rest.begin_frame(8.0, FRAME_MS - 8.0)
+        rest.encoded(3.0, 3.0)
+        rest.took(8.0 + 3.0 + 9.0)
     assert runs(rest, 8.0, 0.5, LEAST_MS) == 0.0
     ran = [runs(rest, 8.0, 0.5, LEAST_MS) for _ in range(40)]
     assert ran[-1] > 1.0
