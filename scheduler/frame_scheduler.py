@@ -265,9 +265,9 @@ class FrameScheduler:
         self.pacing.render_took(self.budget, ms)
 
     def frame_took(self, ms: float) -> None:
-        """What the frame that was ended last took in all, until its GPU work was done, without the
-        wait for the display. For ``budget_ms="spare"``: where a host knows it, this says more than
-        :meth:`render_took`, and no headroom is left."""
+        """What the frame that was encoded last took in all, until its GPU work was done, without
+        the wait for the display. For ``budget_ms="spare"``: where a host knows it, this says more
+        than :meth:`render_took`, and no headroom is left."""
         self.pacing.frame_took(self.budget, ms)
 
     def encode(self, encoder: Any, elapsed_ms: float | None = None) -> FrameReport:
