@@ -57,7 +57,7 @@ _HEADROOM = 0.15
 #: what the networks get where nothing is left: else the world would not go on
 _FLOOR_MS = 0.75
 #: of the frames, that may be late for the networks' sake
-_OVER_SHARE = 0.01
+_OVER_SHARE = 0.005
 #: of a frame, for everything but the networks: beyond that the picture is less work
 _PICTURE_SHARE = 0.7
 #: of a frame, for the networks, while there is nothing to fly over yet
