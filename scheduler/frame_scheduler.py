@@ -251,7 +251,7 @@ class FrameScheduler:
     @property
     def rate(self) -> float:
         """GPU milliseconds for networks per millisecond of wall time."""
-        return self.pacing.usual_ms(self._allowed()[1]) / self.frame_ms
+        return self.pacing.rate(self._allowed()[1])
 
     def _allowed(self) -> tuple[float, float]:
         """Milliseconds of the next frame: the budget, and what of it is planned for."""
@@ -312,7 +312,7 @@ class FrameScheduler:
         if not is_ms(self.budget.next_ms()):
             self._ignored += 1
         budget, aim = self._allowed()
-        rate, self._rate = aim / self.frame_ms, self.rate
+        rate, self._rate = aim / self.frame_ms, self.pacing.rate(aim)
         copied = jobs.charges.take()
         aim = max(0.0, aim - copied)
         rests = self._feedback.rest_due or self.pacing.rest_due(self.budget)

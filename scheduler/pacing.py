@@ -42,9 +42,10 @@ class Pacing:
         if known is not None and self._last:
             self.rest.begin_frame(known, self._frame_ms - known)
 
-    def usual_ms(self, aim_ms: float) -> float:
-        """What frames are planned for, where the next one is planned for ``aim_ms``."""
-        return (self._last and self.rest.usual_ms) or aim_ms
+    def rate(self, aim_ms: float) -> float:
+        """What is planned for per millisecond, where the next frame is planned for ``aim_ms``."""
+        usual = (self._last and self.rest.usual_ms) or aim_ms
+        return usual / self._frame_ms
 
     def frame_of(
         self, budget: FixedBudget | SpareBudget, model: CostModel, back_off: float

@@ -49,7 +49,7 @@ def table(flights: Sequence[Sequence[RunReport]]) -> str:
     """A line for each mode: what its flights have in the mean, and their range."""
     lines = [f"{'':36s} {'late frames':>24s} {'tiles':>16s} {'seen after':>11s}"]
     for mode, reports in zip(_MODES, zip(*flights, strict=True), strict=True):
-        late = [100 * report.frames_over / report.frames for report in reports]
+        late = [100 * report.over_share for report in reports]
         tiles = [report.tiles for report in reports]
         waits = [report.latency_s["p50"] for report in reports]
         lines.append(

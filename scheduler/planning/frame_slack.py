@@ -14,11 +14,10 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass
 
+from scheduler.planning.level import FRAMES, Level
+
 #: so many frames must have been seen before their spread is believed
 _ENOUGH = 16
-#: the level is the median of so many frames, or the least of the last few where that is more:
-#: it follows what lasts, upwards at once, and no single frame
-_LEVEL, _SURE = 15, 3
 #: but what held up a frame by more than this share of its room is expected to hold up the next
 _HELD_UP = 0.3
 #: frames in a row that run nothing where there is no room: then the networks get on again
@@ -63,7 +62,7 @@ class FrameSlack:
         self._late: deque[bool] = deque(maxlen=_WINDOW)
         self._late_count = 0
         self._baseline: deque[bool] = deque(maxlen=_BASELINE)
-        self._last: deque[float] = deque(maxlen=_LEVEL)
+        self._usual = Level()
         self._open: deque[_Open] = deque()
         self._since_rest = 0
         self._unheard = 0
@@ -82,7 +81,7 @@ class FrameSlack:
         self, frame: int, aim_ms: float, predicted_ms: float, *, timed: bool = True
     ) -> None:
         """A frame runs so much of networks."""
-        level_ms = self.level_ms if len(self._last) >= _SURE else None
+        level_ms = self.level_ms if self._usual.sure else None
         cramped, self._cramped = self._cramped and not predicted_ms, False
         before = self._rests, self._since_rest
         timed = timed and predicted_ms > 0
@@ -93,7 +92,7 @@ class FrameSlack:
         elif not cramped:
             self._since_rest = 0
         self._unheard += 1
-        if len(self._open) > _LEVEL:  # its time does not come
+        if len(self._open) > FRAMES:  # its time does not come
             self._open.popleft()
 
     def abandoned(self) -> None:
@@ -147,10 +146,9 @@ class FrameSlack:
 
     def _follow(self, rest_ms: float) -> None:
         """What a frame took beside its networks is what the next is expected to take."""
-        self._last.append(rest_ms)
+        self._usual.follow(rest_ms)
         self._aims.clear()
-        recent = list(self._last)
-        usual = max(sorted(recent)[len(recent) // 2], min(recent[-_SURE:]))
+        usual = self._usual.ms
         self._held_up = rest_ms - usual > _HELD_UP * max(0.0, self._target_ms - usual)
         self.level_ms = rest_ms if self._held_up else usual
 
@@ -174,7 +172,7 @@ class FrameSlack:
     @property
     def known(self) -> bool:
         """Whether there are frames enough, and recent ones."""
-        return len(self._sorted) >= _ENOUGH and self._unheard <= 2 * _LEVEL
+        return len(self._sorted) >= _ENOUGH and self._unheard <= 2 * FRAMES
 
     @property
     def rest_due(self) -> bool:

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from scheduler.planning.level import Level
 from scheduler.planning.margin import TailMargin
 
-#: the level is the median of so many frames, or the least of the last few where that is more
-_LEVEL, _SURE = 15, 3
 #: frames that tell what is usual until the networks' turn, and how far one may be from it
 _USUAL, _QUICKEST, _SLOWEST = 61, 0.9, 3.0
 #: frames in a row that run nothing for want of room, before the networks get on: where they would
@@ -47,7 +46,8 @@ class RestOfFrame:
 
     def __init__(self, share: float = 0.01) -> None:
         self._margin = TailMargin(share)
-        self._beyond: deque[float] = deque(maxlen=_LEVEL)
+        #: what a frame with networks takes beyond what is predicted of them
+        self._beyond = Level()
         self._elapsed: deque[float] = deque(maxlen=_USUAL)
         self._open: _Open | None = None
         self._rests = self._learned = 0
@@ -55,8 +55,6 @@ class RestOfFrame:
         self._cramped = False
         #: how many times as long as usual everything takes in this frame
         self._slow = 1.0
-        #: what a frame with networks takes beyond what is predicted of them, of late
-        self._level_ms = 0.0
         #: what is planned in a usual frame
         self.usual_ms = 0.0
 
@@ -68,9 +66,13 @@ class RestOfFrame:
         self._slow = min(_SLOWEST, max(_QUICKEST, elapsed_ms / usual)) if usual else 1.0
 
     @property
+    def _beyond_ms(self) -> float:
+        return max(0.0, self._beyond.ms)
+
+    @property
     def room_ms(self) -> float:
         """What the networks may be predicted to take at most."""
-        return max(0.0, self._left_ms / self._slow - self._level_ms)
+        return max(0.0, self._left_ms / self._slow - self._beyond_ms)
 
     @property
     def aim_ms(self) -> float:
@@ -103,19 +105,13 @@ class RestOfFrame:
         frame, self._open = self._open, None
         if frame is None:
             return
-        if frame.cramped and self._beyond:  # what was seen last is believed less and less
-            self._follow(min(self._beyond))
+        if frame.cramped:
+            self._beyond.forget()
         if not frame.predicted_ms:
             return
         beyond = (ms - frame.elapsed_ms) / frame.slow - frame.predicted_ms
-        if len(self._beyond) >= _SURE and frame.room_ms:
-            unforeseen = max(0.0, frame.predicted_ms + beyond - self._level_ms)
+        if self._beyond.sure and frame.room_ms:
+            unforeseen = max(0.0, frame.predicted_ms + beyond - self._beyond_ms)
             self._margin.learn(frame.predicted_ms, unforeseen, frame.room_ms)
             self._learned += 1
-        self._follow(beyond)
-
-    def _follow(self, beyond_ms: float) -> None:
-        self._beyond.append(beyond_ms)
-        recent = list(self._beyond)
-        usual = sorted(recent)[len(recent) // 2]
-        self._level_ms = max(0.0, usual, min(recent[-_SURE:]))
+        self._beyond.follow(beyond)

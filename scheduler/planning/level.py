@@ -1,0 +1,33 @@
+"""What lasts of values that come frame by frame."""
+
+from __future__ import annotations
+
+from collections import deque
+
+#: so many values tell what is usual, and so many in a row that it is more now
+FRAMES, _SURE = 15, 3
+
+
+class Level:
+    """The median of the last values, or the least of the last few where that is more: it follows
+    what lasts, upwards at once, and no single value."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=FRAMES)
+        self.ms = 0.0
+
+    def follow(self, ms: float) -> None:
+        """Another value."""
+        self._last.append(ms)
+        recent = list(self._last)
+        self.ms = max(sorted(recent)[len(recent) // 2], min(recent[-_SURE:]))
+
+    @property
+    def sure(self) -> bool:
+        """Whether there were values enough to believe it."""
+        return len(self._last) >= _SURE
+
+    def forget(self) -> None:
+        """What was seen last is believed less: as if the least of it had come again."""
+        if self._last:
+            self.follow(min(self._last))
