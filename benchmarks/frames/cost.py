@@ -28,11 +28,11 @@ _KEPT = 0.8
 #: methods of the game's parts, by what they cost
 _CAUSES = {
     "planning and encoding slices": ("scheduler.encode",),
-    "tiles: asked for, copied": ("streaming.want", "streaming.collect"),
+    "tiles: looked for, asked for, copied": ("_look", "streaming.collect"),
     "times read back, learnt from": ("scheduler.end_frame",),
     "the picture's times": ("timer.resolve", "timer.end_frame"),
 }
-NETWORKS, PICTURE = "networks, on the GPU", "the picture, on the GPU"
+NETWORKS, PICTURE = "networks, on the GPU", "the picture: on the GPU, or waited for"
 REST = "the rest: submit, wake-ups, caches"
 
 
@@ -42,6 +42,8 @@ class FrameCauses:
 
     whole: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
+    #: of the waits for the device; where there are two the first is for the picture
+    waits: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,17 @@ class PartTimes:
         self.frame = FrameCauses()
         for cause, places in _CAUSES.items():
             for place in places:
-                part, _, name = place.partition(".")
-                self._time(cause, getattr(game, part), name)
+                part, _, name = place.rpartition(".")
+                self._time(getattr(game, part) if part else game, name, self._adds(cause))
+        self._time(game.gpu, "wait", lambda ms: self.frame.waits.append(ms))
 
-    def _time(self, cause: str, part: Any, name: str) -> None:
+    def _adds(self, cause: str) -> Callable[[float], None]:
+        def add(ms: float) -> None:
+            self.frame.parts[cause] = self.frame.parts.get(cause, 0.0) + ms
+
+        return add
+
+    def _time(self, part: Any, name: str, take: Callable[[float], None]) -> None:
         method: Callable[..., Any] = getattr(part, name)
 
         def timed(*args: Any, **named: Any) -> Any:
@@ -85,8 +94,7 @@ class PartTimes:
             try:
                 return method(*args, **named)
             finally:
-                ms = 1e3 * (time.perf_counter() - start)
-                self.frame.parts[cause] = self.frame.parts.get(cause, 0.0) + ms
+                take(1e3 * (time.perf_counter() - start))
 
         setattr(part, name, timed)
 
@@ -159,7 +167,8 @@ def _fly(flown: HeadlessRun, watch: PartTimes, mode: str, frames: int) -> list[F
     for sample, frame in flights[_BEGIN:-3]:  # the last ones' times have not arrived
         if sample.render_ms is None or (mode == "sliced" and not sample.inference_ms):
             continue
-        frame.parts[PICTURE] = sample.render_ms
+        waited = len(frame.waits) > 1
+        frame.parts[PICTURE] = frame.waits[0] if waited else sample.render_ms
         frame.parts[NETWORKS] = sample.inference_ms or 0.0
         found.append(frame)
     return found

@@ -19,9 +19,14 @@ class FrameTimes:
         self._telemetry = telemetry
         self._open: dict[int, FrameSample] = {}
 
-    def begin(self, report: FrameReport, cpu_ms: float) -> FrameSample:
-        """A frame was submitted. Its ``frame_ms`` is set by the loop that waits for it."""
-        sample = FrameSample(report.frame, cpu_ms, cpu_ms, budget_ms=report.budget_ms)
+    def begin(
+        self, report: FrameReport, cpu_ms: float, picture_ms: float | None = None
+    ) -> FrameSample:
+        """A frame was submitted. Its ``frame_ms`` is set by the loop that waits for it.
+        ``picture_ms``: of a host that waited for the picture, how long that took to be drawn."""
+        if self._telemetry.frames:
+            self._explain(self._telemetry.frames[-1])
+        sample = FrameSample(report.frame, cpu_ms, cpu_ms, picture_ms, budget_ms=report.budget_ms)
         if not (report.slices and report.timed):
             sample.inference_ms, sample.inference_timed = report.predicted_ms, False
         self._open[report.frame] = sample

@@ -6,7 +6,8 @@
 struct Corner
 {
     float4 clip : SV_Position;
-    [[vk::location(0)]] float2 uv : UV;
+    // parallel to the screen: a software driver need not divide for each pixel
+    [[vk::location(0)]] noperspective float2 uv : UV;
 };
 
 Corner place(uint vertex : SV_VulkanVertexID)

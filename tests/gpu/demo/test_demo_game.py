@@ -275,6 +275,25 @@ def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu: cml
         flown.close()
 
 
+def test_a_software_driver_is_hardly_asked_what_passes_took(gpu: cml.Gpu) -> None:
+    """Timestamps make its frames longer, and the wait for a picture says how long it took."""
+    if not gpu.limits.software:
+        pytest.skip("a GPU's picture is timed")
+    near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
+    flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
+    try:
+        flown.load()
+        asked, writes = [], flown.game.timer.writes
+        with pytest.MonkeyPatch.context() as patch:
+            timer = flown.game.timer
+            patch.setattr(timer, "writes", lambda name: asked.append(timer.frame) or writes(name))
+            samples = [flown._frame(flown.flight.pose(0.0)) for _ in range(33)]
+        assert 2 <= len(set(asked)) <= 3
+        assert all(s.render_ms and s.render_ms < s.frame_ms for s in samples)
+    finally:
+        flown.close()
+
+
 def test_everything_is_given_back(gpu: cml.Gpu) -> None:
     before = held_bytes(gpu)
     few = replace(NEAR, detail=replace(NEAR.detail, finest=2))
