@@ -22,7 +22,7 @@ from demo_game.render.drawn import DrawnTiles
 from demo_game.render.pace import DrawingPace
 from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer
-from demo_game.reporting.measure import FrameTimes
+from demo_game.reporting.measure import FrameTimes, PictureTimer
 from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.streaming import Streaming
 from demo_game.world.draft import LEVELS as DRAFT_LEVELS
@@ -63,10 +63,8 @@ _PICTURE_SHARE = 0.7
 _LOADING_SHARE = 0.8
 #: slots that are left for tiles on their way, where a view wants more tiles than there are
 SPARE_SLOTS = 8
-#: of the frames on a software driver one in so many has its passes timed
-_TIMED_EVERY = 16
 #: frames between two looks at which tiles are needed: a tile is many frames of flight
-_LOOK_EVERY = 6
+_LOOK_EVERY = 12
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Game:
         tiles = self.planet or self.agents
         self.streaming = Streaming(tiles, self.scheduler, self.renderer.tiles, settings.seed)
         self._drawn = DrawnTiles(self.streaming)
-        self.timer = gpu.frame_timer(("render", "overlay"))
+        self.timer = PictureTimer(gpu)
         self.times = FrameTimes(self.telemetry)
         self.operators = OperatorTimes(self.agents.sessions)
         self.telemetry.operators = self.operators.operators
@@ -168,7 +166,7 @@ class Game:
             else:
                 self.renderer.clear(encoder, target_view)
             if draw_overlay is not None:
-                draw_overlay(encoder, self._timed("overlay"))
+                draw_overlay(encoder, self.timer.writes("overlay"))
         self.timer.resolve(encoder)
         self.gpu.queue.submit([encoder.finish()])
         submitted = time.perf_counter()
@@ -198,14 +196,6 @@ class Game:
         self._encoded = True
         return self.times.begin(report, _ms_since(start) - waited_ms, picture_ms)
 
-    def _timed(self, name: str) -> Any:
-        """What times a pass of the picture. On llvmpipe timestamps make a frame half a millisecond
-        longer, and the wait says how long the picture took: there one frame in some is timed, for
-        what the overlay is of it."""
-        if self._on_cpu and self.timer.frame % _TIMED_EVERY:
-            return None
-        return self.timer.writes(name)
-
     def renew(self) -> None:
         """All tiles are to be made anew; what is there is drawn until then."""
         self.streaming.renew()
@@ -222,7 +212,7 @@ class Game:
             camera,
             self._drawn.of(seen, self._detail, now_s),
             now_s,
-            timed=lambda: self._timed("render"),
+            timed=lambda: self.timer.writes("render"),
         )
 
     def _learn(self) -> None:

@@ -13,7 +13,7 @@ from scheduler.reports import FrameReport
 #: frames of render time, beyond which more changes nothing: a loading screen is no renderer
 _LONGEST = 60
 #: of the frames one in so many is timed, where timing is dear and not needed in each
-_TIMED_EVERY = 4
+_TIMED_EVERY = 8
 #: frames after which the networks' own times are not waited for
 _PATIENCE = 8
 

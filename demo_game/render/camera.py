@@ -65,24 +65,22 @@ class Camera:
         )
 
     @cached_property
-    def _planes(self) -> list[Point]:
-        """Normals of left, right, lower and upper plane of the view, pointing inwards."""
+    def _planes(self) -> Array:
+        """Normals of the planes left, right, below and above, pointing inwards: ``[4, 3]``."""
         x, y, _, w = self.view_projection[:, :3]
-        planes = [w + x, w - x, w + y, w - y]
-        return [(float(p[0]), float(p[1]), float(p[2])) for p in planes]
+        return np.array([w + x, w - x, w + y, w - y])
 
     def sees(self, low: Point, high: Point) -> bool:
         """Whether any of a box between two corners (metres) may be in view."""
-        return bool(self.sees_boxes(np.array([low]), np.array([high]))[0])
+        centre, half = np.add(low, high) / 2, np.subtract(high, low) / 2
+        return bool(self.sees_boxes(centre[None], half[None])[0])
 
-    def sees_boxes(self, low: Array, high: Array) -> Array:
-        """:meth:`sees` of many boxes at once: corners ``[n, 3]``, the answers ``[n]``."""
-        eye = np.array(self.position)
-        near, far = low - eye, high - eye
-        seen = np.ones(len(low), bool)
-        for plane in self._planes:
-            normal = np.array(plane)
-            seen &= np.where(normal > 0, far, near) @ normal >= 0
-        away = np.maximum(np.maximum(near, -far), 0.0)
-        reached: Array = seen & ((away * away).sum(1) <= self.far * self.far)
-        return reached
+    def sees_boxes(self, centre: Array, half: Array) -> Array:
+        """:meth:`sees` of many boxes at once: centres and half their sides ``[n, 3]``, the answers
+        ``[n]``."""
+        planes, from_eye = self._planes, centre - self.position
+        # the corner that lies furthest along each normal
+        furthest = from_eye @ planes.T + half @ np.abs(planes).T
+        away = np.maximum(np.abs(from_eye) - half, 0.0)
+        seen: Array = (furthest.min(1) >= 0) & ((away * away).sum(1) <= self.far * self.far)
+        return seen

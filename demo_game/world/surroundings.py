@@ -18,25 +18,24 @@ Array = np.ndarray[Any, Any]
 class Viewer(Protocol):
     """A camera."""
 
-    def sees_boxes(self, low: Array, high: Array) -> Array:
-        """Which of the boxes between two corners each may be in view."""
+    def sees_boxes(self, centre: Array, half: Array) -> Array:
+        """Which of the boxes, by their centres and half their sides, may be in view."""
 
 
 class Boxes:
-    """Tiles and their corners, in metres ``[n, 3]``."""
+    """Tiles and their boxes: centres and half their sides, in metres ``[n, 3]``."""
 
     def __init__(self, tiles: Iterable[TileId], seed: int) -> None:
         self.tiles = list(tiles)
         corners = np.array([box(tile, seed) for tile in self.tiles]).reshape(-1, 2, 3)
-        self._low, self._high = corners[:, 0], corners[:, 1]
+        self._centre = corners.mean(1)
+        self._half = corners[:, 1] - self._centre
 
     def in_view(self, camera: Viewer, mirrored: bool = False) -> list[TileId]:
         """Those that may be in view; ``mirrored``: or in the sea's reflection."""
-        seen = camera.sees_boxes(self._low, self._high)
+        seen = camera.sees_boxes(self._centre, self._half)
         if mirrored:
-            low, high = self._low.copy(), self._high.copy()
-            low[:, 1], high[:, 1] = -self._high[:, 1], -self._low[:, 1]
-            seen |= camera.sees_boxes(low, high)
+            seen |= camera.sees_boxes(self._centre * (1, -1, 1), self._half)
         return [tile for tile, visible in zip(self.tiles, seen, strict=True) if visible]
 
 

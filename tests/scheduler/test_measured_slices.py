@@ -107,13 +107,13 @@ def timed_frames(dear=True, budget_ms="spare", told=True, times_all=False, frame
     return found
 
 
-def test_where_whole_frames_are_told_and_timing_is_dear_one_in_four_is_timed():
+def test_where_whole_frames_are_told_and_timing_is_dear_one_in_eight_is_timed():
     """But all with steps that are not known yet."""
     found = timed_frames()
     begun = [timed for _, timed in found].index(False)
     assert begun <= 32, "the steps are learned, and enough whole frames"
     for frame, (known, timed) in enumerate(found):
-        assert timed == (frame < begun or not known or frame % 4 == 0)
+        assert timed == (frame < begun or not known or frame % 8 == 0)
     assert not all(known for known, _ in found[100:]) and all(known for known, _ in found[140:])
 
 
