@@ -283,11 +283,12 @@ def test_a_software_driver_is_hardly_asked_what_passes_took(gpu: cml.Gpu) -> Non
     flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
     try:
         flown.load()
-        given, writes = [], flown.game.timer.writes
+        given, timer = [], flown.game.timer
+        writes = timer.writes
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(flown.game.timer, "writes", lambda n: given.append(writes(n)) or given[-1])
+            patch.setattr(timer, "writes", lambda n: given.append(writes(n)) or given[-1])
             samples = [flown._frame(flown.flight.pose(0.0)) for _ in range(33)]
-        timed = sum(writes is not None for writes in given)
+        timed = sum(one is not None for one in given)
         assert len(given) >= 33 and 2 <= timed * 33 / len(given) <= 3
         assert all(s.render_ms and s.render_ms < s.frame_ms for s in samples)
     finally:
