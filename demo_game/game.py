@@ -65,6 +65,9 @@ _LOADING_SHARE = 0.8
 SPARE_SLOTS = 8
 #: frames between two looks at which tiles are needed: a tile is many frames of flight
 _LOOK_EVERY = 12
+#: seconds that must be left of a frame to look around in it, and to learn from times; and frames
+#: without them after which it is done nevertheless
+_LOOKING_S, _LEARNING_S, _POSTPONED = 3e-3, 1e-3, 6
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class Game:
         self.selection = Selection()
         self._detail = settings.detail
         self._around: Surroundings | None = None
-        self._look_at = self._finished = 0
+        self._look_at = self._finished = self._unseen = 0
         self._asked = True
         self._spare = SpareBudget(settings.frame_ms, floor_ms=_FLOOR_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
@@ -155,10 +158,15 @@ class Game:
         if self.watch is not None and self.watch.poll():
             self.renew()
         camera = self.renderer.camera(pose.position, pose.yaw, pose.pitch)
-        if self._around is None:
-            self._look(camera, pose, now_s)
+        self._seen = camera, pose, now_s
+        self._unseen += 1
+        if self.loading or self._unseen > _POSTPONED:
+            self._look()
         encoder = self.gpu.device.create_command_encoder()
-        report = None if self._on_cpu else self.scheduler.encode(encoder)
+        report = None
+        if not self._on_cpu:
+            self._learn()
+            report = self.scheduler.encode(encoder)
         self.streaming.collect(encoder, now_s)
         if target_view is not None:
             if self.renderer.ready:
@@ -170,20 +178,17 @@ class Game:
         self.timer.resolve(encoder)
         self.gpu.queue.submit([encoder.finish()])
         submitted = time.perf_counter()
-        # while the picture is drawn, for the frames that follow
-        self._look(camera, pose, now_s)
+        self._take_times()
         if report is None:
             return self._fill_rest(start, submitted, target_view is not None)
-        sample = self.times.begin(report, _ms_since(start))
         self._encoded = True
-        self._learn()
-        return sample
+        return self.times.begin(report, _ms_since(start))
 
     def _fill_rest(self, start: float, submitted: float, drawn: bool) -> FrameSample:
         """The networks' slices, when the picture is done: a software driver draws on the cores that
         the game's own code runs on, so waiting for it costs nothing, and what is left of the frame
         is known."""
-        self._learn()  # later it would hold up the networks
+        self._learn()  # where the frame before had no time for it
         waits = time.perf_counter()
         self.gpu.wait()
         waited_ms, elapsed_ms = _ms_since(waits), _ms_since(start)
@@ -196,11 +201,20 @@ class Game:
         self._encoded = True
         return self.times.begin(report, _ms_since(start) - waited_ms, picture_ms)
 
+    def use_rest(self, until: float) -> None:
+        """What the frames that follow need, where there is time for it until then (by
+        :func:`time.perf_counter`): call it when the frame is done. What finds none is done when the
+        next picture has been asked for, or some frames later."""
+        if until - time.perf_counter() > _LEARNING_S:
+            self._learn()
+        if until - time.perf_counter() > _LOOKING_S:
+            self._look()
+
     def renew(self) -> None:
         """All tiles are to be made anew; what is there is drawn until then."""
         self.streaming.renew()
-        # nothing is asked for by what was seen before, which was whole
-        self._look_at, self._asked = 0, True
+        # nothing is asked for by what was seen before, which was whole; the next frame looks first
+        self._look_at, self._asked, self._unseen = 0, True, _POSTPONED
 
     def _draw(self, encoder: Any, target_view: Any, camera: Camera, now_s: float) -> None:
         self.renderer.effort = self.pace.effort
@@ -216,19 +230,23 @@ class Game:
         )
 
     def _learn(self) -> None:
-        """From what has arrived of the last frames' times."""
-        measured = self.scheduler.end_frame() if self._encoded else []
+        """From what has arrived of the times of networks, once after each frame with some."""
+        if not self._encoded:
+            return
         self._encoded = False
+        for done in self.scheduler.end_frame():
+            self.times.inferred(done)
+            self.operators.add(done)
+        self._count()
+
+    def _take_times(self) -> None:
+        """Those of pictures that have arrived."""
         for number, passes in self.timer.end_frame():
             known = self.times.rendered(number, passes)
             if known is not None and not self._on_cpu:
                 gpu_ms = (known.render_ms or 0.0) + known.overlay_ms
                 self.scheduler.render_took(gpu_ms)
                 self.pace.took(gpu_ms)
-        for done in measured:
-            self.times.inferred(done)
-            self.operators.add(done)
-        self._count()
 
     def _count(self) -> None:
         if self.complete:
@@ -262,9 +280,11 @@ class Game:
             if job.paused != (job.name in controls.paused):
                 (job.resume if job.paused else job.pause)()
 
-    def _look(self, camera: Camera, pose: Pose, now_s: float) -> None:
+    def _look(self) -> None:
         """Look around again every few frames, and as soon as another tile is there; in the frame
         after that ask for tiles, so that no frame has to do both."""
+        camera, pose, now_s = self._seen
+        self._unseen = 0
         frame, finished = self.scheduler.frame, self.streaming.counts.finished
         if self._around is None:
             self._draft(pose, now_s)
@@ -278,7 +298,10 @@ class Game:
 
     def _ask(self, camera: Camera, now_s: float) -> bool:
         """For the tiles that are wanted since the last look around; whether there was one."""
-        if self._asked or self._around is None or not self._begin() or not self.inference:
+        if not self._began and self.renderer.ready:
+            self._began = True  # the networks' kernels come after the picture's
+            self.agents.build_ahead()
+        if self._asked or self._around is None or not self._began or not self.inference:
             return False
         self.streaming.want(self.selection, self._around.wanted_in_view(camera), now_s)
         self._asked = True
@@ -312,13 +335,6 @@ class Game:
         detail = replace(detail, finest=max(detail.finest, detail.coarsest - DRAFT_LEVELS + 1))
         self.streaming.draft(needed(pose.position, self.settings.seed, detail), now_s)
 
-    def _begin(self) -> bool:
-        """The networks' kernels come after the picture's: whether it is their turn."""
-        if not self._began and self.renderer.ready:
-            self._began = True
-            self.agents.build_ahead()
-        return self._began
-
     @property
     def covered(self) -> bool:
         """Whether the networks have made ground wherever one looks, however coarse."""
@@ -340,15 +356,9 @@ class Game:
         kernels = self.gpu.pipelines_built
         return f"{kernels} kernels of the networks, {made} tiles made, {wanted} wanted next"
 
-    @property
-    def budget(self) -> FixedBudget | SpareBudget:
-        """What the networks may have in a frame."""
-        return self.scheduler.budget
-
     def close(self) -> None:
         """Let go of everything: jobs that are under way, and the picture's memory."""
-        if self._encoded:
-            self._learn()
+        self._learn()
         self.streaming.cancel_all()
         if self.planet is not None:
             self.planet.close()

@@ -169,6 +169,11 @@ class HeadlessRun:
         end = time.perf_counter()
         sample.frame_ms = 1e3 * (end - start)
         self.game.scheduler.frame_took(sample.frame_ms)
+        target_s = self.game.settings.frame_ms / 1e3
+        self.game.use_rest(start + target_s)
+        spent_s = time.perf_counter() - start
+        if spent_s > target_s:
+            sample.frame_ms = 1e3 * spent_s  # the next one could not begin in time
         if draw:
             self.first_picture = min(self.first_picture, end)
             if covered:

@@ -96,6 +96,7 @@ class GameWindow:
         if self._on_cpu:
             self.gpu.wait()
             self.game.scheduler.frame_took(1e3 * (time.perf_counter() - begun))
+        self.game.use_rest(begun + self.game.settings.frame_ms / 1e3)
         if before is not None:  # a frame's time is known when the next one begins
             before.frame_ms = self._interval_ms(1e3 * dt_s)
         self.tracing.add()

@@ -79,6 +79,15 @@ class PartTimes:
                 part, _, name = place.rpartition(".")
                 self._time(getattr(game, part) if part else game, name, self._adds(cause))
         self._time(game.gpu, "wait", lambda ms: self.frame.waits.append(ms))
+        use_rest = game.use_rest
+
+        def aside(until: float) -> None:
+            """In the time that a frame leaves: no part of it."""
+            frame, self.frame = self.frame, FrameCauses()
+            use_rest(until)
+            self.frame = frame
+
+        game.use_rest = aside
 
     def _adds(self, cause: str) -> Callable[[float], None]:
         def add(ms: float) -> None:
@@ -139,6 +148,8 @@ def measure(
     try:
         flown.game.pace = _OneEffort(EFFORTS[quality.effort])  # type: ignore[assignment]
         flown.load()
+        # a window's tiles are not read back to be hashed
+        flown.game.streaming.hand_over = lambda made: made.release()
         watch = PartTimes(flown.game)
         for turn in range(2 * turns):
             mode = ("off", "sliced")[turn % 2]

@@ -75,7 +75,10 @@ def select(
     is itself settled, so that they begin as what was seen before."""
     found = Selection()
     for root in _roots(eye, detail):
-        _visit(root, eye, seed, detail, ready, settled, found)
+        if ready(root):
+            _visit(root, eye, seed, detail, ready, settled, found)
+        else:
+            found.wanted[root] = distance(root, seed, eye)
     return found
 
 
@@ -121,10 +124,11 @@ def _divided(
     tiles = [(root, 0.0) for root in roots]
     while tiles:
         tile, above = tiles.pop()
-        split = max(above, distance(tile, seed, eye) / tile.span_m)
-        if tile.level > detail.finest and split < detail.split:
-            yield split
-            tiles += [(child, split) for child in tile.children]
+        if tile.level > detail.finest:
+            split = max(above, distance(tile, seed, eye) / tile.span_m)
+            if split < detail.split:
+                yield split
+                tiles += [(child, split) for child in tile.children]
 
 
 def _roots(eye: tuple[float, float, float], detail: Detail) -> list[TileId]:
@@ -154,11 +158,8 @@ def _visit(
     settled: Callable[[TileId], bool],
     found: Selection,
 ) -> None:
-    away = distance(tile, seed, eye)
-    if not ready(tile):
-        found.wanted[tile] = away
-        return
-    if tile.level > detail.finest and away < detail.split * tile.span_m:
+    """The tile, which is ready, or what is drawn in its place."""
+    if tile.level > detail.finest and distance(tile, seed, eye) < detail.split * tile.span_m:
         children = tile.children
         missing = [child for child in children if not ready(child)]
         for child in missing:

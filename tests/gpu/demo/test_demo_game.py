@@ -275,6 +275,30 @@ def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu: cml
         flown.close()
 
 
+@pytest.mark.parametrize(("frame_ms", "looks", "learns"), [(1e4, 28, 28), (0.01, 4, 28)])
+def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(
+    gpu: cml.Gpu, frame_ms: float, looks: int, learns: int
+) -> None:
+    """And where none leaves any, within some frames."""
+    near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
+    flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
+    try:
+        flown.load()
+        game, done = flown.game, Counter[str]()
+        game.settings = replace(near, frame_ms=frame_ms)
+        look, end_frame = game._look, game.scheduler.end_frame
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(game, "_look", lambda: (done.update(["look"]), look()))
+            patch.setattr(
+                game.scheduler, "end_frame", lambda: done.update(["learn"]) or end_frame()
+            )
+            for _ in range(28):
+                flown._frame(flown.flight.pose(0.0))
+        assert done["look"] == looks and learns - 1 <= done["learn"] <= learns
+    finally:
+        flown.close()
+
+
 def test_a_software_driver_is_hardly_asked_what_passes_took(gpu: cml.Gpu) -> None:
     """Timestamps make its frames longer, and the wait for a picture says how long it took."""
     if not gpu.limits.software:
