@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -273,6 +274,38 @@ def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu: cml
         assert budgets[0] > 5.0 >= budgets[1] > 0 and budgets[2] == game.scheduler.budget.floor_ms
     finally:
         flown.close()
+
+
+def test_a_gpu_s_frame_is_one_submit_and_never_waits(gpu: cml.Gpu) -> None:
+    """The order that hardware has, also where a software driver runs this test."""
+    coarse = replace(NEAR, detail=replace(NEAR.detail, finest=3))
+    worlds = []
+    for kind in ("as it is", "as a GPU"):
+        flown = HeadlessRun(gpu, SMALL, coarse, Options(clock="virtual"))
+        try:
+            game, pose = flown.game, flown.flight.pose(0.0)
+            if kind == "as a GPU":
+                game._on_cpu = False
+            flown.load()
+            calls = Counter[str]()
+            with pytest.MonkeyPatch.context() as patch:
+                for owner, name in ((gpu.queue, "submit"), (gpu, "wait")):
+                    count = partial(_counted, calls, name, getattr(owner, name))
+                    patch.setattr(owner, name, count)
+                for _ in range(10):
+                    game.frame(flown.view, pose, flown._seconds)
+            gpu.wait()
+            if kind == "as a GPU":
+                assert calls["submit"] == 10 and not calls["wait"]
+            worlds.append(flown.settle())
+        finally:
+            flown.close()
+    assert worlds[0] == worlds[1]
+
+
+def _counted(calls: Counter[str], name: str, function: Any, *args: Any) -> Any:
+    calls[name] += 1
+    return function(*args)
 
 
 @pytest.mark.parametrize(("frame_ms", "looks", "learns"), [(1e4, 28, 28), (0.01, 4, 28)])
