@@ -178,6 +178,7 @@ class Game:
         self.timer.resolve(encoder)
         self.gpu.queue.submit([encoder.finish()])
         submitted = time.perf_counter()
+        self.streaming.submitted()
         self._take_times()
         if report is None:
             return self._fill_rest(start, submitted, target_view is not None)
@@ -359,6 +360,7 @@ class Game:
     def close(self) -> None:
         """Let go of everything: jobs that are under way, and the picture's memory."""
         self._learn()
+        self.streaming.submitted()
         self.streaming.cancel_all()
         if self.planet is not None:
             self.planet.close()

@@ -95,6 +95,8 @@ class Streaming:
         self.error = ""
         #: what becomes of a tile's tensors once they have been copied
         self.hand_over: Callable[[MadeTile], None] = _release
+        #: tiles whose copies are encoded, and perhaps not submitted yet
+        self._copied: list[MadeTile] = []
         self._wanted_since: dict[TileId, float] = {}
         #: how often there was a look at what is drawn
         self._looks = 0
@@ -203,7 +205,7 @@ class Streaming:
 
     def collect(self, encoder: Any, now_s: float) -> int:
         """Copy the tiles that are done into their slots, in the picture's encoder, all of a tile
-        at once; how many."""
+        at once; how many. Call :meth:`submitted` after its submit."""
         filled = 0
         for tile, made in list(self.making.items()):
             if made.failed:
@@ -220,7 +222,7 @@ class Streaming:
         if slot is None:
             return False
         self.pool.fill(encoder, slot, **{name: made.tensor(name) for name in kept_names(tile)})
-        self.hand_over(made)
+        self._copied.append(made)
         self.shown[tile] = Shown(slot, math.inf, self._looks)
         self.changes += 1
         self.counts.finished += 1
@@ -230,6 +232,11 @@ class Streaming:
         if since is not None:
             self.counts.latencies_s.append(now_s - since)
         return True
+
+    def submitted(self) -> None:
+        """The copies are on their way: their sources may be given back."""
+        while self._copied:
+            self.hand_over(self._copied.pop(0))
 
     def _slot(self, tile: TileId) -> int | None:
         """That of the tile's draft, a free one, or that of the tile that was not used for the

@@ -308,6 +308,40 @@ def _counted(calls: Counter[str], name: str, function: Any, *args: Any) -> Any:
     return function(*args)
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu: cml.Gpu, on_cpu: bool) -> None:
+    """Before, its memory may be another's, or a driver's again, when they run."""
+    if on_cpu and not gpu.limits.software:
+        pytest.skip("a GPU's picture is not waited for")
+    flown = HeadlessRun(gpu, SMALL, NEAR, Options(clock="virtual"))
+    try:
+        said: list[str] = []
+        flown.game._on_cpu = on_cpu
+        streaming, submit = flown.game.streaming, gpu.queue.submit
+        collect, hand_over = streaming.collect, streaming.hand_over
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gpu.queue, "submit", lambda work: said.append("submit") or submit(work))
+            patch.setattr(
+                streaming, "collect", lambda *a: said.extend(n := ["copy"] * collect(*a)) or len(n)
+            )
+            patch.setattr(
+                streaming, "hand_over", lambda made: said.append("back") or hand_over(made)
+            )
+            flown.load()
+        waiting, submitted, back = 0, 0, 0
+        for what in said:
+            if what == "copy":
+                waiting += 1
+            elif what == "submit":
+                submitted, waiting = submitted + waiting, 0
+            else:
+                back += 1
+                assert back <= submitted
+        assert back == submitted > 3 and not waiting
+    finally:
+        flown.close()
+
+
 @pytest.mark.parametrize(("frame_ms", "looks", "learns"), [(1e4, 28, 28), (0.01, 4, 28)])
 def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(
     gpu: cml.Gpu, frame_ms: float, looks: int, learns: int

@@ -86,6 +86,8 @@ def test_a_tile_is_shown_when_all_of_it_is_there_and_not_before() -> None:
     assert world.collect(None, 3.5) == 1 and world.ready(ROOT)
     (tensors,) = world.pool.filled.values()
     assert tensors["height"] == "surface.height" and tensors["texels"] == "paint.texels"
+    assert not any(job.released for job in made.jobs.values()), "the copies may not have run"
+    world.submitted()
     assert all(job.released for job in made.jobs.values())
     assert world.counts.latencies_s == [2.5]
     assert world.fade(ROOT, 9.0) == 1.0, "its siblings may come later: it is not drawn yet"
