@@ -57,8 +57,9 @@ _HEADROOM = 0.15
 _FLOOR_MS = 0.75
 #: of the frames, that may be late for the networks' sake
 _OVER_SHARE = 0.005
-#: of a frame, for everything but the networks: beyond that the picture is less work
-_PICTURE_SHARE = 0.7
+#: of a frame, for everything but the networks: beyond that the picture is less work; and while
+#: more tiles than :data:`_FEW` are wanted, which is half a second's
+_PICTURE_SHARE, _BEHIND_SHARE, _FEW = 0.7, 0.45, 4
 #: of a frame, for the networks, while there is nothing to fly over yet
 _LOADING_SHARE = 0.8
 #: slots that are left for tiles on their way, where a view wants more tiles than there are
@@ -293,6 +294,9 @@ class Game:
             return
         self._look_at, self._finished = frame + _LOOK_EVERY, finished
         self.selection = self._select(pose, now_s)
+        behind = self.inference and not self.loading and len(self.selection.wanted) > _FEW
+        share = _BEHIND_SHARE if behind else _PICTURE_SHARE
+        self.pace.most_ms = share * self.settings.frame_ms
         self._around = Surroundings(self.selection, self.settings.seed)
         self.streaming.draw(self.selection.draw, now_s)
         self._asked = False

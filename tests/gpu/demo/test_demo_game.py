@@ -25,7 +25,8 @@ from demo_game.headless import HeadlessRun, Options, run
 from demo_game.render.pace import DrawingPace
 from demo_game.render.quality import SOFTWARE
 from demo_game.streaming import FADE_S
-from demo_game.world.quadtree import Detail, needed
+from demo_game.world.quadtree import Detail, Selection, needed
+from demo_game.world.tile import TileId
 from tests.fixtures.memory import held_bytes
 
 SMALL = replace(SOFTWARE, width=160, height=90)
@@ -306,6 +307,27 @@ def test_a_gpu_s_frame_is_one_submit_and_never_waits(gpu: cml.Gpu) -> None:
 def _counted(calls: Counter[str], name: str, function: Any, *args: Any) -> Any:
     calls[name] += 1
     return function(*args)
+
+
+def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu: cml.Gpu) -> None:
+    """Less time for it, that is: on a quick GPU it stays as it is."""
+    near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
+    flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
+    try:
+        flown.load()
+        game, most = flown.game, []
+        many = {TileId(0, x, 0): 1.0 for x in range(9)}
+        for inference, wanted in ((True, {}), (True, many), (False, many), (True, {})):
+            game.inference = inference
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(game, "_select", lambda *_, wanted=wanted: Selection([], wanted))
+                patch.setattr(game, "_ask", lambda *_: False)
+                game.renew()
+                flown._frame(flown.flight.pose(0.0))
+            most.append(game.pace.most_ms / near.frame_ms)
+        assert most == pytest.approx([0.7, 0.45, 0.7, 0.7])
+    finally:
+        flown.close()
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
