@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,22 @@ def test_camera_sees_what_is_in_front() -> None:
     assert not north.sees((1e6 - 5, 90.0, -1e6 - 1e4), (1e6 + 5, 110.0, -1e6 - 2000))
     assert not north.sees((1e6 + 200, 90.0, -1e6 - 60), (1e6 + 210, 110.0, -1e6 - 50))
     assert north.sees((1e6 - 500, 0.0, -1e6 - 500), (1e6 + 500, 200.0, -1e6 + 500)), "around it"
+    assert north.sees((1e6, 90.0, -1e6 - 60), (1e6 + 900, 110.0, -1e6 - 50)), "into it"
+
+
+def test_camera_sees_boxes_that_have_a_corner_inside_of_each_plane() -> None:
+    rng = np.random.default_rng(5)
+    camera = Camera((300.0, 80.0, -90.0), 0.7, -0.2, far=900.0)
+    centre = rng.uniform(-800, 800, (500, 3)) + camera.position
+    half = rng.uniform(0, 300, (500, 3))
+    signs = np.array(list(product((-1, 1), repeat=3)))
+    corners = centre[:, None] + signs * half[:, None] - camera.position
+    x, y, w = (camera.view_projection[row, :3] for row in (0, 1, 3))
+    inside = [(corners @ plane >= 0).any(1) for plane in (w + x, w - x, w + y, w - y)]
+    nearest = np.maximum(abs(centre - camera.position) - half, 0)
+    wanted = np.all(inside, axis=0) & (np.linalg.norm(nearest, axis=1) <= 900)
+    assert 50 < wanted.sum() < 450
+    assert np.array_equal(camera.sees_boxes(centre, half), wanted)
 
 
 @pytest.mark.parametrize("vertices", [12, 36])
