@@ -22,7 +22,7 @@ from demo_game.render.drawn import DrawnTiles
 from demo_game.render.pace import DrawingPace
 from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer
-from demo_game.reporting.measure import FrameTimes, PictureTimer
+from demo_game.reporting.measure import FrameTimes
 from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.streaming import Streaming
 from demo_game.world.draft import LEVELS as DRAFT_LEVELS
@@ -64,6 +64,9 @@ _PICTURE_SHARE, _BEHIND_SHARE, _FEW = 0.7, 0.45, 4
 _LOADING_SHARE = 0.8
 #: slots that are left for tiles on their way, where a view wants more tiles than there are
 SPARE_SLOTS = 8
+#: of the frames on a software driver one in so many has its passes timed, for what the overlay is
+#: of them: timestamps make them longer, and the wait for a picture says how long it took
+_TIMED_EVERY = 16
 #: frames between two looks at which tiles are needed: a tile is many frames of flight
 _LOOK_EVERY = 12
 #: seconds that must be left of a frame to look around in it, and to learn from times; and frames
@@ -117,7 +120,9 @@ class Game:
         tiles = self.planet or self.agents
         self.streaming = Streaming(tiles, self.scheduler, self.renderer.tiles, settings.seed)
         self._drawn = DrawnTiles(self.streaming)
-        self.timer = PictureTimer(gpu)
+        self._on_cpu = gpu.limits.software
+        every = _TIMED_EVERY if self._on_cpu else 1
+        self.timer = gpu.frame_timer(("render", "overlay"), every)
         self.times = FrameTimes(self.telemetry)
         self.operators = OperatorTimes(self.agents.sessions)
         self.telemetry.operators = self.operators.operators
@@ -136,7 +141,6 @@ class Game:
         #: until the first picture is whole the networks come first
         self.loading = True
         self._began = self._encoded = False
-        self._on_cpu = gpu.info.get("adapter_type") == "CPU"
         if self._on_cpu:
             keep_apart()
 

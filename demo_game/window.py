@@ -53,7 +53,7 @@ class GameWindow:
         self._seconds = seconds
         # a software driver draws on the cores that the next frame needs: waiting for it costs
         # nothing, and tells what the frame took. A GPU is not waited for: it works beside the game
-        self._on_cpu = gpu.info.get("adapter_type") == "CPU"
+        self._on_cpu = gpu.limits.software
         self._started = self._last = time.perf_counter()
         self._flown_s = 0.0
         self._looking: tuple[float, float] | None = None

@@ -38,9 +38,10 @@ class Gpu(Device):
         """What a :class:`scheduler.FrameScheduler` runs networks with on this device."""
         return FrameExecutor(self)
 
-    def frame_timer(self, names: Sequence[str]) -> FrameTimer:
-        """Times the host's own passes, by these names, without ever waiting."""
-        return FrameTimer(self, names)
+    def frame_timer(self, names: Sequence[str], every: int = 1) -> FrameTimer:
+        """Times the host's own passes, by these names, without ever waiting, in one frame of
+        ``every``."""
+        return FrameTimer(self, names, every=every)
 
     def tensor(self, buffer: Any, offset: int, fact: Fact) -> GpuTensor:
         """A range of the host's own ``wgpu.GPUBuffer`` as an input of ``Session.run`` or

@@ -15,8 +15,7 @@ OWNER = "picture"
 def target_format(gpu: cml.Gpu, preferred: str) -> str:
     """What to draw to where the host would rather have ``preferred``: to a software driver sRGB is
     work for each pixel, and for four texels of each sample, so there the shaders encode it."""
-    on_cpu = gpu.info.get("adapter_type") == "CPU"
-    return preferred.removesuffix("-srgb") if on_cpu else preferred
+    return preferred.removesuffix("-srgb") if gpu.limits.software else preferred
 
 
 class Targets:

@@ -3,38 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import cml_engine as cml
 from demo_game.reporting.telemetry import FrameSample, Telemetry
 from scheduler import FrameReport
 
 #: samples that still wait for GPU times; older ones never get them (a device without timestamps)
 _WAITING = 16
-#: of the frames on a software driver one in so many has its passes timed
-_TIMED_EVERY = 16
-
-
-class PictureTimer:
-    """The GPU's own times of the picture's passes. On llvmpipe timestamps make a frame half a
-    millisecond longer, and the wait for the picture says how long it took: there a frame is timed
-    now and then, for what the overlay is of it."""
-
-    def __init__(self, gpu: cml.Gpu) -> None:
-        self._timer = gpu.frame_timer(("render", "overlay"))
-        self._every = _TIMED_EVERY if gpu.limits.software else 1
-
-    def writes(self, name: str) -> Any:
-        """A pass's ``timestamp_writes``; None where this frame is not timed."""
-        return None if self._timer.frame % self._every else self._timer.writes(name)
-
-    def resolve(self, encoder: Any) -> None:
-        """After the frame's last pass."""
-        self._timer.resolve(encoder)
-
-    def end_frame(self) -> list[tuple[int, dict[str, float]]]:
-        """After the submit: the frames whose times have arrived, and what their passes took."""
-        return self._timer.end_frame()
 
 
 class FrameTimes:

@@ -113,6 +113,21 @@ def test_a_render_pass_is_timed(gpu, timer):
     assert 0 <= arrived[0][1]["render"] < 1000
 
 
+def test_one_frame_in_so_many_is_timed(gpu, timer):
+    host, timer = Passes(gpu), gpu.frame_timer(("render", "overlay"), every=4)
+    arrived = []
+    for _ in range(10):
+        encoder = gpu.device.create_command_encoder()
+        host.draw(encoder, timer.writes("render"))
+        host.draw(encoder, timer.writes("overlay"))
+        arrived += ended(gpu, timer, encoder)
+    arrived += drained(gpu, timer)
+    assert [frame for frame, _ in arrived] == [0, 4, 8] and timer.untimed_frames == 0
+    assert all(times.keys() == {"render", "overlay"} for _, times in arrived)
+    with pytest.raises(cml.InputError, match="one frame in 0: wanted 1 or more"):
+        gpu.frame_timer(("render",), every=0)
+
+
 def test_passes_that_do_not_run_have_no_time(gpu, timer):
     host = Passes(gpu)
     kernel = host.kernel(1000)
