@@ -67,6 +67,16 @@ class Fact:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
+def check_shape(name: str, fact: Fact, shape: tuple[int, ...]) -> None:
+    """Raises :class:`InputError` if the input ``name`` cannot take an array of that shape."""
+    if shape != fact.shape:
+        raise InputError(
+            f"input '{name}': wanted shape {list(fact.shape)}, got {list(shape)}. Another shape "
+            f"is another session: --shape {name}=..., in Python cml.load(..., shapes=) or "
+            "session.reshaped"
+        )
+
+
 class Attrs(Mapping[str, Any]):
     """An operator's attributes, by key (``attrs["axes"]``) or by name (``attrs.axes``)."""
 

@@ -20,13 +20,10 @@ from cml_engine.graph import Fact
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.spec import Cost
+from cml_engine.planning.reuse import VARIABLES, Sources
 
 #: where a job's outputs begin in the buffer that they have together
 RESULT_ALIGNMENT = 256
-#: stands for all variables that are updated, beside the names of inputs
-VARIABLES = ""
-#: what a tensor hangs on: names of inputs, and :data:`VARIABLES`
-Sources = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

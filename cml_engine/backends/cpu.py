@@ -22,8 +22,7 @@ from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import Cpu, OpSpec, Prepare
 from cml_engine.ops.elementwise.in_place import apply_in_place
-from cml_engine.plan import VARIABLES
-from cml_engine.planning.reuse import boundaries, sources_of
+from cml_engine.planning.reuse import VARIABLES, boundaries, sources_of
 
 Array = np.ndarray[Any, Any]
 #: called after each node with its results

@@ -17,8 +17,7 @@ from cml_engine.errors import InputError
 from cml_engine.files import pictures
 from cml_engine.files.atomic_write import check_writable, write_atomically
 from cml_engine.files.named import NamedFile, named_file
-from cml_engine.graph import Fact
-from cml_engine.session import check_shape
+from cml_engine.graph import Fact, check_shape
 
 __all__ = [
     "check_outputs",

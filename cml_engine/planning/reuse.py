@@ -1,10 +1,17 @@
-"""What of a run is still right in the next: a tensor changes only where an input on which it hangs
-was given anew. Variables that the network updates change in every run."""
+"""Which results of a run are still valid in the next run.
+
+A tensor changes only if an input that it depends on is given anew. Variables that the network
+updates change in every run.
+"""
 
 from __future__ import annotations
 
 from cml_engine.graph import Graph
-from cml_engine.plan import VARIABLES, Sources
+
+#: stands for all updated variables in a set of input names
+VARIABLES = ""
+#: names of the inputs that a tensor depends on, and :data:`VARIABLES`
+Sources = frozenset[str]
 
 _NOTHING: Sources = frozenset()
 

@@ -1,7 +1,7 @@
 """A graph compiled for one backend, run many times."""
 
 from cml_engine.session.compiling import make_plan
-from cml_engine.session.inputs import check_inputs, check_shape, random_inputs
+from cml_engine.session.inputs import check_inputs, random_inputs
 from cml_engine.session.options import CompileOptions
 from cml_engine.session.session import Session
 
@@ -9,7 +9,6 @@ __all__ = [
     "CompileOptions",
     "Session",
     "check_inputs",
-    "check_shape",
     "make_plan",
     "random_inputs",
 ]

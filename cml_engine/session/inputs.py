@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.graph import NUMPY_DTYPE, Fact, Slider
+from cml_engine.graph import NUMPY_DTYPE, Fact, Slider, check_shape
 from cml_engine.ranges import SEED
 
 Array = np.ndarray[Any, Any]
@@ -62,16 +62,6 @@ def check_inputs(
     return {
         name: _checked(name, fact, given[name]) for name, fact in facts.items() if name in given
     }
-
-
-def check_shape(name: str, fact: Fact, shape: tuple[int, ...]) -> None:
-    """:class:`InputError` where an input of that shape does not fit."""
-    if shape != fact.shape:
-        raise InputError(
-            f"input '{name}': wanted shape {list(fact.shape)}, got {list(shape)}. Another shape "
-            f"is another session: --shape {name}=..., in Python cml.load(..., shapes=) or "
-            "session.reshaped"
-        )
 
 
 def _checked(name: str, fact: Fact, given: Array) -> Array:

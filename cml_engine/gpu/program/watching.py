@@ -12,8 +12,7 @@ from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.device_inputs import host_arrays, take_over
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph, Node
-from cml_engine.plan import VARIABLES
-from cml_engine.planning.reuse import sources_of
+from cml_engine.planning.reuse import VARIABLES, sources_of
 
 Array = np.ndarray[Any, Any]
 
