@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from cml_engine.budget import LoadLimits
 from cml_engine.cooked.load import load_cooked
 from cml_engine.errors import (
     CmlError,
@@ -66,6 +67,7 @@ __all__ = [
     "Graph",
     "InputError",
     "Kernel",
+    "LoadLimits",
     "Match",
     "MemoryModel",
     "ModelError",

@@ -12,6 +12,7 @@ import numpy as np
 
 from cml_engine import nnef
 from cml_engine.backends.cpu import run_node
+from cml_engine.budget import LoadLimits, load_budget
 from cml_engine.convert import formats
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.format import Format, Given, Make, Model
@@ -42,6 +43,7 @@ def load(
     random_weights: int | None = None,
     sliders: Mapping[str, Slider | str] | None = None,
     gas_limit: int | None = None,
+    limits: LoadLimits | None = None,
 ) -> Graph:
     """The network in an NNEF folder, in the ``graph.nnef`` inside one, in a ``.tgz`` of one, in an
     ``.onnx`` file, in the bytes of either file, in a ncnn ``.param`` with its ``.bin`` beside it,
@@ -69,15 +71,46 @@ def load(
     ``{"strength": "mul3.y"}``, or a :class:`Slider` with a range and a description. Each is an
     input, which may be left out.
 
+    ``limits`` bound the memory and the work of this load and of later reshapes, for models that are
+    not trusted: by default half of the machine's memory (docs/loading.md).
+
     Every error in the model is a :class:`ModelError` with file, line and operator.
     """
     load_families()
     load_entry_points()
+    by_name: Mapping[str, Sequence[int]]
+    by_name = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
+    with load_budget(limits):
+        make = _maker(
+            model, constants, fragments, fake_quantize, weights, random_weights, sliders, gas_limit
+        )
+        return Origin(_bounded(make, limits)).at(by_name)
+
+
+def _bounded(make: Make, limits: LoadLimits | None) -> Make:
+    """Gives every later graph of the model, at other shapes, a budget of its own."""
+
+    def bounded(shapes: Shapes) -> Graph:
+        with load_budget(limits):
+            return make(shapes)
+
+    return bounded
+
+
+def _maker(
+    model: Model,
+    constants: Mapping[str, np.ndarray[Any, Any]] | None,
+    fragments: Sequence[str | Path],
+    fake_quantize: bool,
+    weights: str | Path | Bytes | None,
+    random_weights: int | None,
+    sliders: Mapping[str, Slider | str] | None,
+    gas_limit: int | None,
+) -> Make:
+    """Returns the function that makes the model's graph at given shapes."""
     random = None
     if random_weights is not None:
         random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
-    by_name: Mapping[str, Sequence[int]]
-    by_name = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
     format = _format_of(model)
     if format is not None:
         given = {"fragments": bool(fragments), "fake_quantize": fake_quantize,
@@ -90,7 +123,7 @@ def load(
                 "that out"
             )
         opened = _opened(format, model, Given(constants or {}, random))
-        return Origin(within(gas_limit, _sliding(opened, sliders))).at(by_name)
+        return within(gas_limit, _sliding(opened, sliders))
     if constants:
         raise InputError("constants are for .onnx: leave them out for NNEF")
     declarations = {**_library(fragments), **_declared()}
@@ -106,7 +139,7 @@ def load(
             )
         return infer_facts(fake_quantized(graph, _built) if fake_quantize else graph)
 
-    return Origin(within(gas_limit, _sliding(make, sliders))).at(by_name)
+    return within(gas_limit, _sliding(make, sliders))
 
 
 def _sliding(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any
 
-from cml_engine import __version__
+from cml_engine import __version__, budget
 from cml_engine.cli import commands
 from cml_engine.cli.exit_codes import exit_code
 from cml_engine.cli.logs import add_option, logged
@@ -52,8 +54,26 @@ def _started(argv: Sequence[str] | None) -> int:
         made.error(f"unrecognized arguments: {' '.join(unknown)}")
     for file in getattr(a, "ops", ()):
         load_file(file)
-    with logged(a.verbose):
+    with logged(a.verbose), _limited(getattr(a, "load_limits", None)):
         return int(a.command(a) or 0)
+
+
+@contextlib.contextmanager
+def _limited(limits: str | None) -> Iterator[None]:
+    """Sets the limits of every load of a command, those of its worker processes included."""
+    if limits is None:
+        yield
+        return
+    budget.LoadLimits.parse(limits)
+    before = os.environ.get(budget.VARIABLE)
+    os.environ[budget.VARIABLE] = limits
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[budget.VARIABLE]
+        else:
+            os.environ[budget.VARIABLE] = before
 
 
 def _notice(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -60,6 +60,13 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "help": "an input's shape instead of the model's; of several inputs say which",
         },
     ),
+    "limits": (
+        ("--load-limits",),
+        {
+            "metavar": "memory=8G,nodes=N,steps=N",
+            "help": "memory and work that one load may take (docs/loading.md)",
+        },
+    ),
     "weights": (
         ("--weights",),
         {
@@ -103,7 +110,7 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
 }
 #: what goes wherever the option on the left does
-_WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments", "shape", "weights")}
+_WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments", "shape", "weights", "limits")}
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str) -> None:

@@ -1,0 +1,202 @@
+"""Bounds the memory and the work of a load, so that a small file cannot take the whole machine.
+
+Every reader charges the budget of the load in progress *before* it takes memory or starts work:
+``current().charge_bytes(count, "the tensor 'w'")``. A load is a block of :func:`load_budget`; a
+load within another one shares its budget.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+
+from cml_engine.errors import InputError, ModelError, Source
+
+__all__ = ["VARIABLE", "Budget", "LoadLimits", "OverBudget", "current", "load_budget"]
+
+#: The environment variable with other defaults: ``memory=8G,nodes=500000``.
+VARIABLE = "CML_LOAD_LIMITS"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+#: Where the machine does not tell how much memory it has.
+_ASSUMED_BYTES = 8 << 30
+#: Memory limits of containers: control groups, version 2 and 1.
+_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class OverBudget(ModelError, InputError):
+    """A model, or a file of inputs, needs more memory or work than :class:`LoadLimits` allow."""
+
+
+def _default_memory() -> int:
+    return machine_memory() // 2
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLimits:
+    """Limits of one load.
+
+    Parameters
+    ----------
+    memory : bytes that the load takes, those of temporary arrays included. Default: half of the
+        machine's memory, or of its container's.
+    nodes : operators and their tensors, with fragments, functions and loops written out.
+    steps : units of work of about a microsecond: a token, an expression, an element of a list,
+        a kilobyte that is unpacked.
+    """
+
+    memory: int = field(default_factory=_default_memory)
+    nodes: int = 200_000
+    steps: int = 6_000_000
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"LoadLimits: {one.name} is {value!r}: wanted an integer above 0")
+
+    @staticmethod
+    def parse(text: str) -> LoadLimits:
+        """Returns the limits of a text such as ``memory=8G,nodes=500000``; others are defaults."""
+        found: dict[str, int] = {}
+        names = [one.name for one in fields(LoadLimits)]
+        for pair in text.split(",") if text.strip() else ():
+            name, _, number = (part.strip() for part in pair.partition("="))
+            digits = number.rstrip("KMGTkmgt")
+            unit = number[len(digits) :].upper()
+            is_number = digits.isascii() and digits.isdigit() and len(digits) < 19
+            if name not in names or name in found or not is_number or unit not in _UNITS:
+                raise InputError(
+                    f"load limits: cannot read '{pair}': wanted one of {', '.join(names)}, each "
+                    "once, with a number, as memory=8G,nodes=500000"
+                )
+            found[name] = int(digits) * _UNITS[unit]
+        return LoadLimits(**found)
+
+    @staticmethod
+    def default() -> LoadLimits:
+        """Returns the limits that ``CML_LOAD_LIMITS`` names, or the defaults."""
+        return LoadLimits.parse(os.environ.get(VARIABLE, ""))
+
+
+class Budget:
+    """The memory, nodes and steps that one load has taken so far."""
+
+    def __init__(self, limits: LoadLimits | None = None) -> None:
+        self.limits = limits or LoadLimits.default()
+        self.bytes = self.nodes = self.steps = 0
+
+    def charge_bytes(self, count: int, what: str, source: Source | None = None) -> None:
+        """Counts memory that ``what`` takes; :class:`OverBudget` where that is too much."""
+        self.bytes += count
+        if self.bytes > self.limits.memory:
+            raise _over("memory", "bytes", what, count, self.bytes, self.limits.memory, source)
+
+    def charge_nodes(self, count: int, what: str, source: Source | None = None) -> None:
+        """Counts nodes, or tensors, that ``what`` makes."""
+        self.nodes += count
+        if self.nodes > self.limits.nodes:
+            raise _over("nodes", "nodes", what, count, self.nodes, self.limits.nodes, source)
+
+    def charge_steps(self, count: int, what: str, source: Source | None = None) -> None:
+        """Counts work that ``what`` causes, in units of about a microsecond."""
+        self.steps += count
+        if self.steps > self.limits.steps:
+            raise _over(
+                "steps", "steps of work", what, count, self.steps, self.limits.steps, source
+            )
+
+    def charge_unpacked(self, count: int, what: str, source: Source | None = None) -> None:
+        """Counts the memory of bytes that ``what`` unpacks to, and the work to unpack them."""
+        self.charge_bytes(count, what, source)
+        self.charge_steps(count >> 10, what, source)
+
+
+def _over(
+    limit: str, unit: str, what: str, count: int, total: int, allowed: int, source: Source | None
+) -> OverBudget:
+    raised = f"{limit}={_rounded_up(total)}"
+    return OverBudget(
+        f"{what} needs {count:,} {unit}, which makes {total:,} for this load; the limit is "
+        f"{allowed:,}. If you trust the file, raise the limit: --load-limits {raised}, "
+        f"{VARIABLE}={raised}, or cml.load(…, limits=cml.LoadLimits({limit}=…))",
+        source,
+    )
+
+
+def _rounded_up(total: int) -> str:
+    """Returns twice the total with two digits at most, as a text that ``parse`` reads."""
+    for unit, size in reversed(_UNITS.items()):
+        if total >= size:
+            return f"{-(-2 * total // size)}{unit}"
+    return "1"
+
+
+_current: ContextVar[Budget | None] = ContextVar("cml_load_budget", default=None)
+
+
+def current() -> Budget:
+    """Returns the budget of the load in progress; outside of one a fresh budget."""
+    return _current.get() or Budget()
+
+
+@contextmanager
+def load_budget(limits: LoadLimits | None = None) -> Iterator[Budget]:
+    """Runs a block as one load. Within another load it shares the budget, limits included."""
+    outer = _current.get()
+    if outer is not None:
+        yield outer
+        return
+    token = _current.set(Budget(limits))
+    try:
+        yield current()
+    finally:
+        _current.reset(token)
+
+
+@cache
+def machine_memory() -> int:
+    """Returns the bytes of memory that this process may use at most."""
+    found = [_physical_memory(), *map(_container_memory, _CGROUPS)]
+    return min(n for n in found if n)
+
+
+def _physical_memory() -> int:
+    if sys.platform == "win32":
+        return _windows_memory()
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return _ASSUMED_BYTES
+
+
+def _windows_memory() -> int:
+    import ctypes
+
+    class Status(ctypes.Structure):
+        _fields_ = (
+            ("length", ctypes.c_uint32),
+            ("load", ctypes.c_uint32),
+            *((name, ctypes.c_uint64) for name in ("total", "free", "a", "b", "c", "d", "e")),
+        )
+
+    status = Status()
+    status.length = ctypes.sizeof(status)
+    windll = getattr(ctypes, "windll")  # noqa: B009  # only there on Windows
+    if not windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return _ASSUMED_BYTES
+    return int(status.total)
+
+
+def _container_memory(file: str) -> int:
+    """Returns the limit that a control group states, 0 where it states none."""
+    try:
+        text = Path(file).read_text().strip()
+    except (OSError, ValueError):
+        return 0
+    return int(text) if text.isdigit() else 0
