@@ -23,6 +23,10 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
     "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
+    "overwrite": (
+        ("--overwrite",),
+        {"action": "store_true", "help": "replace what is there; other files in a folder stay"},
+    ),
     "json": (("--json",), {"action": "store_true"}),
     "half": (
         ("--half",),

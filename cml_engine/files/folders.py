@@ -15,10 +15,11 @@ is made here: who writes a file makes its folder.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import platformdirs
+
+from cml_engine.files.output_folder import file_stem
 
 #: the name of this project's folder among the platform's
 SLUG = "cml_engine"
@@ -36,19 +37,16 @@ def data_folder() -> Path:
 
 def tuning_file(device: str) -> Path:
     """The table of kernels that were measured on a device and driver (``gpu.name``)."""
-    return (_named("CML_TUNING_DIR") or cache_folder() / "tuning") / f"{_file_name(device)}.json"
+    return (
+        _named("CML_TUNING_DIR") or cache_folder() / "tuning"
+    ) / f"{file_stem(device).lower()}.json"
 
 
 def costs_file(device: str) -> Path:
     """What slices were learned to cost on a device and driver (``gpu.name``)."""
-    return data_folder() / "costs" / f"{_file_name(device)}.json"
+    return data_folder() / "costs" / f"{file_stem(device).lower()}.json"
 
 
 def _named(variable: str) -> Path | None:
     value = os.environ.get(variable)
     return Path(value) if value else None
-
-
-def _file_name(device: str) -> str:
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-.").lower()
-    return name[:150] or "unnamed"

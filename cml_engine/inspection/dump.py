@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -14,7 +12,7 @@ import numpy as np
 
 from cml_engine.errors import InputError, Source
 from cml_engine.files import png
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.files.output_folder import OutputFolder, file_stem
 from cml_engine.files.pictures import can_hold
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.inspection.numbers import Numbers
@@ -22,15 +20,16 @@ from cml_engine.inspection.numbers import Numbers
 Array = np.ndarray[Any, Any]
 
 INDEX = "index.json"
-_UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
 
 class Dump:
     """A watch that writes every tensor whose name matches one of ``only`` into a folder: an
     ``.npy``, a picture where it can be one, and at the end an index of all."""
 
-    def __init__(self, folder: Path, graph: Graph, only: Sequence[str] = ()) -> None:
-        self._folder, self._graph = folder, graph
+    def __init__(
+        self, folder: Path, graph: Graph, only: Sequence[str] = (), *, overwrite: bool = False
+    ) -> None:
+        self._graph = graph
         self._only = only or ["*"]
         self._rows: list[dict[str, Any]] = []
         names = [name for node in graph.nodes for name in node.outputs]
@@ -40,7 +39,7 @@ class Dump:
                 raise InputError(
                     f"--only '{pattern}': no tensor of '{graph.name}' matches; it computes {shown}"
                 )
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = OutputFolder(folder, INDEX, overwrite=overwrite)
 
     def __call__(self, node: Node, results: Sequence[Array]) -> None:
         for name, array in zip(node.outputs, results, strict=True):
@@ -54,18 +53,15 @@ class Dump:
                 self(node, [constants[name] for name in node.outputs])
 
     def close(self) -> Path:
-        """Write the index; its place."""
-        place = self._folder / INDEX
-        write_atomically(place, json.dumps({"model": self._graph.name, "tensors": self._rows}))
-        return place
+        """Writes the index and returns its path."""
+        return self._folder.write_manifest({"model": self._graph.name, "tensors": self._rows})
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def _add(self, node: Node, name: str, array: Array) -> None:
-        stem = f"{len(self._rows):04d}_{_UNSAFE.sub('_', name)[:80]}"
-        file = f"{stem}.npy"
-        write_atomically(self._folder / file, partial(np.save, arr=array, allow_pickle=False))
+        stem = f"{len(self._rows):04d}_{file_stem(name)[:80]}"
+        file = self._folder.write(f"{stem}.npy", partial(np.save, arr=array, allow_pickle=False))
         numbers = Numbers.of(array)
         row = {"tensor": name, "file": file, "shape": list(array.shape), "type": array.dtype.name}
         row |= {"operator": node.op, **_line(node.source), **numbers.row()}
@@ -76,8 +72,8 @@ class Dump:
                 low, high = numbers.low, numbers.high
             scale = (array - np.float32(low)) / np.float32(high - low or 1)
             planes = scale[0].transpose(1, 2, 0)
-            write_atomically(self._folder / f"{stem}.png", partial(png.write, planes, bits=8))
-            row |= {"picture": f"{stem}.png", "black": low, "white": high}
+            picture = self._folder.write(f"{stem}.png", partial(png.write, planes, bits=8))
+            row |= {"picture": picture, "black": low, "white": high}
         self._rows.append(row)
 
 

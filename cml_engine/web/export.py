@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cml_engine.cooked import DeviceGuess, cook
 from cml_engine.errors import InputError
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.files.output_folder import OutputFolder, check_new_folder
 from cml_engine.graph import Graph
 
 #: what browsers run on; the plans for a CPU driver hold other weights again, for few who have one
@@ -63,13 +62,10 @@ def export_web(
     guesses: Sequence[DeviceGuess] = (),
     overwrite: bool = False,
 ) -> list[str]:
-    """Write the page for this network into the folder; the names of the files. They need nothing
-    else, and no other place of the net: ``python -m http.server`` serves them."""
+    """Writes the page for this network into the folder and returns the names of the files. They
+    need nothing else, and no other place of the net: any web server serves them."""
     player = player_folder()
-    if folder.is_file():
-        raise InputError(f"'{folder}' is a file: wanted a folder for the page")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise InputError(f"'{folder}' is not empty: name another one, or say --overwrite")
+    check_new_folder(folder, overwrite)
     data = cook(graph, _PROFILES, half=half, player=True, guesses=guesses)
     picture = picture_of(graph)
     model = {
@@ -78,11 +74,11 @@ def export_web(
         "picture": picture is not None,
         **(asdict(picture) if picture else {}),
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    made = OutputFolder(folder, "model.json", overwrite=overwrite)
     for name, source in _FILES.items():
-        write_atomically(folder / name, (player / source).read_bytes())
-    write_atomically(folder / "net.cml", data)
-    write_atomically(folder / "model.json", json.dumps(model, indent=1))
+        made.write(name, (player / source).read_bytes())
+    made.write("net.cml", data)
+    made.write_manifest(model)
     return [*_FILES, "net.cml", "model.json"]
 
 

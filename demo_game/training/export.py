@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +154,7 @@ class Exported:
 
 
 def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
-    """Write the agent of that name, in place of what is there."""
+    """Writes the agent of that name. Replaces its files, and leaves others in the folder."""
     network, shapes = AGENTS[name]
     ops = NnefOps(weights)
     inputs = {key: TracedTensor(key, shape) for key, shape in shapes.items()}
@@ -165,13 +164,12 @@ def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
     ops.lines[-1] = ops.lines[-1].replace(f"{found[1]} =", f"{found[0]} =", 1)
     body = "\n".join(f"    {line}" for line in ops.lines)
     text = f"version 1.0;\n\ngraph {name}({', '.join(inputs)}) -> ({found[0]})\n{{\n{body}\n}}\n"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for label, array in ops.weights.items():
         write_tensor(folder / f"{label}.dat", array)
     write_atomically(folder / "graph.nnef", text)
     cml.load(folder)  # what cannot be loaded is found out here
-    files = sorted(folder.iterdir())
+    files = sorted(folder / name for name in ("graph.nnef", *(f"{n}.dat" for n in ops.weights)))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     return Exported(ops.flops, sum(file.stat().st_size for file in files), digest)
 

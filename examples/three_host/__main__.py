@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except cml.CmlError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"python -m http.server --directory {options.folder}, then http://localhost:8000")
+    print(f"python -m http.server --bind 127.0.0.1 --directory {options.folder}")
+    print("and then http://localhost:8000")
     return 0
 
 

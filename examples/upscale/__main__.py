@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import time
@@ -39,9 +38,8 @@ def convert(size: tuple[int, int], folder: Path) -> Path:
     """The network as an NNEF folder, for an input of ``size`` (width, height)."""
     width, height = size
     model = folder / f"upres_{width}x{height}.nnef"
-    shutil.rmtree(model, ignore_errors=True)
     shape = f"1,3,{height},{width}"
-    cml_command("convert", assets.NETWORK_PARAM.path, model, "--shape", shape)
+    cml_command("convert", assets.NETWORK_PARAM.path, model, "--shape", shape, "--overwrite")
     return model
 
 

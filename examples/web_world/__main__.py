@@ -74,7 +74,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     write_world(folder)
-    print(f"python -m http.server --directory {folder}, then http://localhost:8000")
+    print(f"python -m http.server --bind 127.0.0.1 --directory {folder}")
+    print("and then http://localhost:8000")
 
 
 if __name__ == "__main__":

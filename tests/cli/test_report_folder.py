@@ -118,19 +118,6 @@ def test_an_interrupted_report_says_what_is_missing(model, tmp_path, monkeypatch
     assert (tmp_path / "report/plan.json").is_file()
 
 
-def test_an_earlier_report_is_replaced_and_nothing_else_is(model, tmp_path, capsys):
-    folder = tmp_path / "report"
-    assert report(model, folder) == 0
-    (folder / "passes/99-old.nnef").write_text("old")
-    (folder / "mine.txt").write_text("mine")
-    assert report(model, folder) == 0
-    assert not (folder / "passes/99-old.nnef").exists()
-    assert (folder / "mine.txt").read_text() == "mine"
-    assert report(model, model) == 2
-    assert "is not empty and no report" in capsys.readouterr().err
-    assert (model / "graph.nnef").is_file()
-
-
 def test_decisions_are_written_and_read(model, tmp_path, capsys):
     mine, out, again = (tmp_path / name for name in ("mine.json", "out.json", "again.json"))
     mine.write_text('{"made": {"kernel": "plain"}}')

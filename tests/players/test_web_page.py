@@ -42,6 +42,8 @@ def page(tmp_path):
 
 def test_a_page_has_all_that_it_needs(page):
     model = json.loads((page / "model.json").read_text())
+    files = {path.name for path in page.iterdir()}
+    assert set(model.pop("cml_files")) == files - {"model.json"}
     assert model == {
         "name": "twice", "file": "net.cml", "picture": True, "input": "image", "output": "large",
     }  # fmt: skip

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cml_engine.errors import InputError
 from cml_engine.files.atomic_write import write_atomically
+from cml_engine.files.output_folder import file_below, file_stem
 from cml_engine.gpu.shaders import compilers
 from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_spirv, digest, standalone_source
 from cml_engine.gpu.shaders.steps import Variant
@@ -53,25 +54,28 @@ def dump_kernel(key: Variant, folder: str | Path) -> Path:
 def _dump_code(key: KernelCode, folder: Path) -> Path:
     code = key.code()
     suffix = "wgsl" if isinstance(code, str) else "spv"
-    file = folder / f"{Path(key.label.split()[0]).stem}-{key.content[:8]}.{suffix}"
-    write_atomically(file, code)
-    return file
+    return _write(folder, f"{file_stem(key.label)}-{key.content[:8]}.{suffix}", code)
 
 
-def dump_source(key: ShaderKey, folder: Path) -> Path:
-    """Write one variant's HLSL, which is quick, and nothing that is compiled; its path."""
-    hlsl = folder / f"{key.path.stem}-{digest(key, 'spirv')[:8]}.hlsl"
-    write_atomically(hlsl, standalone_source(key))
-    return hlsl
+def source_file(key: ShaderKey) -> tuple[str, str]:
+    """Returns the name and the text of one variant's HLSL file. Compiles nothing."""
+    return f"{key.path.stem}-{digest(key, 'spirv')[:8]}.hlsl", standalone_source(key)
 
 
 def _dump(key: ShaderKey, folder: Path) -> Path:
-    hlsl = dump_source(key, folder)
-    write_atomically(hlsl.with_suffix(".spv"), compile_spirv(key))
-    for suffix, text in _translations(standalone_source(key), key).items():
-        write_atomically(hlsl.with_suffix(f".{suffix}"), text)
+    name, source = source_file(key)
+    hlsl = _write(folder, name, source)
+    _write(folder, f"{hlsl.stem}.spv", compile_spirv(key))
+    for suffix, text in _translations(source, key).items():
+        _write(folder, f"{hlsl.stem}.{suffix}", text)
     _list(key, hlsl)
     return hlsl
+
+
+def _write(folder: Path, name: str, content: bytes | str) -> Path:
+    place = file_below(folder, name)
+    write_atomically(place, content)
+    return place
 
 
 def _translations(source: str, key: ShaderKey) -> dict[str, bytes]:
@@ -93,4 +97,4 @@ def _list(key: ShaderKey, hlsl: Path) -> None:
     line = f"{hlsl.stem}  {key.path}  {checks}  {' '.join(f'{k}={v}' for k, v in key.defines)}\n"
     known = index.read_text(encoding="utf-8") if index.is_file() else ""
     if line not in known:
-        write_atomically(index, known + line)
+        _write(hlsl.parent, INDEX, known + line)

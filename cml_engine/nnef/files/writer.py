@@ -15,14 +15,13 @@ import numpy as np
 
 from cml_engine.errors import CmlError, InputError
 from cml_engine.files.atomic_write import PARTIAL, write_atomically
+from cml_engine.files.output_folder import check_new_file, check_new_folder, file_below
 from cml_engine.graph import Attrs, Graph
 from cml_engine.nnef.expansion.compose import Composed, compose, expression
 from cml_engine.nnef.files.names import GRAPH_FILE, QUANT_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import ItemType, tensor_bytes
 from cml_engine.nnef.text.ast import Argument, Call
 from cml_engine.nnef.text.printer import print_document, print_expression
-
-_OVERWRITE = "allow to overwrite it (--overwrite, overwrite=True)"
 
 
 def save(
@@ -85,10 +84,7 @@ def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
 def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
     """All files are written in a folder of their own first: what is in the way of the first one
     to be moved is in the way of nothing yet."""
-    if path.exists() and not path.is_dir():
-        raise InputError(f"'{path}' is a file: name a folder")
-    if path.is_dir() and any(path.iterdir()) and not overwrite:
-        raise InputError(f"'{path}' is not empty: name another folder, or {_OVERWRITE}")
+    check_new_folder(path, overwrite)
     made = not path.exists()
     partial = path / f"{PARTIAL}{secrets.token_hex(8)}"
     try:
@@ -115,9 +111,7 @@ def _written(folder: Path, name: str, data: bytes) -> str:
 def _move(names: Sequence[str], partial: Path, path: Path) -> None:
     """Put the files in their places; until the last, the graph, is there, there is no model."""
     for name in names:
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        if (path / name).is_dir():
-            raise InputError(f"cannot write '{path / name}': it is a folder")
+        file_below(path, name).parent.mkdir(parents=True, exist_ok=True)
     (path / GRAPH_FILE).unlink(missing_ok=True)
     (path / QUANT_FILE).unlink(missing_ok=True)
     for name in names:
@@ -125,10 +119,7 @@ def _move(names: Sequence[str], partial: Path, path: Path) -> None:
 
 
 def _write_archive(composed: Composed, path: Path, overwrite: bool) -> None:
-    if path.is_dir():
-        raise InputError(f"'{path}' is a folder: name a file")
-    if path.exists() and not overwrite:
-        raise InputError(f"'{path}' exists: name another file, or {_OVERWRITE}")
+    check_new_file(path, overwrite)
     write_atomically(path, lambda file: _pack(composed, file))
 
 

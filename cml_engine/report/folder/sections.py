@@ -14,7 +14,6 @@ from cml_engine.report.decisions import decisions_on
 from cml_engine.report.folder.arena import arena_data, arena_picture
 from cml_engine.report.folder.decided import decisions_table
 from cml_engine.report.folder.graph import graph_data, graph_table, node_rows
-from cml_engine.report.folder.kernels import write_kernels
 from cml_engine.report.folder.operators import Peak, step_rows, steps_data, steps_table
 from cml_engine.report.folder.page import PageSection, details, html, link, note, pre, table, whole
 from cml_engine.report.folder.passes import stages
@@ -125,14 +124,19 @@ def decisions(subject: Subject, folder: ReportFolder) -> PageSection:
 
 def kernels(subject: Subject, folder: ReportFolder) -> PageSection:
     """Every kernel's source."""
-    made = write_kernels(subject.plan, folder.path / KERNELS)
-    by_file: dict[str, list[str]] = {}
-    for step, file in made.items():
-        by_file.setdefault(file, []).append(step)
-    rows = (
-        (link(f"{KERNELS}/{file}"), whole(len(steps)), details(steps[0], pre("\n".join(steps))))
-        for file, steps in by_file.items()
-    )
+    from cml_engine.gpu.shaders.dump import source_file
+    from cml_engine.gpu.shaders.hlsl import ShaderKey
+    from cml_engine.gpu.shaders.steps import step_key
+
+    contents: dict[tuple[str, str], str] = {}
+    by_kernel: dict[ShaderKey, list[str]] = {}
+    for step in subject.plan.steps:
+        by_kernel.setdefault(step_key(step, contents), []).append(f"{step.index} {step.title}")
+    rows = []
+    for key, steps in by_kernel.items():
+        name, source = source_file(key)
+        file = link(folder.text(f"{KERNELS}/{name}", source))
+        rows.append((file, whole(len(steps)), details(steps[0], pre("\n".join(steps)))))
     said = (
         "HLSL with all that it includes. `cml rank MODEL --dump-kernels DIR` writes the SPIR-V, "
         "and what other platforms get of it."

@@ -41,7 +41,7 @@ _TRACED_RUNS = 3
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "decide", "budget", "frame")
+    add_options(parser, "model", "random", "half", "decide", "budget", "frame", "overwrite")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--run", action="store_true", help="measure it on this machine's GPU too")
     parser.add_argument("--runs", type=TIMES, default=10, help="that are measured")
@@ -56,7 +56,8 @@ def run(a: argparse.Namespace) -> int:
         raise InputError(f"'{a.model}' is cooked: report the model that it was made of")
     gpu = _gpu() if a.run else None  # without one nothing is written
     subject = _subject(graph, a)
-    folder = ReportFolder(a.output, _TITLES | (_MEASURED if gpu else {}))
+    titles = _TITLES | (_MEASURED if gpu else {})
+    folder = ReportFolder(Path(a.output), titles, overwrite=a.overwrite)
     folder.heading, folder.lead = graph.name, subject.lead
     print(f"{folder.path / INDEX}", flush=True)
     for key in _TITLES:
@@ -160,7 +161,7 @@ def _measured(
     rank = RankReport.of(subject.graph.name, gpu.name, clock, steps, times)
     files = [folder.text("rank.json", rank.json() + "\n")]
     if gpu.has_timestamps:
-        files.append(_trace(session, folder.path / "trace.json", a))
+        files.append(_trace(session, folder.place("trace.json"), a))
     body = pre(str(rank))
     if a.half:
         body = html(body, pre(_storage_errors(subject)))

@@ -15,8 +15,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     text = ".onnx, ncnn .param with its .bin beside it, or an NNEF model"
     parser.add_argument("model", metavar="source", help=text)
     parser.add_argument("destination", help="folder or .tgz to write")
-    add_options(parser, "ops", "fragments", "shape", "weights")
-    parser.add_argument("--overwrite", action="store_true")
+    add_options(parser, "ops", "fragments", "shape", "weights", "overwrite")
     parser.add_argument(
         "--layout", choices=("nhwc",), help="inputs and outputs of four axes with channels last"
     )

@@ -10,7 +10,8 @@ from cml_engine.cli.common import arena_limit_of, backend_of, decided, load_mode
 from cml_engine.cli.options import add_options
 from cml_engine.cooked import PROFILES, cook, load_cooked
 from cml_engine.errors import InputError
-from cml_engine.files.atomic_write import check_writable, write_atomically
+from cml_engine.files.arrays import check_place
+from cml_engine.files.atomic_write import write_atomically
 from cml_engine.session import Session
 
 
@@ -46,7 +47,7 @@ def run(a: argparse.Namespace) -> int:
         return _check(a)
     if not a.output:
         raise InputError("where to? Give the file to write, -o net.cml")
-    check_writable(Path(a.output))
+    check_place(Path(a.output), a.model)
     from scheduler.tools.commands import cooked_guesses
 
     graph = load_model(a)

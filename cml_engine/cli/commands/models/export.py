@@ -28,7 +28,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high}; 20 if left out",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    add_options(parser, "overwrite")
 
 
 def run(a: argparse.Namespace) -> int:
@@ -56,5 +56,6 @@ def _to_web(a: argparse.Namespace) -> int:
     size = sum((folder / name).stat().st_size for name in names) / 2**20
     kind = "pictures can be dragged in" if picture_of(graph) else "runs the cooked file's own input"
     print(f"{folder}: {len(names)} files, {size:.1f} MiB; {kind}")
-    print(f"  python -m http.server --directory {folder}, then http://localhost:8000")
+    serve = f"python -m http.server --bind 127.0.0.1 --directory {folder}"
+    print(f"  {serve}, then http://localhost:8000")
     return 0

@@ -36,7 +36,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="operators without an integer form are computed in floats, and what reads them: such "
         "outputs are not identical on all machines",
     )
-    parser.add_argument("--overwrite", action="store_true")
+    add_options(parser, "overwrite")
 
 
 def run(a: argparse.Namespace) -> int:

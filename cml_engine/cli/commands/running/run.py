@@ -42,6 +42,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "decide",
         "decisions",
         "dump",
+        "overwrite",
     )
     parser.add_argument(
         "--digest",
@@ -92,7 +93,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(a: argparse.Namespace) -> int:
+def _check_options(a: argparse.Namespace) -> None:
+    """Raises ``InputError`` for options that do not go together."""
     if a.random_weights is not None:
         raise InputError(
             "--random-weights is for what a network costs (info, rank, frames, tune, validate): "
@@ -100,6 +102,8 @@ def run(a: argparse.Namespace) -> int:
         )
     if a.only and a.dump_tensors is None:
         raise InputError("--only says which tensors --dump-tensors DIR writes: give that too")
+    if a.overwrite and a.dump_tensors is None:
+        raise InputError("--overwrite is for the folder of --dump-tensors DIR: give that too")
     if a.tile is None and (a.overlap is not None or a.align is not None):
         raise InputError("--overlap and --align are of --tile PIXELS: give that too")
     if a.tile is not None and (a.dump_tensors is not None or a.stop_at_nan):
@@ -108,6 +112,10 @@ def run(a: argparse.Namespace) -> int:
         raise InputError(
             "nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz, .png, .tif or .exr)"
         )
+
+
+def run(a: argparse.Namespace) -> int:
+    _check_options(a)
     graph = load_for_inputs(a)
     if a.debug_kernels and graph.ready is not None:
         raise InputError(
@@ -183,7 +191,9 @@ def _watched(
     from cml_engine.inspection.dump import Dump
     from cml_engine.inspection.nonfinite import NotFinite, StopAtNan
 
-    dump = None if a.dump_tensors is None else Dump(a.dump_tensors, graph, a.only)
+    dump = None
+    if a.dump_tensors is not None:
+        dump = Dump(a.dump_tensors, graph, a.only, overwrite=a.overwrite)
     options = replace(compile_options(a), without=AS_WRITTEN)
     session = Session(graph, backend_of(a), options)
     device = session.gpu.name if session.gpu else ""

@@ -8,6 +8,7 @@ from cml_engine.convert.onnx.export.rows import USUAL_OPSET
 from cml_engine.convert.onnx.export.writer import Writer
 from cml_engine.errors import InputError
 from cml_engine.files.atomic_write import write_atomically
+from cml_engine.files.output_folder import check_new_file
 from cml_engine.graph import Graph
 from cml_engine.ranges import ONNX_OPSET
 
@@ -27,13 +28,7 @@ def save_onnx(
     overwrite : whether a file that is there already may be replaced.
     """
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"'{path}' is a folder: name a file")
-    if path.exists() and not overwrite:
-        raise InputError(
-            f"'{path}' exists: name another file, or allow to overwrite it (--overwrite, "
-            "overwrite=True)"
-        )
+    check_new_file(path, overwrite)
     parts = onnx_parts(graph, opset)
     try:
         write_atomically(path, lambda file: file.writelines(parts))

@@ -1,0 +1,140 @@
+"""Commands that fill a folder leave foreign files alone and follow no link inside of it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.cli import main
+from cml_engine.files.output_folder import OutputFolder, file_below, file_stem, name_problem
+from tests.fixtures.models import write_model
+
+TEXT = """\
+version 1.0;
+graph net(image) -> (y)
+{
+    image = external<scalar>(shape = [1, 4, 4, 4]);
+    weights = variable<scalar>(shape = [4, 4, 1, 1], label = 'inner/weights');
+    made = conv(image, weights, 0.5);
+    y = relu(made);
+}
+"""
+#: by command: its words, one of its files, and a file that an earlier run of it would have listed
+COMMANDS = {
+    "report": ("report {model} -o {folder}", "plan.json", "report.json"),
+    "dump": ("run {model} --backend cpu -i image={image} --dump-tensors {folder}", "index.json",
+             "index.json"),
+    "convert": ("convert {model} {folder}", "inner/weights.dat", None),
+    "quantize": ("quantize {model} {folder} -i image={samples}", "graph.nnef", None),
+    "export": ("export {model} {folder} --to web", "page.js", "model.json"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("given")
+    graph = cml.load(write_model(folder / "made.nnef", TEXT), random_weights=0)
+    cml.save(graph, folder / "net.nnef")
+    np.save(folder / "image.npy", np.ones((1, 4, 4, 4), np.float32))
+    np.save(folder / "samples.npy", np.random.default_rng(0).random((8, 4, 4, 4), np.float32))
+    return {name: folder / f"{name}.npy" for name in ("image", "samples")} | {
+        "model": folder / "net.nnef"
+    }
+
+
+def run(command, given, folder, *more):
+    return main([*COMMANDS[command][0].format(folder=folder, **given).split(), *more])
+
+
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_foreign_files_stay(command, given, tmp_path, capsys):
+    """Also beside files with the names that other programs' reports and manifests have."""
+    folder = tmp_path / "out"
+    _, made, manifest = COMMANDS[command]
+    foreign = {"passes/notes.md": b"n", "kernels/my.hlsl": b"k", "data.json": b"{}", "plan.md": b"",
+               "report.json": b'{"files": ["data.json"], "format": "cml report 1"}'}  # fmt: skip
+    for name, data in foreign.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    assert run(command, given, folder) == 2
+    assert "is not empty: name another folder, or allow to overwrite" in capsys.readouterr().err
+    assert files(folder) == foreign
+    assert run(command, given, folder, "--overwrite") == 0, capsys.readouterr().err
+    assert (folder / made).is_file()
+    kept = foreign if manifest != "report.json" else {**foreign, manifest: None}
+    assert {n for n, data in kept.items() if data in (None, files(folder).get(n))} == set(foreign)
+    if manifest is None:
+        return
+    listed = json.loads((folder / manifest).read_text())
+    (folder / "old.txt").write_text("of an earlier run")
+    outside = tmp_path / "outside.txt"
+    outside.write_text("another's")
+    listed["cml_files"] += ["old.txt", "../outside.txt", str(outside), "passes", "", "\0", 7]
+    (folder / manifest).write_text(json.dumps(listed))
+    assert run(command, given, folder, "--overwrite") == 0, capsys.readouterr().err
+    assert not (folder / "old.txt").exists()
+    assert outside.read_text() == "another's"
+    assert set(foreign) <= set(files(folder))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_links_are_not_followed(command, given, tmp_path, capsys):
+    folder, outside = tmp_path / "out", tmp_path / "outside"
+    outside.mkdir()
+    assert run(command, given, folder) == 0, capsys.readouterr().err
+    made = folder / COMMANDS[command][1]
+    target = outside / made.name
+    target.write_bytes(b"another's")
+    made.unlink()
+    made.symlink_to(target)
+    for name in ("passes", "kernels", "inner"):
+        if (folder / name).is_dir():
+            (folder / name).rename(outside / name)
+        (folder / name).symlink_to(outside / name)
+    before = files(outside)
+    assert run(command, given, folder, "--overwrite") == 2
+    assert "is a link, or lies behind one" in capsys.readouterr().err
+    assert files(outside) == before
+
+
+def test_dumped_kernels_leave_links_alone(given, tmp_path, capsys, gpu):
+    folder, outside = tmp_path / "out", tmp_path / "outside"
+    words = ["rank", str(given["model"]), "--runs", "1", "--dump-kernels", str(folder)]
+    assert main(words) == 0, capsys.readouterr().err
+    made = next(folder.glob("*.hlsl"))
+    outside.write_bytes(b"another's")
+    made.unlink()
+    made.symlink_to(outside)
+    assert main(words) == 2
+    assert "is a link, or lies behind one" in capsys.readouterr().err
+    assert outside.read_bytes() == b"another's"
+
+
+def test_a_cooked_file_does_not_replace_its_model(given, tmp_path, capsys):
+    model = tmp_path / "net.tgz"
+    cml.save(cml.load(given["model"]), model)
+    before = model.read_bytes()
+    assert main(["cook", str(model), "-o", str(model)]) == 2
+    assert "is the model's own: name another file" in capsys.readouterr().err
+    assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../evil", "a/../../evil", "/etc/evil", "a\0b", "a\nb", "C:evil",
+             "a\\b", "\ud800", "a" * 1001]
+)  # fmt: skip
+def test_names_that_are_no_path_inside_a_folder(name, tmp_path):
+    assert name_problem(name)
+    with pytest.raises(cml.InputError, match="wanted a path inside of"):
+        file_below(tmp_path, name)
+    with pytest.raises(cml.InputError):
+        OutputFolder(tmp_path / "out", "made.json").write(name, b"")
+    assert not list(tmp_path.parent.glob("evil*"))
+    assert not name_problem(file_stem(name))
