@@ -167,7 +167,7 @@ def _ours(folder: Path, cooked: Path | None) -> cml.Graph:
     """A network of ours; from the cooked set where there is one that can be used."""
     if cooked is not None:
         with suppress(cml.CmlError):
-            return cml.load_cooked(cooked / f"{folder.stem}.cml")
+            return cml.load_cooked(cooked / f"{folder.stem}.cml", trusted=True)
     return cml.load(folder)
 
 

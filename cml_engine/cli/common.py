@@ -67,7 +67,7 @@ def load_model(a: argparse.Namespace, shapes: Shapes | None = None) -> Graph:
         given["--random-weights"] = random is not None
         if named := [name for name, value in given.items() if value]:
             raise InputError(f"'{a.model}' is cooked: {' and '.join(named)} cannot change it")
-        return load_cooked(a.model)
+        return load_cooked(a.model, trusted=getattr(a, "trusted", False))
     graph = load(
         a.model,
         fragments=a.fragments,

@@ -78,6 +78,14 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "help": "the NNEF model's values by their labels, instead of tensor files",
         },
     ),
+    "trusted": (
+        ("--trusted",),
+        {
+            "action": "store_true",
+            "help": "MODEL is a cooked file of your own: run its kernels without run-time checks "
+            "(docs/ship_it.md)",
+        },
+    ),
     "random": (
         ("--random-weights",),
         {
@@ -114,7 +122,9 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
 }
 #: what goes wherever the option on the left does
-_WITH: dict[str, tuple[str, ...]] = {"model": ("ops", "fragments", "shape", "weights", "limits")}
+_WITH: dict[str, tuple[str, ...]] = {
+    "model": ("ops", "fragments", "shape", "weights", "limits", "trusted")
+}
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str) -> None:

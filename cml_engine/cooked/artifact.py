@@ -71,9 +71,10 @@ class Artifact:
         for step in plan.steps:
             key = step_key(step, contents)
             found = self.kernels.get(digest_of(key))
-            if found is None and strict:
-                raise self._stale([*(why or ()), f"it lacks the kernel '{key.label}'"])
-            steps.append(step if found is None else _finished(step, key, found, plan))
+            refusal = f"it lacks the kernel '{key.label}'" if found is None else found.refusal
+            if refusal and strict:
+                raise self._stale([*(why or ()), refusal])
+            steps.append(step if found is None or refusal else _finished(step, key, found, plan))
         return replace(plan, steps=tuple(steps))
 
     def check_cpu(self) -> None:
@@ -112,7 +113,7 @@ def _lacking(plan: CookedPlan, limits: Limits) -> str:
     """What of a plan's kernels a device cannot have; "" where it can have all."""
     if limits.subgroup_size == 0 and any(kernel.flags & SUBGROUPS for kernel in plan.used):
         return "its kernels use subgroups, which the device does not have"
-    return ""
+    return next((kernel.refusal for kernel in plan.used if kernel.refusal), "")
 
 
 def _finished(step: Step, key: ShaderKey, found: Cooked, plan: Plan) -> Step:

@@ -25,7 +25,7 @@ from cml_engine.cooked.form import (
 )
 from cml_engine.cooked.reader import Container, Section, damaged
 from cml_engine.cooked.writer import Sections
-from cml_engine.errors import ShaderCompileError, StaleArtifact
+from cml_engine.errors import ShaderCompileError
 from cml_engine.gpu.shaders.hlsl import (
     ShaderKey,
     compile_kernel,
@@ -120,6 +120,8 @@ class Cooked:
     kernel: KernelCode
     has_spirv: bool
     has_wgsl: bool
+    #: why the kernel may not run, "" if it may
+    refusal: str = ""
 
 
 def read_kernels(file: Container, trusted: bool) -> list[Cooked]:
@@ -148,20 +150,21 @@ def _read(file: Container, code: Section, record: Sequence[Any], trusted: bool) 
     wgsl = _code(code, record[10:13], what)
     if spirv is not None and spirv[1] % 4:
         raise damaged(f"{what}: its SPIR-V has {spirv[1]} bytes")
-    taken = (spirv or wgsl) if trusted else wgsl
+    as_spirv = spirv is not None and (trusted or wgsl is None)
+    taken = spirv if as_spirv else wgsl
     if taken is None:
-        if spirv is None:
-            raise damaged(f"{what} has no code")
-        raise StaleArtifact(
-            f"{what} has SPIR-V only, which is taken from files that are trusted: cook it from a "
-            "kernel that WGSL can say, or load it with trusted=True"
+        raise damaged(f"{what} has no code")
+    refusal = ""
+    if as_spirv and not trusted:
+        refusal = (
+            f"{what} has SPIR-V only, which runs from trusted files only: load a file of your own "
+            "with trusted=True (--trusted)"
         )
-    as_spirv = trusted and spirv is not None
     content = hashlib.sha256(taken[0]).hexdigest()
     unpack = partial(_unpacked, *taken, what, as_spirv)
     believed = trusted and bool(flags & TRUSTED)
     kernel = KernelCode(label, tensors, params_bytes, believed, content, unpack)
-    return Cooked(record[0].hex(), flags, kernel, spirv is not None, wgsl is not None)
+    return Cooked(record[0].hex(), flags, kernel, spirv is not None, wgsl is not None, refusal)
 
 
 def _code(code: Section, place: Sequence[int], what: str) -> tuple[memoryview, int] | None:

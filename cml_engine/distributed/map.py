@@ -67,7 +67,8 @@ NAMES = "input_names"
 class NetworkWork:
     """A network and its inputs, for a worker: ``graphs`` has it for 1 input, and for others at once
     where it can have such shapes. ``ops`` are files that register its operators, ``cooked`` is the
-    network as a cooked file, whose kernels a worker need not compile."""
+    network as a cooked file, whose kernels a worker need not compile; ``trusted`` if it is one of
+    the caller's own."""
 
     graphs: Mapping[int, Graph]
     source: InputSource
@@ -76,6 +77,7 @@ class NetworkWork:
     key: str
     ops: tuple[str, ...] = ()
     cooked: bytes | None = None
+    trusted: bool = False
 
     def open(self) -> NetworkMaker:
         for file in self.ops:
@@ -100,7 +102,10 @@ class NetworkMaker:
 
     def __init__(self, work: NetworkWork) -> None:
         self.work = work
-        graph = work.graphs[1] if work.cooked is None else load_cooked(work.cooked)
+        if work.cooked is None:
+            graph = work.graphs[1]
+        else:
+            graph = load_cooked(work.cooked, trusted=work.trusted)
         self.session = Session(graph, work.backend, work.options)
         # integers are equal on all devices
         self.device = (
@@ -206,6 +211,7 @@ def map_network(
     per_task: int | None = None,
     verify: bool = True,
     ops: Sequence[str | Path] = (),
+    trusted: bool = False,
     price: float | None = None,
     progress: Progress | None = None,
     dashboard: bool = False,
@@ -232,6 +238,7 @@ def map_network(
     per_task : how many inputs are one task, and one chunk of the store.
     verify : look at the checksums of what is there; else what has a record is whole.
     ops : files that register the network's operators, which every worker can read.
+    trusted : ``graph`` is a cooked file of your own (:func:`cml_engine.load_cooked`).
     price : of one worker for an hour, in any currency, for the report.
     trace : a file for Perfetto, with what the first thousand tasks took.
 
@@ -244,7 +251,7 @@ def map_network(
     cooked = None
     if isinstance(graph, str | Path):
         file = Path(graph)
-        graph, cooked = load_cooked(file), file.read_bytes()
+        graph, cooked = load_cooked(file, trusted=trusted), file.read_bytes()
     an_object(Graph, graph, "the graph to map (cml.load gives one)")
     if graph.ready is not None and cooked is None:
         raise InputError("a cooked network is sent to workers as its file: give its place instead")
@@ -271,7 +278,7 @@ def map_network(
         raise InputError(f"the network takes no {batch} inputs at once: leave batch out")
     files = tuple(str(Path(file).absolute()) for file in ops)
     key = f"{manifest['model']} {manifest['inputs']} {backend} {options} {sorted(graphs)}"
-    work = NetworkWork(graphs, inputs, backend, options, key, files, cooked)
+    work = NetworkWork(graphs, inputs, backend, options, key, files, cooked, trusted)
     if client is None and scheduler is None and workers is None:
         workers = usual_workers(backend)
 

@@ -1,7 +1,7 @@
 /* Plays a cooked network from the command line, in frames of its own:
  *
  *     play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N] [--frames N]
- *                  [--most N] [--slices N] [--untrusted] [--small] [--wait]
+ *                  [--most N] [--slices N] [--trusted] [--small] [--wait]
  *
  * `--frames` at least so many in all, `--most` so many for a run, `--slices` at most so many in a frame.
  * Files hold plain numbers, 4 bytes each; inputs that are not given are zeros. Prints a JSON object: the
@@ -21,7 +21,7 @@ static const char *given_names[MOST], *given_files[MOST], *output_names[MOST], *
 static size_t given_count, output_count;
 static double budget = 4.0;
 static long runs = 1, frames, most = 1000000; /* frames of a run */
-static int trusted = CML_TRUSTED, small_device, waits;
+static int trusted, small_device, waits;
 static uint32_t most_slices;
 static uint64_t blocks, bytes_taken;
 
@@ -51,7 +51,7 @@ static int options(int argc, char **argv) {
     int i, good = argc >= 2;
     for (i = 2; i < argc && good; i++) {
         const char *flag = argv[i];
-        if (strcmp(flag, "--untrusted") == 0) trusted = 0;
+        if (strcmp(flag, "--trusted") == 0) trusted = CML_TRUSTED;
         else if (strcmp(flag, "--small") == 0) small_device = 1;
         else if (strcmp(flag, "--wait") == 0) waits = 1;
         else if (++i == argc) good = 0;
@@ -216,7 +216,7 @@ int main(int argc, char **argv) {
     memset(&error, 0, sizeof error);
     if (!options(argc, argv)) {
         fprintf(stderr, "usage: play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N] "
-                        "[--frames N] [--slices N] [--untrusted] [--small] [--wait]\n");
+                        "[--frames N] [--slices N] [--trusted] [--small] [--wait]\n");
         return 2;
     }
     bytes = read_whole(argv[1], &size);

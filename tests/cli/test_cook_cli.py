@@ -9,6 +9,8 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cli import main
+from cml_engine.cli.common import load_model
+from cml_engine.cli.main import parser
 from cml_engine.gpu.shaders import compilers
 from tests.fixtures.cooked import changed, small_inputs, small_model
 
@@ -73,6 +75,18 @@ def test_a_cooked_file_runs_as_its_model_does(folder, capsys, tmp_path):
     np.testing.assert_array_equal(*results)
     assert main(["rank", str(folder / "small.cml"), "--backend", "cpu", "--runs", "2"]) == 0
     assert "conv" in capsys.readouterr().out
+
+
+def test_only_the_command_line_makes_a_file_trusted(folder):
+    """The file says of all its kernels that they may run without checks: that grants nothing."""
+    file = folder / "small.cml"
+    (commands,) = (action.choices for action in parser()._actions if action.choices)
+    for name, command in commands.items():
+        options = {option for action in command._actions for option in action.option_strings}
+        assert ("--trusted" in options) == ("--weights" in options and name != "convert"), name
+    for words, trusted in (((), False), (("--trusted",), True)):
+        made = load_model(parser().parse_args(["info", str(file), *words])).ready
+        assert {kernel.kernel.trusted for kernel in made.kernels.values()} == {trusted}
 
 
 @pytest.mark.gpu

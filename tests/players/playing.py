@@ -42,10 +42,11 @@ def as_on_device(array: Array) -> Array:
 
 
 def play(
-    program: Path, file: Path, inputs: Mapping[str, Array], outputs: Mapping[str, Any], *words: str
-) -> Played:
+    program: Path, file: Path, inputs: Mapping[str, Array], outputs: Mapping[str, Any], *words: str,
+    trusted: bool = True,
+) -> Played:  # fmt: skip
     """The network's outputs (their types are given), and the frames that it took."""
-    command: list[str | Path] = [file]
+    command: list[str | Path] = [file, *(["--trusted"] if trusted else [])]
     for name, array in inputs.items():
         path = file.with_suffix(f".{name}.in")
         as_on_device(array).tofile(path)

@@ -140,9 +140,7 @@ def test_a_stranger_s_file_does_no_harm(gpu, cooked, tmp_path):
     file = tmp_path / "stranger.cml"
     for _ in range(4):
         file.write_bytes(changed(cooked, "plan", put(chance.randrange(size), "B", 0x41)))
-        run = run_play(
-            program, file, "--untrusted", "--most", "40"
-        )  # it may ask for no end of work
+        run = run_play(program, file, "--most", "40")  # it may ask for no end of work
         assert run.returncode in (0, 1), run.stderr
         assert "Sanitizer" not in run.stderr and "panicked" not in run.stderr
 
@@ -164,9 +162,9 @@ def rebuilt(data, change):
     ("language", "trust", "said"),
     [
         ("WGSL", (), "the device refused"),
-        ("WGSL", ("--untrusted",), "the device refused"),
+        ("WGSL", ("--trusted",), "the device refused"),
         # wgpu-native would end the process: a stranger's SPIR-V is not looked at
-        ("SPIR-V", ("--untrusted",), "needs kernels in WGSL"),
+        ("SPIR-V", (), "needs kernels in WGSL"),
     ],
 )
 def test_code_that_does_not_compile_is_an_error(gpu, cooked, tmp_path, language, trust, said):

@@ -127,7 +127,7 @@ def test_ten_slices_are_encoded_quickly_and_make_nothing(program, folder):
 
 def test_a_device_of_webgpu_s_default_limits_will_do(careful, small, gpu):
     wanted = cml.Session(small_model(), gpu).run(small_inputs())
-    found = play(careful, small, small_inputs(), types(wanted), "--small", "--untrusted").outputs
+    found = play(careful, small, small_inputs(), types(wanted), "--small", trusted=False).outputs
     agree(found, wanted)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
 
 HALF = cml.CompileOptions(storage="half")
+#: for files of one's own: the bits are those of a session of the model
+own = partial(cml.load_cooked, trusted=True)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def data(model):
 
 @pytest.fixture(scope="module")
 def cooked(data):
-    return cml.load_cooked(data)
+    return own(data)
 
 
 def test_the_bits_are_those_of_the_model(model, cooked, gpu):
@@ -47,7 +50,7 @@ def test_the_bits_are_those_of_the_model(model, cooked, gpu):
 def test_every_profile_agrees_with_numpy(model, gpu):
     wanted = cml.Session(model, "cpu").run(small_inputs())
     for profile in PROFILES:
-        only = cml.load_cooked(cook(model, [profile]))
+        only = own(cook(model, [profile]))
         got = cml.Session(only, gpu).run(small_inputs())
         for name in wanted:
             np.testing.assert_allclose(got[name], wanted[name], rtol=1e-4, atol=1e-4)
@@ -78,7 +81,7 @@ def test_cooking_twice_gives_the_same_bytes(model, data):
 
 def test_variables_live_and_are_reset(gpu):
     x = {"x": np.ones((1, 4), np.float32)}
-    cooked = cml.load_cooked(cook(counter()))
+    cooked = own(cook(counter()))
     for backend in (gpu, "cpu"):
         session = cml.Session(cooked, backend)
         for expected in (6, 7, 8):
@@ -106,7 +109,7 @@ def test_all_types_and_empty_tensors(gpu):
         "n": np.arange(-3, 3, dtype=np.int32).reshape(2, 3),
         "none": np.zeros((0, 3), np.float32),
     }
-    cooked = cml.load_cooked(cook(model))
+    cooked = own(cook(model))
     for backend in (gpu, "cpu"):
         wanted = cml.Session(model, backend).run(inputs)
         same_bits(cml.Session(cooked, backend).run(inputs), wanted)
@@ -116,19 +119,19 @@ def test_16_bits_are_cooked(gpu):
     net = Net(1, 3, 12, 12)
     model = net.graph(net.conv(net.op("tanh", net.conv("x", 8)), 8))
     x = {"x": np.random.default_rng(0).standard_normal((1, 3, 12, 12)).astype(np.float32)}
-    cooked = cml.load_cooked(cook(model, ["software"], half=True))
+    cooked = own(cook(model, ["software"], half=True))
     session = cml.Session(model, gpu, HALF)
     wanted = session.run(x)
     for options in (cml.CompileOptions(), HALF):
         got = cml.Session(cooked, gpu, options)
         same_bits(got.run(x), wanted)
         assert got.plan.weights_bytes == session.plan.weights_bytes
-    full = cml.load_cooked(cook(model, ["software"]))
+    full = own(cook(model, ["software"]))
     same_bits(cml.Session(full, gpu, HALF).run(x), wanted)  # planned again
 
 
 def test_files_of_strangers_run_with_checks(data, cooked, gpu):
-    stranger = cml.load_cooked(data, trusted=False)
+    stranger = cml.load_cooked(data)
     sessions = [cml.Session(graph, gpu, deferred=True) for graph in (cooked, stranger)]
     assert [step.trusted for step in sessions[0].plan.steps] == [True] * 3
     assert [step.trusted for step in sessions[1].plan.steps] == [False] * 3
@@ -145,13 +148,13 @@ def test_integer_networks_have_one_result_everywhere(gpu):
     model = net.graph(net.op("relu", sums, to=line(64.0, signed=False)))
     inputs = {"x": np.linspace(-60, 60, 50, dtype=np.float32).reshape(1, 2, 5, 5)}
     wanted = cml.Session(model, "cpu").run(inputs)
-    cooked = cml.load_cooked(cook(model))
+    cooked = own(cook(model))
     assert cooked.ready.golden.tolerance == 0.0
     got = cml.Session(cooked, "cpu").run(inputs)
     same_bits(got, wanted)
     assert run_digest(cooked, got) == run_digest(model, wanted)
     for profile in PROFILES:
-        only = cml.load_cooked(cook(model, [profile], golden=False))
+        only = own(cook(model, [profile], golden=False))
         same_bits(cml.Session(only, gpu).run(inputs), wanted)
     with pytest.raises(cml.InputError, match="16 bits do not hold"):
         cook(model, half=True)
@@ -185,18 +188,18 @@ def test_what_asks_for_more_comes_first(cooked):
 
 
 def test_where_no_plan_fits_the_graph_is_planned_by_the_files_kernels(model, gpu):
-    portable = cml.load_cooked(cook(model, ["portable"]))
+    portable = own(cook(model, ["portable"]))
     plan = planned(portable, Limits(storage_offset_alignment=512))
     assert all(step.finished for step in plan.steps)
     assert all(b.offset % 512 == 0 for step in plan.steps for b in step.bindings)
 
 
 def test_where_the_kernels_do_not_suffice_the_error_says_what_to_cook(model):
-    software = cml.load_cooked(cook(model, ["software"]))
+    software = own(cook(model, ["software"]))
     with pytest.raises(cml.StaleArtifact, match=r"portable.*any device") as error:
         planned(software, Limits())
     assert "storage offsets" in str(error.value) or "subgroup" in str(error.value)
-    player = cml.load_cooked(cook(model, ["software"], player=True))
+    player = own(cook(model, ["software"], player=True))
     with pytest.raises(cml.StaleArtifact, match="'software': it needs"):
         planned(player, Limits())
 
@@ -204,7 +207,7 @@ def test_where_the_kernels_do_not_suffice_the_error_says_what_to_cook(model):
 def test_a_file_for_players_has_no_graph(model, data, gpu):
     made = cook(model, player=True)
     assert len(made) < len(data)
-    player = cml.load_cooked(made)
+    player = own(made)
     wanted = cml.Session(model, gpu).run(small_inputs())
     same_bits(cml.Session(player, gpu).run(small_inputs()), wanted)
     with pytest.raises(cml.StaleArtifact, match="no graph for the CPU"):
@@ -244,10 +247,10 @@ def test_code_of_a_stranger_that_is_no_code_is_an_error_of_ours(model, gpu):
     for text in ("fn main( {", "@compute @workgroup_size(1) fn main() { var x: i32 = 1.5; }",
                  "@group(0) @binding(0) var t: texture_2d<f32>; @compute @workgroup_size(1) "
                  "fn main() { _ = textureLoad(t, vec2(0), 0); }", "// none"):  # fmt: skip
-        graph = cml.load_cooked(with_wgsl(data, text), trusted=False)
+        graph = cml.load_cooked(with_wgsl(data, text))
         with pytest.raises(cml.CmlError):
             cml.Session(graph, gpu).run(small_inputs())
-    same_bits(cml.Session(cml.load_cooked(data), gpu).run(small_inputs()),
+    same_bits(cml.Session(own(data), gpu).run(small_inputs()),
               cml.Session(model, gpu).run(small_inputs()))  # fmt: skip
 
 
@@ -276,7 +279,7 @@ def test_kernels_of_a_game_are_cooked_and_its_numpy_functions_are_not(gpu):
         data = cook(model)
     finally:
         cml.unregister("squares")
-    cooked = cml.load_cooked(data)
+    cooked = own(data)
     assert cooked.ready.meta["custom"] == ["squares"]
     same_bits(cml.Session(cooked, gpu).run(x), wanted)
     with pytest.raises(cml.ModelError, match=r"squares.*NumPy functions.*--ops"):

@@ -84,7 +84,7 @@ def _tell(a: argparse.Namespace, made: Any) -> None:
 
 
 def _check(a: argparse.Namespace) -> int:
-    graph = load_cooked(a.model)
+    graph = load_cooked(a.model, trusted=a.trusted)
     made: Any = graph.ready
     if made.golden is None:
         raise InputError(f"'{a.model}' has no golden pair to check")

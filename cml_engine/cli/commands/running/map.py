@@ -72,6 +72,7 @@ def run(a: argparse.Namespace) -> int:
                 per_task=a.per_task,
                 verify=not a.no_verify,
                 ops=a.ops,
+                trusted=a.trusted,
                 price=a.price,
                 progress=progress,
                 dashboard=True,
