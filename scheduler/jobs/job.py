@@ -65,7 +65,7 @@ class Job(Ranked):
     number: int
     network: Network
     #: what it still needs; empty once they are in the network's memory, and when it has ended
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, Any] = field(repr=False)
     priority: float
     submitted_ms: float
     deadline_at_ms: float | None
@@ -214,7 +214,7 @@ class Job(Ranked):
         for value in inputs.values():
             try:
                 if isinstance(value, JobOutput):
-                    value.job.outputs.taken()
+                    value.job.outputs.taken(self)
                 else:
                     self.owner.executor.let_go(value)
             except Exception as error:  # in the middle of a frame, where it is nobody's fault

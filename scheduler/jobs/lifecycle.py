@@ -78,7 +78,7 @@ class Lifecycle:
         """Take a job that is made."""
         makers = job.makers
         job.needs = tuple(maker.number for maker in makers if maker.owner is self)
-        kept = [maker.outputs.keep_for_taker() for maker in makers]
+        kept = [maker.outputs.keep_for(job) for maker in makers]
         with self.lock:
             try:
                 calibrate(self.pace.cost_model, job.network)

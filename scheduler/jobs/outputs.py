@@ -5,34 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 #: jobs of several schedulers may take each other's outputs, so this is not a scheduler's own
 _lock = Lock()
 
 
 class Outputs:
-    """A handle of the device, held until the host has released it and nobody takes it any more."""
+    """A handle of the device, held until the host has released it and no job waits to take it."""
 
     def __init__(self, release: Callable[[Any], None]) -> None:
         self.result: Any = None
         #: whether the host needs them no longer
         self.released = False
         self._release = release
-        self._takers = 0
+        self._takers: WeakSet[Any] = WeakSet()
 
-    def keep_for_taker(self) -> bool:
-        """A job will take one: they stay until :meth:`taken`. False where they are gone."""
+    def keep_for(self, taker: object) -> bool:
+        """Keeps them for a job until :meth:`taken`. Returns False where they are released."""
         with _lock:
-            if self.released:
-                return False
-            self._takers += 1
-            return True
+            if not self.released:
+                self._takers.add(taker)
+            return not self.released
 
-    def taken(self) -> None:
-        """A job of :meth:`keep_for_taker` has what it needs, or needs it no longer."""
+    def taken(self, taker: object) -> None:
+        """The job has what it needs, or needs it no longer. One that came too late for
+        :meth:`keep_for` changes nothing."""
         with _lock:
-            self._takers -= 1
-            last = self.released and not self._takers
+            was_taker = taker in self._takers
+            self._takers.discard(taker)
+            last = was_taker and self.released and not self._takers
         if last:
             self.give_back()
 

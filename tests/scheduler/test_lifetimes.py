@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from scheduler import FrameScheduler, VirtualClock
+from scheduler import AdmissionError, FrameScheduler, VirtualClock
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
@@ -131,6 +131,51 @@ def test_outputs_stay_for_the_jobs_that_wait_for_them(scheduler):
     late = scheduler.submit(network("late"), {"x": maker.output("y")})
     until(scheduler, late)
     assert late.state == "failed" and "released" in late.error
+
+
+@pytest.mark.parametrize("late", ["fails", "is cancelled", "is refused"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_taker_that_comes_after_the_release_takes_nothing_from_an_earlier_one(
+    scheduler, late, elsewhere
+):
+    device, net = scheduler.executor, network("t")
+    maker = scheduler.submit(network("m"), {})
+    until(scheduler, maker)
+    outputs = maker.result
+    first = scheduler.submit(net, {"x": maker.output("y")})
+    first.pause()
+    maker.release()
+    other = FrameScheduler(device, FRAME, 4.0, clock=VirtualClock()) if elsewhere else scheduler
+    options = {"deadline_ms": 1e-6, "admission": "refuse"} if late == "is refused" else {}
+    try:
+        second = other.submit(net, {"x": maker.output("y")}, **options)
+    except AdmissionError:
+        assert late == "is refused"
+    else:
+        if late == "is cancelled":
+            second.cancel()
+        until(other, second)
+    assert device.released == []
+    first.resume()
+    until(scheduler, first)
+    frames(scheduler)
+    assert first.state == "done" and device.released == [outputs]
+
+
+def test_a_long_chain_of_waiting_jobs_can_be_printed_cancelled_and_dropped(scheduler):
+    jobs = [scheduler.submit(network("n"), {})]
+    for _ in range(3000):
+        jobs.append(scheduler.submit(network("n"), {"x": jobs[-1].output("y")}))
+    assert "Job(number=3000" in repr(jobs[-1]) and jobs[-1].waiting_for and scheduler.describe()
+    jobs[0].cancel()
+    frames(scheduler)
+    assert {job.state for job in jobs} == {"cancelled", "failed"} and scheduler.jobs == []
+    jobs = [scheduler.submit(network("n"), {})]
+    for _ in range(3000):
+        jobs.append(scheduler.submit(network("n"), {"x": jobs[-1].output("y")}))
+    refs = [weakref.ref(job) for job in jobs]
+    del jobs, scheduler.lifecycle.roster
+    assert alive(refs) == 0
 
 
 @pytest.mark.parametrize("end", ["cancel", "fail", "done", "abandon", "refused"])

@@ -66,8 +66,8 @@ class JobExecutor:
         if wants_kernels(network, inputs) and not kernels_of(self.gpu).ready:
             kernels_of(self.gpu).build_ahead(self.gpu)
             return "the pipelines that read its inputs"
-        if not network.hold(self):
-            return "its network, which another thread took just now"
+        if taken := network.hold(self):
+            return taken
         try:
             waits_for = self._take_outputs(network)
         except Exception:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable
 from threading import RLock
-from types import SimpleNamespace
 from typing import Any
 
 import wgpu
@@ -15,6 +14,7 @@ import wgpu
 from cml_engine.gpu.memory.heaps import Heaps
 from cml_engine.memory import Ledger, MemorySource, MemoryStats, checked_budget, leak_report
 
+_log = logging.getLogger(__name__)
 _LIMITS = (
     "max-buffer-size",
     "min-storage-buffer-offset-alignment",
@@ -48,6 +48,7 @@ class Books:
         self._encoding: weakref.WeakSet[Any] = weakref.WeakSet()
         # finalizers may run in the middle of anything: they only leave their work here
         self._later: deque[Callable[[], None]] = deque()
+        self._settling = False
         #: whoever holds it takes no lock of a program's, unless that is free
         self.lock = RLock()
 
@@ -65,16 +66,24 @@ class Books:
         self._later.append(free)
 
     def settle(self) -> None:
-        """Do what was put off, unless a frame is being encoded. What fails there is not the
-        caller's: it is told as what fails in a finalizer is (``sys.unraisablehook``)."""
-        if self._later and not self._encoding:
-            with self.lock:
+        """Run the work that was put off, unless a frame is being encoded. An error there is not the
+        caller's: it is logged. Work that settles itself returns at once: the loop that called it
+        takes what it has put off, so that its length is no depth of the stack."""
+        if not self._later or self._encoding:
+            return
+        with self.lock:
+            if self._settling:
+                return
+            self._settling = True
+            try:
                 while self._later:
                     work = self._later.popleft()
                     try:
                         work()
-                    except Exception as error:
-                        _tell(error, work)
+                    except Exception:
+                        _log.exception("giving GPU memory back has failed: %r", work)
+            finally:
+                self._settling = False
 
     # --- looking at it
 
@@ -122,16 +131,3 @@ class Books:
 
     def __str__(self) -> str:
         return str(self.stats())
-
-
-def _tell(error: Exception, work: Callable[[], None]) -> None:
-    """Say that work which was put off has failed."""
-    message = "giving GPU memory back has failed"
-    told = SimpleNamespace(
-        exc_type=type(error),
-        exc_value=error,
-        exc_traceback=error.__traceback__,
-        err_msg=message,
-        object=work,
-    )
-    sys.unraisablehook(told)

@@ -122,18 +122,19 @@ class ProgramMemory(ABC):
             if free:
                 self.residency.lock.release()
 
-    def hold(self, executor: Any) -> bool:
-        """A job begins: until :meth:`let_go` the memory is the job's. False where it is not ready
-        any more, as when another thread began to run it since it was looked at; never waits."""
+    def hold(self, executor: Any) -> str:
+        """Takes the memory for a job until :meth:`let_go`. Returns "", or what the job has to wait
+        for: a thread that began a run since the network was looked at, or the job of another
+        scheduler. Never waits."""
         with self._if_free() as free:
             if not (free and self.prepared):
-                return False
+                return "its network, which another thread took just now"
             if self.residency.busy:
-                raise InputError(f"{self._called} has a running job already")
+                return f"{self._called}, in which a job of another scheduler is running"
             self.residency.holders.add(executor)
         self.last_used = self.gpu.memory.tick()
         self.stays_until = 0
-        return True
+        return ""
 
     def let_go(self, executor: Any) -> None:
         """The job's last commands have been submitted."""

@@ -280,3 +280,35 @@ def test_a_scheduler_says_what_it_is_at(own_gpu, image):
     text = scheduler.describe()
     assert "preparation: " in text and "job 0 'late': queued" in text and "budget 1 ms" in text
     scheduler.abandon_frame()
+
+
+# --- two schedulers
+
+
+@pytest.mark.parametrize("shared", ["session", "arena"])
+@pytest.mark.parametrize("end", ["done", "cancel", "abandon"])
+def test_a_job_waits_for_another_scheduler_s_in_the_same_memory(gpu, image, shared, end):
+    first = cml.Session(conv_net(), gpu, arena="shared:two schedulers")
+    second = first
+    if shared == "arena":
+        second = cml.Session(conv_net("other", seed=1), gpu, arena="shared:two schedulers")
+    wanted = [first.run({"x": image})["y"], second.run({"x": -image})["y"]]
+    hosts = [Host(gpu, budget_ms=0.05), Host(gpu, budget_ms=50.0)]
+    job = hosts[0].scheduler.submit(first, {"x": image})
+    under_way(hosts[0], job)
+    other = hosts[1].scheduler.submit(second, {"x": -image})
+    for _ in range(5):
+        hosts[1].frame()
+    assert other.state == "queued" and "another scheduler" in other.waiting_for
+    if end == "cancel":
+        job.cancel()
+        hosts[0].frame()
+    else:
+        while not job.ended:
+            if end == "abandon":
+                hosts[0].encode()
+                hosts[1].frame()
+                hosts[0].scheduler.abandon_frame()
+            hosts[0].frame()
+        np.testing.assert_array_equal(hosts[0].finish(job)[0], wanted[0])
+    np.testing.assert_array_equal(hosts[1].finish(other)[0], wanted[1])
