@@ -34,6 +34,11 @@ class ResizeAxis:
         return self.size != self.extent or self.scale != 1.0
 
 
+#: the rounding of opsets 7 to 10, which have no attribute for it: down where an axis grows, up
+#: where it shrinks, of positions in 32 bits
+BEFORE_11 = "before 11"
+
+
 @dataclass(frozen=True, slots=True)
 class ResizeRule:
     """ONNX's attributes."""
@@ -57,10 +62,16 @@ def upsample(call: OnnxCall) -> Value:
     given = call.attributes.get("scales")
     scales = call.array(1, "the scales").tolist() if given is None else given
     mode = call.attr("mode")
-    axes = [
-        ResizeAxis(n, int(np.floor(n * s)), s) for n, s in zip(call[0].shape, scales, strict=True)
-    ]
-    return resized(call, call[0], axes, ResizeRule(mode))
+    axes = [ResizeAxis(n, _scaled(n, s), s) for n, s in zip(call[0].shape, scales, strict=True)]
+    return resized(call, call[0], axes, ResizeRule(mode, nearest=BEFORE_11))
+
+
+def _scaled(extent: float, scale: float) -> int:
+    """Returns an extent times a scale, rounded down.
+
+    The product has 32 bits, as in ONNX Runtime: 10 times 1.3 is 13, which 64 bits would miss.
+    """
+    return int(np.floor(np.float32(extent) * np.float32(scale)))
 
 
 _COORDINATES_18 = (
@@ -127,7 +138,7 @@ def _axes(call: OnnxCall, rule: ResizeRule) -> list[ResizeAxis]:
     assert scales is not None
     for i, axis in enumerate(which):
         n, (start, end) = shape[axis], regions[i]
-        size = int(np.floor(n * (end - start) * scales[i])) if sizes is None else sizes[i]
+        size = _scaled(n * (end - start), scales[i]) if sizes is None else sizes[i]
         axes[axis] = ResizeAxis(n, size, scales[i], regions[i])
     return axes
 
@@ -148,8 +159,11 @@ _ROUNDINGS = {"round_prefer_floor": "half_down", "round_prefer_ceil": "half_up",
 
 
 def resized(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
-    if any(a.size < 1 or a.size > 1 << 24 for a in axes):
-        raise call.wrong(f"{x} to {[a.size for a in axes]}")
+    sizes = [a.size for a in axes]
+    if any(not 0 <= n <= 1 << 24 for n in sizes):
+        raise call.wrong(f"{x} to {sizes}")
+    if 0 in sizes:
+        return Value.known(np.zeros(sizes, x.dtype))
     if not any(a.changes for a in axes) and rule.coordinates != "tf_crop_and_resize":
         return x
     native = _native(call, call.scalar(x), axes, rule)
@@ -171,6 +185,8 @@ def _native(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRu
     whole = [a.size // a.extent for a in spatial]
     even = all(a.size % a.extent == 0 for a in spatial)
     if rule.mode == "nearest":
+        if any(a.scale * a.extent != a.size for a in spatial):
+            return None
         if even and (coordinates, rule.nearest) in _REPEATS:
             return call.op("nearest_upsample", x, factor=whole)
         if rule.nearest not in _ROUNDINGS:
@@ -186,7 +202,7 @@ def _native(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRu
         output_size=[a.size for a in spatial],
         method=method[rule.mode],
         coordinates=coordinates,
-        rounding=_ROUNDINGS[rule.nearest],
+        rounding=_ROUNDINGS.get(rule.nearest, "floor"),
         cubic_coefficient=rule.cubic,
     )
 
@@ -194,6 +210,7 @@ def _native(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRu
 #: what repeats every value a whole number of times
 _REPEATS = (
     ("asymmetric", "floor"),
+    ("asymmetric", BEFORE_11),
     ("symmetric", "round_prefer_floor"),
     ("symmetric", "round_prefer_ceil"),
 )
@@ -218,7 +235,9 @@ def _by_axes(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeR
         if crop:
             outside.append((position, (places < 0) | (places > axis.extent - 1)))
         if rule.mode == "nearest":
-            indices = _rounded(places, rule.nearest).clip(0, axis.extent - 1)
+            if rule.nearest == BEFORE_11:
+                places = np.arange(axis.size, dtype=np.float32) / np.float32(axis.scale)
+            indices = _rounded(places, rule.nearest, axis.scale).clip(0, axis.extent - 1)
             known = Value.known(indices.astype(np.int64))
             y = call.op("gather", y, known, axis=position).typed(x.dtype)
         else:
@@ -255,7 +274,9 @@ def positions(axis: ResizeAxis, coordinates: str) -> Any:
     return (i + 0.5) / scale - 0.5
 
 
-def _rounded(places: Array, how: str) -> Any:
+def _rounded(places: Array, how: str, scale: float) -> Any:
+    if how == BEFORE_11:
+        how = "ceil" if scale < 1 else "floor"
     if how == "round_prefer_floor":
         return np.ceil(places - 0.5)
     if how == "round_prefer_ceil":

@@ -1,0 +1,179 @@
+"""Resize and Upsample by scales, against ONNX's reference evaluator and ONNX Runtime.
+
+Extents are products in 32 bits, as in ONNX Runtime. The evaluator multiplies in 64 bits (10 times
+1.3 is 12 there, 13 in ONNX Runtime), so its function for one axis is given the extent. ONNX Runtime
+is the reference where the evaluator has no implementation: opsets before 11 and
+``tf_half_pixel_for_nn``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+from onnx.reference.ops import op_resize  # noqa: E402
+
+import cml_engine as cml  # noqa: E402
+from tests.fixtures.onnx_models import model, node, value  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+COORDINATES = (
+    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+)  # fmt: skip
+METHODS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "linear", "cubic")
+SCALES = tuple(round(0.1 * i, 1) for i in range(3, 38))
+EXTENTS = tuple(range(1, 41))
+ALL = list(product((11, 18), COORDINATES, METHODS, SCALES))
+BEFORE_11 = [
+    (opset, op, mode, scale)
+    for opset, op in ((8, "Upsample"), (9, "Upsample"), (10, "Resize"))
+    for mode, scale in product(("nearest", "linear"), SCALES)
+    if scale >= 1 or op == "Resize"
+]
+
+
+def every(cases: Sequence[Any], step: int) -> list[Any]:
+    """All cases for the long proof, and some of them for the suite."""
+    marks = {False: pytest.mark.long, True: ()}
+    return [pytest.param(*case, marks=marks[i % step == 0]) for i, case in enumerate(cases)]
+
+
+def network(
+    opset: int, op: str, attrs: dict[str, Any], scale: float, extents: Sequence[int]
+) -> Any:
+    """A node for each extent of its last axis."""
+    scales = np.array([1, 1, scale], np.float32)
+    inputs = {7: "x{}", 8: "x{}", 9: "x{} s", 10: "x{} s"}.get(opset, "x{} r s")
+    if opset < 9:
+        attrs = {**attrs, "scales": scales.tolist()}
+    nodes = [node(op, inputs.format(n), f"y{n}", **attrs) for n in extents]
+    weights = {"s": scales, "r": np.zeros(0, np.float32)}
+    weights = {name: array for name, array in weights.items() if name in inputs.split()}
+    made = model(
+        nodes,
+        [value(f"x{n}", [1, 1, n]) for n in extents],
+        [value(f"y{n}", None) for n in extents],
+        weights,
+        opset,
+    )
+    for output in made.graph.output:
+        output.type.Clear()
+    return made
+
+
+def results(made: Any, inputs: dict[str, Array]) -> dict[str, Array]:
+    return cml.Session(cml.load(made.SerializeToString()), "cpu").run(inputs)
+
+
+def compare(got: Array, want: Array, what: str) -> None:
+    assert got.shape == want.shape, what
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=what)
+
+
+@pytest.mark.parametrize(("opset", "coordinates", "method", "scale"), every(ALL, 37))
+def test_scales(rng, opset, coordinates, method, scale):
+    attrs = {"coordinate_transformation_mode": coordinates, "mode": method}
+    coefficients = {"linear": op_resize._linear_coeffs, "cubic": op_resize._cubic_coeffs}
+    if method not in coefficients:
+        attrs |= {"mode": "nearest", "nearest_mode": method}
+    nearest = partial(_nearest, method)
+    inputs = {f"x{n}": rng.standard_normal((1, 1, n)).astype(np.float32) for n in EXTENTS}
+    factor = np.float32(scale)
+    extents = [n for n in EXTENTS if np.float32(n) * factor >= 1]
+    inputs = {f"x{n}": inputs[f"x{n}"] for n in extents}
+    got = results(network(opset, "Resize", attrs, scale, extents), inputs)
+    for n in extents:
+        size = int(np.floor(np.float32(n) * factor))
+        if coordinates == "pytorch_half_pixel" and size == 1:
+            want = _first(inputs[f"x{n}"])
+        else:
+            want = op_resize._interpolate_1d_along_axis(
+                inputs[f"x{n}"].astype(np.float64),
+                2,
+                float(factor),
+                size,
+                coefficients.get(method, nearest),
+                coordinate_transformation_mode=coordinates,
+            )
+        places = op_resize._compute_x_ori(
+            coordinates, np.arange(size), float(factor), n, float(factor) * n, size, None
+        )[0]
+        sure = _is_sure(places)
+        compare(got[f"y{n}"][..., sure], want[..., sure], f"{n} times {scale}")
+
+
+def _is_sure(places: Array) -> Array:
+    """Returns False where a rounding error of 64 bits decides.
+
+    The evaluator then takes the neighbours of another position: 15 times 1.7,
+    ``half_pixel_symmetric``, ``round_prefer_ceil``.
+    """
+    off = np.abs(2 * places - np.rint(2 * places))
+    return (off == 0) | (off > 1e-9)
+
+
+def _nearest(method: str, ratio: float, scale: float) -> Any:
+    return op_resize._nearest_coeffs(ratio, mode=method)
+
+
+def _first(x: Array) -> Array:
+    """ONNX: ``length_resized > 1 ? … : 0``. The evaluator has -0.5, and an extent that is not
+    rounded in the place of ``length_resized``; ONNX Runtime has what ONNX says."""
+    return x[:, :, :1]
+
+
+@pytest.mark.parametrize(("opset", "op", "mode", "scale"), every(BEFORE_11, 5))
+def test_scales_before_11(rng, opset, op, mode, scale):
+    compare_with_runtime(rng, opset, op, {"mode": mode}, scale)
+
+
+def compare_with_runtime(
+    rng: np.random.Generator, opset: int, op: str, attrs: dict[str, Any], scale: float
+) -> None:
+    """Compares all extents that change: ONNX Runtime copies a tensor that keeps its extent,
+    whatever the scale."""
+    sizes = {n: int(np.float32(n) * np.float32(scale)) for n in EXTENTS}
+    extents = [n for n, size in sizes.items() if size not in (0, n) or scale == 1]
+    inputs = {f"x{n}": rng.standard_normal((1, 1, n)).astype(np.float32) for n in extents}
+    made = network(opset, op, attrs, scale, extents)
+    wanted = ort.InferenceSession(made.SerializeToString()).run(None, inputs)
+    got = results(made, inputs)
+    for n, want in zip(extents, wanted, strict=True):
+        compare(got[f"y{n}"], want, f"{n} times {scale}")
+
+
+@pytest.mark.parametrize("scale", (0.4, 1.3, 2.5))
+def test_half_pixels_for_nn(rng, scale):
+    attrs = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"}
+    compare_with_runtime(rng, 11, "Resize", attrs, scale)
+
+
+def test_a_cropped_extent():
+    """ONNX: ``floor(input_dimension * (roi_end - roi_start) * scale)``; ONNX Runtime leaves the
+    region out of it."""
+    region = np.array([0, 0, 0.1, 1, 1, 0.6], np.float32)
+    made = model(
+        [node("Resize", "x r s", "y", coordinate_transformation_mode="tf_crop_and_resize")],
+        [value("x", [1, 1, 10])],
+        [value("y", None)],
+        {"r": region, "s": np.array([1, 1, 1.3], np.float32)},
+        11,
+    )
+    got = cml.load(made.SerializeToString())
+    assert got.facts["y"].shape == (1, 1, 6)
+
+
+@pytest.mark.parametrize("mode", ("nearest", "linear", "cubic"))
+def test_no_batch(mode):
+    """A batch of 0 has a result of no elements."""
+    made = network(13, "Resize", {"mode": mode}, 2.0, (4,))
+    graph = cml.load(made.SerializeToString(), shapes={"x4": (0, 1, 4)})
+    assert graph.facts["y4"].shape == (0, 1, 8)
