@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -193,7 +194,7 @@ class Emitter:
         nodes = self.builder.nodes[mark:]
         del self.builder.nodes[mark:]
         self.intervals.forget(mark)
-        arrays: dict[str, Array] = dict(self.builder.constants)
+        arrays = ChainMap[str, Array]({}, self.builder.constants)
         for node in nodes:
             results = self._engine.run(node, [arrays[name] for name in node.inputs])
             arrays.update(zip(node.outputs, results, strict=True))

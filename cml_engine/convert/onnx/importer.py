@@ -236,22 +236,20 @@ class Importer:
 
     def _of_row(self, row: OnnxRow, call: OnnxCall) -> Sequence[Value | None]:
         known = all(v is None or v.array is not None for v in call.inputs)
-        if known and call.inputs and row.fold is not None and not _grows(call.inputs):
-            arrays = [None if v is None else v.array for v in call.inputs]
+        if row.fold is not None and not _grows(call.inputs) and (arrays := call.known_integers()):
             with np.errstate(all="ignore"):
                 folded = row.fold(call, *arrays)
-            results = folded if isinstance(folded, (list, tuple)) else [folded]
             self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
-            return [r if r is None or isinstance(r, Value) else Value.known(r) for r in results]
+            return [Value.known(folded)]
         mark = self.emit.mark()
         found = row.form(call)
         values: Sequence[Value | None] = [found] if isinstance(found, Value) else list(found)
         made = self.emit.mark() - mark
-        if made == 0:
-            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
-        elif known and _is_small(values):
+        if known and _is_small(values):
             self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
             return self.emit.evaluate(values, mark)
+        if made == 0:
+            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
         elif made > 1:
             self.summary.composed.setdefault(call.node.op, []).append(call.node.shown)
         self.summary.widths.check(call, values, mark)

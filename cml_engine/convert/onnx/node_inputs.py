@@ -114,6 +114,12 @@ class NodeInputs:
             raise self.wrong(f"{what or f'input {position + 1}'} is {array.dtype}, wanted integers")
         return [int(n) for n in array.reshape(-1)]
 
+    def known_integers(self) -> list[Array]:
+        """Returns the values of all inputs, or nothing if one is missing, computed or floats."""
+        arrays = [v.array for v in self.inputs if v is not None and v.array is not None]
+        whole = all(array.dtype.kind != "f" for array in arrays)
+        return arrays if whole and len(arrays) == len(self.inputs) else []
+
     def number(self, position: int, default: float = 0.0) -> float:
         """A single known number."""
         if not self.has(position):

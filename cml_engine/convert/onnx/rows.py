@@ -46,7 +46,9 @@ class OnnxRow:
         must be given, ``None`` where it is optional
         and has no default.
     form : gives the results in NNEF's operators, or known values.
-    fold : the NumPy function of inputs that are all known: ``fold(call, *arrays)``.
+    fold : the NumPy function of known integers and truth values, which keeps 64 bits:
+        ``fold(call, *arrays)``. All else that is known goes through ``form`` and is evaluated by
+        the operators' own functions.
     nnef : what it becomes, for the documents.
     inputs : how many it takes at most.
     """

@@ -42,6 +42,7 @@ _POWERS = (
     _floats(-2, -2, -2, 0, 0, 3, 4, -1.5, 0.25, 1, 2),
     _floats(2, 3, -1, 0, 2, -2, 0.5, 5, 1.5, 9, 10),
 )
+_ROOTS = (_floats(-np.inf, -0.0, 0, np.inf, 4), _floats(0.5))
 
 
 # ---------------------------------------------------------------- NumPy definitions
@@ -62,6 +63,14 @@ def _clamp(x: Array, low: Array, high: Array) -> Any:
     """A NaN stays one; a bound that is one does not bound."""
     y = np.where(x > high, high, x)
     return np.where(y < low, low, y)
+
+
+def _pow(x: Array, y: Array) -> Any:
+    """NumPy takes one exponent of 0.5 for a square root, which is another at -0 and -infinity."""
+    power = np.power(x, y)
+    if np.size(y) == 1 and np.all(y == 0.5):
+        power = np.where(np.isneginf(x), np.inf, power + 0.0)
+    return power
 
 
 def _batch_normalization(
@@ -94,8 +103,8 @@ _ARITHMETIC = (
     Row("sub", "a - b", np.subtract, _TWO, fusable=True),
     Row("mul", "a * b", np.multiply, _TWO, fusable=True, commutative=True),
     Row("div", "a / b", np.divide, _TWO, tolerance=DIVISION, low=0.5, fusable=True),
-    Row("pow", "cml_pow(a, b)", np.power, _TWO, flops=20, tolerance=POWER, low=0.1,
-        extra=(_POWERS,)),
+    Row("pow", "cml_pow(a, b)", _pow, _TWO, flops=20, tolerance=POWER, low=0.1,
+        extra=(_POWERS, _ROOTS)),
     # NNEF's own definition, select(x < y, x, y): where x is NaN the result is y
     Row("min", "cml_min(a, b)", lambda x, y: np.where(x < y, x, y), _TWO, tolerance=EXACT),
     Row("max", "cml_max(a, b)", lambda x, y: np.where(x > y, x, y), _TWO, tolerance=EXACT),

@@ -123,9 +123,11 @@ def one_hot(call: OnnxCall) -> Value:
 # -- what depends on values ----------------------------------------------------------------------
 
 
-@op("NonZero", nnef="nonzero", fold=lambda call, x: np.array(np.nonzero(x), np.int64))
+@op("NonZero", nnef="nonzero")
 def non_zero(call: OnnxCall) -> Value:
     x = call[0]
+    if x.array is not None:
+        return Value.known(np.array(np.nonzero(x.array), np.int64))
     room = int(np.prod(x.shape))
     places, count = call.ops("nonzero", 2, x, capacity=room)
     call.emit.also(f"{call.node.outputs[0]}_count", count, places, 1)

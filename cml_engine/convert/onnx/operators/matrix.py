@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import OnnxCall
+from cml_engine.convert.onnx.operators.constants import checked_shape
+from cml_engine.convert.onnx.operators.reduction import integer_sum
 from cml_engine.convert.onnx.rows import MANY, MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
 
@@ -91,7 +93,9 @@ def fused_matmul(call: OnnxCall) -> Value:
 
 @op("Einsum", nnef="einsum, expanded", inputs=MANY, attrs={"equation": str})
 def einsum(call: OnnxCall) -> Value:
-    values = [call.scalar(call[i]) for i in range(len(call.inputs))]
+    values = [call[i] for i in range(len(call.inputs))]
+    if any(value.kind != values[0].kind for value in values):
+        raise call.wrong(f"it has operands of {', '.join(map(str, values))}")
     terms, result = _parsed(call, call.attr("equation"), values)
     for i, labels in enumerate(terms):
         values[i], terms[i] = _without_repeats(call, values[i], labels)
@@ -99,8 +103,27 @@ def einsum(call: OnnxCall) -> Value:
     missing = [label for label in result if not any(label in term for term in terms)]
     if missing:
         raise call.wrong(f"equation '{call.attr('equation')}': no operand has '{missing[0]}'")
+    if values[0].kind == "integer":
+        return _integer_einsum(call, values, terms, result).typed(values[0].dtype)
     equation = f"{','.join(terms)}->{result}"
-    return call.fragment("einsum", 1, *values, equation=equation)[0]
+    return call.fragment("einsum", 1, *values, equation=equation)[0].typed(values[0].dtype)
+
+
+def _integer_einsum(call: OnnxCall, values: list[Value], terms: list[str], result: str) -> Value:
+    """Products of all operands over all labels, and their sums: exact in 32 bits."""
+    labels = result + "".join(dict.fromkeys(c for t in terms for c in t if c not in result))
+    extents = {
+        c: n for v, t in zip(values, terms, strict=True) for c, n in zip(t, v.shape, strict=True)
+    }
+    checked_shape(call, list(extents.values()))
+    product: Value | None = None
+    for value, term in zip(values, terms, strict=True):
+        moved = call.transpose(value, sorted(range(len(term)), key=lambda a: labels.index(term[a])))
+        lifted = call.unsqueeze(moved, [a for a, c in enumerate(labels) if c not in term])
+        product = lifted if product is None else call.op("int_mul", product, lifted)
+    assert product is not None
+    summed = list(range(len(result), len(labels)))
+    return call.squeeze(integer_sum(call, product, summed), summed) if summed else product
 
 
 def _parsed(call: OnnxCall, equation: str, values: list[Value]) -> tuple[list[str], str]:
@@ -226,7 +249,7 @@ def _zero_points(stored: Array, rows: int, blocks: int, bits: int) -> Array:
 _MAX_ROWS = 4
 
 
-@op("Det", nnef="slice, mul, sub", fold=lambda call, x: np.linalg.det(x).astype(x.dtype))
+@op("Det", nnef="slice, mul, sub")
 def det(call: OnnxCall) -> Value:
     x = call[0]
     if x.rank < 2 or x.shape[-1] != x.shape[-2] or not x.shape[-1]:

@@ -10,6 +10,11 @@ from typing import Any
 import numpy as np
 
 from cml_engine.convert.onnx.call import OnnxCall
+from cml_engine.convert.onnx.operators.elementwise.arithmetic import (
+    integer_division,
+    integer_root,
+    wrapped,
+)
 from cml_engine.convert.onnx.ranges.interval import EXACT, total
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
@@ -43,83 +48,98 @@ def _log_sum_exp(call: OnnxCall, x: Value, axes: list[int]) -> Value:
 
 @dataclass(frozen=True)
 class _Reduction:
+    """One reduction: of floats, of nothing at all, and of known integers in 64 bits."""
+
     name: str
     nnef: str
     form: Reduce
-    numpy: Callable[..., Any]
+    empty: float
+    fold: Callable[..., Any] | None = None
 
 
-def _logarithm_of_sum(x: Array, **more: Any) -> Any:
-    return np.log(np.sum(x, **more))
+def _integer_mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    count = np.array(prod(x.shape[a] for a in axis))
+    return integer_division(np.sum(x, axis=axis, keepdims=keepdims), count)
 
 
-def _limit(function: Callable[..., Any], least: bool) -> Callable[..., Any]:
-    """A maximum or minimum that has a value of nothing at all too."""
-
-    def of(x: Array, **more: Any) -> Any:
-        if x.dtype.kind == "b":
-            return function(x, initial=least, **more)
-        low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-        high = np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).max
-        return function(x, initial=high if least else low, **more)
-
-    return of
-
-
+_INF = float("inf")
 REDUCTIONS = (
-    _Reduction("ReduceSum", "sum_reduce; or int_matmul", _plain("sum_reduce"), np.sum),
-    _Reduction("ReduceMean", "mean_reduce", _plain("mean_reduce"), np.mean),
-    _Reduction("ReduceMax", "max_reduce", _plain("max_reduce"), _limit(np.max, False)),
-    _Reduction("ReduceMin", "min_reduce", _plain("min_reduce"), _limit(np.min, True)),
-    _Reduction("ReduceProd", "prod_reduce", _plain("prod_reduce"), np.prod),
-    _Reduction("ReduceL1", "abs, sum_reduce", _after("abs", ""),
+    _Reduction("ReduceSum", "sum_reduce; or int_matmul", _plain("sum_reduce"), 0, np.sum),
+    _Reduction("ReduceMean", "mean_reduce", _plain("mean_reduce"), float("nan"), _integer_mean),
+    _Reduction("ReduceMax", "max_reduce", _plain("max_reduce"), -_INF, np.max),
+    _Reduction("ReduceMin", "min_reduce", _plain("min_reduce"), _INF, np.min),
+    _Reduction("ReduceProd", "prod_reduce", _plain("prod_reduce"), 1, np.prod),
+    _Reduction("ReduceL1", "abs, sum_reduce", _after("abs", ""), 0,
                lambda x, **more: np.sum(np.abs(x), **more)),
-    _Reduction("ReduceL2", "sqr, sum_reduce, sqrt", _after("sqr", "sqrt"),
-               lambda x, **more: np.sqrt(np.sum(np.square(x), **more))),
-    _Reduction("ReduceSumSquare", "sqr, sum_reduce", _after("sqr", ""),
+    _Reduction("ReduceL2", "sqr, sum_reduce, sqrt", _after("sqr", "sqrt"), 0),
+    _Reduction("ReduceSumSquare", "sqr, sum_reduce", _after("sqr", ""), 0,
                lambda x, **more: np.sum(np.square(x), **more)),
-    _Reduction("ReduceLogSum", "sum_reduce, log", _after("", "log"), _logarithm_of_sum),
+    _Reduction("ReduceLogSum", "sum_reduce, log", _after("", "log"), -_INF),
     _Reduction("ReduceLogSumExp", "max_reduce, sub, exp, sum_reduce, log, add", _log_sum_exp,
-               lambda x, **more: np.log(np.sum(np.exp(x), **more))),
+               -_INF),
 )  # fmt: skip
 
 
-def _fold(reduction: _Reduction) -> Callable[..., Array]:
+def _fold(reduction: _Reduction) -> Callable[..., Array] | None:
+    if reduction.fold is None:
+        return None
+
     def fold(call: OnnxCall, x: Array, *_: Array) -> Array:
-        axes = _axes(call, x.ndim)
-        keep = bool(call.attr("keepdims"))
-        if axes is None:
-            return x
-        return np.asarray(reduction.numpy(x, axis=tuple(axes), keepdims=keep)).astype(x.dtype)
+        _check_kind(call, reduction)
+        axes, keep = _axes(call, x.ndim), bool(call.attr("keepdims"))
+        if any(x.shape[axis] == 0 for axis in axes):
+            return _empty(x.shape, x.dtype, axes, keep, reduction)
+        wide = x if x.dtype.kind == "b" else x.astype(np.int64)
+        assert reduction.fold is not None
+        return np.asarray(reduction.fold(wide, axis=tuple(axes), keepdims=keep)).astype(x.dtype)
 
     return fold
 
 
-def _axes(call: OnnxCall, rank: int) -> list[int] | None:
-    """The axes to reduce; ``None`` = the tensor stays as it is."""
+def _check_kind(call: OnnxCall, reduction: _Reduction) -> None:
+    if call[0].kind == "logical" and reduction.name not in ("ReduceMax", "ReduceMin"):
+        raise call.wrong(f"it wants numbers, got {call[0]}")
+
+
+def _empty(
+    shape: tuple[int, ...], dtype: Any, axes: list[int], keep: bool, reduction: _Reduction
+) -> Array:
+    """Returns the reduction of no elements: of integers and truth values the nearest they have."""
+    kept = [1 if a in axes else n for a, n in enumerate(shape) if keep or a not in axes]
+    value: float | bool = reduction.empty
+    if dtype.kind == "b":
+        value = value > 0
+    elif dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        value = int(np.clip(np.nan_to_num(value), float(limits.min), float(limits.max)))
+        value = min(max(value, limits.min), limits.max)
+    return np.full(kept, value, dtype)
+
+
+def _axes(call: OnnxCall, rank: int) -> list[int]:
+    """Returns the axes to reduce; without any each element is reduced by itself."""
     if "axes" in call.attributes:
         given: Sequence[int] | None = call.attr("axes")
     else:
         given = call.ints(1, "the axes") if call.has(1) else None
     if given is not None and len(given):
         return call.axes(given, rank)
-    if "noop_with_empty_axes" in call.attributes and call.attr("noop_with_empty_axes"):
-        return None
-    return list(range(rank))
+    return [] if call.attributes.get("noop_with_empty_axes") else list(range(rank))
 
 
 def _form(reduction: _Reduction) -> Callable[[OnnxCall], Value]:
     def form(call: OnnxCall) -> Value:
+        _check_kind(call, reduction)
         x, axes = call[0], _axes(call, call[0].rank)
-        if axes is None:
-            return x if reduction.name in _SAME else _of_nothing(call, reduction, x)
+        keep = bool(call.attr("keepdims"))
         if 0 in x.shape:
-            keep = bool(call.attr("keepdims"))
-            with np.errstate(all="ignore"):
-                empty = reduction.numpy(np.zeros(x.shape, x.dtype), axis=tuple(axes), keepdims=keep)
-            return Value.known(np.asarray(empty).astype(x.dtype))
+            return Value.known(_empty(x.shape, x.dtype, axes, keep, reduction))
+        if not axes and reduction.name in _SAME:
+            return x
+        if not axes:  # an axis of 1 behind the others
+            x, axes, keep = call.unsqueeze(x, [x.rank]), [x.rank], False
         y = _reduced(call, reduction, x, axes)
-        return y if call.attr("keepdims") else call.squeeze(y, axes)
+        return y if keep else call.squeeze(y, axes)
 
     return form
 
@@ -128,36 +148,26 @@ def _form(reduction: _Reduction) -> Callable[[OnnxCall], Value]:
 _SAME = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
 
 
-def _of_nothing(call: OnnxCall, reduction: _Reduction, x: Value) -> Value:
-    """Each value by itself: an axis of 1 behind the others."""
-    lifted = call.unsqueeze(call.scalar(x), [x.rank])
-    y = call.squeeze(reduction.form(call, lifted, [x.rank]), [x.rank])
-    return call.cast(y, x.kind).typed(x.dtype)
-
-
 def _reduced(call: OnnxCall, reduction: _Reduction, x: Value, axes: list[int]) -> Value:
-    if x.kind == "logical" and reduction.name in ("ReduceMax", "ReduceMin"):
+    if x.kind == "logical":
         return call.op(
             "any_reduce" if reduction.name == "ReduceMax" else "all_reduce", x, axes=axes
         )
-    if not axes:
-        return reduction.form(call, call.scalar(x), axes)
     if x.kind == "integer" and reduction.name in EXACTLY:
-        exactly, grows = EXACTLY[reduction.name]
-        count = prod(x.shape[axis] for axis in axes) if grows else 1
-        if not total(call.emit.intervals.of(x), count).within(EXACT):
-            return exactly(call, x, axes).typed(x.dtype)
+        return wrapped(EXACTLY[reduction.name](call, x, axes), x.dtype, call)
     y = reduction.form(call, call.scalar(x), axes)
-    return call.cast(y, x.kind).typed(x.dtype)
+    return y.typed(x.dtype) if x.kind == "scalar" else wrapped(call.cast(y, x.kind), x.dtype, call)
 
 
 # -- integers that floats do not hold -------------------------------------------------------------
 
 
-def _integer_sum(call: OnnxCall, x: Value, axes: list[int]) -> Value:
-    """As a product of matrices, whose sums are of integers."""
+def integer_sum(call: OnnxCall, x: Value, axes: list[int]) -> Value:
+    """In floats where these hold all sums; else as a product of matrices of integers."""
     others = [axis for axis in range(x.rank) if axis not in axes]
     count = prod(x.shape[axis] for axis in axes)
+    if total(call.emit.intervals.of(x), count).within(EXACT):
+        return call.cast(call.op("sum_reduce", call.scalar(x), axes=axes), "integer")
     rows = call.reshape(call.transpose(x, [*others, *axes]), [-1, count])
     ones = Value.known(np.ones((count, 1), np.int64))
     kept = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
@@ -167,10 +177,13 @@ def _integer_sum(call: OnnxCall, x: Value, axes: list[int]) -> Value:
 _LOW_BITS = 12
 
 
-def _integer_limit(name: str) -> Callable[[OnnxCall, Value, list[int]], Value]:
+def _integer_limit(name: str) -> Reduce:
     """Of the upper bits first, then of the lower ones of those that have them."""
 
     def limit(call: OnnxCall, x: Value, axes: list[int]) -> Value:
+        if call.emit.intervals.of(x).within(EXACT):
+            return call.cast(call.op(name, call.scalar(x), axes=axes), "integer")
+
         def of(part: Value) -> Value:
             return call.cast(call.op(name, call.scalar(part), axes=axes), "integer")
 
@@ -185,11 +198,28 @@ def _integer_limit(name: str) -> Callable[[OnnxCall, Value, list[int]], Value]:
     return limit
 
 
-#: how integers beyond 2^24 are reduced, and whether the result grows with their number
-EXACTLY: dict[str, tuple[Callable[[OnnxCall, Value, list[int]], Value], bool]] = {
-    "ReduceSum": (_integer_sum, True),
-    "ReduceMax": (_integer_limit("max_reduce"), False),
-    "ReduceMin": (_integer_limit("min_reduce"), False),
+def _of_absolute(call: OnnxCall, x: Value, axes: list[int]) -> Value:
+    return integer_sum(call, x if x.dtype.kind == "u" else call.op("int_abs", x), axes)
+
+
+def _of_squares(call: OnnxCall, x: Value, axes: list[int]) -> Value:
+    return integer_sum(call, call.op("int_mul", x, x), axes)
+
+
+def _integer_quotient(call: OnnxCall, x: Value, axes: list[int]) -> Value:
+    count = prod(x.shape[axis] for axis in axes)
+    return call.op("int_div", integer_sum(call, x, axes), count)
+
+
+#: how integers are reduced; other reductions are done in floats
+EXACTLY: dict[str, Reduce] = {
+    "ReduceSum": integer_sum,
+    "ReduceMean": _integer_quotient,
+    "ReduceMax": _integer_limit("max_reduce"),
+    "ReduceMin": _integer_limit("min_reduce"),
+    "ReduceL1": _of_absolute,
+    "ReduceL2": lambda call, x, axes: integer_root(call, _of_squares(call, x, axes)),
+    "ReduceSumSquare": _of_squares,
 }
 
 
@@ -209,7 +239,7 @@ def _arg(name: str) -> Callable[[OnnxCall], Value]:
         x = call[0]
         axis = call.axis(call.attr("axis"), x.rank)
         if x.kind == "integer" and not call.emit.intervals.of(x).within(EXACT):
-            limit = EXACTLY["ReduceMax" if name == "argmax_reduce" else "ReduceMin"][0]
+            limit = EXACTLY["ReduceMax" if name == "argmax_reduce" else "ReduceMin"]
             x = call.op("int_eq", x, limit(call, x, [axis]))
             x = call.op("select", x, 1.0 if name == "argmax_reduce" else -1.0, 0.0)
         x = call.scalar(x)

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 _MAX_COMPARED = 1 << 22
 
 
-def _fold(call: OnnxCall, x: Array) -> list[Array]:
+def _of_known(call: OnnxCall, x: Array) -> list[Value]:
     axis = call.attr("axis")
     values, index, inverse, counts = np.unique(x, True, True, True, axis=axis)
     inverse = inverse.reshape(-1)
@@ -25,19 +25,23 @@ def _fold(call: OnnxCall, x: Array) -> list[Array]:
         order = np.argsort(index)
         values, index, counts = values.take(order, axis or 0), index[order], counts[order]
         inverse = np.argsort(order)[inverse]
-    return [values, *(a.astype(np.int64) for a in (index, inverse, counts))]
+    return [
+        Value.known(values),
+        *(Value.known(a.astype(np.int64)) for a in (index, inverse, counts)),
+    ]
 
 
 @op(
     "Unique",
     nnef="eq, lt, all_reduce, argmax_reduce, sum_reduce, gather, select",
     attrs={"axis": None, "sorted": 1},
-    fold=_fold,
 )
 def unique(call: OnnxCall) -> list[Value]:
     """As many parts as there can be; those after what was found are -1, and the count is an output
     of its own."""
     x = call[0]
+    if x.array is not None:
+        return _of_known(call, x.array)
     axis = None if call.attr("axis") is None else call.axis(call.attr("axis"), x.rank)
     count = prod(x.shape) if axis is None else x.shape[axis]
     if x.kind == "logical" or not 0 < count * prod(x.shape) <= _MAX_COMPARED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
@@ -49,8 +50,6 @@ def wrapped(value: Value, dtype: np.dtype[Any], call: OnnxCall) -> Value:
 
 def integer_division(x: Array, y: Array) -> Array:
     """ONNX's division, towards zero."""
-    if x.dtype.kind not in "iu":
-        return np.asarray(x / y, x.dtype)
     whole = np.where(y == 0, 1, y).astype(x.dtype)
     quotient = x // whole
     cut = quotient + ((x % whole != 0) & ((x < 0) != (whole < 0)))
@@ -118,10 +117,12 @@ def mod(call: OnnxCall) -> Value:
 
 
 def _pow_fold(call: OnnxCall, x: Array, y: Array) -> Array:
-    return np.asarray(np.power(x.astype(np.float64), y), x.dtype)
+    """Returns exact powers of integers, cut off where the exponent is negative."""
+    below = np.where(y < 0, np.power(x.astype(np.float64), y), 0)
+    return np.asarray(np.where(y < 0, below, np.power(x, np.maximum(y, 0))), x.dtype)
 
 
-@op("Pow", nnef="pow, sqr, sqrt, rcp, mul", inputs=2, fold=_pow_fold)
+@op("Pow", nnef="pow, sqr, rcp, mul", inputs=2, fold=_pow_fold)
 def power(call: OnnxCall) -> Value:
     x, y = call[0], call[1]
     exponent = None
@@ -129,7 +130,8 @@ def power(call: OnnxCall) -> Value:
         exponent = float(y.array.reshape(())[()])
     if x.kind == "integer":
         return _integer_power(call, x, y, exponent)
-    simple = {2.0: "sqr", 0.5: "sqrt", -1.0: "rcp", -0.5: "rsqrt", -2.0: "rsqr"}
+    # 0.5 is no sqrt: the powers of -0 and of -infinity are positive
+    simple = {2.0: "sqr", -1.0: "rcp", -2.0: "rsqr"}
     if exponent == 1.0:
         return x
     if exponent in simple:
@@ -146,8 +148,28 @@ def _integer_power(call: OnnxCall, x: Value, y: Value, exponent: float | None) -
         for _ in range(int(exponent) - 1):
             result = binary(call, "mul", result, x)
         return result
+    if exponent == 0.5:
+        return integer_root(call, x).typed(x.dtype)
     result = call.zip("pow", call.scalar(x), call.scalar(y))
-    return call.cast(call.op("round_even", result), "integer").typed(x.dtype)
+    # cut off, as ONNX Runtime does, unless a rounding error of the power would decide
+    whole = call.op("round_even", result)
+    off = call.op("abs", call.op("sub", result, whole))
+    near = call.op("le", off, call.op("mul", call.op("abs", result), _POWER_ERROR))
+    return wrapped(call.cast(call.op("select", near, whole, result), "integer"), x.dtype, call)
+
+
+#: the relative error of a power on a GPU
+_POWER_ERROR = 4e-6
+#: the root of the largest integer of 32 bits
+_LARGEST_ROOT = 46340
+
+
+def integer_root(call: OnnxCall, x: Value) -> Value:
+    """Returns the integer part of the square root of integers."""
+    near = call.op("round_even", call.op("sqrt", call.scalar(x)))
+    root = call.op("int_min", call.cast(near, "integer"), _LARGEST_ROOT)
+    above = call.op("int_gt", call.op("int_mul", root, root), x)
+    return call.op("select", above, call.op("int_sub", root, 1), root)
 
 
 def _signed(name: str) -> Callable[[OnnxCall], Value]:
@@ -178,36 +200,19 @@ def _unary_op(name: str) -> Callable[[OnnxCall], Value]:
     return lambda call: call.op(name, call.scalar(call[0])).typed(call[0].dtype)
 
 
-for _name, _nnef, _fold_of in (
-    ("Exp", "exp", np.exp),
-    ("Log", "log", np.log),
-    ("Sqrt", "sqrt", np.sqrt),
-    ("Reciprocal", "rcp", np.reciprocal),
-    ("Floor", "floor", np.floor),
-    ("Ceil", "ceil", np.ceil),
-    ("Round", "round_even", np.rint),
-    ("Sin", "sin", np.sin),
-    ("Cos", "cos", np.cos),
-    ("Tan", "tan", np.tan),
-    ("Sinh", "sinh", np.sinh),
-    ("Cosh", "cosh", np.cosh),
-    ("Tanh", "tanh", np.tanh),
-    ("Asin", "asin", np.arcsin),
-    ("Acos", "acos", np.arccos),
-    ("Atan", "atan", np.arctan),
-    ("Asinh", "asinh", np.arcsinh),
-    ("Acosh", "acosh", np.arccosh),
-    ("Atanh", "atanh", np.arctanh),
-):
-    op(_name, nnef=_nnef, fold=_fold(_fold_of))(_unary_op(_nnef))
-
-op("Erf", nnef="erf")(_unary_op("erf"))
+for _name in (
+    "Exp", "Log", "Sqrt", "Floor", "Ceil", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Tanh",
+    "Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh", "Erf",
+):  # fmt: skip
+    op(_name, nnef=_name.lower())(_unary_op(_name.lower()))
+op("Reciprocal", nnef="rcp")(_unary_op("rcp"))
+op("Round", nnef="round_even")(_unary_op("round_even"))
 
 
 # -- Clip: its bounds were attributes once -------------------------------------------------------
 
 
-@op("Clip", nnef="clamp, max, min", attrs={"min": None, "max": None}, until=10)
+@op("Clip", nnef="clamp", attrs={"min": None, "max": None}, until=10)
 def clip_6(call: OnnxCall) -> Value:
     low, high = call.attr("min"), call.attr("max")
     low_value = None if low is None else call.emit.value(float(low))
@@ -215,7 +220,7 @@ def clip_6(call: OnnxCall) -> Value:
     return _clipped(call, call[0], low_value, high_value)
 
 
-@op("Clip", nnef="clamp, max, min, int_max, int_min", inputs=3, since=11)
+@op("Clip", nnef="clamp, int_max, int_min", inputs=3, since=11)
 def clip(call: OnnxCall) -> Value:
     low = call[1] if call.has(1) else None
     high = call[2] if call.has(2) else None
@@ -223,13 +228,16 @@ def clip(call: OnnxCall) -> Value:
 
 
 def _clipped(call: OnnxCall, x: Value, low: Value | None, high: Value | None) -> Value:
-    if low is not None and high is not None and x.kind == "scalar" and _in_order(low, high):
-        return call.zip("clamp", x, low, high)
-    if low is not None:
-        x = binary(call, "max", x, low)
-    if high is not None:
-        x = binary(call, "min", x, high)
-    return x
+    if x.kind == "integer":
+        x = x if low is None else binary(call, "max", x, low)
+        return x if high is None else binary(call, "min", x, high)
+    # NaN stays NaN, which max and min would make a bound
+    least, most = call.emit.value(-math.inf), call.emit.value(math.inf)
+    if low is not None and high is not None and not _in_order(low, high):
+        x, low = call.zip("clamp", x, low, most), None
+    if low is None and high is None:
+        return x
+    return call.zip("clamp", x, low or least, high or most)
 
 
 def _in_order(low: Value, high: Value) -> bool:

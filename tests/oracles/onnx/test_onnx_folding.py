@@ -1,0 +1,148 @@
+"""An operator of constants and the same operator at run time: one result, and ONNX's."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+import cml_engine as cml
+from tests.fixtures.onnx_models import model, node, value
+
+Array = np.ndarray[Any, Any]
+REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
+ODD = (1 << 24) + 1  # no float of 32 bits
+INF, NAN = np.inf, np.nan
+
+
+def both(op: str, *arrays: Any, opset: int = 18, **attrs: Any) -> Array:
+    """Returns the result, which is the same of constants and of an input."""
+    given = {f"x{i}": np.asarray(array) for i, array in enumerate(arrays)}
+    made = node(op, " ".join(given), "y", **attrs)
+    results = []
+    for known in (given, {name: array for name, array in given.items() if name != "x0"}):
+        inputs = [value(name, a.shape, str(a.dtype)) for name, a in given.items()]
+        inputs = [v for v in inputs if v.name not in known] or [value("unused", (1,))]
+        network = model([made], inputs, [value("y", None)], known, opset)
+        with warnings.catch_warnings():  # of integers that are not proven to fit
+            warnings.simplefilter("ignore", cml.nnef.NnefWarning)
+            graph = cml.load(network.SerializeToString())
+        assert (known is not given) or not any(n.op != "copy" for n in graph.nodes)
+        feeds = {v.name: given.get(v.name, np.zeros(1, np.float32)) for v in inputs}
+        results.append(cml.Session(graph, "cpu").run(feeds)["y"])
+    folded, run = results
+    assert (folded.dtype, folded.shape) == (run.dtype, run.shape)
+    np.testing.assert_array_equal(folded, run)
+    return run
+
+
+def floats(*numbers: float) -> Array:
+    return np.array(numbers, np.float32)
+
+
+def test_logarithms_of_large_sums():
+    np.testing.assert_allclose(both("ReduceLogSumExp", floats(1000, 1000)), [1000 + np.log(2)])
+
+
+@pytest.mark.parametrize(
+    ("op", "wanted"),
+    [("L1", [2, 3]), ("L2", [2, 3]), ("SumSquare", [4, 9]), ("LogSum", [NAN, np.log(3)]),
+     ("Sum", [-2, 3]), ("LogSumExp", [-2, 3])],
+)  # fmt: skip
+def test_reductions_over_no_axes(op, wanted):
+    got = both(f"Reduce{op}", floats(-2, 3), noop_with_empty_axes=1)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_a_reduced_number_is_an_integer(op, keepdims):
+    exact = op in ("Sum", "Mean", "Max", "Min", "Prod", "L1")
+    number = np.array(ODD if exact else 3, np.int64)
+    got = both(f"Reduce{op}", number, keepdims=keepdims)
+    wanted = {"SumSquare": 9, "LogSum": 1}.get(op, number)
+    assert got.dtype == np.int32 and got.shape == () and got == wanted
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "numbers", "wanted"),
+    [
+        ("Sum", "int32", [ODD, 2], ODD + 2),
+        ("Mean", "int32", [-3, -4], -3),
+        ("Mean", "int32", [ODD, ODD + 2, ODD + 1], ODD + 1),
+        ("L2", "int32", [3, 4], 5),
+        ("L2", "int32", [3, 3], 4),
+        ("L2", "uint8", [200, 100], 223),
+        ("L2", "int32", [46340], 46340),
+        ("L1", "int8", [-128, 100], -28),  # 228 in eight bits
+        ("SumSquare", "int32", [-4097, 1], 4097**2 + 1),
+        ("LogSumExp", "int32", [5, 1], 5),
+        ("Max", "uint8", [255, 3], 255),
+    ],
+)
+def test_reduced_integers(op, dtype, numbers, wanted):
+    assert both(f"Reduce{op}", np.array(numbers, dtype), keepdims=0) == wanted
+
+
+@pytest.mark.parametrize("op", sorted({*REDUCTIONS} - {"Max", "Min"}))
+def test_truth_values_are_not_reduced_as_numbers(op):
+    with pytest.raises(cml.ModelError, match=f"Reduce{op} 'y': it wants numbers, got bool"):
+        both(f"Reduce{op}", np.array([True, False]))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_products_of_integers(rng, dtype):
+    a, b = (rng.integers(-9000, 9000, (3, 3)).astype(dtype) for _ in range(2))
+    for equation in ("ij,jk->ik", "ij,kj->", "ij,ij->j", "ij,kl->lkji", "ii,jk->kj"):
+        got = both("Einsum", a, b, equation=equation)
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, np.einsum(equation, a, b).astype(np.int32))
+    for equation in ("ij->ji", "ii->i", "ij->j", "ii"):
+        np.testing.assert_array_equal(both("Einsum", a, equation=equation), np.einsum(equation, a))
+
+
+def test_an_equation_that_changes_nothing(rng):
+    for x in (rng.standard_normal(3).astype(np.float32), rng.integers(0, 9, 3)):
+        np.testing.assert_array_equal(both("Einsum", x, equation="i->i"), x)
+
+
+def test_powers_of_integers():
+    """ONNX Runtime casts the power, which cuts it off."""
+    roots = np.array([0, 1, 2, 3, 4, 8, 9, 15, 1 << 24, (1 << 24) - 1, 46340**2, 46340**2 - 1])
+    got = both("Pow", roots.astype(np.int32), np.array(0.5, np.float32))
+    np.testing.assert_array_equal(got, [0, 1, 1, 1, 2, 2, 3, 3, 4096, 4095, 46340, 46339])
+    small = np.array([1, 2, -2, 3], np.int32)
+    np.testing.assert_array_equal(both("Pow", small, np.array(-1)), [1, 0, 0, 0])
+    np.testing.assert_array_equal(both("Pow", small, np.array([2, 3, 5, 0])), [1, 8, -32, 1])
+    np.testing.assert_array_equal(both("Pow", small[:2], floats(1.5)), [1, 2])
+
+
+def test_roots_of_no_positive_numbers():
+    x = floats(-INF, -0.0, 0.0, INF, 4, -4, NAN)
+    got = both("Pow", x, np.array(0.5, np.float32))
+    np.testing.assert_allclose(got, [INF, 0, 0, INF, 2, NAN, NAN], rtol=1e-6)
+    assert not np.signbit(got[1])
+    got = both("Pow", x, np.array(-0.5, np.float32))
+    np.testing.assert_allclose(got, [0, INF, INF, 0, 0.5, NAN, NAN])
+
+
+@pytest.mark.parametrize("opset", [10, 11])
+@pytest.mark.parametrize(("low", "high"), [(-1, None), (None, 1), (-1, 1), (2, -2), (None, None)])
+def test_clips_keep_what_is_no_number(opset, low, high):
+    x = floats(NAN, -5, 0.5, 5, INF)
+    bounds = {"min": low, "max": high}
+    if opset < 11:
+        given = {name: float(v) for name, v in bounds.items() if v is not None}
+        got = both("Clip", x, opset=opset, **given)
+    else:
+        given = [
+            np.float32(-INF if low is None else low),
+            np.float32(INF if high is None else high),
+        ]
+        got = both("Clip", x, *given)
+    least, most = -INF if low is None else low, INF if high is None else high
+    np.testing.assert_array_equal(got, np.minimum(np.maximum(x, least), most))
