@@ -144,7 +144,7 @@ class CpuProgram:
         self._whole = False
         #: memory to work in, and weights made ready, for all programs of the network
         self.scratch = Scratch({}) if scratch is None else scratch
-        self._last_use = _last_uses(graph, self._held_names)
+        self._last_use = last_uses(graph, self._held_names)
         # as they are now: what is registered later is for sessions that are made later
         self._operators = _operators(graph)
         self._functions = _prepared(graph, self.scratch)
@@ -261,7 +261,7 @@ def _prepare(
     return made  # type: ignore[no-any-return]
 
 
-def _last_uses(graph: Graph, held: Collection[str]) -> list[list[str]]:
+def last_uses(graph: Graph, held: Collection[str]) -> list[list[str]]:
     """For each node, the computed tensors that nothing needs after it."""
     last = {name: i for i, node in enumerate(graph.nodes) for name in (*node.outputs, *node.reads)}
     uses: list[list[str]] = [[] for _ in graph.nodes]

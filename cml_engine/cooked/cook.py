@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
-from cml_engine.backends.cpu import CpuProgram
 from cml_engine.cooked.form import META, PLAN, RULES
-from cml_engine.cooked.golden import Golden, write_golden
+from cml_engine.cooked.golden import make_golden, write_golden
 from cml_engine.cooked.graph_text import described, write_graph
 from cml_engine.cooked.guess import DeviceGuess, write_guess
 from cml_engine.cooked.kernels import Codes, compiled, digest_of, write_kernels
@@ -34,11 +33,7 @@ from cml_engine.planning.choose_storage import Storage
 from cml_engine.planning.lower import PlanOptions
 from cml_engine.planning.plan_graph import plan_graph
 from cml_engine.ranges import an_object, flag, some_of
-from cml_engine.session import random_inputs
 from cml_engine.tuning.tables import shipped_table
-
-#: how far another device's results may be from NumPy's
-_TOLERANCE = {"float": 1e-3, "half": 2e-2}
 
 
 def cook(
@@ -101,10 +96,11 @@ def cook(
         write_graph(optimized, zip(plans, numbers, strict=True), sections)
     if guesses:
         write_guess(guesses, sections)
-    identical = graph.integer and not graph.float_tail
+    identical = bool(graph.integer) and not graph.float_tail
     in_half = half or any(kinds.get("storage") == "half" for kinds in decide.values())
-    tolerance = 0.0 if identical else _TOLERANCE["half" if in_half else "float"]
-    pair = _golden(optimized, tolerance) if golden else None
+    pair = (
+        make_golden(optimized, graph, "half" if in_half else "float", identical) if golden else None
+    )
     if pair is not None:
         write_golden(pair, optimized.facts, sections)
     meta = _meta(optimized, profiles, storage, plans, kernels.values())
@@ -145,15 +141,6 @@ def _write_plans(
 def _weights_number(sections: Sections, plan: int) -> int:
     """Which weights a plan has, as its header says."""
     return int.from_bytes(sections.get(PLAN, plan)[8:12], "little")
-
-
-def _golden(graph: Graph, tolerance: float) -> Golden | None:
-    """Random inputs and NumPy's results; none where an operator has no NumPy function."""
-    ops = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
-    if any(lookup(op).cpu is None for op in ops):
-        return None
-    inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
-    return Golden(inputs, CpuProgram(graph).run(inputs), tolerance)
 
 
 def _meta(

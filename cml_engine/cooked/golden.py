@@ -1,4 +1,4 @@
-"""One input and the outputs that belong to it: does a device give what was meant?"""
+"""The golden pair of a cooked file: inputs, NumPy's outputs, and how far a device may differ."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.backends.cpu import CpuProgram, as_stated, last_uses, run_node
 from cml_engine.cooked.form import (
     DTYPES,
     GOLDEN,
@@ -19,16 +20,34 @@ from cml_engine.cooked.form import (
 )
 from cml_engine.cooked.reader import Container, damaged
 from cml_engine.cooked.writer import Sections
+from cml_engine.errors import CmlError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph
+from cml_engine.integer.lines import lines_of
+from cml_engine.ops.declaration.registry import lookup
 
 Array = np.ndarray[Any, Any]
 _ALIGNMENT = 16
+#: inputs that are tried before a network counts as one that magnifies every rounding
+_TRIES = 3
+#: values of integer inputs that are no indices: 0 to 9
+_SMALL = 10
+#: relative rounding error of an operator on another device: a few roundings of 2**-24 in a sum, or
+#: one of 2**-11 where tensors are stored in 16 bits
+_NOISE = {"float": 2.0**-20, "half": 2.0**-11}
+#: tolerance of a network that does not magnify rounding errors: WGSL lets sin and cos be off by
+#: 2**-11
+_LEAST = {"float": 1e-3, "half": 2e-2}
+#: tolerance over the measured effect of the noise, and the tolerance that says nothing any more
+_SAFETY, _MOST = 8.0, 0.25
+#: operators whose second operand holds positions in the first
+_INDEXING = {"gather", "gather_elements", "gather_nd", "scatter_elements", "scatter_nd"}
 
 
 @dataclass(frozen=True)
 class Golden:
     """Inputs, the outputs of the first run on them, and how far a device may be from these:
-    ``tolerance`` is absolute, and relative to each value."""
+    ``tolerance`` is absolute and relative to each number; of integers and truth values it is the
+    share of elements that may differ."""
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
@@ -41,14 +60,122 @@ class Golden:
 
     def _difference(self, name: str, got: Array) -> float:
         wanted = self.outputs[name]
-        if wanted.dtype.kind != "f":
-            return 0.0 if np.array_equal(wanted, got) else np.inf
+        if wanted.dtype.kind != "f" or not self.tolerance:
+            share = float(np.mean(~_alike(wanted, got))) if wanted.size else 0.0
+            return share / self.tolerance if self.tolerance else np.inf if share else 0.0
         with np.errstate(all="ignore"):
             allowed = self.tolerance * (1 + np.abs(wanted, dtype=np.float64))
             off = np.abs(got.astype(np.float64) - wanted) / allowed
-        alike = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
-        off = np.where(alike, 0.0, np.where(np.isfinite(off), off, np.inf))
+        off = np.where(_alike(wanted, got), 0.0, np.where(np.isfinite(off), off, np.inf))
         return float(off.max(initial=0.0))
+
+
+def _alike(wanted: Array, got: Array) -> Array:
+    both_nan = np.isnan(got) & np.isnan(wanted) if wanted.dtype.kind == "f" else False
+    return np.asarray((got == wanted) | both_nan)
+
+
+def make_golden(graph: Graph, written: Graph, storage: str, exact: bool) -> Golden | None:
+    """Inputs over the ranges that the network declares, and NumPy's outputs.
+
+    ``graph`` is optimized, ``written`` the same as it was loaded. Networks that are ``exact`` have
+    the tolerance 0; of others it is measured: the outputs are compared with those of a run in which
+    every operator's result is moved by rounding errors. Returns None where an operator has no NumPy
+    function, or the outputs hang on rounding errors alone.
+    """
+    ops = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
+    if any(lookup(op).cpu is None for op in ops):
+        return None
+    for seed in range(_TRIES):
+        inputs, outputs = _first_run(graph, written, seed)
+        if exact:
+            return Golden(inputs, outputs, 0.0)
+        moved = Golden(inputs, outputs, 1.0).differences(
+            _run_with_noise(graph, inputs, _NOISE[storage])
+        )
+        tolerance = _SAFETY * max(moved.values(), default=0.0)
+        if tolerance <= _MOST:
+            return Golden(inputs, outputs, max(tolerance, _LEAST[storage]))
+    return None
+
+
+def _first_run(
+    graph: Graph, written: Graph, seed: int
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    inputs = golden_inputs(written, seed)
+    try:
+        return inputs, CpuProgram(graph).run(inputs)
+    except CmlError:  # integers that the network wants otherwise: nearly all take 0 and 1
+        integers = {n: a % 2 for n, a in inputs.items() if a.dtype == np.int32}
+        if not integers:
+            raise
+        inputs = {**inputs, **integers}
+        return inputs, CpuProgram(graph).run(inputs)
+
+
+def golden_inputs(graph: Graph, seed: int) -> dict[str, Array]:
+    """Random inputs: over the range of its ``graph.quant`` line where an input of an integer
+    network has one, over all positions where integers are indices, else uniform in [0, 1), 0 to 9,
+    and truth values."""
+    generator = np.random.default_rng(seed)
+    lines, limits, made = lines_of(graph) if graph.integer else {}, _index_limits(graph), {}
+    for name in graph.inputs:
+        fact = graph.facts[name]
+        low, high = 0.0, 1.0
+        if name in lines:
+            ends, scale = lines[name].range, float(lines[name].scale)
+            low, high = ends.low * scale, ends.high * scale
+        if fact.dtype == "scalar":
+            made[name] = generator.uniform(low, high, fact.shape).astype(np.float32)
+        else:
+            most = 2 if fact.dtype == "logical" else limits.get(name, _SMALL)
+            made[name] = generator.integers(0, max(most, 1), fact.shape).astype(
+                NUMPY_DTYPE[fact.dtype]
+            )
+    return made
+
+
+def _index_limits(graph: Graph) -> dict[str, int]:
+    """For each input of integers that reaches an index by way of other integers: the least extent
+    that it counts."""
+    reached = {name: {name} for name in graph.inputs if graph.facts[name].dtype == "integer"}
+    limits: dict[str, int] = {}
+    for node in graph.nodes:
+        sources = set[str]().union(*(reached.get(name, ()) for name in node.reads))
+        if node.op in _INDEXING:
+            shape, axis = graph.facts[node.inputs[0]].shape, node.attrs.get("axis")
+            extent = min(shape, default=1) if axis is None else shape[axis]
+            for name in reached.get(node.inputs[1], ()):
+                limits[name] = min(limits.get(name, extent), extent)
+        for name in node.outputs:
+            if graph.facts[name].dtype == "integer":
+                reached[name] = sources
+    return limits
+
+
+def _run_with_noise(graph: Graph, inputs: Mapping[str, Array], noise: float) -> dict[str, Array]:
+    """The outputs where each operator's numbers are off by ``noise`` of their size and of the
+    tensor's, as a sum in another order is."""
+    generator = np.random.default_rng(0)
+    values: dict[str, Array] = {**inputs, **graph.constants}
+    for node, unused in zip(graph.nodes, last_uses(graph, ()), strict=True):
+        results = run_node(node, [values[name] for name in node.reads])
+        for name, result in zip(node.outputs, results, strict=True):
+            value = as_stated(node, graph.facts[name], result)
+            if value.dtype == np.float32 and name not in graph.words:
+                value = _moved(value, noise, generator)
+            values[name] = value
+        for name in unused:
+            values.pop(name, None)
+    return {name: values[name] for name in graph.outputs}
+
+
+def _moved(value: Array, noise: float, generator: np.random.Generator) -> Array:
+    finite = value[np.isfinite(value)]
+    size = float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
+    with np.errstate(all="ignore"):
+        by = generator.uniform(-noise, noise, value.shape) * (np.abs(value) + size)
+        return np.asarray(value + by, np.float32)
 
 
 def write_golden(golden: Golden, facts: Mapping[str, Fact], sections: Sections) -> None:

@@ -48,8 +48,14 @@ export async function someInputs(network) {
   }));
 }
 
-/** @param {Numbers} wanted @param {Numbers} found relative where what is wanted is larger than 1 */
-function farthest(wanted, found) {
+/**
+ * How far numbers are off, relative where one is larger than 1; of integers the share that differs.
+ * @param {Numbers} wanted @param {Numbers} found
+ */
+export function farthest(wanted, found) {
+  if (!(wanted instanceof Float32Array)) {
+    return wanted.reduce((count, value, i) => count + Number(value !== found[i]), 0) / (wanted.length || 1);
+  }
   let error = 0;
   wanted.forEach((value, i) => {
     const far = Math.abs(found[i] - value) / Math.max(1, Math.abs(value));

@@ -3,7 +3,7 @@
 /** The page: a scene at the display's pace, and a network that gets a part of every frame. */
 
 import { Scheduler, load, planFrame, requestDevice } from "./cml.js";
-import { goldenOf, someInputs } from "./check.js";
+import { farthest, goldenOf, someInputs } from "./check.js";
 import { operatorsPerFrame } from "./compare.js";
 import { Painter, pixels, tiles } from "./picture.js";
 import { Scene } from "./scene.js";
@@ -216,9 +216,8 @@ class Running {
     if (job?.state !== "done") return;
     const found = golden && job.read(golden.name);
     if (golden && !found) return;
-    if (golden) {
-      let far = 0;
-      golden.data.forEach((value, i) => far = Math.max(far, Math.abs(value - found[i]) / Math.max(1, Math.abs(value))));
+    if (golden && found) {
+      const far = farthest(golden.data, found);
       this.verdict = `within ${far.toExponential(1)} of the file's own output (${golden.tolerance.toExponential(0)} allowed)`;
     }
     if (shown) {

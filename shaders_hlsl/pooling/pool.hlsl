@@ -32,6 +32,8 @@
 #endif
 // Outside of the input there is nothing to do, but where zeros take part in a maximum.
 #define COUNTS_TAPS (KIND == INDEX || KIND == BOTH)
+#define ADDS (KIND == SUM || KIND == DESAMPLE)
+#define BLOCK 32
 #if border_is_constant && (KIND == MAX || COUNTS_TAPS)
 #define ZEROS_COUNT true
 #else
@@ -44,6 +46,8 @@ struct State {
     int inside;
 #if PARTS
     float lost;
+#elif ADDS
+    VALUE block;
 #endif
 };
 
@@ -53,8 +57,17 @@ void add(inout State state, VALUE term) {
     cml_add(sum, term);
     state.value = sum.value;
     state.lost = sum.lost;
-#else
-    state.value += term;
+#elif ADDS
+    state.block += term;
+#endif
+}
+
+// Sums of blocks are added up: rounding errors grow with the length of a block and the number of
+// blocks, not with their product.
+void end_block(inout State state) {
+#if ADDS && !PARTS
+    state.value += state.block;
+    state.block = VALUE(0.0);
 #endif
 }
 
@@ -142,6 +155,7 @@ void slide(inout State state, uint item) {
                 visit(state, at, from_y >= 0 && from_x >= 0, ty * size(0) + tx);
             }
         }
+        end_block(state);
     }
 }
 #else
@@ -179,7 +193,9 @@ void slide(inout State state, uint item) {
             at += (uint(c) >> 2) * high(w) + (uint(c) & 3) * low(w);
         }
         visit(state, at, inside, int(tap));
+        if (tap % BLOCK == BLOCK - 1) { end_block(state); }
     }
+    end_block(state);
 }
 #endif
 
@@ -203,7 +219,9 @@ CML_MAIN
     state.value = VALUE(asfloat(start));
     state.index = -1;
     state.inside = 0;
-#if PARTS
+#if ADDS && !PARTS
+    state.block = VALUE(0.0);
+#elif PARTS
     state.lost = 0.0;
     if (tap_begin > 0) {
         state.value = PART_VALUE[item];

@@ -100,41 +100,44 @@ VALUE value_at(uint at) {
 }
 #endif
 
-// Elements first, first + step, … below end, in this order.
+// Elements first, first + step, … below end, in this order, block by block.
 Item reduce(Place place, uint first, uint end, uint step) {
     Item item = nothing();
 #if OTHER
     float m = T1[place.beside];
 #endif
-    for (uint r = first; r < end; r += step) {
-        uint at = place.from + reduced_offset(r);
+    uint r = first;
+    while (r < end) {
+        Item block = nothing();
+        uint block_end = min(end, r + REDUCE_BLOCK / WIDTH * step);
+        for (; r < block_end; r += step) {
+            uint at = place.from + reduced_offset(r);
 #if WIDTH == 4
-        float4 four = T0[at];
-        [ForceUnroll]
-        for (uint c = 0; c < 4; ++c) {
-            float v = four[c];
+            float4 four = T0[at];
+            [ForceUnroll]
+            for (uint c = 0; c < 4; ++c) {
+                float v = four[c];
+                Item element;
+                element.value = TERM;
+                element.index = 0;
+                block = merge(block, element);
+            }
+#else
+            VALUE v = value_at(at);
             Item element;
             element.value = TERM;
-            element.index = 0;
-            item = merge(item, element);
-        }
-    }
-    return item;
-}
-#else
-        VALUE v = value_at(at);
-        Item element;
-        element.value = TERM;
 #if INDEX && !FIRST
-        element.index = T1[at];
+            element.index = T1[at];
 #else
-        element.index = r;
+            element.index = r;
 #endif
-        item = merge(item, element);
+            block = merge(block, element);
+#endif
+        }
+        item = merge(item, block);
     }
     return item;
 }
-#endif
 
 void store(Place place, uint part, Item item) {
     uint at = place.to + part * chunk_step;

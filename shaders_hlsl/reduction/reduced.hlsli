@@ -4,6 +4,10 @@
 
 #include "divide.hlsli"
 
+// A thread sums this many elements, then adds the sum to those of the blocks before: rounding errors
+// grow with the length of a block and the number of blocks, not with their product.
+#define REDUCE_BLOCK 32
+
 // Relative to its result's first element; dimensions innermost first.
 uint reduced_offset(uint element) {
     uint at = 0;

@@ -35,7 +35,13 @@ float greatest(uint base, uint first, uint step) {
 
 float sum_exp(uint base, uint first, uint step, float m) {
     T0_TYPE sum = 0.0;
-    for (uint r = first; r < total; r += step) { sum += exp(T0[base + reduced_offset(r)] - m); }
+    uint r = first;
+    while (r < total) {
+        T0_TYPE block = 0.0;
+        uint block_end = min(total, r + REDUCE_BLOCK * step);
+        for (; r < block_end; r += step) { block += exp(T0[base + reduced_offset(r)] - m); }
+        sum += block;
+    }
     return sum_of(sum);
 }
 

@@ -15,7 +15,10 @@ ITEM block_mean(uint outer, uint z, uint y, uint x)
         for (uint j = 0; j < factor(1); j++) {
             uint plane = outer * in_extent(2) + z * factor(2) + k;
             uint row = (plane * in_extent(1) + y * factor(1) + j) * in_extent(0) + x * factor(0);
-            for (uint i = 0; i < factor(0); i++) { sum += T0[row + i]; }
+            // a row by itself: rounding errors of long sums
+            ITEM row_sum = ITEM(0.0);
+            for (uint i = 0; i < factor(0); i++) { row_sum += T0[row + i]; }
+            sum += row_sum;
         }
     }
     return sum / ITEM(float(factor(0) * factor(1) * factor(2)));

@@ -5,7 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-import cml_engine.ops.reduction.operators  # noqa: F401
+import cml_engine as cml
+import cml_engine.ops.pooling.operators
+import cml_engine.ops.reduction.operators
 from cml_engine.layout import C4
 from cml_engine.limits import Limits
 from cml_engine.ops.declaration.spec import Case, Random
@@ -28,7 +30,33 @@ def driver(request, gpu, monkeypatch):
 @pytest.mark.parametrize(("shape", "axes"), LONG)
 @pytest.mark.parametrize("op", VALUES)
 def test_long_reductions(op, shape, axes, driver):
-    check_on_gpu(op, Case((shape,), {"axes": axes}), driver)
+    """With a mean that is not 0: a sum that cancels keeps few digits in any order."""
+    check_on_gpu(op, Case((Random(shape, -0.5, 1.0),), {"axes": axes}), driver)
+
+
+#: many equal terms, whose rounding errors all have one sign: along neighbours, apart, in a window
+MANY_TERMS = (
+    [
+        (op, shape, {"axes": [axis]})
+        for op in ("sum_reduce", "mean_reduce", "softmax")
+        for shape, axis in (((2, 1000), 1), ((3, 1021), 1), ((1000, 3), 0), ((2, 8000), 1))
+    ]
+    + [
+        (op, (1, 4, 33, 37), {"size": size, "padding": [(0, 0)] * 4})
+        for op in ("avg_pool", "box", "rms_pool")
+        for size in ([1, 1, 30, 30], [1, 3, 30, 30])
+    ]
+    + [("area_downsample", (1, 4, 60, 90), {"factor": [30, 30]})]
+)
+
+
+@pytest.mark.parametrize(("op", "shape", "attrs"), MANY_TERMS)
+def test_long_sums_keep_their_digits(op, shape, attrs, driver):
+    """One after the other 1000 terms lose up to 60 units in the last place."""
+    graph, inputs = case_graph(op, Case((np.full(shape, 0.1, np.float32),), attrs))
+    (got,) = cml.Session(graph, driver).run(inputs).values()
+    (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
+    np.testing.assert_allclose(got, wanted, rtol=6e-7)
 
 
 @pytest.mark.parametrize(("shape", "axes"), VECTORS)

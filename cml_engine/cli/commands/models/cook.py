@@ -80,7 +80,10 @@ def _tell(a: argparse.Namespace, made: Any) -> None:
     for label in made.meta["without_wgsl"]:
         print(f"  kernel '{label}' cannot be said in WGSL: browsers cannot run it")
     if made.golden is None and not a.without_golden:
-        print("  no golden pair: an operator has no NumPy function to make it with")
+        print(
+            "  no golden pair: an operator has no NumPy function to make it with, or the outputs "
+            "hang on rounding errors alone"
+        )
 
 
 def _check(a: argparse.Namespace) -> int:
