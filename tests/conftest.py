@@ -112,13 +112,13 @@ class _Memory:
 
     def tidy(self) -> None:
         found = open_gpu() if open_gpu.cache_info().currsize else ""
-        built = 0 if isinstance(found, str) else found.pipelines_built
+        built = 0 if isinstance(found, str) else len(found._pipelines)
         now = _resident_mb()
         self._least = min(self._least, now)
         if built <= _MOST_PIPELINES and now <= self._least + _MOST_GROWTH:
             return
         if not isinstance(found, str):
-            found._pipelines.clear()
+            found._pipelines = type(found._pipelines)()
         gc.collect()
         if not isinstance(found, str):
             found.wait()

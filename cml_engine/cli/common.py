@@ -28,9 +28,13 @@ from cml_engine.ranges import EXTENT
 from cml_engine.session import CompileOptions, Session, check_inputs, random_inputs
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from cml_engine.gpu.gpu import Gpu
 
 T = TypeVar("T")
+#: what a terminal shows of the stages of ``Session(on_progress=…)``
+_STAGES = {"plan": "planning", "kernels": "compiling kernels"}
 ShapeOf = Callable[[str, str, Known], Shape | None]
 
 
@@ -149,9 +153,17 @@ def write_decisions(
     write_atomically(a.decisions, json.dumps([asdict(d) for d in found], indent=1) + "\n")
 
 
-def session_of(a: argparse.Namespace, graph: Graph, backend: Any, **more: Any) -> Session:
-    """The session that a command runs; what was decided for it is written where that is wanted."""
-    session = Session(graph, backend, compile_options(a), **more)
+def session_of(
+    a: argparse.Namespace,
+    graph: Graph,
+    backend: Any,
+    options: CompileOptions | None = None,
+    **more: Any,
+) -> Session:
+    """Returns the session that a command runs, and writes the decisions that ``--decisions``
+    requests. A terminal shows how far it is compiled."""
+    with stages() as report:
+        session = Session(graph, backend, options or compile_options(a), on_progress=report, **more)
     name = session.gpu.name if session.gpu else ""
     write_decisions(a, session.source_graph, session.graph, session.plan, name)
     return session
@@ -209,6 +221,27 @@ def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Shows the stages of a compilation on a terminal, and None in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        tasks: dict[str, TaskID] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = shown.add_task(_STAGES[stage], total=total)
+            shown.update(tasks[stage], completed=done)
+
+        yield report
 
 
 def backend_of(a: argparse.Namespace) -> Gpu | str:

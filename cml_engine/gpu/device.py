@@ -7,10 +7,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import wgpu
@@ -19,6 +16,7 @@ from cml_engine.errors import DeviceError, InputError, ShaderCompileError
 from cml_engine.gpu.adapters import request_adapter
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.native import create_shader_module, quicken_start, timestamp_period_ns, wait
+from cml_engine.gpu.pipelines import Pipeline, PipelineCache
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.stages import StageKey, compile_stage
 from cml_engine.gpu.shaders.steps import Variant
@@ -55,15 +53,6 @@ _NAGA_HINTS = {
 SLICE_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """A compiled kernel variant."""
-
-    label: str
-    pipeline: wgpu.GPUComputePipeline
-    layout: wgpu.GPUBindGroupLayout
-
-
 class Device:
     """One device and its queue, as all of this package uses it; :class:`cml_engine.Gpu` is the
     one that users hold."""
@@ -94,8 +83,7 @@ class Device:
         self.dump_kernels: str | Path | None = os.environ.get("CML_DUMP_KERNELS") or None
         #: memory for networks and for the host's renderer (docs/memory.md)
         self.memory = Allocator(self.device, budget_bytes, source=memory)
-        self._pipelines: dict[Variant, Future[Pipeline]] = {}
-        self._pipelines_lock = Lock()
+        self._pipelines = PipelineCache()
         self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
 
     @property
@@ -105,25 +93,13 @@ class Device:
 
     @property
     def pipelines_built(self) -> int:
-        """How many kernel variants have been built on this device."""
-        return len(self._pipelines)
+        """The number of kernel variants that have been built on this device."""
+        return self._pipelines.built
 
     def pipeline(self, key: Variant) -> Pipeline:
-        """The variant's pipeline, built at its first use; who else wants it meanwhile waits. One
-        that could not be built is tried again by the next who asks."""
-        mine: Future[Pipeline] = Future()
-        with self._pipelines_lock:
-            found = self._pipelines.setdefault(key, mine)
-        if found is mine:
-            start = time.perf_counter()
-            try:
-                mine.set_result(self._build(key))
-                _log.debug("kernel '%s' built in %.0f ms", key.label, _ms_since(start))
-            except BaseException as error:
-                with self._pipelines_lock:
-                    self._pipelines.pop(key, None)
-                mine.set_exception(error)
-        return found.result()
+        """Returns the variant's pipeline, built at its first use. It lasts while the caller holds
+        it; see :class:`PipelineCache`."""
+        return self._pipelines.get(key, self._build)
 
     def shader(
         self,
@@ -152,6 +128,7 @@ class Device:
         turns.gpu_is_done()
 
     def _build(self, key: Variant) -> Pipeline:
+        start = time.perf_counter()
         if self.dump_kernels is not None:
             from cml_engine.gpu.shaders.dump import dump_kernel
 
@@ -166,6 +143,7 @@ class Device:
             )
         except (wgpu.GPUError, RuntimeError) as error:
             raise DeviceError(f"the driver refused kernel '{key.label}': {error}") from error
+        _log.debug("kernel '%s' built in %.0f ms", key.label, _ms_since(start))
         return Pipeline(key.label, built, layout)
 
     def _module(self, key: Variant) -> wgpu.GPUShaderModule:

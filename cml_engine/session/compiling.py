@@ -29,6 +29,7 @@ from cml_engine.tuning.tables import table_for
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.gpu.program.preparation import OnProgress
     from cml_engine.gpu.program.program import GpuProgram
 
 Array = np.ndarray[Any, Any]
@@ -58,6 +59,7 @@ def compile_graph(
     deferred: bool,
     arena: str | None,
     before: Compiled[Program] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Compiled[Program]:
     """A graph compiled for its backend; one that comes in the place of ``before`` has its plan
     where they differ in weights alone."""
@@ -66,8 +68,11 @@ def compile_graph(
             f"'{graph.name}' is an integer network, whose words 16 bits do not hold: leave storage "
             "(--half) out"
         )
+    report = on_progress or (lambda stage, done, total: None)
+    report("plan", 0, 1)
     optimized = _optimized(graph, options)
     if gpu is None:
+        report("plan", 1, 1)
         if graph.ready is not None:
             graph.ready.check_cpu()
         return Compiled(graph, optimized, None, CpuProgram(optimized, retain=options.plan.retain))
@@ -83,7 +88,8 @@ def compile_graph(
             program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, common=common)
             return Compiled(graph, optimized, plan, program, specs)
     plan = make_plan(optimized, gpu, options, written=graph)
-    program = GpuProgram(plan, gpu, deferred=deferred, arena=arena)
+    report("plan", 1, 1)
+    program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, on_progress=on_progress)
     return Compiled(graph, optimized, plan, program, specs)
 
 

@@ -38,6 +38,7 @@ from cml_engine.textures.inputs import on_device
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.gpu.program.preparation import OnProgress
 
 Array = np.ndarray[Any, Any]
 
@@ -57,6 +58,9 @@ class Session:
     shapes_kept : how many networks at other shapes stay compiled (see :meth:`reshaped`).
     retain : an input that a run or job leaves out keeps its value, and only operators run that hang
         on those which are given, or on variables (docs/live.md).
+    on_progress : called with the stage, the units done and their total: ``("plan", 0, 1)``, then
+        ``("kernels", 3, 17)`` after each kernel that is compiled for a GPU. Kernels are compiled
+        by threads, which make the calls one at a time. An error raised in it ends the compilation.
 
     Example
     -------
@@ -75,6 +79,7 @@ class Session:
         arena: str | None = None,
         shapes_kept: int = 8,
         retain: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> None:
         an_object(Graph, graph, "a session's graph (cml.load gives one)")
         an_object(CompileOptions, options, "options")
@@ -84,13 +89,19 @@ class Session:
         SHAPES_KEPT.check(shapes_kept, "shapes_kept")
         if flag(retain, "retain"):
             options = replace(options, plan=replace(options.plan, retain=True))
+        if on_progress is not None and not callable(on_progress):
+            raise InputError(
+                f"on_progress is {on_progress!r}, wanted a function of a stage and two numbers"
+            )
         load_families()  # a graph that was not loaded from a file may be the first use
         self.options = options
         self.gpu = _choose(backend)
         self._arena, self._shapes_kept = arena, shapes_kept
         self._coming: Replacement | None = None
         self._swapping = Lock()
-        self._begin(compile_graph(graph, self.gpu, options, deferred, arena))
+        self._begin(
+            compile_graph(graph, self.gpu, options, deferred, arena, on_progress=on_progress)
+        )
 
     def _begin(self, first: Compiled[Program]) -> None:
         """Take a network that was compiled, and forget the shapes of the one before."""

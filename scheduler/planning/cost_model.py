@@ -47,6 +47,8 @@ _DRIFT_WEIGHT = 1 / 32
 _COMMON = 0.5
 #: numbers of workgroups whose times are kept, of a step key
 _KEPT = 256
+#: step keys whose times are kept: those of some hundred networks
+_MOST_KEYS = 4096
 
 
 def _clipped(error: float, most: float) -> float:
@@ -207,7 +209,10 @@ class CostModel:
             self._drift += _DRIFT_WEIGHT * _clipped(error, _LITTLE + _USUAL * self._error)
             self._error += _DRIFT_WEIGHT * (abs(error) - self._error)
         for (step, count), share in zip(parts, predicted, strict=True):
-            curve = self._curves.setdefault(step.key, _Curve())
+            curve = self._curves.pop(step.key, None) or _Curve()
+            self._curves[step.key] = curve  # in the order in which they were last measured
+            if len(self._curves) > _MOST_KEYS:
+                del self._curves[next(iter(self._curves))]
             if not curve.points and share > _TELLING * self.guess.launch_ms:
                 self._learn_unknown(ratio)
             curve.learn(count, share * ratio / self.drift)

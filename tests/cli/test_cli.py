@@ -1,7 +1,9 @@
 """The ``cml`` command as a user meets it: files in and out, messages, exit codes."""
 
 import argparse
+import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -47,6 +49,15 @@ def run_abc(folder, *more, backend="cpu"):
             *("-i", f"input1={here}/input1.npy", "-i", f"input2={here}/input2.npy", *more),
         ]
     )
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_how_far_a_compilation_is(abc, monkeypatch, gpu, terminal):
+    shown = io.StringIO()
+    shown.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", shown)
+    assert run_abc(abc, backend="gpu") == 0
+    assert ("kernels" in shown.getvalue()) == terminal
 
 
 def test_run_writes_npy_and_npz(abc, tmp_path, capsys):

@@ -102,6 +102,14 @@ def test_a_file_without_end_is_not_read(tmp_path, monkeypatch):
         CostModel.load(tmp_path / "t.json")
 
 
+def test_the_steps_measured_last_are_kept(monkeypatch):
+    monkeypatch.setattr("scheduler.planning.cost_model._MOST_KEYS", 3)
+    model = CostModel()
+    for key in "abcad":
+        model.learn([(SimStep(key, 64, 0.1), 1)], 0.1)
+    assert model.keys == ["c", "a", "d"]
+
+
 def test_one_wild_sample_moves_little():
     model, step = taught()
     before = model.predict_ms(step, 64)

@@ -14,7 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Lock
 from typing import Protocol
 
-from cml_engine.gpu.device import Device, Pipeline
+from cml_engine.gpu.device import Device
+from cml_engine.gpu.pipelines import Pipeline
 from cml_engine.gpu.program.common import EVERYTHING, Chunks, chunks
 from cml_engine.gpu.shaders.steps import Variant
 from cml_engine.once import Once
@@ -34,6 +35,8 @@ class Prepared(Protocol):
     def make_launch(self, step: Step, pipeline: Pipeline) -> None: ...
 
 
+#: reports the stage of a compilation, the units of it that are done, and their total
+OnProgress = Callable[[str, int, int], None]
 #: bytes of weights uploaded per millisecond of budget: what a slow bus does in a tenth of it
 UPLOAD_BYTES_PER_MS = 256 << 10
 #: bind groups made in a frame: for a millisecond of its budget, and at least
@@ -43,20 +46,34 @@ _LAUNCHES_PER_MS, _LEAST_LAUNCHES = 1, 4
 class Preparation:
     """The way of one program to being ready, from memory that holds nothing yet."""
 
-    def __init__(self, plan: Plan, gpu: Device, keys: Sequence[Variant]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        gpu: Device,
+        keys: Sequence[Variant],
+        on_progress: OnProgress | None = None,
+    ) -> None:
         self._gpu = gpu
         self._plan = plan
-        self._chunks = chunks(plan.own)
-        self._uploaded = False
         self._building: Future[None] | None = None
         self._keys = keys
-        self._next = 0
-        self._built = 0
-        self.done = False
+        #: the device lets go of a pipeline that no program holds
+        self._pipelines: dict[Variant, Pipeline] = {}
+        self._on_progress = on_progress
+        self._reporting = Lock()
+        self._report()
+        self.restart()
+
+    def restart(self) -> None:
+        """Uploads and binds everything again; the pipelines stay."""
+        self._chunks = chunks(self._plan.own)
+        self._uploaded = False
+        self.bind_again()
 
     def build_ahead(self) -> list[Future[Pipeline]]:
-        """Begin to build the pipelines, on all cores; what fails is met again by who needs it."""
-        return [_builders().submit(self._gpu.pipeline, key) for key in dict.fromkeys(self._keys)]
+        """Begins to build the pipelines on all cores. A kernel that fails is built again, and its
+        error raised, by the run that needs it."""
+        return [_builders().submit(self._pipeline, key) for key in dict.fromkeys(self._keys)]
 
     def finish(self, program: Prepared) -> None:
         """Do all of it now."""
@@ -74,7 +91,6 @@ class Preparation:
         """Do a frame's worth of it. Raises what building a pipeline raised, once: the next call
         begins to build anew."""
         if self._building is None:
-            self._built = 0
             self._building = BUILDER.submit(program.name, self._build_pipelines)
         self._upload(program, max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
         if not (self._building.done() and self._uploaded):
@@ -98,22 +114,37 @@ class Preparation:
         if not self._building.done():
             count = len(set(self._keys))
             doing = BUILDER.doing() or "nothing"
-            return f"its pipelines ({self._built} of {count} are built); the builder: {doing}"
+            return (
+                f"its pipelines ({len(self._pipelines)} of {count} are built); the builder: {doing}"
+            )
         return "its bind groups" if self._uploaded else "its weights' upload"
 
     def _make_launches(self, program: Prepared, count: int) -> None:
         """Those of the next ``count`` steps."""
         end = self._next + count
         for step in self._plan.steps[self._next : end]:
-            program.make_launch(step, self._gpu.pipeline(self._keys[step.index]))
+            program.make_launch(step, self._pipeline(self._keys[step.index]))
         self._next = min(end, len(self._keys))
         self.done = self._next == len(self._keys)
 
     def _build_pipelines(self) -> None:
         for key in dict.fromkeys(self._keys):
             BUILDER.now(f"kernel '{key.label}'")
-            self._gpu.pipeline(key)
-            self._built += 1
+            self._pipeline(key)
+
+    def _pipeline(self, key: Variant) -> Pipeline:
+        """Returns the variant's pipeline. The thread that builds it reports the progress."""
+        found = self._pipelines.get(key)
+        if found is None:
+            found = self._gpu.pipeline(key)
+            with self._reporting:
+                self._pipelines[key] = found
+                self._report()
+        return found
+
+    def _report(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress("kernels", len(self._pipelines), len(set(self._keys)))
 
     def _upload(self, program: Prepared, limit: int) -> None:
         if not self._uploaded:

@@ -12,10 +12,11 @@ from typing import Any
 import wgpu
 
 from cml_engine.errors import InputError
-from cml_engine.gpu.device import SLICE_BYTES, Device, Pipeline
+from cml_engine.gpu.device import SLICE_BYTES, Device
+from cml_engine.gpu.pipelines import Pipeline
 from cml_engine.gpu.program.common import Chunks, Common, write_chunks
 from cml_engine.gpu.program.memory import ProgramMemory
-from cml_engine.gpu.program.preparation import Preparation
+from cml_engine.gpu.program.preparation import OnProgress, Preparation
 from cml_engine.gpu.program.prints import Prints, printing_keys
 from cml_engine.gpu.program.uniforms import Uniforms
 from cml_engine.plan import Plan, Step
@@ -58,7 +59,14 @@ def _group(compute: wgpu.GPUComputePassEncoder, name: str) -> Iterator[None]:
 class PreparedProgram(ProgramMemory):
     """What a program needs to be encoded: weights on the device, pipelines, bind groups."""
 
-    def __init__(self, plan: Plan, gpu: Device, arena: str | None, common: Common | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        gpu: Device,
+        arena: str | None,
+        common: Common | None,
+        on_progress: OnProgress | None,
+    ) -> None:
         #: what programs of this network at other shapes are made with
         self.common = Common(plan, gpu.memory) if common is None else common
         super().__init__(plan, gpu, arena, self.common)
@@ -72,7 +80,7 @@ class PreparedProgram(ProgramMemory):
             self._keys = printing_keys(plan, gpu, self._keys)
         #: what its kernels print, where any does
         self.prints: Prints | None = None
-        self._preparation = Preparation(plan, gpu, self._keys)
+        self._preparation = Preparation(plan, gpu, self._keys, on_progress)
 
     def common_of(self, plan: Plan) -> Common | None:
         """Other weights for this program's plan; None where its kernels' files have changed."""
@@ -86,6 +94,7 @@ class PreparedProgram(ProgramMemory):
                 raise InputError(f"{self._called} cannot be closed: a run or a job is under way")
             self._closed = True
             self._forget()
+            self._preparation = Preparation(self.plan, self.gpu, self._keys)
             self.residency.release(now=True)
             self._uniforms = self.prints = None
 
@@ -102,7 +111,7 @@ class PreparedProgram(ProgramMemory):
 
     def _forget(self) -> None:
         self._launches.clear()
-        self._preparation = Preparation(self.plan, self.gpu, self._keys)
+        self._preparation.restart()
 
     def build_ahead(self) -> None:
         """Begin to build the pipelines, beside whatever else goes on."""

@@ -15,6 +15,7 @@ from cml_engine.gpu.memory.words import to_words
 from cml_engine.gpu.program.common import Common, write_numbers
 from cml_engine.gpu.program.device_inputs import host_arrays, take_over
 from cml_engine.gpu.program.held import Held
+from cml_engine.gpu.program.preparation import OnProgress
 from cml_engine.gpu.program.prepared import PreparedProgram
 from cml_engine.gpu.program.readback import Readback
 from cml_engine.gpu.timing.timers import PassTimer
@@ -49,8 +50,9 @@ class GpuProgram(PreparedProgram):
         deferred: bool = False,
         arena: str | None = None,
         common: Common | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
-        super().__init__(plan, gpu, arena, common)
+        super().__init__(plan, gpu, arena, common, on_progress)
         self._step_costs = plan.step_costs()
         self._readback = Readback(plan)
         #: whether results of a run can be read from its memory

@@ -57,6 +57,7 @@ class Request:
     entry: str = "main"
 
 
+@functools.cache
 def version() -> str | None:
     """Name and version of the compiler that is here; ``None`` without one. Loads nothing."""
     try:

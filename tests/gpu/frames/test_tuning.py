@@ -12,6 +12,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.cli import main
 from cml_engine.files.folders import tuning_file
+from cml_engine.gpu.pipelines import PipelineCache
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import VariantTable
@@ -221,7 +222,7 @@ def test_a_running_game_is_tuned_without_waiting_or_building(game, gpu, monkeypa
         return build(key)
 
     monkeypatch.setattr(gpu, "_build", building)
-    monkeypatch.setattr(gpu, "_pipelines", {})
+    monkeypatch.setattr(gpu, "_pipelines", PipelineCache())
     monkeypatch.setattr(gpu, "wait", lambda: waits.append("wait"))
     monkeypatch.setattr(gpu.queue, "read_buffer", lambda *a: waits.append("read") or read(*a))
     for _ in range(60_000):

@@ -12,6 +12,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
 from cml_engine.files.folders import cache_folder
+from cml_engine.gpu.pipelines import PipelineCache
 from cml_engine.gpu.shaders.hlsl import compile_spirv, is_misread
 from cml_engine.gpu.shaders.steps import step_keys
 from cml_engine.graph import Attrs, Fact, Graph, Node
@@ -400,7 +401,7 @@ def test_a_stranger_s_operator_takes_no_change_to_the_engine(gpu, tmp_path, caps
 def test_kernels_are_dumped_with_what_became_of_them(gpu, tmp_path, monkeypatch):
     monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gpu, "dump_kernels", tmp_path / "kernels")
-    monkeypatch.setattr(gpu, "_pipelines", {})
+    monkeypatch.setattr(gpu, "_pipelines", PipelineCache())
     declare(
         '#include "pointwise.hlsli"\nvoid kernel(uint thread) { y[thread] = cml_sin(x[thread]); }',
         X_TO_Y.format("wave"),

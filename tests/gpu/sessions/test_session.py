@@ -12,6 +12,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.backends.shadow import shadow_run
 from cml_engine.errors import InputError
+from cml_engine.gpu.pipelines import Pipeline, PipelineCache
 from cml_engine.gpu.program import inspect, preparation
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.ops import register
@@ -122,6 +123,27 @@ def test_a_second_session_builds_no_pipeline(mixed, gpu):
     assert gpu.pipelines_built == built
 
 
+@pytest.mark.parametrize("deferred", [False, True])
+def test_progress_of_a_compilation_is_reported(mixed, inputs, gpu, deferred):
+    calls = []
+    report = lambda *call: calls.append(call)  # noqa: E731
+    session = cml.Session(mixed, gpu, deferred=deferred, on_progress=report)
+    session.run(inputs)
+    total = len(set(session.program._keys))
+    wanted = [("plan", 0, 1), ("plan", 1, 1), *(("kernels", n, total) for n in range(total + 1))]
+    assert calls == wanted
+    session.run(inputs)
+    assert calls == wanted
+
+    def stop(stage, done, total):
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        cml.Session(mixed, gpu, on_progress=stop)
+    with pytest.raises(InputError, match="on_progress is 'x', wanted a function"):
+        cml.Session(mixed, gpu, on_progress="x")
+
+
 def test_pipelines_are_built_beside_each_other_each_once(mixed, inputs, monkeypatch):
     """The first two builds wait for each other, which one thread could not do."""
     gpu = cml.Gpu()
@@ -156,10 +178,10 @@ def test_a_pipeline_that_many_threads_want_is_built_once_and_again_after_a_failu
     asked, started, answers = [], [], queue.Queue()
     key = Named()
 
-    class Watched(dict):
-        def setdefault(self, key, value):
+    class Watched(PipelineCache):
+        def get(self, key, build):
             asked.append(key)
-            return super().setdefault(key, value)
+            return super().get(key, build)
 
     def build(key):
         started.append(key)
@@ -171,7 +193,7 @@ def test_a_pipeline_that_many_threads_want_is_built_once_and_again_after_a_failu
     monkeypatch.setattr(gpu, "_build", build)
     monkeypatch.setattr(gpu, "_pipelines", Watched())
     with ThreadPoolExecutor(4) as pool:
-        for answer in (cml.DeviceError("refused"), "pipeline"):
+        for answer in (cml.DeviceError("refused"), Pipeline("a kernel", None, None)):
             asked.clear(), started.clear()
             wanted = [pool.submit(gpu.pipeline, key) for _ in range(4)]
             while len(asked) < 4 and not any(future.done() for future in wanted):

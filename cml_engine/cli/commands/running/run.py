@@ -16,7 +16,6 @@ from cml_engine.cli.common import (
     load_for_inputs,
     named_files,
     session_of,
-    write_decisions,
 )
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
@@ -195,9 +194,7 @@ def _watched(
     if a.dump_tensors is not None:
         dump = Dump(a.dump_tensors, graph, a.only, overwrite=a.overwrite)
     options = replace(compile_options(a), without=AS_WRITTEN)
-    session = Session(graph, backend_of(a), options)
-    device = session.gpu.name if session.gpu else ""
-    write_decisions(a, graph, session.graph, session.plan, device)
+    session = session_of(a, graph, backend_of(a), options)
     stop = StopAtNan(session.graph, arrays) if a.stop_at_nan else None
 
     def watch(node: Node, found: Sequence[Any]) -> None:

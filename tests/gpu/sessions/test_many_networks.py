@@ -1,0 +1,63 @@
+"""A process that runs many different networks keeps a bounded number of their kernels."""
+
+import gc
+import sys
+from itertools import islice, product
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.gpu.pipelines import PipelineCache
+from cml_engine.gpu.shaders.steps import step_keys
+from cml_engine.graph import Attrs, Fact, Graph, Node
+
+_UNARY = "abs neg sign floor ceil sqr relu rcp".split()  # which compile fast
+
+
+def networks(count):
+    """Networks of one elementwise kernel, each of another formula."""
+    names = ("x", *"abcdefgh", "y")
+    fact = Fact("scalar", (1, 64))
+    for formula in islice(product(_UNARY, repeat=3), count):
+        nodes = [Node(op, (names[i],), (names[i + 1],), Attrs()) for i, op in enumerate(formula)]
+        facts = dict.fromkeys(names[: len(formula) + 1], fact)
+        yield Graph("".join(formula), ("x",), (names[len(formula)],), tuple(nodes), facts, {})
+
+
+def growth(gpu, count):
+    """Runs the networks one after the other. Returns the pipelines that are left, and the growth of
+    Python's memory, in blocks per network, over the second half."""
+    blocks = []
+    with np.errstate(all="ignore"):
+        for number, graph in enumerate(networks(count)):
+            if number in (count // 2, count - 1):
+                gc.collect()
+                blocks.append(sys.getallocatedblocks())
+            cml.Session(graph, gpu).run({"x": np.ones((1, 64), np.float32)})
+    gc.collect()
+    return len(gpu._pipelines), (blocks[1] - blocks[0]) / (count / 2)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.long)])
+def test_memory_stays_flat_over_many_networks(gpu, monkeypatch, count):
+    if count == 100:  # one shader for all pipelines: the compiler would take most of the time
+        shader = gpu._module(step_keys(cml.Session(next(networks(1)), gpu).plan)[0])
+        monkeypatch.setattr(gpu, "_module", lambda key: shader)
+    monkeypatch.setattr(gpu, "_pipelines", PipelineCache(most=16))
+    left, blocks = growth(gpu, count)
+    assert left == 16 and gpu.pipelines_built == count
+    assert blocks < 1, f"{blocks:.1f} blocks of memory are left of each network"
+
+
+def test_a_pipeline_lasts_as_long_as_a_session(gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "_pipelines", PipelineCache(most=1))
+    sessions = [cml.Session(graph, gpu) for graph in networks(3)]
+    sessions[0].program.evict()
+    for session in sessions:
+        session.run({"x": np.ones((1, 64), np.float32)})
+    assert gpu.pipelines_built == len(gpu._pipelines) == 3
+    sessions[0].close()
+    del sessions[1:], session
+    gc.collect()
+    assert len(gpu._pipelines) == 1
