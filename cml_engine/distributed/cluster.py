@@ -31,6 +31,8 @@ _OWN = {
 }
 #: of a worker: a second one, that writes while the first makes a unit, only gets in its way
 THREADS = 1
+#: Dask has no authentication: whoever reaches its ports runs code
+_LOOPBACK = "127.0.0.1"
 #: seconds for a scheduler to answer
 _ANSWER_S = 10
 
@@ -132,7 +134,8 @@ def _own_cluster(workers: int, dashboard: bool) -> Iterator[Any]:
             n_workers=workers,
             threads_per_worker=THREADS,
             processes=True,
-            dashboard_address=":8787" if dashboard else None,
+            host=_LOOPBACK,
+            dashboard_address=f"{_LOOPBACK}:8787" if dashboard else None,
             silence_logs=logging.CRITICAL,
         )
         try:

@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ from cml_engine.distributed.work import (
     Watch,
 )
 from cml_engine.errors import CmlError, InputError
+from cml_engine.files.output_folder import name_problem
 from cml_engine.graph import NUMPY_DTYPE, Graph
 from cml_engine.plugins import load_file
 from cml_engine.ranges import Whole, an_object, one_of
@@ -315,9 +316,25 @@ def _check_graph(graph: Graph) -> None:
             f"the network updates its variables ({names}), so what it gives depends on the order "
             "of its inputs: it cannot be spread over workers"
         )
-    for name in (RECORD, NAMES):
-        if name in graph.outputs:
-            raise InputError(f"the output '{name}' is called as an array of the store: rename it")
+    for name in graph.outputs:
+        if problem := _array_name_problem(name, graph.outputs):
+            raise InputError(
+                f"the output {name[:80]!r} {problem}, so no array of the store can have its name: "
+                "rename it in the model"
+            )
+
+
+def _array_name_problem(name: str, outputs: Sequence[str]) -> str:
+    """Returns why an array of the store cannot have an output's name; "" if it can."""
+    if problem := name_problem(name, allowed=':"<>|?*'):  # of the file system, where it has none
+        return problem
+    if str(PurePosixPath(name)) != name:
+        return "has an empty part or a '.' between '/'"
+    if name.split("/")[0] in (RECORD, NAMES, "zarr.json"):
+        return "is called as a part of the store"
+    if any(other.startswith(f"{name}/") for other in outputs):
+        return "is the beginning of another output's path"
+    return ""
 
 
 def _there(place: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cml_engine.distributed.storing.chunks import check_array
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
 from cml_engine.graph import Fact
@@ -81,11 +82,10 @@ class ZarrChunks:
         return f"'{self.place}' chunk {'.'.join(map(str, self._at(number)))}"
 
     def read(self, number: int, facts: Facts) -> dict[str, Array]:
-        import zarr
-
         ((name, fact),) = facts.items()
         places = zip(self._at(number), self.chunks, strict=True)
-        array: Any = zarr.open_array(self.place, mode="r")
+        array = _opened(self.place)
+        check_array(array, self.place)  # again: it may have been written anew
         span = tuple(slice(i * size, (i + 1) * size) for i, size in places)
         try:
             found = np.asarray(array[span])
@@ -170,13 +170,8 @@ def _zarr_at(place: str) -> bool:
 
 
 def _of_zarr_place(place: str, facts: Facts) -> InputSource:
-    import zarr
-
-    try:
-        found: Any = zarr.open(place, mode="r")
-    except Exception as error:
-        raise InputError(f"--inputs '{place}': no Zarr array that can be read: {error}") from None
-    if isinstance(found, zarr.Group):
+    found = _opened(place)
+    if not hasattr(found, "chunks"):
         arrays = sorted(name for name, _ in found.arrays())
         wanted = f"{place.rstrip('/')}/NAME"
         raise InputError(
@@ -186,12 +181,23 @@ def _of_zarr_place(place: str, facts: Facts) -> InputSource:
     return _of_zarr(place, found, facts)
 
 
+def _opened(place: str) -> Any:
+    """Returns a Zarr array, or a group."""
+    import zarr
+
+    try:
+        return zarr.open(place, mode="r")
+    except Exception as error:
+        raise InputError(f"'{place}': no Zarr array that can be read: {error}") from None
+
+
 def _of_zarr(place: str, array: Any, facts: Facts) -> ZarrChunks:
     if len(facts) != 1:
         raise InputError(
             f"'{place}' is one array, and the model has the inputs {', '.join(facts)}: give .npz "
             "files with an array of each name"
         )
+    check_array(array, place)
     ((name, fact),) = facts.items()
     chunks, shape = tuple(array.chunks), tuple(array.shape)
     if _without_ones(chunks) != _without_ones(fact.shape):

@@ -34,8 +34,9 @@ __all__ = [
 _OVERWRITE = "allow to overwrite it (--overwrite, overwrite=True)"
 #: the manifest's list of files; no other program's JSON has this key
 _FILES = "cml_files"
-#: the longest file name of the usual file systems is 255 bytes; endings are added to a stem
-_LONGEST_STEM = 150
+#: bytes of a file name that the usual file systems allow
+_LONGEST_PART = 255
+_LONGEST_STEM = 150  # numbers, digests and endings are added to it
 
 
 def check_new_folder(path: Path, overwrite: bool) -> None:
@@ -54,8 +55,14 @@ def check_new_file(path: Path, overwrite: bool) -> None:
         raise InputError(f"'{path}' exists: name another file, or {_OVERWRITE}")
 
 
-def name_problem(name: str) -> str:
-    """Returns why a name cannot be a path inside of a folder; "" if it can."""
+def name_problem(name: str, allowed: str = "") -> str:
+    """Returns why a name cannot be a path inside of a folder; "" if it can.
+
+    Parameters
+    ----------
+    name : the path, with ``/`` between its parts.
+    allowed : characters that are accepted although Windows has no file names with them.
+    """
     parts = PurePosixPath(name).parts
     if not parts:
         return "is empty"
@@ -63,9 +70,11 @@ def name_problem(name: str) -> str:
         return "has '..' in it"
     if name.startswith("/"):
         return "begins with '/'"
-    if any(c in ':\\"<>|?*' or ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):
+    refused = set(':\\"<>|?*') - set(allowed)
+    if any(c in refused or ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):
         return "has a character that file names must not have"
-    return "is too long" if len(name) > 1000 else ""
+    longest = max(len(part.encode()) for part in parts)
+    return "is too long" if len(name) > 1000 or longest > _LONGEST_PART else ""
 
 
 def file_below(folder: Path, name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -338,3 +339,18 @@ def test_xarray_reads_it(client, place, work):
     with xarray.open_zarr(place, group="L0", consolidated=False) as found:
         assert found.height.dims == ("z", "x", "row", "column")
         np.testing.assert_array_equal(found.height.values, stored(place, made)["height"])
+
+
+@pytest.mark.parametrize("size", [17, 1 << 26])
+def test_a_chunk_that_unpacks_to_more_is_damaged(tmp_path, size):
+    """Found before its memory is taken: two kilobytes may unpack to gigabytes."""
+    from cml_engine.distributed.storing.chunks import _encoded, read_chunk
+
+    (tmp_path / "c").write_bytes(_encoded(np.ones(size, np.uint8), packed=True))
+    tracemalloc.start()
+    try:
+        with pytest.raises((ValueError, RuntimeError)):
+            read_chunk(tmp_path / "c", (4,), np.float32)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -4,6 +4,7 @@ with and however often the run was begun."""
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from cml_engine.distributed import map_network
 from cml_engine.distributed.cluster import connected
 from cml_engine.distributed.digest import graph_digest
 from cml_engine.distributed.map import NetworkWork, _graphs
-from cml_engine.distributed.sources import Items
+from cml_engine.distributed.sources import Items, ZarrChunks, open_source
+from cml_engine.graph import Fact, Graph, Node
 from tests.fixtures.models import write_model
 
 pytest.importorskip("distributed")
@@ -282,3 +284,97 @@ def test_without_dask_one_line_says_what_to_install(net, tmp_path, rng, capsys, 
     words = ["map", str(net), "--inputs", str(tmp_path / "in/*.npy"), "-o", str(tmp_path / "o")]
     assert cli.main(words) == 2
     assert "distributed not installed: pip install 'cml-engine[bake]'" in capsys.readouterr().err
+
+
+NAMES = ["../../evil", "", ".", "/evil", "a/../b", "a/./b", "a\0b", "\ud800", "x" * 300,
+         "sha256", "input_names", "zarr.json", "sha256/x"]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), ("a", "a/b"), ("a/b", "a")])
+def test_outputs_whose_names_lead_out_of_the_store_are_refused(tmp_path, names):
+    """Whatever an ONNX file calls its outputs: the store is a folder, and stays one."""
+    facts = {"x": Fact("scalar", (2,)), **{name: Fact("scalar", (2,)) for name in names}}
+    nodes = tuple(Node("relu", ("x",), (name,)) for name in names)
+    graph = Graph("net", ("x",), tuple(names), nodes, facts, {})
+    with pytest.raises(InputError, match="no array of the store can have its name"):
+        map_network(graph, [np.zeros(2, np.float32)], tmp_path / "in/out.zarr")
+    assert not list(tmp_path.iterdir())
+
+
+class Evil:
+    """Runs a program where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+V2 = {"zarr_format": 2, "shape": [8], "chunks": [8], "dtype": "<f4", "compressor": None,
+      "fill_value": 0, "order": "C", "filters": None}  # fmt: skip
+PICKLE = {"id": "pickle", "protocol": 5}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"filters": [PICKLE]},
+        {"compressor": PICKLE},
+        {"dtype": "|O", "filters": [{"id": "vlen-utf8"}, PICKLE], "fill_value": ""},
+        {"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "fill_value": ""},
+        {"filters": [{"id": "packbits"}], "dtype": "|b1"},
+        {"dtype": "<c8"},
+        {"dtype": "<U4", "fill_value": ""},
+    ],
+)
+def test_a_zarr_with_other_codecs_or_items_is_refused_before_it_is_read(
+    tmp_path, more, monkeypatch
+):
+    monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True)
+    folder, ran = tmp_path / "in.zarr", tmp_path / "ran"
+    folder.mkdir()
+    (folder / ".zarray").write_text(json.dumps({**V2, **more}))
+    (folder / "0").write_bytes(pickle.dumps(Evil(ran)))
+    facts = {"x": Fact("scalar", (8,))}
+    with pytest.raises(InputError, match="codec|items of type|no Zarr array that can be read"):
+        open_source(str(folder), facts)
+    with pytest.raises(InputError, match="codec|items of type|no Zarr array that can be read"):
+        ZarrChunks(str(folder), (8,), (1,)).read(0, facts)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "compressor", [None, "zlib", "gzip", "bz2", "lzma", "lz4", "blosc", "zstd"]
+)
+def test_a_zarr_of_format_2_with_usual_codecs_is_read(tmp_path, compressor):
+    import numcodecs
+
+    made = compressor and numcodecs.get_codec({"id": compressor})
+    place = str(tmp_path / "in.zarr")
+    array = zarr.create_array(place, shape=(8,), chunks=(4,), dtype="f4", zarr_format=2,
+                              compressors=made)  # fmt: skip
+    array[...] = np.arange(8)
+    facts = {"x": Fact("scalar", (4,))}
+    assert open_source(place, facts).read(1, facts)["x"].tolist() == [4, 5, 6, 7]
+
+
+def test_a_zarr_of_format_3_with_shards_is_read(tmp_path):
+    place = str(tmp_path / "in.zarr")
+    array = zarr.create_array(place, shape=(8,), chunks=(2,), shards=(4,), dtype="f4")
+    array[...] = np.arange(8)
+    source = open_source(place, {"x": Fact("scalar", (2,))})
+    assert source.read(1, {"x": Fact("scalar", (2,))})["x"].tolist() == [2, 3]
+
+
+def test_the_cluster_of_this_machine_listens_on_this_machine_only():
+    psutil = pytest.importorskip("psutil")
+    with connected(workers=1, dashboard=True):
+        this = psutil.Process()
+        listening = {
+            found.laddr.ip
+            for process in (this, *this.children(recursive=True))
+            for found in process.net_connections("inet")
+            if found.status == psutil.CONN_LISTEN
+        }
+    assert listening == {"127.0.0.1"}

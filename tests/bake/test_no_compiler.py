@@ -34,7 +34,10 @@ def client(tmp_path: Path) -> Iterator[Any]:
     """Of a cluster whose only worker has no compiler."""
     from distributed import Client, LocalCluster
 
-    with LocalCluster(n_workers=0, dashboard_address=":0") as cluster, Client(cluster) as found:
+    with (
+        LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as found,
+    ):
         env = {**os.environ, "CML_CACHE_DIR": str(tmp_path / "cache")}
         words = [sys.executable, "-m", "dask", "worker", cluster.scheduler_address, "--no-nanny",
                  "--nthreads", "2", "--no-dashboard", "--preload", "tests.fixtures.no_compiler",

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.distributed.storing.chunks import read_chunk, write_chunk
+from cml_engine.distributed.storing.chunks import check_array, read_chunk, write_chunk
 from cml_engine.distributed.work import Array, Cell, Layer, Unit
 
 #: the array of a layer with each unit's SHA-256, and how long one is
@@ -57,6 +57,9 @@ class Store:
             layer.name: {name: groups[layer.name][name] for name in (*layer.arrays, RECORD)}
             for layer in layers
         }
+        for arrays in self._arrays.values():
+            for name, array in arrays.items():
+                check_array(array, f"{place}/{name}")
         self._places = {
             layer: {name: (f"{self._folder}/{a.path}", a.metadata) for name, a in arrays.items()}
             for layer, arrays in self._arrays.items()

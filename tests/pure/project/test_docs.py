@@ -47,3 +47,18 @@ def test_every_folder_of_tests_is_explained():
     text = (ROOT / "tests/README.md").read_text(encoding="utf-8")
     folders = {file.parent.name for file in (ROOT / "tests").glob("*/test_*.py")}
     assert folders <= set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE))
+
+
+def test_documented_servers_listen_on_one_address():
+    """Neither ``http.server`` nor Dask asks who is there."""
+    sources = [*DOCUMENTS, *(p for top in TOP for p in (ROOT / top).rglob("*.py"))]
+    lines = [line for p in sources for line in p.read_text(encoding="utf-8").splitlines()]
+    bound = {
+        r"python -m http\.server": "--bind 127.0.0.1",
+        r"\$ dask scheduler": "--dashboard-address 127.0.0.1:",
+        r"\$ dask worker": "--no-dashboard",
+    }
+    for server, option in bound.items():
+        found = [line for line in lines if re.search(server, line) and "re.search" not in line]
+        assert [line for line in found if option not in line and 'r"' not in line] == []
+        assert any(option in line for line in found), server
