@@ -3,6 +3,7 @@
     python -m tests.fuzz --minutes 5 --seed 7      # until the time is up; failures are written
     python -m tests.fuzz --cases 20 --backends cpu
     python -m tests.fuzz --replay fuzz-failures/seed-7-12-gpu
+    python -m tests.fuzz --integer --cases 200  # integer networks
     python -m tests.fuzz --bytes --minutes 10   # damaged files instead: fixtures/fuzz_bytes.py
 
 A case is a graph of a dozen operators (fixtures/fuzz_graphs.py), its inputs and the passes that are
@@ -13,6 +14,9 @@ run, any partition of its workgroups, a run in which no memory is used twice, an
 tensors are bound in parts. How far results
 of other roundings may be off is measured: the reference is run again with every result moved by
 the tolerance that its operator declares.
+
+Integer networks (fixtures/integer/random_networks.py) may not differ from the reference by a bit:
+from a session, from a file, cooked, in slices, in parts, and tensor by tensor.
 
 A failure is made smaller, node by node, and written as a folder. Exit code 1 where there is one.
 """
@@ -36,9 +40,13 @@ import cml_engine as cml
 from cml_engine.backends.cpu import run_node
 from cml_engine.backends.shadow import shadow_run
 from cml_engine.backends.tolerances import node_tolerance
+from cml_engine.cooked.cook import cook
+from cml_engine.cooked.load import load_cooked
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import NUMPY_DTYPE, Graph, Node
+from cml_engine.integer.check import check_bits
+from cml_engine.integer.lowering.network import lowered
 from cml_engine.nnef.files.writer import save
 from cml_engine.ops.conv.special_values import may_be_nan
 from cml_engine.passes import STAGES
@@ -49,6 +57,7 @@ from cml_engine.session import CompileOptions, make_plan
 from cml_engine.testing import SENTINEL, random_partition
 from tests.fixtures import fuzz_bytes
 from tests.fixtures.fuzz_graphs import FuzzCase, random_case
+from tests.fixtures.integer.random_networks import random_integer_case
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Array]
@@ -88,6 +97,8 @@ def evaluate(
 ) -> list[Values]:
     """The outputs of every run, node by node in NumPy; with ``rng`` every result is moved by its
     operator's tolerance, up or down, and of what a GPU may make NaN of that share is."""
+    if graph.integer:
+        graph = lowered(graph).graph
     state = {name: graph.constants[name] for name, _ in graph.updates}
     runs = []
     for _ in range(_RUNS if graph.updates else 1):
@@ -121,6 +132,8 @@ def _moved(value: Array, tolerance: Any, rng: np.random.Generator) -> Array:
 def reference(case: FuzzCase, spread: bool = False) -> FuzzReference:
     """Of the graph as it is; ``spread``: as a GPU may run it."""
     values = evaluate(case.graph, case.inputs)
+    if case.graph.integer:
+        return FuzzReference(values, [{n: np.zeros(a.shape) for n, a in v.items()} for v in values])
     rng = np.random.default_rng(0)
     shares = _SPREAD if spread else (0.0,) * len(_SPREAD)
     moved = [evaluate(case.graph, case.inputs, rng, share) for share in shares]
@@ -298,9 +311,23 @@ def _shadow(bench: FuzzBench, storage: Any) -> str:
     return ""
 
 
+def _each_tensor(bench: FuzzBench) -> str:
+    """Every tensor of an integer network, each in memory of its own."""
+    return check_bits(bench.case.graph, bench.gpu, bench.case.inputs).first
+
+
+def _cooked(bench: FuzzBench) -> str:
+    cooked = cook(bench.case.graph, ["portable"], golden=False)
+    return difference(bench.runs(cml.Session(load_cooked(cooked), bench.gpu)), bench.right)
+
+
 CHECKS: dict[str, Callable[[FuzzBench], str]] = {
     "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices,
     "nodes": _each_node, "half": _in_half, "parts": _in_parts,
+}  # fmt: skip
+INTEGER_CHECKS: dict[str, Callable[[FuzzBench], str]] = {
+    "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices,
+    "tensors": _each_tensor, "cooked": _cooked, "parts": _in_parts,
 }  # fmt: skip
 ON_CPU = ("cpu", "written")
 
@@ -308,7 +335,7 @@ ON_CPU = ("cpu", "written")
 def problem_of(check: str, bench: FuzzBench) -> str:
     """What a check says; an error that it raises is one too."""
     try:
-        return CHECKS[check](bench)
+        return {**CHECKS, **INTEGER_CHECKS}[check](bench)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -357,7 +384,7 @@ def _smaller(failure: Failure) -> Iterator[tuple[FuzzCase, frozenset[str]]]:
         before = [n for n in node.inputs if n in made]
         if len(others) < len(graph.outputs) and (others or before):
             yield _swept(case, outputs=tuple(dict.fromkeys([*others, *before]))), without
-        if others:
+        if others and not graph.integer:
             yield _cut(case, node, tuple(others)), without
 
 
@@ -412,19 +439,32 @@ def replay(folder: Path, gpu: Any) -> str:
 # ---------------------------------------------------------------- runs
 
 
-def drawn(seed: int, number: int, nodes: int) -> tuple[FuzzCase, frozenset[str]]:
-    """A case by its number: the same in every run. Every fourth has odd values."""
+def drawn(
+    seed: int, number: int, nodes: int, integer: bool = False
+) -> tuple[FuzzCase, frozenset[str]]:
+    """A case by its number: the same in every run. Every fourth has odd values, every third integer
+    network is read from ONNX."""
     rng = np.random.default_rng([seed, number])
-    case = random_case(rng, nodes, odd=number % 4 == 3)
+    odd = number % 4 == 3
+    if integer:
+        case = random_integer_case(rng, nodes, odd, onnx=number % 3 == 2)
+    else:
+        case = random_case(rng, nodes, odd)
     left_out = rng.choice(len(PASSES), int(rng.integers(0, 4)), replace=False)
     return case, frozenset(PASSES[i] for i in left_out)
 
 
 def failures_of(
-    seed: int, number: int, nodes: int, gpu: Any, folder: Path, checks: Sequence[str]
+    seed: int,
+    number: int,
+    nodes: int,
+    gpu: Any,
+    folder: Path,
+    checks: Sequence[str],
+    integer: bool = False,
 ) -> list[Failure]:
-    """What is wrong with a case."""
-    case, without = drawn(seed, number, nodes)
+    """Runs the checks on a case and returns those that fail."""
+    case, without = drawn(seed, number, nodes, integer)
     if not runs_at_all(case):
         return []
     bench = FuzzBench(case, without, gpu, folder)
@@ -442,6 +482,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backends", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"])
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), metavar="DIR")
     parser.add_argument("--replay", type=Path, metavar="DIR", help="run a failure again")
+    parser.add_argument("--checks", nargs="+", metavar="NAME", help="only these of the checks")
+    parser.add_argument("--integer", action="store_true", help="integer networks instead")
     parser.add_argument("--bytes", action="store_true", help="damaged files of models")
     a = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -457,10 +499,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _campaign(a: argparse.Namespace, gpu: Any) -> int:
     end = time.monotonic() + 60 * a.minutes
-    checks = [c for c in CHECKS if gpu is not None or c in ON_CPU]
+    known = INTEGER_CHECKS if a.integer else CHECKS
+    able = [c for c in known if gpu is not None or c in ON_CPU]
+    checks = [c for c in able if c in (a.checks or able)]
     number, failed = a.first, 0
     while number - a.first < a.cases if a.cases else time.monotonic() < end:
-        for failure in failures_of(a.seed, number, a.nodes, gpu, a.keep / "work", checks):
+        found = failures_of(a.seed, number, a.nodes, gpu, a.keep / "work", checks, a.integer)
+        for failure in found:
             failed += 1
             folder = a.keep / f"seed-{a.seed}-{number}-{failure.check}"
             print(f"case {number}, {failure.check}: {failure.problem}", flush=True)

@@ -9,7 +9,7 @@ long      all else that is marked `long`: large networks in the players, long si
           driver's bits
 calls     some five thousand calls of the operators on both backends, beside their formulas
 onnx      every fitting case of ONNX's own backend tests, on the CPU and on the GPU
-fuzz      random graphs on every backend, with passes left out or in, in any slices; damaged files
+fuzz      random graphs and integer networks on every backend, in any slices; damaged files
 faults    faults planted into a copy of the tree, which the suite must notice
 ========  ==========================================================================================
 
@@ -33,7 +33,11 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "long": (("pytest", "-m", "long", "--ignore=tests/gpu/kernels"),),
     "calls": (("tests.prove", "--no-write"),),
     "onnx": (("tests.onnx_nodes", "--backend", "cpu"), ("tests.onnx_nodes", "--backend", "gpu")),
-    "fuzz": (("tests.fuzz", "--minutes", "10"), ("tests.fuzz", "--bytes", "--minutes", "10")),
+    "fuzz": (
+        ("tests.fuzz", "--minutes", "10"),
+        ("tests.fuzz", "--integer", "--cases", "2000", "--checks", "cpu", "gpu", "cooked"),
+        ("tests.fuzz", "--bytes", "--minutes", "10"),
+    ),
     "faults": (("tests.plant", "--jobs", "2"),),
 }
 

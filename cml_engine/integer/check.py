@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,13 +51,15 @@ class BitCheck:
 
 
 def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
-    """Run an integer network on both and compare every tensor, those before a rounding too."""
+    """Run an integer network on both and compare every tensor, those before a rounding too; then
+    its outputs as a session computes them, with packed inputs and memory that is used again."""
     from cml_engine.gpu.program import inspect
     from cml_engine.gpu.program.program import GpuProgram
 
     optimized = optimize(graph)
-    options = PlanOptions(keep=True, variants=table_for(gpu.name))
-    plan = lower(optimized, gpu.limits, layouts_for(optimized, "float"), options)
+    options = PlanOptions(variants=table_for(gpu.name))
+    layouts = layouts_for(optimized, "float")
+    plan = lower(optimized, gpu.limits, layouts, replace(options, keep=True))
     program = GpuProgram(plan, gpu)
     inspect.run_ranges(program, inputs, [(step.index, 0, step.groups) for step in plan.steps])
     values: dict[str, Array] = {}
@@ -66,6 +68,7 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
         values.update(zip(node.outputs, map(np.array, results), strict=True))
 
     CpuProgram(optimized).run(inputs, watch)
+    usual = GpuProgram(lower(optimized, gpu.limits, layouts, options), gpu).run(inputs)
     whole = lowered(graph)
     floats, compared = set(whole.floats), 0
     for node in optimized.nodes:
@@ -81,6 +84,10 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
             if differing:
                 place = f"{node.source}: " if node.source else ""
                 return BitCheck(graph.name, gpu.name, compared, f"{place}{node.title} {differing}")
+    for name in [n for n in graph.outputs if n not in floats]:
+        if differing := _differing(name, usual[name], values[name], optimized):
+            said = f"in a session's memory, and nowhere else, output '{name}' {differing}"
+            return BitCheck(graph.name, gpu.name, compared, said)
     return BitCheck(graph.name, gpu.name, compared, "", whole.not_identical)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cml_engine.graph import Attrs, Epilogue, Graph, Node
-from cml_engine.ops.declaration.registry import formula_of
+from cml_engine.ops.declaration.registry import formula_of, lookup
 from cml_engine.ops.elementwise.row import MAX_OPERANDS
 
 #: operators in one kernel; a GELU written out is nine. The kernel has them sixteen times, so each
@@ -36,7 +36,7 @@ def fuse_elementwise(graph: Graph) -> Graph:
     nodes: dict[str, Node] = {}  # in order, by first output
     for index, node in enumerate(graph.nodes):
         fused = node
-        if formula_of(node.op) and not node.epilogues:
+        if _can_chain(node):
             parts = _parts(graph, _Made(node, index, frozenset(node.outputs)), made, readers)
             fused = _joined([part.node for part in parts])
             for part in parts[:-1]:
@@ -46,6 +46,12 @@ def fuse_elementwise(graph: Graph) -> Graph:
                 made[fused.outputs[0]] = _Made(fused, index, names)
         nodes[fused.outputs[0]] = fused
     return graph.with_(nodes=tuple(nodes.values()))
+
+
+def _can_chain(node: Node) -> bool:
+    """Returns True if the kernel of elementwise chains can do the node: one that an operator's own
+    kernel does cannot give other steps its first result."""
+    return bool(formula_of(node.op)) and not node.epilogues and not lookup(node.op).traits.enters
 
 
 def _parts(

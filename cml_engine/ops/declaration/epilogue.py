@@ -130,7 +130,7 @@ class _Statements:
     def add(self, epilogue: Epilogue) -> None:
         """One more statement, of ``v``: by four numbers at once where the expression can be."""
         formula = formula_of(epilogue.op)
-        if formula is None or not formula.fusable:
+        if formula is None or not formula.fusable or epilogue.own:
             raise self.op.refuse(
                 f"cannot apply '{epilogue.op}' to its result; run it as its own node"
             )

@@ -28,7 +28,7 @@ def add_dispatches(
     layouts: dict[str, str],
     options: PlanOptions,
     sibling: Sibling | None,
-    entered: Collection[str],
+    uploaded: Collection[str],
 ) -> None:
     stub = options.stub
     if stub and stub not in {
@@ -36,7 +36,7 @@ def add_dispatches(
     }:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     for node in graph.nodes:
-        if not (lookup(node.op).traits.enters and node.outputs[0] in entered):
+        if node.outputs[0] not in uploaded:
             lower_node(draft, graph, node, limits, layouts, options, sibling)
     if unbound := [name for name in options.parts if name not in draft.parts]:
         raise InputError(

@@ -66,7 +66,8 @@ def drafted(
     entries = entering(graph, chosen, limits) if options.packed_inputs and not options.keep else {}
     alias |= {name: found.words for name, found in entries.items()}
     draft = begun or Draft()
-    add_dispatches(draft, graph, limits, chosen, options, sibling, set(alias.values()))
+    uploaded = {found.words for found in entries.values()}
+    add_dispatches(draft, graph, limits, chosen, options, sibling, uploaded)
     draft.dispatches = joined_early(draft.dispatches, joins, alias)
     draft.passed_on = passed_on_names(graph, alias)
     draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}

@@ -1,0 +1,89 @@
+"""Random integer networks on both backends: no bit may differ.
+
+`python -m tests.fuzz --integer --cases 2000` goes on from here.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+import cml_engine as cml
+from tests import fuzz
+
+CASES = 36
+#: what is done to the input before a convolution or a matrix product reads it
+VIEWS = ("reshape(x, shape = [1, 64])", "squeeze(x, axes = [0])", "unsqueeze(x, axes = [1])",
+         "transpose(x, axes = [0, 2, 3, 1])")  # fmt: skip
+PROLOGUES = (
+    "a = abs(x);", "a = neg(x);", "b = relu(x); a = add(x, b);", "b = neg(x); a = mul(b, b);",
+    "b = abs(x); c = neg(x); a = sub(b, c);",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_no_bit_differs(number, gpu, tmp_path):
+    assert fuzz.failures_of(0, number, 8, gpu, tmp_path, ("cpu", "gpu"), integer=True) == []
+
+
+@pytest.mark.parametrize("number", range(CASES, CASES + 3))
+def test_in_no_form_of_a_network(number, gpu, tmp_path):
+    """From a file, cooked, in slices, in parts, and tensor by tensor."""
+    checks = tuple(fuzz.INTEGER_CHECKS)
+    assert fuzz.failures_of(0, number, 6, gpu, tmp_path, checks, integer=True) == []
+
+
+def quantized(lines):
+    """The integer network of those lines, behind them a convolution or a matrix product."""
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((8, 64)).astype(np.float32)
+    filters = rng.standard_normal((8, 4, 3, 3)).astype(np.float32)
+    text = f"""version 1.0;
+graph net(x) -> (y)
+{{
+x = external<scalar>(shape = [1, 4, 4, 4]);
+rows = variable<scalar>(shape = [8, 64], label = 'rows');
+filters = variable<scalar>(shape = [8, 4, 3, 3], label = 'filters');
+{lines}
+}}
+"""
+    graph = cml.load(cml.MemoryModel(text, {"rows": rows, "filters": filters}))
+    samples = [{"x": rng.standard_normal((1, 4, 4, 4)).astype(np.float32)} for _ in range(8)]
+    return cml.quantize(graph, samples, sixteen=[])[0], samples[0]
+
+
+def check_alike(lines, gpu):
+    graph, sample = quantized(lines)
+    (wanted,), (got,) = (cml.Session(graph, b).run(sample).values() for b in ("cpu", gpu))
+    assert len(np.unique(wanted)) > 5
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_of_an_input(view, gpu):
+    check_alike(f"r = {view}; m = reshape(r, shape = [1, 64]); y = linear(m, rows, 0.0);", gpu)
+
+
+@pytest.mark.parametrize("lines", PROLOGUES)
+def test_elementwise_operators_before_a_convolution(lines, gpu):
+    check_alike(f"{lines} y = conv(a, filters, 0.0);", gpu)
+
+
+def test_cases_are_the_same_in_every_run_and_not_alike():
+    drawn = [fuzz.drawn(0, number, 8, integer=True)[0] for number in range(24)]
+    again = fuzz.drawn(0, 7, 8, integer=True)[0]
+    assert str(again.graph.nodes) == str(drawn[7].graph.nodes)
+    assert all(case.graph.integer for case in drawn)
+    assert len({node.op for case in drawn for node in case.graph.nodes}) > 30
+    assert sum(len(case.graph.inputs) > 1 for case in drawn) > 3
+    assert sum(len(case.graph.outputs) > 1 for case in drawn) > 5
+    assert {line["bits"] for case in drawn for line in case.graph.quantization.values()} >= {8, 16}
