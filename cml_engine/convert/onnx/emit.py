@@ -251,7 +251,8 @@ class Emitter:
         exact: dict[str, str] = {}
         for output, value in outputs.items():
             tensor = self.tensor(value)
-            if tensor not in computed or tensor in exact:
+            is_input = tensor == output and tensor in builder.inputs
+            if not is_input and (tensor not in computed or tensor in exact):
                 builder.source = None
                 tensor = builder.node("copy", [tensor], output)
             exact[tensor] = output

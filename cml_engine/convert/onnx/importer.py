@@ -403,18 +403,22 @@ def _unsupported(missing: Sequence[tuple[OnnxNode, int]], file: str) -> Unsuppor
     )
 
 
+#: how alike a suggested name is: names that share a long word are no slips of the pen
+_NEAR = 0.85
+
+
 def _line(node: OnnxNode, opset: int, count: int) -> str:
-    known = sorted({row.qualified for row in all_rows()})
     name = node.name or next(iter(node.outputs), "")
     times = f"{count} nodes, first '{name}'" if count > 1 else f"'{name}'"
+    line = f"  {node.qualified} (opset {opset}): {times}"
     if rows := rows_of(node.domain, node.op):
-        hint = f"known in opsets {', '.join(row.opsets for row in rows)}"
-    else:
-        near = difflib.get_close_matches(node.qualified, known, n=1, cutoff=0.5)
-        hint = f"near: {near[0]}" if near else "nothing is near"
-        if node.domain:
-            hint += f"; if '{node.op}' is an operator of your own, register it (--ops FILE.py)"
-    return f"  {node.qualified} (opset {opset}): {times}; {hint}"
+        return f"{line}; known in opsets {', '.join(row.opsets for row in rows)}"
+    known = {row.name: row.qualified for row in reversed(all_rows())}
+    for near in difflib.get_close_matches(node.op, known, n=1, cutoff=_NEAR):
+        line += f"; did you mean {known[near]}?"
+    if node.domain:
+        line += f"; if '{node.op}' is an operator of your own, register it (--ops FILE.py)"
+    return line
 
 
 def _grows(inputs: Sequence[Value | None]) -> bool:

@@ -146,10 +146,21 @@ def test_unknown_operators_are_all_listed():
     ]
     made = model(nodes, [X], [Y], domains={"my.ops": 3})
     said = refused(made, "2 operators", UnsupportedOp)
-    assert "Reluu (opset 17): 2 nodes, first 'first'; near: Relu" in said
+    assert "Reluu (opset 17): 2 nodes, first 'first'; did you mean Relu?" in said
     assert "my.ops:Thing (opset 3): 'thing'" in said
     assert said.count("register it (--ops FILE.py)") == 1
     assert "Unneeded" not in said
+
+
+@pytest.mark.parametrize(
+    ("op", "domain"),
+    [("StringNormalizer", ""), ("DynamicQuantizeLSTM", "com.microsoft"), ("SequenceMap", ""),
+     ("TfIdfVectorizer", ""), ("Convolution", ""), ("QLinearAdd", "com.microsoft")],
+)  # fmt: skip
+def test_names_that_are_not_near(op, domain):
+    made = helper.make_node(op, ["x"], ["y"], domain=domain)
+    said = refused(model([made], [X], [Y], domains={domain: 1} if domain else {}), op)
+    assert "did you mean" not in said
 
 
 def test_more_inputs_than_an_operator_takes():
@@ -452,6 +463,6 @@ def test_the_command_line_says_it_in_one_message(tmp_path, capsys):
     saved(one("Reluu"), tmp_path / "m.onnx")
     assert main(["info", str(tmp_path / "m.onnx")]) == 2
     said = capsys.readouterr().err
-    assert "cml: error: " in said and "near: Relu" in said and "Traceback" not in said
+    assert "cml: error: " in said and "did you mean Relu?" in said and "Traceback" not in said
     assert main(["convert", str(tmp_path / "m.onnx"), str(tmp_path / "out")]) == 2
     assert not Path(tmp_path / "out").exists()

@@ -130,6 +130,14 @@ def test_roots_of_no_positive_numbers():
     np.testing.assert_allclose(got, [0, INF, INF, 0, 0.5, NAN, NAN])
 
 
+@pytest.mark.parametrize("op", ["Max", "Min"])
+def test_extremes_of_what_is_no_number(op):
+    x, y = floats(NAN, 1, NAN, 1), floats(2, NAN, NAN, 3)
+    function = np.maximum if op == "Max" else np.minimum
+    for a, b in ((x, y), (y, x), (x, floats(2)), (floats(2), x), (y[:1], x)):
+        np.testing.assert_array_equal(both(op, a, b), function(a, b))
+
+
 @pytest.mark.parametrize("opset", [10, 11])
 @pytest.mark.parametrize(("low", "high"), [(-1, None), (None, 1), (-1, 1), (2, -2), (None, None)])
 def test_clips_keep_what_is_no_number(opset, low, high):
@@ -146,3 +154,18 @@ def test_clips_keep_what_is_no_number(opset, low, high):
         got = both("Clip", x, *given)
     least, most = -INF if low is None else low, INF if high is None else high
     np.testing.assert_array_equal(got, np.minimum(np.maximum(x, least), most))
+
+
+def test_an_output_that_is_an_input(rng):
+    x = rng.standard_normal((2, 3)).astype(np.float32)
+    ends = [value("x", (2, 3)), value("y", None)]
+    graph = cml.load(model([node("Relu", "x", "y")], ends[:1], ends).SerializeToString())
+    got = cml.Session(graph, "cpu").run({"x": x})
+    np.testing.assert_array_equal(got["x"], x)
+    np.testing.assert_array_equal(got["y"], np.maximum(x, 0))
+
+
+@pytest.mark.parametrize("repeats", [(2, 1, 0, 3), (0, 0, 0, 0), (2, 1, 1, 3)])
+def test_tiles(rng, repeats):
+    x = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    np.testing.assert_array_equal(both("Tile", x, np.array(repeats)), np.tile(x, repeats))

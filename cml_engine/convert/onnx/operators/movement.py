@@ -121,16 +121,13 @@ def tile(call: OnnxCall) -> Value:
     x = call[0]
     if len(repeats) != x.rank or any(n < 0 for n in repeats):
         raise call.wrong(f"the repeats {repeats} of {x}")
-    checked_shape(call, [n * r for n, r in zip(x.shape, repeats, strict=True)])
+    shape = checked_shape(call, [n * r for n, r in zip(x.shape, repeats, strict=True)])
     if x.array is not None:
         return Value.known(np.tile(x.array, repeats))
+    if 0 in shape:
+        return Value.known(np.zeros(shape, x.dtype))
     if all(n == 1 for n in repeats):
         return x
-    if 0 in repeats:
-        return call.expand(
-            call.slice(x, repeats.index(0), 0, 0),
-            [n * r for n, r in zip(x.shape, repeats, strict=True)],
-        )
     return call.op("tile", x, repeats=repeats).typed(x.dtype)
 
 

@@ -25,7 +25,19 @@ def binary(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
         if name in ("min", "max"):
             x, y = _nearest(x), _nearest(y)
         return wrapped(call.zip(f"int_{name}", x, y), x.dtype, call)
+    if name in ("min", "max"):
+        return _with_nan(call, name, x, y).typed(x.dtype)
     return call.zip(name, x, y).typed(x.dtype)
+
+
+def _with_nan(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
+    """Returns NaN where an operand is NaN; NNEF's operators return the second operand there."""
+    if y.array is not None:
+        x, y = y, x
+    result = call.zip(name, x, y)
+    if x.array is not None and not np.isnan(x.array).any():
+        return result
+    return call.zip("select", call.op("is_nan", x), x, result)
 
 
 def _nearest(limit: Value) -> Value:
