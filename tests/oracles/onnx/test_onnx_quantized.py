@@ -177,3 +177,67 @@ def test_what_has_no_integer_form_is_of_floats(case: str, tmp_path: Path) -> Non
     assert not graph.integer
     with pytest.raises(cml.InputError, match=f"is quantized, and computed in floats: .*{why}"):
         IntegerInfo.of(graph, points=True, gas=False)
+
+
+# -- floats as integers of few bits, at run time --------------------------------------------------
+
+
+def ranges(kind: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """64 numbers whose quantized range is of that kind."""
+    x = rng.uniform(-3, 3, 64)
+    if kind == "zero":
+        x[:] = 0
+    elif kind in ("above", "below"):
+        x = np.abs(x) * (1 if kind == "above" else -1)
+    elif kind == "ties":
+        low = rng.integers(-255, 1)
+        x = rng.integers(low, low + 255, 64) + 0.5
+        x[:2] = low, low + 255
+        x *= rng.choice([rng.uniform(0.001, 2), 2.0 ** rng.integers(-4, 4)])
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("kind", ["any", "zero", "above", "below", "ties"])
+def test_dynamic_quantization(
+    kind: str, on_gpu: bool, rng: np.random.Generator, request: Any, tmp_path: Path
+) -> None:
+    """To the integer what ONNX Runtime gives, which has the scale 1 for a range of zero."""
+    outputs = [value("y", (64,), "uint8"), value("s", ()), value("z", (), "uint8")]
+    made = [node("DynamicQuantizeLinear", "x", "y s z")]
+    path = saved(model(made, [value("x", (64,))], outputs), tmp_path / "m.onnx")
+    backend = request.getfixturevalue("gpu") if on_gpu else "cpu"
+    session = cml.Session(cml.load(path), backend)
+    for _ in range(30):
+        x = ranges(kind, rng)
+        for got, wanted in zip(
+            session.run({"x": x}).values(), computed(path, {"x": x}), strict=True
+        ):
+            np.testing.assert_array_equal(got, wanted)
+
+
+FLOATS_TO_CAST = np.array(
+    [0, -0.5, 1.9, -1.9, 127, 128, -129, 255, 256, 300, -300, 40000, -40000, 2.0**31 - 128,
+     2.0**31, 3e9, -3e9, 2.0**32 - 256, 2.0**32, 1e10, -1e20, np.inf, -np.inf, np.nan],
+    np.float32,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+def test_casts_of_floats_that_do_not_fit(dtype: str, gpu: cml.Gpu) -> None:
+    """The low bits of the nearest of 32 bits: of constants, of inputs, and on both backends."""
+    target = np.dtype(dtype)
+    made = node("Cast", "x", "y", to=onnx.helper.np_dtype_to_tensor_dtype(target))
+    given = value("x", FLOATS_TO_CAST.shape)
+    most = 2.0**32 - 256 if dtype == "uint32" else 2.0**31 - 1  # the largest float of 32 bits
+    whole = np.nan_to_num(FLOATS_TO_CAST.astype(np.float64)).clip(-(2.0**31), most)
+    wanted = whole.astype(np.int64).astype(target)
+    for known in ({}, {"x": FLOATS_TO_CAST}):
+        if known and dtype == "uint32":
+            continue  # constants beyond 2^31 are refused
+        inputs = [value("unused", (1,))] if known else [given]
+        network = model([made], inputs, [value("y", None)], known).SerializeToString()
+        feeds = {"unused": np.zeros(1, np.float32)} if known else {"x": FLOATS_TO_CAST}
+        for backend in ("cpu", gpu):
+            got = cml.Session(cml.load(network), backend).run(feeds)["y"]
+            np.testing.assert_array_equal(got, wanted.astype(np.int32), err_msg=f"{known}")

@@ -88,6 +88,8 @@ def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
     if value.array is not None:
         return Value.known(_cast_array(value.array, dtype))
     if value.kind != kind_of(dtype):
+        if dtype == np.uint32 and value.kind == "scalar":
+            value = _signed(call, value)
         value = call.cast(value, kind_of(dtype))
     elif value.kind == "scalar" and dtype.itemsize < value.dtype.itemsize == 4:
         value = call.op("copy", value)  # float16 and bfloat16 are computed in 32 bits
@@ -96,11 +98,27 @@ def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
     return value.typed(dtype)
 
 
+def _signed(call: OnnxCall, value: Value) -> Value:
+    """Floats whose cast to int32 has the bits of their cast to uint32."""
+    value = call.op("clamp", value, *_ends(np.dtype(np.uint32)))
+    lowered = call.op("sub", value, 2.0**32)
+    return call.op("select", call.op("ge", value, 2.0**31), lowered, value)
+
+
 def _cast_array(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Casts as the network does at run time, but to 64 bits with all of them."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f" and dtype.kind in "iu":
-            return array.astype(np.int64).astype(dtype)
+            whole = np.nan_to_num(array.astype(np.float64)).clip(*_ends(dtype))
+            return whole.astype(np.int64).astype(dtype)
         return array.astype(dtype)
+
+
+def _ends(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """The range to which floats are clamped before their low bits become the integer."""
+    if dtype.itemsize == 8:
+        return -(2.0**63), 2.0**63 - 1024  # the largest float64 that int64 holds
+    return -(2.0**31), 2.0**32 - 256 if dtype == np.uint32 else 2.0**31 - 1
 
 
 _CAST = {"saturate": 1, "round_mode": OneOf("up", "down", "nearest")}

@@ -112,13 +112,16 @@ def dequantize_linear(call: OnnxCall) -> Value:
     return dequantized(call, call[0], call[1], zero, call.attributes.get("block_size") or 0)
 
 
-@op("DynamicQuantizeLinear", nnef="max_reduce, min_reduce, div, round_even, clamp, cast")
+@op("DynamicQuantizeLinear",
+    nnef="max_reduce, min_reduce, div, select, round_even, clamp, cast")  # fmt: skip
 def dynamic_quantize_linear(call: OnnxCall) -> list[Value]:
     x = call[0]
     axes = list(range(x.rank))
     top = call.op("max", call.squeeze(call.op("max_reduce", x, axes=axes), axes), 0.0)
     low = call.op("min", call.squeeze(call.op("min_reduce", x, axes=axes), axes), 0.0)
-    scale = call.op("mul", call.op("sub", top, low), 1 / 255)
+    # divided, as every scale is: by a reciprocal ties would fall to the other side
+    step = call.op("div", call.op("sub", top, low), 255.0)
+    scale = call.op("select", call.op("gt", step, 0.0), step, 1.0)
     start = call.op("clamp", call.op("round_even", call.op("div", call.op("neg", low), scale)),
                     0.0, 255.0)  # fmt: skip
     zero = call.cast(start, "integer").typed(np.uint8)
