@@ -17,7 +17,6 @@ def append(
     """The slices, then the ends of the jobs that are through, then the readbacks."""
     numbers = {part.job for part in report.slices}
     working = [job for job in jobs.roster.running.values() if job.number in numbers]
-    jobs.has_work(report.frame, working)
     failed: list[tuple[Job, Exception]] = []
     try:
         refused = jobs.executor.encode(encoder, report.frame, groups, timed=report.timed) or ()

@@ -182,9 +182,10 @@ class Executor(Results, Protocol):
         they can never be had."""
         ...
 
-    def begin_job(self, encoder: Any, network: Network, inputs: Mapping[str, Any]) -> None:
-        """Put the inputs (host arrays or GPU tensors) where the network reads them. Where it
-        raises, it has given back what :meth:`reserve` took."""
+    def begin_job(self, encoder: Any, network: Network, inputs: Mapping[str, Any]) -> Any:
+        """Put the inputs (host arrays or GPU tensors) where the network reads them. Returns a
+        handle of the run, for :meth:`harm`. Where it raises, it has given back what
+        :meth:`reserve` took."""
         ...
 
     def encode(
@@ -223,8 +224,13 @@ class Executor(Results, Protocol):
         """What the thread that makes networks ready is doing, and its last error, in words."""
         ...
 
-    def take_unsubmitted(self) -> Sequence[int]:
-        """Frames that were ended and are now known never to have run; each is told once."""
+    def take_losses(self) -> bool:
+        """Whether more runs have turned out to be wrong, since this was last asked, because a frame
+        was ended and never submitted."""
+        ...
+
+    def harm(self, run: Any) -> str:
+        """Why the numbers of a run are wrong; "" where nothing is known of that."""
         ...
 
     @property

@@ -192,7 +192,7 @@ def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
             jobs.executor.end_job(job.network)
             job.held_up = "its network's memory, which another thread used just now"
             return False
-        jobs.executor.begin_job(encoder, job.network, inputs)
+        job.run = jobs.executor.begin_job(encoder, job.network, inputs)
     except Exception as error:
         jobs.fail(job, error)
         return False

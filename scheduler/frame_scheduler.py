@@ -367,9 +367,8 @@ class FrameScheduler:
         """What has arrived of what earlier frames took."""
         try:
             timings = self.executor.end_frame(self.frame)
-            lost = self.executor.take_unsubmitted()
-            if lost:
-                self.lifecycle.fail_harmed(lost)
+            if self.executor.take_losses():
+                self.lifecycle.fail_harmed()
         except Exception as error:
             self.lifecycle.note(error)
             return []

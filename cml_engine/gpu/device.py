@@ -14,6 +14,7 @@ import wgpu
 
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
 from cml_engine.gpu.adapters import request_adapter
+from cml_engine.gpu.frames.job_runs import JobRuns
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.native import create_shader_module, quicken_start, timestamp_period_ns, wait
 from cml_engine.gpu.pipelines import Pipeline, PipelineCache
@@ -83,6 +84,8 @@ class Device:
         self.dump_kernels: str | Path | None = os.environ.get("CML_DUMP_KERNELS") or None
         #: memory for networks and for the host's renderer (docs/memory.md)
         self.memory = Allocator(self.device, budget_bytes, source=memory)
+        #: of frame schedulers
+        self.runs = JobRuns()
         self._pipelines = PipelineCache()
         self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
 

@@ -102,6 +102,8 @@ class Job(Ranked):
     #: numbers of the jobs whose outputs it took
     needs: tuple[int, ...] = ()
     outputs: Outputs = field(init=False, repr=False)
+    #: the device's handle of what it has done
+    run: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.outputs = Outputs(self.owner.executor.release)

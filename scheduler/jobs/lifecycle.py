@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
+from weakref import WeakSet
 
 from scheduler.charges import Charges
 from scheduler.clock import SteadyClock
 from scheduler.executor import Executor, Network, exclusivity_key
 from scheduler.jobs.admission import Admission, admit
 from scheduler.jobs.job import Gone, Job, JobOutput, State
-from scheduler.jobs.journal import FrameJournal, FrameSnapshot
 from scheduler.jobs.roster import Roster
+from scheduler.jobs.snapshot import FrameSnapshot
 from scheduler.jobs.status import waiting_for
 from scheduler.jobs.work import is_behind_any, take_work
 from scheduler.planning.cost_model import CostModel
@@ -66,7 +67,8 @@ class Lifecycle:
         #: what hosts' copies of outputs take of the next frame
         self.charges = Charges(pace.cost_model.guess)
         self.executor, self._clock = executor, clock
-        self._journal = FrameJournal()
+        #: those that are done and that the host still has
+        self._done: WeakSet[Job] = WeakSet()
         self._work_left: dict[_Work, tuple[Network, list[float]]] = {}
         self._lessons = -1
         self._begun: list[Job] = []
@@ -116,6 +118,8 @@ class Lifecycle:
                     self.note(failed)
             if state != "done":  # the end of one that is done may be taken back with its frame
                 job.let_inputs_go()
+            else:
+                self._done.add(job)
             self._ended.append(job)
             if self.open_frame is None:
                 self._let_ended_go()
@@ -228,10 +232,6 @@ class Lifecycle:
             self.open_frame.add(job)
         self._begun.append(job)
 
-    def has_work(self, frame: int, jobs: Sequence[Job]) -> None:
-        """The frame works on these."""
-        self._journal.encoded(frame, jobs)
-
     def end_frame(self) -> None:
         """The frame was submitted: nothing of it is taken back any more."""
         self.open_frame = None
@@ -249,17 +249,22 @@ class Lifecycle:
             self._begun.clear()
             self._let_ended_go()
 
-    def fail_harmed(self, lost: Sequence[int]) -> None:
-        """These frames never ran: fail whoever relied on them."""
-        for job in self._journal.harmed(lost, self.roster.jobs):
-            if job.state not in ("cancelled", "failed"):
+    def fail_harmed(self) -> None:
+        """Frames never ran: fails the jobs whose numbers are wrong for that, even where they were
+        done, and those that wait for their outputs."""
+        for job in [*self.roster.running.values(), *self._done]:
+            why = self.executor.harm(job.run) if job.state in ("running", "done") else ""
+            if why:
                 said = (
-                    f"job '{job.name}': frame {lost[0]} was encoded and never submitted, its "
-                    "result would be wrong. Submit every encoder, or call abandon_frame()"
+                    f"job '{job.name}': {why}, its result would be wrong. Submit every encoder, or "
+                    "call abandon_frame()"
                 )
                 job.release()
                 self.end(job, "failed", said)
-                job.state, job.error = "failed", said  # even where it was done
+                job.state, job.error = "failed", said
+        for job in self.roster.jobs:
+            if any(maker.state == "failed" for maker in job.makers):
+                self.roster.file_anew(job)
 
     def _let_ended_go(self) -> None:
         """No end since the last frame can be taken back any more."""
@@ -286,6 +291,8 @@ def gathered_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensor(value: JobOutput) -> Any:
+    if value.job.state == "failed":  # a job of another scheduler, after it was done
+        raise RuntimeError(f"its input's job failed: {value.job.error}")
     if value.job.result is None:
         raise RuntimeError(f"job '{value.job.name}' has no output '{value.name}' any more")
     return value.job.owner.executor.tensor(value.job.result, value.name)

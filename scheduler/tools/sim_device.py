@@ -206,8 +206,11 @@ class SimGpu(_Outputs):
     def preparing(self) -> str:
         return ""
 
-    def take_unsubmitted(self) -> list[int]:
-        return []
+    def take_losses(self) -> bool:
+        return False
+
+    def harm(self, run: Any) -> str:
+        return ""
 
     @property
     def frames_in_flight(self) -> int:

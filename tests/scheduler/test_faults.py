@@ -19,7 +19,7 @@ class Device(SimGpu):
     def __init__(self):
         super().__init__()
         self.ran, self.pending, self.refused = [], [], set()
-        self.lost, self.asked = [], []
+        self.harms, self.told, self.asked = {}, 0, []
 
     def encode(self, encoder, frame, groups, **how):
         parts = [part for group in groups for part in group]
@@ -35,9 +35,16 @@ class Device(SimGpu):
         self.ran += self.pending
         self.pending = []
 
-    def take_unsubmitted(self):
-        found, self.lost = self.lost, []
-        return found
+    def begin_job(self, encoder, network, inputs):
+        super().begin_job(encoder, network, inputs)
+        return network.name
+
+    def take_losses(self):
+        before, self.told = self.told, len(self.harms)
+        return before != self.told
+
+    def harm(self, run):
+        return self.harms.get(run, "")
 
 
 def network(name, total_ms=40.0, steps=4, groups=100):
@@ -148,17 +155,27 @@ def test_an_executor_s_error_fails_only_the_jobs_of_that_frame(scheduler, device
     assert again.state == "done" and fine.state in ("done", "failed")
 
 
-def test_frames_that_never_ran_fail_whoever_relied_on_them(scheduler, device):
+@pytest.mark.parametrize("when", ["running", "done", "released"])
+def test_frames_that_never_ran_fail_whoever_relied_on_them(scheduler, device, when):
+    """In whatever state: what waits for the outputs fails too, also of another scheduler."""
     maker = scheduler.submit(network("a", 8.0), {})
     taker = scheduler.submit(network("b", 8.0), {"x": maker.output("y")})
     beside = scheduler.submit(network("c", 4.0), {})
-    first = frame(scheduler)
-    assert {part.job for part in first.slices} == {maker.number}
-    device.lost = [first.frame]
+    taker.pause()
+    other = FrameScheduler(device, FRAME, 4.0, clock=VirtualClock())
+    frame(scheduler)
+    while when != "running" and not maker.ended:
+        frame(scheduler)
+    abroad = other.submit(network("d", 8.0), {"x": maker.output("y")})
+    if when == "released":
+        maker.release()
+    device.harms["a"] = "frame 0 was encoded and never submitted"
     for _ in range(30):
         frame(scheduler)
+        frame(other)
     assert maker.state == "failed" and "frame 0 was encoded and never" in maker.error
-    assert taker.state == "failed" and beside.state == "done"
+    assert taker.state == "failed" and "'a' failed" in taker.error
+    assert abroad.state == "failed" and beside.state == "done"
 
 
 def test_a_host_whose_frame_rate_changes_keeps_the_budget(scheduler, device):
@@ -296,7 +313,7 @@ class BrokenNetwork(SimNetwork):
 
 #: in which stages the job fails, stays done with a note for the scheduler, or fails to be read
 FAILS = ["ready", "prepare", "reserve", "begin_job", "tensor", "encode", "one slice", "finish_job"]
-NOTES = ["end_job", "end_frame", "take_unsubmitted", "let_go"]
+NOTES = ["end_job", "end_frame", "take_losses", "let_go"]
 
 
 def plant(device, stage, bad, monkeypatch):

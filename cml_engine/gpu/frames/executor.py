@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import wgpu
 
 from cml_engine.gpu.device import Device
+from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.frames.jobs import JobExecutor
 from cml_engine.gpu.frames.outputs import Result
 from cml_engine.gpu.frames.readbacks import Readbacks
@@ -31,6 +32,8 @@ from cml_engine.textures.outputs import TextureTarget
 
 #: slices of a frame that are timed one by one
 MAX_GROUPS = 12
+#: frames whose runs are remembered until their receipts have come
+_REMEMBERED = 64
 
 
 class SliceLike(Protocol):
@@ -73,6 +76,11 @@ class FrameExecutor(JobExecutor):
         self._readbacks = Readbacks(gpu)
         self._copies = TextureCopies(gpu)
         self._untold: set[int] = set()
+        #: whether the frame that is being encoded leaves a receipt, and when that was decided
+        self._signed, self._signed_frame = False, -1
+        #: the runs that the latest frames worked on, by frame
+        self._frames: dict[int, set[JobRun]] = {}
+        self._losses = gpu.runs.losses
         self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS, chained=True)
 
     # --- outputs
@@ -84,7 +92,11 @@ class FrameExecutor(JobExecutor):
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
         """Append the copy into mappable memory; in a later frame, where models that are running
         have all of it."""
-        self._readbacks.request(encoder, result, self._frame)
+        if self._sign(encoder):
+            self._readbacks.request(encoder, result, self._frame)
+            self._ring.close()
+        else:
+            self._readbacks.postpone(result)
 
     def read(self, result: Result, name: str) -> Any:
         """The output if it has arrived, else None."""
@@ -127,11 +139,17 @@ class FrameExecutor(JobExecutor):
         had; the networks whose slices the device refused, with its reason."""
         self._frame = frame
         self.gpu.memory.open_frame(self)
-        self._readbacks.request_again(encoder, frame)
         failed: dict[GpuProgram, Exception] = {}
         slot = self._ring.begin(frame, timed=timed) if groups else None
+        if groups:
+            self._signed, self._signed_frame = slot is not None, frame
         stamps = slot if timed else None
         try:
+            if self._worked or self._readbacks.pending:
+                self._sign(encoder)
+            if self._readbacks.pending and self._signed:
+                self._readbacks.request_again(encoder, frame)
+                self._ring.close()
             if stamps is not None:
                 self._ring.lead(encoder, stamps)
             for group in groups:
@@ -166,10 +184,27 @@ class FrameExecutor(JobExecutor):
             compute.end()
 
     def _encode_slice(self, compute: wgpu.GPUComputePassEncoder, part: SliceLike) -> None:
+        run = self._runs.get(part.network)
+        if run is not None:
+            self._worked.add(run)
         if part.step < 0:  # the job's textures, the last of them -1
             self._loads[part.network][part.step].encode_range(compute, part.first, part.count)
         else:
             part.network.encode_range(compute, part.step, part.first, part.count)
+
+    def _sign(self, encoder: wgpu.GPUCommandEncoder) -> bool:
+        """Makes sure that the frame leaves a receipt, by which one that is never submitted is
+        found out. Returns False where none can be had."""
+        if self._signed_frame != self._frame:
+            slot = self._ring.begin(self._frame, timed=False)
+            if slot is not None:
+                self._ring.resolve(encoder, slot)
+            self._signed, self._signed_frame = slot is not None, self._frame
+        return self._signed
+
+    def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
+        """As :meth:`JobExecutor.finish_job`, in a frame that leaves a receipt."""
+        return super().finish_job(encoder, network) if self._sign(encoder) else None
 
     @property
     def frames_in_flight(self) -> int:
@@ -188,19 +223,30 @@ class FrameExecutor(JobExecutor):
         self._beginning.clear()
         self._let_ended_go()
         self.gpu.memory.close_frame(self)
+        self._frames[frame], self._worked = self._worked, set()
+        while len(self._frames) > _REMEMBERED:
+            del self._frames[next(iter(self._frames))]
         try:
             self._ask(frame)
         except wgpu.GPUError as error:  # the device is lost: nothing will come
             self._readbacks.lose(device_error(error))
             return []
-        self._readbacks.take()
         timings = []
         for slot, spent in self._ring.take():
             if slot.frame in self._untold:
                 self._untold.discard(slot.frame)
                 continue
             timings += [GroupTiming(slot.frame, group, ms) for group, ms in enumerate(spent)]
+        self._lose(self._ring.take_unsubmitted())
+        self._readbacks.take(self._ring.oldest)  # what came of a frame that never ran is garbage
         return timings
+
+    def _lose(self, frames: Sequence[int]) -> None:
+        """These frames were ended and never ran: their receipts did not come."""
+        for frame in frames:
+            why = f"frame {frame} was encoded and never submitted"
+            self.gpu.runs.lose(self._frames.pop(frame, ()), why)
+        self._readbacks.abandon(frames)
 
     def _ask(self, frame: int) -> None:
         asked = (self._ring.ask(frame), self._copies.ask(frame), self._readbacks.ask(frame))
@@ -211,13 +257,15 @@ class FrameExecutor(JobExecutor):
         """What the thread that builds pipelines is doing, and its last error, in words."""
         return BUILDER.doing()
 
-    def take_unsubmitted(self) -> list[int]:
-        """Frames that were ended and never ran: their receipts did not come."""
-        lost = self._ring.take_unsubmitted()
-        if lost:  # what their jobs have left in memory is not what they say
-            for network in self._began:
-                network.held.lose()
-        return lost
+    def take_losses(self) -> bool:
+        """Whether runs have turned out to be wrong since this was last asked, whichever scheduler's
+        frame was never submitted; each job asks its own for :attr:`JobRun.harm`."""
+        before, self._losses = self._losses, self.gpu.runs.losses
+        return before != self._losses
+
+    def harm(self, run: JobRun) -> str:
+        """Why a run's numbers are wrong; "" where nothing is known of that."""
+        return run.harm
 
     def check(self) -> None:
         """:class:`DeviceError` where the device is lost."""
@@ -230,7 +278,8 @@ class FrameExecutor(JobExecutor):
         self._ring.abandon(frame)
         self._copies.abandon(frame)
         self._untold.discard(frame)
-        self._readbacks.abandon(frame)
+        self._readbacks.abandon((frame,))
+        self._worked.clear()
         while self._beginning:  # what was to be copied into their memory was not
             self._beginning.pop().held.lose()
         self._let_ended_go()

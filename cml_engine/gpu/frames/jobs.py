@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import wgpu
 
-from cml_engine.errors import OutOfGpuMemory
+from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_inputs import check_inputs, is_array
+from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.frames.outputs import Result
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_error
@@ -32,9 +32,10 @@ class JobExecutor:
         self._reserved: dict[GpuProgram, Result] = {}
         #: of the jobs that have begun
         self._loads: dict[GpuProgram, list[Load]] = {}
-        #: the networks that had jobs
-        self._began: weakref.WeakSet[GpuProgram] = weakref.WeakSet()
-        #: those whose jobs begin in the frame that is being encoded
+        self._runs: dict[GpuProgram, JobRun] = {}
+        #: the runs that the frame which is being encoded works on
+        self._worked: set[JobRun] = set()
+        #: the networks whose jobs begin in it
         self._beginning: list[GpuProgram] = []
 
     def accept(self, network: GpuProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,6 +47,7 @@ class JobExecutor:
         accepted: dict[str, Any] = {}
         for name, value in inputs.items():
             accepted[name] = np.array(value) if is_array(value) else value
+        for value in inputs.values():
             if isinstance(value, GpuTensor):
                 value.keep()
         return accepted
@@ -92,11 +94,11 @@ class JobExecutor:
 
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
-    ) -> None:
+    ) -> JobRun:
         """Upload host arrays; copy GPU tensors where they come from."""
         self._let_ended_go()
         try:
-            self._write_inputs(encoder, network, inputs)
+            return self._write_inputs(encoder, network, inputs)
         except Exception as error:
             network.let_go(self)
             self._give_up_reserved(network)
@@ -106,23 +108,28 @@ class JobExecutor:
 
     def _write_inputs(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
-    ) -> None:
+    ) -> JobRun:
         if network.prints is not None:
             network.prints.not_in_frames()
-        self._began.add(network)
+        run = self.gpu.runs.begin([*_makers(inputs), *network.built_on])
         self._beginning.append(network)
         arrays = host_arrays(inputs)
-        network.begin_run(arrays, inputs.keys() - arrays.keys())
+        network.begin_run(arrays, inputs.keys() - arrays.keys(), run)
         self._loads[network] = take_over(encoder, network, inputs)
+        self._runs[network] = run
+        self._worked.add(run)
+        return run
 
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
         """Copy the outputs into the memory that was reserved for them; then the variables may
         change. Where it went with a frame that was abandoned, there may be none for now."""
         if network not in self._reserved and self._take_outputs(network):
             return None
-        result = self._reserved.pop(network)
+        result, run = self._reserved.pop(network), self._runs[network]
+        result.run = run
+        self._worked.add(run)
         result.copy_from(encoder, network)
-        network.encode_updates(encoder)
+        network.encode_updates(encoder, run)
         network.held.end()
         return result
 
@@ -145,7 +152,20 @@ class JobExecutor:
         while self._ended:
             network = self._ended.pop()
             self._loads.pop(network, None)
+            self._runs.pop(network, None)
             network.let_go(self)
+
+
+def _makers(inputs: Mapping[str, Any]) -> list[JobRun]:
+    """The runs that have made the inputs; :class:`InputError` where one of them is wrong."""
+    found = []
+    for name, value in inputs.items():
+        run = value.owner.run if isinstance(value, GpuTensor) and value.owner is not None else None
+        if run is not None:
+            found.append(run)
+            if run.harm:
+                raise InputError(f"input '{name}' is the output of a job whose {run.harm}")
+    return found
 
 
 def wants_kernels(network: GpuProgram, inputs: Mapping[str, Any]) -> bool:

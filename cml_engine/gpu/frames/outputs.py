@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError
+from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.memory.tensors import GpuTensor
@@ -31,6 +32,8 @@ class Result:
     memory: Allocation
     places: dict[str, TensorPlace]
     nbytes: int
+    #: what has made them, once they are copied here
+    run: JobRun | None = None
     asked_frame: int = -1
     data: bytes | None = None
     #: why a readback is not to be had

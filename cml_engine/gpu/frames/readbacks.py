@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import wgpu
 
 from cml_engine.errors import DeviceError, OutOfGpuMemory
@@ -18,6 +20,11 @@ class Readbacks:
         self._gpu = gpu
         self._unasked: list[Result] = []
         self._reading: list[Result] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether :meth:`request_again` has something to request."""
+        return bool(self._unasked)
 
     def __contains__(self, result: Result) -> bool:
         return result in self._reading or result in self._unasked
@@ -50,9 +57,11 @@ class Readbacks:
             result.ask(frame - AGE)
         return bool(self._reading)
 
-    def take(self) -> None:
-        """Take what has arrived."""
-        self._reading = [result for result in self._reading if not result.take()]
+    def take(self, before: float) -> None:
+        """Take what has arrived of the copies of frames before this one."""
+        self._reading = [
+            result for result in self._reading if result.asked_frame >= before or not result.take()
+        ]
 
     def lose(self, error: DeviceError) -> None:
         """The device is lost: nothing will come."""
@@ -60,9 +69,13 @@ class Readbacks:
             result.lose(error)
         self._reading.clear()
 
-    def abandon(self, frame: int) -> None:
-        """The frame's copies did not happen: they are requested again in the next one."""
-        for result in [r for r in self._reading if r.asked_frame == frame]:
+    def postpone(self, result: Result) -> None:
+        """Request it in the next frame."""
+        self._unasked.append(result)
+
+    def abandon(self, frames: Collection[int]) -> None:
+        """The copies of these frames did not happen: they are requested again in the next one."""
+        for result in [r for r in self._reading if r.asked_frame in frames]:
             self._reading.remove(result)
             result.stop_reading()
-            self._unasked.append(result)
+            self.postpone(result)

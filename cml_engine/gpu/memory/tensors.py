@@ -27,6 +27,11 @@ class TensorOwner(Protocol):
         """Whether their memory was given back."""
         ...
 
+    @property
+    def run(self) -> Any:
+        """The run that has made them."""
+        ...
+
     def count_takers(self, more: int) -> None: ...
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError
+from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.program.residency import Arena, Residency
 from cml_engine.plan import Plan
 
@@ -27,6 +28,8 @@ class Held:
         #: where the results, and the values of inputs, lie
         self._results: Arena | None = None
         self._inputs: Arena | None = None
+        #: the job that wrote last what lies there
+        self._run: JobRun | None = None
         #: by input its value, None where it came from the GPU
         self.values: dict[str, Array | None] = {}
         #: inputs of jobs that were accepted, which may come before others
@@ -39,7 +42,15 @@ class Held:
 
     def _is_there(self, arena: Arena | None) -> bool:
         there = self._residency
+        if self._run is not None and self._run.harm:
+            return False
         return arena is not None and arena is there.arena and there.wrote_last
+
+    @property
+    def built_on(self) -> list[JobRun]:
+        """The run whose values a run that begins now may leave where they are."""
+        run = self._run
+        return [] if self._plan.reuse is None or run is None or run.harm else [run]
 
     @property
     def known(self) -> frozenset[str]:
@@ -65,10 +76,14 @@ class Held:
         """The results are of no run any more."""
         self._results = None
 
-    def begin(self, arrays: Mapping[str, Array], from_gpu: Collection[str]) -> Mapping[str, Array]:
-        """A run begins on these inputs: the arrays to write, which are others too where the memory
-        went in between. :class:`InputError` where one of these came from the GPU, or never was."""
+    def begin(
+        self, arrays: Mapping[str, Array], from_gpu: Collection[str], run: JobRun | None
+    ) -> Mapping[str, Array]:
+        """A run begins on these inputs, ``run`` where it is a job's. Returns the arrays to write:
+        those that are left out too where the memory does not hold them any more.
+        :class:`InputError` where one of these came from the GPU, or never was."""
         if self._plan.reuse is None:
+            self._run = run
             self.lose()
             return arrays
         missing = [n for n in self._plan.inputs if n not in arrays and n not in from_gpu]
@@ -88,6 +103,7 @@ class Held:
                     )
                 restored[name] = value
         self.lose()
+        self._run = run or self._run
         self.values |= {name: np.array(value) for name, value in arrays.items()}
         self.values |= dict.fromkeys(from_gpu)
         self._inputs = self._residency.arena

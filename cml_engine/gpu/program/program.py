@@ -10,6 +10,7 @@ import wgpu
 
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
+from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.words import to_words
 from cml_engine.gpu.program.common import Common, write_numbers
@@ -57,6 +58,8 @@ class GpuProgram(PreparedProgram):
         self._readback = Readback(plan)
         #: whether results of a run can be read from its memory
         self.held = Held(plan, self.residency)
+        #: the job that gave the variables their values, if any did
+        self._updated_by: JobRun | None = None
         #: what will take its place
         self.successor: Successor | None = None
         #: milliseconds of each step as measured at load, where a frame cannot measure them
@@ -98,13 +101,22 @@ class GpuProgram(PreparedProgram):
         return self._readback.read(staging)
 
     def begin_run(
-        self, inputs: Mapping[str, Array], from_gpu: Collection[str] = ()
+        self,
+        inputs: Mapping[str, Array],
+        from_gpu: Collection[str] = (),
+        run: JobRun | None = None,
     ) -> Sequence[int]:
-        """Put the inputs into the arena for a run, those that are left out and are not there any
-        more too; ``from_gpu`` are copied there by the caller. The steps that it has to do."""
+        """Put the inputs into the arena for a run, which may be a job's; those that are left out
+        and are not there any more too. ``from_gpu`` are copied there by the caller. Returns the
+        steps that it has to do. :class:`InputError` where the variables are wrong."""
+        if self._updated_by is not None and self._updated_by.harm:
+            raise InputError(
+                f"the variables of '{self.name}' are wrong, for a job has changed them whose "
+                f"{self._updated_by.harm}. Session.reset() gives them their first values"
+            )
         self.load()
         steps = self.steps_for({*inputs, *from_gpu})
-        self._put(self.held.begin(inputs, from_gpu))
+        self._put(self.held.begin(inputs, from_gpu, run))
         return range(len(self.plan.steps)) if steps is None else steps
 
     def write_inputs(self, inputs: Mapping[str, Array]) -> None:
@@ -134,7 +146,7 @@ class GpuProgram(PreparedProgram):
         if not self.held.results:
             raise InputError(
                 f"model '{self.name}' holds no '{name}' now: no run has ended in its memory, or "
-                "others had the memory since. Run it first"
+                "others had the memory since. JobRun it first"
             )
         return *self.place(place.binding), place
 
@@ -148,6 +160,19 @@ class GpuProgram(PreparedProgram):
     def retains(self) -> bool:
         """Whether an input that is left out keeps its value (``scheduler.Network``)."""
         return self.plan.reuse is not None
+
+    @property
+    def built_on(self) -> list[JobRun]:
+        """The jobs whose values a run that begins now may read from variables and retained
+        tensors."""
+        updated_by = [] if self._updated_by is None else [self._updated_by]
+        return [*self.held.built_on, *updated_by]
+
+    def encode_updates(self, encoder: wgpu.GPUCommandEncoder, run: JobRun | None = None) -> None:
+        """Give the network's variables their new values, of a job's ``run`` or a whole one."""
+        super().encode_updates(encoder)
+        if run is not None and self.plan.updates:
+            self._updated_by = run
 
     @property
     def known_inputs(self) -> frozenset[str]:
@@ -192,6 +217,7 @@ class GpuProgram(PreparedProgram):
         with self.pinned():
             self._refuse(bool(self.residency.holders))  # others of its arena have other variables
             self.load()
+            self._updated_by = None
             for _, target in self.plan.updates:
                 if target.space == "own":
                     offset, array = self.plan.own[target.tensor]

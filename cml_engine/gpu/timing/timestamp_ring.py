@@ -8,6 +8,7 @@ was never submitted is known by its absence.
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 import weakref
 from collections.abc import Iterator
@@ -209,6 +210,16 @@ class TimestampRing:
         """Frames that were ended and never ran: their receipts did not come."""
         found, self._unsubmitted = self._unsubmitted, []
         return found
+
+    def close(self) -> None:
+        """Let the frames that share a slot come home without waiting for others."""
+        if self._busy:
+            self._busy[-1].open = False
+
+    @property
+    def oldest(self) -> float:
+        """The first frame of which it is not known whether it ran; infinity where there is none."""
+        return self._busy[0].receipts[0][0] if self._busy else math.inf
 
     @property
     def in_flight(self) -> int:

@@ -1,0 +1,51 @@
+"""Runs that are wrong because a frame was never submitted, and all runs that read from them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from threading import Lock
+
+#: runs of a device that are remembered: far more than there are in the frames whose receipts
+#: are on their way
+_REMEMBERED = 1024
+
+
+class JobRun:
+    """The work of one job on the device."""
+
+    __slots__ = ("harm", "sources")
+
+    def __init__(self, sources: tuple[JobRun, ...]) -> None:
+        #: the runs whose numbers it reads: outputs, variables, retained tensors
+        self.sources = sources
+        #: why its numbers are wrong; "" as long as nothing is known of that
+        self.harm = ""
+
+
+class JobRuns:
+    """The latest runs of all frame schedulers of a device, each after those that it reads from."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._latest: deque[JobRun] = deque()
+        #: how often runs have turned out to be wrong
+        self.losses = 0
+
+    def begin(self, sources: Iterable[JobRun]) -> JobRun:
+        """Returns the run of a job that begins."""
+        run = JobRun(tuple(sources))
+        with self._lock:
+            self._latest.append(run)
+            while len(self._latest) > _REMEMBERED:
+                self._latest.popleft().sources = ()
+        return run
+
+    def lose(self, lost: Iterable[JobRun], why: str) -> None:
+        """Marks these runs, and all that read from them, as wrong."""
+        with self._lock:
+            self.losses += 1
+            for run in lost:
+                run.harm = run.harm or why
+            for run in self._latest:
+                run.harm = run.harm or next((s.harm for s in run.sources if s.harm), "")

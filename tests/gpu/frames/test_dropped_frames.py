@@ -1,0 +1,270 @@
+"""A host throws the encoder of one frame away without a word, whichever frame it is: no number that
+is read of a job is wrong, before the loss is noticed and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.gpu.gpu import Gpu
+from scheduler import FrameScheduler
+from scheduler.jobs.job import Job
+from scheduler.tools.operators_per_frame import operators_per_frame
+
+#: small numbers and their halves: every backend gives the same bits
+TEXT = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph net(x, z) -> (y)
+{{
+    x = external(shape = [4]); z = external(shape = [4]);
+    s = variable(shape = [4], label = 's');
+    a = x * 0.5;
+    b = max(a, z - 8.0);
+    t = b + s * {decay};
+    {update}
+    y = t + z;
+}}
+"""
+FIRST = 2.0
+OPTIONS = cml.CompileOptions(without=frozenset({"chains", "fuse"}))
+
+
+def graph(decay: float, recurrent: bool) -> cml.Graph:
+    text = TEXT.format(decay=decay, update="u = update(s, t);" if recurrent else "")
+    return cml.load(cml.MemoryModel(text, {"s": np.full(4, FIRST, np.float32)}))
+
+
+@dataclass
+class Memory:
+    """What the variable and the inputs of one network on the device are, as events go on."""
+
+    decay: float
+    recurrent: bool
+    values: dict[str, float] = field(default_factory=lambda: {"s": FIRST})
+
+    def run(self, given: dict[str, float], done: bool) -> float:
+        """A job begins; one that is done has given the variable its value."""
+        self.values |= given
+        t = max(self.values["x"] * 0.5, self.values["z"] - 8.0) + self.values["s"] * self.decay
+        if done and self.recurrent:
+            self.values["s"] = t
+        return t + self.values["z"]
+
+
+class Network:
+    """A session, and what it has in memory."""
+
+    def __init__(self, trial: Trial, recurrent: bool, retain: bool, decay: float = 0.5) -> None:
+        self.trial, self.recurrent, self.retain = trial, recurrent, retain
+        self.memory = Memory(decay, recurrent)
+        made = graph(decay, recurrent)
+        self.session = cml.Session(made, trial.gpu, OPTIONS, retain=retain)
+
+    def replace(self) -> None:
+        """Jobs that were submitted before run on the old one."""
+        self.session.replace(graph(0.25, self.recurrent))
+        self.session.take_replacement()
+        old, new = self.memory, Memory(0.25, self.recurrent)
+        self.memory = new
+        self.trial.events.append(lambda: new.values.update({**old.values, "s": FIRST}))
+
+    def reset(self) -> None:
+        self.session.reset()
+        memory = self.memory
+        self.trial.events.append(lambda: memory.values.update(s=FIRST))
+
+
+class Entry:
+    """A job, and what was read of it."""
+
+    def __init__(self, trial: Trial, job: Job, memory: Memory, inputs: dict[str, Any]) -> None:
+        self.trial, self.job, self.memory, self.inputs = trial, job, memory, inputs
+        self.seen: set[float] = set()
+        self.made = np.nan
+
+    def check(self) -> None:
+        """What was read is right, and of a job that failed nothing was."""
+        by_job = {id(entry.job): entry.made for entry in self.trial.entries}
+        given = {name: by_job.get(id(v), v) for name, v in self.inputs.items()}
+        done = self.job.state == "done"
+        self.made = self.memory.run(given, done)
+        assert self.seen == ({self.made} if done else set()), (self.job, self.made, self.seen)
+
+
+class Trial:
+    """A frame loop that drops one frame."""
+
+    def __init__(self, gpu: Gpu, drop: int, timed: bool) -> None:
+        self.gpu, self.drop, self.timed, self.count = gpu, drop, timed, 0
+        self.schedulers: list[FrameScheduler] = []
+        self.entries: list[Entry] = []
+        self.begun: set[Job] = set()
+        #: the beginnings of jobs, and what else changes a memory, in their order
+        self.events: list[Callable[[], None]] = []
+
+    def scheduler(self) -> FrameScheduler:
+        made = FrameScheduler(self.gpu, budget_ms=20.0)
+        made.planner = operators_per_frame(1)
+        if not self.timed:  # as where the host tells whole frames: receipts come in bundles
+            made.pacing.times = lambda frame, budget: frame % 8 == 0  # type: ignore[method-assign]
+            made.cost_model.samples = lambda key: 100  # type: ignore[method-assign]
+        return made
+
+    def submit(self, network: Network, where: int = 0, **inputs: Any) -> Job:
+        """Inputs are numbers, or jobs whose output is taken."""
+        while len(self.schedulers) <= where:
+            self.schedulers.append(self.scheduler())
+        values = {
+            name: (value.tensor("y") if value.state == "done" else value.output("y"))
+            if isinstance(value, Job)
+            else np.full(4, value, np.float32)
+            for name, value in inputs.items()
+        }
+        job = self.schedulers[where].submit(network.session, values)
+        self.entries.append(Entry(self, job, network.memory, inputs))
+        return job
+
+    def frame(self) -> None:
+        for scheduler in self.schedulers:
+            encoder = self.gpu.device.create_command_encoder()
+            scheduler.encode(encoder)
+            for entry in self.entries:
+                if entry.job.started_ms is not None and entry.job not in self.begun:
+                    self.begun.add(entry.job)
+                    self.events.append(entry.check)
+            if self.count != self.drop:
+                self.gpu.queue.submit([encoder.finish()])
+            self.count += 1
+            scheduler.end_frame()
+        for entry in self.entries:
+            found = entry.job.read("y") if entry.job.state == "done" else None
+            if found is not None:
+                entry.seen |= set(found.tolist())
+
+    def until(self, *jobs: Job) -> bool:
+        """Frames until these jobs have ended. Returns whether all are done."""
+        for _ in range(300):
+            if all(job.ended for job in jobs):
+                break
+            self.frame()
+        assert all(job.ended for job in jobs), self.schedulers[0].describe()
+        return all(job.state == "done" for job in jobs)
+
+    def settle(self) -> set[str]:
+        """Frames until everything has ended and is read, and every loss is noticed."""
+        self.until(*(entry.job for entry in self.entries))
+        for _ in range(14):
+            self.frame()
+        return {entry.job.error for entry in self.entries if entry.job.state != "done"}
+
+
+def in_order(trial: Trial, network: Network) -> None:
+    for turn in range(4):
+        trial.submit(network, x=turn, z=2 * turn)
+
+
+def one_by_one(trial: Trial, network: Network) -> None:
+    """Each begins as soon as the one before has ended, and so before its loss is noticed."""
+    for turn in range(4):
+        trial.until(trial.submit(network, x=turn, z=2 * turn))
+
+
+def left_out(trial: Trial, network: Network) -> None:
+    trial.submit(network, x=1, z=2)
+    trial.submit(network, z=20)
+    trial.submit(network)
+    trial.submit(network, x=64)
+    trial.until(trial.submit(network, z=6))
+    trial.until(trial.submit(network))
+    trial.submit(network, z=40)
+
+
+def replaced(trial: Trial, network: Network) -> None:
+    trial.submit(network, x=1, z=2)
+    trial.submit(network, x=3, z=20)
+    trial.frame()
+    network.replace()
+    trial.submit(network, x=5, z=6)
+    trial.until(trial.submit(network, x=5, z=40))
+    trial.submit(network, x=7, z=2)
+
+
+def fed(trial: Trial, network: Network) -> None:
+    """By another job's output before that is done, and by a tensor of it afterwards."""
+    maker = Network(trial, recurrent=False, retain=False)
+    trial.submit(network, x=trial.submit(maker, x=1, z=2), z=3)
+    other = trial.submit(maker, x=9, z=4)
+    trial.submit(network, x=5, z=6)
+    if trial.until(other):
+        trial.submit(network, x=other, z=1)
+    if network.retain:
+        trial.submit(network, z=8)
+
+
+def of_two_schedulers(trial: Trial, network: Network) -> None:
+    for turn in range(4):
+        job = trial.submit(network, where=turn % 2, x=turn, z=2 * turn)
+        if turn % 2:
+            trial.until(job)
+    trial.submit(network, where=1, x=job, z=3)
+
+
+NETWORKS = {"plain": (False, False), "recurrent": (True, False), "retaining": (False, True)}
+NETWORKS["both"] = True, True
+#: the others are of the long proof
+SHORT = {
+    (in_order, "recurrent", "timed"),
+    (one_by_one, "recurrent", "bundled"),
+    (left_out, "retaining", "timed"),
+    (left_out, "both", "bundled"),
+    (replaced, "both", "timed"),
+    (fed, "both", "timed"),
+    (of_two_schedulers, "both", "timed"),
+}
+CASES = [
+    pytest.param(*case, marks=() if case in SHORT else pytest.mark.long)
+    for script in (in_order, one_by_one, left_out, replaced, fed, of_two_schedulers)
+    for kind, (_, retain) in NETWORKS.items()
+    for case in ((script, kind, "timed"), (script, kind, "bundled"))
+    if retain or script is not left_out
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "receipts"), CASES, ids=lambda v: getattr(v, "__name__", v)
+)
+def test_whichever_frame_is_dropped_no_number_is_wrong(
+    gpu: Gpu, script: Callable[[Trial, Network], None], kind: str, receipts: str
+) -> None:
+    recurrent, retain = NETWORKS[kind]
+    drop, last = -1, 0
+    errors: set[str] = set()
+    while drop <= last:
+        trial = Trial(gpu, drop, timed=receipts == "timed")
+        network = Network(trial, recurrent, retain)
+        script(trial, network)
+        trial.until(*(entry.job for entry in trial.entries))
+        last = trial.count if drop == -1 else last
+        found = trial.settle()
+        assert drop >= 0 or not found
+        errors |= found
+        # and it goes on
+        trial.drop = -1
+        if not trial.until(trial.submit(network, x=3, z=4)):
+            errors.add(trial.entries[-1].job.error)
+            assert recurrent and "Session.reset()" in trial.entries[-1].job.error
+            network.reset()
+        assert trial.until(trial.submit(network, x=3, z=4), trial.submit(network, x=5, z=6))
+        trial.settle()
+        for event in trial.events:
+            event()
+        drop += 1
+    assert any("never submitted. " in error or "never submitted, " in error for error in errors)
+    assert any("Session.reset()" in error for error in errors) == recurrent
+    allowed = ("never submitted", "' failed", "did not begin. Give it", "Give it again")
+    assert all(any(reason in error for reason in allowed) for error in errors), errors
