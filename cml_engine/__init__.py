@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from cml_engine.budget import LoadLimits
+from cml_engine.cooked.form import CookedLimits
 from cml_engine.cooked.load import load_cooked
 from cml_engine.errors import (
     CmlError,
@@ -58,6 +59,7 @@ __all__ = [
     "Case",
     "CmlError",
     "CompileOptions",
+    "CookedLimits",
     "CorruptArtifact",
     "Cost",
     "DeviceError",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from struct import Struct
 
+from cml_engine.budget import OverBudget
+from cml_engine.model_source import Bytes
+
 MAGIC = b"\x89CML\r\n\x1a\n"
-FORMAT = 1
+FORMAT = 2
 MOST_SECTIONS = 256
 #: where sections begin, and tables within a plan
 SECTION_ALIGNMENT, TABLE_ALIGNMENT = 64, 8
@@ -40,8 +45,8 @@ COUNTS = {
     CONSTS: (0, 1),
 }
 
-#: magic, format, sections, bytes, SHA-256 of the table, reserved
-HEADER = Struct("<8s2IQ32s8s")
+#: magic, format, sections, bytes, SHA-256 of the table, the four totals, reserved
+HEADER = Struct("<8s2IQ32s2Q2I16s")
 #: tag, offset, bytes, number, reserved, SHA-256
 SECTION = Struct("<8s2Q2I32s")
 #: kernels, reserved
@@ -75,8 +80,57 @@ SPACES = ("arena", "weights", "own")
 DTYPES = ("scalar", "integer", "logical")
 LAYOUTS = ("plain", "c4", "c4h")
 
-assert [s.size for s in (HEADER, SECTION, KERNEL, PLAN_HEADER, STEP)] == [64, 64, 96, 192, 96]
+assert [s.size for s in (HEADER, SECTION, KERNEL, PLAN_HEADER, STEP)] == [96, 64, 96, 192, 96]
 assert [s.size for s in (BINDING, TENSOR, DEVICE, FACTOR, GOLDEN_TENSOR)] == [24, 80, 40, 16, 64]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a file takes when it is unpacked, as its header states it."""
+
+    #: of all kernels, unpacked
+    code_bytes: int
+    #: of the largest plan's buffers
+    device_bytes: int
+    kernels: int
+    #: of the plan that has most
+    steps: int
+
+    @staticmethod
+    def of(kernels: Bytes, plans: Iterable[Bytes]) -> Totals:
+        """The totals of the sections."""
+        rows = [
+            KERNEL.unpack_from(kernels, at) for at in range(COUNT.size, len(kernels), KERNEL.size)
+        ]
+        heads = [PLAN_HEADER.unpack_from(plan) for plan in plans]
+        return Totals(
+            code_bytes=sum(row[9] + row[12] for row in rows),
+            device_bytes=max((sum(head[4:7]) + head[30] for head in heads), default=0),
+            kernels=len(rows),
+            steps=max((head[20] for head in heads), default=0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CookedLimits:
+    """What a cooked file may take when it is unpacked; a small file can state much. The C and
+    JavaScript players have the same limits by the same names."""
+
+    code_bytes: int = 64 << 20
+    device_bytes: int = 2 << 30
+    kernels: int = 4096
+    steps: int = 16384
+
+    def check(self, totals: Totals) -> None:
+        """`OverBudget` where a total is larger."""
+        for field in fields(self):
+            wanted, most = getattr(totals, field.name), getattr(self, field.name)
+            if wanted > most:
+                raise OverBudget(
+                    f"the cooked file states {wanted:,} {field.name}, the limit is {most:,}. "
+                    "If you trust it: trusted=True (--trusted), or "
+                    f"limits=cml.CookedLimits({field.name}={wanted})"
+                )
 
 
 def aligned(offset: int, alignment: int) -> int:

@@ -133,8 +133,21 @@ def read_kernels(file: Container, trusted: bool) -> list[Cooked]:
     count, reserved = table.unpack(COUNT, 0)
     if reserved or len(table) != COUNT.size + count * KERNEL.size:
         raise damaged(f"{count} kernels in {len(table)} bytes")
-    places = (COUNT.size + number * KERNEL.size for number in range(count))
-    return [_read(file, code, table.unpack(KERNEL, at), trusted) for at in places]
+    records = [table.unpack(KERNEL, COUNT.size + i * KERNEL.size) for i in range(count)]
+    _check_places(records, len(code))
+    return [_read(file, code, record, trusted) for record in records]
+
+
+def _check_places(records: Sequence[Sequence[Any]], nbytes: int) -> None:
+    """Compressed code lies one behind the other: none is unpacked twice."""
+    end = 0
+    for record in records:
+        for offset, packed in ((record[7], record[8]), (record[10], record[11])):
+            if packed and offset != end:
+                raise damaged(f"the code of a kernel lies at {offset:,}, wanted {end:,}")
+            end += packed
+    if end != nbytes:
+        raise damaged(f"its kernels have {end:,} bytes of code of {nbytes:,}")
 
 
 def _read(file: Container, code: Section, record: Sequence[Any], trusted: bool) -> Cooked:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.cooked.artifact import Artifact
-from cml_engine.cooked.form import GRAPH, HEADER, META, PLAN
+from cml_engine.cooked.form import GRAPH, HEADER, META, PLAN, CookedLimits
 from cml_engine.cooked.golden import read_golden
 from cml_engine.cooked.graph_text import read_graph
 from cml_engine.cooked.kernels import read_kernels
@@ -18,10 +18,15 @@ from cml_engine.files.json import parse_json
 from cml_engine.graph import Graph
 from cml_engine.model_source import Bytes, ModelSource, SourceFile
 from cml_engine.ops import load_families
-from cml_engine.ranges import flag
+from cml_engine.ranges import an_object, flag
 
 
-def load_cooked(model: str | Path | Bytes | ModelSource, *, trusted: bool = False) -> Graph:
+def load_cooked(
+    model: str | Path | Bytes | ModelSource,
+    *,
+    trusted: bool = False,
+    limits: CookedLimits | None = None,
+) -> Graph:
     """The network in a cooked file (docs/cooked.md), in the bytes of one, or in a
     :class:`ModelSource` whose graph it is: ready to run, nothing is compiled.
 
@@ -29,18 +34,24 @@ def load_cooked(model: str | Path | Bytes | ModelSource, *, trusted: bool = Fals
     ``trusted=True`` is for a file of your own: its kernels run without these checks where they are
     marked for that, which is 2 to 3 times as fast. What a file says of itself grants nothing.
 
+    ``limits`` bound what the file takes when it is unpacked: ``OverBudget``, an
+    :class:`InputError`, before anything is. A trusted file has none by default.
+
     :class:`CorruptArtifact` where anything is not as it must be. A session takes the plan of the
     file that fits its device; :class:`StaleArtifact` where none does.
     """
     flag(trusted, "trusted")
     load_families()
+    if limits is not None:
+        an_object(CookedLimits, limits, "limits")
     data = _bytes_of(model)
-    file = Container(data)
+    file = Container(data, limits or (None if trusted else CookedLimits()))
     kernels = read_kernels(file, trusted)
     meta = _meta(file)
     plans = tuple(
         CookedPlan(file, file.section(PLAN, number), kernels) for number in range(file.count(PLAN))
     )
+    file.check_totals()
     graph = read_graph(file) if file.count(GRAPH) else _ends(meta["name"], plans[0])
     _check_ends(graph, plans)
     artifact = Artifact(

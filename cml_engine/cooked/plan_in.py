@@ -25,6 +25,7 @@ from cml_engine.cooked.form import (
     TABLE_ALIGNMENT,
     TENSOR,
     WEIGHTS,
+    aligned,
 )
 from cml_engine.cooked.kernels import Cooked
 from cml_engine.cooked.reader import Container, Section, damaged
@@ -93,9 +94,14 @@ class CookedPlan:
         self.used = self._used_kernels()
         self.needs = Needs(*head[7:16])
         self._check_needs()
+        #: parameter blocks by their offsets, where the last ends, and the next step's first binding
+        self._blocks: dict[int, bytes] = {}
+        self._blocks_end = self._next_binding = 0
         if self._tables[2][0] > MOST_INPUTS:
             raise self._damaged(f"it has {self._tables[2][0]} inputs")
         self.steps = self._steps()
+        if (self._next_binding, self._blocks_end) != (self._tables[1][0], self._tables[5][0]):
+            raise self._damaged("it has bindings or parameters that no step has")
         self.inputs, self.outputs = self._tensors(2), self._tensors(3)
         self.updates = self._updates()
 
@@ -162,8 +168,13 @@ class CookedPlan:
             raise self._damaged(f"the cost of {title}")
         if count != code.tensors or not 0 < writes <= count:
             raise self._damaged(f"{title} binds {count} tensors, its kernel has {code.tensors}")
-        if nbytes != code.params_bytes or at % 16:
-            raise self._damaged(f"{title} has {nbytes} bytes of parameters at {at}")
+        if nbytes != code.params_bytes:
+            raise self._damaged(f"{title} has {nbytes} bytes of parameters")
+        if first != self._next_binding:
+            raise self._damaged(
+                f"{title} has its bindings from {first}, wanted {self._next_binding}"
+            )
+        self._next_binding += count
         return Step(
             index=index,
             op=op,
@@ -182,10 +193,19 @@ class CookedPlan:
         )
 
     def _params(self, at: int, nbytes: int, title: str) -> bytes:
+        """A block that a step before has too, or the next one."""
         count, offset = self._tables[5]
-        if at + nbytes > count:
-            raise self._damaged(f"{title} has its parameters at {at} of {count} bytes")
-        return bytes(self._section.span(offset + at, nbytes, title))
+        known = self._blocks.get(at)
+        if known is None and at == aligned(self._blocks_end, self.needs.uniform_alignment):
+            if at + nbytes > count or any(
+                self._section.span(offset + self._blocks_end, at - self._blocks_end, title)
+            ):
+                raise self._damaged(f"{title} has its parameters at {at} of {count} bytes")
+            known = self._blocks[at] = bytes(self._section.span(offset + at, nbytes, title))
+            self._blocks_end = at + nbytes
+        if known is None or len(known) != nbytes:
+            raise self._damaged(f"{title} has {nbytes} bytes of parameters at {at}")
+        return known
 
     def _binding(self, table: int, index: int, title: str) -> Binding:
         count, start = self._tables[table]

@@ -49,7 +49,7 @@ def write_plan(
             "Cook it for others, or with a smaller input"
         )
     strings = sections.strings
-    params, places = _parameters(plan)
+    params, places = _parameters(plan, profile.limits.uniform_offset_alignment)
     bindings = bytearray()
     steps, first = bytearray(), 0
     costs = zip(plan.steps, plan.step_costs(), kernels, strict=True)
@@ -106,12 +106,13 @@ def _needs(plan: Plan, profile: Profile, kernels: Sequence[Codes]) -> list[int]:
     ]
 
 
-def _parameters(plan: Plan) -> tuple[bytes, list[tuple[int, int]]]:
-    """All parameter blocks, equal ones once, and where each step's lies."""
+def _parameters(plan: Plan, alignment: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """All parameter blocks as they are uploaded, equal ones once, and where each step's lies."""
     content, known, places = bytearray(), dict[bytes, int](), []
     for step in plan.steps:
         block = step_params(step)
         if block not in known:
+            content += bytes(aligned(len(content), alignment) - len(content))
             known[block] = len(content)
             content += block
         places.append((known[block], len(block)))

@@ -10,12 +10,16 @@ from cml_engine.cooked.form import (
     COUNTS,
     FORMAT,
     HEADER,
+    KERNELS,
     MAGIC,
     MOST_SECTIONS,
     MOST_TEXT,
+    PLAN,
     SECTION,
     SECTION_ALIGNMENT,
     STRINGS,
+    CookedLimits,
+    Totals,
     aligned,
 )
 from cml_engine.errors import CorruptArtifact
@@ -53,8 +57,10 @@ class Section:
 class Container:
     """The sections of a whole file, each as its hash says it is."""
 
-    def __init__(self, data: memoryview) -> None:
-        count, table = _table(data)
+    def __init__(self, data: memoryview, limits: CookedLimits | None) -> None:
+        count, table, self._totals = _table(data)
+        if limits is not None:
+            limits.check(self._totals)
         self._sections: dict[tuple[str, int], Section] = {}
         end = HEADER.size + len(table)
         before = ("", -1)
@@ -71,6 +77,13 @@ class Container:
                 raise damaged(f"{self.count(tag)} sections '{tag}'")
         self._strings = self.section(STRINGS)
         self._known: dict[tuple[int, int], str] = {}
+
+    def check_totals(self) -> None:
+        """:class:`CorruptArtifact` where the header states other totals than the sections have;
+        for a file whose kernels and plans are right."""
+        plans = [self.section(PLAN, number).content for number in range(self.count(PLAN))]
+        if self._totals != Totals.of(self.section(KERNELS).content, plans):
+            raise damaged("its header states other totals than its kernels and plans have")
 
     def count(self, tag: str) -> int:
         """How many sections have the tag."""
@@ -110,7 +123,7 @@ def check_size(head: bytes | memoryview, size: int) -> int:
         )
     if len(head) < HEADER.size:
         raise damaged(f"it ends after {len(head)} bytes")
-    _, version, _, nbytes, _, _ = HEADER.unpack_from(head)
+    _, version, _, nbytes, *_ = HEADER.unpack_from(head)
     if version != FORMAT:
         raise damaged(f"it has format {version}, or another version of the engine made it")
     if nbytes != size:
@@ -118,16 +131,16 @@ def check_size(head: bytes | memoryview, size: int) -> int:
     return size
 
 
-def _table(data: memoryview) -> tuple[int, memoryview]:
-    """The number of sections, and their table as its hash says it is."""
+def _table(data: memoryview) -> tuple[int, memoryview, Totals]:
+    """The number of sections, their table as its hash says it is, and the totals that it states."""
     check_size(data[: HEADER.size], len(data))
-    _, _, count, nbytes, digest, reserved = HEADER.unpack_from(data)
+    _, _, count, nbytes, digest, *totals, reserved = HEADER.unpack_from(data)
     if count > MOST_SECTIONS or HEADER.size + count * SECTION.size > nbytes or any(reserved):
         raise damaged(f"its header: {count} sections")
     table = data[HEADER.size : HEADER.size + count * SECTION.size]
     if hashlib.sha256(table).digest() != digest:
         raise damaged("the table of its sections is not what its hash says")
-    return count, table
+    return count, table, Totals(*totals)
 
 
 def _section(

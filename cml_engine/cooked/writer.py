@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import astuple
 
 from cml_engine.cooked.form import (
     COUNTS,
     FORMAT,
     HEADER,
+    KERNELS,
     MAGIC,
     MOST_TEXT,
+    PLAN,
     SECTION,
     SECTION_ALIGNMENT,
     STRINGS,
+    Totals,
     aligned,
 )
 from cml_engine.model_source import Bytes
@@ -58,6 +62,7 @@ class Sections:
     def bytes(self) -> bytes:
         """The whole file."""
         self._content[STRINGS] = [bytes(self.strings.content)]
+        totals = Totals.of(self._content[KERNELS][0], self._content[PLAN])
         order = [
             (tag, number, content)
             for tag in sorted(COUNTS)
@@ -75,4 +80,5 @@ class Sections:
             at += len(content)
         assert start + len(body) == at
         digest = hashlib.sha256(table).digest()
-        return HEADER.pack(MAGIC, FORMAT, len(order), at, digest, bytes(8)) + table + body
+        head = HEADER.pack(MAGIC, FORMAT, len(order), at, digest, *astuple(totals), bytes(16))
+        return head + table + body

@@ -2,11 +2,14 @@
  *
  *     check FILE...          says of each whether it is whole
  *     check --flip FILE      changes every byte in turn, and cuts the file at every length: all is refused
+ *     check --limited FILE   the same as without, within the default limits
  *     check --sealed FILE    the same changes with hashes made to match: nothing but errors come of it */
 #define CML_CORE_ONLY
 #include "cml.c"
 
 enum { HEADER = sizeof(header_row), SECTION = sizeof(section_row) };
+
+static const cml_limits ENDLESS = {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
 
 static uint32_t u32(const uint8_t *p) {
     uint32_t n;
@@ -31,11 +34,12 @@ static uint8_t *whole(const char *path, size_t *size) {
 }
 
 /* A block of exactly that size, so that a sanitizer sees who reads beyond it. */
-static cml_status checked(const uint8_t *data, size_t size, cml_error *error) {
+static cml_status checked(const uint8_t *data, size_t size, const cml_limits *limits,
+                          cml_error *error) {
     uint8_t *exact = malloc(size > 0 ? size : 1);
     cml_status status;
     memcpy(exact, data, size);
-    status = cml_check(exact, size, NULL, error);
+    status = cml_check(exact, size, limits, NULL, error);
     free(exact);
     if (status != CML_OK && error->text[0] == 0) {
         printf("an error without a text\n");
@@ -60,9 +64,9 @@ static int flip(uint8_t *data, size_t size) {
     for (i = 0; i < size; i++) {
         if (is_left_out(data, i)) continue;
         data[i] ^= (uint8_t)(1 << i / 16 % 8);
-        accepted += checked(data, size, &error) == CML_OK;
+        accepted += checked(data, size, &ENDLESS, &error) == CML_OK;
         data[i] ^= (uint8_t)(1 << i / 16 % 8);
-        accepted += checked(data, i, &error) == CML_OK;
+        accepted += checked(data, i, &ENDLESS, &error) == CML_OK;
     }
     printf("%zu bytes, %zu accepted\n", size, accepted);
     return accepted > 0;
@@ -89,7 +93,7 @@ static int sealed(uint8_t *data, size_t size) {
         for (k = 0; k < sizeof values && !is_left_out(data, i); k++) {
             data[i] ^= values[k];
             seal(data, i);
-            if (checked(data, size, &error) == CML_OK)
+            if (checked(data, size, &ENDLESS, &error) == CML_OK)
                 accepted++;
             else
                 refused_count++;
@@ -100,7 +104,7 @@ static int sealed(uint8_t *data, size_t size) {
         for (k = 0; k < sizeof values; k++) {
             data[i] ^= values[k];
             sha256(data + HEADER, (size_t)SECTION * u32(data + 12), data + 24);
-            refused_count += checked(data, size, &error) != CML_OK;
+            refused_count += checked(data, size, &ENDLESS, &error) != CML_OK;
             memcpy(data, before, HEADER + (size_t)SECTION * u32(before + 12));
         }
     free(before);
@@ -115,9 +119,9 @@ int main(int argc, char **argv) {
         size_t size = 0;
         uint8_t *data = whole(argv[i], &size);
         if (data == NULL) return 2;
-        if (mode != 0)
+        if (mode == 'f' || mode == 's')
             bad |= mode == 'f' ? flip(data, size) : sealed(data, size);
-        else if (checked(data, size, &error) == CML_OK)
+        else if (checked(data, size, mode == 'l' ? NULL : &ENDLESS, &error) == CML_OK)
             printf("whole\n");
         else
             printf("%d %s\n", (int)error.status, error.text);

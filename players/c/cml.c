@@ -262,7 +262,9 @@ typedef struct header_row {
     uint8_t magic[8];
     uint32_t format, sections;
     uint64_t bytes;
-    uint8_t digest[32], zeros[8];
+    uint8_t digest[32];
+    cml_limits totals;
+    uint8_t zeros[16];
 } header_row;
 typedef struct section_row {
     char tag[8];
@@ -335,6 +337,9 @@ typedef struct file {
     guess_row guess; /* what the device is believed to do */
     const factor_row *factors;
     uint8_t hashed[MOST_SECTIONS]; /* whose hash was checked */
+    cml_limits totals, limits;     /* as the header states them, and the largest allowed */
+    uint64_t most_bytes;           /* of the plans that were opened: the largest one's buffers */
+    uint32_t most_steps;
     int only_wgsl;                 /* wgpu-native ends the process for SPIR-V that is none */
     home *memory;
     cml_error *error;
@@ -369,23 +374,51 @@ static cml_status section(file *f, const char *tag, uint32_t number, int how, pa
     return how == IF_THERE ? CML_OK : BAD(f, "there is no section '%.8s' %u", tag, number);
 }
 
+/* The limits where the host states some, else the defaults; a trusted file has none. */
+static cml_limits limits_of(const cml_limits *stated, int trusted) {
+    cml_limits found = {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
+    if (!trusted) found = (cml_limits){(uint64_t)64 << 20, (uint64_t)2 << 30, 4096, 16384};
+    if (stated == NULL) return found;
+    if (stated->code_bytes) found.code_bytes = stated->code_bytes;
+    if (stated->device_bytes) found.device_bytes = stated->device_bytes;
+    if (stated->kernels) found.kernels = stated->kernels;
+    if (stated->steps) found.steps = stated->steps;
+    return found;
+}
+
+static cml_status check_limits(file *f) {
+#define TOTAL(name) {#name, f->totals.name, f->limits.name}
+    const struct { const char *name; uint64_t wanted, most; } rows[] = {
+        TOTAL(code_bytes), TOTAL(device_bytes), TOTAL(kernels), TOTAL(steps)};
+#undef TOTAL
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].wanted > rows[i].most)
+            return fail(f->error, CML_ERROR_LIMIT,
+                        "the file states %llu %s, the limit is %llu: raise it in cml_limits if you "
+                        "trust the file", LONG(rows[i].wanted), rows[i].name, LONG(rows[i].most));
+    return CML_OK;
+}
+
 /* The header, and where the sections lie; not what is in them. */
 static cml_status open_file(file *f) {
     static const uint8_t magic[8] = {0x89, 'C', 'M', 'L', '\r', '\n', 0x1A, '\n'};
     uint64_t size = f->whole.size, end;
-    header_row head = {{0}, 0, 0, 0, {0}, {0}};
+    header_row head;
+    memset(&head, 0, sizeof head);
     if (size >= sizeof head) memcpy(&head, f->whole.data, sizeof head);
     if (memcmp(head.magic, magic, 8) != 0) return BAD(f, "it does not begin as one");
-    if (head.format != 1)
-        return fail(f->error, CML_ERROR_STALE, "the file has format %u, this player reads 1: cook "
+    if (head.format != 2)
+        return fail(f->error, CML_ERROR_STALE, "the file has format %u, this player reads 2: cook "
                     "it anew, or take a newer player", head.format);
     if (head.bytes != size)
         return BAD(f, "it states %llu bytes, and has %llu", LONG(head.bytes), LONG(size));
     part table = {f->whole.data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
     end = sizeof head + table.size;
-    if (head.sections > MOST_SECTIONS || end > size || !all_zero(head.zeros, 8) ||
+    if (head.sections > MOST_SECTIONS || end > size || !all_zero(head.zeros, 16) ||
         !has_digest(table.data, (size_t)table.size, head.digest))
         return BAD(f, "its header, or its table of sections, is damaged");
+    f->totals = head.totals;
+    TRY(check_limits(f));
     TRY(copied(f, &table));
     f->sections = (const void *)table.data;
     f->section_count = head.sections;
@@ -413,22 +446,25 @@ static cml_text text_of(const file *f, text_row t) { /* of one that is a text */
     return (cml_text){(const char *)f->strings.data + t.at, t.length};
 }
 
-static int is_code(const file *f, const code_row *c) {
+/* Code lies one behind the other, so that none is unpacked twice; `end` is that of the last. */
+static int is_code(const file *f, const code_row *c, uint64_t *end) {
     if (c->packed == 0) return c->at == 0 && c->bytes == 0;
-    /* nothing that is packed so becomes more than 1032 times as long: no bombs */
-    return is_inside(c->at, c->packed, f->code.size) && c->bytes > 0 &&
-           c->bytes / 1040 <= c->packed;
+    if (c->at != *end || !is_inside(c->at, c->packed, f->code.size)) return 0;
+    *end += c->packed;
+    /* nothing that is packed so becomes more than 1032 times as long */
+    return c->bytes > 0 && c->bytes / 1040 <= c->packed;
 }
 
-static int is_kernel(const file *f, const kernel_row *k) {
+static int is_kernel(const file *f, const kernel_row *k, uint64_t *end) {
     return is_text(f, k->label) && k->params % 16 == 0 && k->params > 0 && k->params <= 65536 &&
            k->tensors > 0 && k->tensors <= 64 && k->flags <= 7 && k->zero == 0 && k->zeros == 0 &&
-           is_code(f, &k->spirv) && is_code(f, &k->wgsl) && k->spirv.bytes % 4 == 0 &&
+           is_code(f, &k->spirv, end) && is_code(f, &k->wgsl, end) && k->spirv.bytes % 4 == 0 &&
            (k->spirv.bytes > 0 || k->wgsl.bytes > 0);
 }
 
 static cml_status open_kernels(file *f) {
     part table;
+    uint64_t end = 0, unpacked_bytes = 0;
     TRY(section(f, "strings", 0, RECORDS, &f->strings));
     TRY(section(f, "code", 0, NEEDED, &f->code));
     TRY(section(f, "kernels", 0, RECORDS, &table));
@@ -437,7 +473,12 @@ static cml_status open_kernels(file *f) {
         return BAD(f, "its table of kernels is damaged");
     f->kernel_count = head[0];
     f->kernels = (const void *)(head + 2);
-    EACH(f, "kernel", f->kernel_count, is_kernel(f, f->kernels + i));
+    EACH(f, "kernel", f->kernel_count, is_kernel(f, f->kernels + i, &end));
+    for (uint32_t i = 0; i < f->kernel_count; i++)
+        unpacked_bytes += (uint64_t)f->kernels[i].spirv.bytes + f->kernels[i].wgsl.bytes;
+    if (end != f->code.size || unpacked_bytes != f->totals.code_bytes ||
+        f->kernel_count != f->totals.kernels)
+        return BAD(f, "its kernels have another total than its header states");
     return CML_OK;
 }
 
@@ -527,10 +568,37 @@ static int is_step(const file *f, const plan *p, const step_row *s) {
     int has_lanes = (k->flags & KERNEL_SUBGROUPS) == 0 || p->row->lanes > 0;
     return s->groups > 0 && is_inside(s->first_binding, s->bindings, p->row->bindings.count) &&
            s->bindings == k->tensors && s->written <= s->bindings && s->params == k->params &&
-           s->params_at % 16 == 0 && is_inside(s->params_at, s->params, p->row->params.count) &&
            s->bindings <= p->row->storage_buffers && has_lanes && s->zero == 0 &&
            is_amount(s->flops) && is_amount(s->bytes) && is_text(f, s->names[0]) &&
            is_text(f, s->names[1]) && is_text(f, s->names[2]) && is_text(f, s->names[3]);
+}
+
+/* Steps have their bindings one behind the other. A parameter block is that of a step before, or
+ * begins where a device can bind it behind the last. */
+static cml_status check_steps(file *f, const plan *p) {
+    uint32_t count = p->row->params.count, unit = p->row->uniform_alignment, first = 0;
+    uint64_t end = 0;
+    uint32_t *blocks = taken(f->memory, (uint64_t)count / unit + 1, sizeof *blocks);
+    if (blocks == NULL) return fail(f->error, CML_ERROR_MEMORY, "no memory for its steps");
+    for (uint32_t i = 0; i < p->row->steps.count; i++) {
+        const step_row *s = p->steps + i;
+        uint64_t next = (end + unit - 1) / unit * unit;
+        if (!is_step(f, p, s) || s->first_binding != first || s->params_at % unit != 0 ||
+            !is_inside(s->params_at, s->params, count))
+            return BAD(f, "step, or the kernel, of step %u is damaged", i);
+        if (s->params_at == next && all_zero(p->params + end, next - end)) {
+            blocks[next / unit] = s->params;
+            end = next + s->params;
+        }
+        if (blocks[s->params_at / unit] != s->params)
+            return BAD(f, "the parameters of step %u are damaged", i);
+        first += s->bindings;
+    }
+    given_back(f->memory, blocks);
+    if (first != p->row->bindings.count || end != count)
+        return BAD(f, "the plan '%.*s' has bindings or parameters that no step has",
+                   TEXT(p->profile));
+    return CML_OK;
 }
 
 /* The plan of that number, in memory of its own, and the values of its buffers. */
@@ -563,7 +631,12 @@ static cml_status open_plan(file *f, uint32_t number, plan *p) {
     EACH(f, "update", row->updates.count,
          is_binding(p, p->updates[i].from, 4) && is_binding(p, p->updates[i].to, 4) &&
              p->updates[i].from.space != p->updates[i].to.space);
-    EACH(f, "step, or the kernel, of step", row->steps.count, is_step(f, p, p->steps + i));
+    TRY(check_steps(f, p));
+    uint64_t bytes = row->spaces[ARENA] + row->spaces[WEIGHTS] + row->spaces[OWN] + row->params.count;
+    if (bytes > f->most_bytes) f->most_bytes = bytes;
+    if (row->steps.count > f->most_steps) f->most_steps = row->steps.count;
+    if (bytes > f->totals.device_bytes || row->steps.count > f->totals.steps)
+        return BAD(f, "the plan '%.*s' takes more than the header states", TEXT(p->profile));
     TRY(open_places(f, p, in, row->inputs, &p->inputs));
     return open_places(f, p, in, row->outputs, &p->outputs);
 }
@@ -650,15 +723,18 @@ static cml_status check_all(file *f) {
     }
     for (uint32_t i = 0; i < f->plan_count; i++) TRY(open_plan(f, i, &p));
     if (f->plan_count == 0) return BAD(f, "it has no plan");
+    if (f->most_bytes != f->totals.device_bytes || f->most_steps != f->totals.steps)
+        return BAD(f, "its header states other totals than its plans have");
     TRY(section(f, "meta", 0, NEEDED, &unused));
     TRY(check_golden(f));
     return open_guess(f, (cml_text){"", 0});
 }
 
-cml_status cml_check(const void *bytes, size_t size, const cml_allocator *allocator,
-                     cml_error *error) {
+cml_status cml_check(const void *bytes, size_t size, const cml_limits *limits,
+                     const cml_allocator *allocator, cml_error *error) {
     home memory = {.hook = allocator != NULL ? *allocator : (cml_allocator){NULL, NULL, NULL}};
-    file f = {.whole = {bytes, bytes ? size : 0}, .memory = &memory, .error = error};
+    file f = {.whole = {bytes, bytes ? size : 0}, .memory = &memory, .error = error,
+              .limits = limits_of(limits, 0)};
     if (error != NULL) memset(error, 0, sizeof *error);
     cml_status status = check_all(&f);
     all_given_back(memory);
@@ -669,7 +745,7 @@ cml_status cml_check(const void *bytes, size_t size, const cml_allocator *alloca
 /* To decide as the Python scheduler does, to the bit, sums and products stand in its order here,
  * and no compiler may fuse them: -ffp-contract=off where a processor has fused operations. */
 
-enum { BUCKETS = 65, MEMORY = 48, WINDOW = 1200, CLIP_AFTER = 4, SETTLED = 12, ENOUGH = 8 };
+enum { CURVE_LISTS = 1024, BUCKETS = 65, MEMORY = 48, WINDOW = 1200, CLIP_AFTER = 4, SETTLED = 12, ENOUGH = 8 };
 
 typedef struct point { /* the logarithm of the time (ms) of about so many workgroups */
     double log_count, log_ms, spread;
@@ -683,7 +759,7 @@ typedef struct curve { /* time over number of workgroups of one cost key */
 } curve;
 
 typedef struct step {
-    uint32_t groups, params_at;
+    uint32_t groups;
     double work, factor; /* ms of a workgroup as first guessed, and how many times that it takes */
     uint64_t key;        /* of what costs the same per workgroup */
     curve *curve;
@@ -699,7 +775,7 @@ typedef struct planned { /* a slice */
 typedef struct model {
     double launch_ms, unknown, drift, error; /* launch_ms: 0 before there is a first guess */
     uint64_t unknown_samples;
-    curve *curves;
+    curve *curves[CURVE_LISTS]; /* by their keys */
     /* margin.py: by how much the last frames exceeded what was predicted, of which so many may */
     double excess[WINDOW], sorted[WINDOW], over_share;
     uint32_t next, count;
@@ -718,12 +794,12 @@ static uint64_t key_of(cml_text text) { /* FNV-1a; keys of one hash would only s
 }
 
 static curve *curve_of(home *memory, model *m, uint64_t key) { /* NULL: no memory */
-    curve *c = m->curves;
+    curve **list = m->curves + key % CURVE_LISTS, *c = *list;
     while (c != NULL && c->key != key) c = c->next;
     if (c != NULL || (c = taken(memory, 1, sizeof *c)) == NULL) return c;
     c->key = key;
-    c->next = m->curves;
-    return m->curves = c;
+    c->next = *list;
+    return *list = c;
 }
 
 /* The logarithm of the time of so many workgroups, of a curve that has points. */
@@ -1581,8 +1657,7 @@ static cml_status make_net(cml_net *n) {
     cml_scheduler *s = n->scheduler;
     home *from = &n->memory;
     const guess_row *guess = &n->f.guess;
-    uint32_t stride = s->stride, count = n->p.row->steps.count;
-    uint64_t at = 0;
+    uint32_t count = n->p.row->steps.count, params = n->p.row->params.count;
     n->steps = taken(from, count, sizeof *n->steps);
     n->after = taken(from, (uint64_t)count + 1, sizeof *n->after);
     n->groups = taken(from, count, sizeof *n->groups);
@@ -1594,23 +1669,21 @@ static cml_status make_net(cml_net *n) {
         cml_text key = text_of(&n->f, row->names[2]);
         double work = fmax(row->flops / guess->flops_per_ms, row->bytes / guess->bytes_per_ms);
         n->steps[i] = (step){
-            .groups = row->groups, .params_at = (uint32_t)at, .factor = factor_of(&n->f, key),
+            .groups = row->groups, .factor = factor_of(&n->f, key),
             /* a stranger who says that its work is none is not believed */
             .work = n->trusted ? work : fmax(work, 1e-5), .key = key_of(key)};
-        at = (at + row->params + stride - 1) / stride * stride;
     }
     n->step_count = count;
     n->exclusive = n;
-    if (at > s->limits.maxBufferSize || at >= UINT32_MAX)
+    if (params > s->limits.maxBufferSize)
         return fail(n->f.error, CML_ERROR_STALE, "its parameters do not fit into one buffer");
     listen(s);
     for (int i = 0; i < SPACES; i++)
         n->spaces[i] = new_buffer(s, &n->memory, TENSORS, n->p.row->spaces[i]);
-    n->uniforms = new_buffer(s, &n->memory, UNIFORMS, at);
+    n->uniforms = new_buffer(s, &n->memory, UNIFORMS, params);
     heard(n);
-    for (uint32_t i = 0; i < n->step_count && !n->refused; i++)
-        wgpuQueueWriteBuffer(s->queue, n->uniforms, n->steps[i].params_at,
-                             n->p.params + n->p.steps[i].params_at, n->p.steps[i].params);
+    if (params > 0 && !n->refused)
+        wgpuQueueWriteBuffer(s->queue, n->uniforms, 0, n->p.params, params);
     return refused(n);
 }
 
@@ -1651,7 +1724,8 @@ cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t f
     n->scheduler = s;
     n->trusted = (flags & CML_TRUSTED) != 0;
     n->f = (file){.whole = {bytes, bytes ? size : 0}, .memory = &n->memory, .error = error,
-                  .only_wgsl = !TAKES_SPIRV || !n->trusted};
+                  .only_wgsl = !TAKES_SPIRV || !n->trusted,
+                  .limits = limits_of(&s->options.limits, n->trusted)};
     cml_status status = load(n);
     n->f.error = NULL;
     if (status == CML_OK) *net = n;
@@ -1705,7 +1779,7 @@ static cml_status bind_step(cml_net *n, uint32_t index) {
     const step_row *of = n->p.steps + index;
     WGPUBindGroupEntry entries[66] = {
         {.binding = 0, .buffer = n->scheduler->ranges, .size = 16},
-        {.binding = 1, .buffer = n->uniforms, .offset = n->steps[index].params_at,
+        {.binding = 1, .buffer = n->uniforms, .offset = of->params_at,
          .size = of->params}};
     for (uint32_t i = 0; i < of->bindings; i++) {
         const binding *at = n->p.bindings + of->first_binding + i;

@@ -28,7 +28,8 @@ typedef enum cml_status {
     CML_ERROR_INPUT,   /* the caller's mistake: an unknown name, a wrong size, a wrong time */
     CML_ERROR_MEMORY,  /* the allocator or the device has no more */
     CML_ERROR_FULL,    /* as many jobs as options.max_jobs are there: release some */
-    CML_ERROR_DEVICE   /* the device refused something, or is lost */
+    CML_ERROR_DEVICE,  /* the device refused something, or is lost */
+    CML_ERROR_LIMIT    /* the file takes more, unpacked, than cml_limits allow */
 } cml_status;
 
 typedef struct cml_error {
@@ -56,9 +57,19 @@ typedef struct cml_allocator { /* where the host's memory comes from; NULL: the 
     void *user;
 } cml_allocator;
 
-/* Whether the bytes are a cooked file without damage: all is looked at, no device is needed. */
-cml_status cml_check(const void *bytes, size_t size, const cml_allocator *allocator,
-                     cml_error *error);
+/* What a file may take when it is unpacked: a small file can state much. It is refused before
+ * anything is unpacked. 0: the default; of a trusted file no limit. */
+typedef struct cml_limits {
+    uint64_t code_bytes;   /* of all kernels: 64 MiB */
+    uint64_t device_bytes; /* of a plan's buffers: 2 GiB */
+    uint32_t kernels;      /* 4096 */
+    uint32_t steps;        /* of a plan: 16384 */
+} cml_limits;
+
+/* Returns CML_OK if the bytes are a cooked file without damage: all is looked at, no device is
+ * needed. limits: NULL for the defaults. */
+cml_status cml_check(const void *bytes, size_t size, const cml_limits *limits,
+                     const cml_allocator *allocator, cml_error *error);
 
 typedef struct cml_scheduler cml_scheduler;
 typedef struct cml_net cml_net;
@@ -109,6 +120,7 @@ typedef struct cml_options { /* what is 0 or NULL is chosen */
     uint32_t max_jobs;             /* 64 */
     uint32_t max_slices;           /* of a frame: 256 */
     uint32_t max_frames_in_flight; /* 4; no new work while so many frames' timings are awaited */
+    cml_limits limits; /* of the files to load */
     uint32_t granule; /* workgroups that run at once: 1, or the processors of a software driver */
 } cml_options;
 

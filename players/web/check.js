@@ -54,7 +54,9 @@ export async function someInputs(network) {
  */
 export function farthest(wanted, found) {
   if (!(wanted instanceof Float32Array)) {
-    return wanted.reduce((count, value, i) => count + Number(value !== found[i]), 0) / (wanted.length || 1);
+    let different = 0;
+    wanted.forEach((value, i) => different += Number(value !== found[i]));
+    return different / Math.max(wanted.length, 1);
   }
   let error = 0;
   wanted.forEach((value, i) => {

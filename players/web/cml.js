@@ -59,7 +59,7 @@ export class CmlError extends Error {
  */
 /**
  * @typedef {{label: string, paramsBytes: number, tensors: number, flags: number, offset: number,
- *   packed: number, unpacked: number}} Kernel
+ *   packed: number, unpacked: number, unpackedBytes: number}} Kernel
  */
 /** @typedef {{at: string, wanted: number, atMost: boolean, what: string}} Need */
 /**
@@ -83,6 +83,14 @@ const MAGIC = [0x89, 0x43, 0x4d, 0x4c, 0x0d, 0x0a, 0x1a, 0x0a];
 /** what this module reads of a file; others are ignored */
 const ALONE = new Set(["strings", "kernels", "code", "guess", "golden", "meta"]);
 const MOST_SECTIONS = 256;
+const FORMAT = 2, HEADER = 96;
+/**
+ * What a file may take when it is unpacked: a small file can state much. `code_bytes` of all kernels, `device_bytes` of a
+ * plan's buffers, `kernels`, and `steps` of a plan.
+ * @typedef {{code_bytes: number, device_bytes: number, kernels: number, steps: number}} Limits
+ */
+/** @type {Limits} */
+const LIMITS = { code_bytes: 64 * 2 ** 20, device_bytes: 2 * 2 ** 30, kernels: 4096, steps: 16384 };
 
 /** Little-endian numbers of one section, checked against its end. */
 class View {
@@ -197,23 +205,25 @@ export class CookedFile {
   /** @type {Kernel[]} */ kernels = [];
   /** @type {Plan[]} */ plans = [];
   /** @type {Record<string, unknown>} */ meta = {};
+  /** @type {Limits} as the header states them */ totals = { ...LIMITS };
   /** @param {Uint8Array<ArrayBuffer>} bytes */ constructor(bytes) {
     this.bytes = bytes;
   }
   /**
    * Read and check everything but weights and kernels, which are checked where they are used.
-   * @param {ArrayBuffer | Uint8Array<ArrayBuffer>} source
+   * @param {ArrayBuffer | Uint8Array<ArrayBuffer>} source @param {Partial<Limits>} limits other than the defaults
    */
-  static async open(source) {
+  static async open(source, limits = {}) {
     const bytes = source instanceof Uint8Array ? source : new Uint8Array(source);
     const file = new CookedFile(bytes);
-    await file._readTable();
+    await file._readTable({ ...LIMITS, ...limits });
     for (const tag of ["strings", "kernels", "code"]) await file.section(tag);
     file.kernels = file._readKernels();
     for (let i = 0; i < (file.table.get("plan")?.length ?? 0); i++) {
       file.plans.push(new PlanReader(file, await file.section("plan", i)).read());
     }
     if (!file.plans.length) throw corrupt("the file has no plan");
+    file._checkTotals();
     file._readMeta(await file.section("meta"));
     return file;
   }
@@ -225,18 +235,39 @@ export class CookedFile {
     }
   }
   get name() { return String(this.meta.name ?? "network"); }
-  async _readTable() {
+  _checkTotals() {
+    const { kernels, plans, totals } = this;
+    const found = {
+      code_bytes: sum(kernels.map((kernel) => kernel.unpackedBytes)),
+      device_bytes: Math.max(...plans.map((plan) => sum(plan.sizes) + plan.params.length)),
+      kernels: kernels.length,
+      steps: Math.max(...plans.map((plan) => plan.steps.length)),
+    };
+    if (JSON.stringify(found) !== JSON.stringify(totals)) {
+      throw corrupt("the header states other totals than the kernels and plans have");
+    }
+  }
+  /** @param {Limits} limits */ async _readTable(limits) {
     const length = this.bytes.byteLength;
-    if (length < 64 || !MAGIC.every((byte, i) => this.bytes[i] === byte)) {
+    if (length < HEADER || !MAGIC.every((byte, i) => this.bytes[i] === byte)) {
       throw corrupt("this is no cooked file: make one with `cml cook MODEL -o net.cml`");
     }
     const head = new View(this.bytes, "the file's header");
     const format = head.u32(8), count = head.u32(12);
-    if (format !== 1) throw new CmlError("StaleArtifact", `the file has format ${format}, wanted 1: cook it again`);
+    if (format !== FORMAT) {
+      throw new CmlError("StaleArtifact", `the file has format ${format}, wanted ${FORMAT}: cook it again`);
+    }
     if (head.u64(16) !== length) throw corrupt(`the file has ${length} bytes, and says ${head.u64(16)}: it was cut`);
     if (count > MOST_SECTIONS) throw corrupt(`${count} sections are too many`);
-    head.zeros(56, 8);
-    const table = head.part(64, 64 * count);
+    head.zeros(80, 16);
+    this.totals = { code_bytes: head.u64(56), device_bytes: head.u64(64), kernels: head.u32(72), steps: head.u32(76) };
+    for (const [name, most] of Object.entries(limits)) {
+      const wanted = this.totals[/** @type {keyof Limits} */ (name)];
+      if (wanted > most) {
+        throw refused(`the file states ${wanted} ${name}, the limit is ${most}. If you trust it: limits: { ${name}: ${wanted} }`);
+      }
+    }
+    const table = head.part(HEADER, 64 * count);
     if (!sameBytes(await sha256(table), head.part(24, 32))) {
       throw corrupt("the table of sections is not what its hash says");
     }
@@ -244,7 +275,7 @@ export class CookedFile {
     if (end !== length) throw corrupt(`${length - end} bytes lie behind the last section`);
   }
   /** @param {View} view @param {number} count @returns {number} where the last section ends */ _readRows(view, count) {
-    let end = 64 + 64 * count, before = "", number = -1;
+    let end = HEADER + 64 * count, before = "", number = -1;
     const file = new View(this.bytes, "the file");
     for (let at = 0; at < 64 * count; at += 64) {
       const tag = tagAt(view, at);
@@ -294,6 +325,7 @@ export class CookedFile {
     view.zeros(4, 4);
     if (view.bytes.byteLength !== 8 + 96 * count) throw corrupt("section 'kernels' has gaps");
     const found = [];
+    let end = 0;
     for (let at = 8; at < 8 + 96 * count; at += 96) {
       const label = this.text(view, at + 32);
       const paramsBytes = view.u32(at + 40), tensors = view.u32(at + 44);
@@ -301,14 +333,22 @@ export class CookedFile {
       const offset = view.u64(at + 72), packed = view.u32(at + 80), unpacked = view.u32(at + 84);
       view.zeros(at + 52, 4);
       view.zeros(at + 88, 8);
-      code.need(view.u64(at + 56), view.u32(at + 64));
-      code.need(offset, packed);
+      const spirv = { offset: view.u64(at + 56), packed: view.u32(at + 64), unpacked: view.u32(at + 68) };
+      for (const one of [spirv, { offset, packed, unpacked }]) { // none is unpacked twice
+        code.need(one.offset, one.packed);
+        if (one.packed ? one.offset !== end : one.offset || one.unpacked) {
+          throw corrupt(`the code of kernel '${label}' does not lie behind that of the one before`);
+        }
+        end += one.packed;
+      }
       if (flags > 7) throw corrupt(`kernel '${label}' has the unknown flags ${flags}`);
       const fits = paramsBytes % 16 === 0 && paramsBytes >= 16 && paramsBytes <= 65536 &&
-        tensors >= 1 && tensors <= 64 && unpacked <= 1040 * packed;
+        tensors >= 1 && tensors <= 64 && unpacked <= 1040 * packed && spirv.unpacked <= 1040 * spirv.packed;
       if (!fits) throw corrupt(`kernel '${label}' is of no possible size`);
-      found.push({ label, paramsBytes, tensors, flags, offset, packed, unpacked });
+      const unpackedBytes = unpacked + spirv.unpacked;
+      found.push({ label, paramsBytes, tensors, flags, offset, packed, unpacked, unpackedBytes });
     }
+    if (end !== code.bytes.byteLength) throw corrupt("section 'code' has code that no kernel has");
     return found;
   }
   /** @param {Kernel} kernel @returns {Promise<string>} its WGSL */ async wgsl(kernel) {
@@ -432,15 +472,24 @@ class PlanReader {
   /** @param {number} paramsBytes @returns {Step[]} */ _steps(paramsBytes) {
     const { view, file } = this;
     const bindings = this._rows(120, 24, (at) => this._binding(at));
-    return this._rows(112, 96, (at) => {
+    const paramsAt = view.u32(156), unit = view.u32(44);
+    /** @type {Map<number, number>} parameter blocks */ const blocks = new Map();
+    let end = 0, next = 0;
+    const steps = this._rows(112, 96, (at) => {
       const kernel = view.u32(at), groups = view.u32(at + 4);
       const first = view.u32(at + 8), count = view.u32(at + 12), writes = view.u32(at + 16);
       const params = view.u32(at + 20), bytes = view.u32(at + 24);
       const title = file.text(view, at + 40);
       const known = file.kernels[kernel];
-      const fits = known && groups >= 1 && count === known.tensors && writes <= count &&
-        first + count <= bindings.length && bytes === known.paramsBytes && params % 16 === 0 &&
-        params + bytes <= paramsBytes;
+      if (params === roundUp(end, unit) && params + bytes <= paramsBytes) {
+        view.zeros(paramsAt + end, params - end);
+        blocks.set(params, bytes);
+        end = params + bytes;
+      }
+      // bindings lie one behind the other, and parameters are a block of their own or one before
+      const fits = known && groups >= 1 && count === known.tensors && writes <= count && first === next &&
+        first + count <= bindings.length && bytes === known.paramsBytes && blocks.get(params) === bytes;
+      next += count;
       view.zeros(at + 88, 8);
       if (!fits) throw corrupt(`${view.where}: step '${title}' does not fit its kernel`);
       return {
@@ -450,6 +499,10 @@ class PlanReader {
         file: file.text(view, at + 56), flops: view.f64(at + 64), nbytes: view.f64(at + 72),
       };
     });
+    if (next !== bindings.length || end !== paramsBytes) {
+      throw corrupt(`${view.where}: it has bindings or parameters that no step has`);
+    }
+    return steps;
   }
   /** @param {number} at @returns {[Range, Range]} from and to */ _update(at) {
     const from = this._binding(at), to = this._binding(at + 24);
@@ -1571,11 +1624,11 @@ const scratch = new Uint32Array(4);
  * Read a cooked file, and have its network ready on the device: weights uploaded, pipelines built,
  * all checked. Frames may go on meanwhile.
  * @param {GPUDevice} gpu @param {ArrayBuffer | Uint8Array<ArrayBuffer> | CookedFile} source
- * @param {{outputUsage?: number}} options `outputUsage`: of the outputs' buffers, beside storage
- *   and copies (as GPUBufferUsage.VERTEX)
+ * @param {{outputUsage?: number, limits?: Partial<Limits>}} options `outputUsage`: of the outputs' buffers, beside storage
+ *   and copies (as GPUBufferUsage.VERTEX); `limits`: other than the defaults for what the file may take
  */
 export async function load(gpu, source, options = {}) {
-  const file = source instanceof CookedFile ? source : await CookedFile.open(source);
+  const file = source instanceof CookedFile ? source : await CookedFile.open(source, options.limits);
   const device = Device.of(gpu);
   const network = new Network(file, choosePlan(file, device), device, options.outputUsage ?? 0);
   try {
@@ -1623,12 +1676,7 @@ export class Network {
     this.guess = guess;
     const tensors = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST;
     const uniform = usage.UNIFORM | usage.COPY_DST;
-    const paramsAt = [0];
-    for (const { paramsBytes } of plan.steps) {
-      const last = paramsAt[paramsAt.length - 1];
-      paramsAt.push(last + roundUp(paramsBytes, this._stride));
-    }
-    const sizes = [...plan.sizes, this._stride * (plan.steps.length + RANGE_SLOTS), paramsAt.at(-1) ?? 0];
+    const sizes = [...plan.sizes, this._stride * (plan.steps.length + RANGE_SLOTS), plan.params.length];
     const what = `no memory for network '${this.name}'`;
     this._buffers = await this.device.made("DeviceError", what, () => sizes.map((bytes, i) => {
       const size = Math.max(roundUp(bytes, 16), 16);
@@ -1637,7 +1685,7 @@ export class Network {
     const [weights, own] = await this._constants();
     await this._upload(1, weights);
     if (own) await this._upload(2, own);
-    this._writeUniforms(paramsAt);
+    this._writeUniforms();
     const kernels = plan.steps.map((step) => this.file.kernels[step.kernel]);
     /** @type {Map<Kernel, GPUComputePipeline>} */ const built = new Map();
     await Promise.all([...new Set(kernels)].map(async (kernel) => {
@@ -1646,7 +1694,7 @@ export class Network {
     await this.device.made("StaleArtifact", `the device does not run network '${this.name}'`, () => {
       this._launches = plan.steps.map((step, i) => {
         const pipeline = /** @type {GPUComputePipeline} */ (built.get(kernels[i]));
-        return { pipeline, group: this._bindGroup(step, kernels[i], paramsAt[i]) };
+        return { pipeline, group: this._bindGroup(step, kernels[i]) };
       });
       this._rehearse();
     });
@@ -1672,23 +1720,19 @@ export class Network {
     whole.set(bytes);
     this.device.gpu.queue.writeBuffer(this._buffers[space], at, whole);
   }
-  /** Every step's parameters and its whole range, written once. @param {number[]} paramsAt */
-  _writeUniforms(paramsAt) {
+  /** Every step's parameters and its whole range, written once. */
+  _writeUniforms() {
     const { steps, params } = this.plan;
     const slices = new Uint32Array(this._stride / 4 * steps.length);
-    const block = new Uint8Array(paramsAt.at(-1) ?? 0);
-    steps.forEach((step, i) => {
-      slices.set([0, step.groups, this._width], i * this._stride / 4);
-      block.set(params.subarray(step.params, step.params + step.paramsBytes), paramsAt[i]);
-    });
+    steps.forEach((step, i) => slices.set([0, step.groups, this._width], i * this._stride / 4));
     this._write(3, 0, new Uint8Array(slices.buffer));
-    this._write(4, 0, block);
+    this._write(4, 0, params);
   }
-  /** @param {Step} step @param {Kernel} kernel @param {number} at */ _bindGroup(step, kernel, at) {
+  /** @param {Step} step @param {Kernel} kernel */ _bindGroup(step, kernel) {
     const tensors = step.bindings.map(({ space, offset, bytes }, i) => ({
       binding: i + 2, resource: { buffer: this._buffers[space], offset, size: bytes },
     }));
-    const params = { buffer: this._buffers[4], offset: at, size: step.paramsBytes };
+    const params = { buffer: this._buffers[4], offset: step.params, size: step.paramsBytes };
     const layout = this.device.layout(kernel.tensors, kernel.paramsBytes);
     const slice = { binding: 0, resource: { buffer: this._buffers[3], size: 16 } };
     const entries = [slice, { binding: 1, resource: params }, ...tensors];

@@ -2,21 +2,19 @@
 
 import random
 import struct
-import zlib
 
 import pytest
 
 from cml_engine.cooked import cook
-from cml_engine.cooked.form import HEADER, KERNEL, SECTION
-from cml_engine.cooked.writer import Sections
+from cml_engine.cooked.form import HEADER, SECTION
 from cml_engine.gpu.shaders import compilers
 from scheduler.tools.commands import cooked_guesses
-from tests.fixtures.cooked import changed, counter, sealed, sections
+from tests.fixtures.cooked import BOMBS, bomb, changed, counter, sealed, sections, with_code
 from tests.players.building import SANITIZED, build
 from tests.players.playing import run_play
 
 pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
-CORRUPT, STALE = 2, 3
+CORRUPT, STALE, LIMIT = 2, 3, 8
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +114,28 @@ def test_a_step_with_a_kernel_that_is_not_there(said, cooked):
 
 def test_another_format_is_stale(said, cooked):
     made = bytearray(cooked)
-    made[8] = 2
+    made[8] = 9
     status, text = said(bytes(made))
-    assert status == STALE and "format 2" in text
+    assert status == STALE and "format 9" in text
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_file_that_takes_too_much_is_refused_before_it_is_unpacked(
+    program, cooked, tmp_path, name
+):
+    file = tmp_path / "bomb.cml"
+    file.write_bytes(bomb(cooked, name))
+    run = run_play(program, "--limited", file)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(f"{LIMIT} the file states") and BOMBS[name] in run.stdout
+
+
+@pytest.mark.parametrize("at", [56, 64, 72, 76])
+def test_a_header_that_understates_is_refused(said, cooked, at):
+    made = bytearray(cooked)
+    made[at] -= 1 if made[at] else -1
+    status, text = said(bytes(made))
+    assert status == CORRUPT and "states" in text
 
 
 @pytest.mark.gpu
@@ -145,18 +162,6 @@ def test_a_stranger_s_file_does_no_harm(gpu, cooked, tmp_path):
         assert "Sanitizer" not in run.stderr and "panicked" not in run.stderr
 
 
-def rebuilt(data, change):
-    """The file with other sections, by tag, and everything around them to match."""
-    made = Sections()
-    for tag, at, nbytes in sections(data):
-        content = change.get(tag, data[at : at + nbytes])
-        if tag == "strings":
-            made.strings.content += content
-        else:
-            made.add(tag, content)
-    return made.bytes()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("language", "trust", "said"),
@@ -170,17 +175,9 @@ def rebuilt(data, change):
 def test_code_that_does_not_compile_is_an_error(gpu, cooked, tmp_path, language, trust, said):
     """Well packed, with hashes that match, and nonsense."""
     nonsense = {"SPIR-V": b"\x03\x02\x23\x07" + 60 * b"no", "WGSL": b"this is no WGSL"}[language]
-    code = zlib.compress(nonsense)
-    places = [(0, 0, 0), (0, len(code), len(nonsense))]
-    (spirv, wgsl) = places if language == "WGSL" else places[::-1]
-    at = next(at for tag, at, _ in sections(cooked) if tag == "kernels")
-    (count,) = struct.unpack_from("<I", cooked, at)
-    kernels = bytearray(struct.pack("<2I", count, 0))
-    for i in range(count):
-        row = KERNEL.unpack_from(cooked, at + 8 + i * KERNEL.size)
-        kernels += KERNEL.pack(*row[:7], *spirv, *wgsl, 0)
     file = tmp_path / "nonsense.cml"
-    file.write_bytes(rebuilt(cooked, {"code": code, "kernels": bytes(kernels)}))
+    code = (nonsense, b"") if language == "SPIR-V" else (b"", nonsense)
+    file.write_bytes(with_code(cooked, *code))
     run = run_play(build("play.c", *SANITIZED, device=True), file, *trust)
     assert run.returncode == 1
     assert said in run.stderr and "panicked" not in run.stderr

@@ -94,7 +94,7 @@ def test_an_integer_network_gives_the_same_bits(tmp_path):
     """By products of bytes, which are in the file as WGSL alone."""
     file = tmp_path / "net.cml"
     file.write_bytes(cook(net_of(8)[0], ["portable"]))
-    kernels = read_kernels(Container(memoryview(file.read_bytes())), trusted=True)
+    kernels = read_kernels(Container(memoryview(file.read_bytes()), None), trusted=True)
     wgsl = [k.kernel.code() for k in kernels if not k.has_spirv]
     assert wgsl and all("dot4I8Packed" in text for text in wgsl)
     found = json.loads(run_deno("run", "-A", WEB / "check.js", file).stdout)

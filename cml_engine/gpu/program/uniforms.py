@@ -56,10 +56,13 @@ class Uniforms:
         align = gpu.limits.uniform_offset_alignment
         block = bytearray()
         self._ranges: list[tuple[int, int]] = []
+        known: dict[bytes, tuple[int, int]] = {}  # equal blocks are one
         for step in plan.steps:
             data = step_params(step)
-            self._ranges.append((len(block), len(data)))
-            block += data + bytes(-len(data) % align)
+            if data not in known:
+                known[data] = len(block), len(data)
+                block += data + bytes(-len(data) % align)
+            self._ranges.append(known[data])
         self._params = _filled(plan, gpu, block or bytearray(16))
         for memory in (self.slots.memory, self._params):
             weakref.finalize(self, gpu.memory.later, memory.free).atexit = False

@@ -7,14 +7,25 @@ import struct
 import pytest
 
 import cml_engine as cml
+from cml_engine.budget import OverBudget
 from cml_engine.cooked import cook
-from cml_engine.cooked.form import BINDING, HEADER, KERNEL, PLAN_HEADER, SECTION, STEP
+from cml_engine.cooked.form import BINDING, COUNT, HEADER, KERNEL, PLAN_HEADER, SECTION, STEP
 from cml_engine.gpu.shaders import compilers
-from tests.fixtures.cooked import changed, counter, sealed, sections, small_model
+from tests.fixtures.cooked import (
+    BOMBS,
+    bomb,
+    changed,
+    content_of,
+    counter,
+    sealed,
+    sections,
+    small_model,
+)
 
 pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
+ENDLESS = cml.CookedLimits(1 << 64, 1 << 64, 1 << 64, 1 << 64)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +36,7 @@ def cooked() -> bytes:
 def refused(data: bytes) -> str:
     """The message of the error that the file gives."""
     with pytest.raises(cml.CorruptArtifact) as found:
-        cml.load_cooked(data)
+        cml.load_cooked(data, limits=ENDLESS)
     return str(found.value)
 
 
@@ -37,7 +48,7 @@ def test_every_byte_counts(cooked):
         damaged = bytearray(cooked)
         damaged[place] ^= 1 << place % 8
         with pytest.raises(cml.CorruptArtifact):
-            cml.load_cooked(damaged)
+            cml.load_cooked(damaged, limits=ENDLESS)
 
 
 def test_every_length_but_its_own_is_refused(cooked, tmp_path):
@@ -95,7 +106,7 @@ def test_whatever_a_section_says_the_error_is_ours(cooked, tag):
                 content[place] ^= bit
 
             try:
-                cml.load_cooked(changed(cooked, tag, flip))
+                cml.load_cooked(changed(cooked, tag, flip), limits=ENDLESS)
                 kept += 1
             except (cml.CorruptArtifact, cml.StaleArtifact):
                 pass
@@ -211,3 +222,41 @@ def test_what_is_no_cooked_file_is_told_so(tmp_path):
         cml.load_cooked(tmp_path / "nothing.cml")
     with pytest.raises(cml.InputError, match="wanted a path"):
         cml.load_cooked(7)
+
+
+# --- files that are small and take much
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_file_that_takes_too_much_is_refused_before_it_is_unpacked(cooked, name):
+    data = bomb(cooked, name)
+    assert len(data) < 3 << 20
+    with pytest.raises(OverBudget, match=f"{BOMBS[name]}, the limit is .*trusted=True"):
+        cml.load_cooked(data)
+    with pytest.raises(OverBudget):
+        cml.load_cooked(data, trusted=True, limits=cml.CookedLimits())
+
+
+@pytest.mark.parametrize("offset, kind", [(56, U64), (64, U64), (72, U32), (76, U32)])
+def test_a_header_that_understates_is_refused(cooked, offset, kind):
+    made = bytearray(cooked)
+    (stated,) = kind.unpack_from(made, offset)
+    assert stated > 0
+    kind.pack_into(made, offset, stated - 1)
+    assert "totals" in refused(bytes(made))
+
+
+def test_kernels_do_not_share_their_code(cooked):
+    def share(content):
+        first = content[COUNT.size + 56 : COUNT.size + 88]
+        for at in range(COUNT.size + KERNEL.size, len(content), KERNEL.size):
+            content[at + 56 : at + 88] = first
+
+    assert "code of a kernel lies at" in refused(changed(cooked, "kernels", share))
+
+
+@pytest.mark.parametrize("field", [8, 20])
+def test_steps_do_not_overlap_bindings_or_parameters(cooked, field):
+    start = table(cooked, 0) + STEP.size
+    (value,) = U32.unpack_from(next(content_of(cooked, "plan")), start + field)
+    refused(changed(cooked, "plan", put(start, field, U32, value - (1 if field == 8 else 16))))

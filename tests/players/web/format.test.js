@@ -3,7 +3,7 @@
 
 import { CmlError, CookedFile } from "../../../players/web/cml.js";
 import { goldenOf } from "../../../players/web/check.js";
-import { ELEMENTS, expected, file, sections, small } from "./make.js";
+import { ELEMENTS, expected, file, HEADER, sections, small } from "./make.js";
 
 /** @param {unknown} held @param {string} what */
 function assert(held, what) {
@@ -122,8 +122,8 @@ Deno.test("lengths of 2^63 are damage, and take no memory", async () => {
       assert((await refusal(await file(all)))?.code === "CorruptArtifact", `${tag} at ${at}`);
     }
   }
-  for (const at of [16, 64 + 8, 64 + 16]) {
-    const whole = await small(), table = whole.subarray(64, 64 + 64 * parts.length);
+  for (const at of [16, HEADER + 8, HEADER + 16]) {
+    const whole = await small(), table = whole.subarray(HEADER, HEADER + 64 * parts.length);
     new DataView(whole.buffer).setBigUint64(at, 1n << 63n, true);
     whole.set(new Uint8Array(await crypto.subtle.digest("SHA-256", table)), 24);
     assert((await refusal(whole))?.code === "CorruptArtifact", `the header at ${at}`);
@@ -134,5 +134,20 @@ Deno.test("a plan that binds outside of its memory is damage", async () => {
   for (const row of [[0, 1 << 20, 4000], [1, 0, 20], [2, 256, 4], [3, 0, 4], [0, 4, 8], [0, 0, 6]]) {
     const bytes = await small({ bindings: (rows) => [row, ...rows.slice(1)] });
     assert((await refusal(bytes))?.code === "CorruptArtifact", `binding ${row}`);
+  }
+});
+
+Deno.test("a small file that takes much is refused before it is unpacked", async () => {
+  for (const [at, bytes, name] of /** @type {any[]} */ ([
+    [56, 8, "code_bytes"], [64, 8, "device_bytes"], [72, 4, "kernels"], [76, 4, "steps"],
+  ])) {
+    const whole = await small(), view = new DataView(whole.buffer);
+    const stated = Number(bytes === 8 ? view.getBigUint64(at, true) : view.getUint32(at, true));
+    await CookedFile.open(whole, { [name]: stated });
+    let error = null;
+    await CookedFile.open(whole, { [name]: stated - 1 }).catch((e) => error = e);
+    assert(/** @type {any} */ (error)?.code === "InputError", `${name} over its limit`);
+    view.setUint32(at, stated - 1, true);
+    assert((await refusal(whole))?.message.includes("totals"), `${name} understated`);
   }
 });

@@ -2,6 +2,7 @@
 /** Writes small cooked files by docs/cooked.md, whole or with a fault, to read them again. */
 
 const ARENA = 0, WEIGHTS = 1, OWN = 2;
+export const HEADER = 96;
 const ALIGN = 256;
 export const ELEMENTS = 1000;
 const BYTES = 4 * ELEMENTS;
@@ -121,7 +122,7 @@ export async function sections(how = {}) {
   const steps = [["scale", 0, groups, 0, 3], ["add", 1, groups, 3, 3], ["count", 2, 1, 6, 2]];
   const table = new Bytes();
   for (const [title, kernel, count, first, tensors] of /** @type {any[]} */ (steps)) {
-    table.u32(kernel, count, first, tensors, 1, 16 * kernel, 16, 7);
+    table.u32(kernel, count, first, tensors, 1, 256 * kernel, 16, 7);
     table.u32(...strings.at(title), ...strings.at(`${title}1`), ...strings.at(`${title} k-0 1F`));
     table.u32(...strings.at("graph.nnef")).f64(2e6, 64).u64(5, 0);
   }
@@ -133,7 +134,7 @@ export async function sections(how = {}) {
       .u64(offset, BYTES, 0);
   const params = new Bytes();
   for (const count of [ELEMENTS, ELEMENTS, 1]) {
-    params.u32(count).raw(new Uint8Array(new Float32Array([1]).buffer)).u32(0, 0);
+    params.pad(256).u32(count).raw(new Uint8Array(new Float32Array([1]).buffer)).u32(0, 0);
   }
   const update = new Bytes().u32(ARENA, 0).u64(at.v, 4).u32(OWN, 0).u64(0, 4);
   const parts = [table, rows, tensor("x", at.x), tensor("y", at.y), update, params];
@@ -174,11 +175,33 @@ export async function sections(how = {}) {
   return made;
 }
 
+/**
+ * What the header states; wrong where the sections are damaged.
+ * @param {[string, number, Uint8Array<ArrayBuffer>][]} parts
+ */
+function totals(parts) {
+  const found = { code: 0, device: 0n, kernels: 0, steps: 0 };
+  for (const [tag, , bytes] of parts) {
+    const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
+    if (tag === "kernels") {
+      found.kernels = Math.floor((bytes.length - 8) / 96);
+      for (let at = 8; at + 96 <= bytes.length; at += 96) {
+        found.code += view.getUint32(at + 68, true) + view.getUint32(at + 84, true);
+      }
+    }
+    if (tag !== "plan" || bytes.length < 192) continue;
+    found.steps = view.getUint32(112, true);
+    found.device = BigInt(view.getUint32(152, true));
+    for (const at of [16, 24, 32]) found.device += view.getBigUint64(at, true);
+  }
+  return { ...found, device: found.device & (2n ** 64n - 1n) };
+}
+
 /** The file of such sections, with all lengths and hashes as they should be. */
 /** @param {[string, number, Uint8Array<ArrayBuffer>][]} parts */
 export async function file(parts) {
   const table = new Bytes();
-  let end = 64 + 64 * parts.length;
+  let end = HEADER + 64 * parts.length;
   const starts = [];
   for (const [tag, number, bytes] of parts) {
     const start = Math.ceil(end / 64) * 64;
@@ -189,10 +212,12 @@ export async function file(parts) {
   }
   const rows = new Uint8Array(table.all);
   const head = new Bytes().raw([0x89, 0x43, 0x4d, 0x4c, 0x0d, 0x0a, 0x1a, 0x0a]);
-  head.u32(1, parts.length).u64(end).raw(await sha256(rows)).u64(0);
+  head.u32(2, parts.length).u64(end).raw(await sha256(rows));
+  const { code, device, kernels, steps } = totals(parts);
+  head.u64(code, device).u32(kernels, steps).u64(0, 0);
   const whole = new Uint8Array(end);
   whole.set(head.all);
-  whole.set(rows, 64);
+  whole.set(rows, HEADER);
   parts.forEach(([, , bytes], i) => whole.set(bytes, starts[i]));
   return whole;
 }
