@@ -163,7 +163,7 @@ def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:
     known = False
     try:
         for inputs, wanted in data_sets(case):
-            got, bound, known = _outputs(model, inputs, backend, through)
+            got, bound, known = outputs_of(model, inputs, backend, through)
             names = [value.name for value in model.graph.output]
             for name, want in zip(names, wanted, strict=True):
                 _compare(name, _found(name, got, want), want, case, _is_bfloat16(model, name))
@@ -178,8 +178,8 @@ def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:
     return Verdict(case.name, operator, "PASS", "", bound, known)
 
 
-def _outputs(
-    model: Any, inputs: Sequence[Array], backend: Any, through: Through
+def outputs_of(
+    model: Any, inputs: Sequence[Array], backend: Any, through: Through = directly
 ) -> tuple[Mapping[str, Array], tuple[str, ...], bool]:
     """The outputs, which inputs had to be known when the model was loaded, and whether nothing was
     left to compute then."""

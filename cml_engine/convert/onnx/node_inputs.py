@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import Attr, WrongAttribute
 from cml_engine.convert.onnx.model import OnnxNode
-from cml_engine.convert.onnx.rows import OneOf, OnnxRow
+from cml_engine.convert.onnx.rows import OnnxRow
 from cml_engine.convert.onnx.values import NOTHING, Value, has_nothing
-from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
+from cml_engine.errors import ShapeError, UnsupportedOp
 
 if TYPE_CHECKING:
     from cml_engine.convert.onnx.emit import Emitter
@@ -42,7 +43,6 @@ class NodeInputs:
     ) -> None:
         self.node, self.opset, self.inputs, self.emit = node, opset, inputs, emitter
         self._wanted = wanted
-        self._attrs = self._checked(row)
         count = max((i for i, name in enumerate(node.inputs, 1) if name), default=0)
         if count > row.inputs:
             raise UnsupportedOp(
@@ -50,6 +50,7 @@ class NodeInputs:
                 "version of it",
                 emitter.source,
             )
+        self._attrs = self._checked(row)
 
     def attr(self, name: str) -> Any:
         """An attribute's value, or its default."""
@@ -155,8 +156,7 @@ class NodeInputs:
         return ShapeError(f"{what}: the model is not right, export it again", self.emit.source)
 
     def _checked(self, row: OnnxRow) -> dict[str, Any]:
-        found = {k: None if isinstance(v, type) else v for k, v in row.attrs.items()}
-        for name, value in self.node.attributes.items():
+        for name in self.node.attributes:
             if name not in row.attrs:
                 known = ", ".join(row.attrs) or "none"
                 raise UnsupportedOp(
@@ -164,22 +164,18 @@ class NodeInputs:
                     "another version of it",
                     self.emit.source,
                 )
-            found[name] = self._of_type(name, value, row.attrs[name])
-        for name, default in row.attrs.items():
-            if isinstance(default, type) and name not in self.node.attributes:
-                raise self.wrong(f"attribute '{name}' is missing")
-        return found
+        return {name: self._value(name, attr) for name, attr in row.attrs.items()}
 
-    def _of_type(self, name: str, value: Any, default: Any) -> Any:
-        if isinstance(default, OneOf) and isinstance(value, str):
-            if value not in default.among:
-                known = ", ".join(default.among)
-                raise self.refuse(f"{name}='{value}' (of {known})")
-            return value
-        wanted = default if isinstance(default, type) else type(default)
-        if default is None or isinstance(value, wanted):
-            return value
-        if wanted is float and isinstance(value, int):
-            return float(value)
-        got = type(value).__name__
-        raise ModelError(f"attribute '{name}' is {got}, wanted {wanted.__name__}", self.emit.source)
+    def _value(self, name: str, attr: Attr) -> Any:
+        count = None if attr.count is None else attr.count(self)
+        if name not in self.node.attributes:
+            if attr.required:
+                raise self.wrong(f"attribute '{name}' is missing")
+            return attr.left_out(count)
+        try:
+            value = attr.value(self.node.attributes[name], count)
+        except WrongAttribute as error:
+            raise self.wrong(f"attribute '{name}' {error}") from None
+        if attr.among and value not in attr.among:
+            raise self.refuse(f"{name}={value!r} (of {', '.join(map(str, attr.among))})")
+        return value

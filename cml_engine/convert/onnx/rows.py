@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cml_engine.convert.onnx.attributes import Attr, declared
 from cml_engine.convert.onnx.values import Value
 
 #: takes the :class:`~cml_engine.convert.onnx.call.OnnxCall`, which knows rows and so stands above
@@ -24,17 +25,6 @@ ML = "ai.onnx.ml"
 MANY = 1 << 31
 
 
-class OneOf(str):
-    """A text attribute's default, and all texts that it may be."""
-
-    among: tuple[str, ...]
-
-    def __new__(cls, default: str, *others: str) -> OneOf:
-        made = super().__new__(cls, default)
-        made.among = (default, *others)
-        return made
-
-
 @dataclass(frozen=True, slots=True)
 class OnnxRow:
     """One operator in some opsets.
@@ -42,9 +32,7 @@ class OnnxRow:
     Parameters
     ----------
     since, until : the first and the last opset; an ``until`` of 0 is none.
-    attrs : each attribute's default (:class:`OneOf` where it is a text of a few); a type where it
-        must be given, ``None`` where it is optional
-        and has no default.
+    attrs : each attribute; :func:`op` takes a default or a type for it as well.
     form : gives the results in NNEF's operators, or known values.
     fold : the NumPy function of known integers and truth values, which keeps 64 bits:
         ``fold(call, *arrays)``. All else that is known goes through ``form`` and is evaluated by
@@ -57,7 +45,7 @@ class OnnxRow:
     domain: str
     since: int
     until: int
-    attrs: Mapping[str, Any]
+    attrs: Mapping[str, Attr]
     form: Form
     fold: Fold | None
     nnef: str
@@ -94,8 +82,9 @@ def op(
     """Declare a row, or one for each name, with the function below as its form."""
 
     def declare(form: Form) -> Form:
+        given = {name: declared(value) for name, value in (attrs or {}).items()}
         for name in names:
-            row = OnnxRow(name, domain, since, until, attrs or {}, form, fold, nnef, inputs)
+            row = OnnxRow(name, domain, since, until, given, form, fold, nnef, inputs)
             others = _TABLE.rows.setdefault((domain, name), [])
             for other in others:
                 if _overlap(row, other):

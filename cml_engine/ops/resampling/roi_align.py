@@ -34,6 +34,8 @@ def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
     check_word("mode", attrs.mode, MODES)
     if attrs.sampling_ratio < 0:
         raise ShapeError(f"sampling_ratio {attrs.sampling_ratio}, wanted 1 or more, or 0: by size")
+    if not abs(attrs.scale) <= LIMIT:
+        raise ShapeError(f"scale {attrs.scale}, wanted a number of at most {LIMIT:,.0f}")
     if rois.shape[0] and 0 in (x.shape[0], *x.shape[2:]):
         raise ShapeError(f"{rois} of {x}, which is empty: there is nothing to take")
     return Fact("scalar", (rois.shape[0], x.shape[1], *(int(n) for n in attrs.output_size)))

@@ -353,9 +353,10 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
                 continue
             if name not in row.attrs:
                 wrong.append(f"{schema.name} {opset}: lacks {name}")
-            elif has_default and not _same(row.attrs[name], default):
-                wrong.append(f"{schema.name} {opset}: {name}={row.attrs[name]}, wanted {default}")
-            elif attribute.required and not isinstance(row.attrs[name], type):
+            elif has_default and not _same(row.attrs[name].default, default):
+                ours = row.attrs[name].default
+                wrong.append(f"{schema.name} {opset}: {name}={ours}, wanted {default}")
+            elif attribute.required and not row.attrs[name].required:
                 wrong.append(f"{schema.name} {opset}: {name} must be given")
     assert wrong == []
     taken = {key: row.inputs for key in most for row in rows_of("", key[0]) if row.since == key[1]}

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import FLOAT, INT, Attr, at_least, one_of, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.operators.movement import taken
-from cml_engine.convert.onnx.rows import MICROSOFT, OneOf, op
+from cml_engine.convert.onnx.rows import MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
@@ -17,12 +18,12 @@ Array = np.ndarray[Any, Any]
 NNEF = "matmul, mul, add, softmax"
 _ATTENTION = {
     "is_causal": 0,
-    "kv_num_heads": None,
-    "q_num_heads": None,
-    "qk_matmul_output_mode": 0,
-    "scale": None,
+    "kv_num_heads": at_least(1),
+    "q_num_heads": at_least(1),
+    "qk_matmul_output_mode": Attr(int, 0, among=range(4)),
+    "scale": FLOAT,
     "softcap": 0.0,
-    "softmax_precision": None,
+    "softmax_precision": INT,
 }
 _WINDOWED = {**_ATTENTION, "left_window_size": -1, "right_window_size": -1}
 
@@ -172,7 +173,7 @@ def masked_softmax(call: OnnxCall, logits: Value, bias: Value | None) -> Value:
 
 # -- positions -----------------------------------------------------------------------------------
 
-_ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
+_ROTARY = {"interleaved": 0, "num_heads": at_least(0, 0), "rotary_embedding_dim": at_least(0, 0)}
 
 
 @op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", inputs=4, attrs=_ROTARY)
@@ -238,10 +239,10 @@ def _cache(call: OnnxCall, cache: Value, positions: Value | None) -> Value:
 
 _LINEAR = {
     "chunk_size": 64,
-    "kv_num_heads": int,
-    "q_num_heads": int,
+    "kv_num_heads": required(at_least(1)),
+    "q_num_heads": required(at_least(1)),
     "scale": 0.0,
-    "update_rule": OneOf("gated_delta", "gated", "delta", "linear"),
+    "update_rule": one_of("gated_delta", "gated", "delta", "linear"),
 }
 #: steps of a recurrence that are written out
 MAX_STEPS = 1024
@@ -285,7 +286,12 @@ def linear_attention(call: OnnxCall) -> list[Value | None]:
     return [as_rows(call, y), state]
 
 
-@op("CausalConvWithState", nnef="concat, conv, silu", inputs=4, attrs={"activation": "none"})
+@op(
+    "CausalConvWithState",
+    nnef="concat, conv, silu",
+    inputs=4,
+    attrs={"activation": one_of("none", "silu", "swish")},
+)
 def causal_conv(call: OnnxCall) -> list[Value | None]:
     x, weights = call[0], call[1]
     batch, channels, length = x.shape
@@ -295,7 +301,5 @@ def causal_conv(call: OnnxCall) -> list[Value | None]:
     bias = call.unsqueeze(call[2], [0]) if call.has(2) else call.emit.value(0.0)
     y = call.op("conv", padded, weights, bias, border="constant", padding=[(0, 0)], stride=[1],
                 dilation=[1], groups=channels)  # fmt: skip
-    if call.attr("activation") not in ("none", "silu", "swish"):
-        raise call.refuse(f"the activation '{call.attr('activation')}'")
     y = y if call.attr("activation") == "none" else call.op("silu", y)
     return [y, call.slice(padded, 2, length, length + before)]

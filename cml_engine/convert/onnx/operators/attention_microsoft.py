@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import at_least, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.attention import (
     NNEF,
@@ -20,7 +21,12 @@ from cml_engine.convert.onnx.operators.attention import (
 from cml_engine.convert.onnx.rows import MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
 
-_MULTI = {"num_heads": int, "mask_filter_value": -10000.0, "scale": 0.0, "unidirectional": 0}
+_MULTI = {
+    "num_heads": required(at_least(1)),
+    "mask_filter_value": -10000.0,
+    "scale": 0.0,
+    "unidirectional": 0,
+}
 
 
 @op("MultiHeadAttention", nnef=NNEF, inputs=10, domain=MICROSOFT, attrs=_MULTI)
@@ -72,9 +78,9 @@ _GROUPED = {
     "do_rotary": 0,
     "k_quant_type": "NONE",
     "kv_cache_bit_width": 0,
-    "kv_num_heads": int,
+    "kv_num_heads": required(at_least(1)),
     "local_window_size": -1,
-    "num_heads": int,
+    "num_heads": required(at_least(1)),
     "qk_output": 0,
     "rotary_interleaved": 0,
     "scale": 0.0,

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import (
+    ELEMENT,
+    FLOAT,
+    FLOATS,
+    INT,
+    INTS,
+    TENSOR,
+    TEXT,
+    TEXTS,
+    Attr,
+)
 from cml_engine.convert.onnx.call import OnnxCall
-from cml_engine.convert.onnx.operators.elementwise.comparisons import attribute_tensor
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.tensors import element_dtype
 from cml_engine.convert.onnx.values import Value
@@ -18,14 +29,14 @@ Array = np.ndarray[Any, Any]
 MAX_ELEMENTS = 1 << 25
 
 _KINDS = {
-    "value": None,
-    "value_float": None,
-    "value_floats": None,
-    "value_int": None,
-    "value_ints": None,
-    "value_string": None,
-    "value_strings": None,
-    "sparse_value": None,
+    "value": TENSOR,
+    "value_float": FLOAT,
+    "value_floats": FLOATS,
+    "value_int": INT,
+    "value_ints": INTS,
+    "value_string": TEXT,
+    "value_strings": TEXTS,
+    "sparse_value": TENSOR,
 }
 
 
@@ -33,7 +44,7 @@ _KINDS = {
 def constant(call: OnnxCall) -> Value:
     name = next(iter(call.node.attributes), "")
     if name == "value":
-        return Value.known(attribute_tensor(call, call.attr(name)))
+        return Value.known(call.attr(name).values())
     if name in ("value_float", "value_floats"):
         return Value.known(np.array(call.attr(name), np.float32))
     if name in ("value_int", "value_ints"):
@@ -74,11 +85,11 @@ def checked_shape(call: OnnxCall, shape: list[int]) -> list[int]:
     return shape
 
 
-@op("ConstantOfShape", nnef="known", attrs={"value": None})
+@op("ConstantOfShape", nnef="known", attrs={"value": TENSOR})
 def constant_of_shape(call: OnnxCall) -> Value:
     shape = checked_shape(call, call.ints(0, "the shape"))
     given = call.attr("value")
-    value = np.zeros(1, np.float32) if given is None else attribute_tensor(call, given)
+    value = np.zeros(1, np.float32) if given is None else given.values()
     return Value.known(np.full(shape, value.reshape(-1)[0], value.dtype))
 
 
@@ -92,7 +103,11 @@ def arange(call: OnnxCall) -> Value:
     return Value.known((start + np.arange(count).astype(start.dtype) * step).astype(start.dtype))
 
 
-@op("EyeLike", nnef="known", attrs={"dtype": None, "k": 0})
+@op(
+    "EyeLike",
+    nnef="known",
+    attrs={"dtype": ELEMENT, "k": Attr(int, 0, low=-(1 << 31), high=1 << 31)},
+)
 def eye_like(call: OnnxCall) -> Value:
     if call[0].rank != 2:
         raise call.wrong(f"it wants a matrix, got {call[0]}")
@@ -121,10 +136,17 @@ for _name, _weights in (
     ("HammingWindow", (25 / 46, -21 / 46)),
     ("BlackmanWindow", (0.42, -0.5, 0.08)),
 ):
-    op(_name, nnef="known", attrs={"output_datatype": 1, "periodic": 1})(_window_of(*_weights))
+    op(_name, nnef="known", attrs={"output_datatype": replace(ELEMENT, default=1), "periodic": 1})(
+        _window_of(*_weights)
+    )
 
 
-@op("MelWeightMatrix", nnef="known", inputs=5, attrs={"output_datatype": 1})
+@op(
+    "MelWeightMatrix",
+    nnef="known",
+    inputs=5,
+    attrs={"output_datatype": replace(ELEMENT, default=1)},
+)
 def mel_weight_matrix(call: OnnxCall) -> Value:
     """Triangles on the mel scale over a spectrum's bins."""
     bins, length, rate = (call.ints(i)[0] for i in range(3))

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import INTS, at_least, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.model import OnnxGraph
 from cml_engine.convert.onnx.rows import MANY, op
@@ -90,11 +91,11 @@ def _joined(call: OnnxCall, parts: list[Value], axis: int) -> Value:
     "its body, again and again",
     MANY,
     body=OnnxGraph,
-    num_scan_inputs=int,
-    scan_input_axes=None,
-    scan_input_directions=None,
-    scan_output_axes=None,
-    scan_output_directions=None,
+    num_scan_inputs=required(at_least(1)),
+    scan_input_axes=INTS,
+    scan_input_directions=INTS,
+    scan_output_axes=INTS,
+    scan_output_directions=INTS,
 )
 def scan(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value | None]:
     if call.opset < 9:

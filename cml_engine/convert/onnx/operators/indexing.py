@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import INT, at_least, one_of
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.rows import ML, op
@@ -63,7 +64,7 @@ def array_feature_extractor(call: OnnxCall) -> Value:
     return call.op("gather", x, places, axis=x.rank - 1).typed(x.dtype)
 
 
-@op("GatherND", nnef="gather_nd", inputs=2, attrs={"batch_dims": 0})
+@op("GatherND", nnef="gather_nd", inputs=2, attrs={"batch_dims": at_least(0, 0)})
 def gather_nd(call: OnnxCall) -> Value:
     x, indices, batch = call[0], call[1], call.attr("batch_dims")
     depth = indices.shape[-1]
@@ -82,7 +83,8 @@ def gather_elements(call: OnnxCall) -> Value:
     return call.op("gather_elements", call[0], call[1], axis=axis).typed(call[0].dtype)
 
 
-_SCATTER_FROM_16 = {"axis": 0, "reduction": "none"}
+_REDUCTION = one_of("none", "add", "mul", "max", "min")
+_SCATTER_FROM_16 = {"axis": 0, "reduction": _REDUCTION}
 
 
 @op("Scatter", nnef="scatter_elements", inputs=3, attrs={"axis": 0}, until=10)
@@ -96,7 +98,7 @@ def scatter_elements(call: OnnxCall) -> Value:
 
 
 @op("ScatterND", nnef="scatter_nd", inputs=3, attrs={}, until=15)
-@op("ScatterND", nnef="scatter_nd", inputs=3, attrs={"reduction": "none"}, since=16)
+@op("ScatterND", nnef="scatter_nd", inputs=3, attrs={"reduction": _REDUCTION}, since=16)
 def scatter_nd(call: OnnxCall) -> Value:
     reduction = call.attributes.get("reduction", "none")
     y = call.op("scatter_nd", call[0], call[1], call[2], reduction=reduction)
@@ -142,6 +144,7 @@ def non_max_suppression(call: OnnxCall) -> Value:
     if limit < 1:
         return Value.known(np.zeros((0, 3), np.int64))
     more = {"score_threshold": call.number(4)} if call.has(4) else {}
+    mark = call.emit.mark()
     chosen, count = call.ops(
         "non_max_suppression",
         2,
@@ -152,11 +155,15 @@ def non_max_suppression(call: OnnxCall) -> Value:
         center_point_box=bool(call.attr("center_point_box")),
         **more,
     )
+    if call[0].array is not None and call[1].array is not None:
+        rows, found = call.emit.evaluate([chosen, count], mark)
+        assert rows is not None and found is not None
+        return call.slice(rows.typed(np.int64), 0, 0, int(call.known(found, "the count")[0]))
     call.emit.also(f"{call.node.outputs[0]}_count", count, chosen, 0)
     return chosen.typed(np.int64)
 
 
-@op("Compress", nnef="gather", inputs=2, attrs={"axis": None})
+@op("Compress", nnef="gather", inputs=2, attrs={"axis": INT})
 def compress(call: OnnxCall) -> Value:
     x, axis = call[0], call.attr("axis")
     kept = np.flatnonzero(call.array(1, "the condition"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import Attr, at_least, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.operators.reduction import integer_sum
@@ -215,7 +216,13 @@ def matmul_integer(call: OnnxCall) -> Value:
     return matmul(call, a, b).typed(np.int32)
 
 
-_NBITS = {"K": int, "N": int, "accuracy_level": 0, "bits": 4, "block_size": int}
+_NBITS = {
+    "K": required(at_least(1)),
+    "N": required(at_least(1)),
+    "accuracy_level": 0,
+    "bits": Attr(int, 4, among=(2, 4, 8)),
+    "block_size": required(at_least(1)),
+}
 
 
 @op("MatMulNBits", nnef="matmul_nbits, add", inputs=6, attrs=_NBITS, domain=MICROSOFT)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import INT, INTS, at_least, one_of, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.constants import checked_shape
-from cml_engine.convert.onnx.rows import MANY, OneOf, op
+from cml_engine.convert.onnx.rows import MANY, op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
@@ -20,8 +21,8 @@ def identity(call: OnnxCall) -> Value:
     return call[0]
 
 
-@op("Dropout", nnef="nothing", attrs={"ratio": 0.5, "seed": None}, since=7, until=11)
-@op("Dropout", nnef="nothing", inputs=3, attrs={"seed": None}, since=12)
+@op("Dropout", nnef="nothing", attrs={"ratio": 0.5, "seed": INT}, since=7, until=11)
+@op("Dropout", nnef="nothing", inputs=3, attrs={"seed": INT}, since=12)
 def dropout(call: OnnxCall) -> list[Value | None]:
     training = call.has(2) and bool(call.array(2, "training_mode").reshape(-1)[0])
     if training and call.number(1, 0.5) != 0.0:
@@ -68,7 +69,7 @@ def flatten(call: OnnxCall) -> Value:
     return call.reshape(x, [int(np.prod(half, dtype=object)) for half in halves])
 
 
-@op("Squeeze", nnef="squeeze", attrs={"axes": None}, until=12)
+@op("Squeeze", nnef="squeeze", attrs={"axes": INTS}, until=12)
 def squeeze_1(call: OnnxCall) -> Value:
     return _squeezed(call, call.attr("axes"))
 
@@ -85,7 +86,7 @@ def _squeezed(call: OnnxCall, axes: Sequence[int] | None) -> Value:
     return call.squeeze(x, call.axes(axes, x.rank))
 
 
-@op("Unsqueeze", nnef="unsqueeze", attrs={"axes": list}, until=12)
+@op("Unsqueeze", nnef="unsqueeze", attrs={"axes": required(INTS)}, until=12)
 def unsqueeze_1(call: OnnxCall) -> Value:
     return _unsqueezed(call, call.attr("axes"))
 
@@ -99,7 +100,7 @@ def _unsqueezed(call: OnnxCall, axes: Sequence[int]) -> Value:
     return call.unsqueeze(call[0], call.axes(axes, call[0].rank + len(axes)))
 
 
-@op("Transpose", nnef="transpose", attrs={"perm": None})
+@op("Transpose", nnef="transpose", attrs={"perm": INTS})
 def transpose(call: OnnxCall) -> Value:
     order = call.attr("perm")
     rank = call[0].rank
@@ -140,7 +141,7 @@ def concat(call: OnnxCall) -> Value:
     return call.concat(values, call.axis(call.attr("axis"), values[0].rank))
 
 
-@op("Split", nnef="split, slice", attrs={"axis": 0, "split": None}, until=12)
+@op("Split", nnef="split, slice", attrs={"axis": 0, "split": INTS}, until=12)
 def split_2(call: OnnxCall) -> list[Value]:
     return _split(call, call.attr("split"), None)
 
@@ -150,7 +151,7 @@ def split_13(call: OnnxCall) -> list[Value]:
     return _split(call, call.ints(1, "the sizes") if call.has(1) else None, None)
 
 
-@op("Split", nnef="split, slice", inputs=2, attrs={"axis": 0, "num_outputs": None}, since=18)
+@op("Split", nnef="split, slice", inputs=2, attrs={"axis": 0, "num_outputs": at_least(1)}, since=18)
 def split(call: OnnxCall) -> list[Value]:
     sizes = call.ints(1, "the sizes") if call.has(1) else None
     return _split(call, sizes, call.attr("num_outputs"))
@@ -169,7 +170,12 @@ def _split(call: OnnxCall, sizes: Sequence[int] | None, count: int | None) -> li
     return [x] if len(sizes) == 1 else call.split(x, axis, sizes)
 
 
-@op("Slice", nnef="slice", attrs={"axes": None, "starts": list, "ends": list}, until=9)
+@op(
+    "Slice",
+    nnef="slice",
+    attrs={"axes": INTS, "starts": required(INTS), "ends": required(INTS)},
+    until=9,
+)
 def slice_1(call: OnnxCall) -> Value:
     starts, ends = call.attr("starts"), call.attr("ends")
     axes = call.attr("axes")
@@ -246,15 +252,15 @@ def _bounds(r: range, extent: int) -> tuple[int, int, int]:
 # -- channels and space --------------------------------------------------------------------------
 
 
-_BLOCKS = {"blocksize": int, "mode": OneOf("DCR", "CRD")}
+_BLOCKS = {"blocksize": required(at_least(1)), "mode": one_of("DCR", "CRD")}
 
 
-@op("DepthToSpace", nnef="reshape, transpose", attrs={"blocksize": int}, until=10)
+@op("DepthToSpace", nnef="reshape, transpose", attrs={"blocksize": required(at_least(1))}, until=10)
 @op("DepthToSpace", nnef="reshape, transpose", attrs=_BLOCKS, since=11)
 def depth_to_space(call: OnnxCall) -> Value:
     x, b = call[0], call.attr("blocksize")
     n, c, h, w = _image(call, x)
-    if b < 1 or c % (b * b):
+    if c % (b * b):
         raise call.wrong(f"{c} channels in blocks of {b} x {b}")
     depth_first = call.opset < 11 or call.attr("mode") == "DCR"
     shape = [n, b, b, c // (b * b), h, w] if depth_first else [n, c // (b * b), b, b, h, w]
@@ -267,7 +273,7 @@ def depth_to_space(call: OnnxCall) -> Value:
 def space_to_depth(call: OnnxCall) -> Value:
     x, b = call[0], call.attr("blocksize")
     n, c, h, w = _image(call, x)
-    if b < 1 or h % b or w % b:
+    if h % b or w % b:
         raise call.wrong(f"{x} in blocks of {b} x {b}")
     order = [0, 3, 5, 1, 2, 4] if call.attr("mode") == "DCR" else [0, 1, 3, 5, 2, 4]
     parts = call.reshape(x, [n, c, h // b, b, w // b, b])
@@ -286,7 +292,12 @@ def _image(call: OnnxCall, x: Value) -> tuple[int, ...]:
 _BORDERS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": ""}
 
 
-@op("Pad", nnef="pad", attrs={"mode": "constant", "pads": list, "value": 0.0}, until=10)
+@op(
+    "Pad",
+    nnef="pad",
+    attrs={"mode": one_of(*_BORDERS), "pads": required(INTS), "value": 0.0},
+    until=10,
+)
 def pad_2(call: OnnxCall) -> Value:
     rank = call[0].rank
     return padded(
@@ -294,7 +305,7 @@ def pad_2(call: OnnxCall) -> Value:
     )
 
 
-@op("Pad", nnef="pad; or concat, slice", inputs=4, attrs={"mode": "constant"}, since=11)
+@op("Pad", nnef="pad; or concat, slice", inputs=4, attrs={"mode": one_of(*_BORDERS)}, since=11)
 def pad(call: OnnxCall) -> Value:
     x = call[0]
     pads = call.ints(1, "the padding")
@@ -306,7 +317,7 @@ def padded(
     call: OnnxCall, x: Value, pads: Sequence[int], axes: Sequence[int], mode: str, value: float
 ) -> Value:
     """Padding of some axes; negative padding cuts off."""
-    if len(pads) != 2 * len(axes) or mode not in _BORDERS:
+    if len(pads) != 2 * len(axes):
         raise call.wrong(f"padding {list(pads)} of the axes {list(axes)}, mode '{mode}'")
     sides = [(0, 0)] * x.rank
     for i, axis in enumerate(axes):
@@ -337,7 +348,7 @@ def _padded_axis(
     return call.op("gather", x, Value.known(places), axis=axis).typed(x.dtype)
 
 
-@op("CenterCropPad", nnef="slice, pad", inputs=2, attrs={"axes": None})
+@op("CenterCropPad", nnef="slice, pad", inputs=2, attrs={"axes": INTS})
 def center_crop_pad(call: OnnxCall) -> Value:
     x, wanted = call[0], call.ints(1, "the shape")
     axes = call.attr("axes")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import Attr, at_least, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.rows import MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
@@ -52,7 +53,7 @@ def instance_normalization(call: OnnxCall) -> Value:
     return normalized(call, x, range(2, x.rank), call.attr("epsilon"), scale, offset)[0]
 
 
-_GROUPS = {"epsilon": 1e-5, "num_groups": int, "stash_type": 1}
+_GROUPS = {"epsilon": 1e-5, "num_groups": required(at_least(1)), "stash_type": 1}
 
 
 @op("GroupNormalization", nnef="moments, batch_normalization", inputs=3, attrs=_GROUPS)
@@ -82,7 +83,8 @@ def grouped(
 
 
 @op("GroupNorm", nnef="moments, batch_normalization, silu", inputs=3, domain=MICROSOFT,
-    attrs={"epsilon": 1e-5, "groups": int, "activation": 0, "channels_last": 1})  # fmt: skip
+    attrs={"activation": 0, "channels_last": 1, "epsilon": 1e-5,
+           "groups": required(at_least(1))})  # fmt: skip
 def group_norm(call: OnnxCall) -> Value:
     x, last = call[0], call.attr("channels_last")
     if last:
@@ -168,7 +170,11 @@ def mean_variance_normalization(call: OnnxCall) -> Value:
     return call.op("div", call.op("sub", x, mean), deviation)
 
 
-@op("LpNormalization", nnef="abs, sqr, sum_reduce, sqrt, div, select", attrs={"axis": -1, "p": 2})
+@op(
+    "LpNormalization",
+    nnef="abs, sqr, sum_reduce, sqrt, div, select",
+    attrs={"axis": -1, "p": Attr(int, 2, among=(1, 2))},
+)
 def lp_normalization(call: OnnxCall) -> Value:
     x, axes = call[0], [call.axis(call.attr("axis"), call[0].rank)]
     if call.attr("p") == 1:
@@ -181,7 +187,7 @@ def lp_normalization(call: OnnxCall) -> Value:
 
 
 @op("LRN", nnef="sqr, box, mul, add, pow, div",
-    attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": int})  # fmt: skip
+    attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": required(at_least(1))})  # fmt: skip
 def lrn(call: OnnxCall) -> Value:
     x, size = call[0], call.attr("size")
     before = (size - 1) // 2

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import at_least, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.ranges.interval import EXACT, total
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
 
-@op("TopK", nnef="top_k", attrs={"axis": -1, "k": int}, until=9)
+@op("TopK", nnef="top_k", attrs={"axis": -1, "k": required(at_least(0))}, until=9)
 def top_k_1(call: OnnxCall) -> list[Value]:
     return _top_k(call, call.attr("k"), True)
 

@@ -13,18 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import FLOAT, FLOATS, TEXTS, at_least, one_of
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.spatial.convolution import activated
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
 _COMMON = {
-    "activation_alpha": None,
-    "activation_beta": None,
-    "activations": None,
-    "clip": None,
-    "direction": "forward",
-    "hidden_size": None,
+    "activation_alpha": FLOATS,
+    "activation_beta": FLOATS,
+    "activations": TEXTS,
+    "clip": FLOAT,
+    "direction": one_of("forward", "reverse", "bidirectional"),
+    "hidden_size": at_least(1),
 }
 #: steps that are written out
 MAX_STEPS = 2048
@@ -129,8 +130,8 @@ def _run(
     length, batch, _ = x.shape
     if length > MAX_STEPS:
         raise call.refuse(f"more than {MAX_STEPS} steps")
-    directions = {"forward": 1, "reverse": 1, "bidirectional": 2}.get(call.attr("direction"), 0)
-    if not directions or call[1].shape[0] != directions:
+    directions = 2 if call.attr("direction") == "bidirectional" else 1
+    if call[1].shape[0] != directions:
         raise call.wrong(f"direction '{call.attr('direction')}' with weights {call[1]}")
     names = _activations(call, defaults * directions)
     outputs, finals = [], []

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import INTS
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.elementwise.arithmetic import (
     integer_division,
@@ -227,7 +228,7 @@ _KEEP = {"keepdims": 1}
 _NOOP = {**_KEEP, "noop_with_empty_axes": 0}
 for _r in REDUCTIONS:
     _last = 12 if _r.name == "ReduceSum" else 17
-    op(_r.name, nnef=_r.nnef, attrs={**_KEEP, "axes": None}, until=_last, fold=_fold(_r))(_form(_r))
+    op(_r.name, nnef=_r.nnef, attrs={**_KEEP, "axes": INTS}, until=_last, fold=_fold(_r))(_form(_r))
     op(_r.name, nnef=_r.nnef, inputs=2, attrs=_NOOP, since=_last + 1, fold=_fold(_r))(_form(_r))
 
 

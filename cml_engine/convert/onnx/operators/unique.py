@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import INT
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
@@ -34,7 +35,7 @@ def _of_known(call: OnnxCall, x: Array) -> list[Value]:
 @op(
     "Unique",
     nnef="eq, lt, all_reduce, argmax_reduce, sum_reduce, gather, select",
-    attrs={"axis": None, "sorted": 1},
+    attrs={"axis": INT, "sorted": 1},
 )
 def unique(call: OnnxCall) -> list[Value]:
     """As many parts as there can be; those after what was found are -1, and the count is an output

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import one_of
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.rows import MICROSOFT, ML, op
 from cml_engine.convert.onnx.values import Value
@@ -69,13 +70,10 @@ def mish(call: OnnxCall) -> Value:
     return call.op("mul", call[0], call.op("tanh", call.op("softplus", call[0])))
 
 
-@op("Gelu", nnef="gelu_erf; or mul, tanh, add", attrs={"approximate": "none"})
+@op("Gelu", nnef="gelu_erf; or mul, tanh, add", attrs={"approximate": one_of("none", "tanh")})
 def gelu(call: OnnxCall) -> Value:
-    approximate = call.attr("approximate")
-    if approximate == "none":
+    if call.attr("approximate") == "none":
         return call.op("gelu_erf", call[0])
-    if approximate != "tanh":
-        raise call.refuse(f"approximate='{approximate}'")
     return gelu_tanh(call, call[0])
 
 

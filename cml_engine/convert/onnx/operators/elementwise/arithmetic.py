@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import FLOAT, one_of, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.ranges.interval import INT32, of_array
 from cml_engine.convert.onnx.rows import MANY, op
@@ -224,7 +225,7 @@ op("Round", nnef="round_even")(_unary_op("round_even"))
 # -- Clip: its bounds were attributes once -------------------------------------------------------
 
 
-@op("Clip", nnef="clamp", attrs={"min": None, "max": None}, until=10)
+@op("Clip", nnef="clamp", attrs={"min": FLOAT, "max": FLOAT}, until=10)
 def clip_6(call: OnnxCall) -> Value:
     low, high = call.attr("min"), call.attr("max")
     low_value = None if low is None else call.emit.value(float(low))
@@ -279,11 +280,14 @@ def bitwise_not(call: OnnxCall) -> Value:
     return wrapped(call.op("bit_not", call[0]), call[0].dtype, call)
 
 
-@op("BitShift", nnef="shift_left, shift_right", inputs=2, attrs={"direction": str})
+@op(
+    "BitShift",
+    nnef="shift_left, shift_right",
+    inputs=2,
+    attrs={"direction": required(one_of("LEFT", "RIGHT"))},
+)
 def bit_shift(call: OnnxCall) -> Value:
     x, by = call[0], call[1]
-    if call.attr("direction") not in ("LEFT", "RIGHT"):
-        raise call.refuse(f"direction='{call.attr('direction')}' (of LEFT, RIGHT)")
     if call.attr("direction") == "LEFT":
         return wrapped(call.zip("shift_left", x, by), x.dtype, call)
     shifted = call.zip("shift_right", x, by).typed(x.dtype)

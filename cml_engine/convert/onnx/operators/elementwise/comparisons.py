@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import one_of
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.elementwise.arithmetic import wrapped
-from cml_engine.convert.onnx.rows import OneOf, op
-from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, OnnxTensor, element_dtype
+from cml_engine.convert.onnx.rows import op
+from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, element_dtype
 from cml_engine.convert.onnx.values import Value, kind_of
 
 Array = np.ndarray[Any, Any]
@@ -121,7 +122,7 @@ def _ends(dtype: np.dtype[Any]) -> tuple[float, float]:
     return -(2.0**31), 2.0**32 - 256 if dtype == np.uint32 else 2.0**31 - 1
 
 
-_CAST = {"saturate": 1, "round_mode": OneOf("up", "down", "nearest")}
+_CAST = {"saturate": 1, "round_mode": one_of("up", "down", "nearest")}
 
 
 @op("Cast", nnef="cast", attrs={"to": int}, until=18)
@@ -154,10 +155,3 @@ def cast_like(call: OnnxCall) -> Value:
     wanted = call[1].dtype.name
     element = next(number for number, name in ELEMENT_TYPES.items() if name == wanted)
     return to_dtype(call, call[0], element)
-
-
-def attribute_tensor(call: OnnxCall, value: Any) -> Array:
-    """An attribute's tensor as an array."""
-    if not isinstance(value, OnnxTensor):
-        raise call.wrong(f"an attribute is {type(value).__name__}, wanted a tensor")
-    return value.values()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import INT, one_of
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.elementwise.activations import log_softmax
-from cml_engine.convert.onnx.rows import OneOf, op
+from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
-_LOSS = {"ignore_index": None, "reduction": OneOf("mean", "sum", "none")}
+_LOSS = {"ignore_index": INT, "reduction": one_of("mean", "sum", "none")}
 
 
 @op(

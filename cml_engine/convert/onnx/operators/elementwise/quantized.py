@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import at_least
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.matrix import matmul
 from cml_engine.convert.onnx.operators.spatial.convolution import CONV, convolved
@@ -79,7 +80,13 @@ def quantized(
 
 
 _NNEF = "div, round_even, add, clamp, cast"
-_QUANTIZE = {"axis": 1, "block_size": 0, "output_dtype": 0, "precision": 0, "saturate": 1}
+_QUANTIZE = {
+    "axis": 1,
+    "block_size": at_least(0, 0),
+    "output_dtype": 0,
+    "precision": 0,
+    "saturate": 1,
+}
 
 
 @op("QuantizeLinear", nnef=_NNEF, inputs=3, attrs={}, until=12)
@@ -106,7 +113,7 @@ def quantize_linear(call: OnnxCall) -> Value:
 @op("DequantizeLinear", nnef="cast, sub, mul", inputs=3, attrs={}, until=12)
 @op("DequantizeLinear", nnef="cast, sub, mul", inputs=3, attrs={"axis": 1}, since=13, until=20)
 @op("DequantizeLinear", nnef="cast, sub, mul", inputs=3,
-    attrs={"axis": 1, "block_size": 0, "output_dtype": 0}, since=21)  # fmt: skip
+    attrs={"axis": 1, "block_size": at_least(0, 0), "output_dtype": 0}, since=21)  # fmt: skip
 def dequantize_linear(call: OnnxCall) -> Value:
     zero = call[2] if call.has(2) else None
     return dequantized(call, call[0], call[1], zero, call.attributes.get("block_size") or 0)

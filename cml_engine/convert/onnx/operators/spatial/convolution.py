@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import FLOATS, INTS, Attr, at_least, per_axis
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.matrix import less_zero
 from cml_engine.convert.onnx.operators.spatial.windows import (
@@ -15,7 +19,7 @@ from cml_engine.convert.onnx.operators.spatial.windows import (
 from cml_engine.convert.onnx.rows import MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
 
-CONV = {**WINDOW, "group": 1, "kernel_shape": None}
+CONV = {**WINDOW, "group": at_least(1, 1), "kernel_shape": per_axis(1)}
 
 
 @op("Conv", nnef="conv", inputs=3, attrs=CONV)
@@ -54,16 +58,13 @@ def convolved(call: OnnxCall, x: Value, weights: Value, bias: Value) -> Value:
     "ConvTranspose",
     nnef="deconv",
     inputs=3,
-    attrs={**CONV, "output_padding": None, "output_shape": None},
+    attrs={**CONV, "output_padding": per_axis(0, 0), "output_shape": INTS},
 )
 def conv_transpose(call: OnnxCall) -> Value:
     x, weights = call[0], call[1]
     if x.rank < 3 or weights.rank != x.rank:
         raise call.wrong(f"a convolution of {x} with {weights}")
-    rank = x.rank - 2
-    stride = call.attr("strides") or [1] * rank
-    dilation = call.attr("dilations") or [1] * rank
-    extra = call.attr("output_padding") or [0] * rank
+    stride, dilation, extra = (call.attr(k) for k in ("strides", "dilations", "output_padding"))
     reach = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], dilation, strict=True)]
     full = [(n - 1) * s + r for n, s, r in zip(x.shape[2:], stride, reach, strict=True)]
     padding = _up_padding(call, full, stride, extra)
@@ -98,7 +99,7 @@ def _up_padding(
         extents = [n * s for n, s in zip(call[0].shape[2:], stride, strict=True)]
         totals = [f + e - w for f, e, w in zip(full, extra, extents, strict=True)]
     else:
-        sides = explicit_padding(call, len(full))
+        sides = explicit_padding(call)
         return [(a, b - e) for (a, b), e in zip(sides, extra, strict=True)]
     upper = mode != "SAME_LOWER" if wanted is None else mode == "SAME_UPPER"
     split = [halves(total, upper) for total in totals]
@@ -127,30 +128,22 @@ def conv_integer(call: OnnxCall) -> Value:
     return y.typed(np.int32)
 
 
-_DEFORM = {
-    "dilations": None,
-    "group": 1,
-    "kernel_shape": None,
-    "offset_group": 1,
-    "pads": None,
-    "strides": None,
-}
+_DEFORM = {**{k: v for k, v in CONV.items() if k != "auto_pad"}, "offset_group": at_least(1, 1)}
 
 
 @op("DeformConv", nnef="deform_columns, conv", inputs=5, attrs=_DEFORM)
 def deform_conv(call: OnnxCall) -> Value:
     x, weights = call[0], call[1]
     rank = x.rank - 2
-    pads = call.attr("pads") or [0] * (2 * rank)
     columns = call.op(
         "deform_columns",
         x,
         call[2],
         call.get(4, 1.0),
         size=list(weights.shape[2:]),
-        padding=list(zip(pads[:rank], pads[rank:], strict=True)),
-        stride=call.attr("strides") or [1] * rank,
-        dilation=call.attr("dilations") or [1] * rank,
+        padding=explicit_padding(call),
+        stride=call.attr("strides"),
+        dilation=call.attr("dilations"),
         offset_groups=call.attr("offset_group"),
     )
     flat = call.reshape(weights, [weights.shape[0], int(np.prod(weights.shape[1:])), 1, 1])
@@ -167,26 +160,33 @@ def deform_conv(call: OnnxCall) -> Value:
     )
 
 
-_COL2IM = {"dilations": None, "pads": None, "strides": None}
+def _of_image(attr: Attr, times: int = 1) -> Attr:
+    """The attribute with entries for each axis of the image, whose shape is the second input."""
+    return replace(attr, count=lambda node: times * math.prod(node[1].shape))
+
+
+_COL2IM = {
+    "dilations": _of_image(per_axis(1, 1)),
+    "pads": _of_image(per_axis(0, 0), times=2),
+    "strides": _of_image(per_axis(1, 1)),
+}
 
 
 @op("Col2Im", nnef="col2im", inputs=3, attrs=_COL2IM)
 def col2im(call: OnnxCall) -> Value:
     extents, size = call.ints(1, "the image's shape"), call.ints(2, "the block's shape")
-    rank = len(extents)
-    pads = call.attr("pads") or [0] * (2 * rank)
     return call.op(
         "col2im",
         call[0],
         output_size=extents,
         size=size,
-        padding=list(zip(pads[:rank], pads[rank:], strict=True)),
-        stride=call.attr("strides") or [1] * rank,
-        dilation=call.attr("dilations") or [1] * rank,
+        padding=explicit_padding(call),
+        stride=call.attr("strides"),
+        dilation=call.attr("dilations"),
     )
 
 
-_FUSED = {**CONV, "activation": "", "activation_params": None}
+_FUSED = {**CONV, "activation": "", "activation_params": FLOATS}
 
 
 @op("FusedConv", nnef="conv, and its activation", inputs=4, attrs=_FUSED, domain=MICROSOFT)

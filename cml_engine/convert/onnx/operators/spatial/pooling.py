@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import at_least, per_axis, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.spatial.windows import WINDOW, SpatialWindow, window
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
-_POOL = {**WINDOW, "kernel_shape": list, "ceil_mode": 0}
+_POOL = {**WINDOW, "kernel_shape": required(per_axis(1)), "ceil_mode": 0}
 
 
 def _pool_window(call: OnnxCall, x: Value) -> SpatialWindow:
@@ -95,7 +96,7 @@ def average_pool(call: OnnxCall) -> Value:
     return call.op("avg_pool", x, **_attrs(shape, "ignore"))
 
 
-@op("LpPool", nnef="abs, sqr or pow; box; sqrt or pow", attrs={**_POOL, "p": 2})
+@op("LpPool", nnef="abs, sqr or pow; box; sqrt or pow", attrs={**_POOL, "p": at_least(1, 2)})
 def lp_pool(call: OnnxCall) -> Value:
     x = call[0]
     attrs = _attrs(_pool_window(call, x), "constant")
@@ -124,6 +125,6 @@ op("GlobalAveragePool", nnef="mean_reduce")(lambda call: _global(call, "mean_red
 op("GlobalMaxPool", nnef="max_reduce")(lambda call: _global(call, "max_reduce", call[0]))
 
 
-@op("GlobalLpPool", nnef="abs, sqr or pow; sum_reduce; sqrt or pow", attrs={"p": 2})
+@op("GlobalLpPool", nnef="abs, sqr or pow; sum_reduce; sqrt or pow", attrs={"p": at_least(1, 2)})
 def global_lp_pool(call: OnnxCall) -> Value:
     return _root(call, _global(call, "sum_reduce", _power(call, call[0])))

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import FLOATS, INTS, one_of, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.operators.constants import checked_shape
-from cml_engine.convert.onnx.rows import OneOf, op
+from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
@@ -52,12 +53,15 @@ class ResizeRule:
     outside: float = 0.0
 
 
+_MODES_7 = one_of("nearest", "linear", "bilinear", "cubic")
+
+
 @op("Upsample", nnef="nearest_upsample, resize; or gather, matmul",
-    attrs={"mode": "nearest", "scales": list}, until=8)  # fmt: skip
+    attrs={"mode": _MODES_7, "scales": required(FLOATS)}, until=8)  # fmt: skip
 @op("Upsample", nnef="nearest_upsample, resize; or gather, matmul", inputs=2,
-    attrs={"mode": "nearest"}, since=9)  # fmt: skip
+    attrs={"mode": _MODES_7}, since=9)  # fmt: skip
 @op("Resize", nnef="nearest_upsample, resize; or gather, matmul", inputs=2,
-    attrs={"mode": "nearest"}, since=10, until=10)  # fmt: skip
+    attrs={"mode": _MODES_7}, since=10, until=10)  # fmt: skip
 def upsample(call: OnnxCall) -> Value:
     given = call.attributes.get("scales")
     scales = call.array(1, "the scales").tolist() if given is None else given
@@ -79,19 +83,19 @@ _COORDINATES_18 = (
     "tf_crop_and_resize",
 )
 _RESIZE_11 = {
-    "coordinate_transformation_mode": OneOf(*_COORDINATES_18, "tf_half_pixel_for_nn"),
+    "coordinate_transformation_mode": one_of(*_COORDINATES_18, "tf_half_pixel_for_nn"),
     "cubic_coeff_a": -0.75,
     "exclude_outside": 0,
     "extrapolation_value": 0.0,
-    "mode": "nearest",
-    "nearest_mode": OneOf("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
+    "mode": one_of("nearest", "linear", "cubic"),
+    "nearest_mode": one_of("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
 }
 _RESIZE_18 = {
     **_RESIZE_11,
     "antialias": 0,
-    "axes": None,
-    "coordinate_transformation_mode": OneOf(*_COORDINATES_18),
-    "keep_aspect_ratio_policy": OneOf("stretch", "not_larger", "not_smaller"),
+    "axes": INTS,
+    "coordinate_transformation_mode": one_of(*_COORDINATES_18),
+    "keep_aspect_ratio_policy": one_of("stretch", "not_larger", "not_smaller"),
 }
 
 
@@ -194,8 +198,6 @@ def _native(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRu
     if rule.mode in ("linear", "bilinear") and even and coordinates != "asymmetric":
         return call.op("multilinear_upsample", x, factor=whole, method=coordinates)
     method = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "cubic": "cubic"}
-    if rule.mode not in method:
-        raise call.wrong(f"the mode '{rule.mode}'")
     return call.op(
         "resize",
         x,

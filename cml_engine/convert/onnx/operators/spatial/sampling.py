@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from cml_engine.convert.onnx.attributes import at_least, one_of, per_axis, required
 from cml_engine.convert.onnx.call import OnnxCall
-from cml_engine.convert.onnx.rows import OneOf, op
+from cml_engine.convert.onnx.operators.constants import checked_shape
+from cml_engine.convert.onnx.operators.spatial.windows import WINDOW, explicit_padding
+from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
 
@@ -13,19 +16,19 @@ from cml_engine.convert.onnx.values import Value
     "MaxUnpool",
     nnef="scatter_elements, pad",
     inputs=3,
-    attrs={"kernel_shape": list, "pads": None, "strides": None},
+    attrs={
+        "kernel_shape": required(per_axis(1)),
+        "pads": WINDOW["pads"],
+        "strides": WINDOW["strides"],
+    },
 )
 def max_unpool(call: OnnxCall) -> Value:
-    x, rank = call[0], call[0].rank - 2
-    strides = call.attr("strides") or [1] * rank
-    pads = call.attr("pads") or [0] * (2 * rank)
+    x, strides, size = call[0], call.attr("strides"), call.attr("kernel_shape")
     extents = [
         (n - 1) * s - a - b + k
-        for n, s, a, b, k in zip(
-            x.shape[2:], strides, pads[:rank], pads[rank:], call.attr("kernel_shape"), strict=True
-        )
+        for n, s, (a, b), k in zip(x.shape[2:], strides, explicit_padding(call), size, strict=True)
     ]
-    shape = [*x.shape[:2], *extents]
+    shape = checked_shape(call, [*x.shape[:2], *extents])
     zero = Value.known(np.zeros(int(np.prod(shape)), np.float32))
     count = int(np.prod(x.shape))
     places = call.reshape(call[1], [count])
@@ -44,7 +47,7 @@ def max_unpool(call: OnnxCall) -> Value:
     "TensorScatter",
     nnef="scatter_elements",
     inputs=3,
-    attrs={"axis": -2, "mode": OneOf("linear", "circular")},
+    attrs={"axis": -2, "mode": one_of("linear", "circular")},
 )
 def tensor_scatter(call: OnnxCall) -> Value:
     """The update at places of one axis that each element of the batch has its own of."""
@@ -75,14 +78,14 @@ _METHODS = {"bilinear": "linear", "bicubic": "cubic", "linear": "linear", "cubic
 _BORDERS = {"zeros": "constant", "border": "replicate", "reflection": "reflect"}
 
 
-@op("GridSample", nnef="grid_sample", inputs=2,
-    attrs={"align_corners": 0, "mode": "bilinear", "padding_mode": "zeros"}, until=19)  # fmt: skip
-@op("GridSample", nnef="grid_sample", inputs=2,
-    attrs={"align_corners": 0, "mode": "linear", "padding_mode": "zeros"}, since=20)  # fmt: skip
+_GRID = {"align_corners": 0, "mode": one_of(*_METHODS), "padding_mode": one_of(*_BORDERS)}
+_GRID_FROM_20 = {**_GRID, "mode": one_of("linear", *_METHODS)}
+
+
+@op("GridSample", nnef="grid_sample", inputs=2, attrs=_GRID, until=19)
+@op("GridSample", nnef="grid_sample", inputs=2, attrs=_GRID_FROM_20, since=20)
 def grid_sample(call: OnnxCall) -> Value:
     method, border = call.attr("mode"), call.attr("padding_mode")
-    if method not in _METHODS or border not in _BORDERS:
-        raise call.wrong(f"mode '{method}' with padding_mode '{border}'")
     return call.op(
         "grid_sample",
         call[0],
@@ -93,9 +96,14 @@ def grid_sample(call: OnnxCall) -> Value:
     )
 
 
-_ROI = {"mode": "avg", "output_height": 1, "output_width": 1, "sampling_ratio": 0,
-        "spatial_scale": 1.0}  # fmt: skip
-_ROI_PLACES = OneOf("half_pixel", "output_half_pixel")
+_ROI = {
+    "mode": one_of("avg", "max"),
+    "output_height": at_least(1, 1),
+    "output_width": at_least(1, 1),
+    "sampling_ratio": at_least(0, 0),
+    "spatial_scale": 1.0,
+}
+_ROI_PLACES = one_of("half_pixel", "output_half_pixel")
 
 
 @op("RoiAlign", nnef="roi_align", inputs=3, attrs=_ROI, until=15)

@@ -1,0 +1,105 @@
+"""Every operator with every attribute of every wrong type or value, and without each input."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+import onnx
+from onnx import helper
+
+import cml_engine as cml
+from cml_engine.convert.onnx import operators
+from cml_engine.convert.onnx.rows import LAST_OPSET, OnnxRow, all_rows, row_for
+from cml_engine.errors import CmlError
+from tests import onnx_nodes
+from tests.fixtures.onnx_models import node
+
+Array = np.ndarray[Any, Any]
+_TENSOR = onnx.numpy_helper.from_array(np.array([1.5, -2], np.float32))
+_GRAPH = helper.make_graph([node("Relu", "x", "y")], "g", [], [])
+WRONG: tuple[Any, ...] = (
+    -(2**63), -(2**31), -3, -1, 0, 1, 2, 3, 7, 2**31, 2**63 - 1, float("nan"), float("inf"), -1e38,
+    0.0, "", "no such word", b"\xff\xfe", [], [0], [-1], [1, 1], [2**40], [1, 2, 3],
+    [-1, 2**62, 0, 0], [0.5], ["", "Tanh"], _TENSOR, _GRAPH,
+)  # fmt: skip
+
+
+@cache
+def smallest() -> dict[tuple[str, str, int], Any]:
+    """A case of ONNX's own for each row: that of the smallest inputs."""
+    found: dict[tuple[str, str, int], Any] = {}
+    for case in onnx_nodes.cases().values():
+        model = onnx_nodes.model_of(case)
+        if len(model.graph.node) != 1:
+            continue
+        only = model.graph.node[0]
+        opset = next((o.version for o in model.opset_import if o.domain == only.domain), 1)
+        row = row_for(only.domain, only.op_type, opset)
+        inputs, _ = next(onnx_nodes.data_sets(case))
+        size = sum(array.size for array in inputs)
+        if row is not None and (key_of(row) not in found or size < found[key_of(row)][0]):
+            found[key_of(row)] = size, model, inputs
+    return found
+
+
+def key_of(row: OnnxRow) -> tuple[str, str, int]:
+    return row.domain, row.name, row.since
+
+
+def survives(model: Any, inputs: list[Array], what: str) -> None:
+    """Fails if loading or running raises anything but an error of ours; or of known inputs."""
+    names = [info.name for info in model.graph.input]
+    for known in ({}, dict(zip(names, inputs, strict=False))):
+        try:
+            if known:
+                cml.load(model.SerializeToString(), constants=known)
+            else:
+                onnx_nodes.outputs_of(model, inputs, "cpu")
+        except CmlError as error:
+            assert len(str(error)) < 2000, what
+        except Exception as error:
+            raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def damaged(row: OnnxRow) -> Iterator[tuple[Any, list[Array], str]]:
+    _, model, inputs = smallest()[key_of(row)]
+    for name in row.attrs:
+        for value in WRONG:
+            made = copy.deepcopy(model)
+            only = made.graph.node[0]
+            kept = [a for a in only.attribute if a.name != name]
+            del only.attribute[:]
+            kinds = {} if value != [] else {"attr_type": onnx.AttributeProto.INTS}
+            only.attribute.extend([*kept, helper.make_attribute(name, value, **kinds)])
+            shown = value if isinstance(value, int | float | str | bytes | list) else type(value)
+            yield made, inputs, f"{row.qualified} {row.since}: {name}={shown}"
+    if row.name in operators.CONTROL:
+        return  # without a number of iterations a loop is as long as it may be
+    for i in range(len(model.graph.node[0].input)):
+        made = copy.deepcopy(model)
+        made.graph.node[0].input[i] = ""
+        yield made, inputs, f"{row.qualified} {row.since}: without input {i + 1}"
+
+
+@pytest.mark.parametrize("row", all_rows(), ids=lambda row: f"{row.qualified}-{row.since}")
+def test_damaged_nodes(row):
+    if key_of(row) not in smallest():
+        pytest.skip("ONNX has no case of one such node")
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        for made, inputs, what in damaged(row):
+            survives(made, inputs, what)
+
+
+def test_nearly_every_row_is_damaged():
+    of_now = [r for r in all_rows() if not r.domain and (r.until or LAST_OPSET) >= 20]
+    assert len([r for r in of_now if key_of(r) in smallest()]) > 0.85 * len(of_now)
