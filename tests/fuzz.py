@@ -4,7 +4,7 @@
     python -m tests.fuzz --cases 20 --backends cpu
     python -m tests.fuzz --replay fuzz-failures/seed-7-12-gpu
     python -m tests.fuzz --integer --cases 200  # integer networks
-    python -m tests.fuzz --bytes --minutes 10   # damaged files instead: fixtures/fuzz_bytes.py
+    python -m tests.fuzz --strangers --minutes 20   # damaged files: fixtures/strangers.py
 
 A case is a graph of a dozen operators (fixtures/fuzz_graphs.py), its inputs and the passes that are
 left out. The reference is the graph as it is, node by node in NumPy. Compared with it are NumPy and
@@ -28,8 +28,11 @@ import json
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,7 +58,7 @@ from cml_engine.planning.lower import PlanOptions
 from cml_engine.report.compare import allowance
 from cml_engine.session import CompileOptions, make_plan
 from cml_engine.testing import SENTINEL, random_partition
-from tests.fixtures import fuzz_bytes
+from tests.fixtures import strangers
 from tests.fixtures.fuzz_graphs import FuzzCase, random_case
 from tests.fixtures.integer.random_networks import random_integer_case
 
@@ -67,6 +70,8 @@ PASSES = (*(name for name, _, _ in STAGES if name not in ("infer", "sweep")), "v
 _SPREAD = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
 #: how many times the distance of moved results is allowed
 _ALLOWED = 4.0
+#: how a case with a fault ends
+FAILS = "FAILS"
 #: runs of a graph with variables
 _RUNS = 2
 
@@ -484,39 +489,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replay", type=Path, metavar="DIR", help="run a failure again")
     parser.add_argument("--checks", nargs="+", metavar="NAME", help="only these of the checks")
     parser.add_argument("--integer", action="store_true", help="integer networks instead")
-    parser.add_argument("--bytes", action="store_true", help="damaged files of models")
+    parser.add_argument("--strangers", action="store_true", help="damaged files, and all readers")
+    parser.add_argument(
+        "--readers", nargs="+", choices=strangers.READERS, default=strangers.READERS, metavar="NAME"
+    )
     a = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    if a.bytes:
-        return fuzz_bytes.campaign(a)
-    gpu = cml.Gpu() if "gpu" in a.backends else None
-    if a.replay:
-        problem = replay(a.replay, gpu)
-        print(problem or "all agree")
-        return int(bool(problem))
-    return _campaign(a, gpu)
+    with ExitStack() as stack:
+        if a.strangers:
+            return _campaign(a, strangers.checked(a.seed, stack, a.keep, a.readers))
+        gpu = cml.Gpu() if "gpu" in a.backends else None
+        if a.replay:
+            problem = replay(a.replay, gpu)
+            print(problem or "all agree")
+            return int(bool(problem))
+        return _campaign(a, partial(_of_graphs, a, gpu))
 
 
-def _campaign(a: argparse.Namespace, gpu: Any) -> int:
-    end = time.monotonic() + 60 * a.minutes
+def _campaign(a: argparse.Namespace, run: Callable[[int], Sequence[tuple[str, str]]]) -> int:
+    """Runs cases by their numbers until the time is up, and prints those that fail.
+
+    ``run`` returns how a case ended, ``FAILS`` or another word, with what is said of it.
+    """
+    end, number, counts = time.monotonic() + 60 * a.minutes, a.first, Counter[str]()
+    while number - a.first < a.cases if a.cases else time.monotonic() < end:
+        for word, said in run(number):
+            counts[word] += 1
+            if word == FAILS:
+                print(f"case {number}, {said}", flush=True)
+        number += 1
+    ends = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    print(f"{number - a.first} cases: {ends}")
+    return int(counts[FAILS] > 0)
+
+
+def _of_graphs(a: argparse.Namespace, gpu: Any, number: int) -> Sequence[tuple[str, str]]:
+    """Runs the checks on a graph. A failure is made smaller and written."""
     known = INTEGER_CHECKS if a.integer else CHECKS
     able = [c for c in known if gpu is not None or c in ON_CPU]
     checks = [c for c in able if c in (a.checks or able)]
-    number, failed = a.first, 0
-    while number - a.first < a.cases if a.cases else time.monotonic() < end:
-        found = failures_of(a.seed, number, a.nodes, gpu, a.keep / "work", checks, a.integer)
-        for failure in found:
-            failed += 1
-            folder = a.keep / f"seed-{a.seed}-{number}-{failure.check}"
-            print(f"case {number}, {failure.check}: {failure.problem}", flush=True)
-            smaller = minimized(failure, gpu, a.keep / "work")
-            write(smaller, folder)
-            print(f"  {len(smaller.case.graph.nodes)} nodes in {folder}: {smaller.problem}")
-            if not replay(folder, gpu):
-                print("  the folder does not reproduce it: run the case with --first and --cases 1")
-        number += 1
-    print(f"{number - a.first} cases, {failed} failures")
-    return int(failed > 0)
+    ends = []
+    for failure in failures_of(a.seed, number, a.nodes, gpu, a.keep / "work", checks, a.integer):
+        folder = a.keep / f"seed-{a.seed}-{number}-{failure.check}"
+        smaller = minimized(failure, gpu, a.keep / "work")
+        write(smaller, folder)
+        nodes = len(smaller.case.graph.nodes)
+        said = f"{failure.check}: {failure.problem}\n  {nodes} nodes in {folder}: {smaller.problem}"
+        if not replay(folder, gpu):
+            said += "\n  the folder does not reproduce it: run the case with --first and --cases 1"
+        ends.append((FAILS, said))
+    return ends or [("agree", "")]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "fuzz": (
         ("tests.fuzz", "--minutes", "10"),
         ("tests.fuzz", "--integer", "--cases", "2000", "--checks", "cpu", "gpu", "cooked"),
-        ("tests.fuzz", "--bytes", "--minutes", "10"),
+        ("tests.fuzz", "--strangers", "--minutes", "20"),
     ),
     "faults": (("tests.plant", "--jobs", "2"),),
 }

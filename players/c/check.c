@@ -3,6 +3,7 @@
  *     check FILE...          says of each whether it is whole
  *     check --flip FILE      changes every byte in turn, and cuts the file at every length: all is refused
  *     check --limited FILE   the same as without, within the default limits
+ *     check -                the same of files that are named on standard input
  *     check --sealed FILE    the same changes with hashes made to match: nothing but errors come of it */
 #define CML_CORE_ONLY
 #include "cml.c"
@@ -112,20 +113,42 @@ static int sealed(uint8_t *data, size_t size) {
     return 0;
 }
 
+static int say(const char *path, const cml_limits *limits) {
+    cml_error error;
+    size_t size = 0;
+    uint8_t *data = whole(path, &size);
+    if (data == NULL) return 2;
+    if (checked(data, size, limits, &error) == CML_OK)
+        printf("whole\n");
+    else
+        printf("%d %s\n", (int)error.status, error.text);
+    free(data);
+    return 0;
+}
+
+static int say_all_on_stdin(void) {
+    char path[4096];
+    int bad = 0;
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
+    printf("ready\n");
+    while (bad == 0 && fgets(path, sizeof path, stdin) != NULL) {
+        path[strcspn(path, "\n")] = 0;
+        bad = say(path, NULL);
+    }
+    return bad;
+}
+
 int main(int argc, char **argv) {
     int i, bad = 0, mode = argc == 3 && argv[1][0] == '-' ? argv[1][2] : 0;
-    for (i = mode ? 2 : 1; i < argc; i++) {
-        cml_error error;
-        size_t size = 0;
-        uint8_t *data = whole(argv[i], &size);
-        if (data == NULL) return 2;
-        if (mode == 'f' || mode == 's')
-            bad |= mode == 'f' ? flip(data, size) : sealed(data, size);
-        else if (checked(data, size, mode == 'l' ? NULL : &ENDLESS, &error) == CML_OK)
-            printf("whole\n");
-        else
-            printf("%d %s\n", (int)error.status, error.text);
-        free(data);
+    if (argc == 2 && strcmp(argv[1], "-") == 0) return say_all_on_stdin();
+    if (mode == 0 || mode == 'l') {
+        for (i = mode ? 2 : 1; i < argc && bad == 0; i++) bad = say(argv[i], mode ? NULL : &ENDLESS);
+        return bad;
     }
+    size_t size = 0;
+    uint8_t *data = whole(argv[2], &size);
+    if (data == NULL) return 2;
+    bad = mode == 'f' ? flip(data, size) : sealed(data, size);
+    free(data);
     return bad;
 }

@@ -4,20 +4,11 @@
 import { CmlError, CookedFile } from "../../../players/web/cml.js";
 import { goldenOf } from "../../../players/web/check.js";
 import { ELEMENTS, expected, file, HEADER, sections, small } from "./make.js";
+import { readAll } from "./reader.js";
 
 /** @param {unknown} held @param {string} what */
 function assert(held, what) {
   if (!held) throw new Error(what);
-}
-
-/** Read all of a file that a player may read. @param {Uint8Array<ArrayBuffer>} bytes */
-async function readAll(bytes) {
-  const read = await CookedFile.open(bytes);
-  for (const tag of read.table.keys()) await read.section(tag);
-  await read.guess("llvmpipe");
-  await goldenOf(read);
-  for (const kernel of read.kernels) await read.wgsl(kernel);
-  return read;
 }
 
 /** The code and text of the error that reading gives. @param {Uint8Array<ArrayBuffer>} bytes */

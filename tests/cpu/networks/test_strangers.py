@@ -1,0 +1,113 @@
+"""Damaged files end in a result or an error of ours, in Python and in both players.
+
+`python -m tests.fuzz --strangers --minutes 20` goes on from here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests import fuzz
+from tests.fixtures import strangers
+from tests.fixtures.strangers import Reader, Stranger
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the processor and memory of a process are "
+    "read as Linux tells them"
+)  # fmt: skip
+CASES = 300
+
+
+@pytest.fixture(scope="module")
+def found():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return strangers.whole(1)
+
+
+@pytest.fixture(scope="module")
+def run(found, tmp_path_factory):
+    with ExitStack() as stack:
+        yield strangers.checked(0, stack, tmp_path_factory.mktemp("kept"), found=found)
+
+
+def test_whole_files_are_read(found, tmp_path_factory):
+    assert {one.format for one in found} >= {"onnx", "nnef", "tgz", "ncnn", "npy", "npz", "png"}
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("kept")
+        whole = [one for one in found for _ in range(2)]
+        monkey = stack.enter_context(pytest.MonkeyPatch.context())
+        monkey.setattr(strangers, "cuts", lambda found: whole)
+        run = strangers.checked(0, stack, folder, found=found)
+        ends = [end for number in range(len(whole)) for end in run(number)]
+    assert [said for word, said in ends if word != "loads"] == []
+
+
+def test_damaged_files(found, run):
+    """Every cut, and damage at random: of each format some files are refused, and some are read."""
+    ends = defaultdict(set)
+    first = len(strangers.cuts(found))
+    for number in range(first + CASES):
+        for word, said in run(number):
+            assert word != fuzz.FAILS, f"case {number}: {said}"
+            ends[said.partition(":")[0]].add((number >= first, word))
+    readers = {name for name, words in ends.items() if {(True, "loads")} < words}
+    assert readers == set(ends)
+    cut = {name for name, words in ends.items() if (False, "loads") in words}
+    assert cut <= {"nnef, python"}, "graph.quant may be empty; every other file is whole or refused"
+
+
+def test_a_case_is_the_same_in_every_run(found):
+    cases = [[strangers.drawn(found, 0, number).files for number in range(40)] for _ in range(2)]
+    assert cases[0] == cases[1]
+    assert len({str(files) for files in cases[0]}) == 40
+
+
+READ = (
+    "import sys, time, os\nprint('ready', flush=True)\nfor line in sys.stdin: print({}, flush=True)"
+)
+
+
+@pytest.mark.parametrize(
+    ("does", "problem"),
+    [
+        ("1 / 0", "ends with 1: .*ZeroDivisionError"),
+        ("os.abort()", "ends with -6"),
+        ("'FAILS: KeyError: a traceback'", "KeyError"),
+        ("[None for i in iter(int, 1)]", "not done after"),
+        ("[None for i in range(2_000_000)] and 'loads'", "takes .* s, more than 0.02"),
+        ("bytes(b'1') * 80_000_000 and 'loads'", "takes .* MiB, more than 64"),
+    ],
+)
+def test_what_is_no_error_of_ours_is_found(does, problem, tmp_path, monkeypatch, capsys):
+    """It is written as a folder, and the next file is read by a new process."""
+    monkeypatch.setattr(strangers, "SECONDS", 0.02 if "2_000_000" in does else 0.5)
+    monkeypatch.setattr(strangers, "MEGABYTES", 64)
+    made = [Stranger("made up", "m.onnx", {"m.onnx": b"abc"})]
+    monkeypatch.setattr(strangers, "whole", lambda: made)
+    reader = Reader([sys.executable, "-c", READ.format(does)], {})
+    monkeypatch.setitem(strangers._MADE, "python", lambda: reader)
+    words = ["--strangers", "--readers", "python", "--cases", "2", "--keep", str(tmp_path)]
+    assert fuzz.main(words) == 1
+    assert "2 cases: 2 FAILS" in capsys.readouterr().out
+    for number, data in enumerate((b"", None)):
+        folder = tmp_path / f"strangers-0-{number}"
+        (said,) = json.loads((folder / "problem.json").read_text()).values()
+        assert re.search(problem, said)
+        assert data is None or (folder / "made up/m.onnx").read_bytes() == data
+
+
+def test_memory_that_leaks_is_found():
+    code = READ.format("'loads'") + "\nsys.exit('LeakSanitizer: SUMMARY: 8 bytes')"
+    reader = Reader([sys.executable, "-c", code], {})
+    assert reader.read(Path("x")) == "loads"
+    with pytest.raises(AssertionError, match="ends with 1: LeakSanitizer"):
+        reader.close()
