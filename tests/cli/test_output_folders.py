@@ -10,6 +10,8 @@ import pytest
 import cml_engine as cml
 from cml_engine.cli import main
 from cml_engine.files.output_folder import OutputFolder, file_below, file_stem, name_problem
+from cml_engine.gpu.shaders.dump import dump_kernel
+from cml_engine.plan import KernelCode
 from tests.fixtures.models import write_model
 
 TEXT = """\
@@ -115,6 +117,16 @@ def test_dumped_kernels_leave_links_alone(given, tmp_path, capsys, gpu):
     assert main(words) == 2
     assert "is a link, or lies behind one" in capsys.readouterr().err
     assert outside.read_bytes() == b"another's"
+
+
+@pytest.mark.parametrize(
+    "label", ["", " ", "\0", "../../evil", "/evil", "a" * 4096, "conv.hlsl X=1"]
+)
+def test_a_cooked_kernel_s_label_is_no_path(label, tmp_path):
+    key = KernelCode(label, 1, 16, False, "0123456789", lambda: "fn main() {}")
+    made = dump_kernel(key, tmp_path / "dump")
+    assert made.parent == tmp_path / "dump" and made.read_text() == "fn main() {}"
+    assert [path.name for path in tmp_path.iterdir()] == ["dump"]
 
 
 def test_a_cooked_file_does_not_replace_its_model(given, tmp_path, capsys):

@@ -15,7 +15,7 @@ pipeline that is built from then on:
 from __future__ import annotations
 
 import threading
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from cml_engine.errors import InputError
 from cml_engine.files.atomic_write import write_atomically
@@ -54,7 +54,10 @@ def dump_kernel(key: Variant, folder: str | Path) -> Path:
 def _dump_code(key: KernelCode, folder: Path) -> Path:
     code = key.code()
     suffix = "wgsl" if isinstance(code, str) else "spv"
-    return _write(folder, f"{file_stem(key.label)}-{key.content[:8]}.{suffix}", code)
+    stem = file_stem(
+        PurePath(key.label.partition(" ")[0]).stem
+    )  # a stranger's file may say anything
+    return _write(folder, f"{stem}-{key.content[:8]}.{suffix}", code)
 
 
 def source_file(key: ShaderKey) -> tuple[str, str]:

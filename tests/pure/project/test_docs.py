@@ -10,7 +10,14 @@ import pytest
 from cml_engine import cli
 
 ROOT = Path(__file__).resolve().parents[3]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "tests/README.md"])
+DOCUMENTS = sorted(
+    [
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "tests/README.md",
+        ROOT / "SECURITY.md",
+    ]
+)
 TOP = ("cml_engine/", "scheduler/", "shaders_hlsl/", "demo_game/", "tests/", "examples/", "docs/")
 
 
