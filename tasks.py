@@ -69,7 +69,7 @@ def say(text: str) -> None:
 def prepare(*extras: str, gpu: bool = True) -> None:
     """``.venv`` has the project and its ``extras``, the machine a GPU driver if it can have one."""
     stamp = read_stamp()
-    missing = [extra for extra in ("", *extras) if extra not in stamp.installed]
+    missing = [e for e in ("", "compiler", *extras) if e not in stamp.installed]
     if missing:
         make_venv()
         install(missing)

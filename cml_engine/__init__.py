@@ -5,8 +5,8 @@
 >>> session = cml.Session(graph, cml.Gpu())              # doctest: +SKIP
 >>> outputs = session.run({"image": array})              # doctest: +SKIP
 
-Importing this package imports neither wgpu nor the shader compiler; :class:`Gpu` does, when it is
-first asked for.
+Importing this package imports neither wgpu nor the shader compiler. :class:`Gpu` and the names of
+the frame scheduler are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -49,54 +49,114 @@ from cml_engine.tiling.run import run_tiled
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
+    from scheduler import (
+        AdmissionError,
+        Clock,
+        CostModel,
+        Executor,
+        FixedBudget,
+        FrameReport,
+        FrameScheduler,
+        Job,
+        JobOutput,
+        Network,
+        Planner,
+        RealClock,
+        Slice,
+        SliceReport,
+        SpareBudget,
+        StepCost,
+        TiledJob,
+        Timing,
+        Tuning,
+        VirtualClock,
+        by_priority,
+        fair_share,
+        least_laxity,
+        operators_per_frame,
+        plan_frame,
+        submit_tiled,
+        write_trace,
+    )
 
 #: what is logged is shown where a program says so, not by default
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"
 __all__ = [
+    "AdmissionError",
     "Attrs",
     "Case",
+    "Clock",
     "CmlError",
     "CompileOptions",
     "CookedLimits",
     "CorruptArtifact",
     "Cost",
+    "CostModel",
     "DeviceError",
     "Dispatch",
+    "Executor",
     "Fact",
+    "FixedBudget",
+    "FrameReport",
+    "FrameScheduler",
     "Gpu",
     "Graph",
     "InputError",
+    "Job",
+    "JobOutput",
     "Kernel",
     "LoadLimits",
     "Match",
     "MemoryModel",
     "ModelError",
     "ModelSource",
+    "Network",
     "OpSpec",
+    "Planner",
     "Random",
+    "RealClock",
     "Rule",
     "Session",
+    "Slice",
+    "SliceReport",
     "Slider",
+    "SpareBudget",
     "StaleArtifact",
+    "StepCost",
     "TextureInput",
+    "TiledJob",
+    "Timing",
     "Tolerance",
+    "Tuning",
+    "VirtualClock",
+    "by_priority",
+    "fair_share",
+    "least_laxity",
     "load",
     "load_cooked",
+    "operators_per_frame",
+    "plan_frame",
     "quantize",
     "register",
     "register_rule",
     "run_tiled",
     "same_as",
     "save",
+    "submit_tiled",
     "unregister",
+    "write_trace",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'cml_engine' has no attribute '{name}'")
     if name == "Gpu":
         from cml_engine.gpu.gpu import Gpu
 
         return Gpu
-    raise AttributeError(f"module 'cml_engine' has no attribute '{name}'")
+    import scheduler
+
+    return getattr(scheduler, name)

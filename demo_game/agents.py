@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import cml_engine as cml
+from cml_engine import FrameScheduler, Job
 from cml_engine.live.reloader import Reloader
 from demo_game.chain import (
     INSTANCES,
@@ -21,7 +22,6 @@ from demo_game.chain import (
     Chain,
 )
 from demo_game.world.tile import TileId
-from scheduler import FrameScheduler, Job
 
 
 def tile_input(tile: TileId, seed: int) -> np.ndarray[Any, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import cml_engine as cml
-import demo_game.operators  # registers the game's own operators
+from demo_game import operators  # registers the game's own operators
 from demo_game.cooking import cooked_set
 from demo_game.world.tile import PAINTED, TileId
 
@@ -47,7 +47,7 @@ POPULATED_LEVELS = 2
 _PLANTS = ("population", "scatter")
 #: those with operators of the game's own, and where their kernels lie
 OWN_OPERATORS = ("terrain", "ground", "surface", "paint", "scatter")
-KERNELS = Path(demo_game.operators.__file__).parent
+KERNELS = Path(operators.__file__).parent
 #: what of a tile the renderer keeps, and whose output it is
 TEXELS = {"height": "surface", "shading": "surface", "texels": "paint"}
 INSTANCES = {"instances": "scatter", "draw": "scatter"}

@@ -47,13 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The options of the command line."""
     made = argparse.ArgumentParser(
-        prog="python -m demo_game", description="The game in a window, or without one."
+        prog=f"python -m {__package__}", description="The game in a window, or without one."
     )
     made.add_argument("--seed", type=Whole(0, 2**31 - 1), help="which world (default 7)")
     made.add_argument("--integer", action="store_true", help="the world that is the same on every "
                       "machine, to the bit")  # fmt: skip
     made.add_argument("--planet", type=Path, metavar="PLANET.zarr", help="a part of the world that "
-                      "'python -m demo_game.bake' has made")  # fmt: skip
+                      f"'python -m {__package__}.bake' has made")  # fmt: skip
     made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
                       "population.nnef to take instead of ours")  # fmt: skip
     made.add_argument("--watch", action="store_true", help="look at the networks' files and at the "

@@ -41,8 +41,8 @@ def cooked_set() -> Path | None:
 
 def make(say: Callable[[str], object] = lambda said: None) -> None:
     """Cook every network of ours."""
-    import demo_game.operators  # noqa: F401 - registers the game's own operators
     from cml_engine.cooked import cook
+    from demo_game import operators  # noqa: F401 - registers the game's own operators
 
     before = _fingerprint()
     _manifest().unlink(missing_ok=True)
@@ -61,7 +61,7 @@ def make_behind(say: Callable[[str], object]) -> None:
     say("the networks are cooked in the background, once: the next start compiles none of them")
     quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     env = {**os.environ, "CML_COMPILERS": "1"}
-    command = [sys.executable, "-m", "demo_game.cooking", "--behind"]
+    command = [sys.executable, "-m", f"{__package__}.cooking", "--behind"]
     with suppress(OSError):  # it is only slower then
         subprocess.Popen(command, cwd=_ROOT, env=env, start_new_session=True, **quiet)
 

@@ -11,6 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cml_engine as cml
+from cml_engine import (
+    FixedBudget,
+    FrameScheduler,
+    SpareBudget,
+    by_priority,
+    fair_share,
+    least_laxity,
+    operators_per_frame,
+    plan_frame,
+)
 from cml_engine.panel import OperatorTimes
 from demo_game.agents import Agents, FileWatch
 from demo_game.chain import load_chain
@@ -30,16 +40,6 @@ from demo_game.world.quadtree import Detail, Selection, fitting, needed, select
 from demo_game.world.sun import DAY, Light
 from demo_game.world.surroundings import Surroundings
 from demo_game.world.tile import TileId
-from scheduler import (
-    FixedBudget,
-    FrameScheduler,
-    SpareBudget,
-    by_priority,
-    fair_share,
-    least_laxity,
-    operators_per_frame,
-    plan_frame,
-)
 
 if TYPE_CHECKING:
     from demo_game.bake.flying import PlanetTiles

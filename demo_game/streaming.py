@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from cml_engine import FrameScheduler, Job
 from demo_game.agents import MadeTile, TileSource
 from demo_game.chain import kept_names
 from demo_game.world.draft import drafts
 from demo_game.world.quadtree import Selection
 from demo_game.world.tile import MAX_LEVEL, TileId
-from scheduler import FrameScheduler, Job
 
 #: the most tiles under way at a time
 IN_FLIGHT = 4

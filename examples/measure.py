@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import cml_engine as cml
-from scheduler import FrameReport, FrameScheduler
+from cml_engine import FrameReport, FrameScheduler
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 Inputs: TypeAlias = Mapping[str, Array]

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.files.atomic_write import write_atomically
-from scheduler import FrameScheduler
 from scheduler.executor import Slice
 
 _TEXT = """version 1.0;

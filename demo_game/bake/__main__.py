@@ -23,7 +23,7 @@ PRICE = Real(0.0001, 1_000_000)
 def parser() -> argparse.ArgumentParser:
     """The options of the command line."""
     made = argparse.ArgumentParser(
-        prog="python -m demo_game.bake",
+        prog=f"python -m {__package__}",
         description="Make a part of the demo's world before the game, on the cores of this machine "
         "or on a cluster. The same command goes on where it was interrupted.",
     )

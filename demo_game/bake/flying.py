@@ -10,10 +10,10 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
+from cml_engine import FrameScheduler, Job
 from demo_game.agents import MadeTile, TileSource
 from demo_game.bake.planet import Planet
 from demo_game.world.tile import TileId
-from scheduler import FrameScheduler, Job
 
 Array = np.ndarray[Any, Any]
 OWNER = "planet"

@@ -24,7 +24,7 @@ TICKS = Whole(1, 2**31 - 1)
 def parser() -> argparse.ArgumentParser:
     """The options of the command line."""
     made = argparse.ArgumentParser(
-        prog="python -m demo_game.lockstep",
+        prog=f"python -m {__package__}",
         description="Two processes make the same tiles of the integer world and compare hashes at "
         "every tick. Alone, it starts the other itself: one on the GPU, one on the CPU.",
     )
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     other: subprocess.Popen[bytes] | None = None
     if options.listen is None:
         port = str(server.getsockname()[1])
-        command = [sys.executable, "-m", "demo_game.lockstep", *words]
+        command = [sys.executable, "-m", __package__, *words]
         command += ["--backend", "cpu", "--join", port]
         other = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:

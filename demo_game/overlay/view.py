@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import cml_engine as cml
+from cml_engine import FrameReport, FrameScheduler, Job
 from cml_engine.panel import Key, OperatorTime
 from demo_game.reporting.telemetry import Telemetry
-from scheduler import FrameReport, FrameScheduler, Job
 
 
 @dataclass(frozen=True)

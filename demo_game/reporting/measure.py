@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cml_engine import FrameReport
 from demo_game.reporting.telemetry import FrameSample, Telemetry
-from scheduler import FrameReport
 
 #: samples that still wait for GPU times; older ones never get them (a device without timestamps)
 _WAITING = 16

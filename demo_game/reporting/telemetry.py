@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from cml_engine import FrameReport
 from cml_engine.panel import Key, OperatorTime
-from scheduler import FrameReport
 
 #: frames that the graphs show
 HISTORY = 240

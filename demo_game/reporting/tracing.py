@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from cml_engine import FrameReport, write_trace
 from demo_game.game import Game
-from scheduler import FrameReport, write_trace
 
 OUT = Path("out")
 #: a minute of frames; a longer trace is cut there

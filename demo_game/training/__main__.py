@@ -33,7 +33,7 @@ HELD_SQUARES, FITTED_SQUARES = 64, 64
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m demo_game.training", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__)
     parser.add_argument("--only", choices=list(AGENTS), help="train one agent")
     parser.add_argument("--minutes", type=float, help="train each agent about so long")
     parser.add_argument("--seed", type=int, default=0)

@@ -22,11 +22,11 @@ from direct.showbase.ShowBase import ShowBase
 from panda3d.core import CardMaker, NodePath, PNMImage, Texture, loadPrcFileData
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from examples.panda3d_host.beside import NetworkBeside, timed
 from examples.plain_loop import cartoon
 from examples.plain_loop.__main__ import options_of
 from examples.plain_loop.summary import Summary
-from scheduler import FrameScheduler
 
 FRAME_MS = 1000 / 60
 

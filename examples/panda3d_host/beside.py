@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from cml_engine import FrameScheduler, Job
 from examples.plain_loop.summary import Summary
-from scheduler import FrameScheduler, Job
 
 Array = np.ndarray[Any, Any]
 

@@ -25,11 +25,11 @@ import wgpu
 from PIL import Image
 
 import cml_engine as cml
+from cml_engine import FrameScheduler, Job
 from cml_engine.live.reloader import Reloader
 from cml_engine.plugins import load_file
 from examples.plain_loop import cartoon
 from examples.plain_loop.summary import Summary
-from scheduler import FrameScheduler, Job
 
 if TYPE_CHECKING:
     from examples.plain_loop.overlay import Overlay

@@ -8,8 +8,8 @@ from imgui_bundle import imgui
 from wgpu.utils.imgui import ImguiRenderer
 
 import cml_engine as cml
+from cml_engine import FrameReport, FrameScheduler
 from cml_engine.panel import Panel
-from scheduler import FrameReport, FrameScheduler
 
 
 class Overlay:

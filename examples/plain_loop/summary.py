@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from scheduler import FrameReport
+from cml_engine import FrameReport
 
 
 class Summary:

@@ -27,10 +27,10 @@ from pygfx.renderers.wgpu import CopyPass, get_shared
 from pygfx.renderers.wgpu.engine.update import ensure_wgpu_object
 
 import cml_engine as cml
+from cml_engine import FrameScheduler, Job
 from examples.plain_loop import cartoon
 from examples.plain_loop.__main__ import options_of, run_offscreen, run_window, save
 from examples.plain_loop.summary import Summary
-from scheduler import FrameScheduler, Job
 
 
 class CopyAfter(CopyPass):  # type: ignore[misc]

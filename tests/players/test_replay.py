@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler, VirtualClock
 from scheduler.planning.policy import by_priority, fair_share, least_laxity
 from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
 from tests.players.building import SANITIZED, build

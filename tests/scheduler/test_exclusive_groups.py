@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from scheduler import CostModel, FrameScheduler, VirtualClock, by_priority, fair_share, least_laxity
+from cml_engine import (
+    CostModel,
+    FrameScheduler,
+    VirtualClock,
+    by_priority,
+    fair_share,
+    least_laxity,
+)
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from scheduler import CostModel, FrameScheduler, VirtualClock
+from cml_engine import CostModel, FrameScheduler, VirtualClock
 from scheduler.jobs.job import Job
 from scheduler.recording import decisions_of
 from scheduler.tools.replay import replay

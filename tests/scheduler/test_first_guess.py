@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scheduler import CostModel, FrameScheduler
+from cml_engine import CostModel, FrameScheduler
 from scheduler.planning.first_guess import _DEFAULTS, FirstGuess
 from scheduler.tools.sim_device import SimGpu, SimStep
 

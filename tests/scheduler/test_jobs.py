@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine.errors import InputError
-from scheduler import (
+from cml_engine import (
     AdmissionError,
     CostModel,
     FixedBudget,
@@ -15,6 +14,7 @@ from scheduler import (
     VirtualClock,
     by_priority,
 )
+from cml_engine.errors import InputError
 from scheduler.clock import SteadyClock
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 from scheduler.tools.simulate import Arrival, simulate

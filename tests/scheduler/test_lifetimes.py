@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from scheduler import AdmissionError, FrameScheduler, VirtualClock
+from cml_engine import AdmissionError, FrameScheduler, VirtualClock
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler import CostModel, FrameScheduler, VirtualClock
+from cml_engine import CostModel, FrameScheduler, VirtualClock
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 STEPS, FRAME_MS = 10, 1000 / 60

@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 
+from cml_engine import CostModel, SpareBudget, VirtualClock
 from cml_engine.errors import InputError
 from cml_engine.files import json as json_files
-from scheduler import CostModel, SpareBudget, VirtualClock
 from scheduler.tools.sim_device import SimStep
 from tests.fixtures import hostile_json
 

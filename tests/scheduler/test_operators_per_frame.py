@@ -1,6 +1,6 @@
 """The usual way beside ours: whole operators per frame, whatever they take."""
 
-from scheduler import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler, VirtualClock
 from scheduler.planning.plan import plan_frame
 from scheduler.tools.operators_per_frame import operators_per_frame
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep

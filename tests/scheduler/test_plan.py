@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scheduler import least_laxity, plan_frame
+from cml_engine import least_laxity, plan_frame
 from scheduler.planning import plan
 from scheduler.planning.state import FramePlan, FrameState
 from tests.scheduler.test_queues import POLICIES, eventful_run

@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from scheduler import CostModel, FrameScheduler, VirtualClock, by_priority, fair_share, least_laxity
+from cml_engine import (
+    CostModel,
+    FrameScheduler,
+    VirtualClock,
+    by_priority,
+    fair_share,
+    least_laxity,
+)
 from scheduler.jobs.queues import Heap, NetworkQueue
 from scheduler.recording import decisions_of
 from scheduler.tools.replay import replay

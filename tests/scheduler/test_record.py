@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scheduler import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler, VirtualClock
 from scheduler.planning.plan import plan_frame
 from scheduler.recording import _FORMAT, Recording, decisions_of
 from scheduler.tools.operators_per_frame import operators_per_frame

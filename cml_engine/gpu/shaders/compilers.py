@@ -21,11 +21,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
-import shaders_hlsl
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.shaders import slang
 from cml_engine.gpu.shaders.includes import included
 from cml_engine.once import Once
+from cml_engine.ops.kernel_files import KERNEL_FOLDER
 
 _LIBRARY_PATTERNS = ("libslang-compiler.so*", "slang-compiler.dll", "libslang-compiler*.dylib")
 _PACKAGE = "slangpy"
@@ -72,7 +72,7 @@ def compile(request: Request) -> bytes:
     with tempfile.TemporaryDirectory(prefix="cml-hlsl-") as folder:
         file = Path(folder, f"{request.path.stem}.hlsl")
         file.write_text(request.source, encoding="utf-8")
-        includes = (request.path.parent, shaders_hlsl.FOLDER / "include")
+        includes = (request.path.parent, KERNEL_FOLDER / "include")
         arguments = [f"-I{path}" for path in includes]
         arguments += [*OPTIONS, "-profile", _PROFILES[request.stage], "-entry", request.entry]
         arguments += ["-target", request.target, str(file)]
@@ -236,6 +236,7 @@ def library() -> str:
             for found in sorted(Path(folder).glob(pattern)):
                 return str(found)
     raise DeviceError(
-        "no HLSL compiler: the package 'slangpy' is not installed, and the cache does not have "
-        "all the shaders that are needed. Install it (pip install slangpy) or use --backend cpu."
+        "There is no HLSL compiler, and the cache does not have all the shaders that are needed. "
+        "Install the compiler (pip install 'cml-engine[compiler]'), play a cooked file, or use "
+        "--backend cpu."
     )

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import shaders_hlsl
 from cml_engine.errors import InputError, ShaderCompileError
 from cml_engine.gpu.shaders import compilers, prints
 from cml_engine.gpu.shaders.cache import Code, cached
@@ -21,6 +20,7 @@ from cml_engine.gpu.shaders.params import parse_params
 from cml_engine.layout import PACKED_TYPES
 from cml_engine.ops.declaration.defines import WGSL_ONLY
 from cml_engine.ops.declaration.in_parts import FIRST_BINDING, declaration
+from cml_engine.ops.kernel_files import KERNEL_FOLDER, kernel_file
 
 #: SPIR-V's numbers of the instructions that is_misread looks at
 _OP_LABEL, _OP_LOOP_MERGE, _OP_SWITCH = 248, 246, 251
@@ -112,9 +112,9 @@ def kernel_content(path: str | Path, inline: str = "") -> str:
 
 def resolve(path: str | Path) -> Path:
     """The kernel's file: one of ours (``conv/conv.hlsl``), else the caller's."""
-    found = shaders_hlsl.own(path) or Path(path)
+    found = kernel_file(path) or Path(path)
     if not found.is_file():
-        raise InputError(f"kernel source '{path}' not found (nor in {shaders_hlsl.FOLDER})")
+        raise InputError(f"kernel source '{path}' not found (nor in {KERNEL_FOLDER})")
     return found
 
 

@@ -12,7 +12,7 @@ import hashlib
 import re
 from pathlib import Path
 
-import shaders_hlsl
+from cml_engine.ops.kernel_files import KERNEL_FOLDER
 
 _INCLUDE = re.compile(
     r'^[ \t]*(?:/\*.*?\*/[ \t]*)?#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE
@@ -48,7 +48,7 @@ def _collect(source: str, beside: Path, folder: Path, found: dict[Path, str]) ->
 
 
 def _find(name: str, *folders: Path) -> Path | None:
-    candidates = (folder / name for folder in (*folders, shaders_hlsl.FOLDER / "include"))
+    candidates = (folder / name for folder in (*folders, KERNEL_FOLDER / "include"))
     return next((file.resolve() for file in candidates if file.is_file()), None)
 
 

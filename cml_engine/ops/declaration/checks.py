@@ -9,13 +9,13 @@ from math import inf
 from pathlib import Path
 from typing import get_args
 
-import shaders_hlsl
 from cml_engine.errors import CmlError, OperatorError, Source
 from cml_engine.graph import is_whole
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import Signature, declared_signature, standard_signatures
 from cml_engine.ops.declaration.spec import EXACT, Case, Half, Kernel, OpSpec, Tolerance, not_stated
 from cml_engine.ops.declaration.traits import NO_TRAITS
+from cml_engine.ops.kernel_files import kernel_file
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARAM = re.compile(r"\w+:[uif]\d*")
@@ -86,7 +86,7 @@ def located(kernel: Kernel, spec: OpSpec, place: Path | None = None) -> Kernel:
     folder = spec.folder or Path.cwd()
     if (folder / path).is_file():
         return replace(kernel, path=folder / path)
-    if shaders_hlsl.own(path):
+    if kernel_file(path):
         return kernel
     raise fault(spec, f"its kernel '{path}' is not in {folder}; a relative path starts there")
 
@@ -293,7 +293,7 @@ def text_of(kernel: Kernel, spec: OpSpec) -> str:
     """The kernel's own HLSL as it is now."""
     if kernel.source:
         return kernel.source
-    file = shaders_hlsl.own(kernel.path) or Path(kernel.path)
+    file = kernel_file(kernel.path) or Path(kernel.path)
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -10,6 +10,7 @@ pytest.importorskip("imgui_bundle")
 
 from imgui_bundle import imgui
 
+from cml_engine import FrameReport, FrameScheduler
 from cml_engine.panel.drawing.ranking import details
 from cml_engine.panel.operators import OperatorTimes
 from demo_game.agents import Agents
@@ -17,7 +18,6 @@ from demo_game.chain import load_chain
 from demo_game.overlay import FrameView, Overlay
 from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.world.tile import TileId
-from scheduler import FrameReport, FrameScheduler
 from scheduler.reports import SliceReport
 from tests.fixtures.frames.host import creations
 from tests.fixtures.memory import held_bytes

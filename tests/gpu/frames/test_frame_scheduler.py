@@ -9,8 +9,8 @@ import pytest
 import wgpu
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.graph import Fact
-from scheduler import FrameScheduler
 from tests.fixtures.frames.host import Host, conv_net, creations, native_objects
 from tests.fixtures.memory import held_bytes
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.graph import Fact
-from scheduler import FrameScheduler
 from tests.fixtures.frames.host import Host, conv_net, open_device, under_way
 from tests.fixtures.memory import held_bytes
 

@@ -12,9 +12,9 @@ import pytest
 import wgpu
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.gpu.timing.timers import PassTimer
 from cml_engine.nnef.files.tensor_file import write_tensor
-from scheduler import FrameScheduler
 from scheduler.tools.operators_per_frame import operators_per_frame
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import FrameScheduler, Tuning
 from cml_engine.cli import main
 from cml_engine.files.folders import tuning_file
 from cml_engine.gpu.pipelines import PipelineCache
@@ -22,7 +23,6 @@ from cml_engine.session import CompileOptions
 from cml_engine.testing import full_attrs
 from cml_engine.tuning import Bench, tables, tune
 from cml_engine.tuning.tables import Record, save
-from scheduler import FrameScheduler, Tuning
 from tests.fixtures.models import write_model
 
 load_families()

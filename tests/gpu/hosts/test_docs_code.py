@@ -10,8 +10,8 @@ import pytest
 import wgpu
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.gpu.native import limit_instance
-from scheduler import FrameScheduler
 from tests.fixtures.models import write_model
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.errors import ShaderCompileError
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.shaders.hlsl import (
@@ -20,7 +21,6 @@ from cml_engine.gpu.shaders.hlsl import (
     resolved_source,
     shader_key,
 )
-from scheduler import FrameScheduler
 from tests.gpu.live.test_taps import finish
 
 SIGNATURE = "fragment shown(x: tensor<scalar>, rounds: integer) -> (y: tensor<scalar>)"

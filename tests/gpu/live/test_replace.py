@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.live.reloader import Reloader
 from cml_engine.ops import unregister
 from cml_engine.plugins import load_file
-from scheduler import FrameScheduler
 from tests.fixtures.models import write_model
 from tests.gpu.live.test_taps import finish, graph_of, inputs
 

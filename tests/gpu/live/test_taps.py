@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.gpu.gpu import Gpu
-from scheduler import FrameScheduler
 from tests.cpu.live.test_taps import values_of
 
 TEXT = """version 1.0;

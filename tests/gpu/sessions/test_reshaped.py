@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.shaders import compilers
-from scheduler import FrameScheduler
 
 TEXT = """version 1.0;
 extension KHR_enable_operator_expressions;

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import submit_tiled
 from cml_engine.errors import InputError
 from cml_engine.tiling.windows import spans
-from scheduler import submit_tiled
 from tests.fixtures.frames.host import Host
 from tests.fixtures.models import write_model
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.backends.shadow import shadow_run
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
@@ -17,7 +18,6 @@ from cml_engine.passes.infer import infer_facts
 from cml_engine.planning.lower import PlanOptions
 from cml_engine.session import CompileOptions
 from cml_engine.testing import full_attrs
-from scheduler import FrameScheduler
 from scheduler.tools.operators_per_frame import operators_per_frame
 from tests.fixtures.graphs import Net
 

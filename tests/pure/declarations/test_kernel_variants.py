@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-import shaders_hlsl
 from cml_engine.ops.declaration import variant as variants
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant, kernel_families
+from cml_engine.ops.kernel_files import kernel_file
 
 
 @dataclass
@@ -95,5 +95,5 @@ def test_two_of_a_name_and_an_order_of_nobody_are_refused(family):
 @pytest.mark.parametrize("family", kernel_families(), ids=lambda family: family.name)
 def test_every_declared_variant_has_a_shader_and_a_line(family):
     for variant in family.variants:
-        assert shaders_hlsl.own(variant.kernel.path) is not None, variant.name
+        assert kernel_file(variant.kernel.path) is not None, variant.name
         assert variant.about and not variant.about.endswith(".")

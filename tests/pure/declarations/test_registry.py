@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-import shaders_hlsl
 from cml_engine import ops
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import standard_fragments, standard_signatures
 from cml_engine.ops import load_families, registered
+from cml_engine.ops.kernel_files import KERNEL_FOLDER
 from cml_engine.report.operators import (
     EXTENSION,
     STANDARD,
@@ -42,7 +42,7 @@ def test_declaration_is_complete(spec):
 
 
 def test_every_kernel_has_its_file_and_every_file_its_kernel():
-    folder = shaders_hlsl.FOLDER
+    folder = KERNEL_FOLDER
     files = {file.relative_to(folder).as_posix() for file in folder.rglob("*.hlsl")}
     assert {str(spec.kernel.path) for spec in SPECS if spec.kernel} <= files
     package = Path(ops.__file__).parents[1]

@@ -2,13 +2,12 @@
 there are, and for all of them but the one that is left."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-import shaders_hlsl
 from cml_engine.ops.common.window import BORDERS, POOL_BORDERS
 from cml_engine.ops.declaration.defines import numbers, word
+from cml_engine.ops.kernel_files import KERNEL_FOLDER
 from cml_engine.ops.resampling import grid_sample, operators, resize, roi
 
 ASKED = [
@@ -25,7 +24,7 @@ ASKED = [
 
 @pytest.mark.parametrize(("file", "name", "words"), ASKED)
 def test_a_shader_asks_for_words_that_there_are(file, name, words):
-    text = (Path(shaders_hlsl.FOLDER) / file).read_text(encoding="utf-8")
+    text = (KERNEL_FOLDER / file).read_text(encoding="utf-8")
     code = re.sub(r"//[^\n]*", "", text + "".join(_included(text)))
     asked = set(re.findall(rf"\b{name}_is_\w+", code))
     known = {define for value in words for define in word(name, value)}
@@ -35,12 +34,12 @@ def test_a_shader_asks_for_words_that_there_are(file, name, words):
 
 def _included(text):
     for name in re.findall(r'#include "(border\.hlsli)"', text):
-        yield (Path(shaders_hlsl.FOLDER) / "include" / name).read_text(encoding="utf-8")
+        yield (KERNEL_FOLDER / "include" / name).read_text(encoding="utf-8")
 
 
 def test_words_that_a_kernel_is_told_when_it_runs():
     assert numbers(grid_sample.BORDERS) == {"CONSTANT": 0, "REPLICATE": 1, "REFLECT": 2}
-    text = (Path(shaders_hlsl.FOLDER) / "resampling/grid_sample.hlsl").read_text(encoding="utf-8")
+    text = (KERNEL_FOLDER / "resampling/grid_sample.hlsl").read_text(encoding="utf-8")
     for name in {**numbers(grid_sample.METHODS), **numbers(grid_sample.BORDERS)}:
         assert re.search(rf"\b{name}\b", text), name
 
@@ -49,6 +48,6 @@ def test_numbers_of_words_stand_in_no_shader():
     """One that Python and HLSL both number is stated twice."""
     words = {*POOL_BORDERS, *resize.METHODS, *resize.COORDINATES, *resize.ROUNDINGS}
     names = {define for value in words for define in numbers([value])}
-    for path in Path(shaders_hlsl.FOLDER).rglob("*.hlsl*"):
+    for path in KERNEL_FOLDER.rglob("*.hlsl*"):
         found = set(re.findall(r"#define (\w+) \d+\s", path.read_text(encoding="utf-8")))
         assert not found & names, path

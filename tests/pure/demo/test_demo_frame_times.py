@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cml_engine import FrameReport
 from demo_game.reporting.measure import FrameTimes
 from demo_game.reporting.telemetry import Telemetry
-from scheduler import FrameReport
 
 
 def report(frame: int) -> FrameReport:

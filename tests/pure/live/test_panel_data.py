@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cml_engine import FrameReport
 from cml_engine.panel.operators import OperatorTime
 from cml_engine.panel.palette import NETWORKS, OTHER_NETWORK, network_colour
 from cml_engine.panel.ranking import Best, RecentSums, ordered, rows
 from cml_engine.panel.slices import Reports, bars, duration, why
-from scheduler import FrameReport
 from scheduler.reports import SliceReport
 
 ROOT = Path(__file__).resolve().parents[3]

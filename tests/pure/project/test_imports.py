@@ -101,7 +101,8 @@ def test_only_the_gpu_folder_imports_wgpu() -> None:
 
 
 def test_dependencies_run_one_way() -> None:
-    above = (Path("cml_engine/cli/commands"),)  # some know of frames
+    # some commands run frames; the package offers the scheduler's names
+    above = (Path("cml_engine/cli/commands"), Path("cml_engine/__init__.py"))
     assert offenders("cml_engine", ("scheduler", "demo_game"), above) == []
     assert offenders("scheduler", ("wgpu", "numpy", "demo_game", "cml_engine.gpu")) == []
     assert offenders("shaders_hlsl", ("cml_engine", "scheduler", "demo_game")) == []

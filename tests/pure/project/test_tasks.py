@@ -48,7 +48,7 @@ def test_a_bake_needs_its_extra_and_no_arguments(venv, monkeypatch, tmp_path):
     monkeypatch.setattr(tasks, "ROOT", tmp_path)
     monkeypatch.setattr(tasks, "fingerprint", lambda: "same")
     assert tasks.main(["bake"]) == 0
-    assert [call[-1] for call in venv if "install" in call] == [".", ".[bake]"]
+    assert [call[-1] for call in venv if "install" in call] == [".[compiler]", ".[bake]"]
     assert venv[-1][1:] == ["-m", "demo_game.bake", *tasks.BAKED]
     assert (tmp_path / "out").is_dir()  # where the planet is put
     assert tasks.main(["bake", "--region", "0:1,0:1"]) == 0

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler import CostModel
+from cml_engine import CostModel
 from scheduler.planning.margin import TailMargin
 from scheduler.tools.sim_device import Noise, SimNetwork, SimStep
 from scheduler.tools.simulate import Arrival, compare_policies, simulate, table

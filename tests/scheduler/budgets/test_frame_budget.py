@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from scheduler import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler, VirtualClock
 from scheduler.planning.frame_slack import FrameSlack
 from scheduler.recording import Recording, decisions_of
 from scheduler.tools import frame_budgets

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from scheduler import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler, VirtualClock
 from scheduler.planning.rest_of_frame import RestOfFrame
 from scheduler.recording import Recording, decisions_of
 from scheduler.tools import frame_budgets

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler import CostModel, FrameScheduler, VirtualClock
+from cml_engine import CostModel, FrameScheduler, VirtualClock
 from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60

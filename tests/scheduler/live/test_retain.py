@@ -3,7 +3,7 @@ the order in which they were submitted; their cost and their ETA say so."""
 
 from __future__ import annotations
 
-from scheduler import FrameScheduler
+from cml_engine import FrameScheduler
 from scheduler.clock import VirtualClock
 from scheduler.tools.replay import replay
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler, VirtualClock
 from scheduler.recording import Recording
 from scheduler.tools.replay import replay
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep

@@ -1,0 +1,17 @@
+"""The source files of the kernels in ``shaders_hlsl/``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+_PLACES = (_PACKAGE / "shaders_hlsl", _PACKAGE.parent / "shaders_hlsl")
+#: the folder of the kernels: inside this package in a wheel, beside it in a checkout
+KERNEL_FOLDER = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
+
+
+def kernel_file(path: str | Path) -> Path | None:
+    """Returns the engine's kernel of that name (``conv/conv.hlsl``); None if there is none."""
+    path = Path(path)
+    found = KERNEL_FOLDER / path
+    return found if not path.is_absolute() and ".." not in path.parts and found.is_file() else None
