@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, Literal
 
-from scheduler.checks import checked, checked_count, checked_share, is_ms
+from scheduler.checks import checked, checked_count, checked_share, is_ms, refused
 from scheduler.clock import Clock, RealClock, SteadyClock
 from scheduler.encoding import append, fail_all_where_lost
 from scheduler.executor import WALL_CLOCK, Executor, Timing
@@ -105,7 +105,9 @@ class FrameScheduler:
         returned grows with every frame, and :func:`scheduler.tools.replay.replay` runs it again.
         The scheduler must have no jobs yet."""
         if self.jobs:
-            raise RuntimeError("start recording before the first submit")
+            raise refused(
+                "a recording begins before the first job is submitted: call record() first"
+            )
         recording = Recording(
             options={
                 "frame_ms": self.frame_ms,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from scheduler.checks import refused
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import ENDED, Job, State
 
@@ -80,7 +81,7 @@ class TiledJob:
         self.advance()
         if self._state in ("failed", "cancelled"):
             said = f": {self.error}" if self.error else ""
-            raise RuntimeError(f"the tiles have no output '{name}', they are {self._state}{said}")
+            raise refused(f"the tiles have no output '{name}', they are {self._state}{said}")
         return self._tiles.outputs[name] if self._state == "done" else None
 
     def cancel(self) -> None:

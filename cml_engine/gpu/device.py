@@ -16,7 +16,14 @@ from cml_engine.errors import DeviceError, InputError, ShaderCompileError
 from cml_engine.gpu.adapters import request_adapter
 from cml_engine.gpu.frames.job_runs import JobRuns
 from cml_engine.gpu.memory.allocator import Allocator
-from cml_engine.gpu.native import create_shader_module, quicken_start, timestamp_period_ns, wait
+from cml_engine.gpu.native import (
+    create_shader_module,
+    device_errors,
+    quicken_start,
+    raise_if_lost,
+    timestamp_period_ns,
+    wait,
+)
 from cml_engine.gpu.pipelines import Pipeline, PipelineCache
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.stages import StageKey, compile_stage
@@ -124,12 +131,14 @@ class Device:
         key = StageKey(Path(path), stage, entry, tuple(sorted((defines or {}).items())))
         return self._create_module(key.label, compile_stage(key), trusted, str(path))
 
+    @device_errors()
     def wait(self) -> None:
         """Block until the GPU has done all that was submitted. For tools that measure: a game
         never waits."""
         wait(self.device)
         turns.gpu_is_done()
 
+    @device_errors()
     def _build(self, key: Variant) -> Pipeline:
         start = time.perf_counter()
         if self.dump_kernels is not None:
@@ -145,6 +154,7 @@ class Device:
                 compute={"module": module, "entry_point": "main"},
             )
         except (wgpu.GPUError, RuntimeError) as error:
+            raise_if_lost(error)
             raise DeviceError(f"the driver refused kernel '{key.label}': {error}") from error
         _log.debug("kernel '%s' built in %.0f ms", key.label, _ms_since(start))
         return Pipeline(key.label, built, layout)
@@ -159,6 +169,7 @@ class Device:
         try:
             return create_shader_module(self.device, label, code, trusted)
         except (wgpu.GPUError, RuntimeError) as error:
+            raise_if_lost(error)
             hint = next((f"; {h}" for word, h in _NAGA_HINTS.items() if word in str(error)), "")
             raise ShaderCompileError(
                 f"kernel '{path}' compiles, but wgpu does not take it: {_reason(error)}{hint}"

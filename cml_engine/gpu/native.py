@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
@@ -155,15 +157,37 @@ def _map_callback() -> Any:
     return api.ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", arrived)
 
 
-def device_error(error: wgpu.GPUError) -> DeviceError:
+def device_error(error: Exception) -> DeviceError:
     """wgpu's error in our words: what to do where the device is lost, else its reason."""
     reason = str(error).partition("Caused by:")[2].strip() or str(error)
-    if "is lost" in reason:
+    if _is_lost(error):
         return DeviceError(
             "the GPU's device was lost (destroyed, reset or unplugged): make a new device, and "
             "cml.Gpu, sessions and scheduler with it, and submit again"
         )
     return DeviceError(f"the GPU refused: {reason}")
+
+
+def _is_lost(error: Exception) -> bool:
+    return "is lost" in str(error)
+
+
+def raise_if_lost(error: Exception) -> None:
+    """Raises :class:`DeviceError` where a call failed because the device is lost, and not for what
+    it was given."""
+    if _is_lost(error):
+        raise device_error(error) from error
+
+
+@contextmanager
+def device_errors(*others: type[Exception]) -> Iterator[None]:
+    """Turns wgpu's errors, and those of ``others``, into :class:`DeviceError`: in a ``with`` block,
+    or in the function that it decorates. Whatever reaches the driver for a caller of this package
+    does so in one of these."""
+    try:
+        yield
+    except (wgpu.GPUError, *others) as error:
+        raise device_error(error) from error
 
 
 def poll(device: wgpu.GPUDevice) -> None:

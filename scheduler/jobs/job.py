@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from scheduler.checks import refused
 from scheduler.executor import Executor, Network, StepCost
 from scheduler.jobs.outputs import Outputs
 from scheduler.planning.policy import Ranked
@@ -198,12 +199,12 @@ class Job(Ranked):
         return self.outputs.result
 
     def need_done(self, name: str) -> None:
-        """Raises where it has no outputs, or no longer."""
+        """:class:`cml_engine.InputError` where it has no outputs, or no longer."""
         if self.state != "done":
             why = f": {self.error}" if self.error else ""
-            raise RuntimeError(f"job '{self.name}' has no output '{name}', it is {self.state}{why}")
+            raise refused(f"job '{self.name}' has no output '{name}', it is {self.state}{why}")
         if self.outputs.released or self.result is None:
-            raise RuntimeError(f"job '{self.name}': its outputs were released")
+            raise refused(f"job '{self.name}': its outputs were released")
 
     def take_back_end(self) -> None:
         """The frame in which it ended is abandoned: it goes on."""

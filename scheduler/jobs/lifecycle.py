@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 from scheduler.charges import Charges
+from scheduler.checks import refused
 from scheduler.clock import SteadyClock
 from scheduler.executor import Executor, Network, exclusivity_key
 from scheduler.jobs.admission import Admission, admit
@@ -255,10 +256,7 @@ class Lifecycle:
         for job in [*self.roster.running.values(), *self._done]:
             why = self.executor.harm(job.run) if job.state in ("running", "done") else ""
             if why:
-                said = (
-                    f"job '{job.name}': {why}, its result would be wrong. Submit every encoder, or "
-                    "call abandon_frame()"
-                )
+                said = f"job '{job.name}': {why}"
                 job.release()
                 self.end(job, "failed", said)
                 job.state, job.error = "failed", said
@@ -292,7 +290,7 @@ def gathered_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tensor(value: JobOutput) -> Any:
     if value.job.state == "failed":  # a job of another scheduler, after it was done
-        raise RuntimeError(f"its input's job failed: {value.job.error}")
+        raise refused(f"its input's job failed: {value.job.error}")
     if value.job.result is None:
-        raise RuntimeError(f"job '{value.job.name}' has no output '{value.name}' any more")
+        raise refused(f"job '{value.job.name}' has no output '{value.name}' any more")
     return value.job.owner.executor.tensor(value.job.result, value.name)

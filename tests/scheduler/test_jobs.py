@@ -213,7 +213,7 @@ def test_cancel_pause_and_resume():
     ran = job.given_ms
     loop.until_done(mate)
     assert job.given_ms == ran and mate.state == "done"
-    with pytest.raises(RuntimeError, match="cancelled"):
+    with pytest.raises(InputError, match="cancelled"):
         job.tensor("out")
 
 

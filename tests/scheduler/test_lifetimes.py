@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from cml_engine import AdmissionError, FrameScheduler, VirtualClock
+from cml_engine import AdmissionError, FrameScheduler, InputError, VirtualClock
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
@@ -121,7 +121,7 @@ def test_outputs_stay_for_the_jobs_that_wait_for_them(scheduler):
     outputs = maker.result
     maker.release()
     assert device.released == []
-    with pytest.raises(RuntimeError, match="released"):
+    with pytest.raises(InputError, match="released"):
         maker.tensor("y")
     until(scheduler, blocker)
     assert device.released == []

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cml_engine import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler, InputError, VirtualClock
 from scheduler.planning.plan import plan_frame
 from scheduler.recording import _FORMAT, Recording, decisions_of
 from scheduler.tools.operators_per_frame import operators_per_frame
@@ -83,7 +83,7 @@ def test_another_file_is_no_recording(tmp_path):
 def test_recording_starts_before_the_first_job():
     scheduler = FrameScheduler(SimGpu(), budget_ms=1.0, clock=VirtualClock())
     scheduler.submit(network("a"), {})
-    with pytest.raises(RuntimeError, match="before the first submit"):
+    with pytest.raises(InputError, match="before the first job"):
         scheduler.record()
 
 

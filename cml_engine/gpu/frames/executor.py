@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import wgpu
 
+from cml_engine.errors import DeviceError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.frames.jobs import JobExecutor
@@ -22,7 +23,7 @@ from cml_engine.gpu.frames.outputs import Result
 from cml_engine.gpu.frames.readbacks import Readbacks
 from cml_engine.gpu.frames.texture_copies import TextureCopies
 from cml_engine.gpu.memory.tensors import GpuTensor
-from cml_engine.gpu.native import device_error, poll
+from cml_engine.gpu.native import device_errors, poll
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing
@@ -89,6 +90,7 @@ class FrameExecutor(JobExecutor):
         """An output on the GPU."""
         return result.tensor(name)
 
+    @device_errors()
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
         """Append the copy into mappable memory; in a later frame, where models that are running
         have all of it."""
@@ -106,6 +108,7 @@ class FrameExecutor(JobExecutor):
         """Whether a readback of it is on its way."""
         return result in self._readbacks
 
+    @device_errors()
     def copy_to_texture(
         self,
         encoder: wgpu.GPUCommandEncoder,
@@ -144,7 +147,7 @@ class FrameExecutor(JobExecutor):
         if groups:
             self._signed, self._signed_frame = slot is not None, frame
         stamps = slot if timed else None
-        try:
+        with device_errors():
             if self._worked or self._readbacks.pending:
                 self._sign(encoder)
             if self._readbacks.pending and self._signed:
@@ -157,8 +160,6 @@ class FrameExecutor(JobExecutor):
                 self._encode_group(encoder, group, writes, failed)
             if slot is not None:
                 self._ring.resolve(encoder, slot)
-        except wgpu.GPUError as error:
-            raise device_error(error) from error
         if failed and stamps is not None:  # what ran instead says nothing of what the slices take
             self._untold.add(frame)
         return list(failed.items())
@@ -176,10 +177,10 @@ class FrameExecutor(JobExecutor):
                 if part.network in failed:
                     continue
                 try:
-                    self._encode_slice(compute, part)
+                    with device_errors():
+                        self._encode_slice(compute, part)
                 except Exception as error:
-                    is_wgpu = isinstance(error, wgpu.GPUError)
-                    failed[part.network] = device_error(error) if is_wgpu else error
+                    failed[part.network] = error
         finally:  # the host goes on with its encoder whatever happens here
             compute.end()
 
@@ -226,28 +227,40 @@ class FrameExecutor(JobExecutor):
         self._frames[frame], self._worked = self._worked, set()
         while len(self._frames) > _REMEMBERED:
             del self._frames[next(iter(self._frames))]
+        known = self._ring.oldest
         try:
             self._ask(frame)
-        except wgpu.GPUError as error:  # the device is lost: nothing will come
-            self._readbacks.lose(device_error(error))
+            timings = self._timings()
+        except DeviceError as error:  # the device is lost: nothing will come
+            self._readbacks.lose(error)
+            for last in [last for last in self._frames if last >= known]:
+                self.gpu.runs.lose(self._frames.pop(last), str(error))
             return []
-        timings = []
+        self._lose(self._ring.take_unsubmitted())
+        self._readbacks.take(self._ring.oldest)  # what came of a frame that never ran is garbage
+        return timings
+
+    def _timings(self) -> list[GroupTiming]:
+        """Takes what has arrived."""
+        timings: list[GroupTiming] = []
         for slot, spent in self._ring.take():
             if slot.frame in self._untold:
                 self._untold.discard(slot.frame)
                 continue
             timings += [GroupTiming(slot.frame, group, ms) for group, ms in enumerate(spent)]
-        self._lose(self._ring.take_unsubmitted())
-        self._readbacks.take(self._ring.oldest)  # what came of a frame that never ran is garbage
         return timings
 
     def _lose(self, frames: Sequence[int]) -> None:
         """These frames were ended and never ran: their receipts did not come."""
         for frame in frames:
-            why = f"frame {frame} was encoded and never submitted"
+            why = (
+                f"frame {frame} was encoded and never submitted, so its numbers are wrong. Submit "
+                "every encoder, or call abandon_frame()"
+            )
             self.gpu.runs.lose(self._frames.pop(frame, ()), why)
         self._readbacks.abandon(frames)
 
+    @device_errors()
     def _ask(self, frame: int) -> None:
         asked = (self._ring.ask(frame), self._copies.ask(frame), self._readbacks.ask(frame))
         if any(asked):

@@ -14,7 +14,7 @@ from cml_engine.gpu.frames.job_inputs import check_inputs, is_array
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.frames.outputs import Result
 from cml_engine.gpu.memory.tensors import GpuTensor
-from cml_engine.gpu.native import device_error
+from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.device_inputs import Load, host_arrays, loads_of, take_over
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.textures.kernels import kernels_of
@@ -92,6 +92,7 @@ class JobExecutor:
         with network.pinned():
             return Result.of(network)
 
+    @device_errors()
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
     ) -> JobRun:
@@ -99,11 +100,9 @@ class JobExecutor:
         self._let_ended_go()
         try:
             return self._write_inputs(encoder, network, inputs)
-        except Exception as error:
+        except Exception:
             network.let_go(self)
             self._give_up_reserved(network)
-            if isinstance(error, wgpu.GPUError):
-                raise device_error(error) from error
             raise
 
     def _write_inputs(
@@ -120,6 +119,7 @@ class JobExecutor:
         self._worked.add(run)
         return run
 
+    @device_errors()
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
         """Copy the outputs into the memory that was reserved for them; then the variables may
         change. Where it went with a frame that was abandoned, there may be none for now."""
@@ -164,7 +164,7 @@ def _makers(inputs: Mapping[str, Any]) -> list[JobRun]:
         if run is not None:
             found.append(run)
             if run.harm:
-                raise InputError(f"input '{name}' is the output of a job whose {run.harm}")
+                raise InputError(f"input '{name}' is the output of a job that failed: {run.harm}")
     return found
 
 

@@ -15,6 +15,7 @@ from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.memory.words import empty, from_words
+from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.common import TENSOR_USAGE
 from cml_engine.plan import RESULT_ALIGNMENT, TensorPlace
 
@@ -118,9 +119,10 @@ class Result:
         """Whether the bytes are here, or will never be."""
         if self._staging is not None and self._staging.arrived:
             try:
-                self.data = self._staging.take()
-            except (DeviceError, wgpu.GPUError, RuntimeError) as error:
-                self.error = error if isinstance(error, DeviceError) else DeviceError(str(error))
+                with device_errors(RuntimeError):
+                    self.data = self._staging.take()
+            except DeviceError as error:
+                self.error = error
             self.stop_reading()
         return self._staging is None
 

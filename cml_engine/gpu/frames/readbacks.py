@@ -9,7 +9,7 @@ import wgpu
 from cml_engine.errors import DeviceError, OutOfGpuMemory
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.outputs import Result
-from cml_engine.gpu.native import device_error
+from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.timing.timestamp_ring import AGE
 
 
@@ -33,14 +33,15 @@ class Readbacks:
         """Append the copy into mappable memory; in a later frame, where models that are running
         have all of it."""
         try:
-            result.begin_read(encoder, frame)
+            with device_errors():
+                result.begin_read(encoder, frame)
         except OutOfGpuMemory as error:
             if self._gpu.memory.may_ever_fit(result.nbytes):
                 self._unasked.append(result)
             else:
                 result.error = error
-        except wgpu.GPUError as error:
-            result.error = device_error(error)
+        except DeviceError as error:
+            result.error = error
         else:
             self._reading.append(result)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import wgpu
 
 from cml_engine.errors import InputError
-from cml_engine.gpu.native import device_error
+from cml_engine.gpu.native import device_errors
 from cml_engine.memory import MemoryRange
 
 
@@ -72,10 +72,8 @@ class Allocation:
 
     def write(self, data: Any, offset: int = 0) -> None:
         """Put bytes at an offset of it, before what is submitted next."""
-        try:
+        with device_errors():
             self._memory.device.queue.write_buffer(self.buffer, self.offset + offset, data)
-        except wgpu.GPUError as error:
-            raise device_error(error) from error
 
     @property
     def buffers(self) -> tuple[wgpu.GPUBuffer, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import wgpu
 
 from cml_engine.errors import DeviceError
-from cml_engine.gpu.native import device_error
+from cml_engine.gpu.native import raise_if_lost
 from cml_engine.memory import FreeList, HeapStats
 
 _Usage = wgpu.BufferUsage
@@ -178,6 +178,5 @@ def guarded(make: Callable[[], Any], what: str) -> Any:
     except (wgpu.GPUError, RuntimeError) as error:
         if isinstance(error, wgpu.GPUOutOfMemoryError) or "memory" in str(error).lower():
             raise MemoryError(f"the GPU has no memory for {what}") from error
-        if isinstance(error, wgpu.GPUError) and "is lost" in str(error):
-            raise device_error(error) from error
+        raise_if_lost(error)
         raise DeviceError(f"the GPU refused {what}: {error}") from error

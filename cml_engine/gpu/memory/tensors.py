@@ -9,6 +9,7 @@ import wgpu
 
 from cml_engine.errors import InputError
 from cml_engine.gpu.memory.words import empty, from_words
+from cml_engine.gpu.native import device_errors
 from cml_engine.graph import Fact
 from cml_engine.layout import PLAIN
 from cml_engine.plan import Binding, TensorPlace
@@ -55,6 +56,7 @@ class GpuTensor:
         """Whether its memory was given back."""
         return self.owner is not None and self.owner.gone
 
+    @device_errors()
     def read(self) -> Any:
         """Its value now, as a NumPy array; blocks: for tools and tests."""
         if not self.fact.size:

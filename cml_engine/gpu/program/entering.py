@@ -11,7 +11,7 @@ import wgpu
 
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
-from cml_engine.gpu.native import device_error
+from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.common import TENSOR_USAGE
 from cml_engine.gpu.textures.kernels import Params, kernels_of, step_cost
 from cml_engine.gpu.textures.loads import Target
@@ -80,7 +80,7 @@ class NumbersLoad:
     def _bind(self, target: Target, buffer: Any, offset: int, nbytes: int) -> None:
         own, at, size = *target.place(self._place.binding), self._place.binding.nbytes
         kernels = kernels_of(self._gpu)
-        try:
+        with device_errors():
             kernels.build(self._gpu)  # a job waits until they are built
             self._bound = kernels.bound(
                 "enter",
@@ -91,8 +91,6 @@ class NumbersLoad:
                     {"buffer": own, "offset": at, "size": size},
                 ),
             )
-        except wgpu.GPUError as error:
-            raise device_error(error) from error
 
     def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
         """Append workgroups ``[first, first + count)`` of :attr:`cost`."""

@@ -12,6 +12,7 @@ import wgpu
 
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import Device
+from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.common import Common
 from cml_engine.gpu.program.residency import Arena, Residency
 from cml_engine.plan import Binding, Plan
@@ -90,7 +91,7 @@ class ProgramMemory(ABC):
     @contextmanager
     def pinned(self) -> Iterator[None]:
         """In the ``with`` block it is not evicted, and other threads wait with their runs."""
-        with self.residency.lock:
+        with self.residency.lock, device_errors():
             self._pins += 1
             try:
                 yield
@@ -117,7 +118,8 @@ class ProgramMemory(ABC):
         """Whether nobody else is at it now, who then waits until the end of the ``with`` block."""
         free = self.residency.lock.acquire(blocking=False)
         try:
-            yield free
+            with device_errors():
+                yield free
         finally:
             if free:
                 self.residency.lock.release()

@@ -111,8 +111,8 @@ class GpuProgram(PreparedProgram):
         steps that it has to do. :class:`InputError` where the variables are wrong."""
         if self._updated_by is not None and self._updated_by.harm:
             raise InputError(
-                f"the variables of '{self.name}' are wrong, for a job has changed them whose "
-                f"{self._updated_by.harm}. Session.reset() gives them their first values"
+                f"the variables of '{self.name}' are wrong: Session.reset() gives them their first "
+                f"values. A job that failed has changed them: {self._updated_by.harm}"
             )
         self.load()
         steps = self.steps_for({*inputs, *from_gpu})
@@ -146,7 +146,7 @@ class GpuProgram(PreparedProgram):
         if not self.held.results:
             raise InputError(
                 f"model '{self.name}' holds no '{name}' now: no run has ended in its memory, or "
-                "others had the memory since. JobRun it first"
+                "others had the memory since. Run it first"
             )
         return *self.place(place.binding), place
 

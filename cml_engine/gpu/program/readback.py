@@ -11,6 +11,7 @@ import wgpu
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.words import empty, from_words
+from cml_engine.gpu.native import device_errors
 from cml_engine.plan import Binding, Plan
 
 Array = np.ndarray[Any, Any]
@@ -47,6 +48,7 @@ class Readback:
             source, nbytes = place_of(place.binding), place.binding.nbytes
             encoder.copy_buffer_to_buffer(*source, staging.buffer, staging.offset + offset, nbytes)
 
+    @device_errors(RuntimeError)
     def read(self, staging: Allocation) -> dict[str, Array]:
         """The outputs of the run that was submitted last; waits for it."""
         buffer = staging.buffer

@@ -11,7 +11,7 @@ from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.tensors import GpuTensor
-from cml_engine.gpu.native import device_error
+from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.common import TENSOR_USAGE
 from cml_engine.gpu.textures.checks import check_bound, level_size, texture_format
 from cml_engine.gpu.textures.kernels import Params, TextureKernels, kernels_of, step_cost
@@ -57,7 +57,7 @@ class TexturePacker:
         params = _params(what, form, picture, target, picked, pitch)
         words = form.texel_bytes / 2
         first, last = _apart(writes)
-        try:
+        with device_errors():
             if _is_texels(form, picture, tensor, target, row):
                 _mark(encoder, first)
                 _copy(encoder, tensor.buffer, tensor.offset, row, picture, target)
@@ -74,8 +74,6 @@ class TexturePacker:
                 words = picture.channels + 3 * form.texel_bytes / 4
                 cost = step_cost("pack_texture", f"pack_texture '{name}'", params, words, True)
             _mark(encoder, last)
-        except wgpu.GPUError as error:
-            raise device_error(error) from error
         return cost
 
     def _rows(self, nbytes: int) -> Allocation:

@@ -15,6 +15,7 @@ from typing import Any
 import wgpu
 
 from cml_engine.gpu.device import Device
+from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.shaders.hlsl import resolve
 from cml_engine.plan import StepWork
@@ -108,6 +109,7 @@ class TextureKernels:
             if self._building is None and len(self._pipelines) < len(_KERNELS):
                 self._building = BUILDER.submit("textures", lambda: self.build(gpu))
 
+    @device_errors()
     def build(self, gpu: Device) -> None:
         """Have them now."""
         for name, (path, bindings) in _KERNELS.items():

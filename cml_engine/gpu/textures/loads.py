@@ -8,7 +8,7 @@ import wgpu
 
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.native import device_error
+from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.textures.checks import check_bound, level_size, texture_format
 from cml_engine.gpu.textures.kernels import Params, kernels_of, step_cost
 from cml_engine.graph import Fact
@@ -76,7 +76,7 @@ class TextureLoad:
             )
 
         kernels = kernels_of(self._gpu)
-        try:
+        with device_errors():
             kernels.build(self._gpu)  # a job waits until they are built
             view()  # one that was destroyed says so here, and not at the host's submit
             self._bound = kernels.bound(
@@ -85,8 +85,6 @@ class TextureLoad:
                 (given.layer, given.mip, buffer, offset, binding.nbytes),
                 lambda: (view(), {"buffer": buffer, "offset": offset, "size": binding.nbytes}),
             )
-        except wgpu.GPUError as error:
-            raise device_error(error) from error
 
     def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
         """Append workgroups ``[first, first + count)`` of :attr:`cost`."""

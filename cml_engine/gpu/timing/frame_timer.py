@@ -9,7 +9,7 @@ import wgpu
 
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.native import poll
+from cml_engine.gpu.native import device_errors, poll
 from cml_engine.gpu.timing.timestamp_ring import SLOTS, FrameSlot, TimestampRing
 
 
@@ -72,6 +72,7 @@ class FrameTimer:
         self._timed[self._slot.index].append(name)
         return self._ring.writes(self._slot)
 
+    @device_errors()
     def resolve(self, encoder: wgpu.GPUCommandEncoder) -> None:
         """Append what brings the frame's times home, after its last timed pass."""
         if self._ring is not None and self._slot is not None:
@@ -87,11 +88,12 @@ class FrameTimer:
             self._ring.abandon(self.frame)
         frame = self._next_frame()
         try:
-            if self._ring.ask(frame):
-                poll(self._gpu.device)
-        except (wgpu.GPUError, DeviceError):  # the device is lost: nothing will come
+            with device_errors():
+                if self._ring.ask(frame):
+                    poll(self._gpu.device)
+            arrived = [(s.frame, self._by_name(s, ms)) for s, ms in self._ring.take()]
+        except DeviceError:  # the device is lost: nothing will come
             return []
-        arrived = [(s.frame, self._by_name(s, ms)) for s, ms in self._ring.take()]
         self._ring.take_unsubmitted()  # frames that never ran have no times
         return arrived
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from cml_engine.errors import DeviceError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.staging import Staging
+from cml_engine.gpu.native import device_errors
 
 _Usage = wgpu.BufferUsage
 #: frames whose timings may be on their way at a time; a frame beyond is run untimed
@@ -88,7 +88,8 @@ class TimestampRing:
         self._writes: list[dict[str, Any]] = []
         if gpu.has_timestamps:
             count = SLOTS * self._each * passes
-            self._queries = gpu.device.create_query_set(type="timestamp", count=count)
+            with device_errors():
+                self._queries = gpu.device.create_query_set(type="timestamp", count=count)
             ends = ("beginning", "end")[-self._each :]
             for first in range(0, count, self._each):
                 at = {f"{end}_of_pass_write_index": first + i for i, end in enumerate(ends)}
@@ -170,7 +171,8 @@ class TimestampRing:
         return self.in_flight > 0
 
     def take(self) -> Iterator[tuple[FrameSlot, list[float]]]:
-        """Frames whose timings have arrived, oldest first, and milliseconds pass by pass."""
+        """Frames whose timings have arrived, oldest first, and milliseconds pass by pass.
+        :class:`DeviceError` where the device is lost."""
         while self._busy and self._busy[0].readback.arrived:
             slot = self._busy.pop(0)
             try:
@@ -179,9 +181,8 @@ class TimestampRing:
                 self._unsubmitted += lost
                 if slot.passes and slot.frame not in lost:
                     yield slot, self._milliseconds(slot, data)
-            except DeviceError:  # the next frame's commands will say so
-                pass
-            self._give_back(slot)
+            finally:
+                self._give_back(slot)
 
     def _never_ran(self, slot: FrameSlot, data: bytes) -> list[int]:
         """The frames whose receipts did not come."""

